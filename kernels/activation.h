@@ -1,0 +1,47 @@
+// Gated and plain activations of the MLP.
+#pragma once
+#include "base/span.h"
+
+struct CUstream_st;
+
+namespace mtrain::kernels {
+
+struct SwigluForward {   // y = silu(gate) * up (Shazeer 2020); gate_up holds (gate | up) in each row
+  ConstSpan gate_up_T2F;
+  Span y_TF;
+  int64_t T, F;
+};
+struct SwigluBackward {
+  ConstSpan gate_up_T2F, dy_TF;
+  Span dgate_up_T2F;     // may be gate_up_T2F
+  Span y_TF;             // optional: the forward's output again, for the weight gradient that follows; may be dy_TF
+  int64_t T, F;
+};
+struct GeluForward {     // tanh approximation where `tanh`, else erf
+  ConstSpan x;
+  Span y;
+  int64_t count;
+  bool tanh = true;
+};
+struct GeluBackward {
+  ConstSpan x, dy;
+  Span dx;               // may be x or dy
+  Span y;                // optional: the forward's output again
+  int64_t count;
+  bool tanh = true;
+};
+
+namespace cpu {
+void run(const SwigluForward&);
+void run(const SwigluBackward&);
+void run(const GeluForward&);
+void run(const GeluBackward&);
+}  // namespace cpu
+namespace cuda {
+void run(const SwigluForward&, CUstream_st*);
+void run(const SwigluBackward&, CUstream_st*);
+void run(const GeluForward&, CUstream_st*);
+void run(const GeluBackward&, CUstream_st*);
+}  // namespace cuda
+
+}  // namespace mtrain::kernels

@@ -1,0 +1,50 @@
+// Memory-bound odds and ends.
+#pragma once
+#include "base/span.h"
+
+struct CUstream_st;
+
+namespace mtrain::kernels {
+
+struct Add {               // y = a + b; y may be a or b
+  ConstSpan a, b;
+  Span y;
+};
+struct Cast {              // y = x in y's type (fp32 <-> bf16, or a copy)
+  ConstSpan x;
+  Span y;
+};
+struct Fill {              // y = value
+  Span y;
+  float value = 0;
+};
+struct Scale {             // x *= factor
+  Span x;
+  float factor;
+};
+// y = x / (1 - p) where kept, else 0. Element i of the buffer is global element first_index + i of the stream `key`, and its
+// fate is a function of those two alone, so that every layout drops the same elements. The backward is the same on dy.
+struct Dropout {
+  ConstSpan x;
+  Span y;                  // may be x
+  uint64_t key;
+  int64_t first_index = 0;
+  float p;
+};
+
+namespace cpu {
+void run(const Add&);
+void run(const Cast&);
+void run(const Fill&);
+void run(const Scale&);
+void run(const Dropout&);
+}  // namespace cpu
+namespace cuda {
+void run(const Add&, CUstream_st*);
+void run(const Cast&, CUstream_st*);
+void run(const Fill&, CUstream_st*);
+void run(const Scale&, CUstream_st*);
+void run(const Dropout&, CUstream_st*);
+}  // namespace cuda
+
+}  // namespace mtrain::kernels

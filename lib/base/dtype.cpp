@@ -1,0 +1,35 @@
+#include "base/dtype.h"
+
+#include "base/error.h"
+
+namespace mtrain {
+
+int64_t dtype_size(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return 4;
+    case DType::bf16: return 2;
+    case DType::f64: return 8;
+    case DType::i32: return 4;
+    case DType::i64: return 8;
+    case DType::u8: return 1;
+  }
+  return 0;
+}
+
+std::string_view dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return "fp32";
+    case DType::bf16: return "bf16";
+    case DType::f64: return "fp64";
+    case DType::i32: return "int32";
+    case DType::i64: return "int64";
+    case DType::u8: return "uint8";
+  }
+  return "?";
+}
+
+void throw_not_float(DType dtype) {
+  throw BugError(fmt::format("an operation for fp32 or bf16 was given {}", dtype_name(dtype)));
+}
+
+}  // namespace mtrain

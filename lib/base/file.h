@@ -1,0 +1,49 @@
+// Files that are either whole or absent. Errors name the path and the system's reason.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace mtrain {
+
+// Writes to a temporary name beside `path`; commit() syncs and renames. Without commit() the temporary is removed and an
+// older file of that name stays untouched. Throws RunError (disk full, permission, ...).
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int fd_ = -1;
+};
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+std::string read_file(const std::filesystem::path& path);  // throws UserError when it cannot be read
+void sync_directory(const std::filesystem::path& path);    // makes renames inside it durable
+
+// A read-only memory mapping of a whole file. Throws UserError when it cannot be opened.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace mtrain

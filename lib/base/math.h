@@ -1,0 +1,23 @@
+// Small helpers that say what they assume.
+#pragma once
+#include <cstdint>
+#include <limits>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+inline int64_t exact_div(int64_t a, int64_t b) {
+  MT_CHECK(b != 0 && a % b == 0, "{} is not a multiple of {}", a, b);
+  return a / b;
+}
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+template <class To, class From> To narrow(From value) {
+  MT_CHECK(value >= std::numeric_limits<To>::min() && value <= std::numeric_limits<To>::max(),
+           "{} does not fit", value);
+  return static_cast<To>(value);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,44 @@
+// A tensor's dimensions: at most four, stored inline.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> dims) {
+    MT_CHECK(dims.size() <= dims_.size(), "{} dimensions", dims.size());
+    for (int64_t d : dims) dims_[rank_++] = d;
+  }
+  int rank() const { return rank_; }
+  int64_t operator[](int dim) const { return dims_[dim < 0 ? rank_ + dim : dim]; }
+  int64_t& operator[](int dim) { return dims_[dim < 0 ? rank_ + dim : dim]; }
+  int64_t count() const {
+    int64_t n = 1;
+    for (int i = 0; i < rank_; ++i) n *= dims_[i];
+    return n;
+  }
+  bool operator==(const Shape& o) const {
+    if (rank_ != o.rank_) return false;
+    for (int i = 0; i < rank_; ++i)
+      if (dims_[i] != o.dims_[i]) return false;
+    return true;
+  }
+  std::string str() const {
+    std::string s = "(";
+    for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string(dims_[i]);
+    return s + ")";
+  }
+
+ private:
+  std::array<int64_t, 4> dims_{};
+  int rank_ = 0;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,23 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mtrain {
+
+std::vector<std::string> split(std::string_view text, char separator);
+std::string_view trim(std::string_view text);
+std::string to_lower(std::string_view text);
+
+// "1.3M", "124M", "7.2B": counts for people.
+std::string human_count(double n);
+// "512 KiB", "3.7 GiB"
+std::string human_bytes(double n);
+// "42 s", "3 min 10 s", "2 h 05 min"
+std::string human_duration(double seconds);
+
+// The candidate with the smallest edit distance to `word`; empty when none is close enough to be meant.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace mtrain

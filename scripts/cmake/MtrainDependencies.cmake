@@ -1,0 +1,61 @@
+# Third-party packages. A missing one stops the configuration with one line that names what to install.
+include(CheckCXXSourceCompiles)
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+
+# mtrain_need(<package> <Debian package>): find_package that says what to install.
+function(mtrain_need package debian)
+  find_package(${package} QUIET GLOBAL)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "mtrain needs ${package}: install it with  apt-get install ${debian}")
+  endif()
+endfunction()
+
+mtrain_need(fmt libfmt-dev)
+mtrain_need(spdlog libspdlog-dev)
+mtrain_need(yaml-cpp libyaml-cpp-dev)
+mtrain_need(CLI11 libcli11-dev)
+mtrain_need(nlohmann_json nlohmann-json3-dev)
+mtrain_need(dnnl libdnnl-dev)
+if(MTRAIN_TESTS)
+  mtrain_need(Catch2 catch2)
+endif()
+
+# mtrain_need_pc(<target> <pkg-config module> <Debian package>)
+function(mtrain_need_pc target module debian)
+  pkg_check_modules(${target} QUIET IMPORTED_TARGET GLOBAL ${module})
+  if(NOT ${target}_FOUND)
+    message(FATAL_ERROR "mtrain needs ${module}: install it with  apt-get install ${debian}")
+  endif()
+endfunction()
+
+mtrain_need_pc(PCRE2 libpcre2-8 libpcre2-dev)
+
+# OpenBLAS is loaded at run time, not linked: its kernel choice is read from the environment while it loads, and
+# it misjudges new CPUs (see kernels/cpu/openblas.h). It is optional; without it every matmul goes to oneDNN.
+find_library(MTRAIN_OPENBLAS_LIBRARY NAMES libopenblas.so.0 openblas)
+
+# CUDA: AUTO turns it on exactly when nvcc is there.
+set(MTRAIN_HAS_CUDA OFF)
+if(NOT MTRAIN_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(MTRAIN_HAS_CUDA ON)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80 90a)
+    endif()
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
+    enable_language(CUDA)
+    # CMake 3.25 does not know nvcc 13's C++20 flag.
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA_STANDARD 20)
+    find_package(CUDAToolkit REQUIRED)
+    find_library(MTRAIN_NCCL_LIBRARY nccl)
+    find_library(MTRAIN_CUDNN_LIBRARY cudnn)
+  elseif(MTRAIN_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MTRAIN_CUDA=ON, but nvcc was not found: install the CUDA Toolkit or configure with -DMTRAIN_CUDA=OFF")
+  endif()
+endif()
+message(STATUS "mtrain: CUDA ${MTRAIN_HAS_CUDA}, OpenBLAS ${MTRAIN_OPENBLAS_LIBRARY}")
