@@ -1,17 +1,26 @@
-// Vectors of the instruction set this file is compiled for. Every file of kernels/cpu/vector is compiled once per instruction set, with
-// MTRAIN_ISA naming a namespace (generic, avx2, avx512); kernels/cpu/dispatch.cpp picks one at run time. Everything here is in
-// that namespace and always inlined, so that no AVX-512 copy of a shared function can reach the generic build. For the same
-// reason kernel files use no standard containers in their inner parts and define no function with external linkage outside
-// the namespace.
+// Vectors of the instruction set this file is compiled for. Every file of kernels/cpu/vector is
+// compiled once per instruction set, with MTRAIN_ISA naming a namespace (generic, avx2, avx512);
+// kernels/cpu/dispatch.cpp picks one at run time.
+//
+// The trap: an inline function or template that several files share is kept once by the linker, and
+// that copy may be the AVX-512 one, which an older CPU cannot run. Hence everything here is in the
+// instruction set's namespace, and vector files use no standard container, no std::function
+// (parallel() below instead), no MT_CHECK (checks are in kernels/cpu/<op>.cpp) and no inline member
+// of bf16 (from_float, to_float below instead). scripts/check_isa.sh holds the objects against
+// this.
 #pragma once
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 #include <cstdint>
-#include <cstring>
 
 #include "base/dtype.h"
 #include "base/span.h"
+#include "kernels/cpu/parallel.h"
 
 #ifndef MTRAIN_ISA
-#error "kernels/cpu/vector/*.cpp are compiled per instruction set by kernels/CMakeLists.txt, which defines MTRAIN_ISA"
+#error \
+    "kernels/cpu/vector/*.cpp are compiled per instruction set by kernels/CMakeLists.txt, which defines MTRAIN_ISA"
 #endif
 
 #define MT_INLINE static inline __attribute__((always_inline))
@@ -30,8 +39,36 @@ typedef float Vf __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Vi __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Vu __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Vh __attribute__((vector_size(kLanes * 2)));
+typedef float VfHalf __attribute__((vector_size(kLanes * 2)));
+typedef double Vd __attribute__((vector_size(kLanes * 4)));  // half as many lanes
 
 MT_INLINE Vf splat(float x) { return Vf{} + x; }
+
+// --- one element ---
+
+MT_INLINE float to_float(float x) { return x; }
+MT_INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, uint32_t(x.bits) << 16); }
+template <class T>
+MT_INLINE T from_float(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return x;
+  } else {  // the rounding of bf16's constructor
+    const uint32_t u = __builtin_bit_cast(uint32_t, x);
+    const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+    const uint32_t h = nan ? (u >> 16) | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    return __builtin_bit_cast(T, uint16_t(h));
+  }
+}
+
+// --- memory ---
+
+MT_INLINE Vf widen(Vh h) { return (Vf)(__builtin_convertvector(h, Vu) << 16); }
+MT_INLINE Vh narrow_bf16(Vf v) {  // rounds to nearest even; NaN stays NaN
+  const Vu u = (Vu)v;
+  Vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  r = (Vu)((u & 0x7fffffff) > 0x7f800000) ? (u >> 16) | 0x40 : r;
+  return __builtin_convertvector(r, Vh);
+}
 
 MT_INLINE Vf load(const float* p) {
   Vf v;
@@ -41,23 +78,162 @@ MT_INLINE Vf load(const float* p) {
 MT_INLINE Vf load(const bf16* p) {
   Vh h;
   __builtin_memcpy(&h, p, sizeof h);
-  return (Vf)(__builtin_convertvector(h, Vu) << 16);
+  return widen(h);
 }
 MT_INLINE void store(float* p, Vf v) { __builtin_memcpy(p, &v, sizeof v); }
-MT_INLINE void store(bf16* p, Vf v) {  // rounds to nearest even; NaN stays NaN
-  const Vu u = (Vu)v;
-  Vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  r = (Vu)((u & 0x7fffffff) > 0x7f800000) ? (u >> 16) | 0x40 : r;
-  const Vh h = __builtin_convertvector(r, Vh);
+MT_INLINE void store(bf16* p, Vf v) {
+  const Vh h = narrow_bf16(v);
   __builtin_memcpy(static_cast<void*>(p), &h, sizeof h);
 }
 
-MT_INLINE float to_float(float x) { return x; }
-MT_INLINE float to_float(bf16 x) { return static_cast<float>(x); }
-template <class T> MT_INLINE T from_float(float x) { return T(x); }
+// How much of a vector counts: all of it, or its first `count` lanes (the end of a row). The other
+// lanes are read as 0 and not written, so an element's value never depends on where in a row it
+// stands.
+struct Full {
+  static constexpr int count = kLanes;
+};
+struct Part {
+  int count;  // in (0, kLanes)
+};
 
-MT_INLINE Vf vmax(Vf a, Vf b) { return a > b ? a : b; }
-MT_INLINE Vf vmin(Vf a, Vf b) { return a < b ? a : b; }
+MT_INLINE Vf load(const float* p, Full) { return load(p); }
+MT_INLINE Vf load(const bf16* p, Full) { return load(p); }
+MT_INLINE void store(float* p, Vf v, Full) { store(p, v); }
+MT_INLINE void store(bf16* p, Vf v, Full) { store(p, v); }
+
+#if defined(__AVX512F__)
+MT_INLINE Vf load(const float* p, Part m) {
+  return (Vf)_mm512_maskz_loadu_ps(__mmask16((1u << m.count) - 1), p);
+}
+MT_INLINE Vf load(const bf16* p, Part m) {
+  return widen((Vh)_mm256_maskz_loadu_epi16(__mmask16((1u << m.count) - 1), p));
+}
+MT_INLINE void store(float* p, Vf v, Part m) {
+  _mm512_mask_storeu_ps(p, __mmask16((1u << m.count) - 1), (__m512)v);
+}
+MT_INLINE void store(bf16* p, Vf v, Part m) {
+  _mm256_mask_storeu_epi16(p, __mmask16((1u << m.count) - 1), (__m256i)narrow_bf16(v));
+}
+#else
+MT_INLINE Vf load(const float* p, Part m) {
+  float lane[kLanes] = {};
+  for (int i = 0; i < m.count; ++i) lane[i] = p[i];
+  return load(lane);
+}
+MT_INLINE Vf load(const bf16* p, Part m) {
+  float lane[kLanes] = {};
+  for (int i = 0; i < m.count; ++i) lane[i] = to_float(p[i]);
+  return load(lane);
+}
+MT_INLINE void store(float* p, Vf v, Part m) {
+  for (int i = 0; i < m.count; ++i) p[i] = v[i];
+}
+MT_INLINE void store(bf16* p, Vf v, Part m) {
+  const Vh h = narrow_bf16(v);
+  for (int i = 0; i < m.count; ++i) p[i] = __builtin_bit_cast(bf16, uint16_t(h[i]));
+}
+#endif
+
+// v as a T in memory would be read back: rounded for bf16, itself for fp32.
+template <class T>
+MT_INLINE Vf round_to(Vf v) {
+  if constexpr (sizeof(T) == 4)
+    return v;
+  else
+    return widen(narrow_bf16(v));
+}
+
+// The first lanes of v, and 0 in the others (for values that are not 0 where their inputs are).
+MT_INLINE Vf only(Vf v, Full) { return v; }
+MT_INLINE Vf only(Vf v, Part m) {
+  Vi lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane < m.count ? v : splat(0.0f);
+}
+
+// body(i, Full or Part) for i = 0, kLanes, ... below n.
+template <class Body>
+MT_INLINE void for_lanes(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, Full{});
+  if (i < n) body(i, Part{int(n - i)});
+}
+
+// As for_lanes, with UNROLL independent accumulators: body(i, lanes, k), k in [0, UNROLL).
+template <int UNROLL, class Body>
+MT_INLINE void for_lanes_unrolled(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + UNROLL * kLanes <= n; i += UNROLL * kLanes) {
+#pragma GCC unroll 8
+    for (int k = 0; k < UNROLL; ++k) body(i + k * kLanes, Full{}, k);
+  }
+  for (; i + kLanes <= n; i += kLanes) body(i, Full{}, 0);
+  if (i < n) body(i, Part{int(n - i)}, 0);
+}
+
+// fn(begin, end) over [0, n) in chunks fixed by n and grain alone, on the pool of the current
+// thread (base/thread_pool.h).
+template <class F>
+MT_INLINE void parallel(int64_t n, int64_t grain, const F& fn) {
+  parallel_chunks(n, grain, &fn, [](const void* context, int64_t begin, int64_t end) {
+    (*static_cast<const F*>(context))(begin, end);
+  });
+}
+
+// Uninitialised memory of one call, on a cache line's boundary.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count)
+      : data_(static_cast<T*>(allocate_scratch(int64_t(sizeof(T)) * count))) {}
+  ~Scratch() { free_scratch(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  T* get() const { return data_; }
+  T& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  T* data_;
+};
+
+// --- arithmetic ---
+
+// Of a NaN and a number, the second argument.
+MT_INLINE Vf vmax(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return (Vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+  return (Vf)_mm_max_ps((__m128)a, (__m128)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+MT_INLINE Vf vmin(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return (Vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Vf)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+  return (Vf)_mm_min_ps((__m128)a, (__m128)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+MT_INLINE Vf vsqrt(Vf v) {
+#if defined(__AVX512F__)
+  return (Vf)_mm512_sqrt_ps((__m512)v);
+#elif defined(__AVX2__)
+  return (Vf)_mm256_sqrt_ps((__m256)v);
+#elif defined(__SSE2__)
+  return (Vf)_mm_sqrt_ps((__m128)v);
+#else
+  for (int i = 0; i < kLanes; ++i) v[i] = __builtin_sqrtf(v[i]);
+  return v;
+#endif
+}
+MT_INLINE Vf vabs(Vf v) { return (Vf)((Vu)v & 0x7fffffff); }
 
 // Pairwise over the lanes: the same order whatever the values.
 MT_INLINE float sum_lanes(Vf v) {
@@ -67,13 +243,31 @@ MT_INLINE float sum_lanes(Vf v) {
     for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
   return lane[0];
 }
+MT_INLINE double sum_lanes(Vd v) {
+  double sum = v[0];
+  for (int i = 1; i < kLanes / 2; ++i) sum += v[i];
+  return sum;
+}
 MT_INLINE float max_lanes(Vf v) {
   float m = v[0];
   for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
   return m;
 }
 
-// e^x to about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r, n added to the exponent. Below -87.3 it is 0.
+// The two halves of v in fp64.
+MT_INLINE Vd low_f64(Vf v) {
+  VfHalf h;
+  __builtin_memcpy(&h, &v, sizeof h);
+  return __builtin_convertvector(h, Vd);
+}
+MT_INLINE Vd high_f64(Vf v) {
+  VfHalf h[2];
+  __builtin_memcpy(h, &v, sizeof h);
+  return __builtin_convertvector(h[1], Vd);
+}
+
+// e^x to about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r, n added to the exponent.
+// Below -87.3 it is 0.
 MT_INLINE Vf vexp(Vf x) {
   const Vf clamped = vmin(vmax(x, splat(-87.33f)), splat(88.37f));
   const Vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -92,5 +286,7 @@ MT_INLINE Vf vexp(Vf x) {
   const Vf result = (Vf)((Vi)p + exponent);
   return x < -87.33f ? splat(0.0f) : x == x ? result : x;
 }
+
+MT_INLINE Vf sigmoid(Vf x) { return 1.0f / (1.0f + vexp(-x)); }
 
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA

@@ -1,0 +1,49 @@
+// One line per argument struct, in the plain file of its operation (kernels/cpu/<op>.cpp), inside
+// namespace mtrain::kernels::cpu:
+//
+//     MT_DISPATCH(NormForward, check)   // check(const NormForward&) throws on arguments that are
+//     wrong
+//
+// defines cpu::run(const NormForward&): it checks, then calls the run of the instruction set in
+// use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA. Checks belong here and
+// not there, since fmt and std::string are templates that the vector files must not instantiate
+// (see simd.h).
+#pragma once
+#include "kernels/cpu/dispatch.h"
+
+namespace mtrain::kernels::cpu {
+
+template <class Args>
+void no_check(const Args&) {}
+
+}  // namespace mtrain::kernels::cpu
+
+#ifdef MTRAIN_HAS_AVX2
+#define MT_CASE_AVX2(args) \
+  case Isa::avx2:          \
+    return avx2::run(args);
+#else
+#define MT_CASE_AVX2(args)
+#endif
+#ifdef MTRAIN_HAS_AVX512
+#define MT_CASE_AVX512(args) \
+  case Isa::avx512:          \
+    return avx512::run(args);
+#else
+#define MT_CASE_AVX512(args)
+#endif
+
+// clang-format off
+#define MT_DISPATCH(Args, check)                   \
+  namespace generic { void run(const Args&); }     \
+  namespace avx2 { void run(const Args&); }        \
+  namespace avx512 { void run(const Args&); }      \
+  void run(const Args& args) {                     \
+    check(args);                                   \
+    switch (isa()) {                               \
+      MT_CASE_AVX512(args)                         \
+      MT_CASE_AVX2(args)                           \
+      default: return generic::run(args);          \
+    }                                              \
+  }
+// clang-format on
