@@ -31,21 +31,23 @@ std::string to_lower(std::string_view text) {
   return out;
 }
 
+namespace {
+int decimals_for_three_digits(double n) { return n < 9.995 ? 2 : n < 99.95 ? 1 : 0; }
+}  // namespace
+
 std::string human_count(double n) {
   const char* units[] = {"", "K", "M", "B", "T", "P", "E"};
   int u = 0;
   while (n >= 999.5 && u < 6) n /= 1000, ++u;
   if (u == 0) return fmt::format("{:.0f}", n);
-  return n < 9.995 ? fmt::format("{:.2f}{}", n, units[u])
-                   : fmt::format(n < 99.95 ? "{:.1f}{}" : "{:.0f}{}", n, units[u]);
+  return fmt::format("{:.{}f}{}", n, decimals_for_three_digits(n), units[u]);
 }
 
 std::string human_bytes(double n) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   int u = 0;
   while (n >= 1023.5 && u < 5) n /= 1024, ++u;
-  return fmt::format(u && n < 9.995 ? "{:.2f} {}" : u && n < 99.95 ? "{:.1f} {}" : "{:.0f} {}", n,
-                     units[u]);
+  return fmt::format("{:.{}f} {}", n, u == 0 ? 0 : decimals_for_three_digits(n), units[u]);
 }
 
 std::string human_duration(double seconds) {

@@ -1,0 +1,75 @@
+// Stream-ordered caching allocator. A buffer belongs to the stream it was allocated on: when its last owner drops it, the
+// memory can at once be handed out again for later work of that stream (the queue's order protects it). If other streams
+// touched it, it waits until events recorded on them at that moment have passed. Memory returns to the system only at the end.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "device/stream.h"
+
+namespace mtrain {
+
+enum class MemoryCategory : uint8_t { params, grads, optimizer, activations, buffers };
+inline constexpr int kMemoryCategories = 5;
+std::string_view category_name(MemoryCategory category);
+
+struct MemoryUsage {
+  int64_t current = 0, peak = 0;  // bytes
+};
+
+class Allocator;
+
+// One allocation. Owned through shared_ptr by tensors; launches mark the streams that touch it.
+struct Storage {
+  ~Storage();
+  void* data = nullptr;
+  int64_t bytes = 0;
+  uint64_t serial = 0;           // tells apart allocations that reuse the same memory
+  MemoryCategory category = MemoryCategory::buffers;
+  Stream* home = nullptr;
+  std::vector<Stream*> others;   // streams besides home that touched it
+  Allocator* allocator = nullptr;
+  struct Block* block = nullptr;
+};
+using Buffer = std::shared_ptr<Storage>;
+
+class Allocator {
+ public:
+  explicit Allocator(DeviceBackend& backend);
+  ~Allocator();
+
+  Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
+
+  MemoryUsage usage(MemoryCategory category) const;
+  MemoryUsage total() const;      // of what is handed out; peak is of the sum
+  MemoryUsage reserved() const;   // taken from the system
+  void reset_peaks();
+
+ private:
+  friend struct Storage;
+  struct Pending;
+  void release(Storage& storage);
+  void collect();                 // frees pending blocks whose events have passed
+  Block* find(int64_t bytes, Stream& home);
+  void add_segment(int64_t bytes, Stream& home);
+  void put_back(Block* block);
+  void account(MemoryCategory category, int64_t bytes);
+
+  using FreeKey = std::tuple<Stream*, int64_t, void*>;  // stream, bytes, address: best fit first
+  DeviceBackend& backend_;
+  mutable std::mutex mutex_;
+  std::map<FreeKey, Block*> free_;
+  std::vector<std::unique_ptr<Pending>> pending_;
+  std::map<void*, int64_t> segments_;
+  std::array<MemoryUsage, kMemoryCategories> usage_;
+  MemoryUsage total_, reserved_;
+  uint64_t serial_ = 0;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,206 @@
+// Streams are cudaStream_t, events cudaEvent_t. A launch's work runs on the host and enqueues on the stream.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include "base/error.h"
+#include "device/stream.h"
+
+namespace mtrain {
+namespace {
+
+// A failed runtime call prints the call, the place and the library's own text.
+void check(cudaError_t status, const char* call, int line) {
+  if (status == cudaSuccess) return;
+  throw RunError(fmt::format("{} failed at cuda_backend.cpp:{}: {} ({})", call, line,
+                             cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+#define MT_CUDA(call) check(call, #call, __LINE__)
+
+class CudaEvent : public EventBackend {
+ public:
+  CudaEvent(cudaStream_t stream, unsigned flags) {
+    MT_CUDA(cudaEventCreateWithFlags(&event_, flags));
+    MT_CUDA(cudaEventRecord(event_, stream));
+  }
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  bool ready() const override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    check(status, "cudaEventQuery", __LINE__);
+    return true;
+  }
+  void wait() const override { MT_CUDA(cudaEventSynchronize(event_)); }
+  cudaEvent_t handle() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// Timings of launches whose end the GPU has not reached yet; resolved in order, against one origin per stream.
+class PendingTimings {
+ public:
+  void add(const char* name, TimingSink* sink, std::unique_ptr<CudaEvent> begin, std::unique_ptr<CudaEvent> end) {
+    pending_.push_back({name, sink, std::move(begin), std::move(end)});
+  }
+  void resolve(const char* stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
+    while (!pending_.empty() && (all || pending_.front().end->ready())) {
+      const Entry& e = pending_.front();
+      e.end->wait();
+      float begin_ms = 0, end_ms = 0;
+      MT_CUDA(cudaEventElapsedTime(&begin_ms, origin, e.begin->handle()));
+      MT_CUDA(cudaEventElapsedTime(&end_ms, origin, e.end->handle()));
+      e.sink->record({e.name, stream, origin_ns + int64_t(begin_ms * 1e6), origin_ns + int64_t(end_ms * 1e6)});
+      pending_.pop_front();
+    }
+  }
+
+ private:
+  struct Entry {
+    const char* name;
+    TimingSink* sink;
+    std::unique_ptr<CudaEvent> begin, end;
+  };
+  std::deque<Entry> pending_;
+};
+
+class CudaStream : public StreamBackend {
+ public:
+  CudaStream(std::string name, int ordinal) : name_(std::move(name)), ordinal_(ordinal) {
+    MT_CUDA(cudaSetDevice(ordinal_));
+    MT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    origin_ = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
+    origin_->wait();
+    origin_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                     std::chrono::steady_clock::now().time_since_epoch())
+                     .count();
+  }
+  ~CudaStream() override { cudaStreamDestroy(stream_); }
+
+  void enqueue(const char* name, TimingSink* sink, Work work) override {
+    ++enqueued_;
+    if (!sink) return work({stream_});
+    auto begin = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
+    work({stream_});
+    timings_.add(name, sink, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
+    timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, false);
+  }
+
+  std::shared_ptr<EventBackend> record() override {
+    auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming);
+    std::lock_guard lock(mutex_);
+    marks_.emplace_back(event, enqueued_);
+    while (!marks_.empty() && marks_.front().first->ready()) pass_mark();
+    return event;
+  }
+
+  void wait(std::shared_ptr<EventBackend> event) override {
+    ++enqueued_;
+    MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
+  }
+
+  // Pageable host memory is staged by the driver before the call returns, so `keep` need not outlive it.
+  void upload(void* device, std::shared_ptr<const void>, const void* host, int64_t bytes) override {
+    ++enqueued_;
+    MT_CUDA(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream_));
+  }
+  void download(void* host, const void* device, int64_t bytes) override {
+    ++enqueued_;
+    MT_CUDA(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, stream_));
+  }
+
+  void synchronize() override {
+    MT_CUDA(cudaStreamSynchronize(stream_));
+    timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, true);
+    std::lock_guard lock(mutex_);
+    while (!marks_.empty()) pass_mark();
+    completed_ = enqueued_;
+  }
+
+  // What the last event found ready says; exact after synchronize().
+  uint64_t completed() const override {
+    std::lock_guard lock(mutex_);
+    uint64_t known = completed_;
+    for (const auto& [event, count] : marks_) {
+      if (!event->ready()) break;
+      known = count;
+    }
+    return known;
+  }
+
+ private:
+  void pass_mark() {
+    completed_ = marks_.front().second;
+    marks_.pop_front();
+  }
+
+  std::string name_;
+  int ordinal_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
+  int64_t origin_ns_ = 0;
+  PendingTimings timings_;
+  mutable std::mutex mutex_;           // completed() may be asked by a watchdog
+  std::deque<std::pair<std::shared_ptr<CudaEvent>, uint64_t>> marks_;
+  std::atomic<uint64_t> enqueued_{0};
+  uint64_t completed_ = 0;
+};
+
+class CudaBackend : public DeviceBackend {
+ public:
+  explicit CudaBackend(int ordinal) : ordinal_(ordinal) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    if (ordinal >= count)
+      throw UserError(fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
+                      "check the driver and CUDA_VISIBLE_DEVICES");
+    MT_CUDA(cudaSetDevice(ordinal));
+    MT_CUDA(cudaGetDeviceProperties(&properties_, ordinal));
+  }
+
+  std::string description() const override {
+    return fmt::format("{}, {} GiB, compute capability {}.{}", properties_.name,
+                       properties_.totalGlobalMem >> 30, properties_.major, properties_.minor);
+  }
+  bool is_cuda() const override { return true; }
+  int threads() const override { return 1; }
+  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
+    return std::make_unique<CudaStream>(name, ordinal_);
+  }
+  void* allocate(int64_t bytes) override {
+    void* memory = nullptr;
+    const cudaError_t status = cudaMalloc(&memory, size_t(bytes));
+    if (status == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();  // clears the error, which is not sticky
+      size_t free = 0, total = 0;
+      (void)cudaMemGetInfo(&free, &total);
+      throw RunError(fmt::format("out of GPU memory: {} MiB wanted, {} of {} MiB free", bytes >> 20,
+                                 free >> 20, total >> 20),
+                     "reduce train.micro_batch_size or the model, or turn on recompute");
+    }
+    MT_CUDA(status);
+    return memory;
+  }
+  void release(void* memory, int64_t) override { cudaFree(memory); }
+
+ private:
+  int ordinal_;
+  cudaDeviceProp properties_{};
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceBackend> make_cuda_backend(int ordinal) {
+  return std::make_unique<CudaBackend>(ordinal);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,56 @@
+#include "device/device.h"
+
+#include "device/backend.h"
+#include "device/flight_recorder.h"
+#include "device/sanitizer.h"
+
+namespace mtrain {
+
+std::unique_ptr<Device> Device::cpu(int threads, DeviceOptions options) {
+  return std::unique_ptr<Device>(new Device(make_cpu_backend(threads), options));
+}
+std::unique_ptr<Device> Device::cuda(int ordinal, DeviceOptions options) {
+  return std::unique_ptr<Device>(new Device(make_cuda_backend(ordinal), options));
+}
+
+Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
+    : backend_(std::move(backend)),
+      allocator_(std::make_unique<Allocator>(*backend_)),
+      recorder_(std::make_unique<FlightRecorder>()),
+      sanitizer_(options.stream_sanitizer ? std::make_unique<Sanitizer>() : nullptr) {}
+
+Device::~Device() {
+  for (auto& [name, stream] : streams_) {
+    try {
+      stream->synchronize();
+    } catch (...) {  // a failed launch was, or will be, reported where it was awaited; here only the end matters
+    }
+  }
+  allocator_.reset();
+}
+
+Stream& Device::stream(const std::string& name) {
+  auto& slot = streams_[name];
+  if (!slot) {
+    const int id = int(streams_.size()) - 1;
+    if (sanitizer_) sanitizer_->add_stream(id, name);
+    slot = std::make_unique<Stream>(*this, name, id, backend_->make_stream(name));
+  }
+  return *slot;
+}
+
+void Device::synchronize() {
+  for (auto& [name, stream] : streams_) stream->synchronize();
+}
+
+std::string Device::scope() const {
+  std::string joined;
+  for (const auto& s : scopes_) joined += (joined.empty() ? "" : " > ") + s;
+  return joined;
+}
+
+std::string Device::description() const { return backend_->description(); }
+bool Device::is_cuda() const { return backend_->is_cuda(); }
+int Device::threads() const { return backend_->threads(); }
+
+}  // namespace mtrain

@@ -1,0 +1,78 @@
+// A rank's device: its streams, its memory, and what watches every launch. One Device per rank; nothing here is global.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/allocator.h"
+#include "device/stream.h"
+
+namespace mtrain {
+
+class DeviceBackend;
+class FlightRecorder;
+class Sanitizer;
+class TimingSink;
+
+struct DeviceOptions {
+  bool stream_sanitizer = false;  // check that events order all conflicting accesses of different streams
+};
+
+class Device {
+ public:
+  static std::unique_ptr<Device> cpu(int threads, DeviceOptions options = {});
+  static std::unique_ptr<Device> cuda(int ordinal, DeviceOptions options = {});
+  ~Device();  // waits for the streams
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  std::string description() const;
+  bool is_cuda() const;
+  int threads() const;
+
+  // The stream of that name ("compute", "tp", "dp", "copy", ...), created at its first use.
+  Stream& stream(const std::string& name);
+  void synchronize();  // all streams
+
+  Allocator& allocator() { return *allocator_; }
+  FlightRecorder& recorder() { return *recorder_; }
+  Sanitizer* sanitizer() { return sanitizer_.get(); }  // null when off
+
+  // Called on the host after every launch of compute work, with its name and accesses; empty turns it off. For diagnosis.
+  using LaunchCheck = std::function<void(Stream&, const LaunchInfo&)>;
+  void set_launch_check(LaunchCheck check) { launch_check_ = std::move(check); }
+  const LaunchCheck& launch_check() const { return launch_check_; }
+
+  // What the rank is working on ("layers.3.attention"), innermost last; failures and reports name it.
+  class Scope {
+   public:
+    Scope(Device& device, std::string name) : device_(device) { device_.scopes_.push_back(std::move(name)); }
+    ~Scope() { device_.scopes_.pop_back(); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Device& device_;
+  };
+  std::string scope() const;  // "layers.3 > attention"
+
+  // Every launch from now on is timed and told to `sink`, which must outlive the work; null stops it.
+  void set_timing_sink(TimingSink* sink) { sink_ = sink; }
+  TimingSink* timing_sink() const { return sink_; }
+
+ private:
+  Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
+
+  std::unique_ptr<DeviceBackend> backend_;
+  std::unique_ptr<Allocator> allocator_;
+  std::unique_ptr<FlightRecorder> recorder_;
+  std::unique_ptr<Sanitizer> sanitizer_;
+  std::map<std::string, std::unique_ptr<Stream>> streams_;
+  TimingSink* sink_ = nullptr;
+  LaunchCheck launch_check_;
+  std::vector<std::string> scopes_;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,33 @@
+// The last launches of a rank, for the report of a failure.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/stream.h"
+
+namespace mtrain {
+
+class FlightRecorder {
+ public:
+  void record(const char* launch, const Stream& stream, uint64_t number);
+
+  // One line per launch, oldest first, at most `last`: stream, number, name, and whether it has finished.
+  std::vector<std::string> lines(int last = kEntries) const;
+
+  static constexpr int kEntries = 256;
+
+ private:
+  struct Entry {
+    const char* launch = "";
+    const Stream* stream = nullptr;
+    uint64_t number = 0;  // of the launch within its stream
+  };
+  mutable std::mutex mutex_;  // a watchdog may read while the rank's thread writes
+  std::array<Entry, kEntries> ring_;
+  uint64_t count_ = 0;
+};
+
+}  // namespace mtrain

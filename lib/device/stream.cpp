@@ -1,0 +1,80 @@
+#include "device/stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "device/allocator.h"
+#include "device/device.h"
+#include "device/flight_recorder.h"
+#include "device/sanitizer.h"
+
+namespace mtrain {
+
+Stream::Stream(Device& device, std::string name, int id, std::unique_ptr<StreamBackend> backend)
+    : device_(device), name_(std::move(name)), id_(id), backend_(std::move(backend)) {}
+Stream::~Stream() = default;
+
+void Stream::watch(const LaunchInfo& info) {
+  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_launch(id_, info);
+  const auto mark = [&](const std::vector<Access>& accesses) {
+    for (const Access& a : accesses) {
+      if (!a.storage || !a.storage->home || a.storage->home == this) continue;
+      auto& others = a.storage->others;
+      if (std::ranges::find(others, this) == others.end()) others.push_back(this);
+    }
+  };
+  mark(info.reads);
+  mark(info.writes);
+  device_.recorder().record(info.name, *this, ++enqueued_);
+}
+
+void Stream::launch(LaunchInfo info, Work work) {
+  watch(info);
+  backend_->enqueue(info.name, device_.timing_sink(), std::move(work));
+  if (device_.launch_check()) device_.launch_check()(*this, info);
+}
+
+Event Stream::record() {
+  Event event;
+  event.backend_ = backend_->record();
+  if (auto* sanitizer = device_.sanitizer()) event.clock_ = sanitizer->on_record(id_);
+  return event;
+}
+
+void Stream::wait(const Event& event) {
+  if (!event.backend_) return;
+  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(id_, event.clock_);
+  ++enqueued_;
+  backend_->wait(event.backend_);
+}
+
+void Stream::synchronize() {
+  backend_->synchronize();
+  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_host_wait(sanitizer->on_record(id_));
+}
+
+void Stream::synchronize(const Event& event) {
+  if (!event.backend_) return;
+  event.backend_->wait();
+  host_saw(event);
+}
+
+void Stream::host_saw(const Event& event) {
+  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_host_wait(event.clock_);
+}
+
+void Stream::upload(const Access& device, std::shared_ptr<const void> keep, const void* host) {
+  watch({.name = "upload", .writes = {device}});
+  backend_->upload(const_cast<void*>(device.data), std::move(keep), host, device.bytes);
+}
+
+void Stream::download(void* host, const Access& device) {
+  watch({.name = "download", .reads = {device}});
+  backend_->download(host, device.data, device.bytes);
+  synchronize();
+}
+
+uint64_t Stream::completed() const { return backend_->completed(); }
+
+}  // namespace mtrain

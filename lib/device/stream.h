@@ -1,0 +1,97 @@
+// Streams, events and launch(): the one choke point through which all work, compute and communication alike, is enqueued.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "device/backend.h"
+
+namespace mtrain {
+
+class Device;
+struct Storage;
+
+// A range of memory that a launch reads or writes. `storage` is null for memory that no Buffer owns: the launch's author
+// then answers for its life.
+struct Access {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+  std::shared_ptr<Storage> storage{};
+  DType dtype = DType::u8;
+};
+
+struct LaunchInfo {
+  const char* name;             // a string literal
+  std::vector<Access> reads{};  // accesses with null data are skipped, for optional tensors
+  std::vector<Access> writes{};
+};
+
+// One launch as measured: nanoseconds of a steady clock.
+struct Timing {
+  const char* name;
+  const char* stream;
+  int64_t begin_ns, end_ns;
+};
+
+// Told of every launch after it ran; called from the streams' threads.
+class TimingSink {
+ public:
+  virtual ~TimingSink() = default;
+  virtual void record(const Timing& timing) = 0;
+};
+
+// A moment in a stream's queue.
+class Event {
+ public:
+  Event() = default;
+  bool ready() const { return !backend_ || backend_->ready(); }
+  explicit operator bool() const { return backend_ != nullptr; }
+
+ private:
+  friend class Stream;
+  std::shared_ptr<EventBackend> backend_;
+  std::vector<uint64_t> clock_;  // the sanitizer's: what has happened before this moment
+};
+
+// An in-order queue of work. Used by one host thread, the rank's.
+class Stream {
+ public:
+  Stream(Device& device, std::string name, int id, std::unique_ptr<StreamBackend> backend);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Enqueues `work`, which touches exactly the memory that `info` names. Memory owned by a Buffer stays valid until the work
+  // has run, whatever the host drops meanwhile. Throws what an earlier launch of the device threw.
+  void launch(LaunchInfo info, Work work);
+
+  Event record();                 // an event after everything enqueued so far
+  void wait(const Event& event);  // later work of this stream runs after `event`; the host does not block
+  void synchronize();             // blocks the host until everything enqueued so far has run
+  void synchronize(const Event& event);
+
+  // Copies between host and device memory, in the stream's order. `keep` holds the host memory until the copy is done.
+  void upload(const Access& device, std::shared_ptr<const void> keep, const void* host);
+  void download(void* host, const Access& device);  // returns when the data is there
+
+  uint64_t enqueued() const { return enqueued_; }  // items so far
+  uint64_t completed() const;                      // of which finished, as far as known; any thread may ask
+  void host_saw(const Event& event);               // the host has found `event` ready: tells the sanitizer
+
+  Device& device() const { return device_; }
+  const std::string& name() const { return name_; }
+  int id() const { return id_; }
+
+ private:
+  void watch(const LaunchInfo& info);
+
+  Device& device_;
+  std::string name_;
+  int id_;
+  uint64_t enqueued_ = 0;
+  std::unique_ptr<StreamBackend> backend_;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,49 @@
+#include "tensor/tensor.h"
+
+#include "device/device.h"
+
+namespace mtrain {
+
+Tensor Tensor::empty(Stream& home, Shape shape, DType dtype, MemoryCategory category) {
+  Tensor t;
+  t.buffer_ = home.device().allocator().allocate(shape.count() * dtype_size(dtype), category, home);
+  t.shape_ = shape;
+  t.dtype_ = dtype;
+  return t;
+}
+
+std::vector<float> Tensor::to_host_float(Stream& stream) const {
+  if (dtype_ == DType::f32) return to_host<float>(stream);
+  const auto half = to_host<bf16>(stream);
+  return {half.begin(), half.end()};
+}
+
+Tensor Tensor::view(Shape shape) const {
+  MT_CHECK(shape.count() == shape_.count(), "{} seen as {}", shape_.str(), shape.str());
+  Tensor t = *this;
+  t.shape_ = shape;
+  return t;
+}
+
+Tensor Tensor::rows(int64_t begin, int64_t end) const {
+  MT_CHECK(0 <= begin && begin <= end && end <= shape_[0], "rows [{}, {}) of {}", begin, end, shape_.str());
+  Shape part = shape_;
+  part[0] = end - begin;
+  return flat(shape_[0] == 0 ? 0 : begin * (shape_.count() / shape_[0]), part);
+}
+
+Tensor Tensor::flat(int64_t first, Shape shape) const {
+  MT_CHECK(first >= 0 && first + shape.count() <= shape_.count(), "{} elements from {} of {}",
+           shape.count(), first, shape_.str());
+  Tensor t = *this;
+  t.offset_ += first * dtype_size(dtype_);
+  t.shape_ = shape;
+  return t;
+}
+
+bool Tensor::overlaps(const Tensor& other) const {
+  return buffer_ && buffer_ == other.buffer_ && offset_ < other.offset_ + other.bytes() &&
+         other.offset_ < offset_ + bytes();
+}
+
+}  // namespace mtrain

@@ -1,0 +1,62 @@
+// A tensor: dtype, shape, and a contiguous row-major view of a Buffer. Copying one copies the view, not the data.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "base/shape.h"
+#include "base/span.h"
+#include "device/allocator.h"
+#include "device/stream.h"
+
+namespace mtrain {
+
+class Tensor {
+ public:
+  Tensor() = default;  // absent: no data; passes as an optional tensor
+  static Tensor empty(Stream& home, Shape shape, DType dtype,
+                      MemoryCategory category = MemoryCategory::activations);
+  // The values of `host` on the device; the copy runs in `home`'s order.
+  template <class T>
+  static Tensor from_host(Stream& home, Shape shape, std::vector<T> host,
+                          MemoryCategory category = MemoryCategory::buffers) {
+    MT_CHECK(int64_t(host.size()) == shape.count(), "{} values for {}", host.size(), shape.str());
+    Tensor t = empty(home, shape, dtype_of<T>, category);
+    auto keep = std::make_shared<std::vector<T>>(std::move(host));
+    const void* data = keep->data();
+    home.upload(t, std::move(keep), data);
+    return t;
+  }
+  // The values on the host; blocks until everything enqueued on `stream` has run.
+  template <class T> std::vector<T> to_host(Stream& stream) const {
+    MT_CHECK(dtype() == dtype_of<T>, "tensor of {}", dtype_name(dtype()));
+    std::vector<T> host(static_cast<size_t>(count()));
+    stream.download(host.data(), *this);
+    return host;
+  }
+  std::vector<float> to_host_float(Stream& stream) const;  // of fp32 or bf16
+
+  explicit operator bool() const { return buffer_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  int64_t dim(int i) const { return shape_[i]; }
+  int64_t count() const { return buffer_ ? shape_.count() : 0; }
+  int64_t bytes() const { return count() * dtype_size(dtype_); }
+  DType dtype() const { return dtype_; }
+  void* data() const { return buffer_ ? static_cast<char*>(buffer_->data) + offset_ : nullptr; }
+
+  Tensor view(Shape shape) const;                     // the same elements under another shape
+  Tensor rows(int64_t begin, int64_t end) const;      // [begin, end) of the first dimension
+  Tensor flat(int64_t first, Shape shape) const;      // `shape` elements from element `first` on
+  bool overlaps(const Tensor& other) const;
+
+  operator Access() const { return {data(), bytes(), buffer_, dtype_}; }
+  operator Span() const { return {data(), count(), dtype_}; }
+  operator ConstSpan() const { return {data(), count(), dtype_}; }
+
+ private:
+  Buffer buffer_;
+  int64_t offset_ = 0;  // bytes
+  Shape shape_;
+  DType dtype_ = DType::f32;
+};
+
+}  // namespace mtrain
