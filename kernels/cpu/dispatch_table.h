@@ -1,8 +1,7 @@
 // One line per argument struct, in the plain file of its operation (kernels/cpu/<op>.cpp), inside
 // namespace mtrain::kernels::cpu:
 //
-//     MT_DISPATCH(NormForward, check)   // check(const NormForward&) throws on arguments that are
-//     wrong
+//     MT_DISPATCH(NormForward, check)  // check(const NormForward&) throws where they are wrong
 //
 // defines cpu::run(const NormForward&): it checks, then calls the run of the instruction set in
 // use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA. Checks belong here and

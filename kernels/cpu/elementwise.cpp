@@ -1,7 +1,30 @@
 #include "kernels/elementwise.h"
 
+#include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
 
 namespace mtrain::kernels::cpu {
-MT_DISPATCH(Add, no_check)
+namespace {
+
+void check_add(const Add& a) {
+  check_holds("add", "a", a.a, a.y.count);
+  check_holds("add", "b", a.b, a.y.count);
 }
+void check_cast(const Cast& a) {
+  MT_CHECK(a.x.count == a.y.count, "cast: {} elements to {}", a.x.count, a.y.count);
+}
+void check_dropout(const Dropout& a) {
+  check("dropout", "x", a.x, a.y.count, a.y.dtype);
+  MT_CHECK(a.p >= 0 && a.p < 1, "dropout: p = {} is not in [0, 1)", a.p);
+  MT_CHECK(a.first_index >= 0, "dropout: first_index = {}", a.first_index);
+}
+
+}  // namespace
+
+MT_DISPATCH(Add, check_add)
+MT_DISPATCH(Cast, check_cast)
+MT_DISPATCH(Fill, no_check)
+MT_DISPATCH(Scale, no_check)
+MT_DISPATCH(Dropout, check_dropout)
+
+}  // namespace mtrain::kernels::cpu

@@ -10,7 +10,7 @@
 // this.
 #pragma once
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include <immintrin.h>  // AVX-512: the maskz forms, since GCC 12 warns of the others' undefined operand
 #endif
 #include <cstdint>
 
@@ -44,6 +44,10 @@ typedef double Vd __attribute__((vector_size(kLanes * 4)));  // half as many lan
 
 MT_INLINE Vf splat(float x) { return Vf{} + x; }
 
+MT_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+MT_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+MT_INLINE int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // --- one element ---
 
 MT_INLINE float to_float(float x) { return x; }
@@ -62,12 +66,39 @@ MT_INLINE T from_float(float x) {
 
 // --- memory ---
 
-MT_INLINE Vf widen(Vh h) { return (Vf)(__builtin_convertvector(h, Vu) << 16); }
+template <class T>
+MT_INLINE const T* data_of(const ConstSpan& s) {
+  return static_cast<const T*>(s.data);
+}
+template <class T>
+MT_INLINE T* data_of(const Span& s) {
+  return static_cast<T*>(s.data);
+}
+
+MT_INLINE Vf widen(Vh h) {
+#if defined(__AVX512F__)
+  return (Vf)((Vu)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h) << 16);
+#elif defined(__AVX2__)
+  return (Vf)((Vu)_mm256_cvtepu16_epi32((__m128i)h) << 16);
+#else
+  return (Vf)(__builtin_convertvector(h, Vu) << 16);
+#endif
+}
+MT_INLINE Vh low_halves(Vu v) {  // lanes below 2^16
+#if defined(__AVX512F__)
+  return (Vh)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)v);
+#elif defined(__AVX2__)
+  const __m256i packed = _mm256_packus_epi32((__m256i)v, (__m256i)v);
+  return (Vh)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+#else
+  return __builtin_convertvector(v, Vh);
+#endif
+}
 MT_INLINE Vh narrow_bf16(Vf v) {  // rounds to nearest even; NaN stays NaN
   const Vu u = (Vu)v;
   Vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  r = (Vu)((u & 0x7fffffff) > 0x7f800000) ? (u >> 16) | 0x40 : r;
-  return __builtin_convertvector(r, Vh);
+  r = v == v ? r : (u >> 16) | 0x40;
+  return low_halves(r);
 }
 
 MT_INLINE Vf load(const float* p) {
@@ -143,12 +174,17 @@ MT_INLINE Vf round_to(Vf v) {
     return widen(narrow_bf16(v));
 }
 
-// The first lanes of v, and 0 in the others (for values that are not 0 where their inputs are).
-MT_INLINE Vf only(Vf v, Full) { return v; }
-MT_INLINE Vf only(Vf v, Part m) {
+// The lanes that count of v, and those of `other` beyond them.
+MT_INLINE Vf first_lanes(Full, Vf v, Vf) { return v; }
+MT_INLINE Vf first_lanes(Part m, Vf v, Vf other) {
   Vi lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  return lane < m.count ? v : splat(0.0f);
+  return lane < m.count ? v : other;
+}
+// For values that are not 0 where their inputs are.
+template <class Lanes>
+MT_INLINE Vf only(Vf v, Lanes m) {
+  return first_lanes(m, v, Vf{});
 }
 
 // body(i, Full or Part) for i = 0, kLanes, ... below n.
@@ -201,7 +237,7 @@ class Scratch {
 // Of a NaN and a number, the second argument.
 MT_INLINE Vf vmax(Vf a, Vf b) {
 #if defined(__AVX512F__)
-  return (Vf)_mm512_max_ps((__m512)a, (__m512)b);
+  return (Vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 #elif defined(__AVX2__)
   return (Vf)_mm256_max_ps((__m256)a, (__m256)b);
 #elif defined(__SSE2__)
@@ -212,7 +248,7 @@ MT_INLINE Vf vmax(Vf a, Vf b) {
 }
 MT_INLINE Vf vmin(Vf a, Vf b) {
 #if defined(__AVX512F__)
-  return (Vf)_mm512_min_ps((__m512)a, (__m512)b);
+  return (Vf)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
 #elif defined(__AVX2__)
   return (Vf)_mm256_min_ps((__m256)a, (__m256)b);
 #elif defined(__SSE2__)
@@ -223,7 +259,7 @@ MT_INLINE Vf vmin(Vf a, Vf b) {
 }
 MT_INLINE Vf vsqrt(Vf v) {
 #if defined(__AVX512F__)
-  return (Vf)_mm512_sqrt_ps((__m512)v);
+  return (Vf)_mm512_maskz_sqrt_ps(0xffff, (__m512)v);
 #elif defined(__AVX2__)
   return (Vf)_mm256_sqrt_ps((__m256)v);
 #elif defined(__SSE2__)

@@ -1,0 +1,23 @@
+#include "kernels/adamw.h"
+
+#include "kernels/cpu/check.h"
+#include "kernels/cpu/dispatch_table.h"
+
+namespace mtrain::kernels::cpu {
+namespace {
+
+void check_adamw(const AdamW& a) {
+  check("adamw", "master", a.master, 0, DType::f32);
+  check("adamw", "m", a.m, a.master.count, DType::f32);
+  check("adamw", "v", a.v, a.master.count, DType::f32);
+  check("adamw", "grad", a.grad, a.master.count, DType::f32);
+  if (a.param) check("adamw", "param", a.param, a.master.count, DType::bf16);
+  if (a.grad_scale) check("adamw", "grad_scale", a.grad_scale, 1, DType::f32);
+  MT_CHECK(a.step >= 1, "adamw: step {} must count from 1", a.step);
+}
+
+}  // namespace
+
+MT_DISPATCH(AdamW, check_adamw)
+
+}  // namespace mtrain::kernels::cpu

@@ -1,0 +1,35 @@
+// Checks of the kernels' arguments; lib/ops has already said to the user what is wrong, so a
+// failure here is our own bug. Only for the plain files of kernels/cpu (see simd.h).
+#pragma once
+#include "base/error.h"
+#include "base/span.h"
+
+namespace mtrain::kernels::cpu {
+
+// `s` is present and holds at least `need` elements.
+inline void check_holds(const char* op, const char* name, const ConstSpan& s, int64_t need) {
+  MT_CHECK(s.count >= need && (s.data || need <= 0), "{}: {} holds {} elements, needs {}", op, name,
+           s.count, need);
+}
+
+inline void check_dtype(const char* op, const char* name, const ConstSpan& s, DType want) {
+  MT_CHECK(s.dtype == want, "{}: {} is {}, must be {}", op, name, dtype_name(s.dtype),
+           dtype_name(want));
+}
+
+inline void check(const char* op, const char* name, const ConstSpan& s, int64_t need, DType want) {
+  check_holds(op, name, s, need);
+  check_dtype(op, name, s, want);
+}
+
+// Every index lies in [0, below).
+inline void check_indices(const char* op, const char* name, const ConstSpan& s, int64_t count,
+                          int64_t below) {
+  check(op, name, s, count, DType::i32);
+  const int32_t* p = s.as<int32_t>();
+  for (int64_t i = 0; i < count; ++i)
+    MT_CHECK(p[i] >= 0 && p[i] < below, "{}: {}[{}] = {} is not in [0, {})", op, name, i, p[i],
+             below);
+}
+
+}  // namespace mtrain::kernels::cpu

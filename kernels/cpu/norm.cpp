@@ -1,0 +1,56 @@
+#include "kernels/norm.h"
+
+#include "kernels/cpu/check.h"
+#include "kernels/cpu/dispatch_table.h"
+
+namespace mtrain::kernels::cpu {
+namespace {
+
+// Elements from the first to the last of a (strided) operand.
+template <class Args>
+int64_t extent(const Args& a) {
+  const int64_t width = a.heads * a.H;
+  const int64_t stride = a.token_stride ? a.token_stride : width;
+  MT_CHECK(a.H > 0 && a.heads > 0 && stride >= width,
+           "norm: {} heads of {} at a token stride of {}", a.heads, a.H, stride);
+  return a.T > 0 ? (a.T - 1) * stride + width : 0;
+}
+
+void check_forward(const NormForward& a) {
+  const int64_t need = extent(a), rows = a.T * a.heads;
+  const DType dtype = a.x_TH.dtype;
+  check_holds("norm", "x", a.x_TH, need);
+  check("norm", "y", a.y_TH, need, dtype);
+  check("norm", "w", a.w_H, a.H, dtype);
+  if (a.b_H) check("norm", "b", a.b_H, a.H, dtype);
+  if (a.rstd_T) check("norm", "rstd", a.rstd_T, rows, DType::f32);
+  if (a.mean_T) check("norm", "mean", a.mean_T, rows, DType::f32);
+  MT_CHECK(a.kind == NormKind::layer || (!a.b_H && !a.mean_T),
+           "norm: RMSNorm has no bias and no mean");
+  if (!a.residual_TH) return;
+  MT_CHECK(a.heads == 1 && (!a.token_stride || a.token_stride == a.H),
+           "norm: a residual needs contiguous rows");
+  check("norm", "residual", a.residual_TH, need, dtype);
+  check("norm", "sum", a.sum_TH, need, dtype);
+}
+
+void check_backward(const NormBackward& a) {
+  const int64_t need = extent(a), rows = a.T * a.heads;
+  const DType dtype = a.x_TH.dtype;
+  check_holds("norm backward", "x", a.x_TH, need);
+  check("norm backward", "dy", a.dy_TH, need, dtype);
+  check("norm backward", "dx", a.dx_TH, need, dtype);
+  check("norm backward", "w", a.w_H, a.H, dtype);
+  check("norm backward", "dw", a.dw_H, a.H, DType::f32);
+  check("norm backward", "rstd", a.rstd_T, rows, DType::f32);
+  if (a.kind == NormKind::layer) check("norm backward", "mean", a.mean_T, rows, DType::f32);
+  if (a.db_H) check("norm backward", "db", a.db_H, a.H, DType::f32);
+  if (a.dresidual_TH) check("norm backward", "dresidual", a.dresidual_TH, need, dtype);
+}
+
+}  // namespace
+
+MT_DISPATCH(NormForward, check_forward)
+MT_DISPATCH(NormBackward, check_backward)
+
+}  // namespace mtrain::kernels::cpu

@@ -1,0 +1,41 @@
+#include "kernels/reduce.h"
+
+#include <cmath>
+
+#include "kernels/cpu/check.h"
+#include "kernels/cpu/dispatch_table.h"
+
+namespace mtrain::kernels::cpu {
+namespace {
+
+void check_sum_squares(const SumSquares& a) {
+  check("sum of squares", "out", a.out, 1, DType::f64);
+}
+void check_sum(const Sum& a) { check("sum", "out", a.out, 1, DType::f64); }
+void check_column_sum(const ColumnSum& a) {
+  check_holds("column sum", "x", a.x_TN, a.T * a.N);
+  check("column sum", "out", a.out_N, a.N, DType::f32);
+}
+void check_first_non_finite(const FirstNonFinite& a) {
+  check("first non-finite", "out", a.out, 1, DType::i64);
+}
+
+}  // namespace
+
+MT_DISPATCH(SumSquares, check_sum_squares)
+MT_DISPATCH(Sum, check_sum)
+MT_DISPATCH(ColumnSum, check_column_sum)
+MT_DISPATCH(FirstNonFinite, check_first_non_finite)
+
+void run(const ClipScale& a) {
+  check("clip", "sum_squares", a.sum_squares, 1, DType::f64);
+  check("clip", "norm", a.norm, 1, DType::f32);
+  check("clip", "scale", a.scale, 1, DType::f32);
+  const double norm = std::sqrt(*a.sum_squares.as<double>());
+  *a.norm.as<float>() = float(norm);
+  // A norm that is NaN makes the scale NaN: the update then shows what the loss check reports.
+  const double scale = double(a.max_norm) / (norm + 1e-6);
+  *a.scale.as<float>() = a.max_norm == 0 || scale > 1 ? 1.0f : float(scale);
+}
+
+}  // namespace mtrain::kernels::cpu

@@ -1,0 +1,108 @@
+#include "kernels/cross_entropy.h"
+
+#include "kernels/cpu/simd.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+namespace {
+
+constexpr int kUnroll = 4;
+constexpr int64_t kChunk =
+    2048;  // columns: read twice (maximum, exponentials) while they are in the L1 cache
+
+struct RowSum {
+  float max;   // running maximum m
+  double sum;  // of e^(x - m)
+};
+
+// What is subtracted before an exponential: the maximum, or 0 where all is -inf so far (-inf - -inf
+// would be NaN).
+MT_INLINE float shift_of(float max) { return max == -__builtin_inff() ? 0.0f : max; }
+
+template <class T>
+float chunk_max(const T* x, int64_t n) {
+  Vf top[kUnroll];
+  for (Vf& v : top) v = splat(-__builtin_inff());
+  const Vf lowest = splat(-__builtin_inff());
+  for_lanes_unrolled<kUnroll>(n, [&](int64_t i, auto m, int k) {
+    top[k] =
+        vmax(first_lanes(m, load(x + i, m), lowest), top[k]);  // passes a NaN by; the sum has it
+  });
+  return max_lanes(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
+}
+
+// Reads the row once, chunk by chunk. Where shifts is given (fp32 that will be overwritten by the
+// gradient), x becomes e^(x - shifts[chunk]), so that the second pass needs no exponential.
+template <class T>
+RowSum read_row(T* x, int64_t V, float* shifts) {
+  RowSum row{-__builtin_inff(), 0};
+  for (int64_t c = 0; c < V; c += kChunk) {
+    const int64_t n = min_of(kChunk, V - c);
+    const float max = chunk_max(x + c, n);
+    if (max > row.max) {
+      row.sum *= double(__builtin_expf(row.max - max));
+      row.max = max;
+    }
+    const float shift = shift_of(row.max);
+    Vf acc[kUnroll] = {};
+    for_lanes_unrolled<kUnroll>(n, [&](int64_t i, auto m, int k) {
+      const Vf e = only(vexp(load(x + c + i, m) - shift), m);
+      acc[k] += e;
+      if (shifts) store(x + c + i, e, m);
+    });
+    if (shifts) shifts[c / kChunk] = shift;
+    row.sum += double(sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3])));
+  }
+  return row;
+}
+
+template <class T>
+void row_gradient(T* x, int64_t V, const float* shifts, double log_sum, float scale) {
+  if (shifts) {
+    for (int64_t c = 0; c < V; c += kChunk) {
+      const float factor = scale * float(__builtin_exp(double(shifts[c / kChunk]) - log_sum));
+      for_lanes(min_of(kChunk, V - c),
+                [=](int64_t i, auto m) { store(x + c + i, load(x + c + i, m) * factor, m); });
+    }
+  } else {
+    const float shift = float(log_sum);
+    for_lanes(V, [=](int64_t i, auto m) { store(x + i, scale * vexp(load(x + i, m) - shift), m); });
+  }
+}
+
+template <class T>
+void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
+  constexpr bool kKeepExp = sizeof(T) == 4;  // bf16 would round the exponentials
+  const Scratch<float> shifts(div_up(a.V, kChunk));
+  for (int64_t t = begin; t < end; ++t) {
+    T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
+    const int64_t label = data_of<int32_t>(a.label_T)[t];
+    float& loss = data_of<float>(a.loss_T)[t];
+    const int64_t columns =
+        t + 1 == a.T ? min_of(a.row_stride, a.logits_TV.count - t * a.row_stride) : a.row_stride;
+    if (label < 0) {
+      loss = 0;
+      if (a.write_grad) __builtin_memset(static_cast<void*>(x), 0, size_t(columns) * sizeof(T));
+      continue;
+    }
+    const float at_label = to_float(x[label]);
+    float* kept = kKeepExp && a.write_grad ? shifts.get() : nullptr;
+    const RowSum row = read_row(x, a.V, kept);
+    const double log_sum = double(shift_of(row.max)) + __builtin_log(row.sum);
+    loss = float(log_sum - double(at_label));
+    if (!a.write_grad) continue;
+    row_gradient(x, a.V, kept, log_sum, a.grad_scale);
+    x[label] = from_float<T>(a.grad_scale * float(__builtin_expm1(double(at_label) - log_sum)));
+    __builtin_memset(static_cast<void*>(x + a.V), 0, size_t(columns - a.V) * sizeof(T));
+  }
+}
+
+}  // namespace
+
+void run(const CrossEntropy& a) {
+  with_float(a.logits_TV.dtype, [&]<class T>() {
+    parallel(a.T, max_of(1, 16384 / a.V),
+             [&](int64_t begin, int64_t end) { rows<T>(a, begin, end); });
+  });
+}
+
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA

@@ -1,0 +1,51 @@
+#include "kernels/embedding.h"
+
+#include "kernels/cpu/simd.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements per chunk: worth more than waking a thread
+
+}  // namespace
+
+void run(const EmbeddingForward& a) {
+  with_float(a.table_VH.dtype, [&]<class W>() {
+    with_float(a.out_TH.dtype, [&]<class T>() {
+      parallel(a.T, max_of(1, kGrain / max_of(a.H, 1)), [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          const W* row = data_of<W>(a.table_VH) + data_of<int32_t>(a.id_T)[t] * a.H;
+          T* out = data_of<T>(a.out_TH) + t * a.H;
+          if (a.position_table_PH.data) {
+            const W* at = data_of<W>(a.position_table_PH) + data_of<int32_t>(a.position_T)[t] * a.H;
+            for_lanes(a.H, [=](int64_t i, auto m) {
+              store(out + i, load(row + i, m) + load(at + i, m), m);
+            });
+          } else {
+            for_lanes(a.H, [=](int64_t i, auto m) { store(out + i, load(row + i, m), m); });
+          }
+        }
+      });
+    });
+  });
+}
+
+// Every task owns a range of columns and walks all tokens in order, so that no two tasks write the
+// same element.
+void run(const EmbeddingBackward& a) {
+  constexpr int64_t kColumns = 128;  // enough consecutive bytes for the prefetcher
+  const int64_t columns = a.T * a.H <= kGrain ? max_of(a.H, 1) : kColumns;
+  with_float(a.dout_TH.dtype, [&]<class T>() {
+    parallel(a.H, columns, [&](int64_t begin, int64_t end) {
+      for (int64_t t = 0; t < a.T; ++t) {
+        const T* from = data_of<T>(a.dout_TH) + t * a.H + begin;
+        float* to = data_of<float>(a.dtable_VH) + data_of<int32_t>(a.id_T)[t] * a.H + begin;
+        for_lanes(end - begin, [=](int64_t i, auto m) {
+          store(to + i, load(to + i, m) + load(from + i, m), m);
+        });
+      }
+    });
+  });
+}
+
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA

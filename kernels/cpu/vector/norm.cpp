@@ -1,0 +1,134 @@
+#include "kernels/norm.h"
+
+#include "kernels/cpu/vector/rows.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+namespace {
+
+constexpr int kUnroll = 4;
+
+// Where row r = token * heads + head starts.
+template <class Args>
+MT_INLINE int64_t row_start(const Args& a, int64_t r) {
+  const int64_t stride = a.token_stride ? a.token_stride : a.heads * a.H;
+  return r / a.heads * stride + r % a.heads * a.H;
+}
+
+MT_INLINE float total(const Vf (&acc)[kUnroll]) {
+  return sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3]));
+}
+
+template <bool LAYER, class T>
+void forward_rows(const NormForward& a, int64_t begin, int64_t end) {
+  const int64_t H = a.H;
+  const T *w = data_of<T>(a.w_H), *b = data_of<T>(a.b_H);
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t start = row_start(a, r);
+    const T* x = data_of<T>(a.x_TH) + start;
+    T* y = data_of<T>(a.y_TH) + start;
+    // Statistics are of the sum as it is kept, rounding included: backward sees the same numbers.
+    Vf acc[kUnroll] = {};
+    if (a.residual_TH.data) {
+      const T* residual = data_of<T>(a.residual_TH) + start;
+      T* sum = data_of<T>(a.sum_TH) + start;
+      for_lanes_unrolled<kUnroll>(H, [&](int64_t i, auto m, int k) {
+        const Vf v = round_to<T>(load(x + i, m) + load(residual + i, m));
+        store(sum + i, v, m);
+        acc[k] += LAYER ? v : v * v;
+      });
+      x = sum;
+    } else {
+      for_lanes_unrolled<kUnroll>(H, [&](int64_t i, auto m, int k) {
+        const Vf v = load(x + i, m);
+        acc[k] += LAYER ? v : v * v;
+      });
+    }
+    float mean = 0, squares = total(acc);
+    if (LAYER) {
+      mean = squares / float(H);
+      Vf deviation[kUnroll] = {};
+      for_lanes_unrolled<kUnroll>(H, [&](int64_t i, auto m, int k) {
+        const Vf d = only(load(x + i, m) - mean, m);
+        deviation[k] += d * d;
+      });
+      squares = total(deviation);
+    }
+    const float rstd = 1.0f / __builtin_sqrtf(squares / float(H) + a.eps);
+    for_lanes(H, [=](int64_t i, auto m) {
+      Vf v = (load(x + i, m) - mean) * rstd * load(w + i, m);
+      if (LAYER && b) v += load(b + i, m);
+      store(y + i, v, m);
+    });
+    if (a.rstd_T.data) data_of<float>(a.rstd_T)[r] = rstd;
+    if (a.mean_T.data) data_of<float>(a.mean_T)[r] = mean;
+  }
+}
+
+// With xhat = (x - mean) rstd and g = dy w: dx = rstd (g - [mean of g] - xhat * mean of (g xhat)),
+// [] in layer norm only; dw += dy xhat; db += dy.
+template <bool LAYER, class T>
+void backward_rows(const NormBackward& a, int64_t begin, int64_t end, float* dw, float* db) {
+  const int64_t H = a.H;
+  const T* w = data_of<T>(a.w_H);
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t start = row_start(a, r);
+    const T *x = data_of<T>(a.x_TH) + start, *dy = data_of<T>(a.dy_TH) + start;
+    const T* dresidual = a.dresidual_TH.data ? data_of<T>(a.dresidual_TH) + start : nullptr;
+    T* dx = data_of<T>(a.dx_TH) + start;
+    const float rstd = data_of<float>(a.rstd_T)[r];
+    const float mean = LAYER ? data_of<float>(a.mean_T)[r] : 0.0f;
+    Vf sum_g[kUnroll] = {}, sum_gx[kUnroll] = {};
+    for_lanes_unrolled<kUnroll>(H, [&](int64_t i, auto m, int k) {
+      const Vf g = load(dy + i, m) * load(w + i, m);
+      sum_gx[k] += g * ((load(x + i, m) - mean) * rstd);
+      if (LAYER) sum_g[k] += g;
+    });
+    const float mean_gx = total(sum_gx) / float(H);
+    const float mean_g = LAYER ? total(sum_g) / float(H) : 0.0f;
+    for_lanes(H, [=](int64_t i, auto m) {
+      const Vf d = load(dy + i, m), xhat = (load(x + i, m) - mean) * rstd;
+      Vf v = rstd * (d * load(w + i, m) - mean_g - xhat * mean_gx);
+      if (dresidual) v += load(dresidual + i, m);
+      store(dx + i, v, m);
+      store(dw + i, load(dw + i, m) + d * xhat, m);
+      if (db) store(db + i, load(db + i, m) + d, m);
+    });
+  }
+}
+
+}  // namespace
+
+void run(const NormForward& a) {
+  const int64_t rows = max_of(1, 16384 / a.H);  // per chunk
+  with_float(a.x_TH.dtype, [&]<class T>() {
+    parallel(a.T * a.heads, rows, [&](int64_t begin, int64_t end) {
+      if (a.kind == NormKind::layer)
+        forward_rows<true, T>(a, begin, end);
+      else
+        forward_rows<false, T>(a, begin, end);
+    });
+  });
+}
+
+void run(const NormBackward& a) {
+  const int64_t rows = a.T * a.heads, per_chunk = rows_per_chunk(rows, a.H),
+                chunks = div_up(rows, per_chunk);
+  if (rows == 0) return;
+  const int64_t width = a.db_H.data ? 2 * a.H : a.H;  // a chunk's sums: dw, then db
+  const Scratch<float> sums(chunks * width);
+  with_float(a.x_TH.dtype, [&]<class T>() {
+    parallel(rows, per_chunk, [&](int64_t begin, int64_t end) {
+      float* dw = sums.get() + begin / per_chunk * width;
+      float* db = a.db_H.data ? dw + a.H : nullptr;
+      __builtin_memset(dw, 0, size_t(width) * sizeof(float));
+      if (a.kind == NormKind::layer)
+        backward_rows<true, T>(a, begin, end, dw, db);
+      else
+        backward_rows<false, T>(a, begin, end, dw, db);
+    });
+  });
+  add_chunks(sums.get(), chunks, width, a.H, data_of<float>(a.dw_H));
+  if (a.db_H.data) add_chunks(sums.get() + a.H, chunks, width, a.H, data_of<float>(a.db_H));
+}
+
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA

@@ -1,0 +1,51 @@
+// The CUDA kernels of a build without CUDA: they say how to get one.
+#include "base/error.h"
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/attention.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/norm.h"
+#include "kernels/reduce.h"
+#include "kernels/rope.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw UserError("this build has no CUDA kernels", "use the CPU device");
+}
+
+}  // namespace
+
+#define MT_NONE(Args) \
+  void run(const Args&, CUstream_st*) { refuse(); }
+
+MT_NONE(SwigluForward)
+MT_NONE(SwigluBackward)
+MT_NONE(GeluForward)
+MT_NONE(GeluBackward)
+MT_NONE(AdamW)
+MT_NONE(AttentionForward)
+MT_NONE(AttentionBackward)
+MT_NONE(CrossEntropy)
+MT_NONE(Add)
+MT_NONE(Cast)
+MT_NONE(Fill)
+MT_NONE(Scale)
+MT_NONE(Dropout)
+MT_NONE(EmbeddingForward)
+MT_NONE(EmbeddingBackward)
+MT_NONE(Matmul)
+MT_NONE(NormForward)
+MT_NONE(NormBackward)
+MT_NONE(SumSquares)
+MT_NONE(ClipScale)
+MT_NONE(ColumnSum)
+MT_NONE(Sum)
+MT_NONE(FirstNonFinite)
+MT_NONE(Rope)
+
+}  // namespace mtrain::kernels::cuda
