@@ -1,0 +1,167 @@
+#include "model/attention.h"
+
+#include <cmath>
+
+#include "device/device.h"
+
+namespace mtrain {
+
+namespace {
+
+class LocalAttention : public AttentionCore {
+ public:
+  explicit LocalAttention(const GptConfig& c) : c_(c) {}
+  ops::AttentionResult forward(Step& step, const Tensor& qkv_TN) override {
+    return ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens);
+  }
+  Tensor backward(Step& step, const Tensor& qkv_TN, const ops::AttentionResult& forward,
+                  const Tensor& dout_TN) override {
+    return ops::attention_backward(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens, forward,
+                                   dout_TN);
+  }
+
+ private:
+  ops::AttentionDims dims(const Step& step) const {
+    return {.B = step.seq.B,
+            .S = step.seq.S,
+            .A = c_.heads,
+            .G = c_.kv_heads,
+            .D = c_.head_dim,
+            .window = c_.window,
+            .scale = 1.0f / std::sqrt(float(c_.head_dim))};
+  }
+  GptConfig c_;
+};
+
+struct AttentionActivations {
+  ops::NormResult norm;
+  Tensor raw_TN;  // q and k before their norms; absent without qk_norm
+  Tensor rstd_q, rstd_k;
+  Tensor qkv_TN;
+  ops::AttentionResult core;  // absent where the core is recomputed
+};
+
+class AttentionSegment : public Segment {
+ public:
+  AttentionSegment(ParamStore& params, const GptConfig& c, int64_t layer,
+                   const RotaryTables& rotary, bool recompute_core)
+      : c_(c),
+        name_(fmt::format("layers.{}.attention", layer)),
+        rotary_(rotary),
+        recompute_core_(recompute_core),
+        norm_(params, unit(layer), name_ + ".norm", c),
+        core_(local_attention(c)) {
+    const int64_t AD = c.heads * c.head_dim;
+    qkv_ = plain_linear(params, {unit(layer),
+                                 name_ + ".qkv",
+                                 c.hidden,
+                                 c.qkv_width(),
+                                 c.qkv_bias,
+                                 c.init_std,
+                                 {"matmul_qkv_fwd", "matmul_qkv_dgrad", "matmul_qkv_wgrad"}});
+    // Projections into the residual stream start smaller by sqrt(2 L) (GPT-2).
+    proj_ = plain_linear(params, {unit(layer),
+                                  name_ + ".proj",
+                                  AD,
+                                  c.hidden,
+                                  c.linear_bias,
+                                  c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                  {"matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"}});
+    if (c.qk_norm) {
+      const auto add = [&](const char* which) {
+        return params.add(unit(layer), {.name = name_ + which,
+                                        .shape = {c.head_dim},
+                                        .init = Init::ones,
+                                        .decay = false,
+                                        .matmul_grad = false});
+      };
+      q_norm_ = add(".q_norm.weight");
+      k_norm_ = add(".k_norm.weight");
+    }
+  }
+
+  const char* name() const override { return "attention"; }
+
+  Hidden forward(Step& step, const Hidden& h) override {
+    const Device::Scope scope(step.compute.device(), name_);
+    AttentionActivations a;
+    a.norm = norm_.forward(step, h);
+    a.qkv_TN = qkv_->forward(step, a.norm.y_TH);
+    if (c_.qk_norm) normalize_heads(step, a);
+    if (c_.rotary) rotate(step, a.qkv_TN, false);
+    ops::AttentionResult core = core_->forward(step, a.qkv_TN);
+    const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
+    drop(step, out.delta_TH, name_, c_.hidden_dropout);
+    if (!recompute_core_) a.core = std::move(core);
+    step.stash.push(std::move(a));
+    return out;
+  }
+
+  Tensor backward(Step& step, const Tensor& d_TH) override {
+    const Device::Scope scope(step.compute.device(), name_);
+    auto a = step.stash.pop<AttentionActivations>();
+    if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
+    const Tensor dproj = drop_backward(step, d_TH, name_, c_.hidden_dropout);
+    const Tensor dout = proj_->dgrad(step, dproj);
+    proj_->wgrad(step, a.core.out_TN, dproj);
+    const Tensor dqkv = core_->backward(step, a.qkv_TN, a.core, dout);
+    if (c_.rotary) rotate(step, dqkv, true);
+    if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
+    const Tensor dy = qkv_->dgrad(step, dqkv);
+    qkv_->wgrad(step, a.norm.y_TH, dqkv);
+    return norm_.backward(step, a.norm, dy, d_TH);
+  }
+
+ private:
+  static std::string unit(int64_t layer) { return fmt::format("layers.{}", layer); }
+
+  void rotate(Step& step, const Tensor& qk_TN, bool backward) {
+    ops::rope(step.compute, qk_TN, rotary_.cos_PR, rotary_.sin_PR, step.seq.position_T,
+              c_.heads + c_.kv_heads, c_.head_dim, backward);
+  }
+
+  ops::HeadRange q_heads() const { return {0, c_.heads, c_.head_dim}; }
+  ops::HeadRange k_heads() const { return {c_.heads, c_.kv_heads, c_.head_dim}; }
+  ops::NormWeights head_weights(const Parameter* p) const {
+    return {ops::NormKind::rms, p->value, {}, c_.norm_eps};
+  }
+
+  void normalize_heads(Step& step, AttentionActivations& a) {
+    a.raw_TN = a.qkv_TN;
+    a.qkv_TN = Tensor::empty(step.compute, a.raw_TN.shape(), a.raw_TN.dtype());
+    ops::cast(step.compute, a.raw_TN, a.qkv_TN);  // brings v along; q and k are overwritten
+    a.rstd_q = ops::head_norm(step.compute, head_weights(q_norm_), a.raw_TN, a.qkv_TN, q_heads());
+    a.rstd_k = ops::head_norm(step.compute, head_weights(k_norm_), a.raw_TN, a.qkv_TN, k_heads());
+  }
+
+  void normalize_heads_backward(Step& step, const AttentionActivations& a, const Tensor& dqkv_TN) {
+    ops::head_norm_backward(step.compute, head_weights(q_norm_), a.raw_TN, a.rstd_q, dqkv_TN,
+                            q_heads(), q_norm_->grad);
+    ops::head_norm_backward(step.compute, head_weights(k_norm_), a.raw_TN, a.rstd_k, dqkv_TN,
+                            k_heads(), k_norm_->grad);
+    step.wgrad.ready(*q_norm_);
+    step.wgrad.ready(*k_norm_);
+  }
+
+  GptConfig c_;
+  std::string name_;
+  const RotaryTables& rotary_;
+  bool recompute_core_;
+  Norm norm_;
+  std::unique_ptr<Linear> qkv_, proj_;
+  std::unique_ptr<AttentionCore> core_;
+  Parameter *q_norm_ = nullptr, *k_norm_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionCore> local_attention(const GptConfig& c) {
+  return std::make_unique<LocalAttention>(c);
+}
+
+std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
+                                           const RotaryTables& rotary, bool recompute_core) {
+  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,25 @@
+#include "model/block.h"
+
+#include "model/attention.h"
+#include "model/mlp.h"
+
+namespace mtrain {
+
+Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
+             bool recompute_core) {
+  segments_.push_back(attention_segment(params, c, layer, rotary, recompute_core));
+  segments_.push_back(mlp_segment(params, c, layer));
+}
+
+Hidden Block::forward(Step& step, Hidden h) {
+  for (auto& segment : segments_) h = segment->forward(step, h);
+  return h;
+}
+
+Tensor Block::backward(Step& step, Tensor d_TH) {
+  for (auto it = segments_.rbegin(); it != segments_.rend(); ++it)
+    d_TH = (*it)->backward(step, d_TH);
+  return d_TH;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,23 @@
+// One transformer layer: its segments in order.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "model/rotary.h"
+#include "model/segment.h"
+
+namespace mtrain {
+
+class Block {
+ public:
+  Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
+        bool recompute_core);
+  Hidden forward(Step& step, Hidden h);
+  Tensor backward(Step& step, Tensor d_TH);
+  const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
+
+ private:
+  std::vector<std::unique_ptr<Segment>> segments_;
+};
+
+}  // namespace mtrain

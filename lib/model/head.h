@@ -1,0 +1,31 @@
+// Final norm, output projection and loss. The loss runs over chunks of tokens, and its gradient is
+// computed in the same pass, so that the logits of a micro-batch never exist at once.
+#pragma once
+#include "model/norm.h"
+
+namespace mtrain {
+
+struct LossRequest {
+  Tensor label_T;        // int32; negative: masked
+  Tensor total;          // fp64, one element: the summed loss of all unmasked tokens is added to it
+  float grad_scale = 1;  // gradient of the reported loss with respect to a token's loss: 1 /
+                         // unmasked tokens of the global batch
+};
+
+class Head {
+ public:
+  // `tied`: the embedding's table, or null for an output matrix of its own.
+  Head(ParamStore& params, const GptConfig& c, Parameter* tied);
+  void loss(Step& step, const Hidden& h,
+            const LossRequest& request);       // stashes the gradient where step.training
+  Tensor backward(Step& step);                 // gradient of h
+  Tensor logits(Step& step, const Hidden& h);  // (T, padded vocabulary); stashes nothing
+
+ private:
+  GptConfig c_;
+  Norm norm_;
+  Parameter* output_;
+  bool tied_;
+};
+
+}  // namespace mtrain

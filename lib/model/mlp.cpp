@@ -1,0 +1,84 @@
+#include "model/mlp.h"
+
+#include <cmath>
+
+#include "device/device.h"
+
+namespace mtrain {
+
+namespace {
+
+struct MlpActivations {
+  ops::NormResult norm;
+  Tensor up_TF;  // (T, 2 F) gate | up where gated. The activation's output is computed again in
+                 // backward: cheaper than keeping it.
+};
+
+class MlpSegment : public Segment {
+ public:
+  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer)
+      : c_(c),
+        name_(fmt::format("layers.{}.mlp", layer)),
+        norm_(params, fmt::format("layers.{}", layer), name_ + ".norm", c) {
+    const std::string unit = fmt::format("layers.{}", layer);
+    up_ = plain_linear(params, {unit,
+                                name_ + (c.gated_mlp ? ".gate_up" : ".up"),
+                                c.hidden,
+                                (c.gated_mlp ? 2 : 1) * c.ffn,
+                                c.linear_bias,
+                                c.init_std,
+                                {"matmul_fc1_fwd", "matmul_fc1_dgrad", "matmul_fc1_wgrad"}});
+    down_ = plain_linear(params, {unit,
+                                  name_ + ".down",
+                                  c.ffn,
+                                  c.hidden,
+                                  c.linear_bias,
+                                  c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                  {"matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"}});
+  }
+
+  const char* name() const override { return "mlp"; }
+
+  Hidden forward(Step& step, const Hidden& h) override {
+    const Device::Scope scope(step.compute.device(), name_);
+    MlpActivations a;
+    a.norm = norm_.forward(step, h);
+    a.up_TF = up_->forward(step, a.norm.y_TH);
+    const Tensor act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF)
+                                       : ops::gelu(step.compute, a.up_TF, c_.gelu_tanh);
+    const Hidden out{a.norm.sum_TH, down_->forward(step, act_TF)};
+    drop(step, out.delta_TH, name_, c_.hidden_dropout);
+    step.stash.push(std::move(a));
+    return out;
+  }
+
+  Tensor backward(Step& step, const Tensor& d_TH) override {
+    const Device::Scope scope(step.compute.device(), name_);
+    const auto a = step.stash.pop<MlpActivations>();
+    const Tensor ddown = drop_backward(step, d_TH, name_, c_.hidden_dropout);
+    const Tensor dact_TF = down_->dgrad(step, ddown);
+    const Tensor act_TF = dact_TF;  // the backward kernels overwrite the gradient with the
+                                    // activation that wgrad needs
+    const Tensor dup_TF =
+        c_.gated_mlp ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, act_TF)
+                     : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, c_.gelu_tanh);
+    down_->wgrad(step, act_TF, ddown);
+    const Tensor dy = up_->dgrad(step, dup_TF);
+    up_->wgrad(step, a.norm.y_TH, dup_TF);
+    return norm_.backward(step, a.norm, dy, d_TH);
+  }
+
+ private:
+  GptConfig c_;
+  std::string name_;
+  Norm norm_;
+  std::unique_ptr<Linear> up_, down_;
+};
+
+}  // namespace
+
+std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer) {
+  return std::make_unique<MlpSegment>(params, c, layer);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,13 @@
+// The MLP segment of a block: norm, up projection (gate and up in one matmul where gated),
+// activation, down projection.
+#pragma once
+#include <memory>
+
+#include "model/linear.h"
+#include "model/segment.h"
+
+namespace mtrain {
+
+std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer);
+
+}  // namespace mtrain

@@ -1,0 +1,41 @@
+#include "model/norm.h"
+
+namespace mtrain {
+
+Tensor materialize(Step& step, const Hidden& h) {
+  return h.delta_TH ? ops::add(step.compute, h.x_TH, h.delta_TH) : h.x_TH;
+}
+
+Norm::Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c)
+    : kind_(c.norm), eps_(c.norm_eps) {
+  weight_ = params.add(unit, {.name = name + ".weight",
+                              .shape = {c.hidden},
+                              .init = Init::ones,
+                              .decay = false,
+                              .matmul_grad = false});
+  if (kind_ == ops::NormKind::layer && c.linear_bias)
+    bias_ = params.add(unit, {.name = name + ".bias",
+                              .shape = {c.hidden},
+                              .init = Init::zeros,
+                              .decay = false,
+                              .matmul_grad = false});
+}
+
+ops::NormWeights Norm::weights() const {
+  return {kind_, weight_->value, bias_ ? bias_->value : Tensor(), eps_};
+}
+
+ops::NormResult Norm::forward(Step& step, const Hidden& h) const {
+  return ops::norm(step.compute, weights(), h.x_TH, h.delta_TH);
+}
+
+Tensor Norm::backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
+                      const Tensor& dresidual_TH) const {
+  Tensor dx = ops::norm_backward(step.compute, weights(), forward, dy_TH, dresidual_TH,
+                                 weight_->grad, bias_ ? bias_->grad : Tensor());
+  step.wgrad.ready(*weight_);
+  if (bias_) step.wgrad.ready(*bias_);
+  return dx;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,20 @@
+// Rotary angle tables, with the scalings that long-context models use.
+#pragma once
+#include <vector>
+
+#include "model/config.h"
+#include "tensor/tensor.h"
+
+namespace mtrain {
+
+// Inverse frequencies of the D / 2 lanes in radians per position, scaling applied. linear:
+// positions are divided by the factor (Chen et al. 2023). llama3: only wavelengths that are long
+// against the original context are (the Llama 3 herd, 2024).
+std::vector<double> rotary_frequencies(int64_t head_dim, double base, const RopeScaling& scaling);
+
+struct RotaryTables {
+  Tensor cos_PR, sin_PR;  // fp32 (positions, D / 2)
+};
+RotaryTables rotary_tables(Stream& on, const GptConfig& c, int64_t positions);
+
+}  // namespace mtrain

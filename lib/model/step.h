@@ -1,0 +1,62 @@
+// What a layer is handed: the streams, where to keep activations, where to leave weight gradients,
+// and the shape of the micro-batch. Nothing a layer needs is global.
+#pragma once
+#include <any>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/wgrad_queue.h"
+#include "tensor/tensor.h"
+
+namespace mtrain {
+
+// Activations kept from forward to backward, last in first out; one per micro-batch in flight.
+class Stash {
+ public:
+  template <class T>
+  void push(T activations) {
+    kept_.push_back(std::move(activations));
+  }
+  template <class T>
+  T pop() {
+    MT_CHECK(!kept_.empty(), "backward without a forward");
+    T* top = std::any_cast<T>(&kept_.back());
+    MT_CHECK(top != nullptr, "backward order does not mirror forward order");
+    T out = std::move(*top);
+    kept_.pop_back();
+    return out;
+  }
+  bool empty() const { return kept_.empty(); }
+
+ private:
+  std::vector<std::any> kept_;
+};
+
+struct SequenceInfo {
+  int64_t B = 1, S = 0;  // sequences and their length; token = s * B + b
+  Tensor position_T;     // int32
+  Tensor cu_seqlens;     // int32, optional: document boundaries (B = 1)
+  int64_t T() const { return B * S; }
+};
+
+struct Step {
+  Stream& compute;
+  WgradQueue& wgrad;
+  Stash& stash;
+  const SequenceInfo& seq;
+  uint64_t seed = 0;        // of dropout
+  int64_t step = 0;         // training step, from 1
+  int64_t micro_batch = 0;  // number of the micro-batch in the global batch
+  bool training = true;     // false: no dropout, nothing stashed is needed
+};
+
+// Dropout of a (T, H) activation in place; nothing where p = 0 or outside training. The numbers
+// depend on (seed, place, step, micro-batch, element) alone: the same under every layout, and when
+// a forward is recomputed.
+void drop(Step& step, const Tensor& x_TH, const std::string& place, float p);
+// The gradient before that dropout: a copy, for the residual path still needs the one after it;
+// `d_TH` itself without dropout.
+Tensor drop_backward(Step& step, const Tensor& d_TH, const std::string& place, float p);
+
+}  // namespace mtrain

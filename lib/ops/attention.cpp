@@ -1,0 +1,77 @@
+#include "kernels/attention.h"
+
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(AttentionForward)
+MT_KERNEL(AttentionBackward)
+
+namespace mtrain::ops {
+
+namespace {
+kernels::AttentionShape shape_of(const AttentionDims& d, const Tensor& cu_seqlens) {
+  return {.B = d.B,
+          .Sq = d.S,
+          .Skv = d.S,
+          .A = d.A,
+          .G = d.G,
+          .D = d.D,
+          .causal = d.causal,
+          .window = d.window,
+          .cu_seqlens = cu_seqlens,
+          .scale = d.scale};
+}
+// The heads from `head` on of a (T, heads * D) tensor.
+Span heads_from(const Tensor& x_TN, int64_t head, int64_t D) {
+  return {static_cast<char*>(x_TN.data()) + head * D * dtype_size(x_TN.dtype()),
+          x_TN.count() - head * D, x_TN.dtype()};
+}
+void check_qkv(const AttentionDims& d, const Tensor& qkv_TN) {
+  MT_SHAPE("attention", qkv_TN, {d.B * d.S, (d.A + 2 * d.G) * d.D});
+  MT_CHECK(d.A % d.G == 0, "attention: {} query heads, {} kv heads", d.A, d.G);
+}
+}  // namespace
+
+AttentionResult attention(Stream& on, const AttentionDims& d, const Tensor& qkv_TN,
+                          const Tensor& cu_seqlens) {
+  check_qkv(d, qkv_TN);
+  const int64_t N = qkv_TN.dim(1);
+  AttentionResult r{Tensor::empty(on, {d.B * d.S, d.A * d.D}, qkv_TN.dtype()),
+                    Tensor::empty(on, {d.B, d.A, d.S}, DType::f32)};
+  const kernels::AttentionForward args{.shape = shape_of(d, cu_seqlens),
+                                       .q = {heads_from(qkv_TN, 0, d.D), N},
+                                       .k = {heads_from(qkv_TN, d.A, d.D), N},
+                                       .v = {heads_from(qkv_TN, d.A + d.G, d.D), N},
+                                       .out = {r.out_TN, d.A * d.D},
+                                       .lse = r.lse};
+  enqueue(on, {.name = "attention_fwd", .reads = {qkv_TN, cu_seqlens}, .writes = {r.out_TN, r.lse}},
+          args);
+  return r;
+}
+
+Tensor attention_backward(Stream& on, const AttentionDims& d, const Tensor& qkv_TN,
+                          const Tensor& cu_seqlens, const AttentionResult& f,
+                          const Tensor& dout_TN) {
+  check_qkv(d, qkv_TN);
+  MT_SHAPE("attention_backward", dout_TN, {d.B * d.S, d.A * d.D});
+  const int64_t N = qkv_TN.dim(1), AD = d.A * d.D;
+  Tensor dqkv = Tensor::empty(on, qkv_TN.shape(), qkv_TN.dtype());
+  const kernels::AttentionBackward args{.shape = shape_of(d, cu_seqlens),
+                                        .q = {heads_from(qkv_TN, 0, d.D), N},
+                                        .k = {heads_from(qkv_TN, d.A, d.D), N},
+                                        .v = {heads_from(qkv_TN, d.A + d.G, d.D), N},
+                                        .out = {f.out_TN, AD},
+                                        .dout = {dout_TN, AD},
+                                        .lse = f.lse,
+                                        .dq = {heads_from(dqkv, 0, d.D), N},
+                                        .dk = {heads_from(dqkv, d.A, d.D), N},
+                                        .dv = {heads_from(dqkv, d.A + d.G, d.D), N}};
+  enqueue(on,
+          {.name = "attention_bwd",
+           .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN},
+           .writes = {dqkv}},
+          args);
+  return dqkv;
+}
+
+}  // namespace mtrain::ops

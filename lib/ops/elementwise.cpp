@@ -1,0 +1,41 @@
+#include "kernels/elementwise.h"
+
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(Add)
+MT_KERNEL(Cast)
+MT_KERNEL(Fill)
+MT_KERNEL(Scale)
+MT_KERNEL(Dropout)
+
+namespace mtrain::ops {
+
+Tensor add(Stream& on, const Tensor& a, const Tensor& b) {
+  MT_CHECK(a.shape() == b.shape(), "add: a is {}, b {}", a.shape().str(), b.shape().str());
+  Tensor y = Tensor::empty(on, a.shape(), a.dtype());
+  enqueue(on, {.name = "add", .reads = {a, b}, .writes = {y}},
+          kernels::Add{.a = a, .b = b, .y = y});
+  return y;
+}
+
+void cast(Stream& on, const Tensor& from, const Tensor& to) {
+  MT_CHECK(from.count() == to.count(), "cast: {} to {}", from.shape().str(), to.shape().str());
+  enqueue(on, {.name = "cast", .reads = {from}, .writes = {to}}, kernels::Cast{.x = from, .y = to});
+}
+
+void fill(Stream& on, const Tensor& x, float value) {
+  enqueue(on, {.name = "fill", .writes = {x}}, kernels::Fill{.y = x, .value = value});
+}
+
+void scale(Stream& on, const Tensor& x, float factor) {
+  enqueue(on, {.name = "scale", .reads = {x}, .writes = {x}},
+          kernels::Scale{.x = x, .factor = factor});
+}
+
+void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p) {
+  enqueue(on, {.name = "dropout", .reads = {x}, .writes = {x}},
+          kernels::Dropout{.x = x, .y = x, .key = key, .first_index = first_index, .p = p});
+}
+
+}  // namespace mtrain::ops

@@ -1,0 +1,41 @@
+#include "kernels/embedding.h"
+
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(EmbeddingForward)
+MT_KERNEL(EmbeddingBackward)
+
+namespace mtrain::ops {
+
+Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const Tensor& position_T,
+                 const Tensor& position_table_PH) {
+  MT_DTYPE("embedding", id_T, DType::i32);
+  const int64_t T = id_T.count(), V = table_VH.dim(0), H = table_VH.dim(1);
+  Tensor out = Tensor::empty(on, {T, H}, table_VH.dtype());
+  kernels::EmbeddingForward args{
+      .id_T = id_T, .table_VH = table_VH, .out_TH = out, .T = T, .H = H, .V = V};
+  if (position_table_PH) {
+    MT_SHAPE("embedding", position_T, {T});
+    args.position_T = position_T;
+    args.position_table_PH = position_table_PH;
+  }
+  enqueue(on,
+          {.name = "embedding_fwd",
+           .reads = {id_T, table_VH, position_T, position_table_PH},
+           .writes = {out}},
+          args);
+  return out;
+}
+
+void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
+                        const Tensor& dtable_VH) {
+  MT_DTYPE("embedding_backward", dtable_VH, DType::f32);
+  const int64_t T = id_T.count(), V = dtable_VH.dim(0), H = dtable_VH.dim(1);
+  MT_SHAPE("embedding_backward", dout_TH, {T, H});
+  enqueue(on, {.name = "embedding_bwd", .reads = {id_T, dout_TH, dtable_VH}, .writes = {dtable_VH}},
+          kernels::EmbeddingBackward{
+              .id_T = id_T, .dout_TH = dout_TH, .dtable_VH = dtable_VH, .T = T, .H = H, .V = V});
+}
+
+}  // namespace mtrain::ops

@@ -1,0 +1,45 @@
+#include "kernels/matmul.h"
+
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(Matmul)
+
+namespace mtrain::ops {
+
+namespace {
+kernels::Matmul describe(const Tensor& a, const Tensor& b, Transpose t, const Tensor& c) {
+  kernels::Matmul m{.a = a, .b = b, .c_MN = c, .trans_a = t.a, .trans_b = t.b};
+  MT_CHECK(a.shape().rank() == 2 && b.shape().rank() == 2, "matmul of {} and {}", a.shape().str(),
+           b.shape().str());
+  m.M = a.dim(t.a ? 1 : 0);
+  m.K = a.dim(t.a ? 0 : 1);
+  m.N = b.dim(t.b ? 0 : 1);
+  MT_CHECK(b.dim(t.b ? 1 : 0) == m.K, "matmul: a {}{} and b {}{} do not share K", a.shape().str(),
+           t.a ? "^T" : "", b.shape().str(), t.b ? "^T" : "");
+  MT_SHAPE("matmul", c, {m.M, m.N});
+  return m;
+}
+}  // namespace
+
+Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
+              DType out, const Tensor& bias_N) {
+  Tensor c = Tensor::empty(on, {a.dim(t.a ? 1 : 0), b.dim(t.b ? 0 : 1)}, out);
+  auto args = describe(a, b, t, c);
+  if (bias_N) MT_SHAPE("matmul", bias_N, {args.N});
+  args.bias_N = bias_N;
+  enqueue(on, {.name = name, .reads = {a, b, bias_N}, .writes = {c}}, args);
+  return c;
+}
+
+void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
+                 const Tensor& c_MN, bool accumulate) {
+  if (accumulate) MT_DTYPE("matmul_into", c_MN, DType::f32);
+  auto args = describe(a, b, t, c_MN);
+  args.accumulate = accumulate;
+  std::vector<Access> reads{a, b};
+  if (accumulate) reads.push_back(c_MN);
+  enqueue(on, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
+}
+
+}  // namespace mtrain::ops

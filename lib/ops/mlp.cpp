@@ -1,0 +1,55 @@
+#include "kernels/activation.h"
+
+#include "base/math.h"
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(SwigluForward)
+MT_KERNEL(SwigluBackward)
+MT_KERNEL(GeluForward)
+MT_KERNEL(GeluBackward)
+
+namespace mtrain::ops {
+
+Tensor swiglu(Stream& on, const Tensor& gate_up_T2F) {
+  const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
+  Tensor y = Tensor::empty(on, {T, F}, gate_up_T2F.dtype());
+  enqueue(on, {.name = "swiglu_fwd", .reads = {gate_up_T2F}, .writes = {y}},
+          kernels::SwigluForward{.gate_up_T2F = gate_up_T2F, .y_TF = y, .T = T, .F = F});
+  return y;
+}
+
+Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_TF,
+                       const Tensor& y_TF) {
+  const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
+  MT_SHAPE("swiglu_backward", dy_TF, {T, F});
+  if (y_TF) MT_SHAPE("swiglu_backward", y_TF, {T, F});
+  Tensor d = Tensor::empty(on, gate_up_T2F.shape(), gate_up_T2F.dtype());
+  enqueue(on, {.name = "swiglu_bwd", .reads = {gate_up_T2F, dy_TF}, .writes = {d, y_TF}},
+          kernels::SwigluBackward{.gate_up_T2F = gate_up_T2F,
+                                  .dy_TF = dy_TF,
+                                  .dgate_up_T2F = d,
+                                  .y_TF = y_TF,
+                                  .T = T,
+                                  .F = F});
+  return d;
+}
+
+Tensor gelu(Stream& on, const Tensor& x, bool tanh) {
+  Tensor y = Tensor::empty(on, x.shape(), x.dtype());
+  enqueue(on, {.name = "gelu_fwd", .reads = {x}, .writes = {y}},
+          kernels::GeluForward{.x = x, .y = y, .count = x.count(), .tanh = tanh});
+  return y;
+}
+
+Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh) {
+  MT_CHECK(dy.shape() == x.shape(), "gelu_backward: dy is {}, x {}", dy.shape().str(),
+           x.shape().str());
+  Tensor dx = Tensor::empty(on, x.shape(), x.dtype());
+  enqueue(
+      on, {.name = "gelu_bwd", .reads = {x, dy}, .writes = {dx, y}},
+      kernels::GeluBackward{.x = x, .dy = dy, .dx = dx, .y = y, .count = x.count(), .tanh = tanh});
+  return dx;
+}
+
+}  // namespace mtrain::ops

@@ -1,0 +1,102 @@
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(NormForward)
+MT_KERNEL(NormBackward)
+
+namespace mtrain::ops {
+
+NormResult norm(Stream& on, const NormWeights& w, const Tensor& x_TH, const Tensor& residual_TH) {
+  const int64_t T = x_TH.dim(0), H = x_TH.dim(1);
+  MT_SHAPE("norm", w.w_H, {H});
+  if (residual_TH) MT_SHAPE("norm", residual_TH, {T, H});
+  NormResult r;
+  r.sum_TH = residual_TH ? Tensor::empty(on, {T, H}, x_TH.dtype()) : x_TH;
+  r.y_TH = Tensor::empty(on, {T, H}, x_TH.dtype());
+  r.rstd_T = Tensor::empty(on, {T}, DType::f32);
+  if (w.kind == NormKind::layer) r.mean_T = Tensor::empty(on, {T}, DType::f32);
+  kernels::NormForward args{.kind = w.kind, .x_TH = x_TH, .residual_TH = residual_TH};
+  if (residual_TH) args.sum_TH = r.sum_TH;
+  args.w_H = w.w_H, args.b_H = w.b_H;
+  args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
+  args.T = T, args.H = H, args.eps = w.eps;
+  std::vector<Access> writes{r.y_TH, r.rstd_T, r.mean_T};
+  if (residual_TH) writes.push_back(r.sum_TH);
+  enqueue(
+      on,
+      {.name = "norm_fwd", .reads = {x_TH, residual_TH, w.w_H, w.b_H}, .writes = std::move(writes)},
+      args);
+  return r;
+}
+
+Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& f, const Tensor& dy_TH,
+                     const Tensor& dresidual_TH, const Tensor& dw_H, const Tensor& db_H) {
+  const int64_t T = dy_TH.dim(0), H = dy_TH.dim(1);
+  MT_SHAPE("norm_backward", f.sum_TH, {T, H});
+  MT_SHAPE("norm_backward", dw_H, {H});
+  Tensor dx = Tensor::empty(on, {T, H}, dy_TH.dtype());
+  kernels::NormBackward args{.kind = w.kind,
+                             .dy_TH = dy_TH,
+                             .x_TH = f.sum_TH,
+                             .w_H = w.w_H,
+                             .rstd_T = f.rstd_T,
+                             .mean_T = f.mean_T,
+                             .dresidual_TH = dresidual_TH,
+                             .dx_TH = dx,
+                             .dw_H = dw_H,
+                             .db_H = db_H,
+                             .T = T,
+                             .H = H};
+  enqueue(on,
+          {.name = "norm_bwd",
+           .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H},
+           .writes = {dx, dw_H, db_H}},
+          args);
+  return dx;
+}
+
+namespace {
+// The part of each token's row that a head range covers, as the kernels see it: a base pointer and
+// a stride.
+Span head_part(const Tensor& x_TN, HeadRange range) {
+  const int64_t first = range.first_head * range.D;
+  auto* base = static_cast<char*>(x_TN.data()) + first * dtype_size(x_TN.dtype());
+  return {base, x_TN.count() - first, x_TN.dtype()};
+}
+}  // namespace
+
+Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
+                 HeadRange range) {
+  const int64_t T = in_TN.dim(0);
+  MT_SHAPE("head_norm", w.w_H, {range.D});
+  MT_SHAPE("head_norm", out_TN, {T, in_TN.dim(1)});
+  Tensor rstd = Tensor::empty(on, {T * range.heads}, DType::f32);
+  kernels::NormForward args{.kind = NormKind::rms, .x_TH = head_part(in_TN, range)};
+  args.w_H = w.w_H, args.y_TH = head_part(out_TN, range), args.rstd_T = rstd;
+  args.T = T, args.H = range.D, args.heads = range.heads, args.token_stride = in_TN.dim(1),
+  args.eps = w.eps;
+  enqueue(on, {.name = "head_norm_fwd", .reads = {in_TN, w.w_H}, .writes = {out_TN, rstd}}, args);
+  return rstd;
+}
+
+void head_norm_backward(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& rstd,
+                        const Tensor& d_TN, HeadRange range, const Tensor& dw_D) {
+  MT_SHAPE("head_norm_backward", dw_D, {range.D});
+  kernels::NormBackward args{.kind = NormKind::rms,
+                             .dy_TH = head_part(d_TN, range),
+                             .x_TH = head_part(in_TN, range),
+                             .w_H = w.w_H,
+                             .rstd_T = rstd,
+                             .dx_TH = head_part(d_TN, range),
+                             .dw_H = dw_D,
+                             .T = in_TN.dim(0),
+                             .H = range.D,
+                             .heads = range.heads,
+                             .token_stride = in_TN.dim(1)};
+  enqueue(
+      on,
+      {.name = "head_norm_bwd", .reads = {in_TN, w.w_H, rstd, d_TN, dw_D}, .writes = {d_TN, dw_D}},
+      args);
+}
+
+}  // namespace mtrain::ops

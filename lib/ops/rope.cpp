@@ -1,0 +1,33 @@
+#include "kernels/rope.h"
+
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(Rope)
+
+namespace mtrain::ops {
+
+void rope(Stream& on, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
+          const Tensor& position_T, int64_t heads, int64_t D, bool backward) {
+  const int64_t T = x_TN.dim(0), P = cos_PR.dim(0);
+  MT_SHAPE("rope", position_T, {T});
+  MT_SHAPE("rope", cos_PR, {P, D / 2});
+  MT_SHAPE("rope", sin_PR, {P, D / 2});
+  MT_CHECK(heads * D <= x_TN.dim(1), "rope: {} heads of {} in rows of {}", heads, D, x_TN.dim(1));
+  const kernels::Rope args{.x = x_TN,
+                           .cos_PR = cos_PR,
+                           .sin_PR = sin_PR,
+                           .position_T = position_T,
+                           .T = T,
+                           .heads = heads,
+                           .D = D,
+                           .token_stride = x_TN.dim(1),
+                           .backward = backward};
+  enqueue(on,
+          {.name = backward ? "rope_bwd" : "rope_fwd",
+           .reads = {x_TN, cos_PR, sin_PR, position_T},
+           .writes = {x_TN}},
+          args);
+}
+
+}  // namespace mtrain::ops
