@@ -1,0 +1,91 @@
+#include "data/batch.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/math.h"
+
+namespace mtrain {
+namespace {
+
+// Samples first .. first + B - 1; those at or behind `limit` are masked.
+Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
+  const int64_t S = dataset.seq_length();
+  Batch batch{.B = B, .S = S};
+  batch.input.assign(size_t(S * B), 0);
+  batch.label.assign(size_t(S * B), -1);
+  batch.position.assign(size_t(S * B), 0);
+  Sample sample;
+  for (int64_t b = 0; b < B && first + b < limit; ++b) {
+    dataset.sample(first + b, sample);
+    for (int64_t s = 0; s < S; ++s) {
+      batch.input[s * B + b] = sample.input[s];
+      batch.label[s * B + b] = sample.label[s];
+      batch.position[s * B + b] = sample.position[s];
+    }
+    batch.unmasked += S - std::count(sample.label.begin(), sample.label.end(), -1);
+  }
+  return batch;
+}
+
+void check_ranks(const LoaderOptions& o) {
+  if (o.micro_batch < 1)
+    throw UserError(fmt::format("the micro-batch size is {}", o.micro_batch),
+                    "set it to 1 or more");
+  MT_CHECK(o.dp_size > 0 && o.dp_rank >= 0 && o.dp_rank < o.dp_size, "dp rank {} of {}", o.dp_rank,
+           o.dp_size);
+}
+
+}  // namespace
+
+BatchLoader::BatchLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
+    : dataset_(std::move(dataset)), options_(options) {
+  check_ranks(options_);
+  const int64_t G = options_.global_batch, unit = options_.micro_batch * options_.dp_size;
+  if (G < 1 || G % unit != 0)
+    throw UserError(
+        fmt::format("global_batch_size {} is not a multiple of micro_batch_size({}) * dp({}) = {}",
+                    G, options_.micro_batch, options_.dp_size, unit),
+        fmt::format("use {} or another multiple of {}", std::max(unit, round_up(G, unit)), unit));
+  micro_batches_ = G / unit;
+}
+
+Batch BatchLoader::make(int64_t step, int64_t k) const {
+  const auto& o = options_;
+  const int64_t first = step * o.global_batch + (k * o.dp_size + o.dp_rank) * o.micro_batch;
+  return collect(*dataset_, first, o.micro_batch, first + o.micro_batch);
+}
+
+Batch BatchLoader::micro_batch(int64_t step, int64_t k) {
+  MT_CHECK(step >= 0 && k >= 0 && k < micro_batches_, "micro-batch {} of step {}", k, step);
+  const bool ready = next_.valid() && step == next_step_ && k == next_k_;
+  if (next_.valid() && !ready) next_.wait();  // one at a time; what it prepared is not wanted
+  Batch batch = ready ? next_.get() : make(step, k);
+  if (options_.prefetch) {
+    next_step_ = k + 1 < micro_batches_ ? step : step + 1;
+    next_k_ = k + 1 < micro_batches_ ? k + 1 : 0;
+    next_ =
+        std::async(std::launch::async, [this, s = next_step_, m = next_k_] { return make(s, m); });
+  }
+  return batch;
+}
+
+ValidationLoader::ValidationLoader(std::shared_ptr<const Dataset> dataset, int64_t samples,
+                                   const LoaderOptions& options)
+    : dataset_(std::move(dataset)), options_(options) {
+  check_ranks(options_);
+  MT_CHECK(samples >= 0, "{} validation samples", samples);
+  samples_ = samples == 0 ? dataset_->size() : std::min(samples, dataset_->size());
+}
+
+int64_t ValidationLoader::batches() const {
+  return ceil_div(samples_, options_.micro_batch * options_.dp_size);
+}
+
+Batch ValidationLoader::batch(int64_t i) const {
+  MT_CHECK(i >= 0 && i < batches(), "batch {} of {}", i, batches());
+  const int64_t first = (i * options_.dp_size + options_.dp_rank) * options_.micro_batch;
+  return collect(*dataset_, first, options_.micro_batch, samples_);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,24 @@
+// What a training run draws its sequences from.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace mtrain {
+
+// One sequence of S tokens. label[s] is the token after input[s], or -1 where the loss does not
+// count.
+struct Sample {
+  std::vector<int32_t> input, label, position;  // (S)
+};
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual int64_t seq_length() const = 0;
+  virtual int64_t size() const = 0;  // samples before one comes again
+  // Sample `index` >= 0 of an endless stream, a pure function of the index. Safe to call from
+  // several threads.
+  virtual void sample(int64_t index, Sample& out) const = 0;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,24 @@
+// A shuffle without a table: a bijection of [0, n) computed per element, by a Feistel network whose
+// values outside the range are walked back into it. Black and Rogaway, "Ciphers with arbitrary
+// finite domains", CT-RSA 2002.
+#pragma once
+#include <array>
+#include <cstdint>
+
+namespace mtrain {
+
+class Permutation {
+ public:
+  Permutation(uint64_t key, int64_t n);
+  int64_t operator()(int64_t i) const;  // 0 <= i < n
+
+ private:
+  uint64_t step(uint64_t x) const;
+
+  static constexpr int kRounds = 6;
+  std::array<uint64_t, kRounds> keys_;
+  int64_t n_;
+  int half_bits_;
+};
+
+}  // namespace mtrain

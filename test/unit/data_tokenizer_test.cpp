@@ -1,0 +1,258 @@
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "data/tokenizer.h"
+
+using namespace mtrain;
+using Catch::Matchers::Contains;
+using Json = nlohmann::json;
+
+namespace {
+
+const std::string kGolden = std::string(MTRAIN_SOURCE_DIR) + "/test/golden/tokenizer/";
+
+std::vector<int32_t> ids(const Tokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> out;
+  tokenizer.encode(text, out);
+  return out;
+}
+
+Json golden(const std::string& name) { return Json::parse(read_file(kGolden + name + ".json")); }
+
+// What the reader says about a tokenizer.json that `change` has spoilt.
+std::string complaint(const std::function<void(Json&)>& change) {
+  Json json = golden("qwen2");
+  change(json);
+  try {
+    make_bpe_tokenizer(json.dump(), "t.json");
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string random_bytes(std::mt19937& rng, size_t n) {
+  std::string text(n, ' ');
+  for (char& c : text) c = char(rng());
+  return text;
+}
+
+// Words, marks, white space and malformed bytes, so that every branch of the patterns is met.
+std::string random_mixture(std::mt19937& rng, int pieces) {
+  static const std::vector<std::string> parts = {"the",
+                                                 "Ship",
+                                                 " ",
+                                                 "  ",
+                                                 "\n",
+                                                 "\r\n",
+                                                 "\t",
+                                                 "'s",
+                                                 "'LL",
+                                                 "123",
+                                                 "4",
+                                                 ".",
+                                                 "...",
+                                                 "é",
+                                                 "e\xCC\x81",
+                                                 "世界",
+                                                 "\xF0\x9F\x98\x80",
+                                                 "\xFF",
+                                                 "\xC3",
+                                                 "\xED\xA0\x80",
+                                                 "\xC2\xA0",
+                                                 "<|endoftext|>",
+                                                 "<tool>",
+                                                 "<",
+                                                 "x",
+                                                 "_",
+                                                 "\\"};
+  std::string text;
+  for (int i = 0; i < pieces; ++i) text += parts[rng() % parts.size()];
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("byte tokenizer: ids are the bytes") {
+  const auto tokenizer = load_tokenizer("byte");
+  REQUIRE(tokenizer->vocab_size() == 257);
+  REQUIRE(tokenizer->eod() == 256);
+  REQUIRE(ids(*tokenizer, std::string_view("a\0\xFF", 3)) == std::vector<int32_t>{97, 0, 255});
+  REQUIRE(tokenizer->decode(std::vector<int32_t>{104, 105, 256}) == "hi");
+  REQUIRE_THROWS_WITH(tokenizer->decode(std::vector<int32_t>{257}), Contains("257"));
+  REQUIRE_THROWS_AS(tokenizer->decode(std::vector<int32_t>{-1}), UserError);
+}
+
+TEST_CASE("ids equal those of the reference implementation") {
+  const Json expected = golden("expected");
+  const auto strings = expected["strings"].get<std::vector<std::string>>();
+  REQUIRE(strings.size() >= 60);
+  REQUIRE(expected["ids"].size() == 11);
+  for (const auto& [name, lists] : expected["ids"].items()) {
+    const auto tokenizer = load_tokenizer(kGolden + name + ".json");
+    REQUIRE(tokenizer->eod().has_value());
+    for (size_t i = 0; i < strings.size(); ++i) {
+      INFO(name << " " << Json(strings[i]).dump(-1, ' ', true));
+      CHECK(Json(ids(*tokenizer, strings[i])) == lists[i]);
+    }
+  }
+}
+
+TEST_CASE("byte-level BPE gives every byte back") {
+  std::mt19937 rng(1);
+  for (const char* name : {"gpt2", "llama3", "starcoder"}) {
+    const auto tokenizer = load_tokenizer(kGolden + name + ".json");
+    for (int i = 0; i < 300; ++i) {
+      const std::string text = i % 2 ? random_mixture(rng, i / 4) : random_bytes(rng, size_t(i));
+      INFO(name << " " << Json(text).dump(-1, ' ', true, Json::error_handler_t::replace));
+      const auto tokens = ids(*tokenizer, text);
+      REQUIRE(tokenizer->decode(tokens) == text);
+      for (int32_t token : tokens) REQUIRE((token >= 0 && token < tokenizer->vocab_size()));
+    }
+  }
+}
+
+TEST_CASE("long words merge as short ones do") {
+  // The heap (long words) must find what the scan (short words) finds: leftmost of the lowest rank,
+  // here with ties.
+  const auto tokenizer = load_tokenizer(kGolden + "gpt2.json");
+  Json json = golden("gpt2");
+  std::map<std::pair<std::string, std::string>, int> rank;
+  for (const auto& merge : json["model"]["merges"]) {
+    const auto text = merge.get<std::string>();
+    rank.insert(
+        {{text.substr(0, text.find(' ')), text.substr(text.find(' ') + 1)}, int(rank.size())});
+  }
+  std::mt19937 rng(2);
+  for (size_t n : {40u, 47u, 48u, 49u, 50u, 200u, 1000u}) {
+    std::string word;
+    for (size_t i = 0; i < n; ++i) word += "theainsor"[rng() % 9];
+    std::vector<std::string> symbols;
+    for (char c : word) symbols.push_back(std::string(1, c));
+    while (true) {  // the definition, spelt out
+      size_t best = symbols.size();
+      int lowest = int(rank.size());
+      for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+        const auto found = rank.find({symbols[i], symbols[i + 1]});
+        if (found != rank.end() && found->second < lowest) lowest = found->second, best = i;
+      }
+      if (best == symbols.size()) break;
+      symbols[best] += symbols[best + 1];
+      symbols.erase(symbols.begin() + int64_t(best) + 1);
+    }
+    std::vector<int32_t> expected;
+    for (const auto& symbol : symbols)
+      expected.push_back(json["model"]["vocab"][symbol].get<int32_t>());
+    REQUIRE(ids(*tokenizer, word) == expected);
+  }
+}
+
+TEST_CASE("text may be cut where safe_cut says") {
+  std::mt19937 rng(3);
+  for (const char* name : {"gpt2", "llama3", "qwen2", "starcoder"}) {
+    const auto tokenizer = load_tokenizer(kGolden + name + ".json");
+    int cuts = 0;
+    for (int i = 0; i < 2000; ++i) {
+      const std::string text =
+          random_mixture(rng, 12) + (i % 2 ? "d.\nThe" : "a the") + random_mixture(rng, 2);
+      const size_t cut = tokenizer->safe_cut(text);
+      if (cut == 0) continue;
+      ++cuts;
+      auto parts = ids(*tokenizer, text.substr(0, cut));
+      tokenizer->encode(std::string_view(text).substr(cut), parts);
+      INFO(name << " " << cut << " "
+                << Json(text).dump(-1, ' ', true, Json::error_handler_t::replace));
+      REQUIRE(parts == ids(*tokenizer, text));
+    }
+    REQUIRE(cuts > 1500);
+  }
+  // Unknown patterns promise nothing.
+  REQUIRE(load_tokenizer(kGolden + "removed.json")->safe_cut("one.\ntwo three") == 0);
+  REQUIRE(load_tokenizer(kGolden + "prefix.json")->safe_cut("one.\ntwo three") == 0);
+  REQUIRE(load_tokenizer("byte")->safe_cut("one\n\ntwo\n") == 5);
+  REQUIRE(load_tokenizer("byte")->safe_cut("one") == 0);
+}
+
+TEST_CASE("normal form C") {
+  const auto tokenizer = load_tokenizer(kGolden + "qwen2.json");
+  REQUIRE(tokenizer->decode(ids(*tokenizer, "cafe\u0301")) == "caf\u00e9");
+  // Only the well-formed runs are composed; other bytes stay.
+  REQUIRE(tokenizer->decode(ids(*tokenizer,
+                                "\xFF"
+                                "e\u0301\xC3<tool>")) == "\xFF\u00e9\xC3<tool>");
+  REQUIRE(tokenizer->decode(ids(*tokenizer, "plain\xFF")) == "plain\xFF");
+}
+
+TEST_CASE("threads may share a tokenizer") {
+  const auto tokenizer = load_tokenizer(kGolden + "llama3.json");
+  std::mt19937 rng(4);
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> alone;
+  for (int i = 0; i < 50; ++i) {
+    texts.push_back(random_mixture(rng, 40));
+    alone.push_back(ids(*tokenizer, texts.back()));
+  }
+  std::vector<int> wrong(3);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < wrong.size(); ++t)
+    threads.emplace_back([&, t] {
+      for (int repeat = 0; repeat < 5; ++repeat)
+        for (size_t i = 0; i < texts.size(); ++i) wrong[t] += ids(*tokenizer, texts[i]) != alone[i];
+    });
+  for (auto& thread : threads) thread.join();
+  REQUIRE(std::accumulate(wrong.begin(), wrong.end(), 0) == 0);
+}
+
+TEST_CASE("the end-of-document token") {
+  const Json json = golden("gpt2");
+  const int32_t end = json["added_tokens"][0]["id"].get<int32_t>();
+  REQUIRE(make_bpe_tokenizer(json.dump(), "t")->eod() == end);
+  REQUIRE(make_bpe_tokenizer(json.dump(), "t", "<tool>")->eod() ==
+          json["added_tokens"][1]["id"].get<int32_t>());
+  REQUIRE_THROWS_WITH(make_bpe_tokenizer(json.dump(), "t", "<none>"), Contains("\"<none>\""));
+  Json without = json;
+  without.erase("added_tokens");
+  REQUIRE(!make_bpe_tokenizer(without.dump(), "t")->eod().has_value());
+}
+
+TEST_CASE("what is not supported or malformed is named") {
+  REQUIRE_THROWS_WITH(load_tokenizer("/none/such"), Contains("/none/such"));
+  REQUIRE_THROWS_WITH(make_bpe_tokenizer("{", "t.json"), Contains("t.json is not valid JSON"));
+  REQUIRE_THROWS_AS(make_bpe_tokenizer("[]", "t.json"), UserError);
+  REQUIRE_THROWS_AS(make_bpe_tokenizer("{}", "t.json"), UserError);
+  const auto says = [](const char* text, const std::function<void(Json&)>& change) {
+    CHECK_THAT(complaint(change), Contains(text) && Contains("t.json"));
+  };
+  says("normalizer NFKC", [](Json& j) { j["normalizer"]["type"] = "NFKC"; });
+  says("\"Unigram\"", [](Json& j) { j["model"]["type"] = "Unigram"; });
+  says("dropout 0.1", [](Json& j) { j["model"]["dropout"] = 0.1; });
+  says("byte_fallback", [](Json& j) { j["model"]["byte_fallback"] = true; });
+  says("end_of_word_suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; });
+  says("Metaspace", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["type"] = "Metaspace"; });
+  says("without ByteLevel", [](Json& j) { j["pre_tokenizer"] = nullptr; });
+  says("after ByteLevel", [](Json& j) {
+    auto& list = j["pre_tokenizer"]["pretokenizers"];
+    list.push_back(list[0]);
+  });
+  says("behavior Sideways",
+       [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Sideways"; });
+  for (const char* bad : {"(", "[z-a]", "\\w+", "\\bx", "[a[b]]", "[a&&b]", "\\", "\\u12", "[]"})
+    says("regular expression",
+         [&](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = bad; });
+  says("with lstrip", [](Json& j) { j["added_tokens"][0]["lstrip"] = true; });
+  says("byte 0x41", [](Json& j) { j["model"]["vocab"].erase("A"); });
+  says("merge 3", [](Json& j) { j["model"]["merges"][3] = "a b c"; });
+  says("merge 0", [](Json& j) { j["model"]["merges"][0] = {"a", "none-such"}; });
+  says("id -1", [](Json& j) { j["model"]["vocab"]["A"] = -1; });
+  says("id 99999999999", [](Json& j) { j["model"]["vocab"]["A"] = 99999999999; });
+  says("id \"7\"", [](Json& j) { j["added_tokens"][0]["id"] = "7"; });
+  CHECK(complaint([](Json&) {}) == "no error");
+}
