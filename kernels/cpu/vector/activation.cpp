@@ -29,13 +29,60 @@ MT_INLINE Vf normal_cdf(Vf x) {
 constexpr float kC = 0.79788456080286536f;  // sqrt(2 / pi)
 constexpr float kA = 0.044715f;
 
-// With u = c (x + a x^3), (1 + tanh u) / 2 = sigmoid(2 u): no cancellation where it is small.
-MT_INLINE Vf gelu_gate(Vf x, bool tanh) {
-  return tanh ? sigmoid(2 * kC * x * (1.0f + kA * x * x)) : normal_cdf(x);
+struct Gate {
+  Vf open, shut;  // shut = 1 - open, without the cancellation
+};
+MT_INLINE Gate sigmoid_gate(Vf x) {
+  const Vf e = vexp(-x), open = 1.0f / (1.0f + e);
+  return {open, e * open};
 }
-MT_INLINE Vf gelu_gate_slope(Vf x, Vf gate, bool tanh) {
-  return tanh ? gate * (1.0f - gate) * (2 * kC * (1.0f + 3 * kA * x * x))
-              : 0.3989422804014327f * vexp(-0.5f * (x * x));
+
+// y = x gate(x), and its slope. With u = c (x + a x^3), (1 + tanh u) / 2 = sigmoid(2 u), which is
+// accurate where it is small.
+template <bool TANH>
+MT_INLINE Vf gelu(Vf x) {
+  if constexpr (TANH)
+    return x * sigmoid(2 * kC * x * (1.0f + kA * x * x));
+  else
+    return x * normal_cdf(x);
+}
+template <bool TANH>
+MT_INLINE Vf gelu_slope(Vf x, Vf& y) {
+  if constexpr (TANH) {
+    const Gate g = sigmoid_gate(2 * kC * x * (1.0f + kA * x * x));
+    y = x * g.open;
+    return g.open + y * g.shut * (2 * kC * (1.0f + 3 * kA * x * x));
+  } else {
+    const Vf open = normal_cdf(x);
+    y = x * open;
+    return open + x * (0.3989422804014327f * vexp(-0.5f * (x * x)));
+  }
+}
+
+template <bool TANH, class T>
+void forward(const GeluForward& a) {
+  const T* x = data_of<T>(a.x);
+  T* y = data_of<T>(a.y);
+  parallel(a.count, kGrain, [=](int64_t begin, int64_t end) {
+    for_lanes(end - begin, [=](int64_t i, auto m) {
+      store(y + begin + i, gelu<TANH>(load(x + begin + i, m)), m);
+    });
+  });
+}
+
+template <bool TANH, class T>
+void backward(const GeluBackward& a) {
+  const T *x = data_of<T>(a.x), *dy = data_of<T>(a.dy);
+  T *dx = data_of<T>(a.dx), *y = data_of<T>(a.y);
+  parallel(a.count, kGrain, [=](int64_t begin, int64_t end) {
+    for_lanes(end - begin, [=](int64_t j, auto m) {
+      const int64_t i = begin + j;
+      Vf again;
+      const Vf slope = gelu_slope<TANH>(load(x + i, m), again);
+      store(dx + i, load(dy + i, m) * slope, m);
+      if (y) store(y + i, again, m);
+    });
+  });
 }
 
 }  // namespace
@@ -68,8 +115,9 @@ void run(const SwigluBackward& a) {
         T* y = a.y_TF.data ? data_of<T>(a.y_TF) + t * a.F : nullptr;
         for_lanes(a.F, [=](int64_t i, auto m) {
           const Vf g = load(gate + i, m), u = load(up + i, m), d = load(dy + i, m);
-          const Vf s = sigmoid(g), silu = g * s;
-          store(dgate + i, d * u * (s + silu * (1.0f - s)), m);
+          const Gate s = sigmoid_gate(g);
+          const Vf silu = g * s.open;
+          store(dgate + i, d * u * (s.open + silu * s.shut), m);
           store(dup + i, d * silu, m);
           if (y) store(y + i, silu * u, m);
         });
@@ -79,32 +127,11 @@ void run(const SwigluBackward& a) {
 }
 
 void run(const GeluForward& a) {
-  with_float(a.y.dtype, [&]<class T>() {
-    const T* x = data_of<T>(a.x);
-    T* y = data_of<T>(a.y);
-    parallel(a.count, kGrain, [=, tanh = a.tanh](int64_t begin, int64_t end) {
-      for_lanes(end - begin, [=](int64_t i, auto m) {
-        const Vf v = load(x + begin + i, m);
-        store(y + begin + i, v * gelu_gate(v, tanh), m);
-      });
-    });
-  });
+  with_float(a.y.dtype, [&]<class T>() { a.tanh ? forward<true, T>(a) : forward<false, T>(a); });
 }
 
 void run(const GeluBackward& a) {
-  with_float(a.dx.dtype, [&]<class T>() {
-    const T *x = data_of<T>(a.x), *dy = data_of<T>(a.dy);
-    T *dx = data_of<T>(a.dx), *y = data_of<T>(a.y);
-    parallel(a.count, kGrain, [=, tanh = a.tanh](int64_t begin, int64_t end) {
-      for_lanes(end - begin, [=](int64_t j, auto m) {
-        const int64_t i = begin + j;
-        const Vf v = load(x + i, m), d = load(dy + i, m);
-        const Vf gate = gelu_gate(v, tanh);
-        store(dx + i, d * (gate + v * gelu_gate_slope(v, gate, tanh)), m);
-        if (y) store(y + i, v * gate, m);
-      });
-    });
-  });
+  with_float(a.dx.dtype, [&]<class T>() { a.tanh ? backward<true, T>(a) : backward<false, T>(a); });
 }
 
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA

@@ -1,0 +1,240 @@
+#include <catch2/catch.hpp>
+
+#include "kernels/norm.h"
+#include "kernels_testing.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+
+namespace {
+
+constexpr float kEps = 1e-5f;
+
+struct Row {
+  std::vector<double> y;
+  double mean, rstd;
+};
+
+// One row, written plainly. b may be empty.
+Row norm_row(NormKind kind, const std::vector<double>& x, const std::vector<double>& w,
+             const std::vector<double>& b) {
+  const double H = double(x.size());
+  Row r{std::vector<double>(x.size()), 0, 0};
+  if (kind == NormKind::layer) {
+    for (double v : x) r.mean += v / H;
+  }
+  double variance = 0;
+  for (double v : x) variance += (v - r.mean) * (v - r.mean) / H;
+  r.rstd = 1 / std::sqrt(variance + double(kEps));
+  for (size_t i = 0; i < x.size(); ++i)
+    r.y[i] = (x[i] - r.mean) * r.rstd * w[i] + (b.empty() ? 0 : b[i]);
+  return r;
+}
+
+double dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+std::string name(const char* what, NormKind kind, DType dtype) {
+  return std::string(what) + (kind == NormKind::rms ? " rms " : " layer ") +
+         std::string(dtype_name(dtype));
+}
+
+}  // namespace
+
+TEST_CASE("norm forward equals its definition, with and without the residual") {
+  for (NormKind kind : {NormKind::rms, NormKind::layer})
+    for (DType dtype : kFloats) {
+      Closeness close(name("norm forward", kind, dtype));
+      for_each_isa([&](const char* isa) {
+        for (int64_t H : {1, 7, 33, 768, 1001})
+          for (bool fused : {false, true}) {
+            const int64_t T = 5;
+            CAPTURE(isa, H, fused);
+            const Array x = Array::normal(dtype, T * H, 1),
+                        residual = Array::normal(dtype, T * H, 2);
+            const Array w = Array::normal(dtype, H, 3), b = Array::normal(dtype, H, 4);
+            Array y(dtype, T * H), sum(dtype, T * H), rstd(DType::f32, T), mean(DType::f32, T);
+            NormForward a{.kind = kind,
+                          .x_TH = x,
+                          .w_H = w,
+                          .y_TH = y,
+                          .rstd_T = rstd,
+                          .T = T,
+                          .H = H,
+                          .eps = kEps};
+            if (kind == NormKind::layer) a.b_H = b, a.mean_T = mean;
+            if (fused) a.residual_TH = residual, a.sum_TH = sum;
+            cpu::run(a);
+            std::vector<double> want_y, want_rstd, want_mean, want_sum;
+            for (int64_t t = 0; t < T; ++t) {
+              std::vector<double> row = x.values(t * H, H);
+              for (int64_t i = 0; fused && i < H; ++i) {
+                want_sum.push_back(row[i] + residual[t * H + i]);
+                row[i] = sum[t * H + i];  // the norm is of the sum as it is kept
+              }
+              const Row r = norm_row(kind, row, w.values(),
+                                     kind == NormKind::layer ? b.values() : std::vector<double>{});
+              want_y.insert(want_y.end(), r.y.begin(), r.y.end());
+              want_rstd.push_back(r.rstd);
+              want_mean.push_back(r.mean);
+            }
+            // Terms of a few units: x, times rstd (large only where the row is one number) and w.
+            const double scale = 4 * (H == 1 ? want_rstd[0] : 1);
+            REQUIRE(close(y, want_y,
+                          {.dtype = dtype, .K = double(H), .scale = scale, .sums = DType::f32}) ==
+                    "");
+            if (kind == NormKind::rms ||
+                H > 1)  // of one number, layer norm's variance is 0 whatever the rounding
+              REQUIRE(close(rstd, want_rstd, {.K = double(H), .scale = want_rstd[0]}) == "");
+            if (kind == NormKind::layer) REQUIRE(close(mean, want_mean, {.K = double(H)}) == "");
+            if (fused) REQUIRE(close(sum, want_sum, {.dtype = dtype, .K = 0}) == "");
+            REQUIRE((y.margin_untouched() && sum.margin_untouched() && rstd.margin_untouched()));
+          }
+      });
+    }
+}
+
+TEST_CASE("norm of heads inside a wider buffer works in place and leaves the rest alone") {
+  const int64_t T = 3, heads = 2, H = 33, stride = 100;
+  for (DType dtype : kFloats) {
+    Closeness close(name("norm heads", NormKind::rms, dtype));
+    for_each_isa([&](const char* isa) {
+      CAPTURE(isa);
+      const Array before = Array::normal(dtype, T * stride, 1), w = Array::normal(dtype, H, 2);
+      Array x = before, rstd(DType::f32, T * heads);
+      cpu::run(NormForward{.x_TH = x,
+                           .w_H = w,
+                           .y_TH = x,
+                           .rstd_T = rstd,
+                           .T = T,
+                           .H = H,
+                           .heads = heads,
+                           .token_stride = stride,
+                           .eps = kEps});
+      std::vector<double> want = before.values();
+      for (int64_t t = 0; t < T; ++t)
+        for (int64_t h = 0; h < heads; ++h) {
+          const Row r =
+              norm_row(NormKind::rms, before.values(t * stride + h * H, H), w.values(), {});
+          std::copy(r.y.begin(), r.y.end(), want.begin() + t * stride + h * H);
+        }
+      REQUIRE(close(x, want, {.dtype = dtype, .K = double(H), .scale = 4, .sums = DType::f32}) ==
+              "");
+      for (int64_t t = 0; t < T; ++t)
+        for (int64_t i = heads * H; i < stride; ++i)
+          REQUIRE(x[t * stride + i] == before[t * stride + i]);
+    });
+  }
+}
+
+TEST_CASE("norm backward equals finite differences of the forward") {
+  for (NormKind kind : {NormKind::rms, NormKind::layer})
+    for (DType dtype : kFloats) {
+      Closeness close(name("norm backward", kind, dtype));
+      for (int64_t H : {2, 7, 33, 257})
+        for (int64_t heads : {1, 2}) {
+          const int64_t T = 3, stride = heads == 1 ? H : heads * H + 5, rows = T * heads;
+          const Array x = Array::normal(dtype, T * stride, 1),
+                      dy = Array::normal(dtype, T * stride, 2);
+          const Array w = Array::normal(dtype, H, 3),
+                      dresidual = Array::normal(dtype, T * stride, 4);
+          std::vector<double> want_dx = dresidual.values(), want_dw(H, 0.5), want_db(H, 0.25),
+                              rstds, means;
+          double largest_rstd = 0;
+          for (int64_t r = 0; r < rows; ++r) {
+            const int64_t start = r / heads * stride + r % heads * H;
+            const std::vector<double> row = x.values(start, H), d = dy.values(start, H);
+            const auto dx = finite_difference(
+                row, [&](const auto& v) { return dot(norm_row(kind, v, w.values(), {}).y, d); },
+                1e-5);
+            const auto dw = finite_difference(
+                w.values(), [&](const auto& v) { return dot(norm_row(kind, row, v, {}).y, d); });
+            for (int64_t i = 0; i < H; ++i)
+              want_dx[start + i] += dx[i], want_dw[i] += dw[i], want_db[i] += d[i];
+            const Row kept = norm_row(kind, row, w.values(), {});
+            rstds.push_back(kept.rstd);
+            means.push_back(kept.mean);
+            largest_rstd = std::max(largest_rstd, kept.rstd);
+          }
+          const Array rstd(DType::f32, rstds), mean(DType::f32, means);
+          for_each_isa([&](const char* isa) {
+            CAPTURE(isa, H, heads);
+            Array dx = dresidual, dw(DType::f32, std::vector<double>(H, 0.5)),
+                  db(DType::f32, std::vector<double>(H, 0.25));
+            NormBackward a{.kind = kind,
+                           .dy_TH = dy,
+                           .x_TH = x,
+                           .w_H = w,
+                           .rstd_T = rstd,
+                           .dresidual_TH = dx,
+                           .dx_TH = dx,
+                           .dw_H = dw,
+                           .T = T,
+                           .H = H,
+                           .heads = heads,
+                           .token_stride = stride};
+            if (kind == NormKind::layer) a.mean_T = mean, a.db_H = db;
+            cpu::run(a);
+            // Terms: dy w xhat rstd, products of three numbers of a few units.
+            const Rule rule{
+                .dtype = dtype, .K = double(H), .scale = 16 * largest_rstd, .sums = DType::f32};
+            REQUIRE(close(dx, want_dx, rule) == "");
+            REQUIRE(close(dw, want_dw, {.K = double(rows), .scale = 16}) == "");
+            if (kind == NormKind::layer)
+              REQUIRE(close(db, want_db, {.K = double(rows), .scale = 4}) == "");
+            REQUIRE((dx.margin_untouched() && dw.margin_untouched() && db.margin_untouched()));
+          });
+        }
+    }
+}
+
+TEST_CASE("norm backward may write over dy, and many rows sum into the weight gradient") {
+  const int64_t T = 3000, H = 65;
+  const Array x = Array::normal(DType::f32, T * H, 1), dy = Array::normal(DType::f32, T * H, 2),
+              w = Array::normal(DType::f32, H, 3);
+  Array y(DType::f32, T * H), rstd(DType::f32, T), mean(DType::f32, T);
+  cpu::run(NormForward{.kind = NormKind::layer,
+                       .x_TH = x,
+                       .w_H = w,
+                       .y_TH = y,
+                       .rstd_T = rstd,
+                       .mean_T = mean,
+                       .T = T,
+                       .H = H,
+                       .eps = kEps});
+  std::vector<double> want_dw(H), want_db(H);
+  for (int64_t t = 0; t < T; ++t)
+    for (int64_t i = 0; i < H; ++i) {
+      want_dw[i] += dy[t * H + i] * (x[t * H + i] - mean[t]) * rstd[t];
+      want_db[i] += dy[t * H + i];
+    }
+  Closeness close("norm backward, 3000 rows");
+  for_each_isa([&](const char* isa) {
+    CAPTURE(isa);
+    Array apart(DType::f32, T * H), over = dy, dw(DType::f32, H), db(DType::f32, H), dw2 = dw,
+                                    db2 = db;
+    NormBackward a{.kind = NormKind::layer,
+                   .dy_TH = dy,
+                   .x_TH = x,
+                   .w_H = w,
+                   .rstd_T = rstd,
+                   .mean_T = mean,
+                   .dx_TH = apart,
+                   .dw_H = dw,
+                   .db_H = db,
+                   .T = T,
+                   .H = H};
+    cpu::run(a);
+    a.dy_TH = over, a.dx_TH = over, a.dw_H = dw2, a.db_H = db2;
+    cpu::run(a);
+    REQUIRE(over == apart);
+    REQUIRE((dw == dw2 && db == db2));
+    // scale: a rounding is relative to the sum so far, which is several times a term.
+    REQUIRE(close(dw, want_dw, {.K = double(T), .scale = 16}) == "");
+    REQUIRE(close(db, want_db, {.K = double(T), .scale = 16}) == "");
+  });
+}

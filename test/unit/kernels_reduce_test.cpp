@@ -1,0 +1,249 @@
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/norm.h"
+#include "kernels/reduce.h"
+#include "kernels/rope.h"
+#include "kernels_testing.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+
+namespace {
+
+std::string name(const char* what, DType dtype) {
+  return std::string(what) + " " + std::string(dtype_name(dtype));
+}
+
+}  // namespace
+
+TEST_CASE("sum and sum of squares add in fp64 to what is there") {
+  for (DType dtype : kFloats) {
+    Closeness close(name("sum, sum of squares", dtype));
+    for (int64_t n : {0, 1, 7, 1001, 32768, 100003}) {
+      const Array x = Array::normal(dtype, n, 1);
+      long double sum = 2, squares = 3;
+      for (double v : x.values()) sum += v, squares += v * v;
+      for_each_isa([&](const char* isa) {
+        CAPTURE(isa, n);
+        Array a = Array::one(DType::f64, 2), b = Array::one(DType::f64, 3);
+        cpu::run(Sum{.x = x, .out = a});
+        cpu::run(SumSquares{.x = x, .out = b});
+        REQUIRE(close(a, {double(sum)}, {.dtype = DType::f64, .K = double(n + 1), .scale = 4}) ==
+                "");
+        // All terms are positive: each of up to some thousand roundings in a lane is relative to a
+        // sum that only grows.
+        REQUIRE(close(b, {double(squares)},
+                      {.dtype = DType::f64, .K = 256, .scale = double(squares)}) == "");
+      });
+    }
+  }
+}
+
+TEST_CASE("clipping scales to the largest norm and never up") {
+  const auto clip = [](double squares, float max_norm) {
+    const Array s = Array::one(DType::f64, squares);
+    Array norm(DType::f32, 1), scale(DType::f32, 1);
+    cpu::run(ClipScale{.sum_squares = s, .norm = norm, .scale = scale, .max_norm = max_norm});
+    return std::pair(norm[0], scale[0]);
+  };
+  REQUIRE(clip(16, 1).first == 4);
+  REQUIRE(clip(16, 1).second == Approx(1 / (4 + 1e-6)));
+  REQUIRE(clip(0.25, 1) == std::pair(0.5, 1.0));
+  REQUIRE(clip(16, 0) == std::pair(4.0, 1.0));  // 0 turns clipping off
+  REQUIRE(clip(0, 1) == std::pair(0.0, 1.0));
+  REQUIRE(std::isnan(clip(NAN, 1).second));
+}
+
+TEST_CASE("column sums add to what is there") {
+  for (DType dtype : kFloats) {
+    Closeness close(name("column sum", dtype));
+    for (int64_t N : {1, 7, 33, 1001})
+      for (int64_t T : {0, 1, 6, 999}) {
+        const Array x = Array::normal(dtype, T * N, 1);
+        std::vector<double> want(N, 0.5);
+        for (int64_t t = 0; t < T; ++t)
+          for (int64_t i = 0; i < N; ++i) want[i] += x[t * N + i];
+        for_each_isa([&](const char* isa) {
+          CAPTURE(isa, N, T);
+          Array out(DType::f32, std::vector<double>(N, 0.5));
+          cpu::run(ColumnSum{.x_TN = x, .out_N = out, .T = T, .N = N});
+          // scale: a rounding is relative to the sum so far, which is several times a term.
+          REQUIRE(close(out, want, {.K = double(T + 1), .scale = 16}) == "");
+          REQUIRE(out.margin_untouched());
+        });
+      }
+  }
+}
+
+TEST_CASE("the first number that is not finite is found wherever it is") {
+  for (DType dtype : kFloats)
+    for_each_isa([&](const char* isa) {
+      const int64_t n = 100003;
+      Array x = Array::normal(dtype, n, 1), out(DType::i64, 1);
+      const int64_t& found = *out.span().as<int64_t>();
+      cpu::run(FirstNonFinite{.x = x, .out = out});
+      REQUIRE(found == -1);
+      for (int64_t at : {n - 1, n - 20, int64_t(40000), int64_t(32768), int64_t(17), int64_t(0)}) {
+        CAPTURE(isa, at);
+        x.set(at, at % 2 ? NAN : -INFINITY);
+        cpu::run(FirstNonFinite{.x = x, .out = out});
+        REQUIRE(found == at);
+      }
+      cpu::run(FirstNonFinite{.x = Array(dtype, 0), .out = out});
+      REQUIRE(found == -1);
+    });
+}
+
+TEST_CASE("AdamW equals its definition over several steps") {
+  Closeness close("adamw");
+  for (int64_t n : {1, 7, 1001, 40001})
+    for (bool clipped : {false, true})
+      for_each_isa([&](const char* isa) {
+        CAPTURE(isa, n, clipped);
+        Array master = Array::normal(DType::f32, n, 1), m(DType::f32, n), v(DType::f32, n),
+              param(DType::bf16, n);
+        const Array scale = Array::one(DType::f32, 0.25);
+        std::vector<double> w = master.values(), m64(n), v64(n);
+        const double lr = 1e-2f, b1 = 0.9f, b2 = 0.95f, eps = 1e-8f, decay = 0.1f;
+        for (int64_t step = 1; step <= 3; ++step) {
+          const Array grad = Array::normal(DType::f32, n, 10 + step);
+          AdamW a{.master = master,
+                  .m = m,
+                  .v = v,
+                  .grad = grad,
+                  .param = param,
+                  .lr = float(lr),
+                  .beta1 = float(b1),
+                  .beta2 = float(b2),
+                  .eps = float(eps),
+                  .weight_decay = float(decay),
+                  .step = step};
+          if (clipped) a.grad_scale = scale;
+          cpu::run(a);
+          for (int64_t i = 0; i < n; ++i) {
+            const double g = grad[i] * (clipped ? 0.25 : 1);
+            m64[i] = b1 * m64[i] + (1 - b1) * g;
+            v64[i] = b2 * v64[i] + (1 - b2) * g * g;
+            const double mhat = m64[i] / (1 - std::pow(b1, double(step))),
+                         vhat = v64[i] / (1 - std::pow(b2, double(step)));
+            w[i] -= lr * (mhat / (std::sqrt(vhat) + eps) + decay * w[i]);
+          }
+        }
+        // K: three steps of a few roundings each; scale: the weights and the gradients are about 1.
+        REQUIRE(close(master, w, {.K = 12}) == "");
+        REQUIRE(close(m, m64, {.K = 12}) == "");
+        REQUIRE(close(v, v64, {.K = 12}) == "");
+        Array rounded(DType::bf16, master.values());
+        REQUIRE(param == rounded);
+        REQUIRE((master.margin_untouched() && m.margin_untouched() && v.margin_untouched()));
+      });
+}
+
+TEST_CASE("any number of threads gives the same bits") {
+  const int64_t T = 700, H = 130, V = 9001;
+  const auto all = [&](int threads) {
+    ThreadPool pool(threads);
+    ThreadPool::Scope scope(&pool);
+    std::vector<Array> out;
+    const auto fresh = [&](DType dtype, int64_t n) -> Array& { return out.emplace_back(dtype, n); };
+    out.reserve(40);
+    const Array x = Array::normal(DType::f32, T * H, 1), dy = Array::normal(DType::f32, T * H, 2),
+                w = Array::normal(DType::f32, H, 3);
+    Array &y = fresh(DType::f32, T * H), &rstd = fresh(DType::f32, T), &mean = fresh(DType::f32, T);
+    cpu::run(NormForward{.kind = NormKind::layer,
+                         .x_TH = x,
+                         .w_H = w,
+                         .y_TH = y,
+                         .rstd_T = rstd,
+                         .mean_T = mean,
+                         .T = T,
+                         .H = H});
+    cpu::run(NormBackward{.kind = NormKind::layer,
+                          .dy_TH = dy,
+                          .x_TH = x,
+                          .w_H = w,
+                          .rstd_T = rstd,
+                          .mean_T = mean,
+                          .dx_TH = fresh(DType::f32, T * H),
+                          .dw_H = fresh(DType::f32, H),
+                          .db_H = fresh(DType::f32, H),
+                          .T = T,
+                          .H = H});
+    cpu::run(ColumnSum{.x_TN = x, .out_N = fresh(DType::f32, H), .T = T, .N = H});
+    cpu::run(Sum{.x = x, .out = fresh(DType::f64, 1)});
+    cpu::run(SumSquares{.x = x, .out = fresh(DType::f64, 1)});
+    cpu::run(
+        SwigluForward{.gate_up_T2F = x, .y_TF = fresh(DType::f32, T * H / 2), .T = T, .F = H / 2});
+    cpu::run(GeluBackward{.x = x, .dy = dy, .dx = fresh(DType::f32, T * H), .count = T * H});
+    cpu::run(Dropout{.x = x, .y = fresh(DType::f32, T * H), .key = 5, .first_index = 3, .p = 0.5f});
+    Array& logits = out.emplace_back(Array::normal(DType::f32, 16 * V, 6));
+    const Array label = Array::ids(std::vector<int32_t>(16, 8000));
+    cpu::run(CrossEntropy{.logits_TV = logits,
+                          .label_T = label,
+                          .loss_T = fresh(DType::f32, 16),
+                          .T = 16,
+                          .V = V,
+                          .row_stride = V});
+    std::vector<int32_t> id(T);
+    for (int64_t t = 0; t < T; ++t) id[t] = int32_t(uniform_below(1, t, 11));
+    const Array ids = Array::ids(id);
+    cpu::run(EmbeddingBackward{.id_T = ids,
+                               .dout_TH = dy,
+                               .dtable_VH = fresh(DType::f32, 11 * H),
+                               .T = T,
+                               .H = H,
+                               .V = 11});
+    Array& master = out.emplace_back(x);
+    cpu::run(AdamW{.master = master,
+                   .m = fresh(DType::f32, T * H),
+                   .v = fresh(DType::f32, T * H),
+                   .grad = dy,
+                   .lr = 1e-3f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .eps = 1e-8f,
+                   .weight_decay = 0.1f,
+                   .step = 2});
+    return out;
+  };
+  for_each_isa([&](const char* isa) {
+    CAPTURE(isa);
+    const std::vector<Array> one = all(1), three = all(3);
+    REQUIRE(one.size() == three.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      CAPTURE(i);
+      REQUIRE(one[i] == three[i]);
+    }
+  });
+}
+
+TEST_CASE("an instruction set that this machine lacks is refused; every one it has can be chosen") {
+  using namespace kernels::cpu;
+  const Isa before = isa();
+  REQUIRE(isa_supported(Isa::generic));
+  for (Isa one : {Isa::generic, Isa::avx2, Isa::avx512})
+    if (isa_supported(one)) {
+      set_isa(one);
+      REQUIRE(isa() == one);
+    } else {
+      REQUIRE_THROWS_AS(set_isa(one), UserError);
+    }
+  set_isa(before);
+}
+
+#ifndef MTRAIN_CUDA_ENABLED
+TEST_CASE("without CUDA its kernels say so") {
+  Array x(DType::f32, 1);
+  REQUIRE_THROWS_AS(cuda::run(Add{.a = x, .b = x, .y = x}, nullptr), UserError);
+  REQUIRE_THROWS_WITH(cuda::run(Matmul{}, nullptr),
+                      Catch::Contains("no CUDA kernels") && Catch::Contains("CPU device"));
+}
+#endif
