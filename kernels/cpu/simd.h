@@ -42,7 +42,8 @@ typedef uint16_t Vh __attribute__((vector_size(kLanes * 2)));
 typedef float VfHalf __attribute__((vector_size(kLanes * 2)));
 typedef double Vd __attribute__((vector_size(kLanes * 4)));  // half as many lanes
 
-MT_INLINE Vf splat(float x) { return Vf{} + x; }
+// x - 0 is x for every x, so that nothing but the broadcast remains; 0 + x would turn -0 into +0 and cost an addition.
+MT_INLINE Vf splat(float x) { return x - Vf{}; }
 
 MT_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 MT_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }

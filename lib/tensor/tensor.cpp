@@ -12,6 +12,16 @@ Tensor Tensor::empty(Stream& home, Shape shape, DType dtype, MemoryCategory cate
   return t;
 }
 
+Tensor Tensor::of(const Access& range) {
+  MT_CHECK(range.storage != nullptr, "memory that no buffer owns");
+  Tensor t;
+  t.buffer_ = range.storage;
+  t.offset_ = static_cast<const char*>(range.data) - static_cast<const char*>(range.storage->data);
+  t.shape_ = {range.bytes / dtype_size(range.dtype)};
+  t.dtype_ = range.dtype;
+  return t;
+}
+
 std::vector<float> Tensor::to_host_float(Stream& stream) const {
   if (dtype_ == DType::f32) return to_host<float>(stream);
   const auto half = to_host<bf16>(stream);
@@ -26,7 +36,8 @@ Tensor Tensor::view(Shape shape) const {
 }
 
 Tensor Tensor::rows(int64_t begin, int64_t end) const {
-  MT_CHECK(0 <= begin && begin <= end && end <= shape_[0], "rows [{}, {}) of {}", begin, end, shape_.str());
+  MT_CHECK(0 <= begin && begin <= end && end <= shape_[0], "rows [{}, {}) of {}", begin, end,
+           shape_.str());
   Shape part = shape_;
   part[0] = end - begin;
   return flat(shape_[0] == 0 ? 0 : begin * (shape_.count() / shape_[0]), part);

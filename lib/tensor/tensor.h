@@ -1,4 +1,5 @@
-// A tensor: dtype, shape, and a contiguous row-major view of a Buffer. Copying one copies the view, not the data.
+// A tensor: dtype, shape, and a contiguous row-major view of a Buffer. Copying one copies the view,
+// not the data.
 #pragma once
 #include <memory>
 #include <vector>
@@ -15,6 +16,7 @@ class Tensor {
   Tensor() = default;  // absent: no data; passes as an optional tensor
   static Tensor empty(Stream& home, Shape shape, DType dtype,
                       MemoryCategory category = MemoryCategory::activations);
+  static Tensor of(const Access& range);  // what a launch touched, as a tensor of one dimension
   // The values of `host` on the device; the copy runs in `home`'s order.
   template <class T>
   static Tensor from_host(Stream& home, Shape shape, std::vector<T> host,
@@ -27,7 +29,8 @@ class Tensor {
     return t;
   }
   // The values on the host; blocks until everything enqueued on `stream` has run.
-  template <class T> std::vector<T> to_host(Stream& stream) const {
+  template <class T>
+  std::vector<T> to_host(Stream& stream) const {
     MT_CHECK(dtype() == dtype_of<T>, "tensor of {}", dtype_name(dtype()));
     std::vector<T> host(static_cast<size_t>(count()));
     stream.download(host.data(), *this);
@@ -43,9 +46,9 @@ class Tensor {
   DType dtype() const { return dtype_; }
   void* data() const { return buffer_ ? static_cast<char*>(buffer_->data) + offset_ : nullptr; }
 
-  Tensor view(Shape shape) const;                     // the same elements under another shape
-  Tensor rows(int64_t begin, int64_t end) const;      // [begin, end) of the first dimension
-  Tensor flat(int64_t first, Shape shape) const;      // `shape` elements from element `first` on
+  Tensor view(Shape shape) const;                 // the same elements under another shape
+  Tensor rows(int64_t begin, int64_t end) const;  // [begin, end) of the first dimension
+  Tensor flat(int64_t first, Shape shape) const;  // `shape` elements from element `first` on
   bool overlaps(const Tensor& other) const;
 
   operator Access() const { return {data(), bytes(), buffer_, dtype_}; }

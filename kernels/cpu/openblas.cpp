@@ -1,0 +1,107 @@
+#include "kernels/cpu/openblas.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "kernels/cpu/openmp.h"
+
+namespace mtrain::kernels::cpu::openblas {
+namespace {
+
+using SgemmFunction = void (*)(int order, int trans_a, int trans_b, int m, int n, int k,
+                               float alpha, const float* a, int lda, const float* b, int ldb,
+                               float beta, float* c, int ldc);
+
+struct Library {
+  SgemmFunction sgemm = nullptr;
+  std::string core;
+};
+
+// Sets an environment variable for the scope's life. Environment changes are not safe against
+// threads that read it at the same moment: the library is loaded once, by the first matmul that
+// considers it.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    if (value)
+      setenv(name, value, 1);
+    else
+      unsetenv(name);
+  }
+  ~ScopedVariable() {
+    if (old_)
+      setenv(name_, old_->c_str(), 1);
+    else
+      unsetenv(name_);
+  }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+// Null: let the library choose (CPUs without AVX2, where its choice is right).
+const char* core_for_this_cpu() {
+  if (const char* asked = std::getenv("MTRAIN_OPENBLAS_CORETYPE"); asked && *asked) return asked;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw"))
+    return __builtin_cpu_supports("avx512bf16") ? "Cooperlake" : "SkylakeX";
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd") ? "Zen" : "Haswell";
+  }
+#endif
+  return nullptr;
+}
+
+Library load() {
+  Library lib;
+#ifdef MTRAIN_OPENBLAS
+  const char* core = core_for_this_cpu();
+  void* handle = nullptr;
+  {
+    const ScopedVariable coretype("OPENBLAS_CORETYPE", core), threads("OPENBLAS_NUM_THREADS", "1"),
+        l2("OPENBLAS_L2_SIZE", nullptr);
+    handle = dlopen(MTRAIN_OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+  }
+  if (!handle) return lib;
+  const auto set_threads =
+      reinterpret_cast<void (*)(int)>(dlsym(handle, "openblas_set_num_threads"));
+  const auto core_name = reinterpret_cast<char* (*)()>(dlsym(handle, "openblas_get_corename"));
+  lib.sgemm = reinterpret_cast<SgemmFunction>(dlsym(handle, "cblas_sgemm"));
+  if (!set_threads || !core_name || !lib.sgemm) return {};
+  set_threads(1);
+  lib.core = core_name();
+#endif
+  return lib;
+}
+
+const Library& library() {
+  static const Library lib = load();
+  return lib;
+}
+
+}  // namespace
+
+bool available() { return library().sgemm != nullptr; }
+std::string core_name() { return library().core; }
+
+void run(const Sgemm& g) {
+  MT_CHECK(available());
+  use_one_openmp_thread();
+  constexpr int kRowMajor = 101, kNoTrans = 111, kTrans = 112;
+  library().sgemm(kRowMajor, g.trans_a ? kTrans : kNoTrans, g.trans_b ? kTrans : kNoTrans,
+                  narrow<int>(g.M), narrow<int>(g.N), narrow<int>(g.K), 1.0f, g.a,
+                  narrow<int>(g.lda), g.b, narrow<int>(g.ldb), g.beta, g.c, narrow<int>(g.ldc));
+}
+
+}  // namespace mtrain::kernels::cpu::openblas

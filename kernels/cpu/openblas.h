@@ -1,0 +1,27 @@
+// OpenBLAS's sgemm, loaded at run time. The library reads its kernel choice from the environment
+// while it loads and misjudges new CPUs (an AVX-512 machine may get kernels of 2004), so it is
+// loaded under an environment of our making. It is optional: where it is missing, available() is
+// false and other candidates do its work.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace mtrain::kernels::cpu::openblas {
+
+bool available();         // loads the library at the first call
+std::string core_name();  // the kernels it took ("SkylakeX", ...); empty where not available
+
+// C (M, N; rows ldc apart) = op(A) op(B) + beta C on the calling thread alone; lda, ldb: row
+// strides as stored.
+struct Sgemm {
+  const float* a;
+  const float* b;
+  float* c;
+  int64_t M, N, K;
+  int64_t lda, ldb, ldc;
+  bool trans_a, trans_b;
+  float beta;
+};
+void run(const Sgemm&);
+
+}  // namespace mtrain::kernels::cpu::openblas

@@ -1,0 +1,217 @@
+// Packing and the register tile of kernels/cpu/gemm.h.
+#include "kernels/cpu/gemm.h"
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vector/gemm_tile.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+namespace {
+
+constexpr int64_t kMaxK = 512;
+// 33 cache lines: the rows of a panel fall into different sets of the first-level cache.
+constexpr int64_t kRowStride = kMaxK + 16;
+
+template <class T>
+MT_INLINE void copy_row(const T* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
+  for (; i < n; ++i) to[i] = to_float(from[i]);
+}
+
+template <class T>
+void pack_a_of(const GemmKernels::PackA& p) {
+  const T* a = static_cast<const T*>(p.a);
+  const int64_t n = p.k1 - p.k0;
+  if (!p.trans) {
+    for (int64_t i = 0; i < p.rows; ++i) copy_row(a + i * p.ld + p.k0, n, p.out + i * kRowStride);
+    return;
+  }
+  // Whole vectors are read while they stay inside the matrix: what they carry beyond the panel's
+  // rows is overwritten by the next k, or lies in the padding after the last.
+  constexpr int kVectors = (kTileRows + kLanes - 1) / kLanes;
+  int64_t k = p.k0;
+  const bool inside = p.rows_to_end >= kVectors * kLanes;
+  const int64_t safe = inside ? p.k1 : p.k1 < p.K ? p.k1 : p.K - 1;
+  for (; k < safe && (inside || p.ld >= kVectors * kLanes); ++k)
+    for (int v = 0; v < kVectors; ++v)
+      store(p.out + (k - p.k0) * kTileRows + v * kLanes, load(a + k * p.ld + v * kLanes));
+  for (; k < p.k1; ++k)
+    for (int64_t i = 0; i < p.rows; ++i)
+      p.out[(k - p.k0) * kTileRows + i] = to_float(a[k * p.ld + i]);
+}
+
+void pack_a(const GemmKernels::PackA& p) {
+  p.dtype == DType::f32 ? pack_a_of<float>(p) : pack_a_of<bf16>(p);
+}
+
+// Stores column j of a kLanes x kLanes block to out + j * stride.
+template <class T>
+MT_INLINE void transpose_to(const T* from, int64_t ld, int64_t rows, float* out, int64_t stride) {
+  Vf v[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) v[i] = i < rows ? load(from + i * ld) : Vf{};
+  transpose(v);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) store(out + i * stride, v[i]);
+}
+
+template <class T>
+void pack_b_of(const GemmKernels::PackB& p) {
+  const T* b = static_cast<const T*>(p.b);
+  const int64_t n = p.k1 - p.k0;
+  if (!p.trans) {
+    if (p.columns == kTileColumns) {
+      for (int64_t k = 0; k < n; ++k)
+#pragma GCC unroll 2
+        for (int v = 0; v < kTileVectors; ++v)
+          store(p.out + k * kTileColumns + v * kLanes, load(b + (p.k0 + k) * p.ld + v * kLanes));
+      return;
+    }
+    for (int64_t k = 0; k < n; ++k) {
+      float* out = p.out + k * kTileColumns;
+      for (int64_t j = 0; j < kTileColumns; ++j)
+        out[j] = j < p.columns ? to_float(b[(p.k0 + k) * p.ld + j]) : 0.0f;
+    }
+    return;
+  }
+  b += p.k0;
+  for (int v = 0; v < kTileVectors; ++v) {
+    const int64_t left = p.columns - v * kLanes;
+    const T* from = b + v * kLanes * p.ld;
+    float* out = p.out + v * kLanes;
+    int64_t k = 0;
+    if (left >= kLanes) {
+      for (; k + kLanes <= n; k += kLanes)
+        transpose_to(from + k, p.ld, kLanes, out + k * kTileColumns, kTileColumns);
+    } else {
+      for (; k + kLanes <= n; k += kLanes)
+        transpose_to(from + k, p.ld, left, out + k * kTileColumns, kTileColumns);
+    }
+    for (; k < n; ++k)
+      for (int64_t j = 0; j < kLanes; ++j)
+        out[k * kTileColumns + j] = j < left ? to_float(from[j * p.ld + k]) : 0.0f;
+  }
+}
+
+void pack_b(const GemmKernels::PackB& p) {
+  p.dtype == DType::f32 ? pack_b_of<float>(p) : pack_b_of<bf16>(p);
+}
+
+// Where a tile's sums go.
+struct Target {
+  const float* in;
+  int64_t in_ld;
+  void* out;
+  int64_t out_ld;
+  DType out_type;
+  const float* bias;
+  int64_t columns;
+};
+
+// A tile at the right edge, element by element.
+template <int ROWS, int VECTORS>
+void finish_edge(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
+  for (int i = 0; i < ROWS; ++i) {
+    float line[VECTORS * kLanes];
+    __builtin_memcpy(line, sum[i], sizeof line);
+    for (int64_t j = 0; j < t.columns; ++j) {
+      float x = line[j];
+      if (t.in) x += t.in[i * t.in_ld + j];
+      if (t.bias) x += t.bias[j];
+      if (t.out_type == DType::f32)
+        static_cast<float*>(t.out)[i * t.out_ld + j] = x;
+      else
+        static_cast<bf16*>(t.out)[i * t.out_ld + j] = bf16(x);
+    }
+  }
+}
+
+template <class T, bool ADD, bool BIAS, int ROWS, int VECTORS>
+MT_INLINE void finish_as(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
+  T* out = static_cast<T*>(t.out);
+  Vf bias[VECTORS]{};
+  if constexpr (BIAS)
+    for (int v = 0; v < VECTORS; ++v) bias[v] = load(t.bias + v * kLanes);
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) {
+      Vf x = sum[i][v];
+      if constexpr (ADD) x += load(t.in + i * t.in_ld + v * kLanes);
+      if constexpr (BIAS) x += bias[v];
+      store(out + i * t.out_ld + v * kLanes, x);
+    }
+}
+template <class T, int ROWS, int VECTORS>
+MT_INLINE void finish(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
+  if (t.in)
+    t.bias ? finish_as<T, true, true>(sum, t) : finish_as<T, true, false>(sum, t);
+  else
+    t.bias ? finish_as<T, false, true>(sum, t) : finish_as<T, false, false>(sum, t);
+}
+
+template <int ROWS, int VECTORS, bool K_MAJOR>
+void tile(const float* a, const float* b, int64_t k, const Target& t) {
+  constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride, kStep = K_MAJOR ? kTileRows : 1;
+  const int64_t line = t.out_ld * (t.out_type == DType::f32 ? 4 : 2);
+  for (int i = 0; i < ROWS; ++i)  // C is touched after some thousand cycles: ask for it now
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v)
+      __builtin_prefetch(static_cast<const char*>(t.out) + i * line + v * 64, 1);
+  Vf sum[ROWS][VECTORS];
+  multiply<ROWS, VECTORS, kRow, kStep, kTileColumns>(a, b, k, sum);
+  if (t.columns < VECTORS * kLanes) return finish_edge<ROWS, VECTORS>(sum, t);
+  if (t.out_type == DType::f32)
+    finish<float, ROWS, VECTORS>(sum, t);
+  else
+    finish<bf16, ROWS, VECTORS>(sum, t);
+}
+
+using Tile = void (*)(const float*, const float*, int64_t, const Target&);
+
+// Tiles of every height, so that an edge costs what it holds.
+template <int VECTORS, bool K_MAJOR, int ROWS = 1>
+MT_INLINE Tile pick(int64_t rows) {
+  if constexpr (ROWS < kTileRows)
+    if (rows != ROWS) return pick<VECTORS, K_MAJOR, ROWS + 1>(rows);
+  return tile<ROWS, VECTORS, K_MAJOR>;
+}
+MT_INLINE Tile pick_tile(int64_t rows, bool narrow, bool k_major) {
+  if (narrow) return k_major ? pick<1, true>(rows) : pick<1, false>(rows);
+  return k_major ? pick<kTileVectors, true>(rows) : pick<kTileVectors, false>(rows);
+}
+
+void block(const GemmKernels::Block& s) {
+  const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;
+  for (int64_t q = 0; q < s.b_panels; ++q) {
+    const int64_t j = q * kTileColumns;
+    const int64_t columns = s.columns - j < kTileColumns ? s.columns - j : kTileColumns;
+    Tile run = nullptr;
+    int64_t height = 0;
+    for (int64_t p = 0; p < s.panels; ++p) {
+      const int64_t rows = s.row[p + 1] - s.row[p], below = s.row[p] - s.row[0];
+      if (rows != height) run = pick_tile(height = rows, columns <= kLanes, s.a_k_major);
+      run(s.a + p * kTileRows * kRowStride, s.b + q * kTileColumns * s.k, s.k,
+          {.in = s.in ? s.in + below * s.in_ld + j : nullptr,
+           .in_ld = s.in_ld,
+           .out = static_cast<char*>(s.out) + (below * s.out_ld + j) * out_size,
+           .out_ld = s.out_ld,
+           .out_type = s.out_type,
+           .bias = s.bias ? s.bias + j : nullptr,
+           .columns = columns});
+    }
+  }
+}
+
+}  // namespace
+
+extern const GemmKernels kGemm;
+const GemmKernels kGemm{.rows = kTileRows,
+                        .columns = kTileColumns,
+                        .row_stride = kRowStride,
+                        .max_k = kMaxK,
+                        .pack_a = pack_a,
+                        .pack_b = pack_b,
+                        .block = block};
+
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA

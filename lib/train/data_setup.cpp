@@ -1,0 +1,50 @@
+#include "train/data_setup.h"
+
+#include "data/blend.h"
+#include "data/gpt_dataset.h"
+#include "data/indexed_dataset.h"
+
+namespace mtrain {
+
+namespace {
+
+std::shared_ptr<const Dataset> open_blend(const std::vector<std::string>& prefixes, std::vector<double> weights,
+                                          const GptDatasetOptions& options) {
+  std::vector<std::shared_ptr<const Dataset>> parts;
+  const bool by_size = weights.empty();
+  for (const auto& prefix : prefixes) {
+    auto tokens = std::make_shared<IndexedDataset>(prefix);
+    if (by_size) weights.push_back(double(tokens->tokens()));
+    parts.push_back(std::make_shared<GptDataset>(std::move(tokens), options));
+  }
+  if (parts.size() == 1) return parts.front();
+  return std::make_shared<BlendDataset>(std::move(parts), weights);
+}
+
+GptDatasetOptions options_of(const Recipe& r, int64_t vocab, bool shuffle) {
+  GptDatasetOptions o;
+  o.seq_length = r.dataset.seq_length;
+  o.seed = uint64_t(r.dataset.seed.value_or(r.train.seed));
+  o.shuffle = shuffle;
+  o.vocab_size = vocab;
+  return o;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> open_tokenizer(const TokenizerConfig& c) {
+  return c.type == TokenizerType::byte ? make_byte_tokenizer() : load_tokenizer(c.path.value());
+}
+
+std::shared_ptr<const Dataset> open_training_data(const Recipe& r, int64_t vocab) {
+  if (r.dataset.train.empty())
+    throw UserError("dataset.train is not set", "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
+  return open_blend(r.dataset.train, r.dataset.train_weights, options_of(r, vocab, true));
+}
+
+std::shared_ptr<const Dataset> open_validation_data(const Recipe& r, int64_t vocab) {
+  if (r.dataset.validation.empty()) return nullptr;
+  return open_blend(r.dataset.validation, r.dataset.validation_weights, options_of(r, vocab, false));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,15 @@
+// SIGINT and SIGTERM ask a run to finish its step, save and end well; a second one ends it at once.
+#pragma once
+
+namespace mtrain {
+
+class Interrupt {
+ public:
+  Interrupt();   // takes over both signals
+  ~Interrupt();  // and gives them back
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+  int signal() const;  // the one received, 0 before
+};
+
+}  // namespace mtrain

@@ -1,0 +1,58 @@
+// One rank's training: model, optimizer and data, and the step that moves them on. Logging, evaluation schedules and
+// checkpoints live around it, in run.cpp.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "data/batch.h"
+#include "device/device.h"
+#include "model/gpt.h"
+#include "optim/adamw.h"
+#include "optim/lr_schedule.h"
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+struct StepStats {
+  int64_t step = 0;         // of the update just made, from 1
+  double loss = 0;          // nats per unmasked token, mean over the global batch
+  float grad_norm = 0;      // before clipping
+  float lr = 0;
+  int64_t tokens = 0;       // of the global batch, masked ones included
+};
+
+class Trainer {
+ public:
+  // `config` and `data` come from the recipe (model_setup.h, data_setup.h); weights are initialised from train.seed.
+  Trainer(Device& device, const Recipe& recipe, const GptConfig& config, std::shared_ptr<const Dataset> data);
+
+  StepStats step();         // throws RunError, with nothing updated, when the loss or a gradient is not finite
+  double evaluate(const ValidationLoader& batches);  // nats per token
+
+  int64_t steps_done() const { return step_; }
+  void set_steps_done(int64_t steps) { step_ = steps; }  // a resumed run goes on from here
+
+  Device& device() { return device_; }
+  Stream& compute() { return compute_; }
+  ParamStore& params() { return params_; }
+  AdamW& optimizer() { return adamw_; }
+  Gpt& model() { return gpt_; }
+
+ private:
+  friend class Diagnosis;
+  std::vector<Batch> global_batch(int64_t step);
+  Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale);
+  MicroBatch upload(const Batch& batch);
+
+  Device& device_;
+  Stream& compute_;
+  const Recipe& recipe_;
+  ParamStore params_;
+  Gpt gpt_;
+  AdamW adamw_;
+  LrSchedule schedule_;
+  BatchLoader loader_;
+  int64_t step_ = 0;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,282 @@
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "base/error.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/matmul_plan.h"
+#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/openblas.h"
+#include "kernels/cpu/peak.h"
+#include "kernels/matmul.h"
+#include "kernels_testing.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+using cpu::MatmulWay;
+
+namespace {
+
+enum class Extra { none, bias, accumulate };
+
+// A matmul with its operands, and its result in float64.
+struct Problem {
+  int64_t M, N, K;
+  bool trans_a, trans_b;
+  Extra extra;
+  Array a, b, bias, c;
+  std::vector<double> expected;
+
+  Problem(int64_t M, int64_t N, int64_t K, bool trans_a, bool trans_b, Extra extra, DType ta,
+          DType tb, DType tc)
+      : M(M),
+        N(N),
+        K(K),
+        trans_a(trans_a),
+        trans_b(trans_b),
+        extra(extra),
+        a(Array::normal(ta, M * K, 1)),
+        b(Array::normal(tb, K * N, 2)),
+        bias(Array::normal(ta, N, 3)),
+        c(Array::normal(tc, M * N, 4)),
+        expected(size_t(M * N)) {
+    const auto av = a.values(), bv = b.values();
+    for (int64_t i = 0; i < M; ++i)
+      for (int64_t j = 0; j < N; ++j) {
+        double sum = extra == Extra::bias ? bias[j] : extra == Extra::accumulate ? c[i * N + j] : 0;
+        for (int64_t k = 0; k < K; ++k)
+          sum += av[size_t(trans_a ? k * M + i : i * K + k)] *
+                 bv[size_t(trans_b ? j * K + k : k * N + j)];
+        expected[size_t(i * N + j)] = sum;
+      }
+    if (extra != Extra::accumulate)  // what C held before must not matter
+      for (int64_t i = 0; i < M * N; ++i) c.set(i, std::numeric_limits<double>::quiet_NaN());
+  }
+  Matmul args(Array& into) {
+    return {.a = a,
+            .b = b,
+            .bias_N = extra == Extra::bias ? ConstSpan(bias) : ConstSpan{},
+            .c_MN = into,
+            .M = M,
+            .N = N,
+            .K = K,
+            .trans_a = trans_a,
+            .trans_b = trans_b,
+            .accumulate = extra == Extra::accumulate};
+  }
+  Array result(MatmulWay way) {
+    Array into = c;
+    cpu::run(args(into), way);
+    REQUIRE(into.margin_untouched());
+    return into;
+  }
+  // Operands are normal numbers of deviation 1, so a running sum over k stays below four
+  // deviations, 4 sqrt(K), and every one of the K additions rounds at that size: the rule's scale.
+  // The sum is rounded once more to C's type.
+  Rule rule() const {
+    return {
+        .dtype = c.dtype(), .K = double(K), .scale = 4 * std::sqrt(double(K)), .sums = DType::f32};
+  }
+};
+
+std::string describe(const Problem& p, MatmulWay way) {
+  return fmt::format("{} M {} N {} K {} {}{} extra {} a {} b {} c {}", cpu::way_name(way), p.M, p.N,
+                     p.K, p.trans_a ? "T" : "-", p.trans_b ? "T" : "-", int(p.extra),
+                     dtype_name(p.a.dtype()), dtype_name(p.b.dtype()), dtype_name(p.c.dtype()));
+}
+
+void check_all_ways(Problem& p, Closeness& close) {
+  Array probe = p.c;
+  for (MatmulWay way : cpu::ways_of(p.args(probe))) {
+    INFO(describe(p, way));
+    REQUIRE(close(p.result(way), p.expected, p.rule()) == "");
+  }
+}
+
+template <class F>
+void for_each_combination(const F& f) {
+  for (bool trans_a : {false, true})
+    for (bool trans_b : {false, true})
+      for (DType ta : kFloats)
+        for (DType tb : kFloats)
+          for (DType tc : kFloats)
+            for (Extra extra : {Extra::none, Extra::bias, Extra::accumulate})
+              if (extra != Extra::accumulate || tc == DType::f32)
+                f(trans_a, trans_b, extra, ta, tb, tc);
+}
+
+}  // namespace
+
+TEST_CASE("matmul: every layout and type agrees with float64, every way and instruction set") {
+  struct Size {
+    int64_t M, N, K;
+  };
+  ThreadPool pool(2);
+  const ThreadPool::Scope scope(&pool);
+  for_each_isa([&](const char* isa) {
+    Closeness close(std::string("matmul ") + isa);
+    for (Size s : {Size{1, 1, 1}, Size{1, 17, 3}, Size{3, 1, 129}, Size{17, 33, 17},
+                   Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}})
+      for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
+        Problem p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
+        check_all_ways(p, close);
+      });
+  });
+}
+
+TEST_CASE("matmul: sums cut over k, and results of several blocks") {
+  ThreadPool pool(2);
+  const ThreadPool::Scope scope(&pool);
+  for_each_isa([&](const char* isa) {
+    Closeness close(std::string("matmul, large ") + isa);
+    for (bool trans_a : {false, true})
+      for (bool trans_b : {false, true})
+        for (DType type : kFloats) {
+          Problem longest(35, 70, 1301, trans_a, trans_b, Extra::bias, type, type, type);
+          check_all_ways(longest, close);
+          Problem tall(4200, 5, 7, trans_a, trans_b, Extra::none, type, type, type);
+          check_all_ways(tall, close);
+          Problem wide(5, 4200, 600, trans_a, trans_b, Extra::none, type, type, type);
+          check_all_ways(wide, close);
+          Problem sum(30, 40, 1025, trans_a, trans_b, Extra::accumulate, type, type, DType::f32);
+          check_all_ways(sum, close);
+        }
+  });
+}
+
+TEST_CASE("matmul: an empty sum is zero or the bias, an empty result is nothing") {
+  Array a(DType::f32, 0), b(DType::f32, 0), bias = Array::normal(DType::f32, 3, 1);
+  Array c = Array::normal(DType::f32, 6, 2);
+  const auto before = c.values();
+  cpu::run(Matmul{.a = a, .b = b, .c_MN = c, .M = 2, .N = 3, .K = 0, .accumulate = true});
+  REQUIRE(c.values() == before);
+  cpu::run(Matmul{.a = a, .b = b, .bias_N = bias, .c_MN = c, .M = 2, .N = 3, .K = 0});
+  REQUIRE(c.values(3) == bias.values());
+  cpu::run(Matmul{.a = a, .b = b, .c_MN = c, .M = 2, .N = 3, .K = 0});
+  REQUIRE(c.values() == std::vector<double>(6, 0.0));
+  cpu::run(Matmul{.a = a, .b = b, .c_MN = c, .M = 0, .N = 3, .K = 0});
+}
+
+TEST_CASE("matmul: own results do not depend on threads or on how M and N are cut") {
+  for (DType type : kFloats)
+    for (bool trans_b : {false, true}) {
+      Problem p(150, 170, 1100, false, trans_b, Extra::none, type, type, type);
+      const Array alone = p.result(MatmulWay::own);
+      for (int threads : {2, 3}) {
+        ThreadPool pool(threads);
+        const ThreadPool::Scope scope(&pool);
+        REQUIRE(p.result(MatmulWay::own) == alone);
+      }
+      // Rows 40 .. 149 on their own.
+      const int64_t first = 40, rows = p.M - first;
+      Array part(type, rows * p.N);
+      Matmul m = p.args(part);
+      m.M = rows;
+      m.a = {m.a.as<char>() + first * p.K * dtype_size(type), rows * p.K, type};
+      cpu::run(m, MatmulWay::own);
+      REQUIRE(part.values() == alone.values(first * p.N));
+    }
+}
+
+TEST_CASE("matmul: oneDNN never falls back to its reference implementation") {
+  const float* nothing = nullptr;
+  for (DType type : kFloats)
+    for (bool trans_a : {false, true})
+      for (bool trans_b : {false, true})
+        for (bool accumulate : {false, true}) {
+          const int64_t M = 128, N = 64, K = 96;
+          const std::string name =
+              cpu::onednn::implementation({.a = nothing,
+                                           .b = nothing,
+                                           .M = M,
+                                           .N = N,
+                                           .K = K,
+                                           .lda = trans_a ? M : K,
+                                           .ldb = trans_b ? K : N,
+                                           .ldc = N,
+                                           .trans_a = trans_a,
+                                           .trans_b = trans_b,
+                                           .accumulate = accumulate,
+                                           .a_b = type,
+                                           .c_type = accumulate ? DType::f32 : type});
+          INFO(name << " for " << dtype_name(type) << " " << trans_a << trans_b << accumulate);
+          // A CPU without AVX-512 has no bf16 kernels; that way then loses every measurement.
+          if (type == DType::f32 || cpu::isa_supported(cpu::Isa::avx512))
+            REQUIRE(name.find("ref") == std::string::npos);
+        }
+}
+
+TEST_CASE("matmul: OpenBLAS takes this CPU's kernels and leaves the environment as it was") {
+  if (!cpu::openblas::available()) return;  // optional: without it there is nothing to hold true
+  if (cpu::isa_supported(cpu::Isa::avx512) && !std::getenv("MTRAIN_OPENBLAS_CORETYPE")) {
+    const std::string core = cpu::openblas::core_name();
+    INFO(core);
+    REQUIRE((core == "SkylakeX" || core == "Cooperlake"));
+  }
+  REQUIRE(std::getenv("OPENBLAS_NUM_THREADS") == nullptr);
+}
+
+TEST_CASE("matmul plan: measured once, saved, loaded, replaced by the static rule") {
+  namespace plan = cpu::matmul_plan;
+  plan::clear();
+  Problem p(64, 48, 80, true, false, Extra::accumulate, DType::bf16, DType::f32, DType::f32);
+  Array c = p.c;
+  const Matmul m = p.args(c);
+  const MatmulWay way = plan::choose(m);
+  REQUIRE(plan::choose(m) == way);
+  REQUIRE(plan::save() == fmt::format("64 48 80 1 A-+- bf16 fp32 fp32 {}\n", cpu::way_name(way)));
+
+  plan::load("64 48 80 1 A-+- bf16 fp32 fp32 onednn\n\n7 8 9 1 -B-b fp32 fp32 bf16 own\n");
+  REQUIRE(plan::choose(m) == MatmulWay::onednn);
+  REQUIRE(plan::save() ==
+          "7 8 9 1 -B-b fp32 fp32 bf16 own\n64 48 80 1 A-+- bf16 fp32 fp32 onednn\n");
+  plan::use_static_rule(true);
+  REQUIRE(plan::choose(m) == MatmulWay::own);
+  plan::use_static_rule(false);
+  REQUIRE(plan::choose(m) == MatmulWay::onednn);
+  for (const char* bad :
+       {"64 48 80 1 A-+- bf16 fp32 fp32", "64 48 80 1 A-+- bf16 fp32 fp32 magic",
+        "64 x 80 1 A-+- bf16 fp32 fp32 own", "64 48 80 1 ZZZZ bf16 fp32 fp32 own"})
+    REQUIRE_THROWS_AS(plan::load(bad), UserError);
+  plan::clear();
+  REQUIRE(plan::save().empty());
+}
+
+TEST_CASE("matmul: two threads at once, with pools of their own and with one pool") {
+  cpu::matmul_plan::clear();
+  ThreadPool shared(2);
+  for (bool one_pool : {false, true}) {
+    std::vector<std::thread> threads;
+    std::vector<std::string> wrong(2);
+    std::vector<Problem> problems;
+    for (int i = 0; i < 2; ++i)
+      problems.emplace_back(90 + i, 120, 700, false, true, Extra::none, DType::bf16, DType::f32,
+                            DType::f32);
+    for (int i = 0; i < 2; ++i)
+      threads.emplace_back([&, i] {
+        ThreadPool mine(2);
+        const ThreadPool::Scope scope(one_pool ? &shared : &mine);
+        Closeness close("matmul, concurrent");
+        for (int round = 0; round < 20; ++round) {
+          Array c = problems[size_t(i)].c;
+          cpu::run(problems[size_t(i)].args(c));
+          if (wrong[size_t(i)].empty())
+            wrong[size_t(i)] = close(c, problems[size_t(i)].expected, problems[size_t(i)].rule());
+        }
+      });
+    for (auto& t : threads) t.join();
+    REQUIRE(wrong[0] == "");
+    REQUIRE(wrong[1] == "");
+  }
+}
+
+TEST_CASE("peak: the measured peak is plausible, and not below what a product reaches") {
+  ThreadPool pool(1);
+  const ThreadPool::Scope scope(&pool);
+  const double peak = cpu::measure_peak_flops();
+  REQUIRE(peak > 1e9);   // any CPU of the last 15 years
+  REQUIRE(peak < 1e12);  // one core: 64 lanes at 5 GHz would be 640e9
+}

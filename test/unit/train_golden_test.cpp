@@ -1,0 +1,208 @@
+// Whole models against an independent reference: logits, loss and every gradient of a 2-layer model of each family, computed
+// in float64 by scripts/golden/model.py.
+#include <cmath>
+#include <cstring>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/safetensors.h"
+#include "model/gpt.h"
+
+using namespace mtrain;
+
+namespace {
+
+GptConfig config_of(const nlohmann::json& j) {
+  GptConfig c{};
+  c.layers = j.at("num_layers");
+  c.hidden = j.at("hidden_size");
+  c.heads = j.at("num_attention_heads");
+  c.kv_heads = j.at("num_query_groups");
+  c.head_dim = j.at("kv_channels");
+  c.ffn = j.at("ffn_hidden_size");
+  c.vocab = j.at("vocab_size");
+  c.padded_vocab = (c.vocab + 127) / 128 * 128;
+  c.norm = j.at("normalization") == "rmsnorm" ? ops::NormKind::rms : ops::NormKind::layer;
+  c.norm_eps = j.at("norm_epsilon");
+  c.rotary = j.at("position_embedding") == "rope";
+  c.max_positions = j.value("max_position_embeddings", int64_t{0});
+  c.rotary_base = j.value("rotary_base", 10000.0);
+  if (j.contains("rope_scaling") && !j["rope_scaling"].is_null()) {
+    const auto& s = j["rope_scaling"];
+    c.rope_scaling = {RopeScaling::Kind::llama3, s.at("factor"), s.at("low_freq_factor"), s.at("high_freq_factor"),
+                      s.at("original_max_position_embeddings")};
+  }
+  c.gated_mlp = j.at("activation") == "swiglu";
+  c.qkv_bias = j.at("add_qkv_bias");
+  c.linear_bias = j.at("add_bias_linear");
+  c.qk_norm = j.at("qk_layernorm");
+  c.tied_embeddings = j.at("share_embeddings_and_output_weights");
+  if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
+  return c;
+}
+
+std::vector<float> floats(const SafetensorsReader& file, const std::string& name) {
+  const auto& info = file.info(name);
+  std::vector<float> out(size_t(info.shape.count()));
+  if (info.dtype == DType::f64) {
+    std::vector<double> wide(out.size());
+    std::memcpy(wide.data(), file.span(name).data, wide.size() * 8);
+    std::copy(wide.begin(), wide.end(), out.begin());
+  } else {
+    REQUIRE(info.dtype == DType::f32);
+    std::memcpy(out.data(), file.span(name).data, out.size() * 4);
+  }
+  return out;
+}
+
+// (B, S) of the file to the (S * B) token order of the model.
+std::vector<int32_t> sequence_major(const SafetensorsReader& file, const std::string& name, int64_t& B, int64_t& S) {
+  const auto& info = file.info(name);
+  REQUIRE(info.dtype == DType::i32);
+  B = info.shape[0], S = info.shape[1];
+  std::vector<int32_t> in(size_t(B * S)), out(in.size());
+  std::memcpy(in.data(), file.span(name).data, in.size() * 4);
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t s = 0; s < S; ++s) out[size_t(s * B + b)] = in[size_t(b * S + s)];
+  return out;
+}
+
+// Relative distance in L2: one figure per tensor, as the numerics contract asks. NaN gives NaN, which passes no bound.
+double relative_l2(const std::vector<float>& got, const std::vector<float>& expected) {
+  REQUIRE(got.size() == expected.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    difference += std::pow(double(got[i]) - expected[i], 2);
+    norm += std::pow(double(expected[i]), 2);
+  }
+  return std::sqrt(difference / (norm + 1e-30));
+}
+
+struct Family {
+  explicit Family(const std::string& name, DType dtype, Recompute recompute = {})
+      : file(std::string(MTRAIN_SOURCE_DIR) + "/test/golden/model/" + name + ".safetensors"),
+        config(config_of(nlohmann::json::parse(file.metadata().at("config")))) {
+    const auto ids = sequence_major(file, "input_ids", B, S);
+    const auto labels = sequence_major(file, "labels", B, S);
+    std::vector<int32_t> positions;
+    for (int64_t t = 0; t < B * S; ++t) positions.push_back(int32_t(t / B));
+    for (int32_t l : labels) counted += l >= 0;
+    model = std::make_unique<Gpt>(on, params, config, S, recompute);
+    params.materialize(on, dtype, true);
+    for (Parameter* p : params.params()) params.set_master(on, *p, floats(file, p->name));
+    batch.input_T = Tensor::from_host(on, {B * S}, ids);
+    batch.label_T = Tensor::from_host(on, {B * S}, labels);
+    batch.seq = {.B = B, .S = S, .position_T = Tensor::from_host(on, {B * S}, positions)};
+  }
+
+  double forward_backward() {
+    const Tensor total = Tensor::from_host<double>(on, {1}, {0.0});
+    WgradQueue wgrad;
+    Stash stash;
+    Step step{on, wgrad, stash, batch.seq};
+    params.zero_grads(on);
+    model->forward(step, batch, {batch.label_T, total, 1.0f / float(counted)});
+    model->backward(step, batch);
+    return total.to_host<double>(on)[0] / double(counted);
+  }
+
+  std::vector<float> logits() {
+    WgradQueue wgrad;
+    Stash stash;
+    Step step{on, wgrad, stash, batch.seq, 0, 0, 0, false};
+    return model->logits(step, batch).to_host<float>(on);
+  }
+
+  SafetensorsReader file;
+  GptConfig config;
+  int64_t B = 0, S = 0, counted = 0;
+  std::unique_ptr<Device> device = Device::cpu(2, {.stream_sanitizer = true});
+  Stream& on = device->stream("compute");
+  ParamStore params;
+  std::unique_ptr<Gpt> model;
+  MicroBatch batch;
+};
+
+const std::vector<std::string> kFamilies{"llama", "llama3_rope", "qwen2", "qwen3", "mistral", "gpt2"};
+
+void compare_gradients(Family& f, double bound) {
+  for (Parameter* p : f.params.params()) {
+    Shape real = p->shape;
+    real[0] = p->real_rows();
+    const auto got = p->grad.flat(0, real).to_host<float>(f.on);
+    const double distance = relative_l2(got, floats(f.file, "grad." + p->name));
+    INFO(p->name << " relative L2 " << distance);
+    CHECK(distance < bound);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("logits, loss and every gradient of each family match the float64 reference") {
+  for (const auto& name : kFamilies) {
+    DYNAMIC_SECTION(name) {
+      Family f(name, DType::f32);
+      const auto got = f.logits();
+      const auto expected = floats(f.file, "logits");
+      std::vector<float> ordered;
+      for (int64_t b = 0; b < f.B; ++b)
+        for (int64_t s = 0; s < f.S; ++s) {
+          const auto row = got.begin() + (s * f.B + b) * f.config.padded_vocab;
+          ordered.insert(ordered.end(), row, row + f.config.vocab);
+        }
+      // fp32 against float64 through two layers; the numerics contract allows 1e-5.
+      CHECK(relative_l2(ordered, expected) < 1e-5);
+      CHECK(f.forward_backward() == Approx(floats(f.file, "loss")[0]).epsilon(1e-6));
+      compare_gradients(f, 1e-5);
+    }
+  }
+}
+
+TEST_CASE("bf16 gradients stay near the float64 reference") {
+  for (const auto& name : kFamilies) {
+    DYNAMIC_SECTION(name) {
+      Family f(name, DType::bf16);
+      CHECK(f.forward_backward() == Approx(floats(f.file, "loss")[0]).epsilon(2e-2));
+      // Each activation is rounded to 8 bits (relative 2^-9); some twenty roundings lie on the way through two layers.
+      compare_gradients(f, 5e-2);
+    }
+  }
+}
+
+TEST_CASE("recomputation gives the same bits") {
+  for (const auto& name : kFamilies) {
+    DYNAMIC_SECTION(name) {
+      Family kept(name, DType::f32);
+      const double loss = kept.forward_backward();
+      const Recompute policies[] = {{.attention_core = true}, {.group = 1, .layers = 2}, {.group = 2, .layers = 2}, {.group = 1, .layers = 1}};
+      for (const Recompute& policy : policies) {
+        Family again(name, DType::f32, policy);
+        CHECK(again.forward_backward() == loss);
+        for (Parameter* p : kept.params.params())
+          CHECK(p->grad.to_host<float>(kept.on) == again.params.find(p->name)->grad.to_host<float>(again.on));
+      }
+    }
+  }
+}
+
+TEST_CASE("holding weight gradients and draining them later gives the same bits") {
+  Family at_once("llama", DType::f32), held("llama", DType::f32);
+  at_once.forward_backward();
+  const Tensor total = Tensor::from_host<double>(held.on, {1}, {0.0});
+  std::vector<std::string> finished;
+  WgradQueue wgrad([&](Parameter& p) { finished.push_back(p.name); });
+  Stash stash;
+  Step step{held.on, wgrad, stash, held.batch.seq};
+  held.params.zero_grads(held.on);
+  wgrad.hold(true);
+  held.model->forward(step, held.batch, {held.batch.label_T, total, 1.0f / float(held.counted)});
+  held.model->backward(step, held.batch);
+  CHECK(wgrad.held() == 4 * 2 + 2);  // four linears a layer, output, embedding
+  CHECK(wgrad.drain(3) == 3);
+  CHECK(wgrad.drain() == 7);
+  for (Parameter* p : at_once.params.params()) {
+    CHECK(p->grad.to_host<float>(at_once.on) == held.params.find(p->name)->grad.to_host<float>(held.on));
+    CHECK(std::count(finished.begin(), finished.end(), p->name) == 1);
+  }
+}
