@@ -1,4 +1,5 @@
-// Three kinds of error for three audiences. Messages say what was wrong with which value; hints say what to do.
+// Three kinds of error for three audiences. Messages say what was wrong with which value; hints say
+// what to do.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -54,8 +55,8 @@ class BugError : public Error {
 }  // namespace mtrain
 
 // An invariant of our own code, checked in release builds too. The message is a fmt format string.
-#define MT_CHECK(condition, ...)                                                             \
-  do {                                                                                       \
-    if (!(condition)) [[unlikely]]                                                           \
-      ::mtrain::throw_bug(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__));    \
+#define MT_CHECK(condition, ...)                                                          \
+  do {                                                                                    \
+    if (!(condition)) [[unlikely]]                                                        \
+      ::mtrain::throw_bug(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
   } while (false)

@@ -1,11 +1,12 @@
 #include "base/file.h"
 
-#include <cerrno>
-#include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -14,19 +15,31 @@ namespace mtrain {
 namespace fs = std::filesystem;
 
 namespace {
-std::string reason() { return std::strerror(errno); }
-std::string disk_hint() {
-  return errno == ENOSPC || errno == EDQUOT ? "free some space or choose another folder; what was saved before is intact"
-                                            : "";
+// Of the system's last error, which must be asked for before anything else can change it.
+RunError run_error(const char* verb, const fs::path& path) {
+  const int error = errno;
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  return RunError(
+      fmt::format("cannot {} {}: {}", verb, path.string(), std::strerror(error)),
+      full ? "free some space or choose another folder; what was saved before is intact" : "");
+}
+UserError user_error(const char* verb, const fs::path& path) {
+  return UserError(fmt::format("cannot {} {}: {}", verb, path.string(), std::strerror(errno)));
+}
+
+int open_to_read(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw user_error("open", path);
+  return fd;
 }
 }  // namespace
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
+  static std::atomic<int> count{0};  // two writers of one path in a process must not share a file
   temporary_ = path_;
-  temporary_ += ".tmp." + std::to_string(::getpid());
+  temporary_ += fmt::format(".tmp.{}.{}", ::getpid(), count++);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0)
-    throw RunError(fmt::format("cannot create {}: {}", temporary_.string(), reason()), disk_hint());
+  if (fd_ < 0) throw run_error("create", path_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -40,7 +53,7 @@ void AtomicFile::write(const void* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t n = ::write(fd_, p, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw RunError(fmt::format("cannot write {}: {}", path_.string(), reason()), disk_hint());
+    if (n < 0) throw run_error("write", path_);
     p += n;
     bytes -= size_t(n);
   }
@@ -48,14 +61,13 @@ void AtomicFile::write(const void* data, size_t bytes) {
 
 void AtomicFile::commit() {
   MT_CHECK(fd_ >= 0, "commit() called twice");
-  if (::fsync(fd_) != 0)
-    throw RunError(fmt::format("cannot sync {}: {}", path_.string(), reason()), disk_hint());
+  if (::fsync(fd_) != 0) throw run_error("sync", path_);
   const int closed = ::close(fd_);
   fd_ = -1;
   if (closed != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const std::string why = reason();
+    const RunError error = run_error("finish", path_);
     ::unlink(temporary_.c_str());
-    throw RunError(fmt::format("cannot finish {}: {}", path_.string(), why));
+    throw error;
   }
   sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
@@ -67,37 +79,47 @@ void write_file_atomic(const fs::path& path, std::string_view content) {
 }
 
 std::string read_file(const fs::path& path) {
-  MappedFile file(path);
-  const auto bytes = file.bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  const int fd = open_to_read(path);
+  std::string content;
+  char piece[1 << 16];
+  while (true) {  // to the end, for pipes and /proc do not tell their size
+    const ssize_t n = ::read(fd, piece, sizeof(piece));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const UserError error = user_error("read", path);
+      ::close(fd);
+      if (n < 0) throw error;
+      return content;
+    }
+    content.append(piece, size_t(n));
+  }
 }
 
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw RunError(fmt::format("cannot open folder {}: {}", path.string(), reason()));
-  const int failed = ::fsync(fd);
-  const std::string why = reason();
-  ::close(fd);
+  if (fd < 0) throw run_error("open folder", path);
+  const bool failed = ::fsync(fd) != 0;
   // Some file systems refuse to sync a folder; the rename is then as durable as they make it.
-  if (failed && errno != EINVAL) throw RunError(fmt::format("cannot sync folder {}: {}", path.string(), why));
+  const bool refused = failed && errno == EINVAL;
+  const RunError error = run_error("sync folder", path);
+  ::close(fd);
+  if (failed && !refused) throw error;
 }
 
 MappedFile::MappedFile(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw UserError(fmt::format("cannot open {}: {}", path.string(), reason()));
-  struct stat info{};
-  const bool ok = ::fstat(fd, &info) == 0 && !S_ISDIR(info.st_mode);
-  if (!ok) {
+  const int fd = open_to_read(path);
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd);
-    throw UserError(fmt::format("{} is not a readable file", path.string()));
+    throw UserError(fmt::format("{} is not a regular file", path.string()));
   }
   size_ = size_t(info.st_size);
   if (size_ > 0) {
     void* p = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED) {
-      const std::string why = reason();
+      const UserError error = user_error("map", path);
       ::close(fd);
-      throw UserError(fmt::format("cannot map {}: {}", path.string(), why));
+      throw error;
     }
     data_ = static_cast<const std::byte*>(p);
   }

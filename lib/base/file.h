@@ -9,8 +9,9 @@
 
 namespace mtrain {
 
-// Writes to a temporary name beside `path`; commit() syncs and renames. Without commit() the temporary is removed and an
-// older file of that name stays untouched. Throws RunError (disk full, permission, ...).
+// Writes to a temporary name beside `path`; commit() syncs and renames. Without commit() the
+// temporary is removed and an older file of that name stays untouched. Throws RunError (disk full,
+// permission, ...).
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -28,8 +29,9 @@ class AtomicFile {
 };
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
-std::string read_file(const std::filesystem::path& path);  // throws UserError when it cannot be read
-void sync_directory(const std::filesystem::path& path);    // makes renames inside it durable
+std::string read_file(
+    const std::filesystem::path& path);                  // throws UserError when it cannot be read
+void sync_directory(const std::filesystem::path& path);  // makes renames inside it durable
 
 // A read-only memory mapping of a whole file. Throws UserError when it cannot be opened.
 class MappedFile {

@@ -14,7 +14,8 @@ inline int64_t exact_div(int64_t a, int64_t b) {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-template <class To, class From> To narrow(From value) {
+template <class To, class From>
+To narrow(From value) {
   MT_CHECK(value >= std::numeric_limits<To>::min() && value <= std::numeric_limits<To>::max(),
            "{} does not fit", value);
   return static_cast<To>(value);

@@ -1,5 +1,5 @@
-// Counter-based random numbers: a value is a pure function of (key, index), so any layout draws the same ones.
-// Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Counter-based random numbers: a value is a pure function of (key, index), so any layout draws the
+// same ones. Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 #include <array>
 #include <cstdint>

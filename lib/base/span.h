@@ -1,4 +1,5 @@
-// An untyped, unowned view of contiguous elements. It carries its own count, so that no caller counts by hand.
+// An untyped, unowned view of contiguous elements. It carries its own count, so that no caller
+// counts by hand.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +12,10 @@ struct ConstSpan {
   int64_t count = 0;  // elements
   DType dtype = DType::f32;
 
-  template <class T> const T* as() const { return static_cast<const T*>(data); }
+  template <class T>
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
   int64_t bytes() const { return count * dtype_size(dtype); }
   explicit operator bool() const { return data != nullptr; }
 };
@@ -21,7 +25,10 @@ struct Span {
   int64_t count = 0;  // elements
   DType dtype = DType::f32;
 
-  template <class T> T* as() const { return static_cast<T*>(data); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
   int64_t bytes() const { return count * dtype_size(dtype); }
   explicit operator bool() const { return data != nullptr; }
   operator ConstSpan() const { return {data, count, dtype}; }

@@ -17,7 +17,8 @@ std::string human_bytes(double n);
 // "42 s", "3 min 10 s", "2 h 05 min"
 std::string human_duration(double seconds);
 
-// The candidate with the smallest edit distance to `word`; empty when none is close enough to be meant.
+// The candidate with the smallest edit distance to `word`; empty when none is close enough to be
+// meant.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace mtrain

@@ -9,7 +9,8 @@ namespace mtrain {
 namespace {
 thread_local ThreadPool* t_pool = nullptr;
 thread_local bool t_inside = false;
-// A helper looks for the next job this many times before it sleeps: kernels follow each other within microseconds.
+// A helper looks for the next job this many times before it sleeps: kernels follow each other
+// within microseconds.
 constexpr int kSpins = 4000;
 
 inline void pause() {
@@ -19,7 +20,8 @@ inline void pause() {
 }
 
 // Waits for a moment that is near: spins, then yields, for there may be more ranks than cores.
-template <class Ready> void spin_until(Ready ready) {
+template <class Ready>
+void spin_until(Ready ready) {
   for (int spin = 0; !ready(); ++spin) spin < kSpins ? pause() : std::this_thread::yield();
 }
 }  // namespace
@@ -72,7 +74,8 @@ void ThreadPool::work() {
       seen = generation_.load();
       if (stop_) return;
       job = job_;
-      if (job) ++inside_;  // under the mutex: the caller clears job_ before it waits for inside_ to drain
+      if (job)
+        ++inside_;  // under the mutex: the caller clears job_ before it waits for inside_ to drain
     }
     if (!job) continue;
     help(*job);
@@ -99,7 +102,9 @@ void ThreadPool::run(int64_t tasks, const std::function<void(int64_t)>& fn) {
     std::lock_guard lock(mutex_);
     job_ = nullptr;
   }
-  spin_until([&] { return inside_.load() == 0; });  // the job lives on this stack: no helper may still hold it
+  spin_until([&] {
+    return inside_.load() == 0;
+  });  // the job lives on this stack: no helper may still hold it
   if (job.failure) std::rethrow_exception(job.failure);
 }
 

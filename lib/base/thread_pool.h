@@ -1,5 +1,6 @@
-// The intra-op thread pool. One per rank, shared by its streams; kernels reach it through parallel_for, which uses the
-// pool of the thread it runs on (a stream's worker enters it with ThreadPool::Scope) and runs serially without one.
+// The intra-op thread pool. One per rank, shared by its streams; kernels reach it through
+// parallel_for, which uses the pool of the thread it runs on (a stream's worker enters it with
+// ThreadPool::Scope) and runs serially without one.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -20,9 +21,10 @@ class ThreadPool {
 
   int threads() const { return int(workers_.size()) + 1; }
 
-  // Calls fn(i) once for every i in [0, tasks), on the caller and the helpers; returns when all are done. Which thread runs
-  // a task is not fixed, so a task's result must depend on i alone. A call made while the pool is busy with another
-  // stream's work, or from inside a task, runs serially. The first exception of a task is rethrown.
+  // Calls fn(i) once for every i in [0, tasks), on the caller and the helpers; returns when all are
+  // done. Which thread runs a task is not fixed, so a task's result must depend on i alone. A call
+  // made while the pool is busy with another stream's work, or from inside a task, runs serially.
+  // The first exception of a task is rethrown.
   void run(int64_t tasks, const std::function<void(int64_t)>& fn);
 
   // Makes `pool` the current one of this thread for the scope's life.
@@ -53,8 +55,8 @@ class ThreadPool {
 
 int current_threads();  // threads of the current pool, 1 without one
 
-// fn(begin, end) over [0, n) in chunks of `grain` (fixed by n and grain alone, never by the thread count, so that a
-// reduction per chunk is deterministic).
+// fn(begin, end) over [0, n) in chunks of `grain` (fixed by n and grain alone, never by the thread
+// count, so that a reduction per chunk is deterministic).
 void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn);
 
 }  // namespace mtrain

@@ -41,8 +41,9 @@ Storage::~Storage() {
 Allocator::Allocator(DeviceBackend& backend) : backend_(backend) {}
 
 Allocator::~Allocator() {
-  // The device has synchronized its streams: whatever is pending has passed. Buffers that outlive their device are a bug of
-  // their owner; their blocks are leaked rather than handed to a dead allocator.
+  // The device has synchronized its streams: whatever is pending has passed. Buffers that outlive
+  // their device are a bug of their owner; their blocks are leaked rather than handed to a dead
+  // allocator.
   collect();
   std::vector<Block*> blocks;
   for (auto& [key, block] : free_) blocks.push_back(block);
@@ -92,7 +93,8 @@ Block* Allocator::find(int64_t bytes, Stream& home) {
 }
 
 void Allocator::add_segment(int64_t bytes, Stream& home) {
-  const int64_t size = bytes <= kSmallSegment / 4 ? kSmallSegment : round_up(bytes, kSegmentGranule);
+  const int64_t size =
+      bytes <= kSmallSegment / 4 ? kSmallSegment : round_up(bytes, kSegmentGranule);
   auto* memory = static_cast<char*>(backend_.allocate(size));
   segments_[memory] = size;
   reserved_.current += size;

@@ -1,6 +1,7 @@
-// Stream-ordered caching allocator. A buffer belongs to the stream it was allocated on: when its last owner drops it, the
-// memory can at once be handed out again for later work of that stream (the queue's order protects it). If other streams
-// touched it, it waits until events recorded on them at that moment have passed. Memory returns to the system only at the end.
+// Stream-ordered caching allocator. A buffer belongs to the stream it was allocated on: when its
+// last owner drops it, the memory can at once be handed out again for later work of that stream
+// (the queue's order protects it). If other streams touched it, it waits until events recorded on
+// them at that moment have passed. Memory returns to the system only at the end.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -30,10 +31,10 @@ struct Storage {
   ~Storage();
   void* data = nullptr;
   int64_t bytes = 0;
-  uint64_t serial = 0;           // tells apart allocations that reuse the same memory
+  uint64_t serial = 0;  // tells apart allocations that reuse the same memory
   MemoryCategory category = MemoryCategory::buffers;
   Stream* home = nullptr;
-  std::vector<Stream*> others;   // streams besides home that touched it
+  std::vector<Stream*> others;  // streams besides home that touched it
   Allocator* allocator = nullptr;
   struct Block* block = nullptr;
 };
@@ -47,15 +48,15 @@ class Allocator {
   Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
 
   MemoryUsage usage(MemoryCategory category) const;
-  MemoryUsage total() const;      // of what is handed out; peak is of the sum
-  MemoryUsage reserved() const;   // taken from the system
+  MemoryUsage total() const;     // of what is handed out; peak is of the sum
+  MemoryUsage reserved() const;  // taken from the system
   void reset_peaks();
 
  private:
   friend struct Storage;
   struct Pending;
   void release(Storage& storage);
-  void collect();                 // frees pending blocks whose events have passed
+  void collect();  // frees pending blocks whose events have passed
   Block* find(int64_t bytes, Stream& home);
   void add_segment(int64_t bytes, Stream& home);
   void put_back(Block* block);

@@ -11,8 +11,8 @@ namespace mtrain {
 
 class TimingSink;
 
-// Handed to the work of a launch. On the CPU the work runs on the stream's worker thread; on CUDA it runs on the host and
-// enqueues on `cuda`.
+// Handed to the work of a launch. On the CPU the work runs on the stream's worker thread; on CUDA
+// it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
   CUstream_st* cuda = nullptr;
 };
@@ -32,10 +32,13 @@ class StreamBackend {
   virtual void enqueue(const char* name, TimingSink* sink, Work work) = 0;
   virtual std::shared_ptr<EventBackend> record() = 0;
   virtual void wait(std::shared_ptr<EventBackend> event) = 0;
-  virtual void upload(void* device, std::shared_ptr<const void> keep, const void* host, int64_t bytes) = 0;
-  virtual void download(void* host, const void* device, int64_t bytes) = 0;  // host memory is valid after synchronize()
-  virtual void synchronize() = 0;  // rethrows the first failure of this stream's work
-  virtual uint64_t completed() const = 0;  // items (launches, copies, waits) known to have finished; any thread may ask
+  virtual void upload(void* device, std::shared_ptr<const void> keep, const void* host,
+                      int64_t bytes) = 0;
+  virtual void download(void* host, const void* device,
+                        int64_t bytes) = 0;  // host memory is valid after synchronize()
+  virtual void synchronize() = 0;            // rethrows the first failure of this stream's work
+  virtual uint64_t completed()
+      const = 0;  // items (launches, copies, waits) known to have finished; any thread may ask
 };
 
 class DeviceBackend {
@@ -43,9 +46,10 @@ class DeviceBackend {
   virtual ~DeviceBackend() = default;
   virtual std::string description() const = 0;  // "CPU, 2 threads, AVX-512" or "NVIDIA H200 141 GB"
   virtual bool is_cuda() const = 0;
-  virtual int threads() const = 0;              // intra-op threads; 1 on CUDA
+  virtual int threads() const = 0;  // intra-op threads; 1 on CUDA
   virtual std::unique_ptr<StreamBackend> make_stream(const std::string& name) = 0;
-  virtual void* allocate(int64_t bytes) = 0;    // aligned to 2 MiB; throws RunError when memory is short
+  virtual void* allocate(
+      int64_t bytes) = 0;  // aligned to 2 MiB; throws RunError when memory is short
   virtual void release(void* memory, int64_t bytes) = 0;
 };
 

@@ -23,7 +23,8 @@ Device::~Device() {
   for (auto& [name, stream] : streams_) {
     try {
       stream->synchronize();
-    } catch (...) {  // a failed launch was, or will be, reported where it was awaited; here only the end matters
+    } catch (...) {  // a failed launch was, or will be, reported where it was awaited; here only
+                     // the end matters
     }
   }
   allocator_.reset();

@@ -1,4 +1,5 @@
-// A rank's device: its streams, its memory, and what watches every launch. One Device per rank; nothing here is global.
+// A rank's device: its streams, its memory, and what watches every launch. One Device per rank;
+// nothing here is global.
 #pragma once
 #include <functional>
 #include <map>
@@ -17,7 +18,8 @@ class Sanitizer;
 class TimingSink;
 
 struct DeviceOptions {
-  bool stream_sanitizer = false;  // check that events order all conflicting accesses of different streams
+  bool stream_sanitizer =
+      false;  // check that events order all conflicting accesses of different streams
 };
 
 class Device {
@@ -40,15 +42,19 @@ class Device {
   FlightRecorder& recorder() { return *recorder_; }
   Sanitizer* sanitizer() { return sanitizer_.get(); }  // null when off
 
-  // Called on the host after every launch of compute work, with its name and accesses; empty turns it off. For diagnosis.
+  // Called on the host after every launch of compute work, with its name and accesses; empty turns
+  // it off. For diagnosis.
   using LaunchCheck = std::function<void(Stream&, const LaunchInfo&)>;
   void set_launch_check(LaunchCheck check) { launch_check_ = std::move(check); }
   const LaunchCheck& launch_check() const { return launch_check_; }
 
-  // What the rank is working on ("layers.3.attention"), innermost last; failures and reports name it.
+  // What the rank is working on ("layers.3.attention"), innermost last; failures and reports name
+  // it.
   class Scope {
    public:
-    Scope(Device& device, std::string name) : device_(device) { device_.scopes_.push_back(std::move(name)); }
+    Scope(Device& device, std::string name) : device_(device) {
+      device_.scopes_.push_back(std::move(name));
+    }
     ~Scope() { device_.scopes_.pop_back(); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -58,7 +64,8 @@ class Device {
   };
   std::string scope() const;  // "layers.3 > attention"
 
-  // Every launch from now on is timed and told to `sink`, which must outlive the work; null stops it.
+  // Every launch from now on is timed and told to `sink`, which must outlive the work; null stops
+  // it.
   void set_timing_sink(TimingSink* sink) { sink_ = sink; }
   TimingSink* timing_sink() const { return sink_; }
 

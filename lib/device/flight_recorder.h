@@ -14,7 +14,8 @@ class FlightRecorder {
  public:
   void record(const char* launch, const Stream& stream, uint64_t number);
 
-  // One line per launch, oldest first, at most `last`: stream, number, name, and whether it has finished.
+  // One line per launch, oldest first, at most `last`: stream, number, name, and whether it has
+  // finished.
   std::vector<std::string> lines(int last = kEntries) const;
 
   static constexpr int kEntries = 256;

@@ -59,22 +59,25 @@ void Sanitizer::cut(uintptr_t begin, uintptr_t end) {
   }
 }
 
-void Sanitizer::check(const Touch& before, const Touch& now, const char* was, const char* is) const {
+void Sanitizer::check(const Touch& before, const Touch& now, const char* was,
+                      const char* is) const {
   if (before.stream < 0 || before.stream == now.stream) return;
   const VectorClock& clock = clocks_[now.stream];
   if (size_t(before.stream) < clock.size() && clock[before.stream] >= before.clock) return;
   const bool reused = before.serial != now.serial && before.serial && now.serial;
-  throw BugError(fmt::format(
-      "stream sanitizer: `{}` on stream {} {} memory that `{}` on stream {} {}, and no event orders them{}",
-      now.launch, names_[now.stream], is, before.launch, names_[before.stream], was,
-      reused ? " (the buffer was freed and its memory reused too early)" : ""));
+  throw BugError(
+      fmt::format("stream sanitizer: `{}` on stream {} {} memory that `{}` on stream {} {}, and no "
+                  "event orders them{}",
+                  now.launch, names_[now.stream], is, before.launch, names_[before.stream], was,
+                  reused ? " (the buffer was freed and its memory reused too early)" : ""));
 }
 
 void Sanitizer::touch(const Access& access, const Touch& as, bool write) {
   if (!access.data || access.bytes == 0) return;
   Touch now = as;
   now.serial = access.storage ? access.storage->serial : 0;
-  const auto begin = reinterpret_cast<uintptr_t>(access.data), end = begin + uintptr_t(access.bytes);
+  const auto begin = reinterpret_cast<uintptr_t>(access.data),
+             end = begin + uintptr_t(access.bytes);
   cut(begin, end);
   const auto first = ranges_.lower_bound(begin), last = ranges_.lower_bound(end);
   for (auto it = first; it != last; ++it) {

@@ -1,6 +1,7 @@
-// The stream sanitizer: vector clocks over launches and events. Any two accesses to the same memory, one of them a write, by
-// launches that no chain of events, queue order or host synchronization orders, are reported with both launch names. It looks
-// at launches only, so it works on every device, and finds a race even when the timing happens to hide it.
+// The stream sanitizer: vector clocks over launches and events. Any two accesses to the same
+// memory, one of them a write, by launches that no chain of events, queue order or host
+// synchronization orders, are reported with both launch names. It looks at launches only, so it
+// works on every device, and finds a race even when the timing happens to hide it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -11,7 +12,8 @@
 
 namespace mtrain {
 
-using VectorClock = std::vector<uint64_t>;  // by stream id: launches of that stream known to have happened
+using VectorClock =
+    std::vector<uint64_t>;  // by stream id: launches of that stream known to have happened
 
 class Sanitizer {
  public:
@@ -21,7 +23,8 @@ class Sanitizer {
   void on_launch(int stream, const LaunchInfo& info);
   VectorClock on_record(int stream) const;
   void on_wait(int stream, const VectorClock& event);
-  void on_host_wait(const VectorClock& event);  // the host has seen the event: all later launches follow it
+  void on_host_wait(
+      const VectorClock& event);  // the host has seen the event: all later launches follow it
 
  private:
   struct Touch {
@@ -30,14 +33,15 @@ class Sanitizer {
     const char* launch = "";
     uint64_t serial = 0;  // of the allocation at the time
   };
-  struct Range {          // what is known of [key, end)
+  struct Range {  // what is known of [key, end)
     uintptr_t end = 0;
     Touch write;
     std::vector<Touch> reads;  // the last of each stream since `write`
   };
 
   std::map<uintptr_t, Range>::iterator split(uintptr_t at);
-  void cut(uintptr_t begin, uintptr_t end);  // makes range borders at both ends, and empty ranges where none were
+  void cut(uintptr_t begin,
+           uintptr_t end);  // makes range borders at both ends, and empty ranges where none were
   void check(const Touch& before, const Touch& now, const char* was, const char* is) const;
   void touch(const Access& access, const Touch& now, bool write);
 

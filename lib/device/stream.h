@@ -1,4 +1,5 @@
-// Streams, events and launch(): the one choke point through which all work, compute and communication alike, is enqueued.
+// Streams, events and launch(): the one choke point through which all work, compute and
+// communication alike, is enqueued.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,8 +14,8 @@ namespace mtrain {
 class Device;
 struct Storage;
 
-// A range of memory that a launch reads or writes. `storage` is null for memory that no Buffer owns: the launch's author
-// then answers for its life.
+// A range of memory that a launch reads or writes. `storage` is null for memory that no Buffer
+// owns: the launch's author then answers for its life.
 struct Access {
   const void* data = nullptr;
   int64_t bytes = 0;
@@ -63,22 +64,25 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Enqueues `work`, which touches exactly the memory that `info` names. Memory owned by a Buffer stays valid until the work
-  // has run, whatever the host drops meanwhile. Throws what an earlier launch of the device threw.
+  // Enqueues `work`, which touches exactly the memory that `info` names. Memory owned by a Buffer
+  // stays valid until the work has run, whatever the host drops meanwhile. Throws what an earlier
+  // launch of the device threw.
   void launch(LaunchInfo info, Work work);
 
-  Event record();                 // an event after everything enqueued so far
-  void wait(const Event& event);  // later work of this stream runs after `event`; the host does not block
-  void synchronize();             // blocks the host until everything enqueued so far has run
+  Event record();  // an event after everything enqueued so far
+  void wait(
+      const Event& event);  // later work of this stream runs after `event`; the host does not block
+  void synchronize();       // blocks the host until everything enqueued so far has run
   void synchronize(const Event& event);
 
-  // Copies between host and device memory, in the stream's order. `keep` holds the host memory until the copy is done.
+  // Copies between host and device memory, in the stream's order. `keep` holds the host memory
+  // until the copy is done.
   void upload(const Access& device, std::shared_ptr<const void> keep, const void* host);
   void download(void* host, const Access& device);  // returns when the data is there
 
   uint64_t enqueued() const { return enqueued_; }  // items so far
-  uint64_t completed() const;                      // of which finished, as far as known; any thread may ask
-  void host_saw(const Event& event);               // the host has found `event` ready: tells the sanitizer
+  uint64_t completed() const;         // of which finished, as far as known; any thread may ask
+  void host_saw(const Event& event);  // the host has found `event` ready: tells the sanitizer
 
   Device& device() const { return device_; }
   const std::string& name() const { return name_; }

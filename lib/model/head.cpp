@@ -28,13 +28,16 @@ Head::Head(ParamStore& params, const GptConfig& c, Parameter* tied)
                                       .rows = c.vocab});
 }
 
+int64_t Head::logits_chunk_rows(const GptConfig& c, int64_t T) {
+  return ceil_div(T, ceil_div(T * c.padded_vocab * 4, kLogitsBytes));
+}
+
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   const Device::Scope scope(step.compute.device(), kName);
   Stream& on = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
-  const int64_t T = a.norm.y_TH.dim(0), chunks = ceil_div(T * c_.padded_vocab * 4, kLogitsBytes),
-                rows = ceil_div(T, chunks);
+  const int64_t T = a.norm.y_TH.dim(0), rows = logits_chunk_rows(c_, T);
   if (step.training) a.dy_TH = Tensor::empty(on, a.norm.y_TH.shape(), a.norm.y_TH.dtype());
   const Tensor loss_T = Tensor::empty(on, {T}, DType::f32);
   for (int64_t first = 0; first < T; first += rows) {

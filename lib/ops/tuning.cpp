@@ -16,7 +16,8 @@ double measured_peak_flops(Device& device) {
   if (device.is_cuda()) return 0;
   double flops = 0;
   Stream& stream = device.stream("compute");  // its worker has the device's thread pool
-  stream.launch({.name = "measure_peak"}, [&](const LaunchContext&) { flops = kernels::cpu::measure_peak_flops(); });
+  stream.launch({.name = "measure_peak"},
+                [&](const LaunchContext&) { flops = kernels::cpu::measure_peak_flops(); });
   stream.synchronize();
   return flops;
 }

@@ -1,4 +1,5 @@
-// What the operations choose for themselves on this machine, for those who need runs to agree or want to know the ceiling.
+// What the operations choose for themselves on this machine, for those who need runs to agree or
+// want to know the ceiling.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,13 +8,16 @@
 
 namespace mtrain::ops {
 
-// Which matmul implementation serves which shape is measured at first use; implementations differ in the last bits. A checkpoint
-// carries the choices, so that a resumed run repeats them; a fixed choice is for runs that must agree bit by bit.
+// Which matmul implementation serves which shape is measured at first use; implementations differ
+// in the last bits. A checkpoint carries the choices, so that a resumed run repeats them; a fixed
+// choice is for runs that must agree bit by bit.
 std::string matmul_choices();
-void restore_matmul_choices(std::string_view choices);  // throws UserError on text that matmul_choices() did not write
+void restore_matmul_choices(
+    std::string_view choices);  // throws UserError on text that matmul_choices() did not write
 void fix_matmul_choices(bool fixed);
 
-// The machine's fp32 multiply-add rate in registers with the device's threads, FLOP/s; 0 where unknown.
+// The machine's fp32 multiply-add rate in registers with the device's threads, FLOP/s; 0 where
+// unknown.
 double measured_peak_flops(Device& device);
 
 }  // namespace mtrain::ops

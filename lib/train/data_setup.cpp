@@ -1,5 +1,6 @@
 #include "train/data_setup.h"
 
+#include "base/error.h"
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
 #include "data/indexed_dataset.h"
@@ -8,7 +9,8 @@ namespace mtrain {
 
 namespace {
 
-std::shared_ptr<const Dataset> open_blend(const std::vector<std::string>& prefixes, std::vector<double> weights,
+std::shared_ptr<const Dataset> open_blend(const std::vector<std::string>& prefixes,
+                                          std::vector<double> weights,
                                           const GptDatasetOptions& options) {
   std::vector<std::shared_ptr<const Dataset>> parts;
   const bool by_size = weights.empty();
@@ -38,13 +40,15 @@ std::unique_ptr<Tokenizer> open_tokenizer(const TokenizerConfig& c) {
 
 std::shared_ptr<const Dataset> open_training_data(const Recipe& r, int64_t vocab) {
   if (r.dataset.train.empty())
-    throw UserError("dataset.train is not set", "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
+    throw UserError("dataset.train is not set",
+                    "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
   return open_blend(r.dataset.train, r.dataset.train_weights, options_of(r, vocab, true));
 }
 
 std::shared_ptr<const Dataset> open_validation_data(const Recipe& r, int64_t vocab) {
   if (r.dataset.validation.empty()) return nullptr;
-  return open_blend(r.dataset.validation, r.dataset.validation_weights, options_of(r, vocab, false));
+  return open_blend(r.dataset.validation, r.dataset.validation_weights,
+                    options_of(r, vocab, false));
 }
 
 }  // namespace mtrain

@@ -8,7 +8,9 @@ struct Found {
   std::string what;  // "output of `matmul_qkv_fwd` in layers.3.attention, element 17"
 };
 
-int64_t first_bad(Stream& on, const Tensor& x) { return ops::first_non_finite(on, x).to_host<int64_t>(on)[0]; }
+int64_t first_bad(Stream& on, const Tensor& x) {
+  return ops::first_non_finite(on, x).to_host<int64_t>(on)[0];
+}
 
 }  // namespace
 
@@ -32,7 +34,8 @@ void Diagnosis::explain(const std::vector<Batch>& batches, int64_t step) {
         // A range as a tensor again: the check reads exactly what the launch wrote.
         const int64_t at = first_bad(on, Tensor::of(a));
         if (at < 0) continue;
-        throw Found{fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at)};
+        throw Found{
+            fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at)};
       }
       checking = false;
     });
@@ -44,10 +47,13 @@ void Diagnosis::explain(const std::vector<Batch>& batches, int64_t step) {
     }
     device.set_launch_check({});
   }
-  if (what.empty()) what = "the sum of squares of the gradients, all of which are finite by themselves";
-  throw RunError(fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step, what),
-                 "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint with another "
-                 "dataset.seed; parameters were not updated by this step");
+  if (what.empty())
+    what = "the sum of squares of the gradients, all of which are finite by themselves";
+  throw RunError(
+      fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step, what),
+      "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint "
+      "with another "
+      "dataset.seed; parameters were not updated by this step");
 }
 
 }  // namespace mtrain

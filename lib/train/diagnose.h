@@ -1,5 +1,5 @@
-// Finds where a loss or gradient that is not finite came from: the step's micro-batches run again with every launch's outputs
-// checked, and the first one that holds a NaN or Inf is named.
+// Finds where a loss or gradient that is not finite came from: the step's micro-batches run again
+// with every launch's outputs checked, and the first one that holds a NaN or Inf is named.
 #pragma once
 #include <vector>
 

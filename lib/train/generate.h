@@ -1,4 +1,5 @@
-// Text from a trained model. Every new token runs the whole window again: simple, and fast enough to look at a small model.
+// Text from a trained model. Every new token runs the whole window again: simple, and fast enough
+// to look at a small model.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -15,11 +16,11 @@ struct GenerateOptions {
   float temperature = 0.8f;  // 0: always the likeliest token
   int64_t top_k = 40;        // 0: all
   uint64_t seed = 1;
-  int64_t window = 0;        // tokens the model may look back on; its training sequence length
+  int64_t window = 0;  // tokens the model may look back on; its training sequence length
 };
 
 // Calls `emit` with the bytes of each new token as it comes; stops at the end-of-document token.
-void generate(Stream& on, Gpt& model, const Tokenizer& tokenizer, std::string_view prompt, const GenerateOptions& options,
-              const std::function<void(std::string_view)>& emit);
+void generate(Stream& on, Gpt& model, const Tokenizer& tokenizer, std::string_view prompt,
+              const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
 
 }  // namespace mtrain

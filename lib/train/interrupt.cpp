@@ -1,12 +1,13 @@
 #include "train/interrupt.h"
 
-#include <csignal>
 #include <unistd.h>
+#include <csignal>
 
 namespace mtrain {
 
 namespace {
-// A signal handler can reach nothing but a variable of this kind; it belongs to the one Interrupt of the process.
+// A signal handler can reach nothing but a variable of this kind; it belongs to the one Interrupt
+// of the process.
 volatile std::sig_atomic_t g_received = 0;
 struct sigaction g_old_int, g_old_term;
 

@@ -5,14 +5,16 @@
 namespace mtrain {
 
 namespace {
-constexpr int64_t kVocabularyMultiple = 128;  // the embedding's rows are padded to it, so that its matmuls have even tiles
+constexpr int64_t kVocabularyMultiple =
+    128;  // the embedding's rows are padded to it, so that its matmuls have even tiles
 
 RopeScaling rope_scaling(const RopeScalingConfig& c) {
   using Kind = RopeScaling::Kind;
   const Kind kind = c.type == RopeScalingType::linear   ? Kind::linear
                     : c.type == RopeScalingType::llama3 ? Kind::llama3
                                                         : Kind::none;
-  return {kind, c.factor, c.low_freq_factor, c.high_freq_factor, c.original_max_position_embeddings};
+  return {kind, c.factor, c.low_freq_factor, c.high_freq_factor,
+          c.original_max_position_embeddings};
 }
 }  // namespace
 
@@ -56,6 +58,8 @@ Recompute recompute_policy(const RecomputeConfig& r, int64_t layers) {
   return policy;
 }
 
-DType compute_dtype(const MixedPrecisionConfig& p) { return p.name == Precision::fp32 ? DType::f32 : DType::bf16; }
+DType compute_dtype(const MixedPrecisionConfig& p) {
+  return p.name == Precision::fp32 ? DType::f32 : DType::bf16;
+}
 
 }  // namespace mtrain

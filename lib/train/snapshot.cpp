@@ -12,9 +12,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors", *kState = "state.json";
+constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors",
+                     *kState = "state.json";
 
-// The part of a flat tensor that a checkpoint holds: a parameter's rows without padding, so that files fit every layout.
+// The part of a flat tensor that a checkpoint holds: a parameter's rows without padding, so that
+// files fit every layout.
 Tensor real_part(const Parameter& p, const Tensor& t) {
   Shape shape = p.shape;
   shape[0] = p.real_rows();
@@ -23,16 +25,19 @@ Tensor real_part(const Parameter& p, const Tensor& t) {
 
 void write_model(Trainer& t, const fs::path& path) {
   std::vector<TensorInfo> infos;
-  for (Parameter* p : t.params().params()) infos.push_back({p->name, DType::f32, real_part(*p, p->master).shape()});
+  for (Parameter* p : t.params().params())
+    infos.push_back({p->name, DType::f32, real_part(*p, p->master).shape()});
   SafetensorsWriter writer(path, infos, {{"format", "mtrain"}});
-  for (Parameter* p : t.params().params()) writer.write(p->name, real_part(*p, p->master), t.compute());
+  for (Parameter* p : t.params().params())
+    writer.write(p->name, real_part(*p, p->master), t.compute());
   writer.commit();
 }
 
 void write_optimizer(Trainer& t, const fs::path& path) {
   std::vector<TensorInfo> infos;
   for (Parameter* p : t.params().params())
-    for (const char* which : {".m", ".v"}) infos.push_back({p->name + which, DType::f32, real_part(*p, p->master).shape()});
+    for (const char* which : {".m", ".v"})
+      infos.push_back({p->name + which, DType::f32, real_part(*p, p->master).shape()});
   SafetensorsWriter writer(path, infos, {{"format", "mtrain"}});
   for (Parameter* p : t.params().params()) {
     writer.write(p->name + ".m", real_part(*p, t.optimizer().m_of(*p)), t.compute());
@@ -41,11 +46,13 @@ void write_optimizer(Trainer& t, const fs::path& path) {
   writer.commit();
 }
 
-std::vector<float> read_floats(const SafetensorsReader& file, const std::string& name, const Shape& expected) {
+std::vector<float> read_floats(const SafetensorsReader& file, const std::string& name,
+                               const Shape& expected) {
   const TensorInfo& info = file.info(name);
   if (info.dtype != DType::f32 || !(info.shape == expected))
-    throw UserError(fmt::format("{}: tensor {} is {} {}, and the recipe's model has fp32 {}", file.path().string(), name,
-                                dtype_name(info.dtype), info.shape.str(), expected.str()),
+    throw UserError(fmt::format("{}: tensor {} is {} {}, and the recipe's model has fp32 {}",
+                                file.path().string(), name, dtype_name(info.dtype),
+                                info.shape.str(), expected.str()),
                     "load it with the recipe it was saved under (recipe.yaml in its run folder)");
   std::vector<float> values(static_cast<size_t>(expected.count()));
   std::memcpy(values.data(), file.span(name).data, values.size() * 4);
@@ -85,8 +92,10 @@ void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
   const TrainState state = TrainState::load(folder / kState);
   const auto same = [&](const char* key, int64_t now, const char* field) {
     if (state.integer(key) == now) return;
-    throw UserError(fmt::format("{} was saved with {} = {}, the recipe says {}", folder.string(), field, state.integer(key), now),
-                    "a resumed run continues the same data order: keep the value, or start a new run with checkpoint.load unset");
+    throw UserError(fmt::format("{} was saved with {} = {}, the recipe says {}", folder.string(),
+                                field, state.integer(key), now),
+                    "a resumed run continues the same data order: keep the value, or start a new "
+                    "run with checkpoint.load unset");
   };
   same("seed", recipe.train.seed, "train.seed");
   same("global_batch_size", recipe.train.global_batch_size, "train.global_batch_size");
@@ -94,7 +103,8 @@ void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
   load_weights(t.compute(), t.params(), folder);
   const SafetensorsReader moments(folder / kOptimizer);
   for (Parameter* p : t.params().params()) {
-    const Tensor m = real_part(*p, t.optimizer().m_of(*p)), v = real_part(*p, t.optimizer().v_of(*p));
+    const Tensor m = real_part(*p, t.optimizer().m_of(*p)),
+                 v = real_part(*p, t.optimizer().v_of(*p));
     upload(t.compute(), m, read_floats(moments, p->name + ".m", m.shape()));
     upload(t.compute(), v, read_floats(moments, p->name + ".v", v.shape()));
   }

@@ -22,14 +22,17 @@ ParamStore& ready(ParamStore& params, Stream& on, const Recipe& r) {
 }
 }  // namespace
 
-Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config, std::shared_ptr<const Dataset> data)
+Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
+                 std::shared_ptr<const Dataset> data)
     : device_(device),
       compute_(device.stream("compute")),
       recipe_(r),
-      gpt_(compute_, params_, config, r.dataset.seq_length, recompute_policy(r.recompute, config.layers)),
+      gpt_(compute_, params_, config, r.dataset.seq_length,
+           recompute_policy(r.recompute, config.layers)),
       adamw_(compute_, ready(params_, compute_, r), r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
-      loader_(std::move(data), {.global_batch = r.train.global_batch_size, .micro_batch = r.train.micro_batch_size}) {}
+      loader_(std::move(data), {.global_batch = r.train.global_batch_size,
+                                .micro_batch = r.train.micro_batch_size}) {}
 
 StepStats Trainer::step() {
   const int64_t number = step_ + 1;
@@ -39,23 +42,31 @@ StepStats Trainer::step() {
   params_.zero_grads(compute_);
   const Tensor loss = run_micro_batches(batches, number, counted ? 1.0f / float(counted) : 0.0f);
   const ops::Clip clip = clip_grad_norm(compute_, params_, float(recipe_.optimizer.clip_grad));
-  adamw_.step(compute_, number, lr, clip.scale);  // leaves everything as it is where the norm is not finite
+  adamw_.step(compute_, number, lr,
+              clip.scale);  // leaves everything as it is where the norm is not finite
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
-  if (recipe_.debug.check_nan && !(std::isfinite(total) && std::isfinite(norm))) Diagnosis(*this).explain(batches, number);
+  if (recipe_.debug.check_nan && !(std::isfinite(total) && std::isfinite(norm)))
+    Diagnosis(*this).explain(batches, number);
   step_ = number;
-  return {.step = number, .loss = total / double(std::max<int64_t>(counted, 1)), .grad_norm = norm, .lr = lr,
+  return {.step = number,
+          .loss = total / double(std::max<int64_t>(counted, 1)),
+          .grad_norm = norm,
+          .lr = lr,
           .tokens = recipe_.train.global_batch_size * recipe_.dataset.seq_length};
 }
 
 std::vector<Batch> Trainer::global_batch(int64_t step) {
   std::vector<Batch> batches;
-  for (int64_t k = 0; k < loader_.micro_batches(); ++k) batches.push_back(loader_.micro_batch(step - 1, k));
+  for (int64_t k = 0; k < loader_.micro_batches(); ++k)
+    batches.push_back(loader_.micro_batch(step - 1, k));
   return batches;
 }
 
-// Forward and backward of every micro-batch; gradients add up in the parameters' main gradients. Returns the summed loss.
-Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale) {
+// Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.
+// Returns the summed loss.
+Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t step,
+                                  float grad_scale) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   WgradQueue wgrad;
   for (size_t k = 0; k < batches.size(); ++k) {

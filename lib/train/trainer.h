@@ -1,5 +1,5 @@
-// One rank's training: model, optimizer and data, and the step that moves them on. Logging, evaluation schedules and
-// checkpoints live around it, in run.cpp.
+// One rank's training: model, optimizer and data, and the step that moves them on. Logging,
+// evaluation schedules and checkpoints live around it, in run.cpp.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,19 +14,22 @@
 namespace mtrain {
 
 struct StepStats {
-  int64_t step = 0;         // of the update just made, from 1
-  double loss = 0;          // nats per unmasked token, mean over the global batch
-  float grad_norm = 0;      // before clipping
+  int64_t step = 0;     // of the update just made, from 1
+  double loss = 0;      // nats per unmasked token, mean over the global batch
+  float grad_norm = 0;  // before clipping
   float lr = 0;
-  int64_t tokens = 0;       // of the global batch, masked ones included
+  int64_t tokens = 0;  // of the global batch, masked ones included
 };
 
 class Trainer {
  public:
-  // `config` and `data` come from the recipe (model_setup.h, data_setup.h); weights are initialised from train.seed.
-  Trainer(Device& device, const Recipe& recipe, const GptConfig& config, std::shared_ptr<const Dataset> data);
+  // `config` and `data` come from the recipe (model_setup.h, data_setup.h); weights are initialised
+  // from train.seed.
+  Trainer(Device& device, const Recipe& recipe, const GptConfig& config,
+          std::shared_ptr<const Dataset> data);
 
-  StepStats step();         // throws RunError, with nothing updated, when the loss or a gradient is not finite
+  StepStats
+  step();  // throws RunError, with nothing updated, when the loss or a gradient is not finite
   double evaluate(const ValidationLoader& batches);  // nats per token
 
   int64_t steps_done() const { return step_; }

@@ -1,11 +1,12 @@
-// Streams as worker threads: a stream is a FIFO of closures, an event a count that another queue or the host waits for.
+// Streams as worker threads: a stream is a FIFO of closures, an event a count that another queue or
+// the host waits for.
+#include <sys/mman.h>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <sys/mman.h>
 #include <thread>
 #include <utility>
 
@@ -90,7 +91,8 @@ class CpuStream : public StreamBackend {
     enqueue("wait", nullptr, [event = std::move(event)](const LaunchContext&) { event->wait(); });
   }
 
-  void upload(void* device, std::shared_ptr<const void> keep, const void* host, int64_t bytes) override {
+  void upload(void* device, std::shared_ptr<const void> keep, const void* host,
+              int64_t bytes) override {
     enqueue("upload", nullptr, [=, keep = std::move(keep)](const LaunchContext&) {
       std::memcpy(device, host, size_t(bytes));
     });
@@ -132,12 +134,14 @@ class CpuStream : public StreamBackend {
         queue_.pop_front();
       }
       run(item);
-      item.work = nullptr;  // lets go of what the closure holds before anyone is told that it is done
+      item.work =
+          nullptr;  // lets go of what the closure holds before anyone is told that it is done
       progress_->advance();
     }
   }
 
-  // After a failure the rest of the queue is passed over, so that waiting streams and hosts wake up and find the failure.
+  // After a failure the rest of the queue is passed over, so that waiting streams and hosts wake up
+  // and find the failure.
   void run(Item& item) {
     {
       std::lock_guard lock(mutex_);
@@ -178,7 +182,8 @@ class CpuBackend : public DeviceBackend {
     return std::make_unique<CpuStream>(name, pool_);
   }
 
-  // Mapped directly, in huge pages where the system has them: page faults and TLB misses cost a step up to 30 % otherwise.
+  // Mapped directly, in huge pages where the system has them: page faults and TLB misses cost a
+  // step up to 30 % otherwise.
   void* allocate(int64_t bytes) override {
     const size_t mapped = size_t(bytes) + kHugePage;
     void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

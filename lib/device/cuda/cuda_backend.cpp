@@ -1,4 +1,5 @@
-// Streams are cudaStream_t, events cudaEvent_t. A launch's work runs on the host and enqueues on the stream.
+// Streams are cudaStream_t, events cudaEvent_t. A launch's work runs on the host and enqueues on
+// the stream.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -46,10 +47,12 @@ class CudaEvent : public EventBackend {
   cudaEvent_t event_ = nullptr;
 };
 
-// Timings of launches whose end the GPU has not reached yet; resolved in order, against one origin per stream.
+// Timings of launches whose end the GPU has not reached yet; resolved in order, against one origin
+// per stream.
 class PendingTimings {
  public:
-  void add(const char* name, TimingSink* sink, std::unique_ptr<CudaEvent> begin, std::unique_ptr<CudaEvent> end) {
+  void add(const char* name, TimingSink* sink, std::unique_ptr<CudaEvent> begin,
+           std::unique_ptr<CudaEvent> end) {
     pending_.push_back({name, sink, std::move(begin), std::move(end)});
   }
   void resolve(const char* stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
@@ -59,7 +62,8 @@ class PendingTimings {
       float begin_ms = 0, end_ms = 0;
       MT_CUDA(cudaEventElapsedTime(&begin_ms, origin, e.begin->handle()));
       MT_CUDA(cudaEventElapsedTime(&end_ms, origin, e.end->handle()));
-      e.sink->record({e.name, stream, origin_ns + int64_t(begin_ms * 1e6), origin_ns + int64_t(end_ms * 1e6)});
+      e.sink->record(
+          {e.name, stream, origin_ns + int64_t(begin_ms * 1e6), origin_ns + int64_t(end_ms * 1e6)});
       pending_.pop_front();
     }
   }
@@ -91,7 +95,8 @@ class CudaStream : public StreamBackend {
     if (!sink) return work({stream_});
     auto begin = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
     work({stream_});
-    timings_.add(name, sink, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
+    timings_.add(name, sink, std::move(begin),
+                 std::make_unique<CudaEvent>(stream_, cudaEventDefault));
     timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, false);
   }
 
@@ -108,7 +113,8 @@ class CudaStream : public StreamBackend {
     MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
   }
 
-  // Pageable host memory is staged by the driver before the call returns, so `keep` need not outlive it.
+  // Pageable host memory is staged by the driver before the call returns, so `keep` need not
+  // outlive it.
   void upload(void* device, std::shared_ptr<const void>, const void* host, int64_t bytes) override {
     ++enqueued_;
     MT_CUDA(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream_));
@@ -149,7 +155,7 @@ class CudaStream : public StreamBackend {
   std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
   int64_t origin_ns_ = 0;
   PendingTimings timings_;
-  mutable std::mutex mutex_;           // completed() may be asked by a watchdog
+  mutable std::mutex mutex_;  // completed() may be asked by a watchdog
   std::deque<std::pair<std::shared_ptr<CudaEvent>, uint64_t>> marks_;
   std::atomic<uint64_t> enqueued_{0};
   uint64_t completed_ = 0;
@@ -161,8 +167,9 @@ class CudaBackend : public DeviceBackend {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
     if (ordinal >= count)
-      throw UserError(fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
-                      "check the driver and CUDA_VISIBLE_DEVICES");
+      throw UserError(
+          fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
+          "check the driver and CUDA_VISIBLE_DEVICES");
     MT_CUDA(cudaSetDevice(ordinal));
     MT_CUDA(cudaGetDeviceProperties(&properties_, ordinal));
   }

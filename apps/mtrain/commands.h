@@ -1,0 +1,17 @@
+// The subcommands of mtrain, one file each. Every function adds its options and sets the callback
+// that runs it.
+#pragma once
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace mtrain {
+
+void add_train_options(CLI::App& app);     // `mtrain ...` and `mtrain train ...`
+void add_data_command(CLI::App& app);      // `mtrain data build|bigram`
+void add_generate_command(CLI::App& app);  // `mtrain generate`
+std::string version_text();                // of --version: this build's backends
+
+}  // namespace mtrain

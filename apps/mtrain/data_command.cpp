@@ -1,0 +1,123 @@
+#include <unistd.h>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "commands.h"
+#include "data/bigram.h"
+#include "data/build.h"
+
+namespace mtrain {
+
+namespace {
+
+struct BuildCommand {
+  BuildOptions build;
+  std::string tokenizer = "byte", format = "auto", split = "file", validation_split = "documents";
+  bool no_eod = false;
+};
+
+template <class E>
+E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>> names) {
+  for (const auto& [name, value] : names)
+    if (word == name) return value;
+  throw BugError("unchecked choice " + word);  // CLI11 has refused other words
+}
+
+// One line that is rewritten on a terminal, nothing elsewhere.
+void show(const BuildProgress& p) {
+  static const bool terminal = isatty(STDERR_FILENO);
+  if (!terminal) return;
+  const double share = p.bytes_total ? double(p.bytes_done) / double(p.bytes_total) : 1;
+  fmt::print(stderr, "\r{:3.0f} %  {} of {}, {} documents, {} tokens\033[K", 100 * share,
+             human_bytes(double(p.bytes_done)), human_bytes(double(p.bytes_total)),
+             human_count(double(p.documents)), human_count(double(p.tokens)));
+  if (p.bytes_done == p.bytes_total) fmt::print(stderr, "\n");
+}
+
+void build(BuildCommand c) {
+  c.build.format = pick<InputFormat>(c.format, {{"auto", InputFormat::automatic},
+                                                {"text", InputFormat::text},
+                                                {"jsonl", InputFormat::jsonl}});
+  c.build.split = pick<DocumentSplit>(c.split, {{"file", DocumentSplit::file},
+                                                {"blank-line", DocumentSplit::blank_line},
+                                                {"separator", DocumentSplit::separator}});
+  c.build.validation_split = pick<ValidationSplit>(
+      c.validation_split,
+      {{"documents", ValidationSplit::documents}, {"tail", ValidationSplit::tail}});
+  c.build.append_eod = !c.no_eod;
+  const auto tokenizer = load_tokenizer(c.tokenizer);
+  const BuildResult result = build_dataset(c.build, *tokenizer, show);
+  for (const auto& part : result.parts)
+    fmt::print("{}: {} documents, {} tokens\n", part.prefix.string(), part.documents, part.tokens);
+  if (result.bad_lines) fmt::print("{} lines were skipped\n", result.bad_lines);
+}
+
+void add_build(CLI::App& data) {
+  auto* app = data.add_subcommand("build", "turn text or JSON lines into a .bin/.idx token file");
+  auto c = std::make_shared<BuildCommand>();
+  app->add_option("--input,-i", c->build.inputs, "text or JSONL files, or folders of them")
+      ->required();
+  app->add_option("--output,-o", c->build.output, "prefix of the files to write")->required();
+  app->add_option("--tokenizer,-t", c->tokenizer,
+                  "byte, a tokenizer.json, or a folder that holds one")
+      ->capture_default_str();
+  app->add_option("--format", c->format)
+      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
+      ->capture_default_str();
+  app->add_option("--json-field", c->build.json_field, "field of a JSON line that holds the text")
+      ->capture_default_str();
+  app->add_option("--split", c->split, "how a text file divides into documents")
+      ->check(CLI::IsMember({"file", "blank-line", "separator"}))
+      ->capture_default_str();
+  app->add_option("--separator", c->build.separator,
+                  "the line between documents, for --split separator")
+      ->capture_default_str();
+  app->add_flag("--no-eod", c->no_eod, "do not end documents with the end-of-document token");
+  app->add_option("--validation-fraction", c->build.validation_fraction,
+                  "share held out: writes <output>_train and <output>_valid")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  app->add_option("--validation-split", c->validation_split,
+                  "documents: a draw for each; tail: the end of the input")
+      ->check(CLI::IsMember({"documents", "tail"}))
+      ->capture_default_str();
+  app->add_option("--seed", c->build.seed, "of the draw")->capture_default_str();
+  app->add_flag("--skip-bad-lines", c->build.skip_bad_lines,
+                "count JSON lines that cannot be used instead of stopping");
+  app->add_option("--threads", c->build.threads, "0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app->callback([c] { build(*c); });
+}
+
+void add_bigram(CLI::App& data) {
+  struct Options {
+    std::string train, valid, tokenizer = "byte";
+  };
+  auto* app = data.add_subcommand("bigram", "loss of a bigram table: the bar a model has to beat");
+  auto o = std::make_shared<Options>();
+  app->add_option("--train", o->train, "prefix of the training tokens")->required();
+  app->add_option("--valid", o->valid, "prefix of the held-out tokens")->required();
+  app->add_option("--tokenizer,-t", o->tokenizer)->capture_default_str();
+  app->callback([o] {
+    const auto vocab = load_tokenizer(o->tokenizer)->vocab_size();
+    const BigramResult r = bigram_loss(IndexedDataset(o->train), IndexedDataset(o->valid), vocab);
+    fmt::print("bigram loss {:.4f} nats per token over {} pairs\n", r.loss, r.pairs);
+  });
+}
+
+}  // namespace
+
+void add_data_command(CLI::App& app) {
+  auto* data = app.add_subcommand("data", "prepare and look at training data");
+  data->require_subcommand(1);
+  add_build(*data);
+  add_bigram(*data);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,17 @@
+#include <string_view>
+
+#include <fmt/core.h>
+
+#include "commands.h"
+
+namespace mtrain {
+
+std::string version_text() {
+  constexpr std::string_view cuda = MTRAIN_CUDA_VERSION;
+  return fmt::format(
+      "mtrain {}\n  cpu   oneDNN, OpenBLAS (loaded at run time)\n  cuda  {}", MTRAIN_VERSION,
+      cuda.empty() ? "not in this build"
+                   : fmt::format("runtime {}; training on it is not built yet", cuda));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,146 @@
+#include "train/run.h"
+
+#include <chrono>
+#include <optional>
+#include <sched.h>
+
+#include "base/log.h"
+#include "base/strings.h"
+#include "ops/tuning.h"
+#include "train/data_setup.h"
+#include "train/interrupt.h"
+#include "train/model_setup.h"
+#include "train/reporter.h"
+#include "train/snapshot.h"
+
+namespace mtrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Cores that this process may use, shared with the other ranks of the host.
+int default_threads() {
+  cpu_set_t set;
+  const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  const char* ranks = std::getenv("LOCAL_WORLD_SIZE");
+  return std::max(1, cores / std::max(1, ranks ? std::atoi(ranks) : 1));
+}
+
+std::unique_ptr<Device> open_device(const Recipe& r) {
+  if (r.train.device == DeviceChoice::cuda)
+    throw UserError("train.device=cuda: training on GPUs is not built yet", "use train.device=cpu");
+  const int threads = r.train.threads ? int(r.train.threads) : default_threads();
+  return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
+}
+
+int64_t vocabulary(const Recipe& r) {
+  const int64_t tokenizer = open_tokenizer(r.tokenizer)->vocab_size();
+  if (r.model.vocab_size == 0) return tokenizer;
+  if (r.model.vocab_size < tokenizer)
+    throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids", r.model.vocab_size, tokenizer),
+                    "leave model.vocab_size at 0 to take the tokenizer's");
+  return r.model.vocab_size;
+}
+
+fs::path checkpoint_root(const Recipe& r) {
+  return r.checkpoint.dir.empty() ? fs::path(r.train.run_dir) / "checkpoints" : fs::path(r.checkpoint.dir);
+}
+
+// A new run must not mix with an old one's files, and must not remove them.
+void claim_run_folder(const Recipe& r) {
+  if (r.checkpoint.load) return;
+  if (const auto old = find_latest(checkpoint_root(r)))
+    throw UserError(fmt::format("{} holds a run that has come to step {}", r.train.run_dir, old->step),
+                    "continue it with checkpoint.load=latest, or start another with train.run_dir=<new folder>");
+}
+
+class Training {
+ public:
+  Training(const Recipe& recipe, const RunOptions& options)
+      : recipe_(recipe),
+        device_(open_device(recipe)),
+        config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
+        trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab)),
+        reporter_(trainer_, recipe, options.profile) {
+    if (auto data = open_validation_data(recipe, config_.vocab))
+      validation_.emplace(std::move(data), recipe.validation.steps * recipe.train.global_batch_size,
+                          LoaderOptions{.micro_batch = recipe.train.micro_batch_size});
+  }
+
+  void run() {
+    resume();
+    reporter_.start();
+    const Interrupt interrupt;
+    while (trainer_.steps_done() < recipe_.train.steps && !interrupt.signal()) {
+      reporter_.step(trainer_.step());
+      const int64_t step = trainer_.steps_done();
+      if (due(recipe_.validation.every_steps, step) && step < recipe_.train.steps) evaluate();
+      if (due(recipe_.checkpoint.every_steps, step)) save();
+    }
+    if (interrupt.signal()) reporter_.note(fmt::format("signal {}: saving and ending", interrupt.signal()));
+    if (!interrupt.signal()) evaluate();
+    if (saved_ != trainer_.steps_done()) save();
+    reporter_.finish();
+  }
+
+ private:
+  static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+  void resume() {
+    if (!recipe_.checkpoint.load) return;
+    const auto found = resolve_load(*recipe_.checkpoint.load, checkpoint_root(recipe_));
+    if (!found) return reporter_.note("checkpoint.load=latest: nothing to continue from, starting at step 1");
+    load_snapshot(trainer_, recipe_, found->path);
+    saved_ = trainer_.steps_done();
+    reporter_.note(fmt::format("continuing after step {} of {}", saved_, found->path.string()));
+  }
+
+  void evaluate() {
+    if (validation_) reporter_.validation(trainer_.evaluate(*validation_), validation_->samples());
+  }
+
+  void save() {
+    const auto path = save_snapshot(trainer_, recipe_, checkpoint_root(recipe_));
+    saved_ = trainer_.steps_done();
+    reporter_.note(fmt::format("saved {}", path.string()));
+  }
+
+  const Recipe& recipe_;
+  std::unique_ptr<Device> device_;
+  GptConfig config_;
+  Trainer trainer_;
+  std::optional<ValidationLoader> validation_;
+  Reporter reporter_;
+  int64_t saved_ = 0;  // step of the newest checkpoint
+};
+
+}  // namespace
+
+void run_training(const Recipe& recipe, const RunOptions& options) {
+  claim_run_folder(recipe);
+  ops::fix_matmul_choices(recipe.debug.deterministic);
+  Training(recipe, options).run();
+}
+
+void generate_from_run(const std::string& run, std::string_view prompt, GenerateOptions options,
+                       const std::function<void(std::string_view)>& emit) {
+  auto found = complete_checkpoint(run);
+  if (!found) found = find_latest(fs::path(run) / "checkpoints");
+  if (!found) throw UserError(fmt::format("{} holds no complete checkpoint", run), "give a run folder or a checkpoint folder");
+  Problems problems;
+  const Recipe recipe = load_recipe((found->path / "recipe.yaml").string(), {}, problems);
+  problems.throw_if_errors();
+  ops::fix_matmul_choices(true);  // every length is a new shape: nothing to gain from measuring
+  const auto tokenizer = open_tokenizer(recipe.tokenizer);
+  const auto device = open_device(recipe);
+  Stream& on = device->stream("compute");
+  ParamStore params;
+  Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length), recipe.dataset.seq_length);
+  params.materialize(on, DType::f32, false);
+  load_weights(on, params, found->path);
+  options.window = recipe.dataset.seq_length;
+  generate(on, model, *tokenizer, prompt, options, emit);
+}
+
+}  // namespace mtrain

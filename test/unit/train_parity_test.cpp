@@ -1,0 +1,175 @@
+// A training's losses do not depend on threads, micro-batches, recomputation or a restart; watched by the stream sanitizer.
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include <catch2/catch.hpp>
+
+#include "base/rng.h"
+#include "train/model_setup.h"
+#include "train/snapshot.h"
+#include "train/trainer.h"
+
+using namespace mtrain;
+
+namespace {
+
+constexpr int64_t kVocab = 61, kSeq = 24;
+
+// A noisy counting language: learnable within a few steps, with some masked labels.
+class CountingData : public Dataset {
+ public:
+  int64_t seq_length() const override { return kSeq; }
+  int64_t size() const override { return 1 << 20; }
+  void sample(int64_t index, Sample& out) const override {
+    out.input.clear(), out.label.clear(), out.position.clear();
+    auto token = int32_t(uniform_below(7, uint64_t(index), kVocab));
+    for (int64_t s = 0; s < kSeq; ++s) {
+      const bool jump = uniform_below(8, uint64_t(index * kSeq + s), 10) == 0;
+      const auto next = jump ? int32_t(uniform_below(9, uint64_t(index * kSeq + s), kVocab)) : (token * 5 + 3) % int32_t(kVocab);
+      out.input.push_back(token);
+      out.label.push_back((index + s) % 11 == 0 ? -1 : next);
+      out.position.push_back(int32_t(s));
+      token = next;
+    }
+  }
+};
+
+Recipe tiny(const std::vector<std::string>& changes = {}) {
+  Problems problems;
+  std::vector<std::string> overrides{"model.num_layers=2",        "model.hidden_size=48",       "model.num_attention_heads=4",
+                                     "model.num_query_groups=2",  "model.ffn_hidden_size=80",   "model.vocab_size=61",
+                                     "dataset.seq_length=24",     "dataset.train=unused",       "train.steps=20",
+                                     "train.global_batch_size=6", "train.micro_batch_size=6",   "optimizer.lr=1e-2",
+                                     "mixed_precision.name=fp32", "debug.deterministic=true",   "train.run_dir=unused"};
+  overrides.insert(overrides.end(), changes.begin(), changes.end());
+  Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, problems);
+  problems.throw_if_errors();
+  return r;
+}
+
+struct Run {
+  explicit Run(Recipe r, int threads = 1)
+      : recipe(std::move(r)),
+        device(Device::cpu(threads, {.stream_sanitizer = true})),
+        trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq), std::make_shared<CountingData>()) {}
+  std::vector<double> losses(int64_t steps) {
+    std::vector<double> out;
+    for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
+    return out;
+  }
+  std::vector<float> weights() {
+    std::vector<float> all;
+    for (Parameter* p : trainer.params().params()) {
+      const auto w = p->master.to_host<float>(trainer.compute());
+      all.insert(all.end(), w.begin(), w.end());
+    }
+    return all;
+  }
+  Recipe recipe;
+  std::unique_ptr<Device> device;
+  Trainer trainer;
+};
+
+void check_close(const std::vector<double>& a, const std::vector<double>& b, double bound) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    INFO("step " << i + 1 << ": " << a[i] << " and " << b[i]);
+    CHECK(std::abs(a[i] - b[i]) <= bound * std::abs(a[i]));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the loss starts at that of a uniform guess and falls") {
+  Run run(tiny());
+  const auto losses = run.losses(20);
+  CHECK(losses.front() == Approx(std::log(double(kVocab))).margin(0.05));
+  CHECK(losses.back() < 0.75 * losses.front());
+}
+
+TEST_CASE("one thread and three give the same bits") {
+  Run one(tiny()), three(tiny(), 3);
+  CHECK(one.losses(5) == three.losses(5));
+  CHECK(one.weights() == three.weights());
+}
+
+TEST_CASE("accumulation over micro-batches changes only the order of sums") {
+  Run whole(tiny());
+  const auto reference = whole.losses(20);
+  for (const char* micro : {"train.micro_batch_size=1", "train.micro_batch_size=2", "train.micro_batch_size=3"})
+    // The numerics contract: 20 losses to 1e-5 relative in fp32.
+    check_close(reference, Run(tiny({micro})).losses(20), 1e-5);
+}
+
+TEST_CASE("recomputation gives the same bits, with dropout too") {
+  const std::vector<std::string> dropout{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1", "train.micro_batch_size=3"};
+  Run kept(tiny(dropout));
+  const auto reference = kept.losses(5);
+  for (const auto& policy : std::vector<std::vector<std::string>>{
+           {"recompute.granularity=selective"},
+           {"recompute.granularity=full", "recompute.method=uniform", "recompute.num_layers=1"},
+           {"recompute.granularity=full", "recompute.method=uniform", "recompute.num_layers=2"},
+           {"recompute.granularity=full", "recompute.method=block", "recompute.num_layers=1"}}) {
+    auto changes = dropout;
+    changes.insert(changes.end(), policy.begin(), policy.end());
+    CHECK(Run(tiny(changes)).losses(5) == reference);
+  }
+}
+
+TEST_CASE("bf16 follows fp32") {
+  const auto reference = Run(tiny()).losses(20);
+  // The numerics contract: bf16 losses to 2e-2.
+  check_close(reference, Run(tiny({"mixed_precision.name=bf16_mixed"})).losses(20), 2e-2);
+}
+
+TEST_CASE("a resumed run continues with the same bits") {
+  for (const char* precision : {"mixed_precision.name=fp32", "mixed_precision.name=bf16_mixed"}) {
+    const auto root = std::filesystem::temp_directory_path() / "mtrain_train_parity_test";
+    std::filesystem::remove_all(root);
+    const Recipe recipe = tiny({precision, "model.hidden_dropout=0.1"});
+    Run straight(recipe), first(recipe), second(recipe);
+    const auto reference = straight.losses(8);
+    first.losses(5);
+    const auto folder = save_snapshot(first.trainer, recipe, root);
+    second.losses(2);  // whatever it did before must not matter
+    load_snapshot(second.trainer, recipe, folder);
+    CHECK(second.losses(3) == std::vector<double>(reference.begin() + 5, reference.end()));
+    CHECK(second.weights() == straight.weights());
+    std::filesystem::remove_all(root);
+  }
+}
+
+TEST_CASE("a checkpoint of another model or seed is refused by name") {
+  const auto root = std::filesystem::temp_directory_path() / "mtrain_train_refuse_test";
+  std::filesystem::remove_all(root);
+  Run saved(tiny());
+  saved.losses(1);
+  const auto folder = save_snapshot(saved.trainer, saved.recipe, root);
+  Run wider(tiny({"model.ffn_hidden_size=96"})), reseeded(tiny({"train.seed=5"}));
+  CHECK_THROWS_WITH(load_snapshot(wider.trainer, wider.recipe, folder), Catch::Contains("mlp.gate_up.weight"));
+  CHECK_THROWS_WITH(load_snapshot(reseeded.trainer, reseeded.recipe, folder), Catch::Contains("train.seed"));
+  std::filesystem::remove_all(root);
+}
+
+TEST_CASE("a loss that is not finite names the first tensor, and nothing is updated") {
+  Run run(tiny());
+  run.losses(2);
+  SECTION("a parameter") {
+    Parameter* p = run.trainer.params().find("layers.1.mlp.down.weight");
+    auto values = p->master.to_host<float>(run.trainer.compute());
+    values[5] = std::numeric_limits<float>::quiet_NaN();
+    run.trainer.params().set_master(run.trainer.compute(), *p, values);
+    CHECK_THROWS_WITH(run.trainer.step(), Catch::Contains("layers.1.mlp.down.weight") && Catch::Contains("element 5"));
+  }
+  SECTION("an overflow inside the model") {
+    Parameter* p = run.trainer.params().find("layers.1.attention.qkv.weight");
+    auto values = p->master.to_host<float>(run.trainer.compute());
+    for (float& v : values) v = 3e38f;
+    run.trainer.params().set_master(run.trainer.compute(), *p, values);
+    const auto before = run.weights();
+    CHECK_THROWS_WITH(run.trainer.step(), Catch::Contains("matmul_qkv_fwd") && Catch::Contains("layers.1.attention"));
+    CHECK(run.weights() == before);
+    CHECK(run.trainer.steps_done() == 2);
+  }
+}
