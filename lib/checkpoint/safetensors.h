@@ -1,0 +1,86 @@
+// The safetensors format: 8 bytes of header length (little endian), a JSON header, the tensors'
+// bytes without gaps. https://huggingface.co/docs/safetensors: read from a memory mapping, written
+// as a stream.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/file.h"
+#include "base/shape.h"
+#include "base/span.h"
+#include "tensor/tensor.h"
+
+namespace mtrain {
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+
+  int64_t bytes() const { return shape.count() * dtype_size(dtype); }
+};
+
+using Metadata = std::map<std::string, std::string>;
+
+// Everything the header says is checked when the file is opened; a damaged file is a UserError that
+// names the file and the tensor. Data is read from the mapping when it is asked for.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(std::filesystem::path path);
+  ~SafetensorsReader();
+  SafetensorsReader(SafetensorsReader&&) noexcept;
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in the file's order
+  const Metadata& metadata() const { return metadata_; }
+
+  bool contains(std::string_view name) const { return index_.find(name) != index_.end(); }
+  const TensorInfo& info(
+      std::string_view name) const;  // UserError with the nearest name when absent
+
+  // The tensor's bytes, valid while the reader lives. Files of other programs may hold them
+  // unaligned: copy, don't cast.
+  ConstSpan span(std::string_view name) const;
+
+  // A copy on the device; the mapping stays alive until the copy has run.
+  Tensor load(std::string_view name, Stream& home, MemoryCategory category) const;
+
+ private:
+  size_t find(std::string_view name) const;
+
+  std::filesystem::path path_;
+  std::shared_ptr<const MappedFile> file_;
+  std::vector<TensorInfo> tensors_;
+  std::vector<int64_t> begins_;  // bytes from the file's start
+  std::map<std::string, size_t, std::less<>> index_;
+  Metadata metadata_;
+};
+
+// Names, dtypes and shapes first, then the data in that order. The file appears at commit(), whole
+// or not at all; its data starts on a multiple of 8 bytes. Wider dtypes must be declared before
+// narrower ones, so that every tensor is aligned.
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
+                    const Metadata& metadata = {});
+
+  void write(std::string_view name, ConstSpan host);
+  // Copies through the host piece by piece; waits for what is enqueued on `stream`.
+  void write(std::string_view name, const Tensor& tensor, Stream& stream);
+
+  void commit();  // throws RunError (disk full, ...)
+
+ private:
+  void expect(std::string_view name, DType dtype, int64_t count);
+
+  AtomicFile file_;
+  std::vector<TensorInfo> tensors_;
+  size_t next_ = 0;
+};
+
+}  // namespace mtrain
