@@ -1,0 +1,38 @@
+// checkpoint: what is saved, when, and what a run starts from.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "recipe/field.h"
+
+namespace mtrain {
+
+struct CheckpointConfig {
+  std::string dir;
+  int64_t every_steps = 0, keep = 2;
+  std::optional<std::string> load;
+
+  static constexpr auto fields = std::tuple{
+      Field{"dir",
+            &CheckpointConfig::dir,
+            "folder of checkpoints; <run_dir>/checkpoints unless set",
+            {.aliases = "checkpoint.save checkpoint.checkpoint_dir"}},
+      Field{"every_steps",
+            &CheckpointConfig::every_steps,
+            "steps between two checkpoints; 0: only at the end and when stopped",
+            {.aliases = "checkpoint.save_interval step_scheduler.ckpt_every_steps",
+             .unit = "steps",
+             .min = 0}},
+      Field{"keep",
+            &CheckpointConfig::keep,
+            "how many of the newest stay; 0 keeps all",
+            {.aliases = "checkpoint.most_recent_k checkpoint.max_recent_checkpoints", .min = 0}},
+      Field{"load",
+            &CheckpointConfig::load,
+            "checkpoint to continue from; `latest` takes the newest in dir",
+            {.aliases = "checkpoint.restore_from"}}};
+};
+
+}  // namespace mtrain

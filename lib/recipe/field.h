@@ -1,0 +1,54 @@
+// The row of a setting: its name, place in the section's struct and help, written once beside the
+// member. Parsing, printing, the schema and the suggestions for misspelt keys all read these rows.
+#pragma once
+#include <limits>
+#include <optional>
+#include <string_view>
+
+namespace mtrain {
+
+struct FieldOptions {
+  std::string_view aliases = {};  // other spellings, dotted from the root, separated by blanks
+  std::string_view unit = {};
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above_min = false;  // min itself is refused
+  bool below_max = false;  // max itself is refused
+  // Of a section: `section: x` means `section: {shorthand: x}`.
+  std::string_view shorthand = {};
+};
+
+template <class Section, class T>
+struct Field {
+  std::string_view name;
+  T Section::*member;
+  std::string_view help;
+  FieldOptions options;
+
+  constexpr Field(std::string_view name, T Section::*member, std::string_view help,
+                  FieldOptions options = {})
+      : name(name), member(member), help(help), options(options) {}
+};
+
+// A value that mtrain chooses unless the recipe does. Printed as `auto` while it is empty.
+template <class T>
+struct Auto : std::optional<T> {
+  using std::optional<T>::optional;
+};
+
+// An enumeration lists its names in `constexpr auto enum_names(E)`; the first name of a value is
+// the one printed. Names are compared without case, dashes and underscores.
+template <class E>
+struct EnumName {
+  E value;
+  std::string_view name;
+};
+
+template <class E>
+constexpr std::string_view enum_name(E value) {
+  for (const auto& entry : enum_names(value))
+    if (entry.value == value) return entry.name;
+  return "?";
+}
+
+}  // namespace mtrain

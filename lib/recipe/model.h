@@ -1,0 +1,198 @@
+// model: the shape of the network.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "recipe/field.h"
+
+namespace mtrain {
+
+enum class Architecture { llama, gpt2, qwen2, qwen3, mistral };
+constexpr auto enum_names(Architecture) {
+  return std::array{EnumName{Architecture::llama, "llama"}, EnumName{Architecture::gpt2, "gpt2"},
+                    EnumName{Architecture::qwen2, "qwen2"}, EnumName{Architecture::qwen3, "qwen3"},
+                    EnumName{Architecture::mistral, "mistral"}};
+}
+
+enum class Normalization { rmsnorm, layernorm };
+constexpr auto enum_names(Normalization) {
+  return std::array{EnumName{Normalization::rmsnorm, "rmsnorm"},
+                    EnumName{Normalization::layernorm, "layernorm"}};
+}
+
+enum class PositionEmbedding { rope, learned };
+constexpr auto enum_names(PositionEmbedding) {
+  return std::array{EnumName{PositionEmbedding::rope, "rope"},
+                    EnumName{PositionEmbedding::learned, "learned"},
+                    EnumName{PositionEmbedding::learned, "learned_absolute"}};
+}
+
+enum class Activation { swiglu, gelu };
+constexpr auto enum_names(Activation) {
+  return std::array{EnumName{Activation::swiglu, "swiglu"}, EnumName{Activation::gelu, "gelu"},
+                    EnumName{Activation::swiglu, "silu"}, EnumName{Activation::gelu, "gelu_new"},
+                    EnumName{Activation::gelu, "gelu_pytorch_tanh"}};
+}
+
+enum class RopeScalingType { none, linear, llama3 };
+constexpr auto enum_names(RopeScalingType) {
+  return std::array{EnumName{RopeScalingType::none, "none"},
+                    EnumName{RopeScalingType::linear, "linear"},
+                    EnumName{RopeScalingType::llama3, "llama3"}};
+}
+
+struct RopeScalingConfig {
+  RopeScalingType type = RopeScalingType::none;
+  double factor = 8.0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+
+  static constexpr auto fields = std::tuple{
+      Field{"type",
+            &RopeScalingConfig::type,
+            "how positions beyond the original length are rescaled",
+            {.aliases = "model.rope_scaling.rope_type"}},
+      Field{"factor",
+            &RopeScalingConfig::factor,
+            "how many times longer than the original",
+            {.aliases = "model.rope_scaling_factor model.seq_len_interpolation_factor", .min = 1}},
+      Field{"low_freq_factor",
+            &RopeScalingConfig::low_freq_factor,
+            "llama3: wavelengths above original / low_freq_factor are fully rescaled",
+            {.min = 0, .above_min = true}},
+      Field{"high_freq_factor",
+            &RopeScalingConfig::high_freq_factor,
+            "llama3: wavelengths below original / high_freq_factor stay as they are",
+            {.min = 0, .above_min = true}},
+      Field{"original_max_position_embeddings",
+            &RopeScalingConfig::original_max_position_embeddings,
+            "llama3: sequence length the model was first trained with",
+            {.unit = "tokens", .min = 1}}};
+};
+
+// The defaults are those of the llama family; model_defaults() gives another family's.
+struct ModelConfig {
+  Architecture architecture = Architecture::llama;
+  int64_t num_layers = 12, hidden_size = 768, num_attention_heads = 12;
+  std::optional<int64_t> num_query_groups, kv_channels, ffn_hidden_size;
+  int64_t vocab_size = 0;
+  std::optional<int64_t> max_position_embeddings;
+  Normalization normalization = Normalization::rmsnorm;
+  double norm_epsilon = 1e-5;
+  PositionEmbedding position_embedding = PositionEmbedding::rope;
+  double rotary_base = 10000.0;
+  RopeScalingConfig rope_scaling;
+  Activation activation = Activation::swiglu;
+  bool add_bias_linear = false, add_qkv_bias = false, qk_layernorm = false;
+  bool share_embeddings_and_output_weights = false;
+  double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
+  double init_method_std = 0.02;
+  std::optional<int64_t> window_size;
+
+  // What an unset size means; a loaded recipe has them filled in.
+  int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
+  int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
+  bool gated() const { return activation == Activation::swiglu; }
+  int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
+  bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
+
+  static constexpr auto fields = std::tuple{
+      Field{"architecture",
+            &ModelConfig::architecture,
+            "model family; sets the defaults of the fields below",
+            {.aliases = "model.model_type"}},
+      Field{"num_layers",
+            &ModelConfig::num_layers,
+            "transformer layers",
+            {.aliases = "model.num_hidden_layers model.n_layer", .min = 1, .max = 100000}},
+      Field{"hidden_size",
+            &ModelConfig::hidden_size,
+            "width of the residual stream",
+            {.aliases = "model.n_embd model.d_model", .min = 1, .max = 1 << 20}},
+      Field{"num_attention_heads",
+            &ModelConfig::num_attention_heads,
+            "query heads",
+            {.aliases = "model.n_head", .min = 1, .max = 1 << 16}},
+      Field{"num_query_groups",
+            &ModelConfig::num_query_groups,
+            "key-value heads; fewer than query heads is grouped-query attention",
+            {.aliases = "model.num_kv_heads model.num_key_value_heads", .min = 1, .max = 1 << 16}},
+      Field{"kv_channels",
+            &ModelConfig::kv_channels,
+            "size of one head; hidden_size / num_attention_heads unless set",
+            {.aliases = "model.head_dim", .min = 1, .max = 1 << 16}},
+      Field{
+          "ffn_hidden_size",
+          &ModelConfig::ffn_hidden_size,
+          "width of the MLP; by default 4 hidden, or 8/3 hidden rounded up to 64 where it is gated",
+          {.aliases = "model.intermediate_size model.n_inner", .min = 1, .max = 1 << 24}},
+      Field{"vocab_size",
+            &ModelConfig::vocab_size,
+            "vocabulary; 0 takes the tokenizer's",
+            {.min = 0, .max = 1 << 30}},
+      Field{"max_position_embeddings",
+            &ModelConfig::max_position_embeddings,
+            "longest sequence the model may see; dataset.seq_length unless set",
+            {.aliases = "model.n_positions", .unit = "tokens", .min = 1}},
+      Field{"normalization", &ModelConfig::normalization, "normalization of each block"},
+      Field{"norm_epsilon",
+            &ModelConfig::norm_epsilon,
+            "added to the variance",
+            {.aliases = "model.layernorm_epsilon model.rms_norm_eps model.layer_norm_epsilon",
+             .min = 0,
+             .max = 1,
+             .above_min = true}},
+      Field{"position_embedding",
+            &ModelConfig::position_embedding,
+            "rotary or learned positions",
+            {.aliases = "model.position_embedding_type"}},
+      Field{"rotary_base",
+            &ModelConfig::rotary_base,
+            "base of the rotary wavelengths",
+            {.aliases = "model.rope_theta", .min = 1, .above_min = true}},
+      Field{"rope_scaling",
+            &ModelConfig::rope_scaling,
+            "longer contexts for rotary positions",
+            {.shorthand = "type"}},
+      Field{"activation",
+            &ModelConfig::activation,
+            "swiglu is gated (two input projections), gelu is plain",
+            {.aliases = "model.hidden_act model.activation_function"}},
+      Field{"add_bias_linear", &ModelConfig::add_bias_linear, "biases on every linear layer"},
+      Field{"add_qkv_bias",
+            &ModelConfig::add_qkv_bias,
+            "biases on the query, key and value projection",
+            {.aliases = "model.attention_bias"}},
+      Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
+      Field{"share_embeddings_and_output_weights",
+            &ModelConfig::share_embeddings_and_output_weights,
+            "one matrix for embedding and logits",
+            {.aliases = "model.tie_word_embeddings"}},
+      Field{"hidden_dropout",
+            &ModelConfig::hidden_dropout,
+            "dropout before each residual addition",
+            {.aliases = "model.resid_pdrop", .min = 0, .max = 1, .below_max = true}},
+      Field{"attention_dropout",
+            &ModelConfig::attention_dropout,
+            "must be 0: flash attention here has none",
+            {.aliases = "model.attn_pdrop", .min = 0, .max = 1, .below_max = true}},
+      Field{"embedding_dropout",
+            &ModelConfig::embedding_dropout,
+            "dropout after the embedding",
+            {.aliases = "model.embd_pdrop", .min = 0, .max = 1, .below_max = true}},
+      Field{"init_method_std",
+            &ModelConfig::init_method_std,
+            "standard deviation of initial weights; output projections get it / sqrt(2 layers)",
+            {.aliases = "model.initializer_range", .min = 0, .max = 10}},
+      Field{"window_size",
+            &ModelConfig::window_size,
+            "sliding window: a token attends to this many tokens up to itself",
+            {.aliases = "model.sliding_window", .unit = "tokens", .min = 1}}};
+};
+
+// The published choices of the family (norm, positions, biases); sizes stay at the defaults.
+ModelConfig model_defaults(Architecture architecture);
+
+}  // namespace mtrain

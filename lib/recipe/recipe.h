@@ -1,0 +1,80 @@
+// A recipe: everything a run is told. One plain struct per section, each in a header of its own.
+#pragma once
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "recipe/checkpoint.h"
+#include "recipe/dataset.h"
+#include "recipe/debug.h"
+#include "recipe/field.h"
+#include "recipe/mixed_precision.h"
+#include "recipe/model.h"
+#include "recipe/optimizer.h"
+#include "recipe/problems.h"
+#include "recipe/recompute.h"
+#include "recipe/tokenizer.h"
+#include "recipe/train.h"
+
+namespace mtrain {
+
+enum class Origin { by_default, recipe, command_line, derived };
+
+struct Recipe {
+  ModelConfig model;
+  DatasetConfig dataset;
+  TokenizerConfig tokenizer;
+  TrainConfig train;
+  ValidationConfig validation;
+  MixedPrecisionConfig mixed_precision;
+  OptimizerConfig optimizer;
+  LrSchedulerConfig lr_scheduler;
+  RecomputeConfig recompute;
+  CheckpointConfig checkpoint;
+  DebugConfig debug;
+
+  // Where each value came from, by field path; a field that is not listed has its default.
+  std::map<std::string, Origin, std::less<>> origins;
+  Origin origin(std::string_view path) const;
+  bool given(std::string_view path) const;  // by the recipe or the command line
+
+  static constexpr auto fields = std::tuple{
+      Field{"model", &Recipe::model, "the network"},
+      Field{"dataset", &Recipe::dataset, "the training data"},
+      Field{"tokenizer", &Recipe::tokenizer, "text to tokens"},
+      Field{"train", &Recipe::train, "length, batches, folders"},
+      Field{"validation", &Recipe::validation, "loss on held-out text"},
+      Field{"mixed_precision", &Recipe::mixed_precision, "element types", {.shorthand = "name"}},
+      Field{"optimizer", &Recipe::optimizer, "weight updates"},
+      Field{"lr_scheduler", &Recipe::lr_scheduler, "learning rate over the steps"},
+      Field{"recompute",
+            &Recipe::recompute,
+            "activations computed again in backward",
+            {.shorthand = "granularity"}},
+      Field{"checkpoint", &Recipe::checkpoint, "saving and resuming"},
+      Field{"debug", &Recipe::debug, "checks and records"}};
+};
+
+// Reads the file, applies the overrides ("optimizer.lr=1e-4", "~optimizer.lr"), fills in what
+// follows from other fields and checks everything. All mistakes are collected in `problems`; the
+// recipe is usable only if there is no error.
+Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
+                   Problems& problems);
+
+// The same for recipe text that is not in a file; `name` stands for it in messages.
+Recipe load_recipe_text(const std::string& text, const std::string& name,
+                        const std::vector<std::string>& overrides, Problems& problems);
+
+// Fills in values that follow from others, for a recipe put together in code; load_recipe has done
+// it.
+void resolve_recipe(Recipe& recipe, Problems& problems);
+
+// Holds the fields against each other; load_recipe has done it.
+void validate_recipe(const Recipe& recipe, Problems& problems);
+
+// The whole recipe as YAML that loads to the same recipe. With `origins`, each line says where its
+// value came from.
+std::string print_recipe(const Recipe& recipe, bool origins = true);
+
+}  // namespace mtrain

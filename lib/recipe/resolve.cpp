@@ -1,0 +1,76 @@
+// Values that follow from other fields. Each is marked as derived, so that printing the recipe
+// shows what was chosen.
+#include <algorithm>
+
+#include "base/math.h"
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+int64_t ModelConfig::ffn_size() const {
+  return ffn_hidden_size.value_or(gated() ? round_up(ceil_div(8 * hidden_size, 3), 64)
+                                          : 4 * hidden_size);
+}
+
+ModelConfig model_defaults(Architecture architecture) {
+  ModelConfig m;
+  m.architecture = architecture;
+  switch (architecture) {
+    case Architecture::llama: break;
+    case Architecture::gpt2:
+      m.normalization = Normalization::layernorm;
+      m.position_embedding = PositionEmbedding::learned;
+      m.activation = Activation::gelu;
+      m.add_bias_linear = m.add_qkv_bias = true;
+      m.share_embeddings_and_output_weights = true;
+      break;
+    case Architecture::qwen2:
+      m.norm_epsilon = 1e-6;
+      m.rotary_base = 1e6;
+      m.add_qkv_bias = true;
+      break;
+    case Architecture::qwen3:
+      m.norm_epsilon = 1e-6;
+      m.rotary_base = 1e6;
+      m.qk_layernorm = true;
+      break;
+    case Architecture::mistral: m.rotary_base = 1e6; break;
+  }
+  return m;
+}
+
+namespace {
+
+// Sets an optional field that the recipe leaves open.
+template <class T>
+void derive(Recipe& r, const char* path, std::optional<T>& field, T value) {
+  if (field) return;
+  field = value;
+  r.origins[path] = Origin::derived;
+}
+
+}  // namespace
+
+void resolve_recipe(Recipe& r, Problems& problems) {
+  auto& m = r.model;
+  derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
+  // A hidden size that does not divide is reported by validation; head_dim() rounds down until
+  // then.
+  derive(r, "model.kv_channels", m.kv_channels,
+         std::max<int64_t>(1, m.hidden_size / m.num_attention_heads));
+  derive(r, "model.ffn_hidden_size", m.ffn_hidden_size, m.ffn_size());
+  derive(r, "model.max_position_embeddings", m.max_position_embeddings, r.dataset.seq_length);
+  derive(r, "dataset.seed", r.dataset.seed, r.train.seed);
+  derive(r, "lr_scheduler.decay_steps", r.lr_scheduler.decay_steps, r.train.steps);
+  if (r.checkpoint.dir.empty()) {
+    r.checkpoint.dir = r.train.run_dir + "/checkpoints";
+    r.origins["checkpoint.dir"] = Origin::derived;
+  }
+  if (r.tokenizer.path && !r.given("tokenizer.type")) {
+    r.tokenizer.type = TokenizerType::huggingface;
+    r.origins["tokenizer.type"] = Origin::derived;
+    problems.resolved("tokenizer.type", "huggingface, because tokenizer.path is given");
+  }
+}
+
+}  // namespace mtrain

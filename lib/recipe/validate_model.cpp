@@ -1,0 +1,74 @@
+#include <string>
+
+#include <fmt/core.h>
+
+#include "recipe/validate.h"
+
+namespace mtrain {
+namespace {
+
+// "12 or 16": the nearest values that divide evenly, for hints.
+std::string nearest_multiples(int64_t value, int64_t of) {
+  const int64_t low = value / of * of, high = low + of;
+  return low > 0 ? fmt::format("{} or {}", low, high) : fmt::format("{}", high);
+}
+
+void validate_heads(const Recipe& r, Problems& problems) {
+  const auto& m = r.model;
+  if (!r.given("model.kv_channels"))
+    problems.require(m.hidden_size % m.num_attention_heads == 0,
+                     {"model.num_attention_heads", "model.hidden_size"},
+                     fmt::format("hidden_size {} is not divisible by {} heads", m.hidden_size,
+                                 m.num_attention_heads),
+                     fmt::format("use a hidden_size of {}, or set kv_channels (the size of a head)",
+                                 nearest_multiples(m.hidden_size, m.num_attention_heads)));
+  problems.require(
+      m.num_attention_heads % m.kv_heads() == 0,
+      {"model.num_query_groups", "model.num_attention_heads"},
+      fmt::format("{} heads are not divisible by {} key-value heads (num_query_groups)",
+                  m.num_attention_heads, m.kv_heads()),
+      m.kv_heads() > m.num_attention_heads
+          ? "there can be at most as many key-value heads as heads"
+          : "every key-value head serves the same number of heads: choose a divisor");
+  if (m.position_embedding == PositionEmbedding::rope)
+    problems.require(
+        m.head_dim() % 2 == 0,
+        {"model.kv_channels", "model.hidden_size", "model.num_attention_heads"},
+        fmt::format("rotary positions need an even head size, this one is {}", m.head_dim()),
+        "change num_attention_heads, or set an even kv_channels");
+}
+
+void validate_positions(const Recipe& r, Problems& problems) {
+  const auto& m = r.model;
+  problems.require(r.dataset.seq_length <= *m.max_position_embeddings,
+                   {"dataset.seq_length", "model.max_position_embeddings"},
+                   fmt::format("seq_length {} is longer than max_position_embeddings {}",
+                               r.dataset.seq_length, *m.max_position_embeddings),
+                   "shorten seq_length or raise model.max_position_embeddings");
+  const auto& s = m.rope_scaling;
+  if (s.type == RopeScalingType::none) return;
+  problems.require(m.position_embedding == PositionEmbedding::rope,
+                   {"model.rope_scaling.type", "model.position_embedding"},
+                   fmt::format("{} rescales rotary positions, but the model has learned ones",
+                               enum_name(s.type)),
+                   "remove rope_scaling, or set position_embedding: rope");
+  if (s.type == RopeScalingType::llama3)
+    problems.require(s.low_freq_factor < s.high_freq_factor,
+                     {"model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"},
+                     fmt::format("low_freq_factor {} must be below high_freq_factor {}",
+                                 s.low_freq_factor, s.high_freq_factor),
+                     "llama 3 uses 1 and 4");
+}
+
+}  // namespace
+
+void validate_model(const Recipe& r, Problems& problems) {
+  validate_heads(r, problems);
+  validate_positions(r, problems);
+  problems.require(r.model.attention_dropout == 0, {"model.attention_dropout"},
+                   fmt::format("{} is asked for, but flash attention here has no dropout",
+                               r.model.attention_dropout),
+                   "set it to 0; hidden_dropout and embedding_dropout are available");
+}
+
+}  // namespace mtrain

@@ -1,0 +1,43 @@
+#include <fmt/core.h>
+
+#include "recipe/validate.h"
+
+namespace mtrain {
+
+void validate_optimizer(const Recipe& r, Problems& problems) {
+  const auto& s = r.lr_scheduler;
+  const int64_t decay = *s.decay_steps;
+  problems.require(
+      s.warmup_steps < decay || s.style == LrStyle::constant,
+      {"lr_scheduler.warmup_steps", "lr_scheduler.decay_steps", "train.steps"},
+      fmt::format("warmup_steps {} leave nothing of decay_steps {}, which include them",
+                  s.warmup_steps, decay),
+      "shorten the warm-up, or raise decay_steps (train.steps unless set)");
+  problems.require(s.min_lr <= r.optimizer.lr, {"lr_scheduler.min_lr", "optimizer.lr"},
+                   fmt::format("min_lr {} is above optimizer.lr {}", s.min_lr, r.optimizer.lr),
+                   "min_lr is the rate at the end; a tenth of lr is usual");
+  const bool wsd = s.style == LrStyle::wsd;
+  problems.require(!wsd || s.wsd_decay_steps,
+                   {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},
+                   "style wsd needs the length of its final decay",
+                   "set wsd_decay_steps; a tenth of train.steps is usual");
+  problems.require(
+      wsd || !s.wsd_decay_steps, {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},
+      fmt::format("is set, but style is {}", enum_name(s.style)), "set style: wsd, or remove it");
+  if (wsd && s.wsd_decay_steps)
+    problems.require(
+        s.warmup_steps + *s.wsd_decay_steps <= decay,
+        {"lr_scheduler.wsd_decay_steps", "lr_scheduler.warmup_steps", "lr_scheduler.decay_steps"},
+        fmt::format("warm-up {} and final decay {} are longer than decay_steps {}", s.warmup_steps,
+                    *s.wsd_decay_steps, decay),
+        "shorten one of them");
+}
+
+void validate_recipe(const Recipe& recipe, Problems& problems) {
+  validate_model(recipe, problems);
+  validate_data(recipe, problems);
+  validate_train(recipe, problems);
+  validate_optimizer(recipe, problems);
+}
+
+}  // namespace mtrain

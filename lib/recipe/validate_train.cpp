@@ -1,0 +1,43 @@
+#include <fmt/core.h>
+
+#include "recipe/validate.h"
+
+namespace mtrain {
+namespace {
+
+void validate_recompute(const Recipe& r, Problems& problems) {
+  const auto& c = r.recompute;
+  const bool full = c.granularity == RecomputeGranularity::full;
+  const char* only_full = "method and num_layers belong to granularity: full";
+  problems.require(full || !c.method, {"recompute.method", "recompute.granularity"},
+                   fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
+                   only_full);
+  problems.require(full || !c.num_layers, {"recompute.num_layers", "recompute.granularity"},
+                   fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
+                   only_full);
+  if (full && c.num_layers)
+    problems.require(*c.num_layers <= r.model.num_layers,
+                     {"recompute.num_layers", "model.num_layers"},
+                     fmt::format("{} is more than the {} layers of the model", *c.num_layers,
+                                 r.model.num_layers),
+                     "choose at most the number of layers");
+  if (c.granularity == RecomputeGranularity::selective)
+    problems.require(!c.modules.empty(), {"recompute.modules"},
+                     "granularity is selective, but no module is listed",
+                     "list at least one, such as [core_attn], or set granularity: none");
+}
+
+}  // namespace
+
+void validate_train(const Recipe& r, Problems& problems) {
+  const int64_t global = r.train.global_batch_size, micro = r.train.micro_batch_size;
+  const int64_t low = global / micro * micro;
+  problems.require(
+      global % micro == 0, {"train.global_batch_size", "train.micro_batch_size"},
+      fmt::format("global_batch_size {} is not a multiple of micro_batch_size {}", global, micro),
+      low > 0 ? fmt::format("use {} or {}", low, low + micro)
+              : fmt::format("use at least {}, or a smaller micro_batch_size", micro));
+  validate_recompute(r, problems);
+}
+
+}  // namespace mtrain

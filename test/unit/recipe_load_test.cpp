@@ -1,0 +1,282 @@
+// Loading, overriding, printing, and what mistakes in the text itself give.
+#include <filesystem>
+#include <fstream>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "recipe/recipe.h"
+#include "recipe/schema.h"
+
+using namespace mtrain;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const std::string kMinimal = "dataset: {train: data/x}\n";
+
+Recipe load(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  Problems problems;
+  Recipe r = load_recipe_text(text, "r.yaml", overrides, problems);
+  INFO(problems.text(Severity::error));
+  REQUIRE_FALSE(problems.has_errors());
+  return r;
+}
+
+std::string errors(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  Problems problems;
+  load_recipe_text(text, "r.yaml", overrides, problems);
+  return problems.text(Severity::error);
+}
+
+}  // namespace
+
+TEST_CASE("a recipe fills its sections and leaves the rest at the defaults") {
+  const Recipe r = load(
+      "model: {hidden_size: 128, num_attention_heads: 8}\n"
+      "dataset:\n  train: [a, b]\n  train_weights: [0.25, 3]\n"
+      "optimizer: {lr: 1e-4, betas: [0.8, 0.9]}\n"
+      "mixed_precision: fp32\n");
+  REQUIRE(r.model.hidden_size == 128);
+  REQUIRE(r.model.num_layers == 12);
+  REQUIRE(r.dataset.train == std::vector<std::string>{"a", "b"});
+  REQUIRE(r.dataset.train_weights == std::vector<double>{0.25, 3});
+  REQUIRE(r.optimizer.lr == 1e-4);
+  REQUIRE(r.optimizer.betas[0] == 0.8);
+  REQUIRE(r.mixed_precision.name == Precision::fp32);
+  REQUIRE(r.origin("model.hidden_size") == Origin::recipe);
+  REQUIRE(r.origin("model.num_layers") == Origin::by_default);
+}
+
+TEST_CASE("open sizes follow from the others and are marked as derived") {
+  const Recipe r = load("model: {hidden_size: 256, num_attention_heads: 8}\n" + kMinimal +
+                        "train: {steps: 70, seed: 5}\n");
+  REQUIRE(r.model.num_query_groups == 8);
+  REQUIRE(r.model.kv_channels == 32);
+  REQUIRE(r.model.ffn_hidden_size == 704);
+  REQUIRE(r.model.max_position_embeddings == 1024);
+  REQUIRE(r.lr_scheduler.decay_steps == 70);
+  REQUIRE(r.dataset.seed == 5);
+  REQUIRE(r.train.run_dir == "runs/r");
+  REQUIRE(r.checkpoint.dir == "runs/r/checkpoints");
+  REQUIRE(r.origin("model.kv_channels") == Origin::derived);
+}
+
+TEST_CASE("the architecture sets its family's defaults, whatever the order of the keys") {
+  const Recipe gpt2 = load(kMinimal + "model: {add_bias_linear: false, architecture: gpt2}\n");
+  REQUIRE(gpt2.model.normalization == Normalization::layernorm);
+  REQUIRE(gpt2.model.position_embedding == PositionEmbedding::learned);
+  REQUIRE(gpt2.model.share_embeddings_and_output_weights);
+  REQUIRE_FALSE(gpt2.model.add_bias_linear);
+  REQUIRE(gpt2.model.ffn_hidden_size == 3072);
+  REQUIRE(gpt2.origin("model.normalization") == Origin::derived);
+  REQUIRE(gpt2.origin("model.add_bias_linear") == Origin::recipe);
+  REQUIRE(load(kMinimal + "model: {architecture: qwen2}\n").model.add_qkv_bias);
+  REQUIRE(load(kMinimal + "model: {architecture: qwen3}\n").model.qk_layernorm);
+  REQUIRE(load(kMinimal + "model: {architecture: mistral}\n").model.rotary_base == 1e6);
+}
+
+TEST_CASE("overrides win over the recipe, and the later over the earlier") {
+  const std::string text = kMinimal + "optimizer: {lr: 1e-3}\nmodel: {num_layers: 3}\n";
+  const Recipe r =
+      load(text, {"optimizer.lr=1e-4", "optimizer.lr=2e-4", "optimizer.betas=[0.5,0.6]",
+                  "checkpoint.load=none", "debug.trace=t.json", "~model.num_layers",
+                  "cfg.train.train-iters=7", "dataset.train=[p,q]"});
+  REQUIRE(r.optimizer.lr == 2e-4);
+  REQUIRE(r.optimizer.betas[1] == 0.6);
+  REQUIRE_FALSE(r.checkpoint.load);
+  REQUIRE(r.debug.trace == "t.json");
+  REQUIRE(r.model.num_layers == 12);
+  REQUIRE(r.train.steps == 7);
+  REQUIRE(r.dataset.train.size() == 2);
+  REQUIRE(r.origin("optimizer.lr") == Origin::command_line);
+  REQUIRE(load(text, {"~optimizer"}).optimizer.lr == 3e-4);
+}
+
+TEST_CASE("an override that is wrong names itself") {
+  REQUIRE_THAT(errors(kMinimal, {"optimizer.lr"}),
+               Contains("override 1") && Contains("path=value"));
+  REQUIRE_THAT(errors(kMinimal, {"a=1", "+model.x=1"}),
+               Contains("override 2") && Contains("leave the +"));
+  REQUIRE_THAT(errors(kMinimal, {"optimiser.lr=1"}), Contains("did you mean `optimizer.lr`"));
+  REQUIRE_THAT(errors(kMinimal, {"~optimizer.lrr"}), Contains("did you mean `~optimizer.lr`"));
+  REQUIRE_THAT(errors(kMinimal, {"model.num_layers=[1"}), Contains("cannot be read"));
+  REQUIRE_THAT(errors(kMinimal, {"model.num_layers=two"}),
+               Contains("override 1") && Contains("`two`"));
+  REQUIRE_THAT(errors(kMinimal, {"=3"}), Contains("is not an override"));
+}
+
+TEST_CASE("spellings of other systems lead to the same field") {
+  const Recipe r = load(
+      "model: {num_key_value_heads: 4, rope-theta: 5e5, tie_word_embeddings: yes, seq_length: 64}\n"
+      "dataset: {train: x}\n"
+      "step_scheduler: {max_steps: 9, local_batch_size: 2, global_batch_size: 8}\n"
+      "clip_grad_norm: {max_norm: 0.5}\n"
+      "scheduler: {lr_warmup_iters: 3}\n");
+  REQUIRE(r.model.num_query_groups == 4);
+  REQUIRE(r.model.rotary_base == 5e5);
+  REQUIRE(r.model.share_embeddings_and_output_weights);
+  REQUIRE(r.dataset.seq_length == 64);
+  REQUIRE(r.train.steps == 9);
+  REQUIRE(r.train.micro_batch_size == 2);
+  REQUIRE(r.optimizer.clip_grad == 0.5);
+  REQUIRE(r.lr_scheduler.warmup_steps == 3);
+}
+
+TEST_CASE("two spellings with different values are refused, with equal values accepted") {
+  const std::string text = errors(
+      "dataset:\n  train: x\n  seq_length: 64\n"
+      "model:\n  seq_length: 128\n");
+  REQUIRE_THAT(text, Contains("r.yaml:5:3") && Contains("r.yaml:3:3") && Contains("set twice"));
+  REQUIRE(
+      load("dataset: {train: x, seq_length: 64}\nmodel: {seq_length: 6_4}\n").dataset.seq_length ==
+      64);
+  REQUIRE(
+      load("dataset: {train: x, seq_length: 64}\n", {"model.seq_length=32"}).dataset.seq_length ==
+      32);
+}
+
+TEST_CASE("an unknown key is an error with the nearest known key") {
+  REQUIRE_THAT(errors(kMinimal + "model: {hiden_size: 3}\n"),
+               Contains("did you mean `model.hidden_size`"));
+  REQUIRE_THAT(errors(kMinimal + "optimiser: {lr: 3}\n"), Contains("did you mean `optimizer`"));
+  REQUIRE_THAT(errors(kMinimal + "optimizer: {warmup_steps: 3}\n"),
+               Contains("did you mean `lr_scheduler.warmup_steps`"));
+  REQUIRE_THAT(errors(kMinimal + "zzzzzzzzzz: 3\n"), Contains("no such key"));
+}
+
+TEST_CASE("YAML 1.1 traps") {
+  const auto steps = [](const std::string& v) {
+    return load(kMinimal + "train: {steps: " + v + "}\n").train.steps;
+  };
+  const auto lr = [](const std::string& v) {
+    return load(kMinimal + "optimizer: {lr: " + v + "}\n").optimizer.lr;
+  };
+  REQUIRE(lr("1e-4") == 1e-4);
+  REQUIRE(lr("3E-4") == 3e-4);
+  REQUIRE(lr(".5") == 0.5);
+  REQUIRE(lr("1") == 1.0);
+  REQUIRE(lr("+2.5e-1") == 0.25);
+  REQUIRE(steps("1_000") == 1000);
+  REQUIRE(steps("1e6") == 1000000);
+  REQUIRE(steps("2.0") == 2);
+  REQUIRE(load(kMinimal + "debug: {check_nan: No, strict: on}\n").debug.check_nan == false);
+  REQUIRE(load(kMinimal + "train: {run_dir: no}\n").train.run_dir == "no");
+  REQUIRE(load(kMinimal + "train: {steps: none}\n").train.steps == 1000);
+  REQUIRE(load(kMinimal + "debug: {trace: 'none'}\n").debug.trace == "none");
+  REQUIRE(load(kMinimal + "debug: {trace: ~}\ncheckpoint:\n").debug.trace == std::nullopt);
+
+  for (const char* wrong : {"010", "1.5", "0x10", "1:30", "ten", "'10'", "[1]", "{a: 1}", "true",
+                            "1e300", "99999999999999999999", ".inf", "nan", "-", "_1"})
+    REQUIRE_THAT(errors(kMinimal + "train: {steps: " + wrong + "}\n"),
+                 Contains("train.steps") && Contains("hint"));
+  for (const char* wrong : {"fast", "'1e-4'", ".nan", "inf", "1e999", "1 e-4", "1,5"})
+    REQUIRE_THAT(errors(kMinimal + "optimizer:\n  lr: " + wrong + "\n"), Contains("optimizer.lr"));
+  REQUIRE_THAT(errors(kMinimal + "debug: {strict: 1}\n"), Contains("true or false"));
+  REQUIRE_THAT(errors(kMinimal + "debug: {strict: 'true'}\n"), Contains("without quotes"));
+  REQUIRE_THAT(errors(kMinimal + "optimizer: {lr: fast}\n"),
+               Contains("expected a number") && Contains("`fast`"));
+  REQUIRE_THAT(errors(kMinimal + "model: {normalization: rmsnrm}\n"),
+               Contains("did you mean `rmsnorm`"));
+  REQUIRE_THAT(errors(kMinimal + "optimizer: {betas: [0.9]}\n"), Contains("list of 2"));
+  REQUIRE_THAT(errors(kMinimal + "optimizer: 3\n"), Contains("section"));
+}
+
+TEST_CASE("text that is no YAML gives one message with its place") {
+  REQUIRE_THAT(errors("model:\n\thidden_size: 4\n"), Contains("r.yaml:2:1") && Contains("tab"));
+  REQUIRE_THAT(errors("model:\n  a: 1\n   b: 2\n"),
+               Contains("r.yaml:3") && Contains("indentation"));
+  REQUIRE_THAT(errors("model: {a: 1\n"), Contains("bracket"));
+  REQUIRE_THAT(errors("model:\n  num_layers: 1\n  num_layers: 2\n"),
+               Contains("r.yaml:3:3") && Contains("r.yaml:2:3") && Contains("twice"));
+  REQUIRE_THAT(errors(std::string("model: a\0b\n", 11)), Contains("0x00"));
+  REQUIRE_THAT(errors("- 1\n- 2\n"), Contains("mapping of sections"));
+  REQUIRE_THAT(errors("just text\n"), Contains("mapping of sections"));
+  REQUIRE_THAT(errors(kMinimal + "---\na: 1\n"), Contains("second document"));
+  REQUIRE_THAT(errors(std::string(2000, '[')), Contains("r.yaml"));
+  REQUIRE_THAT(errors("{a: " + std::string(40, '[') + std::string(40, ']') + "}"),
+               Contains("deep"));
+  REQUIRE_THAT(errors("[a]: 1\n"), Contains("a key must be a word"));
+  REQUIRE_THAT(errors("a: &a [*a]\n"), Contains("r.yaml:1"));
+  REQUIRE_THAT(errors(std::string(3 << 20, 'x')), Contains("too large"));
+  std::string bomb = "a0: &a0 [x]\n";
+  for (int i = 1; i < 12; ++i) {
+    const std::string below = "*a" + std::to_string(i - 1), name = "a" + std::to_string(i);
+    bomb += name + ": &" + name + " [" + below;
+    for (int k = 0; k < 9; ++k) bomb += ", " + below;
+    bomb += "]\n";
+  }
+  REQUIRE_THAT(errors(bomb), Contains("expands to more than"));
+}
+
+TEST_CASE("anchors and merge keys work") {
+  const Recipe r = load(kMinimal +
+                        "optimizer: &o {lr: 0.5, eps: 1e-7}\n"
+                        "lr_scheduler: {min_lr: 0.25}\n"
+                        "model: {num_layers: &n 3, num_attention_heads: *n}\n");
+  REQUIRE(r.model.num_attention_heads == 3);
+  const Recipe m = load("dataset: &d {train: x, seq_length: 5}\nmodel: {num_layers: 2}\n");
+  REQUIRE(m.dataset.seq_length == 5);
+  REQUIRE(load("model: {<<: {num_layers: 7, hidden_size: 64}, hidden_size: 96}\n" + kMinimal)
+              .model.hidden_size == 96);
+}
+
+TEST_CASE("all mistakes are reported together, in the order of the file") {
+  Problems problems;
+  load_recipe_text("optimizer:\n  lr: fast\nmodel:\n  hidden: 3\n  num_layers: 0\n", "r.yaml",
+                   {"train.steps=x"}, problems);
+  const auto list = problems.sorted();
+  REQUIRE(list.size() == 5);
+  REQUIRE(list[0].place.line == 2);
+  REQUIRE(list[1].place.line == 4);
+  REQUIRE(list[2].place.line == 5);
+  REQUIRE(list[3].place.source == "override 1 (`train.steps=x`)");
+  REQUIRE(list[4].field == "dataset.train");
+  REQUIRE_THROWS_AS(problems.throw_if_errors(), UserError);
+}
+
+TEST_CASE("a file that is not there, a folder or empty") {
+  const auto of = [](const std::string& path) {
+    Problems problems;
+    load_recipe(path, {}, problems);
+    return problems.text(Severity::error);
+  };
+  const std::string recipes = std::string(MTRAIN_SOURCE_DIR) + "/recipes/";
+  REQUIRE_THAT(of(recipes + "quickstat.yaml"),
+               Contains("did you mean") && Contains("quickstart.yaml"));
+  REQUIRE_THAT(of(recipes), Contains("directory"));
+  const auto empty = std::filesystem::temp_directory_path() / "mtrain_empty_recipe.yaml";
+  std::ofstream(empty) << " \n";
+  REQUIRE_THAT(of(empty.string()), Contains("empty"));
+  std::filesystem::remove(empty);
+}
+
+TEST_CASE("a printed recipe loads to the same recipe") {
+  const Recipe r = load(
+      "model: {architecture: qwen3, rope_scaling: llama3}\n"
+      "dataset: {train: ['a b', \"it's\"], seq_length: 77}\n"
+      "optimizer: {lr: 1e-5, eps: 1e-30}\n"
+      "debug: {trace: 'true'}\nrecompute: {granularity: selective}\n");
+  const std::string text = print_recipe(r);
+  const Recipe again = load(text);
+  for (const auto& row : schema_rows()) {
+    INFO(row.path);
+    REQUIRE(row.show(again) == row.show(r));
+  }
+  REQUIRE_THAT(text, Contains("# derived") && Contains("# recipe") && Contains("# default"));
+  REQUIRE(print_recipe(load(print_recipe(r, false)), false) == print_recipe(r, false));
+}
+
+TEST_CASE("the recipes of the house load") {
+  int count = 0;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(std::string(MTRAIN_SOURCE_DIR) + "/recipes")) {
+    if (entry.path().extension() != ".yaml") continue;
+    Problems problems;
+    load_recipe(entry.path().string(), {}, problems);
+    INFO(problems.text(Severity::error));
+    REQUIRE_FALSE(problems.has_errors());
+    ++count;
+  }
+  REQUIRE(count >= 8);
+}
