@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""Golden files of whole models: test/golden/model/<family>.safetensors.
+
+  scripts/golden/model.py            writes the files (needs PyTorch: apt-get install python3-torch)
+  scripts/golden/model.py --check    recomputes them from their parameters and holds their gradients
+                                     against finite differences
+
+Each file holds a 2-layer model of one family: its parameters, two sequences of tokens with labels
+(-1: masked), and what an implementation must find: the logits, the loss (mean over the unmasked
+labels, in nats) and the gradient of every parameter. Everything is computed in float64 from
+parameters that are exact in float32, by plain tensor operations and autograd, so that the stored
+float32 results are right to their last bit.
+
+B batch, S sequence, H hidden, A query heads, G kv heads, D head dim, F ffn, V vocabulary
+"""
+import argparse
+import json
+import math
+import pathlib
+import struct
+import sys
+
+import torch
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "model"
+TYPES = {torch.float32: ("F32", "f"), torch.int32: ("I32", "i")}
+
+# The settings carry the names of a recipe's model section.
+LLAMA = dict(
+    architecture="llama", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2,
+    kv_channels=8, ffn_hidden_size=88, vocab_size=97, max_position_embeddings=64,
+    normalization="rmsnorm", norm_epsilon=1e-5, position_embedding="rope", rotary_base=1e4,
+    rope_scaling=None, activation="swiglu", add_bias_linear=False, add_qkv_bias=False,
+    qk_layernorm=False, share_embeddings_and_output_weights=False, window_size=None)
+FAMILIES = {
+    "llama": LLAMA,
+    # With 48 original positions lane 0 (wavelength 6.3) keeps its frequency, lane 1 (32) is
+    # interpolated, and the others are slowed by the whole factor.
+    "llama3_rope": dict(
+        LLAMA, kv_channels=16, hidden_size=48, rotary_base=5e5,
+        rope_scaling=dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                          original_max_position_embeddings=48)),
+    "qwen2": dict(LLAMA, architecture="qwen2", rotary_base=1e6, norm_epsilon=1e-6,
+                  add_qkv_bias=True, share_embeddings_and_output_weights=True),
+    "qwen3": dict(LLAMA, architecture="qwen3", hidden_size=40, kv_channels=16, rotary_base=1e6,
+                  norm_epsilon=1e-6, qk_layernorm=True),
+    "mistral": dict(LLAMA, architecture="mistral", window_size=8),
+    "gpt2": dict(LLAMA, architecture="gpt2", num_query_groups=4, ffn_hidden_size=64,
+                 max_position_embeddings=32, normalization="layernorm",
+                 position_embedding="learned", activation="gelu", add_bias_linear=True,
+                 add_qkv_bias=True, share_embeddings_and_output_weights=True),
+}
+B, S = 2, 24
+
+
+def save(path, tensors, metadata):
+    """safetensors: an 8-byte length, a JSON header, then the tensors one after another."""
+    header, blobs, at = {"__metadata__": metadata}, [], 0
+    for name, tensor in tensors.items():
+        dtype, code = TYPES[tensor.dtype]
+        blob = struct.pack(f"<{tensor.numel()}{code}", *tensor.flatten().tolist())
+        header[name] = dict(dtype=dtype, shape=list(tensor.shape), data_offsets=[at, at + len(blob)])
+        blobs.append(blob)
+        at += len(blob)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def load(path):
+    raw = path.read_bytes()
+    start = 8 + struct.unpack_from("<Q", raw)[0]
+    header = json.loads(raw[8:start])
+    metadata = header.pop("__metadata__")
+    by_name = {name: (dtype, code) for dtype, (name, code) in TYPES.items()}
+    tensors = {}
+    for name, entry in header.items():
+        dtype, code = by_name[entry["dtype"]]
+        first, last = entry["data_offsets"]
+        values = struct.unpack_from(f"<{(last - first) // 4}{code}", raw, start + first)
+        tensors[name] = torch.tensor(values, dtype=dtype).reshape(entry["shape"])
+    return tensors, metadata
+
+
+def parameter_shapes(c):
+    """Name -> shape, in the order of the forward pass."""
+    H, A, G, D = c["hidden_size"], c["num_attention_heads"], c["num_query_groups"], c["kv_channels"]
+    ffn, V = c["ffn_hidden_size"], c["vocab_size"]
+    shapes = {"embedding.weight": (V, H)}
+
+    def norm(name):
+        shapes[f"{name}.weight"] = (H,)
+        if c["normalization"] == "layernorm":
+            shapes[f"{name}.bias"] = (H,)
+
+    def linear(name, rows, columns, bias):
+        shapes[f"{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+
+    if c["position_embedding"] == "learned":
+        shapes["position_embedding.weight"] = (c["max_position_embeddings"], H)
+    for i in range(c["num_layers"]):
+        attention, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
+        bias = c["add_bias_linear"]
+        norm(f"{attention}.norm")
+        linear(f"{attention}.qkv", (A + 2 * G) * D, H, c["add_qkv_bias"])
+        if c["qk_layernorm"]:
+            shapes[f"{attention}.q_norm.weight"] = (D,)
+            shapes[f"{attention}.k_norm.weight"] = (D,)
+        linear(f"{attention}.proj", H, A * D, bias)
+        norm(f"{mlp}.norm")
+        if c["activation"] == "swiglu":
+            linear(f"{mlp}.gate_up", 2 * ffn, H, bias)
+        else:
+            linear(f"{mlp}.up", ffn, H, bias)
+        linear(f"{mlp}.down", H, ffn, bias)
+    norm("final_norm")
+    if not c["share_embeddings_and_output_weights"]:
+        shapes["output.weight"] = (V, H)
+    return shapes
+
+
+def draw_parameters(c, generator):
+    """Large enough that every gradient is far from zero; norm weights lie around one."""
+    params = {}
+    for name, shape in parameter_shapes(c).items():
+        values = torch.randn(shape, generator=generator, dtype=torch.float32)
+        if name.endswith("norm.weight"):
+            params[name] = 1 + 0.2 * values
+        else:
+            params[name] = values * (0.5 if name.startswith("embedding") else 0.15)
+    return params
+
+
+def inverse_frequencies(c):
+    D, scaling = c["kv_channels"], c["rope_scaling"]
+    frequencies = []
+    for i in range(D // 2):
+        f = c["rotary_base"] ** (-2 * i / D)
+        if scaling:
+            wavelength, original = 2 * math.pi / f, scaling["original_max_position_embeddings"]
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            if wavelength > original / low:
+                f /= scaling["factor"]
+            elif wavelength >= original / high:
+                smooth = (original / wavelength - low) / (high - low)
+                f = (1 - smooth) * f / scaling["factor"] + smooth * f
+        frequencies.append(f)
+    return torch.tensor(frequencies, dtype=torch.float64)
+
+
+def rotate(x, angles):
+    """x (B, S, heads, D); lane i turns with lane i + D/2; angles (S, D/2)."""
+    first, second = x.chunk(2, -1)
+    cos, sin = angles.cos()[:, None, :], angles.sin()[:, None, :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def rms_norm(x, weight, epsilon):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + epsilon) * weight
+
+
+def layer_norm(x, weight, bias, epsilon):
+    centred = x - x.mean(-1, keepdim=True)
+    variance = (centred * centred).mean(-1, keepdim=True)
+    return centred / torch.sqrt(variance + epsilon) * weight + bias
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+
+
+class Gpt:
+    def __init__(self, config, params):
+        self.c, self.p = config, params
+
+    def norm(self, name, x):
+        weight, bias = self.p[f"{name}.weight"], self.p.get(f"{name}.bias")
+        if self.c["normalization"] == "layernorm":
+            return layer_norm(x, weight, bias, self.c["norm_epsilon"])
+        return rms_norm(x, weight, self.c["norm_epsilon"])
+
+    def linear(self, name, x):
+        y, bias = x @ self.p[f"{name}.weight"].t(), self.p.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def attention(self, name, x):
+        c, p = self.c, self.p
+        A, G, D = c["num_attention_heads"], c["num_query_groups"], c["kv_channels"]
+        b, s, _ = x.shape
+        qkv = self.linear(f"{name}.qkv", self.norm(f"{name}.norm", x))
+        q = qkv[..., :A * D].reshape(b, s, A, D)
+        k = qkv[..., A * D:(A + G) * D].reshape(b, s, G, D)
+        v = qkv[..., (A + G) * D:].reshape(b, s, G, D)
+        if c["qk_layernorm"]:
+            q = rms_norm(q, p[f"{name}.q_norm.weight"], c["norm_epsilon"])
+            k = rms_norm(k, p[f"{name}.k_norm.weight"], c["norm_epsilon"])
+        position = torch.arange(s, dtype=torch.float64)
+        if c["position_embedding"] == "rope":
+            angles = position[:, None] * inverse_frequencies(c)
+            q, k = rotate(q, angles), rotate(k, angles)
+        distance = position[:, None] - position[None, :]  # of a query (row) to a key (column)
+        visible = distance >= 0
+        if c["window_size"]:
+            visible &= distance < c["window_size"]
+        heads = []
+        for head in range(A):
+            group = head // (A // G)
+            scores = q[:, :, head] @ k[:, :, group].transpose(1, 2) / math.sqrt(D)
+            weights = torch.softmax(scores.masked_fill(~visible, -math.inf), -1)
+            heads.append(weights @ v[:, :, group])
+        return self.linear(f"{name}.proj", torch.cat(heads, -1))
+
+    def mlp(self, name, x):
+        h = self.norm(f"{name}.norm", x)
+        if self.c["activation"] == "swiglu":
+            gate, up = self.linear(f"{name}.gate_up", h).chunk(2, -1)
+            h = gate * torch.sigmoid(gate) * up
+        else:
+            h = gelu_tanh(self.linear(f"{name}.up", h))
+        return self.linear(f"{name}.down", h)
+
+    def logits(self, ids):
+        p = self.p
+        x = p["embedding.weight"][ids]
+        if self.c["position_embedding"] == "learned":
+            x = x + p["position_embedding.weight"][:ids.shape[1]]
+        for i in range(self.c["num_layers"]):
+            x = x + self.attention(f"layers.{i}.attention", x)
+            x = x + self.mlp(f"layers.{i}.mlp", x)
+        return self.norm("final_norm", x) @ p.get("output.weight", p["embedding.weight"]).t()
+
+
+def masked_loss(logits, labels):
+    keep = labels >= 0
+    chosen = torch.log_softmax(logits[keep], -1).gather(1, labels[keep][:, None])
+    return -chosen.mean()
+
+
+def compute(config, params, ids, labels):
+    """-> logits, loss and gradients in float64."""
+    leaves = {name: p.double().requires_grad_() for name, p in params.items()}
+    logits = Gpt(config, leaves).logits(ids.long())
+    loss = masked_loss(logits, labels.long())
+    loss.backward()
+    return logits.detach(), loss.detach(), {name: p.grad for name, p in leaves.items()}
+
+
+def write(family, seed):
+    config = FAMILIES[family]
+    generator = torch.Generator().manual_seed(seed)
+    params = draw_parameters(config, generator)
+    ids = torch.randint(config["vocab_size"], (B, S + 1), generator=generator, dtype=torch.int32)
+    labels = ids[:, 1:].clone()
+    labels[torch.rand(B, S, generator=generator) < 0.2] = -1
+    logits, loss, grads = compute(config, params, ids[:, :-1], labels)
+    tensors = {"input_ids": ids[:, :-1].contiguous(), "labels": labels}
+    tensors.update(params)
+    tensors["logits"] = logits.float()
+    tensors["loss"] = loss.float().reshape(1)
+    tensors.update({f"grad.{name}": grad.float() for name, grad in grads.items()})
+    path = FOLDER / f"{family}.safetensors"
+    save(path, tensors, {"config": json.dumps(config), "loss": repr(float(loss))})
+    smallest = min(float(g.norm()) for g in grads.values())
+    print(f"{family:12} loss {float(loss):.6f}  {len(params)} parameters, smallest gradient norm "
+          f"{smallest:.1e}  {path.stat().st_size // 1024} KiB")
+
+
+def worst_difference(family):
+    """Largest relative error: of the stored results, and of the gradients along random directions
+    against central differences."""
+    tensors, metadata = load(FOLDER / f"{family}.safetensors")
+    config = json.loads(metadata["config"])
+    params = {name: tensors[name] for name in parameter_shapes(config)}
+    ids, labels = tensors["input_ids"], tensors["labels"]
+    logits, loss, grads = compute(config, params, ids, labels)
+    found = {"logits": logits, "loss": loss.reshape(1)}
+    found.update({f"grad.{name}": grad for name, grad in grads.items()})
+    stored = max(float((tensors[n].double() - x).norm() / x.norm()) for n, x in found.items())
+    generator, slope, h = torch.Generator().manual_seed(1), 0.0, 1e-5
+    for name, grad in grads.items():
+        direction = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
+        losses = []
+        for sign in (1, -1):
+            moved = {n: p.double() for n, p in params.items()}
+            moved[name] = moved[name] + sign * h * direction
+            losses.append(float(masked_loss(Gpt(config, moved).logits(ids.long()), labels.long())))
+        difference = (losses[0] - losses[1]) / (2 * h)
+        error = abs(difference - float((grad * direction).sum())) / float(grad.norm())
+        slope = max(slope, error)
+    return stored, slope
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="recompute the files, write nothing")
+    if not parser.parse_args().check:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        for seed, family in enumerate(FAMILIES):
+            write(family, seed + 1)
+        return 0
+    failed = False
+    for family in FAMILIES:
+        stored, slope = worst_difference(family)
+        # float32 rounds to 6e-8; a central difference at h = 1e-5 errs by h^2 times the third
+        # derivative along a direction of ~100 lengths, and by float64 rounding / h.
+        bad = not (stored < 1e-6 and slope < 1e-6)
+        failed |= bad
+        print(f"{family:12} stored {stored:.1e}  finite differences {slope:.1e}"
+              f"  {'WRONG' if bad else 'ok'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
