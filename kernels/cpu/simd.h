@@ -42,7 +42,8 @@ typedef uint16_t Vh __attribute__((vector_size(kLanes * 2)));
 typedef float VfHalf __attribute__((vector_size(kLanes * 2)));
 typedef double Vd __attribute__((vector_size(kLanes * 4)));  // half as many lanes
 
-// x - 0 is x for every x, so that nothing but the broadcast remains; 0 + x would turn -0 into +0 and cost an addition.
+// x - 0 is x for every x, so that nothing but the broadcast remains; 0 + x would turn -0 into +0
+// and cost an addition.
 MT_INLINE Vf splat(float x) { return x - Vf{}; }
 
 MT_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -303,10 +304,16 @@ MT_INLINE Vd high_f64(Vf v) {
   return __builtin_convertvector(h[1], Vd);
 }
 
-// e^x to about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r, n added to the exponent.
-// Below -87.3 it is 0.
+// e^x to about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r, times 2^n. e^-inf is 0, and
+// so is, without AVX-512, e^x below -87.3 (with it, the result goes through the denormals);
+// above 88.4 it stays at e^88.4. NaN stays NaN.
 MT_INLINE Vf vexp(Vf x) {
-  const Vf clamped = vmin(vmax(x, splat(-87.33f)), splat(88.37f));
+#if defined(__AVX512F__)
+  const Vf lowest = splat(-104.0f);
+#else
+  const Vf lowest = splat(-87.33f);
+#endif
+  const Vf clamped = vmin(splat(88.37f), vmax(lowest, x));  // in this order a NaN goes through
   const Vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vf shifted = clamped * 1.44269504088896341f + magic;
   const Vf n = shifted - magic;
@@ -318,12 +325,28 @@ MT_INLINE Vf vexp(Vf x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
+#if defined(__AVX512F__)
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return (Vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
+#else
   p = p * r * r + r + 1.0f;
   const Vi exponent = ((Vi)shifted << 23);  // the integer sits in the low bits of `shifted`
   const Vf result = (Vf)((Vi)p + exponent);
-  return x < -87.33f ? splat(0.0f) : x == x ? result : x;
+  return x < lowest ? splat(0.0f) : x == x ? result : x;
+#endif
 }
 
-MT_INLINE Vf sigmoid(Vf x) { return 1.0f / (1.0f + vexp(-x)); }
+// 1 / d to about 1 ulp, for 1 <= d < inf.
+MT_INLINE Vf reciprocal(Vf d) {
+#if defined(__AVX512F__)
+  const Vf guess = (Vf)_mm512_maskz_rcp14_ps(0xffff, (__m512)d);
+  return guess + guess * (1.0f - d * guess);  // one step of Newton's method doubles its 14 bits
+#else
+  return 1.0f / d;
+#endif
+}
+
+MT_INLINE Vf sigmoid(Vf x) { return reciprocal(1.0f + vexp(-x)); }
 
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA

@@ -12,7 +12,7 @@ constexpr int64_t kGrain = 16384;  // elements per chunk: worth more than waking
 // error 2.4e-8); beyond, exp(-z^2) is 0 in fp32.
 MT_INLINE Vf normal_cdf(Vf x) {
   const Vf z = vabs(x) * 0.70710678118654752f;
-  const Vf t = 1.0f / (1.0f + 0.3f * z);
+  const Vf t = reciprocal(1.0f + 0.3f * z);
   Vf p = splat(-1.304193342e-01f);
   p = p * t + 4.902051398e-01f;
   p = p * t - 5.225359621e-01f;
@@ -33,7 +33,7 @@ struct Gate {
   Vf open, shut;  // shut = 1 - open, without the cancellation
 };
 MT_INLINE Gate sigmoid_gate(Vf x) {
-  const Vf e = vexp(-x), open = 1.0f / (1.0f + e);
+  const Vf e = vexp(-x), open = reciprocal(1.0f + e);
   return {open, e * open};
 }
 
