@@ -22,9 +22,15 @@ class BufferedFile {
   explicit BufferedFile(const fs::path& path) : file_(path) { buffer_.reserve(kBufferBytes); }
   template <class T>
   void put(const T& value) {
-    const char* p = reinterpret_cast<const char*>(&value);
-    if (buffer_.size() + sizeof value > kBufferBytes) flush();
-    buffer_.insert(buffer_.end(), p, p + sizeof value);
+    write(&value, sizeof value);
+  }
+  void write(const void* data, size_t bytes) {
+    const char* p = static_cast<const char*>(data);
+    if (buffer_.size() + bytes > kBufferBytes) flush();
+    if (bytes > kBufferBytes)
+      file_.write(p, bytes);
+    else
+      buffer_.insert(buffer_.end(), p, p + bytes);
   }
   void flush() {
     file_.write(buffer_.data(), buffer_.size());
@@ -113,6 +119,7 @@ struct IndexedDatasetWriter::State {
   int64_t documented = 0;    // sequences of the documents so far
   int64_t tokens = 0;
   int64_t length = 0;  // of the sequence under way
+  std::vector<uint16_t> narrow;
 };
 
 IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type) {
@@ -131,17 +138,23 @@ IndexedDatasetWriter::~IndexedDatasetWriter() = default;
 
 void IndexedDatasetWriter::add_tokens(std::span<const int32_t> tokens) {
   State& s = *state_;
+  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();  // a length has 32 bits
   const int32_t limit = s.type == TokenType::u16 ? 65535 : std::numeric_limits<int32_t>::max();
-  for (int32_t token : tokens) {
+  for (int32_t token : tokens)
     MT_CHECK(token >= 0 && token <= limit, "token {} does not fit the file's type", token);
-    if (s.type == TokenType::u16)
-      s.bin.put(uint16_t(token));
-    else
-      s.bin.put(token);
-    // A length has 32 bits; a longer document is several sequences.
-    if (++s.length == std::numeric_limits<int32_t>::max()) s.end_sequence();
+  while (!tokens.empty()) {
+    const size_t n = std::min(tokens.size(), size_t(kLongest - s.length));
+    if (s.type == TokenType::u16) {
+      s.narrow.assign(tokens.begin(), tokens.begin() + int64_t(n));
+      s.bin.write(s.narrow.data(), 2 * n);
+    } else {
+      s.bin.write(tokens.data(), 4 * n);
+    }
+    tokens = tokens.subspan(n);
+    s.tokens += int64_t(n);
+    s.length += int64_t(n);
+    if (s.length == kLongest) s.end_sequence();  // a longer document is several sequences
   }
-  s.tokens += int64_t(tokens.size());
 }
 
 void IndexedDatasetWriter::end_document() {
