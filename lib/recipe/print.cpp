@@ -17,6 +17,15 @@ bool Recipe::given(std::string_view path) const {
   return o == Origin::recipe || o == Origin::command_line;
 }
 
+bool Recipe::given_section(std::string_view path) const {
+  if (sections.count(path)) return true;
+  const std::string below = std::string(path) + ".";
+  const auto at = origins.lower_bound(below);
+  for (auto i = at; i != origins.end() && i->first.rfind(below, 0) == 0; ++i)
+    if (i->second == Origin::recipe || i->second == Origin::command_line) return true;
+  return false;
+}
+
 namespace {
 const char* origin_name(Origin origin) {
   switch (origin) {

@@ -1,6 +1,7 @@
 #include "recipe/problems.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include <fmt/core.h>
@@ -40,6 +41,7 @@ void Problems::resolved(std::string_view field, std::string reason) {
 void Problems::add_at(Severity severity, Place place, std::string_view field, std::string reason,
                       std::string hint) {
   if (severity == Severity::error) wrong_.emplace(field);
+  if (!place.known() && !sources_.empty()) place.source = sources_.front();
   problems_.push_back(
       {severity, std::move(place), std::string(field), std::move(reason), std::move(hint)});
 }
@@ -52,6 +54,7 @@ void Problems::require(bool ok, std::initializer_list<std::string_view> fields, 
     if (const auto at = places_.find(field); at != places_.end() && !place.known())
       place = at->second;
   if (!place.known()) place = place_of(*fields.begin());
+  if (!place.known() && !sources_.empty()) place.source = sources_.front();
   // Not add(): a broken rule does not make the field unfit for the rules after it.
   problems_.push_back({Severity::error, std::move(place), std::string(*fields.begin()),
                        std::move(reason), std::move(hint)});
@@ -89,7 +92,9 @@ std::vector<Problem> Problems::sorted() const {
   auto list = problems_;
   const auto key = [&](const Problem& p) {
     const auto source = std::find(sources_.begin(), sources_.end(), p.place.source);
-    return std::tuple{source - sources_.begin(), p.place.line, p.place.column};
+    // What has no line of its own comes at the end of its file.
+    const int line = p.place.line > 0 ? p.place.line : std::numeric_limits<int>::max();
+    return std::tuple{source - sources_.begin(), line, p.place.column};
   };
   std::stable_sort(list.begin(), list.end(),
                    [&](const Problem& a, const Problem& b) { return key(a) < key(b); });

@@ -1,6 +1,7 @@
 // A recipe: everything a run is told. One plain struct per section, each in a header of its own.
 #pragma once
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -36,8 +37,10 @@ struct Recipe {
 
   // Where each value came from, by field path; a field that is not listed has its default.
   std::map<std::string, Origin, std::less<>> origins;
+  std::set<std::string, std::less<>> sections;  // that the recipe writes, be it empty
   Origin origin(std::string_view path) const;
-  bool given(std::string_view path) const;  // by the recipe or the command line
+  bool given(std::string_view path) const;          // by the recipe or the command line
+  bool given_section(std::string_view path) const;  // the section itself, or any field below it
 
   static constexpr auto fields = std::tuple{
       Field{"model", &Recipe::model, "the network"},
@@ -60,18 +63,19 @@ struct Recipe {
 // follows from other fields and checks everything. All mistakes are collected in `problems`; the
 // recipe is usable only if there is no error.
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Problems& problems);
+                   Problems& problems, int64_t world = 1);
 
 // The same for recipe text that is not in a file; `name` stands for it in messages.
 Recipe load_recipe_text(const std::string& text, const std::string& name,
-                        const std::vector<std::string>& overrides, Problems& problems);
+                        const std::vector<std::string>& overrides, Problems& problems,
+                        int64_t world = 1);
 
 // Fills in values that follow from others, for a recipe put together in code; load_recipe has done
 // it.
 void resolve_recipe(Recipe& recipe, Problems& problems);
 
 // Holds the fields against each other; load_recipe has done it.
-void validate_recipe(const Recipe& recipe, Problems& problems);
+void validate_recipe(const Recipe& recipe, Problems& problems, int64_t world = 1);
 
 // The whole recipe as YAML that loads to the same recipe. With `origins`, each line says where its
 // value came from.

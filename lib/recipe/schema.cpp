@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "recipe/given.h"
 
 namespace mtrain {
 namespace {
@@ -20,6 +21,7 @@ struct Schema {
   std::vector<SchemaSection> sections;
   std::map<std::string, size_t, std::less<>> by_path;  // own paths and aliases
   std::set<std::string, std::less<>> prefixes;
+  std::vector<std::string> also_written;  // spellings with a conversion
 
   template <class Section, class Get>
   void add_fields(const std::string& prefix, Get get) {
@@ -44,6 +46,10 @@ struct Schema {
   void add_spelling(const std::string& path, size_t row) {
     const bool added = by_path.emplace(path, row).second;
     MT_CHECK(added, "the recipe key {} belongs to two fields", path);
+    add_prefixes(path);
+  }
+
+  void add_prefixes(const std::string& path) {
     for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1))
       prefixes.insert(path.substr(0, dot));
   }
@@ -54,8 +60,25 @@ struct Schema {
       add_spelling(rows[i].path, i);
       for (const auto& alias : rows[i].aliases()) add_spelling(alias, i);
     }
+    for (const auto& conversion : conversions()) {
+      const auto row = by_path.find(conversion.target);
+      MT_CHECK(row != by_path.end(), "no field {}", conversion.target);
+      add_prefixes(std::string(conversion.path));
+      also_written.emplace_back(conversion.path);
+    }
   }
 };
+
+// The candidate that begins almost like `word`: hiden -> hidden_size.
+std::string nearest_start(std::string_view word, const std::vector<std::string>& candidates) {
+  if (word.size() < 4) return {};
+  std::vector<std::string> starts;
+  for (const auto& c : candidates) starts.push_back(c.substr(0, word.size() + 1));
+  const std::string start = nearest(word, starts);
+  for (const auto& c : candidates)
+    if (!start.empty() && c.rfind(start, 0) == 0) return c;
+  return {};
+}
 
 const Schema& schema() {
   static const Schema instance;
@@ -122,8 +145,10 @@ std::string nearest_key(std::string_view path) {
   };
   for (const auto& row : schema().rows) consider(row.path);
   for (const auto& [spelling, row] : schema().by_path) consider(spelling);
+  for (const auto& spelling : schema().also_written) consider(spelling);
   if (const auto word = nearest(last, siblings); !word.empty()) return parent + word;
   if (!elsewhere.empty()) return elsewhere;
+  if (const auto word = nearest_start(last, siblings); !word.empty()) return parent + word;
   return nearest(path, paths);
 }
 

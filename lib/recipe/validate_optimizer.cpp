@@ -33,11 +33,4 @@ void validate_optimizer(const Recipe& r, Problems& problems) {
         "shorten one of them");
 }
 
-void validate_recipe(const Recipe& recipe, Problems& problems) {
-  validate_model(recipe, problems);
-  validate_data(recipe, problems);
-  validate_train(recipe, problems);
-  validate_optimizer(recipe, problems);
-}
-
 }  // namespace mtrain

@@ -1,4 +1,7 @@
 // Loading, overriding, printing, and what mistakes in the text itself give.
+#include <unistd.h>
+
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -230,8 +233,8 @@ TEST_CASE("all mistakes are reported together, in the order of the file") {
   REQUIRE(list[0].place.line == 2);
   REQUIRE(list[1].place.line == 4);
   REQUIRE(list[2].place.line == 5);
-  REQUIRE(list[3].place.source == "override 1 (`train.steps=x`)");
-  REQUIRE(list[4].field == "dataset.train");
+  REQUIRE(list[4].place.source == "override 1 (`train.steps=x`)");
+  REQUIRE(list[3].field == "dataset.train");
   REQUIRE_THROWS_AS(problems.throw_if_errors(), UserError);
 }
 
@@ -279,4 +282,86 @@ TEST_CASE("the recipes of the house load") {
     ++count;
   }
   REQUIRE(count >= 8);
+}
+
+TEST_CASE("values may refer to the environment and to other fields") {
+  setenv("MTRAIN_TEST_LR", "2e-3", 1);
+  unsetenv("MTRAIN_TEST_NONE");
+  const Recipe r = load(
+      "optimizer: {lr: \"${env:MTRAIN_TEST_LR}\"}\n"
+      "model:\n  num_layers: ${train.steps}\n  hidden_size: ${env:MTRAIN_TEST_NONE,96}\n"
+      "dataset:\n  train: ['${train.run_dir}/a', b]\n  validation: ${dataset.train}\n"
+      "train:\n  steps: 4\n  run_dir: runs/x${model.hidden_size}\n  log_every: "
+      "${validation.steps}\n"
+      "debug: {trace: '$${x}'}\n");
+  REQUIRE(r.optimizer.lr == 2e-3);
+  REQUIRE(r.model.num_layers == 4);
+  REQUIRE(r.model.hidden_size == 96);
+  REQUIRE(r.dataset.validation == std::vector<std::string>{"runs/x96/a", "b"});
+  REQUIRE(r.train.log_every == 10);  // the default of validation.steps
+  REQUIRE(r.debug.trace == "${x}");
+  REQUIRE(load(kMinimal + "train: {steps: '${model.num_layers}'}\n", {"model.num_layers=5"})
+              .train.steps == 5);
+
+  REQUIRE_THAT(
+      errors(kMinimal +
+             "train:\n  steps: ${model.num_layers}\nmodel:\n  num_layers: ${train.steps}\n"),
+      Contains("circle") && Contains("model.num_layers -> train.steps -> model.num_layers"));
+  REQUIRE_THAT(errors(kMinimal + "train:\n  run_dir: a${train.run_dir}\n"), Contains("circle"));
+  REQUIRE_THAT(errors(kMinimal + "train:\n  run_dir: ${env:MTRAIN_TEST_NONE}\n"),
+               Contains("is not set"));
+  REQUIRE_THAT(errors(kMinimal + "train:\n  run_dir: ${train.stps}\n"),
+               Contains("did you mean ${train.steps}"));
+  REQUIRE_THAT(errors(kMinimal + "train:\n  run_dir: x${train.steps\n"), Contains("closing brace"));
+  REQUIRE_THAT(errors(kMinimal + "train:\n  run_dir: x${dataset.train_weights}\n"),
+               Contains("inside a text"));
+  REQUIRE_THAT(errors(kMinimal + "train: {steps: '${env:MTRAIN_TEST_LR}'}\n"),
+               Contains("whole number"));
+}
+
+TEST_CASE("a recipe may be based on others") {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::temp_directory_path() / ("mtrain_base_" + std::to_string(getpid()));
+  fs::create_directories(dir / "sub");
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(dir / name) << text;
+  };
+  const auto of = [&](const char* name) {
+    Problems problems;
+    const Recipe r = load_recipe((dir / name).string(), {}, problems);
+    return std::pair{r, problems.text(Severity::error)};
+  };
+  write("a.yaml",
+        kMinimal + "optimizer: {lr: 1e-3, weight_decay: 0.5}\nmodel: {num_kv_heads: 4}\n");
+  write("b.yaml", "optimizer: {eps: 1e-6, lr: 5e-3}\n");
+  write("sub/child.yaml",
+        "base: [../a.yaml, ../b.yaml]\noptimizer: {lr: 2e-3}\nmodel: {num_query_groups: 2}\n");
+  const auto [child, none] = of("sub/child.yaml");
+  REQUIRE(none.empty());
+  REQUIRE(child.optimizer.lr == 2e-3);
+  REQUIRE(child.optimizer.weight_decay == 0.5);
+  REQUIRE(child.optimizer.eps == 1e-6);
+  REQUIRE(child.model.num_query_groups == 2);  // another spelling in a base is no conflict
+  REQUIRE(child.train.run_dir == "runs/child");
+
+  write("x.yaml", "base: y.yaml\n");
+  write("y.yaml", "base: x.yaml\n");
+  REQUIRE_THAT(of("x.yaml").second, Contains("y.yaml:1:7") && Contains("based on itself"));
+  write("gone.yaml", "base: nowhere.yaml\n");
+  REQUIRE_THAT(of("gone.yaml").second, Contains("gone.yaml:1:7") && Contains("no such file"));
+  write("typo.yaml", "base: bad.yaml\nmodel: {x_x: 1}\n");
+  write("bad.yaml", kMinimal + "optimizer: {lr: fast}\n");
+  REQUIRE_THAT(of("typo.yaml").second, Contains("bad.yaml:2") && Contains("typo.yaml:2"));
+  write("map.yaml", "base: {a: 1}\n");
+  REQUIRE_THAT(of("map.yaml").second, Contains("path of a recipe"));
+  fs::remove_all(dir);
+}
+
+TEST_CASE("flags of other systems that say no, or say it in other words") {
+  REQUIRE(load(kMinimal + "model: {gated_linear_unit: false}\n").model.activation ==
+          Activation::gelu);
+  REQUIRE(load(kMinimal + "model: {gated-linear-unit: true, hidden_act: silu}\n").model.gated());
+  REQUIRE_FALSE(load(kMinimal + "optimizer: {no_master_weights: true}\n").optimizer.master_weights);
+  REQUIRE_THAT(errors(kMinimal + "model: {gated_linear_unit: true, hidden_act: gelu}\n"),
+               Contains("set twice"));
 }
