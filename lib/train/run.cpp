@@ -1,8 +1,8 @@
 #include "train/run.h"
 
+#include <sched.h>
 #include <chrono>
 #include <optional>
-#include <sched.h>
 
 #include "base/log.h"
 #include "base/strings.h"
@@ -38,21 +38,25 @@ int64_t vocabulary(const Recipe& r) {
   const int64_t tokenizer = open_tokenizer(r.tokenizer)->vocab_size();
   if (r.model.vocab_size == 0) return tokenizer;
   if (r.model.vocab_size < tokenizer)
-    throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids", r.model.vocab_size, tokenizer),
+    throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids",
+                                r.model.vocab_size, tokenizer),
                     "leave model.vocab_size at 0 to take the tokenizer's");
   return r.model.vocab_size;
 }
 
 fs::path checkpoint_root(const Recipe& r) {
-  return r.checkpoint.dir.empty() ? fs::path(r.train.run_dir) / "checkpoints" : fs::path(r.checkpoint.dir);
+  return r.checkpoint.dir.empty() ? fs::path(r.train.run_dir) / "checkpoints"
+                                  : fs::path(r.checkpoint.dir);
 }
 
 // A new run must not mix with an old one's files, and must not remove them.
 void claim_run_folder(const Recipe& r) {
   if (r.checkpoint.load) return;
   if (const auto old = find_latest(checkpoint_root(r)))
-    throw UserError(fmt::format("{} holds a run that has come to step {}", r.train.run_dir, old->step),
-                    "continue it with checkpoint.load=latest, or start another with train.run_dir=<new folder>");
+    throw UserError(
+        fmt::format("{} holds a run that has come to step {}", r.train.run_dir, old->step),
+        "continue it with checkpoint.load=latest, or start another with train.run_dir=<new "
+        "folder>");
 }
 
 class Training {
@@ -78,7 +82,8 @@ class Training {
       if (due(recipe_.validation.every_steps, step) && step < recipe_.train.steps) evaluate();
       if (due(recipe_.checkpoint.every_steps, step)) save();
     }
-    if (interrupt.signal()) reporter_.note(fmt::format("signal {}: saving and ending", interrupt.signal()));
+    if (interrupt.signal())
+      reporter_.note(fmt::format("signal {}: saving and ending", interrupt.signal()));
     if (!interrupt.signal()) evaluate();
     if (saved_ != trainer_.steps_done()) save();
     reporter_.finish();
@@ -90,7 +95,8 @@ class Training {
   void resume() {
     if (!recipe_.checkpoint.load) return;
     const auto found = resolve_load(*recipe_.checkpoint.load, checkpoint_root(recipe_));
-    if (!found) return reporter_.note("checkpoint.load=latest: nothing to continue from, starting at step 1");
+    if (!found)
+      return reporter_.note("checkpoint.load=latest: nothing to continue from, starting at step 1");
     load_snapshot(trainer_, recipe_, found->path);
     saved_ = trainer_.steps_done();
     reporter_.note(fmt::format("continuing after step {} of {}", saved_, found->path.string()));
@@ -127,7 +133,9 @@ void generate_from_run(const std::string& run, std::string_view prompt, Generate
                        const std::function<void(std::string_view)>& emit) {
   auto found = complete_checkpoint(run);
   if (!found) found = find_latest(fs::path(run) / "checkpoints");
-  if (!found) throw UserError(fmt::format("{} holds no complete checkpoint", run), "give a run folder or a checkpoint folder");
+  if (!found)
+    throw UserError(fmt::format("{} holds no complete checkpoint", run),
+                    "give a run folder or a checkpoint folder");
   Problems problems;
   const Recipe recipe = load_recipe((found->path / "recipe.yaml").string(), {}, problems);
   problems.throw_if_errors();
@@ -136,7 +144,8 @@ void generate_from_run(const std::string& run, std::string_view prompt, Generate
   const auto device = open_device(recipe);
   Stream& on = device->stream("compute");
   ParamStore params;
-  Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length), recipe.dataset.seq_length);
+  Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length),
+            recipe.dataset.seq_length);
   params.materialize(on, DType::f32, false);
   load_weights(on, params, found->path);
   options.window = recipe.dataset.seq_length;

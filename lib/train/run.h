@@ -1,4 +1,5 @@
-// A training from start to end: device, data, banner, steps, evaluations, checkpoints, and what the user sees of them.
+// A training from start to end: device, data, banner, steps, evaluations, checkpoints, and what the
+// user sees of them.
 #pragma once
 #include <functional>
 #include <string>
@@ -13,7 +14,8 @@ struct RunOptions {
   bool profile = false;  // print the time of each operation at the end
 };
 
-// Returns when train.steps are done or a signal asked for an early, saved end. Throws UserError, RunError.
+// Returns when train.steps are done or a signal asked for an early, saved end. Throws UserError,
+// RunError.
 void run_training(const Recipe& recipe, const RunOptions& options);
 
 // Continues `prompt` with the newest checkpoint of a run folder, or with one checkpoint.

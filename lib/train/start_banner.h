@@ -3,13 +3,11 @@
 #include <string>
 #include <vector>
 
+#include "observe/banner.h"
 #include "train/trainer.h"
 
 namespace mtrain {
 
-struct BannerRow {
-  std::string label, text;
-};
 std::vector<BannerRow> banner_rows(Trainer& trainer, const Recipe& recipe, double peak_flops);
 
 }  // namespace mtrain

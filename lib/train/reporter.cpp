@@ -1,0 +1,125 @@
+#include "train/reporter.h"
+
+#include <unistd.h>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/file.h"
+#include "base/strings.h"
+#include "observe/banner.h"
+#include "observe/chrome_trace.h"
+#include "observe/metrics.h"
+#include "observe/profile.h"
+#include "observe/progress.h"
+#include "ops/tuning.h"
+#include "train/start_banner.h"
+
+namespace mtrain {
+
+namespace {
+double seconds(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration<double>(d).count();
+}
+
+constexpr int64_t kWarmUpSteps =
+    2;  // left out of the profile: they measure matmuls and touch memory for the first time
+}  // namespace
+
+Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
+    : trainer_(trainer),
+      recipe_(recipe),
+      flops_per_token_(flops_per_token(trainer.model().config(), recipe.dataset.seq_length)) {
+  if (profile) profile_ = std::make_unique<Profile>();
+  if (recipe.debug.trace) trace_ = std::make_unique<ChromeTrace>();
+  std::vector<TimingSink*> sinks;
+  if (profile_) sinks.push_back(profile_.get());
+  if (trace_) sinks.push_back(trace_.get());
+  if (!sinks.empty()) sinks_ = std::make_unique<TeeSink>(std::move(sinks));
+}
+
+Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
+
+void Reporter::start() {
+  peak_flops_ = ops::measured_peak_flops(trainer_.device());
+  const std::filesystem::path folder = recipe_.train.run_dir;
+  std::filesystem::create_directories(folder);
+  write_file_atomic(folder / "recipe.yaml", print_recipe(recipe_));
+  metrics_ = std::make_unique<MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
+  auto rows = banner_rows(trainer_, recipe_, peak_flops_);
+  rows.push_back({"run folder", folder.string()});
+  print_banner(STDERR_FILENO, "mtrain", rows);
+  progress_ = std::make_unique<ProgressLine>();
+  trainer_.device().set_timing_sink(sinks_.get());
+  started_ = last_ = Clock::now();
+}
+
+void Reporter::step(const StepStats& s) {
+  const auto now = Clock::now();
+  const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
+  const double mfu =
+      peak_flops_ > 0 ? rate * flops_per_token_ / peak_flops_ : StepProgress::kUnknown;
+  last_ = now;
+  tokens_ += s.tokens;
+  const bool plain_line_due =
+      s.step % recipe_.train.log_every == 0 || s.step == recipe_.train.steps;
+  if (plain_line_due || progress_->live())
+    progress_->update({.step = s.step,
+                       .total = recipe_.train.steps,
+                       .loss = s.loss,
+                       .lr = s.lr,
+                       .grad_norm = s.grad_norm,
+                       .tokens_per_s = rate,
+                       .mfu = mfu,
+                       .step_s = step_s});
+  const Allocator& memory = trainer_.device().allocator();
+  metrics_->write(s.step,
+                  {{"loss", s.loss},
+                   {"lr", double(s.lr)},
+                   {"grad_norm", double(s.grad_norm)},
+                   {"tokens", tokens_},
+                   {"step_ms", 1e3 * step_s},
+                   {"tokens_per_s", rate},
+                   {"mfu", mfu},
+                   {"memory_peak", memory.total().peak},
+                   {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak}});
+  if (profile_ && s.step == kWarmUpSteps) profile_->reset();
+}
+
+void Reporter::validation(double loss, int64_t samples) {
+  metrics_->write(trainer_.steps_done(),
+                  {{"validation_loss", loss}, {"validation_samples", samples}});
+  note(fmt::format(
+      "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples",
+      trainer_.steps_done(), loss, std::exp(loss), samples));
+  last_ = Clock::now();  // the next step's time starts here
+}
+
+void Reporter::note(const std::string& text) {
+  if (progress_)
+    progress_->note(text);
+  else
+    std::fprintf(stderr, "%s\n", text.c_str());
+  last_ = Clock::now();
+}
+
+void Reporter::finish() {
+  progress_->finish();
+  const double elapsed = seconds(Clock::now() - started_);
+  const Allocator& memory = trainer_.device().allocator();
+  std::string text = fmt::format("{} tokens in {}; peak memory {}:", human_count(double(tokens_)),
+                                 human_duration(elapsed), human_bytes(double(memory.total().peak)));
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = MemoryCategory(i);
+    text += fmt::format("{} {} {}", i ? "," : "", category_name(category),
+                        human_bytes(double(memory.usage(category).peak)));
+  }
+  note(text);
+  if (trace_) {
+    trace_->write(*recipe_.debug.trace);
+    note("trace written to " + *recipe_.debug.trace);
+  }
+  if (profile_) std::fputs(profile_->table().c_str(), stdout);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,43 @@
+// What the user sees of a run: banner, progress line, metrics.jsonl, trace and profile.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "train/trainer.h"
+
+namespace mtrain {
+
+class ChromeTrace;
+class MetricsWriter;
+class Profile;
+class ProgressLine;
+class TeeSink;
+
+class Reporter {
+ public:
+  Reporter(Trainer& trainer, const Recipe& recipe, bool profile);
+  ~Reporter();
+
+  void start();  // call after the trainer has been set to its first step
+  void step(const StepStats& stats);
+  void validation(double loss, int64_t samples);
+  void note(const std::string& text);
+  void finish();  // closing lines; writes the trace and prints the profile
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Trainer& trainer_;
+  const Recipe& recipe_;
+  double flops_per_token_, peak_flops_ = 0;
+  std::unique_ptr<ProgressLine> progress_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<ChromeTrace> trace_;
+  std::unique_ptr<Profile> profile_;
+  std::unique_ptr<TeeSink> sinks_;
+  Clock::time_point started_, last_;
+  int64_t tokens_ = 0;
+};
+
+}  // namespace mtrain
