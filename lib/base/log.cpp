@@ -3,6 +3,8 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <mutex>
+
 namespace mtrain::log {
 namespace {
 spdlog::logger& logger() {
@@ -13,10 +15,24 @@ spdlog::logger& logger() {
   }();
   return instance;
 }
+
+std::mutex g_mutex;
+Overlay* g_overlay = nullptr;
+
+void write(spdlog::level::level_enum level, std::string_view message) {
+  std::lock_guard lock(g_mutex);
+  const auto line = [&] { logger().log(level, message); };
+  g_overlay ? g_overlay->interrupt(line) : line();
+}
 }  // namespace
 
-void info(std::string_view message) { logger().info(message); }
-void warn(std::string_view message) { logger().warn(message); }
-void error(std::string_view message) { logger().error(message); }
+void info(std::string_view message) { write(spdlog::level::info, message); }
+void warn(std::string_view message) { write(spdlog::level::warn, message); }
+void error(std::string_view message) { write(spdlog::level::err, message); }
+
+void set_overlay(Overlay* overlay) {
+  std::lock_guard lock(g_mutex);
+  g_overlay = overlay;
+}
 
 }  // namespace mtrain::log

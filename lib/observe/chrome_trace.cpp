@@ -1,0 +1,144 @@
+#include "observe/chrome_trace.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+
+namespace mtrain {
+
+namespace {
+
+// A JSON string; bytes that are no UTF-8 are replaced, for a trace must never fail over a name.
+std::string json_text(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string microseconds(int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
+
+}  // namespace
+
+int64_t ChromeTrace::now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+ChromeTrace::ChromeTrace(int rank, size_t max_events) : rank_(rank), max_events_(max_events) {}
+
+void ChromeTrace::add(Entry entry, std::string_view name, std::string_view track) {
+  std::lock_guard lock(mutex_);
+  if (entries_.size() >= max_events_) {
+    if (dropped_++ == 0) full_at_ns_ = entry.begin_ns;
+    return;
+  }
+  auto known = names_.find(name);
+  if (known == names_.end()) known = names_.emplace(name).first;
+  entry.name = &*known;
+  auto at = std::ranges::find(tracks_, track);
+  if (at == tracks_.end()) at = tracks_.emplace(at, track);
+  entry.track = int32_t(at - tracks_.begin());
+  entries_.push_back(entry);
+}
+
+void ChromeTrace::record(const Timing& t) {
+  add({.begin_ns = t.begin_ns, .end_ns = t.end_ns}, t.name, t.stream);
+}
+void ChromeTrace::host_range(std::string_view name, int64_t begin_ns, int64_t end_ns,
+                             std::string_view track) {
+  add({.begin_ns = begin_ns, .end_ns = end_ns}, name, track);
+}
+void ChromeTrace::instant(std::string_view name) {
+  add({.begin_ns = now_ns(), .kind = Kind::instant}, name, "host");
+}
+void ChromeTrace::counter(std::string_view name, double value) {
+  add({.begin_ns = now_ns(), .value = value, .kind = Kind::counter}, name, "host");
+}
+
+ChromeTrace::Range::Range(ChromeTrace& trace, std::string name)
+    : trace_(trace), name_(std::move(name)), begin_ns_(now_ns()) {}
+ChromeTrace::Range::~Range() { trace_.host_range(name_, begin_ns_, now_ns()); }
+
+size_t ChromeTrace::events() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+size_t ChromeTrace::dropped() const {
+  std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
+std::string ChromeTrace::json(const Entry& e, int64_t origin_ns) const {
+  const std::string head =
+      fmt::format(R"({{"name":{},"pid":{},"tid":{},"ts":{})", json_text(*e.name), rank_, e.track,
+                  microseconds(e.begin_ns - origin_ns));
+  switch (e.kind) {
+    case Kind::range:
+      return fmt::format(R"({},"ph":"X","dur":{}}})", head,
+                         microseconds(std::max<int64_t>(0, e.end_ns - e.begin_ns)));
+    case Kind::instant: return head + R"(,"ph":"i","s":"p"})";
+    case Kind::counter:
+      return fmt::format(R"({},"ph":"C","args":{{"value":{}}}}})", head,
+                         std::isfinite(e.value) ? fmt::format("{}", e.value) : "null");
+  }
+  return {};
+}
+
+void ChromeTrace::write(const std::filesystem::path& path) const {
+  std::vector<Entry> entries;
+  std::vector<std::string> tracks;
+  size_t dropped = 0;
+  int64_t full_at_ns = 0;
+  {
+    std::lock_guard lock(mutex_);
+    entries = entries_;
+    tracks = tracks_;
+    dropped = dropped_;
+    full_at_ns = full_at_ns_;
+  }
+  int64_t origin_ns = entries.empty() ? full_at_ns : entries.front().begin_ns;
+  for (const Entry& e : entries) origin_ns = std::min(origin_ns, e.begin_ns);
+
+  AtomicFile file(path);
+  std::string out = "{\"displayTimeUnit\":\"ms\",";
+  if (dropped > 0)
+    out += fmt::format(
+        "\"otherData\":{{\"note\":\"{} later events were dropped: the trace holds "
+        "at most {}\"}},",
+        dropped, max_events_);
+  out += "\"traceEvents\":[\n";
+  const auto metadata = [&](const char* what, int tid, const std::string& args) {
+    out += fmt::format(R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{{}}}}},)", what, rank_,
+                       tid, args);
+    out += '\n';
+  };
+  metadata("process_sort_index", 0, fmt::format(R"("sort_index":{})", rank_));
+  for (size_t i = 0; i < tracks.size(); ++i)
+    metadata("thread_name", int(i), R"("name":)" + json_text(tracks[i]));
+  for (const Entry& e : entries) {
+    out += json(e, origin_ns) + ",\n";
+    if (out.size() > 1 << 20) {
+      file.write(out);
+      out.clear();
+    }
+  }
+  if (dropped > 0) {
+    const std::string note = fmt::format("trace full: {} later events dropped", dropped);
+    out += json({.name = &note, .begin_ns = std::max(origin_ns, full_at_ns), .kind = Kind::instant},
+                origin_ns) +
+           ",\n";
+  }
+  // Last, for it needs no comma behind it.
+  out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":"rank {}"}}}})",
+                     rank_, rank_);
+  out += "\n]}\n";
+  file.write(out);
+  file.commit();
+}
+
+}  // namespace mtrain

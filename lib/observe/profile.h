@@ -1,0 +1,55 @@
+// Time per operation name, for --profile.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "device/stream.h"
+
+namespace mtrain {
+
+struct ProfileRow {
+  std::string name, stream;
+  int64_t count = 0, total_ns = 0;
+  double share = 0;  // of the busy time of the compute stream; 0 on other streams
+};
+
+class Profile : public TimingSink {
+ public:
+  void record(const Timing& timing) override;
+
+  std::vector<ProfileRow> rows() const;  // the longest first
+  int64_t compute_busy_ns() const;
+  void reset();  // forgets what was recorded, such as the first steps
+
+  // A table of the rows, and the shares of groups: "matmul" is all of matmul_fwd, matmul_dgrad, ...
+  std::string table() const;
+
+ private:
+  struct Sum {
+    int64_t count = 0, total_ns = 0;
+  };
+  int64_t compute_busy_locked() const;
+
+  mutable std::mutex mutex_;
+  using ByName = std::map<std::string, Sum, std::less<>>;
+  std::map<std::string, ByName, std::less<>> streams_;
+};
+
+// Feeds several sinks, which must outlive it.
+class TeeSink : public TimingSink {
+ public:
+  explicit TeeSink(std::vector<TimingSink*> sinks) : sinks_(std::move(sinks)) {}
+  void record(const Timing& timing) override {
+    for (TimingSink* sink : sinks_) sink->record(timing);
+  }
+
+ private:
+  std::vector<TimingSink*> sinks_;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,54 @@
+#include "observe/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstdlib>
+
+namespace mtrain {
+
+namespace {
+std::string_view environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+bool starts_code_point(char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }
+}  // namespace
+
+bool is_live_terminal(int fd) {
+  const auto term = environment("TERM"), ci = environment("CI");
+  return ::isatty(fd) && !term.empty() && term != "dumb" && (ci.empty() || ci == "false");
+}
+
+bool wants_color(int fd) { return is_live_terminal(fd) && environment("NO_COLOR").empty(); }
+
+int terminal_width(int fd) {
+  winsize size{};
+  if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  const int columns = std::atoi(std::string(environment("COLUMNS")).c_str());
+  return columns > 0 ? columns : 80;
+}
+
+int display_width(std::string_view text) {
+  int columns = 0;
+  for (char c : text) columns += starts_code_point(c);
+  return columns;
+}
+
+std::string_view fit_columns(std::string_view text, int columns) {
+  int seen = 0;
+  for (size_t i = 0; i < text.size(); ++i)
+    if (starts_code_point(text[i]) && seen++ >= columns) return text.substr(0, i);
+  return text;
+}
+
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;
+    text.remove_prefix(size_t(n));
+  }
+}
+
+}  // namespace mtrain

@@ -1,0 +1,277 @@
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "base/file.h"
+#include "device/device.h"
+#include "observe/chrome_trace.h"
+#include "observe/metrics.h"
+#include "observe/profile.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+using Catch::Contains;
+using nlohmann::json;
+
+namespace {
+
+std::vector<json> events_of(const json& trace, const std::string& phase) {
+  std::vector<json> found;
+  for (const auto& e : trace.at("traceEvents"))
+    if (e.at("ph") == phase) found.push_back(e);
+  return found;
+}
+
+json trace_of(const ChromeTrace& trace) {
+  const TemporaryFolder folder;
+  trace.write(folder / "trace.json");
+  return json::parse(read_file(folder / "trace.json"));
+}
+
+std::vector<json> lines_of(const std::filesystem::path& path) {
+  std::vector<json> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("a trace of two streams has their launches on their tracks") {
+  ChromeTrace trace(3);
+  {
+    const auto device = Device::cpu(1);
+    device->set_timing_sink(&trace);
+    Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+    for (int i = 0; i < 5; ++i)
+      compute.launch({.name = "matmul_fwd"}, [](const LaunchContext&) { ::usleep(200); });
+    dp.wait(compute.record());
+    dp.launch({.name = "reduce"}, [](const LaunchContext&) {});
+    device->synchronize();
+  }  // the streams' names are gone; the trace has its own
+  {
+    const ChromeTrace::Range range(trace, "step \"1\"");
+    trace.instant("saved");
+  }
+  trace.counter("loss", 2.5);
+  trace.counter("bad", NAN);
+
+  const json parsed = trace_of(trace);
+  std::map<int, std::string> track;
+  std::string process;
+  for (const auto& m : events_of(parsed, "M")) {
+    CHECK(m.at("pid") == 3);
+    if (m.at("name") == "thread_name") track[m.at("tid")] = m.at("args").at("name");
+    if (m.at("name") == "process_name") process = m.at("args").at("name");
+  }
+  CHECK(process == "rank 3");
+  CHECK(track.size() == 3);
+  std::map<std::string, int> launches;
+  double end_of_matmuls = 0;
+  for (const auto& e : events_of(parsed, "X")) {
+    ++launches[track.at(e.at("tid")) + "/" + e.at("name").get<std::string>()];
+    CHECK(e.at("ts").get<double>() >= 0);
+    if (e.at("name") == "matmul_fwd") {
+      CHECK(e.at("dur").get<double>() >= 200);  // microseconds
+      CHECK(e.at("ts").get<double>() >= end_of_matmuls);
+      end_of_matmuls = e.at("ts").get<double>() + e.at("dur").get<double>();
+    }
+    if (e.at("name") == "reduce") CHECK(e.at("ts").get<double>() >= end_of_matmuls - 0.001);
+  }
+  CHECK(launches == std::map<std::string, int>{
+                        {"compute/matmul_fwd", 5}, {"dp/reduce", 1}, {"host/step \"1\"", 1}});
+  CHECK(events_of(parsed, "i").at(0).at("name") == "saved");
+  CHECK(events_of(parsed, "C").at(0).at("args").at("value") == 2.5);
+  CHECK(events_of(parsed, "C").at(1).at("args").at("value").is_null());
+}
+
+TEST_CASE("times in a trace are exact to the nanosecond") {
+  ChromeTrace trace;
+  trace.record({"a", "compute", 9'007'199'254'740'993, 9'007'199'254'741'000});
+  trace.record({"b", "compute", 9'007'199'254'742'994, 9'007'199'254'742'994});
+  const auto events = events_of(trace_of(trace), "X");
+  CHECK(events[0].at("ts") == 0);
+  CHECK(events[0].at("dur") == 0.007);
+  CHECK(events[1].at("ts") == 2.001);
+  CHECK(events[1].at("dur") == 0);
+}
+
+TEST_CASE("a full trace keeps its bound and says so") {
+  ChromeTrace trace(0, 10);
+  for (int i = 0; i < 25; ++i) trace.record({"a", "compute", i * 10, i * 10 + 5});
+  CHECK(trace.events() == 10);
+  CHECK(trace.dropped() == 15);
+  const json parsed = trace_of(trace);
+  CHECK(events_of(parsed, "X").size() == 10);
+  CHECK_THAT(parsed.at("otherData").at("note").get<std::string>(), Contains("15 later events"));
+  CHECK_THAT(events_of(parsed, "i").at(0).at("name").get<std::string>(),
+             Contains("trace full: 15"));
+  CHECK(events_of(parsed, "i").at(0).at("ts") == 0.1);
+  CHECK(trace_of(ChromeTrace()).at("traceEvents").size() == 2);  // nothing but metadata
+}
+
+TEST_CASE("a trace is safe to fill from several threads while it is written") {
+  const TemporaryFolder folder;
+  ChromeTrace trace;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&trace, t] {
+      const std::string stream = "s" + std::to_string(t);
+      for (int i = 0; i < 2000; ++i) trace.record({"launch", stream.c_str(), i, i + 1});
+    });
+  for (int i = 0; i < 3; ++i) trace.write(folder / "early.json");
+  for (auto& t : threads) t.join();
+  CHECK(json::parse(read_file(folder / "early.json")).is_object());
+  std::map<int, int> per_track;
+  for (const auto& e : events_of(trace_of(trace), "X")) ++per_track[e.at("tid")];
+  REQUIRE(per_track.size() == 4);
+  for (const auto& [track, count] : per_track) CHECK(count == 2000);
+}
+
+TEST_CASE("a profile sums by name, and shares are of the compute stream's busy time") {
+  Profile profile;
+  TeeSink tee({&profile});
+  const auto record = [&](const char* name, const char* stream, int64_t ns) {
+    tee.record({name, stream, 1000, 1000 + ns});
+  };
+  record("matmul_fwd", "compute", 3'000'000);
+  record("matmul_fwd", "compute", 1'000'000);
+  record("matmul_dgrad", "compute", 2'000'000);
+  record("rmsnorm_fwd", "compute", 2'000'000);
+  record("reduce", "dp", 9'000'000);
+  const auto rows = profile.rows();
+  REQUIRE(rows.size() == 4);
+  CHECK(rows[0].name == "reduce");
+  CHECK(rows[0].share == 0);
+  CHECK(rows[1].name == "matmul_fwd");
+  CHECK(rows[1].count == 2);
+  CHECK(rows[1].total_ns == 4'000'000);
+  CHECK(rows[1].share == 0.5);
+  CHECK(profile.compute_busy_ns() == 8'000'000);
+  CHECK(profile.table() ==
+        "operation        count     total ms     mean us    share\n"
+        "reduce (dp)          1        9.000      9000.0        -\n"
+        "matmul_fwd           2        4.000      2000.0   50.0 %\n"
+        "matmul_dgrad         1        2.000      2000.0   25.0 %\n"
+        "rmsnorm_fwd          1        2.000      2000.0   25.0 %\n"
+        "compute was busy for 8.000 ms: matmul 75.0 %, rmsnorm 25.0 %\n");
+  profile.reset();
+  CHECK(profile.rows().empty());
+  CHECK_THAT(profile.table(), Contains("0.000 ms"));
+}
+
+TEST_CASE("two sinks see the same launches of several streams") {
+  Profile profile;
+  ChromeTrace trace;
+  TeeSink tee({&profile, &trace});
+  {
+    const auto device = Device::cpu(2);
+    device->set_timing_sink(&tee);
+    for (int i = 0; i < 100; ++i)
+      for (const char* stream : {"compute", "tp", "dp"})
+        device->stream(stream).launch({.name = "work"}, [](const LaunchContext&) {});
+    device->synchronize();
+  }
+  const auto rows = profile.rows();
+  REQUIRE(rows.size() == 3);
+  for (const auto& r : rows) CHECK(r.count == 100);
+  CHECK(trace.events() == 300);
+}
+
+TEST_CASE("metrics are one object per line, in the order given") {
+  const TemporaryFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  MetricsWriter metrics(path, 0);
+  metrics.write(1, {{"loss", 2.5},
+                    {"tokens", 1024},
+                    {"grad_norm", INFINITY},
+                    {"mfu", NAN},
+                    {"lr", 0.1f},
+                    {"memory_peak.params", int64_t(1) << 40},
+                    {"note", "a\nb"}});
+  // Already there, for who follows the file; no newline inside a record.
+  CHECK_THAT(read_file(path), Contains(R"({"step":1,"loss":2.5,"tokens":1024,"grad_norm":null,)"
+                                       R"("mfu":null,"lr":0.10000000149011612,)"
+                                       R"("memory_peak.params":1099511627776,"note":"a\nb"})"
+                                       "\n"));
+  metrics.write(2, {});
+  CHECK(lines_of(path).size() == 2);
+}
+
+TEST_CASE("a resumed run drops the steps it makes again, and a torn line") {
+  const TemporaryFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  const auto steps = [&] {
+    std::vector<int> found;
+    for (const auto& line : lines_of(path)) found.push_back(line.at("step"));
+    return found;
+  };
+  {
+    MetricsWriter metrics(path, 0);
+    for (int64_t step = 1; step <= 5; ++step) metrics.write(step, {{"loss", double(step)}});
+    metrics.write(3, {{"validation_loss", 1.0}});
+  }
+  std::ofstream(path, std::ios::app) << R"({"step":6,"lo)";
+  SECTION("from step 5") {
+    MetricsWriter metrics(path, 5);
+    metrics.write(6, {{"loss", 6.0}});
+    CHECK(steps() == std::vector<int>{1, 2, 3, 4, 5, 3, 6});
+  }
+  SECTION("from step 3") {
+    MetricsWriter metrics(path, 3);
+    metrics.write(4, {{"loss", 44.0}});
+    CHECK(steps() == std::vector<int>{1, 2, 3, 3, 4});
+    CHECK(lines_of(path).back().at("loss") == 44.0);
+  }
+  SECTION("from the start") {
+    MetricsWriter metrics(path, 0);
+    CHECK(steps().empty());
+  }
+  SECTION("a whole last line without its newline is torn as well") {
+    std::ofstream(path) << "{\"step\":1}\n{\"step\":2}";
+    MetricsWriter metrics(path, 9);
+    metrics.write(3, {});
+    CHECK(steps() == std::vector<int>{1, 3});
+  }
+  SECTION("a line that is not JSON goes") {
+    std::ofstream(path) << "{\"step\":1}\nxyz\n\n{\"step\":2}\n";
+    MetricsWriter metrics(path, 9);
+    CHECK(steps() == std::vector<int>{1, 2});
+  }
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path), {}) == 1);
+}
+
+TEST_CASE("a disk that fills up costs metrics lines, never a torn one, nor the training") {
+  const TemporaryFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    if (!std::freopen("/dev/null", "w", stderr)) ::_exit(1);  // hides the warning
+    MetricsWriter metrics(path, 0);
+    const rlimit limit{200, RLIM_INFINITY};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    for (int64_t step = 1; step <= 50; ++step) metrics.write(step, {{"loss", 1.25}});
+    const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
+    ::setrlimit(RLIMIT_FSIZE, &none);
+    metrics.write(51, {{"loss", 1.25}});
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  REQUIRE((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  const auto lines = lines_of(path);  // throws on a torn line
+  REQUIRE(lines.size() == 9);  // 8 of 23 bytes fit into 200, and the one after there was room again
+  CHECK(lines.back().at("step") == 51);
+}

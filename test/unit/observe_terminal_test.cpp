@@ -1,0 +1,266 @@
+#include <pty.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstdlib>
+#include <thread>
+
+#include "base/log.h"
+#include "observe/banner.h"
+#include "observe/progress.h"
+#include "observe/terminal.h"
+
+using namespace mtrain;
+using Catch::Contains;
+
+namespace {
+
+// A terminal of so many columns, and a screen of one line that obeys \r, \n and "clear to the end
+// of the line".
+class FakeTerminal {
+ public:
+  explicit FakeTerminal(int columns) : columns_(columns) {
+    winsize size{};
+    size.ws_row = 24;
+    size.ws_col = static_cast<unsigned short>(columns);
+    REQUIRE(::openpty(&master_, &slave_, nullptr, nullptr, &size) == 0);
+  }
+  ~FakeTerminal() {
+    ::close(master_);
+    ::close(slave_);
+  }
+  int fd() const { return slave_; }
+
+  // Everything written so far, then what a person sees of it: `lines` done, and the `line` being
+  // drawn.
+  std::string read() {
+    // The terminal passes bytes on in its own time: read up to a mark behind all of them.
+    REQUIRE(::write(slave_, "\x01", 1) == 1);
+    std::string out;
+    while (out.empty() || out.back() != '\x01') {
+      char piece[4096];
+      const ssize_t n = ::read(master_, piece, sizeof(piece));
+      REQUIRE(n > 0);
+      out.append(piece, size_t(n));
+    }
+    out.pop_back();
+    show(out);
+    return out;
+  }
+  std::vector<std::string> lines;
+  std::string line;
+
+ private:
+  void show(const std::string& text) {
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == '\r') {
+        cursor_ = 0;
+      } else if (text[i] == '\n') {
+        lines.push_back(line);
+        line.clear();
+        cursor_ = 0;
+      } else if (text.compare(i, 3, "\x1b[K") == 0) {
+        line.resize(cursor_);
+        i += 2;
+      } else if (text[i] == '\x1b') {
+        i = text.find('m', i);
+      } else {
+        line.resize(std::max(line.size(), cursor_ + 1), ' ');
+        line[cursor_++] = text[i];
+        REQUIRE(line.size() < size_t(columns_));  // a line that fills the last column may wrap
+      }
+    }
+  }
+  int master_ = -1, slave_ = -1, columns_;
+  size_t cursor_ = 0;
+};
+
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    value ? ::setenv(name, value, 1) : ::unsetenv(name);
+  }
+  ~Environment() { old_ ? ::setenv(name_, old_->c_str(), 1) : ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+StepProgress some_step(int64_t step) {
+  return {.step = step,
+          .total = 2000,
+          .loss = 2.34567,
+          .lr = 3e-4,
+          .grad_norm = 0.987,
+          .tokens_per_s = 12345,
+          .mfu = 0.4512,
+          .step_s = 0.5};
+}
+
+}  // namespace
+
+TEST_CASE("a progress line leaves out the least important fields to fit") {
+  StepProgress p = some_step(120);
+  p.eta_s = 190;
+  CHECK(format_progress(p, 0) ==
+        "step  120/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %  ETA 3 min "
+        "10 s");
+  CHECK(format_progress(p, 200) ==
+        "step  120/2000  [#...................]  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s"
+        "  MFU 45.1 %  ETA 3 min 10 s");
+  CHECK(format_progress(p, 40) == "step  120/2000  loss 2.3457");
+  CHECK(format_progress(p, 46) == "step  120/2000  loss 2.3457  ETA 3 min 10 s");
+  CHECK(format_progress(p, 10) == "step  120/");
+  size_t longest = 0;
+  for (int width = 1; width < 150; ++width) {
+    const auto line = format_progress(p, width);
+    REQUIRE(display_width(line) <= width);
+    longest = std::max(longest, line.size());
+  }
+  CHECK(longest == format_progress(p, 200).size());
+  CHECK(format_progress({.step = 1, .total = 9, .loss = 2}, 0) == "step 1/9  loss 2.0000");
+  CHECK_THAT(format_progress({.step = 1, .total = 9, .loss = NAN, .eta_s = INFINITY}, 0),
+             Contains("loss nan"));
+}
+
+TEST_CASE("the live line stays one line on a terminal of any width") {
+  const int columns = GENERATE(12, 30, 79, 200);
+  FakeTerminal terminal(columns);
+  ProgressLine progress({.fd = terminal.fd(), .live = true, .color = true, .min_interval_s = 0});
+  for (int64_t step = 1; step <= 5; ++step) progress.update(some_step(step));
+  CHECK_THAT(terminal.read(), Contains("\r") && Contains("\x1b[K"));
+  CHECK(terminal.lines.empty());
+  CHECK_THAT(terminal.line, Contains("step    5/"));
+  progress.note("saved x");
+  terminal.read();
+  REQUIRE(terminal.lines.size() == 1);
+  CHECK(terminal.lines[0] == "saved x");
+  CHECK_THAT(terminal.line, Contains("step    5/"));
+  progress.finish();
+  terminal.read();
+  REQUIRE(terminal.lines.size() == 2);
+  CHECK_THAT(terminal.lines[1], Contains("step    5/"));
+  CHECK(terminal.line.empty());
+}
+
+TEST_CASE("drawing is limited in rate, and the end is always drawn") {
+  FakeTerminal terminal(100);
+  ProgressLine progress({.fd = terminal.fd(), .live = true, .color = false, .min_interval_s = 60});
+  for (int64_t step = 1; step <= 50; ++step) progress.update(some_step(step));
+  terminal.read();
+  CHECK_THAT(terminal.line, Contains("step    1/2000"));
+  progress.finish();
+  terminal.read();
+  CHECK_THAT(terminal.lines.at(0), Contains("step   50/2000"));
+}
+
+TEST_CASE("log lines do not tear the live line") {
+  FakeTerminal terminal(100);
+  // The log writes to stderr: make that the terminal for a while.
+  const int saved = ::dup(2);
+  ::dup2(terminal.fd(), 2);
+  {
+    ProgressLine progress({.fd = 2, .live = true, .color = false, .min_interval_s = 0});
+    progress.update(some_step(7));
+    std::thread other([] {
+      for (int i = 0; i < 20; ++i) log::warn("something");
+    });
+    for (int64_t step = 8; step <= 30; ++step) progress.update(some_step(step));
+    other.join();
+    progress.finish();
+    log::warn("later");
+  }
+  log::warn("after");
+  ::dup2(saved, 2);
+  ::close(saved);
+  terminal.read();
+  REQUIRE(terminal.lines.size() == 23);
+  for (int i = 0; i < 20; ++i) CHECK(terminal.lines[size_t(i)] == "warning: something");
+  CHECK_THAT(terminal.lines[20], Contains("step   30/2000"));
+  CHECK(terminal.lines[21] == "warning: later");
+  CHECK(terminal.lines[22] == "warning: after");
+}
+
+TEST_CASE("without a terminal every step is a plain line") {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  {
+    ProgressLine progress({.fd = ends[1]});
+    progress.update(some_step(1));
+    progress.note("saved x");
+    StepProgress last = some_step(2000);
+    progress.update(last);
+  }
+  ::close(ends[1]);
+  char buffer[4096];
+  const ssize_t n = ::read(ends[0], buffer, sizeof(buffer));
+  ::close(ends[0]);
+  REQUIRE(n > 0);
+  CHECK(std::string(buffer, size_t(n)) ==
+        "step    1/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %"
+        "  ETA 16 min 40 s\n"  // 1999 steps of 0.5 s
+        "saved x\n"
+        "step 2000/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %\n");
+}
+
+TEST_CASE("what a terminal allows follows TERM, CI and NO_COLOR") {
+  const FakeTerminal terminal(97);
+  const Environment term("TERM", "xterm"), ci("CI", nullptr), no_color("NO_COLOR", nullptr);
+  CHECK(is_live_terminal(terminal.fd()));
+  CHECK(wants_color(terminal.fd()));
+  CHECK(terminal_width(terminal.fd()) == 97);
+  {
+    const Environment set("NO_COLOR", "1");
+    CHECK(is_live_terminal(terminal.fd()));
+    CHECK_FALSE(wants_color(terminal.fd()));
+  }
+  {
+    const Environment set("CI", "true");
+    CHECK_FALSE(is_live_terminal(terminal.fd()));
+  }
+  {
+    const Environment set("TERM", "dumb");
+    CHECK_FALSE(wants_color(terminal.fd()));
+  }
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  CHECK_FALSE(is_live_terminal(ends[1]));
+  const Environment columns("COLUMNS", "61");
+  CHECK(terminal_width(ends[1]) == 61);
+  const Environment none("COLUMNS", nullptr);
+  CHECK(terminal_width(ends[1]) == 80);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+TEST_CASE("columns are code points, and none is cut") {
+  CHECK(display_width("abc") == 3);
+  CHECK(display_width("größe · 3") == 9);
+  CHECK(fit_columns("größe", 3) == "grö");
+  CHECK(fit_columns("größe", 0).empty());
+  CHECK(fit_columns("größe", 9) == "größe");
+}
+
+TEST_CASE("a banner aligns its columns and wraps between words") {
+  CHECK(banner("mtrain", {{"model", "llama"}, {"größe", "3M"}, {"x", ""}}, 80) ==
+        "mtrain\n"
+        "  model  llama\n"
+        "  größe  3M\n"
+        "  x      \n");
+  CHECK(banner("t", {{"memory", "aaaa bbbb cccc dddd eeee ffff"}, {"n", "one\ntwo"}}, 30) ==
+        "t\n"
+        "  memory  aaaa bbbb cccc dddd\n"
+        "          eeee ffff\n"
+        "  n       one\n"
+        "          two\n");
+  // A word longer than the column is cut; no line is wider than asked.
+  CHECK(banner("t", {{"a", std::string(45, 'x')}}, 25) ==
+        "t\n  a  " + std::string(20, 'x') + "\n     " + std::string(20, 'x') + "\n     xxxxx\n");
+  FakeTerminal terminal(40);
+  print_banner(terminal.fd(), "t", {{"path", std::string(100, 'y')}});
+  CHECK_THAT(terminal.read(), Contains("path"));
+}
