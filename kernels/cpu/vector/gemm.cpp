@@ -121,7 +121,7 @@ void finish_edge(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
       if (t.out_type == DType::f32)
         static_cast<float*>(t.out)[i * t.out_ld + j] = x;
       else
-        static_cast<bf16*>(t.out)[i * t.out_ld + j] = bf16(x);
+        static_cast<bf16*>(t.out)[i * t.out_ld + j] = from_float<bf16>(x);
     }
   }
 }
@@ -158,8 +158,8 @@ void tile(const float* a, const float* b, int64_t k, const Target& t) {
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v)
       __builtin_prefetch(static_cast<const char*>(t.out) + i * line + v * 64, 1);
-  Vf sum[ROWS][VECTORS];
-  multiply<ROWS, VECTORS, kRow, kStep, kTileColumns>(a, b, k, sum);
+  Vf sum[ROWS][VECTORS]{};
+  multiply_add<ROWS, VECTORS, kRow, kStep>(a, b, k, sum);
   if (t.columns < VECTORS * kLanes) return finish_edge<ROWS, VECTORS>(sum, t);
   if (t.out_type == DType::f32)
     finish<float, ROWS, VECTORS>(sum, t);

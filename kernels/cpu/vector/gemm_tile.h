@@ -5,23 +5,22 @@
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// Sums fill the registers but those for a row of B and one broadcast of A: 28 of 32, or 12 of 16.
+// Sums fill the registers but those for a row of B and one broadcast of A: 28 of 32, 12 or 8 of 16.
+// Never more rows than lanes, so that a column of a tile fits into a vector.
 #if defined(__AVX512F__)
 inline constexpr int kTileRows = 14;
-#else
+#elif defined(__AVX2__)
 inline constexpr int kTileRows = 6;
+#else
+inline constexpr int kTileRows = 4;
 #endif
 inline constexpr int kTileVectors = 2;
 inline constexpr int kTileColumns = kTileVectors * kLanes;
 
-// sum[i][v] (+)= sum over k of a[i * ROW + k * STEP] * b[k * B_STEP + v * kLanes ...]
-template <int ROWS, int VECTORS, int64_t ROW, int64_t STEP, int64_t B_STEP>
-MT_INLINE void multiply(const float* a, const float* b, int64_t k, Vf (&sum)[ROWS][VECTORS]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; ++v) sum[i][v] = Vf{};
-  for (; k > 0; --k, a += STEP, b += B_STEP) {
+// sum[i][v] += sum over k of a[i * ROW + k * STEP] * b[k * kTileColumns + v * kLanes ...]
+template <int ROWS, int VECTORS, int64_t ROW, int64_t STEP>
+MT_INLINE void multiply_add(const float* a, const float* b, int64_t k, Vf (&sum)[ROWS][VECTORS]) {
+  for (; k > 0; --k, a += STEP, b += kTileColumns) {
     Vf line[VECTORS];
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v) line[v] = load(b + v * kLanes);

@@ -1,0 +1,207 @@
+// Backward of kernels/attention.h. A task owns the keys and the queries of all heads that share a
+// kv head: nothing is shared with another task, and every sum runs in the order of the sequence.
+#include "kernels/cpu/vector/attention_tile.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+namespace {
+
+constexpr int64_t kKeys = 128, kRows = 128;  // of a block
+constexpr int64_t kLd = kKeys + 16;
+
+struct Task {
+  const AttentionShape& shape;
+  int64_t D, padded, group;
+  // Of the block of keys.
+  int64_t key0, keys;
+  float *keys_t, *values_t, *key_rows, *dkeys, *dvalues;
+  // Of the block of queries.
+  int64_t row0, rows;
+  float *q, *dout, *probabilities, *dscores;
+  const float *lse, *delta;  // base 2; of the block's first row
+  float* dq;                 // row slabs of the head, shape.Sq rows each
+  const Seen* seen;
+};
+
+MT_INLINE void clear(float* p, int64_t floats) {
+  for (int64_t i = 0; i < floats; i += kLanes)
+    store(p + i, Vf{});  // both ends of all users are vectors
+}
+
+// Probabilities and the gradient of scores of one panel of rows; then its share of dq.
+MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
+  const int64_t width = slabs(t.keys) * W;
+  int64_t c0 = max_of(0, t.seen[i0].begin - t.key0) / W * W;
+  const int64_t c1 = max_of(c0, min_of(t.keys, t.seen[i0 + rows - 1].end - t.key0));
+  c0 = min_of(c0, width);
+  const int64_t columns = div_up(c1 - c0, W) * W;
+  const Tile tile = pick_tile<Operand::slabs, 0>(rows, W);
+  for (int64_t c = c0; c < c1; c += W) {
+    tile({.a = t.q + i0 * W,
+          .a_slab = kRows * W,
+          .b = t.keys_t + c * t.D,
+          .k = t.D,
+          .out = t.probabilities + i0 * kLd + c,
+          .out_ld = kLd});
+    tile({.a = t.dout + i0 * W,
+          .a_slab = kRows * W,
+          .b = t.values_t + c * t.D,
+          .k = t.D,
+          .out = t.dscores + i0 * kLd + c,
+          .out_ld = kLd});
+  }
+  for (int64_t i = i0; i < i0 + rows; ++i) {
+    float *p = t.probabilities + i * kLd, *ds = t.dscores + i * kLd;
+    // dk and dv read whole rows.
+    clear(p, c0);
+    clear(ds, c0);
+    clear(p + c0 + columns, width - c0 - columns);
+    clear(ds + c0 + columns, width - c0 - columns);
+    p += c0;
+    ds += c0;
+    const Vf lse = splat(t.lse[i]), delta = splat(t.delta[i]);
+    for_seen(
+        columns, t.seen[i].begin - t.key0 - c0, t.seen[i].end - t.key0 - c0,
+        [&](int64_t c) {
+          const Vf x = vexp2(load(p + c) - lse);
+          store(p + c, x);
+          store(ds + c, x * (load(ds + c) - delta));
+        },
+        [&](int64_t c, Vi in) {
+          const Vf x = in ? vexp2(load(p + c) - lse) : Vf{};
+          store(p + c, x);
+          store(ds + c, in ? x * (load(ds + c) - delta) : Vf{});
+        },
+        [&](int64_t c) {
+          store(p + c, Vf{});
+          store(ds + c, Vf{});
+        });
+  }
+  if (c1 == c0) return;
+  for (int64_t d = 0; d < t.D; d += W)
+    pick_tile<Operand::scores, kLd>(rows,
+                                    t.D - d)({.a = t.dscores + i0 * kLd + c0,
+                                              .b = t.key_rows + d * kKeys + c0 * W,
+                                              .k = c1 - c0,
+                                              .out = t.dq + d * t.shape.Sq + (t.row0 + i0) * W,
+                                              .out_ld = W,
+                                              .add = true});
+}
+
+// The block's share of dv and dk of one panel of keys.
+MT_INLINE void keys_panel(const Task& t, int64_t j0, int64_t keys) {
+  int64_t begin = 0, end = t.rows;
+  while (begin < end && t.seen[begin].end <= t.key0 + j0) ++begin;
+  while (begin < end && t.seen[end - 1].begin >= t.key0 + j0 + keys) --end;
+  if (begin == end) return;
+  for (int64_t d = 0; d < t.D; d += W) {
+    const Tile tile = pick_tile<Operand::scores_t, kLd>(keys, t.D - d);
+    const int64_t from = d * kRows + begin * W, to = d * kKeys + j0 * W, at = begin * kLd + j0;
+    tile({.a = t.probabilities + at,
+          .b = t.dout + from,
+          .k = end - begin,
+          .out = t.dvalues + to,
+          .out_ld = W,
+          .add = true});
+    tile({.a = t.dscores + at,
+          .b = t.q + from,
+          .k = end - begin,
+          .out = t.dkeys + to,
+          .out_ld = W,
+          .add = true});
+  }
+}
+
+template <class T>
+MT_INLINE float dot(const T* a, const T* b, int64_t n) {
+  Vf sum = Vf{};
+  for_lanes(n, [&](int64_t i, auto m) { sum += load(a + i, m) * load(b + i, m); });
+  return sum_lanes(sum);
+}
+
+template <class T>
+MT_INLINE void block(Task& t, const AttentionBackward& args, int64_t b, int64_t a) {
+  pack_rows(rows_of<T>(args.q, t.shape, b, a), t.row0, t.rows, t.D, t.shape.scale * kLog2E, t.q,
+            kRows);
+  pack_rows(rows_of<T>(args.dout, t.shape, b, a), t.row0, t.rows, t.D, 1.0f, t.dout, kRows);
+  const int64_t row_panels = div_up(t.rows, kTileRows), key_panels = div_up(t.keys, kTileRows);
+  for (int64_t p = 0; p < row_panels; ++p) {
+    const int64_t i0 = part_begin(t.rows, row_panels, p);
+    rows_panel(t, i0, part_begin(t.rows, row_panels, p + 1) - i0);
+  }
+  for (int64_t p = 0; p < key_panels; ++p) {
+    const int64_t j0 = part_begin(t.keys, key_panels, p);
+    keys_panel(t, j0, part_begin(t.keys, key_panels, p + 1) - j0);
+  }
+}
+
+template <class T>
+void backward(const AttentionBackward& args, int64_t b, int64_t g) {
+  const AttentionShape& s = args.shape;
+  const int64_t D = s.D, padded = slabs(D) * W, group = s.A / s.G;
+  const int64_t head = s.Sq * padded, lines = div_up(s.Sq, 16) * 16;
+  const int64_t of_seen = lines * int64_t(sizeof(Seen) / sizeof(float));
+  float* next = thread_scratch(group * (head + 2 * lines) + of_seen + kKeys * (2 * D + 3 * padded) +
+                               kRows * (2 * padded + 2 * kLd));
+  const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
+  Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
+  float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
+  Task t{.shape = s, .D = D, .padded = padded, .group = group};
+  t.keys_t = take(kKeys * D);
+  t.values_t = take(kKeys * D);
+  t.key_rows = take(kKeys * padded);
+  t.dkeys = take(kKeys * padded);
+  t.dvalues = take(kKeys * padded);
+  t.q = take(kRows * padded);
+  t.dout = take(kRows * padded);
+  t.probabilities = take(kRows * kLd);
+  t.dscores = take(kRows * kLd);
+
+  int64_t document = 0;
+  for (int64_t i = 0; i < s.Sq; ++i) seen[i] = seen_by(s, i, document);
+  for (int64_t h = 0; h < group; ++h) {
+    const int64_t a = g * group + h;
+    const auto out = rows_of<T>(args.out, s, b, a), dout = rows_of<T>(args.dout, s, b, a);
+    for (int64_t i = 0; i < s.Sq; ++i) {
+      lse[h * lines + i] = data_of<float>(args.lse)[(b * s.A + a) * s.Sq + i] * kLog2E;
+      delta[h * lines + i] = dot(out.row(i), dout.row(i), D);
+    }
+  }
+  clear(dq, group * head);
+  for (t.key0 = 0; t.key0 < s.Skv; t.key0 += kKeys) {
+    t.keys = min_of(kKeys, s.Skv - t.key0);
+    pack_columns(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, t.keys_t);
+    pack_columns(rows_of<T>(args.v, s, b, g), t.key0, t.keys, D, t.values_t);
+    pack_rows(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, 1.0f, t.key_rows, kKeys);
+    clear(t.dkeys, kKeys * padded);
+    clear(t.dvalues, kKeys * padded);
+    for (int64_t h = 0; h < group; ++h)
+      for (t.row0 = 0; t.row0 < s.Sq; t.row0 += kRows) {
+        t.rows = min_of(kRows, s.Sq - t.row0);
+        t.seen = seen + t.row0;
+        if (t.seen[0].begin >= t.key0 + t.keys || t.seen[t.rows - 1].end <= t.key0) continue;
+        t.lse = lse + h * lines + t.row0;
+        t.delta = delta + h * lines + t.row0;
+        t.dq = dq + h * head;
+        block<T>(t, args, b, g * group + h);
+      }
+    unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<T>(args.dk, s, b, g), t.key0);
+    unpack_rows(t.dvalues, kKeys, t.keys, D, 1.0f, rows_of<T>(args.dv, s, b, g), t.key0);
+  }
+  for (int64_t h = 0; h < group; ++h)
+    unpack_rows(dq + h * head, s.Sq, s.Sq, D, s.scale, rows_of<T>(args.dq, s, b, g * group + h), 0);
+}
+
+}  // namespace
+
+void run(const AttentionBackward& args);
+void run(const AttentionBackward& args) {
+  const AttentionShape& s = args.shape;
+  parallel(s.B * s.G, 1, [&](int64_t task, int64_t) {
+    if (args.q.data.dtype == DType::f32)
+      backward<float>(args, task / s.G, task % s.G);
+    else
+      backward<bf16>(args, task / s.G, task % s.G);
+  });
+}
+
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA

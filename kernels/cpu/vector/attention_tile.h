@@ -1,0 +1,219 @@
+// What attention's forward and backward share: packed operands, tiles on them, and which keys a row
+// sees.
+//
+// Two packed layouts of a (rows, D) matrix, both fp32 and cut into slabs of kTileColumns (W):
+//   row slabs     [D / W][rows][W]: as B of a product over rows; as A with rows W apart and the
+//   slabs one after another column slabs  [rows / W][D][W]: the transpose, as B of a product over D
+#pragma once
+#include "kernels/attention.h"
+#include "kernels/cpu/thread_scratch.h"
+#include "kernels/cpu/vector/gemm_tile.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+
+constexpr int64_t W = kTileColumns;
+
+MT_INLINE int64_t slabs(int64_t n) { return div_up(n, W); }
+
+// One head of one sequence: row s is at data + s * stride.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+  T* row(int64_t s) const { return data + s * stride; }
+};
+template <class T>
+MT_INLINE Rows<const T> rows_of(const HeadView& v, const AttentionShape& s, int64_t b,
+                                int64_t head) {
+  return {data_of<T>(v.data) + b * v.token_stride + head * s.D, s.B * v.token_stride};
+}
+template <class T>
+MT_INLINE Rows<T> rows_of(const HeadSpan& v, const AttentionShape& s, int64_t b, int64_t head) {
+  return {data_of<T>(v.data) + b * v.token_stride + head * s.D, s.B * v.token_stride};
+}
+
+// Row slabs of x, times `factor`; `total` rows per slab, of which these start at out's row. The
+// last slab is padded with 0.
+template <class T>
+MT_INLINE void pack_rows(Rows<const T> x, int64_t first, int64_t rows, int64_t D, float factor,
+                         float* out, int64_t total) {
+  const int64_t full = D / kLanes * kLanes;
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* from = x.row(first + i);
+    for (int64_t d = 0; d < slabs(D) * W; d += kLanes) {
+      float* to = out + (d / W * total + i) * W + d % W;
+      if (d < full)
+        store(to, load(from + d) * factor);
+      else if (d < D)
+        store(to, load(from + d, Part{int(D - d)}) * factor);
+      else
+        store(to, Vf{});
+    }
+  }
+}
+
+// Column slabs of rows first .. first + rows of x; the last slab is padded with 0.
+template <class T>
+MT_INLINE void pack_columns(Rows<const T> x, int64_t first, int64_t rows, int64_t D, float* out) {
+  for (int64_t r = 0; r < slabs(rows) * W; r += kLanes)
+    for (int64_t d = 0; d < D; d += kLanes) {
+      Vf v[kLanes];
+      for (int i = 0; i < kLanes; ++i)
+        v[i] = r + i >= rows     ? Vf{}
+               : d + kLanes <= D ? load(x.row(first + r + i) + d)
+                                 : load(x.row(first + r + i) + d, Part{int(D - d)});
+      transpose(v);
+      float* to = out + (r / W * D + d) * W + r % W;
+      const int64_t lines = min_of(kLanes, D - d);
+      for (int64_t i = 0; i < lines; ++i) store(to + i * W, v[i]);
+    }
+}
+
+// out (rows, D) = factor * row slabs.
+template <class T>
+MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64_t D, float factor,
+                           Rows<T> x, int64_t first) {
+  for (int64_t i = 0; i < rows; ++i) {
+    T* to = x.row(first + i);
+    for_lanes(D, [=](int64_t d, auto m) {
+      store(to + d, load(slab + (d / W * total + i) * W + d % W) * factor, m);
+    });
+  }
+}
+
+// Rows [begin, end) of part `i` where n rows are spread evenly over `parts`.
+MT_INLINE int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
+  return i * (n / parts) + min_of(i, n % parts);
+}
+
+// --- tiles ---
+
+enum class Operand {
+  slabs,     // row slabs
+  scores,    // rows LD apart
+  scores_t,  // the transpose of rows LD apart
+};
+
+struct TileArgs {
+  const float* a;
+  int64_t a_slab;  // floats between slabs of A
+  const float* b;
+  int64_t k;
+  float* out;  // rows out_ld apart
+  int64_t out_ld;
+  const float* decay;  // out = decay[row] * out + A B; null with `add` unset: out = A B; null with
+                       // it: out += A B
+  bool add;
+};
+
+template <int ROWS, int VECTORS, Operand A, int64_t LD>
+void tile(const TileArgs& t) {
+  Vf sum[ROWS][VECTORS]{};
+  if constexpr (A == Operand::slabs) {
+    const float *a = t.a, *b = t.b;
+    int64_t k = t.k;
+    for (; k > W; k -= W, a += t.a_slab, b += W * W)
+      multiply_add<ROWS, VECTORS, W, 1>(a, b, W, sum);
+    multiply_add<ROWS, VECTORS, W, 1>(a, b, k, sum);
+  } else if constexpr (A == Operand::scores) {
+    multiply_add<ROWS, VECTORS, LD, 1>(t.a, t.b, t.k, sum);
+  } else {
+    multiply_add<ROWS, VECTORS, 1, LD>(t.a, t.b, t.k, sum);
+  }
+  const auto finish = [&](auto before) {
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) {
+        float* out = t.out + i * t.out_ld + v * kLanes;
+        store(out, before(out, i, sum[i][v]));
+      }
+  };
+  if (t.decay)
+    finish([&](const float* out, int i, Vf x) { return load(out) * splat(t.decay[i]) + x; });
+  else if (t.add)
+    finish([&](const float* out, int, Vf x) { return load(out) + x; });
+  else
+    finish([&](const float*, int, Vf x) { return x; });
+}
+
+using Tile = void (*)(const TileArgs&);
+
+template <int VECTORS, Operand A, int64_t LD, int ROWS = 1>
+MT_INLINE Tile pick_rows(int64_t rows) {
+  if constexpr (ROWS < kTileRows)
+    if (rows != ROWS) return pick_rows<VECTORS, A, LD, ROWS + 1>(rows);
+  return tile<ROWS, VECTORS, A, LD>;
+}
+
+// The tile for `rows` rows and as many columns as are left, of which it computes whole vectors.
+template <Operand A, int64_t LD>
+MT_INLINE Tile pick_tile(int64_t rows, int64_t columns) {
+  return columns > kLanes ? pick_rows<kTileVectors, A, LD>(rows) : pick_rows<1, A, LD>(rows);
+}
+
+// --- softmax ---
+
+constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+
+// 2^x for x <= 1, to about 1 ulp; below -126 it is 0. x = n + r, |r| <= 1/2; the coefficients
+// interpolate 2^r at the Chebyshev nodes, which leaves 3e-9.
+MT_INLINE Vf vexp2(Vf x) {
+  const Vf clamped = vmax(splat(-126.0f), x);  // this order keeps a NaN
+  const Vf shifted =
+      clamped + 12582912.0f;  // 1.5 * 2^23 rounds to an integer, which sits in the low bits
+  const Vf r = clamped - (shifted - 12582912.0f);
+  Vf p = splat(1.5461444696e-4f);
+  p = p * r + 1.3400428177e-3f;
+  p = p * r + 9.6180566785e-3f;
+  p = p * r + 5.5503272267e-2f;
+  p = p * r + 2.4022650922e-1f;
+  p = p * r + 6.9314720670e-1f;
+  p = p * r + 1.0f;
+  const Vf result = (Vf)((Vi)p + ((Vi)shifted << 23));
+  return x < -126.0f ? Vf{} : result;
+}
+
+MT_INLINE Vi lane_numbers() {
+  Vi lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane;
+}
+
+// Keys [begin, end) that a row sees.
+struct Seen {
+  int64_t begin, end;
+};
+
+// Both ends rise with the row. `document` is where the search starts, and is moved on: rows are
+// asked for in order.
+MT_INLINE Seen seen_by(const AttentionShape& s, int64_t row, int64_t& document) {
+  Seen seen{0, s.Skv};
+  if (s.causal) seen.end = max_of(0, min_of(seen.end, row + s.q_start + 1));
+  if (s.window > 0) seen.begin = max_of(seen.begin, row + s.q_start - s.window + 1);
+  if (s.cu_seqlens) {
+    const int32_t* bound = data_of<int32_t>(s.cu_seqlens);
+    while (bound[document + 1] <= row) ++document;
+    seen.begin = max_of(seen.begin, bound[document]);
+    seen.end = min_of(seen.end, bound[document + 1]);
+  }
+  seen.begin = min_of(seen.begin, seen.end);
+  return seen;
+}
+
+// Calls plain(i) for the vectors of [0, columns) that lie inside [u, v), edge(i, mask) for those
+// that are cut by it, and none(i) for those outside.
+template <class Plain, class Edge, class None>
+MT_INLINE void for_seen(int64_t columns, int64_t u, int64_t v, const Plain& plain, const Edge& edge,
+                        const None& none) {
+  for (int64_t i = 0; i < columns; i += kLanes) {
+    if (i + kLanes <= u || i >= v || u >= v)
+      none(i);
+    else if (i >= u && i + kLanes <= v)
+      plain(i);
+    else
+      edge(i, (lane_numbers() >= int32_t(u - i)) & (lane_numbers() < int32_t(v - i)));
+  }
+}
+
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA

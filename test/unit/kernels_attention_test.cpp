@@ -1,0 +1,299 @@
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "kernels/attention.h"
+#include "kernels_testing.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t B, Sq, Skv, A, G, D;
+  bool causal = true;
+  int64_t q_start = 0, window = 0;
+  std::vector<int32_t> cu_seqlens = {};
+};
+
+AttentionShape shape_of(const Case& c, const Array& cu_seqlens) {
+  return {.B = c.B,
+          .Sq = c.Sq,
+          .Skv = c.Skv,
+          .A = c.A,
+          .G = c.G,
+          .D = c.D,
+          .causal = c.causal,
+          .q_start = c.q_start,
+          .window = c.window,
+          .cu_seqlens = c.cu_seqlens.empty() ? ConstSpan{} : ConstSpan(cu_seqlens),
+          .scale = 1 / std::sqrt(float(c.D))};
+}
+
+bool sees(const Case& c, int64_t i, int64_t j) {
+  if (c.causal && j > i + c.q_start) return false;
+  if (c.window > 0 && j <= i + c.q_start - c.window) return false;
+  for (size_t d = 0; d + 1 < c.cu_seqlens.size(); ++d) {
+    const bool has_i = i >= c.cu_seqlens[d] && i < c.cu_seqlens[d + 1];
+    const bool has_j = j >= c.cu_seqlens[d] && j < c.cu_seqlens[d + 1];
+    if (has_i != has_j) return false;
+  }
+  return true;
+}
+
+// The textbook form in float64, on (token, head, D) arrays without padding.
+struct Reference {
+  std::vector<double> out, lse, dq, dk, dv;
+
+  Reference(const Case& c, const std::vector<double>& q, const std::vector<double>& k,
+            const std::vector<double>& v, const std::vector<double>& dout)
+      : out(q.size()),
+        lse(size_t(c.B * c.A * c.Sq), -std::numeric_limits<double>::infinity()),
+        dq(q.size()),
+        dk(k.size()),
+        dv(k.size()) {
+    const double scale = 1 / std::sqrt(float(c.D));
+    const int64_t D = c.D;
+    std::vector<double> p(size_t(c.Skv)), dp(size_t(c.Skv));
+    for (int64_t b = 0; b < c.B; ++b)
+      for (int64_t a = 0; a < c.A; ++a)
+        for (int64_t i = 0; i < c.Sq; ++i) {
+          const int64_t g = a / (c.A / c.G), at_q = ((i * c.B + b) * c.A + a) * D;
+          const auto at_k = [&](int64_t j) { return ((j * c.B + b) * c.G + g) * D; };
+          double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
+          for (int64_t j = 0; j < c.Skv; ++j) {
+            p[j] = 0;
+            if (!sees(c, i, j)) continue;
+            for (int64_t d = 0; d < D; ++d) p[j] += scale * q[at_q + d] * k[at_k(j) + d];
+            top = std::max(top, p[j]);
+          }
+          for (int64_t j = 0; j < c.Skv; ++j)
+            if (sees(c, i, j)) sum += p[j] = std::exp(p[j] - top);
+          if (sum == 0) continue;
+          lse[(b * c.A + a) * c.Sq + i] = top + std::log(sum);
+          for (int64_t j = 0; j < c.Skv; ++j) {
+            p[j] /= sum;
+            dp[j] = 0;
+            for (int64_t d = 0; d < D; ++d) {
+              out[at_q + d] += p[j] * v[at_k(j) + d];
+              dp[j] += dout[at_q + d] * v[at_k(j) + d];
+            }
+            delta += p[j] * dp[j];
+          }
+          for (int64_t j = 0; j < c.Skv; ++j)
+            for (int64_t d = 0; d < D; ++d) {
+              const double ds = scale * p[j] * (dp[j] - delta);
+              dq[at_q + d] += ds * k[at_k(j) + d];
+              dk[at_k(j) + d] += ds * q[at_q + d];
+              dv[at_k(j) + d] += p[j] * dout[at_q + d];
+            }
+        }
+  }
+};
+
+// Operands inside wider rows, as the parts of a fused qkv are; results likewise, so that what lies
+// between stays visible.
+struct Run {
+  static constexpr int64_t kGap = 8;
+  Array q, k, v, dout, out, lse, dq, dk, dv;
+  int64_t q_stride, k_stride;
+
+  Run(const Case& c, DType type)
+      : q(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 1)),
+        k(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 2)),
+        v(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 3)),
+        dout(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 4)),
+        out(type, q.size()),
+        lse(DType::f32, c.B * c.A * c.Sq),
+        dq(type, q.size()),
+        dk(type, k.size()),
+        dv(type, k.size()),
+        q_stride(c.A * c.D + kGap),
+        k_stride(c.G * c.D + kGap) {
+    const Array cu = Array::ids(c.cu_seqlens);
+    const AttentionShape shape = shape_of(c, cu);
+    cpu::run(AttentionForward{.shape = shape,
+                              .q = {q, q_stride},
+                              .k = {k, k_stride},
+                              .v = {v, k_stride},
+                              .out = {out, q_stride},
+                              .lse = lse});
+    cpu::run(AttentionBackward{.shape = shape,
+                               .q = {q, q_stride},
+                               .k = {k, k_stride},
+                               .v = {v, k_stride},
+                               .out = {out, q_stride},
+                               .dout = {dout, q_stride},
+                               .lse = lse,
+                               .dq = {dq, q_stride},
+                               .dk = {dk, k_stride},
+                               .dv = {dv, k_stride}});
+  }
+  // Without the gaps; `written` checks that nothing was written into them.
+  static Array dense(const Array& x, int64_t stride, bool written) {
+    std::vector<double> values;
+    for (int64_t t = 0; t * stride < x.size(); ++t)
+      for (int64_t i = 0; i < stride; ++i)
+        if (i < stride - kGap)
+          values.push_back(x[t * stride + i]);
+        else if (written)
+          REQUIRE(x[t * stride + i] == 0);
+    return Array(x.dtype(), values);
+  }
+};
+
+void check(const Case& c, DType type, Closeness& close) {
+  INFO(c.name << " " << dtype_name(type) << " B " << c.B << " Sq " << c.Sq << " Skv " << c.Skv
+              << " A " << c.A << " G " << c.G << " D " << c.D);
+  Run r(c, type);
+  const Reference ref(
+      c, Run::dense(r.q, r.q_stride, false).values(), Run::dense(r.k, r.k_stride, false).values(),
+      Run::dense(r.v, r.k_stride, false).values(), Run::dense(r.dout, r.q_stride, false).values());
+  // Operands are normal of deviation 1. A probability carries the error of its score, a sum of D
+  // products whose running value stays below 4 after the scale; sums over keys weighted by
+  // probabilities are of size 1 (out), those over rows and their differences (gradients of scores,
+  // times a value) up to 8.
+  const double D = double(c.D), rows = double(c.Sq * c.A / c.G);
+  const auto rule = [&](double terms, double scale) {
+    return Rule{.dtype = type, .K = terms, .scale = scale, .sums = DType::f32};
+  };
+  // In bf16 the backward reads out as it was rounded: delta is off by eps(bf16) times a sum over D
+  // of size 1 after the scale, in every row, and so is each term p ds k of dq (k below 4; the p of
+  // a row add up to 1) and p ds q of dk (a key has as many rows as heads share it).
+  const auto gradient = [&](double terms, double heads) {
+    return type == DType::f32 ? rule(terms, 8)
+                              : Rule{.dtype = type, .K = heads, .scale = 4, .sums = type};
+  };
+  REQUIRE(close(Run::dense(r.out, r.q_stride, true), ref.out, rule(D, 4)) == "");
+  for (int64_t i = 0; i < r.lse.size(); ++i)
+    if (std::isinf(ref.lse[size_t(i)]))
+      REQUIRE(r.lse[i] == ref.lse[size_t(i)]);
+    else
+      REQUIRE(std::abs(r.lse[i] - ref.lse[size_t(i)]) <=
+              eps(DType::f32) * (4 + std::abs(ref.lse[size_t(i)])) * 4);
+  REQUIRE(close(Run::dense(r.dv, r.k_stride, true), ref.dv, rule(D + rows, 8)) == "");
+  REQUIRE(close(Run::dense(r.dq, r.q_stride, true), ref.dq, gradient(D, 1)) == "");
+  REQUIRE(close(Run::dense(r.dk, r.k_stride, true), ref.dk,
+                gradient(D + rows, double(c.A / c.G))) == "");
+  for (const Array* x : {&r.out, &r.lse, &r.dq, &r.dk, &r.dv}) REQUIRE(x->margin_untouched());
+}
+
+const std::vector<Case> kCases = {
+    {"one", 1, 1, 1, 1, 1, 64},
+    {"seven", 2, 7, 7, 4, 2, 32},
+    {"square", 2, 64, 64, 2, 2, 64},
+    {"grouped", 1, 130, 130, 8, 2, 80},
+    {"several blocks", 1, 257, 257, 2, 1, 128},
+    {"many blocks", 1, 600, 600, 1, 1, 16},
+    {"odd head", 2, 33, 33, 3, 1, 37},
+    {"tiny head", 1, 40, 40, 2, 2, 3},
+    {"large head", 1, 70, 70, 1, 1, 300},
+    {"all keys", 2, 130, 130, 2, 1, 64, false},
+    {"more keys, all", 2, 30, 290, 4, 2, 32, false},
+    {"more keys", 1, 64, 257, 2, 2, 64, true, 193},
+    {"keys of an earlier block", 1, 64, 64, 2, 1, 64, true, 64},
+    {"some rows see nothing", 1, 130, 64, 2, 1, 64, true, -50},
+    {"no row sees a key", 1, 20, 20, 2, 1, 32, true, -20},
+    {"window", 2, 257, 257, 2, 1, 32, true, 0, 40},
+    {"window of one", 1, 70, 70, 1, 1, 64, true, 0, 1},
+    {"window beyond the keys", 1, 70, 40, 1, 1, 64, true, 40, 30},
+    {"documents", 1, 257, 257, 4, 2, 64, true, 0, 0, {0, 1, 100, 100, 131, 257}},
+    {"documents, all keys", 1, 130, 130, 2, 1, 32, false, 0, 0, {0, 64, 130}},
+    {"documents and window", 1, 257, 257, 2, 1, 32, true, 0, 20, {0, 50, 250, 257}}};
+
+}  // namespace
+
+TEST_CASE(
+    "attention: forward and backward agree with float64, every mask, type and instruction set") {
+  ThreadPool pool(2);
+  const ThreadPool::Scope scope(&pool);
+  for_each_isa([&](const char* isa) {
+    for (DType type : kFloats) {
+      Closeness close(fmt::format("attention {} {}", isa, dtype_name(type)));
+      for (const Case& c : kCases) check(c, type, close);
+    }
+  });
+}
+
+TEST_CASE("attention: the backward is the slope of the forward") {
+  const Case c{"small", 1, 5, 6, 2, 1, 4, true, 1};
+  const auto q = Array::normal(DType::f64, c.Sq * c.A * c.D, 1).values();
+  const auto k = Array::normal(DType::f64, c.Skv * c.G * c.D, 2).values();
+  const auto v = Array::normal(DType::f64, c.Skv * c.G * c.D, 3).values();
+  const auto dout = Array::normal(DType::f64, c.Sq * c.A * c.D, 4).values();
+  const auto loss = [&](const auto& q, const auto& k, const auto& v) {
+    const Reference r(c, q, k, v, dout);
+    double sum = 0;
+    for (size_t i = 0; i < dout.size(); ++i) sum += r.out[i] * dout[i];
+    return sum;
+  };
+  // The reference of the other tests is itself held against differences of its forward.
+  const Reference r(c, q, k, v, dout);
+  const Rule rule{.dtype = DType::f32, .K = 1, .scale = 1};
+  Closeness close("attention, finite differences");
+  REQUIRE(close(Array(DType::f64, r.dq),
+                finite_difference(q, [&](const auto& x) { return loss(x, k, v); }), rule) == "");
+  REQUIRE(close(Array(DType::f64, r.dk),
+                finite_difference(k, [&](const auto& x) { return loss(q, x, v); }), rule) == "");
+  REQUIRE(close(Array(DType::f64, r.dv),
+                finite_difference(v, [&](const auto& x) { return loss(q, k, x); }), rule) == "");
+}
+
+TEST_CASE("attention: any number of threads gives the same bits") {
+  for (const Case& c :
+       {Case{"grouped", 2, 300, 300, 4, 2, 64}, Case{"all", 1, 130, 290, 2, 2, 80, false}})
+    for (DType type : kFloats) {
+      const Run alone(c, type);
+      for (int threads : {2, 3}) {
+        ThreadPool pool(threads);
+        const ThreadPool::Scope scope(&pool);
+        const Run many(c, type);
+        REQUIRE(many.out == alone.out);
+        REQUIRE(many.lse == alone.lse);
+        REQUIRE(many.dq == alone.dq);
+        REQUIRE(many.dk == alone.dk);
+        REQUIRE(many.dv == alone.dv);
+      }
+    }
+}
+
+TEST_CASE("attention: a NaN among the operands stays visible") {
+  for_each_isa([&](const char* isa) {
+    INFO(isa);
+    Array q = Array::normal(DType::f32, 40 * 16, 1), k = Array::normal(DType::f32, 40 * 16, 2);
+    Array out(DType::f32, 40 * 16), lse(DType::f32, 40);
+    q.set(20 * 16 + 3, std::numeric_limits<double>::quiet_NaN());
+    cpu::run(AttentionForward{
+        .shape = {.B = 1, .Sq = 40, .Skv = 40, .A = 1, .G = 1, .D = 16, .scale = 0.25f},
+        .q = {q, 16},
+        .k = {k, 16},
+        .v = {k, 16},
+        .out = {out, 16},
+        .lse = lse});
+    REQUIRE(std::isnan(out[20 * 16]));
+    REQUIRE(std::isnan(lse[20]));
+    REQUIRE(!std::isnan(out[19 * 16]));
+    REQUIRE(!std::isnan(out[21 * 16]));
+  });
+}
+
+TEST_CASE("attention: arguments that cannot be right are refused") {
+  Array x(DType::f32, 64), lse(DType::f32, 4);
+  const Array bad = Array::ids({0, 3});
+  AttentionForward f{.shape = {.B = 1, .Sq = 4, .Skv = 4, .A = 1, .G = 1, .D = 16, .scale = 1},
+                     .q = {x, 16},
+                     .k = {x, 16},
+                     .v = {x, 16},
+                     .out = {x, 16},
+                     .lse = lse};
+  f.shape.cu_seqlens = bad;
+  REQUIRE_THROWS_AS(cpu::run(f), BugError);
+  f.shape.cu_seqlens = {};
+  f.shape.Skv = 5;
+  REQUIRE_THROWS_AS(cpu::run(f), BugError);
+}
