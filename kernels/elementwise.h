@@ -24,6 +24,7 @@ struct Scale {             // x *= factor
 };
 // y = x / (1 - p) where kept, else 0. Element i of the buffer is global element first_index + i of the stream `key`, and its
 // fate is a function of those two alone, so that every layout drops the same elements. The backward is the same on dy.
+// Element i is kept where word i % 4 of Philox block i / 4 of `key` (base/rng.h) is at least p * 2^32, on every backend.
 struct Dropout {
   ConstSpan x;
   Span y;                  // may be x
