@@ -120,17 +120,19 @@ void tile(const TileArgs& t) {
   } else {
     multiply_add<ROWS, VECTORS, 1, LD>(t.a, t.b, t.k, sum);
   }
+  float* const first = t.out;
+  const int64_t ld = t.out_ld;
   const auto finish = [&](auto before) {
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; ++v) {
-        float* out = t.out + i * t.out_ld + v * kLanes;
+        float* out = first + i * ld + v * kLanes;
         store(out, before(out, i, sum[i][v]));
       }
   };
-  if (t.decay)
-    finish([&](const float* out, int i, Vf x) { return load(out) * splat(t.decay[i]) + x; });
+  if (const float* const decay = t.decay)
+    finish([decay](const float* out, int i, Vf x) { return load(out) * splat(decay[i]) + x; });
   else if (t.add)
     finish([&](const float* out, int, Vf x) { return load(out) + x; });
   else
