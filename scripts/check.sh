@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Format, layers and the other rules that no compiler knows. Changes nothing.
+#   scripts/check.sh
+# Format: clang-format 14 (Debian 12's) decides; another version sets some lines differently, so there its findings
+# are told and do not fail.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+command -v python3 >/dev/null || die "python3 is missing; run scripts/install-deps.sh --check"
+formatter=$(command -v clang-format-14 || command -v clang-format) ||
+  die "clang-format is missing; run scripts/install-deps.sh --check"
+
+failed=()
+check_format() {
+  local version files
+  version=$("$formatter" --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
+  mapfile -d '' files < <(python3 -B -c '
+import sys
+sys.path.insert(0, "scripts")
+from check_files import Tree
+print(*Tree(".").cpp(), sep="\0", end="\0")')
+  if printf '%s\0' "${files[@]}" | xargs -0 -n 16 -P "$(nproc)" "$formatter" --dry-run --Werror 2>&1; then
+    say "format: ${#files[@]} files, clang-format $version"
+  elif [[ $version == 14 ]]; then
+    say "format: run  $formatter -i  on these files"
+    return 1
+  else
+    say "format: this is clang-format $version and not 14, so the lines above may be right"
+  fi
+}
+
+check_format || failed+=(format)
+python3 -B scripts/check_layers.py || failed+=(layers)
+python3 -B scripts/check_source.py || failed+=(source)
+((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
+say "checks passed"

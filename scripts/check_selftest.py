@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Plants each mistake that the checks look for in a small tree, and asserts that they find it, where it is, and
+nothing else."""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import check_layers
+import check_source
+from check_files import Report, Tree
+
+# A tree without a finding.
+CLEAN = {
+    "lib/base/CMakeLists.txt": "mtrain_lib(base SOURCES error.cpp EXTERNAL fmt::fmt)\n",
+    "lib/base/error.h": "#pragma once\n#include <fmt/core.h>\nint error();\n",
+    "lib/base/error.cpp": '#include "base/error.h"\n\nint error() { return 1; }\n',
+    "lib/device/CMakeLists.txt": "mtrain_lib(device SOURCES device.cpp  # the choke point\n  DEPS base)\n",
+    "lib/device/device.cpp": '#ifdef MTRAIN_HAS_CUDA\n#endif\n#include "base/error.h"\n#include "cpu/backend.h"\n',
+    "lib/device/cpu/backend.h": "#pragma once\n",
+    "lib/device/cuda/backend.cpp": "#include <cuda_runtime.h>\n",
+    "lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES gpt.cpp DEPS base device kernels PRIVATE_EXTERNAL dnnl)\n",
+    "lib/model/gpt.cpp": '#include "base/error.h"\n#include "device/cpu/backend.h"\n#include "kernels/norm.h"\n'
+                         "// if (cuda) is only said here\nint gpt() {\n  return 1;\n}\n",
+    "kernels/CMakeLists.txt": "mtrain_lib(kernels SOURCES a.cpp DEPS base)\n",
+    "kernels/norm.h": '#pragma once\n#include "base/error.h"\n',
+    "kernels/cuda/norm.cu": '#include <cuda_bf16.h>\n#include "kernels/norm.h"\n',
+    "apps/mtrain/CMakeLists.txt": "target_link_libraries(mtrain PRIVATE mtrain_options mtrain_model)\n",
+    "apps/mtrain/main.cpp": '#include "commands.h"\n#include "device/cpu/backend.h"\n#include <CLI/CLI.hpp>\n',
+    "apps/mtrain/commands.h": "#pragma once\n",
+    "README.md": "# A house\n",
+    "test/golden/text.json": "kept as it came  \r\n  without a line break",
+}
+
+
+def function(lines):
+    return "int long_one() {\n" + "  error();\n" * (lines - 2) + "}\n"
+
+
+class Checks(unittest.TestCase):
+    def findings(self, files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**CLEAN, **files}.items():
+                if text is not None:
+                    path = pathlib.Path(folder, name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(text, newline="")
+            report, tree = Report(), Tree(folder)
+            check_layers.check(tree, report)
+            check_source.check(tree, report)
+            return report
+
+    def expect(self, files, *errors, notes=()):
+        """Exactly these errors and notes: each given as (where it begins, a part of its text)."""
+        report = self.findings(files)
+        for found, wanted in ((report.errors, errors), (report.notes, [("note: " + w, t) for w, t in notes])):
+            self.assertEqual(len(found), len(wanted), found)
+            for where, text in wanted:
+                self.assertTrue(any(f.startswith(where + ":") and text in f for f in found), (where, text, found))
+
+    def test_clean_tree(self):
+        self.expect({})
+
+    # layers
+
+    def test_include_upwards(self):
+        self.expect({"lib/base/error.cpp": '#include "base/error.h"\n#include "device/cpu/backend.h"\n'},
+                    ("lib/base/error.cpp:2", "is of device, which is not in the DEPS of mtrain_lib(base ...)"))
+
+    def test_include_of_a_dependency_of_a_dependency(self):
+        self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES gpt.cpp DEPS base device)\n"},
+                    ("lib/model/gpt.cpp:3", '"kernels/norm.h" is of kernels'))
+
+    def test_commented_dependency_does_not_count(self):
+        self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES gpt.cpp DEPS base # kernels\n device)\n"},
+                    ("lib/model/gpt.cpp:3", "is of kernels"))
+
+    def test_external_is_no_dependency(self):
+        self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES a DEPS base device EXTERNAL kernels)\n"},
+                    ("lib/model/gpt.cpp:3", "is of kernels"))
+
+    def test_kernels_include_only_base(self):
+        self.expect({"kernels/norm.h": '#include "device/cpu/backend.h"\n#include "base/error.h"\n'},
+                    ("kernels/norm.h:1", "is of device, which is not in the DEPS of mtrain_lib(kernels ...)"))
+
+    def test_kernels_may_not_list_more(self):
+        self.expect({"kernels/CMakeLists.txt": "mtrain_lib(kernels SOURCES a.cpp DEPS base device)\n",
+                     "kernels/norm.h": '#include "device/cpu/backend.h"\n#include "base/error.h"\n'},
+                    ("kernels/CMakeLists.txt:1", "kernels may not depend on device"))
+
+    def test_circle_of_libraries(self):
+        self.expect({"lib/a/CMakeLists.txt": "mtrain_lib(a SOURCES a.cpp DEPS b)\n",
+                     "lib/a/a.h": "", "lib/a/a.cpp": '#include "b/b.h"\n',
+                     "lib/b/CMakeLists.txt": "mtrain_lib(b SOURCES b.cpp DEPS a)\n",
+                     "lib/b/b.h": "", "lib/b/b.cpp": '#include "a/a.h"\n'},
+                    ("lib/a/CMakeLists.txt:1", "circle of libraries: a -> b -> a"))
+
+    def test_circle_of_headers(self):
+        self.expect({"lib/base/error.h": '#include "base/b.h"\n', "lib/base/b.h": '#include "base/error.h"\n'},
+                    ("lib/base/error.h:1", "circle of headers: lib/base/error.h -> lib/base/b.h -> lib/base/error.h"))
+
+    def test_undeclared_folder(self):
+        self.expect({"lib/stray/stray.h": "#pragma once\n"}, ("lib/stray/stray.h:1", "lib/stray is undeclared"))
+
+    def test_undeclared_kernels(self):
+        errors = self.findings({"kernels/CMakeLists.txt": None}).errors
+        self.assertTrue(any(e.startswith("kernels/norm.h:1: kernels is undeclared") for e in errors), errors)
+
+    def test_file_in_lib_itself(self):
+        self.expect({"lib/stray.h": "#pragma once\n"}, ("lib/stray.h:1", "not to lib/ itself"))
+
+    def test_unknown_dependency(self):
+        self.expect({"lib/base/CMakeLists.txt": "mtrain_lib(base SOURCES error.cpp)\nmtrain_lib(odd SOURCES x)\n"},
+                    ("lib/base/CMakeLists.txt:2", "they carry one name"))
+        self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES g DEPS base device kernels comm)\n"},
+                    ("lib/model/CMakeLists.txt:1", "names comm, which is no library here"),
+                    notes=[("lib/model/CMakeLists.txt:1", "includes nothing of it")])
+
+    def test_unused_dependency_is_a_note(self):
+        self.expect({"lib/device/device.cpp": "int x;\n"},
+                    notes=[("lib/device/CMakeLists.txt:1", "lists base in its DEPS and includes nothing of it")])
+
+    def test_missing_and_relative_includes(self):
+        self.expect({"lib/base/error.cpp": '#include "base/eror.h"\n#include "../device/cpu/backend.h"\n'},
+                    ("lib/base/error.cpp:1", "names no file"), ("lib/base/error.cpp:2", "names no file"))
+
+    def test_angle_brackets_around_our_header(self):
+        self.expect({"lib/base/error.cpp": "#include <device/cpu/backend.h>\n"},
+                    ("lib/base/error.cpp:1", "is a header of the house"))
+
+    def test_app_reaches_only_what_it_links(self):
+        self.expect({"apps/mtrain/CMakeLists.txt": "target_link_libraries(mtrain PRIVATE mtrain_base)\n"},
+                    ("apps/mtrain/main.cpp:2", "is of device, which is not in the libraries linked"))
+
+    def test_app_of_another_app(self):
+        self.expect({"apps/other/CMakeLists.txt": "target_link_libraries(other PRIVATE mtrain_base)\n",
+                     "apps/other/main.cpp": '#include "apps/mtrain/commands.h"\n'},
+                    ("apps/other/main.cpp:1", "belongs to another program"))
+
+    def test_cuda_header_outside_its_folders(self):
+        for header in ("cuda_runtime.h", "cublasLt.h", "cudnn.h", "nccl.h", "cub/cub.cuh"):
+            with self.subTest(header):
+                self.expect({"lib/device/device.cpp": f'#include "base/error.h"\n#include <{header}>\n'},
+                            ("lib/device/device.cpp:2", f"<{header}> is for lib/device/cuda"))
+
+    # sources
+
+    def test_preprocessor_branch_on_a_backend(self):
+        gpt = CLEAN["lib/model/gpt.cpp"]
+        for line in ("#ifdef MTRAIN_HAS_CUDA", "#if defined(USE_NCCL)", "# ifndef MTRAIN_OPENBLAS", "#elif __NVCC__"):
+            with self.subTest(line):
+                self.expect({"lib/model/gpt.cpp": gpt + line + "\n#endif\n"},
+                            ("lib/model/gpt.cpp:8", "a preprocessor branch on"))
+        self.expect({"apps/mtrain/main.cpp": "#ifdef MTRAIN_HAS_CUDA\n#endif\n"},
+                    ("apps/mtrain/main.cpp:1", "a preprocessor branch on CUDA"))
+
+    def test_branch_on_a_backend(self):
+        gpt = CLEAN["lib/model/gpt.cpp"]
+        for line in ("if (cuda) f();", "if (!device.is_cuda()) f();", "if constexpr (is_gpu) f();", "if (d->is_cpu() && x) f();"):
+            with self.subTest(line):
+                self.expect({"lib/model/gpt.cpp": gpt + line + "\n"}, ("lib/model/gpt.cpp:8", "a branch on"))
+        self.expect({"lib/model/gpt.cpp": gpt + "if (cpus > 2) f();\n"})
+
+    def test_work_left_behind(self):
+        for word in ("TO" "DO", "FIX" "ME", "XX" "X", "not imple" "mented", "Not yet Imple" "mented"):
+            with self.subTest(word):
+                self.expect({"README.md": f"# A house\n\n{word}: a roof\n"}, ("README.md:3", "finish it or leave it out"))
+        self.expect({"README.md": "method, todo, TODOS, mktemp name.XXXXXX\n"})
+
+    def test_path_of_one_machine(self):
+        for path in ("/home" "/ada/data", "/root" "/x", "/work" "/main"):
+            with self.subTest(path):
+                self.expect({"lib/base/error.cpp": f'const char* p = "{path}";\n'},
+                            ("lib/base/error.cpp:1", f"'{path}' is a path of one machine"))
+        self.expect({"README.md": "https://example.org/home/x and $HOME/work/x and a/work/b\n"})
+
+    def test_line_ends(self):
+        self.expect({"README.md": "# A house"}, ("README.md:1", "no line break"))
+        self.expect({"README.md": "# A house \n"}, ("README.md:1", "blanks at the end"))
+        self.expect({"README.md": "a\nb\r\n"}, ("README.md:2", "a carriage return"))
+        self.expect({"picture.png": "\0 \n binary"})
+
+    def test_long_file(self):
+        self.expect({"lib/base/error.cpp": "int x;\n" * 600})
+        self.expect({"lib/base/error.cpp": "int x;\n" * 601}, notes=[("lib/base/error.cpp:1", "601 lines")])
+        self.expect({"lib/base/error.cpp": "int x;\n" * 901}, ("lib/base/error.cpp:1", "901 lines"))
+
+    def test_long_function(self):
+        where = "lib/base/error.cpp"
+        self.expect({where: function(80)})
+        self.expect({where: "int x;\n" + function(81)}, notes=[(where + ":2", "long_one has 81 lines")])
+        self.expect({where: function(151)}, (where + ":1", "long_one has 151 lines"))
+
+    def test_functions_are_told_apart(self):
+        text = ('namespace a {\nstruct S : Base<int> {\n  S() : x_{1}, y_(2) {\n    f("}");\n  }\n'
+                "  template <class T, class U = V<T>>\n  auto g() const -> int {\n    // }\n    if (x) {\n    }\n    return 0;\n  }\n"
+                "  int x_ = {1};\n};\nconstexpr int table[] = {1, 2};\n}  // namespace a\n"
+                'TEST_CASE("{") {\n  auto l = [&](int i) { return i; };\n}\n')
+        self.assertEqual(check_source.functions(text), [("S", 3, 3), ("g", 7, 6), ("TEST_CASE", 17, 3)])
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    unittest.main(verbosity=1)

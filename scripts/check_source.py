@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Rules of the house that no compiler knows.
+
+  scripts/check_source.py [root]
+
+Backends are chosen by file, not by #if, above the layers that know them; no work is left behind in comments; no path
+of one machine; files and functions of a size that holds one idea.
+"""
+import pathlib
+import re
+import sys
+
+from check_files import CPP, Report, Tree, is_in
+
+FILE_LINES, FILE_LINES_MOST = 600, 900
+FUNCTION_LINES, FUNCTION_LINES_MOST = 80, 150
+
+BACKEND_FOLDERS = ("lib/device", "lib/comm", "lib/ops", "kernels")
+BACKEND_IF = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b[^\n]*"
+                        r"(CUDA|CUDNN|CUBLAS|NCCL|NVCC|GPU|ROCM|HIP|GLOO|DNNL|OPENBLAS|HAS_CPU|BACKEND|AVX)", re.M)
+BACKEND_BRANCH = re.compile(r"\bif\s*(?:constexpr\s*)?\(\s*!?\s*(?:\w+(?:\.|->))*(?:is_)?(cuda|gpu|cpu)\s*(?:\(\))?\s*[)&|]")
+# Written in pieces, so that these lines are not findings themselves.
+LEFT_BEHIND = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b"
+                         r"|\b(?i:not (?:yet )?imple" r"mented|unimple" r"mented)\b")
+MACHINE_PATH = re.compile(r"(?<![\w.$}*)-])/(?:home|root|work|workspace|Users|mnt|opt|srv)/\w[\w./-]*")
+SIZED = CPP | {".py", ".sh", ".cmake"}
+# Samples of text, kept as their makers wrote them.
+VERBATIM = ("test/golden",)
+
+TEMPLATE = re.compile(r"^\s*(?:template\s*<[^{}]*?>[>\s]*)*")
+SCOPE = re.compile(r"(?:inline |static |typedef )*(namespace|class|struct|union|enum|extern)\b")
+AFTER_PARAMETERS = re.compile(r"\)\s*(?:(?:const|noexcept|override|final|mutable|&&?|try)\s*)*(?:->[\s\S]*?)?"
+                              r"(?::[^:][\s\S]*[)}])?\s*$")
+
+
+def line_of(text, at):
+    return text.count("\n", 0, at) + 1
+
+
+def blank_out(text):
+    """C++ with comments and literals replaced by blanks, line breaks kept."""
+    token = re.compile(r'//[^\n]*|/\*[\s\S]*?\*/|R"(\w*)\([\s\S]*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'')
+    return token.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+
+
+def kind_of(head):
+    """What a brace after this text opens, outside functions: a scope, a function, or an initialiser."""
+    head = TEMPLATE.sub("", head)
+    if SCOPE.match(head) and not head.rstrip().endswith(")"):
+        return "scope"
+    return "function" if AFTER_PARAMETERS.search(head) else "initialiser"
+
+
+def functions(text):
+    """(name, first line, number of lines) of each function body; lambdas belong to the function around them."""
+    code = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m[0]), blank_out(text), flags=re.M)
+    stack, start, found = [], 0, []   # start: where the current statement began, outside functions
+    for match in re.finditer(r"[{};]", code):
+        at, mark = match.start(), match[0]
+        inside = any(kind == "function" for kind, _, _ in stack)
+        if mark == "{":
+            head = code[start:at]
+            kind = "block" if inside else kind_of(head)
+            name = re.search(r"([~\w:]+)\s*\(", head) if kind == "function" else None
+            stack.append((kind, name[1] if name else "?", at))
+            if kind in ("scope", "function"):
+                start = at + 1
+        elif mark == "}" and stack:
+            kind, name, opened = stack.pop()
+            if kind == "function":
+                first = line_of(code, opened)
+                found.append((name, first, line_of(code, at) - first + 1))
+            if kind in ("scope", "function"):   # after an initialiser (`a_{1}`) the statement goes on
+                start = at + 1
+        elif not inside:
+            start = at + 1
+    return found
+
+
+def check_backends(tree, report):
+    for path in tree.cpp("lib", "apps"):
+        if is_in(path, *BACKEND_FOLDERS):
+            continue
+        text = tree.text(path)
+        for match in BACKEND_IF.finditer(text):
+            report.error(path, line_of(text, match.start()),
+                         f"a preprocessor branch on {match[1]} above {', '.join(BACKEND_FOLDERS)}: "
+                         "a missing backend is a file")
+        code = blank_out(text)
+        for match in BACKEND_BRANCH.finditer(code):
+            report.error(path, line_of(code, match.start()),
+                         f"a branch on {match[1]} above {', '.join(BACKEND_FOLDERS)}")
+
+
+def check_text(tree, report):
+    for path in tree.files:
+        text = tree.text(path)
+        if text is None or is_in(path, *VERBATIM):
+            continue
+        for match in LEFT_BEHIND.finditer(text):
+            report.error(path, line_of(text, match.start()), f"'{match[0]}': finish it or leave it out")
+        for match in MACHINE_PATH.finditer(text):
+            report.error(path, line_of(text, match.start()), f"'{match[0]}' is a path of one machine")
+        if text and not text.endswith("\n"):
+            report.error(path, text.count("\n") + 1, "the last line has no line break")
+        if "\r" in text:
+            report.error(path, line_of(text, text.index("\r")), "a carriage return")
+        for match in re.finditer(r"[ \t]+$", text, re.M):
+            report.error(path, line_of(text, match.start()), "blanks at the end of the line")
+
+
+def check_sizes(tree, report):
+    """-> (longest file, longest function), each as (lines, name)."""
+    longest_file = longest_function = (0, "none")
+    for path in tree.files:
+        text = tree.text(path)
+        if path.suffix not in SIZED or text is None:
+            continue
+        lines = text.count("\n")
+        longest_file = max(longest_file, (lines, str(path)))
+        if lines > FILE_LINES:
+            tell = report.error if lines > FILE_LINES_MOST else report.note
+            tell(path, 1, f"{lines} lines; more than {FILE_LINES} are two ideas")
+        if path.suffix not in CPP:
+            continue
+        for name, first, count in functions(text):
+            longest_function = max(longest_function, (count, f"{path}:{first} {name}"))
+            if count > FUNCTION_LINES:
+                tell = report.error if count > FUNCTION_LINES_MOST else report.note
+                tell(path, first, f"{name} has {count} lines; more than {FUNCTION_LINES} are two ideas")
+    return longest_file, longest_function
+
+
+def check(tree, report):
+    check_backends(tree, report)
+    check_text(tree, report)
+    return check_sizes(tree, report)
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1]
+    report, tree = Report(), Tree(root)
+    (file_lines, file), (function_lines, function) = check(tree, report)
+    for finding in report.notes + report.errors:
+        print(finding)
+    print(f"{len(tree.files)} files; the longest has {file_lines} lines ({file}), "
+          f"the longest function {function_lines} ({function})")
+    return int(bool(report.errors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+# Sourced by the scripts beside it: the repository as working directory, messages, and phases with their time.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '%s\n' "$*"; }
+die() {
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit 1
+}
+
+# usage: prints the comment at the head of the calling script.
+usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "scripts/$(basename "$0")"; }
+
+declare -a phase_names=() phase_times=()
+# phase <name> <command...>: says what begins, runs it, and remembers how long it took.
+phase() {
+  local name=$1 began=$SECONDS
+  shift
+  say "== $name"
+  "$@" || die "$name failed"
+  phase_names+=("$name")
+  phase_times+=($((SECONDS - began)))
+}
+print_phases() {
+  local i
+  say "== time"
+  for i in "${!phase_names[@]}"; do printf '%6d s  %s\n' "${phase_times[i]}" "${phase_names[i]}"; done
+  printf '%6d s  in all\n' "$SECONDS"
+}
+
+# A compiler process of this project takes about 1 GiB at its largest: no more of them than memory holds.
+build_jobs() {
+  local cores memory_gib
+  cores=$(nproc)
+  memory_gib=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+  ((memory_gib >= 1)) || memory_gib=1
+  echo $((cores < memory_gib ? cores : memory_gib))
+}
+
+# build <preset> [target...]
+build() {
+  local preset=$1
+  shift
+  cmake --preset "$preset" || return 1
+  cmake --build --preset "$preset" -j "$(build_jobs)" ${1:+--target "$@"}
+}

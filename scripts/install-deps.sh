@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that mtrain is built with, only those that are missing.
+#   scripts/install-deps.sh [--check] [--corpus]
+#     --check   also what scripts/check.sh needs (clang-format, python3)
+#     --corpus  also the text that scripts/quickstart.sh trains on
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+need_check=0 need_corpus=0
+for option in "$@"; do
+  case $option in
+    --check) need_check=1 ;;
+    --corpus) need_corpus=1 ;;
+    -h | --help) usage && exit 0 ;;
+    *) die "unknown option $option; the options are --check and --corpus" ;;
+  esac
+done
+
+missing=()
+# Programs count however they came; libraries count as packages, since their headers and CMake files are needed.
+need_program() { command -v "$1" >/dev/null || missing+=("$2"); }
+need_program g++ g++
+need_program cmake cmake
+need_program ninja ninja-build
+need_program pkg-config pkg-config
+need_program ccache ccache
+if ((need_check)); then
+  need_program clang-format clang-format
+  need_program python3 python3
+fi
+if ((need_corpus)); then need_program bible bible-kjv; fi
+
+libraries=(libdnnl-dev libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev catch2 nlohmann-json3-dev libpcre2-dev)
+installed=
+if command -v dpkg-query >/dev/null; then
+  installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${libraries[@]}" 2>/dev/null || true)
+fi
+for library in "${libraries[@]}"; do
+  [[ $'\n'$installed$'\n' == *$'\n'"installed $library"$'\n'* ]] || missing+=("$library")
+done
+# Any flavour of OpenBLAS will do: it is loaded at run time, and replacing one could slow down other programs.
+ldconfig=$(command -v ldconfig || echo /sbin/ldconfig)
+"$ldconfig" -p 2>/dev/null | grep -q 'libopenblas\.so\.0' || missing+=(libopenblas0-pthread)
+
+if ((${#missing[@]} == 0)); then
+  say "all packages are there"
+  exit 0
+fi
+
+by_hand="install by hand: ${missing[*]}"
+command -v apt-get >/dev/null || die "this is not a Debian system (no apt-get); $by_hand"
+as_root=()
+if ((EUID != 0)); then
+  command -v sudo >/dev/null || die "not root and no sudo here; as root, run  apt-get install ${missing[*]}"
+  as_root=(sudo)
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2 "$@" \
+    >"$log" 2>&1
+}
+install_missing() { apt install --no-install-recommends "${missing[@]}"; }
+
+say "installing: ${missing[*]}"
+# The package lists may be absent or too old for what the mirror still holds: fetch them only if needed.
+if ! install_missing; then
+  apt update || true
+  if ! install_missing; then
+    tail -n 5 "$log" >&2
+    if grep -qE 'Temporary failure|Could not (resolve|connect)|Unable to (fetch|locate)' "$log"; then
+      die "no package mirror can be reached, or it lacks a package; check the network, or $by_hand"
+    fi
+    die "apt-get could not install the packages (its last lines are above); $by_hand"
+  fi
+fi
+say "installed ${#missing[@]} packages"

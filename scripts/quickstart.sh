@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# From a bare Debian machine to a trained model: installs what is missing, builds, prepares the data, trains
+# recipes/quickstart.yaml, compares its validation loss with a bigram table's and prints a sample.
+#   scripts/quickstart.sh [section.field=value ...]      settings that win over the recipe's
+# Ctrl-C saves and ends the training; the next call continues it. A finished run is kept under another name.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+for setting in "$@"; do
+  [[ $setting == *=* || $setting == '~'* ]] || die "$setting is not a setting (section.field=value)"
+done
+
+recipe=recipes/quickstart.yaml
+run=runs/quickstart
+prefix=data/quickstart
+mtrain=build/release/apps/mtrain/mtrain
+
+build_release() {
+  local log
+  # Nothing to do is the usual case of a second call: then the compiler's chatter is not worth a line.
+  if [[ -x $mtrain ]]; then
+    log=$(cmake --build --preset release --target mtrain 2>&1) && return 0
+    say "$log"
+  fi
+  build release mtrain
+}
+
+prepare_data() {
+  local file fresh=1
+  scripts/corpus.sh || return 1
+  for file in "$prefix"_{train,valid}.{bin,idx}; do
+    [[ -s $file && $file -nt $prefix.txt ]] || fresh=0
+  done
+  if ((fresh)); then
+    say "${prefix}_train and ${prefix}_valid are up to date"
+    return 0
+  fi
+  "$mtrain" data build --input "$prefix.txt" --output "$prefix" --tokenizer byte --split blank-line \
+    --validation-fraction 0.05
+}
+
+# A run that was stopped has no mark of the end and is continued; a finished one makes room.
+claim_run_folder() {
+  local n=1
+  [[ -d $run ]] || return 0
+  if [[ ! -e $run/finished ]]; then
+    resume=(checkpoint.load=latest)
+    return 0
+  fi
+  while [[ -e $run-$n ]]; do ((++n)); done
+  mv "$run" "$run-$n"
+  say "the earlier run is kept in $run-$n"
+}
+
+interrupted=0
+resume=()
+train() {
+  claim_run_folder || return 1
+  trap 'interrupted=1' INT TERM
+  "$mtrain" --recipe "$recipe" "${resume[@]}" "${settings[@]}" || return 1
+  trap - INT TERM
+  if ((interrupted)); then
+    say "stopped; scripts/quickstart.sh continues this run, rm -r $run forgets it"
+    exit 130
+  fi
+  touch "$run/finished"
+}
+
+evaluate() {
+  local model bigram
+  model=$(sed -n 's/.*"validation_loss":\([0-9.eE+-]*\).*/\1/p' "$run/metrics.jsonl" | tail -n 1)
+  bigram=$("$mtrain" data bigram --train "${prefix}_train" --valid "${prefix}_valid" |
+    sed -n 's/.*loss \([0-9.]*\).*/\1/p')
+  [[ -n $model && -n $bigram ]] || { say "no loss found in $run/metrics.jsonl or from the bigram" && return 1; }
+  awk -v model="$model" -v bigram="$bigram" 'BEGIN {
+    printf "held-out text, nats per byte:  model %.3f   bigram table %.3f\n", model, bigram
+    if (model >= bigram) { print "the model has not beaten the bigram table: train longer"; exit 1 }
+    printf "the model gives the right next byte %.1f times the probability that the bigram table gives it\n",
+      exp(bigram - model)
+  }'
+}
+
+sample() {
+  "$mtrain" generate --run "$run" --prompt "And it came to pass" --tokens 400 --temperature 0.7
+}
+
+settings=("$@")
+phase "packages" scripts/install-deps.sh --corpus
+phase "build" build_release
+phase "data" prepare_data
+phase "training: $recipe" train
+phase "evaluation" evaluate
+phase "sample" sample
+print_phases
+say "run folder $run: metrics.jsonl, recipe.yaml, checkpoints/"
+say "another sample: $mtrain generate --run $run --prompt 'In the beginning'"
