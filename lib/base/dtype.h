@@ -26,7 +26,9 @@ struct bf16 {
 };
 
 template <class T>
-inline constexpr DType dtype_of = DType::f32;
+inline constexpr DType dtype_of = T::is_no_element_type;  // declared below for those that are
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
 template <>
 inline constexpr DType dtype_of<bf16> = DType::bf16;
 template <>

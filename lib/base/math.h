@@ -1,7 +1,7 @@
 // Small helpers that say what they assume.
 #pragma once
 #include <cstdint>
-#include <limits>
+#include <utility>
 
 #include "base/error.h"
 
@@ -16,8 +16,7 @@ constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 template <class To, class From>
 To narrow(From value) {
-  MT_CHECK(value >= std::numeric_limits<To>::min() && value <= std::numeric_limits<To>::max(),
-           "{} does not fit", value);
+  MT_CHECK(std::in_range<To>(value), "{} does not fit", value);
   return static_cast<To>(value);
 }
 

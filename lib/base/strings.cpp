@@ -51,6 +51,8 @@ std::string human_bytes(double n) {
 }
 
 std::string human_duration(double seconds) {
+  if (!(seconds >= 0 && seconds < 1e12))
+    return "?";  // not a number, or none that a person waits for
   const auto s = int64_t(seconds + 0.5);
   if (s < 60) return fmt::format("{} s", s);
   if (s < 3600) return fmt::format("{} min {:02} s", s / 60, s % 60);
@@ -76,7 +78,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best;
-  size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+  // Two edits turn any word of two letters into any other.
+  size_t best_distance = word.size() <= 2 ? 2 : std::max<size_t>(2, word.size() / 3) + 1;
   for (const auto& c : candidates) {
     if (const size_t d = edit_distance(word, c); d < best_distance) best_distance = d, best = c;
   }

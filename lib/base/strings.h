@@ -10,11 +10,11 @@ std::vector<std::string> split(std::string_view text, char separator);
 std::string_view trim(std::string_view text);
 std::string to_lower(std::string_view text);
 
-// "1.3M", "124M", "7.2B": counts for people.
+// "1.30M", "124M", "7.24B": counts for people.
 std::string human_count(double n);
-// "512 KiB", "3.7 GiB"
+// "512 KiB", "3.70 GiB"
 std::string human_bytes(double n);
-// "42 s", "3 min 10 s", "2 h 05 min"
+// "42 s", "3 min 10 s", "2 h 05 min"; "?" for what is not a duration
 std::string human_duration(double seconds);
 
 // The candidate with the smallest edit distance to `word`; empty when none is close enough to be

@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "base/error.h"
+
 namespace mtrain {
 
 namespace {
@@ -115,6 +117,7 @@ ThreadPool* ThreadPool::current() { return t_pool; }
 int current_threads() { return t_pool ? t_pool->threads() : 1; }
 
 void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn) {
+  MT_CHECK(grain > 0, "grain {}", grain);
   const int64_t chunks = (n + grain - 1) / grain;
   const auto chunk = [&](int64_t i) { fn(i * grain, std::min(n, (i + 1) * grain)); };
   if (t_pool && chunks > 1) return t_pool->run(chunks, chunk);
