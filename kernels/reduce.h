@@ -6,27 +6,28 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct SumSquares {        // out[0] += sum of x^2, in fp64
+struct SumSquares {  // out[0] += sum of x^2, in fp64
   ConstSpan x;
-  Span out;                // fp64, one element
+  Span out;  // fp64, one element
 };
-struct ClipScale {         // norm = sqrt(sum_squares); scale = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm = 0
-  ConstSpan sum_squares;   // fp64, one element
-  Span norm, scale;        // fp32, one element each
+struct ClipScale {  // norm = sqrt(sum_squares); scale = min(1, max_norm / (norm + 1e-6)), or 1
+                    // where max_norm = 0; NaN where the norm is not finite
+  ConstSpan sum_squares;  // fp64, one element
+  Span norm, scale;       // fp32, one element each
   float max_norm;
 };
-struct ColumnSum {         // out[n] += sum over rows of x[t, n]: bias gradients
+struct ColumnSum {  // out[n] += sum over rows of x[t, n]: bias gradients
   ConstSpan x_TN;
-  Span out_N;              // fp32
+  Span out_N;  // fp32
   int64_t T, N;
 };
-struct Sum {               // out[0] += sum of x, in fp64
+struct Sum {  // out[0] += sum of x, in fp64
   ConstSpan x;
-  Span out;                // fp64, one element
+  Span out;  // fp64, one element
 };
-struct FirstNonFinite {    // out[0] = index of the first NaN or Inf of x, or -1
+struct FirstNonFinite {  // out[0] = index of the first NaN or Inf of x, or -1
   ConstSpan x;
-  Span out;                // int64, one element
+  Span out;  // int64, one element
 };
 
 namespace cpu {

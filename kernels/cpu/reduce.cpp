@@ -1,6 +1,7 @@
 #include "kernels/reduce.h"
 
 #include <cmath>
+#include <limits>
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
@@ -33,7 +34,10 @@ void run(const ClipScale& a) {
   check("clip", "scale", a.scale, 1, DType::f32);
   const double norm = std::sqrt(*a.sum_squares.as<double>());
   *a.norm.as<float>() = float(norm);
-  // A norm that is NaN makes the scale NaN: the update then shows what the loss check reports.
+  if (!std::isfinite(norm)) {
+    *a.scale.as<float>() = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
   const double scale = double(a.max_norm) / (norm + 1e-6);
   *a.scale.as<float>() = a.max_norm == 0 || scale > 1 ? 1.0f : float(scale);
 }

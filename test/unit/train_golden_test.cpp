@@ -1,5 +1,5 @@
-// Whole models against an independent reference: logits, loss and every gradient of a 2-layer model of each family, computed
-// in float64 by scripts/golden/model.py.
+// Whole models against an independent reference: logits, loss and every gradient of a 2-layer model
+// of each family, computed in float64 by scripts/golden/model.py.
 #include <cmath>
 #include <cstring>
 
@@ -31,8 +31,8 @@ GptConfig config_of(const nlohmann::json& j) {
   c.rotary_base = j.value("rotary_base", 10000.0);
   if (j.contains("rope_scaling") && !j["rope_scaling"].is_null()) {
     const auto& s = j["rope_scaling"];
-    c.rope_scaling = {RopeScaling::Kind::llama3, s.at("factor"), s.at("low_freq_factor"), s.at("high_freq_factor"),
-                      s.at("original_max_position_embeddings")};
+    c.rope_scaling = {RopeScaling::Kind::llama3, s.at("factor"), s.at("low_freq_factor"),
+                      s.at("high_freq_factor"), s.at("original_max_position_embeddings")};
   }
   c.gated_mlp = j.at("activation") == "swiglu";
   c.qkv_bias = j.at("add_qkv_bias");
@@ -58,7 +58,8 @@ std::vector<float> floats(const SafetensorsReader& file, const std::string& name
 }
 
 // (B, S) of the file to the (S * B) token order of the model.
-std::vector<int32_t> sequence_major(const SafetensorsReader& file, const std::string& name, int64_t& B, int64_t& S) {
+std::vector<int32_t> sequence_major(const SafetensorsReader& file, const std::string& name,
+                                    int64_t& B, int64_t& S) {
   const auto& info = file.info(name);
   REQUIRE(info.dtype == DType::i32);
   B = info.shape[0], S = info.shape[1];
@@ -69,7 +70,8 @@ std::vector<int32_t> sequence_major(const SafetensorsReader& file, const std::st
   return out;
 }
 
-// Relative distance in L2: one figure per tensor, as the numerics contract asks. NaN gives NaN, which passes no bound.
+// Relative distance in L2: one figure per tensor, as the numerics contract asks. NaN gives NaN,
+// which passes no bound.
 double relative_l2(const std::vector<float>& got, const std::vector<float>& expected) {
   REQUIRE(got.size() == expected.size());
   double difference = 0, norm = 0;
@@ -125,7 +127,8 @@ struct Family {
   MicroBatch batch;
 };
 
-const std::vector<std::string> kFamilies{"llama", "llama3_rope", "qwen2", "qwen3", "mistral", "gpt2"};
+const std::vector<std::string> kFamilies{"llama", "llama3_rope", "qwen2",
+                                         "qwen3", "mistral",     "gpt2"};
 
 void compare_gradients(Family& f, double bound) {
   for (Parameter* p : f.params.params()) {
@@ -165,7 +168,8 @@ TEST_CASE("bf16 gradients stay near the float64 reference") {
     DYNAMIC_SECTION(name) {
       Family f(name, DType::bf16);
       CHECK(f.forward_backward() == Approx(std::stod(f.file.metadata().at("loss"))).epsilon(2e-2));
-      // Each activation is rounded to 8 bits (relative 2^-9); some twenty roundings lie on the way through two layers.
+      // Each activation is rounded to 8 bits (relative 2^-9); some twenty roundings lie on the way
+      // through two layers.
       compare_gradients(f, 5e-2);
     }
   }
@@ -176,12 +180,16 @@ TEST_CASE("recomputation gives the same bits") {
     DYNAMIC_SECTION(name) {
       Family kept(name, DType::f32);
       const double loss = kept.forward_backward();
-      const Recompute policies[] = {{.attention_core = true}, {.group = 1, .layers = 2}, {.group = 2, .layers = 2}, {.group = 1, .layers = 1}};
+      const Recompute policies[] = {{.attention_core = true},
+                                    {.group = 1, .layers = 2},
+                                    {.group = 2, .layers = 2},
+                                    {.group = 1, .layers = 1}};
       for (const Recompute& policy : policies) {
         Family again(name, DType::f32, policy);
         CHECK(again.forward_backward() == loss);
         for (Parameter* p : kept.params.params())
-          CHECK(p->grad.to_host<float>(kept.on) == again.params.find(p->name)->grad.to_host<float>(again.on));
+          CHECK(p->grad.to_host<float>(kept.on) ==
+                again.params.find(p->name)->grad.to_host<float>(again.on));
       }
     }
   }
@@ -203,7 +211,8 @@ TEST_CASE("holding weight gradients and draining them later gives the same bits"
   CHECK(wgrad.drain(3) == 3);
   CHECK(wgrad.drain() == 7);
   for (Parameter* p : at_once.params.params()) {
-    CHECK(p->grad.to_host<float>(at_once.on) == held.params.find(p->name)->grad.to_host<float>(held.on));
+    CHECK(p->grad.to_host<float>(at_once.on) ==
+          held.params.find(p->name)->grad.to_host<float>(held.on));
     CHECK(std::count(finished.begin(), finished.end(), p->name) == 1);
   }
 }

@@ -1,4 +1,5 @@
-// A training's losses do not depend on threads, micro-batches, recomputation or a restart; watched by the stream sanitizer.
+// A training's losses do not depend on threads, micro-batches, recomputation or a restart; watched
+// by the stream sanitizer.
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -26,7 +27,8 @@ class CountingData : public Dataset {
     auto token = int32_t(uniform_below(7, uint64_t(index), kVocab));
     for (int64_t s = 0; s < kSeq; ++s) {
       const bool jump = uniform_below(8, uint64_t(index * kSeq + s), 10) == 0;
-      const auto next = jump ? int32_t(uniform_below(9, uint64_t(index * kSeq + s), kVocab)) : (token * 5 + 3) % int32_t(kVocab);
+      const auto next = jump ? int32_t(uniform_below(9, uint64_t(index * kSeq + s), kVocab))
+                             : (token * 5 + 3) % int32_t(kVocab);
       out.input.push_back(token);
       out.label.push_back((index + s) % 11 == 0 ? -1 : next);
       out.position.push_back(int32_t(s));
@@ -37,11 +39,12 @@ class CountingData : public Dataset {
 
 Recipe tiny(const std::vector<std::string>& changes = {}) {
   Problems problems;
-  std::vector<std::string> overrides{"model.num_layers=2",        "model.hidden_size=48",       "model.num_attention_heads=4",
-                                     "model.num_query_groups=2",  "model.ffn_hidden_size=80",   "model.vocab_size=61",
-                                     "dataset.seq_length=24",     "dataset.train=unused",       "train.steps=20",
-                                     "train.global_batch_size=6", "train.micro_batch_size=6",   "optimizer.lr=1e-2",
-                                     "mixed_precision.name=fp32", "debug.deterministic=true",   "train.run_dir=unused"};
+  std::vector<std::string> overrides{
+      "model.num_layers=2",       "model.hidden_size=48",     "model.num_attention_heads=4",
+      "model.num_query_groups=2", "model.ffn_hidden_size=80", "dataset.seq_length=24",
+      "dataset.train=unused",     "train.steps=20",           "train.global_batch_size=6",
+      "train.micro_batch_size=6", "optimizer.lr=1e-2",        "mixed_precision.name=fp32",
+      "debug.deterministic=true", "train.run_dir=unused"};
   overrides.insert(overrides.end(), changes.begin(), changes.end());
   Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, problems);
   problems.throw_if_errors();
@@ -52,7 +55,8 @@ struct Run {
   explicit Run(Recipe r, int threads = 1)
       : recipe(std::move(r)),
         device(Device::cpu(threads, {.stream_sanitizer = true})),
-        trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq), std::make_shared<CountingData>()) {}
+        trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
+                std::make_shared<CountingData>()) {}
   std::vector<double> losses(int64_t steps) {
     std::vector<double> out;
     for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
@@ -91,19 +95,21 @@ TEST_CASE("the loss starts at that of a uniform guess and falls") {
 TEST_CASE("one thread and three give the same bits") {
   Run one(tiny()), three(tiny(), 3);
   CHECK(one.losses(5) == three.losses(5));
-  CHECK(one.weights() == three.weights());
+  CHECK((one.weights() == three.weights()));  // in parentheses: thousands of numbers are no message
 }
 
 TEST_CASE("accumulation over micro-batches changes only the order of sums") {
   Run whole(tiny());
   const auto reference = whole.losses(20);
-  for (const char* micro : {"train.micro_batch_size=1", "train.micro_batch_size=2", "train.micro_batch_size=3"})
+  for (const char* micro :
+       {"train.micro_batch_size=1", "train.micro_batch_size=2", "train.micro_batch_size=3"})
     // The numerics contract: 20 losses to 1e-5 relative in fp32.
     check_close(reference, Run(tiny({micro})).losses(20), 1e-5);
 }
 
 TEST_CASE("recomputation gives the same bits, with dropout too") {
-  const std::vector<std::string> dropout{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1", "train.micro_batch_size=3"};
+  const std::vector<std::string> dropout{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1",
+                                         "train.micro_batch_size=3"};
   Run kept(tiny(dropout));
   const auto reference = kept.losses(5);
   for (const auto& policy : std::vector<std::vector<std::string>>{
@@ -135,7 +141,7 @@ TEST_CASE("a resumed run continues with the same bits") {
     second.losses(2);  // whatever it did before must not matter
     load_snapshot(second.trainer, recipe, folder);
     CHECK(second.losses(3) == std::vector<double>(reference.begin() + 5, reference.end()));
-    CHECK(second.weights() == straight.weights());
+    CHECK((second.weights() == straight.weights()));
     std::filesystem::remove_all(root);
   }
 }
@@ -147,8 +153,10 @@ TEST_CASE("a checkpoint of another model or seed is refused by name") {
   saved.losses(1);
   const auto folder = save_snapshot(saved.trainer, saved.recipe, root);
   Run wider(tiny({"model.ffn_hidden_size=96"})), reseeded(tiny({"train.seed=5"}));
-  CHECK_THROWS_WITH(load_snapshot(wider.trainer, wider.recipe, folder), Catch::Contains("mlp.gate_up.weight"));
-  CHECK_THROWS_WITH(load_snapshot(reseeded.trainer, reseeded.recipe, folder), Catch::Contains("train.seed"));
+  CHECK_THROWS_WITH(load_snapshot(wider.trainer, wider.recipe, folder),
+                    Catch::Contains("mlp.gate_up.weight"));
+  CHECK_THROWS_WITH(load_snapshot(reseeded.trainer, reseeded.recipe, folder),
+                    Catch::Contains("train.seed"));
   std::filesystem::remove_all(root);
 }
 
@@ -160,7 +168,8 @@ TEST_CASE("a loss that is not finite names the first tensor, and nothing is upda
     auto values = p->master.to_host<float>(run.trainer.compute());
     values[5] = std::numeric_limits<float>::quiet_NaN();
     run.trainer.params().set_master(run.trainer.compute(), *p, values);
-    CHECK_THROWS_WITH(run.trainer.step(), Catch::Contains("layers.1.mlp.down.weight") && Catch::Contains("element 5"));
+    CHECK_THROWS_WITH(run.trainer.step(),
+                      Catch::Contains("layers.1.mlp.down.weight") && Catch::Contains("element 5"));
   }
   SECTION("an overflow inside the model") {
     Parameter* p = run.trainer.params().find("layers.1.attention.qkv.weight");
@@ -168,8 +177,9 @@ TEST_CASE("a loss that is not finite names the first tensor, and nothing is upda
     for (float& v : values) v = 3e38f;
     run.trainer.params().set_master(run.trainer.compute(), *p, values);
     const auto before = run.weights();
-    CHECK_THROWS_WITH(run.trainer.step(), Catch::Contains("matmul_qkv_fwd") && Catch::Contains("layers.1.attention"));
-    CHECK(run.weights() == before);
+    CHECK_THROWS_WITH(run.trainer.step(),
+                      Catch::Contains("matmul_qkv_fwd") && Catch::Contains("layers.1.attention"));
+    CHECK((run.weights() == before));
     CHECK(run.trainer.steps_done() == 2);
   }
 }

@@ -12,6 +12,7 @@ void run(const AdamW& a) {
   const float v_correction = float(1.0 / (1.0 - __builtin_pow(double(beta2), double(a.step))));
   const float keep = 1.0f - a.lr * a.weight_decay;
   const float scale = a.grad_scale.data ? *data_of<float>(a.grad_scale) : 1.0f;
+  if (!__builtin_isfinite(scale)) return;
   const float* grad = data_of<float>(a.grad);
   float *master = data_of<float>(a.master), *m = data_of<float>(a.m), *v = data_of<float>(a.v);
   bf16* param = data_of<bf16>(a.param);
