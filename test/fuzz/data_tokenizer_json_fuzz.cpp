@@ -1,0 +1,52 @@
+// Any text is refused as a tokenizer.json with a UserError, or gives a tokenizer whose ids are in
+// its vocabulary. The vocabulary of 256 bytes is too much to be found by chance, so that the fuzzed
+// part is put into a whole file too.
+#include <string>
+
+#include "base/error.h"
+#include "data/tokenizer.h"
+#include "data/utf8.h"
+
+using namespace mtrain;
+
+namespace {
+
+const std::string& byte_vocabulary() {
+  static const std::string vocabulary = [] {
+    std::string text;
+    uint32_t other = 256;
+    for (uint32_t b = 0; b < 256; ++b) {
+      const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+      text += b ? ",\"" : "\"";
+      if (b == '"' || b == '\\') text += '\\';
+      append_utf8(printable ? b : other++, text);
+      text += "\":" + std::to_string(b);
+    }
+    return text + ",\"th\":256,\"the\":257,\"Ġthe\":258";
+  }();
+  return vocabulary;
+}
+
+void attempt(const std::string& json, std::string_view text) {
+  try {
+    const auto tokenizer = make_bpe_tokenizer(json, "fuzz.json");
+    std::vector<int32_t> ids;
+    tokenizer->encode(text, ids);
+    for (int32_t id : ids) MT_CHECK(id >= 0 && id < tokenizer->vocab_size(), "id {}", id);
+    tokenizer->decode(ids);
+    MT_CHECK(tokenizer->safe_cut(text) <= text.size(), "cut");
+  } catch (const UserError&) {
+  } catch (const RunError&) {  // a pattern that backtracks without end
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  attempt(std::string(text), text);
+  attempt("{\"model\":{\"vocab\":{" + byte_vocabulary() +
+              "},\"merges\":[\"t h\",[\"th\",\"e\"],\"Ġ the\"]}," + std::string(text) + "}",
+          text);
+  return 0;
+}
