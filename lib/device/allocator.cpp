@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -35,20 +36,17 @@ std::string_view category_name(MemoryCategory category) {
 }
 
 Storage::~Storage() {
-  if (allocator) allocator->release(*this);
+  if (const auto owner = allocator.lock()) owner->release(*this);
 }
 
 Allocator::Allocator(DeviceBackend& backend) : backend_(backend) {}
 
+// The device has drained its streams. Buffers that outlive it lose their memory here, and know it.
 Allocator::~Allocator() {
-  // The device has synchronized its streams: whatever is pending has passed. Buffers that outlive
-  // their device are a bug of their owner; their blocks are leaked rather than handed to a dead
-  // allocator.
-  collect();
-  std::vector<Block*> blocks;
-  for (auto& [key, block] : free_) blocks.push_back(block);
-  for (Block* b : blocks) delete b;
-  for (auto& [memory, bytes] : segments_) backend_.release(memory, bytes);
+  for (auto& [memory, segment] : segments_) {
+    for (Block* b = segment.first; b != nullptr;) delete std::exchange(b, b->next);
+    backend_.release(memory, segment.bytes);
+  }
 }
 
 Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home) {
@@ -68,7 +66,7 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   storage->data = block->data;
   storage->bytes = block->bytes;
   storage->serial = ++serial_;
-  storage->allocator = this;
+  storage->allocator = weak_from_this();
   storage->block = block;
   account(category, block->bytes);
   return storage;
@@ -96,10 +94,10 @@ void Allocator::add_segment(int64_t bytes, Stream& home) {
   const int64_t size =
       bytes <= kSmallSegment / 4 ? kSmallSegment : round_up(bytes, kSegmentGranule);
   auto* memory = static_cast<char*>(backend_.allocate(size));
-  segments_[memory] = size;
   reserved_.current += size;
   reserved_.peak = std::max(reserved_.peak, reserved_.current);
   auto* block = new Block{memory, size, &home};
+  segments_[memory] = {size, block};
   free_[{&home, size, memory}] = block;
 }
 

@@ -25,6 +25,7 @@ struct MemoryUsage {
 };
 
 class Allocator;
+struct Block;
 
 // One allocation. Owned through shared_ptr by tensors; launches mark the streams that touch it.
 struct Storage {
@@ -34,13 +35,13 @@ struct Storage {
   uint64_t serial = 0;  // tells apart allocations that reuse the same memory
   MemoryCategory category = MemoryCategory::buffers;
   Stream* home = nullptr;
-  std::vector<Stream*> others;  // streams besides home that touched it
-  Allocator* allocator = nullptr;
-  struct Block* block = nullptr;
+  std::vector<Stream*> others;         // streams besides home that touched it
+  std::weak_ptr<Allocator> allocator;  // a buffer that outlives its device is no one's any more
+  Block* block = nullptr;
 };
 using Buffer = std::shared_ptr<Storage>;
 
-class Allocator {
+class Allocator : public std::enable_shared_from_this<Allocator> {
  public:
   explicit Allocator(DeviceBackend& backend);
   ~Allocator();
@@ -55,6 +56,10 @@ class Allocator {
  private:
   friend struct Storage;
   struct Pending;
+  struct Segment {
+    int64_t bytes;
+    Block* first;
+  };
   void release(Storage& storage);
   void collect();  // frees pending blocks whose events have passed
   Block* find(int64_t bytes, Stream& home);
@@ -67,7 +72,7 @@ class Allocator {
   mutable std::mutex mutex_;
   std::map<FreeKey, Block*> free_;
   std::vector<std::unique_ptr<Pending>> pending_;
-  std::map<void*, int64_t> segments_;
+  std::map<void*, Segment> segments_;
   std::array<MemoryUsage, kMemoryCategories> usage_;
   MemoryUsage total_, reserved_;
   uint64_t serial_ = 0;

@@ -22,7 +22,7 @@ class EventBackend {
  public:
   virtual ~EventBackend() = default;
   virtual bool ready() const = 0;
-  virtual void wait() const = 0;  // blocks the host
+  virtual void wait() const = 0;  // blocks; rethrows the first failure of the work before it
 };
 
 class StreamBackend {
@@ -34,11 +34,12 @@ class StreamBackend {
   virtual void wait(std::shared_ptr<EventBackend> event) = 0;
   virtual void upload(void* device, std::shared_ptr<const void> keep, const void* host,
                       int64_t bytes) = 0;
-  virtual void download(void* host, const void* device,
-                        int64_t bytes) = 0;  // host memory is valid after synchronize()
-  virtual void synchronize() = 0;            // rethrows the first failure of this stream's work
-  virtual uint64_t completed()
-      const = 0;  // items (launches, copies, waits) known to have finished; any thread may ask
+  // Host memory is valid after synchronize().
+  virtual void download(void* host, const void* device, int64_t bytes) = 0;
+  // Rethrows the first failure of this stream's work.
+  virtual void synchronize() = 0;
+  // Items (launches, copies, waits) known to have finished well; any thread may ask.
+  virtual uint64_t completed() const = 0;
 };
 
 class DeviceBackend {

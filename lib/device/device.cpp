@@ -1,5 +1,7 @@
 #include "device/device.h"
 
+#include <exception>
+
 #include "device/backend.h"
 #include "device/flight_recorder.h"
 #include "device/sanitizer.h"
@@ -15,7 +17,7 @@ std::unique_ptr<Device> Device::cuda(int ordinal, DeviceOptions options) {
 
 Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
     : backend_(std::move(backend)),
-      allocator_(std::make_unique<Allocator>(*backend_)),
+      allocator_(std::make_shared<Allocator>(*backend_)),
       recorder_(std::make_unique<FlightRecorder>()),
       sanitizer_(options.stream_sanitizer ? std::make_unique<Sanitizer>() : nullptr) {}
 
@@ -31,17 +33,23 @@ Device::~Device() {
 }
 
 Stream& Device::stream(const std::string& name) {
-  auto& slot = streams_[name];
-  if (!slot) {
-    const int id = int(streams_.size()) - 1;
-    if (sanitizer_) sanitizer_->add_stream(id, name);
-    slot = std::make_unique<Stream>(*this, name, id, backend_->make_stream(name));
-  }
-  return *slot;
+  if (const auto it = streams_.find(name); it != streams_.end()) return *it->second;
+  const int id = int(streams_.size());
+  auto made = std::make_unique<Stream>(*this, name, id, backend_->make_stream(name));
+  if (sanitizer_) sanitizer_->add_stream(id, name);
+  return *streams_.emplace(name, std::move(made)).first->second;
 }
 
 void Device::synchronize() {
-  for (auto& [name, stream] : streams_) stream->synchronize();
+  std::exception_ptr failure;
+  for (auto& [name, stream] : streams_) {
+    try {
+      stream->synchronize();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 std::string Device::scope() const {

@@ -36,7 +36,7 @@ class Device {
 
   // The stream of that name ("compute", "tp", "dp", "copy", ...), created at its first use.
   Stream& stream(const std::string& name);
-  void synchronize();  // all streams
+  void synchronize();  // all streams, to their ends; then rethrows the first failure
 
   Allocator& allocator() { return *allocator_; }
   FlightRecorder& recorder() { return *recorder_; }
@@ -73,7 +73,7 @@ class Device {
   Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
 
   std::unique_ptr<DeviceBackend> backend_;
-  std::unique_ptr<Allocator> allocator_;
+  std::shared_ptr<Allocator> allocator_;  // weakly held by its buffers
   std::unique_ptr<FlightRecorder> recorder_;
   std::unique_ptr<Sanitizer> sanitizer_;
   std::map<std::string, std::unique_ptr<Stream>> streams_;

@@ -15,12 +15,14 @@ void merge(VectorClock& into, const VectorClock& from) {
 }  // namespace
 
 void Sanitizer::add_stream(int id, std::string name) {
+  std::lock_guard lock(mutex_);
   MT_CHECK(size_t(id) == names_.size());
   names_.push_back(std::move(name));
   clocks_.emplace_back(names_.size());
 }
 
 void Sanitizer::on_launch(int stream, const LaunchInfo& info) {
+  std::lock_guard lock(mutex_);
   VectorClock& clock = clocks_[stream];
   merge(clock, host_);
   clock.resize(names_.size());
@@ -29,9 +31,18 @@ void Sanitizer::on_launch(int stream, const LaunchInfo& info) {
   for (const Access& a : info.writes) touch(a, now, true);
 }
 
-VectorClock Sanitizer::on_record(int stream) const { return clocks_[stream]; }
-void Sanitizer::on_wait(int stream, const VectorClock& event) { merge(clocks_[stream], event); }
-void Sanitizer::on_host_wait(const VectorClock& event) { merge(host_, event); }
+VectorClock Sanitizer::on_record(int stream) const {
+  std::lock_guard lock(mutex_);
+  return clocks_[stream];
+}
+void Sanitizer::on_wait(int stream, const VectorClock& event) {
+  std::lock_guard lock(mutex_);
+  merge(clocks_[stream], event);
+}
+void Sanitizer::on_host_wait(const VectorClock& event) {
+  std::lock_guard lock(mutex_);
+  merge(host_, event);
+}
 
 std::map<uintptr_t, Sanitizer::Range>::iterator Sanitizer::split(uintptr_t at) {
   auto it = ranges_.upper_bound(at);
@@ -80,6 +91,8 @@ void Sanitizer::touch(const Access& access, const Touch& as, bool write) {
              end = begin + uintptr_t(access.bytes);
   cut(begin, end);
   const auto first = ranges_.lower_bound(begin), last = ranges_.lower_bound(end);
+  // Memory named without its buffer is taken for a part of the one that was written last.
+  if (!now.serial) now.serial = first->second.write.serial;
   for (auto it = first; it != last; ++it) {
     Range& range = it->second;
     check(range.write, now, "wrote", write ? "writes" : "reads");

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,8 @@
 
 namespace mtrain {
 
-using VectorClock =
-    std::vector<uint64_t>;  // by stream id: launches of that stream known to have happened
+// By stream id: launches of that stream known to have happened.
+using VectorClock = std::vector<uint64_t>;
 
 class Sanitizer {
  public:
@@ -21,10 +22,10 @@ class Sanitizer {
 
   // Throws BugError on a conflict.
   void on_launch(int stream, const LaunchInfo& info);
-  VectorClock on_record(int stream) const;
+  VectorClock on_record(int stream) const;  // any thread: memory is released where work ends
   void on_wait(int stream, const VectorClock& event);
-  void on_host_wait(
-      const VectorClock& event);  // the host has seen the event: all later launches follow it
+  // The host has seen the event: all later launches follow it.
+  void on_host_wait(const VectorClock& event);
 
  private:
   struct Touch {
@@ -40,11 +41,12 @@ class Sanitizer {
   };
 
   std::map<uintptr_t, Range>::iterator split(uintptr_t at);
-  void cut(uintptr_t begin,
-           uintptr_t end);  // makes range borders at both ends, and empty ranges where none were
+  // Makes range borders at both ends, and empty ranges where none were.
+  void cut(uintptr_t begin, uintptr_t end);
   void check(const Touch& before, const Touch& now, const char* was, const char* is) const;
   void touch(const Access& access, const Touch& now, bool write);
 
+  mutable std::mutex mutex_;
   std::vector<std::string> names_;
   std::vector<VectorClock> clocks_;  // by stream
   VectorClock host_;

@@ -37,8 +37,9 @@ void Stream::launch(LaunchInfo info, Work work) {
 
 Event Stream::record() {
   Event event;
-  event.backend_ = backend_->record();
+  // The clock first: an event may promise less than it holds, never more.
   if (auto* sanitizer = device_.sanitizer()) event.clock_ = sanitizer->on_record(id_);
+  event.backend_ = backend_->record();
   return event;
 }
 
@@ -65,13 +66,16 @@ void Stream::host_saw(const Event& event) {
 }
 
 void Stream::upload(const Access& device, std::shared_ptr<const void> keep, const void* host) {
+  if (device.bytes == 0) return;
   watch({.name = "upload", .writes = {device}});
   backend_->upload(const_cast<void*>(device.data), std::move(keep), host, device.bytes);
 }
 
 void Stream::download(void* host, const Access& device) {
-  watch({.name = "download", .reads = {device}});
-  backend_->download(host, device.data, device.bytes);
+  if (device.bytes > 0) {
+    watch({.name = "download", .reads = {device}});
+    backend_->download(host, device.data, device.bytes);
+  }
   synchronize();
 }
 

@@ -65,14 +65,17 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   // Enqueues `work`, which touches exactly the memory that `info` names. Memory owned by a Buffer
-  // stays valid until the work has run, whatever the host drops meanwhile. Throws what an earlier
-  // launch of the device threw.
+  // stays valid until the work has run, whatever the host drops meanwhile. Throws what earlier work
+  // of this stream, or of a stream that it waited for, threw; after a failure nothing more runs.
   void launch(LaunchInfo info, Work work);
 
-  Event record();  // an event after everything enqueued so far
-  void wait(
-      const Event& event);  // later work of this stream runs after `event`; the host does not block
-  void synchronize();       // blocks the host until everything enqueued so far has run
+  // An event after everything enqueued so far.
+  Event record();
+  // Later work of this stream runs after `event`; the host does not block.
+  void wait(const Event& event);
+  // Blocks the host until everything enqueued so far, or before `event`, has run; throws what
+  // failed.
+  void synchronize();
   void synchronize(const Event& event);
 
   // Copies between host and device memory, in the stream's order. `keep` holds the host memory

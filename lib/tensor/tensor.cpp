@@ -44,8 +44,8 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
 }
 
 Tensor Tensor::flat(int64_t first, Shape shape) const {
-  MT_CHECK(first >= 0 && first + shape.count() <= shape_.count(), "{} elements from {} of {}",
-           shape.count(), first, shape_.str());
+  MT_CHECK(first >= 0 && first + shape.count() <= count(), "{} elements from {} of {}",
+           shape.count(), first, buffer_ ? shape_.str() : "an absent tensor");
   Tensor t = *this;
   t.offset_ += first * dtype_size(dtype_);
   t.shape_ = shape;

@@ -1,6 +1,7 @@
 // Streams as worker threads: a stream is a FIFO of closures, an event a count that another queue or
 // the host waits for.
 #include <sys/mman.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -27,31 +28,52 @@ int64_t now_ns() {
 }
 
 // How far a stream has come. Outlives the stream, for its events do.
-struct Progress {
-  std::atomic<uint64_t> completed{0};
-  std::mutex mutex;
-  std::condition_variable moved;
-
+class Progress {
+ public:
   void advance() {
     {
-      std::lock_guard lock(mutex);
-      ++completed;
+      std::lock_guard lock(mutex_);
+      ++passed_;
     }
-    moved.notify_all();
+    moved_.notify_all();
   }
   void wait_for(uint64_t count) {
-    if (completed.load() >= count) return;
-    std::unique_lock lock(mutex);
-    moved.wait(lock, [&] { return completed.load() >= count; });
+    if (passed(count)) return;
+    std::unique_lock lock(mutex_);
+    moved_.wait(lock, [&] { return passed(count); });
   }
+  bool passed(uint64_t count) const { return passed_.load() >= count; }
+
+  // The item that runs now has failed: it and all after it count as passed, but never as completed.
+  void fail(std::exception_ptr failure) {
+    failure_ = std::move(failure);
+    failed_at_.store(passed_.load());
+  }
+  void rethrow_failure_before(uint64_t count) const {
+    if (failed_at_.load() < count) std::rethrow_exception(failure_);
+  }
+  bool failed() const { return failed_at_.load() != kNever; }
+  uint64_t completed() const { return std::min(passed_.load(), failed_at_.load()); }
+
+ private:
+  static constexpr uint64_t kNever = UINT64_MAX;
+  std::atomic<uint64_t> passed_{0};
+  std::atomic<uint64_t> failed_at_{kNever};
+  std::exception_ptr failure_;  // written once, before failed_at_
+  std::mutex mutex_;
+  std::condition_variable moved_;
 };
 
 class CpuEvent : public EventBackend {
  public:
   CpuEvent(std::shared_ptr<Progress> progress, uint64_t count)
       : progress_(std::move(progress)), count_(count) {}
-  bool ready() const override { return progress_->completed.load() >= count_; }
-  void wait() const override { progress_->wait_for(count_); }
+  bool ready() const override { return progress_->passed(count_); }
+  // Rethrows the failure of what was waited for: who depends on it must not go on with its memory.
+  void wait() const override {
+    progress_->wait_for(count_);
+    progress_->rethrow_failure_before(count_);
+  }
 
  private:
   std::shared_ptr<Progress> progress_;
@@ -73,9 +95,9 @@ class CpuStream : public StreamBackend {
   }
 
   void enqueue(const char* name, TimingSink* sink, Work work) override {
+    progress_->rethrow_failure_before(UINT64_MAX);
     {
       std::lock_guard lock(mutex_);
-      rethrow_failure();
       queue_.push_back({name, sink, std::move(work)});
       ++enqueued_;
     }
@@ -103,13 +125,9 @@ class CpuStream : public StreamBackend {
             [=](const LaunchContext&) { std::memcpy(host, device, size_t(bytes)); });
   }
 
-  void synchronize() override {
-    record()->wait();
-    std::lock_guard lock(mutex_);
-    rethrow_failure();
-  }
+  void synchronize() override { record()->wait(); }
 
-  uint64_t completed() const override { return progress_->completed.load(); }
+  uint64_t completed() const override { return progress_->completed(); }
 
  private:
   struct Item {
@@ -117,10 +135,6 @@ class CpuStream : public StreamBackend {
     TimingSink* sink;
     Work work;
   };
-
-  void rethrow_failure() const {
-    if (failure_) std::rethrow_exception(failure_);
-  }
 
   void work() {
     const ThreadPool::Scope scope(&pool_);
@@ -143,17 +157,13 @@ class CpuStream : public StreamBackend {
   // After a failure the rest of the queue is passed over, so that waiting streams and hosts wake up
   // and find the failure.
   void run(Item& item) {
-    {
-      std::lock_guard lock(mutex_);
-      if (failure_) return;
-    }
+    if (progress_->failed()) return;
     try {
       const int64_t begin = item.sink ? now_ns() : 0;
       item.work({});
       if (item.sink) item.sink->record({item.name, name_.c_str(), begin, now_ns()});
     } catch (...) {
-      std::lock_guard lock(mutex_);
-      failure_ = std::current_exception();
+      progress_->fail(std::current_exception());
     }
   }
 
@@ -165,7 +175,6 @@ class CpuStream : public StreamBackend {
   std::deque<Item> queue_;
   uint64_t enqueued_ = 0;
   bool stop_ = false;
-  std::exception_ptr failure_;
   std::thread worker_;  // last: it uses all of the above
 };
 

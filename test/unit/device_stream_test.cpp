@@ -1,0 +1,305 @@
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "device/flight_recorder.h"
+#include "device_testing.h"
+
+using namespace mtrain;
+using Catch::Contains;
+
+TEST_CASE("a stream runs its work in order while the host goes on") {
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream("compute");
+  CHECK(&compute == &device->stream("compute"));
+  CHECK(device->description() == "CPU, 1 thread");
+  CHECK_FALSE(device->is_cuda());
+  std::vector<int> ran;
+  Gate gate;
+  gate.block(compute);
+  for (int i = 0; i < 1000; ++i)
+    compute.launch({.name = "append"}, [&ran, i](const LaunchContext&) { ran.push_back(i); });
+  CHECK(compute.enqueued() == 1001);  // the host is here, and nothing has run
+  CHECK(compute.completed() == 0);
+  const Event end = compute.record();
+  CHECK_FALSE(end.ready());
+  gate.open();
+  compute.synchronize(end);
+  CHECK(end.ready());
+  REQUIRE(ran.size() == 1000);
+  for (int i = 0; i < 1000; ++i) REQUIRE(ran[size_t(i)] == i);
+  CHECK(compute.completed() == 1001);
+}
+
+TEST_CASE("streams run beside each other, and an event orders them") {
+  const auto device = Device::cpu(1);
+  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  std::atomic<int> both{0};
+  for (Stream* s : {&compute, &dp})
+    s->launch({.name = "meet"}, [&](const LaunchContext&) {
+      ++both;
+      while (both < 2) std::this_thread::yield();  // ends only if the other stream runs too
+    });
+  device->synchronize();
+
+  std::vector<int> order;  // written by both streams, in the order that the events make
+  for (int i = 0; i < 200; ++i) {
+    compute.launch({.name = "even"}, [&, i](const LaunchContext&) { order.push_back(2 * i); });
+    dp.wait(compute.record());
+    dp.launch({.name = "odd"}, [&, i](const LaunchContext&) { order.push_back(2 * i + 1); });
+    compute.wait(dp.record());
+  }
+  device->synchronize();
+  REQUIRE(order.size() == 400);
+  for (int i = 0; i < 400; ++i) REQUIRE(order[size_t(i)] == i);
+
+  const Event never;
+  CHECK(never.ready());
+  CHECK_FALSE(never);
+  dp.wait(never);
+  dp.synchronize(never);
+}
+
+TEST_CASE("waiting for an event does not wait for what came after it") {
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream("compute");
+  Gate gate;
+  int value = 0;
+  compute.launch({.name = "set"}, [&](const LaunchContext&) { value = 1; });
+  const Event set = compute.record();
+  gate.block(compute);
+  compute.synchronize(set);
+  CHECK(value == 1);
+  CHECK(set.ready());
+  CHECK(compute.completed() == 1);
+}
+
+TEST_CASE("a stream's work reaches the device's thread pool") {
+  const auto device = Device::cpu(3);
+  CHECK(device->threads() == 3);
+  int inside = 0;
+  std::atomic<int> chunks{0};
+  device->stream("compute").launch({.name = "work"}, [&](const LaunchContext&) {
+    inside = current_threads();
+    parallel_for(100, 10, [&](int64_t, int64_t) { ++chunks; });
+  });
+  device->synchronize();
+  CHECK(inside == 3);
+  CHECK(chunks == 10);
+  CHECK(current_threads() == 1);  // the host's own thread has none
+}
+
+TEST_CASE("copies run in the stream's order") {
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream("compute");
+  const Buffer b = device->allocator().allocate(4096, MemoryCategory::buffers, compute);
+  Gate gate;
+  gate.block(compute);
+  auto host = std::make_shared<std::vector<char>>(4096, 'a');
+  const std::weak_ptr<std::vector<char>> alive = host;
+  const void* from = host->data();
+  compute.upload(all_of(b), std::move(host), from);
+  CHECK_FALSE(alive.expired());  // kept until the copy is done
+  compute.launch({.name = "change", .writes = {all_of(b)}},
+                 [b](const LaunchContext&) { static_cast<char*>(b->data)[7] = 'b'; });
+  gate.open();
+  std::string back(4096, '?');
+  compute.download(back.data(), all_of(b));
+  CHECK(alive.expired());
+  CHECK(back == std::string(7, 'a') + "b" + std::string(4088, 'a'));
+  compute.upload({}, nullptr, nullptr);  // nothing
+  compute.download(nullptr, {});
+}
+
+TEST_CASE("what a launch throws reaches the host, and nothing after it runs") {
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream("compute");
+  std::atomic<int> after{0};
+  Gate gate;
+  gate.block(compute);
+  compute.launch({.name = "good"}, no_work);
+  const Event before = compute.record();
+  compute.launch({.name = "bad"}, [](const LaunchContext&) { throw RunError("out of luck"); });
+  for (int i = 0; i < 50; ++i)
+    compute.launch({.name = "after"}, [&](const LaunchContext&) { ++after; });
+  gate.open();
+  CHECK_THROWS_WITH(compute.synchronize(), "out of luck");
+  CHECK(after == 0);
+  CHECK(compute.completed() == 2);  // the gate and the good one
+  CHECK_NOTHROW(compute.synchronize(before));
+  CHECK_THROWS_AS(compute.launch({.name = "late"}, no_work), RunError);
+  CHECK_THROWS_AS(compute.synchronize(), RunError);
+  CHECK_THROWS_AS(device->synchronize(), RunError);
+}
+
+TEST_CASE("a failure stops the streams that depend on it, and only those") {
+  const auto device = Device::cpu(1);
+  Stream &compute = device->stream("compute"), &dp = device->stream("dp"),
+         &tp = device->stream("tp");
+  std::atomic<int> used{0}, unrelated{0};
+  Gate gate;
+  gate.block(compute);
+  compute.launch({.name = "bad"}, [](const LaunchContext&) { throw RunError("out of luck"); });
+  const Event ready = compute.record();
+  dp.wait(ready);
+  dp.launch({.name = "use"}, [&](const LaunchContext&) { ++used; });
+  tp.wait(dp.record());
+  tp.launch({.name = "use"}, [&](const LaunchContext&) { ++used; });
+  Stream& copy = device->stream("copy");
+  copy.launch({.name = "other"}, [&](const LaunchContext&) { ++unrelated; });
+  gate.open();
+  CHECK_THROWS_WITH(tp.synchronize(), "out of luck");
+  CHECK_THROWS_WITH(dp.synchronize(), "out of luck");
+  CHECK_THROWS_WITH(compute.synchronize(ready), "out of luck");
+  CHECK_NOTHROW(copy.synchronize());
+  // The whole device is drained before its first failure is told.
+  Gate slow;
+  slow.block(copy);
+  copy.launch({.name = "other"}, [&](const LaunchContext&) { ++unrelated; });
+  slow.open();
+  CHECK_THROWS_WITH(device->synchronize(), "out of luck");
+  CHECK(unrelated == 2);
+  CHECK(used == 0);
+}
+
+TEST_CASE("a device that is destroyed finishes its queues first") {
+  int ran = 0;
+  {
+    const auto device = Device::cpu(2);
+    Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+    for (int i = 0; i < 300; ++i) {
+      const Buffer b = device->allocator().allocate(1000, MemoryCategory::activations, compute);
+      compute.launch({.name = "count", .writes = {all_of(b)}}, [&ran, b](const LaunchContext&) {
+        static_cast<char*>(b->data)[999] = 1;
+        ++ran;
+      });
+      dp.wait(compute.record());
+      dp.launch({.name = "read", .reads = {all_of(b)}}, [b](const LaunchContext&) {
+        if (static_cast<char*>(b->data)[999] != 1) throw RunError("unordered");
+      });
+    }
+    compute.wait(dp.record());
+  }
+  CHECK(ran == 300);
+  {
+    const auto device = Device::cpu(1);
+    device->stream("compute").launch({.name = "bad"},
+                                     [](const LaunchContext&) { throw RunError("x"); });
+  }  // a failure that no one asked for does not end the process
+}
+
+TEST_CASE("the timing sink is told of every launch") {
+  struct Sink : TimingSink {
+    void record(const Timing& t) override {
+      std::lock_guard lock(mutex);
+      seen.push_back({t.name, t.stream, t.begin_ns, t.end_ns});
+    }
+    struct Seen {
+      std::string name, stream;
+      int64_t begin_ns, end_ns;
+    };
+    std::mutex mutex;
+    std::vector<Seen> seen;
+  } sink;
+  const auto device = Device::cpu(1);
+  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  compute.launch({.name = "before"}, no_work);
+  device->set_timing_sink(&sink);
+  const auto begin = std::chrono::steady_clock::now();
+  compute.launch({.name = "slow"}, [](const LaunchContext&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  });
+  dp.wait(compute.record());
+  dp.launch({.name = "next"}, no_work);
+  device->synchronize();
+  const std::chrono::nanoseconds passed = std::chrono::steady_clock::now() - begin;
+  device->set_timing_sink(nullptr);
+  compute.launch({.name = "after"}, no_work);
+  device->synchronize();
+  REQUIRE(sink.seen.size() == 2);
+  CHECK(sink.seen[0].name == "slow");
+  CHECK(sink.seen[0].stream == "compute");
+  CHECK(sink.seen[0].end_ns - sink.seen[0].begin_ns >= 5'000'000);
+  CHECK(sink.seen[0].end_ns - sink.seen[0].begin_ns <= passed.count());
+  CHECK(sink.seen[1].stream == "dp");
+  CHECK(sink.seen[1].begin_ns >= sink.seen[0].end_ns);
+}
+
+TEST_CASE("the launch check sees every launch with its accesses, after it was enqueued") {
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream("compute");
+  const Buffer b = device->allocator().allocate(64, MemoryCategory::buffers, compute);
+  std::vector<std::string> seen;
+  device->set_launch_check([&](Stream& stream, const LaunchInfo& info) {
+    stream.synchronize();  // may look at the values
+    seen.push_back(stream.name() + "/" + info.name + "/" + std::to_string(info.writes.size()) +
+                   "/" + std::to_string(static_cast<char*>(b->data)[0]));
+  });
+  for (int i = 1; i <= 2; ++i)
+    compute.launch({.name = "set", .writes = {all_of(b)}},
+                   [b, i](const LaunchContext&) { static_cast<char*>(b->data)[0] = char(i); });
+  device->set_launch_check({});
+  compute.launch({.name = "unseen"}, no_work);
+  CHECK(seen == std::vector<std::string>{"compute/set/1/1", "compute/set/1/2"});
+}
+
+TEST_CASE("the flight recorder tells the last launches, and which are done") {
+  const auto device = Device::cpu(1);
+  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  compute.launch({.name = "embedding"}, no_work);
+  compute.synchronize();
+  Gate gate;
+  gate.block(dp);
+  dp.launch({.name = "all_reduce"}, no_work);
+  const auto lines = device->recorder().lines();
+  REQUIRE(lines.size() == 3);
+  CHECK_THAT(lines[0], Contains("compute #1") && Contains("embedding") && Contains("done"));
+  CHECK_THAT(lines[1], Contains("dp #1") && Contains("gate") && Contains("pending"));
+  CHECK_THAT(lines[2], Contains("dp #2") && Contains("all_reduce") && Contains("pending"));
+  CHECK(device->recorder().lines(1) == std::vector<std::string>{lines[2]});
+  for (int i = 0; i < 400; ++i) compute.launch({.name = "many"}, no_work);
+  CHECK(device->recorder().lines().size() == FlightRecorder::kEntries);
+  CHECK_THAT(device->recorder().lines(1)[0], Contains("compute #401"));
+  gate.open();
+  device->synchronize();
+  CHECK_THAT(device->recorder().lines(1)[0], Contains("done"));
+}
+
+TEST_CASE("after a failure the flight recorder shows where it stopped") {
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream("compute");
+  Gate gate;
+  gate.block(compute);
+  compute.launch({.name = "good"}, no_work);
+  compute.launch({.name = "bad"}, [](const LaunchContext&) { throw RunError("x"); });
+  compute.launch({.name = "skipped"}, no_work);
+  gate.open();
+  CHECK_THROWS_AS(compute.synchronize(), RunError);
+  const auto lines = device->recorder().lines(3);
+  CHECK_THAT(lines[0], Contains("good") && Contains("done"));
+  CHECK_THAT(lines[1], Contains("bad") && Contains("pending"));
+  CHECK_THAT(lines[2], Contains("skipped") && Contains("pending"));
+}
+
+TEST_CASE("scopes name what the rank works on") {
+  const auto device = Device::cpu(1);
+  CHECK(device->scope().empty());
+  {
+    const Device::Scope layer(*device, "layers.3");
+    const Device::Scope part(*device, "attention");
+    CHECK(device->scope() == "layers.3 > attention");
+  }
+  CHECK(device->scope().empty());
+}
+
+TEST_CASE("a GPU is there, or the error speaks of CUDA") {
+  try {
+    CHECK(Device::cuda(0)->is_cuda());
+  } catch (const Error& e) {
+    INFO(e.what());
+    CHECK((e.message().find("CUDA") != std::string::npos ||
+           e.message().find("cuda") != std::string::npos));
+  }
+}
