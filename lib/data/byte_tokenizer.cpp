@@ -9,8 +9,8 @@ constexpr int32_t kEndOfDocument = 256;
 class ByteTokenizer final : public Tokenizer {
  public:
   void encode(std::string_view text, std::vector<int32_t>& out) const override {
-    out.reserve(out.size() + text.size());
-    for (char c : text) out.push_back(uint8_t(c));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
+    out.insert(out.end(), bytes, bytes + text.size());
   }
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
