@@ -296,7 +296,8 @@ TEST_CASE("scopes name what the rank works on") {
 
 TEST_CASE("a GPU is there, or the error speaks of CUDA") {
   try {
-    CHECK(Device::cuda(0)->is_cuda());
+    const auto device = Device::cuda(0);
+    CHECK(device->is_cuda());
   } catch (const Error& e) {
     INFO(e.what());
     CHECK((e.message().find("CUDA") != std::string::npos ||
