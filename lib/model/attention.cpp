@@ -34,8 +34,9 @@ class LocalAttention : public AttentionCore {
 };
 
 struct AttentionActivations {
-  ops::NormResult norm;
-  Tensor raw_TN;  // q and k before their norms; absent without qk_norm
+  ops::NormResult norm;  // without its output, which backward computes again: a cheap pass for a
+                         // sixth of the memory
+  Tensor raw_TN;         // q and k before their norms; absent without qk_norm
   Tensor rstd_q, rstd_k;
   Tensor qkv_TN;
   ops::AttentionResult core;  // absent where the core is recomputed
@@ -87,6 +88,7 @@ class AttentionSegment : public Segment {
     AttentionActivations a;
     a.norm = norm_.forward(step, h);
     a.qkv_TN = qkv_->forward(step, a.norm.y_TH);
+    a.norm.y_TH = {};
     if (c_.qk_norm) normalize_heads(step, a);
     if (c_.rotary) rotate(step, a.qkv_TN, false);
     ops::AttentionResult core = core_->forward(step, a.qkv_TN);
@@ -108,7 +110,7 @@ class AttentionSegment : public Segment {
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
     const Tensor dy = qkv_->dgrad(step, dqkv);
-    qkv_->wgrad(step, a.norm.y_TH, dqkv);
+    qkv_->wgrad(step, norm_.forward(step, {a.norm.sum_TH, {}}).y_TH, dqkv);
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 

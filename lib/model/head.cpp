@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kName = "output";
 // Of fp32 logits at once: enough rows for efficient matmuls, few enough to matter little beside a
 // model with such a vocabulary.
-constexpr int64_t kLogitsBytes = 112ll << 20;
+constexpr int64_t kLogitsBytes = 64ll << 20;
 
 struct HeadActivations {
   ops::NormResult norm;

@@ -13,8 +13,8 @@ namespace {
 int64_t kept_per_token(const GptConfig& c, int64_t element, bool recompute_core) {
   const int64_t H = c.hidden, AD = c.heads * c.head_dim;
   const int64_t attention =
-      H /*sum*/ + H /*normed*/ + c.qkv_width() * (c.qk_norm ? 2 : 1) + (recompute_core ? 0 : AD);
-  const int64_t mlp = H + H + c.ffn * (c.gated_mlp ? 2 : 1);
+      H /*sum*/ + c.qkv_width() * (c.qk_norm ? 2 : 1) + (recompute_core ? 0 : AD);
+  const int64_t mlp = H + c.ffn * (c.gated_mlp ? 2 : 1);
   const int64_t statistics = 2 * (c.norm == ops::NormKind::layer ? 2 : 1) +
                              (recompute_core ? 0 : c.heads) +
                              (c.qk_norm ? c.heads + c.kv_heads : 0);

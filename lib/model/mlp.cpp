@@ -9,7 +9,7 @@ namespace mtrain {
 namespace {
 
 struct MlpActivations {
-  ops::NormResult norm;
+  ops::NormResult norm;  // without its output, as in the attention segment
   Tensor up_TF;  // (T, 2 F) gate | up where gated. The activation's output is computed again in
                  // backward: cheaper than keeping it.
 };
@@ -44,6 +44,7 @@ class MlpSegment : public Segment {
     MlpActivations a;
     a.norm = norm_.forward(step, h);
     a.up_TF = up_->forward(step, a.norm.y_TH);
+    a.norm.y_TH = {};
     const Tensor act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF)
                                        : ops::gelu(step.compute, a.up_TF, c_.gelu_tanh);
     const Hidden out{a.norm.sum_TH, down_->forward(step, act_TF)};
@@ -64,7 +65,7 @@ class MlpSegment : public Segment {
                      : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, c_.gelu_tanh);
     down_->wgrad(step, act_TF, ddown);
     const Tensor dy = up_->dgrad(step, dup_TF);
-    up_->wgrad(step, a.norm.y_TH, dup_TF);
+    up_->wgrad(step, norm_.forward(step, {a.norm.sum_TH, {}}).y_TH, dup_TF);
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 
