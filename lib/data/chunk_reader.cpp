@@ -37,7 +37,7 @@ void for_each_line(std::string_view text, size_t from, F&& f) {
   }
 }
 
-std::vector<fs::path> expand(const std::vector<fs::path>& inputs) {
+std::vector<fs::path> expand(const std::vector<fs::path>& inputs) try {
   std::vector<fs::path> files;
   for (const fs::path& input : inputs) {
     if (!fs::exists(input)) throw UserError(fmt::format("no such input file: {}", input.string()));
@@ -53,6 +53,8 @@ std::vector<fs::path> expand(const std::vector<fs::path>& inputs) {
     files.insert(files.end(), inside.begin(), inside.end());
   }
   return files;
+} catch (const fs::filesystem_error& e) {
+  throw UserError(fmt::format("cannot read {}: {}", e.path1().string(), e.code().message()));
 }
 
 }  // namespace

@@ -184,7 +184,9 @@ void IndexedDatasetWriter::finish() {
   s.documents.for_each([&](int64_t end) { idx.put(end); });
   // An older pair goes in this order, so that no index is ever beside another's tokens.
   idx.flush();
-  fs::remove(s.idx);
+  std::error_code
+      ignored;  // what cannot be removed cannot be replaced either, and that is reported
+  fs::remove(s.idx, ignored);
   s.bin.commit();
   idx.commit();
 }

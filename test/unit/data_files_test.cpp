@@ -1,6 +1,8 @@
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -205,6 +207,41 @@ TEST_CASE("a writer leaves whole files or none, and replaces older ones") {
   IndexedDatasetWriter writer(folder / "e", TokenType::u16);
   const int32_t wide = 65536;
   REQUIRE_THROWS_AS(writer.add_tokens({&wide, 1}), BugError);
+}
+
+TEST_CASE("a disk that fills up is reported, and the older files stay") {
+  const Folder folder;
+  write(folder / "d", {{1, 2}}, TokenType::u16);
+  // A limit on the size of files stands for the disk; 200 KB stop the tokens early, the index at
+  // its end.
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{200'000, before.rlim_max};
+  const auto fill = [&](int documents, int tokens) {
+    IndexedDatasetWriter writer(folder / "d", TokenType::u16);
+    const std::vector<int32_t> document(static_cast<size_t>(tokens), 3);
+    for (int i = 0; i < documents; ++i) {
+      writer.add_tokens(document);
+      writer.end_document();
+    }
+    writer.finish();
+  };
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  std::string said[2];
+  int caught = 0;
+  for (const auto& [documents, tokens] : {std::pair{1, 1'000'000}, {20'000, 1}}) try {
+      fill(documents, tokens);
+    } catch (const RunError& error) {
+      said[caught++] = error.what();
+    }
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, old_handler);
+  REQUIRE(caught == 2);
+  REQUIRE_THAT(said[0], Contains("d.bin"));
+  REQUIRE_THAT(said[1], Contains("d.idx"));
+  REQUIRE(read(folder / "d") == Documents{{1, 2}});
+  REQUIRE(folder.entries() == 2);
 }
 
 TEST_CASE("the writer's memory does not grow with the number of documents") {
