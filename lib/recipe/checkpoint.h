@@ -1,5 +1,6 @@
 // checkpoint: what is saved, when, and what a run starts from.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,10 +10,17 @@
 
 namespace mtrain {
 
+enum class SaveFormat { safetensors };
+constexpr auto enum_names(SaveFormat) {
+  return std::array{EnumName{SaveFormat::safetensors, "safetensors"}};
+}
+
 struct CheckpointConfig {
   std::string dir;
   int64_t every_steps = 0, keep = 2;
   std::optional<std::string> load;
+  SaveFormat model_save_format = SaveFormat::safetensors;
+  bool save_consolidated = false, async = false;
 
   static constexpr auto fields = std::tuple{
       Field{"dir",
@@ -32,7 +40,15 @@ struct CheckpointConfig {
       Field{"load",
             &CheckpointConfig::load,
             "checkpoint to continue from; `latest` takes the newest in dir",
-            {.aliases = "checkpoint.restore_from"}}};
+            {.aliases = "checkpoint.restore_from"}},
+      Field{"model_save_format", &CheckpointConfig::model_save_format,
+            "file format of the weights"},
+      Field{"save_consolidated", &CheckpointConfig::save_consolidated,
+            "also write the whole model into one set of files"},
+      Field{"async",
+            &CheckpointConfig::async,
+            "write while training goes on",
+            {.aliases = "checkpoint.is_async checkpoint.async_save"}}};
 };
 
 }  // namespace mtrain

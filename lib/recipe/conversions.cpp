@@ -1,4 +1,8 @@
 // Names of other systems that say the same in other units or words.
+#include <charconv>
+
+#include <fmt/core.h>
+
 #include "base/strings.h"
 #include "recipe/given.h"
 
@@ -20,12 +24,27 @@ std::string choose(const std::string& text, const char* if_true, const char* if_
   return truth(text) ? if_true : falsehood(text) ? if_false : text;
 }
 
+std::string minutes_to_seconds(const std::string& text) {
+  double minutes = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), minutes);
+  if (error != std::errc() || stop != text.data() + text.size()) return text;
+  return fmt::format("{}", minutes * 60);
+}
+
 }  // namespace
 
 const std::vector<Conversion>& conversions() {
   static const std::vector<Conversion> list{
       {"model.gated_linear_unit", "model.activation",
        [](const std::string& t) { return choose(t, "swiglu", "gelu"); }},
+      {"dist.use_megatron_fsdp", "distributed.strategy",
+       [](const std::string& t) { return choose(t, "megatron_fsdp", ""); }},
+      {"ddp.use_megatron_fsdp", "distributed.strategy",
+       [](const std::string& t) { return choose(t, "megatron_fsdp", ""); }},
+      {"dist.use_torch_fsdp2", "distributed.strategy",
+       [](const std::string& t) { return choose(t, "fsdp2", ""); }},
+      {"dist_env.timeout_minutes", "comm.timeout_s", minutes_to_seconds},
+      {"dist.distributed_timeout_minutes", "comm.timeout_s", minutes_to_seconds},
   };
   return list;
 }

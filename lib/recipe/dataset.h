@@ -1,4 +1,4 @@
-// dataset: which tokens are trained on.
+// dataset: which tokens are trained on. packed_sequence: several documents in one sample.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -44,6 +44,19 @@ struct DatasetConfig {
             &DatasetConfig::seed,
             "order of the samples; train.seed unless set",
             {.aliases = "dataset.random_seed", .min = 0}}};
+};
+
+struct PackedSequenceConfig {
+  int64_t packed_sequence_size = 0;
+  bool drop_long_samples = false;
+
+  static constexpr auto fields =
+      std::tuple{Field{"packed_sequence_size",
+                       &PackedSequenceConfig::packed_sequence_size,
+                       "documents are packed into samples of this length; 0: off",
+                       {.unit = "tokens", .min = 0, .max = 1 << 30}},
+                 Field{"drop_long_samples", &PackedSequenceConfig::drop_long_samples,
+                       "leave out documents that are longer, instead of splitting them"}};
 };
 
 }  // namespace mtrain

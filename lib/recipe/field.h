@@ -16,6 +16,8 @@ struct FieldOptions {
   bool below_max = false;  // max itself is refused
   // Of a section: `section: x` means `section: {shorthand: x}`.
   std::string_view shorthand = {};
+  std::string_view strategies = {};  // the only ones it belongs to, separated by blanks
+  std::string_view auto_word = {};   // another word for `auto`
 };
 
 template <class Section, class T>

@@ -72,6 +72,72 @@ struct RopeScalingConfig {
             {.unit = "tokens", .min = 1}}};
 };
 
+enum class MoeDispatcher { all_gather, alltoall, flex };
+constexpr auto enum_names(MoeDispatcher) {
+  return std::array{EnumName{MoeDispatcher::all_gather, "all_gather"},
+                    EnumName{MoeDispatcher::alltoall, "alltoall"},
+                    EnumName{MoeDispatcher::flex, "flex"}};
+}
+
+// Mixture of experts; num_experts 0 is a dense model.
+struct MoeConfig {
+  int64_t num_experts = 0, router_topk = 2;
+  std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size;
+  int64_t layer_freq = 1, first_dense_layers = 0;
+  MoeDispatcher token_dispatcher = MoeDispatcher::alltoall;
+  double aux_loss_coeff = 0.0, z_loss_coeff = 0.0;
+  bool norm_topk_prob = true, shared_expert_overlap = false;
+
+  static constexpr auto fields = std::tuple{
+      Field{"num_experts",
+            &MoeConfig::num_experts,
+            "experts per layer; 0: a dense model",
+            {.aliases = "model.num_moe_experts model.num_experts model.num_local_experts "
+                        "model.n_routed_experts",
+             .min = 0,
+             .max = 1 << 20}},
+      Field{"router_topk",
+            &MoeConfig::router_topk,
+            "experts that a token is sent to",
+            {.aliases = "model.moe_router_topk model.num_experts_per_tok", .min = 1}},
+      Field{"ffn_hidden_size",
+            &MoeConfig::ffn_hidden_size,
+            "width of one expert; model.ffn_hidden_size unless set",
+            {.aliases = "model.moe_ffn_hidden_size model.moe_intermediate_size", .min = 1}},
+      Field{"shared_expert_ffn_hidden_size",
+            &MoeConfig::shared_expert_ffn_hidden_size,
+            "width of an expert that sees every token",
+            {.aliases = "model.moe_shared_expert_intermediate_size", .min = 1}},
+      Field{"layer_freq",
+            &MoeConfig::layer_freq,
+            "every n-th layer has experts",
+            {.aliases = "model.moe_layer_freq", .min = 1}},
+      Field{"first_dense_layers",
+            &MoeConfig::first_dense_layers,
+            "layers at the beginning without experts",
+            {.aliases = "model.first_k_dense_replace", .min = 0}},
+      Field{"token_dispatcher",
+            &MoeConfig::token_dispatcher,
+            "how tokens travel to their experts",
+            {.aliases = "model.moe_token_dispatcher_type"}},
+      Field{"aux_loss_coeff",
+            &MoeConfig::aux_loss_coeff,
+            "weight of the load-balancing loss",
+            {.aliases = "model.moe_aux_loss_coeff model.router_aux_loss_coef", .min = 0}},
+      Field{"z_loss_coeff",
+            &MoeConfig::z_loss_coeff,
+            "weight of the router's z-loss",
+            {.aliases = "model.moe_z_loss_coeff", .min = 0}},
+      Field{"norm_topk_prob",
+            &MoeConfig::norm_topk_prob,
+            "the weights of a token's experts sum to 1",
+            {.aliases = "model.norm_topk_prob"}},
+      Field{"shared_expert_overlap",
+            &MoeConfig::shared_expert_overlap,
+            "compute the shared expert while tokens travel",
+            {.aliases = "model.moe_shared_expert_overlap"}}};
+};
+
 // The defaults are those of the llama family; model_defaults() gives another family's.
 struct ModelConfig {
   Architecture architecture = Architecture::llama;
@@ -90,6 +156,7 @@ struct ModelConfig {
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
   double init_method_std = 0.02;
   std::optional<int64_t> window_size;
+  MoeConfig moe;
 
   // What an unset size means; a loaded recipe has them filled in.
   int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
@@ -189,7 +256,8 @@ struct ModelConfig {
       Field{"window_size",
             &ModelConfig::window_size,
             "sliding window: a token attends to this many tokens up to itself",
-            {.aliases = "model.sliding_window", .unit = "tokens", .min = 1}}};
+            {.aliases = "model.sliding_window", .unit = "tokens", .min = 1}},
+      Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};
 };
 
 // The published choices of the family (norm, positions, biases); sizes stay at the defaults.

@@ -38,10 +38,22 @@ const char* origin_name(Origin origin) {
 }
 }  // namespace
 
+namespace {
+// What the recipe's layout does not read is left out: naming it would be refused or warned about
+// when the text is loaded.
+bool in_force(const SchemaRow& row, const Recipe& r) {
+  const auto below = [&](const char* section) { return row.path.rfind(section, 0) == 0; };
+  if (below("distributed.pipeline.") && r.distributed.pp_size == 1) return false;
+  if (below("distributed.moe.") && r.distributed.ep_size == 1) return false;
+  return belongs_to_strategy(row, r);
+}
+}  // namespace
+
 std::string print_recipe(const Recipe& recipe, bool origins) {
   std::string out;
   std::string open;  // the section whose keys are being printed, with a dot at its end
   for (const auto& row : schema_rows()) {
+    if (!in_force(row, recipe)) continue;
     const std::string section = row.path.substr(0, row.path.rfind('.') + 1);
     // Rows of a section follow each other, so a new section only needs its own headings.
     if (section != open) {

@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "recipe/checkpoint.h"
+#include "recipe/comm.h"
+#include "recipe/comm_overlap.h"
 #include "recipe/dataset.h"
 #include "recipe/debug.h"
+#include "recipe/distributed.h"
 #include "recipe/field.h"
 #include "recipe/mixed_precision.h"
 #include "recipe/model.h"
@@ -32,6 +35,13 @@ struct Recipe {
   OptimizerConfig optimizer;
   LrSchedulerConfig lr_scheduler;
   RecomputeConfig recompute;
+  DistributedConfig distributed;
+  DdpConfig ddp;
+  CommOverlapConfig comm_overlap;
+  PackedSequenceConfig packed_sequence;
+  CommConfig comm;
+  LaunchConfig launch;
+  HardwareConfig hardware;
   CheckpointConfig checkpoint;
   DebugConfig debug;
 
@@ -55,6 +65,13 @@ struct Recipe {
             &Recipe::recompute,
             "activations computed again in backward",
             {.shorthand = "granularity"}},
+      Field{"distributed", &Recipe::distributed, "layout over the ranks"},
+      Field{"ddp", &Recipe::ddp, "gradient reduction in buckets"},
+      Field{"comm_overlap", &Recipe::comm_overlap, "communication behind compute"},
+      Field{"packed_sequence", &Recipe::packed_sequence, "several documents in a sample"},
+      Field{"comm", &Recipe::comm, "how ranks talk"},
+      Field{"launch", &Recipe::launch, "the ranks' environment"},
+      Field{"hardware", &Recipe::hardware, "the machine, for checks and estimates"},
       Field{"checkpoint", &Recipe::checkpoint, "saving and resuming"},
       Field{"debug", &Recipe::debug, "checks and records"}};
 };

@@ -12,9 +12,19 @@ namespace mtrain {
 
 enum class RecomputeGranularity { none, full, selective };
 constexpr auto enum_names(RecomputeGranularity) {
-  return std::array{EnumName{RecomputeGranularity::none, "none"},
-                    EnumName{RecomputeGranularity::full, "full"},
-                    EnumName{RecomputeGranularity::selective, "selective"}};
+  using R =
+      RecomputeGranularity;  // the words after the third are those of activation_checkpointing
+  return std::array{EnumName{R::none, "none"},
+                    EnumName{R::full, "full"},
+                    EnumName{R::selective, "selective"},
+                    EnumName{R::none, "false"},
+                    EnumName{R::none, "off"},
+                    EnumName{R::none, "no"},
+                    EnumName{R::none, "disabled"},
+                    EnumName{R::full, "true"},
+                    EnumName{R::full, "on"},
+                    EnumName{R::full, "yes"},
+                    EnumName{R::full, "enabled"}};
 }
 
 enum class RecomputeMethod { uniform, block };
@@ -23,9 +33,15 @@ constexpr auto enum_names(RecomputeMethod) {
                     EnumName{RecomputeMethod::block, "block"}};
 }
 
-enum class RecomputeModule { core_attn };
+enum class RecomputeModule { core_attn, layernorm, mlp, moe, moe_act, shared_experts };
 constexpr auto enum_names(RecomputeModule) {
-  return std::array{EnumName{RecomputeModule::core_attn, "core_attn"}};
+  using M = RecomputeModule;
+  return std::array{EnumName{M::core_attn, "core_attn"},
+                    EnumName{M::layernorm, "layernorm"},
+                    EnumName{M::mlp, "mlp"},
+                    EnumName{M::moe, "moe"},
+                    EnumName{M::moe_act, "moe_act"},
+                    EnumName{M::shared_experts, "shared_experts"}};
 }
 
 struct RecomputeConfig {
@@ -38,7 +54,7 @@ struct RecomputeConfig {
       Field{"granularity",
             &RecomputeConfig::granularity,
             "full: whole layers; selective: only the listed modules",
-            {.aliases = "model.recompute_granularity"}},
+            {.aliases = "model.recompute_granularity distributed.activation_checkpointing"}},
       Field{"method",
             &RecomputeConfig::method,
             "full: uniform keeps the input of every group of num_layers layers; block recomputes "

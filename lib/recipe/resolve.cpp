@@ -49,6 +49,21 @@ void derive(Recipe& r, const char* path, std::optional<T>& field, T value) {
   r.origins[path] = Origin::derived;
 }
 
+// A policy of fsdp2 that names the weights' type alone decides the precision.
+void derive_precision(Recipe& r, Problems& problems) {
+  const auto& policy = r.distributed.mp_policy.param_dtype;
+  const auto& type = policy ? policy : r.mixed_precision.params_dtype;
+  if (!type) return;
+  const Precision name = *type == ElementType::fp32   ? Precision::fp32
+                         : *type == ElementType::bf16 ? Precision::bf16_mixed
+                                                      : Precision::fp16_mixed;
+  if (name == r.mixed_precision.name) return;
+  r.mixed_precision.name = name;
+  r.origins["mixed_precision.name"] = Origin::derived;
+  problems.resolved("mixed_precision.name",
+                    std::string(enum_name(name)) + ", because the weights' type is given");
+}
+
 }  // namespace
 
 void resolve_recipe(Recipe& r, Problems& problems) {
@@ -65,6 +80,20 @@ void resolve_recipe(Recipe& r, Problems& problems) {
   if (r.checkpoint.dir.empty()) {
     r.checkpoint.dir = r.train.run_dir + "/checkpoints";
     r.origins["checkpoint.dir"] = Origin::derived;
+  }
+  if (!r.given("distributed.strategy") && r.given_section("ddp")) {
+    r.distributed.strategy = Strategy::megatron_ddp;
+    r.origins["distributed.strategy"] = Origin::derived;
+    problems.resolved("distributed.strategy", "megatron_ddp, because there is a ddp section");
+  }
+  if (!r.given("mixed_precision.name")) derive_precision(r, problems);
+  if (r.model.moe.num_experts > 0)
+    derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
+  if (r.recompute.granularity == RecomputeGranularity::full) {
+    derive(r, "recompute.method", r.recompute.method, RecomputeMethod::uniform);
+    // block needs a number: which layers to spare is the user's choice.
+    if (r.recompute.method == RecomputeMethod::uniform)
+      derive(r, "recompute.num_layers", r.recompute.num_layers, int64_t{1});
   }
   if (r.tokenizer.path && !r.given("tokenizer.type")) {
     r.tokenizer.type = TokenizerType::huggingface;

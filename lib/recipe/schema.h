@@ -37,6 +37,9 @@ const SchemaSection* find_section(std::string_view path);
 // Whether some spelling of a field lies below `path`, so that a mapping may stand there.
 bool is_section_path(std::string_view path);
 
+// Whether the recipe's strategy reads the field at all.
+bool belongs_to_strategy(const SchemaRow& row, const Recipe& recipe);
+
 // The key that was probably meant, as a full path; empty if none is close.
 std::string nearest_key(std::string_view path);
 

@@ -24,6 +24,8 @@ struct TrainConfig {
   DeviceChoice device = DeviceChoice::automatic;
   int64_t log_every = 10;
   std::string run_dir;
+  std::optional<int64_t> exit_interval;
+  std::optional<double> exit_duration_in_mins;
 
   static constexpr auto fields = std::tuple{
       Field{"steps",

@@ -1,5 +1,8 @@
-// Rules that hold fields against each other, one function per part of the recipe.
+// Rules that hold fields against each other, one function per part of the recipe. Those that need
+// the number of ranks take the layout.
 #pragma once
+#include "recipe/layout.h"
+#include "recipe/overlap.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -8,5 +11,15 @@ void validate_model(const Recipe& recipe, Problems& problems);
 void validate_data(const Recipe& recipe, Problems& problems);
 void validate_train(const Recipe& recipe, Problems& problems);
 void validate_optimizer(const Recipe& recipe, Problems& problems);
+void validate_precision(const Recipe& recipe, Problems& problems);
+
+void validate_world(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_strategy(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_experts(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_pipeline(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_context(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_packing(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_overlap(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
+                      Problems& problems);
 
 }  // namespace mtrain

@@ -2,16 +2,11 @@
 
 #include <fmt/core.h>
 
+#include "recipe/layout.h"
 #include "recipe/validate.h"
 
 namespace mtrain {
 namespace {
-
-// "12 or 16": the nearest values that divide evenly, for hints.
-std::string nearest_multiples(int64_t value, int64_t of) {
-  const int64_t low = value / of * of, high = low + of;
-  return low > 0 ? fmt::format("{} or {}", low, high) : fmt::format("{}", high);
-}
 
 void validate_heads(const Recipe& r, Problems& problems) {
   const auto& m = r.model;

@@ -15,6 +15,10 @@ void validate_recompute(const Recipe& r, Problems& problems) {
   problems.require(full || !c.num_layers, {"recompute.num_layers", "recompute.granularity"},
                    fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
                    only_full);
+  problems.require(
+      !full || c.num_layers, {"recompute.num_layers", "recompute.method"},
+      "method block needs the number of layers that are recomputed",
+      fmt::format("set recompute.num_layers to 1 ... {}, or method: uniform", r.model.num_layers));
   if (full && c.num_layers)
     problems.require(*c.num_layers <= r.model.num_layers,
                      {"recompute.num_layers", "model.num_layers"},

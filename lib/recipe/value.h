@@ -19,6 +19,8 @@ struct Complaint {
   std::string reason, hint;
 };
 
+struct TpOverlapConfig;
+
 struct TypeInfo {
   enum class Kind { boolean, integer, number, text, choice, list, mapping };
   Kind kind = Kind::text;
@@ -34,12 +36,14 @@ bool read_value(const Node& node, const FieldOptions& options, double& out, Comp
 bool read_value(const Node& node, const FieldOptions& options, std::string& out, Complaint& c);
 bool read_value(const Node& node, const FieldOptions& options,
                 std::map<std::string, std::string>& out, Complaint& c);
+bool read_value(const Node& node, const FieldOptions& options, TpOverlapConfig& out, Complaint& c);
 
 std::string show_value(bool value);
 std::string show_value(int64_t value);
 std::string show_value(double value);
 std::string show_value(const std::string& value);  // quoted where YAML would read something else
 std::string show_value(const std::map<std::string, std::string>& value);
+std::string show_value(const TpOverlapConfig& value);
 
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages
 std::string fold_name(std::string_view name);  // lower case without dashes and underscores
@@ -78,7 +82,8 @@ bool read(const Node& node, const FieldOptions& options, T& out, Complaint& c) {
     return i >= 0;
   } else if constexpr (IsAuto<T>::value || IsOptional<T>::value) {
     const bool automatic = IsAuto<T>::value && node.kind == Node::Kind::scalar && !node.quoted &&
-                           fold_name(node.text) == "auto";
+                           (fold_name(node.text) == "auto" ||
+                            (!options.auto_word.empty() && node.text == options.auto_word));
     if (automatic || node.unset()) {
       out.reset();
       return true;

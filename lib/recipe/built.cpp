@@ -1,0 +1,40 @@
+// What recipes may say and this build cannot run yet: one line per feature, removed when it is
+// built.
+#include <fmt/core.h>
+
+#include "recipe/built.h"
+
+namespace mtrain {
+
+void check_built(const Recipe& r, Problems& problems, int64_t world) {
+  const auto missing = [&](bool asked, const char* field, const char* what, const char* hint = "") {
+    if (asked) problems.add(field, fmt::format("not built yet: {}", what), hint);
+  };
+  const auto& d = r.distributed;
+  const char* one = "set it to 1; `--dry-run` checks the recipe without running it";
+  missing(d.tp_size > 1, "distributed.tp_size", "tensor parallelism (tp_size > 1)", one);
+  missing(d.pp_size > 1, "distributed.pp_size", "pipeline parallelism (pp_size > 1)", one);
+  missing(d.cp_size > 1, "distributed.cp_size", "context parallelism (cp_size > 1)", one);
+  missing(d.ep_size > 1, "distributed.ep_size", "expert parallelism (ep_size > 1)", one);
+  missing(d.dp_size.value_or(1) > 1 || world / (d.tp_size * d.pp_size * d.cp_size) > 1,
+          "distributed.dp_size", "data parallelism (several ranks)", "run a single rank");
+  missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
+  missing(r.mixed_precision.name == Precision::fp16_mixed, "mixed_precision.name", "fp16_mixed",
+          "use bf16_mixed or fp32");
+  missing(r.mixed_precision.fp8 != Fp8Format::none, "mixed_precision.fp8", "8-bit products");
+  missing(r.packed_sequence.packed_sequence_size > 0, "packed_sequence.packed_sequence_size",
+          "packed sequences", "set it to 0");
+  missing(r.train.exit_interval.has_value(), "train.exit_interval", "stopping at an interval");
+  missing(r.train.exit_duration_in_mins.has_value(), "train.exit_duration_in_mins",
+          "stopping after a time");
+  missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
+  missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
+  bool other_module = false;
+  for (const auto module : r.recompute.modules)
+    other_module = other_module || module != RecomputeModule::core_attn;
+  missing(r.recompute.granularity == RecomputeGranularity::selective && other_module,
+          "recompute.modules", "modules other than core_attn", "use [core_attn]");
+  missing(r.comm.link.latency_us > 0 || r.comm.link.gbps > 0, "comm.link", "an emulated link");
+}
+
+}  // namespace mtrain

@@ -1,0 +1,10 @@
+#pragma once
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+// Adds an error for every feature that the recipe asks for and that has no execution yet. To be
+// called before running; checking and printing a recipe do without.
+void check_built(const Recipe& recipe, Problems& problems, int64_t world = 1);
+
+}  // namespace mtrain

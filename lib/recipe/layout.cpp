@@ -1,0 +1,218 @@
+#include "recipe/layout.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include <fmt/core.h>
+
+#include "base/math.h"
+
+namespace mtrain {
+namespace {
+
+constexpr int64_t kMaxWorld = 1 << 24;  // keeps products of sizes within 64 bits
+
+using Schedule = PipelineScheduleName;
+
+int64_t stages_per_rank(const Recipe& r) {
+  const auto& d = r.distributed;
+  if (d.pp_size == 1) return 1;
+  std::vector<int64_t> layers;
+  std::string reason;
+  if (d.pipeline.layout && parse_pipeline_layout(*d.pipeline.layout, layers, reason))
+    return std::max<int64_t>(1, int64_t(layers.size()) / d.pp_size);
+  if (d.pipeline.layers_per_stage) {
+    const int64_t stages = ceil_div(r.model.num_layers, *d.pipeline.layers_per_stage);
+    const bool up = d.pipeline.round_virtual_stages_to_pp_multiple == RoundStages::up;
+    return std::max<int64_t>(1, up ? ceil_div(stages, d.pp_size) : stages / d.pp_size);
+  }
+  if (d.vpp_size) return *d.vpp_size;
+  return is_single_stage(d.pipeline.pp_schedule) ? 1 : 2;
+}
+
+std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
+  std::vector<int64_t> layers;
+  std::string reason;
+  if (r.distributed.pp_size > 1 && r.distributed.pipeline.layout &&
+      parse_pipeline_layout(*r.distributed.pipeline.layout, layers, reason))
+    return layers;
+  // A layout that cannot be is not spelled out: a mistyped size must not cost memory.
+  if (stages > r.model.num_layers) return {};
+  layers.assign(size_t(stages), r.model.num_layers / stages);
+  for (int64_t i = 0; i < r.model.num_layers % stages; ++i) ++layers[size_t(i)];
+  return layers;
+}
+
+}  // namespace
+
+bool is_single_stage(Schedule s) { return s == Schedule::one_f_one_b || s == Schedule::gpipe; }
+
+bool is_interleaved(Schedule s) {
+  return s == Schedule::interleaved_1f1b || s == Schedule::dfs || s == Schedule::zero_bubble;
+}
+
+bool is_sharded(const Recipe& r) {
+  switch (r.distributed.strategy) {
+    case Strategy::fsdp2: return true;
+    case Strategy::megatron_fsdp: return r.distributed.zero_dp_strategy != ZeroStrategy::none;
+    case Strategy::megatron_ddp: return r.ddp.use_distributed_optimizer;
+    case Strategy::ddp: return false;
+  }
+  return false;
+}
+
+std::string nearest_multiples(int64_t value, int64_t of) {
+  const int64_t low = value / of * of, high = low + of;
+  if (low == value) return fmt::format("{}", low);
+  return low > 0 ? fmt::format("{} or {}", low, high) : fmt::format("{}", high);
+}
+
+int64_t padded_vocab(int64_t vocab, int64_t tp) { return round_up(vocab, 128 * tp); }
+
+int64_t launcher_world_size() {
+  // The rank beside the size tells a launcher from a shell inside an allocation, which has the size
+  // alone.
+  for (const auto& [size, rank] : {std::pair{"WORLD_SIZE", "RANK"},
+                                   {"SLURM_NTASKS", "SLURM_PROCID"},
+                                   {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
+                                   {"PMI_SIZE", "PMI_RANK"}}) {
+    const char* text = std::getenv(size);
+    if (!text || !std::getenv(rank)) continue;
+    const std::string s = text;
+    int64_t world = 0;
+    const auto [stop, error] = std::from_chars(s.data(), s.data() + s.size(), world);
+    if (error != std::errc() || stop != s.data() + s.size() || world < 1)
+      throw UserError(fmt::format("{}={} is not a number of ranks", size, s),
+                      "it is set by the launcher; unset it to run alone");
+    return world;
+  }
+  return 1;
+}
+
+Layout layout_of(const Recipe& r, int64_t world) {
+  const auto& d = r.distributed;
+  Layout l;
+  l.tp = d.tp_size, l.pp = d.pp_size, l.cp = d.cp_size, l.ep = d.ep_size;
+  const int64_t model_ranks = l.tp * l.pp * l.cp;
+  const int64_t dp = d.dp_size.value_or(d.dp_replicate_size.value_or(1));
+  l.world = world > 0                      ? std::min(world, kMaxWorld)
+            : model_ranks < kMaxWorld / dp ? model_ranks * dp
+                                           : kMaxWorld;
+  l.dp = std::max<int64_t>(1, l.world / model_ranks);
+  l.dp_replicate = std::min(l.dp, d.dp_replicate_size.value_or(1));
+  l.dp_shard = std::max<int64_t>(1, l.dp / l.dp_replicate);
+  l.ep_shard = std::max<int64_t>(1, l.dp * l.cp / l.ep);
+  l.stages_per_rank = stages_per_rank(r);
+  l.stages = l.pp * l.stages_per_rank;
+  l.micro_batch = l.pp > 1 ? d.pipeline.pp_microbatch_size.value_or(r.train.micro_batch_size)
+                           : r.train.micro_batch_size;
+  l.micro_batches = std::max<int64_t>(1, r.train.global_batch_size / l.dp / l.micro_batch);
+  l.layers_of_stage = split_layers(r, l.stages);
+  return l;
+}
+
+namespace {
+
+// One stage of a layout string: decoder layers, and how often E and L stand in it.
+struct StageParts {
+  int64_t layers = 0, embeddings = 0, losses = 0;
+};
+
+class LayoutParser {
+ public:
+  LayoutParser(const std::string& text, std::string& reason) : text_(text), reason_(reason) {}
+
+  bool parse(std::vector<StageParts>& stages) {
+    stages.assign(1, {});
+    if (!sequence(stages, 0)) return false;
+    return at_ == text_.size() || fail("an unmatched `)`");
+  }
+
+ private:
+  static constexpr size_t kMaxStages = 1 << 16;
+
+  bool fail(const std::string& what) {
+    reason_ = fmt::format("{} at character {}", what, at_ + 1);
+    return false;
+  }
+
+  // Items up to the end or a closing parenthesis. A group is a run of stages whose first continues
+  // the open one.
+  bool sequence(std::vector<StageParts>& stages, int depth) {
+    while (at_ < text_.size() && text_[at_] != ')') {
+      const char c = text_[at_];
+      if (c == ',' || c == ' ') {
+        ++at_;
+        continue;
+      }
+      std::vector<StageParts> item(1);
+      if (c == '|') {
+        item.resize(2);
+        ++at_;
+      } else if (c == 'E' || c == 't' || c == 'L') {
+        (c == 'E' ? item[0].embeddings : c == 't' ? item[0].layers : item[0].losses) = 1;
+        ++at_;
+      } else if (c == '(') {
+        if (depth > 8) return fail("too many parentheses");
+        ++at_;
+        if (!sequence(item, depth + 1)) return false;
+        if (at_ == text_.size()) return fail("a missing `)`");
+        ++at_;
+      } else if (c == 'm') {
+        return fail("m (multi-token prediction), which mtrain does not have,");
+      } else {
+        return fail(fmt::format("`{}`, where E, t, L, |, ( or * is expected,", c));
+      }
+      int64_t times = 1;
+      if (!repetition(times)) return false;
+      for (int64_t i = 0; i < times; ++i) {
+        append(stages, item);
+        if (stages.size() > kMaxStages) return fail("too many stages");
+      }
+    }
+    return true;
+  }
+
+  bool repetition(int64_t& times) {
+    if (at_ == text_.size() || text_[at_] != '*') return true;
+    const char* begin = text_.data() + at_ + 1;
+    const auto [stop, error] = std::from_chars(begin, text_.data() + text_.size(), times);
+    if (error != std::errc() || times < 1 || times > 100000)
+      return fail("`*` without a number after it");
+    at_ = size_t(stop - text_.data());
+    return true;
+  }
+
+  static void append(std::vector<StageParts>& stages, const std::vector<StageParts>& item) {
+    stages.back().layers += item[0].layers;
+    stages.back().embeddings += item[0].embeddings;
+    stages.back().losses += item[0].losses;
+    stages.insert(stages.end(), item.begin() + 1, item.end());
+  }
+
+  const std::string& text_;
+  std::string& reason_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+bool parse_pipeline_layout(const std::string& text, std::vector<int64_t>& layers_of_stage,
+                           std::string& reason) {
+  std::vector<StageParts> stages;
+  if (!LayoutParser(text, reason).parse(stages)) return false;
+  int64_t embeddings = 0, losses = 0;
+  layers_of_stage.clear();
+  for (const auto& s : stages) {
+    embeddings += s.embeddings, losses += s.losses;
+    layers_of_stage.push_back(s.layers);
+  }
+  if (embeddings != 1 || stages.front().embeddings != 1)
+    reason = "E (the embedding) must stand once, in the first stage";
+  else if (losses != 1 || stages.back().losses != 1)
+    reason = "L (the loss) must stand once, in the last stage";
+  return reason.empty();
+}
+
+}  // namespace mtrain

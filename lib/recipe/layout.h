@@ -1,0 +1,46 @@
+// What a recipe makes of a number of ranks: sizes that follow from the fields, and the checks that
+// need them.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+struct Layout {
+  int64_t world = 1, tp = 1, pp = 1, cp = 1, ep = 1;
+  int64_t dp = 1, dp_replicate = 1, dp_shard = 1;  // dp = dp_replicate x dp_shard
+  int64_t ep_shard = 1;                            // ranks that hold the same experts: dp x cp / ep
+  int64_t stages_per_rank = 1, stages = 1;         // stages = pp x stages_per_rank
+  int64_t micro_batch = 1;                         // samples
+  int64_t micro_batches = 1;                       // per rank and step
+  std::vector<int64_t> layers_of_stage;            // transformer layers, one entry per stage
+
+  int64_t gradient_ranks() const { return dp * cp; }  // over which gradients are reduced
+};
+
+// Sizes below 1 and divisions with a rest are rounded so that every number is usable;
+// validate_layout reports them. `world` 0 stands for the smallest world that fits.
+Layout layout_of(const Recipe& recipe, int64_t world);
+
+// The vocabulary as the model stores it: a multiple of 128 x tp.
+int64_t padded_vocab(int64_t vocab, int64_t tp);
+
+// The world size that the launcher tells in the environment (torchrun, Slurm, Open MPI, PMI), or 1.
+int64_t launcher_world_size();
+
+bool is_single_stage(PipelineScheduleName schedule);  // 1f1b, gpipe
+bool is_interleaved(PipelineScheduleName schedule);   // orders micro-batches in groups
+bool is_sharded(const Recipe& recipe);                // the optimizer's state is spread over ranks
+
+// "12 or 16": the nearest multiples, for hints.
+std::string nearest_multiples(int64_t value, int64_t of);
+
+// `layout: Et*4|t*5|t*4L` as numbers of decoder layers per stage; `reason` says what is wrong with
+// it.
+bool parse_pipeline_layout(const std::string& text, std::vector<int64_t>& layers_of_stage,
+                           std::string& reason);
+
+}  // namespace mtrain

@@ -1,0 +1,250 @@
+#include "recipe/overlap.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "base/strings.h"
+
+namespace mtrain {
+namespace {
+
+// Whether a feature can be active; `why` says why not, or what makes it so.
+struct Condition {
+  bool ok;
+  std::string why;
+};
+
+// All of these must hold; the first that does not is the reason.
+struct Need {
+  bool ok;
+  std::string otherwise;
+};
+Condition all(std::initializer_list<Need> needs, const char* why = "") {
+  for (const auto& need : needs)
+    if (!need.ok) return {false, need.otherwise};
+  return {true, why};
+}
+
+class Resolver {
+ public:
+  Resolver(const Recipe& r, const Layout& l) : r_(r), l_(l) {}
+
+  Overlap run() {
+    resolve_tp();
+    resolve_p2p();
+    resolve_data_parallel();
+    resolve_cp();
+    resolve_wgrad();
+    resolve_launch();
+    return std::move(o_);
+  }
+
+ private:
+  bool row(const char* field, const std::string& asked, bool wanted, bool by_name,
+           const Condition& possible) {
+    const bool effective = wanted && possible.ok;
+    std::string reason = !possible.ok ? possible.why : wanted ? possible.why : "not asked for";
+    if (asked == "false") reason = "switched off";
+    o_.table.push_back({field, asked, effective ? "true" : "false", std::move(reason),
+                        by_name && wanted && !possible.ok});
+    return effective;
+  }
+
+  // A feature with `auto`: automatically on where `possible`, if `auto_on`.
+  bool decide(const char* field, const Auto<bool>& asked, const Condition& possible,
+              bool auto_on = true) {
+    return row(field, asked ? (*asked ? "true" : "false") : "auto", asked.value_or(auto_on),
+               asked.has_value(), possible);
+  }
+
+  bool decide(const char* field, bool asked, const Condition& possible) {
+    // false is the default of these, so it does not count as switched off.
+    const bool effective = row(field, asked ? "true" : "no", asked, true, possible);
+    return effective;
+  }
+
+  void resolve_tp() {
+    o_.tp_comm_overlap = decide(
+        "comm_overlap.tp_comm_overlap", r_.comm_overlap.tp_comm_overlap,
+        all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)"},
+             {r_.distributed.sequence_parallel, "it needs distributed.sequence_parallel: true"}}),
+        false);
+  }
+
+  Condition several_stages() const {
+    return all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
+                {l_.stages_per_rank > 1, "every rank has a single stage"}},
+               "several stages per rank");
+  }
+
+  void resolve_p2p() {
+    const auto& c = r_.comm_overlap;
+    Condition overlap = several_stages();
+    if (overlap.ok && c.batch_p2p_comm.value_or(false))
+      overlap = {false, "batch_p2p_comm sends and receives in one call"};
+    o_.overlap_p2p_comm = decide("comm_overlap.overlap_p2p_comm", c.overlap_p2p_comm, overlap);
+    o_.batch_p2p_comm =
+        decide("comm_overlap.batch_p2p_comm", c.batch_p2p_comm,
+               all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
+                    {!o_.overlap_p2p_comm, "overlap_p2p_comm sends and receives one by one"}}));
+  }
+
+  void resolve_data_parallel() {
+    const auto& d = r_.ddp;
+    const bool buckets = r_.distributed.strategy != Strategy::fsdp2;
+    const char* fsdp2 = "fsdp2 reduces and gathers by its own prefetch depths";
+    const Need group{l_.gradient_ranks() > 1, "gradients are not shared (dp x cp is 1)"};
+    o_.overlap_grad_reduce =
+        decide("ddp.overlap_grad_reduce", d.overlap_grad_reduce,
+               all({group, {buckets, fsdp2}}, "gradients are reduced over dp x cp"));
+    o_.overlap_param_gather =
+        decide("ddp.overlap_param_gather", d.overlap_param_gather,
+               all({group,
+                    {buckets, fsdp2},
+                    {is_sharded(r_), "nothing is gathered, for the optimizer is not sharded"},
+                    {o_.overlap_grad_reduce, "it needs overlap_grad_reduce, which is off"}},
+                   "the optimizer is sharded"));
+    o_.overlap_param_gather_with_optimizer_step = decide(
+        "ddp.overlap_param_gather_with_optimizer_step", d.overlap_param_gather_with_optimizer_step,
+        all({{is_sharded(r_), "it needs use_distributed_optimizer: true"},
+             {o_.overlap_param_gather, "it needs overlap_param_gather, which is off"},
+             {l_.stages_per_rank > 1, "it needs several stages per rank"}}));
+    Condition align = several_stages();
+    if (align.ok)
+      align = all({{o_.overlap_param_gather, "overlap_param_gather is off"}},
+                  "several stages per rank");
+    o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
+    resolve_buckets();
+  }
+
+  void resolve_buckets() {
+    const bool section = r_.sections.count("comm_overlap") > 0;
+    o_.bucket_size = r_.ddp.bucket_size.value_or(
+        section ? 128 << 20 : std::max<int64_t>(40000000, 1000000 * l_.dp));
+    std::string reason = r_.ddp.bucket_size ? "as given"
+                         : section          ? "128 Mi parameters with a comm_overlap section"
+                                            : "the larger of 40 M and 1 M x dp";
+    const double own = matrix_parameters_per_rank();
+    if (o_.overlap_grad_reduce && own <= double(o_.bucket_size))
+      reason += fmt::format(
+          "; the {} parameters of a rank's layers fit into one bucket, so nothing can hide",
+          human_count(own));
+    o_.table.push_back({"ddp.bucket_size",
+                        r_.ddp.bucket_size ? fmt::format("{}", *r_.ddp.bucket_size) : "auto",
+                        fmt::format("{}", o_.bucket_size), reason});
+  }
+
+  // Attention and MLP matrices of a rank's layers: what buckets are filled with, less embeddings
+  // and norms.
+  double matrix_parameters_per_rank() const {
+    const auto& m = r_.model;
+    const double hidden = double(m.hidden_size), ffn = double(m.ffn_size());
+    const double attention =
+        2 * hidden * double(m.head_dim()) * double(m.num_attention_heads + m.kv_heads());
+    const double mlp = (m.gated() ? 3 : 2) * hidden * ffn;
+    return double(m.num_layers) * (attention + mlp) / double(l_.tp) / double(l_.pp);
+  }
+
+  void resolve_cp() {
+    o_.cp_overlap = decide("comm_overlap.cp_overlap", r_.comm_overlap.cp_overlap,
+                           all({{l_.cp > 1, "there is no context parallelism (cp_size 1)"}},
+                               "keys and values travel during attention"));
+  }
+
+  void resolve_wgrad() {
+    const auto& c = r_.comm_overlap;
+    o_.defer_embedding_wgrad_compute =
+        decide("comm_overlap.defer_embedding_wgrad_compute", c.defer_embedding_wgrad_compute,
+               all({{l_.pp > 1, "there is no pipeline (pp_size 1)"}}));
+    Condition fine = several_stages();
+    if (fine.ok && !o_.overlap_p2p_comm) fine = {false, "it needs overlap_p2p_comm, which is off"};
+    o_.overlap_p2p_backward_on_comm_stream =
+        decide("comm_overlap.overlap_p2p_backward_on_comm_stream",
+               c.overlap_p2p_backward_on_comm_stream, fine);
+    resolve_delayed_layers(fine);
+    o_.overlap_p2p_with_transformer_layer_wgrad =
+        decide("comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+               c.overlap_p2p_with_transformer_layer_wgrad, fine);
+    o_.overlap_moe_expert_parallel_comm =
+        decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
+               moe_condition());
+    const bool fine_grained = o_.overlap_p2p_backward_on_comm_stream ||
+                              o_.overlap_p2p_wgrad_delayed_layer_number > 1 ||
+                              o_.overlap_p2p_with_transformer_layer_wgrad;
+    o_.delay_wgrad_compute = decide(
+        "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
+        all({{o_.overlap_moe_expert_parallel_comm || fine_grained,
+              "it needs overlap_moe_expert_parallel_comm, or one of the overlap_p2p_* flags of the "
+              "fine-grained 1F1B"}}));
+  }
+
+  void resolve_delayed_layers(const Condition& fine) {
+    const int64_t asked = r_.comm_overlap.overlap_p2p_wgrad_delayed_layer_number;
+    o_.overlap_p2p_wgrad_delayed_layer_number = fine.ok ? asked : 1;
+    o_.table.push_back({"comm_overlap.overlap_p2p_wgrad_delayed_layer_number",
+                        fmt::format("{}", asked),
+                        fmt::format("{}", o_.overlap_p2p_wgrad_delayed_layer_number),
+                        asked == 1 ? "not asked for" : fine.why, asked != 1 && !fine.ok});
+  }
+
+  Condition moe_condition() const {
+    const auto& moe = r_.model.moe;
+    const auto& modules = r_.recompute.modules;
+    const auto granularity = r_.recompute.granularity;
+    const bool recomputes_moe =
+        granularity == RecomputeGranularity::selective &&
+        std::count(modules.begin(), modules.end(), RecomputeModule::moe) > 0;
+    return all(
+        {{l_.ep > 1, "experts are not spread over ranks (ep_size 1)"},
+         {moe.num_experts > 1, "the model has no experts"},
+         {moe.token_dispatcher != MoeDispatcher::all_gather,
+          "the token dispatcher must be alltoall or flex, not all_gather"},
+         {r_.mixed_precision.name != Precision::fp32, "it needs bf16 or fp16"},
+         {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
+         {granularity != RecomputeGranularity::full, "layers are recomputed as a whole"},
+         {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
+         {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"}});
+  }
+
+  void resolve_launch() {
+    const bool fsdp = r_.distributed.strategy == Strategy::fsdp2 ||
+                      r_.distributed.strategy == Strategy::megatron_fsdp;
+    const bool one = compute_capability(r_.hardware.gpu) < 10 && (l_.tp > 1 || l_.cp > 1) &&
+                     !o_.overlap_moe_expert_parallel_comm && !fsdp;
+    o_.cuda_device_max_connections = r_.launch.cuda_device_max_connections.value_or(one ? 1 : 32);
+    const bool overlaps = o_.tp_comm_overlap || o_.overlap_grad_reduce || o_.overlap_param_gather;
+    o_.layernorm_sm_margin = r_.launch.layernorm_sm_margin.value_or(overlaps ? 16 : 0);
+    const auto shown = [](const Auto<int64_t>& v) { return v ? fmt::format("{}", *v) : "auto"; };
+    o_.table.push_back({"launch.cuda_device_max_connections",
+                        shown(r_.launch.cuda_device_max_connections),
+                        fmt::format("{}", o_.cuda_device_max_connections),
+                        one ? "communication of tp and cp must start before the compute after it"
+                            : "communication and compute queue freely"});
+    o_.table.push_back({"launch.layernorm_sm_margin", shown(r_.launch.layernorm_sm_margin),
+                        fmt::format("{}", o_.layernorm_sm_margin),
+                        overlaps ? "norms leave multiprocessors to communication"
+                                 : "nothing runs beside the norms"});
+  }
+
+  const Recipe& r_;
+  const Layout& l_;
+  Overlap o_;
+};
+
+}  // namespace
+
+Overlap resolve_overlap(const Recipe& recipe, const Layout& layout) {
+  return Resolver(recipe, layout).run();
+}
+
+std::string print_overlap(const Overlap& overlap) {
+  std::string out =
+      fmt::format("{:<54} {:<10} {:<10} {}\n", "overlap", "asked", "effective", "why");
+  for (const auto& row : overlap.table)
+    out +=
+        fmt::format("{:<54} {:<10} {:<10} {}\n", row.field, row.asked, row.effective, row.reason);
+  return out;
+}
+
+}  // namespace mtrain

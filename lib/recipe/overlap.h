@@ -1,0 +1,41 @@
+// What is hidden behind what: each overlap feature as asked, as effective, and why.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "recipe/layout.h"
+
+namespace mtrain {
+
+struct OverlapRow {
+  std::string field;      // "comm_overlap.tp_comm_overlap"
+  std::string asked;      // "auto", "true", "4"
+  std::string effective;  // "true", "134217728"
+  std::string reason;
+  bool refused = false;  // asked for by name, but it cannot be active
+};
+
+struct Overlap {
+  bool tp_comm_overlap = false;
+  bool overlap_p2p_comm = false, batch_p2p_comm = false;
+  bool overlap_grad_reduce = false, overlap_param_gather = false;
+  bool overlap_param_gather_with_optimizer_step = false, align_param_gather = false;
+  int64_t bucket_size = 0;  // parameters
+  bool cp_overlap = false;
+  bool defer_embedding_wgrad_compute = false;
+  bool overlap_p2p_backward_on_comm_stream = false;
+  int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
+  bool overlap_p2p_with_transformer_layer_wgrad = false;
+  bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
+  int64_t cuda_device_max_connections = 32, layernorm_sm_margin = 0;
+  std::vector<OverlapRow> table;  // one row per feature, in the order above
+};
+
+// A pure function of the recipe and the layout: `auto` is chosen, what cannot be active is off.
+Overlap resolve_overlap(const Recipe& recipe, const Layout& layout);
+
+// The table as text, for the start banner and the dry run.
+std::string print_overlap(const Overlap& overlap);
+
+}  // namespace mtrain

@@ -1,0 +1,119 @@
+// Sequences over ranks, and several documents in one sequence.
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "recipe/validate.h"
+
+namespace mtrain {
+namespace {
+
+bool uses(const Recipe& r, CpCommType type) {
+  const auto& types = r.distributed.cp_comm_type;
+  return std::find(types.begin(), types.end(), type) != types.end();
+}
+
+// Heads that one tp rank has of `total`; key-value heads are repeated where there are fewer than
+// ranks.
+int64_t heads_per_rank(int64_t total, int64_t tp) { return std::max<int64_t>(1, total / tp); }
+
+void check_heads(const Recipe& r, const Layout& l, int64_t ranks, const char* type,
+                 const char* what, Problems& problems) {
+  const int64_t heads = heads_per_rank(r.model.num_attention_heads, l.tp);
+  const int64_t kv = heads_per_rank(r.model.kv_heads(), l.tp);
+  problems.require(heads % ranks == 0,
+                   {"distributed.cp_comm_type", "distributed.cp_size", "model.num_attention_heads"},
+                   fmt::format("{} gives heads to ranks, but the {} heads of a tp rank are not "
+                               "divisible by {} {}",
+                               type, heads, what, ranks),
+                   "use p2p or all_gather, or change the sizes");
+  if (heads % ranks != 0) return;
+  problems.require(
+      kv % ranks == 0,
+      {"distributed.cp_comm_type", "distributed.cp_size", "model.num_query_groups"},
+      fmt::format("{} gives heads to ranks, but the {} key-value heads of a tp rank are "
+                  "not divisible by {} {}",
+                  type, kv, what, ranks),
+      "use p2p or all_gather, or change the sizes");
+}
+
+void check_hierarchy(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& sizes = r.distributed.hierarchical_context_parallel_sizes;
+  const char* field = "distributed.hierarchical_context_parallel_sizes";
+  if (!sizes.empty())
+    problems.require(!r.distributed.use_decentralized_pg,
+                     {"distributed.use_decentralized_pg", field},
+                     "decentralized process groups have no hierarchical levels",
+                     "set use_decentralized_pg: false, or remove the sizes");
+  if (!uses(r, CpCommType::a2a_p2p)) {
+    if (!sizes.empty())
+      problems.warn(field, "is ignored, for no layer uses a2a+p2p",
+                    "set distributed.cp_comm_type: a2a+p2p, or remove it");
+    return;
+  }
+  problems.require(!sizes.empty(), {field, "distributed.cp_comm_type"},
+                   "a2a+p2p needs the sizes of its two levels",
+                   fmt::format("set {}: [a, b] with a x b = cp_size {}", field, l.cp));
+  if (sizes.empty()) return;
+  int64_t product = 1;
+  std::string text;
+  for (int64_t s : sizes) {
+    product = std::min<int64_t>(product * std::min<int64_t>(s, 1 << 20), int64_t(1) << 40);
+    text += (text.empty() ? "" : " x ") + std::to_string(s);
+  }
+  problems.require(sizes.size() == 2, {field},
+                   fmt::format("has {} levels, a2a+p2p has two", sizes.size()),
+                   "give the size of the all-to-all first, then that of the ring");
+  problems.require(product == l.cp, {field, "distributed.cp_size"},
+                   fmt::format("{} = {} is not cp_size {}", text, product, l.cp),
+                   "the product of the levels must be cp_size");
+  check_heads(r, l, sizes[0], "a2a+p2p", "its first level", problems);
+}
+
+}  // namespace
+
+void validate_context(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& types = r.distributed.cp_comm_type;
+  if (types.size() != 1)
+    problems.require(int64_t(types.size()) == r.model.num_layers,
+                     {"distributed.cp_comm_type", "model.num_layers"},
+                     fmt::format("{} entries for {} layers", types.size(), r.model.num_layers),
+                     "give one word for all layers, or one entry per layer");
+  check_hierarchy(r, l, problems);
+  if (l.cp == 1) return;
+  problems.require(r.dataset.seq_length % (2 * l.cp) == 0,
+                   {"dataset.seq_length", "distributed.cp_size"},
+                   fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}",
+                               r.dataset.seq_length, 2 * l.cp),
+                   fmt::format("use {}; each rank holds two chunks of a sequence",
+                               nearest_multiples(r.dataset.seq_length, 2 * l.cp)));
+  if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", problems);
+  problems.require(
+      !r.model.window_size || (!uses(r, CpCommType::p2p) && !uses(r, CpCommType::a2a_p2p)),
+      {"distributed.cp_comm_type", "model.window_size"},
+      "p2p and a2a+p2p pass keys around a ring, which a sliding window does not allow",
+      "use all_gather or a2a");
+}
+
+void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
+  const int64_t size = r.packed_sequence.packed_sequence_size;
+  if (size == 0) return;
+  problems.require(
+      l.micro_batch == 1,
+      {"packed_sequence.packed_sequence_size", "train.micro_batch_size",
+       "distributed.pipeline.pp_microbatch_size"},
+      fmt::format("a packed sample is a batch of its own, but the micro-batch is {}",
+                  l.micro_batch),
+      fmt::format("set micro_batch_size: 1 and packed_sequence_size: {}", size * l.micro_batch));
+  if (l.cp > 1)
+    problems.require(size % (2 * l.cp) == 0,
+                     {"packed_sequence.packed_sequence_size", "distributed.cp_size"},
+                     fmt::format("{} is not a multiple of 2 x cp_size = {}", size, 2 * l.cp),
+                     fmt::format("use {}", nearest_multiples(size, 2 * l.cp)));
+  if (l.cp > 1)
+    problems.resolved(
+        "packed_sequence.packed_sequence_size",
+        fmt::format("documents are padded to multiples of 2 x cp_size = {}", 2 * l.cp));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,95 @@
+// What is asked to overlap must be able to.
+#include <fmt/core.h>
+
+#include "recipe/validate.h"
+
+namespace mtrain {
+namespace {
+
+void check_refused(const Recipe& r, const Overlap& overlap, Problems& problems) {
+  for (const auto& row : overlap.table) {
+    // What belongs to another strategy has been refused by its name already.
+    const bool other_strategy =
+        row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == Strategy::fsdp2;
+    if (!row.refused || other_strategy) continue;
+    if (r.debug.strict)
+      problems.require(false, {row.field}, fmt::format("cannot be active: {}", row.reason),
+                       "set it to false or auto; debug.strict: false turns it off with a warning");
+    else
+      problems.warn(row.field, fmt::format("is turned off: {}", row.reason));
+  }
+}
+
+void check_delayed_layers(const Recipe& r, const Layout& l, const Overlap& o, Problems& problems) {
+  const int64_t n = o.overlap_p2p_wgrad_delayed_layer_number;
+  if (n == 1 || l.layers_of_stage.empty()) return;
+  int64_t fewest = l.layers_of_stage[0];
+  for (int64_t layers : l.layers_of_stage) fewest = std::min(fewest, layers);
+  problems.require(n <= fewest,
+                   {"comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "model.num_layers"},
+                   fmt::format("{} layers are to wait, but a chunk has {} layers", n, fewest),
+                   fmt::format("choose 1 to {}", fewest));
+  (void)r;
+}
+
+void check_preset(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& name = r.comm_overlap.tp_comm_overlap_cfg.preset;
+  const TpOverlapPreset* preset = find_tp_overlap_preset(name);
+  if (!preset) return;
+  std::string differences;
+  const auto compare = [&](const char* what, auto preset_value, auto own) {
+    if (preset_value == own) return;
+    differences +=
+        fmt::format("{}{} {} (here {})", differences.empty() ? "" : ", ", what, preset_value, own);
+  };
+  compare("hidden_size", preset->hidden_size, r.model.hidden_size);
+  compare("tp_size", preset->tp_size, l.tp);
+  compare("cp_size", preset->cp_size, l.cp);
+  compare("micro-batch", preset->micro_batch_size, l.micro_batch);
+  compare("seq_length", preset->seq_length, r.dataset.seq_length);
+  compare("GPU", preset->gpu, enum_name(r.hardware.gpu));
+  const bool fp8 = r.mixed_precision.fp8 != Fp8Format::none;
+  compare("precision", preset->precision, std::string_view(fp8 ? "fp8" : "bf16"));
+  if (!differences.empty())
+    problems.warn("comm_overlap.tp_comm_overlap_cfg",
+                  fmt::format("{} was tuned for {}", name, differences),
+                  "leave the preset out to take a method per product");
+}
+
+void check_launch(const Recipe& r, Problems& problems) {
+  const bool fsdp = r.distributed.strategy == Strategy::fsdp2 ||
+                    r.distributed.strategy == Strategy::megatron_fsdp;
+  problems.require(
+      !fsdp || r.launch.cuda_device_max_connections != 1,
+      {"launch.cuda_device_max_connections", "distributed.strategy"},
+      fmt::format("1 puts the gathers of {} into one queue with the compute they should "
+                  "hide behind",
+                  enum_name(r.distributed.strategy)),
+      "set it to auto, or to 32");
+}
+
+void check_deferral(const Recipe& r, const Overlap& o, Problems& problems) {
+  if (r.comm_overlap.wgrad_deferral_limit > 0 && !o.defer_embedding_wgrad_compute)
+    problems.warn("comm_overlap.wgrad_deferral_limit",
+                  "is ignored, for defer_embedding_wgrad_compute is off");
+  const auto& cfg = r.comm_overlap.tp_comm_overlap_cfg;
+  if (!cfg.empty() && !o.tp_comm_overlap)
+    problems.warn("comm_overlap.tp_comm_overlap_cfg", "is ignored, for tp_comm_overlap is off");
+}
+
+}  // namespace
+
+void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o, Problems& problems) {
+  const auto& c = r.comm_overlap;
+  problems.require(!(c.overlap_p2p_comm.value_or(false) && c.batch_p2p_comm.value_or(false)),
+                   {"comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"},
+                   "overlap_p2p_comm and batch_p2p_comm exclude each other",
+                   "keep overlap_p2p_comm with several stages per rank, batch_p2p_comm with one");
+  check_refused(r, o, problems);
+  check_delayed_layers(r, l, o, problems);
+  if (o.tp_comm_overlap) check_preset(r, l, problems);
+  check_launch(r, problems);
+  check_deferral(r, o, problems);
+}
+
+}  // namespace mtrain

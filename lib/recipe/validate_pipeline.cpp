@@ -1,0 +1,197 @@
+// Layers into stages, micro-batches into schedules.
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "base/math.h"
+#include "recipe/validate.h"
+
+namespace mtrain {
+namespace {
+
+using Schedule = PipelineScheduleName;
+
+// The legal counts next to `from`, for hints: "8 or 12".
+template <class Legal>
+std::string nearest_legal(int64_t from, const Legal& legal) {
+  std::string text;
+  for (int64_t low = from - 1; low >= 1; --low)
+    if (legal(low)) {
+      text = fmt::format("{}", low);
+      break;
+    }
+  for (int64_t high = from + 1; high <= 4 * from + 64; ++high)
+    if (legal(high))
+      return text.empty() ? fmt::format("{}", high) : fmt::format("{} or {}", text, high);
+  return text;
+}
+
+bool legal_rounds(int64_t micro_batches, int64_t pp) {
+  return micro_batches % std::max<int64_t>(1, micro_batches / pp) == 0;
+}
+
+bool legal_group(int64_t group, int64_t micro_batches, int64_t pp) {
+  if (group < pp || group > micro_batches) return false;
+  return micro_batches % group == 0 || micro_batches % group >= pp;
+}
+
+void check_split(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& p = r.distributed.pipeline;
+  if (p.layers_per_stage) {
+    const int64_t stages = ceil_div(r.model.num_layers, *p.layers_per_stage);
+    const bool none = p.round_virtual_stages_to_pp_multiple == RoundStages::none;
+    problems.require(
+        stages % l.pp == 0 || !none,
+        {"distributed.pipeline.layers_per_stage", "distributed.pp_size", "model.num_layers"},
+        fmt::format("{} layers / {} per stage = {} stages, which pp_size {} does not divide",
+                    r.model.num_layers, *p.layers_per_stage, stages, l.pp),
+        "set round_virtual_stages_to_pp_multiple: up or down, or change layers_per_stage");
+    problems.require(
+        stages >= l.pp || p.round_virtual_stages_to_pp_multiple != RoundStages::down,
+        {"distributed.pipeline.round_virtual_stages_to_pp_multiple",
+         "distributed.pipeline.layers_per_stage"},
+        fmt::format("{} stages rounded down to a multiple of pp_size {} are none", stages, l.pp),
+        "use up, or fewer layers_per_stage");
+    if (r.distributed.vpp_size && (stages % l.pp == 0 || !none))
+      problems.require(
+          *r.distributed.vpp_size == l.stages_per_rank,
+          {"distributed.vpp_size", "distributed.pipeline.layers_per_stage"},
+          fmt::format(
+              "vpp_size {} disagrees with layers_per_stage {}, which gives {} stages per rank",
+              *r.distributed.vpp_size, *p.layers_per_stage, l.stages_per_rank),
+          "give one of the two");
+  }
+  problems.require(r.model.num_layers >= l.stages, {"model.num_layers", "distributed.pp_size"},
+                   fmt::format("{} layers are fewer than the {} stages (pp_size {} x {} per rank)",
+                               r.model.num_layers, l.stages, l.pp, l.stages_per_rank),
+                   "use a smaller pp_size or fewer stages per rank");
+  if (!p.layout && r.model.num_layers >= l.stages && r.model.num_layers % l.stages != 0)
+    problems.resolved(
+        "distributed.pipeline",
+        fmt::format("{} layers over {} stages: the first {} stages have one layer more",
+                    r.model.num_layers, l.stages, r.model.num_layers % l.stages));
+}
+
+void check_layout_string(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& p = r.distributed.pipeline;
+  if (!p.layout) return;
+  const char* field = "distributed.pipeline.layout";
+  std::vector<int64_t> layers;
+  std::string reason;
+  const char* form = "write stages separated by |, such as Et*4|t*5|t*5|t*4L";
+  if (!parse_pipeline_layout(*p.layout, layers, reason)) {
+    problems.add(field, reason, form);
+    return;
+  }
+  int64_t sum = 0;
+  for (int64_t n : layers) sum += n;
+  const auto stages = int64_t(layers.size());
+  problems.require(sum == r.model.num_layers, {field, "model.num_layers"},
+                   fmt::format("holds {} layers, but the model has {}", sum, r.model.num_layers),
+                   "each t is one layer");
+  problems.require(stages % l.pp == 0, {field, "distributed.pp_size"},
+                   fmt::format("has {} stages, which pp_size {} does not divide", stages, l.pp),
+                   form);
+  problems.require(!p.layers_per_stage, {field, "distributed.pipeline.layers_per_stage"},
+                   "says what each stage holds, and so does layers_per_stage",
+                   "give one of the two");
+  if (r.distributed.vpp_size && stages % l.pp == 0)
+    problems.require(*r.distributed.vpp_size == stages / l.pp, {field, "distributed.vpp_size"},
+                     fmt::format("has {} stages per rank, but vpp_size is {}", stages / l.pp,
+                                 *r.distributed.vpp_size),
+                     "remove vpp_size");
+}
+
+void check_stage_count(const Recipe& r, const Layout& l, Problems& problems) {
+  const Schedule s = r.distributed.pipeline.pp_schedule;
+  const int64_t n = l.stages_per_rank;
+  const auto refuse = [&](bool ok, const char* need, const char* hint) {
+    problems.require(
+        ok,
+        {"distributed.pipeline.pp_schedule", "distributed.vpp_size",
+         "distributed.pipeline.layers_per_stage"},
+        fmt::format("{} needs {} per rank, the recipe gives {}", enum_name(s), need, n), hint);
+  };
+  if (is_single_stage(s))
+    refuse(n == 1, "one stage", "use interleaved_1f1b, or pp_size x layers_per_stage = num_layers");
+  else if (s == Schedule::v_schedule || s == Schedule::dualpipev)
+    refuse(n == 2, "exactly two stages", "set vpp_size: 2 or a fitting layers_per_stage");
+  else if (s != Schedule::zero_bubble)
+    refuse(n >= 2, "at least two stages", "use 1f1b, or set vpp_size: 2");
+}
+
+void check_micro_batches(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& p = r.distributed.pipeline;
+  const Schedule s = p.pp_schedule;
+  const int64_t m = l.micro_batches;
+  const auto count = fmt::format("{} micro-batches (global batch {} / dp {} / micro-batch {})", m,
+                                 r.train.global_batch_size, l.dp, l.micro_batch);
+  const auto& group = p.microbatch_group_size_per_vp_stage;
+  if (is_interleaved(s) && !group)
+    problems.require(
+        legal_rounds(m, l.pp), {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
+        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}", enum_name(s),
+                    l.pp, std::max<int64_t>(1, m / l.pp), count),
+        fmt::format("use {} micro-batches",
+                    nearest_legal(m, [&](int64_t k) { return legal_rounds(k, l.pp); })));
+  if (is_interleaved(s) && group)
+    problems.require(
+        legal_group(*group, m, l.pp),
+        {"distributed.pipeline.microbatch_group_size_per_vp_stage", "train.global_batch_size"},
+        fmt::format(
+            "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
+            "least pp_size",
+            *group, l.pp, m, count),
+        fmt::format("use a group of {}",
+                    nearest_legal(*group, [&](int64_t k) { return legal_group(k, m, l.pp); })));
+  if (group && !is_interleaved(s))
+    problems.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
+                 fmt::format("is read by interleaved schedules only, not by {}", enum_name(s)),
+                 "remove it");
+  problems.require(
+      s != Schedule::dualpipev || m >= 2 * l.pp,
+      {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
+      fmt::format("dualpipev needs at least 2 x pp_size = {}, there are {}", 2 * l.pp, count),
+      fmt::format("raise global_batch_size to {}", 2 * l.pp * l.dp * l.micro_batch));
+  if (s == Schedule::one_f_one_b && m < l.pp)
+    problems.warn("train.global_batch_size",
+                  fmt::format("{} are fewer than pp_size {}: some stages are never busy together",
+                              count, l.pp),
+                  fmt::format("raise global_batch_size to {}", l.pp * l.dp * l.micro_batch));
+}
+
+void check_micro_batch_size(const Recipe& r, Problems& problems) {
+  const auto& size = r.distributed.pipeline.pp_microbatch_size;
+  if (!size || !r.given("train.micro_batch_size")) return;
+  problems.require(r.train.micro_batch_size % *size == 0,
+                   {"distributed.pipeline.pp_microbatch_size", "train.micro_batch_size"},
+                   fmt::format("the local batch of {} is not a whole number of micro-batches of {}",
+                               r.train.micro_batch_size, *size),
+                   fmt::format("use a divisor of {}", r.train.micro_batch_size));
+}
+
+}  // namespace
+
+void validate_pipeline(const Recipe& r, const Layout& l, Problems& problems) {
+  const bool block = r.given_section("distributed.pipeline");
+  if (l.pp == 1) {
+    if (block)
+      problems.warn("distributed.pipeline", "is ignored, for pp_size is 1",
+                    "remove it, or set pp_size");
+    if (r.distributed.vpp_size.value_or(1) > 1)
+      problems.warn("distributed.vpp_size", "is ignored, for pp_size is 1");
+    return;
+  }
+  if (r.distributed.strategy == Strategy::ddp || r.distributed.strategy == Strategy::megatron_fsdp)
+    return;  // they have no pipeline; validate_strategy says so
+  problems.require(block, {"distributed.pp_size"},
+                   fmt::format("pp_size {} needs a pipeline section that says how", l.pp),
+                   "add `pipeline: {}` below distributed to take the defaults (1f1b)");
+  check_layout_string(r, l, problems);
+  check_split(r, l, problems);
+  check_stage_count(r, l, problems);
+  check_micro_batch_size(r, problems);
+  check_micro_batches(r, l, problems);
+}
+
+}  // namespace mtrain

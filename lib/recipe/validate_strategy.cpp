@@ -1,0 +1,155 @@
+// What each data-parallel strategy can be combined with.
+#include <fmt/core.h>
+
+#include "base/strings.h"
+#include "recipe/schema.h"
+#include "recipe/validate.h"
+
+namespace mtrain {
+namespace {
+
+const char* kUseFsdp2 = "use strategy: fsdp2, or leave this at its default";
+
+void check_ddp(const Recipe& r, Problems& problems) {
+  const auto& d = r.distributed;
+  const auto refuse = [&](const char* field, bool asked, const std::string& what) {
+    problems.require(!asked, {field, "distributed.strategy"},
+                     fmt::format("strategy ddp keeps a whole model on every rank; it does not "
+                                 "support {}",
+                                 what),
+                     kUseFsdp2);
+  };
+  refuse("distributed.tp_size", d.tp_size > 1, fmt::format("tp_size {}", d.tp_size));
+  refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
+  refuse("distributed.cp_size", d.cp_size > 1, fmt::format("cp_size {}", d.cp_size));
+  refuse("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
+  refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
+}
+
+void check_megatron_fsdp(const Recipe& r, Problems& problems) {
+  const auto& d = r.distributed;
+  const auto refuse = [&](const char* field, bool asked, const std::string& what) {
+    problems.require(!asked, {field, "distributed.strategy"},
+                     fmt::format("strategy megatron_fsdp does not support {}", what), kUseFsdp2);
+  };
+  refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
+  refuse("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
+  refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
+  problems.require(r.recompute.granularity != RecomputeGranularity::selective,
+                   {"recompute.granularity", "distributed.strategy"},
+                   "strategy megatron_fsdp does not support selective recomputation",
+                   "use granularity: full, or strategy: fsdp2");
+}
+
+std::string owners_of(const SchemaRow& row) {
+  if (!row.options.strategies.empty()) return std::string(row.options.strategies);
+  for (const auto& section : schema_sections())
+    if (!section.options.strategies.empty() && row.path.rfind(section.path + ".", 0) == 0)
+      return std::string(section.options.strategies);
+  return {};
+}
+
+// A field that only another strategy reads would silently do nothing.
+void check_owners(const Recipe& r, Problems& problems) {
+  const std::string strategy(enum_name(r.distributed.strategy));
+  for (const auto& row : schema_rows()) {
+    const std::string owners = owners_of(row);
+    if (owners.empty() || !r.given(row.path)) continue;
+    bool owned = row.show(r) == "none" || row.show(r) == "auto";  // taken back
+    std::string list;
+    for (const auto& owner : split(owners, ' ')) {
+      owned = owned || owner == strategy;
+      list += (list.empty() ? "" : " or ") + owner;
+    }
+    // A replicate size of 1 is "off" under every strategy.
+    if (row.path == "distributed.dp_replicate_size" && r.distributed.dp_replicate_size == 1)
+      owned = strategy != "ddp";
+    problems.require(
+        owned, {row.path, "distributed.strategy"},
+        fmt::format("is read by strategy {} only, but the strategy is {}", list, strategy),
+        fmt::format("remove it, or set distributed.strategy: {}", split(owners, ' ')[0]));
+  }
+}
+
+void check_data_parallel_overlap(const Recipe& r, Problems& problems) {
+  const auto& d = r.ddp;
+  const bool gather = d.overlap_param_gather.value_or(false);
+  problems.require(!gather || d.overlap_grad_reduce.value_or(true),
+                   {"ddp.overlap_param_gather", "ddp.overlap_grad_reduce"},
+                   "overlap_param_gather needs overlap_grad_reduce, which is switched off",
+                   "set overlap_grad_reduce: true, or overlap_param_gather: false");
+}
+
+void check_sequence_parallel(const Recipe& r, Problems& problems) {
+  if (r.distributed.sequence_parallel && r.distributed.tp_size == 1 &&
+      r.distributed.strategy != Strategy::ddp && r.distributed.strategy != Strategy::megatron_fsdp)
+    problems.warn("distributed.sequence_parallel",
+                  "has nothing to shard, for tp_size is 1; it stays off",
+                  "remove it, or set tp_size");
+}
+
+}  // namespace
+
+bool belongs_to_strategy(const SchemaRow& row, const Recipe& r) {
+  const std::string owners = owners_of(row);
+  if (owners.empty()) return true;
+  for (const auto& owner : split(owners, ' '))
+    if (owner == enum_name(r.distributed.strategy)) return true;
+  return false;
+}
+
+void validate_strategy(const Recipe& r, const Layout& l, Problems& problems) {
+  if (r.distributed.strategy == Strategy::ddp) check_ddp(r, problems);
+  if (r.distributed.strategy == Strategy::megatron_fsdp) check_megatron_fsdp(r, problems);
+  check_owners(r, problems);
+  check_data_parallel_overlap(r, problems);
+  check_sequence_parallel(r, problems);
+  if (l.world == 1 && r.given("distributed.strategy") && is_sharded(r))
+    problems.resolved("distributed.strategy", "a single rank holds everything; nothing is sharded");
+
+  const auto& m = r.model;
+  problems.require(
+      m.num_attention_heads % l.tp == 0, {"distributed.tp_size", "model.num_attention_heads"},
+      fmt::format("tp_size {} does not divide the {} attention heads", l.tp, m.num_attention_heads),
+      fmt::format("choose a divisor of {}", m.num_attention_heads));
+  problems.require(
+      m.ffn_size() % l.tp == 0, {"distributed.tp_size", "model.ffn_hidden_size"},
+      fmt::format("tp_size {} does not divide the ffn_hidden_size of {}", l.tp, m.ffn_size()),
+      fmt::format("set model.ffn_hidden_size to {}", nearest_multiples(m.ffn_size(), l.tp)));
+  problems.require(
+      m.kv_heads() % l.tp == 0 || l.tp % m.kv_heads() == 0,
+      {"distributed.tp_size", "model.num_query_groups"},
+      fmt::format("tp_size {} is neither a divisor nor a multiple of the {} key-value heads", l.tp,
+                  m.kv_heads()),
+      "choose a tp_size that is one of the two");
+  const int64_t padded = m.vocab_size > 0 ? padded_vocab(m.vocab_size, l.tp) : 0;
+  if (l.tp > 1 && padded != m.vocab_size)
+    problems.resolved("model.vocab_size",
+                      fmt::format("{} is padded to {}, a multiple of 128 x tp_size {}",
+                                  m.vocab_size, padded, l.tp));
+}
+
+void validate_experts(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& d = r.distributed;
+  const int64_t experts = r.model.moe.num_experts;
+  if (r.given_section("distributed.moe") && l.ep == 1 && d.strategy == Strategy::fsdp2)
+    problems.warn("distributed.moe", "is ignored, for ep_size is 1", "remove it, or set ep_size");
+  if (experts > 0)
+    problems.require(
+        r.model.moe.router_topk <= experts, {"model.moe.router_topk", "model.moe.num_experts"},
+        fmt::format("{} experts per token, but there are {}", r.model.moe.router_topk, experts),
+        "choose at most the number of experts");
+  if (l.ep == 1) return;
+  problems.require(experts > 0, {"distributed.ep_size", "model.moe.num_experts"},
+                   fmt::format("ep_size {} spreads experts, but the model is dense", l.ep),
+                   "set model.moe.num_experts, or ep_size: 1");
+  problems.require(experts % l.ep == 0, {"distributed.ep_size", "model.moe.num_experts"},
+                   fmt::format("ep_size {} does not divide the {} experts", l.ep, experts),
+                   fmt::format("choose a divisor of {}", experts));
+  problems.require(
+      l.dp * l.cp % l.ep == 0, {"distributed.ep_size", "distributed.cp_size"},
+      fmt::format("ep_size {} does not divide dp({}) * cp({}) = {}", l.ep, l.dp, l.cp, l.dp * l.cp),
+      "experts are spread over the dp x cp ranks of a pipeline stage: choose a divisor");
+}
+
+}  // namespace mtrain

@@ -1,0 +1,77 @@
+// The ranks must be divisible as the recipe divides them.
+#include <fmt/core.h>
+
+#include "recipe/validate.h"
+
+namespace mtrain {
+namespace {
+
+void check_product(const Recipe& r, const Layout& l, Problems& problems) {
+  const int64_t product = l.tp * l.pp * l.cp;
+  problems.require(
+      l.world % product == 0, {"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
+      fmt::format("tp({}) * pp({}) * cp({}) = {} does not divide the world of {} ranks", l.tp, l.pp,
+                  l.cp, product, l.world),
+      fmt::format("run on {} ranks, or choose sizes whose product divides {}",
+                  nearest_multiples(l.world, product), l.world));
+  if (!r.distributed.dp_size || l.world % product != 0) return;
+  problems.require(
+      *r.distributed.dp_size == l.dp, {"distributed.dp_size"},
+      fmt::format("dp_size {} is given, but the world of {} ranks / (tp {} * pp {} * cp {}) is {}",
+                  *r.distributed.dp_size, l.world, l.tp, l.pp, l.cp, l.dp),
+      fmt::format("remove dp_size, set it to {}, or run on {} ranks", l.dp,
+                  *r.distributed.dp_size * product));
+}
+
+void check_replicate(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& size = r.distributed.dp_replicate_size;
+  if (!size || *size == 1 || r.distributed.strategy != Strategy::fsdp2) return;
+  problems.require(
+      l.dp % *size == 0, {"distributed.dp_replicate_size"},
+      fmt::format("{} does not divide dp ({})", *size, l.dp),
+      "choose a divisor of dp; each group of dp / dp_replicate_size ranks holds one copy");
+  problems.require(l.dp % *size != 0 || *size < l.dp, {"distributed.dp_replicate_size"},
+                   fmt::format("{} leaves nothing to shard: dp is {} as well", *size, l.dp),
+                   "choose a smaller divisor of dp, or strategy: megatron_ddp to replicate fully");
+}
+
+void check_batch(const Recipe& r, const Layout& l, Problems& problems) {
+  const int64_t global = r.train.global_batch_size, chunk = l.micro_batch * l.dp;
+  // What one rank's micro-batch does not divide is reported by validate_train.
+  if (global % r.train.micro_batch_size != 0) return;
+  problems.require(
+      global % chunk == 0,
+      {"train.global_batch_size", "train.micro_batch_size",
+       "distributed.pipeline.pp_microbatch_size"},
+      fmt::format("global_batch_size {} is not a multiple of micro-batch {} * dp {} = {}", global,
+                  l.micro_batch, l.dp, chunk),
+      fmt::format("use {}", nearest_multiples(global, chunk)));
+}
+
+void check_nodes(const Recipe& r, const Layout& l, Problems& problems) {
+  const int64_t node = r.hardware.gpus_per_node;
+  if (l.tp > node)
+    problems.warn(
+        "distributed.tp_size",
+        fmt::format("tp_size {} leaves the {} GPUs of a node, so every layer waits for the "
+                    "slow network",
+                    l.tp, node),
+        "choose tp_size of at most gpus_per_node");
+  const auto& levels = r.distributed.hierarchical_context_parallel_sizes;
+  if (l.cp > 1 && !levels.empty() && l.tp <= node && l.tp * levels[0] > node)
+    problems.warn("distributed.hierarchical_context_parallel_sizes",
+                  fmt::format("the first level of {} times tp_size {} leaves the {} GPUs of a node",
+                              levels[0], l.tp, node),
+                  "the first level should fit inside a node");
+}
+
+}  // namespace
+
+void validate_world(const Recipe& r, const Layout& l, Problems& problems) {
+  check_product(r, l, problems);
+  check_replicate(r, l, problems);
+  check_batch(r, l, problems);
+  check_nodes(r, l, problems);
+}
+
+}  // namespace mtrain
