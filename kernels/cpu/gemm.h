@@ -20,29 +20,30 @@ struct GemmKernels {
                        // block, padded
   int64_t max_k;       // the longest k block
 
-  // One panel of A: `rows` <= tile rows, k0 <= k < k1. Where trans, A is stored (K, M) and the
-  // panel is packed k-major.
+  // Panels of A, k0 <= k < k1. Where trans, A is stored (K, M) and the panels are packed k-major.
   struct PackA {
-    const void* a;  // element (row 0 of the panel, k 0)
+    const void* a;  // element (row[0], k 0)
     DType dtype;
     int64_t ld;
     bool trans;
-    int64_t rows, rows_to_end;  // rows_to_end: rows of the matrix from the panel's first
+    const int64_t* row;  // row[p] .. row[p + 1]: rows of panel p, at most the tile's
+    int64_t panels;
+    int64_t rows_to_end;  // rows of the matrix from row[0]
     int64_t k0, k1, K;
-    float* out;  // rows * row_stride floats are its own
+    float* out;  // rows * row_stride floats for each panel
   };
   void (*pack_a)(const PackA&);
 
-  // One panel of B, k-major and padded with zeros to the tile's width. Where trans, B is stored (N,
+  // Panels of B, k-major and padded with zeros to the tile's width. Where trans, B is stored (N,
   // K).
   struct PackB {
-    const void* b;  // element (k 0, column 0 of the panel)
+    const void* b;  // element (k 0, column 0 of the first panel)
     DType dtype;
     int64_t ld;
     bool trans;
-    int64_t columns;
+    int64_t columns;  // of all panels
     int64_t k0, k1;
-    float* out;
+    float* out;  // columns * (k1 - k0) floats for each panel, columns those of the tile
   };
   void (*pack_b)(const PackB&);
 

@@ -102,7 +102,7 @@ MatmulWay measure(const Matmul& asked) {
 
   // Rounds go over all ways in turn, so that a disturbance hits them alike; the best of each
   // counts. The first round warms up.
-  constexpr int kRounds = 4;
+  constexpr int kRounds = 6;
   std::vector<double> best(ways.size(), 1e30);
   for (int round = 0; round < kRounds; ++round)
     for (size_t i = 0; i < ways.size(); ++i) {

@@ -18,26 +18,39 @@ MT_INLINE void copy_row(const T* from, int64_t n, float* to) {
   for (; i < n; ++i) to[i] = to_float(from[i]);
 }
 
+constexpr int64_t kPanel = kTileRows * kRowStride;
+
+// A is read row by row of its storage, once, though every panel takes only a piece of a row.
+template <class T>
+void pack_k_major(const GemmKernels::PackA& p) {
+  const T* a = static_cast<const T*>(p.a);
+  // Whole vectors are read where they stay inside the matrix: what they carry beyond a panel's rows
+  // is overwritten by the next k, or lies in the padding after the last.
+  const int64_t last_whole =
+      p.rows_to_end - kLanes;  // of the first rows of panels, in the last row of storage
+  for (int64_t k = p.k0; k < p.k1; ++k) {
+    const T* line = a + k * p.ld;
+    float* out = p.out + (k - p.k0) * kTileRows;
+    const bool beyond = k + 1 < p.K && p.ld >= kLanes;  // the next row of storage may be read
+    for (int64_t i = 0; i < p.panels; ++i, out += kPanel) {
+      const int64_t row = p.row[i] - p.row[0];
+      if (beyond || row <= last_whole)
+        store(out, load(line + row));
+      else
+        store(out, load(line + row, Part{int(p.row[i + 1] - p.row[i])}));
+    }
+  }
+}
+
 template <class T>
 void pack_a_of(const GemmKernels::PackA& p) {
+  static_assert(kTileRows <= kLanes);
+  if (p.trans) return pack_k_major<T>(p);
   const T* a = static_cast<const T*>(p.a);
-  const int64_t n = p.k1 - p.k0;
-  if (!p.trans) {
-    for (int64_t i = 0; i < p.rows; ++i) copy_row(a + i * p.ld + p.k0, n, p.out + i * kRowStride);
-    return;
-  }
-  // Whole vectors are read while they stay inside the matrix: what they carry beyond the panel's
-  // rows is overwritten by the next k, or lies in the padding after the last.
-  constexpr int kVectors = (kTileRows + kLanes - 1) / kLanes;
-  int64_t k = p.k0;
-  const bool inside = p.rows_to_end >= kVectors * kLanes;
-  const int64_t safe = inside ? p.k1 : p.k1 < p.K ? p.k1 : p.K - 1;
-  for (; k < safe && (inside || p.ld >= kVectors * kLanes); ++k)
-    for (int v = 0; v < kVectors; ++v)
-      store(p.out + (k - p.k0) * kTileRows + v * kLanes, load(a + k * p.ld + v * kLanes));
-  for (; k < p.k1; ++k)
-    for (int64_t i = 0; i < p.rows; ++i)
-      p.out[(k - p.k0) * kTileRows + i] = to_float(a[k * p.ld + i]);
+  for (int64_t i = 0; i < p.panels; ++i)
+    for (int64_t row = p.row[i]; row < p.row[i + 1]; ++row)
+      copy_row(a + (row - p.row[0]) * p.ld + p.k0, p.k1 - p.k0,
+               p.out + i * kPanel + (row - p.row[i]) * kRowStride);
 }
 
 void pack_a(const GemmKernels::PackA& p) {
@@ -55,30 +68,35 @@ MT_INLINE void transpose_to(const T* from, int64_t ld, int64_t rows, float* out,
   for (int i = 0; i < kLanes; ++i) store(out + i * stride, v[i]);
 }
 
+// B as it is stored, row by row over all panels.
 template <class T>
-void pack_b_of(const GemmKernels::PackB& p) {
-  const T* b = static_cast<const T*>(p.b);
-  const int64_t n = p.k1 - p.k0;
-  if (!p.trans) {
-    if (p.columns == kTileColumns) {
-      for (int64_t k = 0; k < n; ++k)
+void pack_b_rows(const GemmKernels::PackB& p) {
+  const T* b = static_cast<const T*>(p.b) + p.k0 * p.ld;
+  const int64_t n = p.k1 - p.k0, whole = p.columns / kTileColumns;
+  for (int64_t k = 0; k < n; ++k) {
+    const T* line = b + k * p.ld;
+    float* out = p.out + k * kTileColumns;
+    for (int64_t q = 0; q < whole; ++q, line += kTileColumns, out += n * kTileColumns)
 #pragma GCC unroll 2
-        for (int v = 0; v < kTileVectors; ++v)
-          store(p.out + k * kTileColumns + v * kLanes, load(b + (p.k0 + k) * p.ld + v * kLanes));
-      return;
-    }
-    for (int64_t k = 0; k < n; ++k) {
-      float* out = p.out + k * kTileColumns;
-      for (int64_t j = 0; j < kTileColumns; ++j)
-        out[j] = j < p.columns ? to_float(b[(p.k0 + k) * p.ld + j]) : 0.0f;
-    }
-    return;
+      for (int v = 0; v < kTileVectors; ++v) store(out + v * kLanes, load(line + v * kLanes));
+    const int64_t left = p.columns - whole * kTileColumns;
+    if (left == 0) continue;
+    for (int64_t j = 0; j < kTileColumns; j += kLanes)
+      store(out + j, j + kLanes <= left ? load(line + j)
+                     : j < left         ? load(line + j, Part{int(left - j)})
+                                        : Vf{});
   }
-  b += p.k0;
-  for (int v = 0; v < kTileVectors; ++v) {
-    const int64_t left = p.columns - v * kLanes;
-    const T* from = b + v * kLanes * p.ld;
-    float* out = p.out + v * kLanes;
+}
+
+// B stored (N, K): blocks of kLanes x kLanes are transposed in registers.
+template <class T>
+void pack_b_columns(const GemmKernels::PackB& p) {
+  const T* b = static_cast<const T*>(p.b) + p.k0;
+  const int64_t n = p.k1 - p.k0;
+  for (int64_t j = 0; j < div_up(p.columns, kTileColumns) * kTileColumns; j += kLanes) {
+    const int64_t left = p.columns - j;
+    const T* from = b + j * p.ld;
+    float* out = p.out + j / kTileColumns * kTileColumns * n + j % kTileColumns;
     int64_t k = 0;
     if (left >= kLanes) {
       for (; k + kLanes <= n; k += kLanes)
@@ -88,9 +106,14 @@ void pack_b_of(const GemmKernels::PackB& p) {
         transpose_to(from + k, p.ld, left, out + k * kTileColumns, kTileColumns);
     }
     for (; k < n; ++k)
-      for (int64_t j = 0; j < kLanes; ++j)
-        out[k * kTileColumns + j] = j < left ? to_float(from[j * p.ld + k]) : 0.0f;
+      for (int64_t i = 0; i < kLanes; ++i)
+        out[k * kTileColumns + i] = i < left ? to_float(from[i * p.ld + k]) : 0.0f;
   }
+}
+
+template <class T>
+void pack_b_of(const GemmKernels::PackB& p) {
+  p.trans ? pack_b_columns<T>(p) : pack_b_rows<T>(p);
 }
 
 void pack_b(const GemmKernels::PackB& p) {
@@ -181,17 +204,18 @@ MT_INLINE Tile pick_tile(int64_t rows, bool narrow, bool k_major) {
   return k_major ? pick<kTileVectors, true>(rows) : pick<kTileVectors, false>(rows);
 }
 
+// A panel of B stays in the first-level cache while the panels of A pass by in the second.
 void block(const GemmKernels::Block& s) {
   const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;
   for (int64_t q = 0; q < s.b_panels; ++q) {
     const int64_t j = q * kTileColumns;
-    const int64_t columns = s.columns - j < kTileColumns ? s.columns - j : kTileColumns;
+    const int64_t columns = min_of(s.columns - j, kTileColumns);
     Tile run = nullptr;
     int64_t height = 0;
     for (int64_t p = 0; p < s.panels; ++p) {
       const int64_t rows = s.row[p + 1] - s.row[p], below = s.row[p] - s.row[0];
       if (rows != height) run = pick_tile(height = rows, columns <= kLanes, s.a_k_major);
-      run(s.a + p * kTileRows * kRowStride, s.b + q * kTileColumns * s.k, s.k,
+      run(s.a + p * kPanel, s.b + q * kTileColumns * s.k, s.k,
           {.in = s.in ? s.in + below * s.in_ld + j : nullptr,
            .in_ld = s.in_ld,
            .out = static_cast<char*>(s.out) + (below * s.out_ld + j) * out_size,
