@@ -94,7 +94,8 @@ std::string fold_name(std::string_view name) {
   return out;
 }
 
-int read_choice(const Node& node, const std::vector<std::string>& choices, Complaint& c) {
+int read_choice(const Node& node, const std::vector<std::string>& choices,
+                const std::vector<std::string>& shown, Complaint& c) {
   std::string word = node.text;
   if (node.kind == Node::Kind::null) word = "none";
   if (node.kind == Node::Kind::scalar || node.kind == Node::Kind::null) {
@@ -104,7 +105,10 @@ int read_choice(const Node& node, const std::vector<std::string>& choices, Compl
   }
   c.reason = fmt::format("expected one of the words below, got {}", describe(node));
   std::string list;
-  for (const auto& choice : choices) list += (list.empty() ? "" : ", ") + choice;
+  for (const auto& name : shown) {
+    if (!list.empty()) list += ", ";
+    list += name;
+  }
   const std::string close = nearest(to_lower(word), choices);
   c.hint = close.empty() ? "choose from: " + list
                          : fmt::format("did you mean `{}`? choose from: {}", close, list);

@@ -26,6 +26,7 @@ struct TypeInfo {
   Kind kind = Kind::text;
   bool may_be_none = false, may_be_auto = false;
   std::vector<std::string> choices;  // of an enumeration, or of a list's items
+  std::vector<std::string> shown;    // the first name of each
   Kind item = Kind::text;            // of a list
   std::string str() const;           // "integer or none"
 };
@@ -48,7 +49,8 @@ std::string show_value(const TpOverlapConfig& value);
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages
 std::string fold_name(std::string_view name);  // lower case without dashes and underscores
 // Index of the choice that `node` names, or -1 with a complaint that lists them.
-int read_choice(const Node& node, const std::vector<std::string>& choices, Complaint& c);
+int read_choice(const Node& node, const std::vector<std::string>& choices,
+                const std::vector<std::string>& shown, Complaint& c);
 
 template <class T>
 struct IsOptional : std::false_type {};
@@ -74,10 +76,19 @@ requires std::is_enum_v<E> std::vector<std::string> choice_names() {
   return names;
 }
 
+// Each value once, under its first name.
+template <class E>
+requires std::is_enum_v<E> std::vector<std::string> shown_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : enum_names(E{}))
+    if (enum_name(entry.value) == entry.name) names.emplace_back(entry.name);
+  return names;
+}
+
 template <class T>
 bool read(const Node& node, const FieldOptions& options, T& out, Complaint& c) {
   if constexpr (std::is_enum_v<T>) {
-    const int i = read_choice(node, choice_names<T>(), c);
+    const int i = read_choice(node, choice_names<T>(), shown_names<T>(), c);
     if (i >= 0) out = enum_names(T{})[size_t(i)].value;
     return i >= 0;
   } else if constexpr (IsAuto<T>::value || IsOptional<T>::value) {
@@ -141,6 +152,7 @@ TypeInfo type_info() {
   if constexpr (std::is_enum_v<T>) {
     info.kind = Kind::choice;
     info.choices = choice_names<T>();
+    info.shown = shown_names<T>();
   } else if constexpr (IsAuto<T>::value || IsOptional<T>::value) {
     info = type_info<typename T::value_type>();
     (IsAuto<T>::value ? info.may_be_auto : info.may_be_none) = true;
