@@ -29,7 +29,10 @@ if ((need_check)); then
 fi
 if ((need_corpus)); then need_program bible bible-kjv; fi
 
-libraries=(libdnnl-dev libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev catch2 nlohmann-json3-dev libpcre2-dev)
+# The libraries are those that CMake asks for: mtrain_need(<package> <Debian package>), mtrain_need_pc(... <Debian package>).
+mapfile -t libraries < <(grep -hE '^ *mtrain_need(_pc)?\(' scripts/cmake/*.cmake lib/*/CMakeLists.txt kernels/CMakeLists.txt |
+  sed 's/).*//; s/.* //' | sort -u)
+((${#libraries[@]} > 0)) || die "found no mtrain_need(...) in the CMake files"
 installed=
 if command -v dpkg-query >/dev/null; then
   installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${libraries[@]}" 2>/dev/null || true)
@@ -37,6 +40,8 @@ fi
 for library in "${libraries[@]}"; do
   [[ $'\n'$installed$'\n' == *$'\n'"installed $library"$'\n'* ]] || missing+=("$library")
 done
+# oneDNN's CMake file asks for OpenCL, which its package only recommends; any provider will do.
+compgen -G '/usr/lib/*/libOpenCL.so' >/dev/null && [[ -e /usr/include/CL/cl.h ]] || missing+=(ocl-icd-opencl-dev)
 # Any flavour of OpenBLAS will do: it is loaded at run time, and replacing one could slow down other programs.
 ldconfig=$(command -v ldconfig || echo /sbin/ldconfig)
 "$ldconfig" -p 2>/dev/null | grep -q 'libopenblas\.so\.0' || missing+=(libopenblas0-pthread)
