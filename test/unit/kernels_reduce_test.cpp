@@ -6,10 +6,8 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
-#include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
-#include "kernels/rope.h"
 #include "kernels_testing.h"
 
 using namespace mtrain;
@@ -238,12 +236,3 @@ TEST_CASE("an instruction set that this machine lacks is refused; every one it h
     }
   set_isa(before);
 }
-
-#ifndef MTRAIN_CUDA_ENABLED
-TEST_CASE("without CUDA its kernels say so") {
-  Array x(DType::f32, 1);
-  REQUIRE_THROWS_AS(cuda::run(Add{.a = x, .b = x, .y = x}, nullptr), UserError);
-  REQUIRE_THROWS_WITH(cuda::run(Matmul{}, nullptr),
-                      Catch::Contains("no CUDA kernels") && Catch::Contains("CPU device"));
-}
-#endif
