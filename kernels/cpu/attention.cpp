@@ -1,5 +1,6 @@
 #include "kernels/attention.h"
 
+#include "base/thread_pool.h"
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
 #include "kernels/cpu/scratch.h"
@@ -66,6 +67,8 @@ float* thread_scratch(int64_t floats) {
   thread_local Scratch scratch;
   return scratch.floats(size_t(floats));
 }
+
+int64_t pool_threads() { return current_threads(); }
 
 MT_DISPATCH(AttentionForward, check_forward)
 MT_DISPATCH(AttentionBackward, check_backward)

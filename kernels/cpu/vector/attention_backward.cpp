@@ -1,5 +1,7 @@
 // Backward of kernels/attention.h. A task owns the keys and the queries of all heads that share a
 // kv head: nothing is shared with another task, and every sum runs in the order of the sequence.
+// Where such tasks are too few for the threads, others own a block of queries or a block of keys
+// each; those compute the probabilities twice, and the same bits.
 #include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -8,8 +10,15 @@ namespace {
 constexpr int64_t kKeys = 128, kRows = 128;  // of a block
 constexpr int64_t kLd = kKeys + 16;
 
+// What a task writes: dq of some rows, dk and dv of some keys. The ends are those of blocks.
+struct Part {
+  int64_t row0, row1, key0, key1;
+  bool dq, dkv;
+};
+
 struct Task {
   const AttentionShape& shape;
+  const Part& part;
   int64_t D, padded, group;
   // Of the block of keys.
   int64_t key0, keys;
@@ -18,7 +27,7 @@ struct Task {
   int64_t row0, rows;
   float *q, *dout, *probabilities, *dscores;
   const float *lse, *delta;  // base 2; of the block's first row
-  float* dq;                 // row slabs of the head, shape.Sq rows each
+  float* dq;                 // row slabs of the head, of the part's rows
   const Seen* seen;
 };
 
@@ -76,15 +85,15 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
           store(ds + c, Vf{});
         });
   }
-  if (c1 == c0) return;
+  if (!t.part.dq || c1 == c0) return;
   for (int64_t d = 0; d < t.D; d += W)
-    pick_tile<Operand::scores, kLd>(rows,
-                                    t.D - d)({.a = t.dscores + i0 * kLd + c0,
-                                              .b = t.key_rows + d * kKeys + c0 * W,
-                                              .k = c1 - c0,
-                                              .out = t.dq + d * t.shape.Sq + (t.row0 + i0) * W,
-                                              .out_ld = W,
-                                              .add = true});
+    pick_tile<Operand::scores, kLd>(rows, t.D - d)(
+        {.a = t.dscores + i0 * kLd + c0,
+         .b = t.key_rows + d * kKeys + c0 * W,
+         .k = c1 - c0,
+         .out = t.dq + d * (t.part.row1 - t.part.row0) + (t.row0 - t.part.row0 + i0) * W,
+         .out_ld = W,
+         .add = true});
 }
 
 // The block's share of dv and dk of one panel of keys.
@@ -128,24 +137,24 @@ MT_INLINE void block(Task& t, const AttentionBackward& args, int64_t b, int64_t 
     const int64_t i0 = part_begin(t.rows, row_panels, p);
     rows_panel(t, i0, part_begin(t.rows, row_panels, p + 1) - i0);
   }
-  for (int64_t p = 0; p < key_panels; ++p) {
+  for (int64_t p = 0; t.part.dkv && p < key_panels; ++p) {
     const int64_t j0 = part_begin(t.keys, key_panels, p);
     keys_panel(t, j0, part_begin(t.keys, key_panels, p + 1) - j0);
   }
 }
 
 template <class T>
-void backward(const AttentionBackward& args, int64_t b, int64_t g) {
+void backward(const AttentionBackward& args, int64_t b, int64_t g, const Part& part) {
   const AttentionShape& s = args.shape;
-  const int64_t D = s.D, padded = slabs(D) * W, group = s.A / s.G;
-  const int64_t head = s.Sq * padded, lines = div_up(s.Sq, 16) * 16;
+  const int64_t D = s.D, padded = slabs(D) * W, group = s.A / s.G, rows = part.row1 - part.row0;
+  const int64_t head = part.dq ? rows * padded : 0, lines = div_up(rows, 16) * 16;
   const int64_t of_seen = lines * int64_t(sizeof(Seen) / sizeof(float));
   float* next = thread_scratch(group * (head + 2 * lines) + of_seen + kKeys * (2 * D + 3 * padded) +
                                kRows * (2 * padded + 2 * kLd));
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
   float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
-  Task t{.shape = s, .D = D, .padded = padded, .group = group};
+  Task t{.shape = s, .part = part, .D = D, .padded = padded, .group = group};
   t.keys_t = take(kKeys * D);
   t.values_t = take(kKeys * D);
   t.key_rows = take(kKeys * padded);
@@ -157,38 +166,58 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g) {
   t.dscores = take(kRows * kLd);
 
   int64_t document = 0;
-  for (int64_t i = 0; i < s.Sq; ++i) seen[i] = seen_by(s, i, document);
+  for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, part.row0 + i, document);
   for (int64_t h = 0; h < group; ++h) {
     const int64_t a = g * group + h;
     const auto out = rows_of<T>(args.out, s, b, a), dout = rows_of<T>(args.dout, s, b, a);
-    for (int64_t i = 0; i < s.Sq; ++i) {
-      lse[h * lines + i] = data_of<float>(args.lse)[(b * s.A + a) * s.Sq + i] * kLog2E;
-      delta[h * lines + i] = dot(out.row(i), dout.row(i), D);
+    const float* known = data_of<float>(args.lse) + (b * s.A + a) * s.Sq;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t row = part.row0 + i;
+      lse[h * lines + i] = known[row] * kLog2E;
+      delta[h * lines + i] = dot(out.row(row), dout.row(row), D);
     }
   }
-  clear(dq, group * head);
-  for (t.key0 = 0; t.key0 < s.Skv; t.key0 += kKeys) {
-    t.keys = min_of(kKeys, s.Skv - t.key0);
+  if (part.dq) clear(dq, group * head);
+  for (t.key0 = part.key0; t.key0 < part.key1; t.key0 += kKeys) {
+    t.keys = min_of(kKeys, part.key1 - t.key0);
     pack_columns(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, t.keys_t);
     pack_columns(rows_of<T>(args.v, s, b, g), t.key0, t.keys, D, t.values_t);
     pack_rows(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, 1.0f, t.key_rows, kKeys);
-    clear(t.dkeys, kKeys * padded);
-    clear(t.dvalues, kKeys * padded);
+    if (part.dkv) {
+      clear(t.dkeys, kKeys * padded);
+      clear(t.dvalues, kKeys * padded);
+    }
     for (int64_t h = 0; h < group; ++h)
-      for (t.row0 = 0; t.row0 < s.Sq; t.row0 += kRows) {
-        t.rows = min_of(kRows, s.Sq - t.row0);
-        t.seen = seen + t.row0;
+      for (t.row0 = part.row0; t.row0 < part.row1; t.row0 += kRows) {
+        const int64_t at = t.row0 - part.row0;
+        t.rows = min_of(kRows, part.row1 - t.row0);
+        t.seen = seen + at;
         if (t.seen[0].begin >= t.key0 + t.keys || t.seen[t.rows - 1].end <= t.key0) continue;
-        t.lse = lse + h * lines + t.row0;
-        t.delta = delta + h * lines + t.row0;
+        t.lse = lse + h * lines + at;
+        t.delta = delta + h * lines + at;
         t.dq = dq + h * head;
         block<T>(t, args, b, g * group + h);
       }
+    if (!part.dkv) continue;
     unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<T>(args.dk, s, b, g), t.key0);
     unpack_rows(t.dvalues, kKeys, t.keys, D, 1.0f, rows_of<T>(args.dv, s, b, g), t.key0);
   }
-  for (int64_t h = 0; h < group; ++h)
-    unpack_rows(dq + h * head, s.Sq, s.Sq, D, s.scale, rows_of<T>(args.dq, s, b, g * group + h), 0);
+  for (int64_t h = 0; part.dq && h < group; ++h)
+    unpack_rows(dq + h * head, rows, rows, D, s.scale, rows_of<T>(args.dq, s, b, g * group + h),
+                part.row0);
+}
+
+void backward(const AttentionBackward& args, int64_t head, const Part& part) {
+  const int64_t b = head / args.shape.G, g = head % args.shape.G;
+  if (args.q.data.dtype == DType::f32)
+    backward<float>(args, b, g, part);
+  else
+    backward<bf16>(args, b, g, part);
+}
+
+// Seven products instead of five pay where whole heads would leave threads without work.
+MT_INLINE bool worth_splitting(int64_t heads, int64_t threads) {
+  return 5 * div_up(heads, threads) * threads > 7 * heads;
 }
 
 }  // namespace
@@ -196,11 +225,24 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g) {
 void run(const AttentionBackward& args);
 void run(const AttentionBackward& args) {
   const AttentionShape& s = args.shape;
-  parallel(s.B * s.G, 1, [&](int64_t task, int64_t) {
-    if (args.q.data.dtype == DType::f32)
-      backward<float>(args, task / s.G, task % s.G);
-    else
-      backward<bf16>(args, task / s.G, task % s.G);
+  const int64_t heads = s.B * s.G;
+  if (!worth_splitting(heads, pool_threads())) {
+    parallel(heads, 1, [&](int64_t head, int64_t) {
+      backward(args, head, {0, s.Sq, 0, s.Skv, true, true});
+    });
+    return;
+  }
+  const int64_t row_blocks = div_up(s.Sq, kRows), blocks = row_blocks + div_up(s.Skv, kKeys);
+  parallel(heads * blocks, 1, [&](int64_t task, int64_t) {
+    const int64_t head = task % heads, i = task / heads;
+    if (i < row_blocks) {  // under a causal mask the last rows and the first keys have the most
+                           // work: they go first
+      const int64_t row = (row_blocks - 1 - i) * kRows;
+      backward(args, head, {row, min_of(s.Sq, row + kRows), 0, s.Skv, true, false});
+    } else {
+      const int64_t key = (i - row_blocks) * kKeys;
+      backward(args, head, {0, s.Sq, key, min_of(s.Skv, key + kKeys), false, true});
+    }
   });
 }
 
