@@ -36,12 +36,17 @@ const GemmKernels& kernels_of(Isa isa) {
   }
 }
 
-// Columns of B that are packed at once: 4 MiB, twice, which a shared cache holds.
-constexpr int64_t kMaxColumns = 2048;
+// Of B, packed at once: 8 MiB, of which a shared cache holds two.
+constexpr int64_t kMaxPacked = 2 << 20;
+constexpr int64_t kMostColumns = 2048,
+                  kFewestColumns = 512;  // A is packed anew for every block of columns
 // Panels of A in a unit of work, which packs them for itself: 230 KiB in a core's second-level
 // cache.
-constexpr int64_t kMaxUnitPanels = 8;
+constexpr int64_t kUnitFloats = 60'000, kFewestUnitPanels = 8, kMostUnitPanels = 16;
 constexpr int64_t kPackPanels = 4;  // panels of B packed as one unit of work
+// Up to here B is transposed while it is packed; with fewer rows of C than this the product is
+// turned around.
+constexpr int64_t kFewRows = 512;
 
 // Units of one kind of work, handed out in order. Spins while it waits, then yields: there may be
 // more ranks than cores.
@@ -69,6 +74,25 @@ const char* at(ConstSpan s, int64_t element) {
   return s.as<char>() + element * dtype_size(s.dtype);
 }
 
+// The product in the form that is computed: as asked for, or C^T = op(B)^T op(A)^T, whose elements
+// are the same sums.
+struct Product {
+  ConstSpan a, b;
+  int64_t M, N, K, lda, ldb;
+  bool trans_a, trans_b;
+  bool transposed;  // element (row, column) of C is at column * ldc + row
+  int64_t ldc;
+};
+
+Product product_of(const Matmul& m) {
+  const int64_t lda = m.trans_a ? m.M : m.K, ldb = m.trans_b ? m.K : m.N;
+  // A row-major B^T must be transposed while it is packed, for every M rows anew: the smaller
+  // operand is the better B.
+  if (m.trans_b && !m.trans_a && m.M <= kFewRows && 2 * m.M <= m.N)
+    return {m.b, m.a, m.N, m.M, m.K, ldb, lda, false, true, true, m.N};
+  return {m.a, m.b, m.M, m.N, m.K, lda, ldb, m.trans_a, m.trans_b, false, m.N};
+}
+
 // Panels [begin, end) of A.
 struct PanelRange {
   int64_t begin, end;
@@ -79,8 +103,7 @@ struct PanelRange {
 struct Phase {
   int64_t column0, columns, b_panels;
   int64_t k0, k1;
-  bool first, last;  // of the blocks of k
-  int b_buffer;      // which of the two
+  int b_buffer;    // which of the two
   int64_t groups;  // of columns: more than one where there are too few panels of A for all threads
   Counter packing, computing;
 };
@@ -90,68 +113,80 @@ class Gemm {
   Gemm(const Matmul& m, const GemmKernels& kernels, int threads);
   void work();  // every thread of the pool calls it; returns when all phases are done
  private:
+  struct Own {  // memory of one thread
+    float *a, *sums;
+  };
   void plan_units(int threads);
   void plan_phases(int threads);
   void pack_b(const Phase& p, int64_t unit) const;
-  void compute(const Phase& p, int64_t unit, float* packed_a) const;
+  void compute(const Phase& p, int64_t unit, const Own& own) const;
+  int64_t pack_a(const PanelRange& range, int64_t k0, int64_t k1, int64_t* row, float* to) const;
+  int64_t offset(int64_t row, int64_t column, int64_t ld) const {
+    return p_.transposed ? column * ld + row : row * ld + column;
+  }
 
   const Matmul& m_;
+  const Product p_;
   const GemmKernels& kernels_;
-  const int64_t lda_, ldb_, panels_;
-  int64_t k_block_ = 0;
+  const int64_t panels_;
+  int64_t k_block_ = 0, column_block_ = 0, unit_panels_ = 0;
   std::vector<PanelRange> units_;
   std::vector<std::unique_ptr<Phase>> phases_;
   float* b_[2] = {};
-  float* sums_ = nullptr;  // (M, N) fp32 partial sums where C is bf16 and k is cut
+  // fp32 partial sums where C is bf16 and k is cut: of a unit, or of a block of columns where
+  // phases cut k too.
+  bool unit_sums_ = false;
+  float* phase_sums_ = nullptr;
 };
 
 Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
-    : m_(m),
-      kernels_(kernels),
-      lda_(m.trans_a ? m.M : m.K),
-      ldb_(m.trans_b ? m.K : m.N),
-      panels_(ceil_div(m.M, kernels.rows)) {
+    : m_(m), p_(product_of(m)), kernels_(kernels), panels_(ceil_div(p_.M, kernels.rows)) {
+  // Depends on K alone, and with it the bits of the result.
+  k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, kernels.max_k)), 8);
+  column_block_ = std::min(round_up(p_.N, kernels.columns),
+                           std::clamp(kMaxPacked / p_.K / kernels.columns * kernels.columns,
+                                      kFewestColumns, kMostColumns));
   plan_units(threads);
   plan_phases(threads);
-  const int64_t columns = std::min(m.N, kMaxColumns);
-  const int64_t b_floats = ceil_div(columns, kernels.columns) * kernels.columns * k_block_;
-  const bool needs_sums = k_block_ < m.K && m.c_MN.dtype == DType::bf16;
+  const bool two = phases_.size() > 1, sums = k_block_ < m.K && m.c_MN.dtype == DType::bf16;
+  const bool phases_cut_k = phases_[0]->k1 < m.K;
+  const int64_t b_floats = column_block_ * (phases_[0]->k1 - phases_[0]->k0);
   thread_local Scratch scratch;
-  const bool two = phases_.size() > 1;
-  b_[0] = scratch.floats(size_t(b_floats * (1 + two) + (needs_sums ? m.M * columns : 0)));
+  b_[0] = scratch.floats(
+      size_t(b_floats * (1 + two) + (sums && phases_cut_k ? p_.M * column_block_ : 0)));
   b_[1] = b_[0] + b_floats * two;
-  sums_ = needs_sums ? b_[1] + b_floats : nullptr;
+  unit_sums_ = sums && !phases_cut_k;
+  if (sums && phases_cut_k) phase_sums_ = b_[1] + b_floats;
 }
 
 // Large units first, small ones last, so that the threads end at about the same time.
 void Gemm::plan_units(int threads) {
+  unit_panels_ =
+      std::clamp(kUnitFloats / (kernels_.rows * k_block_), kFewestUnitPanels, kMostUnitPanels);
   for (int64_t begin = 0; begin < panels_;) {
-    const int64_t fair = threads == 1 ? kMaxUnitPanels : ceil_div(panels_ - begin, 2 * threads);
-    const int64_t end = begin + std::min({fair, kMaxUnitPanels, panels_ - begin});
+    const int64_t fair = threads == 1 ? panels_ : ceil_div(panels_ - begin, 2 * threads);
+    const int64_t end = begin + std::min({fair, unit_panels_, panels_ - begin});
     units_.push_back({begin, end});
     begin = end;
   }
 }
 
 void Gemm::plan_phases(int threads) {
-  const int64_t k_blocks = ceil_div(m_.K, kernels_.max_k);
-  k_block_ = round_up(ceil_div(m_.K, k_blocks), 8);
-  for (int64_t column = 0; column < m_.N; column += kMaxColumns)
-    for (int64_t k = 0; k < m_.K; k += k_block_) {
+  const int64_t k_blocks = std::max<int64_t>(1, kMaxPacked / (column_block_ * k_block_));
+  for (int64_t column = 0; column < p_.N; column += column_block_)
+    for (int64_t k = 0; k < p_.K; k += k_blocks * k_block_) {
       auto p = std::make_unique<Phase>();
       p->column0 = column;
-      p->columns = std::min(m_.N - column, kMaxColumns);
+      p->columns = std::min(p_.N - column, column_block_);
       p->b_panels = ceil_div(p->columns, kernels_.columns);
       p->k0 = k;
-      p->k1 = std::min(m_.K, k + k_block_);
-      p->first = k == 0;
-      p->last = p->k1 == m_.K;
+      p->k1 = std::min(p_.K, k + k_blocks * k_block_);
       p->b_buffer = int(phases_.size() % 2);
       p->groups = 1;
       if (threads > 1 && panels_ < 4 * threads)
         p->groups =
             std::clamp<int64_t>(ceil_div(4 * threads, panels_), 1, ceil_div(p->b_panels, 2));
-      p->packing.total = ceil_div(p->b_panels, kPackPanels);
+      p->packing.total = ceil_div(p->b_panels, kPackPanels) * ceil_div(p->k1 - p->k0, k_block_);
       p->computing.total = int64_t(units_.size()) * p->groups;
       phases_.push_back(std::move(p));
     }
@@ -162,70 +197,94 @@ int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   return i * (n / parts) + std::min(i, n % parts);
 }
 
+// Packed B: [blocks of k][panels of columns][k][column].
 void Gemm::pack_b(const Phase& p, int64_t unit) const {
-  const int64_t j = unit * kPackPanels * kernels_.columns;
-  kernels_.pack_b({.b = at(m_.b, element_offset(m_.trans_b, ldb_, 0, p.column0 + j)),
-                   .dtype = m_.b.dtype,
-                   .ld = ldb_,
-                   .trans = m_.trans_b,
-                   .columns = std::min(kPackPanels * kernels_.columns, p.columns - j),
-                   .k0 = p.k0,
-                   .k1 = p.k1,
-                   .out = b_[p.b_buffer] + j * (p.k1 - p.k0)});
+  const int64_t across = ceil_div(p.b_panels, kPackPanels);
+  const int64_t j = unit % across * kPackPanels * kernels_.columns;
+  const int64_t k0 = p.k0 + unit / across * k_block_, k1 = std::min(p.k1, k0 + k_block_);
+  kernels_.pack_b(
+      {.b = at(p_.b, element_offset(p_.trans_b, p_.ldb, 0, p.column0 + j)),
+       .dtype = p_.b.dtype,
+       .ld = p_.ldb,
+       .trans = p_.trans_b,
+       .columns = std::min(kPackPanels * kernels_.columns, p.columns - j),
+       .k0 = k0,
+       .k1 = k1,
+       .out = b_[p.b_buffer] + (k0 - p.k0) * p.b_panels * kernels_.columns + j * (k1 - k0)});
 }
 
-void Gemm::compute(const Phase& p, int64_t unit, float* packed_a) const {
-  const PanelRange range = units_[size_t(unit / p.groups)];
-  const int64_t group = unit % p.groups;
-  GemmKernels::Block s;
-  s.panels = range.end - range.begin;
-  int64_t row[kMaxUnitPanels + 1];
-  for (int64_t i = 0; i <= s.panels; ++i) row[i] = part_begin(m_.M, panels_, range.begin + i);
-  kernels_.pack_a({.a = at(m_.a, element_offset(m_.trans_a, lda_, row[0], 0)),
-                   .dtype = m_.a.dtype,
-                   .ld = lda_,
-                   .trans = m_.trans_a,
+// Packs the range's panels, fills in their rows, and returns how many panels they are.
+int64_t Gemm::pack_a(const PanelRange& range, int64_t k0, int64_t k1, int64_t* row,
+                     float* to) const {
+  const int64_t panels = range.end - range.begin;
+  for (int64_t i = 0; i <= panels; ++i) row[i] = part_begin(p_.M, panels_, range.begin + i);
+  kernels_.pack_a({.a = at(p_.a, element_offset(p_.trans_a, p_.lda, row[0], 0)),
+                   .dtype = p_.a.dtype,
+                   .ld = p_.lda,
+                   .trans = p_.trans_a,
                    .row = row,
-                   .panels = s.panels,
-                   .rows_to_end = m_.M - row[0],
-                   .k0 = p.k0,
-                   .k1 = p.k1,
-                   .K = m_.K,
-                   .out = packed_a});
-  s.row = row;
-  s.a = packed_a;
-  s.a_k_major = m_.trans_a;
-  s.k = p.k1 - p.k0;
-  const int64_t b_panel0 = part_begin(p.b_panels, p.groups, group);
-  s.b_panels = part_begin(p.b_panels, p.groups, group + 1) - b_panel0;
-  const int64_t column = b_panel0 * kernels_.columns;
-  s.b = b_[p.b_buffer] + column * s.k;
-  s.columns = std::min(p.columns - column, s.b_panels * kernels_.columns);
+                   .panels = panels,
+                   .rows_to_end = p_.M - row[0],
+                   .k0 = k0,
+                   .k1 = k1,
+                   .K = p_.K,
+                   .out = to});
+  return panels;
+}
 
-  const int64_t c_offset = row[0] * m_.N + p.column0 + column;
-  float* sums = sums_ ? sums_ + row[0] * p.columns + column : nullptr;
-  const bool add = !p.first || m_.accumulate;
-  s.in = !add ? nullptr : sums ? sums : m_.c_MN.as<float>() + c_offset;
-  s.in_ld = sums ? p.columns : m_.N;
-  const bool to_sums = sums && !p.last;
-  s.out = to_sums ? static_cast<void*>(sums)
-                  : m_.c_MN.as<char>() + c_offset * dtype_size(m_.c_MN.dtype);
-  s.out_type = to_sums ? DType::f32 : m_.c_MN.dtype;
-  s.out_ld = to_sums ? p.columns : m_.N;
-  s.bias = p.last && m_.bias_N ? m_.bias_N.as<float>() + p.column0 + column : nullptr;
-  kernels_.block(s);
+void Gemm::compute(const Phase& p, int64_t unit, const Own& own) const {
+  const int64_t group = unit % p.groups;
+  int64_t row[kMostUnitPanels + 1];
+  for (int64_t k0 = p.k0; k0 < p.k1; k0 += k_block_) {
+    const int64_t k1 = std::min(p.k1, k0 + k_block_);
+    GemmKernels::Block s;
+    s.panels = pack_a(units_[size_t(unit / p.groups)], k0, k1, row, own.a);
+    s.row = row;
+    s.a = own.a;
+    s.a_k_major = p_.trans_a;
+    s.k = k1 - k0;
+    const int64_t b_panel0 = part_begin(p.b_panels, p.groups, group);
+    s.b_panels = part_begin(p.b_panels, p.groups, group + 1) - b_panel0;
+    const int64_t column = b_panel0 * kernels_.columns;
+    s.b = b_[p.b_buffer] + (k0 - p.k0) * p.b_panels * kernels_.columns + column * s.k;
+    s.columns = std::min(p.columns - column, s.b_panels * kernels_.columns);
+    s.transposed = p_.transposed;
+
+    const bool first = k0 == 0, last = k1 == p_.K;
+    const int64_t rows = row[s.panels] - row[0];
+    const int64_t sums_ld =
+        unit_sums_ ? (p_.transposed ? rows : s.columns) : (p_.transposed ? p_.M : p.columns);
+    float* sums = unit_sums_    ? own.sums
+                  : phase_sums_ ? phase_sums_ + offset(row[0], column, sums_ld)
+                                : nullptr;
+    const int64_t c = offset(row[0], p.column0 + column, p_.ldc);
+    const bool add = !first || m_.accumulate, to_sums = sums && !last;
+    s.in = !add ? nullptr : sums ? sums : m_.c_MN.as<float>() + c;
+    s.in_ld = sums ? sums_ld : p_.ldc;
+    s.out = to_sums ? static_cast<void*>(sums) : m_.c_MN.as<char>() + c * dtype_size(m_.c_MN.dtype);
+    s.out_type = to_sums ? DType::f32 : m_.c_MN.dtype;
+    s.out_ld = to_sums ? sums_ld : p_.ldc;
+    s.bias = last && m_.bias_N
+                 ? m_.bias_N.as<float>() + (p_.transposed ? row[0] : p.column0 + column)
+                 : nullptr;
+    kernels_.block(s);
+  }
 }
 
 void Gemm::work() {
   thread_local Scratch scratch;
-  float* packed_a = scratch.floats(size_t(kMaxUnitPanels * kernels_.rows * kernels_.row_stride));
+  const int64_t a_floats = unit_panels_ * kernels_.rows * kernels_.row_stride;
+  const int64_t sums = unit_sums_ ? unit_panels_ * kernels_.rows * column_block_ : 0;
+  Own own;
+  own.a = scratch.floats(size_t(a_floats + sums));
+  own.sums = own.a + a_floats;
   for (size_t i = 0; i < phases_.size(); ++i) {
     Phase& p = *phases_[i];
     if (i >= 2) phases_[i - 2]->computing.wait();  // it read the buffer that is packed now
     p.packing.work([&](int64_t unit) { pack_b(p, unit); });
     p.packing.wait();
     if (i >= 1) phases_[i - 1]->computing.wait();  // its sums are added to
-    p.computing.work([&](int64_t unit) { compute(p, unit, packed_a); });
+    p.computing.work([&](int64_t unit) { compute(p, unit, own); });
   }
 }
 

@@ -47,21 +47,23 @@ struct GemmKernels {
   };
   void (*pack_b)(const PackB&);
 
-  // out = A B (+ in) (+ bias) for a block of panels.
+  // out = A B (+ in) (+ bias) for a block of panels. Element (row, column) of in and out is at row
+  // * ld + column, or at column * ld + row where transposed.
   struct Block {
     const float* a;  // first packed panel of A
     bool a_k_major;
     const float* b;  // first packed panel of B
     int64_t k;
-    const int64_t* row;  // row[p] .. row[p + 1]: rows of A panel p, for p in [0, panels]
+    const int64_t* row;  // row[p] .. row[p + 1]: rows of A panel p, for p in [0, panels)
     int64_t panels, b_panels;
     int64_t columns;  // valid columns of the block
+    bool transposed;
     const float* in;  // element of row[0], or null: nothing is added
     int64_t in_ld;
     void* out;  // element of row[0]
     DType out_type;
     int64_t out_ld;
-    const float* bias;  // of the block's first column, or null
+    const float* bias;  // of the block's first column (first row, where transposed), or null
   };
   void (*block)(const Block&);
 };

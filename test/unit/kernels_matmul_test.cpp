@@ -147,6 +147,18 @@ TEST_CASE("matmul: sums cut over k, and results of several blocks") {
   });
 }
 
+TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
+  ThreadPool pool(2);
+  const ThreadPool::Scope scope(&pool);
+  Closeness close("matmul, K 4200");
+  for (bool trans_b : {false, true})
+    for (DType type : kFloats) {
+      Problem p(9, 600, 4200, false, trans_b, Extra::bias, type, type, type);
+      INFO(describe(p, MatmulWay::own));
+      REQUIRE(close(p.result(MatmulWay::own), p.expected, p.rule()) == "");
+    }
+}
+
 TEST_CASE("matmul: an empty sum is zero or the bias, an empty result is nothing") {
   Array a(DType::f32, 0), b(DType::f32, 0), bias = Array::normal(DType::f32, 3, 1);
   Array c = Array::normal(DType::f32, 6, 2);

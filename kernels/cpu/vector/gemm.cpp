@@ -129,6 +129,7 @@ struct Target {
   DType out_type;
   const float* bias;
   int64_t columns;
+  bool transposed;
 };
 
 // A tile at the right edge, element by element.
@@ -173,16 +174,54 @@ MT_INLINE void finish(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
     t.bias ? finish_as<T, false, true>(sum, t) : finish_as<T, false, false>(sum, t);
 }
 
+// Columns of the tile become rows of memory.
+template <class T, class Lanes>
+MT_INLINE void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t,
+                                 Lanes lanes) {
+  T* out = static_cast<T*>(t.out);
+  const Vf bias = t.bias ? load(t.bias, lanes) : Vf{};
+  for (int v = 0; v < vectors; ++v) {
+    Vf line[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) line[i] = i < rows ? sum[i * vectors + v] : Vf{};
+    transpose(line);
+    const int64_t first = v * kLanes, end = min_of(kLanes, t.columns - first);
+    for (int64_t j = 0; j < end; ++j) {
+      Vf x = line[j];
+      if (t.in) x += load(t.in + (first + j) * t.in_ld, lanes);
+      if (t.bias) x += bias;
+      store(out + (first + j) * t.out_ld, x, lanes);
+    }
+  }
+}
+void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
+  const bool f32 = t.out_type == DType::f32;
+  if (rows == kLanes)
+    f32 ? finish_transposed<float>(sum, rows, vectors, t, Full{})
+        : finish_transposed<bf16>(sum, rows, vectors, t, Full{});
+  else
+    f32 ? finish_transposed<float>(sum, rows, vectors, t, Part{rows})
+        : finish_transposed<bf16>(sum, rows, vectors, t, Part{rows});
+}
+
+// C is touched after some thousand cycles: ask for it now.
+MT_INLINE void prefetch_target(const Target& t, int rows, int vectors) {
+  const char* out = static_cast<const char*>(t.out);
+  const int64_t line = t.out_ld * (t.out_type == DType::f32 ? 4 : 2);
+  if (t.transposed)
+    for (int64_t j = 0; j < t.columns; ++j) __builtin_prefetch(out + j * line, 1);
+  else
+    for (int i = 0; i < rows; ++i)
+      for (int v = 0; v < vectors; ++v) __builtin_prefetch(out + i * line + v * 64, 1);
+}
+
 template <int ROWS, int VECTORS, bool K_MAJOR>
 void tile(const float* a, const float* b, int64_t k, const Target& t) {
   constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride, kStep = K_MAJOR ? kTileRows : 1;
-  const int64_t line = t.out_ld * (t.out_type == DType::f32 ? 4 : 2);
-  for (int i = 0; i < ROWS; ++i)  // C is touched after some thousand cycles: ask for it now
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; ++v)
-      __builtin_prefetch(static_cast<const char*>(t.out) + i * line + v * 64, 1);
+  prefetch_target(t, ROWS, VECTORS);
   Vf sum[ROWS][VECTORS]{};
   multiply_add<ROWS, VECTORS, kRow, kStep>(a, b, k, sum);
+  if (t.transposed) return finish_transposed(sum[0], ROWS, VECTORS, t);
   if (t.columns < VECTORS * kLanes) return finish_edge<ROWS, VECTORS>(sum, t);
   if (t.out_type == DType::f32)
     finish<float, ROWS, VECTORS>(sum, t);
@@ -204,6 +243,10 @@ MT_INLINE Tile pick_tile(int64_t rows, bool narrow, bool k_major) {
   return k_major ? pick<kTileVectors, true>(rows) : pick<kTileVectors, false>(rows);
 }
 
+MT_INLINE int64_t offset(const GemmKernels::Block& s, int64_t row, int64_t column, int64_t ld) {
+  return s.transposed ? column * ld + row : row * ld + column;
+}
+
 // A panel of B stays in the first-level cache while the panels of A pass by in the second.
 void block(const GemmKernels::Block& s) {
   const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;
@@ -216,13 +259,14 @@ void block(const GemmKernels::Block& s) {
       const int64_t rows = s.row[p + 1] - s.row[p], below = s.row[p] - s.row[0];
       if (rows != height) run = pick_tile(height = rows, columns <= kLanes, s.a_k_major);
       run(s.a + p * kPanel, s.b + q * kTileColumns * s.k, s.k,
-          {.in = s.in ? s.in + below * s.in_ld + j : nullptr,
+          {.in = s.in ? s.in + offset(s, below, j, s.in_ld) : nullptr,
            .in_ld = s.in_ld,
-           .out = static_cast<char*>(s.out) + (below * s.out_ld + j) * out_size,
+           .out = static_cast<char*>(s.out) + offset(s, below, j, s.out_ld) * out_size,
            .out_ld = s.out_ld,
            .out_type = s.out_type,
-           .bias = s.bias ? s.bias + j : nullptr,
-           .columns = columns});
+           .bias = s.bias ? s.bias + (s.transposed ? below : j) : nullptr,
+           .columns = columns,
+           .transposed = s.transposed});
     }
   }
 }
