@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test that needs no GPU.
-#   scripts/test.sh [--fast | --no-sanitizers]
-#     --no-sanitizers, --fast   the release build only; the default also runs all tests under ThreadSanitizer and
-#                               under AddressSanitizer with UndefinedBehaviorSanitizer
+#   scripts/test.sh [--sanitizers]
+#     --sanitizers   afterwards the same tests under AddressSanitizer with UndefinedBehaviorSanitizer and under
+#                    ThreadSanitizer: two more builds, and programs that run several times slower (for the night)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-sanitizers=1
+sanitizers=0
 for option in "$@"; do
   case $option in
-    --fast | --no-sanitizers) sanitizers=0 ;;
     --sanitizers) sanitizers=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --fast, --sanitizers and --no-sanitizers" ;;
+    *) die "unknown option $option; the only one is --sanitizers" ;;
   esac
 done
 
