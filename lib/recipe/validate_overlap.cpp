@@ -1,4 +1,6 @@
 // What is asked to overlap must be able to.
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "recipe/validate.h"
@@ -20,7 +22,7 @@ void check_refused(const Recipe& r, const Overlap& overlap, Problems& problems) 
   }
 }
 
-void check_delayed_layers(const Recipe& r, const Layout& l, const Overlap& o, Problems& problems) {
+void check_delayed_layers(const Layout& l, const Overlap& o, Problems& problems) {
   const int64_t n = o.overlap_p2p_wgrad_delayed_layer_number;
   if (n == 1 || l.layers_of_stage.empty()) return;
   int64_t fewest = l.layers_of_stage[0];
@@ -29,7 +31,6 @@ void check_delayed_layers(const Recipe& r, const Layout& l, const Overlap& o, Pr
                    {"comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "model.num_layers"},
                    fmt::format("{} layers are to wait, but a chunk has {} layers", n, fewest),
                    fmt::format("choose 1 to {}", fewest));
-  (void)r;
 }
 
 void check_preset(const Recipe& r, const Layout& l, Problems& problems) {
@@ -44,7 +45,6 @@ void check_preset(const Recipe& r, const Layout& l, Problems& problems) {
   };
   compare("hidden_size", preset->hidden_size, r.model.hidden_size);
   compare("tp_size", preset->tp_size, l.tp);
-  compare("cp_size", preset->cp_size, l.cp);
   compare("micro-batch", preset->micro_batch_size, l.micro_batch);
   compare("seq_length", preset->seq_length, r.dataset.seq_length);
   compare("GPU", preset->gpu, enum_name(r.hardware.gpu));
@@ -86,7 +86,7 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o, Proble
                    "overlap_p2p_comm and batch_p2p_comm exclude each other",
                    "keep overlap_p2p_comm with several stages per rank, batch_p2p_comm with one");
   check_refused(r, o, problems);
-  check_delayed_layers(r, l, o, problems);
+  check_delayed_layers(l, o, problems);
   if (o.tp_comm_overlap) check_preset(r, l, problems);
   check_launch(r, problems);
   check_deferral(r, o, problems);

@@ -1,0 +1,33 @@
+// Any bytes as a recipe, with overrides after 0xff bytes, are loaded or refused; what is loaded
+// prints to text that loads again.
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "recipe/layout.h"
+#include "recipe/overlap.h"
+#include "recipe/recipe.h"
+
+using namespace mtrain;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const int64_t world = data[0];
+  const std::string input(reinterpret_cast<const char*>(data) + 1, size - 1);
+  std::vector<std::string> overrides = split(input, '\xff');
+  const std::string text = overrides.front();
+  overrides.erase(overrides.begin());
+  if (overrides.size() > 8) overrides.resize(8);
+  Problems problems;
+  const Recipe r = load_recipe_text(text, "fuzz.yaml", overrides, problems, world);
+  if (problems.has_errors()) {
+    MT_CHECK(!problems.text(Severity::error).empty());
+    return 0;
+  }
+  print_overlap(resolve_overlap(r, layout_of(r, world)));
+  Problems again;
+  load_recipe_text(print_recipe(r), "printed.yaml", {}, again, world);
+  MT_CHECK(!again.has_errors(), "{}", again.text(Severity::error));
+  return 0;
+}

@@ -1,0 +1,365 @@
+// Rules of context parallelism and overlap, and what a layout makes of `auto`.
+#include <cstdlib>
+
+#include "base/error.h"
+#include "recipe/built.h"
+#include "recipe_cases.h"
+
+using namespace mtrain;
+using namespace recipe_cases;
+using Catch::Matchers::Contains;
+
+TEST_CASE("context parallelism and packing") {
+  const Overrides cp4{"distributed.cp_size=4"};
+  const auto with = [&](Overrides o) {
+    o.push_back("distributed.cp_size=4");
+    return o;
+  };
+  const std::string sizes = "model.hierarchical_context_parallel_sizes=";
+  run({
+      {"sequence", 4, with({"dataset.seq_length=1020"}), E, "dataset.seq_length",
+       "2 x cp_size = 8"},
+      {"sequence fits", 4, with({"dataset.seq_length=1016"}), E, nullptr, ""},
+      {"list", 4, with({"model.cp_comm_type=[p2p,all_gather]"}), E, "distributed.cp_comm_type",
+       "2 entries for 8 layers"},
+      {"list fits", 4, with({"model.cp_comm_type=[p2p,allgather,a2a,p2p,p2p,p2p,p2p,p2p]"}), E,
+       nullptr, ""},
+      {"unknown", 4, with({"model.cp_comm_type=ring"}), E, "distributed.cp_comm_type", "`ring`"},
+      {"a2a heads", 4,
+       with({"model.cp_comm_type=a2a", "model.num_attention_heads=2",
+             "model.num_query_groups=none"}),
+       E, "distributed.cp_comm_type", ""},
+      {"a2a kv heads", 4, with({"model.cp_comm_type=a2a", "model.num_query_groups=2"}), E,
+       "distributed.cp_comm_type", "2 key-value heads"},
+      {"a2a fits", 4, with({"model.cp_comm_type=a2a"}), E, nullptr, ""},
+      {"no sizes", 4, with({"model.cp_comm_type=a2a+p2p"}), E,
+       "distributed.hierarchical_context_parallel_sizes", "needs the sizes"},
+      {"three levels",
+       8,
+       {"distributed.cp_size=8", "model.cp_comm_type=a2a+p2p", sizes + "[2,2,2]"},
+       E,
+       "distributed.hierarchical_context_parallel_sizes",
+       "3 levels"},
+      {"product", 4, with({"model.cp_comm_type=a2a+p2p", sizes + "[2,4]"}), E,
+       "distributed.hierarchical_context_parallel_sizes", "2 x 4 = 8"},
+      {"first level", 4,
+       with({"model.cp_comm_type=a2a+p2p", sizes + "[4,1]", "model.num_query_groups=2"}), E,
+       "distributed.cp_comm_type", "first level"},
+      {"hierarchy fits", 4, with({"model.cp_comm_type=a2a+p2p", sizes + "[2,2]"}), E, nullptr, ""},
+      {"unused sizes", 4, with({sizes + "[2,2]"}), W,
+       "distributed.hierarchical_context_parallel_sizes", "ignored"},
+      {"decentralized", 4,
+       with({"model.cp_comm_type=a2a+p2p", sizes + "[2,2]", "dist.use_decentralized_pg=true"}), E,
+       "distributed.use_decentralized_pg", "levels"},
+      {"window p2p", 4, with({"model.window_size=64"}), E, "distributed.cp_comm_type", "sliding"},
+      {"window all_gather", 4, with({"model.window_size=64", "model.cp_comm_type=all_gather"}), E,
+       nullptr, ""},
+      {"packing batch",
+       1,
+       {"packed_sequence.packed_sequence_size=4096", "train.micro_batch_size=2"},
+       E,
+       "packed_sequence.packed_sequence_size",
+       "micro-batch is 2"},
+      {"packing cp", 4, with({"packed_sequence.packed_sequence_size=4100"}), E,
+       "packed_sequence.packed_sequence_size", "2 x cp_size = 8"},
+      {"packing fits", 4, with({"packed_sequence.packed_sequence_size=4096"}), A,
+       "packed_sequence.packed_sequence_size", "padded"},
+  });
+}
+
+TEST_CASE("what is asked to overlap must be able to") {
+  const auto megatron = [](Overrides o) {
+    o.push_back("distributed.strategy=megatron_ddp");
+    return o;
+  };
+  const auto fine = [](const char* flag) {
+    return interleaved({std::string("comm_overlap.overlap_p2p_") + flag});
+  };
+  const char* tp = "comm_overlap.tp_comm_overlap";
+  const std::string moe = "comm_overlap.overlap_moe_expert_parallel_comm";
+  run({
+      {"tp 1", 1, {"model.tp_comm_overlap=true"}, E, tp, "tp_size 1"},
+      {"no sp",
+       2,
+       {"model.tp_comm_overlap=true", "distributed.tp_size=2"},
+       E,
+       tp,
+       "sequence_parallel"},
+      {"tp",
+       2,
+       {"model.tp_comm_overlap=true", "distributed.tp_size=2",
+        "distributed.sequence_parallel=true"},
+       E,
+       nullptr,
+       ""},
+      {"not strict", 1, {"model.tp_comm_overlap=true", "debug.strict=false"}, W, tp, "turned off"},
+      {"false is fine", 1, {"model.tp_comm_overlap=false"}, E, nullptr, ""},
+      {"preset elsewhere",
+       2,
+       {"model.tp_comm_overlap=true", "distributed.tp_size=2", "distributed.sequence_parallel=true",
+        "model.tp_comm_overlap_cfg=userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048"},
+       W,
+       "comm_overlap.tp_comm_overlap_cfg",
+       "hidden_size 6144 (here 256)"},
+      {"preset misspelt",
+       1,
+       {"model.tp_comm_overlap_cfg=userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen204"},
+       E,
+       "comm_overlap.tp_comm_overlap_cfg",
+       "no preset"},
+      {"product misspelt",
+       1,
+       {"model.tp_comm_overlap_cfg={qkv_fpro: {method: bulk}}"},
+       E,
+       "comm_overlap.tp_comm_overlap_cfg",
+       "no product"},
+      {"method impossible",
+       1,
+       {"model.tp_comm_overlap_cfg={qkv_fprop: {method: pipeline}}"},
+       E,
+       "comm_overlap.tp_comm_overlap_cfg",
+       "ring_exchange"},
+      {"dgrad with wgrad",
+       1,
+       {"model.tp_comm_overlap_cfg={qkv_dgrad: {method: pipeline}, qkv_wgrad: {method: bulk}}"},
+       E,
+       "comm_overlap.tp_comm_overlap_cfg",
+       "nothing to hide"},
+      {"cfg without overlap",
+       1,
+       {"model.tp_comm_overlap_cfg={qkv_fprop: {num_sm: 2}}"},
+       W,
+       "comm_overlap.tp_comm_overlap_cfg",
+       "ignored"},
+      {"p2p, one stage", 4, pipeline({"model.overlap_p2p_comm=true"}), E,
+       "comm_overlap.overlap_p2p_comm", "single stage"},
+      {"p2p, no pipeline",
+       1,
+       {"model.overlap_p2p_comm=true"},
+       E,
+       "comm_overlap.overlap_p2p_comm",
+       "no pipeline"},
+      {"p2p", 4, interleaved({"model.overlap_p2p_comm=true"}), E, nullptr, ""},
+      {"batch", 4, interleaved({"model.batch_p2p_comm=true"}), E, nullptr, ""},
+      {"batch, no pipeline",
+       1,
+       {"model.batch_p2p_comm=true"},
+       E,
+       "comm_overlap.batch_p2p_comm",
+       "no pipeline"},
+      {"reduce alone", 1, megatron({"ddp.overlap_grad_reduce=true"}), E, "ddp.overlap_grad_reduce",
+       "not shared"},
+      {"reduce over cp", 2, megatron({"ddp.overlap_grad_sync=true", "distributed.cp_size=2"}), E,
+       nullptr, ""},
+      {"align", 4, megatron({"ddp.align_param_gather=true"}), E, "ddp.align_param_gather",
+       "no pipeline"},
+      {"align fits", 8, megatron(interleaved({"ddp.align_param_gather=true"})), E, nullptr, ""},
+      {"with step fits", 8,
+       megatron(interleaved({"ddp.overlap_param_gather_with_optimizer_step=true"})), E, nullptr,
+       ""},
+      {"cp", 1, {"comm_overlap.cp_overlap=true"}, E, "comm_overlap.cp_overlap", "cp_size 1"},
+      {"cp fits", 2, {"comm_overlap.cp_overlap=true", "distributed.cp_size=2"}, E, nullptr, ""},
+      {"embedding",
+       1,
+       {"model.defer_embedding_wgrad_compute=true"},
+       E,
+       "comm_overlap.defer_embedding_wgrad_compute",
+       "no pipeline"},
+      {"embedding fits", 4, pipeline({"model.defer_embedding_wgrad_compute=true"}), E, nullptr, ""},
+      {"limit",
+       1,
+       {"model.wgrad_deferral_limit=-1"},
+       E,
+       "comm_overlap.wgrad_deferral_limit",
+       "range"},
+      {"limit unused",
+       1,
+       {"model.wgrad_deferral_limit=2"},
+       W,
+       "comm_overlap.wgrad_deferral_limit",
+       "ignored"},
+      {"backward stream", 4, pipeline({"model.overlap_p2p_backward_on_comm_stream=true"}), E,
+       "comm_overlap.overlap_p2p_backward_on_comm_stream", "single stage"},
+      {"backward stream fits", 4, fine("backward_on_comm_stream=true"), E, nullptr, ""},
+      {"without p2p", 4,
+       interleaved(
+           {"model.overlap_p2p_backward_on_comm_stream=true", "model.overlap_p2p_comm=false"}),
+       E, "comm_overlap.overlap_p2p_backward_on_comm_stream", "overlap_p2p_comm"},
+      {"layer wgrad",
+       1,
+       {"model.overlap_p2p_with_transformer_layer_wgrad=true"},
+       E,
+       "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+       "no pipeline"},
+      {"delayed layers",
+       1,
+       {"model.overlap_p2p_wgrad_delayed_layer_number=2"},
+       E,
+       "comm_overlap.overlap_p2p_wgrad_delayed_layer_number",
+       "no pipeline"},
+      {"delayed layers, too many", 4, fine("wgrad_delayed_layer_number=2"), E,
+       "comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "a chunk has 1"},
+      {"delayed layers fit", 4,
+       interleaved({"model.overlap_p2p_wgrad_delayed_layer_number=2", "model.num_layers=16"}), E,
+       nullptr, ""},
+      {"delay",
+       1,
+       {"model.delay_wgrad_compute=true"},
+       E,
+       "comm_overlap.delay_wgrad_compute",
+       "fine-grained"},
+      {"delay fits", 4,
+       interleaved(
+           {"model.delay_wgrad_compute=true", "model.overlap_p2p_backward_on_comm_stream=true"}),
+       E, nullptr, ""},
+      {"moe", 4, experts({moe + "=true"}), E, nullptr, ""},
+      {"moe delay", 4, experts({moe + "=true", "model.delay_wgrad_compute=true"}), E, nullptr, ""},
+      {"moe ep 1", 1, {"model.moe=8", moe + "=true"}, E, moe.c_str(), "ep_size 1"},
+      {"moe dispatcher", 4, experts({moe + "=true", "model.moe_token_dispatcher_type=allgather"}),
+       E, moe.c_str(), "dispatcher"},
+      {"moe fp32", 4, experts({moe + "=true", "mixed_precision=fp32"}), E, moe.c_str(), "bf16"},
+      {"moe full recompute", 4, experts({moe + "=true", "recompute=full"}), E, moe.c_str(),
+       "whole"},
+      {"moe recomputed", 4,
+       experts({moe + "=true", "recompute=selective", "recompute.modules=[moe]"}), E, moe.c_str(),
+       "recomputed"},
+      {"moe shared", 4, experts({moe + "=true", "model.moe.shared_expert_overlap=true"}), E,
+       moe.c_str(), "shared"},
+      {"moe pipeline", 16,
+       experts({moe + "=true", "distributed.pp_size=4", "distributed.pipeline={}"}), E, moe.c_str(),
+       "several stages"},
+      {"connections",
+       1,
+       {"launch.cuda_device_max_connections=1"},
+       E,
+       "launch.cuda_device_max_connections",
+       "fsdp2"},
+      {"connections fit", 1, megatron({"launch.cuda_device_max_connections=1"}), E, nullptr, ""},
+  });
+}
+
+namespace {
+Recipe recipe_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
+  Problems problems;
+  const Recipe r = load_recipe_text(kBase + more, "base.yaml", overrides, problems, world);
+  INFO(problems.text(Severity::error));
+  REQUIRE_FALSE(problems.has_errors());
+  return r;
+}
+Overlap overlap_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
+  const Recipe r = recipe_of(world, overrides, more);
+  return resolve_overlap(r, layout_of(r, world));
+}
+}  // namespace
+
+TEST_CASE("auto is resolved by the layout") {
+  const Overrides mddp{"distributed.strategy=megatron_ddp"};
+  const Overlap one = overlap_of(1, mddp);
+  REQUIRE_FALSE(one.overlap_grad_reduce);
+  REQUIRE_FALSE(one.cp_overlap);
+  const Overlap two = overlap_of(2, mddp);
+  REQUIRE(two.overlap_grad_reduce);
+  REQUIRE(two.overlap_param_gather);
+  REQUIRE_FALSE(two.align_param_gather);
+  REQUIRE(two.bucket_size == 40000000);
+  REQUIRE(two.layernorm_sm_margin == 16);
+  REQUIRE(overlap_of(64, {mddp[0], "train.global_batch_size=64"}).bucket_size == 64000000);
+  REQUIRE(overlap_of(2, mddp, "comm_overlap: {}\n").bucket_size == 134217728);
+  REQUIRE(overlap_of(2, {mddp[0], "ddp.bucket_size=5"}).bucket_size == 5);
+  REQUIRE_FALSE(
+      overlap_of(2, {mddp[0], "ddp.use_distributed_optimizer=false"}).overlap_param_gather);
+  REQUIRE_FALSE(overlap_of(2, {}).overlap_grad_reduce);  // fsdp2 has its own
+
+  const Overlap several = overlap_of(4, interleaved({}));
+  REQUIRE(several.overlap_p2p_comm);
+  REQUIRE_FALSE(several.batch_p2p_comm);
+  const Overlap single = overlap_of(4, pipeline({}));
+  REQUIRE_FALSE(single.overlap_p2p_comm);
+  REQUIRE(single.batch_p2p_comm);
+  REQUIRE(overlap_of(4, interleaved({"model.batch_p2p_comm=true"})).batch_p2p_comm);
+  REQUIRE(overlap_of(4, interleaved({"model.overlap_p2p_comm=false"})).batch_p2p_comm);
+  REQUIRE(overlap_of(2, {"distributed.cp_size=2"}).cp_overlap);
+
+  const Overrides tp{"distributed.tp_size=2", mddp[0]};
+  REQUIRE_FALSE(
+      overlap_of(2, {tp[0], mddp[0], "distributed.sequence_parallel=true"}).tp_comm_overlap);
+  REQUIRE(overlap_of(2, tp).cuda_device_max_connections == 1);
+  REQUIRE(overlap_of(2, {tp[0], mddp[0], "hardware.gpu=b200"}).cuda_device_max_connections == 32);
+  REQUIRE(overlap_of(2, {tp[0]}).cuda_device_max_connections == 32);
+  REQUIRE(overlap_of(2, mddp).cuda_device_max_connections == 32);
+  REQUIRE_THAT(print_overlap(two), Contains("overlap_grad_reduce") && Contains("one bucket"));
+}
+
+TEST_CASE("layouts") {
+  const auto layout = [](int64_t world, const Overrides& o) {
+    return layout_of(recipe_of(world, o), world);
+  };
+  Layout l = layout(
+      32, {"distributed.tp_size=2", "distributed.cp_size=2", "distributed.dp_replicate_size=2"});
+  REQUIRE(l.dp == 8);
+  REQUIRE(l.dp_shard == 4);
+  REQUIRE(l.gradient_ranks() == 16);
+  REQUIRE(l.micro_batches == 4);
+  l = layout(4, pipeline({"model.num_layers=10"}));
+  REQUIRE(l.layers_of_stage == std::vector<int64_t>{3, 3, 2, 2});
+  REQUIRE(layout(4, interleaved({})).stages == 8);
+  REQUIRE(layout(4, pipeline({"distributed.pipeline.layers_per_stage=2"})).stages_per_rank == 1);
+  l = layout(2, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=dfs",
+                 "distributed.pipeline.layers_per_stage=3",
+                 "distributed.pipeline.round_virtual_stages_to_pp_multiple=up"});
+  REQUIRE(l.stages == 4);
+  l = layout(4, pipeline({"distributed.pipeline.layout='Et|t*3|t*3,|tL'"}));
+  REQUIRE(l.layers_of_stage == std::vector<int64_t>{1, 3, 3, 1});
+  REQUIRE(layout_of(recipe_of(8, {"distributed.tp_size=2", "distributed.dp_size=4"}), 0).world ==
+          8);
+  REQUIRE(padded_vocab(50257, 1) == 50304);
+  REQUIRE(padded_vocab(50257, 8) == 51200);
+  REQUIRE(layout(4, experts({})).ep_shard == 1);
+}
+
+TEST_CASE("the world size comes from the launcher's environment") {
+  const char* names[] = {
+      "WORLD_SIZE",           "RANK",     "SLURM_NTASKS", "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE",
+      "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK"};
+  for (const char* name : names) unsetenv(name);
+  REQUIRE(launcher_world_size() == 1);
+  setenv("SLURM_NTASKS", "4", 1);  // a shell inside an allocation: no rank, so no launcher
+  REQUIRE(launcher_world_size() == 1);
+  for (int i = 0; i < 8; i += 2) {
+    for (const char* name : names) unsetenv(name);
+    setenv(names[i], "16", 1);
+    setenv(names[i + 1], "3", 1);
+    REQUIRE(launcher_world_size() == 16);
+    setenv(names[i], "many", 1);
+    REQUIRE_THROWS_AS(launcher_world_size(), UserError);
+  }
+  for (const char* name : names) unsetenv(name);
+}
+
+TEST_CASE("a feature without execution is refused by name") {
+  const auto built = [](int64_t world, const Overrides& o) {
+    Problems problems;
+    check_built(recipe_of(world, o), problems, world);
+    return problems.text(Severity::error);
+  };
+  REQUIRE(built(1, {}).empty());
+  REQUIRE_THAT(built(2, {"distributed.tp_size=2"}), Contains("distributed.tp_size: not built yet"));
+  REQUIRE_THAT(built(2, {}), Contains("several ranks"));
+  REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
+  REQUIRE_THAT(built(1, {"mixed_precision=fp16_mixed"}), Contains("fp16_mixed"));
+  REQUIRE_THAT(built(1, {"packed_sequence.packed_sequence_size=64"}), Contains("packed"));
+}
+
+TEST_CASE("a printed layout loads again") {
+  for (const auto& o :
+       {pipeline({}), experts({}), Overrides{"ddp.overlap_grad_reduce=true"},
+        Overrides{"distributed.strategy=mfsdp"}, Overrides{"distributed.strategy=ddp"},
+        Overrides{"model.tp_comm_overlap_cfg={fc2_fprop: {num_splits: 2}}"}}) {
+    const Recipe r = recipe_of(4, o);
+    Problems problems;
+    const Recipe again = load_recipe_text(print_recipe(r), "printed", {}, problems, 4);
+    INFO(print_recipe(r) << problems.text(Severity::error));
+    REQUIRE_FALSE(problems.has_errors());
+    REQUIRE(print_recipe(again, false) == print_recipe(r, false));
+  }
+}
