@@ -6,18 +6,19 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct SwigluForward {   // y = silu(gate) * up (Shazeer 2020); gate_up holds (gate | up) in each row
+struct SwigluForward {  // y = silu(gate) * up (Shazeer 2020); gate_up holds (gate | up) in each row
   ConstSpan gate_up_T2F;
   Span y_TF;
   int64_t T, F;
 };
 struct SwigluBackward {
   ConstSpan gate_up_T2F, dy_TF;
-  Span dgate_up_T2F;     // may be gate_up_T2F
-  Span y_TF;             // optional: the forward's output again, for the weight gradient that follows; may be dy_TF
+  Span dgate_up_T2F;  // may be gate_up_T2F
+  Span y_TF;  // optional: the forward's output again, for the weight gradient that follows; may be
+              // dy_TF
   int64_t T, F;
 };
-struct GeluForward {     // tanh approximation where `tanh`, else erf
+struct GeluForward {  // tanh approximation where `tanh`, else erf
   ConstSpan x;
   Span y;
   int64_t count;
@@ -25,8 +26,8 @@ struct GeluForward {     // tanh approximation where `tanh`, else erf
 };
 struct GeluBackward {
   ConstSpan x, dy;
-  Span dx;               // may be x or dy
-  Span y;                // optional: the forward's output again
+  Span dx;  // may be x or dy
+  Span y;   // optional: the forward's output again
   int64_t count;
   bool tanh = true;
 };

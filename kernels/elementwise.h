@@ -6,28 +6,29 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct Add {               // y = a + b; y may be a or b
+struct Add {  // y = a + b; y may be a or b
   ConstSpan a, b;
   Span y;
 };
-struct Cast {              // y = x in y's type (fp32 <-> bf16, or a copy)
+struct Cast {  // y = x in y's type (fp32 <-> bf16, or a copy)
   ConstSpan x;
   Span y;
 };
-struct Fill {              // y = value
+struct Fill {  // y = value
   Span y;
   float value = 0;
 };
-struct Scale {             // x *= factor
+struct Scale {  // x *= factor
   Span x;
   float factor;
 };
-// y = x / (1 - p) where kept, else 0. Element i of the buffer is global element first_index + i of the stream `key`, and its
-// fate is a function of those two alone, so that every layout drops the same elements. The backward is the same on dy.
-// Element i is kept where word i % 4 of Philox block i / 4 of `key` (base/rng.h) is at least p * 2^32, on every backend.
+// y = x / (1 - p) where kept, else 0. Element i of the buffer is global element first_index + i of
+// the stream `key`, and its fate is a function of those two alone, so that every layout drops the
+// same elements. The backward is the same on dy. Element i is kept where word i % 4 of Philox block
+// i / 4 of `key` (base/rng.h) is at least p * 2^32, on every backend.
 struct Dropout {
   ConstSpan x;
-  Span y;                  // may be x
+  Span y;  // may be x
   uint64_t key;
   int64_t first_index = 0;
   float p;

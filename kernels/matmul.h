@@ -7,16 +7,20 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 struct Matmul {
-  ConstSpan a;               // (M, K), or (K, M) where trans_a
-  ConstSpan b;               // (K, N), or (N, K) where trans_b
-  ConstSpan bias_N;          // optional, added to every row; not together with accumulate
-  Span c_MN;                 // fp32 or bf16; accumulate needs fp32
+  ConstSpan a;       // (M, K), or (K, M) where trans_a
+  ConstSpan b;       // (K, N), or (N, K) where trans_b
+  ConstSpan bias_N;  // optional, added to every row; not together with accumulate
+  Span c_MN;         // fp32 or bf16; accumulate needs fp32
   int64_t M, N, K;
   bool trans_a = false, trans_b = false;
-  bool accumulate = false;   // C += instead of C =
+  bool accumulate = false;  // C += instead of C =
 };
 
-namespace cpu { void run(const Matmul&); }
-namespace cuda { void run(const Matmul&, CUstream_st*); }
+namespace cpu {
+void run(const Matmul&);
+}
+namespace cuda {
+void run(const Matmul&, CUstream_st*);
+}
 
 }  // namespace mtrain::kernels

@@ -1,4 +1,5 @@
-// Rotary position embedding (Su et al. 2021), half-split convention: lane i pairs with lane i + D/2.
+// Rotary position embedding (Su et al. 2021), half-split convention: lane i pairs with lane i +
+// D/2.
 #pragma once
 #include "base/span.h"
 
@@ -6,15 +7,20 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct Rope {                // rotates in place
-  Span x;                    // (T, heads, D) with token_stride between tokens: the q and k heads of a fused qkv
-  ConstSpan cos_PR, sin_PR;  // fp32 (positions, R): R = D / 2 angles per position, scaling already applied
-  ConstSpan position_T;      // int32
+struct Rope {  // rotates in place
+  Span x;      // (T, heads, D) with token_stride between tokens: the q and k heads of a fused qkv
+  ConstSpan cos_PR,
+      sin_PR;  // fp32 (positions, R): R = D / 2 angles per position, scaling already applied
+  ConstSpan position_T;  // int32
   int64_t T, heads, D, token_stride;
-  bool backward = false;     // rotates by the negative angle
+  bool backward = false;  // rotates by the negative angle
 };
 
-namespace cpu { void run(const Rope&); }
-namespace cuda { void run(const Rope&, CUstream_st*); }
+namespace cpu {
+void run(const Rope&);
+}
+namespace cuda {
+void run(const Rope&, CUstream_st*);
+}
 
 }  // namespace mtrain::kernels

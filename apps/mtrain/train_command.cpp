@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
+#include "recipe/built.h"
 #include "recipe/recipe.h"
 #include "train/run.h"
 
@@ -24,6 +25,7 @@ void train(const Options& o) {
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
   Problems problems;
   const Recipe recipe = load_recipe(o.recipe, overrides, problems);
+  check_built(recipe, problems);
   problems.throw_if_errors();
   for (const Severity severity : {Severity::warning, Severity::resolved})
     if (const std::string text = problems.text(severity); !text.empty())

@@ -11,7 +11,7 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
     if (asked) problems.add(field, fmt::format("not built yet: {}", what), hint);
   };
   const auto& d = r.distributed;
-  const char* one = "set it to 1; `--dry-run` checks the recipe without running it";
+  const char* one = "set it to 1";
   missing(d.tp_size > 1, "distributed.tp_size", "tensor parallelism (tp_size > 1)", one);
   missing(d.pp_size > 1, "distributed.pp_size", "pipeline parallelism (pp_size > 1)", one);
   missing(d.cp_size > 1, "distributed.cp_size", "context parallelism (cp_size > 1)", one);
