@@ -80,12 +80,18 @@ class Collector {
       if (conversion.path == path) return convert(conversion, place, node);
     if (const SchemaRow* row = negated_row(path)) return negate(row, path, place, node);
     if (find_section(path) || is_section_path(path)) return set_section(path, place, node);
+    if (++unknown_ > kMaxUnknown) return;
     const std::string meant = nearest_key(path);
     problems_.add_at(Severity::error, place, path, "there is no such key",
                      meant.empty() ? "" : fmt::format("did you mean `{}`?", meant));
+    if (unknown_ == kMaxUnknown)
+      problems_.add_at(Severity::error, place, path, "further unknown keys are not listed",
+                       "is this file a recipe of mtrain?");
   }
 
  private:
+  static constexpr int kMaxUnknown = 50;
+
   void set_section(const std::string& path, const Place& place, const Node& node) {
     const SchemaSection* section = find_section(path);
     problems_.set_place(path, place);
@@ -142,6 +148,7 @@ class Collector {
   Problems& problems_;
   Origin origin_;
   bool hydra_warned_ = false;
+  int unknown_ = 0;
 };
 
 void reset(const std::string& path, const Place& place, Problems& problems, GivenFields& given) {

@@ -45,6 +45,8 @@ struct EnumName {
   E value;
   std::string_view name;
 };
+template <class E>
+EnumName(E, std::string_view) -> EnumName<E>;
 
 template <class E>
 constexpr std::string_view enum_name(E value) {

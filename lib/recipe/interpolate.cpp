@@ -9,7 +9,7 @@
 namespace mtrain {
 namespace {
 
-constexpr size_t kMaxText = 64 << 10, kMaxNodes = 100000;
+constexpr size_t kMaxText = 64 << 10, kMaxNodes = 20000;
 
 size_t count_nodes(const Node& node) {
   size_t n = 1;

@@ -127,6 +127,7 @@ const SchemaSection* find_section(std::string_view path) {
 bool is_section_path(std::string_view path) { return schema().prefixes.count(path) > 0; }
 
 std::string nearest_key(std::string_view path) {
+  if (path.size() > 120) return {};  // no key is near, and comparing would take long
   const auto dot = path.rfind('.');
   const std::string parent(dot == std::string_view::npos ? "" : path.substr(0, dot + 1));
   const std::string_view last = dot == std::string_view::npos ? path : path.substr(dot + 1);

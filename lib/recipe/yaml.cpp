@@ -22,7 +22,7 @@ bool Node::unset() const {
 
 namespace {
 
-constexpr size_t kMaxBytes = 1 << 20, kMaxNodes = 100000, kMaxDepth = 32;
+constexpr size_t kMaxBytes = 1 << 20, kMaxNodes = 20000, kMaxDepth = 32;
 
 struct Refused {};  // the tree would be too large; already reported
 

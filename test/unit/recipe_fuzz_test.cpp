@@ -140,6 +140,25 @@ TEST_CASE("every field refuses or takes odd values") {
   }
 }
 
+TEST_CASE("large and alien files are refused in an instant") {
+  std::string keys, long_key(1 << 19, 'k'), wide = "model: {", items = "dataset: {train: [";
+  for (int i = 0; i < 9000; ++i) keys += "key_number_" + std::to_string(i) + ": 1\n";
+  for (int i = 0; i < 9000; ++i) wide += "k" + std::to_string(i) + ": 1, ";
+  for (int i = 0; i < 15000; ++i) items += "x, ";
+  for (const auto& text :
+       {keys, long_key + ": 1\n", wide + "}\n", items + "x]}\noptimizer: {lr: x}\n",
+        std::string(1 << 20, '{'), "a: \"" + std::string(1 << 19, '$') + "\"\n"}) {
+    const auto start = std::chrono::steady_clock::now();
+    Problems problems;
+    load_recipe_text(text, "r.yaml", {}, problems);
+    const auto took = std::chrono::steady_clock::now() - start;
+    REQUIRE(problems.has_errors());
+    // Each takes some tens of milliseconds; the bound catches work that grows with the square of
+    // the size.
+    REQUIRE(std::chrono::duration<double>(took).count() < 10.0);
+  }
+}
+
 TEST_CASE("a layout of 16384 ranks is checked in an instant") {
   const std::string text =
       "model: {num_layers: 126, hidden_size: 16384, num_attention_heads: 128, num_query_groups: "
