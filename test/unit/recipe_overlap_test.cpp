@@ -67,16 +67,19 @@ TEST_CASE("context parallelism and packing") {
   });
 }
 
-TEST_CASE("what is asked to overlap must be able to") {
-  const auto megatron = [](Overrides o) {
-    o.push_back("distributed.strategy=megatron_ddp");
-    return o;
-  };
-  const auto fine = [](const char* flag) {
-    return interleaved({std::string("comm_overlap.overlap_p2p_") + flag});
-  };
+namespace {
+Overrides megatron(Overrides o) {
+  o.push_back("distributed.strategy=megatron_ddp");
+  return o;
+}
+
+Overrides fine(const char* flag) {
+  return interleaved({std::string("comm_overlap.overlap_p2p_") + flag});
+}
+}  // namespace
+
+TEST_CASE("tensor-parallel overlap asked for must be possible") {
   const char* tp = "comm_overlap.tp_comm_overlap";
-  const std::string moe = "comm_overlap.overlap_moe_expert_parallel_comm";
   run({
       {"tp 1", 1, {"model.tp_comm_overlap=true"}, E, tp, "tp_size 1"},
       {"no sp",
@@ -131,6 +134,11 @@ TEST_CASE("what is asked to overlap must be able to") {
        W,
        "comm_overlap.tp_comm_overlap_cfg",
        "ignored"},
+  });
+}
+
+TEST_CASE("overlap of pipeline, gradients and context asked for must be possible") {
+  run({
       {"p2p, one stage", 4, pipeline({"model.overlap_p2p_comm=true"}), E,
        "comm_overlap.overlap_p2p_comm", "single stage"},
       {"p2p, no pipeline",
@@ -212,6 +220,12 @@ TEST_CASE("what is asked to overlap must be able to") {
        interleaved(
            {"model.delay_wgrad_compute=true", "model.overlap_p2p_backward_on_comm_stream=true"}),
        E, nullptr, ""},
+  });
+}
+
+TEST_CASE("expert-parallel overlap asked for must be possible, and launch settings must fit") {
+  const std::string moe = "comm_overlap.overlap_moe_expert_parallel_comm";
+  run({
       {"moe", 4, experts({moe + "=true"}), E, nullptr, ""},
       {"moe delay", 4, experts({moe + "=true", "model.delay_wgrad_compute=true"}), E, nullptr, ""},
       {"moe ep 1", 1, {"model.moe=8", moe + "=true"}, E, moe.c_str(), "ep_size 1"},
