@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "recipe/built.h"
+#include "recipe/layout.h"
 #include "recipe/recipe.h"
 #include "train/run.h"
 
@@ -24,8 +25,9 @@ void train(const Options& o) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
   Problems problems;
-  const Recipe recipe = load_recipe(o.recipe, overrides, problems);
-  check_built(recipe, problems);
+  const int64_t world = launcher_world_size();
+  const Recipe recipe = load_recipe(o.recipe, overrides, problems, world);
+  check_built(recipe, problems, world);
   problems.throw_if_errors();
   for (const Severity severity : {Severity::warning, Severity::resolved})
     if (const std::string text = problems.text(severity); !text.empty())
