@@ -34,16 +34,6 @@ std::unique_ptr<Device> open_device(const Recipe& r) {
   return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
 }
 
-int64_t vocabulary(const Recipe& r) {
-  const int64_t tokenizer = open_tokenizer(r.tokenizer)->vocab_size();
-  if (r.model.vocab_size == 0) return tokenizer;
-  if (r.model.vocab_size < tokenizer)
-    throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids",
-                                r.model.vocab_size, tokenizer),
-                    "leave model.vocab_size at 0 to take the tokenizer's");
-  return r.model.vocab_size;
-}
-
 fs::path checkpoint_root(const Recipe& r) {
   return r.checkpoint.dir.empty() ? fs::path(r.train.run_dir) / "checkpoints"
                                   : fs::path(r.checkpoint.dir);
