@@ -71,7 +71,8 @@ void add_train_options(CLI::App& app) {
                   ->group("Look, do not run");
   auto* print = app.get_option("--print-recipe");
   app.add_option("--world-size", o->world_size, "ranks to plan for; by default the launcher's")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24).description(""))
+      ->type_name("N")
       ->group("Look, do not run");
   app.add_option("--trace", o->trace,
                  "write a Chrome / Perfetto trace of every launch to this file")

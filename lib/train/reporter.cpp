@@ -30,7 +30,8 @@ constexpr int64_t kWarmUpSteps =
 Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
     : trainer_(trainer),
       recipe_(recipe),
-      flops_per_token_(flops_per_token(recipe.model, trainer.model().config().vocab, recipe.dataset.seq_length)) {
+      flops_per_token_(flops_per_token(recipe.model, trainer.model().config().vocab,
+                                       recipe.dataset.seq_length)) {
   if (profile) profile_ = std::make_unique<Profile>();
   if (recipe.debug.trace) trace_ = std::make_unique<ChromeTrace>();
   std::vector<TimingSink*> sinks;
