@@ -24,6 +24,7 @@ const char* way_name(MatmulWay way) {
     case MatmulWay::openblas: return "openblas";
     case MatmulWay::onednn: return "onednn";
     case MatmulWay::onednn_bf16: return "onednn_bf16";
+    case MatmulWay::own_bf16: return "own_bf16";
   }
   return "?";
 }
@@ -133,8 +134,8 @@ bool parse(const std::string& word, DType& value) {
   return false;
 }
 bool parse(const std::string& word, MatmulWay& value) {
-  for (MatmulWay w :
-       {MatmulWay::own, MatmulWay::openblas, MatmulWay::onednn, MatmulWay::onednn_bf16})
+  for (MatmulWay w : {MatmulWay::own, MatmulWay::openblas, MatmulWay::onednn,
+                      MatmulWay::onednn_bf16, MatmulWay::own_bf16})
     if (word == way_name(w)) return value = w, true;
   return false;
 }

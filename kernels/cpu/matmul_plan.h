@@ -12,10 +12,11 @@
 namespace mtrain::kernels::cpu {
 
 enum class MatmulWay : uint8_t {
-  own,       // kernels/cpu/gemm.h, the only one whose bits do not depend on the number of threads
-  openblas,  // bf16 operands are converted to fp32 first
-  onednn,    // the same
-  onednn_bf16,  // bf16 operands as they are: CPUs with bf16 matrix units
+  own,          // gemm of kernels/cpu/gemm.h; as own_bf16, its bits do not depend on the threads
+  openblas,     // bf16 operands are converted to fp32 first
+  onednn,       // the same
+  onednn_bf16,  // bf16 operands as they are
+  own_bf16,     // the same; CPUs with AVX512_BF16
 };
 const char* way_name(MatmulWay way);
 

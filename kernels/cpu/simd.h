@@ -96,12 +96,19 @@ MT_INLINE Vh low_halves(Vu v) {  // lanes below 2^16
   return __builtin_convertvector(v, Vh);
 #endif
 }
-MT_INLINE Vh narrow_bf16(Vf v) {  // rounds to nearest even; NaN stays NaN
+// Rounds to nearest even; NaN stays NaN.
+#if defined(__AVX512BF16__)
+MT_INLINE Vh narrow_bf16(Vf v) {  // denormals become zero
+  return (Vh)_mm512_cvtneps_pbh((__m512)v);
+}
+#else
+MT_INLINE Vh narrow_bf16(Vf v) {
   const Vu u = (Vu)v;
   Vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   r = v == v ? r : (u >> 16) | 0x40;
   return low_halves(r);
 }
+#endif
 
 MT_INLINE Vf load(const float* p) {
   Vf v;
