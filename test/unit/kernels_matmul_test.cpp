@@ -96,6 +96,15 @@ void check_all_ways(Problem& p, Closeness& close) {
   }
 }
 
+// The ways that promise the same bits for any number of threads.
+std::vector<MatmulWay> own_ways(Problem& p) {
+  Array probe = p.c;
+  std::vector<MatmulWay> ways = cpu::ways_of(p.args(probe));
+  std::erase_if(ways,
+                [](MatmulWay w) { return w != MatmulWay::own && w != MatmulWay::own_bf16; });
+  return ways;
+}
+
 template <class F>
 void for_each_combination(const F& f) {
   for (bool trans_a : {false, true})
@@ -119,7 +128,7 @@ TEST_CASE("matmul: every layout and type agrees with float64, every way and inst
   for_each_isa([&](const char* isa) {
     Closeness close(std::string("matmul ") + isa);
     for (Size s : {Size{1, 1, 1}, Size{1, 17, 3}, Size{3, 1, 129}, Size{17, 33, 17},
-                   Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}})
+                   Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}, Size{30, 50, 95}})
       for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
         Problem p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
         check_all_ways(p, close);
@@ -150,12 +159,14 @@ TEST_CASE("matmul: sums cut over k, and results of several blocks") {
 TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
   ThreadPool pool(2);
   const ThreadPool::Scope scope(&pool);
-  Closeness close("matmul, K 4200");
+  Closeness close("matmul, K 8300");
   for (bool trans_b : {false, true})
     for (DType type : kFloats) {
-      Problem p(9, 600, 4200, false, trans_b, Extra::bias, type, type, type);
-      INFO(describe(p, MatmulWay::own));
-      REQUIRE(close(p.result(MatmulWay::own), p.expected, p.rule()) == "");
+      Problem p(9, 600, 8300, false, trans_b, Extra::bias, type, type, type);
+      for (MatmulWay way : own_ways(p)) {
+        INFO(describe(p, way));
+        REQUIRE(close(p.result(way), p.expected, p.rule()) == "");
+      }
     }
 }
 
@@ -174,22 +185,56 @@ TEST_CASE("matmul: an empty sum is zero or the bias, an empty result is nothing"
 
 TEST_CASE("matmul: own results do not depend on threads or on how M and N are cut") {
   for (DType type : kFloats)
-    for (bool trans_b : {false, true}) {
-      Problem p(150, 170, 1100, false, trans_b, Extra::none, type, type, type);
-      const Array alone = p.result(MatmulWay::own);
-      for (int threads : {2, 3}) {
-        ThreadPool pool(threads);
-        const ThreadPool::Scope scope(&pool);
-        REQUIRE(p.result(MatmulWay::own) == alone);
+    for (bool trans_a : {false, true})
+      for (bool trans_b : {false, true}) {
+        Problem p(150, 170, 2101, trans_a, trans_b, Extra::none, type, type, type);
+        for (MatmulWay way : own_ways(p)) {
+          INFO(describe(p, way));
+          const Array alone = p.result(way);
+          for (int threads : {2, 3}) {
+            ThreadPool pool(threads);
+            const ThreadPool::Scope scope(&pool);
+            REQUIRE(p.result(way) == alone);
+          }
+          if (trans_a) continue;
+          // Rows 40 .. 149 on their own.
+          const int64_t first = 40, rows = p.M - first;
+          Array part(type, rows * p.N);
+          Matmul m = p.args(part);
+          m.M = rows;
+          m.a = {m.a.as<char>() + first * p.K * dtype_size(type), rows * p.K, type};
+          cpu::run(m, way);
+          REQUIRE(part.values() == alone.values(first * p.N));
+        }
       }
-      // Rows 40 .. 149 on their own.
-      const int64_t first = 40, rows = p.M - first;
-      Array part(type, rows * p.N);
-      Matmul m = p.args(part);
-      m.M = rows;
-      m.a = {m.a.as<char>() + first * p.K * dtype_size(type), rows * p.K, type};
-      cpu::run(m, MatmulWay::own);
-      REQUIRE(part.values() == alone.values(first * p.N));
+}
+
+TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
+  if (!cpu::gemm_bf16_supported()) {
+    WARN("this build or CPU has no AVX512_BF16: own_bf16 was not tested");
+    return;
+  }
+  // One full tile and edges on both sides; K is odd, so that half of the last pair is padding.
+  const int64_t M = 17, N = 37, K = 5;
+  const double tiny = std::ldexp(1.0, -130), small = std::ldexp(1.0, -70);
+  for (bool trans_b : {false, true})
+    for (DType type : kFloats) {
+      Array a(DType::bf16, M * K), b(DType::bf16, K * N), c(type, M * N);
+      Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K, .trans_b = trans_b};
+      for (int64_t i = 0; i < M * K; ++i) a.set(i, tiny);
+      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+      cpu::run(m, MatmulWay::own_bf16);  // denormal operands
+      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+      for (int64_t i = 0; i < M * K; ++i) a.set(i, small);
+      for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
+      cpu::run(m, MatmulWay::own_bf16);  // denormal products
+      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+      // NaN and infinity go through, and padding does not make more of them.
+      const double inf = std::numeric_limits<double>::infinity();
+      for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
+      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+      cpu::run(m, MatmulWay::own_bf16);
+      for (int64_t i = 0; i < M * N; ++i) REQUIRE(c[i] == (i / N == 16 ? inf : double(K)));
     }
 }
 
