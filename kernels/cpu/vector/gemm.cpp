@@ -18,10 +18,9 @@ struct Fp32Words {
     }
   };
 
-  template <int ROWS, int VECTORS, int64_t ROW, int64_t STEP>
-  MT_INLINE void multiply_add(const float* a, const float* b, int64_t words, Ahead,
-                              Vf (&sum)[ROWS][VECTORS]) {
-    MTRAIN_ISA::multiply_add<ROWS, VECTORS, ROW, STEP>(a, b, words, sum);
+  template <int ROWS, int VECTORS, int64_t ROW>
+  MT_INLINE void multiply_add(const float* a, const float* b, Vf (&sum)[ROWS][VECTORS]) {
+    MTRAIN_ISA::multiply_add<ROWS, VECTORS, ROW, 0>(a, b, 1, sum);
   }
 };
 

@@ -3,7 +3,7 @@
 // in it:
 //   kDepth            how many consecutive k
 //   kMaxWords         the longest k block, in words
-//   multiply_add<ROWS, VECTORS, ROW, STEP>(a, b, words, sum)   as in gemm_tile.h
+//   multiply_add<ROWS, VECTORS, ROW>(a, b, sum)   as in gemm_tile.h, for one word
 // and in a class Packed<T> how it is made of an operand's elements T:
 //   along(p), along(p, count)       kLanes words of k that lie side by side at p; `count` elements
 //                                   are there, the others count as 0
@@ -254,23 +254,27 @@ void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
         : finish_transposed<bf16>(sum, rows, vectors, t, Part{rows});
 }
 
-// C is touched after some thousand cycles: ask for it now.
-MT_INLINE void prefetch_target(const Target& t, int rows, int vectors) {
-  const char* out = static_cast<const char*>(t.out);
-  const int64_t size = t.out_type == DType::f32 ? 4 : 2, line = t.out_ld * size;
-  if (t.transposed)
-    for (int64_t j = 0; j < t.columns; ++j) __builtin_prefetch(out + j * line, 1);
-  else
-    for (int64_t byte = 0; byte < vectors * kLanes * size; byte += 64)
-      for (int i = 0; i < rows; ++i) __builtin_prefetch(out + i * line + byte, 1);
-}
-
+// C is touched after some thousand cycles: its lines are asked for first, and one by one, since
+// many at once would hold up the loads of A and B.
 template <class Words, int ROWS, int VECTORS, bool K_MAJOR>
 void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, const Target& t) {
   constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride<Words>, kStep = K_MAJOR ? kTileRows : 1;
-  prefetch_target(t, ROWS, VECTORS);
+  const int64_t size = t.out_type == DType::f32 ? 4 : 2;
+  const int64_t lines = t.transposed ? t.columns : ROWS;
+  const int64_t width = (t.transposed ? ROWS : VECTORS * kLanes) * size;
+  Ahead now{static_cast<const char*>(t.out), t.out_ld * size};
   Vf sum[ROWS][VECTORS]{};
-  Words::template multiply_add<ROWS, VECTORS, kRow, kStep>(a, b, words, ahead, sum);
+  for (int64_t byte = 0; words > 0; byte += 64, now.next += 64) {
+    const bool of_c = byte < width;
+    const int64_t n = of_c ? min_of(words, lines) : words;
+    if (!of_c) now = ahead;
+    const char* next = now.next;
+    for (int64_t i = 0; i < n; ++i, a += kStep, b += kTileColumns, next += now.step) {
+      __builtin_prefetch(next);
+      Words::template multiply_add<ROWS, VECTORS, kRow>(a, b, sum);
+    }
+    words -= n;
+  }
   if (t.transposed || t.columns < VECTORS * kLanes) {
     Vf copy[ROWS][VECTORS];  // what has an address is kept in memory, so that is not `sum`
 #pragma GCC unroll 16

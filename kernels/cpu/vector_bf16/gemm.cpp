@@ -7,7 +7,7 @@ namespace {
 
 struct Bf16Pairs {
   static constexpr int kDepth = 2;
-  static constexpr int64_t kMaxWords = 512;
+  static constexpr int64_t kMaxWords = 768;
 
   template <class T>
   struct Packed {
@@ -27,21 +27,17 @@ struct Bf16Pairs {
     }
   };
 
-  template <int ROWS, int VECTORS, int64_t ROW, int64_t STEP>
-  MT_INLINE void multiply_add(const float* a, const float* b, int64_t words, Ahead ahead,
-                              Vf (&sum)[ROWS][VECTORS]) {
-    for (; words > 0; --words, a += STEP, b += kTileColumns, ahead.next += ahead.step) {
-      __builtin_prefetch(ahead.next, 0, 2);
-      __m512bh line[VECTORS];
+  template <int ROWS, int VECTORS, int64_t ROW>
+  MT_INLINE void multiply_add(const float* a, const float* b, Vf (&sum)[ROWS][VECTORS]) {
+    __m512bh line[VECTORS];
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; ++v) line[v] = (__m512bh)load(b + v * kLanes);
+    for (int v = 0; v < VECTORS; ++v) line[v] = (__m512bh)load(b + v * kLanes);
 #pragma GCC unroll 16
-      for (int i = 0; i < ROWS; ++i) {
-        const __m512bh x = (__m512bh)_mm512_set1_ps(a[i * ROW]);
+    for (int i = 0; i < ROWS; ++i) {
+      const __m512bh x = (__m512bh)_mm512_set1_ps(a[i * ROW]);
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; ++v)
-          sum[i][v] = (Vf)_mm512_dpbf16_ps((__m512)sum[i][v], x, line[v]);
-      }
+      for (int v = 0; v < VECTORS; ++v)
+        sum[i][v] = (Vf)_mm512_dpbf16_ps((__m512)sum[i][v], x, line[v]);
     }
   }
 };
