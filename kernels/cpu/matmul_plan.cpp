@@ -13,6 +13,7 @@
 #include "base/math.h"
 #include "base/strings.h"
 #include "base/thread_pool.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/elementwise.h"
 
@@ -111,7 +112,11 @@ MatmulWay measure(const Matmul& asked) {
       if (round > 0) best[i] = std::min(best[i], seconds);
     }
   const size_t fastest = size_t(std::min_element(best.begin(), best.end()) - best.begin());
-  return best[0] <= best[fastest] * kWorthSwitching ? ways[0] : ways[fastest];
+  for (size_t i = 0; i < ways.size(); ++i)
+    if ((ways[i] == MatmulWay::own || ways[i] == MatmulWay::own_bf16) &&
+        best[i] <= best[fastest] * kWorthSwitching)
+      return ways[i];
+  return ways[fastest];
 }
 
 char letter(bool yes, char c) { return yes ? c : '-'; }
@@ -189,6 +194,7 @@ void load(std::string_view text) {
       throw UserError(
           fmt::format("matmul plan: cannot read the line '{}'", line),
           "the plan was damaged or written by another version; remove it to measure anew");
+    if (entry->second == MatmulWay::own_bf16 && !gemm_bf16_supported()) continue;
     loaded[entry->first] = entry->second;
   }
   Table& t = table();

@@ -12,11 +12,11 @@
 namespace mtrain::kernels::cpu {
 
 enum class MatmulWay : uint8_t {
-  own,          // gemm of kernels/cpu/gemm.h; as own_bf16, its bits do not depend on the threads
+  own,          // kernels/cpu/gemm.h; its bits do not depend on the number of threads
   openblas,     // bf16 operands are converted to fp32 first
   onednn,       // the same
-  onednn_bf16,  // bf16 operands as they are
-  own_bf16,     // the same; CPUs with AVX512_BF16
+  onednn_bf16,  // bf16 operands as they are: CPUs with bf16 matrix units
+  own_bf16,     // `own` with bf16 operands as they are: CPUs with AVX512_BF16
 };
 const char* way_name(MatmulWay way);
 
@@ -36,13 +36,14 @@ MatmulWay choose(const Matmul& m);
 // On: `own` for every shape, whatever was measured or loaded.
 void use_static_rule(bool on);
 
-std::string save();                // one line per shape, in a fixed order
-void load(std::string_view text);  // adds to the table and wins over it; throws UserError on a line
-                                   // it cannot read
+std::string save();  // one line per shape, in a fixed order
+// Adds to the table and wins over it, but for lines whose way this CPU lacks: those shapes are
+// measured anew. Throws UserError on a line it cannot read.
+void load(std::string_view text);
 void clear();
 
-// Prefers `own` unless another way is faster by this factor: what looks a little faster is often
-// noise.
+// Prefers `own`, and else `own_bf16`, unless another way is faster by this factor: what looks a
+// little faster is often noise.
 inline constexpr double kWorthSwitching = 1.08;
 
 }  // namespace matmul_plan

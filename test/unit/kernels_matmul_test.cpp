@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -100,8 +101,7 @@ void check_all_ways(Problem& p, Closeness& close) {
 std::vector<MatmulWay> own_ways(Problem& p) {
   Array probe = p.c;
   std::vector<MatmulWay> ways = cpu::ways_of(p.args(probe));
-  std::erase_if(ways,
-                [](MatmulWay w) { return w != MatmulWay::own && w != MatmulWay::own_bf16; });
+  std::erase_if(ways, [](MatmulWay w) { return w != MatmulWay::own && w != MatmulWay::own_bf16; });
   return ways;
 }
 
@@ -214,6 +214,10 @@ TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike
     WARN("this build or CPU has no AVX512_BF16: own_bf16 was not tested");
     return;
   }
+  Array probe(DType::bf16, 1);
+  const auto ways = cpu::ways_of({.a = probe, .b = probe, .c_MN = probe, .M = 1, .N = 1, .K = 1});
+  REQUIRE((std::find(ways.begin(), ways.end(), MatmulWay::own_bf16) != ways.end()) ==
+          (cpu::isa() == cpu::Isa::avx512));
   // One full tile and edges on both sides; K is odd, so that half of the last pair is padding.
   const int64_t M = 17, N = 37, K = 5;
   const double tiny = std::ldexp(1.0, -130), small = std::ldexp(1.0, -70);
@@ -294,6 +298,9 @@ TEST_CASE("matmul plan: measured once, saved, loaded, replaced by the static rul
   REQUIRE(plan::choose(m) == MatmulWay::own);
   plan::use_static_rule(false);
   REQUIRE(plan::choose(m) == MatmulWay::onednn);
+  // A way that this CPU lacks is left out, not an error.
+  plan::load("1 2 3 1 ---- bf16 bf16 fp32 own_bf16\n");
+  REQUIRE((plan::save().find("own_bf16") != std::string::npos) == cpu::gemm_bf16_supported());
   for (const char* bad :
        {"64 48 80 1 A-+- bf16 fp32 fp32", "64 48 80 1 A-+- bf16 fp32 fp32 magic",
         "64 x 80 1 A-+- bf16 fp32 fp32 own", "64 48 80 1 ZZZZ bf16 fp32 fp32 own"})
