@@ -7,6 +7,8 @@ namespace {
 
 struct Bf16Pairs {
   static constexpr int kDepth = 2;
+  // A panel of B does not fit into the first-level cache: tiles need it so slowly that the second
+  // keeps up, and fewer cuts of k mean fewer passes over C.
   static constexpr int64_t kMaxWords = 768;
 
   template <class T>
