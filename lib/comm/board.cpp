@@ -37,7 +37,9 @@ void pause_briefly() {
 }  // namespace
 
 struct Board::Header {
-  alignas(kLine) std::atomic<uint32_t> aborted;  // 1 + the rank that did
+  alignas(kLine) std::atomic<uint32_t> aborting;  // 1: somebody writes the reason
+  std::atomic<uint32_t> aborted;                  // 1 + the rank that did; the reason is written
+  char reason[400];
 };
 
 struct Board::RankState {
@@ -122,7 +124,7 @@ void ring(std::atomic<uint32_t>& bell, std::atomic<uint32_t>& sleepers) {
 void Board::check_alive(const Deadline& deadline,
                         const std::function<std::string()>& missing) const {
   if (const uint32_t by = header_->aborted.load(std::memory_order_acquire))
-    throw CommError(fmt::format("rank {} of the group gave up", by - 1));
+    throw CommError(fmt::format("rank {} of the group gave up: {}", by - 1, header_->reason));
   if (gone_)
     for (int peer = 0; peer < ranks_; ++peer)
       if (peer != rank_ && gone_(peer))
@@ -243,9 +245,11 @@ void Board::exchange(std::vector<Message>& messages) {
   }
 }
 
-void Board::abort() noexcept {
-  uint32_t expected = 0;
-  header_->aborted.compare_exchange_strong(expected, uint32_t(rank_) + 1);
+void Board::abort(std::string_view reason) noexcept {
+  if (header_->aborting.exchange(1) != 0) return;
+  reason = reason.substr(0, sizeof Header::reason - 1);
+  std::memcpy(header_->reason, reason.data(), reason.size());
+  header_->aborted.store(uint32_t(rank_) + 1);
   for (int peer = 0; peer < ranks_; ++peer)
     for (auto* word : {&state(peer).written, &state(peer).read, &state(peer).bell})
       futex(*word, FUTEX_WAKE, INT_MAX, nullptr);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace mtrain {
@@ -60,7 +61,8 @@ class Board {
   // Moves all messages to their ends, whatever the order in which the peers begin theirs.
   void exchange(std::vector<Message>& messages);
 
-  void abort() noexcept;  // any thread
+  // Any thread. The first to abort says why, to all.
+  void abort(std::string_view reason) noexcept;
 
  private:
   struct Header;

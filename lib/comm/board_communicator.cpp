@@ -150,7 +150,7 @@ class BoardCommunicator : public Communicator {
     step([](std::byte*) {}, [](int, const std::byte*) {});
   }
 
-  void abort() noexcept override { board_.abort(); }
+  void abort(std::string_view reason) noexcept override { board_.abort(reason); }
   Clock::time_point last_start() const override { return last_start_; }
 
  private:

@@ -2,6 +2,7 @@
 // this; everybody else holds a Group.
 #pragma once
 #include <chrono>
+#include <string_view>
 #include <vector>
 
 #include "base/span.h"
@@ -40,8 +41,9 @@ class Communicator {
   virtual void exchange(const std::vector<Transfer>& transfers, const LaunchContext& context) = 0;
   virtual void barrier(const LaunchContext& context) = 0;
 
-  // Any thread, at any time: pending and later calls of all ranks throw.
-  virtual void abort() noexcept = 0;
+  // Any thread, at any time: pending and later calls of all ranks throw, with the reason of the first
+  // abort.
+  virtual void abort(std::string_view reason) noexcept = 0;
 
   // When all ranks had arrived at the last call, as far as the backend knows; else its beginning.
   virtual Clock::time_point last_start() const = 0;

@@ -47,7 +47,7 @@ void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run
     try {
       run(*c, context);
     } catch (const CommError& e) {
-      c->abort();  // so that peers do not wait for their timeout
+      c->abort(e.message());  // so that peers do not wait for their timeout
       throw CommError(
           fmt::format("{} {} of group {} on rank {} ({} of {} in the group): {}", what, number,
                       name, members[size_t(me)], me, members.size(), e.message()),
@@ -197,8 +197,8 @@ void Group::barrier(Stream& on) const {
                   [](Communicator& c, const LaunchContext& context) { c.barrier(context); });
 }
 
-void Group::abort() const noexcept {
-  if (state_ && state_->communicator) state_->communicator->abort();
+void Group::abort(std::string_view reason) const noexcept {
+  if (state_ && state_->communicator) state_->communicator->abort(reason);
 }
 
 }  // namespace mtrain

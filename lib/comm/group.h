@@ -59,8 +59,8 @@ class Group {
   void exchange(std::vector<Message> messages, Stream& on) const;
   void barrier(Stream& on) const;
 
-  // Pending and later calls of all ranks throw CommError.
-  void abort() const noexcept;
+  // Pending and later calls of all ranks throw CommError, which tells the reason. Any thread.
+  void abort(std::string_view reason) const noexcept;
 
  private:
   struct State;

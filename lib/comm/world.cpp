@@ -56,9 +56,9 @@ Group World::everyone() {
   return group("world", ranks);
 }
 
-void World::abort() noexcept {
+void World::abort(std::string_view reason) noexcept {
   std::lock_guard lock(groups_->mutex);
-  for (const auto& [key, group] : groups_->by_key) group.abort();
+  for (const auto& [key, group] : groups_->by_key) group.abort(reason);
 }
 
 }  // namespace mtrain

@@ -38,7 +38,8 @@ class World {
   Group group(const std::string& name, const Mesh& mesh, const Axes& axes);
   Group everyone();
 
-  void abort() noexcept;  // of every group made so far; any thread
+  // Of every group made so far; any thread.
+  void abort(std::string_view reason) noexcept;
 
  private:
   int rank_, size_;

@@ -1,6 +1,11 @@
 #include "comm_testing.h"
 
+#include <exception>
+#include <mutex>
+#include <thread>
+
 #include "base/error.h"
+#include "comm/process/shared_memory_transport.h"
 #include "comm/thread/thread_transport.h"
 
 namespace mtrain {
@@ -55,7 +60,37 @@ std::vector<double> TestRank::values(const Tensor& t) const {
   throw BugError("dtype");
 }
 
-std::vector<std::string> comm_backends() { return {"thread"}; }
+std::vector<std::string> comm_backends() { return {"thread", "shared_memory"}; }
+
+namespace {
+
+// Each rank has a store, a transport and mappings of its own, as a process would.
+void run_shared_memory_ranks(int ranks, const std::function<void(World&)>& body,
+                             std::chrono::nanoseconds timeout, Link link) {
+  const StoreServer server(0);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<World> world;
+      try {
+        auto store = std::make_shared<Store>("localhost", server.port(), std::chrono::seconds(20));
+        world = std::make_unique<World>(
+            rank, ranks, shared_memory_transport(std::move(store), rank, ranks, timeout), link);
+        body(*world);
+      } catch (...) {
+        std::unique_lock lock(mutex);
+        if (!first) first = std::current_exception();
+        lock.unlock();
+        if (world) world->abort("it has failed");
+      }
+    });
+  for (auto& t : threads) t.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace
 
 void run_ranks(int ranks, const std::string& backend, const std::function<void(TestRank&)>& body,
                const TestRanksOptions& options) {
@@ -67,8 +102,10 @@ void run_ranks(int ranks, const std::string& backend, const std::function<void(T
   };
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(options.timeout_s));
-  MT_CHECK(backend == "thread", "backend {}", backend);
-  run_thread_ranks(ranks, as_rank, {.timeout = timeout, .link = options.link});
+  if (backend == "thread")
+    run_thread_ranks(ranks, as_rank, {.timeout = timeout, .link = options.link});
+  else
+    run_shared_memory_ranks(ranks, as_rank, timeout, options.link);
 }
 
 }  // namespace mtrain

@@ -65,7 +65,7 @@ void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
           std::lock_guard lock(mutex);
           if (!first) first = std::current_exception();
         }
-        for (World& other : worlds) other.abort();
+        world.abort("it has failed");
       }
     });
   for (auto& t : threads) t.join();
