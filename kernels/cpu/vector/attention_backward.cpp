@@ -39,9 +39,10 @@ MT_INLINE void clear(float* p, int64_t floats) {
 // Probabilities and the gradient of scores of one panel of rows; then its share of dq.
 MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
   const int64_t width = slabs(t.keys) * W;
-  int64_t c0 = max_of(0, t.seen[i0].begin - t.key0) / W * W;
+  // A panel may see nothing of the block, since its document or window begins beyond it: then c0 is
+  // the block's end, and c1 = c0.
+  const int64_t c0 = min_of(width, max_of(0, t.seen[i0].begin - t.key0) / W * W);
   const int64_t c1 = max_of(c0, min_of(t.keys, t.seen[i0 + rows - 1].end - t.key0));
-  c0 = min_of(c0, width);
   const int64_t columns = div_up(c1 - c0, W) * W;
   const Tile tile = pick_tile<Operand::slabs, 0>(rows, W);
   for (int64_t c = c0; c < c1; c += W) {
