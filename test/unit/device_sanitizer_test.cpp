@@ -1,5 +1,7 @@
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <set>
+#include <thread>
 
 #include "base/error.h"
 #include "device_testing.h"
@@ -227,6 +229,35 @@ TEST_CASE("fresh memory belongs to its home stream until an event says otherwise
                     Contains("`fill`") && Contains("`receive`") && Contains("reused too early"));
   r.dp.wait(r.compute.record());
   CHECK_NOTHROW(Rig::write(r.dp, "receive", all_of(b)));
+}
+
+TEST_CASE("an event that another thread records holds every launch that its clock promises") {
+  // As a worker does when it drops a buffer while the host launches: were the two steps of a launch
+  // apart, the event could promise a launch that its queue does not hold yet.
+  Rig r;
+  for (int i = 0; i < 300; ++i) {
+    std::atomic<bool> ran = false, go = false;
+    bool promised = false, held = false;
+    std::thread worker([&] {
+      while (!go) std::this_thread::yield();
+      const Event e = r.compute.record();
+      r.tp.wait(e);  // tp's clock now has what the event promises
+      e.ready();
+      while (!e.ready()) std::this_thread::yield();
+      held = ran;
+    });
+    go = true;
+    r.compute.launch({.name = "write", .writes = {all_of(r.x)}},
+                     [&](const LaunchContext&) { ran = true; });
+    worker.join();
+    try {
+      Rig::read(r.tp, "read", all_of(r.x));
+      promised = true;
+    } catch (const BugError&) {
+    }
+    r.device->synchronize();
+    REQUIRE((!promised || held));
+  }
 }
 
 TEST_CASE("without the option nothing is checked") {
