@@ -108,7 +108,8 @@ Tensor first_non_finite(Stream& on, const Tensor& x);  // int64, one element: in
 struct Clip {
   Tensor norm, scale;  // fp32, one element each
 };
-Clip clip_scale(Stream& on, const Tensor& sum_squares, float max_norm);
+// loss (fp64, one element, optional): where it or the norm is not finite, scale is NaN.
+Clip clip_scale(Stream& on, const Tensor& sum_squares, const Tensor& loss, float max_norm);
 
 // --- optimizer ---
 struct AdamWHyper {
