@@ -134,7 +134,7 @@ std::vector<MatmulWay> ways_of(const Matmul& m) {
   std::vector<MatmulWay> ways{MatmulWay::own, MatmulWay::onednn};
   if (openblas::available()) ways.push_back(MatmulWay::openblas);
   if (m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16) {
-    ways.push_back(MatmulWay::onednn_bf16);
+    if (onednn::has_bf16()) ways.push_back(MatmulWay::onednn_bf16);
     if (isa() == Isa::avx512 && gemm_bf16_supported()) ways.push_back(MatmulWay::own_bf16);
   }
   return ways;

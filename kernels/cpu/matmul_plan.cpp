@@ -8,8 +8,10 @@
 #include <mutex>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "base/strings.h"
 #include "base/thread_pool.h"
@@ -50,9 +52,15 @@ Key key_of(const Matmul& m) {
           m.a.dtype, m.b.dtype, m.c_MN.dtype};
 }
 
+struct Choice {
+  MatmulWay way;
+  bool loaded = false;  // by another process, perhaps of another machine; false once it was used
+};
+
 struct Table {
   std::mutex mutex;  // held during a measurement too: two at once would disturb each other
-  std::map<Key, MatmulWay> ways;
+  std::map<Key, Choice> ways;
+  bool warned = false;  // that a loaded way cannot be had here
   std::atomic<bool> static_rule{false};
 };
 Table& table() {
@@ -169,9 +177,21 @@ MatmulWay choose(const Matmul& m) {
   const Key key = key_of(m);
   std::lock_guard lock(t.mutex);
   const auto found = t.ways.find(key);
-  if (found != t.ways.end()) return found->second;
+  if (found != t.ways.end()) {
+    Choice& known = found->second;
+    if (!known.loaded || std::ranges::count(ways_of(m), known.way)) {
+      known.loaded = false;
+      return known.way;
+    }
+    if (!std::exchange(t.warned, true))
+      log::warn(
+          fmt::format("matmul plan: this machine does not have `{}`, which the plan takes for "
+                      "some shapes; they are measured anew, and the resumed run may differ "
+                      "in the last bits from one that went on",
+                      way_name(known.way)));
+  }
   const MatmulWay way = measure(m);
-  t.ways.emplace(key, way);
+  t.ways[key] = {way};
   return way;
 }
 
@@ -181,7 +201,7 @@ std::string save() {
   Table& t = table();
   std::lock_guard lock(t.mutex);
   std::string text;
-  for (const auto& [key, way] : t.ways) text += line_of(key, way);
+  for (const auto& [key, choice] : t.ways) text += line_of(key, choice.way);
   return text;
 }
 
@@ -194,12 +214,12 @@ void load(std::string_view text) {
       throw UserError(
           fmt::format("matmul plan: cannot read the line '{}'", line),
           "the plan was damaged or written by another version; remove it to measure anew");
-    if (entry->second == MatmulWay::own_bf16 && !gemm_bf16_supported()) continue;
     loaded[entry->first] = entry->second;
   }
   Table& t = table();
   std::lock_guard lock(t.mutex);
-  for (const auto& [key, way] : loaded) t.ways[key] = way;
+  for (const auto& [key, way] : loaded) t.ways[key] = {way, true};
+  t.warned = false;
 }
 
 void clear() {

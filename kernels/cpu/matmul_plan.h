@@ -37,8 +37,8 @@ MatmulWay choose(const Matmul& m);
 void use_static_rule(bool on);
 
 std::string save();  // one line per shape, in a fixed order
-// Adds to the table and wins over it, but for lines whose way this CPU lacks: those shapes are
-// measured anew. Throws UserError on a line it cannot read.
+// Adds to the table and wins over it. A way that this machine does not have is measured anew when
+// its shape comes, with one warning for all. Throws UserError on a line it cannot read.
 void load(std::string_view text);
 void clear();
 

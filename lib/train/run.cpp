@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/strings.h"
+#include "device/flight_recorder.h"
 #include "ops/tuning.h"
 #include "train/data_setup.h"
 #include "train/interrupt.h"
@@ -63,6 +64,18 @@ class Training {
   }
 
   void run() {
+    try {
+      run_steps();
+    } catch (const UserError&) {
+      throw;
+    } catch (...) {
+      tell_last_launches();
+      throw;
+    }
+  }
+
+ private:
+  void run_steps() {
     resume();
     reporter_.start();
     const Interrupt interrupt;
@@ -79,7 +92,13 @@ class Training {
     reporter_.finish();
   }
 
- private:
+  void tell_last_launches() {
+    constexpr int kLaunches = 20;
+    std::string text = "the run failed; the last launches were:";
+    for (const std::string& line : device_->recorder().lines(kLaunches)) text += "\n  " + line;
+    log::info(text);
+  }
+
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
   void resume() {
@@ -115,6 +134,7 @@ class Training {
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
   claim_run_folder(recipe);
+  ops::load_matmul_libraries();  // before the device has threads
   ops::fix_matmul_choices(recipe.debug.deterministic);
   Training(recipe, options).run();
 }
