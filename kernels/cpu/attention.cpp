@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/thread_pool.h"
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
 #include "kernels/cpu/scratch.h"
@@ -80,8 +79,6 @@ float* thread_scratch(int64_t floats) {
   std::fill_n(guards, kGuards, kUntouched);
   return memory;
 }
-
-int64_t pool_threads() { return current_threads(); }
 
 MT_DISPATCH(AttentionForward, check_forward)
 MT_DISPATCH(AttentionBackward, check_backward)
