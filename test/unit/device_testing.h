@@ -1,6 +1,7 @@
 // What the tests of streams share.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -32,6 +33,7 @@ class LimitedBackend : public DeviceBackend {
   struct Control {
     int64_t limit = INT64_MAX, used = 0;  // bytes
     std::atomic<bool> no_events = false;
+    std::function<void()> before_enqueue;
   };
   explicit LimitedBackend(std::shared_ptr<Control> control) : control_(std::move(control)) {}
 
@@ -57,6 +59,7 @@ class LimitedBackend : public DeviceBackend {
     LimitedStream(std::unique_ptr<StreamBackend> real, std::shared_ptr<Control> control)
         : real_(std::move(real)), control_(std::move(control)) {}
     void enqueue(LaunchTag tag, Work work) override {
+      if (control_->before_enqueue) control_->before_enqueue();
       real_->enqueue(std::move(tag), std::move(work));
     }
     std::shared_ptr<EventBackend> record() override {
