@@ -15,7 +15,6 @@
 #include "base/math.h"
 #include "base/strings.h"
 #include "base/thread_pool.h"
-#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/elementwise.h"
 

@@ -41,8 +41,8 @@ class Communicator {
   virtual void exchange(const std::vector<Transfer>& transfers, const LaunchContext& context) = 0;
   virtual void barrier(const LaunchContext& context) = 0;
 
-  // Any thread, at any time: pending and later calls of all ranks throw, with the reason of the first
-  // abort.
+  // Any thread, at any time: pending and later calls of all ranks throw, with the reason of the
+  // first abort.
   virtual void abort(std::string_view reason) noexcept = 0;
 
   // When all ranks had arrived at the last call, as far as the backend knows; else its beginning.
