@@ -174,6 +174,17 @@ TEST_CASE("text may be cut where safe_cut says") {
     }
     REQUIRE(cuts > 1500);
   }
+  // Nor does anything cut words without ByteLevel's own pattern: a merge may cross any place.
+  const Json bytes_alone = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  const Json digits = {{"type", "Digits"}, {"individual_digits", true}};
+  for (const Json& pre :
+       {bytes_alone, Json{{"type", "Sequence"}, {"pretokenizers", {digits, bytes_alone}}}}) {
+    Json json = golden("gpt2");
+    json["pre_tokenizer"] = pre;
+    const auto tokenizer = make_bpe_tokenizer(json.dump(), "t.json");
+    REQUIRE(tokenizer->safe_cut("one.\ntwo three") == 0);
+  }
   // Unknown patterns promise nothing.
   REQUIRE(load_tokenizer(kGolden + "removed.json")->safe_cut("one.\ntwo three") == 0);
   REQUIRE(load_tokenizer(kGolden + "prefix.json")->safe_cut("one.\ntwo three") == 0);
