@@ -78,6 +78,7 @@ class Training {
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
   void resume() {
+    make_run_folder(recipe_);
     if (start_) {
       load_snapshot(trainer_, recipe_, start_->path);
       saved_ = trainer_.steps_done();
@@ -111,6 +112,7 @@ class Training {
 }  // namespace
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
+  const SurvivePipes pipes;
   const auto start = claim_run_folder(recipe);
   ops::fix_matmul_choices(recipe.debug.deterministic);
   Training(recipe, options, start).run();

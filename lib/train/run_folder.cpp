@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "train/snapshot.h"
 
 namespace mtrain {
@@ -94,6 +95,17 @@ std::optional<CheckpointRef> claim_run_folder(const Recipe& r) {
                     old ? "continue the one here with checkpoint.load=latest, or " : "", another));
   throw UserError(holds, fmt::format("{} it with checkpoint.load=latest, or start another with {}",
                                      old ? "continue" : "repeat", another));
+}
+
+void make_run_folder(const Recipe& r) {
+  std::error_code error;
+  fs::create_directories(r.train.run_dir, error);
+  if (error)
+    throw UserError(
+        fmt::format("cannot create the run folder {}: {}", r.train.run_dir, error.message()),
+        "give a folder that can be written with train.run_dir=<folder>");
+  for (const char* name : {"recipe.yaml", "metrics.jsonl"})
+    remove_stale_temporaries(fs::path(r.train.run_dir) / name);
 }
 
 std::vector<std::string> set_aside_abandoned(const Recipe& r,

@@ -15,6 +15,9 @@ namespace mtrain {
 // folder or the folder of checkpoints holds another run's files; nothing is changed.
 std::optional<CheckpointRef> claim_run_folder(const Recipe& recipe);
 
+// UserError where it cannot be made; what killed runs left half-written in it is removed.
+void make_run_folder(const Recipe& recipe);
+
 // Call when that checkpoint has been loaded, and before anything is written. What the run leaves
 // behind gets another name: checkpoints of later steps than the one it starts from, with the
 // metrics of their way, and the metrics of a run that died before its first checkpoint. Returns a

@@ -1,4 +1,5 @@
 // Whole runs in a folder of their own: what they write, continue, and refuse.
+#include <unistd.h>
 #include <csignal>
 #include <set>
 
@@ -188,4 +189,50 @@ TEST_CASE("a run that goes back sets the later checkpoints aside") {
   const auto names = lab.checkpoints("a");
   CHECK(names.count("step-00000004"));
   CHECK(names.count("step-00000008.abandoned"));
+}
+
+TEST_CASE("a file that cannot be opened is named with its field") {
+  const Lab lab;
+  CHECK_THROWS_WITH(lab.train("a", {"dataset.train=" + (lab / "none").string()}),
+                    Contains("dataset.train") && Contains("none.bin") && Contains("data build"));
+  CHECK_THROWS_WITH(lab.train("a", {"dataset.validation=" + (lab / "none").string()}),
+                    Contains("dataset.validation") && Contains("data build"));
+  write_file_atomic(lab / "file", "x");
+  CHECK_THROWS_WITH(lab.train("file/run"), Contains("train.run_dir"));
+  CHECK_THROWS_AS(lab.train("file/run"), UserError);
+}
+
+TEST_CASE("the prompt is written when the model is there to go on") {
+  const Lab lab;
+  lab.train("a", {"train.steps=1", "checkpoint.dir=" + (lab / "elsewhere").string()});
+  std::string said;
+  const auto hear = [&](std::string_view bytes) { said += bytes; };
+  const GenerateOptions options{.tokens = 3};
+  CHECK_THROWS_AS(generate_from_run((lab / "none").string(), "Hello", options, hear), UserError);
+  CHECK_THROWS_AS(generate_from_run((lab / "a").string(), "", options, hear), UserError);
+  CHECK(said.empty());
+  generate_from_run((lab / "a").string(), "Hello", options, hear);
+  CHECK_THAT(said, Catch::StartsWith("Hello"));
+}
+
+TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {
+  for (int number : {SIGINT, SIGTERM, SIGHUP}) {
+    const Interrupt interrupt;
+    CHECK(interrupt.signal() == 0);
+    std::raise(number);
+    CHECK(interrupt.signal() == number);
+  }
+  const auto before = std::signal(SIGHUP, SIG_IGN);  // as under nohup
+  {
+    const Interrupt interrupt;
+    std::raise(SIGHUP);
+    CHECK(interrupt.signal() == 0);
+  }
+  std::signal(SIGHUP, before);
+  const SurvivePipes pipes;
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  ::close(ends[0]);
+  CHECK(::write(ends[1], "x", 1) == -1);
+  ::close(ends[1]);
 }
