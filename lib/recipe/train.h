@@ -75,7 +75,7 @@ struct ValidationConfig {
       Field{"steps",
             &ValidationConfig::steps,
             "global batches per evaluation",
-            {.aliases = "validation.eval_iters train.eval_iters", .min = 1}}};
+            {.aliases = "validation.eval_iters train.eval_iters", .min = 0}}};
 };
 
 }  // namespace mtrain
