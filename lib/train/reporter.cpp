@@ -129,7 +129,7 @@ void Reporter::finish() {
   }
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;
-    std::fputs(fmt::format("{} steps, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
+    std::fputs(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
                            warm ? "without the warm-up" : "the warm-up included",
                            (warm ? warm_profile_ : profile_)->table())
                    .c_str(),
