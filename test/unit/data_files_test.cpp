@@ -485,6 +485,20 @@ TEST_CASE("build: where one part of a split fails at the last write, both older 
   REQUIRE(texts(folder / "d_valid", *tokenizer) == valid);
 }
 
+TEST_CASE("build: what the progress callback throws ends it and leaves nothing behind") {
+  const Folder folder;
+  BuildOptions options;
+  options.inputs = {folder.put("in", std::string(10'000, 'x'))};
+  options.output = folder / "d";
+  options.chunk_bytes = 1000;
+  const auto tokenizer = load_tokenizer("byte");
+  const auto stop = [](const BuildProgress& p) {
+    if (p.bytes_done > 3000) throw RunError("stopped");
+  };
+  REQUIRE_THROWS_WITH(build_dataset(options, *tokenizer, stop), Contains("stopped"));
+  REQUIRE(folder.entries() == 1);
+}
+
 TEST_CASE("build: mistakes in the options") {
   const Folder folder;
   const auto tokenizer = make_byte_tokenizer();
