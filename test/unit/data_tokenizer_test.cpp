@@ -255,9 +255,17 @@ TEST_CASE("what is not supported or malformed is named") {
   });
   says("behavior Sideways",
        [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Sideways"; });
-  for (const char* bad : {"(", "[z-a]", "\\w+", "\\bx", "[a[b]]", "[a&&b]", "\\", "\\u12", "[]"})
+  for (const char* bad : {"(", "[z-a]", "\\w+", "\\bx", "[a[b]]", "[a&&b]", "\\", "\\u12", "[]",
+                          // Oniguruma and PCRE2 take these for different things.
+                          "a{1,3}+", "a{1,3}*", "a{2}?", "a{,3}", "a{x}", "(?m)a", "(?s).",
+                          "(?im:a)", "(?P<n>a)", "(?1)", "(*UTF)a"})
     says("regular expression",
          [&](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = bad; });
+  for (const char* good : {"a{2}", "a{2,}b{1,3}?", "\\p{L}{1,3}", "\\x{41}", "(?i:a)|(?:b)",
+                           "(?i)a", "a(?!b)(?=c)(?<!d)(?<=c)(?>e)", "[({]", "\\{,3}"})
+    CHECK(complaint([&](Json& j) {
+            j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = good;
+          }) == "no error");
   says("with lstrip", [](Json& j) { j["added_tokens"][0]["lstrip"] = true; });
   says("byte 0x41", [](Json& j) { j["model"]["vocab"].erase("A"); });
   says("merge 3", [](Json& j) { j["model"]["merges"][3] = "a b c"; });
