@@ -1,4 +1,4 @@
-// Gated and plain activations of the MLP.
+// Gated and plain activations of the MLP. All operands of one are fp32, or all bf16.
 #pragma once
 #include "base/span.h"
 
@@ -27,7 +27,7 @@ struct GeluForward {  // tanh approximation where `tanh`, else erf
 struct GeluBackward {
   ConstSpan x, dy;
   Span dx;  // may be x or dy
-  Span y;   // optional: the forward's output again
+  Span y;   // optional: the forward's output again; may be dy
   int64_t count;
   bool tanh = true;
 };

@@ -1,6 +1,6 @@
 // Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix;
 // grouped-query heads. Nothing is rounded between q and out but the inputs themselves: scores,
-// probabilities and sums are fp32.
+// probabilities and sums are fp32. q, k, v, out and their gradients are all fp32 or all bf16.
 #pragma once
 #include "base/span.h"
 
@@ -45,7 +45,7 @@ struct AttentionForward {
 struct AttentionBackward {
   AttentionShape shape;
   HeadView q, k, v, out, dout;
-  ConstSpan lse;
+  ConstSpan lse;        // fp32, the forward's
   HeadSpan dq, dk, dv;  // written, not accumulated; must not overlap the inputs
 };
 

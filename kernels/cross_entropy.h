@@ -8,8 +8,8 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 struct CrossEntropy {
-  Span logits_TV;        // in: logits; out: grad_scale * (softmax - onehot) where write_grad (0 in
-                         // ignored rows and padding)
+  Span logits_TV;  // fp32 or bf16; in: logits; out: grad_scale * (softmax - onehot) where
+                   // write_grad (0 in ignored rows and padding)
   ConstSpan label_T;     // int32; negative: the token is masked, its loss and gradient are 0
   Span loss_T;           // fp32, loss of each token in nats
   int64_t T, V;          // V: true vocabulary

@@ -6,7 +6,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct Add {  // y = a + b; y may be a or b
+struct Add {  // y = a + b, each fp32 or bf16; y may be a or b
   ConstSpan a, b;
   Span y;
 };
@@ -18,9 +18,10 @@ struct Fill {  // y = value
   Span y;
   float value = 0;
 };
-struct Scale {  // x *= factor
-  Span x;
-  float factor;
+struct FillNormal {  // normal numbers of deviation std: element i is number i of the stream `key`
+  Span y;            // fp32
+  uint64_t key;
+  float std;
 };
 // y = x / (1 - p) where kept, else 0. Element i of the buffer is global element first_index + i of
 // the stream `key`, and its fate is a function of those two alone, so that every layout drops the
@@ -38,14 +39,14 @@ namespace cpu {
 void run(const Add&);
 void run(const Cast&);
 void run(const Fill&);
-void run(const Scale&);
+void run(const FillNormal&);
 void run(const Dropout&);
 }  // namespace cpu
 namespace cuda {
 void run(const Add&, CUstream_st*);
 void run(const Cast&, CUstream_st*);
 void run(const Fill&, CUstream_st*);
-void run(const Scale&, CUstream_st*);
+void run(const FillNormal&, CUstream_st*);
 void run(const Dropout&, CUstream_st*);
 }  // namespace cuda
 

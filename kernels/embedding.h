@@ -6,18 +6,18 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct EmbeddingForward {  // out[t] = table[id[t]] (+ position_table[position[t]])
-  ConstSpan id_T;          // int32, in [0, V)
-  ConstSpan table_VH;
-  ConstSpan position_T;  // int32; with position_table_PH, optional
-  ConstSpan position_table_PH;
-  Span out_TH;
+struct EmbeddingForward {       // out[t] = table[id[t]] (+ position_table[position[t]])
+  ConstSpan id_T;               // int32, in [0, V)
+  ConstSpan table_VH;           // fp32 or bf16
+  ConstSpan position_T;         // int32; with position_table_PH, optional
+  ConstSpan position_table_PH;  // of table_VH's dtype
+  Span out_TH;                  // fp32 or bf16
   int64_t T, H, V;
 };
 struct EmbeddingBackward {  // dtable[id[t]] += dout[t], in the order of t
   ConstSpan id_T;
-  ConstSpan dout_TH;
-  Span dtable_VH;  // fp32, accumulated into
+  ConstSpan dout_TH;  // fp32 or bf16
+  Span dtable_VH;     // fp32, accumulated into
   int64_t T, H, V;
 };
 

@@ -11,8 +11,9 @@ struct SumSquares {  // out[0] += sum of x^2, in fp64
   Span out;  // fp64, one element
 };
 struct ClipScale {  // norm = sqrt(sum_squares); scale = min(1, max_norm / (norm + 1e-6)), or 1
-                    // where max_norm = 0; NaN where the norm is not finite
+                    // where max_norm = 0; NaN where the norm, as fp32, or the loss is not finite
   ConstSpan sum_squares;  // fp64, one element
+  ConstSpan loss;         // optional: fp64, one element
   Span norm, scale;       // fp32, one element each
   float max_norm;
 };

@@ -8,10 +8,11 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 struct Rope {  // rotates in place
-  Span x;      // (T, heads, D) with token_stride between tokens: the q and k heads of a fused qkv
+  Span x;  // fp32 or bf16 (T, heads, D) with token_stride between tokens: the q and k heads of a
+           // fused qkv
   ConstSpan cos_PR,
       sin_PR;  // fp32 (positions, R): R = D / 2 angles per position, scaling already applied
-  ConstSpan position_T;  // int32
+  ConstSpan position_T;  // int32, in [0, positions)
   int64_t T, heads, D, token_stride;
   bool backward = false;  // rotates by the negative angle
 };

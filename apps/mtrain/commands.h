@@ -9,9 +9,12 @@ class App;
 
 namespace mtrain {
 
-void add_train_options(CLI::App& app);     // `mtrain ...` and `mtrain train ...`
-void add_data_command(CLI::App& app);      // `mtrain data build|bigram`
-void add_generate_command(CLI::App& app);  // `mtrain generate`
-std::string version_text();                // of --version: this build's backends
+void add_train_options(CLI::App& app);       // `mtrain ...` and `mtrain train ...`
+void add_data_command(CLI::App& app);        // `mtrain data build|bigram`
+void add_generate_command(CLI::App& app);    // `mtrain generate`
+void add_schema_command(CLI::App& app);      // `mtrain schema`
+void add_explain_command(CLI::App& app);     // `mtrain explain`
+void add_completion_command(CLI::App& app);  // `mtrain completion`: of all commands added by then
+std::string version_text();                  // of --version: this build's backends
 
 }  // namespace mtrain

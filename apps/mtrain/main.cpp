@@ -1,18 +1,23 @@
 // mtrain: argv to the library. Exit codes: 0 well, 2 the user's input was wrong, 1 the run failed.
+#include <unistd.h>
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
 #include "commands.h"
+#include "observe/terminal.h"
 
 namespace {
 
 int run(int argc, char** argv) {
   CLI::App app("mtrain trains GPT-style language models from a YAML recipe.", "mtrain");
   app.set_version_flag("--version", mtrain::version_text, "what this build can do");
+  app.get_formatter()->column_width(34);
   app.footer(
       "  mtrain --recipe recipes/quickstart.yaml train.steps=100 optimizer.lr=1e-3\n"
+      "  mtrain --recipe recipes/llama3_70b.yaml --dry-run --world-size 1024\n"
+      "  mtrain explain optimizer.lr\n"
       "  mtrain data build --input corpus.txt --output data/corpus --validation-fraction 0.05");
   app.require_subcommand(0, 1);
   mtrain::add_train_options(app);
@@ -20,6 +25,9 @@ int run(int argc, char** argv) {
   mtrain::add_train_options(*train);
   mtrain::add_data_command(app);
   mtrain::add_generate_command(app);
+  mtrain::add_schema_command(app);
+  mtrain::add_explain_command(app);
+  mtrain::add_completion_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -30,14 +38,22 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
+namespace {
+void print_error(const char* what) {
+  const bool color = mtrain::wants_color(STDERR_FILENO);
+  std::fprintf(stderr, "mtrain: %serror:%s %s\n", color ? "\033[1;31m" : "", color ? "\033[0m" : "",
+               what);
+}
+}  // namespace
+
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const mtrain::UserError& e) {
-    std::fprintf(stderr, "mtrain: error: %s\n", e.what());
+    print_error(e.what());
     return 2;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "mtrain: error: %s\n", e.what());
+    print_error(e.what());
     return 1;
   }
 }

@@ -1,3 +1,4 @@
+#include <unistd.h>
 #include <cstdio>
 #include <memory>
 
@@ -6,9 +7,12 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
+#include "observe/terminal.h"
 #include "recipe/built.h"
 #include "recipe/layout.h"
 #include "recipe/recipe.h"
+#include "train/data_setup.h"
+#include "train/dry_run.h"
 #include "train/run.h"
 
 namespace mtrain {
@@ -18,25 +22,38 @@ namespace {
 struct Options {
   std::string recipe, trace;
   std::vector<std::string> overrides;
-  bool profile = false, print_recipe = false;
+  bool profile = false, print_recipe = false, dry_run = false;
+  int64_t world_size = 0;  // 0: the launcher's
 };
+
+void tell(const Problems& problems) {
+  for (const Severity severity : {Severity::warning, Severity::resolved})
+    if (const std::string text = problems.text(severity); !text.empty())
+      severity == Severity::warning ? log::warn(text) : log::info(text);
+}
+
+void show_dry_run(const Recipe& r, int64_t world) {
+  const int64_t vocab = r.model.vocab_size > 0 ? r.model.vocab_size : vocabulary(r);
+  std::fputs(dry_run_report(r, world, vocab, terminal_width(STDOUT_FILENO)).c_str(), stdout);
+  Problems missing;
+  check_built(r, missing, world);
+  if (const std::string text = missing.text(Severity::error); !text.empty())
+    std::printf("\nthis build cannot run it yet:\n%s\n", text.c_str());
+}
 
 void train(const Options& o) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
   Problems problems;
-  const int64_t world = launcher_world_size();
+  const int64_t world = o.world_size ? o.world_size : launcher_world_size();
   const Recipe recipe = load_recipe(o.recipe, overrides, problems, world);
-  check_built(recipe, problems, world);
+  const bool runs = !o.dry_run && !o.print_recipe;
+  if (runs) check_built(recipe, problems, world);
   problems.throw_if_errors();
-  for (const Severity severity : {Severity::warning, Severity::resolved})
-    if (const std::string text = problems.text(severity); !text.empty())
-      severity == Severity::warning ? log::warn(text) : log::info(text);
-  if (o.print_recipe) {
-    std::fputs(print_recipe(recipe).c_str(), stdout);
-    return;
-  }
-  run_training(recipe, {.profile = o.profile});
+  tell(problems);
+  if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
+  if (o.dry_run) show_dry_run(recipe, world);
+  if (runs) run_training(recipe, {.profile = o.profile});
 }
 
 }  // namespace
@@ -47,16 +64,30 @@ void add_train_options(CLI::App& app) {
   app.add_option("overrides", o->overrides,
                  "settings that win over the recipe: section.field=value, ~section.field resets");
   app.add_flag("--print-recipe", o->print_recipe,
-               "print the resolved recipe, with the origin of each value, and stop");
+               "print the resolved recipe, with the origin of each value, and stop")
+      ->group("Look, do not run");
+  auto* dry = app.add_flag("--dry-run", o->dry_run,
+                           "print layout, groups, memory, pipeline and overlap, and stop")
+                  ->group("Look, do not run");
+  auto* print = app.get_option("--print-recipe");
+  app.add_option("--world-size", o->world_size, "ranks to plan for; by default the launcher's")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24).description(""))
+      ->type_name("N")
+      ->group("Look, do not run");
   app.add_option("--trace", o->trace,
-                 "write a Chrome / Perfetto trace of every launch to this file");
-  app.add_flag("--profile", o->profile, "print the time of each operation at the end");
-  app.callback([&app, o, recipe] {
+                 "write a Chrome / Perfetto trace of every launch to this file")
+      ->group("Look while it runs");
+  app.add_flag("--profile", o->profile, "print the time of each operation at the end")
+      ->group("Look while it runs");
+  app.callback([&app, o, recipe, dry, print] {
     if (!app.get_subcommands().empty()) return;
     if (recipe->count() == 0)
       throw UserError(
           "no recipe given",
           "mtrain --recipe recipes/quickstart.yaml; `mtrain --help` lists the commands");
+    if (o->world_size && !*dry && !*print)
+      throw UserError("--world-size plans for a world, it does not start one",
+                      "add --dry-run or --print-recipe, or start ranks with a launcher");
     train(*o);
   });
 }

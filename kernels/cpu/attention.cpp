@@ -1,6 +1,7 @@
 #include "kernels/attention.h"
 
-#include "base/thread_pool.h"
+#include <algorithm>
+
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
 #include "kernels/cpu/scratch.h"
@@ -63,12 +64,21 @@ void check_backward(const AttentionBackward& b) {
 
 }  // namespace
 
+// Guards stand behind what was asked for: a tile that writes beyond its rows is found at the
+// thread's next call, where it would otherwise change some other number in silence.
 float* thread_scratch(int64_t floats) {
+  constexpr int64_t kGuards = 16;
+  constexpr float kUntouched = 0x1.badp+100f;
   thread_local Scratch scratch;
-  return scratch.floats(size_t(floats));
+  thread_local float* guards = nullptr;
+  if (guards)
+    MT_CHECK(std::all_of(guards, guards + kGuards, [](float g) { return g == kUntouched; }),
+             "attention wrote beyond its scratch memory");
+  float* const memory = scratch.floats(size_t(floats + kGuards));
+  guards = memory + floats;
+  std::fill_n(guards, kGuards, kUntouched);
+  return memory;
 }
-
-int64_t pool_threads() { return current_threads(); }
 
 MT_DISPATCH(AttentionForward, check_forward)
 MT_DISPATCH(AttentionBackward, check_backward)

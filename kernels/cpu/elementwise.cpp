@@ -1,5 +1,7 @@
 #include "kernels/elementwise.h"
 
+#include "base/rng.h"
+#include "base/thread_pool.h"
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
 
@@ -24,7 +26,14 @@ void check_dropout(const Dropout& a) {
 MT_DISPATCH(Add, check_add)
 MT_DISPATCH(Cast, check_cast)
 MT_DISPATCH(Fill, no_check)
-MT_DISPATCH(Scale, no_check)
 MT_DISPATCH(Dropout, check_dropout)
+
+void run(const FillNormal& a) {
+  check("fill normal", "y", a.y, a.y.count, DType::f32);
+  constexpr int64_t kGrain = 1 << 14;
+  parallel_for(a.y.count, kGrain, [&](int64_t begin, int64_t end) {
+    fill_normal(a.key, begin, end - begin, a.std, a.y.as<float>() + begin);
+  });
+}
 
 }  // namespace mtrain::kernels::cpu

@@ -21,6 +21,9 @@ extern const GemmKernels kGemm;
 namespace avx512 {
 extern const GemmKernels kGemm;
 }
+namespace avx512bf16 {
+extern const GemmKernels kGemm;
+}
 
 namespace {
 
@@ -36,13 +39,13 @@ const GemmKernels& kernels_of(Isa isa) {
   }
 }
 
-// Of B, packed at once: 8 MiB, of which a shared cache holds two.
+// Words of B, packed at once: 8 MiB, of which a shared cache holds two.
 constexpr int64_t kMaxPacked = 2 << 20;
 constexpr int64_t kMostColumns = 2048,
                   kFewestColumns = 512;  // A is packed anew for every block of columns
 // Panels of A in a unit of work, which packs them for itself: 230 KiB in a core's second-level
 // cache.
-constexpr int64_t kUnitFloats = 60'000, kFewestUnitPanels = 8, kMostUnitPanels = 16;
+constexpr int64_t kUnitWords = 60'000, kFewestUnitPanels = 8, kMostUnitPanels = 16;
 constexpr int64_t kPackPanels = 4;  // panels of B packed as one unit of work
 // Up to here B is transposed while it is packed; with fewer rows of C than this the product is
 // turned around.
@@ -121,6 +124,7 @@ class Gemm {
   void pack_b(const Phase& p, int64_t unit) const;
   void compute(const Phase& p, int64_t unit, const Own& own) const;
   int64_t pack_a(const PanelRange& range, int64_t k0, int64_t k1, int64_t* row, float* to) const;
+  int64_t words(int64_t k) const { return ceil_div(k, int64_t(kernels_.depth)); }
   int64_t offset(int64_t row, int64_t column, int64_t ld) const {
     return p_.transposed ? column * ld + row : row * ld + column;
   }
@@ -141,16 +145,17 @@ class Gemm {
 
 Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
     : m_(m), p_(product_of(m)), kernels_(kernels), panels_(ceil_div(p_.M, kernels.rows)) {
-  // Depends on K alone, and with it the bits of the result.
-  k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, kernels.max_k)), 8);
+  // Depends on K alone, and with it the bits of the result. Blocks begin with a word.
+  const int64_t max_k = kernels.max_words * kernels.depth;
+  k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, max_k)), 8);
   column_block_ = std::min(round_up(p_.N, kernels.columns),
-                           std::clamp(kMaxPacked / p_.K / kernels.columns * kernels.columns,
+                           std::clamp(kMaxPacked / words(p_.K) / kernels.columns * kernels.columns,
                                       kFewestColumns, kMostColumns));
   plan_units(threads);
   plan_phases(threads);
   const bool two = phases_.size() > 1, sums = k_block_ < m.K && m.c_MN.dtype == DType::bf16;
   const bool phases_cut_k = phases_[0]->k1 < m.K;
-  const int64_t b_floats = column_block_ * (phases_[0]->k1 - phases_[0]->k0);
+  const int64_t b_floats = column_block_ * words(phases_[0]->k1 - phases_[0]->k0);
   thread_local Scratch scratch;
   b_[0] = scratch.floats(
       size_t(b_floats * (1 + two) + (sums && phases_cut_k ? p_.M * column_block_ : 0)));
@@ -161,8 +166,8 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
 
 // Large units first, small ones last, so that the threads end at about the same time.
 void Gemm::plan_units(int threads) {
-  unit_panels_ =
-      std::clamp(kUnitFloats / (kernels_.rows * k_block_), kFewestUnitPanels, kMostUnitPanels);
+  unit_panels_ = std::clamp(kUnitWords / (kernels_.rows * words(k_block_)), kFewestUnitPanels,
+                            kMostUnitPanels);
   for (int64_t begin = 0; begin < panels_;) {
     const int64_t fair = threads == 1 ? panels_ : ceil_div(panels_ - begin, 2 * threads);
     const int64_t end = begin + std::min({fair, unit_panels_, panels_ - begin});
@@ -172,7 +177,7 @@ void Gemm::plan_units(int threads) {
 }
 
 void Gemm::plan_phases(int threads) {
-  const int64_t k_blocks = std::max<int64_t>(1, kMaxPacked / (column_block_ * k_block_));
+  const int64_t k_blocks = std::max<int64_t>(1, kMaxPacked / (column_block_ * words(k_block_)));
   for (int64_t column = 0; column < p_.N; column += column_block_)
     for (int64_t k = 0; k < p_.K; k += k_blocks * k_block_) {
       auto p = std::make_unique<Phase>();
@@ -202,15 +207,15 @@ void Gemm::pack_b(const Phase& p, int64_t unit) const {
   const int64_t across = ceil_div(p.b_panels, kPackPanels);
   const int64_t j = unit % across * kPackPanels * kernels_.columns;
   const int64_t k0 = p.k0 + unit / across * k_block_, k1 = std::min(p.k1, k0 + k_block_);
-  kernels_.pack_b(
-      {.b = at(p_.b, element_offset(p_.trans_b, p_.ldb, 0, p.column0 + j)),
-       .dtype = p_.b.dtype,
-       .ld = p_.ldb,
-       .trans = p_.trans_b,
-       .columns = std::min(kPackPanels * kernels_.columns, p.columns - j),
-       .k0 = k0,
-       .k1 = k1,
-       .out = b_[p.b_buffer] + (k0 - p.k0) * p.b_panels * kernels_.columns + j * (k1 - k0)});
+  kernels_.pack_b({.b = at(p_.b, element_offset(p_.trans_b, p_.ldb, 0, p.column0 + j)),
+                   .dtype = p_.b.dtype,
+                   .ld = p_.ldb,
+                   .trans = p_.trans_b,
+                   .columns = std::min(kPackPanels * kernels_.columns, p.columns - j),
+                   .k0 = k0,
+                   .k1 = k1,
+                   .out = b_[p.b_buffer] + words(k0 - p.k0) * p.b_panels * kernels_.columns +
+                          j * words(k1 - k0)});
 }
 
 // Packs the range's panels, fills in their rows, and returns how many panels they are.
@@ -242,11 +247,11 @@ void Gemm::compute(const Phase& p, int64_t unit, const Own& own) const {
     s.row = row;
     s.a = own.a;
     s.a_k_major = p_.trans_a;
-    s.k = k1 - k0;
+    s.words = words(k1 - k0);
     const int64_t b_panel0 = part_begin(p.b_panels, p.groups, group);
     s.b_panels = part_begin(p.b_panels, p.groups, group + 1) - b_panel0;
     const int64_t column = b_panel0 * kernels_.columns;
-    s.b = b_[p.b_buffer] + (k0 - p.k0) * p.b_panels * kernels_.columns + column * s.k;
+    s.b = b_[p.b_buffer] + words(k0 - p.k0) * p.b_panels * kernels_.columns + column * s.words;
     s.columns = std::min(p.columns - column, s.b_panels * kernels_.columns);
     s.transposed = p_.transposed;
 
@@ -288,15 +293,32 @@ void Gemm::work() {
   }
 }
 
-}  // namespace
-
-void gemm(const Matmul& m, Isa isa) {
+void multiply(const Matmul& m, const GemmKernels& kernels) {
   const int threads = current_threads();
-  Gemm gemm(m, kernels_of(isa), threads);
+  Gemm gemm(m, kernels, threads);
   if (threads == 1) return gemm.work();
   // One task per thread. Where the pool is busy elsewhere the tasks run here one after another: the
   // first does all the work and the others find none left.
   ThreadPool::current()->run(threads, [&](int64_t) { gemm.work(); });
 }
+
+}  // namespace
+
+void gemm(const Matmul& m, Isa isa) { multiply(m, kernels_of(isa)); }
+
+#ifdef MTRAIN_HAS_AVX512BF16
+bool gemm_bf16_supported() {
+  return isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
+}
+void gemm_bf16(const Matmul& m) {
+  MT_CHECK(m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16, "a {} b {}", dtype_name(m.a.dtype),
+           dtype_name(m.b.dtype));
+  MT_CHECK(gemm_bf16_supported(), "this CPU has no AVX512_BF16");
+  multiply(m, avx512bf16::kGemm);
+}
+#else
+bool gemm_bf16_supported() { return false; }
+void gemm_bf16(const Matmul&) { MT_CHECK(false, "this build has no AVX512_BF16"); }
+#endif
 
 }  // namespace mtrain::kernels::cpu

@@ -1,8 +1,13 @@
 // Our own matrix multiplication: packed panels and a register tile, after Goto & van de Geijn,
-// "Anatomy of High-Performance Matrix Multiplication" (2008), and BLIS. bf16 operands become fp32
-// while they are packed, so they cost nothing extra. An element of C is one sum over k in rising
-// order, cut at multiples of a block that depends on K alone: its bits do not depend on the number
-// of threads, on M, on N, or on how a caller splits M or N.
+// "Anatomy of High-Performance Matrix Multiplication" (2008), and BLIS. An element of C is one sum
+// over k in rising order, cut at multiples of a block that depends on K alone: its bits do not
+// depend on the number of threads, on M, on N, or on how a caller splits M or N.
+//
+// gemm() takes fp32 and bf16; bf16 operands become fp32 while they are packed, so they cost nothing
+// extra. gemm_bf16() takes bf16 operands as they are: AVX512_BF16's dot product multiplies two k at
+// once and adds them to an fp32 sum, at about twice the speed. That instruction rounds to nearest
+// even whatever the mode, and takes denormal operands, products and sums for zero; so does its
+// rounding of C to bf16.
 #pragma once
 #include <cstdint>
 
@@ -11,16 +16,23 @@
 
 namespace mtrain::kernels::cpu {
 
-void gemm(const Matmul& m, Isa isa);  // on the current thread pool
+// On the current thread pool.
+void gemm(const Matmul& m, Isa isa);
+void gemm_bf16(const Matmul& m);  // a and b bf16; only where the next function says so
+bool gemm_bf16_supported();       // this build has it and this CPU can run it
 
-// What one instruction set brings: kernels/cpu/vector/gemm.cpp defines one table in each.
+// What one instruction set brings: kernels/cpu/vector/gemm.cpp defines one table in each, and
+// kernels/cpu/vector_bf16/gemm.cpp that of gemm_bf16. Packed panels consist of words, as large as a
+// float: an fp32 element, or bf16 elements of consecutive k, with zeros beyond the last k.
 struct GemmKernels {
   int rows, columns;   // the register tile; panels are this high or wide
-  int64_t row_stride;  // floats between the rows of a packed row-major A panel: the longest k
+  int depth;           // how many k a word holds
+  int64_t row_stride;  // words between the rows of a packed row-major A panel: the longest k
                        // block, padded
-  int64_t max_k;       // the longest k block
+  int64_t max_words;   // the longest k block
 
-  // Panels of A, k0 <= k < k1. Where trans, A is stored (K, M) and the panels are packed k-major.
+  // Panels of A, k0 <= k < k1, where k0 is the first k of a word. Where trans, A is stored (K, M)
+  // and the panels are packed k-major.
   struct PackA {
     const void* a;  // element (row[0], k 0)
     DType dtype;
@@ -30,7 +42,7 @@ struct GemmKernels {
     int64_t panels;
     int64_t rows_to_end;  // rows of the matrix from row[0]
     int64_t k0, k1, K;
-    float* out;  // rows * row_stride floats for each panel
+    float* out;  // rows * row_stride words for each panel
   };
   void (*pack_a)(const PackA&);
 
@@ -43,7 +55,7 @@ struct GemmKernels {
     bool trans;
     int64_t columns;  // of all panels
     int64_t k0, k1;
-    float* out;  // columns * (k1 - k0) floats for each panel, columns those of the tile
+    float* out;  // the tile's columns * words of k0 .. k1 for each panel
   };
   void (*pack_b)(const PackB&);
 
@@ -52,8 +64,8 @@ struct GemmKernels {
   struct Block {
     const float* a;  // first packed panel of A
     bool a_k_major;
-    const float* b;  // first packed panel of B
-    int64_t k;
+    const float* b;      // first packed panel of B
+    int64_t words;       // of k
     const int64_t* row;  // row[p] .. row[p + 1]: rows of A panel p, for p in [0, panels)
     int64_t panels, b_panels;
     int64_t columns;  // valid columns of the block

@@ -133,7 +133,10 @@ void run_empty_sum(const Matmul& m) {
 std::vector<MatmulWay> ways_of(const Matmul& m) {
   std::vector<MatmulWay> ways{MatmulWay::own, MatmulWay::onednn};
   if (openblas::available()) ways.push_back(MatmulWay::openblas);
-  if (m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16) ways.push_back(MatmulWay::onednn_bf16);
+  if (m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16) {
+    if (onednn::has_bf16()) ways.push_back(MatmulWay::onednn_bf16);
+    if (isa() == Isa::avx512 && gemm_bf16_supported()) ways.push_back(MatmulWay::own_bf16);
+  }
   return ways;
 }
 
@@ -149,6 +152,7 @@ void run(const Matmul& m, MatmulWay way) {
     case MatmulWay::openblas: return run_as_float(f, run_openblas);
     case MatmulWay::onednn: return run_as_float(f, run_onednn);
     case MatmulWay::onednn_bf16: return run_onednn(f);
+    case MatmulWay::own_bf16: return gemm_bf16(f);
   }
 }
 

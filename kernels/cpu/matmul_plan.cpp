@@ -8,11 +8,14 @@
 #include <mutex>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "base/strings.h"
 #include "base/thread_pool.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/elementwise.h"
 
@@ -24,6 +27,7 @@ const char* way_name(MatmulWay way) {
     case MatmulWay::openblas: return "openblas";
     case MatmulWay::onednn: return "onednn";
     case MatmulWay::onednn_bf16: return "onednn_bf16";
+    case MatmulWay::own_bf16: return "own_bf16";
   }
   return "?";
 }
@@ -48,9 +52,15 @@ Key key_of(const Matmul& m) {
           m.a.dtype, m.b.dtype, m.c_MN.dtype};
 }
 
+struct Choice {
+  MatmulWay way;
+  bool loaded = false;  // by another process, perhaps of another machine; false once it was used
+};
+
 struct Table {
   std::mutex mutex;  // held during a measurement too: two at once would disturb each other
-  std::map<Key, MatmulWay> ways;
+  std::map<Key, Choice> ways;
+  bool warned = false;  // that a loaded way cannot be had here
   std::atomic<bool> static_rule{false};
 };
 Table& table() {
@@ -110,7 +120,11 @@ MatmulWay measure(const Matmul& asked) {
       if (round > 0) best[i] = std::min(best[i], seconds);
     }
   const size_t fastest = size_t(std::min_element(best.begin(), best.end()) - best.begin());
-  return best[0] <= best[fastest] * kWorthSwitching ? ways[0] : ways[fastest];
+  for (size_t i = 0; i < ways.size(); ++i)
+    if ((ways[i] == MatmulWay::own || ways[i] == MatmulWay::own_bf16) &&
+        best[i] <= best[fastest] * kWorthSwitching)
+      return ways[i];
+  return ways[fastest];
 }
 
 char letter(bool yes, char c) { return yes ? c : '-'; }
@@ -133,8 +147,8 @@ bool parse(const std::string& word, DType& value) {
   return false;
 }
 bool parse(const std::string& word, MatmulWay& value) {
-  for (MatmulWay w :
-       {MatmulWay::own, MatmulWay::openblas, MatmulWay::onednn, MatmulWay::onednn_bf16})
+  for (MatmulWay w : {MatmulWay::own, MatmulWay::openblas, MatmulWay::onednn,
+                      MatmulWay::onednn_bf16, MatmulWay::own_bf16})
     if (word == way_name(w)) return value = w, true;
   return false;
 }
@@ -163,9 +177,21 @@ MatmulWay choose(const Matmul& m) {
   const Key key = key_of(m);
   std::lock_guard lock(t.mutex);
   const auto found = t.ways.find(key);
-  if (found != t.ways.end()) return found->second;
+  if (found != t.ways.end()) {
+    Choice& known = found->second;
+    if (!known.loaded || std::ranges::count(ways_of(m), known.way)) {
+      known.loaded = false;
+      return known.way;
+    }
+    if (!std::exchange(t.warned, true))
+      log::warn(
+          fmt::format("matmul plan: this machine does not have `{}`, which the plan takes for "
+                      "some shapes; they are measured anew, and the resumed run may differ "
+                      "in the last bits from one that went on",
+                      way_name(known.way)));
+  }
   const MatmulWay way = measure(m);
-  t.ways.emplace(key, way);
+  t.ways[key] = {way};
   return way;
 }
 
@@ -175,7 +201,7 @@ std::string save() {
   Table& t = table();
   std::lock_guard lock(t.mutex);
   std::string text;
-  for (const auto& [key, way] : t.ways) text += line_of(key, way);
+  for (const auto& [key, choice] : t.ways) text += line_of(key, choice.way);
   return text;
 }
 
@@ -192,7 +218,8 @@ void load(std::string_view text) {
   }
   Table& t = table();
   std::lock_guard lock(t.mutex);
-  for (const auto& [key, way] : loaded) t.ways[key] = way;
+  for (const auto& [key, way] : loaded) t.ways[key] = {way, true};
+  t.warned = false;
 }
 
 void clear() {

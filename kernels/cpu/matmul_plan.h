@@ -12,10 +12,11 @@
 namespace mtrain::kernels::cpu {
 
 enum class MatmulWay : uint8_t {
-  own,       // kernels/cpu/gemm.h, the only one whose bits do not depend on the number of threads
-  openblas,  // bf16 operands are converted to fp32 first
-  onednn,    // the same
+  own,          // kernels/cpu/gemm.h; its bits do not depend on the number of threads
+  openblas,     // bf16 operands are converted to fp32 first
+  onednn,       // the same
   onednn_bf16,  // bf16 operands as they are: CPUs with bf16 matrix units
+  own_bf16,     // `own` with bf16 operands as they are: CPUs with AVX512_BF16
 };
 const char* way_name(MatmulWay way);
 
@@ -35,13 +36,14 @@ MatmulWay choose(const Matmul& m);
 // On: `own` for every shape, whatever was measured or loaded.
 void use_static_rule(bool on);
 
-std::string save();                // one line per shape, in a fixed order
-void load(std::string_view text);  // adds to the table and wins over it; throws UserError on a line
-                                   // it cannot read
+std::string save();  // one line per shape, in a fixed order
+// Adds to the table and wins over it. A way that this machine does not have is measured anew when
+// its shape comes, with one warning for all. Throws UserError on a line it cannot read.
+void load(std::string_view text);
 void clear();
 
-// Prefers `own` unless another way is faster by this factor: what looks a little faster is often
-// noise.
+// Prefers `own`, and else `own_bf16`, unless another way is faster by this factor: what looks a
+// little faster is often noise.
 inline constexpr double kWorthSwitching = 1.08;
 
 }  // namespace matmul_plan

@@ -116,6 +116,13 @@ void run(const MatmulArgs& m) {
   stream.wait();
 }
 
+bool has_bf16() {
+  // An instruction set's bits hold those of every set below it.
+  constexpr auto kNeeded = unsigned(dnnl::cpu_isa::avx512_core_bf16);
+  static const bool has = (unsigned(dnnl::get_effective_cpu_isa()) & kNeeded) == kNeeded;
+  return has;
+}
+
 std::string implementation(const MatmulArgs& m) { return prepared(m).description.impl_info_str(); }
 
 }  // namespace mtrain::kernels::cpu::onednn

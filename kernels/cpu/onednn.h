@@ -23,6 +23,10 @@ struct MatmulArgs {
 };
 void run(const MatmulArgs&);
 
+// Whether oneDNN multiplies bf16 natively here (AVX512_BF16 or AMX). Elsewhere it converts in a
+// slow reference implementation.
+bool has_bf16();
+
 // The implementation oneDNN takes for these arguments, for example "brg:avx512_core". "ref:*" would
 // be a thousand times slower.
 std::string implementation(const MatmulArgs&);

@@ -2,8 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
 
 #include "base/error.h"
@@ -22,9 +22,7 @@ struct Library {
   std::string core;
 };
 
-// Sets an environment variable for the scope's life. Environment changes are not safe against
-// threads that read it at the same moment: the library is loaded once, by the first matmul that
-// considers it.
+// Sets an environment variable for the scope's life.
 class ScopedVariable {
  public:
   ScopedVariable(const char* name, const char* value) : name_(name) {
@@ -52,18 +50,17 @@ class ScopedVariable {
 const char* core_for_this_cpu() {
   if (const char* asked = std::getenv("MTRAIN_OPENBLAS_CORETYPE"); asked && *asked) return asked;
 #if defined(__x86_64__)
+  __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw"))
     return __builtin_cpu_supports("avx512bf16") ? "Cooperlake" : "SkylakeX";
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
     return __builtin_cpu_is("amd") ? "Zen" : "Haswell";
-  }
 #endif
   return nullptr;
 }
 
-Library load() {
+Library open() {
   Library lib;
 #ifdef MTRAIN_OPENBLAS
   const char* core = core_for_this_cpu();
@@ -85,23 +82,29 @@ Library load() {
   return lib;
 }
 
-const Library& library() {
-  static const Library lib = load();
-  return lib;
-}
+std::atomic<const Library*> g_library{nullptr};  // a fact of the process, found by load()
 
 }  // namespace
 
-bool available() { return library().sgemm != nullptr; }
-std::string core_name() { return library().core; }
+void load() {
+  static const Library lib = open();
+  g_library = &lib;
+}
+
+bool available() {
+  const Library* lib = g_library;
+  return lib && lib->sgemm;
+}
+std::string core_name() { return available() ? g_library.load()->core : ""; }
 
 void run(const Sgemm& g) {
   MT_CHECK(available());
   use_one_openmp_thread();
   constexpr int kRowMajor = 101, kNoTrans = 111, kTrans = 112;
-  library().sgemm(kRowMajor, g.trans_a ? kTrans : kNoTrans, g.trans_b ? kTrans : kNoTrans,
-                  narrow<int>(g.M), narrow<int>(g.N), narrow<int>(g.K), 1.0f, g.a,
-                  narrow<int>(g.lda), g.b, narrow<int>(g.ldb), g.beta, g.c, narrow<int>(g.ldc));
+  g_library.load()->sgemm(kRowMajor, g.trans_a ? kTrans : kNoTrans, g.trans_b ? kTrans : kNoTrans,
+                          narrow<int>(g.M), narrow<int>(g.N), narrow<int>(g.K), 1.0f, g.a,
+                          narrow<int>(g.lda), g.b, narrow<int>(g.ldb), g.beta, g.c,
+                          narrow<int>(g.ldc));
 }
 
 }  // namespace mtrain::kernels::cpu::openblas

@@ -1,14 +1,18 @@
 // OpenBLAS's sgemm, loaded at run time. The library reads its kernel choice from the environment
 // while it loads and misjudges new CPUs (an AVX-512 machine may get kernels of 2004), so it is
-// loaded under an environment of our making. It is optional: where it is missing, available() is
-// false and other candidates do its work.
+// loaded under an environment of our making. It is optional: where it is missing or was not loaded,
+// available() is false and other candidates do its work.
 #pragma once
 #include <cstdint>
 #include <string>
 
 namespace mtrain::kernels::cpu::openblas {
 
-bool available();         // loads the library at the first call
+// Loads the library, once. It changes environment variables for a moment, which is not safe against
+// threads that read them: call it before there are any.
+void load();
+
+bool available();
 std::string core_name();  // the kernels it took ("SkylakeX", ...); empty where not available
 
 // C (M, N; rows ldc apart) = op(A) op(B) + beta C on the calling thread alone; lda, ldb: row

@@ -32,9 +32,11 @@ void run(const ClipScale& a) {
   check("clip", "sum_squares", a.sum_squares, 1, DType::f64);
   check("clip", "norm", a.norm, 1, DType::f32);
   check("clip", "scale", a.scale, 1, DType::f32);
+  if (a.loss) check("clip", "loss", a.loss, 1, DType::f64);
   const double norm = std::sqrt(*a.sum_squares.as<double>());
   *a.norm.as<float>() = float(norm);
-  if (!std::isfinite(norm)) {
+  // What the host will see decides, so that it and the optimizer never disagree.
+  if (!std::isfinite(float(norm)) || (a.loss && !std::isfinite(*a.loss.as<double>()))) {
     *a.scale.as<float>() = std::numeric_limits<float>::quiet_NaN();
     return;
   }

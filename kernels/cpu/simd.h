@@ -1,6 +1,7 @@
 // Vectors of the instruction set this file is compiled for. Every file of kernels/cpu/vector is
 // compiled once per instruction set, with MTRAIN_ISA naming a namespace (generic, avx2, avx512);
-// kernels/cpu/dispatch.cpp picks one at run time.
+// kernels/cpu/dispatch.cpp picks one at run time. kernels/cpu/vector_bf16 is compiled once, for
+// AVX-512 with AVX512_BF16 (avx512bf16).
 //
 // The trap: an inline function or template that several files share is kept once by the linker, and
 // that copy may be the AVX-512 one, which an older CPU cannot run. Hence everything here is in the
@@ -96,12 +97,19 @@ MT_INLINE Vh low_halves(Vu v) {  // lanes below 2^16
   return __builtin_convertvector(v, Vh);
 #endif
 }
-MT_INLINE Vh narrow_bf16(Vf v) {  // rounds to nearest even; NaN stays NaN
+// Rounds to nearest even; NaN stays NaN.
+#if defined(__AVX512BF16__)
+MT_INLINE Vh narrow_bf16(Vf v) {  // denormals become zero
+  return (Vh)_mm512_cvtneps_pbh((__m512)v);
+}
+#else
+MT_INLINE Vh narrow_bf16(Vf v) {
   const Vu u = (Vu)v;
   Vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   r = v == v ? r : (u >> 16) | 0x40;
   return low_halves(r);
 }
+#endif
 
 MT_INLINE Vf load(const float* p) {
   Vf v;

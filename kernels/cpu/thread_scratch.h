@@ -2,12 +2,14 @@
 #pragma once
 #include <cstdint>
 
+namespace mtrain {
+int current_threads();  // base/thread_pool.h, which includes the standard library
+}
+
 namespace mtrain::kernels::cpu {
 
 // Memory of the calling thread, kept between calls and aligned to 64 bytes; a later call of the
 // thread may move it.
 float* thread_scratch(int64_t floats);
-
-int64_t pool_threads();  // of the current pool
 
 }  // namespace mtrain::kernels::cpu

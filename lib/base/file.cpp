@@ -114,10 +114,13 @@ std::string read_file(const fs::path& path) {
   while (true) {  // to the end, for pipes and /proc do not tell their size
     const ssize_t n = ::read(fd, piece, sizeof(piece));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
+    if (n < 0) {
       const UserError error = user_error("read", path);
       ::close(fd);
-      if (n < 0) throw error;
+      throw error;
+    }
+    if (n == 0) {
+      ::close(fd);
       return content;
     }
     content.append(piece, size_t(n));

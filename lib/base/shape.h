@@ -17,8 +17,9 @@ class Shape {
     for (int64_t d : dims) dims_[rank_++] = d;
   }
   int rank() const { return rank_; }
-  int64_t operator[](int dim) const { return dims_[dim < 0 ? rank_ + dim : dim]; }
-  int64_t& operator[](int dim) { return dims_[dim < 0 ? rank_ + dim : dim]; }
+  // Of dimension `dim`, from the end where it is negative.
+  int64_t operator[](int dim) const { return dims_[index(dim)]; }
+  int64_t& operator[](int dim) { return dims_[index(dim)]; }
   int64_t count() const {
     int64_t n = 1;
     for (int i = 0; i < rank_; ++i) n *= dims_[i];
@@ -37,6 +38,11 @@ class Shape {
   }
 
  private:
+  size_t index(int dim) const {
+    const int i = dim < 0 ? rank_ + dim : dim;
+    MT_CHECK(0 <= i && i < rank_, "dimension {} of {}", dim, str());
+    return size_t(i);
+  }
   std::array<int64_t, 4> dims_{};
   int rank_ = 0;
 };

@@ -14,7 +14,9 @@ namespace mtrain {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // threads counts the caller: 1 means no helper thread
+  // threads counts the caller: 1 means no helper thread. Throws UserError where the system does not
+  // give that many.
+  explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -40,6 +42,7 @@ class ThreadPool {
 
  private:
   struct Job;
+  void stop();
   void work();
   static void help(Job& job);
 

@@ -1,18 +1,23 @@
 #include "device/allocator.h"
 
 #include <algorithm>
-#include <tuple>
+#include <exception>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/strings.h"
 #include "device/backend.h"
+#include "device/device.h"
 
 namespace mtrain {
 
 namespace {
 constexpr int64_t kGranule = 512;               // bytes; also the alignment of every buffer
-constexpr int64_t kSmallSegment = 16ll << 20;   // small buffers share segments of this size
+constexpr int64_t kSmall = 1ll << 20;           // smaller buffers come from the pool of small ones
+constexpr int64_t kSmallSegment = 2ll << 20;    // which they share segments of
+constexpr int64_t kMediumSegment = 16ll << 20;  // larger ones share these, up to a quarter of one
 constexpr int64_t kSegmentGranule = 2ll << 20;  // a huge page
 }  // namespace
 
@@ -21,13 +26,9 @@ struct Block {
   char* data;
   int64_t bytes;
   Stream* home;
+  bool small;  // of the pool of small buffers
   bool free = true;
   Block *previous = nullptr, *next = nullptr;
-};
-
-struct Allocator::Pending {
-  Block* block;
-  std::vector<Event> events;
 };
 
 std::string_view category_name(MemoryCategory category) {
@@ -56,12 +57,20 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   storage->home = &home;
   if (bytes == 0) return storage;
   const int64_t rounded = round_up(bytes, kGranule);
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   collect();
-  Block* block = find(rounded, home);
-  if (!block) {
-    add_segment(rounded, home);
-    block = find(rounded, home);
+  Block* block = nullptr;
+  try {
+    block = find_or_add(rounded, home);
+  } catch (const RunError&) {
+    release_cached(lock);
+    try {
+      block = find_or_add(rounded, home);
+    } catch (const RunError& e) {
+      throw RunError(
+          fmt::format("{}\n  in use on {}: {}", e.message(), home.device().description(), use()),
+          e.hint());
+    }
   }
   storage->data = block->data;
   storage->bytes = block->bytes;
@@ -73,52 +82,109 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
 }
 
 Block* Allocator::find(int64_t bytes, Stream& home) {
-  const auto it = free_.lower_bound({&home, bytes, nullptr});
-  if (it == free_.end() || std::get<0>(it->first) != &home) return nullptr;
+  const bool small = bytes < kSmall;
+  const auto it = free_.lower_bound({&home, small, bytes, nullptr});
+  if (it == free_.end() || it->second->home != &home || it->second->small != small) return nullptr;
   Block* block = it->second;
   free_.erase(it);
   block->free = false;
   if (block->bytes > bytes) {
-    auto* rest = new Block{block->data + bytes, block->bytes - bytes, block->home};
+    auto* rest = new Block{block->data + bytes, block->bytes - bytes, block->home, block->small};
     rest->previous = block;
     rest->next = block->next;
     if (rest->next) rest->next->previous = rest;
     block->next = rest;
     block->bytes = bytes;
-    free_[{rest->home, rest->bytes, rest->data}] = rest;
+    free_[key_of(*rest)] = rest;
   }
   return block;
 }
 
+Block* Allocator::find_or_add(int64_t bytes, Stream& home) {
+  if (Block* block = find(bytes, home)) return block;
+  add_segment(bytes, home);
+  return find(bytes, home);
+}
+
 void Allocator::add_segment(int64_t bytes, Stream& home) {
-  const int64_t size =
-      bytes <= kSmallSegment / 4 ? kSmallSegment : round_up(bytes, kSegmentGranule);
+  const int64_t size = bytes < kSmall                ? kSmallSegment
+                       : bytes <= kMediumSegment / 4 ? kMediumSegment
+                                                     : round_up(bytes, kSegmentGranule);
   auto* memory = static_cast<char*>(backend_.allocate(size));
   reserved_.current += size;
   reserved_.peak = std::max(reserved_.peak, reserved_.current);
-  auto* block = new Block{memory, size, &home};
+  auto* block = new Block{memory, size, &home, bytes < kSmall};
   segments_[memory] = {size, block};
-  free_[{&home, size, memory}] = block;
+  free_[key_of(*block)] = block;
 }
 
-void Allocator::release(Storage& storage) {
-  std::lock_guard lock(mutex_);
-  account(storage.category, -storage.bytes);
-  if (storage.others.empty()) return put_back(storage.block);
-  auto pending = std::make_unique<Pending>();
-  pending->block = storage.block;
-  for (Stream* s : storage.others) pending->events.push_back(s->record());
-  pending_.push_back(std::move(pending));
+// Called by destructors. Where a stream cannot say when it has passed, the block is kept for ever:
+// lost memory of a job that has failed anyway.
+void Allocator::release(Storage& storage) noexcept {
+  try {
+    Pending pending{storage.block, {}};
+    // Before the lock: a stream that launches may drop buffers, so its own lock comes first.
+    std::exception_ptr failure;
+    try {
+      for (Stream* s : storage.others) pending.events.push_back(s->record());
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    std::lock_guard lock(mutex_);
+    account(storage.category, -storage.bytes);
+    if (failure) return;
+    if (pending.events.empty()) return put_back(storage.block);
+    pending_.push_back(std::move(pending));
+  } catch (...) {
+  }
 }
 
 void Allocator::collect() {
-  std::erase_if(pending_, [&](const std::unique_ptr<Pending>& p) {
-    if (!std::ranges::all_of(p->events, [](const Event& e) { return e.ready(); })) return false;
-    for (const Event& e : p->events) p->block->home->host_saw(e);
-    put_back(p->block);
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    if (!std::ranges::all_of(it->events, [](const Event& e) { return e.ready(); })) {
+      ++it;
+      continue;
+    }
+    for (const Event& e : it->events) it->block->home->host_saw(e);
+    put_back(it->block);
+    it = pending_.erase(it);
+  }
+}
+
+// A free block may still be in use by queued work of its home, so the homes are waited for too.
+void Allocator::release_cached(std::unique_lock<std::mutex>& lock) {
+  std::set<Stream*> homes;
+  std::vector<std::pair<Stream*, Event>> events;
+  for (const auto& [memory, segment] : segments_) homes.insert(segment.first->home);
+  for (const Pending& p : pending_)
+    for (const Event& e : p.events) events.emplace_back(p.block->home, e);
+  lock.unlock();  // closures that end meanwhile drop buffers
+  for (const auto& [home, event] : events) home->synchronize(event);
+  for (Stream* home : homes) home->synchronize();
+  lock.lock();
+  collect();
+  std::erase_if(segments_, [&](const auto& entry) {
+    const auto& [memory, segment] = entry;
+    const Block* only = segment.first;
+    if (!only->free || only->next) return false;
+    free_.erase(key_of(*only));
+    delete only;
+    backend_.release(memory, segment.bytes);
+    reserved_.current -= segment.bytes;
     return true;
   });
 }
+
+std::string Allocator::use() const {
+  std::string text;
+  for (int i = 0; i < kMemoryCategories; ++i)
+    text += fmt::format("{} {}, ", category_name(MemoryCategory(i)),
+                        human_bytes(double(usage_[size_t(i)].current)));
+  return text + fmt::format("and {} free in pieces that do not fit",
+                            human_bytes(double(reserved_.current - total_.current)));
+}
+
+Allocator::FreeKey Allocator::key_of(const Block& b) { return {b.home, b.small, b.bytes, b.data}; }
 
 void Allocator::put_back(Block* block) {
   block->free = true;
@@ -130,15 +196,15 @@ void Allocator::put_back(Block* block) {
   };
   const auto mergeable = [&](Block* b) { return b && b->free && b->home == block->home; };
   if (mergeable(block->next)) {
-    free_.erase({block->next->home, block->next->bytes, block->next->data});
+    free_.erase(key_of(*block->next));
     absorb(block, block->next);
   }
   if (mergeable(block->previous)) {
-    free_.erase({block->previous->home, block->previous->bytes, block->previous->data});
+    free_.erase(key_of(*block->previous));
     block = block->previous;
     absorb(block, block->next);
   }
-  free_[{block->home, block->bytes, block->data}] = block;
+  free_[key_of(*block)] = block;
 }
 
 void Allocator::account(MemoryCategory category, int64_t bytes) {

@@ -1,15 +1,19 @@
 // Stream-ordered caching allocator. A buffer belongs to the stream it was allocated on: when its
 // last owner drops it, the memory can at once be handed out again for later work of that stream
 // (the queue's order protects it). If other streams touched it, it waits until events recorded on
-// them at that moment have passed. Memory returns to the system only at the end.
+// them at that moment have passed. Memory returns to the system at the end, or when the system
+// refuses more: then the streams are waited for, and segments that are free as a whole go back.
+// Small buffers have segments of their own, so that none of them keeps a large block cut in two.
 #pragma once
 #include <array>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "device/stream.h"
@@ -46,6 +50,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   explicit Allocator(DeviceBackend& backend);
   ~Allocator();
 
+  // Throws RunError, which tells the use of each category, where the system has no more memory.
+  // Only the rank's host thread allocates; any thread may drop a buffer.
   Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
 
   MemoryUsage usage(MemoryCategory category) const;
@@ -55,23 +61,31 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
 
  private:
   friend struct Storage;
-  struct Pending;
+  struct Pending {
+    Block* block;
+    std::vector<Event> events;
+  };
   struct Segment {
     int64_t bytes;
     Block* first;
   };
-  void release(Storage& storage);
-  void collect();  // frees pending blocks whose events have passed
-  Block* find(int64_t bytes, Stream& home);
+  void release(Storage& storage) noexcept;
+  void collect();                            // frees pending blocks whose events have passed
+  Block* find(int64_t bytes, Stream& home);  // null where no cached block is large enough
+  Block* find_or_add(int64_t bytes, Stream& home);
   void add_segment(int64_t bytes, Stream& home);
+  void release_cached(std::unique_lock<std::mutex>& lock);  // unlocks while it waits for streams
+  std::string use() const;                                  // of each category, and what is cached
   void put_back(Block* block);
   void account(MemoryCategory category, int64_t bytes);
 
-  using FreeKey = std::tuple<Stream*, int64_t, void*>;  // stream, bytes, address: best fit first
+  // Stream, pool, bytes, address: best fit first.
+  using FreeKey = std::tuple<Stream*, bool, int64_t, void*>;
+  static FreeKey key_of(const Block& block);
   DeviceBackend& backend_;
   mutable std::mutex mutex_;
   std::map<FreeKey, Block*> free_;
-  std::vector<std::unique_ptr<Pending>> pending_;
+  std::list<Pending> pending_;
   std::map<void*, Segment> segments_;
   std::array<MemoryUsage, kMemoryCategories> usage_;
   MemoryUsage total_, reserved_;

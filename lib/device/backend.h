@@ -1,6 +1,8 @@
-// What a kind of device must provide; cpu/ and cuda/ implement it. Only lib/device includes this.
+// What a kind of device must provide; cpu/ and cuda/ implement it. Code above lib/device uses
+// Stream and Device; of this header it knows Work and LaunchContext, through device/stream.h.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,6 +20,20 @@ struct LaunchContext {
 };
 using Work = std::function<void(const LaunchContext&)>;
 
+// Which item of which queue: what a failure names.
+struct LaunchTag {
+  const char* name = "";  // a string literal
+  uint64_t number = 0;    // of the item within its stream, from 1
+  std::shared_ptr<const std::string>
+      scope{};                 // what the rank worked on; null: nothing in particular
+  TimingSink* sink = nullptr;  // told when the item has run; may be null
+};
+
+// The failure with its culprit behind the message: "in `attention_bwd`, item 17 of stream compute,
+// in layers.3.attention". The class of an Error stays; other exceptions become a RunError.
+std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag,
+                                const std::string& stream);
+
 class EventBackend {
  public:
   virtual ~EventBackend() = default;
@@ -28,14 +44,14 @@ class EventBackend {
 class StreamBackend {
  public:
   virtual ~StreamBackend() = default;
-  // `name` is a string literal; `sink` may be null. Rethrows the first failure of earlier work.
-  virtual void enqueue(const char* name, TimingSink* sink, Work work) = 0;
+  // Rethrows the first failure of earlier work.
+  virtual void enqueue(LaunchTag tag, Work work) = 0;
   virtual std::shared_ptr<EventBackend> record() = 0;
-  virtual void wait(std::shared_ptr<EventBackend> event) = 0;
-  virtual void upload(void* device, std::shared_ptr<const void> keep, const void* host,
-                      int64_t bytes) = 0;
+  virtual void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) = 0;
+  virtual void upload(LaunchTag tag, void* device, std::shared_ptr<const void> keep,
+                      const void* host, int64_t bytes) = 0;
   // Host memory is valid after synchronize().
-  virtual void download(void* host, const void* device, int64_t bytes) = 0;
+  virtual void download(LaunchTag tag, void* host, const void* device, int64_t bytes) = 0;
   // Rethrows the first failure of this stream's work.
   virtual void synchronize() = 0;
   // Items (launches, copies, waits) known to have finished well; any thread may ask.
@@ -45,12 +61,12 @@ class StreamBackend {
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
-  virtual std::string description() const = 0;  // "CPU, 2 threads, AVX-512" or "NVIDIA H200 141 GB"
+  virtual std::string description() const = 0;  // "CPU, 2 threads" or "NVIDIA H200, 139 GiB, ..."
   virtual bool is_cuda() const = 0;
   virtual int threads() const = 0;  // intra-op threads; 1 on CUDA
   virtual std::unique_ptr<StreamBackend> make_stream(const std::string& name) = 0;
-  virtual void* allocate(
-      int64_t bytes) = 0;  // aligned to 2 MiB; throws RunError when memory is short
+  // Aligned to 512 bytes at least; throws RunError when memory is short.
+  virtual void* allocate(int64_t bytes) = 0;
   virtual void release(void* memory, int64_t bytes) = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "device/device.h"
 
 #include <exception>
+#include <utility>
 
 #include "device/backend.h"
 #include "device/flight_recorder.h"
@@ -15,6 +16,10 @@ std::unique_ptr<Device> Device::cuda(int ordinal, DeviceOptions options) {
   return std::unique_ptr<Device>(new Device(make_cuda_backend(ordinal), options));
 }
 
+std::unique_ptr<Device> Device::on(std::unique_ptr<DeviceBackend> backend, DeviceOptions options) {
+  return std::unique_ptr<Device>(new Device(std::move(backend), options));
+}
+
 Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
     : backend_(std::move(backend)),
       allocator_(std::make_shared<Allocator>(*backend_)),
@@ -22,6 +27,11 @@ Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
       sanitizer_(options.stream_sanitizer ? std::make_unique<Sanitizer>() : nullptr) {}
 
 Device::~Device() {
+  drain();
+  allocator_.reset();
+}
+
+void Device::drain() noexcept {
   for (auto& [name, stream] : streams_) {
     try {
       stream->synchronize();
@@ -29,7 +39,6 @@ Device::~Device() {
                      // the end matters
     }
   }
-  allocator_.reset();
 }
 
 Stream& Device::stream(const std::string& name) {
@@ -52,10 +61,14 @@ void Device::synchronize() {
   if (failure) std::rethrow_exception(failure);
 }
 
-std::string Device::scope() const {
-  std::string joined;
-  for (const auto& s : scopes_) joined += (joined.empty() ? "" : " > ") + s;
-  return joined;
+void Device::set_timing_sink(TimingSink* sink) {
+  const TimingSink* before = std::exchange(sink_, sink);
+  if (before && before != sink) drain();
+}
+
+Device::Scope::Scope(Device& device, const std::string& name)
+    : device_(device), outer_(device.scope_) {
+  device_.scope_ = std::make_shared<const std::string>(outer_ ? *outer_ + " > " + name : name);
 }
 
 std::string Device::description() const { return backend_->description(); }

@@ -26,7 +26,9 @@ class Device {
  public:
   static std::unique_ptr<Device> cpu(int threads, DeviceOptions options = {});
   static std::unique_ptr<Device> cuda(int ordinal, DeviceOptions options = {});
-  ~Device();  // waits for the streams
+  static std::unique_ptr<Device> on(std::unique_ptr<DeviceBackend> backend,
+                                    DeviceOptions options = {});  // tests bring their own
+  ~Device();                                                      // waits for the streams
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -52,25 +54,26 @@ class Device {
   // it.
   class Scope {
    public:
-    Scope(Device& device, std::string name) : device_(device) {
-      device_.scopes_.push_back(std::move(name));
-    }
-    ~Scope() { device_.scopes_.pop_back(); }
+    Scope(Device& device, const std::string& name);
+    ~Scope() { device_.scope_ = std::move(outer_); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
     Device& device_;
+    std::shared_ptr<const std::string> outer_;
   };
-  std::string scope() const;  // "layers.3 > attention"
+  std::string scope() const { return scope_ ? *scope_ : ""; }  // "layers.3 > attention"
+  std::shared_ptr<const std::string> shared_scope() const { return scope_; }  // null: none
 
-  // Every launch from now on is timed and told to `sink`, which must outlive the work; null stops
-  // it.
-  void set_timing_sink(TimingSink* sink) { sink_ = sink; }
+  // Every launch from now on is timed and told to `sink`; null stops it. Waits for the work that
+  // still knows the sink of before, which is told nothing more once this returns.
+  void set_timing_sink(TimingSink* sink);
   TimingSink* timing_sink() const { return sink_; }
 
  private:
   Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
+  void drain() noexcept;  // all streams, to their ends; failures stay where they are
 
   std::unique_ptr<DeviceBackend> backend_;
   std::shared_ptr<Allocator> allocator_;  // weakly held by its buffers
@@ -79,7 +82,7 @@ class Device {
   std::map<std::string, std::unique_ptr<Stream>> streams_;
   TimingSink* sink_ = nullptr;
   LaunchCheck launch_check_;
-  std::vector<std::string> scopes_;
+  std::shared_ptr<const std::string> scope_;  // joined once, since every launch keeps it
 };
 
 }  // namespace mtrain

@@ -15,7 +15,7 @@ Stream::Stream(Device& device, std::string name, int id, std::unique_ptr<StreamB
     : device_(device), name_(std::move(name)), id_(id), backend_(std::move(backend)) {}
 Stream::~Stream() = default;
 
-void Stream::watch(const LaunchInfo& info) {
+LaunchTag Stream::watch(const LaunchInfo& info) {
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_launch(id_, info);
   const auto mark = [&](const std::vector<Access>& accesses) {
     for (const Access& a : accesses) {
@@ -27,17 +27,23 @@ void Stream::watch(const LaunchInfo& info) {
   mark(info.reads);
   mark(info.writes);
   device_.recorder().record(info.name, *this, ++enqueued_);
+  return {.name = info.name,
+          .number = enqueued_,
+          .scope = device_.shared_scope(),
+          .sink = device_.timing_sink()};
 }
 
 void Stream::launch(LaunchInfo info, Work work) {
-  watch(info);
-  backend_->enqueue(info.name, device_.timing_sink(), std::move(work));
+  {
+    const std::lock_guard lock(order_);
+    backend_->enqueue(watch(info), std::move(work));
+  }
   if (device_.launch_check()) device_.launch_check()(*this, info);
 }
 
 Event Stream::record() {
   Event event;
-  // The clock first: an event may promise less than it holds, never more.
+  const std::lock_guard lock(order_);
   if (auto* sanitizer = device_.sanitizer()) event.clock_ = sanitizer->on_record(id_);
   event.backend_ = backend_->record();
   return event;
@@ -45,9 +51,11 @@ Event Stream::record() {
 
 void Stream::wait(const Event& event) {
   if (!event.backend_) return;
+  const std::lock_guard lock(order_);
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(id_, event.clock_);
   ++enqueued_;
-  backend_->wait(event.backend_);
+  backend_->wait({.name = "wait", .number = enqueued_, .scope = device_.shared_scope()},
+                 event.backend_);
 }
 
 void Stream::synchronize() {
@@ -67,14 +75,16 @@ void Stream::host_saw(const Event& event) {
 
 void Stream::upload(const Access& device, std::shared_ptr<const void> keep, const void* host) {
   if (device.bytes == 0) return;
-  watch({.name = "upload", .writes = {device}});
-  backend_->upload(const_cast<void*>(device.data), std::move(keep), host, device.bytes);
+  const std::lock_guard lock(order_);
+  backend_->upload(watch({.name = "upload", .writes = {device}}), const_cast<void*>(device.data),
+                   std::move(keep), host, device.bytes);
 }
 
 void Stream::download(void* host, const Access& device) {
   if (device.bytes > 0) {
-    watch({.name = "download", .reads = {device}});
-    backend_->download(host, device.data, device.bytes);
+    const std::lock_guard lock(order_);
+    backend_->download(watch({.name = "download", .reads = {device}}), host, device.data,
+                       device.bytes);
   }
   synchronize();
 }

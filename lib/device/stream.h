@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,8 @@ class Event {
   std::vector<uint64_t> clock_;  // the sanitizer's: what has happened before this moment
 };
 
-// An in-order queue of work. Used by one host thread, the rank's.
+// An in-order queue of work. One host thread, the rank's, enqueues; record() and completed() may be
+// called by any thread, for memory is released where work ends.
 class Stream {
  public:
   Stream(Device& device, std::string name, int id, std::unique_ptr<StreamBackend> backend);
@@ -92,12 +94,16 @@ class Stream {
   int id() const { return id_; }
 
  private:
-  void watch(const LaunchInfo& info);
+  LaunchTag watch(const LaunchInfo& info);
 
   Device& device_;
   std::string name_;
   int id_;
   uint64_t enqueued_ = 0;
+  // Makes one moment of an item's place in the sanitizer's clock and its place in the backend's
+  // queue: an event recorded between the two would promise work that it does not wait for.
+  // Recursive, since a closure that ends under it may release memory, which records events.
+  std::recursive_mutex order_;
   std::unique_ptr<StreamBackend> backend_;
 };
 

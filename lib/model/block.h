@@ -14,7 +14,6 @@ class Block {
         bool recompute_core);
   Hidden forward(Step& step, Hidden h);
   Tensor backward(Step& step, Tensor d_TH);
-  const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
 
  private:
   std::vector<std::unique_ptr<Segment>> segments_;

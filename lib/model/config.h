@@ -34,20 +34,10 @@ struct GptConfig {
   int64_t window = 0;  // sliding-window attention; 0: none
   float hidden_dropout = 0, embedding_dropout = 0;
   float init_std = 0.02f;
+  int64_t logits_bytes =
+      64ll << 20;  // of fp32 logits at once, which cuts the head's work into chunks
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
 };
-
-struct ParamCount {
-  int64_t total;  // distinct parameters, without padding
-  int64_t
-      embedding;  // of which in tables that are only looked up (untied token table, position table)
-};
-ParamCount count_params(const GptConfig& c);
-
-// Model FLOPs of forward and backward per token: 6 per matmul parameter plus attention, counted in
-// full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not halved), so
-// that figures compare with other trainers'.
-double flops_per_token(const GptConfig& c, int64_t seq_length);
 
 }  // namespace mtrain

@@ -36,6 +36,9 @@ void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
   const Tensor d = drop_backward(step, d_TH, kName, c_.embedding_dropout);
   WgradQueue::Entry entry;
   entry.run = [this, &on = step.compute, id_T, d, position_T = step.seq.position_T] {
+    // A tied table's first contribution, where this entry is drained before the head's: those then
+    // add.
+    if (table_->take_fresh()) ops::fill(on, table_->grad, 0);
     ops::embedding_backward(on, id_T, d, table_->grad);
     if (positions_) ops::embedding_backward(on, position_T, d, positions_->grad);
   };

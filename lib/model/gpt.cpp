@@ -53,8 +53,7 @@ Hidden Gpt::forward_group(Step& step, const Group& g, Hidden h) {
   }
   for (size_t i = g.begin; i < g.end; ++i) {
     Stash discarded;
-    Step inner{step.compute, step.wgrad, discarded,        step.seq,
-               step.seed,    step.step,  step.micro_batch, step.training};
+    Step inner = step.with(discarded);
     h = blocks_[i].forward(inner, std::move(h));
   }
   return h;
@@ -62,8 +61,7 @@ Hidden Gpt::forward_group(Step& step, const Group& g, Hidden h) {
 
 Tensor Gpt::backward_group(Step& step, const Group& g, Tensor d_TH) {
   Stash again;
-  Step inner{step.compute, step.wgrad,       again,        step.seq, step.seed,
-             step.step,    step.micro_batch, step.training};
+  Step inner = step.with(again);
   if (g.recompute) {
     Hidden h{step.stash.pop<Tensor>(), {}};
     for (size_t i = g.begin; i < g.end; ++i) h = blocks_[i].forward(inner, std::move(h));

@@ -29,6 +29,8 @@ class Gpt {
   // sequence it will see.
   Gpt(Stream& on, ParamStore& params, const GptConfig& c, int64_t positions,
       const Recompute& recompute = {});
+  Gpt(const Gpt&) = delete;  // the blocks point into it
+  Gpt& operator=(const Gpt&) = delete;
 
   // Adds the micro-batch's summed loss to request.total. Where step.training, keeps what backward()
   // needs.

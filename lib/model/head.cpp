@@ -9,9 +9,11 @@ namespace mtrain {
 
 namespace {
 constexpr const char* kName = "output";
-// Of fp32 logits at once: enough rows for efficient matmuls, few enough to matter little beside a
-// model with such a vocabulary.
-constexpr int64_t kLogitsBytes = 64ll << 20;
+
+// Tokens whose logits exist at once, of T.
+int64_t logits_chunk_rows(const GptConfig& c, int64_t T) {
+  return ceil_div(T, ceil_div(T * c.padded_vocab * 4, c.logits_bytes));
+}
 
 struct HeadActivations {
   ops::NormResult norm;
@@ -26,10 +28,6 @@ Head::Head(ParamStore& params, const GptConfig& c, Parameter* tied)
                                       .shape = {c.padded_vocab, c.hidden},
                                       .std = c.init_std,
                                       .rows = c.vocab});
-}
-
-int64_t Head::logits_chunk_rows(const GptConfig& c, int64_t T) {
-  return ceil_div(T, ceil_div(T * c.padded_vocab * 4, kLogitsBytes));
 }
 
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {

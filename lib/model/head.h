@@ -17,10 +17,8 @@ class Head {
   // `tied`: the embedding's table, or null for an output matrix of its own.
   Head(ParamStore& params, const GptConfig& c, Parameter* tied);
   void loss(Step& step, const Hidden& h,
-            const LossRequest& request);  // stashes the gradient where step.training
-  Tensor backward(Step& step);            // gradient of h
-  // Tokens whose logits exist at once, of T.
-  static int64_t logits_chunk_rows(const GptConfig& c, int64_t T);
+            const LossRequest& request);       // stashes the gradient where step.training
+  Tensor backward(Step& step);                 // gradient of h
   Tensor logits(Step& step, const Hidden& h);  // (T, padded vocabulary); stashes nothing
 
  private:

@@ -4,7 +4,6 @@
 
 #include "base/math.h"
 #include "base/rng.h"
-#include "base/thread_pool.h"
 #include "ops/ops.h"
 
 namespace mtrain {
@@ -58,9 +57,13 @@ void ParamStore::materialize(Stream& on, DType compute, bool training) {
 void ParamStore::initialize(Stream& on, uint64_t seed) {
   for (Parameter& p : params_) {
     const int64_t count = p.shape.count() / p.shape[0] * p.real_rows();
-    std::vector<float> values(static_cast<size_t>(count), p.init == Init::ones ? 1.0f : 0.0f);
-    if (p.init == Init::normal) fill_normal(rng_key(seed, p.name), 0, count, p.std, values.data());
-    set_master(on, p, values);
+    const Tensor real = p.master ? p.master.flat(0, {count})
+                                 : Tensor::empty(on, {count}, DType::f32, MemoryCategory::buffers);
+    if (p.init == Init::normal)
+      ops::fill_normal(on, real, rng_key(seed, p.name), p.std);
+    else
+      ops::fill(on, real, p.init == Init::ones ? 1.0f : 0.0f);
+    if (p.value.dtype() != DType::f32) ops::cast(on, real, p.value.flat(0, {count}));
   }
 }
 

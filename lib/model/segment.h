@@ -5,13 +5,10 @@
 
 namespace mtrain {
 
-enum class SegmentKind { compute, communication };
-
 class Segment {
  public:
   virtual ~Segment() = default;
   virtual const char* name() const = 0;
-  virtual SegmentKind kind() const { return SegmentKind::compute; }
   virtual Hidden forward(Step& step, const Hidden& h) = 0;  // stashes what backward needs
   virtual Tensor backward(Step& step,
                           const Tensor& d_TH) = 0;  // d: gradient of (x + delta), in and out

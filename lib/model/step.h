@@ -49,6 +49,18 @@ struct Step {
   int64_t step = 0;         // training step, from 1
   int64_t micro_batch = 0;  // number of the micro-batch in the global batch
   bool training = true;     // false: no dropout, nothing stashed is needed
+
+  // The same step, whose activations go to another stash.
+  Step with(Stash& other) const {
+    return {.compute = compute,
+            .wgrad = wgrad,
+            .stash = other,
+            .seq = seq,
+            .seed = seed,
+            .step = step,
+            .micro_batch = micro_batch,
+            .training = training};
+  }
 };
 
 // Dropout of a (T, H) activation in place; nothing where p = 0 or outside training. The numbers

@@ -26,15 +26,17 @@ Span heads_from(const Tensor& x_TN, int64_t head, int64_t D) {
   return {static_cast<char*>(x_TN.data()) + head * D * dtype_size(x_TN.dtype()),
           x_TN.count() - head * D, x_TN.dtype()};
 }
-void check_qkv(const AttentionDims& d, const Tensor& qkv_TN) {
+void check_qkv(const AttentionDims& d, const Tensor& qkv_TN, const Tensor& cu_seqlens) {
   MT_SHAPE("attention", qkv_TN, {d.B * d.S, (d.A + 2 * d.G) * d.D});
+  MT_FLOAT("attention", qkv_TN);
+  if (cu_seqlens) MT_DTYPE("attention", cu_seqlens, DType::i32);
   MT_CHECK(d.A % d.G == 0, "attention: {} query heads, {} kv heads", d.A, d.G);
 }
 }  // namespace
 
 AttentionResult attention(Stream& on, const AttentionDims& d, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens) {
-  check_qkv(d, qkv_TN);
+  check_qkv(d, qkv_TN, cu_seqlens);
   const int64_t N = qkv_TN.dim(1);
   AttentionResult r{Tensor::empty(on, {d.B * d.S, d.A * d.D}, qkv_TN.dtype()),
                     Tensor::empty(on, {d.B, d.A, d.S}, DType::f32)};
@@ -52,8 +54,13 @@ AttentionResult attention(Stream& on, const AttentionDims& d, const Tensor& qkv_
 Tensor attention_backward(Stream& on, const AttentionDims& d, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const AttentionResult& f,
                           const Tensor& dout_TN) {
-  check_qkv(d, qkv_TN);
+  check_qkv(d, qkv_TN, cu_seqlens);
   MT_SHAPE("attention_backward", dout_TN, {d.B * d.S, d.A * d.D});
+  MT_SHAPE("attention_backward", f.out_TN, {d.B * d.S, d.A * d.D});
+  MT_SHAPE("attention_backward", f.lse, {d.B, d.A, d.S});
+  MT_DTYPE("attention_backward", dout_TN, qkv_TN.dtype());
+  MT_DTYPE("attention_backward", f.out_TN, qkv_TN.dtype());
+  MT_DTYPE("attention_backward", f.lse, DType::f32);
   const int64_t N = qkv_TN.dim(1), AD = d.A * d.D;
   Tensor dqkv = Tensor::empty(on, qkv_TN.shape(), qkv_TN.dtype());
   const kernels::AttentionBackward args{.shape = shape_of(d, cu_seqlens),

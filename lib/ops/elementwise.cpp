@@ -6,13 +6,15 @@
 MT_KERNEL(Add)
 MT_KERNEL(Cast)
 MT_KERNEL(Fill)
-MT_KERNEL(Scale)
+MT_KERNEL(FillNormal)
 MT_KERNEL(Dropout)
 
 namespace mtrain::ops {
 
 Tensor add(Stream& on, const Tensor& a, const Tensor& b) {
   MT_CHECK(a.shape() == b.shape(), "add: a is {}, b {}", a.shape().str(), b.shape().str());
+  MT_FLOAT("add", a);
+  MT_DTYPE("add", b, a.dtype());
   Tensor y = Tensor::empty(on, a.shape(), a.dtype());
   enqueue(on, {.name = "add", .reads = {a, b}, .writes = {y}},
           kernels::Add{.a = a, .b = b, .y = y});
@@ -20,6 +22,8 @@ Tensor add(Stream& on, const Tensor& a, const Tensor& b) {
 }
 
 void cast(Stream& on, const Tensor& from, const Tensor& to) {
+  MT_FLOAT("cast", from);
+  MT_FLOAT("cast", to);
   MT_CHECK(from.count() == to.count(), "cast: {} to {}", from.shape().str(), to.shape().str());
   enqueue(on, {.name = "cast", .reads = {from}, .writes = {to}}, kernels::Cast{.x = from, .y = to});
 }
@@ -28,12 +32,14 @@ void fill(Stream& on, const Tensor& x, float value) {
   enqueue(on, {.name = "fill", .writes = {x}}, kernels::Fill{.y = x, .value = value});
 }
 
-void scale(Stream& on, const Tensor& x, float factor) {
-  enqueue(on, {.name = "scale", .reads = {x}, .writes = {x}},
-          kernels::Scale{.x = x, .factor = factor});
+void fill_normal(Stream& on, const Tensor& x, uint64_t key, float std) {
+  MT_DTYPE("fill_normal", x, DType::f32);
+  enqueue(on, {.name = "fill_normal", .writes = {x}},
+          kernels::FillNormal{.y = x, .key = key, .std = std});
 }
 
 void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p) {
+  MT_FLOAT("dropout", x);
   enqueue(on, {.name = "dropout", .reads = {x}, .writes = {x}},
           kernels::Dropout{.x = x, .y = x, .key = key, .first_index = first_index, .p = p});
 }

@@ -12,6 +12,9 @@ void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, c
   const int64_t T = logits_TV.dim(0);
   MT_SHAPE("cross_entropy", label_T, {T});
   MT_SHAPE("cross_entropy", loss_T, {T});
+  MT_FLOAT("cross_entropy", logits_TV);
+  MT_DTYPE("cross_entropy", label_T, DType::i32);
+  MT_DTYPE("cross_entropy", loss_T, DType::f32);
   MT_CHECK(V <= logits_TV.dim(1), "cross_entropy: vocabulary {} in rows of {}", V,
            logits_TV.dim(1));
   std::vector<Access> writes{loss_T};

@@ -18,6 +18,9 @@ kernels::Matmul describe(const Tensor& a, const Tensor& b, Transpose t, const Te
   MT_CHECK(b.dim(t.b ? 1 : 0) == m.K, "matmul: a {}{} and b {}{} do not share K", a.shape().str(),
            t.a ? "^T" : "", b.shape().str(), t.b ? "^T" : "");
   MT_SHAPE("matmul", c, {m.M, m.N});
+  MT_FLOAT("matmul", a);
+  MT_FLOAT("matmul", b);
+  MT_FLOAT("matmul", c);
   return m;
 }
 }  // namespace
@@ -26,7 +29,10 @@ Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Tr
               DType out, const Tensor& bias_N) {
   Tensor c = Tensor::empty(on, {a.dim(t.a ? 1 : 0), b.dim(t.b ? 0 : 1)}, out);
   auto args = describe(a, b, t, c);
-  if (bias_N) MT_SHAPE("matmul", bias_N, {args.N});
+  if (bias_N) {
+    MT_SHAPE("matmul", bias_N, {args.N});
+    MT_FLOAT("matmul", bias_N);
+  }
   args.bias_N = bias_N;
   enqueue(on, {.name = name, .reads = {a, b, bias_N}, .writes = {c}}, args);
   return c;

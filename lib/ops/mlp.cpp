@@ -12,6 +12,7 @@ MT_KERNEL(GeluBackward)
 namespace mtrain::ops {
 
 Tensor swiglu(Stream& on, const Tensor& gate_up_T2F) {
+  MT_FLOAT("swiglu", gate_up_T2F);
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   Tensor y = Tensor::empty(on, {T, F}, gate_up_T2F.dtype());
   enqueue(on, {.name = "swiglu_fwd", .reads = {gate_up_T2F}, .writes = {y}},
@@ -23,7 +24,12 @@ Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_T
                        const Tensor& y_TF) {
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   MT_SHAPE("swiglu_backward", dy_TF, {T, F});
-  if (y_TF) MT_SHAPE("swiglu_backward", y_TF, {T, F});
+  MT_FLOAT("swiglu_backward", gate_up_T2F);
+  MT_DTYPE("swiglu_backward", dy_TF, gate_up_T2F.dtype());
+  if (y_TF) {
+    MT_SHAPE("swiglu_backward", y_TF, {T, F});
+    MT_DTYPE("swiglu_backward", y_TF, gate_up_T2F.dtype());
+  }
   Tensor d = Tensor::empty(on, gate_up_T2F.shape(), gate_up_T2F.dtype());
   enqueue(on, {.name = "swiglu_bwd", .reads = {gate_up_T2F, dy_TF}, .writes = {d, y_TF}},
           kernels::SwigluBackward{.gate_up_T2F = gate_up_T2F,
@@ -36,6 +42,7 @@ Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_T
 }
 
 Tensor gelu(Stream& on, const Tensor& x, bool tanh) {
+  MT_FLOAT("gelu", x);
   Tensor y = Tensor::empty(on, x.shape(), x.dtype());
   enqueue(on, {.name = "gelu_fwd", .reads = {x}, .writes = {y}},
           kernels::GeluForward{.x = x, .y = y, .count = x.count(), .tanh = tanh});
@@ -45,6 +52,13 @@ Tensor gelu(Stream& on, const Tensor& x, bool tanh) {
 Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh) {
   MT_CHECK(dy.shape() == x.shape(), "gelu_backward: dy is {}, x {}", dy.shape().str(),
            x.shape().str());
+  MT_FLOAT("gelu_backward", x);
+  MT_DTYPE("gelu_backward", dy, x.dtype());
+  if (y) {
+    MT_CHECK(y.shape() == x.shape(), "gelu_backward: y is {}, x {}", y.shape().str(),
+             x.shape().str());
+    MT_DTYPE("gelu_backward", y, x.dtype());
+  }
   Tensor dx = Tensor::empty(on, x.shape(), x.dtype());
   enqueue(
       on, {.name = "gelu_bwd", .reads = {x, dy}, .writes = {dx, y}},

@@ -8,8 +8,17 @@ namespace mtrain::ops {
 
 NormResult norm(Stream& on, const NormWeights& w, const Tensor& x_TH, const Tensor& residual_TH) {
   const int64_t T = x_TH.dim(0), H = x_TH.dim(1);
+  MT_FLOAT("norm", x_TH);
   MT_SHAPE("norm", w.w_H, {H});
-  if (residual_TH) MT_SHAPE("norm", residual_TH, {T, H});
+  MT_DTYPE("norm", w.w_H, x_TH.dtype());
+  if (w.b_H) {
+    MT_SHAPE("norm", w.b_H, {H});
+    MT_DTYPE("norm", w.b_H, x_TH.dtype());
+  }
+  if (residual_TH) {
+    MT_SHAPE("norm", residual_TH, {T, H});
+    MT_DTYPE("norm", residual_TH, x_TH.dtype());
+  }
   NormResult r;
   r.sum_TH = residual_TH ? Tensor::empty(on, {T, H}, x_TH.dtype()) : x_TH;
   r.y_TH = Tensor::empty(on, {T, H}, x_TH.dtype());
@@ -34,6 +43,18 @@ Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& f, cons
   const int64_t T = dy_TH.dim(0), H = dy_TH.dim(1);
   MT_SHAPE("norm_backward", f.sum_TH, {T, H});
   MT_SHAPE("norm_backward", dw_H, {H});
+  MT_FLOAT("norm_backward", dy_TH);
+  MT_DTYPE("norm_backward", f.sum_TH, dy_TH.dtype());
+  MT_DTYPE("norm_backward", w.w_H, dy_TH.dtype());
+  MT_DTYPE("norm_backward", dw_H, DType::f32);
+  if (db_H) {
+    MT_SHAPE("norm_backward", db_H, {H});
+    MT_DTYPE("norm_backward", db_H, DType::f32);
+  }
+  if (dresidual_TH) {
+    MT_SHAPE("norm_backward", dresidual_TH, {T, H});
+    MT_DTYPE("norm_backward", dresidual_TH, dy_TH.dtype());
+  }
   Tensor dx = Tensor::empty(on, {T, H}, dy_TH.dtype());
   kernels::NormBackward args{.kind = w.kind,
                              .dy_TH = dy_TH,
@@ -70,6 +91,9 @@ Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Te
   const int64_t T = in_TN.dim(0);
   MT_SHAPE("head_norm", w.w_H, {range.D});
   MT_SHAPE("head_norm", out_TN, {T, in_TN.dim(1)});
+  MT_FLOAT("head_norm", in_TN);
+  MT_DTYPE("head_norm", w.w_H, in_TN.dtype());
+  MT_DTYPE("head_norm", out_TN, in_TN.dtype());
   Tensor rstd = Tensor::empty(on, {T * range.heads}, DType::f32);
   kernels::NormForward args{.kind = NormKind::rms, .x_TH = head_part(in_TN, range)};
   args.w_H = w.w_H, args.y_TH = head_part(out_TN, range), args.rstd_T = rstd;
@@ -82,6 +106,12 @@ Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Te
 void head_norm_backward(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& rstd,
                         const Tensor& d_TN, HeadRange range, const Tensor& dw_D) {
   MT_SHAPE("head_norm_backward", dw_D, {range.D});
+  MT_SHAPE("head_norm_backward", d_TN, {in_TN.dim(0), in_TN.dim(1)});
+  MT_SHAPE("head_norm_backward", rstd, {in_TN.dim(0) * range.heads});
+  MT_FLOAT("head_norm_backward", in_TN);
+  MT_DTYPE("head_norm_backward", w.w_H, in_TN.dtype());
+  MT_DTYPE("head_norm_backward", d_TN, in_TN.dtype());
+  MT_DTYPE("head_norm_backward", dw_D, DType::f32);
   kernels::NormBackward args{.kind = NormKind::rms,
                              .dy_TH = head_part(d_TN, range),
                              .x_TH = head_part(in_TN, range),

@@ -1,7 +1,9 @@
 // Device-neutral operations: each checks shapes and dtypes, enqueues one launch on `on`, and
 // returns at once. New results are allocated on that stream. Letters: T tokens, H hidden, F ffn, V
 // vocabulary, A query heads, G kv heads, D head dim, B sequences, S positions. An absent Tensor
-// stands for "none" where a parameter is called optional.
+// stands for "none" where a parameter is called optional. Unless said otherwise tensors are fp32 or
+// bf16, all of one operation the same, and what is written is overwritten; "+=" and "adds" say
+// where it is added to.
 #pragma once
 #include <cstdint>
 
@@ -14,8 +16,8 @@ namespace mtrain::ops {
 struct Transpose {
   bool a = false, b = false;
 };
-// op(a) op(b) (+ bias_N, optional) as a new (M, N) tensor of `out`. `name` appears in profiles and
-// traces.
+// op(a) op(b) (+ bias_N, optional) as a new (M, N) tensor of `out`; a, b and bias each fp32 or
+// bf16. `name` appears in profiles and traces.
 Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
               DType out, const Tensor& bias_N = {});
 // c_MN = op(a) op(b), or += where `accumulate` (c then is fp32).
@@ -36,21 +38,24 @@ struct NormResult {
 };
 NormResult norm(Stream& on, const NormWeights& w, const Tensor& x_TH,
                 const Tensor& residual_TH = {});
-// dx (+ dresidual, optional); accumulates into dw_H and db_H (fp32, db optional).
+// dx (+ dresidual, optional); adds to dw_H and db_H (fp32, db optional).
 Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& forward,
                      const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
                      const Tensor& db_H);
-// Per-head RMS norm in place on `heads` heads of each token, from element `first` of the token's
-// row on. Returns rstd (T * heads).
 struct HeadRange {
-  int64_t first_head, heads, D;
+  int64_t first_head, heads, D;  // heads of D elements each, in every token's row
 };
+// RMS norm of each head of the range, from in_TN to the same heads of out_TN; other columns of
+// out_TN stay. Returns rstd (fp32, T * heads).
 Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
                  HeadRange range);
+// The gradient of head_norm's input in place of that of its output, in the range's heads of d_TN;
+// adds to dw_D (fp32).
 void head_norm_backward(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& rstd,
-                        const Tensor& d_TN, HeadRange range, const Tensor& dw_D);  // d_TN in place
+                        const Tensor& d_TN, HeadRange range, const Tensor& dw_D);
 
-// --- rotary embedding, in place on the first `heads` heads of each token ---
+// --- rotary embedding, in place on the first `heads` heads of each token; tables fp32, positions
+// int32 ---
 void rope(Stream& on, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
           const Tensor& position_T, int64_t heads, int64_t D, bool backward);
 
@@ -65,7 +70,8 @@ struct AttentionResult {
   Tensor out_TN;  // (T, A * D)
   Tensor lse;     // fp32 (B, A, S)
 };
-// qkv_TN: (T, (A + 2 G) D), all query heads, then key heads, then value heads.
+// qkv_TN: (T, (A + 2 G) D), all query heads, then key heads, then value heads. cu_seqlens (int32,
+// optional): where packed documents begin and end, from 0 to S; needs B = 1.
 AttentionResult attention(Stream& on, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens);
 Tensor attention_backward(Stream& on, const AttentionDims& dims, const Tensor& qkv_TN,
@@ -74,41 +80,45 @@ Tensor attention_backward(Stream& on, const AttentionDims& dims, const Tensor& q
 
 // --- MLP activations ---
 Tensor swiglu(Stream& on, const Tensor& gate_up_T2F);
-// dgate_up; `y_TF` is written with the forward's output again, for the weight gradient that
-// follows.
+// dgate_up; `y_TF` (optional) is written with the forward's output again, for the weight gradient
+// that follows; it may be dy_TF.
 Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_TF,
                        const Tensor& y_TF);
 Tensor gelu(Stream& on, const Tensor& x, bool tanh);
+// dx; `y` as in swiglu_backward.
 Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh);
 
-// --- embedding; position_table optional ---
+// --- embedding; ids and positions int32, position_table optional ---
 Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const Tensor& position_T,
                  const Tensor& position_table_PH);
+// Adds to dtable_VH (fp32).
 void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
                         const Tensor& dtable_VH);
 
-// --- loss: gradient in place of the logits where write_grad; V is the true vocabulary, logits may
-// be padded ---
+// --- loss (fp32): gradient in place of the logits where write_grad; V is the true vocabulary,
+// logits may be padded; labels int32, negative: masked ---
 void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, const Tensor& loss_T,
                    int64_t V, float grad_scale, bool write_grad);
 
 // --- element-wise ---
 Tensor add(Stream& on, const Tensor& a, const Tensor& b);
 void cast(Stream& on, const Tensor& from, const Tensor& to);
-void fill(Stream& on, const Tensor& x, float value);
-void scale(Stream& on, const Tensor& x, float factor);
+void fill(Stream& on, const Tensor& x, float value);  // fp64 too
+// Element i is number i of the stream `key` (base/rng.h), times std; fp32.
+void fill_normal(Stream& on, const Tensor& x, uint64_t key, float std);
 // In place; see kernels/elementwise.h for what decides an element's fate.
 void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p);
 
-// --- reductions; `total` is one fp64 element ---
+// --- reductions; `total` is one fp64 element; all but first_non_finite and clip_scale add ---
 void sum_squares(Stream& on, const Tensor& x, const Tensor& total);
 void sum(Stream& on, const Tensor& x, const Tensor& total);
-void column_sum(Stream& on, const Tensor& x_TN, const Tensor& out_N);
+void column_sum(Stream& on, const Tensor& x_TN, const Tensor& out_N);  // out fp32
 Tensor first_non_finite(Stream& on, const Tensor& x);  // int64, one element: index or -1
 struct Clip {
   Tensor norm, scale;  // fp32, one element each
 };
-Clip clip_scale(Stream& on, const Tensor& sum_squares, float max_norm);
+// loss (fp64, one element, optional): where it or the norm is not finite, scale is NaN.
+Clip clip_scale(Stream& on, const Tensor& sum_squares, const Tensor& loss, float max_norm);
 
 // --- optimizer ---
 struct AdamWHyper {

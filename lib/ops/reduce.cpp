@@ -36,12 +36,17 @@ Tensor first_non_finite(Stream& on, const Tensor& x) {
   return at;
 }
 
-Clip clip_scale(Stream& on, const Tensor& sum_squares, float max_norm) {
+Clip clip_scale(Stream& on, const Tensor& sum_squares, const Tensor& loss, float max_norm) {
+  MT_DTYPE("clip_scale", sum_squares, DType::f64);
+  if (loss) MT_DTYPE("clip_scale", loss, DType::f64);
   Clip c{Tensor::empty(on, {1}, DType::f32, MemoryCategory::buffers),
          Tensor::empty(on, {1}, DType::f32, MemoryCategory::buffers)};
-  enqueue(on, {.name = "clip_scale", .reads = {sum_squares}, .writes = {c.norm, c.scale}},
-          kernels::ClipScale{
-              .sum_squares = sum_squares, .norm = c.norm, .scale = c.scale, .max_norm = max_norm});
+  enqueue(on, {.name = "clip_scale", .reads = {sum_squares, loss}, .writes = {c.norm, c.scale}},
+          kernels::ClipScale{.sum_squares = sum_squares,
+                             .loss = loss,
+                             .norm = c.norm,
+                             .scale = c.scale,
+                             .max_norm = max_norm});
   return c;
 }
 

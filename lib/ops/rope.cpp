@@ -13,6 +13,10 @@ void rope(Stream& on, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& si
   MT_SHAPE("rope", position_T, {T});
   MT_SHAPE("rope", cos_PR, {P, D / 2});
   MT_SHAPE("rope", sin_PR, {P, D / 2});
+  MT_FLOAT("rope", x_TN);
+  MT_DTYPE("rope", cos_PR, DType::f32);
+  MT_DTYPE("rope", sin_PR, DType::f32);
+  MT_DTYPE("rope", position_T, DType::i32);
   MT_CHECK(heads * D <= x_TN.dim(1), "rope: {} heads of {} in rows of {}", heads, D, x_TN.dim(1));
   const kernels::Rope args{.x = x_TN,
                            .cos_PR = cos_PR,

@@ -8,6 +8,10 @@
 
 namespace mtrain::ops {
 
+// Loads the libraries that matmul may use. It changes environment variables for a moment: call it
+// once, before the first Device starts threads. Without it matmul does without OpenBLAS.
+void load_matmul_libraries();
+
 // Which matmul implementation serves which shape is measured at first use; implementations differ
 // in the last bits. A checkpoint carries the choices, so that a resumed run repeats them; a fixed
 // choice is for runs that must agree bit by bit.

@@ -49,10 +49,10 @@ Tensor part_of(const std::vector<ParamUnit*>& units, const std::vector<AdamW::Mo
 Tensor AdamW::m_of(const Parameter& p) const { return part_of(units_, moments_, p, &Moments::m); }
 Tensor AdamW::v_of(const Parameter& p) const { return part_of(units_, moments_, p, &Moments::v); }
 
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params, float max_norm) {
+ops::Clip clip_grad_norm(Stream& on, ParamStore& params, float max_norm, const Tensor& loss) {
   const Tensor total = Tensor::from_host<double>(on, {1}, {0.0});
   for (ParamUnit* unit : params.units()) ops::sum_squares(on, unit->grad, total);
-  return ops::clip_scale(on, total, max_norm);
+  return ops::clip_scale(on, total, loss, max_norm);
 }
 
 }  // namespace mtrain

@@ -29,7 +29,9 @@ class AdamW {
   std::vector<Moments> moments_;
 };
 
-// The global gradient norm, and the factor that brings it down to max_norm (0: no clipping).
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params, float max_norm);
+// The global gradient norm, and the factor that brings it down to max_norm (0: no clipping); NaN
+// where the norm or `loss` (fp64, optional) is not finite, so that AdamW leaves everything as it
+// is.
+ops::Clip clip_grad_norm(Stream& on, ParamStore& params, float max_norm, const Tensor& loss = {});
 
 }  // namespace mtrain

@@ -22,6 +22,14 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
   missing(r.mixed_precision.name == Precision::fp16_mixed, "mixed_precision.name", "fp16_mixed",
           "use bf16_mixed or fp32");
   missing(r.mixed_precision.fp8 != Fp8Format::none, "mixed_precision.fp8", "8-bit products");
+  missing(!r.optimizer.master_weights && r.mixed_precision.name != Precision::fp32,
+          "optimizer.master_weights", "training without fp32 master weights", "set it to true");
+  missing(!r.mixed_precision.grad_reduce_in_fp32, "mixed_precision.grad_reduce_in_fp32",
+          "gradients in less than fp32", "set it to true");
+  missing(r.train.device == DeviceChoice::cuda, "train.device", "training on GPUs",
+          "set it to cpu");
+  missing(!r.launch.env.empty(), "launch.env", "a launcher that sets the ranks' environment",
+          "set the variables before starting mtrain");
   missing(r.packed_sequence.packed_sequence_size > 0, "packed_sequence.packed_sequence_size",
           "packed sequences", "set it to 0");
   missing(r.train.exit_interval.has_value(), "train.exit_interval", "stopping at an interval");

@@ -62,7 +62,7 @@ class Collector {
     for (size_t i = 0; i < node.keys.size(); ++i) {
       const auto& key = node.keys[i];
       if (is_hydra_key(key.name)) {
-        warn_hydra(key);
+        warn_hydra(key.name, key.place);
         continue;
       }
       const std::string path =
@@ -75,6 +75,7 @@ class Collector {
   }
 
   void set(const std::string& path, const Place& place, const Node& node) {
+    if (is_hydra_key(last_word(path))) return warn_hydra(path, place);
     if (const SchemaRow* row = find_row(path)) return add({row, path, place, node, origin_});
     for (const auto& conversion : conversions())
       if (conversion.path == path) return convert(conversion, place, node);
@@ -135,13 +136,15 @@ class Collector {
                       before->second.place.str(), g.spelling, describe(g.node)),
           "both names mean the same field; keep one of them");
     }
+    if (const auto dot = g.spelling.find('.'); dot != std::string::npos)
+      given.sections.insert(g.spelling.substr(0, dot));
     given.fields.insert_or_assign(g.row->path, std::move(g));
   }
 
-  void warn_hydra(const Node::Key& key) {
+  void warn_hydra(const std::string& name, const Place& place) {
     if (hydra_warned_) return;
     hydra_warned_ = true;
-    problems_.add_at(Severity::warning, key.place, key.name,
+    problems_.add_at(Severity::warning, place, name,
                      "keys of Hydra (_target_, _recursive_, _convert_) are ignored");
   }
 

@@ -17,11 +17,12 @@ struct DdpConfig {
   bool overlap_param_gather_with_optimizer_step = false, check_for_nan_in_grad = true;
 
   static constexpr auto fields = std::tuple{
-      Field{"use_distributed_optimizer",
-            &DdpConfig::use_distributed_optimizer,
-            "shard the optimizer: reduce-scatter gradients, all-gather parameters",
-            {.aliases = "optimizer.use_distributed_optimizer",
-             .strategies = "megatron_ddp megatron_fsdp"}},
+      Field{
+          "use_distributed_optimizer",
+          &DdpConfig::use_distributed_optimizer,
+          "shard the optimizer: reduce-scatter gradients, all-gather parameters",
+          {.aliases = "optimizer.use_distributed_optimizer comm_overlap.use_distributed_optimizer",
+           .strategies = "megatron_ddp megatron_fsdp"}},
       Field{"overlap_grad_reduce",
             &DdpConfig::overlap_grad_reduce,
             "reduce each bucket of gradients as soon as it is full",
@@ -61,7 +62,7 @@ struct DdpConfig {
       Field{"check_for_nan_in_grad",
             &DdpConfig::check_for_nan_in_grad,
             "look for NaN before gradients are reduced",
-            {.aliases = "distributed.check_for_nan_in_grad",
+            {.aliases = "distributed.check_for_nan_in_grad comm_overlap.check_for_nan_in_grad",
              .strategies = "megatron_ddp megatron_fsdp ddp"}}};
 };
 
@@ -142,8 +143,10 @@ struct CommOverlapConfig {
             &CommOverlapConfig::overlap_p2p_with_transformer_layer_wgrad,
             "those layers defer the MLP's weight gradients, too",
             {.aliases = "model.overlap_p2p_with_transformer_layer_wgrad"}},
-      Field{"cp_overlap", &CommOverlapConfig::cp_overlap,
-            "hide the transfer of keys and values behind attention"}};
+      Field{"cp_overlap",
+            &CommOverlapConfig::cp_overlap,
+            "hide the transfer of keys and values behind attention",
+            {.aliases = "model.cp_overlap"}}};
 };
 
 }  // namespace mtrain

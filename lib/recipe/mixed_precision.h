@@ -50,7 +50,8 @@ struct MixedPrecisionConfig {
       Field{"grad_reduce_in_fp32",
             &MixedPrecisionConfig::grad_reduce_in_fp32,
             "keep and reduce gradients in fp32",
-            {.aliases = "ddp.grad_reduce_in_fp32 distributed.grad_reduce_in_fp32"}},
+            {.aliases = "ddp.grad_reduce_in_fp32 distributed.grad_reduce_in_fp32 "
+                        "comm_overlap.grad_reduce_in_fp32"}},
       Field{"fp8",
             &MixedPrecisionConfig::fp8,
             "8-bit matrix products",

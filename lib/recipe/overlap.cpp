@@ -44,8 +44,9 @@ class Resolver {
   bool row(const char* field, const std::string& asked, bool wanted, bool by_name,
            const Condition& possible) {
     const bool effective = wanted && possible.ok;
-    std::string reason = !possible.ok ? possible.why : wanted ? possible.why : "not asked for";
-    if (asked == "false") reason = "switched off";
+    std::string reason = !possible.ok || wanted ? possible.why
+                         : by_name              ? "switched off"
+                                                : "not asked for";
     o_.table.push_back({field, asked, effective ? "true" : "false", std::move(reason),
                         by_name && wanted && !possible.ok});
     return effective;
@@ -58,10 +59,9 @@ class Resolver {
                asked.has_value(), possible);
   }
 
+  // A feature that is off by default.
   bool decide(const char* field, bool asked, const Condition& possible) {
-    // false is the default of these, so it does not count as switched off.
-    const bool effective = row(field, asked ? "true" : "no", asked, true, possible);
-    return effective;
+    return row(field, asked ? "true" : "false", asked, asked, possible);
   }
 
   void resolve_tp() {
@@ -119,7 +119,7 @@ class Resolver {
   }
 
   void resolve_buckets() {
-    const bool section = r_.sections.count("comm_overlap") > 0;
+    const bool section = r_.given_section("comm_overlap");
     o_.bucket_size = r_.ddp.bucket_size.value_or(
         section ? 128 << 20 : std::max<int64_t>(40000000, 1000000 * l_.dp));
     std::string reason = r_.ddp.bucket_size ? "as given"
@@ -128,7 +128,8 @@ class Resolver {
     const double own = matrix_parameters_per_rank();
     if (o_.overlap_grad_reduce && own <= double(o_.bucket_size))
       reason += fmt::format(
-          "; the {} parameters of a rank's layers fit into one bucket, so nothing can hide",
+          "; warning: the {} parameters of a rank's layers fit into one bucket, so nothing can "
+          "hide",
           human_count(own));
     o_.table.push_back({"ddp.bucket_size",
                         r_.ddp.bucket_size ? fmt::format("{}", *r_.ddp.bucket_size) : "auto",
@@ -213,7 +214,9 @@ class Resolver {
     const bool one = compute_capability(r_.hardware.gpu) < 10 && (l_.tp > 1 || l_.cp > 1) &&
                      !o_.overlap_moe_expert_parallel_comm && !fsdp;
     o_.cuda_device_max_connections = r_.launch.cuda_device_max_connections.value_or(one ? 1 : 32);
-    const bool overlaps = o_.tp_comm_overlap || o_.overlap_grad_reduce || o_.overlap_param_gather;
+    const bool prefetches = r_.distributed.strategy == Strategy::fsdp2 && l_.gradient_ranks() > 1;
+    const bool overlaps =
+        o_.tp_comm_overlap || o_.overlap_grad_reduce || o_.overlap_param_gather || prefetches;
     o_.layernorm_sm_margin = r_.launch.layernorm_sm_margin.value_or(overlaps ? 16 : 0);
     const auto shown = [](const Auto<int64_t>& v) { return v ? fmt::format("{}", *v) : "auto"; };
     o_.table.push_back({"launch.cuda_device_max_connections",

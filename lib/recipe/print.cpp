@@ -45,6 +45,8 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
   const auto below = [&](const char* section) { return row.path.rfind(section, 0) == 0; };
   if (below("distributed.pipeline.") && r.distributed.pp_size == 1) return false;
   if (below("distributed.moe.") && r.distributed.ep_size == 1) return false;
+  // Its presence alone decides the size of buckets.
+  if (below("comm_overlap.") && !r.given_section("comm_overlap")) return false;
   return belongs_to_strategy(row, r);
 }
 }  // namespace

@@ -46,6 +46,12 @@ void Problems::add_at(Severity severity, Place place, std::string_view field, st
       {severity, std::move(place), std::string(field), std::move(reason), std::move(hint)});
 }
 
+bool Problems::reported(std::string_view field) const {
+  return std::any_of(problems_.begin(), problems_.end(), [&](const Problem& p) {
+    return p.severity == Severity::error && p.field == field;
+  });
+}
+
 void Problems::require(bool ok, std::initializer_list<std::string_view> fields, std::string reason,
                        std::string hint) {
   if (ok || !sound(fields)) return;

@@ -43,6 +43,7 @@ class Problems {
   void require(bool ok, std::initializer_list<std::string_view> fields, std::string reason,
                std::string hint = "");
   bool sound(std::initializer_list<std::string_view> fields) const;
+  bool reported(std::string_view field) const;  // whether an error stands at this field
 
   // Where a field is set, and the order in which sources are reported.
   void set_place(std::string_view field, Place place);

@@ -47,7 +47,9 @@ struct Recipe {
 
   // Where each value came from, by field path; a field that is not listed has its default.
   std::map<std::string, Origin, std::less<>> origins;
-  std::set<std::string, std::less<>> sections;  // that the recipe writes, be it empty
+  // As written, by the recipe or an override, be they empty; a field that is written by another of
+  // its names opens that name's section.
+  std::set<std::string, std::less<>> sections;
   Origin origin(std::string_view path) const;
   bool given(std::string_view path) const;          // by the recipe or the command line
   bool given_section(std::string_view path) const;  // the section itself, or any field below it

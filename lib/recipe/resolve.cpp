@@ -64,6 +64,14 @@ void derive_precision(Recipe& r, Problems& problems) {
                     std::string(enum_name(name)) + ", because the weights' type is given");
 }
 
+// mp_policy's name for the same choice.
+void derive_reduction(Recipe& r) {
+  const auto& type = r.distributed.mp_policy.reduce_dtype;
+  if (!type || r.given("mixed_precision.grad_reduce_in_fp32")) return;
+  r.mixed_precision.grad_reduce_in_fp32 = *type == ElementType::fp32;
+  r.origins["mixed_precision.grad_reduce_in_fp32"] = Origin::derived;
+}
+
 }  // namespace
 
 void resolve_recipe(Recipe& r, Problems& problems) {
@@ -81,12 +89,13 @@ void resolve_recipe(Recipe& r, Problems& problems) {
     r.checkpoint.dir = r.train.run_dir + "/checkpoints";
     r.origins["checkpoint.dir"] = Origin::derived;
   }
-  if (!r.given("distributed.strategy") && r.given_section("ddp")) {
+  if (!r.given("distributed.strategy") && r.sections.count("ddp") > 0) {
     r.distributed.strategy = Strategy::megatron_ddp;
     r.origins["distributed.strategy"] = Origin::derived;
     problems.resolved("distributed.strategy", "megatron_ddp, because there is a ddp section");
   }
   if (!r.given("mixed_precision.name")) derive_precision(r, problems);
+  derive_reduction(r);
   if (r.model.moe.num_experts > 0)
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
   if (r.recompute.granularity == RecomputeGranularity::full) {

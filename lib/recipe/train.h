@@ -31,7 +31,9 @@ struct TrainConfig {
       Field{"steps",
             &TrainConfig::steps,
             "optimizer steps",
-            {.aliases = "train.train_iters train.max_steps step_scheduler.max_steps", .min = 1}},
+            {.aliases = "train.train_iters train.max_steps step_scheduler.max_steps",
+             .min = 1,
+             .max = double(1ll << 40)}},
       Field{"global_batch_size",
             &TrainConfig::global_batch_size,
             "samples per optimizer step, over all ranks",
@@ -49,7 +51,7 @@ struct TrainConfig {
             "CPU threads of a rank; 0: the host's cores divided by its ranks",
             {.min = 0, .max = 4096}},
       Field{"device", &TrainConfig::device,
-            "auto takes a GPU where the build and the host have one"},
+            "cpu or cuda; auto takes the CPU until training on GPUs is built"},
       Field{"log_every",
             &TrainConfig::log_every,
             "steps between two log lines",
@@ -58,7 +60,15 @@ struct TrainConfig {
           "run_dir",
           &TrainConfig::run_dir,
           "folder of metrics.jsonl, the resolved recipe and checkpoints; runs/<recipe> unless set",
-          {.aliases = "train.output_dir"}}};
+          {.aliases = "train.output_dir"}},
+      Field{"exit_interval",
+            &TrainConfig::exit_interval,
+            "save and end after a step that is a multiple of this",
+            {.unit = "steps", .min = 1}},
+      Field{"exit_duration_in_mins",
+            &TrainConfig::exit_duration_in_mins,
+            "save and end after the first step that ends later than this",
+            {.unit = "minutes", .min = 0, .above_min = true}}};
 };
 
 struct ValidationConfig {
@@ -75,7 +85,7 @@ struct ValidationConfig {
       Field{"steps",
             &ValidationConfig::steps,
             "global batches per evaluation",
-            {.aliases = "validation.eval_iters train.eval_iters", .min = 0}}};
+            {.aliases = "validation.eval_iters train.eval_iters", .min = 0, .max = 1 << 24}}};
 };
 
 }  // namespace mtrain

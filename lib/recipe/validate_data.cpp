@@ -38,10 +38,11 @@ void validate_data(const Recipe& r, Problems& problems) {
                    "set tokenizer.type: huggingface, or remove the path");
   problems.require(
       r.tokenizer.type != TokenizerType::byte || r.model.vocab_size == 0 ||
-          r.model.vocab_size >= 256,
+          r.model.vocab_size >= 257,
       {"model.vocab_size", "tokenizer.type"},
-      fmt::format("{} is too small for the byte tokenizer, which has 256 bytes and marks",
-                  r.model.vocab_size),
+      fmt::format(
+          "{} is too small for the byte tokenizer, which has 256 bytes and an end of document",
+          r.model.vocab_size),
       "leave vocab_size out to take the tokenizer's");
 }
 

@@ -13,7 +13,7 @@ void check_refused(const Recipe& r, const Overlap& overlap, Problems& problems) 
     // What belongs to another strategy has been refused by its name already.
     const bool other_strategy =
         row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == Strategy::fsdp2;
-    if (!row.refused || other_strategy) continue;
+    if (!row.refused || other_strategy || problems.reported(row.field)) continue;
     if (r.debug.strict)
       problems.require(false, {row.field}, fmt::format("cannot be active: {}", row.reason),
                        "set it to false or auto; debug.strict: false turns it off with a warning");
@@ -49,7 +49,8 @@ void check_preset(const Recipe& r, const Layout& l, Problems& problems) {
   compare("seq_length", preset->seq_length, r.dataset.seq_length);
   compare("GPU", preset->gpu, enum_name(r.hardware.gpu));
   const bool fp8 = r.mixed_precision.fp8 != Fp8Format::none;
-  compare("precision", preset->precision, std::string_view(fp8 ? "fp8" : "bf16"));
+  const bool fp32 = r.mixed_precision.name == Precision::fp32;
+  compare("precision", preset->precision, std::string_view(fp8 ? "fp8" : fp32 ? "fp32" : "bf16"));
   if (!differences.empty())
     problems.warn("comm_overlap.tp_comm_overlap_cfg",
                   fmt::format("{} was tuned for {}", name, differences),

@@ -1,9 +1,12 @@
 // Layers into stages, micro-batches into schedules.
 #include <algorithm>
+#include <filesystem>
 
 #include <fmt/core.h>
 
+#include "base/file.h"
 #include "base/math.h"
+#include "recipe/schedule_csv.h"
 #include "recipe/validate.h"
 
 namespace mtrain {
@@ -160,6 +163,34 @@ void check_micro_batches(const Recipe& r, const Layout& l, Problems& problems) {
                   fmt::format("raise global_batch_size to {}", l.pp * l.dp * l.micro_batch));
 }
 
+constexpr uintmax_t kMostCsv = 64 << 20;  // bytes
+
+void check_csv(const Recipe& r, const Layout& l, Problems& problems) {
+  const auto& path = r.distributed.pipeline.pp_schedule_csv;
+  if (!path) return;
+  const char* field = "distributed.pipeline.pp_schedule_csv";
+  std::string text, reason;
+  // A device or a pipe may never end.
+  std::error_code ignored;
+  if (std::filesystem::exists(*path, ignored) &&
+      (!std::filesystem::is_regular_file(*path, ignored) ||
+       std::filesystem::file_size(*path, ignored) > kMostCsv))
+    return problems.add(field, *path + " is not a file, or too large for a schedule",
+                        "give the path of a CSV file with a row per rank");
+  try {
+    text = read_file(*path);
+  } catch (const UserError& e) {
+    return problems.add(field, e.message(), "give the path of a CSV file with a row per rank");
+  }
+  ScheduleRows rows;
+  if (!parse_schedule_csv(text, rows, reason)) return problems.add(field, *path + ": " + reason);
+  reason = schedule_fault(rows, l.pp, l.stages, l.micro_batches);
+  if (!reason.empty())
+    problems.add(field, *path + ": " + reason,
+                 fmt::format("{} stages and {} micro-batches follow from the recipe", l.stages,
+                             l.micro_batches));
+}
+
 void check_micro_batch_size(const Recipe& r, Problems& problems) {
   const auto& size = r.distributed.pipeline.pp_microbatch_size;
   if (!size || !r.given("train.micro_batch_size")) return;
@@ -192,6 +223,7 @@ void validate_pipeline(const Recipe& r, const Layout& l, Problems& problems) {
   check_stage_count(r, l, problems);
   check_micro_batch_size(r, problems);
   check_micro_batches(r, l, problems);
+  check_csv(r, l, problems);
 }
 
 }  // namespace mtrain

@@ -78,6 +78,16 @@ void check_data_parallel_overlap(const Recipe& r, Problems& problems) {
                    {"ddp.overlap_param_gather", "ddp.overlap_grad_reduce"},
                    "overlap_param_gather needs overlap_grad_reduce, which is switched off",
                    "set overlap_grad_reduce: true, or overlap_param_gather: false");
+  // Under fsdp2 and ddp these fields are refused by their names.
+  const Strategy s = r.distributed.strategy;
+  if (is_sharded(r) || (s != Strategy::megatron_ddp && s != Strategy::megatron_fsdp)) return;
+  for (const auto& [field, asked] : {std::pair{"ddp.overlap_param_gather", gather},
+                                     {"ddp.overlap_param_gather_with_optimizer_step",
+                                      d.overlap_param_gather_with_optimizer_step}})
+    problems.require(!asked, {field},
+                     "gathers what the optimizer's shards have updated, but it is not sharded",
+                     s == Strategy::megatron_ddp ? "set ddp.use_distributed_optimizer: true"
+                                                 : "set distributed.zero_dp_strategy to 1 or more");
 }
 
 void check_sequence_parallel(const Recipe& r, Problems& problems) {
@@ -123,10 +133,10 @@ void validate_strategy(const Recipe& r, const Layout& l, Problems& problems) {
                   m.kv_heads()),
       "choose a tp_size that is one of the two");
   const int64_t padded = m.vocab_size > 0 ? padded_vocab(m.vocab_size, l.tp) : 0;
-  if (l.tp > 1 && padded != m.vocab_size)
+  if (padded != m.vocab_size)
     problems.resolved("model.vocab_size",
-                      fmt::format("{} is padded to {}, a multiple of 128 x tp_size {}",
-                                  m.vocab_size, padded, l.tp));
+                      fmt::format("{} is padded to {}, a multiple of 128{}", m.vocab_size, padded,
+                                  l.tp > 1 ? fmt::format(" x tp_size {}", l.tp) : ""));
 }
 
 void validate_experts(const Recipe& r, const Layout& l, Problems& problems) {
@@ -139,6 +149,14 @@ void validate_experts(const Recipe& r, const Layout& l, Problems& problems) {
         r.model.moe.router_topk <= experts, {"model.moe.router_topk", "model.moe.num_experts"},
         fmt::format("{} experts per token, but there are {}", r.model.moe.router_topk, experts),
         "choose at most the number of experts");
+  const auto divides = [&](const char* field, const std::optional<int64_t>& width) {
+    problems.require(
+        experts == 0 || !width || *width % l.tp == 0, {"distributed.tp_size", field},
+        fmt::format("tp_size {} does not divide the experts' width of {}", l.tp, width.value_or(0)),
+        fmt::format("set {} to {}", field, nearest_multiples(width.value_or(0), l.tp)));
+  };
+  divides("model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size);
+  divides("model.moe.shared_expert_ffn_hidden_size", r.model.moe.shared_expert_ffn_hidden_size);
   if (l.ep == 1) return;
   problems.require(experts > 0, {"distributed.ep_size", "model.moe.num_experts"},
                    fmt::format("ep_size {} spreads experts, but the model is dense", l.ep),

@@ -52,9 +52,4 @@ Tensor Tensor::flat(int64_t first, Shape shape) const {
   return t;
 }
 
-bool Tensor::overlaps(const Tensor& other) const {
-  return buffer_ && buffer_ == other.buffer_ && offset_ < other.offset_ + other.bytes() &&
-         other.offset_ < offset_ + bytes();
-}
-
 }  // namespace mtrain

@@ -49,7 +49,6 @@ class Tensor {
   Tensor view(Shape shape) const;                 // the same elements under another shape
   Tensor rows(int64_t begin, int64_t end) const;  // [begin, end) of the first dimension
   Tensor flat(int64_t first, Shape shape) const;  // `shape` elements from element `first` on
-  bool overlaps(const Tensor& other) const;
 
   operator Access() const { return {data(), bytes(), buffer_, dtype_}; }
   operator Span() const { return {data(), count(), dtype_}; }

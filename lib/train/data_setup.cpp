@@ -50,6 +50,16 @@ std::unique_ptr<Tokenizer> open_tokenizer(const TokenizerConfig& c) {
   return c.type == TokenizerType::byte ? make_byte_tokenizer() : load_tokenizer(c.path.value());
 }
 
+int64_t vocabulary(const Recipe& r) {
+  const int64_t tokenizer = open_tokenizer(r.tokenizer)->vocab_size();
+  if (r.model.vocab_size == 0) return tokenizer;
+  if (r.model.vocab_size < tokenizer)
+    throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids",
+                                r.model.vocab_size, tokenizer),
+                    "leave model.vocab_size at 0 to take the tokenizer's");
+  return r.model.vocab_size;
+}
+
 std::shared_ptr<const Dataset> open_training_data(const Recipe& r, int64_t vocab) {
   if (r.dataset.train.empty())
     throw UserError("dataset.train is not set",

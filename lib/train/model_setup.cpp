@@ -1,13 +1,11 @@
 #include "train/model_setup.h"
 
-#include "base/math.h"
+#include "plan/memory.h"
+#include "recipe/layout.h"
 
 namespace mtrain {
 
 namespace {
-constexpr int64_t kVocabularyMultiple =
-    128;  // the embedding's rows are padded to it, so that its matmuls have even tiles
-
 RopeScaling rope_scaling(const RopeScalingConfig& c) {
   using Kind = RopeScaling::Kind;
   const Kind kind = c.type == RopeScalingType::linear   ? Kind::linear
@@ -27,7 +25,7 @@ GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length) {
   c.head_dim = m.head_dim();
   c.ffn = m.ffn_size();
   c.vocab = vocab;
-  c.padded_vocab = round_up(vocab, kVocabularyMultiple);
+  c.padded_vocab = padded_vocab(vocab, 1);
   c.max_positions = m.max_position_embeddings.value_or(seq_length);
   c.norm = m.normalization == Normalization::rmsnorm ? ops::NormKind::rms : ops::NormKind::layer;
   c.norm_eps = float(m.norm_epsilon);
@@ -43,6 +41,7 @@ GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length) {
   c.hidden_dropout = float(m.hidden_dropout);
   c.embedding_dropout = float(m.embedding_dropout);
   c.init_std = float(m.init_method_std);
+  c.logits_bytes = kLogitsBytes;
   return c;
 }
 

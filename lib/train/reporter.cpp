@@ -13,6 +13,7 @@
 #include "observe/profile.h"
 #include "observe/progress.h"
 #include "ops/tuning.h"
+#include "plan/model_size.h"
 #include "train/model_setup.h"
 #include "train/start_banner.h"
 
@@ -30,7 +31,8 @@ constexpr int64_t kWarmUpSteps =
 Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
     : trainer_(trainer),
       recipe_(recipe),
-      flops_per_token_(flops_per_token(trainer.model().config(), recipe.dataset.seq_length)) {
+      flops_per_token_(flops_per_token(recipe.model, trainer.model().config().vocab,
+                                       recipe.dataset.seq_length)) {
   if (profile) {
     profile_ = std::make_unique<Profile>();
     warm_profile_ = std::make_unique<Profile>();

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/strings.h"
+#include "device/flight_recorder.h"
 #include "ops/tuning.h"
 #include "train/data_setup.h"
 #include "train/interrupt.h"
@@ -33,16 +34,6 @@ std::unique_ptr<Device> open_device(const Recipe& r) {
   return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
 }
 
-int64_t vocabulary(const Recipe& r) {
-  const int64_t tokenizer = open_tokenizer(r.tokenizer)->vocab_size();
-  if (r.model.vocab_size == 0) return tokenizer;
-  if (r.model.vocab_size < tokenizer)
-    throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids",
-                                r.model.vocab_size, tokenizer),
-                    "leave model.vocab_size at 0 to take the tokenizer's");
-  return r.model.vocab_size;
-}
-
 class Training {
  public:
   Training(const Recipe& recipe, const RunOptions& options, std::optional<CheckpointRef> start)
@@ -58,6 +49,18 @@ class Training {
   }
 
   void run() {
+    try {
+      run_steps();
+    } catch (const UserError&) {
+      throw;
+    } catch (...) {
+      tell_last_launches();
+      throw;
+    }
+  }
+
+ private:
+  void run_steps() {
     resume();
     reporter_.start();
     const Interrupt interrupt;
@@ -74,7 +77,13 @@ class Training {
     reporter_.finish();
   }
 
- private:
+  void tell_last_launches() {
+    constexpr int kLaunches = 20;
+    std::string text = "the run failed; the last launches were:";
+    for (const std::string& line : device_->recorder().lines(kLaunches)) text += "\n  " + line;
+    log::info(text);
+  }
+
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
   void resume() {
@@ -114,6 +123,7 @@ class Training {
 void run_training(const Recipe& recipe, const RunOptions& options) {
   const SurvivePipes pipes;
   const auto start = claim_run_folder(recipe);
+  ops::load_matmul_libraries();  // before the device has threads
   ops::fix_matmul_choices(recipe.debug.deterministic);
   Training(recipe, options, start).run();
 }

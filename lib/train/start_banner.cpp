@@ -1,27 +1,47 @@
 #include "train/start_banner.h"
 
 #include "base/strings.h"
-#include "model/memory.h"
-#include "train/model_setup.h"
+#include "plan/memory.h"
 
 namespace mtrain {
 
 namespace {
 
-std::string model_text(const Recipe& r, const GptConfig& c) {
-  return fmt::format("{}: {} layers, hidden {}, {} heads ({} kv) of {}, ffn {}, vocabulary {}{}",
-                     enum_name(r.model.architecture), c.layers, c.hidden, c.heads, c.kv_heads,
-                     c.head_dim, c.ffn, c.vocab, c.tied_embeddings ? ", tied" : "");
+std::string model_text(const ModelConfig& m, int64_t vocab) {
+  std::string text = fmt::format("{}: {} layers, hidden {}, {} heads ({} kv) of {}, ffn {}",
+                                 enum_name(m.architecture), m.num_layers, m.hidden_size,
+                                 m.num_attention_heads, m.kv_heads(), m.head_dim(), m.ffn_size());
+  if (m.moe.num_experts > 0)
+    text += fmt::format(", {} experts of {} (top {})", m.moe.num_experts,
+                        m.moe.ffn_hidden_size.value_or(m.ffn_size()), m.moe.router_topk);
+  text += fmt::format(", vocabulary {}", vocab);
+  return m.share_embeddings_and_output_weights ? text + ", tied" : text;
 }
 
-std::string memory_text(const Recipe& r, const GptConfig& c) {
-  const MemoryEstimate m = estimate_memory(c, compute_dtype(r.mixed_precision),
-                                           r.train.micro_batch_size * r.dataset.seq_length,
-                                           recompute_policy(r.recompute, c.layers));
-  return fmt::format("{} planned: parameters {}, gradients {}, optimizer {}, activations {}",
-                     human_bytes(double(m.total())), human_bytes(double(m.params)),
-                     human_bytes(double(m.grads)), human_bytes(double(m.optimizer)),
-                     human_bytes(double(m.activations)));
+std::string parameters_text(const Recipe& r, int64_t vocab) {
+  const ModelParameters p = count_parameters(r.model, vocab);
+  std::string text = human_count(p.total());
+  if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
+  return fmt::format("{} ({} in matmuls), {} FLOPs per token", text,
+                     human_count(p.active() - p.looked_up()),
+                     human_count(flops_per_token(r.model, vocab, r.dataset.seq_length)));
+}
+
+std::string batch_text(const Recipe& r, const Layout& l) {
+  const double tokens = double(r.train.global_batch_size) * double(r.dataset.seq_length);
+  return fmt::format("{} x {} = {} tokens a step, in {} micro-batch{} of {}{}",
+                     r.train.global_batch_size, r.dataset.seq_length, human_count(tokens),
+                     l.micro_batches, l.micro_batches == 1 ? "" : "es", l.micro_batch,
+                     l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
+}
+
+std::string memory_text(const Recipe& r, const Layout& l, int64_t vocab) {
+  const MemoryEstimate m = peak_memory(r, l, vocab);
+  std::string text = fmt::format(
+      "{} planned{}: parameters {}, gradients {}, optimizer {}, activations {}",
+      human_bytes(m.total()), l.world > 1 ? " per rank" : "", human_bytes(m.params),
+      human_bytes(m.grads), human_bytes(m.optimizer), human_bytes(m.activations + m.logits));
+  return m.buffers > 0 ? text + ", communication " + human_bytes(m.buffers) : text;
 }
 
 std::string recompute_text(const Recipe& r) {
@@ -35,25 +55,21 @@ std::string recompute_text(const Recipe& r) {
 
 }  // namespace
 
+std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
+  return {{"model", model_text(r.model, vocab)},
+          {"parameters", parameters_text(r, vocab)},
+          {"precision", std::string(enum_name(r.mixed_precision.name))},
+          {"batch", batch_text(r, l)},
+          {"recompute", recompute_text(r)},
+          {"memory", memory_text(r, l, vocab)}};
+}
+
 std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
-  const GptConfig& c = t.model().config();
-  const int64_t S = r.dataset.seq_length;
-  const double flops = flops_per_token(c, S);
-  std::vector<BannerRow> rows;
-  rows.push_back({"model", model_text(r, c)});
-  rows.push_back({"parameters", fmt::format("{} ({} in matmuls), {} FLOPs per token",
-                                            human_count(double(count_params(c).total)),
-                                            human_count(double(count_params(c).total -
-                                                               count_params(c).embedding)),
-                                            human_count(flops))});
-  rows.push_back({"precision", std::string(enum_name(r.mixed_precision.name))});
-  rows.push_back({"batch", fmt::format("{} x {} tokens a step, in micro-batches of {}",
-                                       r.train.global_batch_size, S, r.train.micro_batch_size)});
-  rows.push_back(
-      {"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1, r.train.steps,
-                            human_count(double(r.train.steps * r.train.global_batch_size * S)))});
-  rows.push_back({"recompute", recompute_text(r)});
-  rows.push_back({"memory", memory_text(r, c)});
+  const double tokens =
+      double(r.train.steps) * double(r.train.global_batch_size) * double(r.dataset.seq_length);
+  std::vector<BannerRow> rows = plan_rows(r, layout_of(r, 1), t.model().config().vocab);
+  rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
+                                       r.train.steps, human_count(tokens))});
   rows.push_back(
       {"device", t.device().description() +
                      (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "")});

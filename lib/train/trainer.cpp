@@ -41,9 +41,10 @@ StepStats Trainer::step() {
   const int64_t counted = unmasked(batches);
   params_.zero_grads(compute_);
   const Tensor loss = run_micro_batches(batches, number, counted ? 1.0f / float(counted) : 0.0f);
-  const ops::Clip clip = clip_grad_norm(compute_, params_, float(recipe_.optimizer.clip_grad));
+  const ops::Clip clip =
+      clip_grad_norm(compute_, params_, float(recipe_.optimizer.clip_grad), loss);
   adamw_.step(compute_, number, lr,
-              clip.scale);  // leaves everything as it is where the norm is not finite
+              clip.scale);  // leaves everything as it is where the norm or the loss is not finite
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
   if (recipe_.debug.check_nan && !(std::isfinite(total) && std::isfinite(norm)))

@@ -80,6 +80,7 @@ int main(int argc, char** argv) {
   const DType dtype = argc > 2 && std::string(argv[2]) == "bf16" ? DType::bf16 : DType::f32;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 9;
   const std::string only = argc > 4 ? argv[4] : "";
+  cpu::openblas::load();  // before there are threads
   ThreadPool pool(threads);
   const ThreadPool::Scope scope(&pool);
   std::printf("%d threads, %s, %s, peak %.0f GFLOP/s, OpenBLAS %s\n", threads,

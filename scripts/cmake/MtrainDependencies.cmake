@@ -31,7 +31,7 @@ endfunction()
 mtrain_need_pc(PCRE2 libpcre2-8 libpcre2-dev)
 
 # OpenBLAS is loaded at run time, not linked: its kernel choice is read from the environment while it loads, and
-# it misjudges new CPUs (see kernels/cpu/openblas.h). It is optional; without it every matmul goes to oneDNN.
+# it misjudges new CPUs (see kernels/cpu/openblas.h). It is optional; without it matmuls go to our own and to oneDNN.
 find_library(MTRAIN_OPENBLAS_LIBRARY NAMES libopenblas.so.0 openblas)
 
 # CUDA: AUTO turns it on exactly when nvcc is there.

@@ -107,6 +107,10 @@ TEST_CASE("shapes count, compare and print") {
   CHECK_FALSE(s == Shape{2, 3, 4, 1});
   CHECK_FALSE(s == Shape{2, 4, 3});
   CHECK_THROWS_AS((Shape{1, 2, 3, 4, 5}), BugError);
+  CHECK(s[-1] == 4);
+  CHECK_THROWS_WITH(s[3], Contains("dimension 3 of (2, 3, 4)"));
+  CHECK_THROWS_AS(s[-4], BugError);
+  CHECK_THROWS_AS(Shape{}[0], BugError);
 }
 
 TEST_CASE("small arithmetic says what it assumes") {

@@ -31,6 +31,29 @@ TEST_CASE("a pool runs every task once") {
   }
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they reserve terabytes
+TEST_CASE("more threads than the system gives are refused, and the setting named") {
+  // In a process of its own, whose address space has room for few stacks.
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit{1 << 29, 1 << 29};
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      ThreadPool pool(5000);
+    } catch (const UserError& e) {
+      const bool named = e.message().find("train.threads=5000: the system gave ") == 0;
+      _exit(named ? 0 : 1);
+    } catch (...) {
+    }
+    _exit(2);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+#endif
+
 TEST_CASE("several threads of a pool work at the same time") {
   ThreadPool pool(3);
   // Each task waits for all three: without three threads this would never end.

@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <random>
@@ -7,6 +8,7 @@
 #include "device_testing.h"
 
 using namespace mtrain;
+using Catch::Contains;
 
 namespace {
 constexpr int64_t kMiB = 1 << 20;
@@ -144,6 +146,77 @@ TEST_CASE("memory that the system does not have is a RunError") {
   CHECK(device->allocator().total().current == before);
   CHECK(device->allocator().reserved().current == 0);
   CHECK(take(*device, compute, 100)->data != nullptr);
+}
+
+TEST_CASE("where the system refuses, cached memory goes back to it first") {
+  const auto control = std::make_shared<LimitedBackend::Control>();
+  control->limit = 64 * kMiB;
+  const auto device = Device::on(std::make_unique<LimitedBackend>(control));
+  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  const Buffer params = take(*device, compute, 20 * kMiB, MemoryCategory::params);
+  Buffer first = take(*device, compute, 20 * kMiB), second = take(*device, compute, 20 * kMiB);
+  SECTION("also what queued work still uses") {
+    // Neither is free as long as these run; that the second is dropped by them makes no difference.
+    compute.launch({.name = "use", .writes = {all_of(first)}}, [data = first->data](const auto&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::memset(data, 1, 20 * kMiB);
+    });
+    dp.launch({.name = "use", .writes = {all_of(second)}}, [second](const LaunchContext&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::memset(second->data, 1, 20 * kMiB);
+    });
+    first.reset();
+    second.reset();
+    const Buffer both = take(*device, compute, 40 * kMiB);
+    std::memset(both->data, 2, 40 * kMiB);
+    CHECK(control->used == 60 * kMiB);
+    CHECK(device->allocator().reserved().current == 60 * kMiB);
+    CHECK(device->allocator().reserved().peak == 60 * kMiB);
+  }
+  SECTION("of another stream too") {
+    first.reset();
+    CHECK(take(*device, dp, 20 * kMiB)->data != nullptr);
+  }
+  SECTION("but not where it would not do") {
+    first.reset();
+    try {
+      take(*device, compute, 50 * kMiB);
+      FAIL("allocated beyond the limit");
+    } catch (const RunError& e) {
+      CHECK_THAT(e.message(), Contains("out of memory") && Contains("a limited CPU") &&
+                                  Contains("params 20.0 MiB") && Contains("buffers 20.0 MiB"));
+      CHECK(e.hint() == "buy some");
+    }
+    CHECK(device->allocator().total().current == 40 * kMiB);
+    CHECK(take(*device, compute, 20 * kMiB)->data != nullptr);
+  }
+}
+
+TEST_CASE("a small buffer never cuts a large block in two") {
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream("compute");
+  Buffer large = take(*device, compute, 100 * kMiB);
+  void* const memory = large->data;
+  large.reset();
+  const Buffer small = take(*device, compute, 1000);
+  large = take(*device, compute, 100 * kMiB);
+  CHECK(large->data == memory);
+  CHECK(device->allocator().reserved().current == 102 * kMiB);
+}
+
+TEST_CASE("a buffer that is dropped while its streams refuse events keeps its memory for ever") {
+  const auto control = std::make_shared<LimitedBackend::Control>();
+  const auto device = Device::on(std::make_unique<LimitedBackend>(control));
+  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Buffer b = take(*device, compute, kMiB);
+  const void* const memory = b->data;
+  dp.launch({.name = "use", .reads = {all_of(b)}}, no_work);
+  control->no_events = true;
+  b.reset();  // in a destructor, which must not throw
+  control->no_events = false;
+  dp.synchronize();
+  CHECK(take(*device, compute, kMiB)->data != memory);
+  CHECK(device->allocator().total().current == 0);
 }
 
 TEST_CASE("a buffer may outlive its device") {

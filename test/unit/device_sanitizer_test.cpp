@@ -1,5 +1,7 @@
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <set>
+#include <thread>
 
 #include "base/error.h"
 #include "device_testing.h"
@@ -227,6 +229,39 @@ TEST_CASE("fresh memory belongs to its home stream until an event says otherwise
                     Contains("`fill`") && Contains("`receive`") && Contains("reused too early"));
   r.dp.wait(r.compute.record());
   CHECK_NOTHROW(Rig::write(r.dp, "receive", all_of(b)));
+}
+
+TEST_CASE("an event that another thread records holds every launch that its clock promises") {
+  // As a worker does when it drops a buffer while the host launches.
+  const auto control = std::make_shared<LimitedBackend::Control>();
+  const auto device =
+      Device::on(std::make_unique<LimitedBackend>(control), {.stream_sanitizer = true});
+  Stream &compute = device->stream("compute"), &tp = device->stream("tp");
+  const Buffer x = device->allocator().allocate(4096, MemoryCategory::buffers, compute);
+  std::atomic<bool> ran = false;
+  bool held = false;
+  std::thread worker;
+  control->before_enqueue = [&] {  // the launch is in the clock and not yet in the queue
+    if (worker.joinable()) return;
+    worker = std::thread([&] {
+      const Event e = compute.record();
+      tp.wait(e);
+      while (!e.ready()) std::this_thread::yield();
+      held = ran;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  };
+  compute.launch({.name = "write", .writes = {all_of(x)}},
+                 [&](const LaunchContext&) { ran = true; });
+  worker.join();
+  control->before_enqueue = nullptr;
+  bool promised = true;
+  try {
+    Rig::read(tp, "read", all_of(x));
+  } catch (const BugError&) {
+    promised = false;
+  }
+  CHECK((held || !promised));
 }
 
 TEST_CASE("without the option nothing is checked") {

@@ -1,6 +1,9 @@
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <functional>
 #include <mutex>
+#include <new>
+#include <stdexcept>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -125,13 +128,53 @@ TEST_CASE("what a launch throws reaches the host, and nothing after it runs") {
   for (int i = 0; i < 50; ++i)
     compute.launch({.name = "after"}, [&](const LaunchContext&) { ++after; });
   gate.open();
-  CHECK_THROWS_WITH(compute.synchronize(), "out of luck");
+  CHECK_THROWS_WITH(compute.synchronize(), Contains("out of luck"));
   CHECK(after == 0);
   CHECK(compute.completed() == 2);  // the gate and the good one
   CHECK_NOTHROW(compute.synchronize(before));
   CHECK_THROWS_AS(compute.launch({.name = "late"}, no_work), RunError);
   CHECK_THROWS_AS(compute.synchronize(), RunError);
   CHECK_THROWS_AS(device->synchronize(), RunError);
+}
+
+TEST_CASE("a failure names its launch, stream and scope, and keeps its class and hint") {
+  const auto device = Device::cpu(1);
+  const auto failure_of = [&](Stream& stream, const std::function<void()>& fail) -> std::string {
+    stream.launch({.name = "good"}, no_work);
+    {
+      const Device::Scope layer(*device, "layers.3"), part(*device, "attention");
+      stream.launch({.name = "bad"}, [=](const LaunchContext&) { fail(); });
+    }
+    try {
+      stream.synchronize();
+    } catch (const UserError& e) {
+      return "user: " + e.message() + " / " + e.hint();
+    } catch (const RunError& e) {
+      return "run: " + e.message() + " / " + e.hint();
+    } catch (const CommError& e) {
+      return "comm: " + e.message() + " / " + e.hint();
+    } catch (const BugError& e) {
+      return "bug: " + e.message();
+    } catch (int) {
+      return "int";
+    }
+    return "nothing";
+  };
+  const auto place = [](const char* stream) {
+    return fmt::format("\n  in `bad`, item 2 of stream {}, in layers.3 > attention", stream);
+  };
+  CHECK(failure_of(device->stream("a"), [] { throw UserError("x", "y"); }) ==
+        "user: x" + place("a") + " / y");
+  CHECK(failure_of(device->stream("b"), [] { throw RunError("x", "y"); }) ==
+        "run: x" + place("b") + " / y");
+  CHECK(failure_of(device->stream("c"), [] { throw CommError("x", "y"); }) ==
+        "comm: x" + place("c") + " / y");
+  CHECK(failure_of(device->stream("d"), [] { throw BugError("x"); }) == "bug: x" + place("d"));
+  CHECK(failure_of(device->stream("e"), [] { throw std::bad_alloc(); }) ==
+        "run: out of memory" + place("e") + " / ");
+  CHECK(failure_of(device->stream("f"), [] { throw std::logic_error("x"); }) ==
+        "run: x" + place("f") + " / ");
+  CHECK(failure_of(device->stream("g"), [] { throw 1; }) == "int");
 }
 
 TEST_CASE("a failure stops the streams that depend on it, and only those") {
@@ -150,16 +193,16 @@ TEST_CASE("a failure stops the streams that depend on it, and only those") {
   Stream& copy = device->stream("copy");
   copy.launch({.name = "other"}, [&](const LaunchContext&) { ++unrelated; });
   gate.open();
-  CHECK_THROWS_WITH(tp.synchronize(), "out of luck");
-  CHECK_THROWS_WITH(dp.synchronize(), "out of luck");
-  CHECK_THROWS_WITH(compute.synchronize(ready), "out of luck");
+  for (Stream* s : {&tp, &dp, &compute})  // waiting streams do not add their own names
+    CHECK_THROWS_WITH(s->synchronize(), "out of luck\n  in `bad`, item 2 of stream compute");
+  CHECK_THROWS_WITH(compute.synchronize(ready), Contains("out of luck"));
   CHECK_NOTHROW(copy.synchronize());
   // The whole device is drained before its first failure is told.
   Gate slow;
   slow.block(copy);
   copy.launch({.name = "other"}, [&](const LaunchContext&) { ++unrelated; });
   slow.open();
-  CHECK_THROWS_WITH(device->synchronize(), "out of luck");
+  CHECK_THROWS_WITH(device->synchronize(), Contains("out of luck"));
   CHECK(unrelated == 2);
   CHECK(used == 0);
 }
@@ -225,6 +268,36 @@ TEST_CASE("the timing sink is told of every launch") {
   CHECK(sink.seen[0].end_ns - sink.seen[0].begin_ns <= passed.count());
   CHECK(sink.seen[1].stream == "dp");
   CHECK(sink.seen[1].begin_ns >= sink.seen[0].end_ns);
+}
+
+TEST_CASE("a timing sink may go once another, or none, has taken its place") {
+  struct Sink : TimingSink {
+    explicit Sink(std::atomic<int>& told) : told(told) {}
+    void record(const Timing&) override { ++told; }
+    std::atomic<int>& told;
+  };
+  const auto device = Device::cpu(1);
+  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  const bool fails = GENERATE(false, true);
+  std::atomic<int> told = 0;
+  {
+    Sink sink(told);
+    device->set_timing_sink(&sink);
+    for (Stream* s : {&compute, &dp})
+      s->launch({.name = "slow"}, [](const LaunchContext&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      });
+    dp.launch({.name = "next"}, no_work);
+    compute.launch({.name = "bad"}, [=](const LaunchContext&) {
+      if (fails) throw RunError("x");
+    });
+    device->set_timing_sink(nullptr);  // as when a step has thrown: no one waited for the queues
+    CHECK(told == (fails ? 3 : 4));
+  }
+  if (fails)
+    CHECK_THROWS_AS(device->synchronize(), RunError);
+  else
+    CHECK_NOTHROW(device->synchronize());
 }
 
 TEST_CASE("the launch check sees every launch with its accesses, after it was enqueued") {

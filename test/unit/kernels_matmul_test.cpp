@@ -1,10 +1,15 @@
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <functional>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/matmul_plan.h"
 #include "kernels/cpu/onednn.h"
@@ -19,6 +24,21 @@ using namespace mtrain::test;
 using cpu::MatmulWay;
 
 namespace {
+
+// OpenBLAS is loaded once for all tests, while there is one thread, under an environment that it
+// must find again.
+const struct OpenBlas {
+  OpenBlas() {
+    for (auto& [name, value] : after) setenv(name, (std::string("sentinel ") + name).c_str(), 1);
+    cpu::openblas::load();
+    for (auto& [name, value] : after) {
+      if (const char* found = std::getenv(name)) value = found;
+      unsetenv(name);
+    }
+  }
+  std::vector<std::pair<const char*, std::string>> after{
+      {"OPENBLAS_CORETYPE", ""}, {"OPENBLAS_NUM_THREADS", ""}, {"OPENBLAS_L2_SIZE", ""}};
+} kOpenBlas;
 
 enum class Extra { none, bias, accumulate };
 
@@ -96,6 +116,14 @@ void check_all_ways(Problem& p, Closeness& close) {
   }
 }
 
+// The ways that promise the same bits for any number of threads.
+std::vector<MatmulWay> own_ways(Problem& p) {
+  Array probe = p.c;
+  std::vector<MatmulWay> ways = cpu::ways_of(p.args(probe));
+  std::erase_if(ways, [](MatmulWay w) { return w != MatmulWay::own && w != MatmulWay::own_bf16; });
+  return ways;
+}
+
 template <class F>
 void for_each_combination(const F& f) {
   for (bool trans_a : {false, true})
@@ -119,7 +147,7 @@ TEST_CASE("matmul: every layout and type agrees with float64, every way and inst
   for_each_isa([&](const char* isa) {
     Closeness close(std::string("matmul ") + isa);
     for (Size s : {Size{1, 1, 1}, Size{1, 17, 3}, Size{3, 1, 129}, Size{17, 33, 17},
-                   Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}})
+                   Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}, Size{30, 50, 95}})
       for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
         Problem p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
         check_all_ways(p, close);
@@ -150,13 +178,28 @@ TEST_CASE("matmul: sums cut over k, and results of several blocks") {
 TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
   ThreadPool pool(2);
   const ThreadPool::Scope scope(&pool);
-  Closeness close("matmul, K 4200");
+  Closeness close("matmul, K 8300");
   for (bool trans_b : {false, true})
     for (DType type : kFloats) {
-      Problem p(9, 600, 4200, false, trans_b, Extra::bias, type, type, type);
-      INFO(describe(p, MatmulWay::own));
+      Problem p(9, 600, 8300, false, trans_b, Extra::bias, type, type, type);
+      for (MatmulWay way : own_ways(p)) {
+        INFO(describe(p, way));
+        REQUIRE(close(p.result(way), p.expected, p.rule()) == "");
+      }
+    }
+}
+
+TEST_CASE("matmul: a result transposed through partial sums of a long k") {
+  Problem p(400, 900, 4200, false, true, Extra::none, DType::bf16, DType::bf16, DType::bf16);
+  Closeness close("matmul, transposed partial sums");
+  for_each_isa([&](const char* isa) {
+    for (int threads : {1, 3}) {
+      ThreadPool pool(threads);
+      const ThreadPool::Scope scope(&pool);
+      INFO(isa << ", " << threads << " threads: " << describe(p, MatmulWay::own));
       REQUIRE(close(p.result(MatmulWay::own), p.expected, p.rule()) == "");
     }
+  });
 }
 
 TEST_CASE("matmul: an empty sum is zero or the bias, an empty result is nothing") {
@@ -174,22 +217,60 @@ TEST_CASE("matmul: an empty sum is zero or the bias, an empty result is nothing"
 
 TEST_CASE("matmul: own results do not depend on threads or on how M and N are cut") {
   for (DType type : kFloats)
-    for (bool trans_b : {false, true}) {
-      Problem p(150, 170, 1100, false, trans_b, Extra::none, type, type, type);
-      const Array alone = p.result(MatmulWay::own);
-      for (int threads : {2, 3}) {
-        ThreadPool pool(threads);
-        const ThreadPool::Scope scope(&pool);
-        REQUIRE(p.result(MatmulWay::own) == alone);
+    for (bool trans_a : {false, true})
+      for (bool trans_b : {false, true}) {
+        Problem p(150, 170, 2101, trans_a, trans_b, Extra::none, type, type, type);
+        for (MatmulWay way : own_ways(p)) {
+          INFO(describe(p, way));
+          const Array alone = p.result(way);
+          for (int threads : {2, 3}) {
+            ThreadPool pool(threads);
+            const ThreadPool::Scope scope(&pool);
+            REQUIRE(p.result(way) == alone);
+          }
+          if (trans_a) continue;
+          // Rows 40 .. 149 on their own.
+          const int64_t first = 40, rows = p.M - first;
+          Array part(type, rows * p.N);
+          Matmul m = p.args(part);
+          m.M = rows;
+          m.a = {m.a.as<char>() + first * p.K * dtype_size(type), rows * p.K, type};
+          cpu::run(m, way);
+          REQUIRE(part.values() == alone.values(first * p.N));
+        }
       }
-      // Rows 40 .. 149 on their own.
-      const int64_t first = 40, rows = p.M - first;
-      Array part(type, rows * p.N);
-      Matmul m = p.args(part);
-      m.M = rows;
-      m.a = {m.a.as<char>() + first * p.K * dtype_size(type), rows * p.K, type};
-      cpu::run(m, MatmulWay::own);
-      REQUIRE(part.values() == alone.values(first * p.N));
+}
+
+TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
+  if (!cpu::gemm_bf16_supported()) {
+    WARN("this build or CPU has no AVX512_BF16: own_bf16 was not tested");
+    return;
+  }
+  Array probe(DType::bf16, 1);
+  const auto ways = cpu::ways_of({.a = probe, .b = probe, .c_MN = probe, .M = 1, .N = 1, .K = 1});
+  REQUIRE((std::find(ways.begin(), ways.end(), MatmulWay::own_bf16) != ways.end()) ==
+          (cpu::isa() == cpu::Isa::avx512));
+  // One full tile and edges on both sides; K is odd, so that half of the last pair is padding.
+  const int64_t M = 17, N = 37, K = 5;
+  const double tiny = std::ldexp(1.0, -130), small = std::ldexp(1.0, -70);
+  for (bool trans_b : {false, true})
+    for (DType type : kFloats) {
+      Array a(DType::bf16, M * K), b(DType::bf16, K * N), c(type, M * N);
+      Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K, .trans_b = trans_b};
+      for (int64_t i = 0; i < M * K; ++i) a.set(i, tiny);
+      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+      cpu::run(m, MatmulWay::own_bf16);  // denormal operands
+      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+      for (int64_t i = 0; i < M * K; ++i) a.set(i, small);
+      for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
+      cpu::run(m, MatmulWay::own_bf16);  // denormal products
+      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+      // NaN and infinity go through, and padding does not make more of them.
+      const double inf = std::numeric_limits<double>::infinity();
+      for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
+      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+      cpu::run(m, MatmulWay::own_bf16);
+      for (int64_t i = 0; i < M * N; ++i) REQUIRE(c[i] == (i / N == 16 ? inf : double(K)));
     }
 }
 
@@ -215,20 +296,20 @@ TEST_CASE("matmul: oneDNN never falls back to its reference implementation") {
                                            .a_b = type,
                                            .c_type = accumulate ? DType::f32 : type});
           INFO(name << " for " << dtype_name(type) << " " << trans_a << trans_b << accumulate);
-          // A CPU without AVX-512 has no bf16 kernels; that way then loses every measurement.
-          if (type == DType::f32 || cpu::isa_supported(cpu::Isa::avx512))
+          if (type == DType::f32 || cpu::onednn::has_bf16())
             REQUIRE(name.find("ref") == std::string::npos);
         }
 }
 
 TEST_CASE("matmul: OpenBLAS takes this CPU's kernels and leaves the environment as it was") {
+  for (const auto& [name, value] : kOpenBlas.after)
+    REQUIRE(value == std::string("sentinel ") + name);
   if (!cpu::openblas::available()) return;  // optional: without it there is nothing to hold true
   if (cpu::isa_supported(cpu::Isa::avx512) && !std::getenv("MTRAIN_OPENBLAS_CORETYPE")) {
     const std::string core = cpu::openblas::core_name();
     INFO(core);
     REQUIRE((core == "SkylakeX" || core == "Cooperlake"));
   }
-  REQUIRE(std::getenv("OPENBLAS_NUM_THREADS") == nullptr);
 }
 
 TEST_CASE("matmul plan: measured once, saved, loaded, replaced by the static rule") {
@@ -249,12 +330,41 @@ TEST_CASE("matmul plan: measured once, saved, loaded, replaced by the static rul
   REQUIRE(plan::choose(m) == MatmulWay::own);
   plan::use_static_rule(false);
   REQUIRE(plan::choose(m) == MatmulWay::onednn);
+  // A way that this CPU lacks is left out, not an error.
+  plan::load("1 2 3 1 ---- bf16 bf16 fp32 own_bf16\n");
+  REQUIRE((plan::save().find("own_bf16") != std::string::npos) == cpu::gemm_bf16_supported());
   for (const char* bad :
        {"64 48 80 1 A-+- bf16 fp32 fp32", "64 48 80 1 A-+- bf16 fp32 fp32 magic",
         "64 x 80 1 A-+- bf16 fp32 fp32 own", "64 48 80 1 ZZZZ bf16 fp32 fp32 own"})
     REQUIRE_THROWS_AS(plan::load(bad), UserError);
   plan::clear();
   REQUIRE(plan::save().empty());
+}
+
+TEST_CASE("matmul plan: a way that this machine does not have is measured anew, with one warning") {
+  struct Lines : log::Overlay {
+    Lines() { log::set_overlay(this); }
+    ~Lines() override { log::set_overlay(nullptr); }
+    void interrupt(const std::function<void()>& write_line) override { write_line(), ++count; }
+    int count = 0;
+  };
+  namespace plan = cpu::matmul_plan;
+  plan::clear();
+  // bf16 units do not multiply fp32 on any machine.
+  plan::load(
+      "64 48 80 1 ---- fp32 fp32 fp32 onednn_bf16\n32 48 80 1 ---- fp32 fp32 fp32 onednn_bf16\n");
+  const Lines lines;
+  Closeness close("matmul, plan of another machine");
+  for (int64_t M : {64, 32, 64}) {
+    Problem p(M, 48, 80, false, false, Extra::none, DType::f32, DType::f32, DType::f32);
+    Array c = p.c;
+    REQUIRE(plan::choose(p.args(c)) != MatmulWay::onednn_bf16);
+    cpu::run(p.args(c));
+    REQUIRE(close(c, p.expected, p.rule()) == "");
+  }
+  REQUIRE(plan::save().find("onednn_bf16") == std::string::npos);
+  REQUIRE(lines.count == 1);
+  plan::clear();
 }
 
 TEST_CASE("matmul: two threads at once, with pools of their own and with one pool") {
@@ -285,7 +395,7 @@ TEST_CASE("matmul: two threads at once, with pools of their own and with one poo
   }
 }
 
-TEST_CASE("peak: the measured peak is plausible, and not below what a product reaches") {
+TEST_CASE("peak: the measured peak is one that a core can have") {
   ThreadPool pool(1);
   const ThreadPool::Scope scope(&pool);
   const double peak = cpu::measure_peak_flops();

@@ -103,6 +103,14 @@ TEST_CASE("gelu and its backward equal their definition and finite differences")
           Array over_dy = dy;
           cpu::run(GeluBackward{.x = x, .dy = over_dy, .dx = over_dy, .count = n, .tanh = tanh});
           REQUIRE(over_dy == d);
+          Array over_x = x, y_over_dy = dy;
+          cpu::run(GeluBackward{.x = over_x,
+                                .dy = y_over_dy,
+                                .dx = over_x,
+                                .y = y_over_dy,
+                                .count = n,
+                                .tanh = tanh});
+          REQUIRE((over_x == d && y_over_dy == y));
           REQUIRE((y.margin_untouched() && d.margin_untouched()));
         });
       }
@@ -206,14 +214,22 @@ TEST_CASE("add, cast, fill and scale round once") {
           cpu::run(Fill{.y = y});
           REQUIRE(y == Array(to, n));
         }
-      Array x = Array::normal(DType::bf16, n, 4), want(DType::bf16, n);
-      for (int64_t i = 0; i < n; ++i) want.set(i, x[i] * 0.3f);
-      cpu::run(Scale{.x = x, .factor = 0.3f});
-      REQUIRE(x == want);
       Array f64 = Array(DType::f64, std::vector<double>(n, 3));
       cpu::run(Fill{.y = f64});
       REQUIRE(f64 == Array(DType::f64, n));
     });
+}
+
+TEST_CASE("normal numbers are those of their stream, for any number of threads") {
+  const int64_t n = 100'003;
+  const Array want = Array::normal(DType::f32, n, 17, 0.02f);
+  for (int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    const ThreadPool::Scope scope(&pool);
+    Array y(DType::f32, n);
+    cpu::run(FillNormal{.y = y, .key = 17, .std = 0.02f});
+    REQUIRE(y == want);
+  }
 }
 
 TEST_CASE("bf16 rounding is base/dtype.h's for every kind of number") {

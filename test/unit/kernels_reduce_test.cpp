@@ -46,10 +46,11 @@ TEST_CASE("sum and sum of squares add in fp64 to what is there") {
 }
 
 TEST_CASE("clipping scales to the largest norm and never up") {
-  const auto clip = [](double squares, float max_norm) {
-    const Array s = Array::one(DType::f64, squares);
+  const auto clip = [](double squares, float max_norm, double loss = 1) {
+    const Array s = Array::one(DType::f64, squares), l = Array::one(DType::f64, loss);
     Array norm(DType::f32, 1), scale(DType::f32, 1);
-    cpu::run(ClipScale{.sum_squares = s, .norm = norm, .scale = scale, .max_norm = max_norm});
+    cpu::run(
+        ClipScale{.sum_squares = s, .loss = l, .norm = norm, .scale = scale, .max_norm = max_norm});
     return std::pair(norm[0], scale[0]);
   };
   REQUIRE(clip(16, 1).first == 4);
@@ -58,6 +59,18 @@ TEST_CASE("clipping scales to the largest norm and never up") {
   REQUIRE(clip(16, 0) == std::pair(4.0, 1.0));  // 0 turns clipping off
   REQUIRE(clip(0, 1) == std::pair(0.0, 1.0));
   REQUIRE(std::isnan(clip(NAN, 1).second));
+  // Finite in fp64, and infinite as the fp32 that the host sees.
+  REQUIRE(std::isinf(clip(1e80, 1).first));
+  REQUIRE(std::isnan(clip(1e80, 1).second));
+  REQUIRE(std::isnan(clip(1e80, 0).second));
+  // Gradients may be finite where the loss is not.
+  REQUIRE(clip(16, 1, INFINITY).first == 4);
+  for (double loss : {double(INFINITY), -double(INFINITY), double(NAN)})
+    for (float max_norm : {0.0f, 1.0f}) REQUIRE(std::isnan(clip(16, max_norm, loss).second));
+  const Array squares = Array::one(DType::f64, 16);
+  Array norm(DType::f32, 1), scale(DType::f32, 1);
+  cpu::run(ClipScale{.sum_squares = squares, .norm = norm, .scale = scale, .max_norm = 8});
+  REQUIRE(scale[0] == 1);  // the loss is optional
 }
 
 TEST_CASE("column sums add to what is there") {

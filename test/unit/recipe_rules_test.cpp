@@ -1,5 +1,7 @@
 // Every rule of a recipe: violated alone, and satisfied at its boundary.
+#include "base/file.h"
 #include "recipe_cases.h"
+#include "temporary_folder.h"
 
 using namespace mtrain;
 using namespace recipe_cases;
@@ -315,6 +317,12 @@ TEST_CASE("strategies") {
        E,
        "distributed.tp_size",
        "ffn_hidden_size of 700"},
+      {"vocabulary of one rank",
+       1,
+       {"model.vocab_size=513"},
+       A,
+       "model.vocab_size",
+       "padded to 640"},
       {"vocabulary",
        4,
        {"distributed.tp_size=4", "model.vocab_size=513"},
@@ -322,13 +330,20 @@ TEST_CASE("strategies") {
        "model.vocab_size",
        "padded to 1024"},
       {"gather without reduce", 2,
-       with("megatron_ddp", {"ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=false",
-                             "debug.strict=false"}),
-       E, "ddp.overlap_param_gather", "needs overlap_grad_reduce"},
+       with("megatron_ddp", {"ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=false"}), E,
+       "ddp.overlap_param_gather", "needs overlap_grad_reduce"},
       {"gather unsharded", 2,
        with("megatron_ddp",
             {"ddp.overlap_param_gather=true", "ddp.use_distributed_optimizer=false"}),
        E, "ddp.overlap_param_gather", "not sharded"},
+      {"gather unsharded is refused though not strict", 2,
+       with("megatron_ddp", {"ddp.overlap_param_gather=true", "debug.strict=false",
+                             "ddp.use_distributed_optimizer=false"}),
+       E, "ddp.overlap_param_gather", "not sharded"},
+      {"gather with step, unsharded", 2,
+       with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true",
+                             "ddp.use_distributed_optimizer=false"}),
+       E, "ddp.overlap_param_gather_with_optimizer_step", "not sharded"},
       {"with step, one stage", 2,
        with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true"}), E,
        "ddp.overlap_param_gather_with_optimizer_step", "several stages"},
@@ -337,6 +352,19 @@ TEST_CASE("strategies") {
 
 TEST_CASE("experts") {
   run({
+      {"experts' width by tp",
+       8,
+       {"distributed.tp_size=8", "model.moe=8", "model.moe.ffn_hidden_size=100"},
+       E,
+       "distributed.tp_size",
+       "experts' width of 100"},
+      {"shared expert's width by tp",
+       8,
+       {"distributed.tp_size=8", "model.moe=8", "model.moe.ffn_hidden_size=64",
+        "model.moe.shared_expert_ffn_hidden_size=100"},
+       E,
+       "distributed.tp_size",
+       "experts' width of 100"},
       {"dense", 4, {"distributed.ep_size=2"}, E, "distributed.ep_size", "dense"},
       {"experts by ep",
        3,
@@ -438,4 +466,44 @@ TEST_CASE("pipelines") {
       {"layout brackets", 4, pipeline({"distributed.pipeline.layout='E(tt|tt|ttL'"}), E,
        "distributed.pipeline.layout", "missing"},
   });
+}
+
+TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
+  const TemporaryFolder folder;
+  const std::string path = (folder / "schedule.csv").string();
+  const auto with_file = [&](const std::string& text) {
+    write_file_atomic(path, text);
+    return Overrides{"distributed.pp_size=2", "distributed.pipeline.pp_schedule_csv=" + path,
+                     "train.global_batch_size=2"};
+  };
+  const char* field = "distributed.pipeline.pp_schedule_csv";
+  run({{"whole", 2, with_file("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1I1,1W1\n"), E, nullptr, ""}});
+  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
+           {"0F0,0F1,,0B0,0B1\n", "has 1 rows, but pp_size is 2"},
+           {"", "has 0 rows"},
+           {"0F0,x\n1F0\n", "row 1, cell 2: `x` is no action"},
+           {"0F0,0B0,0F1,0B1\n2F0\n", "there are 2 stages"},
+           {"0F0,0B0,0F1,0B1,0F2\n1F0\n", "there are 2 micro-batches"},
+           {"0F0,0B0,0F1,0B1\n1F0,1B0,0F1\n", "stage 0 stands in rows 1 and 2"},
+           {"0F0,0F0\n1F0\n", "comes after `F`"},
+           {"0B0\n1F0\n", "comes after ``"},
+           {"0F0,0W0\n1F0\n", "comes after `F`"},
+           {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "stage 1 ends micro-batch 1 after `FI`"}})
+    run({{text.c_str(), 2, with_file(text), E, field, part.c_str()}});
+  run({{"no file",
+        2,
+        {"distributed.pp_size=2", "distributed.pipeline.pp_schedule_csv=nowhere.csv"},
+        E,
+        field,
+        "nowhere.csv"},
+       {"a device",
+        2,
+        {"distributed.pp_size=2", "distributed.pipeline.pp_schedule_csv=/dev/zero"},
+        E,
+        field,
+        "is not a file"}});
+}
+
+TEST_CASE("Hydra's keys are ignored with a warning, as overrides too") {
+  run({{"override", 1, {"model._target_=x"}, W, "model._target_", "Hydra"}});
 }

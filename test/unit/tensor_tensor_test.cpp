@@ -71,20 +71,6 @@ TEST_CASE("views share memory") {
   CHECK(span.as<float>()[0] == 11);
 }
 
-TEST_CASE("overlap is of elements, not of buffers") {
-  const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
-  const Tensor t = Tensor::empty(compute, {6, 4}, DType::bf16),
-               other = Tensor::empty(compute, {6, 4}, DType::bf16);
-  CHECK(t.overlaps(t));
-  CHECK(t.overlaps(t.rows(5, 6)));
-  CHECK(t.rows(0, 3).overlaps(t.rows(2, 4)));
-  CHECK_FALSE(t.rows(0, 3).overlaps(t.rows(3, 6)));
-  CHECK_FALSE(t.rows(0, 0).overlaps(t));
-  CHECK_FALSE(t.overlaps(other));
-  CHECK_FALSE(Tensor().overlaps(Tensor()));
-}
-
 TEST_CASE("absent and empty tensors are harmless") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream("compute");

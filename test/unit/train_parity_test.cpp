@@ -1,12 +1,12 @@
 // A training's losses do not depend on threads, micro-batches, recomputation or a restart; watched
 // by the stream sanitizer.
 #include <cmath>
-#include <filesystem>
 #include <limits>
 
 #include <catch2/catch.hpp>
 
 #include "base/rng.h"
+#include "temporary_folder.h"
 #include "train/model_setup.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
@@ -131,33 +131,29 @@ TEST_CASE("bf16 follows fp32") {
 
 TEST_CASE("a resumed run continues with the same bits") {
   for (const char* precision : {"mixed_precision.name=fp32", "mixed_precision.name=bf16_mixed"}) {
-    const auto root = std::filesystem::temp_directory_path() / "mtrain_train_parity_test";
-    std::filesystem::remove_all(root);
+    const TemporaryFolder root;
     const Recipe recipe = tiny({precision, "model.hidden_dropout=0.1"});
     Run straight(recipe), first(recipe), second(recipe);
     const auto reference = straight.losses(8);
     first.losses(5);
-    const auto folder = save_snapshot(first.trainer, recipe, root);
+    const auto folder = save_snapshot(first.trainer, recipe, root.path);
     second.losses(2);  // whatever it did before must not matter
     load_snapshot(second.trainer, recipe, folder);
     CHECK(second.losses(3) == std::vector<double>(reference.begin() + 5, reference.end()));
     CHECK((second.weights() == straight.weights()));
-    std::filesystem::remove_all(root);
   }
 }
 
 TEST_CASE("a checkpoint of another model or seed is refused by name") {
-  const auto root = std::filesystem::temp_directory_path() / "mtrain_train_refuse_test";
-  std::filesystem::remove_all(root);
+  const TemporaryFolder root;
   Run saved(tiny());
   saved.losses(1);
-  const auto folder = save_snapshot(saved.trainer, saved.recipe, root);
+  const auto folder = save_snapshot(saved.trainer, saved.recipe, root.path);
   Run wider(tiny({"model.ffn_hidden_size=96"})), reseeded(tiny({"train.seed=5"}));
   CHECK_THROWS_WITH(load_snapshot(wider.trainer, wider.recipe, folder),
                     Catch::Contains("model.ffn_hidden_size"));
   CHECK_THROWS_WITH(load_snapshot(reseeded.trainer, reseeded.recipe, folder),
                     Catch::Contains("train.seed"));
-  std::filesystem::remove_all(root);
 }
 
 TEST_CASE("a loss that is not finite names the first tensor, and nothing is updated") {

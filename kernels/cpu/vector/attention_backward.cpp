@@ -11,14 +11,14 @@ constexpr int64_t kKeys = 128, kRows = 128;  // of a block
 constexpr int64_t kLd = kKeys + 16;
 
 // What a task writes: dq of some rows, dk and dv of some keys. The ends are those of blocks.
-struct Part {
+struct Share {
   int64_t row0, row1, key0, key1;
   bool dq, dkv;
 };
 
 struct Task {
   const AttentionShape& shape;
-  const Part& part;
+  const Share& share;
   int64_t D, padded, group;
   // Of the block of keys.
   int64_t key0, keys;
@@ -27,7 +27,7 @@ struct Task {
   int64_t row0, rows;
   float *q, *dout, *probabilities, *dscores;
   const float *lse, *delta;  // base 2; of the block's first row
-  float* dq;                 // row slabs of the head, of the part's rows
+  float* dq;                 // row slabs of the head, of the share's rows
   const Seen* seen;
 };
 
@@ -39,9 +39,10 @@ MT_INLINE void clear(float* p, int64_t floats) {
 // Probabilities and the gradient of scores of one panel of rows; then its share of dq.
 MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
   const int64_t width = slabs(t.keys) * W;
-  int64_t c0 = max_of(0, t.seen[i0].begin - t.key0) / W * W;
+  // A panel may see nothing of the block, since its document or window begins beyond it: then c0 is
+  // the block's end, and c1 = c0.
+  const int64_t c0 = min_of(width, max_of(0, t.seen[i0].begin - t.key0) / W * W);
   const int64_t c1 = max_of(c0, min_of(t.keys, t.seen[i0 + rows - 1].end - t.key0));
-  c0 = min_of(c0, width);
   const int64_t columns = div_up(c1 - c0, W) * W;
   const Tile tile = pick_tile<Operand::slabs, 0>(rows, W);
   for (int64_t c = c0; c < c1; c += W) {
@@ -85,13 +86,13 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
           store(ds + c, Vf{});
         });
   }
-  if (!t.part.dq || c1 == c0) return;
+  if (!t.share.dq || c1 == c0) return;
   for (int64_t d = 0; d < t.D; d += W)
     pick_tile<Operand::scores, kLd>(rows, t.D - d)(
         {.a = t.dscores + i0 * kLd + c0,
          .b = t.key_rows + d * kKeys + c0 * W,
          .k = c1 - c0,
-         .out = t.dq + d * (t.part.row1 - t.part.row0) + (t.row0 - t.part.row0 + i0) * W,
+         .out = t.dq + d * (t.share.row1 - t.share.row0) + (t.row0 - t.share.row0 + i0) * W,
          .out_ld = W,
          .add = true});
 }
@@ -137,24 +138,24 @@ MT_INLINE void block(Task& t, const AttentionBackward& args, int64_t b, int64_t 
     const int64_t i0 = part_begin(t.rows, row_panels, p);
     rows_panel(t, i0, part_begin(t.rows, row_panels, p + 1) - i0);
   }
-  for (int64_t p = 0; t.part.dkv && p < key_panels; ++p) {
+  for (int64_t p = 0; t.share.dkv && p < key_panels; ++p) {
     const int64_t j0 = part_begin(t.keys, key_panels, p);
     keys_panel(t, j0, part_begin(t.keys, key_panels, p + 1) - j0);
   }
 }
 
 template <class T>
-void backward(const AttentionBackward& args, int64_t b, int64_t g, const Part& part) {
+void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& share) {
   const AttentionShape& s = args.shape;
-  const int64_t D = s.D, padded = slabs(D) * W, group = s.A / s.G, rows = part.row1 - part.row0;
-  const int64_t head = part.dq ? rows * padded : 0, lines = div_up(rows, 16) * 16;
+  const int64_t D = s.D, padded = slabs(D) * W, group = s.A / s.G, rows = share.row1 - share.row0;
+  const int64_t head = share.dq ? rows * padded : 0, lines = div_up(rows, 16) * 16;
   const int64_t of_seen = lines * int64_t(sizeof(Seen) / sizeof(float));
   float* next = thread_scratch(group * (head + 2 * lines) + of_seen + kKeys * (2 * D + 3 * padded) +
                                kRows * (2 * padded + 2 * kLd));
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
   float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
-  Task t{.shape = s, .part = part, .D = D, .padded = padded, .group = group};
+  Task t{.shape = s, .share = share, .D = D, .padded = padded, .group = group};
   t.keys_t = take(kKeys * D);
   t.values_t = take(kKeys * D);
   t.key_rows = take(kKeys * padded);
@@ -166,31 +167,31 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Part& p
   t.dscores = take(kRows * kLd);
 
   int64_t document = 0;
-  for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, part.row0 + i, document);
+  for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, share.row0 + i, document);
   for (int64_t h = 0; h < group; ++h) {
     const int64_t a = g * group + h;
     const auto out = rows_of<T>(args.out, s, b, a), dout = rows_of<T>(args.dout, s, b, a);
     const float* known = data_of<float>(args.lse) + (b * s.A + a) * s.Sq;
     for (int64_t i = 0; i < rows; ++i) {
-      const int64_t row = part.row0 + i;
+      const int64_t row = share.row0 + i;
       lse[h * lines + i] = known[row] * kLog2E;
       delta[h * lines + i] = dot(out.row(row), dout.row(row), D);
     }
   }
-  if (part.dq) clear(dq, group * head);
-  for (t.key0 = part.key0; t.key0 < part.key1; t.key0 += kKeys) {
-    t.keys = min_of(kKeys, part.key1 - t.key0);
+  if (share.dq) clear(dq, group * head);
+  for (t.key0 = share.key0; t.key0 < share.key1; t.key0 += kKeys) {
+    t.keys = min_of(kKeys, share.key1 - t.key0);
     pack_columns(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, t.keys_t);
     pack_columns(rows_of<T>(args.v, s, b, g), t.key0, t.keys, D, t.values_t);
     pack_rows(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, 1.0f, t.key_rows, kKeys);
-    if (part.dkv) {
+    if (share.dkv) {
       clear(t.dkeys, kKeys * padded);
       clear(t.dvalues, kKeys * padded);
     }
     for (int64_t h = 0; h < group; ++h)
-      for (t.row0 = part.row0; t.row0 < part.row1; t.row0 += kRows) {
-        const int64_t at = t.row0 - part.row0;
-        t.rows = min_of(kRows, part.row1 - t.row0);
+      for (t.row0 = share.row0; t.row0 < share.row1; t.row0 += kRows) {
+        const int64_t at = t.row0 - share.row0;
+        t.rows = min_of(kRows, share.row1 - t.row0);
         t.seen = seen + at;
         if (t.seen[0].begin >= t.key0 + t.keys || t.seen[t.rows - 1].end <= t.key0) continue;
         t.lse = lse + h * lines + at;
@@ -198,21 +199,21 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Part& p
         t.dq = dq + h * head;
         block<T>(t, args, b, g * group + h);
       }
-    if (!part.dkv) continue;
+    if (!share.dkv) continue;
     unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<T>(args.dk, s, b, g), t.key0);
     unpack_rows(t.dvalues, kKeys, t.keys, D, 1.0f, rows_of<T>(args.dv, s, b, g), t.key0);
   }
-  for (int64_t h = 0; part.dq && h < group; ++h)
+  for (int64_t h = 0; share.dq && h < group; ++h)
     unpack_rows(dq + h * head, rows, rows, D, s.scale, rows_of<T>(args.dq, s, b, g * group + h),
-                part.row0);
+                share.row0);
 }
 
-void backward(const AttentionBackward& args, int64_t head, const Part& part) {
+void backward(const AttentionBackward& args, int64_t head, const Share& share) {
   const int64_t b = head / args.shape.G, g = head % args.shape.G;
   if (args.q.data.dtype == DType::f32)
-    backward<float>(args, b, g, part);
+    backward<float>(args, b, g, share);
   else
-    backward<bf16>(args, b, g, part);
+    backward<bf16>(args, b, g, share);
 }
 
 // Seven products instead of five pay where whole heads would leave threads without work.
@@ -226,7 +227,7 @@ void run(const AttentionBackward& args);
 void run(const AttentionBackward& args) {
   const AttentionShape& s = args.shape;
   const int64_t heads = s.B * s.G;
-  if (!worth_splitting(heads, pool_threads())) {
+  if (!worth_splitting(heads, current_threads())) {
     parallel(heads, 1, [&](int64_t head, int64_t) {
       backward(args, head, {0, s.Sq, 0, s.Skv, true, true});
     });

@@ -3,7 +3,8 @@
 //
 // Two packed layouts of a (rows, D) matrix, both fp32 and cut into slabs of kTileColumns (W):
 //   row slabs     [D / W][rows][W]: as B of a product over rows; as A with rows W apart and the
-//   slabs one after another column slabs  [rows / W][D][W]: the transpose, as B of a product over D
+//                 slabs one after another
+//   column slabs  [rows / W][D][W]: the transpose, as B of a product over D
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/cpu/thread_scratch.h"
@@ -69,7 +70,7 @@ MT_INLINE void pack_columns(Rows<const T> x, int64_t first, int64_t rows, int64_
     }
 }
 
-// out (rows, D) = factor * row slabs.
+// Rows first .. first + rows of x = factor * row slabs, which have `total` rows per slab.
 template <class T>
 MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64_t D, float factor,
                            Rows<T> x, int64_t first) {
@@ -81,7 +82,7 @@ MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64
   }
 }
 
-// Rows [begin, end) of part `i` where n rows are spread evenly over `parts`.
+// Where part `i` begins if n rows are spread evenly over `parts`; part i ends where i + 1 begins.
 MT_INLINE int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   return i * (n / parts) + min_of(i, n % parts);
 }
@@ -161,7 +162,7 @@ constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 // 2^x for x <= 1, to about 1 ulp; below -126 it is 0. x = n + r, |r| <= 1/2; the coefficients
 // interpolate 2^r at the Chebyshev nodes, which leaves 3e-9.
 MT_INLINE Vf vexp2(Vf x) {
-  const Vf clamped = vmax(splat(-126.0f), x);  // this order keeps a NaN
+  const Vf clamped = vmax(splat(-126.0f), x);
   const Vf shifted =
       clamped + 12582912.0f;  // 1.5 * 2^23 rounds to an integer, which sits in the low bits
   const Vf r = clamped - (shifted - 12582912.0f);
@@ -173,7 +174,7 @@ MT_INLINE Vf vexp2(Vf x) {
   p = p * r + 6.9314720670e-1f;
   p = p * r + 1.0f;
   const Vf result = (Vf)((Vi)p + ((Vi)shifted << 23));
-  return x < -126.0f ? Vf{} : result;
+  return x < -126.0f ? Vf{} : x == x ? result : x;  // the exponent would hide a NaN's payload
 }
 
 MT_INLINE Vi lane_numbers() {

@@ -59,11 +59,4 @@ void run(const Fill& a) {
   });
 }
 
-void run(const Scale& a) {
-  with_float(a.x.dtype, [&]<class X>() {
-    map(data_of<X>(a.x), a.x.count,
-        [x = data_of<X>(a.x), f = a.factor](int64_t i, auto m) { return load(x + i, m) * f; });
-  });
-}
-
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA

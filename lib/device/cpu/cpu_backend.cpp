@@ -94,14 +94,8 @@ class CpuStream : public StreamBackend {
     worker_.join();
   }
 
-  void enqueue(const char* name, TimingSink* sink, Work work) override {
-    progress_->rethrow_failure_before(UINT64_MAX);
-    {
-      std::lock_guard lock(mutex_);
-      queue_.push_back({name, sink, std::move(work)});
-      ++enqueued_;
-    }
-    wake_.notify_one();
+  void enqueue(LaunchTag tag, Work work) override {
+    push({.tag = std::move(tag), .work = std::move(work)});
   }
 
   std::shared_ptr<EventBackend> record() override {
@@ -109,19 +103,24 @@ class CpuStream : public StreamBackend {
     return std::make_shared<CpuEvent>(progress_, enqueued_);
   }
 
-  void wait(std::shared_ptr<EventBackend> event) override {
-    enqueue("wait", nullptr, [event = std::move(event)](const LaunchContext&) { event->wait(); });
+  // The failure of what it waits for names its own culprit.
+  void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
+    push({.tag = std::move(tag),
+          .work = [event = std::move(event)](const LaunchContext&) { event->wait(); },
+          .own = false});
   }
 
-  void upload(void* device, std::shared_ptr<const void> keep, const void* host,
+  void upload(LaunchTag tag, void* device, std::shared_ptr<const void> keep, const void* host,
               int64_t bytes) override {
-    enqueue("upload", nullptr, [=, keep = std::move(keep)](const LaunchContext&) {
+    tag.sink = nullptr;
+    enqueue(std::move(tag), [=, keep = std::move(keep)](const LaunchContext&) {
       std::memcpy(device, host, size_t(bytes));
     });
   }
 
-  void download(void* host, const void* device, int64_t bytes) override {
-    enqueue("download", nullptr,
+  void download(LaunchTag tag, void* host, const void* device, int64_t bytes) override {
+    tag.sink = nullptr;
+    enqueue(std::move(tag),
             [=](const LaunchContext&) { std::memcpy(host, device, size_t(bytes)); });
   }
 
@@ -131,10 +130,20 @@ class CpuStream : public StreamBackend {
 
  private:
   struct Item {
-    const char* name;
-    TimingSink* sink;
+    LaunchTag tag;
     Work work;
+    bool own = true;  // a failure is this item's, not one that it waited for
   };
+
+  void push(Item item) {
+    progress_->rethrow_failure_before(UINT64_MAX);
+    {
+      std::lock_guard lock(mutex_);
+      queue_.push_back(std::move(item));
+      ++enqueued_;
+    }
+    wake_.notify_one();
+  }
 
   void work() {
     const ThreadPool::Scope scope(&pool_);
@@ -159,11 +168,13 @@ class CpuStream : public StreamBackend {
   void run(Item& item) {
     if (progress_->failed()) return;
     try {
-      const int64_t begin = item.sink ? now_ns() : 0;
+      TimingSink* const sink = item.tag.sink;
+      const int64_t begin = sink ? now_ns() : 0;
       item.work({});
-      if (item.sink) item.sink->record({item.name, name_.c_str(), begin, now_ns()});
+      if (sink) sink->record({item.tag.name, name_.c_str(), begin, now_ns()});
     } catch (...) {
-      progress_->fail(std::current_exception());
+      const auto failure = std::current_exception();
+      progress_->fail(item.own ? with_culprit(failure, item.tag, name_) : failure);
     }
   }
 

@@ -28,7 +28,10 @@ class CudaEvent : public EventBackend {
  public:
   CudaEvent(cudaStream_t stream, unsigned flags) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, flags));
-    MT_CUDA(cudaEventRecord(event_, stream));
+    if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
+      cudaEventDestroy(event_);  // no destructor runs for an object that was never whole
+      check(status, "cudaEventRecord", __LINE__);
+    }
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
   CudaEvent(const CudaEvent&) = delete;
@@ -90,12 +93,16 @@ class CudaStream : public StreamBackend {
   }
   ~CudaStream() override { cudaStreamDestroy(stream_); }
 
-  void enqueue(const char* name, TimingSink* sink, Work work) override {
+  void enqueue(LaunchTag tag, Work work) override {
     ++enqueued_;
-    if (!sink) return work({stream_});
-    auto begin = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
-    work({stream_});
-    timings_.add(name, sink, std::move(begin),
+    auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
+    try {
+      work({stream_});
+    } catch (...) {
+      std::rethrow_exception(with_culprit(std::current_exception(), tag, name_));
+    }
+    if (!tag.sink) return;
+    timings_.add(tag.name, tag.sink, std::move(begin),
                  std::make_unique<CudaEvent>(stream_, cudaEventDefault));
     timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, false);
   }
@@ -108,18 +115,19 @@ class CudaStream : public StreamBackend {
     return event;
   }
 
-  void wait(std::shared_ptr<EventBackend> event) override {
+  void wait(LaunchTag, std::shared_ptr<EventBackend> event) override {
     ++enqueued_;
     MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
   }
 
   // Pageable host memory is staged by the driver before the call returns, so `keep` need not
   // outlive it.
-  void upload(void* device, std::shared_ptr<const void>, const void* host, int64_t bytes) override {
+  void upload(LaunchTag, void* device, std::shared_ptr<const void>, const void* host,
+              int64_t bytes) override {
     ++enqueued_;
     MT_CUDA(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream_));
   }
-  void download(void* host, const void* device, int64_t bytes) override {
+  void download(LaunchTag, void* host, const void* device, int64_t bytes) override {
     ++enqueued_;
     MT_CUDA(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, stream_));
   }
@@ -165,11 +173,15 @@ class CudaBackend : public DeviceBackend {
  public:
   explicit CudaBackend(int ordinal) : ordinal_(ordinal) {
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
-    if (ordinal >= count)
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess)
+      throw UserError(fmt::format("CUDA device {} was asked for, and CUDA finds none: {} ({})",
+                                  ordinal, cudaGetErrorString(status), cudaGetErrorName(status)),
+                      "check the driver and CUDA_VISIBLE_DEVICES");
+    if (ordinal < 0 || ordinal >= count)
       throw UserError(
           fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
-          "check the driver and CUDA_VISIBLE_DEVICES");
+          "devices are numbered from 0; check the driver and CUDA_VISIBLE_DEVICES");
     MT_CUDA(cudaSetDevice(ordinal));
     MT_CUDA(cudaGetDeviceProperties(&properties_, ordinal));
   }

@@ -1,10 +1,12 @@
 // Any bytes as a recipe, with overrides after 0xff bytes, are loaded or refused; what is loaded
-// prints to text that loads again.
+// prints to text that loads to the same recipe, and can be planned.
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "plan/memory.h"
 #include "recipe/layout.h"
 #include "recipe/overlap.h"
 #include "recipe/recipe.h"
@@ -25,9 +27,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     MT_CHECK(!problems.text(Severity::error).empty());
     return 0;
   }
-  print_overlap(resolve_overlap(r, layout_of(r, world)));
+  const Layout layout = layout_of(r, world);
+  print_overlap(resolve_overlap(r, layout));
+  const MemoryEstimate memory = peak_memory(r, layout, r.model.vocab_size);
+  MT_CHECK(std::isfinite(memory.total()) && memory.total() >= 0, "{}", memory.total());
   Problems again;
-  load_recipe_text(print_recipe(r), "printed.yaml", {}, again, world);
+  const Recipe same = load_recipe_text(print_recipe(r), "printed.yaml", {}, again, world);
   MT_CHECK(!again.has_errors(), "{}", again.text(Severity::error));
+  MT_CHECK(print_recipe(same, false) == print_recipe(r, false));
   return 0;
 }

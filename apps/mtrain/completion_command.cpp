@@ -1,0 +1,147 @@
+// Shell completion, made from the commands themselves and from the recipe's schema, so that it
+// cannot fall behind.
+#include <cstdio>
+#include <memory>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+#include "recipe/schema.h"
+
+namespace mtrain {
+
+namespace {
+
+// %NAMES% stand for what the functions below make. zsh runs it through bashcompinit.
+constexpr const char* kScript = R"bash(_mtrain_settings='%SETTINGS%'
+_mtrain_values() {
+  local words=
+  case $1 in
+%VALUES%  esac
+  echo "$words"
+}
+_mtrain() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} setting= command= words= i
+  COMPREPLY=()
+  # The shell splits words at `=`.
+  if [[ $cur == '=' ]]; then
+    setting=$prev cur=
+  elif [[ $prev == '=' ]]; then
+    setting=${COMP_WORDS[COMP_CWORD-2]}
+  fi
+  if [[ $setting ]]; then
+    COMPREPLY=($(compgen -W "$(_mtrain_values "$setting")" -- "$cur"))
+    return
+  fi
+  case $prev in
+    %FILE_OPTIONS%)
+      COMPREPLY=($(compgen -f -- "$cur"))
+      compopt -o filenames 2>/dev/null
+      return ;;
+  esac
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case "${command:+$command }${COMP_WORDS[i]}" in
+      %COMMANDS%) command="${command:+$command }${COMP_WORDS[i]}" ;;
+    esac
+  done
+  case $command in
+%WORDS%  esac
+  case $command in
+    '' | train)
+      if [[ $cur == [a-z]* ]]; then
+        words="$words $_mtrain_settings"
+        compopt -o nospace 2>/dev/null
+      fi ;;
+    explain) words="$words ${_mtrain_settings//=/}" ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}
+complete -F _mtrain mtrain
+)bash";
+
+void replace(std::string& text, std::string_view name, const std::string& by) {
+  text.replace(text.find(name), name.size(), by);
+}
+
+void append(std::string& words, const std::string& word, const char* between = " ") {
+  words += (words.empty() ? "" : between) + word;
+}
+
+struct Command {
+  std::string path;  // "data build"; empty: mtrain itself
+  const CLI::App* app;
+};
+
+std::vector<Command> commands_of(const CLI::App& app, const std::string& path = "") {
+  std::vector<Command> all{{path, &app}};
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    const std::string below = path.empty() ? sub->get_name() : path + " " + sub->get_name();
+    for (Command& c : commands_of(*sub, below)) all.push_back(std::move(c));
+  }
+  return all;
+}
+
+std::string words_of(const CLI::App& app) {
+  std::string words;
+  for (const CLI::App* sub : app.get_subcommands({})) append(words, sub->get_name());
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) append(words, "--" + name);
+    // A positional that takes one of a few words shows them: {bash,zsh}.
+    const std::string type = option->get_type_name();
+    const size_t open = type.find('{'), close = type.find('}');
+    if (!option->get_positional() || open == std::string::npos || close == std::string::npos)
+      continue;
+    std::string choices = type.substr(open + 1, close - open - 1);
+    for (char& c : choices)
+      if (c == ',') c = ' ';
+    append(words, choices);
+  }
+  return words;
+}
+
+std::string setting_values() {
+  std::string out;
+  for (const SchemaRow& row : schema_rows()) {
+    const TypeInfo info = row.ops->info();
+    std::string words;
+    for (const auto& choice : info.choices) append(words, std::string(choice));
+    if (info.kind == TypeInfo::Kind::boolean) append(words, "true false");
+    if (info.may_be_auto) append(words, "auto");
+    if (!words.empty()) out += fmt::format("    {}) words='{}' ;;\n", row.path, words);
+  }
+  return out;
+}
+
+std::string completion_script(const CLI::App& app) {
+  std::string settings, paths, words;
+  for (const SchemaRow& row : schema_rows()) append(settings, row.path + "=");
+  for (const Command& c : commands_of(app)) {
+    if (!c.path.empty()) append(paths, "'" + c.path + "'", " | ");
+    words += fmt::format("    '{}') words='{}' ;;\n", c.path, words_of(*c.app));
+  }
+  std::string script = kScript;
+  replace(script, "%SETTINGS%", settings);
+  replace(script, "%VALUES%", setting_values());
+  replace(script, "%FILE_OPTIONS%",
+          "--recipe | -r | --trace | --run | --input | -i | --output | -o | --tokenizer | -t | "
+          "--train | --valid");
+  replace(script, "%COMMANDS%", paths);
+  replace(script, "%WORDS%", words);
+  return script;
+}
+
+}  // namespace
+
+void add_completion_command(CLI::App& app) {
+  auto* command = app.add_subcommand("completion", "print completion for a shell");
+  command->footer("  eval \"$(mtrain completion bash)\"    in ~/.bashrc; zsh likewise");
+  auto shell = std::make_shared<std::string>();
+  command->add_option("shell", *shell)->required()->check(CLI::IsMember({"bash", "zsh"}));
+  command->callback([&app, shell] {
+    if (*shell == "zsh") std::puts("autoload -U +X bashcompinit && bashcompinit");
+    std::fputs(completion_script(app).c_str(), stdout);
+  });
+}
+
+}  // namespace mtrain

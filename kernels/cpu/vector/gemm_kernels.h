@@ -1,0 +1,354 @@
+// The kernels of kernels/cpu/gemm.h, for packed words of any kind. A word is 32 bits of a packed
+// panel: what one lane of a vector multiplies at once. The includer says in a class `Words` what is
+// in it:
+//   kDepth            how many consecutive k
+//   kMaxWords         the longest k block, in words
+//   multiply_add<ROWS, VECTORS, ROW>(a, b, sum)   as in gemm_tile.h, for one word
+// and in a class Packed<T> how it is made of an operand's elements T:
+//   along(p), along(p, count)       kLanes words of k that lie side by side at p; `count` elements
+//                                   are there, the others count as 0
+//   across(p, ld, deep, lanes)      one word of kLanes neighbours at p, its k `ld` apart; `deep`:
+//                                   all kDepth of them are there
+#pragma once
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vector/gemm_tile.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+namespace {
+
+// One cache line more than the words: the rows of a panel fall into different sets of the
+// first-level cache.
+template <class Words>
+constexpr int64_t kRowStride = Words::kMaxWords + 16;
+template <class Words>
+constexpr int64_t kPanel = kTileRows* kRowStride<Words>;
+
+// Operands often come from memory, in pieces too short for the hardware to run ahead: rows of
+// storage so far apart are asked for early.
+constexpr int64_t kRowsAhead = 16;
+
+template <class Words, class T>
+MT_INLINE void prefetch_rows(const T* line, int64_t ld) {
+  for (int i = 0; i < Words::kDepth; ++i) __builtin_prefetch(line + (kRowsAhead + i) * ld);
+}
+
+// A is read row by row of its storage, once, though every panel takes only a piece of a row.
+template <class Words, class T>
+void pack_k_major(const GemmKernels::PackA& p) {
+  using Packed = typename Words::template Packed<T>;
+  const T* a = static_cast<const T*>(p.a);
+  // Whole vectors are read where they stay inside the matrix: what they carry beyond a panel's rows
+  // is overwritten by the next k, or lies in the padding after the last.
+  const int64_t last_whole =
+      p.rows_to_end - kLanes;  // of the first rows of panels, in the last row of storage
+  float* to = p.out;
+  for (int64_t k = p.k0; k < p.k1; k += Words::kDepth, to += kTileRows) {
+    const T* line = a + k * p.ld;
+    float* out = to;
+    const bool deep = k + Words::kDepth <= p.k1;
+    // The next row of storage may be read.
+    const bool beyond = k + Words::kDepth < p.K && p.ld >= kLanes;
+    for (int64_t i = 0; i < p.panels; ++i, out += kPanel<Words>) {
+      const int64_t row = p.row[i] - p.row[0];
+      prefetch_rows<Words>(line + row, p.ld);
+      if (beyond || row <= last_whole)
+        store(out, Packed::across(line + row, p.ld, deep, Full{}));
+      else
+        store(out, Packed::across(line + row, p.ld, deep, Part{int(p.row[i + 1] - p.row[i])}));
+    }
+  }
+}
+
+template <class Words, class T>
+MT_INLINE void copy_row(const T* from, int64_t ld, int64_t n, float* to) {
+  using Packed = typename Words::template Packed<T>;
+  constexpr int64_t kStep = Words::kDepth * kLanes;
+  for (; n >= kStep; n -= kStep, from += kStep, to += kLanes) {
+    __builtin_prefetch(from + 2 * ld);
+    store(to, Packed::along(from));
+  }
+  if (n > 0) store(to, Packed::along(from, n));  // its end lies in the padding
+}
+
+template <class Words, class T>
+void pack_a_of(const GemmKernels::PackA& p) {
+  static_assert(kTileRows <= kLanes);
+  if (p.trans) return pack_k_major<Words, T>(p);
+  const T* a = static_cast<const T*>(p.a);
+  for (int64_t i = 0; i < p.panels; ++i)
+    for (int64_t row = p.row[i]; row < p.row[i + 1]; ++row)
+      copy_row<Words>(a + (row - p.row[0]) * p.ld + p.k0, p.ld, p.k1 - p.k0,
+                      p.out + i * kPanel<Words> + (row - p.row[i]) * kRowStride<Words>);
+}
+
+// B as it is stored, row by row over all panels.
+template <class Words, class T>
+void pack_b_rows(const GemmKernels::PackB& p) {
+  using Packed = typename Words::template Packed<T>;
+  const T* b = static_cast<const T*>(p.b);
+  const int64_t words = div_up(p.k1 - p.k0, Words::kDepth), whole = p.columns / kTileColumns;
+  float* to = p.out;
+  for (int64_t k = p.k0; k < p.k1; k += Words::kDepth, to += kTileColumns) {
+    const T* line = b + k * p.ld;
+    const bool deep = k + Words::kDepth <= p.k1;
+    float* out = to;
+    for (int64_t q = 0; q < whole; ++q, line += kTileColumns, out += words * kTileColumns) {
+      prefetch_rows<Words>(line, p.ld);
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVectors; ++v)
+        store(out + v * kLanes, Packed::across(line + v * kLanes, p.ld, deep, Full{}));
+    }
+    const int64_t left = p.columns - whole * kTileColumns;
+    if (left == 0) continue;
+    for (int64_t j = 0; j < kTileColumns; j += kLanes)
+      store(out + j, j + kLanes <= left ? Packed::across(line + j, p.ld, deep, Full{})
+                     : j < left         ? Packed::across(line + j, p.ld, deep, Part{int(left - j)})
+                                        : Vf{});
+  }
+}
+
+// Transposes `rows` rows of storage, kLanes words or `count` elements long, into rows of
+// kTileColumns.
+template <class Words, class T>
+MT_INLINE void transpose_to(const T* from, int64_t ld, int64_t rows, int64_t count, float* out) {
+  using Packed = typename Words::template Packed<T>;
+  constexpr int64_t kStep = Words::kDepth * kLanes;
+  Vf v[kLanes];
+  if (count >= kStep) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      __builtin_prefetch(from + i * ld + 8 * kStep);
+      v[i] = i < rows ? Packed::along(from + i * ld) : Vf{};
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) v[i] = i < rows ? Packed::along(from + i * ld, count) : Vf{};
+  }
+  transpose(v);
+  const int64_t words = min_of(kLanes, div_up(count, Words::kDepth));
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    if (i < words) store(out + i * kTileColumns, v[i]);
+}
+
+// B stored (N, K): blocks of kLanes x kLanes words are transposed in registers.
+template <class Words, class T>
+void pack_b_columns(const GemmKernels::PackB& p) {
+  constexpr int64_t kStep = Words::kDepth * kLanes;
+  const T* b = static_cast<const T*>(p.b) + p.k0;
+  const int64_t n = p.k1 - p.k0, words = div_up(n, Words::kDepth);
+  for (int64_t j = 0; j < div_up(p.columns, kTileColumns) * kTileColumns; j += kLanes) {
+    const int64_t left = p.columns - j;
+    const T* from = b + j * p.ld;
+    float* out = p.out + j / kTileColumns * kTileColumns * words + j % kTileColumns;
+    int64_t k = 0;
+    if (left >= kLanes)
+      for (; k + kStep <= n; k += kStep, out += kLanes * kTileColumns)
+        transpose_to<Words>(from + k, p.ld, kLanes, kStep, out);
+    for (; k < n; k += kStep, out += kLanes * kTileColumns)
+      transpose_to<Words>(from + k, p.ld, left, n - k, out);
+  }
+}
+
+template <class Words, class T>
+void pack_b_of(const GemmKernels::PackB& p) {
+  p.trans ? pack_b_columns<Words, T>(p) : pack_b_rows<Words, T>(p);
+}
+
+// Memory that the second-level cache will need: a tile asks for a little of it with every word.
+struct Ahead {
+  const char* next;
+  int64_t step;  // bytes
+};
+
+// Where a tile's sums go.
+struct Target {
+  const float* in;
+  int64_t in_ld;
+  void* out;
+  int64_t out_ld;
+  DType out_type;
+  const float* bias;
+  int64_t columns;
+  bool transposed;
+};
+
+// A tile at the right edge.
+template <class T, int ROWS, int VECTORS>
+MT_INLINE void finish_edge_as(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
+  T* out = static_cast<T*>(t.out);
+  const auto some = [&](int v, auto lanes) {
+    const int64_t j = v * kLanes;
+    for (int i = 0; i < ROWS; ++i) {
+      Vf x = sum[i][v];
+      if (t.in) x += load(t.in + i * t.in_ld + j, lanes);
+      if (t.bias) x += load(t.bias + j, lanes);
+      store(out + i * t.out_ld + j, x, lanes);
+    }
+  };
+  for (int v = 0; v < VECTORS; ++v) {
+    const int64_t left = t.columns - v * kLanes;
+    if (left >= kLanes)
+      some(v, Full{});
+    else if (left > 0)
+      some(v, Part{int(left)});
+  }
+}
+template <int ROWS, int VECTORS>
+void finish_edge(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
+  t.out_type == DType::f32 ? finish_edge_as<float>(sum, t) : finish_edge_as<bf16>(sum, t);
+}
+
+template <class T, bool ADD, bool BIAS, int ROWS, int VECTORS>
+MT_INLINE void finish_as(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
+  T* out = static_cast<T*>(t.out);
+  Vf bias[VECTORS]{};
+  if constexpr (BIAS)
+    for (int v = 0; v < VECTORS; ++v) bias[v] = load(t.bias + v * kLanes);
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) {
+      Vf x = sum[i][v];
+      if constexpr (ADD) x += load(t.in + i * t.in_ld + v * kLanes);
+      if constexpr (BIAS) x += bias[v];
+      store(out + i * t.out_ld + v * kLanes, x);
+    }
+}
+template <class T, int ROWS, int VECTORS>
+MT_INLINE void finish(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
+  if (t.in)
+    t.bias ? finish_as<T, true, true>(sum, t) : finish_as<T, true, false>(sum, t);
+  else
+    t.bias ? finish_as<T, false, true>(sum, t) : finish_as<T, false, false>(sum, t);
+}
+
+// Columns of the tile become rows of memory.
+template <class T, class Lanes>
+MT_INLINE void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t,
+                                 Lanes lanes) {
+  T* out = static_cast<T*>(t.out);
+  const Vf bias = t.bias ? load(t.bias, lanes) : Vf{};
+  for (int v = 0; v < vectors; ++v) {
+    Vf line[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) line[i] = i < rows ? sum[i * vectors + v] : Vf{};
+    transpose(line);
+    const int64_t first = v * kLanes, end = min_of(kLanes, t.columns - first);
+    for (int64_t j = 0; j < end; ++j) {
+      Vf x = line[j];
+      if (t.in) x += load(t.in + (first + j) * t.in_ld, lanes);
+      if (t.bias) x += bias;
+      store(out + (first + j) * t.out_ld, x, lanes);
+    }
+  }
+}
+void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
+  const bool f32 = t.out_type == DType::f32;
+  if (rows == kLanes)
+    f32 ? finish_transposed<float>(sum, rows, vectors, t, Full{})
+        : finish_transposed<bf16>(sum, rows, vectors, t, Full{});
+  else
+    f32 ? finish_transposed<float>(sum, rows, vectors, t, Part{rows})
+        : finish_transposed<bf16>(sum, rows, vectors, t, Part{rows});
+}
+
+// C is touched after some thousand cycles: its lines are asked for first, and one by one, since
+// many at once would hold up the loads of A and B.
+template <class Words, int ROWS, int VECTORS, bool K_MAJOR>
+void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, const Target& t) {
+  constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride<Words>, kStep = K_MAJOR ? kTileRows : 1;
+  const int64_t size = t.out_type == DType::f32 ? 4 : 2;
+  const int64_t lines = t.transposed ? t.columns : ROWS;
+  const int64_t width = (t.transposed ? ROWS : VECTORS * kLanes) * size;
+  Ahead now{static_cast<const char*>(t.out), t.out_ld * size};
+  Vf sum[ROWS][VECTORS]{};
+  for (int64_t byte = 0; words > 0; byte += 64, now.next += 64) {
+    const bool of_c = byte < width;
+    const int64_t n = of_c ? min_of(words, lines) : words;
+    if (!of_c) now = ahead;
+    const char* next = now.next;
+    for (int64_t i = 0; i < n; ++i, a += kStep, b += kTileColumns, next += now.step) {
+      __builtin_prefetch(next);
+      Words::template multiply_add<ROWS, VECTORS, kRow>(a, b, sum);
+    }
+    words -= n;
+  }
+  if (t.transposed || t.columns < VECTORS * kLanes) {
+    Vf copy[ROWS][VECTORS];  // what has an address is kept in memory, so that is not `sum`
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) copy[i][v] = sum[i][v];
+    t.transposed ? finish_transposed(copy[0], ROWS, VECTORS, t) : finish_edge(copy, t);
+  } else if (t.out_type == DType::f32) {
+    finish<float>(sum, t);
+  } else {
+    finish<bf16>(sum, t);
+  }
+}
+
+using Tile = void (*)(const float*, const float*, int64_t, const Ahead&, const Target&);
+
+// Tiles of every height, so that an edge costs what it holds.
+template <class Words, int VECTORS, bool K_MAJOR, int ROWS = 1>
+MT_INLINE Tile pick(int64_t rows) {
+  if constexpr (ROWS < kTileRows)
+    if (rows != ROWS) return pick<Words, VECTORS, K_MAJOR, ROWS + 1>(rows);
+  return tile<Words, ROWS, VECTORS, K_MAJOR>;
+}
+template <class Words>
+MT_INLINE Tile pick_tile(int64_t rows, bool narrow, bool k_major) {
+  if (narrow) return k_major ? pick<Words, 1, true>(rows) : pick<Words, 1, false>(rows);
+  return k_major ? pick<Words, kTileVectors, true>(rows) : pick<Words, kTileVectors, false>(rows);
+}
+
+MT_INLINE int64_t offset(const GemmKernels::Block& s, int64_t row, int64_t column, int64_t ld) {
+  return s.transposed ? column * ld + row : row * ld + column;
+}
+
+// A panel of B stays in the first-level cache while the panels of A pass by in the second.
+template <class Words>
+void block(const GemmKernels::Block& s) {
+  const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;
+  for (int64_t q = 0; q < s.b_panels; ++q) {
+    const int64_t j = q * kTileColumns;
+    const int64_t columns = min_of(s.columns - j, kTileColumns);
+    Tile run = nullptr;
+    int64_t height = 0;
+    // The next panel of B, spread over all tiles of this one.
+    Ahead ahead{reinterpret_cast<const char*>(s.b + (q + 1) * kTileColumns * s.words),
+                div_up(kTileColumns * 4, s.panels)};
+    for (int64_t p = 0; p < s.panels; ++p) {
+      const int64_t rows = s.row[p + 1] - s.row[p], below = s.row[p] - s.row[0];
+      if (rows != height) run = pick_tile<Words>(height = rows, columns <= kLanes, s.a_k_major);
+      run(s.a + p * kPanel<Words>, s.b + q * kTileColumns * s.words, s.words, ahead,
+          {.in = s.in ? s.in + offset(s, below, j, s.in_ld) : nullptr,
+           .in_ld = s.in_ld,
+           .out = static_cast<char*>(s.out) + offset(s, below, j, s.out_ld) * out_size,
+           .out_ld = s.out_ld,
+           .out_type = s.out_type,
+           .bias = s.bias ? s.bias + (s.transposed ? below : j) : nullptr,
+           .columns = columns,
+           .transposed = s.transposed});
+      ahead.next += ahead.step * s.words;
+    }
+  }
+}
+
+template <class Words>
+constexpr GemmKernels gemm_kernels(void (*pack_a)(const GemmKernels::PackA&),
+                                   void (*pack_b)(const GemmKernels::PackB&)) {
+  return {.rows = kTileRows,
+          .columns = kTileColumns,
+          .depth = Words::kDepth,
+          .row_stride = kRowStride<Words>,
+          .max_words = Words::kMaxWords,
+          .pack_a = pack_a,
+          .pack_b = pack_b,
+          .block = block<Words>};
+}
+
+}  // namespace
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA

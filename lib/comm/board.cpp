@@ -1,0 +1,258 @@
+#include "comm/board.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+constexpr size_t kLine = 64;  // a cache line: words of different ranks do not share one
+// A wait looks about for dead peers this often.
+constexpr std::chrono::milliseconds kSlice{20};
+
+size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Not the private kind: the word may be shared between processes.
+long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr,
+                 0);
+}
+
+bool reached(uint32_t counter, uint32_t goal) { return int32_t(counter - goal) >= 0; }
+
+void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+struct Board::Header {
+  alignas(kLine) std::atomic<uint32_t> aborting;  // 1: somebody writes the reason
+  std::atomic<uint32_t> aborted;                  // 1 + the rank that did; the reason is written
+  char reason[400];
+};
+
+struct Board::RankState {
+  alignas(kLine) std::atomic<uint32_t> written;  // steps whose slot is filled
+  std::atomic<uint32_t> written_sleepers;
+  alignas(kLine) std::atomic<uint32_t> read;  // steps that this rank has read to the end
+  std::atomic<uint32_t> read_sleepers;
+  // Rung by every peer that moves a message from or to this rank.
+  alignas(kLine) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> bell_sleepers;
+};
+
+struct Board::Mailbox {
+  alignas(kLine) std::atomic<uint32_t> sent;  // pieces
+  alignas(kLine) std::atomic<uint32_t> received;
+};
+
+size_t Board::bytes(int ranks) {
+  const auto n = size_t(ranks);
+  return up(sizeof(Header) + n * sizeof(RankState) + n * n * sizeof(Mailbox), 4096) +
+         n * 2 * kSlotBytes + n * n * 2 * kPieceBytes;
+}
+
+Board::Board(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
+             std::function<bool(int)> gone)
+    : header_(static_cast<Header*>(memory)),
+      base_(static_cast<std::byte*>(memory)),
+      rank_(rank),
+      ranks_(ranks),
+      timeout_(timeout),
+      gone_(std::move(gone)),
+      all_arrived_(Clock::now()),
+      spins_(int(std::thread::hardware_concurrency()) >= ranks ? 2000 : 50) {}
+
+Board::RankState& Board::state(int rank) const {
+  return reinterpret_cast<RankState*>(base_ + sizeof(Header))[rank];
+}
+
+Board::Mailbox& Board::mailbox(int from, int to) const {
+  std::byte* first = base_ + sizeof(Header) + size_t(ranks_) * sizeof(RankState);
+  return reinterpret_cast<Mailbox*>(first)[from * ranks_ + to];
+}
+
+std::byte* Board::slot(int rank, uint32_t step) const {
+  const auto n = size_t(ranks_);
+  std::byte* first =
+      base_ + up(sizeof(Header) + n * sizeof(RankState) + n * n * sizeof(Mailbox), 4096);
+  return first + (size_t(rank) * 2 + step % 2) * kSlotBytes;
+}
+
+std::byte* Board::piece(int from, int to, uint32_t number) const {
+  std::byte* first = slot(ranks_, 0);  // behind the last slot
+  return first + ((size_t(from) * size_t(ranks_) + size_t(to)) * 2 + number % 2) * kPieceBytes;
+}
+
+void Board::sleep_on(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint32_t>& sleepers) {
+  for (int i = 0; i < spins_; ++i) {
+    if (word.load(std::memory_order_acquire) != seen) return;
+    pause_briefly();
+  }
+  // Whoever changes the word looks at the sleepers after it; both are sequentially consistent, so
+  // one of the two sides sees the other.
+  sleepers.fetch_add(1);
+  if (word.load() == seen) {
+    const timespec slice{0, std::chrono::nanoseconds(kSlice).count()};
+    futex(word, FUTEX_WAIT, seen, &slice);
+  }
+  sleepers.fetch_sub(1);
+}
+
+namespace {
+void change(std::atomic<uint32_t>& word, uint32_t value, std::atomic<uint32_t>& sleepers) {
+  word.store(value);
+  if (sleepers.load() > 0) futex(word, FUTEX_WAKE, INT_MAX, nullptr);
+}
+void ring(std::atomic<uint32_t>& bell, std::atomic<uint32_t>& sleepers) {
+  bell.fetch_add(1);
+  if (sleepers.load() > 0) futex(bell, FUTEX_WAKE, INT_MAX, nullptr);
+}
+}  // namespace
+
+void Board::check_alive(const Deadline& deadline,
+                        const std::function<std::string()>& missing) const {
+  if (const uint32_t by = header_->aborted.load(std::memory_order_acquire))
+    throw CommError(fmt::format("rank {} of the group gave up: {}", by - 1, header_->reason));
+  if (gone_)
+    for (int peer = 0; peer < ranks_; ++peer)
+      if (peer != rank_ && gone_(peer))
+        throw CommError(fmt::format("the process of rank {} of the group is gone", peer));
+  if (Clock::now() > deadline.end)
+    throw CommError(fmt::format("{} after {:.3g} s", missing(),
+                                std::chrono::duration<double>(timeout_).count()),
+                    "a rank is stuck or slow; comm.timeout_s says how long to wait");
+}
+
+std::string Board::not_arrived(uint32_t step) const {
+  std::string ranks;
+  for (int peer = 0; peer < ranks_; ++peer)
+    if (!reached(state(peer).written.load(), step + 1))
+      ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", peer);
+  return fmt::format("rank {} of the group did not arrive", ranks);
+}
+
+void Board::await_step(int peer, uint32_t step, bool done, const Deadline& deadline) {
+  RankState& s = state(peer);
+  std::atomic<uint32_t>& word = done ? s.read : s.written;
+  for (;;) {
+    const uint32_t now = word.load(std::memory_order_acquire);
+    if (reached(now, step + 1)) return;
+    sleep_on(word, now, done ? s.read_sleepers : s.written_sleepers);
+    if (reached(word.load(std::memory_order_acquire), step + 1)) return;
+    check_alive(deadline, [&] { return not_arrived(step); });
+  }
+}
+
+void Board::begin_step(const std::function<void(std::byte*)>& write, const Deadline& deadline) {
+  check_alive(deadline, [] { return std::string(); });
+  // The slot is free when all have read what stood in it two steps ago.
+  for (int peer = 0; peer < ranks_; ++peer) await_step(peer, step_ - 2, true, deadline);
+  write(slot(rank_, step_));
+  change(state(rank_).written, step_ + 1, state(rank_).written_sleepers);
+}
+
+void Board::end_step() {
+  change(state(rank_).read, step_ + 1, state(rank_).read_sleepers);
+  ++step_;
+}
+
+void Board::step(const std::function<void(std::byte*)>& write,
+                 const std::function<void(int, const std::byte*)>& read) {
+  const Deadline deadline{Clock::now() + timeout_};
+  begin_step(write, deadline);
+  for (int i = 1; i < ranks_; ++i) {
+    const int peer = (rank_ + i) % ranks_;
+    await_step(peer, step_, false, deadline);
+    if (i == ranks_ - 1) all_arrived_ = Clock::now();
+    read(peer, slot(peer, step_));
+  }
+  end_step();
+}
+
+void Board::step_together(const std::function<void(std::byte*)>& write,
+                          const std::function<void(const std::vector<const std::byte*>&)>& read) {
+  const Deadline deadline{Clock::now() + timeout_};
+  begin_step(write, deadline);
+  std::vector<const std::byte*> slots;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    await_step(peer, step_, false, deadline);
+    slots.push_back(slot(peer, step_));
+  }
+  all_arrived_ = Clock::now();
+  read(slots);
+  end_step();
+}
+
+bool Board::advance(Message& m) {
+  const int from = m.sends ? rank_ : m.peer, to = m.sends ? m.peer : rank_;
+  Mailbox& box = mailbox(from, to);
+  const uint32_t sent = box.sent.load(std::memory_order_acquire),
+                 received = box.received.load(std::memory_order_acquire);
+  const size_t bytes = std::min(kPieceBytes, m.bytes - m.done);
+  if (m.sends) {
+    if (sent - received == 2) return false;
+    std::memcpy(piece(from, to, sent), m.data + m.done, bytes);
+    box.sent.store(sent + 1);
+  } else {
+    if (sent == received) return false;
+    std::memcpy(m.data + m.done, piece(from, to, received), bytes);
+    box.received.store(received + 1);
+  }
+  m.done += bytes;
+  ring(state(m.peer).bell, state(m.peer).bell_sleepers);
+  return true;
+}
+
+void Board::exchange(std::vector<Message>& messages) {
+  const Deadline deadline{Clock::now() + timeout_};
+  RankState& own = state(rank_);
+  for (;;) {
+    const uint32_t bell = own.bell.load(std::memory_order_acquire);
+    bool moved = false, open = false;
+    // Of the messages between the same two ranks in the same direction, only the first open one may
+    // move.
+    std::vector<bool> busy(2 * size_t(ranks_));
+    for (Message& m : messages) {
+      if (m.done == m.bytes) continue;
+      open = true;
+      const size_t lane = 2 * size_t(m.peer) + m.sends;
+      if (busy[lane]) continue;
+      busy[lane] = true;
+      moved = advance(m) || moved;
+    }
+    if (!open) break;
+    if (moved) continue;
+    sleep_on(own.bell, bell, own.bell_sleepers);
+    check_alive(deadline, [&] {
+      for (const Message& m : messages)
+        if (m.done < m.bytes)
+          return fmt::format("rank {} of the group did not {}", m.peer,
+                             m.sends ? "take a message" : "send");
+      return std::string("no message moved");
+    });
+  }
+}
+
+void Board::abort(std::string_view reason) noexcept {
+  if (header_->aborting.exchange(1) != 0) return;
+  reason = reason.substr(0, sizeof Header::reason - 1);
+  std::memcpy(header_->reason, reason.data(), reason.size());
+  header_->aborted.store(uint32_t(rank_) + 1);
+  for (int peer = 0; peer < ranks_; ++peer)
+    for (auto* word : {&state(peer).written, &state(peer).read, &state(peer).bell})
+      futex(*word, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+}  // namespace mtrain

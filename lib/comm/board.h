@@ -1,0 +1,98 @@
+// A piece of memory that all ranks of a group see, and the steps in which they pass data through
+// it. The ranks are threads of a process or processes of a host: only the memory's origin differs.
+//
+// Collectives go in steps. In a step every rank writes into its own slot, tells the others, and
+// reads theirs. There are two slots per rank, so that a rank may write the next step while slow
+// peers still read this one.
+//
+// Messages between two ranks go through a mailbox of two pieces per ordered pair.
+//
+// Waiting spins shortly, then sleeps on a futex. Every wait ends with a CommError at its deadline,
+// when the group is aborted, or when a rank's process is gone.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mtrain {
+
+class Board {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr size_t kSlotBytes = 1 << 20;     // of a collective's step
+  static constexpr size_t kPieceBytes = 256 << 10;  // of a message
+
+  // Memory for a group of `ranks`; zeroed before the first of them uses it.
+  static size_t bytes(int ranks);
+
+  // `memory` outlives the board. `gone(rank)` asks whether a peer's process has ended; it may be
+  // empty.
+  Board(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
+        std::function<bool(int)> gone);
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+
+  // One step: write(slot) fills this rank's slot; read(peer, slot) is called for every peer as soon
+  // as that one has written, beginning with the next rank. By one thread at a time.
+  void step(const std::function<void(std::byte*)>& write,
+            const std::function<void(int, const std::byte*)>& read);
+  // The same, but read() is called once, when all have written: slots[r] of rank r.
+  void step_together(const std::function<void(std::byte*)>& write,
+                     const std::function<void(const std::vector<const std::byte*>&)>& read);
+
+  // When the last rank had arrived at the step before.
+  Clock::time_point all_arrived() const { return all_arrived_; }
+
+  // One end of a message in progress.
+  struct Message {
+    bool sends;
+    int peer;
+    std::byte* data;
+    size_t bytes;
+    size_t done = 0;
+  };
+  // Moves all messages to their ends, whatever the order in which the peers begin theirs.
+  void exchange(std::vector<Message>& messages);
+
+  // Any thread. The first to abort says why, to all.
+  void abort(std::string_view reason) noexcept;
+
+ private:
+  struct Header;
+  struct RankState;
+  struct Mailbox;
+
+  struct Deadline {
+    Clock::time_point end;
+  };
+  void await_step(int peer, uint32_t step, bool done, const Deadline& deadline);
+  // Sleeps until `word` is no longer `seen`, a slice of time has passed, or somebody wakes it.
+  void sleep_on(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint32_t>& sleepers);
+  void check_alive(const Deadline& deadline, const std::function<std::string()>& missing) const;
+  std::string not_arrived(uint32_t step) const;
+  bool advance(Message& m);  // false: nothing could be moved
+  RankState& state(int rank) const;
+  Mailbox& mailbox(int from, int to) const;
+  std::byte* slot(int rank, uint32_t step) const;
+  std::byte* piece(int from, int to, uint32_t number) const;
+  void begin_step(const std::function<void(std::byte*)>& write, const Deadline& deadline);
+  void end_step();
+
+  Header* header_;
+  std::byte* base_;
+  int rank_, ranks_;
+  std::chrono::nanoseconds timeout_;
+  std::function<bool(int)> gone_;
+  uint32_t step_ = 0;  // wraps; only differences count
+  Clock::time_point all_arrived_;
+  int spins_;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,194 @@
+#include "comm/board_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "comm/reduce.h"
+
+namespace mtrain {
+
+namespace {
+
+// First of n things in part i where they are spread evenly over `parts`.
+int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
+  return i * (n / parts) + std::min(i, n % parts);
+}
+
+const std::byte* bytes_at(ConstSpan s, int64_t element) {
+  return s.as<std::byte>() + element * dtype_size(s.dtype);
+}
+std::byte* bytes_at(Span s, int64_t element) {
+  return s.as<std::byte>() + element * dtype_size(s.dtype);
+}
+
+class BoardCommunicator : public Communicator {
+ public:
+  BoardCommunicator(Board board, std::shared_ptr<void> keep)
+      : keep_(std::move(keep)), board_(std::move(board)) {}
+
+  void all_reduce(Span data, Reduce op, const LaunchContext&) override {
+    const int64_t size = dtype_size(data.dtype), chunk = int64_t(Board::kSlotBytes) / size;
+    begin();
+    for (int64_t first = 0; first < data.count; first += chunk) {
+      const int64_t n = std::min(chunk, data.count - first);
+      // Every rank sums its part of the chunk, then all take the others' parts.
+      const auto part = [&](int rank) { return part_begin(n, ranks(), rank); };
+      const int64_t own = part(rank()), own_count = part(rank() + 1) - own;
+      step_together([&](std::byte* slot) { copy(slot, bytes_at(data, first), n * size); },
+                    [&](const std::vector<const std::byte*>& slots) {
+                      std::vector<const std::byte*> parts;
+                      for (const std::byte* s : slots) parts.push_back(s + own * size);
+                      reduce_parts(parts, {bytes_at(data, first + own), own_count, data.dtype}, op);
+                    });
+      step([&](std::byte* slot) { copy(slot, bytes_at(data, first + own), own_count * size); },
+           [&](int peer, const std::byte* slot) {
+             copy(bytes_at(data, first + part(peer)), slot, (part(peer + 1) - part(peer)) * size);
+           });
+    }
+    if (data.count == 0) barrier({});
+  }
+
+  void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext&) override {
+    const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
+    begin();
+    for (int64_t first = 0; first < out.count; first += chunk) {
+      const int64_t n = std::min(chunk, out.count - first);
+      step_together(
+          [&](std::byte* slot) {
+            for (int peer = 0; peer < ranks(); ++peer)
+              copy(slot + peer * n * size, bytes_at(in, peer * out.count + first), n * size);
+          },
+          [&](const std::vector<const std::byte*>& slots) {
+            std::vector<const std::byte*> parts;
+            for (const std::byte* s : slots) parts.push_back(s + rank() * n * size);
+            reduce_parts(parts, {bytes_at(out, first), n, out.dtype}, op);
+          });
+    }
+    if (out.count == 0) barrier({});
+  }
+
+  void all_gather(ConstSpan in, Span out, const LaunchContext&) override {
+    const int64_t size = dtype_size(in.dtype), chunk = int64_t(Board::kSlotBytes) / size;
+    begin();
+    const std::byte* own = bytes_at(out, rank() * in.count);
+    if (in.data != own) copy(bytes_at(out, rank() * in.count), in.as<std::byte>(), in.bytes());
+    for (int64_t first = 0; first < in.count; first += chunk) {
+      const int64_t n = std::min(chunk, in.count - first);
+      step([&](std::byte* slot) { copy(slot, own + first * size, n * size); },
+           [&](int peer, const std::byte* slot) {
+             copy(bytes_at(out, peer * in.count + first), slot, n * size);
+           });
+    }
+    if (in.count == 0) barrier({});
+  }
+
+  void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
+                  const std::vector<int64_t>& receives, const LaunchContext&) override {
+    const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
+    begin();
+    // The longest part of any pair decides the number of steps, so all tell theirs first.
+    int64_t longest = *std::max_element(sends.begin(), sends.end());
+    step([&](std::byte* slot) { std::memcpy(slot, sends.data(), sends.size() * sizeof(int64_t)); },
+         [&](int peer, const std::byte* slot) {
+           std::vector<int64_t> theirs(sends.size());
+           std::memcpy(theirs.data(), slot, theirs.size() * sizeof(int64_t));
+           longest = std::max(longest, *std::max_element(theirs.begin(), theirs.end()));
+           MT_CHECK(theirs[size_t(rank())] == receives[size_t(peer)],
+                    "all_to_all: rank {} sends {} elements, rank {} expects {}", peer,
+                    theirs[size_t(rank())], rank(), receives[size_t(peer)]);
+         });
+    std::vector<int64_t> from(sends.size() + 1), to(sends.size() + 1);
+    std::partial_sum(sends.begin(), sends.end(), from.begin() + 1);
+    std::partial_sum(receives.begin(), receives.end(), to.begin() + 1);
+    const auto me = size_t(rank());
+    copy(bytes_at(out, to[me]), bytes_at(in, from[me]), sends[me] * size);
+    for (int64_t first = 0; first < longest; first += chunk) {
+      const auto left = [&](int64_t count) { return std::clamp<int64_t>(count - first, 0, chunk); };
+      step(
+          [&](std::byte* slot) {
+            for (int peer = 0; peer < ranks(); ++peer)
+              copy(slot + peer * chunk * size, bytes_at(in, from[size_t(peer)] + first),
+                   left(sends[size_t(peer)]) * size);
+          },
+          [&](int peer, const std::byte* slot) {
+            copy(bytes_at(out, to[size_t(peer)] + first), slot + rank() * chunk * size,
+                 left(receives[size_t(peer)]) * size);
+          });
+    }
+  }
+
+  void broadcast(Span data, int root, const LaunchContext&) override {
+    const int64_t size = dtype_size(data.dtype), chunk = int64_t(Board::kSlotBytes) / size;
+    begin();
+    for (int64_t first = 0; first < data.count; first += chunk) {
+      const int64_t n = std::min(chunk, data.count - first);
+      step(
+          [&](std::byte* slot) {
+            if (rank() == root) copy(slot, bytes_at(data, first), n * size);
+          },
+          [&](int peer, const std::byte* slot) {
+            if (peer == root) copy(bytes_at(data, first), slot, n * size);
+          });
+    }
+    if (data.count == 0) barrier({});
+  }
+
+  void exchange(const std::vector<Transfer>& transfers, const LaunchContext&) override {
+    last_start_ = Clock::now();
+    std::vector<Board::Message> messages;
+    for (const Transfer& t : transfers)
+      messages.push_back(
+          {t.kind == Transfer::Kind::send, t.peer, t.data.as<std::byte>(), size_t(t.data.bytes())});
+    board_.exchange(messages);
+  }
+
+  void barrier(const LaunchContext&) override {
+    begin();
+    step([](std::byte*) {}, [](int, const std::byte*) {});
+  }
+
+  void abort(std::string_view reason) noexcept override { board_.abort(reason); }
+  Clock::time_point last_start() const override { return last_start_; }
+
+ private:
+  int rank() const { return board_.rank(); }
+  int ranks() const { return board_.ranks(); }
+  int64_t slot_share(int64_t element_size) const {
+    return int64_t(Board::kSlotBytes) / ranks() / element_size;
+  }
+  static void copy(std::byte* to, const std::byte* from, int64_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, size_t(bytes));
+  }
+
+  void begin() { first_step_ = true; }
+  template <class W, class R>
+  void step(const W& write, const R& read) {
+    board_.step(write, read);
+    note_start();
+  }
+  template <class W, class R>
+  void step_together(const W& write, const R& read) {
+    board_.step_together(write, read);
+    note_start();
+  }
+  void note_start() {
+    if (first_step_) last_start_ = board_.all_arrived();
+    first_step_ = false;
+  }
+
+  std::shared_ptr<void> keep_;
+  Board board_;
+  bool first_step_ = true;
+  Clock::time_point last_start_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> board_communicator(Board board, std::shared_ptr<void> keep) {
+  return std::make_unique<BoardCommunicator>(std::move(board), std::move(keep));
+}
+
+}  // namespace mtrain

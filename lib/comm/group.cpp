@@ -1,0 +1,204 @@
+#include "comm/group.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+struct Group::State {
+  std::string name;
+  std::vector<int> ranks;
+  int rank = 0;
+  std::shared_ptr<Communicator> communicator;
+  Link link;
+  uint64_t calls = 0;  // so far; the same on every rank
+
+  int size() const { return int(ranks.size()); }
+
+  // One call: run(communicator, context) in the order of `on`. `wire_bytes`: what a rank puts on
+  // the link in the best algorithm, for its emulation.
+  template <class F>
+  void enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run);
+};
+
+namespace {
+
+// The least bytes that a rank sends: of `bytes`, all but the part that stays.
+double all_but_own(int64_t bytes, int size) { return double(bytes) * (size - 1) / size; }
+
+void delay(const Link& link, double wire_bytes, Communicator::Clock::time_point start) {
+  const double seconds =
+      link.latency_us * 1e-6 + (link.gbps > 0 ? wire_bytes * 8 / (link.gbps * 1e9) : 0);
+  std::this_thread::sleep_until(start + std::chrono::duration_cast<Communicator::Clock::duration>(
+                                            std::chrono::duration<double>(seconds)));
+}
+
+}  // namespace
+
+template <class F>
+void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run) {
+  const uint64_t number = ++calls;
+  const char* what = info.name;
+  // Everything by value: the group may be gone when the work runs.
+  auto work = [c = communicator, link = link, name = name, members = ranks, me = rank, number, what,
+               wire_bytes, run = std::move(run)](const LaunchContext& context) {
+    try {
+      run(*c, context);
+    } catch (const CommError& e) {
+      c->abort(e.message());  // so that peers do not wait for their timeout
+      throw CommError(
+          fmt::format("{} {} of group {} on rank {} ({} of {} in the group): {}", what, number,
+                      name, members[size_t(me)], me, members.size(), e.message()),
+          e.hint());
+    }
+    if (link.emulated()) delay(link, wire_bytes, c->last_start());
+  };
+  on.launch(std::move(info), std::move(work));
+}
+
+Group::Group(std::string name, std::vector<int> ranks, int rank,
+             std::shared_ptr<Communicator> communicator, Link link)
+    : state_(std::make_shared<State>()) {
+  MT_CHECK(rank >= 0 && rank < int(ranks.size()), "group {}: rank {} of {}", name, rank,
+           ranks.size());
+  MT_CHECK(communicator || ranks.size() == 1, "group {} of {} ranks needs a communicator", name,
+           ranks.size());
+  state_->name = std::move(name);
+  state_->ranks = std::move(ranks);
+  state_->rank = rank;
+  state_->communicator = std::move(communicator);
+  state_->link = link;
+}
+
+int Group::rank() const { return state_ ? state_->rank : 0; }
+int Group::size() const { return state_ ? state_->size() : 0; }
+const std::string& Group::name() const { return state_->name; }
+const std::vector<int>& Group::ranks() const { return state_->ranks; }
+
+namespace {
+
+// What a rank gets from itself alone.
+void copy(const char* name, const Tensor& in, const Tensor& out, Stream& on) {
+  if (in.data() == out.data() || in.count() == 0) return;
+  const Span to = out;
+  const ConstSpan from = in;
+  on.launch({.name = name, .reads = {in}, .writes = {out}}, [to, from](const LaunchContext&) {
+    std::copy_n(from.as<std::byte>(), from.bytes(), to.as<std::byte>());
+  });
+}
+
+}  // namespace
+
+void Group::all_reduce(const Tensor& data, Reduce op, Stream& on) const {
+  if (size() == 1) return;
+  const double wire = 2 * all_but_own(data.bytes(), size());
+  state_->enqueue(on, {.name = "all_reduce", .reads = {data}, .writes = {data}}, wire,
+                  [data = Span(data), op](Communicator& c, const LaunchContext& context) {
+                    c.all_reduce(data, op, context);
+                  });
+}
+
+void Group::reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& on) const {
+  MT_CHECK(in.count() == out.count() * size() && in.dtype() == out.dtype(),
+           "reduce_scatter in {}: {} elements in, {} out, {} ranks", name(), in.count(),
+           out.count(), size());
+  if (size() == 1) return copy("reduce_scatter", in, out, on);
+  state_->enqueue(
+      on, {.name = "reduce_scatter", .reads = {in}, .writes = {out}},
+      all_but_own(in.bytes(), size()),
+      [in = ConstSpan(in), out = Span(out), op](Communicator& c, const LaunchContext& context) {
+        c.reduce_scatter(in, out, op, context);
+      });
+}
+
+void Group::all_gather(const Tensor& in, const Tensor& out, Stream& on) const {
+  MT_CHECK(out.count() == in.count() * size() && in.dtype() == out.dtype(),
+           "all_gather in {}: {} elements in, {} out, {} ranks", name(), in.count(), out.count(),
+           size());
+  if (size() == 1) return copy("all_gather", in, out, on);
+  state_->enqueue(
+      on, {.name = "all_gather", .reads = {in}, .writes = {out}}, all_but_own(out.bytes(), size()),
+      [in = ConstSpan(in), out = Span(out)](Communicator& c, const LaunchContext& context) {
+        c.all_gather(in, out, context);
+      });
+}
+
+void Group::all_to_all(const Tensor& in, const Tensor& out, Stream& on) const {
+  MT_CHECK(in.count() % size() == 0 && in.count() == out.count(),
+           "all_to_all in {}: {} elements in, {} out, {} ranks", name(), in.count(), out.count(),
+           size());
+  const std::vector<int64_t> parts(size_t(size()), in.count() / size());
+  all_to_all(in, parts, out, parts, on);
+}
+
+void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
+                       const std::vector<int64_t>& receives, Stream& on) const {
+  int64_t sent = 0, received = 0;
+  for (const int64_t n : sends) sent += n;
+  for (const int64_t n : receives) received += n;
+  MT_CHECK(int(sends.size()) == size() && int(receives.size()) == size() && sent <= in.count() &&
+               received <= out.count() && in.dtype() == out.dtype(),
+           "all_to_all in {}: sends {} of {} elements to {} ranks, receives {} of {}", name(), sent,
+           in.count(), sends.size(), received, out.count());
+  if (size() == 1) return copy("all_to_all", in, out, on);
+  const double wire = double(sent - sends[size_t(rank())]) * double(dtype_size(in.dtype()));
+  state_->enqueue(on, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
+                  [in = ConstSpan(in), out = Span(out), sends, receives](
+                      Communicator& c, const LaunchContext& context) {
+                    c.all_to_all(in, sends, out, receives, context);
+                  });
+}
+
+void Group::broadcast(const Tensor& data, int root, Stream& on) const {
+  MT_CHECK(root >= 0 && root < size(), "broadcast in {} from rank {} of {}", name(), root, size());
+  if (size() == 1) return;
+  LaunchInfo info{.name = "broadcast"};
+  (rank() == root ? info.reads : info.writes).push_back(data);
+  state_->enqueue(on, std::move(info), double(data.bytes()),
+                  [data = Span(data), root](Communicator& c, const LaunchContext& context) {
+                    c.broadcast(data, root, context);
+                  });
+}
+
+void Group::send(const Tensor& data, int to, Stream& on) const {
+  exchange({{Transfer::Kind::send, data, to}}, on);
+}
+
+void Group::receive(const Tensor& data, int from, Stream& on) const {
+  exchange({{Transfer::Kind::receive, data, from}}, on);
+}
+
+void Group::exchange(std::vector<Message> messages, Stream& on) const {
+  LaunchInfo info{.name = messages.size() == 1
+                              ? (messages[0].kind == Transfer::Kind::send ? "send" : "receive")
+                              : "exchange"};
+  std::vector<Transfer> transfers;
+  double sent = 0, received = 0;
+  for (const Message& m : messages) {
+    MT_CHECK(m.peer >= 0 && m.peer < size() && m.peer != rank(),
+             "a message in {} between rank {} and rank {} of {}", name(), rank(), m.peer, size());
+    const bool sends = m.kind == Transfer::Kind::send;
+    (sends ? info.reads : info.writes).push_back(m.data);
+    (sends ? sent : received) += double(m.data.bytes());
+    transfers.push_back({m.kind, m.data, m.peer});
+  }
+  if (transfers.empty()) return;
+  state_->enqueue(on, std::move(info), std::max(sent, received),
+                  [transfers](Communicator& c, const LaunchContext& context) {
+                    c.exchange(transfers, context);
+                  });
+}
+
+void Group::barrier(Stream& on) const {
+  if (size() == 1) return;
+  state_->enqueue(on, {.name = "barrier"}, 0,
+                  [](Communicator& c, const LaunchContext& context) { c.barrier(context); });
+}
+
+void Group::abort(std::string_view reason) const noexcept {
+  if (state_ && state_->communicator) state_->communicator->abort(reason);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,63 @@
+#include "comm/process/host_process.h"
+
+#include <unistd.h>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+struct Stat {
+  char state = 0;
+  std::string started;
+};
+
+// Empty where there is no such process.
+Stat stat_of(pid_t pid) {
+  const std::string line = first_line(fmt::format("/proc/{}/stat", pid).c_str());
+  // pid (name) state ...: the name may hold anything, parentheses too.
+  const size_t end = line.rfind(')');
+  if (end == std::string::npos) return {};
+  std::istringstream fields(line.substr(end + 1));
+  Stat s;
+  fields >> s.state;
+  constexpr int kState = 3, kStartTime = 22;  // numbers of the fields in proc(5)
+  for (int i = kState; i < kStartTime; ++i) fields >> s.started;
+  return s;
+}
+
+}  // namespace
+
+std::string host_identity() {
+  char name[256] = {}, space[256] = {};
+  gethostname(name, sizeof name - 1);
+  [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  return fmt::format("{} {} {}", name, first_line("/proc/sys/kernel/random/boot_id"), space);
+}
+
+ProcessIdentity ProcessIdentity::own() { return {getpid(), stat_of(getpid()).started}; }
+
+std::string ProcessIdentity::text() const { return fmt::format("{} {}", pid, started); }
+
+ProcessIdentity ProcessIdentity::parse(const std::string& text) {
+  ProcessIdentity p;
+  std::istringstream(text) >> p.pid >> p.started;
+  return p;
+}
+
+bool ProcessIdentity::ended() const {
+  const Stat s = stat_of(pid);
+  return s.started != started || s.state == 'Z' || s.state == 'X';
+}
+
+}  // namespace mtrain

@@ -1,0 +1,16 @@
+// Ranks as processes of one host: their boards are anonymous memory files, which the first rank of
+// a group makes and the others open through /proc. Nothing is left behind when processes die.
+#pragma once
+#include <chrono>
+#include <memory>
+
+#include "comm/store.h"
+#include "comm/world.h"
+
+namespace mtrain {
+
+// Every rank of the world calls it. Throws UserError when they are not all on this host.
+std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<Store> store, int rank, int size,
+                                                   std::chrono::nanoseconds timeout);
+
+}  // namespace mtrain

@@ -1,0 +1,55 @@
+#include "comm/reduce.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+constexpr int64_t kBlock = 4096;  // elements: sums stay in the first-level cache
+
+// bf16 is added up in fp32.
+template <class T>
+using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+
+template <class T>
+void reduce(const std::vector<const std::byte*>& parts, Span out, Reduce op) {
+  MT_CHECK(op != Reduce::average || !std::is_integral_v<T>, "average of {}", dtype_name(out.dtype));
+  Sum<T> sums[kBlock];
+  for (int64_t begin = 0; begin < out.count; begin += kBlock) {
+    const int64_t n = std::min(kBlock, out.count - begin);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const T* part = reinterpret_cast<const T*>(parts[p]) + begin;
+      if (p == 0)
+        for (int64_t i = 0; i < n; ++i) sums[i] = Sum<T>(part[i]);
+      else if (op == Reduce::max)
+        for (int64_t i = 0; i < n; ++i) sums[i] = std::max(sums[i], Sum<T>(part[i]));
+      else
+        for (int64_t i = 0; i < n; ++i) sums[i] += Sum<T>(part[i]);
+    }
+    if constexpr (!std::is_integral_v<T>)
+      if (op == Reduce::average)
+        for (int64_t i = 0; i < n; ++i) sums[i] *= Sum<T>(1) / Sum<T>(parts.size());
+    T* to = out.as<T>() + begin;
+    for (int64_t i = 0; i < n; ++i) to[i] = T(sums[i]);
+  }
+}
+
+}  // namespace
+
+void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce op) {
+  switch (out.dtype) {
+    case DType::f32: return reduce<float>(parts, out, op);
+    case DType::bf16: return reduce<bf16>(parts, out, op);
+    case DType::f64: return reduce<double>(parts, out, op);
+    case DType::i32: return reduce<int32_t>(parts, out, op);
+    case DType::i64: return reduce<int64_t>(parts, out, op);
+    case DType::u8: break;
+  }
+  throw BugError(fmt::format("a reduction of {}", dtype_name(out.dtype)));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,75 @@
+#include "comm/thread/thread_transport.h"
+
+#include <sys/mman.h>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/board_communicator.h"
+
+namespace mtrain {
+
+namespace {
+
+// Zeroed memory, of which only what is used takes space.
+std::shared_ptr<void> zeroed(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    throw RunError(fmt::format("no memory for {} bytes of a group's board", bytes));
+  return {memory, [bytes](void* m) { munmap(m, bytes); }};
+}
+
+class ThreadTransport : public Transport {
+ public:
+  explicit ThreadTransport(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
+
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
+                                        int rank) override {
+    std::shared_ptr<void> memory;
+    {
+      std::lock_guard lock(mutex_);
+      auto& known = memories_[name];
+      memory = known.lock();
+      if (!memory) known = memory = zeroed(Board::bytes(int(ranks.size())));
+    }
+    return board_communicator(Board(memory.get(), rank, int(ranks.size()), timeout_, {}), memory);
+  }
+
+ private:
+  const std::chrono::nanoseconds timeout_;
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<void>> memories_;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> thread_transport(std::chrono::nanoseconds timeout) {
+  return std::make_shared<ThreadTransport>(timeout);
+}
+
+void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
+                      const ThreadRanksOptions& options) {
+  const auto transport = thread_transport(options.timeout);
+  std::vector<World> worlds;
+  for (int r = 0; r < ranks; ++r) worlds.emplace_back(r, ranks, transport, options.link);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (World& world : worlds)
+    threads.emplace_back([&] {
+      try {
+        body(world);
+      } catch (...) {
+        {
+          std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        world.abort("it has failed");
+      }
+    });
+  for (auto& t : threads) t.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace mtrain

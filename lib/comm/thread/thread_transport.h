@@ -1,0 +1,24 @@
+// Ranks as threads of one process: for tests and sanitizers.
+#pragma once
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "comm/world.h"
+
+namespace mtrain {
+
+// One object for all ranks.
+std::shared_ptr<Transport> thread_transport(std::chrono::nanoseconds timeout);
+
+struct ThreadRanksOptions {
+  std::chrono::nanoseconds timeout = std::chrono::seconds(20);
+  Link link{};
+};
+
+// Runs `body` on `ranks` threads, one rank each. A rank that throws aborts all groups; when all
+// have ended, the first failure is thrown on.
+void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
+                      const ThreadRanksOptions& options = {});
+
+}  // namespace mtrain

@@ -1,0 +1,34 @@
+#include "device/backend.h"
+
+#include <new>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag,
+                                const std::string& stream) {
+  const bool scoped = tag.scope && !tag.scope->empty();
+  const std::string culprit =
+      fmt::format("\n  in `{}`, item {} of stream {}{}{}", tag.name, tag.number, stream,
+                  scoped ? ", in " : "", scoped ? *tag.scope : "");
+  try {
+    std::rethrow_exception(failure);
+  } catch (const UserError& e) {
+    return std::make_exception_ptr(UserError(e.message() + culprit, e.hint()));
+  } catch (const RunError& e) {
+    return std::make_exception_ptr(RunError(e.message() + culprit, e.hint()));
+  } catch (const CommError& e) {
+    return std::make_exception_ptr(CommError(e.message() + culprit, e.hint()));
+  } catch (const BugError& e) {
+    return std::make_exception_ptr(BugError(e.message() + culprit));
+  } catch (const std::bad_alloc&) {
+    return std::make_exception_ptr(RunError("out of memory" + culprit));
+  } catch (const std::exception& e) {
+    return std::make_exception_ptr(RunError(e.what() + culprit));
+  } catch (...) {
+    return failure;
+  }
+}
+
+}  // namespace mtrain

@@ -1,0 +1,143 @@
+#include "mesh/mesh.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/math.h"
+
+namespace mtrain {
+
+std::string_view axis_name(Axis axis) {
+  switch (axis) {
+    case Axis::pp: return "pp";
+    case Axis::dp_replicate: return "dp_replicate";
+    case Axis::dp_shard: return "dp_shard";
+    case Axis::cp: return "cp";
+    case Axis::tp: return "tp";
+    case Axis::ep_shard: return "ep_shard";
+    case Axis::ep: return "ep";
+  }
+  return "?";
+}
+
+Axes dp_axes() { return {Axis::dp_replicate, Axis::dp_shard}; }
+Axes dp_shard_cp_axes() { return {Axis::dp_shard, Axis::cp}; }
+Axes dp_cp_axes() { return {Axis::dp_replicate, Axis::dp_shard, Axis::cp}; }
+
+Mesh::Mesh(std::vector<Dim> dims) : dims_(std::move(dims)), strides_(dims_.size()) {
+  for (size_t i = dims_.size(); i-- > 0;) {
+    MT_CHECK(dims_[i].size >= 1, "mesh: {} of size {}", axis_name(dims_[i].axis), dims_[i].size);
+    strides_[i] = world_;
+    world_ *= dims_[i].size;
+  }
+}
+
+bool Mesh::has(Axis axis) const {
+  return std::any_of(dims_.begin(), dims_.end(), [&](const Dim& d) { return d.axis == axis; });
+}
+
+namespace {
+size_t index_of(const std::vector<Mesh::Dim>& dims, Axis axis) {
+  for (size_t i = 0; i < dims.size(); ++i)
+    if (dims[i].axis == axis) return i;
+  throw BugError(fmt::format("this mesh has no axis {}", axis_name(axis)));
+}
+}  // namespace
+
+int64_t Mesh::size(Axis axis) const { return dims_[index_of(dims_, axis)].size; }
+
+int64_t Mesh::size(const Axes& axes) const {
+  int64_t product = 1;
+  for (const Axis axis : axes) product *= size(axis);
+  return product;
+}
+
+int64_t Mesh::stride(Axis axis) const { return strides_[index_of(dims_, axis)]; }
+
+int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
+  MT_CHECK(rank >= 0 && rank < world_, "rank {} of a mesh of {}", rank, world_);
+  return rank / stride(axis) % size(axis);
+}
+
+std::vector<int64_t> Mesh::coordinates(int64_t rank) const {
+  std::vector<int64_t> at;
+  for (const Dim& d : dims_) at.push_back(coordinate(rank, d.axis));
+  return at;
+}
+
+int64_t Mesh::rank_of(const std::vector<int64_t>& coordinates) const {
+  MT_CHECK(coordinates.size() == dims_.size(), "{} coordinates for a mesh of {} axes",
+           coordinates.size(), dims_.size());
+  int64_t rank = 0;
+  for (size_t i = 0; i < dims_.size(); ++i) {
+    MT_CHECK(coordinates[i] >= 0 && coordinates[i] < dims_[i].size, "{} {} of {}",
+             axis_name(dims_[i].axis), coordinates[i], dims_[i].size);
+    rank += coordinates[i] * strides_[i];
+  }
+  return rank;
+}
+
+std::vector<int64_t> Mesh::group(int64_t rank, const Axes& axes) const {
+  std::vector<int64_t> ranks{rank};
+  for (const Axis axis : axes) ranks[0] -= coordinate(rank, axis) * stride(axis);
+  // Outermost axis first, so that the ranks rise.
+  for (size_t i = 0; i < dims_.size(); ++i) {
+    if (std::find(axes.begin(), axes.end(), dims_[i].axis) == axes.end()) continue;
+    std::vector<int64_t> wider;
+    wider.reserve(ranks.size() * size_t(dims_[i].size));
+    for (const int64_t first : ranks)
+      for (int64_t k = 0; k < dims_[i].size; ++k) wider.push_back(first + k * strides_[i]);
+    ranks = std::move(wider);
+  }
+  return ranks;
+}
+
+int64_t Mesh::index_in_group(int64_t rank, const Axes& axes) const {
+  int64_t index = 0;
+  for (const Dim& d : dims_)
+    if (std::find(axes.begin(), axes.end(), d.axis) != axes.end())
+      index = index * d.size + coordinate(rank, d.axis);
+  return index;
+}
+
+std::vector<std::vector<int64_t>> Mesh::groups(const Axes& axes) const {
+  std::vector<std::vector<int64_t>> all;
+  for (int64_t rank = 0; rank < world_; ++rank)
+    if (index_in_group(rank, axes) == 0) all.push_back(group(rank, axes));
+  return all;
+}
+
+Mesh device_mesh(const MeshSizes& s) {
+  return Mesh({{Axis::pp, s.pp},
+               {Axis::dp_replicate, s.dp_replicate},
+               {Axis::dp_shard, s.dp_shard},
+               {Axis::cp, s.cp},
+               {Axis::tp, s.tp}});
+}
+
+Mesh moe_mesh(const MeshSizes& s) {
+  return Mesh({{Axis::pp, s.pp},
+               {Axis::ep_shard, exact_div(s.dp_replicate * s.dp_shard * s.cp, s.ep)},
+               {Axis::ep, s.ep},
+               {Axis::tp, s.tp}});
+}
+
+std::vector<int64_t> hierarchical_cp_group(const Mesh& mesh, int64_t rank,
+                                           const std::vector<int64_t>& sizes, size_t level) {
+  MT_CHECK(level < sizes.size(), "level {} of {}", level, sizes.size());
+  const std::vector<int64_t> cp = mesh.group(rank, {Axis::cp});
+  int64_t stride = 1, product = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (i < level) stride *= sizes[i];
+    product *= sizes[i];
+  }
+  MT_CHECK(product == int64_t(cp.size()), "hierarchical sizes of product {} for cp {}", product,
+           cp.size());
+  const int64_t at = mesh.coordinate(rank, Axis::cp);
+  const int64_t first = at - at / stride % sizes[level] * stride;
+  std::vector<int64_t> ranks;
+  for (int64_t k = 0; k < sizes[level]; ++k) ranks.push_back(cp[size_t(first + k * stride)]);
+  return ranks;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,71 @@
+// The ranks of a job as a grid with named axes. Arithmetic only: it answers for any rank of any
+// world without a process.
+//
+// Two grids lie over the same ranks: device_mesh (pp, dp_replicate, dp_shard, cp, tp) and, for the
+// experts, moe_mesh (pp, ep_shard, ep, tp), which cuts the ranks of dp x cp another way. The last
+// axis is the fastest: its neighbours have neighbouring ranks.
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace mtrain {
+
+enum class Axis { pp, dp_replicate, dp_shard, cp, tp, ep_shard, ep };
+std::string_view axis_name(Axis axis);
+
+using Axes = std::vector<Axis>;
+
+// Flattened axes, by what they are for.
+Axes dp_axes();           // dp: replicas of the model that see different samples
+Axes dp_shard_cp_axes();  // parameters and optimizer are sharded over them
+Axes dp_cp_axes();        // gradients are reduced over them
+
+class Mesh {
+ public:
+  struct Dim {
+    Axis axis;
+    int64_t size;  // at least 1
+  };
+  explicit Mesh(std::vector<Dim> dims);  // outermost first, each axis once
+
+  int64_t world() const { return world_; }
+  const std::vector<Dim>& dims() const { return dims_; }
+  bool has(Axis axis) const;
+  int64_t size(Axis axis) const;         // MT_CHECKs that the mesh has it
+  int64_t size(const Axes& axes) const;  // product
+  int64_t stride(Axis axis) const;       // ranks between neighbours along it
+
+  int64_t coordinate(int64_t rank, Axis axis) const;
+  std::vector<int64_t> coordinates(int64_t rank) const;  // in the order of dims()
+  int64_t rank_of(const std::vector<int64_t>& coordinates) const;
+
+  // The ranks that share with `rank` every coordinate but those of `axes`, rising.
+  std::vector<int64_t> group(int64_t rank, const Axes& axes) const;
+  // Where `rank` stands in that group.
+  int64_t index_in_group(int64_t rank, const Axes& axes) const;
+  // All groups along `axes`; each rank is in one of them.
+  std::vector<std::vector<int64_t>> groups(const Axes& axes) const;
+
+ private:
+  std::vector<Dim> dims_;
+  std::vector<int64_t> strides_;
+  int64_t world_ = 1;
+};
+
+struct MeshSizes {
+  int64_t pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
+  int64_t ep = 1;  // divides dp_replicate x dp_shard x cp
+};
+Mesh device_mesh(const MeshSizes& sizes);
+// Its ep groups never span tp or pp: each expert is itself split over tp.
+Mesh moe_mesh(const MeshSizes& sizes);
+
+// Hierarchical context parallelism: the ranks that exchange with `rank` at `level`. A cp group is a
+// grid of `sizes` whose first entry is the fastest, so that level 0 is contiguous: cp 8 as [4, 2]
+// has {0,1,2,3} and {4,5,6,7} at level 0, {0,4}, {1,5}, {2,6}, {3,7} at level 1. The product of
+// `sizes` is the size of cp.
+std::vector<int64_t> hierarchical_cp_group(const Mesh& mesh, int64_t rank,
+                                           const std::vector<int64_t>& sizes, size_t level);
+
+}  // namespace mtrain

@@ -1,0 +1,252 @@
+#include "plan/memory.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+#include "plan/schedule_bounds.h"
+#include "recipe/overlap.h"
+
+namespace mtrain {
+
+namespace {
+
+// T tokens of a micro-batch on this rank; e bytes of an element of the compute type.
+class Estimator {
+ public:
+  Estimator(const Recipe& r, const Layout& l, int64_t vocab, int64_t pp_rank)
+      : r_(r),
+        m_(r.model),
+        l_(l),
+        size_(count_parameters(r.model, padded_vocab(vocab, l.tp))),
+        padded_vocab_(padded_vocab(vocab, l.tp)),
+        shape_(schedule_shape(r, l)),
+        pp_rank_(pp_rank),
+        stages_(stages_of_rank(shape_, pp_rank)),
+        e_(r.mixed_precision.name == Precision::fp32 ? 4 : 2),
+        tp_(Count(l.tp)),
+        T_(Count(l.micro_batch) * Count(r.dataset.seq_length) / Count(l.cp)) {
+    int64_t first = 0;
+    for (int64_t s = 0; s < l.stages; ++s) {
+      const int64_t layers = l.layers_of_stage.empty() ? 0 : l.layers_of_stage[size_t(s)];
+      if (std::find(stages_.begin(), stages_.end(), s) != stages_.end())
+        for (int64_t i = first; i < first + layers; ++i)
+          ++(is_moe_layer(m_, i) ? moe_layers_ : dense_layers_);
+      first += layers;
+    }
+  }
+
+  MemoryEstimate estimate() const {
+    MemoryEstimate out;
+    const Spread dense{dense_parameters(), data_ranks(l_.dp_shard * l_.cp)},
+        experts{Count(moe_layers_) * size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_,
+                data_ranks(l_.ep_shard / std::max<int64_t>(1, l_.dp_replicate))};
+    out.parameters = dense.parameters + experts.parameters;
+    for (const Spread& s : {dense, experts}) {
+      const Count state = e_ == 4 || !r_.optimizer.master_weights ? 8 : 12;  // m, v, master
+      out.params += s.parameters * e_ / (shards_parameters() ? s.ranks : 1);
+      out.grads += s.parameters * 4 / (shards_gradients() ? s.ranks : 1);
+      out.optimizer += s.parameters * state / (is_sharded(r_) ? s.ranks : 1);
+    }
+    // The head's logits are gone before the layers run backward.
+    const Count passing =
+        std::max(passing_per_token(false), moe_layers_ ? passing_per_token(true) : 0);
+    const Count backward = T_ * (recomputed_at_once() + passing);
+    out.activations = T_ * (kept_per_token() + (has_head() ? 2 * hidden() * e_ + 4 : 0)) + backward;
+    out.logits = has_head() ? std::max<Count>(0, logits() - backward) : 0;
+    out.buffers = data_buffers() + tensor_buffers() + context_buffers() + pipeline_buffers() +
+                  expert_buffers();
+    return out;
+  }
+
+ private:
+  struct Spread {
+    Count parameters;  // of this rank, not yet sharded
+    Count ranks;       // they are sharded over
+  };
+
+  bool first_stage() const { return stages_.front() == 0; }
+  bool has_head() const { return stages_.back() == l_.stages - 1; }
+  int64_t layers() const { return dense_layers_ + moe_layers_; }
+  Count hidden() const { return Count(m_.hidden_size); }
+  // Norms, residuals and dropout see a shard of the tokens under sequence parallelism.
+  Count residual() const { return hidden() / (r_.distributed.sequence_parallel ? tp_ : 1); }
+  Count attention_width() const { return Count(m_.num_attention_heads * m_.head_dim()) / tp_; }
+  Count kv_width() const {
+    return 2 * Count(m_.head_dim()) * std::max<Count>(1, Count(m_.kv_heads()) / tp_);
+  }
+  Count qkv_width() const { return attention_width() + kv_width(); }
+  static Count data_ranks(int64_t ranks) { return Count(std::max<int64_t>(1, ranks)); }
+
+  Count dense_parameters() const {
+    const auto layer = [&](const LayerParameters& p) { return p.split / tp_ + p.replicated; };
+    Count n = Count(dense_layers_) * layer(size_.dense) + Count(moe_layers_) * layer(size_.moe);
+    // A tied table is on the first and on the last stage.
+    if (first_stage()) n += size_.token_table / tp_ + size_.position_table;
+    if (has_head()) {
+      n += size_.final_norm + size_.output / tp_;
+      if (size_.output == 0 && !first_stage()) n += size_.token_table / tp_;
+    }
+    return n;
+  }
+
+  bool shards_gradients() const {
+    const auto& d = r_.distributed;
+    switch (d.strategy) {
+      // Deferred: whole gradients are summed up until the last micro-batch.
+      case Strategy::fsdp2: return !(d.defer_fsdp_grad_sync && l_.micro_batches > 1);
+      case Strategy::megatron_fsdp: return d.zero_dp_strategy >= ZeroStrategy::gradients;
+      case Strategy::megatron_ddp:
+      case Strategy::ddp: return false;
+    }
+    return false;
+  }
+  bool shards_parameters() const {
+    const auto& d = r_.distributed;
+    return d.strategy == Strategy::fsdp2 || (d.strategy == Strategy::megatron_fsdp &&
+                                             d.zero_dp_strategy == ZeroStrategy::parameters);
+  }
+
+  bool recomputes(RecomputeModule module) const {
+    const auto& c = r_.recompute;
+    return c.granularity == RecomputeGranularity::selective &&
+           std::find(c.modules.begin(), c.modules.end(), module) != c.modules.end();
+  }
+
+  // Bytes per token that a layer keeps from forward to backward: the inputs of its matmuls that
+  // are not computed again, and statistics.
+  Count kept_per_token(bool moe) const {
+    const bool core = recomputes(RecomputeModule::core_attn);
+    const Count heads = Count(m_.num_attention_heads) / tp_;
+    const Count statistics = 2 * (m_.normalization == Normalization::layernorm ? 2 : 1) +
+                             (core ? 0 : heads) +
+                             (m_.qk_layernorm ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
+    const Count attention =
+        residual() + qkv_width() * (m_.qk_layernorm ? 2 : 1) + (core ? 0 : attention_width());
+    Count mlp = residual();
+    if (moe && !recomputes(RecomputeModule::moe)) {
+      const Count K = Count(m_.moe.router_topk);
+      mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
+    } else if (!moe && !recomputes(RecomputeModule::mlp)) {
+      mlp += inputs() * Count(m_.ffn_size()) / tp_;
+    }
+    if (moe && m_.moe.shared_expert_ffn_hidden_size && !recomputes(RecomputeModule::shared_experts))
+      mlp += inputs() * Count(*m_.moe.shared_expert_ffn_hidden_size) / tp_;
+    const Count router = moe ? 4 * Count(m_.moe.num_experts) : 0;
+    return (attention + mlp) * e_ + statistics * 4 + router;
+  }
+
+  // Bytes per token that live only while one layer runs backward: gradients of its widest
+  // activations.
+  Count passing_per_token(bool moe) const {
+    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
+    const Count dispatched = moe ? 2 * Count(m_.moe.router_topk) * hidden() : 0;
+    const Count mlp = (inputs() + 1) * width / tp_ + dispatched + 2 * hidden();
+    const Count attention = qkv_width() + 2 * attention_width() + 2 * hidden();
+    return std::max(mlp, attention) * e_;
+  }
+
+  Count inputs() const { return m_.gated() ? 2 : 1; }
+  Count expert_ffn() const { return Count(m_.moe.ffn_hidden_size.value_or(m_.ffn_size())); }
+
+  bool recomputes_layers() const {
+    return r_.recompute.granularity == RecomputeGranularity::full && layers() > 0;
+  }
+  int64_t recompute_group() const {
+    return r_.recompute.method == RecomputeMethod::block ? 1 : r_.recompute.num_layers.value_or(1);
+  }
+
+  // Of all layers of the rank, for all micro-batches in flight.
+  Count kept_per_token() const {
+    Count all = Count(dense_layers_) * kept_per_token(false) +
+                Count(moe_layers_) * (moe_layers_ ? kept_per_token(true) : 0);
+    if (recomputes_layers()) {
+      const int64_t chunks = int64_t(stages_.size());
+      const int64_t recomputed =
+          r_.recompute.method == RecomputeMethod::block
+              ? std::min(layers(), r_.recompute.num_layers.value_or(layers()) * chunks)
+              : layers();
+      all = all * Count(layers() - recomputed) / Count(layers()) +
+            Count(ceil_div(recomputed, recompute_group())) * residual() * e_;
+    }
+    if (l_.pp == 1) return all;
+    return all * Count(chunks_in_flight(shape_, pp_rank_)) / Count(stages_.size());
+  }
+
+  // Of the layers that backward computes again together.
+  Count recomputed_at_once() const {
+    if (!recomputes_layers()) return 0;
+    return Count(std::min(recompute_group(), layers())) *
+           std::max(kept_per_token(false), moe_layers_ ? kept_per_token(true) : 0);
+  }
+
+  Count logits() const {
+    const Count row = Count(padded_vocab_) / tp_ * 4;
+    const Count chunks = std::max<Count>(
+        1, double(int64_t((T_ * row + Count(kLogitsBytes) - 1) / Count(kLogitsBytes))));
+    return T_ / chunks * row / 4 * e_;
+  }
+
+  // Whole layers beside the sharded ones: the one in use and those gathered ahead, and gradients
+  // on their way to the shards.
+  Count data_buffers() const {
+    if (!shards_parameters() || l_.gradient_ranks() == 1 || layers() == 0) return 0;
+    const auto& d = r_.distributed;
+    const Count experts = size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_;
+    const Count layer = moe_layers_ ? size_.moe.split / tp_ + size_.moe.replicated + experts
+                                    : size_.dense.split / tp_ + size_.dense.replicated;
+    const bool fsdp2 = d.strategy == Strategy::fsdp2;
+    const bool reshard = !fsdp2 || d.reshard_after_forward.value_or(l_.pp == 1);
+    const int64_t ahead =
+        fsdp2 ? std::max(d.fsdp2_forward_prefetch_depth, d.fsdp2_backward_prefetch_depth) : 1;
+    const Count gathered = Count(reshard ? std::min(layers(), 1 + ahead) : layers());
+    const Count reduced = shards_gradients() ? Count(std::min<int64_t>(layers(), 2)) : 0;
+    return layer * (gathered * e_ + reduced * 4);
+  }
+  // Gathered tokens, in and out of the matmuls.
+  Count tensor_buffers() const {
+    return l_.tp > 1 && r_.distributed.sequence_parallel ? 2 * T_ * hidden() * e_ : 0;
+  }
+  Count context_buffers() const {
+    if (l_.cp == 1) return 0;
+    switch (r_.distributed.cp_comm_type.front()) {
+      case CpCommType::all_gather: return Count(l_.cp) * T_ * kv_width() * e_;
+      case CpCommType::a2a: return 2 * T_ * qkv_width() * e_;
+      case CpCommType::p2p:
+      case CpCommType::a2a_p2p: return 2 * 2 * T_ * kv_width() * e_;  // keys and values, gradients
+    }
+    return 0;
+  }
+  // One activation and one gradient in each direction.
+  Count pipeline_buffers() const { return l_.pp > 1 ? 4 * T_ * residual() * e_ : 0; }
+  Count expert_buffers() const {
+    return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
+  }
+
+  const Recipe& r_;
+  const ModelConfig& m_;
+  const Layout& l_;
+  const ModelParameters size_;
+  const int64_t padded_vocab_;
+  const ScheduleShape shape_;
+  const int64_t pp_rank_;
+  const std::vector<int64_t> stages_;
+  const Count e_, tp_, T_;
+  int64_t dense_layers_ = 0, moe_layers_ = 0;
+};
+
+}  // namespace
+
+MemoryEstimate estimate_memory(const Recipe& r, const Layout& l, int64_t vocab, int64_t pp_rank) {
+  return Estimator(r, l, vocab, pp_rank).estimate();
+}
+
+MemoryEstimate peak_memory(const Recipe& r, const Layout& l, int64_t vocab) {
+  MemoryEstimate most;
+  for (int64_t rank = 0; rank < l.pp; ++rank) {
+    const MemoryEstimate m = estimate_memory(r, l, vocab, rank);
+    if (m.total() > most.total()) most = m;
+  }
+  return most;
+}
+
+}  // namespace mtrain

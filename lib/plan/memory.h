@@ -1,0 +1,31 @@
+// What one rank keeps in memory during a step, by formula, before any rank exists; the allocator's
+// accounting shows what it really was.
+#pragma once
+#include <vector>
+
+#include "plan/model_size.h"
+#include "recipe/layout.h"
+
+namespace mtrain {
+
+// Bytes of logits that a rank computes at once: enough rows for efficient matmuls, few enough to
+// matter little beside a model with such a vocabulary.
+inline constexpr int64_t kLogitsBytes = 64ll << 20;
+
+struct MemoryEstimate {
+  Count parameters = 0;  // elements of this rank, before they are sharded over data parallelism
+  Count params = 0, grads = 0, optimizer = 0;  // bytes, from here on
+  Count activations = 0;  // kept from forward to backward, and what one layer's backward needs
+  Count logits = 0;       // beyond that: the head runs while no layer does
+  Count buffers = 0;      // communication: gathered weights, tokens and keys in transit
+  Count total() const { return params + grads + optimizer + activations + logits + buffers; }
+};
+
+// For the ranks of one pipeline rank; they are alike.
+MemoryEstimate estimate_memory(const Recipe& recipe, const Layout& layout, int64_t vocab,
+                               int64_t pp_rank);
+
+// Of the fullest pipeline rank.
+MemoryEstimate peak_memory(const Recipe& recipe, const Layout& layout, int64_t vocab);
+
+}  // namespace mtrain

@@ -1,0 +1,73 @@
+#include "plan/model_size.h"
+
+#include <algorithm>
+
+namespace mtrain {
+
+Count ModelParameters::total() const {
+  return Count(dense_layers) * dense.total() + Count(moe_layers) * moe.total() + token_table +
+         output + position_table + final_norm;
+}
+
+Count ModelParameters::active() const {
+  return Count(dense_layers) * dense.active + Count(moe_layers) * moe.active + token_table +
+         output + position_table + final_norm;
+}
+
+bool is_moe_layer(const ModelConfig& m, int64_t layer) {
+  return m.moe.num_experts > 0 && layer >= m.moe.first_dense_layers &&
+         layer % m.moe.layer_freq == 0;
+}
+
+namespace {
+
+LayerParameters layer_parameters(const ModelConfig& m, bool moe) {
+  const Count H = Count(m.hidden_size), D = Count(m.head_dim()),
+              AD = Count(m.num_attention_heads) * D, qkv = AD + 2 * Count(m.kv_heads()) * D,
+              inputs = m.gated() ? 2 : 1, experts = Count(m.moe.num_experts);
+  const bool norm_bias = m.normalization == Normalization::layernorm && m.add_bias_linear;
+  // Both projections of an MLP; the bias of the second one is whole on every rank.
+  const auto mlp = [&](Count F) {
+    return (inputs + 1) * H * F + (m.add_bias_linear ? inputs * F : 0);
+  };
+  LayerParameters p;
+  p.split = H * qkv + (m.qkv_bias() ? qkv : 0) + AD * H;
+  p.replicated =
+      2 * H * (norm_bias ? 2 : 1) + (m.qk_layernorm ? 2 * D : 0) + (m.add_bias_linear ? 2 * H : 0);
+  if (moe) {
+    p.expert = mlp(Count(m.moe.ffn_hidden_size.value_or(m.ffn_size())));
+    p.experts = experts;
+    p.replicated += H * experts;
+    if (m.moe.shared_expert_ffn_hidden_size)
+      p.split += mlp(Count(*m.moe.shared_expert_ffn_hidden_size));
+  } else {
+    p.split += mlp(Count(m.ffn_size()));
+  }
+  p.active = p.split + p.replicated + std::min(p.experts, Count(m.moe.router_topk)) * p.expert;
+  return p;
+}
+
+}  // namespace
+
+ModelParameters count_parameters(const ModelConfig& m, int64_t vocab) {
+  ModelParameters p;
+  p.dense = layer_parameters(m, false);
+  p.moe = layer_parameters(m, true);
+  for (int64_t i = 0; i < m.num_layers; ++i) ++(is_moe_layer(m, i) ? p.moe_layers : p.dense_layers);
+  const bool norm_bias = m.normalization == Normalization::layernorm && m.add_bias_linear;
+  p.token_table = Count(vocab) * Count(m.hidden_size);
+  p.output = m.share_embeddings_and_output_weights ? 0 : p.token_table;
+  if (m.position_embedding == PositionEmbedding::learned)
+    p.position_table = Count(m.max_position_embeddings.value_or(0)) * Count(m.hidden_size);
+  p.final_norm = Count(m.hidden_size) * (norm_bias ? 2 : 1);
+  return p;
+}
+
+double flops_per_token(const ModelConfig& m, int64_t vocab, int64_t seq_length) {
+  const ModelParameters p = count_parameters(m, vocab);
+  return 6.0 * (p.active() - p.looked_up()) + 12.0 * Count(m.num_layers) *
+                                                  Count(m.num_attention_heads) *
+                                                  Count(m.head_dim()) * double(seq_length);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,46 @@
+// How many parameters a model has, by how they spread over ranks, and what a token costs.
+#pragma once
+#include <cstdint>
+
+#include "recipe/model.h"
+
+namespace mtrain {
+
+// Parameters or bytes in an estimate: a mistyped size may exceed 64 bits, and what is real is
+// exact.
+using Count = double;
+
+// One transformer layer. H-sized matrices count with the biases that are cut the same way.
+struct LayerParameters {
+  Count split = 0;       // cut over tp: attention, MLP, shared expert
+  Count replicated = 0;  // whole on every tp rank: norms, row-parallel biases, router
+  Count expert = 0;      // one routed expert, cut over tp
+  Count experts = 0;     // number of routed experts, spread over ep
+  Count active = 0;      // of one token: all of the above with top-k experts
+  Count total() const { return split + replicated + experts * expert; }
+};
+
+struct ModelParameters {
+  LayerParameters dense, moe;
+  int64_t dense_layers = 0, moe_layers = 0;
+  Count token_table = 0;     // real vocabulary x H, cut over tp
+  Count output = 0;          // the same, 0 where tied
+  Count position_table = 0;  // learned positions
+  Count final_norm = 0;
+
+  Count total() const;
+  Count active() const;  // that one token meets
+  // In tables that are only looked up, which cost no FLOPs.
+  Count looked_up() const { return position_table + (output > 0 ? token_table : 0); }
+};
+
+// `vocab`: the true vocabulary, which the tokenizer may decide.
+ModelParameters count_parameters(const ModelConfig& model, int64_t vocab);
+bool is_moe_layer(const ModelConfig& model, int64_t layer);
+
+// Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
+// counted in full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not
+// halved), so that figures compare with other trainers'.
+double flops_per_token(const ModelConfig& model, int64_t vocab, int64_t seq_length);
+
+}  // namespace mtrain

@@ -1,0 +1,33 @@
+// What a pipeline schedule costs by formula: activations in flight and idle time, for forward,
+// input gradient and weight gradient of equal length and communication of none. Sources: GPipe
+// (Huang et al. 2019), 1F1B and interleaving (Narayanan et al. 2021), zero bubble and ZB-V (Qi et
+// al. 2024), DualPipe (DeepSeek-AI 2024).
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "recipe/layout.h"
+
+namespace mtrain {
+
+struct ScheduleShape {
+  PipelineScheduleName schedule = PipelineScheduleName::one_f_one_b;
+  int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
+  int64_t group = 1;  // interleaved: micro-batches in a row per stage
+  bool moe_overlap =
+      false;  // one more warm-up forward, so that paired micro-batches are independent
+};
+ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout);
+
+// Most chunks (a stage's layers for one micro-batch) whose activations rank `pp_rank` holds at
+// once, counted from forward to weight gradient.
+int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
+
+// Idle time / whole time of a step.
+double bubble_fraction(const ScheduleShape& shape);
+
+// The stages that `pp_rank` holds, in the order of the model. Schedules with a V place stage i and
+// its mirror on one rank; the others go round.
+std::vector<int64_t> stages_of_rank(const ScheduleShape& shape, int64_t pp_rank);
+
+}  // namespace mtrain

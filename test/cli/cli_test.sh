@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# The program as a new user meets it: typical mistakes in a recipe and what they are told, exit codes, and the
+# commands that look without running.
+#   test/cli/cli_test.sh <mtrain>
+set -u
+mtrain=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+fail() {
+  echo "FAILED: $1"
+  sed 's/^/    /' "$work/out"
+  failures=$((failures + 1))
+}
+
+# expect <what> <exit code> <text>... -- <arguments of mtrain>...: all texts stand in the output.
+expect() {
+  local what=$1 code=$2
+  local -a texts=()
+  shift 2
+  while [[ $1 != -- ]]; do texts+=("$1") && shift; done
+  shift
+  "$mtrain" "$@" >"$work/out" 2>&1 </dev/null
+  local got=$?
+  ((got == code)) || fail "$what: exit code $got instead of $code"
+  local text
+  for text in "${texts[@]}"; do
+    grep -qF -- "$text" "$work/out" || fail "$what: nothing says: $text"
+  done
+}
+
+# mistake <what> <text>... -- <recipe>: a recipe that must be refused with exit code 2, its file, and the texts.
+mistake() {
+  local what=$1
+  local -a texts=()
+  shift
+  while [[ $1 != -- ]]; do texts+=("$1") && shift; done
+  printf '%b' "$2" >"$work/r.yaml"
+  expect "$what" 2 "$work/r.yaml" hint "${texts[@]}" -- --recipe "$work/r.yaml" --dry-run --world-size "${world:-1}"
+}
+
+base='model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, vocab_size: 512}\ndataset: {train: x, seq_length: 1024}\ntrain: {global_batch_size: 32}\n'
+
+mistake "wrong indent" ":3:" -- 'model:\n  num_layers: 8\n hidden_size: 256\n'
+mistake "a tab" ":2:" "tab" "blanks" -- 'model:\n\tnum_layers: 8\n'
+mistake "a misspelt key" "model.num_layer" "did you mean \`model.num_layers\`" -- 'model: {num_layer: 8}\n'
+mistake "a string for a number" "optimizer.lr" "fast" -- "${base}optimizer: {lr: fast}\n"
+world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "a divisor of 8" -- \
+  "${base}distributed: {tp_size: 3}\n"
+world=4 mistake "ep that does not divide dp x cp" "ep_size 8 does not divide dp(4) * cp(1) = 4" -- \
+  "${base}distributed: {ep_size: 8}\nmodel.moe.num_experts: 8\n"
+world=8 mistake "hierarchical sizes whose product is not cp" "4" "cp_size" -- \
+  "${base}distributed: {cp_size: 8, cp_comm_type: a2a+p2p, hierarchical_context_parallel_sizes: [2, 2]}\n"
+world=4 mistake "a packed size that cp does not divide" "packed_sequence_size" "1001" -- \
+  "${base}distributed: {cp_size: 4}\npacked_sequence: {packed_sequence_size: 1001}\n"
+world=4 mistake "pp without a pipeline section" "pp_size 4 needs a pipeline section" "pipeline: {}" -- \
+  "${base}distributed: {pp_size: 4}\n"
+world=4 mistake "dp_replicate_size under ddp" "dp_replicate_size" "fsdp2" -- \
+  "${base}distributed: {strategy: ddp, dp_replicate_size: 2}\n"
+# All of a recipe's mistakes at once, in the order of its lines.
+world=3 mistake "several mistakes" "misspelt" "tp_size 3" "bogus" -- \
+  'model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, misspelt: 1}\ndistributed: {tp_size: 3}\noptimizer: {lr: bogus}\n'
+
+printf '%b' "$base" >"$work/good.yaml"
+expect "no recipe" 2 "no recipe given" hint --
+expect "no such recipe" 2 "there is no such file" "did you mean $work/good.yaml" -- --recipe "$work/god.yaml"
+expect "unknown option" 2 "--recipes" -- --recipes x
+expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
+expect "world size of a run" 2 "does not start one" -- --recipe "$work/good.yaml" --world-size 2
+expect "what is not built is not run" 2 "not built yet: tensor parallelism" -- \
+  --recipe "$work/good.yaml" distributed.tp_size=2 distributed.dp_size=1
+expect "dry run" 0 "dry run on 8 ranks" "activations" "effective" "this build cannot run it yet" -- \
+  --recipe "$work/good.yaml" --dry-run --world-size 8
+expect "print recipe" 0 "# override" "num_layers: 9" -- --recipe "$work/good.yaml" --print-recipe model.num_layers=9
+expect "explain" 0 "default" "1f1b" -- explain distributed.pipeline.pp_schedule
+expect "explain an alias" 0 "distributed.tp_size" -- explain model.tensor_model_parallel_size
+expect "explain nonsense" 2 "did you mean" -- explain optimizer.lrr
+expect "version" 0 "cpu" "cuda" -- --version
+expect "schema for reading" 0 "## model" -- schema
+"$mtrain" schema --json | python3 -m json.tool >"$work/out" 2>&1 || fail "schema --json is not JSON"
+
+# Completion offers commands, settings and their values.
+completes() {
+  local want=$1
+  shift
+  (
+    source <("$mtrain" completion bash)
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+    _mtrain 2>/dev/null
+    printf '%s\n' "${COMPREPLY[@]}"
+  ) >"$work/out"
+  grep -qxF -- "$want" "$work/out" || fail "completion of '$*' lacks $want"
+}
+completes explain mtrain exp
+completes --format mtrain data build --f
+completes optimizer.lr= mtrain --recipe x optimizer.l
+completes megatron_ddp mtrain distributed.strategy = meg
+completes zsh mtrain completion ""
+((failures == 0)) && echo "all well"
+exit $((failures > 0))

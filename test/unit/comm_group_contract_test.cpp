@@ -1,0 +1,324 @@
+// What every backend of communication promises: closed forms, exact in every dtype; order; failures
+// that unblock.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "comm_testing.h"
+
+using namespace mtrain;
+
+namespace {
+
+// Catch's macros are not for several threads.
+void require(bool ok, const std::string& what) {
+  if (!ok) throw BugError(what);
+}
+void require_values(const TestRank& r, const Tensor& t,
+                    const std::function<double(int64_t)>& expected, const char* what) {
+  const auto got = r.values(t);
+  for (size_t i = 0; i < got.size(); ++i)
+    require(got[i] == expected(int64_t(i)),
+            fmt::format("{} on rank {}: element {} is {}, expected {}", what, r.rank(), i, got[i],
+                        expected(int64_t(i))));
+}
+
+// Small integers, exact in bf16 after any sum over 8 ranks; a value names its rank and place.
+double value(int rank, int64_t i) { return double((i * 3 + rank) % 13); }
+
+// Around the edges of slots and pieces, odd, one, and none.
+const std::vector<int64_t> kCounts{0, 1, 7, 1001, (1 << 18) + 3, (1 << 19) + 1};
+
+void on_all(const std::function<void(TestRank&)>& body, std::vector<int> sizes = {2, 3, 4}) {
+  for (const auto& backend : comm_backends())
+    for (const int ranks : sizes) {
+      CAPTURE(backend, ranks);
+      CHECK_NOTHROW(run_ranks(ranks, backend, body));
+    }
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::i32, DType::i64, DType::f64};
+
+}  // namespace
+
+TEST_CASE("all_reduce sums, averages and takes maxima over ranks") {
+  on_all([](TestRank& r) {
+    const Group g = r.world.everyone();
+    for (const DType dtype : kTypes)
+      for (const int64_t count : {int64_t(1), int64_t(1001)}) {
+        const auto all = [&](int64_t i, auto fold) {
+          double x = value(0, i);
+          for (int rank = 1; rank < r.size(); ++rank) x = fold(x, value(rank, i));
+          return x;
+        };
+        const auto mine = [&](int64_t i) { return value(r.rank(), i); };
+        Tensor t = r.filled(count, dtype, mine);
+        g.all_reduce(t, Reduce::sum, r.on);
+        require_values(
+            r, t, [&](int64_t i) { return all(i, [](double a, double b) { return a + b; }); },
+            "sum");
+        t = r.filled(count, dtype, mine);
+        g.all_reduce(t, Reduce::max, r.on);
+        require_values(
+            r, t,
+            [&](int64_t i) { return all(i, [](double a, double b) { return std::max(a, b); }); },
+            "max");
+      }
+    const Tensor t = r.filled(100, DType::f32, [&](int64_t) { return r.rank() + 1; });
+    g.all_reduce(t, Reduce::average, r.on);
+    require_values(
+        r, t, [&](int64_t) { return double(float(r.size() + 1) / 2); }, "average");
+  });
+}
+
+TEST_CASE("collectives of every size") {
+  on_all([](TestRank& r) {
+    const Group g = r.world.everyone();
+    const int n = r.size(), me = r.rank();
+    double ranks = 0;
+    for (int k = 0; k < n; ++k) ranks += k;
+    for (const int64_t count : kCounts) {
+      const Tensor sum =
+          r.filled(count, DType::f32, [&](int64_t i) { return double(i % 1000) + me; });
+      g.all_reduce(sum, Reduce::sum, r.on);
+      require_values(
+          r, sum, [&](int64_t i) { return double(n) * double(i % 1000) + ranks; }, "all_reduce");
+
+      const Tensor part = r.filled(count, DType::f32, [&](int64_t i) { return value(me, i); });
+      const Tensor whole = Tensor::empty(r.on, {count * n}, DType::f32);
+      g.all_gather(part, whole, r.on);
+      require_values(
+          r, whole, [&](int64_t i) { return value(int(i / count), i % count); }, "all_gather");
+      // In place.
+      const Tensor own = r.filled(count * n, DType::f32, [&](int64_t i) {
+        return i / std::max<int64_t>(1, count) == me ? value(me, i % count) : -1;
+      });
+      g.all_gather(own.rows(me * count, (me + 1) * count), own, r.on);
+      require_values(
+          r, own, [&](int64_t i) { return value(int(i / count), i % count); }, "in place");
+
+      const Tensor all =
+          r.filled(count * n, DType::f32, [&](int64_t i) { return double(i % 500) + me; });
+      g.reduce_scatter(all, part, Reduce::sum, r.on);
+      require_values(
+          r, part, [&](int64_t i) { return double(n) * double((me * count + i) % 500) + ranks; },
+          "reduce_scatter");
+
+      // Element i of part p is 1000 p + 100 sender + i.
+      const Tensor send = r.filled(count * n, DType::i32, [&](int64_t i) {
+        return double(1000 * (i / count) + 100 * me + i % count);
+      });
+      const Tensor received = Tensor::empty(r.on, {count * n}, DType::i32);
+      g.all_to_all(send, received, r.on);
+      require_values(
+          r, received, [&](int64_t i) { return double(1000 * me + 100 * (i / count) + i % count); },
+          "all_to_all");
+
+      for (int root = 0; root < n; root += 2) {
+        const Tensor data =
+            r.filled(count, DType::i64, [&](int64_t i) { return me == root ? double(i) : -1; });
+        g.broadcast(data, root, r.on);
+        require_values(
+            r, data, [](int64_t i) { return double(i); }, "broadcast");
+      }
+      g.barrier(r.on);
+    }
+  });
+}
+
+TEST_CASE("all_to_all with parts of different sizes, some of them empty") {
+  on_all([](TestRank& r) {
+    const Group g = r.world.everyone();
+    const auto n = size_t(r.size()), me = size_t(r.rank());
+    const auto count = [](size_t from, size_t to) {
+      return int64_t((from * 7 + to * 3) % 5) * int64_t(from == 1 ? 90000 : 11);
+    };
+    std::vector<int64_t> sends, receives;
+    for (size_t p = 0; p < n; ++p) {
+      sends.push_back(count(me, p));
+      receives.push_back(count(p, me));
+    }
+    std::vector<double> out, expected;
+    for (size_t p = 0; p < n; ++p) {
+      for (int64_t i = 0; i < sends[p]; ++i)
+        out.push_back(double((100 * me + 10 * p + size_t(i)) % 251));
+      for (int64_t i = 0; i < receives[p]; ++i)
+        expected.push_back(double((100 * p + 10 * me + size_t(i)) % 251));
+    }
+    const Tensor in =
+        r.filled(int64_t(out.size()), DType::bf16, [&](int64_t i) { return out[size_t(i)]; });
+    const Tensor got = Tensor::empty(r.on, {int64_t(expected.size())}, DType::bf16);
+    g.all_to_all(in, sends, got, receives, r.on);
+    require_values(
+        r, got, [&](int64_t i) { return expected[size_t(i)]; }, "all_to_all");
+  });
+}
+
+TEST_CASE("messages: a ring both ways at once, and many sizes in a row") {
+  on_all([](TestRank& r) {
+    const Group g = r.world.everyone();
+    const int n = r.size(), next = (r.rank() + 1) % n, before = (r.rank() + n - 1) % n;
+    using Kind = Transfer::Kind;
+    for (const int64_t count : kCounts) {
+      const auto mine = [&](int64_t i) { return value(r.rank(), i); };
+      const Tensor up = r.filled(count, DType::f32, mine), down = r.filled(count, DType::f32, mine);
+      const Tensor from_before = Tensor::empty(r.on, {count}, DType::f32),
+                   from_next = Tensor::empty(r.on, {count}, DType::f32);
+      // With two ranks both messages have the same peer, and keep their order.
+      g.exchange({{Kind::send, up, next},
+                  {Kind::receive, from_before, before},
+                  {Kind::send, down, before},
+                  {Kind::receive, from_next, next}},
+                 r.on);
+      require_values(
+          r, from_before, [&](int64_t i) { return value(before, i); }, "before");
+      require_values(
+          r, from_next, [&](int64_t i) { return value(next, i); }, "next");
+    }
+    // A chain of plain sends and receives.
+    const Tensor token = r.filled(3, DType::i32, [](int64_t i) { return double(i); });
+    if (r.rank() > 0) g.receive(token, r.rank() - 1, r.on);
+    if (r.rank() + 1 < n) g.send(token, r.rank() + 1, r.on);
+    r.device.synchronize();
+  });
+}
+
+TEST_CASE("groups of some ranks, and of one") {
+  on_all(
+      [](TestRank& r) {
+        const Mesh mesh = device_mesh({.dp_shard = 2, .tp = 2});
+        const Group tp = r.world.group("tp", mesh, {Axis::tp}),
+                    dp = r.world.group("dp", mesh, dp_axes()),
+                    pp = r.world.group("pp", mesh, {Axis::pp});
+        require(tp.size() == 2 && dp.size() == 2 && pp.size() == 1, "sizes");
+        const Tensor t = r.filled(5, DType::i32, [&](int64_t) { return double(1 << r.rank()); });
+        tp.all_reduce(t, Reduce::sum, r.on);
+        require_values(
+            r, t, [&](int64_t) { return r.rank() < 2 ? 3 : 12; }, "tp");
+        dp.all_reduce(t, Reduce::sum, r.on);
+        require_values(
+            r, t, [&](int64_t) { return 15; }, "dp");
+        pp.all_reduce(t, Reduce::sum, r.on);
+        const Tensor copy = Tensor::empty(r.on, {5}, DType::i32);
+        pp.all_gather(t, copy, r.on);
+        require_values(
+            r, copy, [&](int64_t) { return 15; }, "pp");
+      },
+      {4});
+}
+
+TEST_CASE("groups on different streams run side by side") {
+  on_all([](TestRank& r) {
+    const Group a = r.world.group("a", r.world.everyone().ranks()),
+                b = r.world.group("b", r.world.everyone().ranks());
+    Stream& other = r.device.stream("other");
+    std::vector<Tensor> xs, ys;
+    for (int i = 0; i < 20; ++i) {
+      xs.push_back(r.filled(3000, DType::f32, [&](int64_t k) { return value(r.rank(), k); }));
+      ys.push_back(Tensor::empty(other, {3000 * r.size()}, DType::f32));
+      other.wait(r.on.record());  // edge: filled -> gathered
+      b.all_gather(xs.back(), ys.back(), other);
+      r.on.wait(other.record());  // edge: gathered -> summed in place
+      a.all_reduce(xs.back(), Reduce::sum, r.on);
+    }
+    r.on.wait(other.record());
+    require_values(
+        r, ys[19], [](int64_t i) { return value(int(i / 3000), i % 3000); }, "gathered");
+  });
+}
+
+TEST_CASE("every rank has the same bits") {
+  for (const auto& backend : comm_backends()) {
+    std::vector<std::vector<double>> results(4);
+    run_ranks(4, backend, [&](TestRank& r) {
+      const Tensor t = r.filled(
+          10007, DType::f32, [&](int64_t i) { return 1.0 / double(1 + i * (r.rank() + 1) % 977); });
+      r.world.everyone().all_reduce(t, Reduce::sum, r.on);
+      results[size_t(r.rank())] = r.values(t);
+    });
+    for (const auto& other : results) CHECK((other == results[0]));
+  }
+}
+
+TEST_CASE("a rank that fails unblocks its peers, and the first failure is the one that is told") {
+  for (const auto& backend : comm_backends()) {
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      run_ranks(4, backend, [](TestRank& r) {
+        const Group g = r.world.everyone();
+        g.barrier(r.on);
+        r.device.synchronize();
+        if (r.rank() == 2) throw RunError("disk full");
+        const Tensor t = r.filled(10, DType::f32, [](int64_t) { return 1; });
+        g.all_reduce(t, Reduce::sum, r.on);
+        r.device.synchronize();
+      });
+      FAIL("nothing was thrown");
+    } catch (const RunError& e) {
+      CHECK(e.message() == "disk full");
+    }
+    // Far below the timeout of 20 s.
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+  }
+}
+
+TEST_CASE("a rank that does not come is named, with the operation, its number and the group") {
+  for (const auto& backend : comm_backends()) {
+    std::atomic<bool> over{false};
+    try {
+      run_ranks(3, backend,
+                [&](TestRank& r) {
+                  const Group g = r.world.group("dp_cp", {0, 1, 2});
+                  g.barrier(r.on);
+                  r.device.synchronize();
+                  if (r.rank() == 1) {  // hangs
+                    while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    return;
+                  }
+                  const Tensor t = r.filled(10, DType::f32, [](int64_t) { return 1; });
+                  g.all_reduce(t, Reduce::sum, r.on);
+                  try {
+                    r.device.synchronize();
+                  } catch (...) {
+                    over = true;
+                    throw;
+                  }
+                },
+                {.timeout_s = 0.3});
+      FAIL("nothing was thrown");
+    } catch (const CommError& e) {
+      CAPTURE(e.message());
+      CHECK(e.message().find("all_reduce 2 of group dp_cp") != std::string::npos);
+      CHECK(e.message().find("rank 1 of the group did not arrive") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("an emulated link delays completion, not more and not less") {
+  for (const auto& backend : comm_backends()) {
+    // 4 MB at 1 Gbit/s: an all-gather of two ranks sends half, 16 ms; 2 ms of latency.
+    std::atomic<double> shortest{1e9};
+    run_ranks(
+        2, backend,
+        [&](TestRank& r) {
+          const Group g = r.world.everyone();
+          const Tensor in = r.filled(500000, DType::f32, [](int64_t) { return 1; });
+          const Tensor out = Tensor::empty(r.on, {1000000}, DType::f32);
+          for (int i = 0; i < 3; ++i) {
+            r.device.synchronize();
+            const auto start = std::chrono::steady_clock::now();
+            g.all_gather(in, out, r.on);
+            r.device.synchronize();
+            const double took =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+            require(took >= 0.018, fmt::format("{} s", took));
+            if (r.rank() == 0) shortest = std::min(shortest.load(), took);
+          }
+        },
+        {.link = {.latency_us = 2000, .gbps = 1}});
+    CHECK(shortest < 0.2);  // generous: the machine may be busy
+  }
+}

@@ -1,0 +1,193 @@
+// The rendezvous store, and ranks as real processes that die.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <chrono>
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "comm/process/host_process.h"
+#include "comm/process/shared_memory_transport.h"
+#include "comm/store.h"
+#include "device/device.h"
+
+using namespace mtrain;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+TEST_CASE("what one client sets another gets, also when it asks first") {
+  const StoreServer server(0);
+  Store a("localhost", server.port(), 10s), b("127.0.0.1", server.port(), 10s);
+  a.set("k", "v");
+  CHECK(b.get("k") == "v");
+  a.set("k", std::string(300000, 'x'));
+  CHECK(b.get("k").size() == 300000);
+  std::thread later([&] {
+    std::this_thread::sleep_for(50ms);
+    a.set("late", "came");
+  });
+  CHECK(b.get("late") == "came");
+  later.join();
+  CHECK(a.add("n", 2) == 2);
+  CHECK(b.add("n", -5) == -3);
+  CHECK(a.get("n") == "-3");
+  a.set("", "empty key");
+  CHECK(b.get("") == "empty key");
+}
+
+TEST_CASE("a store answers many clients at once") {
+  const StoreServer server(0);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 16; ++i)
+    threads.emplace_back([&] {
+      Store s("localhost", server.port(), 10s);
+      s.add("arrived", 1);
+      while (std::stoi(s.get("arrived")) < 16) std::this_thread::sleep_for(1ms);
+    });
+  for (auto& t : threads) t.join();
+  SUCCEED();
+}
+
+TEST_CASE("waiting ends with the key, the address and what to do") {
+  const StoreServer server(0);
+  Store s("localhost", server.port(), 10s);
+  try {
+    s.get("nobody sets this", 100ms);
+    FAIL("no error");
+  } catch (const CommError& e) {
+    CHECK(e.message().find("nobody sets this") != std::string::npos);
+    CHECK(e.message().find("localhost:") != std::string::npos);
+  }
+  CHECK_THROWS_AS(s.set("a", "b"), CommError);  // the connection is of no use any more
+}
+
+TEST_CASE("a server that ends, a port in use, and an address without a server are told") {
+  auto server = std::make_unique<StoreServer>(0);
+  const uint16_t port = server->port();
+  CHECK_THROWS_AS(StoreServer(port), UserError);
+  Store s("localhost", port, 10s);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(50ms);
+    server.reset();
+  });
+  const auto start = Clock::now();
+  CHECK_THROWS_AS(s.get("never"), CommError);
+  CHECK(Clock::now() - start < 5s);
+  killer.join();
+  CHECK_THROWS_AS(Store("localhost", port, 200ms), CommError);
+  CHECK_THROWS_AS(Store("no-such-host.invalid", port, 200ms), CommError);
+}
+
+TEST_CASE("a process knows its own identity, and that of one that ended") {
+  CHECK_FALSE(ProcessIdentity::own().ended());
+  CHECK(ProcessIdentity::parse(ProcessIdentity::own().text()).started ==
+        ProcessIdentity::own().started);
+  int pipes[2];
+  REQUIRE(pipe(pipes) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    char c;
+    _exit(read(pipes[0], &c, 1) == 1 ? 0 : 1);
+  }
+  ProcessIdentity other = ProcessIdentity::own();
+  other.pid = child;
+  CHECK(other.ended());  // that pid began at another time
+  CHECK(host_identity() == host_identity());
+  REQUIRE(write(pipes[1], "x", 1) == 1);
+  waitpid(child, nullptr, 0);
+}
+
+namespace {
+
+// The ranks of a job, each a child process; 0 serves the store. The exit code is body's, or 9 for a
+// CommError, whose message goes into a pipe.
+class Children {
+ public:
+  template <class Body>
+  Children(int ranks, const Body& body) {
+    REQUIRE(pipe(pipe_) == 0);
+    uint16_t port;
+    {
+      const StoreServer probe(0);
+      port = probe.port();
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      const pid_t pid = fork();
+      if (pid == 0) _exit(run(rank, ranks, port, body));
+      pids.push_back(pid);
+    }
+  }
+  ~Children() {
+    for (const pid_t p : pids) kill(p, SIGKILL);
+    for (const pid_t p : pids) waitpid(p, nullptr, 0);
+    close(pipe_[0]);
+    close(pipe_[1]);
+  }
+  int wait(size_t rank) {
+    int status = 0;
+    waitpid(pids[rank], &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  std::string message() {
+    char text[4000];
+    const ssize_t n = read(pipe_[0], text, sizeof text);
+    return std::string(text, size_t(std::max<ssize_t>(n, 0)));
+  }
+  std::vector<pid_t> pids;
+
+ private:
+  template <class Body>
+  int run(int rank, int ranks, uint16_t port, const Body& body) {
+    try {
+      std::unique_ptr<StoreServer> server;
+      if (rank == 0) server = std::make_unique<StoreServer>(port);
+      auto store = std::make_shared<Store>("localhost", port, 10s);
+      World world(rank, ranks, shared_memory_transport(store, rank, ranks, 10s));
+      return body(world);
+    } catch (const CommError& e) {
+      const std::string text = e.message();
+      return write(pipe_[1], text.data(), text.size()) > 0 ? 9 : 8;
+    } catch (...) {
+      return 7;
+    }
+  }
+  int pipe_[2];
+};
+
+}  // namespace
+
+TEST_CASE("processes reduce through shared memory") {
+  Children job(3, [](World& world) {
+    const auto device = Device::cpu(1);
+    Stream& on = device->stream("dp");
+    const Tensor t = Tensor::from_host(on, {700001}, std::vector<float>(700001, 1.0f));
+    for (int i = 0; i < 4; ++i) world.everyone().all_reduce(t, Reduce::sum, on);
+    return t.to_host<float>(on)[700000] == 81 ? 0 : 1;
+  });
+  for (size_t rank = 0; rank < 3; ++rank) CHECK(job.wait(rank) == 0);
+}
+
+TEST_CASE("a killed process is missed within a second, and named") {
+  Children job(3, [](World& world) {
+    const auto device = Device::cpu(1);
+    Stream& on = device->stream("dp");
+    const Group g = world.group("dp_cp", {0, 1, 2});
+    g.barrier(on);
+    device->synchronize();
+    if (world.rank() == 1) raise(SIGKILL);
+    g.barrier(on);
+    device->synchronize();
+    return 0;
+  });
+  const auto start = Clock::now();
+  CHECK(job.wait(1) == -SIGKILL);
+  CHECK(job.wait(0) == 9);
+  CHECK(job.wait(2) == 9);
+  CHECK(Clock::now() - start < 5s);
+  const std::string message = job.message();
+  CAPTURE(message);
+  CHECK(message.find("barrier 2 of group dp_cp") != std::string::npos);
+  CHECK(message.find("the process of rank 1 of the group is gone") != std::string::npos);
+}

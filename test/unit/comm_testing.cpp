@@ -1,0 +1,111 @@
+#include "comm_testing.h"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/process/shared_memory_transport.h"
+#include "comm/thread/thread_transport.h"
+
+namespace mtrain {
+
+namespace {
+template <class T>
+Tensor upload(Stream& on, int64_t count, const std::function<double(int64_t)>& value) {
+  std::vector<T> host(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<T, bf16>)
+      host[size_t(i)] = bf16(float(value(i)));
+    else
+      host[size_t(i)] = T(value(i));
+  }
+  return Tensor::from_host(on, {count}, std::move(host));
+}
+template <class T>
+std::vector<double> download(Stream& on, const Tensor& t) {
+  std::vector<double> out;
+  for (const T x : t.to_host<T>(on)) {
+    if constexpr (std::is_same_v<T, bf16>)
+      out.push_back(float(x));
+    else
+      out.push_back(double(x));
+  }
+  return out;
+}
+}  // namespace
+
+Tensor TestRank::filled(int64_t count, DType dtype,
+                        const std::function<double(int64_t)>& value) const {
+  switch (dtype) {
+    case DType::f32: return upload<float>(on, count, value);
+    case DType::bf16: return upload<bf16>(on, count, value);
+    case DType::f64: return upload<double>(on, count, value);
+    case DType::i32: return upload<int32_t>(on, count, value);
+    case DType::i64: return upload<int64_t>(on, count, value);
+    case DType::u8: return upload<uint8_t>(on, count, value);
+  }
+  throw BugError("dtype");
+}
+
+std::vector<double> TestRank::values(const Tensor& t) const {
+  switch (t.dtype()) {
+    case DType::f32: return download<float>(on, t);
+    case DType::bf16: return download<bf16>(on, t);
+    case DType::f64: return download<double>(on, t);
+    case DType::i32: return download<int32_t>(on, t);
+    case DType::i64: return download<int64_t>(on, t);
+    case DType::u8: return download<uint8_t>(on, t);
+  }
+  throw BugError("dtype");
+}
+
+std::vector<std::string> comm_backends() { return {"thread", "shared_memory"}; }
+
+namespace {
+
+// Each rank has a store, a transport and mappings of its own, as a process would.
+void run_shared_memory_ranks(int ranks, const std::function<void(World&)>& body,
+                             std::chrono::nanoseconds timeout, Link link) {
+  const StoreServer server(0);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<World> world;
+      try {
+        auto store = std::make_shared<Store>("localhost", server.port(), std::chrono::seconds(20));
+        world = std::make_unique<World>(
+            rank, ranks, shared_memory_transport(std::move(store), rank, ranks, timeout), link);
+        body(*world);
+      } catch (...) {
+        std::unique_lock lock(mutex);
+        if (!first) first = std::current_exception();
+        lock.unlock();
+        if (world) world->abort("it has failed");
+      }
+    });
+  for (auto& t : threads) t.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace
+
+void run_ranks(int ranks, const std::string& backend, const std::function<void(TestRank&)>& body,
+               const TestRanksOptions& options) {
+  const auto as_rank = [&](World& world) {
+    const auto device = Device::cpu(1, {.stream_sanitizer = true});
+    TestRank rank{world, *device, device->stream("comm")};
+    body(rank);
+    device->synchronize();
+  };
+  const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(options.timeout_s));
+  if (backend == "thread")
+    run_thread_ranks(ranks, as_rank, {.timeout = timeout, .link = options.link});
+  else
+    run_shared_memory_ranks(ranks, as_rank, timeout, options.link);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,67 @@
+// A dtype that does not fit is refused where the operation is asked for, by name, before it is
+// enqueued.
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "device/device.h"
+#include "ops/ops.h"
+
+using namespace mtrain;
+using Catch::Contains;
+
+TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
+  const auto device = Device::cpu(1);
+  Stream& on = device->stream("compute");
+  const auto make = [&](Shape shape, DType dtype) { return Tensor::empty(on, shape, dtype); };
+  const DType f32 = DType::f32, bf16 = DType::bf16, i32 = DType::i32, f64 = DType::f64;
+  const int64_t T = 4, H = 8, V = 16;
+  const Tensor x = make({T, H}, f32), half = make({T, H}, bf16), ids = make({T, H}, i32);
+  const Tensor w = make({H}, f32), half_w = make({H}, bf16), label_T = make({T}, i32);
+
+  CHECK_THROWS_WITH(ops::add(on, x, half), Contains("add: b is bf16, expected fp32"));
+  CHECK_THROWS_WITH(ops::add(on, ids, ids), Contains("add: a is int32, expected fp32 or bf16"));
+  CHECK_THROWS_WITH(ops::matmul(on, "m", x, ids, {.b = true}, f32), Contains("matmul: b is int32"));
+  CHECK_THROWS_WITH(ops::matmul(on, "m", x, x, {.b = true}, f64), Contains("matmul: c is"));
+  CHECK_THROWS_WITH(ops::matmul(on, "m", x, make({H, H}, f32), {}, f32, make({H}, i32)),
+                    Contains("bias_N is int32"));
+
+  const ops::NormWeights rms{ops::NormKind::rms, w, {}, 1e-5f};
+  const ops::NormWeights half_rms{ops::NormKind::rms, half_w, {}, 1e-5f};
+  CHECK_THROWS_WITH(ops::norm(on, half_rms, x), Contains("norm: w.w_H is bf16, expected fp32"));
+  CHECK_THROWS_WITH(ops::norm(on, rms, x, half), Contains("norm: residual_TH is bf16"));
+  const ops::NormResult f{x, x, make({T}, f32), {}};
+  CHECK_THROWS_WITH(ops::norm_backward(on, rms, f, half, {}, w, {}),
+                    Contains("norm_backward: f.sum_TH is fp32, expected bf16"));
+  CHECK_THROWS_WITH(ops::norm_backward(on, rms, f, x, {}, half_w, {}),
+                    Contains("norm_backward: dw_H is bf16, expected fp32"));
+  const ops::HeadRange heads{0, 1, H};
+  CHECK_THROWS_WITH(ops::head_norm(on, rms, x, half, heads), Contains("head_norm: out_TN is bf16"));
+
+  CHECK_THROWS_WITH(ops::swiglu(on, ids), Contains("swiglu: gate_up_T2F is int32"));
+  CHECK_THROWS_WITH(ops::swiglu_backward(on, x, make({T, H / 2}, bf16), {}),
+                    Contains("swiglu_backward: dy_TF is bf16"));
+  CHECK_THROWS_WITH(ops::gelu(on, ids, true), Contains("gelu: x is int32"));
+  CHECK_THROWS_WITH(ops::gelu_backward(on, x, x, half, true), Contains("gelu_backward: y is bf16"));
+
+  const ops::AttentionDims dims{.B = 1, .S = T, .A = 1, .G = 1, .D = H, .scale = 1};
+  const Tensor qkv = make({T, 3 * H}, f32);
+  CHECK_THROWS_WITH(ops::attention(on, dims, qkv, make({2}, DType::i64)),
+                    Contains("attention: cu_seqlens is"));
+  const ops::AttentionResult forward{x, make({1, 1, T}, f32)};
+  CHECK_THROWS_WITH(ops::attention_backward(on, dims, qkv, {}, forward, half),
+                    Contains("attention_backward: dout_TN is bf16"));
+
+  const Tensor table = make({T, H / 2}, f32);
+  CHECK_THROWS_WITH(ops::rope(on, x, table, make({T, H / 2}, bf16), label_T, 1, H, false),
+                    Contains("rope: sin_PR is bf16"));
+  CHECK_THROWS_WITH(ops::rope(on, x, table, table, make({T}, f32), 1, H, false),
+                    Contains("rope: position_T is fp32"));
+  CHECK_THROWS_WITH(
+      ops::cross_entropy(on, make({T, V}, f32), make({T}, f32), make({T}, f32), V, 1, true),
+      Contains("cross_entropy: label_T is fp32"));
+  CHECK_THROWS_WITH(ops::cross_entropy(on, make({T, V}, f32), label_T, make({T}, bf16), V, 1, true),
+                    Contains("cross_entropy: loss_T is bf16"));
+  CHECK_THROWS_WITH(ops::embedding_backward(on, make({T}, f32), x, make({V, H}, f32)),
+                    Contains("embedding_backward: id_T is fp32"));
+  CHECK_NOTHROW(device->synchronize());  // nothing wrong was enqueued
+}

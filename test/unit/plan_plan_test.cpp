@@ -1,0 +1,120 @@
+// Sizes of published models, and the costs of pipeline schedules.
+#include <catch2/catch.hpp>
+
+#include "plan/memory.h"
+#include "plan/schedule_bounds.h"
+#include "recipe/recipe.h"
+
+using namespace mtrain;
+using Schedule = PipelineScheduleName;
+
+namespace {
+
+Recipe ready(const std::string& name, int64_t world, const std::vector<std::string>& more = {}) {
+  Problems problems;
+  const Recipe r =
+      load_recipe(MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", more, problems, world);
+  problems.throw_if_errors();
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("published models have their published number of parameters") {
+  struct Published {
+    const char* recipe;
+    int64_t world;
+    double total;
+  };
+  // From the models' cards and safetensors indices.
+  for (const auto& p : {Published{"gpt2_124m", 1, 124439808},
+                        {"llama3_8b", 64, 8030261248},
+                        {"llama3_70b", 256, 70553706496},
+                        {"llama3_1_405b", 16384, 405853388800},
+                        {"qwen3_8b", 32, 8190735360},
+                        {"qwen3_30b_a3b", 64, 30532122624},
+                        {"mixtral_8x7b", 64, 46702792704}}) {
+    CAPTURE(p.recipe);
+    const Recipe r = ready(p.recipe, p.world);
+    CHECK(count_parameters(r.model, r.model.vocab_size).total() == p.total);
+  }
+}
+
+TEST_CASE("a mixture of experts costs what a token meets") {
+  const Recipe r = ready("qwen3_30b_a3b", 64);
+  const ModelParameters p = count_parameters(r.model, r.model.vocab_size);
+  CHECK(p.active() / 1e9 == Approx(3.35).epsilon(0.01));  // "3.3B activated"
+  CHECK(p.moe_layers == 48);
+}
+
+TEST_CASE("chunks in flight and idle time, against a simulator") {
+  // F = I = W = 1, no communication: the figures of a separate simulator.
+  struct Case {
+    Schedule schedule;
+    int64_t pp, chunks, micro_batches;
+    double idle_over_busy;
+    std::vector<int64_t> in_flight;
+    bool moe_overlap = false;
+  };
+  for (const auto& c : std::vector<Case>{
+           {Schedule::gpipe, 4, 1, 8, 0.375, {8, 8, 8, 8}},
+           {Schedule::one_f_one_b, 4, 1, 8, 0.375, {4, 3, 2, 1}},
+           {Schedule::zero_bubble, 4, 1, 8, 0.125, {4, 4, 4, 4}},
+           {Schedule::interleaved_1f1b, 4, 2, 8, 0.1875, {11, 9, 7, 5}},
+           {Schedule::interleaved_1f1b, 4, 4, 8, 0.09375, {19, 17, 15, 13}},
+           {Schedule::interleaved_1f1b, 4, 2, 8, 0.1875, {12, 10, 8, 6}, true},
+           {Schedule::looped_bfs, 4, 2, 8, 0.1875, {16, 16, 16, 16}},
+           {Schedule::zero_bubble, 4, 2, 8, 0.0625, {8, 8, 8, 8}},
+           {Schedule::v_schedule, 4, 2, 8, 0.0625, {8, 8, 8, 8}},
+           {Schedule::dualpipev, 4, 2, 8, 0.125, {9, 9, 9, 9}},
+           {Schedule::gpipe, 4, 1, 16, 0.1875, {16, 16, 16, 16}},
+           {Schedule::one_f_one_b, 8, 1, 32, 0.21875, {8, 7, 6, 5, 4, 3, 2, 1}},
+           {Schedule::zero_bubble, 8, 1, 32, 0.0729166667, {8, 8, 8, 8, 8, 8, 8, 8}},
+           {Schedule::interleaved_1f1b, 8, 4, 32, 0.0546875, {39, 37, 35, 33, 31, 29, 27, 25}},
+           {Schedule::v_schedule, 8, 2, 32, 0.0364583333, std::vector<int64_t>(8, 16)},
+           {Schedule::dualpipev, 8, 2, 32, 0.0729166667, std::vector<int64_t>(8, 17)}}) {
+    CAPTURE(enum_name(c.schedule), c.pp, c.chunks, c.micro_batches);
+    const ScheduleShape shape{c.schedule, c.pp, c.chunks, c.micro_batches, c.pp, c.moe_overlap};
+    for (int64_t rank = 0; rank < c.pp; ++rank)
+      CHECK(chunks_in_flight(shape, rank) == c.in_flight[size_t(rank)]);
+    CHECK(bubble_fraction(shape) == Approx(c.idle_over_busy / (1 + c.idle_over_busy)));
+  }
+}
+
+TEST_CASE("every stage has one rank") {
+  for (const Schedule s : {Schedule::interleaved_1f1b, Schedule::v_schedule}) {
+    std::vector<int> seen(8);
+    for (int64_t rank = 0; rank < 4; ++rank)
+      for (const int64_t stage : stages_of_rank({s, 4, 2, 8}, rank)) ++seen[size_t(stage)];
+    CHECK(seen == std::vector<int>(8, 1));
+  }
+}
+
+TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline is the model") {
+  const auto memory = [](const std::vector<std::string>& more, int64_t world) {
+    const Recipe r = ready("llama3_8b", world, more);
+    return peak_memory(r, layout_of(r, world), r.model.vocab_size);
+  };
+  const std::vector<std::string> whole{"distributed.strategy=ddp",
+                                       "distributed.tp_size=1",
+                                       "~distributed.sequence_parallel",
+                                       "~comm_overlap",
+                                       "~ddp",
+                                       "train.global_batch_size=128"};
+  auto sharded = whole;
+  sharded[0] = "distributed.strategy=fsdp2";
+  const MemoryEstimate one = memory(whole, 8), eight = memory(sharded, 8);
+  CHECK(eight.params == Approx(one.params / 8));
+  CHECK(eight.optimizer == Approx(one.optimizer / 8));
+  CHECK(eight.buffers > 0);
+  CHECK(one.buffers == 0);
+  CHECK(one.parameters >= 8.03e9);
+
+  const Recipe r = ready("llama3_70b", 256);
+  const Layout l = layout_of(r, 256);
+  double parameters = 0;
+  for (int64_t rank = 0; rank < l.pp; ++rank)
+    parameters += estimate_memory(r, l, r.model.vocab_size, rank).parameters * double(l.tp);
+  // Norms are whole on every tp rank, and the vocabulary is padded.
+  CHECK(parameters == Approx(70.55e9).epsilon(0.002));
+}

@@ -1,0 +1,131 @@
+// The plan against the run: parameters, and memory by category, of what exists.
+#include <catch2/catch.hpp>
+
+#include "plan/memory.h"
+#include "train/dry_run.h"
+#include "train/model_setup.h"
+#include "train/trainer.h"
+
+using namespace mtrain;
+
+namespace {
+
+constexpr int64_t kVocab = 4000;
+
+class RepeatedToken : public Dataset {
+ public:
+  explicit RepeatedToken(int64_t seq_length) : seq_length_(seq_length) {}
+  int64_t seq_length() const override { return seq_length_; }
+  int64_t size() const override { return 1 << 20; }
+  void sample(int64_t index, Sample& out) const override {
+    out.input.assign(size_t(seq_length_), int32_t(index % kVocab));
+    out.label = out.input;
+    out.position.clear();
+    for (int64_t s = 0; s < seq_length_; ++s) out.position.push_back(int32_t(s));
+  }
+
+ private:
+  int64_t seq_length_;
+};
+
+using Overrides = std::vector<std::string>;
+
+Recipe recipe(const Overrides& more) {
+  Problems problems;
+  Overrides overrides{"model.num_layers=6",          "model.hidden_size=128",
+                      "model.num_attention_heads=4", "model.num_query_groups=2",
+                      "dataset.seq_length=256",      "dataset.train=unused",
+                      "train.global_batch_size=4",   "train.micro_batch_size=4",
+                      "mixed_precision=fp32",        "debug.deterministic=true"};
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  Recipe r = load_recipe_text("model: {}\n", "planned", overrides, problems);
+  problems.throw_if_errors();
+  return r;
+}
+
+const std::vector<Overrides> kFamilies{
+    {"model.architecture=llama"},
+    {"model.architecture=llama", "model.share_embeddings_and_output_weights=true"},
+    {"model.architecture=gpt2", "model.num_query_groups=4"},
+    {"model.architecture=qwen2"},
+    {"model.architecture=qwen3", "model.kv_channels=48"},
+    {"model.architecture=mistral", "model.window_size=64"}};
+
+}  // namespace
+
+TEST_CASE("counted parameters are those the model declares") {
+  for (const auto& family : kFamilies) {
+    const Recipe r = recipe(family);
+    CAPTURE(family[0]);
+    const auto device = Device::cpu(1, {});
+    ParamStore params;
+    const Gpt model(device->stream("compute"), params,
+                    gpt_config(r.model, kVocab, r.dataset.seq_length), r.dataset.seq_length);
+    double declared = 0;
+    for (const Parameter* p : params.params()) declared += double(p->shape.count());
+    CHECK(count_parameters(r.model, padded_vocab(kVocab, 1)).total() == declared);
+  }
+}
+
+// The asked bound is 10 %; flat buffers are padded and cu_seqlens, positions and statistics of the
+// norm are not in the formula.
+TEST_CASE("planned memory is within 10 % of a step's peak, by category and in all") {
+  std::vector<Overrides> cases = kFamilies;
+  for (const Overrides& more : std::vector<Overrides>{
+           {"mixed_precision=bf16_mixed"},
+           {"recompute=full"},
+           {"recompute=full", "recompute.num_layers=2"},
+           {"recompute=full", "recompute.method=block", "recompute.num_layers=4"},
+           {"recompute=selective"},
+           {"recompute=full", "mixed_precision=bf16_mixed", "train.micro_batch_size=2"},
+           {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512"},
+           {"model.num_layers=2", "model.hidden_size=512", "dataset.seq_length=64"}})
+    cases.push_back(more);
+  for (const Overrides& c : cases) {
+    std::string what;
+    for (const auto& o : c) what += o + " ";
+    CAPTURE(what);
+    const Recipe r = recipe(c);
+    const int64_t vocab = r.model.vocab_size ? r.model.vocab_size : kVocab;
+    const MemoryEstimate planned = peak_memory(r, layout_of(r, 1), vocab);
+    const auto device = Device::cpu(2, {});
+    Trainer trainer(*device, r, gpt_config(r.model, vocab, r.dataset.seq_length),
+                    std::make_shared<RepeatedToken>(r.dataset.seq_length));
+    trainer.step();
+    trainer.step();
+    const auto peak = [&](MemoryCategory category) {
+      return double(device->allocator().usage(category).peak);
+    };
+    CHECK(planned.params == Approx(peak(MemoryCategory::params)).epsilon(0.1));
+    CHECK(planned.grads == Approx(peak(MemoryCategory::grads)).epsilon(0.1));
+    CHECK(planned.optimizer == Approx(peak(MemoryCategory::optimizer)).epsilon(0.1));
+    CHECK(planned.activations + planned.logits ==
+          Approx(peak(MemoryCategory::activations)).epsilon(0.1));
+    CHECK(planned.total() == Approx(double(device->allocator().total().peak)).epsilon(0.1));
+  }
+}
+
+TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any world") {
+  for (const auto& [name, world] : {std::pair{"quickstart", 1},
+                                    {"llama3_70b", 256},
+                                    {"llama3_1_405b", 16384},
+                                    {"moe_16b_shared_expert", 32},
+                                    {"mixtral_8x7b", 64}}) {
+    CAPTURE(name);
+    Problems problems;
+    const Recipe r = load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml", {},
+                                 problems, world);
+    problems.throw_if_errors();
+    const std::string report =
+        dry_run_report(r, world, std::max<int64_t>(r.model.vocab_size, 257), 200);
+    const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
+    CHECK(has(fmt::format("dry run on {} rank", world).c_str()));
+    CHECK(has("FLOPs per token"));
+    CHECK(has("tokens a step"));
+    CHECK(has("ddp.overlap_grad_reduce"));
+    CHECK(has("activations"));
+    CHECK(has("idle") == (r.distributed.pp_size > 1));
+    CHECK(has("rank 0's") == (world > 1));
+    CHECK(has("ep_shard") == (r.distributed.ep_size > 1));
+  }
+}
