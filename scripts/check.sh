@@ -19,6 +19,10 @@ import sys
 sys.path.insert(0, "scripts")
 from check_files import Tree
 print(*Tree(".").cpp(), sep="\0", end="\0")')
+  ((${#files[@]} > 0)) && [[ -n ${files[0]} ]] || {
+    say "format: no files found"
+    return 1
+  }
   if printf '%s\0' "${files[@]}" | xargs -0 -n 16 -P "$(nproc)" "$formatter" --dry-run --Werror 2>&1; then
     say "format: ${#files[@]} files, clang-format $version"
   elif [[ $version == 14 ]]; then

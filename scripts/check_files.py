@@ -16,19 +16,38 @@ class Report:
         self.notes.append(f"note: {path}:{line}: {text}")
 
 
+# What a tree without git's knowledge is not searched for: results, and what tools keep.
+NOT_OURS = {"build", "data", "runs", ".git", "__pycache__"}
+
+
+def git_names(root):
+    """The files that git knows or would add; None where there is no git or it does not know the folder."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                                 cwd=root, check=True, capture_output=True).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return [name for name in listing.split("\0") if name]
+
+
+def walk_names(root):
+    paths = (p.relative_to(root) for p in root.rglob("*"))
+    return [str(p) for p in paths if p.parts[0] not in NOT_OURS and "__pycache__" not in p.parts]
+
+
 class Tree:
-    """The project's files below `root`: those that git knows or would add, else all of them."""
+    """The project's files below `root`: those that git knows or would add, else all that are no results."""
 
     def __init__(self, root):
         self.root = pathlib.Path(root).resolve()
-        if (self.root / ".git").exists():
-            listing = subprocess.run(
-                ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                cwd=self.root, check=True, capture_output=True).stdout.decode()
-            names = [name for name in listing.split("\0") if name]
-        else:
-            names = [str(p.relative_to(self.root)) for p in self.root.rglob("*")]
+        names = git_names(self.root)
+        if names is None:
+            names = walk_names(self.root)
         self.files = sorted({pathlib.PurePosixPath(n) for n in names if (self.root / n).is_file()})
+        if not self.files:
+            raise SystemExit(f"{self.root} has no files to check")
         self.cache = {}
 
     def text(self, path):

@@ -75,6 +75,21 @@ class Checks(unittest.TestCase):
         self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES gpt.cpp DEPS base # kernels\n device)\n"},
                     ("lib/model/gpt.cpp:3", "is of kernels"))
 
+    def test_a_tree_without_git_is_walked_without_results(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("lib/base/error.h", "build/release/made.cpp", "data/text", "runs/a/recipe.yaml",
+                         "scripts/__pycache__/a.pyc"):
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("x\n")
+            self.assertEqual([str(p) for p in Tree(folder).files], ["lib/base/error.h"])
+            pathlib.Path(folder, ".git").mkdir()   # git is there and does not know it
+            self.assertEqual([str(p) for p in Tree(folder).files], ["lib/base/error.h"])
+
+    def test_an_empty_tree_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder, self.assertRaises(SystemExit):
+            Tree(folder)
+
     def test_external_is_no_dependency(self):
         self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES a DEPS base device EXTERNAL kernels)\n"},
                     ("lib/model/gpt.cpp:3", "is of kernels"))

@@ -1,5 +1,6 @@
 # Sourced by the scripts beside it: the repository as working directory, messages, and phases with their time.
 set -euo pipefail
+export LC_ALL=C.UTF-8  # a decimal comma of the user's would break what awk, printf and sort read
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '%s\n' "$*"; }

@@ -6,23 +6,30 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
-for setting in "$@"; do
-  [[ $setting == *=* || $setting == '~'* ]] || die "$setting is not a setting (section.field=value)"
-done
-
 recipe=recipes/quickstart.yaml
 run=runs/quickstart
+for setting in "$@"; do
+  [[ $setting == *=* || $setting == '~'* ]] || die "$setting is not a setting (section.field=value)"
+  field=${setting%%=*} field=${field#cfg.} field=${field//-/_}
+  case $field in
+    train.run_dir | train.output_dir) run=${setting#*=} ;;
+    checkpoint.load | checkpoint.restore_from | checkpoint.dir | checkpoint.save | checkpoint.checkpoint_dir)
+      die "$setting: this script keeps checkpoints in the run folder and continues them itself; give train.run_dir, or
+  call mtrain with this setting" ;;
+  esac
+done
+[[ -n $run && $run != */ ]] || die "train.run_dir=$run is not the name of a folder"
 prefix=data/quickstart
 mtrain=build/release/apps/mtrain/mtrain
 
 build_release() {
-  local log
-  # Nothing to do is the usual case of a second call: then the compiler's chatter is not worth a line.
-  if [[ -x $mtrain ]]; then
-    log=$(cmake --build --preset release --target mtrain 2>&1) && return 0
-    say "$log"
+  if [[ ! -x $mtrain ]]; then
+    build release mtrain
+    return
   fi
-  build release mtrain
+  # Nothing to do is the usual case of a second call: then ninja's two lines are not worth reading.
+  cmake --build --preset release -j "$(build_jobs)" --target mtrain 2>&1 |
+    sed -uE '/Re-checking globbed directories|^ninja: no work to do/d'
 }
 
 prepare_data() {

@@ -1,5 +1,4 @@
 #include <unistd.h>
-#include <cstdio>
 #include <memory>
 
 #include <fmt/core.h>
@@ -10,6 +9,8 @@
 #include "commands.h"
 #include "data/bigram.h"
 #include "data/build.h"
+#include "observe/terminal.h"
+#include "train/interrupt.h"
 
 namespace mtrain {
 
@@ -30,13 +31,17 @@ E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>>
 
 // One line that is rewritten on a terminal, nothing elsewhere.
 void show(const BuildProgress& p) {
-  static const bool terminal = isatty(STDERR_FILENO);
-  if (!terminal) return;
+  static const bool live = is_live_terminal(STDERR_FILENO);
+  if (!live) return;
   const double share = p.bytes_total ? double(p.bytes_done) / double(p.bytes_total) : 1;
-  fmt::print(stderr, "\r{:3.0f} %  {} of {}, {} documents, {} tokens\033[K", 100 * share,
-             human_bytes(double(p.bytes_done)), human_bytes(double(p.bytes_total)),
-             human_count(double(p.documents)), human_count(double(p.tokens)));
-  if (p.bytes_done == p.bytes_total) fmt::print(stderr, "\n");
+  const std::string line =
+      fmt::format("{:3.0f} %  {} of {}, {} documents, {} tokens", 100 * share,
+                  human_bytes(double(p.bytes_done)), human_bytes(double(p.bytes_total)),
+                  human_count(double(p.documents)), human_count(double(p.tokens)));
+  // One column stays free: some terminals wrap when the last one is filled.
+  const auto shown = fit_columns(line, terminal_width(STDERR_FILENO) - 1);
+  write_all(STDERR_FILENO,
+            fmt::format("\r{}\033[K{}", shown, p.bytes_done == p.bytes_total ? "\n" : ""));
 }
 
 void build(BuildCommand c) {
@@ -51,7 +56,14 @@ void build(BuildCommand c) {
       {{"documents", ValidationSplit::documents}, {"tail", ValidationSplit::tail}});
   c.build.append_eod = !c.no_eod;
   const auto tokenizer = load_tokenizer(c.tokenizer);
-  const BuildResult result = build_dataset(c.build, *tokenizer, show);
+  const Interrupt interrupt;
+  const BuildResult result = build_dataset(c.build, *tokenizer, [&](const BuildProgress& p) {
+    show(p);
+    // Thrown, so that the temporary files go.
+    if (interrupt.signal())
+      throw RunError(fmt::format("signal {}: stopped before the end, and nothing was written",
+                                 interrupt.signal()));
+  });
   for (const auto& part : result.parts)
     fmt::print("{}: {} documents, {} tokens\n", part.prefix.string(), part.documents, part.tokens);
   if (result.bad_lines) fmt::print("{} lines were skipped\n", result.bad_lines);

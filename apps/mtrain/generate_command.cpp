@@ -36,7 +36,6 @@ void add_generate_command(CLI::App& app) {
       std::fwrite(bytes.data(), 1, bytes.size(), stdout);
       std::fflush(stdout);
     };
-    emit(o->prompt);
     generate_from_run(o->run, o->prompt, o->generate, emit);
     emit("\n");
   });

@@ -1,5 +1,9 @@
 #include "kernels/cpu/peak.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
 #include <algorithm>
 #include <chrono>
 
@@ -20,6 +24,18 @@ double fma_flops(int64_t steps, float seed, float* out);
 
 namespace {
 
+enum class CpuBf16 { none, dot_products, tiles };
+CpuBf16 cpu_bf16() {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & bit_AMX_BF16))
+    return CpuBf16::tiles;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & bit_AVX512BF16))
+    return CpuBf16::dot_products;
+#endif
+  return CpuBf16::none;
+}
+
 double fma_flops(int64_t steps) {
   volatile float seed = 1e-3f, result = 0;  // unknown to the compiler
   float out = 0;
@@ -38,9 +54,29 @@ double fma_flops(int64_t steps) {
   return flops;
 }
 
-}  // namespace
+#if defined(__x86_64__)
+// The same of pairs of bf16 elements: a dot product adds two products to each fp32 lane.
+__attribute__((target("avx512f,avx512bf16"))) double dot_flops(int64_t steps) {
+  constexpr int kChains = 24, kLanes = 16;
+  volatile float seed = 1e-3f, result = 0;
+  const __m512 ones = _mm512_set1_ps(1 + seed);
+  const __m512bh x = _mm512_cvtne2ps_pbh(ones, ones);
+  __m512 sum[kChains];
+#pragma GCC unroll 24
+  for (int c = 0; c < kChains; ++c) sum[c] = _mm512_set1_ps(seed * float(c));
+  for (int64_t step = 0; step < steps; ++step) {
+#pragma GCC unroll 24
+    for (int c = 0; c < kChains; ++c) sum[c] = _mm512_dpbf16_ps(sum[c], x, x);
+  }
+  float total = 0;
+  for (const __m512& s : sum) total += _mm512_cvtss_f32(s);
+  result = total;
+  (void)result;
+  return 4.0 * kLanes * kChains * double(steps);
+}
+#endif
 
-double measure_peak_flops() {
+double measure(double (*flops_of)(int64_t steps)) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kSteps = 400'000;
   // Long enough for the scheduler to give each thread a core of its own.
@@ -52,11 +88,25 @@ double measure_peak_flops() {
     const auto start = Clock::now();
     double flops = 0;
     parallel_for(threads, 1, [&](int64_t i, int64_t) {
-      const double mine = fma_flops(kSteps);
+      const double mine = flops_of(kSteps);
       if (i == 0) flops = mine * threads;
     });
     best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - start).count());
   }
+  return best;
+}
+
+}  // namespace
+
+double measure_peak_flops(DType dtype) {
+  double best = measure(fma_flops);
+#if defined(__x86_64__)
+  if (dtype == DType::bf16 && isa() == Isa::avx512) {
+    const CpuBf16 units = cpu_bf16();
+    if (units == CpuBf16::tiles) return 0;
+    if (units == CpuBf16::dot_products) best = std::max(best, measure(dot_flops));
+  }
+#endif
   return best;
 }
 

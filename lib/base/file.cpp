@@ -6,8 +6,11 @@
 #include <unistd.h>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -15,6 +18,8 @@ namespace mtrain {
 namespace fs = std::filesystem;
 
 namespace {
+constexpr const char* kTemporary = ".tmp.";  // then <pid>.<n>.<host>
+
 // Of the system's last error, which must be asked for before anything else can change it.
 RunError run_error(const char* verb, const fs::path& path) {
   const int error = errno;
@@ -37,15 +42,14 @@ int open_to_read(const fs::path& path) {
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   static std::atomic<int> count{0};  // two writers of one path in a process must not share a file
   temporary_ = path_;
-  temporary_ += fmt::format(".tmp.{}.{}", ::getpid(), count++);
+  temporary_ += fmt::format("{}{}.{}.{}", kTemporary, ::getpid(), count++, host_name());
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) throw run_error("create", path_);
 }
 
 AtomicFile::~AtomicFile() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(temporary_.c_str());
+  if (fd_ >= 0) ::close(fd_);
+  if (!done_) ::unlink(temporary_.c_str());
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
@@ -59,18 +63,43 @@ void AtomicFile::write(const void* data, size_t bytes) {
   }
 }
 
-void AtomicFile::commit() {
-  MT_CHECK(fd_ >= 0, "commit() called twice");
+void AtomicFile::prepare() {
+  MT_CHECK(fd_ >= 0, "prepare() called twice");
   if (::fsync(fd_) != 0) throw run_error("sync", path_);
-  const int closed = ::close(fd_);
-  fd_ = -1;
-  if (closed != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const RunError error = run_error("finish", path_);
-    ::unlink(temporary_.c_str());
-    throw error;
-  }
+  if (::close(std::exchange(fd_, -1)) != 0) throw run_error("finish", path_);
+}
+
+void AtomicFile::commit() {
+  MT_CHECK(!done_, "commit() called twice");
+  if (fd_ >= 0) prepare();
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw run_error("finish", path_);
+  done_ = true;
   sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
+
+void remove_stale_temporaries(const fs::path& path) {
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const std::string begin = path.filename().string() + kTemporary, end = "." + host_name();
+  std::vector<fs::path> stale;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), last; !error && it != last; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(begin) || !name.ends_with(end)) continue;
+    const int64_t pid = std::atoll(name.c_str() + begin.size());
+    if (pid > 0 && pid != ::getpid() && !process_lives(pid)) stale.push_back(it->path());
+  }
+  for (const auto& file : stale) fs::remove(file, error);
+}
+
+const std::string& host_name() {
+  static const std::string name = [] {
+    char text[256] = {};
+    return ::gethostname(text, sizeof(text) - 1) == 0 && text[0] ? std::string(text) : "unknown";
+  }();
+  return name;
+}
+
+bool process_lives(int64_t pid) { return ::kill(pid_t(pid), 0) == 0 || errno != ESRCH; }
 
 void write_file_atomic(const fs::path& path, std::string_view content) {
   AtomicFile file(path);

@@ -21,12 +21,20 @@ class AtomicFile {
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  void prepare();  // syncs and closes: what can still fail in commit() is the renaming alone
   void commit();
 
  private:
   std::filesystem::path path_, temporary_;
   int fd_ = -1;
+  bool done_ = false;
 };
+
+// Removes the temporary files that killed processes of this host left beside `path`.
+void remove_stale_temporaries(const std::filesystem::path& path);
+
+const std::string& host_name();
+bool process_lives(int64_t pid);  // on this host
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 std::string read_file(

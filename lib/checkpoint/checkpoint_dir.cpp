@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -26,7 +25,8 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kPrefix = "step-";
-constexpr const char* kManifest = "manifest.json";
+constexpr const char *kManifest = "manifest.json", *kLatest = "latest";
+constexpr const char* kReplaced = ".old";  // ends the name of a folder that is being deleted
 constexpr int kManifestFormat = 1;
 
 const char* space_hint(int error) {
@@ -55,15 +55,21 @@ std::optional<int64_t> parse_step(std::string_view name) {
   return step && step_name(*step) == name ? step : std::nullopt;
 }
 
-// The process that makes or deletes "step-00000120.tmp-<pid>"; nothing for any other name.
+// The process of this host that makes or deletes "step-00000120.tmp-<pid>-<host>"; nothing for any
+// other name. Of another host's processes nothing is known here.
 std::optional<int64_t> parse_owner(std::string_view name) {
   const auto dot = name.find(".tmp-");
   if (dot == std::string_view::npos || !parse_step(name.substr(0, dot))) return std::nullopt;
-  return parse_whole(name.substr(dot + 5, name.substr(dot + 5).find('-')));
+  const std::string_view owner = name.substr(dot + 5);
+  const auto dash = owner.find('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const std::string_view host = owner.substr(dash + 1);
+  if (host != host_name() && host != host_name() + kReplaced) return std::nullopt;
+  return parse_whole(owner.substr(0, dash));
 }
 
 fs::path temporary_name(const fs::path& root, int64_t step, const char* suffix = "") {
-  return root / fmt::format("{}.tmp-{}{}", step_name(step), ::getpid(), suffix);
+  return root / fmt::format("{}.tmp-{}-{}{}", step_name(step), ::getpid(), host_name(), suffix);
 }
 
 std::vector<CheckpointRef> list_complete(const fs::path& root) {
@@ -82,17 +88,17 @@ void remove_or_warn(const fs::path& folder) {
   if (error) log::warn(fmt::format("cannot delete {}: {}", folder.string(), error.message()));
 }
 
-// What killed runs left. A folder of a living process other than this one may be in use and stays.
-void remove_stale(const fs::path& root, const fs::path& mine) {
+// What killed runs of this host left. A folder of a living process other than this one may be in
+// use and stays.
+void remove_stale(const fs::path& root) {
   std::vector<fs::path> stale;
   std::error_code error;
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
     const auto owner = parse_owner(it->path().filename().string());
-    if (!owner || it->path() == mine) continue;
-    const bool gone = *owner == ::getpid() || (::kill(pid_t(*owner), 0) != 0 && errno == ESRCH);
-    if (gone) stale.push_back(it->path());
+    if (owner && (*owner == ::getpid() || !process_lives(*owner))) stale.push_back(it->path());
   }
   for (const auto& folder : stale) remove_or_warn(folder);
+  remove_stale_temporaries(root / kLatest);
 }
 
 // All that lies in `folder`, at any depth.
@@ -124,7 +130,7 @@ CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, int keep)
   std::error_code error;
   fs::create_directories(root_, error);
   if (error) fail("create", root_, error.value());
-  remove_stale(root_, {});  // first, for their space may be needed
+  remove_stale(root_);  // first, for their space may be needed
   fs::create_directory(temporary_, error);
   if (error) fail("create", temporary_, error.value());
 }
@@ -150,7 +156,7 @@ fs::path CheckpointWriter::commit() {
   step("sync root");
   sync_directory(root_);
   step("latest");
-  write_file_atomic(root_ / "latest", step_name(step_) + "\n");
+  set_latest(root_, step_);
   step("delete old");
   delete_old();
   step("done");
@@ -179,7 +185,7 @@ void CheckpointWriter::move_into_place() {
     return;
   }
   // A file system that cannot swap: for a moment only the checkpoints of other steps are there.
-  const fs::path aside = temporary_name(root_, step_, "-old");
+  const fs::path aside = temporary_name(root_, step_, kReplaced);
   if (::rename(final_.c_str(), aside.c_str()) != 0) fail("replace", final_, errno);
   if (::rename(temporary_.c_str(), final_.c_str()) != 0) {
     const int error = errno;
@@ -199,7 +205,7 @@ void CheckpointWriter::delete_old() const {
       if (old.step == step_) continue;
       // Renamed first: a deletion that is cut short must not leave half a checkpoint under a whole
       // one's name.
-      const fs::path doomed = temporary_name(root_, old.step, "-old");
+      const fs::path doomed = temporary_name(root_, old.step, kReplaced);
       if (::rename(old.path.c_str(), doomed.c_str()) == 0) {
         step("delete one");
         remove_or_warn(doomed);
@@ -209,7 +215,7 @@ void CheckpointWriter::delete_old() const {
       --count;
     }
   }
-  remove_stale(root_, {});
+  remove_stale(root_);
 }
 
 std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
@@ -235,17 +241,27 @@ std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
 std::optional<CheckpointRef> find_latest(const fs::path& root) {
   std::error_code error;
   std::string why = "does not exist";
-  if (fs::is_regular_file(root / "latest", error)) {
-    const std::string name(trim(read_file(root / "latest")));
+  if (fs::is_regular_file(root / kLatest, error)) {
+    const std::string name(trim(read_file(root / kLatest)));
     if (parse_step(name))
       if (auto ref = complete_checkpoint(root / name)) return ref;
     why = fmt::format("names `{}`, which is no complete checkpoint", name);
   }
   const std::vector<CheckpointRef> all = list_complete(root);
   if (all.empty()) return std::nullopt;
-  log::warn(fmt::format("{} {}; using {}, the newest complete one", (root / "latest").string(), why,
+  log::warn(fmt::format("{} {}; using {}, the newest complete one", (root / kLatest).string(), why,
                         all.back().path.filename().string()));
   return all.back();
+}
+
+std::vector<CheckpointRef> checkpoints_after(const fs::path& root, int64_t step) {
+  auto all = list_complete(root);
+  std::erase_if(all, [&](const CheckpointRef& ref) { return ref.step <= step; });
+  return all;
+}
+
+void set_latest(const fs::path& root, int64_t step) {
+  write_file_atomic(root / kLatest, step_name(step) + "\n");
 }
 
 std::optional<CheckpointRef> resolve_load(const std::string& load, const fs::path& root) {

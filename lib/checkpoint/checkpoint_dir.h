@@ -8,12 +8,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mtrain {
 
 class CheckpointWriter {
  public:
-  // Makes `<root>/step-<step>.tmp-<pid>/`, and `root` itself where needed. keep: how many
+  // Makes `<root>/step-<step>.tmp-<pid>-<host>/`, and `root` itself where needed. keep: how many
   // checkpoints commit() leaves, the one it makes included; 0 leaves all. Throws RunError.
   CheckpointWriter(std::filesystem::path root, int64_t step, int keep = 0);
   ~CheckpointWriter();  // without commit() nothing remains
@@ -57,6 +58,12 @@ std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
 // The checkpoint in `folder` if all files of its manifest are there at full size; nothing
 // otherwise.
 std::optional<CheckpointRef> complete_checkpoint(const std::filesystem::path& folder);
+
+// The complete checkpoints of later steps, in their order.
+std::vector<CheckpointRef> checkpoints_after(const std::filesystem::path& root, int64_t step);
+
+// Makes `root/latest` name the checkpoint of this step.
+void set_latest(const std::filesystem::path& root, int64_t step);
 
 // What a recipe's `load` means: "latest" is find_latest(root), and nothing is no mistake; else a
 // path of a checkpoint, or of a folder of checkpoints (their latest). UserError when that path

@@ -47,9 +47,6 @@ class SafetensorsReader {
   // unaligned: copy, don't cast.
   ConstSpan span(std::string_view name) const;
 
-  // A copy on the device; the mapping stays alive until the copy has run.
-  Tensor load(std::string_view name, Stream& home, MemoryCategory category) const;
-
  private:
   size_t find(std::string_view name) const;
 

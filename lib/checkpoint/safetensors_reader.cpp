@@ -226,11 +226,4 @@ ConstSpan SafetensorsReader::span(std::string_view name) const {
   return {file_->bytes().data() + begins_[i], tensors_[i].shape.count(), tensors_[i].dtype};
 }
 
-Tensor SafetensorsReader::load(std::string_view name, Stream& home, MemoryCategory category) const {
-  const TensorInfo& what = info(name);
-  Tensor tensor = Tensor::empty(home, what.shape, what.dtype, category);
-  if (what.bytes() > 0) home.upload(tensor, file_, span(name).data);
-  return tensor;
-}
-
 }  // namespace mtrain

@@ -1,7 +1,5 @@
 #include "checkpoint/state.h"
 
-#include <cmath>
-
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -10,11 +8,6 @@
 namespace mtrain {
 
 using nlohmann::json;
-
-void TrainState::set(std::string key, double value) {
-  MT_CHECK(std::isfinite(value), "`{}` is {}; JSON cannot hold it", key, value);
-  values_[std::move(key)] = value;
-}
 
 const TrainState::Value& TrainState::at(std::string_view key) const {
   const auto it = values_.find(key);
@@ -30,15 +23,9 @@ const T& TrainState::get(std::string_view key, const char* kind) const {
 }
 
 int64_t TrainState::integer(std::string_view key) const { return get<int64_t>(key, "an integer"); }
-bool TrainState::flag(std::string_view key) const { return get<bool>(key, "true or false"); }
 const std::string& TrainState::text(std::string_view key) const {
   return get<std::string>(key, "a text");
 }
-double TrainState::number(std::string_view key) const {
-  if (const auto* whole = std::get_if<int64_t>(&at(key))) return double(*whole);
-  return get<double>(key, "a number");
-}
-
 void TrainState::save(const std::filesystem::path& path) const {
   json values = json::object();
   for (const auto& [key, value] : values_)
@@ -64,17 +51,13 @@ TrainState TrainState::load(const std::filesystem::path& path) {
   const auto values = file.find("values");
   if (values == file.end() || !values->is_object()) throw damaged("no values");
   for (const auto& [key, value] : values->items()) {
-    if (value.is_boolean())
-      state.values_[key] = value.get<bool>();
-    else if (value.is_number_integer() &&
-             !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX)))
+    if (value.is_number_integer() &&
+        !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX)))
       state.values_[key] = value.get<int64_t>();
-    else if (value.is_number())
-      state.values_[key] = value.get<double>();
     else if (value.is_string())
       state.values_[key] = value.get<std::string>();
     else
-      throw damaged(fmt::format("`{}` is neither a number, a text, true nor false", key));
+      throw damaged(fmt::format("`{}` is neither an integer nor a text", key));
   }
   return state;
 }

@@ -16,8 +16,6 @@ class TrainState {
 
   void set(std::string key, int64_t value) { values_[std::move(key)] = value; }
   void set(std::string key, int value) { set(std::move(key), int64_t(value)); }
-  void set(std::string key, double value);  // finite
-  void set(std::string key, bool value) { values_[std::move(key)] = value; }
   void set(std::string key, std::string value) { values_[std::move(key)] = std::move(value); }
   void set(std::string key, const char* value) { set(std::move(key), std::string(value)); }
 
@@ -25,15 +23,13 @@ class TrainState {
 
   // UserError, naming the file it was loaded from, when the key is absent or of another type.
   int64_t integer(std::string_view key) const;
-  double number(std::string_view key) const;  // an integer will do
-  bool flag(std::string_view key) const;
   const std::string& text(std::string_view key) const;
 
   void save(const std::filesystem::path& path) const;
   static TrainState load(const std::filesystem::path& path);  // UserError on an unknown format
 
  private:
-  using Value = std::variant<int64_t, double, bool, std::string>;
+  using Value = std::variant<int64_t, std::string>;
   const Value& at(std::string_view key) const;
   template <class T>
   const T& get(std::string_view key, const char* kind) const;

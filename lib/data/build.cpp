@@ -222,6 +222,8 @@ class Builder {
                                  : "use a larger input, another fraction, or split off the tail");
       result.parts.push_back(part);
     }
+    // Both parts are whole on the disk before an older one is replaced.
+    for (auto& writer : writers_) writer->prepare();
     for (auto& writer : writers_) writer->finish();
     return result;
   }
@@ -249,7 +251,7 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
                                 o.validation_fraction));
   if (o.append_eod && !tokenizer.eod())
     throw UserError(fmt::format("the tokenizer {} has no end-of-document token", tokenizer.name()),
-                    "name the token, or build without appending one");
+                    "build without one: --no-eod");
   if (o.threads < 0) throw UserError(fmt::format("{} threads", o.threads), "0 means one per core");
   if (o.chunk_bytes < 1) throw UserError(fmt::format("chunks of {} bytes", o.chunk_bytes));
   if (o.split == DocumentSplit::separator && o.separator.empty())

@@ -62,8 +62,9 @@ struct BuildResult {
 
 // Reads and writes as a stream: memory is bounded by threads * chunk_bytes and by the longest
 // document that the tokenizer cannot cut (Tokenizer::safe_cut) or the longest JSON line. `progress`
-// is called from one thread at a time, about once per chunk, and last with everything done. Throws
-// UserError (inputs, options, a bad line with file:line) or RunError.
+// is called from one thread at a time, about once per chunk, and last with everything done; what it
+// throws ends the build, and nothing is written. Throws UserError (inputs, options, a bad line with
+// file:line) or RunError.
 BuildResult build_dataset(const BuildOptions& options, const Tokenizer& tokenizer,
                           const std::function<void(const BuildProgress&)>& progress = {});
 

@@ -88,7 +88,10 @@ class IndexedDatasetWriter {
 
   void add_tokens(std::span<const int32_t> tokens);  // to the document under way
   void end_document();                               // one without tokens is dropped
-  void finish();  // ends the document under way, syncs and renames
+  // Ends the document under way and brings all of both files onto the disk, under temporary names:
+  // an older pair is untouched, and finish() after it needs no more space.
+  void prepare();
+  void finish();  // prepares where that has not been done, and renames
 
   int64_t tokens() const;
   int64_t documents() const;

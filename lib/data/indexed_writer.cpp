@@ -36,10 +36,11 @@ class BufferedFile {
     file_.write(buffer_.data(), buffer_.size());
     buffer_.clear();
   }
-  void commit() {
+  void prepare() {  // all of it on the disk, under its temporary name
     flush();
-    file_.commit();
+    file_.prepare();
   }
+  void commit() { file_.commit(); }
 
  private:
   AtomicFile file_;
@@ -102,6 +103,7 @@ struct IndexedDatasetWriter::State {
       : idx(idx_path(prefix)),
         type(token_type),
         bin(bin_path(prefix)),
+        index(idx),
         lengths(idx),
         documents(idx) {}
 
@@ -113,13 +115,14 @@ struct IndexedDatasetWriter::State {
 
   fs::path idx;
   TokenType type;
-  BufferedFile bin;
+  BufferedFile bin, index;
   Spill<int32_t> lengths;
   Spill<int64_t> documents;  // the sequence after each document's last
   int64_t documented = 0;    // sequences of the documents so far
   int64_t tokens = 0;
   int64_t length = 0;  // of the sequence under way
   std::vector<uint16_t> narrow;
+  bool prepared = false;
 };
 
 IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type) {
@@ -131,6 +134,7 @@ IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType typ
       throw UserError(fmt::format("cannot create the folder {}: {}", prefix.parent_path().string(),
                                   error.message()));
   }
+  for (const fs::path& path : {bin_path(prefix), idx_path(prefix)}) remove_stale_temporaries(path);
   state_ = std::make_unique<State>(prefix, type);
 }
 
@@ -165,10 +169,10 @@ void IndexedDatasetWriter::end_document() {
   s.documents.put(s.documented);
 }
 
-void IndexedDatasetWriter::finish() {
+void IndexedDatasetWriter::prepare() {
   State& s = *state_;
   end_document();
-  BufferedFile idx(s.idx);
+  BufferedFile& idx = s.index;
   for (char c : {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'}) idx.put(c);
   idx.put(uint64_t{1});
   idx.put(uint8_t(s.type));
@@ -182,13 +186,20 @@ void IndexedDatasetWriter::finish() {
   });
   idx.put(int64_t{0});
   s.documents.for_each([&](int64_t end) { idx.put(end); });
+  idx.prepare();
+  s.bin.prepare();
+  s.prepared = true;
+}
+
+void IndexedDatasetWriter::finish() {
+  State& s = *state_;
+  if (!s.prepared) prepare();
   // An older pair goes in this order, so that no index is ever beside another's tokens.
-  idx.flush();
   std::error_code
       ignored;  // what cannot be removed cannot be replaced either, and that is reported
   fs::remove(s.idx, ignored);
   s.bin.commit();
-  idx.commit();
+  s.index.commit();
 }
 
 int64_t IndexedDatasetWriter::tokens() const { return state_->tokens; }

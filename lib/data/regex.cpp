@@ -23,6 +23,36 @@ std::string pcre2_message(int code) {
                   "use a tokenizer with the GPT-2, Llama 3 or Qwen pre-tokenizer");
 }
 
+// What a group of "(?..." may begin with: the same in both dialects. (?m) is another thing in each
+// of them, and (?s), named groups and recursion exist in one.
+void check_group(const std::string& pattern, size_t open, const std::string& where) {
+  const std::string_view rest = std::string_view(pattern).substr(open + 1);
+  if (rest.starts_with("*")) refuse(pattern, where, "(*");
+  if (!rest.starts_with("?")) return;
+  for (const char* known : {"?:", "?=", "?!", "?>", "?<=", "?<!", "?#"})
+    if (rest.starts_with(known)) return;
+  const size_t end = rest.find_first_not_of("ix-", 1);
+  if (end != std::string_view::npos && end > 1 && (rest[end] == ':' || rest[end] == ')')) return;
+  refuse(pattern, where, fmt::format("({}", rest.substr(0, 2)));
+}
+
+// The quantifier {...} at `open`: {n}, {n,}, {n,m}, also lazy. Oniguruma repeats {n,m}+ and makes
+// {n}? optional, PCRE2 takes them as possessive and as lazy; {,m} is a quantifier in one of them.
+void check_interval(const std::string& pattern, size_t open, const std::string& where) {
+  const size_t close = pattern.find('}', open);
+  const std::string inside =
+      close == std::string::npos ? "" : pattern.substr(open + 1, close - open - 1);
+  const auto digits_end = inside.find_first_not_of("0123456789");
+  const bool fixed = digits_end == std::string::npos;
+  if (inside.empty() || digits_end == 0 ||
+      (!fixed && (inside[digits_end] != ',' ||
+                  inside.find_first_not_of("0123456789", digits_end + 1) != std::string::npos)))
+    refuse(pattern, where, "a { that begins no {n,m}");
+  const char after = close + 1 < pattern.size() ? pattern[close + 1] : 0;
+  if (after == '+' || after == '*' || (fixed && after == '?'))
+    refuse(pattern, where, fmt::format("{{{}}}{}", inside, after));
+}
+
 // Oniguruma and PCRE2 agree on what tokenizers use except for white space (PCRE2's \s also has
 // U+180E) and \uHHHH. What they read differently beyond that is refused instead of giving other
 // tokens.
@@ -49,6 +79,8 @@ std::string translate(const std::string& pattern, const std::string& where) {
       } else {
         out += c;
         out += e;
+        if (std::strchr("pPx", e) && i + 1 < pattern.size() && pattern[i + 1] == '{')
+          out += pattern[++i];  // of the escape, no quantifier
       }
       continue;
     }
@@ -57,6 +89,10 @@ std::string translate(const std::string& pattern, const std::string& where) {
       if (c == '&' && i + 1 < pattern.size() && pattern[i + 1] == '&')
         refuse(pattern, where, "an intersection of sets");
       if (c == ']') in_class = false;
+    } else if (c == '(') {
+      check_group(pattern, i, where);
+    } else if (c == '{') {
+      check_interval(pattern, i, where);
     } else if (c == '[') {
       in_class = true;
       if (i + 1 < pattern.size() && pattern[i + 1] == '^') out += pattern[i++];

@@ -30,12 +30,12 @@ class Reader {
     read_vocabulary();
     read_merges();
     read_normalizer(member(root_, "normalizer"), "normalizer");
-    parts_.cuts_at_words = true;
     read_pre_tokenizer(member(root_, "pre_tokenizer"), "pre_tokenizer");
     if (!byte_level_)
       unsupported("a pre_tokenizer without ByteLevel", "only byte-level BPE is supported");
     read_added_tokens();
     pick_eod(eod);
+    parts_.cuts_at_words = known_pattern_ && !unproved_;
     return std::move(parts_);
   }
 
@@ -213,9 +213,11 @@ class Reader {
     if (type == "ByteLevel") {
       byte_level_ = true;
       stage.prefix_space = flag(node, "add_prefix_space", true);
-      if (stage.prefix_space) parts_.cuts_at_words = false;
-      if (flag(node, "use_regex", true))
+      if (stage.prefix_space) unproved_ = true;
+      if (flag(node, "use_regex", true)) {
         stage.pattern = std::make_unique<Regex>(std::string(kGpt2), place);
+        known_pattern_ = true;
+      }
     } else if (type == "Digits") {
       stage.pattern = std::make_unique<Regex>("\\p{N}", place);
       if (!flag(node, "individual_digits", false)) stage.behavior = SplitBehavior::contiguous;
@@ -234,11 +236,12 @@ class Reader {
     if (regex.is_string()) {
       const std::string source = regex.get<std::string>();
       stage.pattern = std::make_unique<Regex>(source, place);
-      if (source != kGpt2 && source != kLlama3 && source != kQwen2) parts_.cuts_at_words = false;
+      (source == kGpt2 || source == kLlama3 || source == kQwen2 ? known_pattern_ : unproved_) =
+          true;
     } else {
       const std::string literal = text(pattern, "String", where + ".pattern");
       stage.pattern = std::make_unique<Regex>(Regex::literal(literal, place));
-      parts_.cuts_at_words = false;
+      unproved_ = true;
     }
     const std::string behavior = text(node, "behavior", where);
     static const std::map<std::string, SplitBehavior> behaviors = {
@@ -251,7 +254,7 @@ class Reader {
     if (found == behaviors.end()) unsupported(fmt::format("{} behavior {}", where, behavior));
     stage.behavior = found->second;
     stage.invert = flag(node, "invert", false);
-    if (stage.behavior != SplitBehavior::isolated) parts_.cuts_at_words = false;
+    if (stage.behavior != SplitBehavior::isolated) unproved_ = true;
   }
 
   void read_added_tokens() {
@@ -269,7 +272,7 @@ class Reader {
       const int32_t id = id_of(member(token, "id"), content);
       set_bytes(id, content);
       added_[content] = id;
-      if (content.find_first_of(" \t\r\n") != std::string::npos) parts_.cuts_at_words = false;
+      if (content.find_first_of(" \t\r\n") != std::string::npos) unproved_ = true;
       if (flag(token, "normalized", !flag(token, "special", false))) {
         std::string storage;
         parts_.normalized.add(parts_.nfc ? std::string(to_nfc(content, storage)) : content, id);
@@ -304,6 +307,9 @@ class Reader {
   std::map<std::string, int32_t> added_;
   std::array<int32_t, 256> byte_ids_{};
   bool byte_level_ = false;
+  // For Tokenizer::safe_cut: a stage cuts at words as one of the patterns above does, and another
+  // thing may join what they cut.
+  bool known_pattern_ = false, unproved_ = false;
 };
 
 }  // namespace

@@ -1,8 +1,6 @@
 #include "observe/chrome_trace.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -22,12 +20,6 @@ std::string json_text(std::string_view text) {
 std::string microseconds(int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
 }  // namespace
-
-int64_t ChromeTrace::now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 ChromeTrace::ChromeTrace(int rank, size_t max_events) : rank_(rank), max_events_(max_events) {}
 
@@ -49,20 +41,6 @@ void ChromeTrace::add(Entry entry, std::string_view name, std::string_view track
 void ChromeTrace::record(const Timing& t) {
   add({.begin_ns = t.begin_ns, .end_ns = t.end_ns}, t.name, t.stream);
 }
-void ChromeTrace::host_range(std::string_view name, int64_t begin_ns, int64_t end_ns,
-                             std::string_view track) {
-  add({.begin_ns = begin_ns, .end_ns = end_ns}, name, track);
-}
-void ChromeTrace::instant(std::string_view name) {
-  add({.begin_ns = now_ns(), .kind = Kind::instant}, name, "host");
-}
-void ChromeTrace::counter(std::string_view name, double value) {
-  add({.begin_ns = now_ns(), .value = value, .kind = Kind::counter}, name, "host");
-}
-
-ChromeTrace::Range::Range(ChromeTrace& trace, std::string name)
-    : trace_(trace), name_(std::move(name)), begin_ns_(now_ns()) {}
-ChromeTrace::Range::~Range() { trace_.host_range(name_, begin_ns_, now_ns()); }
 
 size_t ChromeTrace::events() const {
   std::lock_guard lock(mutex_);
@@ -74,19 +52,9 @@ size_t ChromeTrace::dropped() const {
 }
 
 std::string ChromeTrace::json(const Entry& e, int64_t origin_ns) const {
-  const std::string head =
-      fmt::format(R"({{"name":{},"pid":{},"tid":{},"ts":{})", json_text(*e.name), rank_, e.track,
-                  microseconds(e.begin_ns - origin_ns));
-  switch (e.kind) {
-    case Kind::range:
-      return fmt::format(R"({},"ph":"X","dur":{}}})", head,
-                         microseconds(std::max<int64_t>(0, e.end_ns - e.begin_ns)));
-    case Kind::instant: return head + R"(,"ph":"i","s":"p"})";
-    case Kind::counter:
-      return fmt::format(R"({},"ph":"C","args":{{"value":{}}}}})", head,
-                         std::isfinite(e.value) ? fmt::format("{}", e.value) : "null");
-  }
-  return {};
+  return fmt::format(R"({{"name":{},"pid":{},"tid":{},"ts":{},"ph":"X","dur":{}}})",
+                     json_text(*e.name), rank_, e.track, microseconds(e.begin_ns - origin_ns),
+                     microseconds(std::max<int64_t>(0, e.end_ns - e.begin_ns)));
 }
 
 void ChromeTrace::write(const std::filesystem::path& path) const {
@@ -127,12 +95,11 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
       out.clear();
     }
   }
-  if (dropped > 0) {
-    const std::string note = fmt::format("trace full: {} later events dropped", dropped);
-    out += json({.name = &note, .begin_ns = std::max(origin_ns, full_at_ns), .kind = Kind::instant},
-                origin_ns) +
-           ",\n";
-  }
+  if (dropped > 0)
+    out += fmt::format(
+        "{{\"name\":\"trace full: {} later events dropped\",\"pid\":{},\"tid\":0,\"ts\":{},"
+        "\"ph\":\"i\",\"s\":\"p\"}},\n",
+        dropped, rank_, microseconds(std::max(origin_ns, full_at_ns) - origin_ns));
   // Last, for it needs no comma behind it.
   out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":"rank {}"}}}})",
                      rank_, rank_);

@@ -1,4 +1,4 @@
-// Launches, host ranges, counters and instants as a JSON trace for chrome://tracing and Perfetto:
+// Launches as a JSON trace for chrome://tracing and Perfetto:
 // one process per rank, one track per stream.
 #pragma once
 #include <cstdint>
@@ -15,46 +15,21 @@ namespace mtrain {
 
 class ChromeTrace : public TimingSink {
  public:
-  // max_events bounds the memory, 40 bytes each; what comes later is counted, and the trace says
+  // max_events bounds the memory, 32 bytes each; what comes later is counted, and the trace says
   // so.
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
   void record(const Timing& timing) override;
-  // Ranges of one track must nest.
-  void host_range(std::string_view name, int64_t begin_ns, int64_t end_ns,
-                  std::string_view track = "host");
-  void instant(std::string_view name);
-  void counter(std::string_view name, double value);
-
-  // A host range for the scope's life.
-  class Range {
-   public:
-    Range(ChromeTrace& trace, std::string name);
-    ~Range();
-    Range(const Range&) = delete;
-    Range& operator=(const Range&) = delete;
-
-   private:
-    ChromeTrace& trace_;
-    std::string name_;
-    int64_t begin_ns_;
-  };
-
   size_t events() const;
   size_t dropped() const;
 
   // May be called while launches go on; those recorded by then are in it. Throws RunError.
   void write(const std::filesystem::path& path) const;
 
-  static int64_t now_ns();  // the clock of Timing
-
  private:
-  enum class Kind : uint8_t { range, instant, counter };
   struct Entry {
     const std::string* name;
     int64_t begin_ns = 0, end_ns = 0;
-    double value = 0;
-    Kind kind = Kind::range;
     int32_t track = 0;
   };
   void add(Entry entry, std::string_view name, std::string_view track);

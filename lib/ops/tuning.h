@@ -20,8 +20,8 @@ void restore_matmul_choices(
     std::string_view choices);  // throws UserError on text that matmul_choices() did not write
 void fix_matmul_choices(bool fixed);
 
-// The machine's fp32 multiply-add rate in registers with the device's threads, FLOP/s; 0 where
-// unknown.
-double measured_peak_flops(Device& device);
+// The rate of multiply-adds in registers with the device's threads, FLOP/s: fp32's, or the fastest
+// that a product of bf16 operands can have; 0 where unknown.
+double measured_peak_flops(Device& device, DType dtype);
 
 }  // namespace mtrain::ops

@@ -20,7 +20,6 @@ class AdamW {
   struct Moments {
     Tensor m, v;  // flat, fp32, in the layout of the unit
   };
-  const Moments& moments(size_t unit) const { return moments_[unit]; }
   Tensor m_of(const Parameter& p) const;  // the parameter's part of its unit's moments
   Tensor v_of(const Parameter& p) const;
 

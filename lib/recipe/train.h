@@ -85,7 +85,7 @@ struct ValidationConfig {
       Field{"steps",
             &ValidationConfig::steps,
             "global batches per evaluation",
-            {.aliases = "validation.eval_iters train.eval_iters", .min = 1, .max = 1 << 24}}};
+            {.aliases = "validation.eval_iters train.eval_iters", .min = 0, .max = 1 << 24}}};
 };
 
 }  // namespace mtrain

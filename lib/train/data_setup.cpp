@@ -9,13 +9,25 @@ namespace mtrain {
 
 namespace {
 
-std::shared_ptr<const Dataset> open_blend(const std::vector<std::string>& prefixes,
+std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix, const char* field) {
+  for (const auto& file : {bin_path(prefix), idx_path(prefix)})
+    if (!std::filesystem::exists(file))
+      throw UserError(
+          fmt::format("{}: there is no {}", field, file.string()),
+          fmt::format("{} names the prefix of a .bin/.idx pair; `mtrain data build --input <text> "
+                      "--output <prefix>` makes one",
+                      field));
+  return std::make_shared<IndexedDataset>(prefix);
+}
+
+std::shared_ptr<const Dataset> open_blend(const char* field,
+                                          const std::vector<std::string>& prefixes,
                                           std::vector<double> weights,
                                           const GptDatasetOptions& options) {
   std::vector<std::shared_ptr<const Dataset>> parts;
   const bool by_size = weights.empty();
   for (const auto& prefix : prefixes) {
-    auto tokens = std::make_shared<IndexedDataset>(prefix);
+    auto tokens = open_tokens(prefix, field);
     if (by_size) weights.push_back(double(tokens->tokens()));
     parts.push_back(std::make_shared<GptDataset>(std::move(tokens), options));
   }
@@ -52,12 +64,13 @@ std::shared_ptr<const Dataset> open_training_data(const Recipe& r, int64_t vocab
   if (r.dataset.train.empty())
     throw UserError("dataset.train is not set",
                     "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
-  return open_blend(r.dataset.train, r.dataset.train_weights, options_of(r, vocab, true));
+  return open_blend("dataset.train", r.dataset.train, r.dataset.train_weights,
+                    options_of(r, vocab, true));
 }
 
 std::shared_ptr<const Dataset> open_validation_data(const Recipe& r, int64_t vocab) {
   if (r.dataset.validation.empty()) return nullptr;
-  return open_blend(r.dataset.validation, r.dataset.validation_weights,
+  return open_blend("dataset.validation", r.dataset.validation, r.dataset.validation_weights,
                     options_of(r, vocab, false));
 }
 

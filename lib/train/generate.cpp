@@ -45,6 +45,7 @@ void generate(Stream& on, Gpt& model, const Tokenizer& tokenizer, std::string_vi
       throw UserError(
           fmt::format("the tokenizer gives id {}, and the model's vocabulary is {}", id, V),
           "use the tokenizer the model was trained with");
+  emit(prompt);
   for (int64_t i = 0; i < o.tokens; ++i) {
     const auto S = std::min(int64_t(ids.size()), o.window);
     std::vector<int32_t> position(static_cast<size_t>(S));

@@ -19,7 +19,8 @@ struct GenerateOptions {
   int64_t window = 0;  // tokens the model may look back on; its training sequence length
 };
 
-// Calls `emit` with the bytes of each new token as it comes; stops at the end-of-document token.
+// Calls `emit` with the prompt and then with the bytes of each new token as it comes; stops at the
+// end-of-document token.
 void generate(Stream& on, Gpt& model, const Tokenizer& tokenizer, std::string_view prompt,
               const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
 

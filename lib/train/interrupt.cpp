@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 #include <csignal>
+#include <iterator>
 
 namespace mtrain {
 
@@ -9,7 +10,8 @@ namespace {
 // A signal handler can reach nothing but a variable of this kind; it belongs to the one Interrupt
 // of the process.
 volatile std::sig_atomic_t g_received = 0;
-struct sigaction g_old_int, g_old_term;
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+struct sigaction g_before[std::size(kSignals)];
 
 void handle(int signal) {
   if (g_received) _exit(128 + signal);
@@ -23,15 +25,20 @@ Interrupt::Interrupt() {
   action.sa_handler = handle;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, &g_old_int);
-  sigaction(SIGTERM, &action, &g_old_term);
+  for (size_t i = 0; i < std::size(kSignals); ++i) {
+    sigaction(kSignals[i], &action, &g_before[i]);
+    const bool off = kSignals[i] == SIGHUP && g_before[i].sa_handler == SIG_IGN;
+    if (off) sigaction(kSignals[i], &g_before[i], nullptr);
+  }
 }
 
 Interrupt::~Interrupt() {
-  sigaction(SIGINT, &g_old_int, nullptr);
-  sigaction(SIGTERM, &g_old_term, nullptr);
+  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &g_before[i], nullptr);
 }
 
 int Interrupt::signal() const { return g_received; }
+
+SurvivePipes::SurvivePipes() : before_(::signal(SIGPIPE, SIG_IGN)) {}
+SurvivePipes::~SurvivePipes() { ::signal(SIGPIPE, before_); }
 
 }  // namespace mtrain

@@ -1,15 +1,29 @@
-// SIGINT and SIGTERM ask a run to finish its step, save and end well; a second one ends it at once.
+// SIGINT, SIGTERM and SIGHUP (the terminal is gone) ask a run to finish its step, save and end
+// well; a second one ends it at once.
 #pragma once
 
 namespace mtrain {
 
 class Interrupt {
  public:
-  Interrupt();   // takes over both signals
+  Interrupt();   // takes over these signals; SIGHUP only where nohup has not turned it off
   ~Interrupt();  // and gives them back
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
   int signal() const;  // the one received, 0 before
+};
+
+// While it lives, writing to a reader that is gone (`| tee log`, killed) is an error of that write,
+// not the process's end.
+class SurvivePipes {
+ public:
+  SurvivePipes();
+  ~SurvivePipes();
+  SurvivePipes(const SurvivePipes&) = delete;
+  SurvivePipes& operator=(const SurvivePipes&) = delete;
+
+ private:
+  void (*before_)(int);
 };
 
 }  // namespace mtrain

@@ -14,6 +14,7 @@
 #include "observe/progress.h"
 #include "ops/tuning.h"
 #include "plan/model_size.h"
+#include "train/model_setup.h"
 #include "train/start_banner.h"
 
 namespace mtrain {
@@ -32,10 +33,14 @@ Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
       recipe_(recipe),
       flops_per_token_(flops_per_token(recipe.model, trainer.model().config().vocab,
                                        recipe.dataset.seq_length)) {
-  if (profile) profile_ = std::make_unique<Profile>();
+  if (profile) {
+    profile_ = std::make_unique<Profile>();
+    warm_profile_ = std::make_unique<Profile>();
+  }
   if (recipe.debug.trace) trace_ = std::make_unique<ChromeTrace>();
   std::vector<TimingSink*> sinks;
-  if (profile_) sinks.push_back(profile_.get());
+  for (Profile* p : {profile_.get(), warm_profile_.get()})
+    if (p) sinks.push_back(p);
   if (trace_) sinks.push_back(trace_.get());
   if (!sinks.empty()) sinks_ = std::make_unique<TeeSink>(std::move(sinks));
 }
@@ -43,12 +48,14 @@ Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
 Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
 
 void Reporter::start() {
-  peak_flops_ = ops::measured_peak_flops(trainer_.device());
+  const DType dtype = compute_dtype(recipe_.mixed_precision);
+  const double fp32_peak = ops::measured_peak_flops(trainer_.device(), DType::f32);
+  peak_flops_ =
+      dtype == DType::f32 ? fp32_peak : ops::measured_peak_flops(trainer_.device(), dtype);
   const std::filesystem::path folder = recipe_.train.run_dir;
-  std::filesystem::create_directories(folder);
   write_file_atomic(folder / "recipe.yaml", print_recipe(recipe_));
   metrics_ = std::make_unique<MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
-  auto rows = banner_rows(trainer_, recipe_, peak_flops_);
+  auto rows = banner_rows(trainer_, recipe_, fp32_peak);
   rows.push_back({"run folder", folder.string()});
   print_banner(STDERR_FILENO, "mtrain", rows);
   progress_ = std::make_unique<ProgressLine>();
@@ -63,6 +70,7 @@ void Reporter::step(const StepStats& s) {
       peak_flops_ > 0 ? rate * flops_per_token_ / peak_flops_ : StepProgress::kUnknown;
   last_ = now;
   tokens_ += s.tokens;
+  ++steps_;
   const bool plain_line_due =
       s.step % recipe_.train.log_every == 0 || s.step == recipe_.train.steps;
   if (plain_line_due || progress_->live())
@@ -79,13 +87,13 @@ void Reporter::step(const StepStats& s) {
                   {{"loss", s.loss},
                    {"lr", double(s.lr)},
                    {"grad_norm", double(s.grad_norm)},
-                   {"tokens", tokens_},
+                   {"tokens", s.step * s.tokens},  // of the run, whatever process made them
                    {"step_ms", 1e3 * step_s},
                    {"tokens_per_s", rate},
                    {"mfu", mfu},
                    {"memory_peak", memory.total().peak},
                    {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak}});
-  if (profile_ && s.step == kWarmUpSteps) profile_->reset();
+  if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
 }
 
 void Reporter::validation(double loss, int64_t samples) {
@@ -121,7 +129,14 @@ void Reporter::finish() {
     trace_->write(*recipe_.debug.trace);
     note("trace written to " + *recipe_.debug.trace);
   }
-  if (profile_) std::fputs(profile_->table().c_str(), stdout);
+  if (profile_) {
+    const bool warm = steps_ > kWarmUpSteps;
+    std::fputs(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
+                           warm ? "without the warm-up" : "the warm-up included",
+                           (warm ? warm_profile_ : profile_)->table())
+                   .c_str(),
+               stdout);
+  }
 }
 
 }  // namespace mtrain

@@ -30,14 +30,16 @@ class Reporter {
 
   Trainer& trainer_;
   const Recipe& recipe_;
-  double flops_per_token_, peak_flops_ = 0;
+  double flops_per_token_, peak_flops_ = 0;  // peak: of the type that computes; 0 is unknown
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<ChromeTrace> trace_;
-  std::unique_ptr<Profile> profile_;
+  // All steps, and those after the warm-up: which of them is printed depends on how many there
+  // were.
+  std::unique_ptr<Profile> profile_, warm_profile_;
   std::unique_ptr<TeeSink> sinks_;
   Clock::time_point started_, last_;
-  int64_t tokens_ = 0;
+  int64_t steps_ = 0, tokens_ = 0;  // of this process
 };
 
 }  // namespace mtrain

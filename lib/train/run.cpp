@@ -12,11 +12,10 @@
 #include "train/interrupt.h"
 #include "train/model_setup.h"
 #include "train/reporter.h"
+#include "train/run_folder.h"
 #include "train/snapshot.h"
 
 namespace mtrain {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -35,25 +34,11 @@ std::unique_ptr<Device> open_device(const Recipe& r) {
   return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
 }
 
-fs::path checkpoint_root(const Recipe& r) {
-  return r.checkpoint.dir.empty() ? fs::path(r.train.run_dir) / "checkpoints"
-                                  : fs::path(r.checkpoint.dir);
-}
-
-// A new run must not mix with an old one's files, and must not remove them.
-void claim_run_folder(const Recipe& r) {
-  if (r.checkpoint.load) return;
-  if (const auto old = find_latest(checkpoint_root(r)))
-    throw UserError(
-        fmt::format("{} holds a run that has come to step {}", r.train.run_dir, old->step),
-        "continue it with checkpoint.load=latest, or start another with train.run_dir=<new "
-        "folder>");
-}
-
 class Training {
  public:
-  Training(const Recipe& recipe, const RunOptions& options)
+  Training(const Recipe& recipe, const RunOptions& options, std::optional<CheckpointRef> start)
       : recipe_(recipe),
+        start_(std::move(start)),
         device_(open_device(recipe)),
         config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
         trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab)),
@@ -102,13 +87,15 @@ class Training {
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
   void resume() {
-    if (!recipe_.checkpoint.load) return;
-    const auto found = resolve_load(*recipe_.checkpoint.load, checkpoint_root(recipe_));
-    if (!found)
-      return reporter_.note("checkpoint.load=latest: nothing to continue from, starting at step 1");
-    load_snapshot(trainer_, recipe_, found->path);
-    saved_ = trainer_.steps_done();
-    reporter_.note(fmt::format("continuing after step {} of {}", saved_, found->path.string()));
+    make_run_folder(recipe_);
+    if (start_) {
+      load_snapshot(trainer_, recipe_, start_->path);
+      saved_ = trainer_.steps_done();
+      reporter_.note(fmt::format("continuing after step {} of {}", saved_, start_->path.string()));
+    } else if (recipe_.checkpoint.load) {
+      reporter_.note("checkpoint.load=latest: nothing to continue from, starting at step 1");
+    }
+    for (const auto& line : set_aside_abandoned(recipe_, start_)) reporter_.note(line);
   }
 
   void evaluate() {
@@ -116,12 +103,13 @@ class Training {
   }
 
   void save() {
-    const auto path = save_snapshot(trainer_, recipe_, checkpoint_root(recipe_));
+    const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir);
     saved_ = trainer_.steps_done();
     reporter_.note(fmt::format("saved {}", path.string()));
   }
 
   const Recipe& recipe_;
+  std::optional<CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   GptConfig config_;
   Trainer trainer_;
@@ -133,22 +121,20 @@ class Training {
 }  // namespace
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
-  claim_run_folder(recipe);
+  const SurvivePipes pipes;
+  const auto start = claim_run_folder(recipe);
   ops::load_matmul_libraries();  // before the device has threads
   ops::fix_matmul_choices(recipe.debug.deterministic);
-  Training(recipe, options).run();
+  Training(recipe, options, start).run();
 }
 
 void generate_from_run(const std::string& run, std::string_view prompt, GenerateOptions options,
                        const std::function<void(std::string_view)>& emit) {
-  auto found = complete_checkpoint(run);
-  if (!found) found = find_latest(fs::path(run) / "checkpoints");
+  const auto found = locate_checkpoint(run);
   if (!found)
     throw UserError(fmt::format("{} holds no complete checkpoint", run),
                     "give a run folder or a checkpoint folder");
-  Problems problems;
-  const Recipe recipe = load_recipe((found->path / "recipe.yaml").string(), {}, problems);
-  problems.throw_if_errors();
+  const Recipe recipe = load_saved_recipe(found->path);
   ops::fix_matmul_choices(true);  // every length is a new shape: nothing to gain from measuring
   const auto tokenizer = open_tokenizer(recipe.tokenizer);
   const auto device = open_device(recipe);

@@ -8,15 +8,19 @@
 namespace mtrain {
 
 // model.safetensors (fp32 weights under their global names), optimizer.safetensors (<name>.m,
-// <name>.v), state.json.
+// <name>.v), state.json and the resolved recipe.yaml.
 std::filesystem::path save_snapshot(Trainer& trainer, const Recipe& recipe,
                                     const std::filesystem::path& root);
 
+// The recipe that a checkpoint was saved under.
+Recipe load_saved_recipe(const std::filesystem::path& folder);
+
 // Puts everything back, so that the next step is the one the saved run would have made. UserError
-// where the checkpoint is of another model or seed.
+// that lists every difference where the checkpoint is of another model, data or seed.
 void load_snapshot(Trainer& trainer, const Recipe& recipe, const std::filesystem::path& folder);
 
-// Weights only, into parameters that may have no gradients.
+// Weights only, into parameters that may have no gradients. UserError where the checkpoint has
+// other tensors than the parameters, be it more of them.
 void load_weights(Stream& on, ParamStore& params, const std::filesystem::path& folder);
 
 }  // namespace mtrain

@@ -1,5 +1,4 @@
 # Third-party packages. A missing one stops the configuration with one line that names what to install.
-include(CheckCXXSourceCompiles)
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 

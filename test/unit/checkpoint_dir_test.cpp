@@ -176,6 +176,7 @@ TEST_CASE("load names a checkpoint, a folder of them, or the latest") {
   save(other, 20);
   CHECK(resolve_load((other / "step-00000010").string(), root)->step == 10);
   CHECK(resolve_load(other.string(), root)->step == 20);
+  CHECK(checkpoints_after(other, 10).size() == 1);
   CHECK_THROWS_WITH(resolve_load((other / "step-00000030").string(), root),
                     Contains("no folder") && Contains("step-00000030"));
   fs::remove(other / "step-00000010" / "state.json");
@@ -279,6 +280,22 @@ TEST_CASE("a file system that fills up while saving, at many sizes of its rest")
   }
   CHECK(failed >= 3);
   CHECK(saved >= 3);
+}
+
+TEST_CASE("only what dead processes of this host left is removed") {
+  const TemporaryFolder folder;
+  const fs::path& root = folder.path;
+  const int64_t dead = 999'999'999;  // above any kernel's limit
+  const std::string ours = fmt::format("step-00000050.tmp-{}-{}", dead, host_name());
+  const std::string theirs = fmt::format("step-00000050.tmp-{}-{}x", dead, host_name());
+  const std::string alive = fmt::format("step-00000050.tmp-{}-{}", ::getppid(), host_name());
+  for (const auto& name : {ours, ours + ".old", theirs, alive}) fs::create_directory(root / name);
+  const std::string latest = fmt::format("latest.tmp.{}.0.{}", dead, host_name());
+  std::ofstream(root / latest) << "x";
+  std::ofstream(root / (latest + "x")) << "x";
+  save(root, 60);
+  CHECK(names_in(root) ==
+        std::set<std::string>{theirs, alive, latest + "x", "step-00000060", "latest"});
 }
 
 TEST_CASE("a folder that cannot be made is one clear error") {

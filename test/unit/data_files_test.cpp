@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "data/build.h"
 #include "data/indexed_dataset.h"
+#include "temporary_folder.h"
 
 using namespace mtrain;
 using Catch::Matchers::Contains;
@@ -21,20 +22,31 @@ namespace {
 
 const std::string kGolden = std::string(MTRAIN_SOURCE_DIR) + "/test/golden/tokenizer/";
 
-// A folder of this test's own, removed with what is in it.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "mtrain_data_XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path operator/(const std::string& name) const { return path / name; }
+struct Folder : TemporaryFolder {
   fs::path put(const std::string& name, std::string_view text) const {
     write_file_atomic(path / name, text);
     return path / name;
   }
   int entries() const { return int(std::distance(fs::directory_iterator(path), {})); }
+};
+
+// No file of this process may grow beyond `bytes` while it lives: a disk that fills up.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+
+ private:
+  void (*old_handler_)(int);
+  rlimit before_{};
 };
 
 void write(const fs::path& prefix, const Documents& documents, TokenType type) {
@@ -214,10 +226,6 @@ TEST_CASE("a disk that fills up is reported, and the older files stay") {
   write(folder / "d", {{1, 2}}, TokenType::u16);
   // A limit on the size of files stands for the disk; 200 KB stop the tokens early, the index at
   // its end.
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ::getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small{200'000, before.rlim_max};
   const auto fill = [&](int documents, int tokens) {
     IndexedDatasetWriter writer(folder / "d", TokenType::u16);
     const std::vector<int32_t> document(static_cast<size_t>(tokens), 3);
@@ -227,17 +235,20 @@ TEST_CASE("a disk that fills up is reported, and the older files stay") {
     }
     writer.finish();
   };
-  ::setrlimit(RLIMIT_FSIZE, &small);
-  std::string said[2];
+  std::string said[3];
   int caught = 0;
-  for (const auto& [documents, tokens] : {std::pair{1, 1'000'000}, {20'000, 1}}) try {
-      fill(documents, tokens);
-    } catch (const RunError& error) {
-      said[caught++] = error.what();
-    }
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, old_handler);
-  REQUIRE(caught == 2);
+  {
+    const SmallFiles limit(200'000);
+    // The last one's tokens are still buffered when all of them have been added.
+    for (const auto& [documents, tokens] : {std::pair{1, 1'000'000}, {20'000, 1}, {1, 101'000}})
+      try {
+        fill(documents, tokens);
+      } catch (const RunError& error) {
+        said[caught++] = error.what();
+      }
+  }
+  REQUIRE(caught == 3);
+  REQUIRE_THAT(said[2], Contains("d.bin"));
   REQUIRE_THAT(said[0], Contains("d.bin"));
   REQUIRE_THAT(said[1], Contains("d.idx"));
   REQUIRE(read(folder / "d") == Documents{{1, 2}});
@@ -447,6 +458,45 @@ TEST_CASE("build: validation split") {
     REQUIRE(!fs::exists(folder / "out_train.idx"));
     REQUIRE(!fs::exists(folder / "out_train.bin"));
   }
+}
+
+TEST_CASE("build: where one part of a split fails at the last write, both older parts stay") {
+  const Folder folder;
+  const auto tokenizer = load_tokenizer("byte");
+  BuildOptions options;
+  options.inputs = {folder.put("small", "abcdefghij\nklmno\n")};
+  options.output = folder / "d";
+  options.validation_fraction = 0.5;
+  options.validation_split = ValidationSplit::tail;
+  build_dataset(options, *tokenizer);
+  const auto train = texts(folder / "d_train", *tokenizer);
+  const auto valid = texts(folder / "d_valid", *tokenizer);
+  // 80,000 bytes of training text in 160,000 bytes fit, the 240,000 of validation do not; both are
+  // less than what is buffered.
+  std::string text;
+  while (text.size() < 200'000) text += "a line of text, of 24 B\n";
+  options.inputs = {folder.put("large", text)};
+  options.validation_fraction = 0.6;
+  {
+    const SmallFiles limit(200'000);
+    REQUIRE_THROWS_WITH(build_dataset(options, *tokenizer), Contains("d_valid.bin"));
+  }
+  REQUIRE(texts(folder / "d_train", *tokenizer) == train);
+  REQUIRE(texts(folder / "d_valid", *tokenizer) == valid);
+}
+
+TEST_CASE("build: what the progress callback throws ends it and leaves nothing behind") {
+  const Folder folder;
+  BuildOptions options;
+  options.inputs = {folder.put("in", std::string(10'000, 'x'))};
+  options.output = folder / "d";
+  options.chunk_bytes = 1000;
+  const auto tokenizer = load_tokenizer("byte");
+  const auto stop = [](const BuildProgress& p) {
+    if (p.bytes_done > 3000) throw RunError("stopped");
+  };
+  REQUIRE_THROWS_WITH(build_dataset(options, *tokenizer, stop), Contains("stopped"));
+  REQUIRE(folder.entries() == 1);
 }
 
 TEST_CASE("build: mistakes in the options") {

@@ -174,6 +174,17 @@ TEST_CASE("text may be cut where safe_cut says") {
     }
     REQUIRE(cuts > 1500);
   }
+  // Nor does anything cut words without ByteLevel's own pattern: a merge may cross any place.
+  const Json bytes_alone = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  const Json digits = {{"type", "Digits"}, {"individual_digits", true}};
+  for (const Json& pre :
+       {bytes_alone, Json{{"type", "Sequence"}, {"pretokenizers", {digits, bytes_alone}}}}) {
+    Json json = golden("gpt2");
+    json["pre_tokenizer"] = pre;
+    const auto tokenizer = make_bpe_tokenizer(json.dump(), "t.json");
+    REQUIRE(tokenizer->safe_cut("one.\ntwo three") == 0);
+  }
   // Unknown patterns promise nothing.
   REQUIRE(load_tokenizer(kGolden + "removed.json")->safe_cut("one.\ntwo three") == 0);
   REQUIRE(load_tokenizer(kGolden + "prefix.json")->safe_cut("one.\ntwo three") == 0);
@@ -244,9 +255,17 @@ TEST_CASE("what is not supported or malformed is named") {
   });
   says("behavior Sideways",
        [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Sideways"; });
-  for (const char* bad : {"(", "[z-a]", "\\w+", "\\bx", "[a[b]]", "[a&&b]", "\\", "\\u12", "[]"})
+  for (const char* bad : {"(", "[z-a]", "\\w+", "\\bx", "[a[b]]", "[a&&b]", "\\", "\\u12", "[]",
+                          // Oniguruma and PCRE2 take these for different things.
+                          "a{1,3}+", "a{1,3}*", "a{2}?", "a{,3}", "a{x}", "(?m)a", "(?s).",
+                          "(?im:a)", "(?P<n>a)", "(?1)", "(*UTF)a"})
     says("regular expression",
          [&](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = bad; });
+  for (const char* good : {"a{2}", "a{2,}b{1,3}?", "\\p{L}{1,3}", "\\x{41}", "(?i:a)|(?:b)",
+                           "(?i)a", "a(?!b)(?=c)(?<!d)(?<=c)(?>e)", "[({]", "\\{,3}"})
+    CHECK(complaint([&](Json& j) {
+            j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = good;
+          }) == "no error");
   says("with lstrip", [](Json& j) { j["added_tokens"][0]["lstrip"] = true; });
   says("byte 0x41", [](Json& j) { j["model"]["vocab"].erase("A"); });
   says("merge 3", [](Json& j) { j["model"]["merges"][3] = "a b c"; });

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "recipe/recipe.h"
 #include "recipe/schema.h"
+#include "temporary_folder.h"
 
 using namespace mtrain;
 using Catch::Matchers::Contains;
@@ -249,10 +250,9 @@ TEST_CASE("a file that is not there, a folder or empty") {
   REQUIRE_THAT(of(recipes + "quickstat.yaml"),
                Contains("did you mean") && Contains("quickstart.yaml"));
   REQUIRE_THAT(of(recipes), Contains("directory"));
-  const auto empty = std::filesystem::temp_directory_path() / "mtrain_empty_recipe.yaml";
-  std::ofstream(empty) << " \n";
-  REQUIRE_THAT(of(empty.string()), Contains("empty"));
-  std::filesystem::remove(empty);
+  const TemporaryFolder folder;
+  std::ofstream(folder / "empty.yaml") << " \n";
+  REQUIRE_THAT(of((folder / "empty.yaml").string()), Contains("empty"));
 }
 
 TEST_CASE("a printed recipe loads to the same recipe") {

@@ -1,0 +1,149 @@
+// AdamW and clipping over parameter units, against float64.
+#include <cmath>
+#include <limits>
+
+#include <catch2/catch.hpp>
+
+#include "device/device.h"
+#include "optim/adamw.h"
+
+using namespace mtrain;
+
+namespace {
+
+// Two units; in the first, a parameter that does not decay lies between two that do, and sizes are
+// odd, so that there is padding.
+struct Fixture {
+  explicit Fixture(DType compute = DType::f32)
+      : device(Device::cpu(2, {})), on(device->stream("compute")) {
+    decayed = params.add("a", {.name = "w", .shape = {7, 19}});
+    plain = params.add("a", {.name = "bias", .shape = {33}, .decay = false});
+    second = params.add("a", {.name = "w2", .shape = {5}});
+    other = params.add("b", {.name = "v", .shape = {211}});
+    params.materialize(on, compute, true);
+    for (Parameter* p : params.params()) {
+      params.set_master(on, *p, filled(*p, 1.0));
+      put(p->grad, filled(*p, 3.0));
+    }
+  }
+  // Distinct values around +-scale.
+  static std::vector<float> filled(const Parameter& p, double scale) {
+    std::vector<float> x(size_t(p.shape.count()));
+    for (size_t i = 0; i < x.size(); ++i)
+      x[i] = float(scale * std::sin(1.0 + double(i) + double(p.name.size())));
+    return x;
+  }
+  void put(const Tensor& to, std::vector<float> values) {
+    auto keep = std::make_shared<std::vector<float>>(std::move(values));
+    const void* data = keep->data();
+    on.upload(to, std::move(keep), data);
+  }
+  std::vector<float> get(const Tensor& t) { return t.to_host<float>(on); }
+
+  std::unique_ptr<Device> device;
+  Stream& on;
+  ParamStore params;
+  Parameter *decayed, *plain, *second, *other;
+};
+
+OptimizerConfig config() {
+  OptimizerConfig c;
+  c.betas = {0.8, 0.9};
+  c.eps = 1e-3;
+  c.weight_decay = 0.5;
+  return c;
+}
+
+// The published rule (Loshchilov and Hutter 2019) in float64, for one element and a constant
+// gradient.
+double reference(double w, double g, bool decay, int steps, double lr, const OptimizerConfig& c) {
+  double m = 0, v = 0;
+  for (int t = 1; t <= steps; ++t) {
+    m = c.betas[0] * m + (1 - c.betas[0]) * g;
+    v = c.betas[1] * v + (1 - c.betas[1]) * g * g;
+    const double mhat = m / (1 - std::pow(c.betas[0], t)), vhat = v / (1 - std::pow(c.betas[1], t));
+    w -= lr * (mhat / (std::sqrt(vhat) + c.eps) + (decay ? c.weight_decay * w : 0));
+  }
+  return w;
+}
+
+}  // namespace
+
+TEST_CASE("three updates equal the float64 rule, with decay only where a parameter decays") {
+  const DType compute = GENERATE(DType::f32, DType::bf16);
+  Fixture f(compute);
+  AdamW adamw(f.on, f.params, config());
+  const Tensor scale = Tensor::from_host<float>(f.on, {1}, {0.25f});
+  for (int64_t step = 1; step <= 3; ++step) adamw.step(f.on, step, 0.1f, scale);
+  for (Parameter* p : f.params.params()) {
+    const auto w = f.get(p->master), start = Fixture::filled(*p, 1.0), g = Fixture::filled(*p, 3.0);
+    const auto value = p->value.to_host_float(f.on);
+    INFO(p->name);
+    for (size_t i = 0; i < w.size(); ++i) {
+      const double wanted =
+          reference(start[i], 0.25 * double(g[i]), p != f.plain, 3, 0.1, config());
+      // A dozen fp32 roundings of values up to 1.
+      CHECK(w[i] == Approx(wanted).margin(2e-6));
+      // The copy that computes is the master, rounded once: bf16 has 8 bits.
+      CHECK(std::abs(value[i] - w[i]) <= (compute == DType::f32 ? 0 : std::abs(w[i]) / 256));
+    }
+  }
+}
+
+TEST_CASE("moments are found by parameter") {
+  Fixture f;
+  AdamW adamw(f.on, f.params, config());
+  adamw.step(f.on, 1, 0.1f, Tensor::from_host<float>(f.on, {1}, {1.0f}));
+  for (Parameter* p : f.params.params()) {
+    const auto m = f.get(adamw.m_of(*p)), v = f.get(adamw.v_of(*p)), g = Fixture::filled(*p, 3.0);
+    REQUIRE(m.size() == g.size());
+    for (size_t i = 0; i < g.size(); ++i) {
+      CHECK(m[i] == Approx(0.2 * g[i]).epsilon(1e-6));
+      CHECK(v[i] == Approx(0.1 * g[i] * g[i]).epsilon(1e-6));
+    }
+  }
+}
+
+TEST_CASE("the decaying parameters of a unit lie before decay_end, the others behind it") {
+  Fixture f;
+  const ParamUnit& a = *f.params.units()[0];
+  const auto first = [&](const Parameter& p) {
+    return (static_cast<const char*>(p.grad.data()) - static_cast<const char*>(a.grad.data())) / 4;
+  };
+  CHECK(first(*f.decayed) == 0);
+  CHECK(first(*f.second) + f.second->shape.count() <= a.decay_end);
+  CHECK(first(*f.plain) >= a.decay_end);
+  const ParamUnit& b = *f.params.units()[1];
+  CHECK(b.decay_end == b.grad.count());
+}
+
+TEST_CASE("the gradient norm is that of all units together") {
+  Fixture f;
+  double squares = 0;
+  for (Parameter* p : f.params.params())
+    for (float g : Fixture::filled(*p, 3.0)) squares += double(g) * g;
+  const double norm = std::sqrt(squares);
+  REQUIRE(norm > 5);
+  const auto clip = [&](float most) {
+    const ops::Clip c = clip_grad_norm(f.on, f.params, most);
+    CHECK(f.get(c.norm)[0] == Approx(norm).epsilon(1e-6));
+    return f.get(c.scale)[0];
+  };
+  CHECK(clip(0) == 1);                               // off
+  CHECK(clip(float(2 * norm)) == 1);                 // short enough
+  CHECK(clip(1) == Approx(1 / norm).epsilon(1e-5));  // brought down; some add an epsilon
+}
+
+TEST_CASE("a gradient that is not finite changes nothing") {
+  Fixture f;
+  AdamW adamw(f.on, f.params, config());
+  auto g = Fixture::filled(*f.other, 3.0);
+  g[100] = std::numeric_limits<float>::infinity();
+  f.put(f.other->grad, g);
+  const ops::Clip clip = clip_grad_norm(f.on, f.params, 1);
+  adamw.step(f.on, 1, 0.1f, clip.scale);
+  for (Parameter* p : f.params.params()) {
+    CHECK((f.get(p->master) == Fixture::filled(*p, 1.0)));
+    CHECK((f.get(adamw.m_of(*p)) == std::vector<float>(size_t(p->shape.count()))));
+  }
+}

@@ -1,0 +1,238 @@
+// Whole runs in a folder of their own: what they write, continue, and refuse.
+#include <unistd.h>
+#include <csignal>
+#include <set>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/strings.h"
+#include "data/indexed_dataset.h"
+#include "temporary_folder.h"
+#include "train/interrupt.h"
+#include "train/model_setup.h"
+#include "train/run.h"
+#include "train/run_folder.h"
+#include "train/snapshot.h"
+
+using namespace mtrain;
+using Catch::Contains;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Tokens to train on, and runs of a tiny model on them.
+struct Lab : TemporaryFolder {
+  Lab() {
+    for (const char* name : {"a", "b"}) {
+      IndexedDatasetWriter writer(path / name, TokenType::u16);
+      std::vector<int32_t> tokens;
+      for (int i = 0; i < 4000; ++i) tokens.push_back((i * 7 + name[0]) % 200);
+      writer.add_tokens(tokens);
+      writer.finish();
+    }
+  }
+
+  Recipe recipe(const std::string& run, const std::vector<std::string>& changes = {}) const {
+    std::vector<std::string> overrides{"model.num_layers=1",
+                                       "model.hidden_size=32",
+                                       "model.num_attention_heads=4",
+                                       "model.ffn_hidden_size=32",
+                                       "tokenizer.type=byte",
+                                       "dataset.seq_length=16",
+                                       "dataset.train=" + (path / "a").string(),
+                                       "train.steps=4",
+                                       "train.global_batch_size=2",
+                                       "train.micro_batch_size=2",
+                                       "train.threads=1",
+                                       "lr_scheduler.style=constant",
+                                       "mixed_precision.name=fp32",
+                                       "debug.deterministic=true",
+                                       "checkpoint.every_steps=2",
+                                       "checkpoint.keep=0",
+                                       "train.run_dir=" + (path / run).string()};
+    overrides.insert(overrides.end(), changes.begin(), changes.end());
+    Problems problems;
+    Recipe r = load_recipe_text("model: {}\n", "lab", overrides, problems);
+    problems.throw_if_errors();
+    return r;
+  }
+  void train(const std::string& run, const std::vector<std::string>& changes = {}) const {
+    run_training(recipe(run, changes), {});
+  }
+  fs::path step(const std::string& run, int n) const {
+    return path / run / "checkpoints" / fmt::format("step-{:08}", n);
+  }
+  std::string load(const std::string& run, int n) const {
+    return "checkpoint.load=" + step(run, n).string();
+  }
+
+  // The lines of steps in metrics.jsonl.
+  std::vector<json> steps(const std::string& run) const {
+    std::vector<json> lines;
+    const std::string text = read_file(path / run / "metrics.jsonl");
+    for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
+      json line = json::parse(text.substr(at, text.find('\n', at) - at));
+      if (line.contains("loss")) lines.push_back(std::move(line));
+    }
+    return lines;
+  }
+  std::set<std::string> checkpoints(const std::string& run) const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path / run / "checkpoints"))
+      names.insert(entry.path().filename());
+    return names;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a run and its continuation write the metrics of one run") {
+  const Lab lab;
+  lab.train("whole", {"train.steps=6"});
+  lab.train("cut");
+  lab.train("cut", {"train.steps=6", "checkpoint.load=latest"});
+  const auto whole = lab.steps("whole"), cut = lab.steps("cut");
+  REQUIRE(whole.size() == 6);
+  REQUIRE(cut.size() == 6);
+  for (size_t i = 0; i < 6; ++i) {
+    CHECK(cut[i]["step"] == i + 1);
+    CHECK(cut[i]["tokens"] == (i + 1) * 2 * 16);
+    CHECK(cut[i]["loss"] == whole[i]["loss"]);
+  }
+}
+
+TEST_CASE("a checkpoint of another model or other data is refused with every difference") {
+  const Lab lab;
+  lab.train("saved", {"train.steps=2"});
+  const auto complaint = [&](std::vector<std::string> changes) -> std::string {
+    changes.insert(changes.end(), {"train.steps=3", "checkpoint.load=latest"});
+    try {
+      lab.train("saved", changes);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  // None of these changes the shape of a tensor.
+  CHECK_THAT(complaint({"model.num_attention_heads=8", "model.num_query_groups=8",
+                        "model.rotary_base=500", "model.norm_epsilon=1e-3"}),
+             Contains("model.num_attention_heads: saved with 4, now 8") &&
+                 Contains("model.rotary_base") && Contains("model.norm_epsilon"));
+  CHECK_THAT(complaint({"model.window_size=8"}), Contains("model.window_size"));
+  CHECK_THAT(complaint({"dataset.train=" + (lab / "b").string()}), Contains("dataset.train"));
+  CHECK_THAT(complaint({"dataset.seed=9"}), Contains("dataset.seed"));
+  CHECK_THAT(complaint({"train.seed=9"}), Contains("train.seed"));
+  CHECK_THAT(complaint({"train.global_batch_size=4"}), Contains("train.global_batch_size"));
+  CHECK_THAT(complaint({"model.qk_layernorm=true"}), Contains("model.qk_layernorm"));
+  CHECK(lab.steps("saved").size() == 2);
+  CHECK(complaint({"optimizer.lr=1e-4", "model.init_method_std=0.5"}) == "no error");
+}
+
+TEST_CASE("tensors that the model lacks are refused") {
+  const Lab lab;
+  lab.train("two", {"train.steps=2", "model.num_layers=2"});
+  const Recipe one = lab.recipe("one");
+  const auto device = Device::cpu(1, {});
+  Stream& on = device->stream("compute");
+  ParamStore params;
+  const Recipe two = load_saved_recipe(lab.step("two", 2));
+  CHECK(two.model.num_layers == 2);
+  Gpt model(on, params, gpt_config(one.model, 257, 16), 16);
+  params.materialize(on, DType::f32, false);
+  CHECK_THROWS_WITH(load_weights(on, params, lab.step("two", 2)), Contains("layers.1."));
+}
+
+TEST_CASE("a run does not take over the folder of another") {
+  const Lab lab;
+  lab.train("a");
+  lab.train("b", {"train.seed=2"});
+  const auto metrics = read_file(lab / "a/metrics.jsonl");
+  CHECK_THROWS_WITH(lab.train("a"), Contains("step 4") && Contains("checkpoint.load=latest"));
+  CHECK_THROWS_WITH(lab.train("a", {lab.load("b", 2), "train.seed=2"}), Contains("is of another"));
+  CHECK_THROWS_WITH(lab.train("a", {"checkpoint.dir=" + (lab / "b/checkpoints").string(),
+                                    "train.seed=2", "checkpoint.load=latest"}),
+                    Contains("metrics of another run"));
+  CHECK(read_file(lab / "a/metrics.jsonl") == metrics);
+  CHECK(lab.checkpoints("a").count("step-00000004"));
+  // Into a folder of its own it goes on, from a checkpoint or from a run's newest.
+  lab.train("c", {lab.load("b", 2), "train.seed=2", "train.steps=3"});
+  CHECK(lab.steps("c").size() == 1);
+  lab.train("d", {"checkpoint.load=" + (lab / "b").string(), "train.seed=2", "train.steps=5"});
+  CHECK(lab.steps("d").front()["step"] == 5);
+}
+
+TEST_CASE("a run that died before its first checkpoint keeps its metrics") {
+  const Lab lab;
+  fs::create_directories(lab / "a");
+  write_file_atomic(lab / "a/metrics.jsonl", "{\"step\":1,\"loss\":5.0}\n");
+  CHECK_THROWS_WITH(lab.train("a"), Contains("saved nothing"));
+  CHECK(lab.steps("a").size() == 1);
+  lab.train("a", {"checkpoint.load=latest"});
+  CHECK(lab.steps("a").size() == 4);
+  CHECK(read_file(lab / "a/metrics.jsonl.abandoned") == "{\"step\":1,\"loss\":5.0}\n");
+}
+
+TEST_CASE("a run that goes back sets the later checkpoints aside") {
+  const Lab lab;
+  lab.train("a", {"train.steps=8"});
+  for (const char* suffix : {".abandoned", ".abandoned-2"}) {
+    lab.train("a", {lab.load("a", 4), "train.steps=6", "checkpoint.keep=2"});
+    CHECK(find_latest(lab / "a/checkpoints")->step == 6);
+    CHECK(lab.steps("a").size() == 6);
+    CHECK(lab.checkpoints("a").count("step-00000006" + std::string(suffix)));
+    CHECK(fs::exists(lab / ("a/metrics.jsonl" + std::string(suffix))));
+  }
+  const auto names = lab.checkpoints("a");
+  CHECK(names.count("step-00000004"));
+  CHECK(names.count("step-00000008.abandoned"));
+}
+
+TEST_CASE("a file that cannot be opened is named with its field") {
+  const Lab lab;
+  CHECK_THROWS_WITH(lab.train("a", {"dataset.train=" + (lab / "none").string()}),
+                    Contains("dataset.train") && Contains("none.bin") && Contains("data build"));
+  CHECK_THROWS_WITH(lab.train("a", {"dataset.validation=" + (lab / "none").string()}),
+                    Contains("dataset.validation") && Contains("data build"));
+  write_file_atomic(lab / "file", "x");
+  CHECK_THROWS_WITH(lab.train("file/run"), Contains("train.run_dir"));
+  CHECK_THROWS_AS(lab.train("file/run"), UserError);
+}
+
+TEST_CASE("the prompt is written when the model is there to go on") {
+  const Lab lab;
+  lab.train("a", {"train.steps=1", "checkpoint.dir=" + (lab / "elsewhere").string()});
+  std::string said;
+  const auto hear = [&](std::string_view bytes) { said += bytes; };
+  const GenerateOptions options{.tokens = 3};
+  CHECK_THROWS_AS(generate_from_run((lab / "none").string(), "Hello", options, hear), UserError);
+  CHECK_THROWS_AS(generate_from_run((lab / "a").string(), "", options, hear), UserError);
+  CHECK(said.empty());
+  generate_from_run((lab / "a").string(), "Hello", options, hear);
+  CHECK_THAT(said, Catch::StartsWith("Hello"));
+}
+
+TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {
+  for (int number : {SIGINT, SIGTERM, SIGHUP}) {
+    const Interrupt interrupt;
+    CHECK(interrupt.signal() == 0);
+    std::raise(number);
+    CHECK(interrupt.signal() == number);
+  }
+  const auto before = std::signal(SIGHUP, SIG_IGN);  // as under nohup
+  {
+    const Interrupt interrupt;
+    std::raise(SIGHUP);
+    CHECK(interrupt.signal() == 0);
+  }
+  std::signal(SIGHUP, before);
+  const SurvivePipes pipes;
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  ::close(ends[0]);
+  CHECK(::write(ends[1], "x", 1) == -1);
+  ::close(ends[1]);
+}
