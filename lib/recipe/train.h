@@ -84,7 +84,7 @@ struct ValidationConfig {
            .min = 0}},
       Field{"steps",
             &ValidationConfig::steps,
-            "global batches per evaluation",
+            "global batches per evaluation; 0: all of the held-out data",
             {.aliases = "validation.eval_iters train.eval_iters", .min = 0, .max = 1 << 24}}};
 };
 
