@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "commands.h"
+#include "launch/error_file.h"
 #include "observe/terminal.h"
 
 namespace {
@@ -50,9 +51,11 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const mtrain::UserError& e) {
+    mtrain::write_error_file(e);
     print_error(e.what());
     return 2;
   } catch (const std::exception& e) {
+    mtrain::write_error_file(e);
     print_error(e.what());
     return 1;
   }

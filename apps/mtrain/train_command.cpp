@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
+#include "launch/job.h"
 #include "observe/terminal.h"
 #include "recipe/built.h"
 #include "recipe/layout.h"
@@ -45,15 +46,16 @@ void train(const Options& o) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
   Problems problems;
-  const int64_t world = o.world_size ? o.world_size : launcher_world_size();
+  const Job job = job_from_environment();
+  const int64_t world = o.world_size ? o.world_size : job.size;
   const Recipe recipe = load_recipe(o.recipe, overrides, problems, world);
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) check_built(recipe, problems, world);
   problems.throw_if_errors();
-  tell(problems);
+  if (job.rank == 0) tell(problems);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
-  if (runs) run_training(recipe, {.profile = o.profile});
+  if (runs) run_training(recipe, {.job = job, .profile = o.profile});
 }
 
 }  // namespace

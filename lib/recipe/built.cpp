@@ -1,5 +1,7 @@
 // What recipes may say and this build cannot run yet: one line per feature, removed when it is
 // built.
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "recipe/built.h"
@@ -16,8 +18,12 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
   missing(d.pp_size > 1, "distributed.pp_size", "pipeline parallelism (pp_size > 1)", one);
   missing(d.cp_size > 1, "distributed.cp_size", "context parallelism (cp_size > 1)", one);
   missing(d.ep_size > 1, "distributed.ep_size", "expert parallelism (ep_size > 1)", one);
-  missing(d.dp_size.value_or(1) > 1 || world / (d.tp_size * d.pp_size * d.cp_size) > 1,
-          "distributed.dp_size", "data parallelism (several ranks)", "run a single rank");
+  const int64_t dp = std::max(d.dp_size.value_or(1), world / (d.tp_size * d.pp_size * d.cp_size));
+  missing(dp > 1 && d.strategy != Strategy::ddp, "distributed.strategy",
+          fmt::format("strategy {} over several ranks", enum_name(d.strategy)).c_str(),
+          "set it to ddp");
+  missing(dp > 1 && d.strategy == Strategy::ddp && r.ddp.average_in_collective,
+          "ddp.average_in_collective", "averaging inside the reduction", "set it to false");
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
   missing(r.mixed_precision.name == Precision::fp16_mixed, "mixed_precision.name", "fp16_mixed",
           "use bf16_mixed or fp32");
@@ -28,13 +34,8 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
           "gradients in less than fp32", "set it to true");
   missing(r.train.device == DeviceChoice::cuda, "train.device", "training on GPUs",
           "set it to cpu");
-  missing(!r.launch.env.empty(), "launch.env", "a launcher that sets the ranks' environment",
-          "set the variables before starting mtrain");
   missing(r.packed_sequence.packed_sequence_size > 0, "packed_sequence.packed_sequence_size",
           "packed sequences", "set it to 0");
-  missing(r.train.exit_interval.has_value(), "train.exit_interval", "stopping at an interval");
-  missing(r.train.exit_duration_in_mins.has_value(), "train.exit_duration_in_mins",
-          "stopping after a time");
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
   bool other_module = false;
@@ -42,7 +43,10 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
     other_module = other_module || module != RecomputeModule::core_attn;
   missing(r.recompute.granularity == RecomputeGranularity::selective && other_module,
           "recompute.modules", "modules other than core_attn", "use [core_attn]");
-  missing(r.comm.link.latency_us > 0 || r.comm.link.gbps > 0, "comm.link", "an emulated link");
+  missing(r.comm.backend == CommBackend::gloo || r.comm.backend == CommBackend::nccl ||
+              r.comm.backend == CommBackend::thread,
+          "comm.backend", fmt::format("backend {}", enum_name(r.comm.backend)).c_str(),
+          "set it to auto: ranks of one host share memory");
 }
 
 }  // namespace mtrain

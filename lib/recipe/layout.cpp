@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 
 #include <fmt/core.h>
 
@@ -69,26 +68,6 @@ std::string nearest_multiples(int64_t value, int64_t of) {
 }
 
 int64_t padded_vocab(int64_t vocab, int64_t tp) { return round_up(vocab, 128 * tp); }
-
-int64_t launcher_world_size() {
-  // The rank beside the size tells a launcher from a shell inside an allocation, which has the size
-  // alone.
-  for (const auto& [size, rank] : {std::pair{"WORLD_SIZE", "RANK"},
-                                   {"SLURM_NTASKS", "SLURM_PROCID"},
-                                   {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
-                                   {"PMI_SIZE", "PMI_RANK"}}) {
-    const char* text = std::getenv(size);
-    if (!text || !std::getenv(rank)) continue;
-    const std::string s = text;
-    int64_t world = 0;
-    const auto [stop, error] = std::from_chars(s.data(), s.data() + s.size(), world);
-    if (error != std::errc() || stop != s.data() + s.size() || world < 1)
-      throw UserError(fmt::format("{}={} is not a number of ranks", size, s),
-                      "it is set by the launcher; unset it to run alone");
-    return world;
-  }
-  return 1;
-}
 
 Layout layout_of(const Recipe& r, int64_t world) {
   const auto& d = r.distributed;

@@ -28,9 +28,6 @@ Layout layout_of(const Recipe& recipe, int64_t world);
 // The vocabulary as the model stores it: a multiple of 128 x tp.
 int64_t padded_vocab(int64_t vocab, int64_t tp);
 
-// The world size that the launcher tells in the environment (torchrun, Slurm, Open MPI, PMI), or 1.
-int64_t launcher_world_size();
-
 bool is_single_stage(PipelineScheduleName schedule);  // 1f1b, gpipe
 bool is_interleaved(PipelineScheduleName schedule);   // orders micro-batches in groups
 bool is_sharded(const Recipe& recipe);                // the optimizer's state is spread over ranks

@@ -57,7 +57,7 @@ struct Recipe {
   static constexpr auto fields = std::tuple{
       Field{"model", &Recipe::model, "the network"},
       Field{"dataset", &Recipe::dataset, "the training data"},
-      Field{"tokenizer", &Recipe::tokenizer, "text to tokens"},
+      Field{"tokenizer", &Recipe::tokenizer, "text to tokens", {.shorthand = "type"}},
       Field{"train", &Recipe::train, "length, batches, folders"},
       Field{"validation", &Recipe::validation, "loss on held-out text"},
       Field{"mixed_precision", &Recipe::mixed_precision, "element types", {.shorthand = "name"}},

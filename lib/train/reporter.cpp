@@ -66,8 +66,9 @@ void Reporter::start() {
 void Reporter::step(const StepStats& s) {
   const auto now = Clock::now();
   const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
-  const double mfu =
-      peak_flops_ > 0 ? rate * flops_per_token_ / peak_flops_ : StepProgress::kUnknown;
+  const double mfu = peak_flops_ > 0
+                         ? rate * flops_per_token_ / (peak_flops_ * trainer_.world().size())
+                         : StepProgress::kUnknown;
   last_ = now;
   tokens_ += s.tokens;
   ++steps_;

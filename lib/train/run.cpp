@@ -6,7 +6,9 @@
 
 #include "base/log.h"
 #include "base/strings.h"
+#include "comm/process/process_world.h"
 #include "device/flight_recorder.h"
+#include "launch/error_file.h"
 #include "ops/tuning.h"
 #include "train/data_setup.h"
 #include "train/interrupt.h"
@@ -20,41 +22,57 @@ namespace mtrain {
 namespace {
 
 // Cores that this process may use, shared with the other ranks of the host.
-int default_threads() {
+int default_threads(const Job& job) {
   cpu_set_t set;
   const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  const char* ranks = std::getenv("LOCAL_WORLD_SIZE");
-  return std::max(1, cores / std::max(1, ranks ? std::atoi(ranks) : 1));
+  return std::max(1, cores / job.local_size);
 }
 
-std::unique_ptr<Device> open_device(const Recipe& r) {
+std::unique_ptr<Device> open_device(const Recipe& r, const Job& job) {
   if (r.train.device == DeviceChoice::cuda)
     throw UserError("train.device=cuda: training on GPUs is not built yet", "use train.device=cpu");
-  const int threads = r.train.threads ? int(r.train.threads) : default_threads();
+  const int threads = r.train.threads ? int(r.train.threads) : default_threads(job);
   return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
 }
 
+World open_world(const Recipe& r, const Job& job) {
+  return process_world({.rank = job.rank,
+                        .size = job.size,
+                        .master_addr = job.master_addr,
+                        .master_port = job.master_port,
+                        .timeout = std::chrono::duration<double>(r.comm.timeout_s),
+                        .link = {r.comm.link.latency_us, r.comm.link.gbps},
+                        .recipe = print_recipe(r, false)});
+}
+
+// One rank's run. What the user sees and what is written comes from rank 0.
 class Training {
  public:
-  Training(const Recipe& recipe, const RunOptions& options, std::optional<CheckpointRef> start)
+  Training(const Recipe& recipe, const RunOptions& options, World world,
+           std::optional<CheckpointRef> start)
       : recipe_(recipe),
         start_(std::move(start)),
-        device_(open_device(recipe)),
+        device_(open_device(recipe, options.job)),
         config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
-        trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab)),
-        reporter_(trainer_, recipe, options.profile) {
+        trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab),
+                 std::move(world)) {
+    if (trainer_.world().rank() == 0) reporter_.emplace(trainer_, recipe, options.profile);
     if (auto data = open_validation_data(recipe, config_.vocab))
       validation_.emplace(std::move(data), recipe.validation.steps * recipe.train.global_batch_size,
-                          LoaderOptions{.micro_batch = recipe.train.micro_batch_size});
+                          LoaderOptions{.micro_batch = recipe.train.micro_batch_size,
+                                        .dp_rank = trainer_.data_parallel().rank(),
+                                        .dp_size = trainer_.data_parallel().size()});
   }
 
   void run() {
     try {
       run_steps();
-    } catch (const UserError&) {
-      throw;
-    } catch (...) {
-      tell_last_launches();
+    } catch (const std::exception& e) {
+      trainer_.world().abort(e.what());  // peers must not wait for their timeout
+      constexpr int kLaunches = 20;
+      const auto launches = device_->recorder().lines(kLaunches);
+      write_error_file(e, launches);
+      if (!dynamic_cast<const UserError*>(&e)) tell_last_launches(launches);
       throw;
     }
   }
@@ -62,50 +80,78 @@ class Training {
  private:
   void run_steps() {
     resume();
-    reporter_.start();
+    if (reporter_) reporter_->start();
     const Interrupt interrupt;
-    while (trainer_.steps_done() < recipe_.train.steps && !interrupt.signal()) {
-      reporter_.step(trainer_.step());
+    const auto started = std::chrono::steady_clock::now();
+    std::string end;  // why the run ends before its last step
+    while (end.empty() && trainer_.steps_done() < recipe_.train.steps) {
+      const StepStats stats = trainer_.step();
+      if (reporter_) reporter_->step(stats);
       const int64_t step = trainer_.steps_done();
       if (due(recipe_.validation.every_steps, step) && step < recipe_.train.steps) evaluate();
       if (due(recipe_.checkpoint.every_steps, step)) save();
+      end = early_end(interrupt, std::chrono::steady_clock::now() - started);
     }
-    if (interrupt.signal())
-      reporter_.note(fmt::format("signal {}: saving and ending", interrupt.signal()));
-    if (!interrupt.signal()) evaluate();
+    if (end.empty()) evaluate();
+    note(end);
     if (saved_ != trainer_.steps_done()) save();
-    reporter_.finish();
+    if (reporter_) reporter_->finish();
+    all_ranks_here();  // rank 0 serves the others until they are done
   }
 
-  void tell_last_launches() {
-    constexpr int kLaunches = 20;
+  // All ranks give the same answer but for its words.
+  std::string early_end(const Interrupt& interrupt, std::chrono::duration<double> elapsed) {
+    const auto& t = recipe_.train;
+    if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
+      return fmt::format("train.exit_interval={}: saving and ending", *t.exit_interval);
+    const bool late = t.exit_duration_in_mins && elapsed.count() > *t.exit_duration_in_mins * 60;
+    if (!trainer_.any_rank(interrupt.signal() || late)) return "";
+    if (late)
+      return fmt::format("train.exit_duration_in_mins={}: saving and ending",
+                         *t.exit_duration_in_mins);
+    return interrupt.signal() ? fmt::format("signal {}: saving and ending", interrupt.signal())
+                              : "another rank was told to end: saving and ending";
+  }
+
+  static void tell_last_launches(const std::vector<std::string>& lines) {
     std::string text = "the run failed; the last launches were:";
-    for (const std::string& line : device_->recorder().lines(kLaunches)) text += "\n  " + line;
+    for (const std::string& line : lines) text += "\n  " + line;
     log::info(text);
   }
 
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+  void note(const std::string& text) {
+    if (reporter_ && !text.empty()) reporter_->note(text);
+  }
+  void all_ranks_here() { trainer_.any_rank(false); }
 
   void resume() {
-    make_run_folder(recipe_);
+    all_ranks_here();  // every rank has looked at the folder before it changes
+    if (reporter_) make_run_folder(recipe_);
     if (start_) {
       load_snapshot(trainer_, recipe_, start_->path);
       saved_ = trainer_.steps_done();
-      reporter_.note(fmt::format("continuing after step {} of {}", saved_, start_->path.string()));
+      note(fmt::format("continuing after step {} of {}", saved_, start_->path.string()));
     } else if (recipe_.checkpoint.load) {
-      reporter_.note("checkpoint.load=latest: nothing to continue from, starting at step 1");
+      note("checkpoint.load=latest: nothing to continue from, starting at step 1");
     }
-    for (const auto& line : set_aside_abandoned(recipe_, start_)) reporter_.note(line);
+    if (reporter_)
+      for (const auto& line : set_aside_abandoned(recipe_, start_)) note(line);
   }
 
   void evaluate() {
-    if (validation_) reporter_.validation(trainer_.evaluate(*validation_), validation_->samples());
+    if (!validation_) return;
+    const double loss = trainer_.evaluate(*validation_);
+    if (reporter_) reporter_->validation(loss, validation_->samples());
   }
 
   void save() {
-    const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir);
     saved_ = trainer_.steps_done();
-    reporter_.note(fmt::format("saved {}", path.string()));
+    if (reporter_) {
+      const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir);
+      note(fmt::format("saved {}", path.string()));
+    }
+    all_ranks_here();
   }
 
   const Recipe& recipe_;
@@ -114,18 +160,19 @@ class Training {
   GptConfig config_;
   Trainer trainer_;
   std::optional<ValidationLoader> validation_;
-  Reporter reporter_;
-  int64_t saved_ = 0;  // step of the newest checkpoint
+  std::optional<Reporter> reporter_;  // of rank 0
+  int64_t saved_ = 0;                 // step of the newest checkpoint
 };
 
 }  // namespace
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
   const SurvivePipes pipes;
+  World world = open_world(recipe, options.job);
   const auto start = claim_run_folder(recipe);
   ops::load_matmul_libraries();  // before the device has threads
   ops::fix_matmul_choices(recipe.debug.deterministic);
-  Training(recipe, options, start).run();
+  Training(recipe, options, std::move(world), start).run();
 }
 
 void generate_from_run(const std::string& run, std::string_view prompt, GenerateOptions options,
@@ -137,7 +184,7 @@ void generate_from_run(const std::string& run, std::string_view prompt, Generate
   const Recipe recipe = load_saved_recipe(found->path);
   ops::fix_matmul_choices(true);  // every length is a new shape: nothing to gain from measuring
   const auto tokenizer = open_tokenizer(recipe.tokenizer);
-  const auto device = open_device(recipe);
+  const auto device = open_device(recipe, {});
   Stream& on = device->stream("compute");
   ParamStore params;
   Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length),

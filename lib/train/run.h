@@ -5,12 +5,14 @@
 #include <string>
 #include <string_view>
 
+#include "launch/job.h"
 #include "recipe/recipe.h"
 #include "train/generate.h"
 
 namespace mtrain {
 
 struct RunOptions {
+  Job job;               // this rank among all; alone by default
   bool profile = false;  // print the time of each operation at the end
 };
 

@@ -2,6 +2,7 @@
 
 #include "base/strings.h"
 #include "plan/memory.h"
+#include "recipe/overlap.h"
 
 namespace mtrain {
 
@@ -53,6 +54,14 @@ std::string recompute_text(const Recipe& r) {
   return text;
 }
 
+// What is active, and what was asked for or chosen otherwise.
+std::string overlap_text(const Recipe& r, const Layout& l) {
+  std::string on;
+  for (const OverlapRow& row : resolve_overlap(r, l).table)
+    if (row.effective == "true") on += (on.empty() ? "" : ", ") + row.field;
+  return on.empty() ? "none is active; --dry-run says why" : on;
+}
+
 }  // namespace
 
 std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
@@ -67,13 +76,20 @@ std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab
 std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
   const double tokens =
       double(r.train.steps) * double(r.train.global_batch_size) * double(r.dataset.seq_length);
-  std::vector<BannerRow> rows = plan_rows(r, layout_of(r, 1), t.model().config().vocab);
+  std::vector<BannerRow> rows =
+      plan_rows(r, layout_of(r, t.world().size()), t.model().config().vocab);
   rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
                                        r.train.steps, human_count(tokens))});
   rows.push_back(
       {"device", t.device().description() +
                      (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "")});
-  rows.push_back({"overlap", "one rank: no communication"});
+  if (t.world().size() == 1) {
+    rows.push_back({"overlap", "one rank: no communication"});
+  } else {
+    rows.push_back({"ranks", fmt::format("{}, strategy {}", t.world().size(),
+                                         enum_name(r.distributed.strategy))});
+    rows.push_back({"overlap", overlap_text(r, layout_of(r, t.world().size()))});
+  }
   return rows;
 }
 

@@ -4,8 +4,10 @@
 #include <memory>
 #include <vector>
 
+#include "comm/world.h"
 #include "data/batch.h"
 #include "device/device.h"
+#include "model/data_parallel.h"
 #include "model/gpt.h"
 #include "optim/adamw.h"
 #include "optim/lr_schedule.h"
@@ -24,13 +26,15 @@ struct StepStats {
 class Trainer {
  public:
   // `config` and `data` come from the recipe (model_setup.h, data_setup.h); weights are initialised
-  // from train.seed.
+  // from train.seed, alike on every rank of `world`.
   Trainer(Device& device, const Recipe& recipe, const GptConfig& config,
-          std::shared_ptr<const Dataset> data);
+          std::shared_ptr<const Dataset> data, World world = World::alone());
 
   StepStats
   step();  // throws RunError, with nothing updated, when the loss or a gradient is not finite
-  double evaluate(const ValidationLoader& batches);  // nats per token
+  double evaluate(const ValidationLoader& batches);  // nats per token, over all ranks' batches
+  // Whether any rank wants to: all get the same answer, as all must stop at the same step.
+  bool any_rank(bool wants);
 
   int64_t steps_done() const { return step_; }
   void set_steps_done(int64_t steps) { step_ = steps; }  // a resumed run goes on from here
@@ -40,6 +44,8 @@ class Trainer {
   ParamStore& params() { return params_; }
   AdamW& optimizer() { return adamw_; }
   Gpt& model() { return gpt_; }
+  World& world() { return world_; }
+  DataParallel& data_parallel() { return *data_parallel_; }
 
  private:
   friend class Diagnosis;
@@ -50,9 +56,11 @@ class Trainer {
   Device& device_;
   Stream& compute_;
   const Recipe& recipe_;
+  World world_;
   ParamStore params_;
   Gpt gpt_;
   AdamW adamw_;
+  std::unique_ptr<DataParallel> data_parallel_;
   LrSchedule schedule_;
   BatchLoader loader_;
   int64_t step_ = 0;

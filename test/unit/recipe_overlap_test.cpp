@@ -331,25 +331,6 @@ TEST_CASE("layouts") {
   REQUIRE(layout(4, experts({})).ep_shard == 1);
 }
 
-TEST_CASE("the world size comes from the launcher's environment") {
-  const char* names[] = {
-      "WORLD_SIZE",           "RANK",     "SLURM_NTASKS", "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE",
-      "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK"};
-  for (const char* name : names) unsetenv(name);
-  REQUIRE(launcher_world_size() == 1);
-  setenv("SLURM_NTASKS", "4", 1);  // a shell inside an allocation: no rank, so no launcher
-  REQUIRE(launcher_world_size() == 1);
-  for (int i = 0; i < 8; i += 2) {
-    for (const char* name : names) unsetenv(name);
-    setenv(names[i], "16", 1);
-    setenv(names[i + 1], "3", 1);
-    REQUIRE(launcher_world_size() == 16);
-    setenv(names[i], "many", 1);
-    REQUIRE_THROWS_AS(launcher_world_size(), UserError);
-  }
-  for (const char* name : names) unsetenv(name);
-}
-
 TEST_CASE("a feature without execution is refused by name") {
   const auto built = [](int64_t world, const Overrides& o) {
     Problems problems;

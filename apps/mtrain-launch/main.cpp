@@ -1,0 +1,166 @@
+// mtrain-launch: argv to lib/launch, in torchrun's words.
+#include <unistd.h>
+#include <cstdio>
+
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "launch/agent.h"
+#include "recipe/built.h"
+#include "recipe/layout.h"
+#include "recipe/overlap.h"
+#include "recipe/recipe.h"
+
+namespace fs = std::filesystem;
+using namespace mtrain;
+
+namespace {
+
+// The program beside this one, or in the build tree's neighbouring folder.
+std::string mtrain_program() {
+  const fs::path own = fs::read_symlink("/proc/self/exe");
+  for (const fs::path& candidate :
+       {own.parent_path() / "mtrain", own.parent_path().parent_path() / "mtrain" / "mtrain"})
+    if (fs::is_regular_file(candidate)) return candidate.string();
+  return "mtrain";
+}
+
+bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }
+
+// `mtrain-launch ... --recipe r.yaml a.b=c` and `... mtrain --recipe r.yaml` mean the same.
+std::vector<std::string> command_of(std::vector<std::string> rest) {
+  if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
+  if (rest.empty())
+    throw UserError("nothing to run",
+                    "mtrain-launch --nproc_per_node=2 --recipe recipes/quickstart.yaml");
+  const std::string& first = rest.front();
+  const bool arguments = first[0] == '-' || first[0] == '~' || first == "train" ||
+                         first.find('=') != std::string::npos;
+  if (arguments) rest.insert(rest.begin(), mtrain_program());
+  if (rest.front() == "mtrain") rest.front() = mtrain_program();
+  return rest;
+}
+
+struct Training {
+  std::string recipe;
+  std::vector<std::string> overrides;
+};
+
+// The recipe and overrides of an mtrain command; no recipe where it does something else.
+Training training_of(const std::vector<std::string>& command) {
+  Training t;
+  for (size_t i = 1; i < command.size(); ++i) {
+    const std::string& word = command[i];
+    if ((word == "--recipe" || word == "-r") && i + 1 < command.size())
+      t.recipe = command[++i];
+    else if (word.rfind("--recipe=", 0) == 0)
+      t.recipe = word.substr(9);
+    else if (word == "--trace")
+      ++i;
+    else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
+      t.overrides.push_back(word);
+  }
+  return t;
+}
+
+// What is wrong with the recipe is said once, before any rank starts. The environment that must
+// stand before a rank's first line of code runs follows from it.
+std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
+  Problems problems;
+  const Recipe r = load_recipe(t.recipe, t.overrides, problems, world);
+  check_built(r, problems, world);
+  problems.throw_if_errors();
+  std::map<std::string, std::string> env = r.launch.env;
+  const Overlap overlap = resolve_overlap(r, layout_of(r, world));
+  env.emplace("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections));
+  for (const auto& [name, value] : env)
+    if (const char* own = std::getenv(name.c_str()); own && own != value)
+      std::fprintf(stderr,
+                   "mtrain-launch: warning: %s=%s of the environment wins over the recipe's %s\n",
+                   name.c_str(), own, value.c_str());
+  return env;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("mtrain-launch starts the ranks of a job on this host and watches over them.",
+               "mtrain-launch");
+  app.prefix_command();
+  app.footer(
+      "  mtrain-launch --nproc_per_node=2 --recipe recipes/quickstart.yaml train.steps=100\n"
+      "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
+      "--master_port=29500 mtrain --recipe r.yaml");
+  AgentOptions o;
+  std::string nproc = "1", endpoint, redirects = "0", tee = "0";
+  bool standalone = false;
+  app.add_option("--nproc_per_node,--nproc-per-node", nproc,
+                 "ranks on this host: a number, auto, gpu or cpu")
+      ->capture_default_str();
+  app.add_option("--nnodes", o.nodes, "hosts")->check(CLI::Range(1, 100000))->capture_default_str();
+  app.add_option("--node_rank,--node-rank", o.node, "number of this host")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  app.add_option("--master_addr,--master-addr", o.master_addr, "host of rank 0")
+      ->capture_default_str();
+  app.add_option("--master_port,--master-port", o.master_port,
+                 "port where ranks meet; by default a free one");
+  app.add_option("--rdzv_endpoint,--rdzv-endpoint", endpoint, "master_addr:master_port in one");
+  app.add_flag("--standalone", standalone, "one host, a free port (the default)");
+  app.add_option("--max_restarts,--max-restarts", o.max_restarts,
+                 "start all ranks again, from the newest checkpoint, after a failure")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  app.add_option("--log_dir,--log-dir", o.log_dir, "folder for the ranks' output");
+  app.add_option("-r,--redirects", redirects, "1: stdout into files, 2: stderr, 3: both")
+      ->check(CLI::IsMember({"0", "1", "2", "3"}));
+  app.add_option("-t,--tee", tee, "the same, and to the terminal too")
+      ->check(CLI::IsMember({"0", "1", "2", "3"}));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  if (!endpoint.empty()) {
+    const size_t colon = endpoint.rfind(':');
+    if (colon == std::string::npos)
+      throw UserError(fmt::format("--rdzv_endpoint={}: no port", endpoint), "write host:port");
+    o.master_addr = endpoint.substr(0, colon);
+    o.master_port = uint16_t(std::atoi(endpoint.c_str() + colon + 1));
+  }
+  if (standalone && o.nodes > 1)
+    throw UserError("--standalone is for one host, --nnodes is " + std::to_string(o.nodes),
+                    "leave one of the two out");
+  if (o.nodes > 1 && (o.master_port == 0 || o.master_addr == "localhost"))
+    throw UserError("several hosts must know where to meet",
+                    "give --master_addr and --master_port, the same on every host");
+  if (o.node >= o.nodes)
+    throw UserError(fmt::format("--node_rank={} of {} hosts", o.node, o.nodes),
+                    "hosts are numbered from 0");
+  o.redirects = std::atoi(redirects.c_str());
+  o.tee = std::atoi(tee.c_str());
+  if ((o.redirects || o.tee) && o.log_dir.empty()) o.log_dir = "logs";
+  o.ranks_per_node = ranks_per_node(nproc);
+  o.command = command_of(app.remaining());
+  if (is_mtrain(o.command.front())) {
+    const Training training = training_of(o.command);
+    if (!training.recipe.empty()) {
+      o.environment = check_recipe(training, int64_t(o.ranks_per_node) * o.nodes);
+      o.restart_arguments = {"checkpoint.load=latest"};
+    }
+  }
+  return run_agent(o);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const UserError& e) {
+    std::fprintf(stderr, "mtrain-launch: error: %s\n", e.what());
+    return 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "mtrain-launch: error: %s\n", e.what());
+    return 1;
+  }
+}

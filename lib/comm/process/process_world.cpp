@@ -1,0 +1,89 @@
+#include "comm/process/process_world.h"
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/strings.h"
+#include "comm/process/shared_memory_transport.h"
+#include "comm/store.h"
+
+namespace mtrain {
+
+namespace {
+
+// Of this program's file (FNV-1a).
+uint64_t own_hash() {
+  const MappedFile program("/proc/self/exe");
+  uint64_t h = 14695981039346656037u;
+  for (const std::byte b : program.bytes()) h = (h ^ uint64_t(b)) * 1099511628211u;
+  return h;
+}
+
+// The first line in which the texts differ, of each.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  const auto x = split(a, '\n'), y = split(b, '\n');
+  for (size_t i = 0; i < std::max(x.size(), y.size()); ++i) {
+    const std::string p = i < x.size() ? x[i] : "", q = i < y.size() ? y[i] : "";
+    if (p != q) return {std::string(trim(p)), std::string(trim(q))};
+  }
+  return {};
+}
+
+// Ranks with different settings would wait for each other in different places, or train nonsense.
+void shake_hands(Store& store, const ProcessWorldOptions& o) {
+  const std::string program = fmt::format("{:016x}", own_hash());
+  if (o.rank == 0) store.set("program", program);
+  if (o.rank == 0) store.set("recipe", o.recipe);
+  if (const std::string first = store.get("program"); first != program)
+    throw UserError(fmt::format("rank {} runs another build of this program than rank 0", o.rank),
+                    "install the same build on every host");
+  if (const std::string first = store.get("recipe"); first != o.recipe) {
+    const auto [theirs, own] = first_difference(first, o.recipe);
+    throw UserError(fmt::format("rank {} has another recipe than rank 0: `{}` instead of `{}`",
+                                o.rank, own, theirs),
+                    "start all ranks with the same recipe and settings");
+  }
+  store.set(fmt::format("arrived/{}", o.rank), "");
+}
+
+// All have arrived; else the first that has not is named.
+void await_all(Store& store, const ProcessWorldOptions& o) {
+  for (int rank = 0; rank < o.size; ++rank) try {
+      store.get(fmt::format("arrived/{}", rank));
+    } catch (const CommError& e) {
+      throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
+    }
+}
+
+// The server lives as long as the transport, whose groups come later than the handshake.
+class ServedTransport : public Transport {
+ public:
+  ServedTransport(std::unique_ptr<StoreServer> server, std::shared_ptr<Transport> transport)
+      : server_(std::move(server)), transport_(std::move(transport)) {}
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
+                                        int rank) override {
+    return transport_->connect(name, ranks, rank);
+  }
+
+ private:
+  std::unique_ptr<StoreServer> server_;
+  std::shared_ptr<Transport> transport_;
+};
+
+}  // namespace
+
+World process_world(const ProcessWorldOptions& o) {
+  if (o.size == 1) return World::alone();
+  std::unique_ptr<StoreServer> server;
+  if (o.rank == 0) server = std::make_unique<StoreServer>(o.master_port);
+  auto store =
+      std::make_shared<Store>(o.master_addr, o.master_port,
+                              std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout));
+  shake_hands(*store, o);
+  await_all(*store, o);
+  const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
+  auto transport = shared_memory_transport(store, o.rank, o.size, timeout);
+  return {o.rank, o.size,
+          std::make_shared<ServedTransport>(std::move(server), std::move(transport)), o.link};
+}
+
+}  // namespace mtrain

@@ -1,0 +1,25 @@
+// The world of ranks that are processes: rendezvous, a handshake, and a transport that fits where
+// they run.
+#pragma once
+#include <chrono>
+#include <string>
+
+#include "comm/world.h"
+
+namespace mtrain {
+
+struct ProcessWorldOptions {
+  int rank = 0, size = 1;
+  std::string master_addr = "localhost";
+  uint16_t master_port = 0;  // rank 0 serves it
+  std::chrono::duration<double> timeout = std::chrono::seconds(600);
+  Link link;
+  // What every rank must have alike: the recipe's text, line by line.
+  std::string recipe;
+};
+
+// Returns when all ranks have met. CommError names the rank that did not come; UserError the one
+// that runs another recipe or another program.
+World process_world(const ProcessWorldOptions& options);
+
+}  // namespace mtrain

@@ -1,0 +1,63 @@
+#include "launch/error_file.h"
+
+#include <chrono>
+#include <cstdlib>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace mtrain {
+
+namespace {
+
+const char* kind_of(const std::exception& e) {
+  if (dynamic_cast<const UserError*>(&e)) return "user";
+  if (dynamic_cast<const RunError*>(&e)) return "run";
+  if (dynamic_cast<const CommError*>(&e)) return "comm";
+  if (dynamic_cast<const BugError*>(&e)) return "bug";
+  return "other";
+}
+
+}  // namespace
+
+void write_error_file(const std::exception& e, const std::vector<std::string>& launches) {
+  const char* path = std::getenv("MTRAIN_ERROR_FILE");
+  if (!path || !*path) return;
+  try {
+    if (std::filesystem::exists(path)) return;
+    const auto* ours = dynamic_cast<const Error*>(&e);
+    const char* rank = std::getenv("RANK");
+    const double now =
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    const nlohmann::json j{{"rank", rank ? std::atoi(rank) : 0},
+                           {"kind", kind_of(e)},
+                           {"message", ours ? ours->message() : e.what()},
+                           {"hint", ours ? ours->hint() : ""},
+                           {"time", now},
+                           {"launches", launches}};
+    // Bytes that are no UTF-8, of a file name perhaps, must not cost the message.
+    write_file_atomic(path, j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  } catch (...) {
+    // The rank is failing already; its own output still says why.
+  }
+}
+
+std::optional<RankError> read_error_file(const std::filesystem::path& path) {
+  try {
+    const auto j = nlohmann::json::parse(read_file(path));
+    RankError e;
+    j.at("rank").get_to(e.rank);
+    j.at("kind").get_to(e.kind);
+    j.at("message").get_to(e.message);
+    j.at("hint").get_to(e.hint);
+    j.at("time").get_to(e.time);
+    j.at("launches").get_to(e.launches);
+    return e;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace mtrain

@@ -1,0 +1,26 @@
+// How a rank that fails tells the launcher why: a JSON file whose path the launcher puts into
+// MTRAIN_ERROR_FILE.
+#pragma once
+#include <exception>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mtrain {
+
+struct RankError {
+  int rank = 0;
+  std::string kind;  // "user", "run", "comm", "bug", "other"
+  std::string message, hint;
+  double time = 0;                    // seconds of the system's clock
+  std::vector<std::string> launches;  // the rank's last launches, newest last
+};
+
+// Does nothing without a launcher, and keeps the first error of a process. Never throws.
+void write_error_file(const std::exception& error, const std::vector<std::string>& launches = {});
+
+// Nothing where the file is missing or not whole.
+std::optional<RankError> read_error_file(const std::filesystem::path& path);
+
+}  // namespace mtrain

@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# mtrain-launch with real processes: ranks train as one does, and whatever dies is named, within seconds.
+#   test/cli/launch_test.sh <mtrain> <mtrain-launch>
+set -u
+mtrain=$1 launch=$2
+work=$(mktemp -d)
+trap 'pkill -KILL -f "$work" 2>/dev/null; rm -rf "$work"' EXIT
+failures=0
+fail() {
+  echo "FAILED: $1"
+  [[ -e $work/out ]] && sed 's/^/    /' "$work/out" | tail -n 30
+  failures=$((failures + 1))
+}
+says() { grep -qF -- "$2" "$work/out" || fail "$1: nothing says: $2"; }
+
+seq 1 40000 >"$work/text"
+"$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null || fail "data build"
+cat >"$work/r.yaml" <<YAML
+model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4}
+tokenizer: byte
+dataset: {train: $work/set, seq_length: 64}
+train: {steps: 6, global_batch_size: 4, micro_batch_size: 1, threads: 1, log_every: 1}
+distributed: {strategy: ddp}
+optimizer: {lr: 1e-3}
+lr_scheduler: {style: constant}
+debug: {deterministic: true}
+comm: {timeout_s: 20}
+YAML
+losses() { sed -n 's/.*"loss":\([0-9.e+-]*\).*/\1/p' "$1/metrics.jsonl"; }
+# start <name> <ranks> <setting>...: in the background, as $pid
+start() {
+  local name=$1 ranks=$2
+  shift 2
+  "$launch" --nproc_per_node="$ranks" --recipe "$work/r.yaml" "train.run_dir=$work/$name" "$@" >"$work/out" 2>&1 &
+  pid=$!
+}
+# Waits until the run has made that many steps.
+await_steps() {
+  local i
+  for ((i = 0; i < 600; i++)); do
+    [[ -e $work/$1/metrics.jsonl ]] && (($(losses "$work/$1" | wc -l) >= $2)) && return
+    sleep 0.05
+  done
+  fail "$1 does not come to step $2"
+}
+rank_pid() { pgrep -f "^[^ ]*mtrain --recipe .*train.run_dir=$work/$1( |$)" | sed -n "$(($2 + 1))p"; }
+none_left() {
+  local i
+  for ((i = 0; i < 50; i++)); do
+    pgrep -f "train.run_dir=$work/$1" >/dev/null || return
+    sleep 0.1
+  done
+  fail "$1: processes are left: $(pgrep -af "train.run_dir=$work/$1")"
+}
+# ends <what> <exit code> <most seconds>
+ends() {
+  local began=$SECONDS code
+  wait "$pid"
+  code=$?
+  ((code == $2)) || fail "$1: exit code $code instead of $2"
+  ((SECONDS - began <= $3)) || fail "$1: took $((SECONDS - began)) s"
+}
+
+# --- ranks train as one does ---
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/one" >"$work/out" 2>&1 || fail "one rank"
+for ranks in 2 4; do
+  start "ranks$ranks" "$ranks"
+  ends "$ranks ranks" 0 60
+  paste <(losses "$work/one") <(losses "$work/ranks$ranks") |
+    awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
+    fail "$ranks ranks lose otherwise than one: $(losses "$work/ranks$ranks" | tr '\n' ' ')"
+done
+none_left ranks4
+
+# --- a mistake is told once, before ranks start ---
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
+(($? == 2)) || fail "a wrong recipe has another exit code than 2"
+says "wrong recipe" "did you mean"
+(($(grep -c "optimizer.lrr: there is no such key" "$work/out") == 1)) || fail "the mistake is told more than once"
+"$launch" --nproc_per_node=many --recipe "$work/r.yaml" >"$work/out" 2>&1
+(($? == 2)) || fail "a wrong option has another exit code than 2"
+says "wrong option" "--nproc_per_node=many"
+
+# --- a killed rank ---
+start killed 3 train.steps=100000 train.global_batch_size=6
+await_steps killed 3
+kill -KILL "$(rank_pid killed 1)"
+ends "a killed rank" 1 10
+says "a killed rank" "was killed by signal 9"
+none_left killed
+
+# --- a rank that hangs: the others wait for the timeout, then name it ---
+start stopped 3 train.steps=100000 train.global_batch_size=6 comm.timeout_s=2
+await_steps stopped 3
+stopped=$(rank_pid stopped 2)
+kill -STOP "$stopped"
+ends "a stopped rank" 1 15
+says "a stopped rank" "of the group did not arrive"
+says "a stopped rank" "of group world"
+none_left stopped
+
+# --- a rank with other settings, or another program ---
+port=$((20000 + RANDOM % 10000))
+for rank in 0 1; do
+  RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
+    "train.run_dir=$work/other" optimizer.lr=1e-"$((rank + 3))" comm.timeout_s=5 >"$work/out$rank" 2>&1 &
+done
+wait
+cat "$work/out0" "$work/out1" >"$work/out"
+says "other settings" "rank 1 has another recipe than rank 0"
+says "other settings" "lr:"
+
+# --- nobody serves at that address; the port is taken ---
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
+  comm.timeout_s=1 >"$work/out" 2>&1
+(($? == 1)) || fail "no server: another exit code than 1"
+says "no server" "no rendezvous at 127.0.0.1:$port"
+python3 -c "
+import socket, sys, time
+s = socket.socket(socket.AF_INET6); s.bind(('::', $port)); s.listen(); time.sleep(8)" &
+holder=$!
+sleep 0.5
+start taken 2 comm.timeout_s=3
+wait "$pid"
+"$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/taken2" \
+  comm.timeout_s=3 >"$work/out" 2>&1
+(($? == 2)) || fail "a taken port: another exit code than 2"
+says "a taken port" "cannot serve the rendezvous at port $port"
+kill "$holder" 2>/dev/null
+wait 2>/dev/null
+
+# --- Ctrl-C finishes the step, saves and ends well ---
+start interrupted 2 train.steps=100000
+await_steps interrupted 3
+kill -INT "$pid"
+ends "Ctrl-C" 0 20
+says "Ctrl-C" "saving and ending"
+ls "$work"/interrupted/checkpoints/step-* >/dev/null 2>&1 || fail "Ctrl-C has saved nothing"
+none_left interrupted
+
+# --- restarts go on from the newest checkpoint, and the loss curve with them ---
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/straight" train.steps=60 \
+  checkpoint.every_steps=5 >"$work/out" 2>&1 || fail "the straight run"
+"$launch" --nproc_per_node=2 --max_restarts=2 --recipe "$work/r.yaml" "train.run_dir=$work/again" train.steps=60 \
+  checkpoint.every_steps=5 >"$work/out" 2>&1 &
+pid=$!
+await_steps again 12
+kill -KILL "$(rank_pid again 1)"
+ends "restart" 0 60
+says "restart" "starting all ranks again (1 of 2)"
+[[ $(losses "$work/again") == "$(losses "$work/straight")" ]] || fail "the restarted run's losses are others"
+
+# --- output of the ranks in files ---
+"$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \
+  >"$work/out" 2>&1 || fail "a logged run"
+grep -q "step" "$work/logs/attempt_0/rank_0/stderr.log" || fail "rank 0 has no log"
+((failures == 0)) && echo "all well"
+exit $((failures > 0))

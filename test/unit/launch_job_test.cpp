@@ -1,0 +1,142 @@
+// Which rank a process is: the variables of every launcher.
+#include <cstdlib>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "launch/error_file.h"
+#include "launch/job.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+
+namespace {
+
+// Sets variables for a test, and gives back what was there.
+class Environment {
+ public:
+  Environment() {
+    for (const char* name : {"RANK",
+                             "WORLD_SIZE",
+                             "LOCAL_RANK",
+                             "LOCAL_WORLD_SIZE",
+                             "MASTER_ADDR",
+                             "MASTER_PORT",
+                             "TORCHELASTIC_USE_AGENT_STORE",
+                             "SLURM_PROCID",
+                             "SLURM_NTASKS",
+                             "SLURM_LOCALID",
+                             "SLURM_NTASKS_PER_NODE",
+                             "SLURM_JOB_ID",
+                             "SLURM_JOB_NODELIST",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "PMIX_NAMESPACE",
+                             "PMI_RANK",
+                             "PMI_SIZE",
+                             "MTRAIN_ERROR_FILE"})
+      clear(name);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : before_)
+      value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
+  }
+  void set(const char* name, const char* value) { setenv(name, value, 1); }
+
+ private:
+  void clear(const char* name) {
+    const char* value = std::getenv(name);
+    before_.emplace_back(name, value ? std::optional<std::string>(value) : std::nullopt);
+    unsetenv(name);
+  }
+  std::vector<std::pair<std::string, std::optional<std::string>>> before_;
+};
+
+}  // namespace
+
+TEST_CASE("without a launcher a rank is alone") {
+  Environment env;
+  CHECK(job_from_environment().size == 1);
+  env.set("SLURM_NTASKS", "4");  // a shell inside an allocation: no rank
+  CHECK(job_from_environment().size == 1);
+}
+
+TEST_CASE("torchrun's variables") {
+  Environment env;
+  env.set("RANK", "5"), env.set("WORLD_SIZE", "8"), env.set("LOCAL_RANK", "1");
+  env.set("LOCAL_WORLD_SIZE", "4"), env.set("MASTER_ADDR", "node0"),
+      env.set("MASTER_PORT", "29500");
+  Job job = job_from_environment();
+  CHECK(job.rank == 5);
+  CHECK(job.size == 8);
+  CHECK(job.local_rank == 1);
+  CHECK(job.local_size == 4);
+  CHECK(job.master_addr == "node0");
+  CHECK(job.master_port == 29500);
+  env.set("TORCHELASTIC_USE_AGENT_STORE", "True");  // torchrun itself serves that port
+  CHECK(job_from_environment().master_port == 29501);
+}
+
+TEST_CASE("Slurm's and Open MPI's variables") {
+  Environment env;
+  env.set("SLURM_PROCID", "3"), env.set("SLURM_NTASKS", "16"), env.set("SLURM_LOCALID", "3");
+  env.set("SLURM_JOB_ID", "77"), env.set("SLURM_JOB_NODELIST", "gpu[007-009,12],x1");
+  const Job slurm = job_from_environment();
+  CHECK(slurm.rank == 3);
+  CHECK(slurm.size == 16);
+  CHECK(slurm.local_rank == 3);
+  CHECK(slurm.master_addr == "gpu007");
+  CHECK(slurm.master_port >= 20000);
+  env.set("SLURM_JOB_NODELIST", "alone");
+  CHECK(job_from_environment().master_addr == "alone");
+  env.set("SLURM_JOB_NODELIST", "a,b[1-2]");
+  CHECK(job_from_environment().master_addr == "a");
+
+  Environment fresh;
+  fresh.set("OMPI_COMM_WORLD_RANK", "1"), fresh.set("OMPI_COMM_WORLD_SIZE", "2");
+  CHECK(job_from_environment().rank == 1);
+  fresh.set("PMIX_NAMESPACE", "a");
+  const uint16_t port = job_from_environment().master_port;
+  fresh.set("PMIX_NAMESPACE", "b");
+  CHECK(job_from_environment().master_port != port);
+}
+
+TEST_CASE("a variable that is no number, or out of range, is named") {
+  for (const auto& [name, value] : {std::pair{"WORLD_SIZE", "many"},
+                                    {"WORLD_SIZE", "0"},
+                                    {"RANK", "8"},
+                                    {"RANK", "-1"},
+                                    {"MASTER_PORT", "70000"}}) {
+    Environment env;
+    env.set("RANK", "0"), env.set("WORLD_SIZE", "8");
+    env.set(name, value);
+    try {
+      job_from_environment();
+      FAIL("no error");
+    } catch (const UserError& e) {
+      CHECK(e.message().find(name) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("an error file says who failed and why, and keeps the first error") {
+  Environment env;
+  const TemporaryFolder folder;
+  const std::string path = (folder / "error.json").string();
+  CHECK_FALSE(read_error_file(path));
+  write_error_file(CommError("nobody reads this"));  // no launcher
+  env.set("MTRAIN_ERROR_FILE", path.c_str());
+  env.set("RANK", "3");
+  write_error_file(CommError("a peer is \xff gone", "look there"), {"matmul", "all_reduce"});
+  write_error_file(RunError("later"));
+  const auto e = read_error_file(path);
+  REQUIRE(e);
+  CHECK(e->rank == 3);
+  CHECK(e->kind == "comm");
+  CHECK(e->message.find("a peer is") == 0);
+  CHECK(e->hint == "look there");
+  CHECK(e->launches == std::vector<std::string>{"matmul", "all_reduce"});
+  CHECK(e->time > 1.7e9);
+}

@@ -1,0 +1,62 @@
+// A tiny training that every layout must repeat: a recipe, and data that is learnt within a few
+// steps.
+#pragma once
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "base/rng.h"
+#include "data/dataset.h"
+#include "recipe/recipe.h"
+
+namespace train_testing {
+
+using namespace mtrain;
+
+inline constexpr int64_t kVocab = 61, kSeq = 24;
+
+// A noisy counting language: learnable within a few steps, with some masked labels.
+class CountingData : public Dataset {
+ public:
+  int64_t seq_length() const override { return kSeq; }
+  int64_t size() const override { return 1 << 20; }
+  void sample(int64_t index, Sample& out) const override {
+    out.input.clear(), out.label.clear(), out.position.clear();
+    auto token = int32_t(uniform_below(7, uint64_t(index), kVocab));
+    for (int64_t s = 0; s < kSeq; ++s) {
+      const bool jump = uniform_below(8, uint64_t(index * kSeq + s), 10) == 0;
+      const auto next = jump ? int32_t(uniform_below(9, uint64_t(index * kSeq + s), kVocab))
+                             : (token * 5 + 3) % int32_t(kVocab);
+      out.input.push_back(token);
+      out.label.push_back((index + s) % 11 == 0 ? -1 : next);
+      out.position.push_back(int32_t(s));
+      token = next;
+    }
+  }
+};
+
+inline Recipe tiny(const std::vector<std::string>& changes = {}, int64_t world = 1) {
+  Problems problems;
+  std::vector<std::string> overrides{
+      "model.num_layers=2",       "model.hidden_size=48",     "model.num_attention_heads=4",
+      "model.num_query_groups=2", "model.ffn_hidden_size=80", "dataset.seq_length=24",
+      "dataset.train=unused",     "train.steps=20",           "train.global_batch_size=6",
+      "train.micro_batch_size=6", "optimizer.lr=1e-2",        "mixed_precision.name=fp32",
+      "debug.deterministic=true", "train.run_dir=unused"};
+  overrides.insert(overrides.end(), changes.begin(), changes.end());
+  Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, problems, world);
+  problems.throw_if_errors();
+  return r;
+}
+
+inline void check_close(const std::vector<double>& a, const std::vector<double>& b, double bound) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    INFO("step " << i + 1 << ": " << a[i] << " and " << b[i]);
+    CHECK(std::abs(a[i] - b[i]) <= bound * std::abs(a[i]));
+  }
+}
+
+}  // namespace train_testing
