@@ -55,6 +55,7 @@ void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run
     }
     if (link.emulated()) delay(link, wire_bytes, c->last_start());
   };
+  info.wire_bytes = int64_t(wire_bytes);
   on.launch(std::move(info), std::move(work));
 }
 

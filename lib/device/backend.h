@@ -25,8 +25,10 @@ struct LaunchTag {
   const char* name = "";  // a string literal
   uint64_t number = 0;    // of the item within its stream, from 1
   std::shared_ptr<const std::string>
-      scope{};                 // what the rank worked on; null: nothing in particular
-  TimingSink* sink = nullptr;  // told when the item has run; may be null
+      scope{};                      // what the rank worked on; null: nothing in particular
+  TimingSink* sink = nullptr;       // told when the item has run; may be null
+  const char* waits_for = nullptr;  // of a wait: the stream that it waits for
+  int64_t wire_bytes = 0;
 };
 
 // The failure with its culprit behind the message: "in `attention_bwd`, item 17 of stream compute,

@@ -30,7 +30,8 @@ LaunchTag Stream::watch(const LaunchInfo& info) {
   return {.name = info.name,
           .number = enqueued_,
           .scope = device_.shared_scope(),
-          .sink = device_.timing_sink()};
+          .sink = device_.timing_sink(),
+          .wire_bytes = info.wire_bytes};
 }
 
 void Stream::launch(LaunchInfo info, Work work) {
@@ -46,6 +47,7 @@ Event Stream::record() {
   const std::lock_guard lock(order_);
   if (auto* sanitizer = device_.sanitizer()) event.clock_ = sanitizer->on_record(id_);
   event.backend_ = backend_->record();
+  event.stream_ = name_.c_str();
   return event;
 }
 
@@ -54,7 +56,11 @@ void Stream::wait(const Event& event) {
   const std::lock_guard lock(order_);
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(id_, event.clock_);
   ++enqueued_;
-  backend_->wait({.name = "wait", .number = enqueued_, .scope = device_.shared_scope()},
+  backend_->wait({.name = "wait",
+                  .number = enqueued_,
+                  .scope = device_.shared_scope(),
+                  .sink = device_.timing_sink(),
+                  .waits_for = event.stream_},
                  event.backend_);
 }
 

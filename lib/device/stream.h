@@ -28,6 +28,7 @@ struct LaunchInfo {
   const char* name;             // a string literal
   std::vector<Access> reads{};  // accesses with null data are skipped, for optional tensors
   std::vector<Access> writes{};
+  int64_t wire_bytes = 0;  // that a communication puts on the link
 };
 
 // One launch as measured: nanoseconds of a steady clock.
@@ -35,13 +36,23 @@ struct Timing {
   const char* name;
   const char* stream;
   int64_t begin_ns, end_ns;
+  int64_t wire_bytes = 0;
 };
 
-// Told of every launch after it ran; called from the streams' threads.
+// A time in which a stream stood still for another.
+struct Waiting {
+  const char* stream;
+  const char* waits_for;  // the stream
+  int64_t begin_ns, end_ns;
+};
+
+// Told of every launch, and of every wait between streams, after it ran; called from the streams'
+// threads.
 class TimingSink {
  public:
   virtual ~TimingSink() = default;
   virtual void record(const Timing& timing) = 0;
+  virtual void waited(const Waiting&) {}
 };
 
 // A moment in a stream's queue.
@@ -54,6 +65,7 @@ class Event {
  private:
   friend class Stream;
   std::shared_ptr<EventBackend> backend_;
+  const char* stream_ = "";      // that recorded it; streams live as long as their device
   std::vector<uint64_t> clock_;  // the sanitizer's: what has happened before this moment
 };
 

@@ -47,6 +47,9 @@ class TeeSink : public TimingSink {
   void record(const Timing& timing) override {
     for (TimingSink* sink : sinks_) sink->record(timing);
   }
+  void waited(const Waiting& waiting) override {
+    for (TimingSink* sink : sinks_) sink->waited(waiting);
+  }
 
  private:
   std::vector<TimingSink*> sinks_;

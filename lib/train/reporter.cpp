@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 
 #include "base/file.h"
@@ -42,6 +43,10 @@ Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
   for (Profile* p : {profile_.get(), warm_profile_.get()})
     if (p) sinks.push_back(p);
   if (trace_) sinks.push_back(trace_.get());
+  if (trainer_.world().size() > 1) {
+    exposure_ = std::make_unique<Exposure>();
+    sinks.push_back(exposure_.get());
+  }
   if (!sinks.empty()) sinks_ = std::make_unique<TeeSink>(std::move(sinks));
 }
 
@@ -84,16 +89,29 @@ void Reporter::step(const StepStats& s) {
                        .mfu = mfu,
                        .step_s = step_s});
   const Allocator& memory = trainer_.device().allocator();
-  metrics_->write(s.step,
-                  {{"loss", s.loss},
-                   {"lr", double(s.lr)},
-                   {"grad_norm", double(s.grad_norm)},
-                   {"tokens", s.step * s.tokens},  // of the run, whatever process made them
-                   {"step_ms", 1e3 * step_s},
-                   {"tokens_per_s", rate},
-                   {"mfu", mfu},
-                   {"memory_peak", memory.total().peak},
-                   {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak}});
+  std::vector<Metric> metrics{
+      {"loss", s.loss},
+      {"lr", double(s.lr)},
+      {"grad_norm", double(s.grad_norm)},
+      {"tokens", s.step * s.tokens},  // of the run, whatever process made them
+      {"step_ms", 1e3 * step_s},
+      {"tokens_per_s", rate},
+      {"mfu", mfu},
+      {"memory_peak", memory.total().peak},
+      {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak}};
+  std::deque<std::string> names;  // Metric holds views
+  if (exposure_)
+    for (const auto& [stream, c] : exposure_->take()) {
+      const auto add = [&](const char* what, auto value) {
+        names.push_back(fmt::format("comm.{}.{}", stream, what));
+        metrics.push_back({names.back(), value});
+      };
+      add("busy_ms", double(c.busy_ns) * 1e-6);
+      add("exposed_ms", double(c.exposed_ns) * 1e-6);
+      add("bytes", c.bytes);
+      if (steps_ > kWarmUpSteps) communication_[stream] += c;
+    }
+  metrics_->write(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
 }
 
@@ -126,6 +144,7 @@ void Reporter::finish() {
                         human_bytes(double(memory.usage(category).peak)));
   }
   note(text);
+  if (!communication_.empty()) note("communication of rank 0: " + exposure_text(communication_));
   if (trace_) {
     trace_->write(*recipe_.debug.trace);
     note("trace written to " + *recipe_.debug.trace);

@@ -1,9 +1,11 @@
 // What the user sees of a run: banner, progress line, metrics.jsonl, trace and profile.
 #pragma once
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 
+#include "observe/exposure.h"
 #include "train/trainer.h"
 
 namespace mtrain {
@@ -34,12 +36,14 @@ class Reporter {
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<ChromeTrace> trace_;
+  std::unique_ptr<Exposure> exposure_;  // null for a single rank
   // All steps, and those after the warm-up: which of them is printed depends on how many there
   // were.
   std::unique_ptr<Profile> profile_, warm_profile_;
   std::unique_ptr<TeeSink> sinks_;
   Clock::time_point started_, last_;
-  int64_t steps_ = 0, tokens_ = 0;  // of this process
+  int64_t steps_ = 0, tokens_ = 0;                                   // of this process
+  std::map<std::string, Communication, std::less<>> communication_;  // the same
 };
 
 }  // namespace mtrain

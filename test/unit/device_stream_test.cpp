@@ -239,12 +239,16 @@ TEST_CASE("the timing sink is told of every launch") {
       std::lock_guard lock(mutex);
       seen.push_back({t.name, t.stream, t.begin_ns, t.end_ns});
     }
+    void waited(const Waiting& w) override {
+      std::lock_guard lock(mutex);
+      waits.push_back({w.waits_for, w.stream, w.begin_ns, w.end_ns});
+    }
     struct Seen {
       std::string name, stream;
       int64_t begin_ns, end_ns;
     };
     std::mutex mutex;
-    std::vector<Seen> seen;
+    std::vector<Seen> seen, waits;  // name: the stream that was waited for
   } sink;
   const auto device = Device::cpu(1);
   Stream &compute = device->stream("compute"), &dp = device->stream("dp");
@@ -268,6 +272,10 @@ TEST_CASE("the timing sink is told of every launch") {
   CHECK(sink.seen[0].end_ns - sink.seen[0].begin_ns <= passed.count());
   CHECK(sink.seen[1].stream == "dp");
   CHECK(sink.seen[1].begin_ns >= sink.seen[0].end_ns);
+  REQUIRE(sink.waits.size() == 1);
+  CHECK(sink.waits[0].name == "compute");
+  CHECK(sink.waits[0].stream == "dp");
+  CHECK(sink.waits[0].end_ns >= sink.seen[0].end_ns);
 }
 
 TEST_CASE("a timing sink may go once another, or none, has taken its place") {

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "device/device.h"
 #include "observe/chrome_trace.h"
+#include "observe/exposure.h"
 #include "observe/metrics.h"
 #include "observe/profile.h"
 #include "temporary_folder.h"
@@ -266,4 +267,21 @@ TEST_CASE("a disk that fills up costs metrics lines, never a torn one, nor the t
   const auto lines = lines_of(path);  // throws on a torn line
   REQUIRE(lines.size() == 9);  // 8 of 23 bytes fit into 200, and the one after there was room again
   CHECK(lines.back().at("step") == 51);
+}
+
+TEST_CASE("exposed is the time in which compute stood still for a communication") {
+  Exposure e;
+  e.record({"all_reduce", "dp", 0, 1000, 640});
+  e.record({"all_gather", "dp", 2000, 2500, 60});
+  e.record({"matmul", "compute", 0, 9000});
+  e.waited({"compute", "dp", 600, 1000});
+  e.waited({"dp", "compute", 0, 300});        // the other way round hides nothing
+  e.waited({"compute", "copy", 5000, 6000});  // no communication
+  const auto first = e.take();
+  REQUIRE(first.size() == 1);
+  CHECK(first.at("dp").busy_ns == 1500);
+  CHECK(first.at("dp").exposed_ns == 400);
+  CHECK(first.at("dp").bytes == 700);
+  CHECK(e.take().empty());
+  CHECK(exposure_text(first).find("(27 %)") != std::string::npos);
 }

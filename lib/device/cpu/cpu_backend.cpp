@@ -171,11 +171,18 @@ class CpuStream : public StreamBackend {
       TimingSink* const sink = item.tag.sink;
       const int64_t begin = sink ? now_ns() : 0;
       item.work({});
-      if (sink) sink->record({item.tag.name, name_.c_str(), begin, now_ns()});
+      if (sink) tell(*sink, item.tag, begin, now_ns());
     } catch (...) {
       const auto failure = std::current_exception();
       progress_->fail(item.own ? with_culprit(failure, item.tag, name_) : failure);
     }
+  }
+
+  void tell(TimingSink& sink, const LaunchTag& tag, int64_t begin, int64_t end) const {
+    if (tag.waits_for)
+      sink.waited({name_.c_str(), tag.waits_for, begin, end});
+    else
+      sink.record({tag.name, name_.c_str(), begin, end, tag.wire_bytes});
   }
 
   std::string name_;

@@ -54,9 +54,9 @@ class CudaEvent : public EventBackend {
 // per stream.
 class PendingTimings {
  public:
-  void add(const char* name, TimingSink* sink, std::unique_ptr<CudaEvent> begin,
-           std::unique_ptr<CudaEvent> end) {
-    pending_.push_back({name, sink, std::move(begin), std::move(end)});
+  void add(const LaunchTag& tag, std::unique_ptr<CudaEvent> begin, std::unique_ptr<CudaEvent> end) {
+    pending_.push_back(
+        {tag.name, tag.waits_for, tag.wire_bytes, tag.sink, std::move(begin), std::move(end)});
   }
   void resolve(const char* stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
     while (!pending_.empty() && (all || pending_.front().end->ready())) {
@@ -65,15 +65,20 @@ class PendingTimings {
       float begin_ms = 0, end_ms = 0;
       MT_CUDA(cudaEventElapsedTime(&begin_ms, origin, e.begin->handle()));
       MT_CUDA(cudaEventElapsedTime(&end_ms, origin, e.end->handle()));
-      e.sink->record(
-          {e.name, stream, origin_ns + int64_t(begin_ms * 1e6), origin_ns + int64_t(end_ms * 1e6)});
+      const int64_t begin = origin_ns + int64_t(begin_ms * 1e6),
+                    end = origin_ns + int64_t(end_ms * 1e6);
+      if (e.waits_for)
+        e.sink->waited({stream, e.waits_for, begin, end});
+      else
+        e.sink->record({e.name, stream, begin, end, e.wire_bytes});
       pending_.pop_front();
     }
   }
 
  private:
   struct Entry {
-    const char* name;
+    const char *name, *waits_for;
+    int64_t wire_bytes;
     TimingSink* sink;
     std::unique_ptr<CudaEvent> begin, end;
   };
@@ -102,8 +107,7 @@ class CudaStream : public StreamBackend {
       std::rethrow_exception(with_culprit(std::current_exception(), tag, name_));
     }
     if (!tag.sink) return;
-    timings_.add(tag.name, tag.sink, std::move(begin),
-                 std::make_unique<CudaEvent>(stream_, cudaEventDefault));
+    timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
     timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, false);
   }
 
@@ -115,9 +119,13 @@ class CudaStream : public StreamBackend {
     return event;
   }
 
-  void wait(LaunchTag, std::shared_ptr<EventBackend> event) override {
+  void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
     ++enqueued_;
+    // Reached when the work before it is done: what passes until the end is standing still.
+    auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
     MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
+    if (tag.sink)
+      timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
   }
 
   // Pageable host memory is staged by the driver before the call returns, so `keep` need not
