@@ -43,7 +43,7 @@ struct DatasetConfig {
       Field{"seed",
             &DatasetConfig::seed,
             "order of the samples; train.seed unless set",
-            {.aliases = "dataset.random_seed", .min = 0}}};
+            {.aliases = "dataset.random_seed", .min = 0, .max = 0x1p63}}};
 };
 
 struct PackedSequenceConfig {

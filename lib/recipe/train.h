@@ -45,7 +45,7 @@ struct TrainConfig {
       Field{"seed",
             &TrainConfig::seed,
             "initial weights, dropout, and the data order",
-            {.aliases = "seed rng.seed", .min = 0}},
+            {.aliases = "seed rng.seed", .min = 0, .max = 0x1p63}},
       Field{"threads",
             &TrainConfig::threads,
             "CPU threads of a rank; 0: the host's cores divided by its ranks",

@@ -124,8 +124,13 @@ bool read_value(const Node& node, const FieldOptions&, bool& out, Complaint& c) 
   return refuse(node, "true or false", "write true or false, without quotes", c);
 }
 
+// Of a number whose field names no limit: sums and products of a few stay within 64 bits.
+constexpr double kMostWhole = double(1ll << 40);
+
 bool read_value(const Node& node, const FieldOptions& options, int64_t& out, Complaint& c) {
   const char* hint = "write a whole number such as 1024, without quotes";
+  FieldOptions limits = options;
+  if (!std::isfinite(limits.max)) limits.max = kMostWhole;
   if (node.kind != Node::Kind::scalar || node.quoted)
     return refuse(node, "a whole number", hint, c);
   double value = 0;
@@ -152,7 +157,7 @@ bool read_value(const Node& node, const FieldOptions& options, int64_t& out, Com
       return refuse(node, "a whole number", hint, c);  // 1e6 is whole, 1e300 and 2.5 are not
     out = int64_t(value);
   }
-  return in_range(value, fmt::format("{}", out), options, c);
+  return in_range(value, fmt::format("{}", out), limits, c);
 }
 
 bool read_value(const Node& node, const FieldOptions& options, double& out, Complaint& c) {
