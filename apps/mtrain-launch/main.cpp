@@ -1,5 +1,6 @@
 // mtrain-launch: argv to lib/launch, in torchrun's words.
 #include <unistd.h>
+#include <charconv>
 #include <cstdio>
 
 #include <fmt/ranges.h>
@@ -125,7 +126,11 @@ int run(int argc, char** argv) {
     if (colon == std::string::npos)
       throw UserError(fmt::format("--rdzv_endpoint={}: no port", endpoint), "write host:port");
     o.master_addr = endpoint.substr(0, colon);
-    o.master_port = uint16_t(std::atoi(endpoint.c_str() + colon + 1));
+    const char *digits = endpoint.c_str() + colon + 1, *last = endpoint.c_str() + endpoint.size();
+    const auto [stop, error] = std::from_chars(digits, last, o.master_port);
+    if (error != std::errc() || stop != last || o.master_port == 0)
+      throw UserError(fmt::format("--rdzv_endpoint={}: no port from 1 to 65535", endpoint),
+                      "write host:port");
   }
   if (standalone && o.nodes > 1)
     throw UserError("--standalone is for one host, --nnodes is " + std::to_string(o.nodes),

@@ -121,10 +121,14 @@ void ring(std::atomic<uint32_t>& bell, std::atomic<uint32_t>& sleepers) {
 }
 }  // namespace
 
-void Board::check_alive(const Deadline& deadline,
-                        const std::function<std::string()>& missing) const {
+void Board::check_not_aborted() const {
   if (const uint32_t by = header_->aborted.load(std::memory_order_acquire))
     throw CommError(fmt::format("rank {} of the group gave up: {}", by - 1, header_->reason));
+}
+
+void Board::check_alive(const Deadline& deadline,
+                        const std::function<std::string()>& missing) const {
+  check_not_aborted();
   if (gone_)
     for (int peer = 0; peer < ranks_; ++peer)
       if (peer != rank_ && gone_(peer))
@@ -151,12 +155,18 @@ void Board::await_step(int peer, uint32_t step, bool done, const Deadline& deadl
     if (reached(now, step + 1)) return;
     sleep_on(word, now, done ? s.read_sleepers : s.written_sleepers);
     if (reached(word.load(std::memory_order_acquire), step + 1)) return;
-    check_alive(deadline, [&] { return not_arrived(step); });
+    try {
+      check_alive(deadline, [&] { return not_arrived(step); });
+    } catch (const CommError&) {
+      // A peer may have taken its last step and ended in between.
+      if (reached(word.load(std::memory_order_acquire), step + 1)) return;
+      throw;
+    }
   }
 }
 
 void Board::begin_step(const std::function<void(std::byte*)>& write, const Deadline& deadline) {
-  check_alive(deadline, [] { return std::string(); });
+  check_not_aborted();
   // The slot is free when all have read what stood in it two steps ago.
   for (int peer = 0; peer < ranks_; ++peer) await_step(peer, step_ - 2, true, deadline);
   write(slot(rank_, step_));
@@ -216,6 +226,7 @@ bool Board::advance(Message& m) {
 }
 
 void Board::exchange(std::vector<Message>& messages) {
+  check_not_aborted();
   const Deadline deadline{Clock::now() + timeout_};
   RankState& own = state(rank_);
   for (;;) {

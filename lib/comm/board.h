@@ -75,6 +75,7 @@ class Board {
   void await_step(int peer, uint32_t step, bool done, const Deadline& deadline);
   // Sleeps until `word` is no longer `seen`, a slice of time has passed, or somebody wakes it.
   void sleep_on(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint32_t>& sleepers);
+  void check_not_aborted() const;
   void check_alive(const Deadline& deadline, const std::function<std::string()>& missing) const;
   std::string not_arrived(uint32_t step) const;
   bool advance(Message& m);  // false: nothing could be moved

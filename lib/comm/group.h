@@ -20,8 +20,8 @@ struct Link {
 // Every rank of the group makes the same calls in the same order with the same sizes. Calls are
 // enqueued on `on` and return at once; they take their place in its order, and the host does not
 // block. What fails is a CommError of that stream, which names the group, the operation, its number
-// and the ranks that were missing. A group of one rank copies at most. The collectives of one group
-// are enqueued on one stream; messages may use others.
+// and the ranks that were missing. A group of one rank copies at most. The calls of one group
+// are enqueued on one stream: another stream takes a group of the same ranks under another name.
 class Group {
  public:
   struct Message {

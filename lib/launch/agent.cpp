@@ -35,6 +35,8 @@ namespace fs = std::filesystem;
 // not ended then is told to, and in the end killed. Together below 5 s.
 constexpr auto kUntilTerm = 2s, kUntilKill = 4s;
 
+constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank: it will be the same next time
+
 void say(const std::string& text) {
   const std::string line = text + "\n";
   [[maybe_unused]] const auto n = write(STDERR_FILENO, line.data(), line.size());
@@ -135,12 +137,19 @@ class Signals {
  public:
   Signals() {
     sigemptyset(&set_);
-    for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set_, s);
+    for (const int s : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set_, s);
+    // nohup has turned it off: a blocked signal would arrive all the same.
+    struct sigaction hang_up;
+    sigaction(SIGHUP, nullptr, &hang_up);
+    if (hang_up.sa_handler != SIG_IGN) sigaddset(&set_, SIGHUP);
+    // A reader that is gone (`| tee log`) must not take the ranks with it.
+    pipe_ = ::signal(SIGPIPE, SIG_IGN);
     sigprocmask(SIG_BLOCK, &set_, &before_);
     fd_ = signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK);
   }
   ~Signals() {
     close(fd_);
+    ::signal(SIGPIPE, pipe_);
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
   int fd() const { return fd_; }
@@ -155,6 +164,7 @@ class Signals {
 
  private:
   sigset_t set_, before_;
+  void (*pipe_)(int);
   int fd_;
 };
 
@@ -180,9 +190,9 @@ class Attempt {
     for (int i = 0; i < o.ranks_per_node; ++i) start(i);
   }
   ~Attempt() {
-    kill_all(SIGKILL);
-    for (Child& c : children_)
-      if (!c.status) waitpid(c.pid, nullptr, 0);
+    kill_groups();
+    // Only now may the system give their numbers to others.
+    for (Child& c : children_) waitpid(c.pid, nullptr, 0);
   }
 
   // True when every rank ended well.
@@ -196,6 +206,7 @@ class Attempt {
       reap();
       if (failed_at_) press();
     }
+    kill_groups();  // what a rank has left behind would go on writing
     // What the ranks wrote last.
     for (Pipe& p : pipes_) {
       fcntl(p.fd(), F_SETFL, O_NONBLOCK);
@@ -239,7 +250,10 @@ class Attempt {
     for (const Child& c : children_)
       if (&c != cause && !ended_well(c) && !c.told_to_end && !read_error_file(c.error_file))
         say(fmt::format("  then rank {} {}", c.rank, end_of(c)));
-    return error && error->kind == "user" ? 2 : 1;
+    const bool usage =
+        cause->status && WIFEXITED(*cause->status) &&
+        (WEXITSTATUS(*cause->status) == kUsage || WEXITSTATUS(*cause->status) == kNotRun);
+    return usage || (error && error->kind == "user") ? 2 : 1;
   }
 
  private:
@@ -319,9 +333,14 @@ class Attempt {
       if (getppid() != agent) _exit(127);  // the agent has died in between
       if (out >= 0) dup2(out, STDOUT_FILENO);
       if (err >= 0) dup2(err, STDERR_FILENO);
+      ::signal(SIGPIPE, SIG_DFL);
       sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
       execvpe(argv[0], argv.data(), envp.data());
-      _exit(127);
+      const char* why = strerrordesc_np(errno);
+      for (const char* part : {"mtrain-launch: cannot run ", static_cast<const char*>(argv[0]),
+                               ": ", why ? why : "?", "\n"})
+        [[maybe_unused]] const auto n = write(STDERR_FILENO, part, std::strlen(part));
+      _exit(kNotRun);
     }
     setpgid(c.pid, c.pid);  // here too: whoever comes first
     if (out >= 0) close(out);
@@ -354,9 +373,12 @@ class Attempt {
 
   void reap() {
     for (Child& c : children_) {
-      int status;
-      if (c.status || waitpid(c.pid, &status, WNOHANG) != c.pid) continue;
-      c.status = status;
+      siginfo_t info{};
+      if (c.status || waitid(P_PID, id_t(c.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+          info.si_pid != c.pid)
+        continue;
+      // As waitpid would give it.
+      c.status = info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
       if (!ended_well(c) && !failed_at_) failed_at_ = Clock::now();
     }
   }
@@ -370,11 +392,17 @@ class Attempt {
 
   void kill_all(int signal) {
     for (Child& c : children_) {
-      if (signal == SIGKILL) kill(-c.pid, SIGKILL);  // what a dead rank has left behind, too
       if (c.status || (c.told_to_end && signal != SIGKILL)) continue;
       c.told_to_end = true;
       if (signal != SIGKILL) kill(c.pid, signal);
     }
+    if (signal == SIGKILL) kill_groups();
+  }
+
+  // Of dead ranks too: what they have left behind. Their numbers are still theirs, since nobody has
+  // waited for them.
+  void kill_groups() {
+    for (const Child& c : children_) kill(-c.pid, SIGKILL);
   }
 
   bool over() const {

@@ -1,6 +1,7 @@
 #include "plan/memory.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/math.h"
 #include "plan/schedule_bounds.h"
@@ -181,8 +182,7 @@ class Estimator {
 
   Count logits() const {
     const Count row = Count(padded_vocab_) / tp_ * 4;
-    const Count chunks = std::max<Count>(
-        1, double(int64_t((T_ * row + Count(kLogitsBytes) - 1) / Count(kLogitsBytes))));
+    const Count chunks = std::max<Count>(1, std::ceil(T_ * row / Count(kLogitsBytes)));
     return T_ / chunks * row / 4 * e_;
   }
 

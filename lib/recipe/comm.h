@@ -43,7 +43,7 @@ struct CommConfig {
       Field{"timeout_s",
             &CommConfig::timeout_s,
             "a collective that takes longer ends the job",
-            {.unit = "seconds", .min = 0, .above_min = true}},
+            {.unit = "seconds", .min = 0, .max = 1e8, .above_min = true}},
       Field{"link", &CommConfig::link, "emulate a slower link, to measure what is hidden"}};
 };
 

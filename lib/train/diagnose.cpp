@@ -48,7 +48,9 @@ void Diagnosis::explain(const std::vector<Batch>& batches, int64_t step) {
     device.set_launch_check({});
   }
   if (what.empty())
-    what = "the sum of squares of the gradients, all of which are finite by themselves";
+    what = trainer_.world().size() > 1
+               ? "what another rank computed; here everything is finite"
+               : "the sum of squares of the gradients, all of which are finite by themselves";
   throw RunError(
       fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step, what),
       "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint "

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 #include <csignal>
+#include <ctime>
 #include <iterator>
 
 namespace mtrain {
@@ -13,9 +14,17 @@ volatile std::sig_atomic_t g_received = 0;
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 struct sigaction g_before[std::size(kSignals)];
 
+// A launcher and whoever told it may both send the first signal.
+constexpr time_t kSameSeconds = 1;
+volatile std::sig_atomic_t g_received_at = 0;
+
 void handle(int signal) {
-  if (g_received) _exit(128 + signal);
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (g_received && now.tv_sec - g_received_at > kSameSeconds) _exit(128 + signal);
+  if (g_received) return;
   g_received = signal;
+  g_received_at = std::sig_atomic_t(now.tv_sec);
 }
 }  // namespace
 

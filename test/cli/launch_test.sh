@@ -81,6 +81,12 @@ says "wrong recipe" "did you mean"
 (($? == 2)) || fail "a wrong option has another exit code than 2"
 says "wrong option" "--nproc_per_node=many"
 
+"$launch" --nproc_per_node=2 --max_restarts=3 --recipe "$work/r.yaml" --bogus >"$work/out" 2>&1
+(($? == 2)) || fail "wrong usage of a rank has another exit code than 2"
+grep -q "starting all ranks again" "$work/out" && fail "wrong usage was started again"
+"$launch" --nproc_per_node=1 ./no-such-program x >"$work/out" 2>&1
+says "no program" "cannot run ./no-such-program"
+
 # --- a killed rank ---
 start killed 3 train.steps=100000 train.global_batch_size=6
 await_steps killed 3
@@ -120,14 +126,25 @@ import socket, sys, time
 s = socket.socket(socket.AF_INET6); s.bind(('::', $port)); s.listen(); time.sleep(8)" &
 holder=$!
 sleep 0.5
-start taken 2 comm.timeout_s=3
-wait "$pid"
 "$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/taken2" \
   comm.timeout_s=3 >"$work/out" 2>&1
 (($? == 2)) || fail "a taken port: another exit code than 2"
 says "a taken port" "cannot serve the rendezvous at port $port"
 kill "$holder" 2>/dev/null
 wait 2>/dev/null
+
+# --- a second job at the port of a running one ---
+"$launch" --nproc_per_node=2 --master_port=$((port + 1)) --recipe "$work/r.yaml" "train.run_dir=$work/first" \
+  train.steps=100000 >"$work/out1" 2>&1 &
+first=$!
+await_steps first 2
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$((port + 1)) "$mtrain" --recipe "$work/r.yaml" \
+  "train.run_dir=$work/first" train.steps=100000 >"$work/out" 2>&1
+says "a stray rank" "rank 1 is there already"
+before=$(losses "$work/first" | wc -l)
+await_steps first $((before + 3))
+kill -INT "$first"
+wait "$first"
 
 # --- Ctrl-C finishes the step, saves and ends well ---
 start interrupted 2 train.steps=100000

@@ -28,30 +28,48 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
   return {};
 }
 
+constexpr const char* kWell = "well";
+
+// Tells the others, who would wait for this rank, why it does not come.
+[[noreturn]] void refuse(Store& store, const ProcessWorldOptions& o, const std::string& reason,
+                         const std::string& hint) {
+  store.set(fmt::format("arrived/{}", o.rank), reason);
+  throw UserError(reason, hint);
+}
+
 // Ranks with different settings would wait for each other in different places, or train nonsense.
 void shake_hands(Store& store, const ProcessWorldOptions& o) {
+  if (store.add(fmt::format("begun/{}", o.rank), 1) != 1)
+    throw UserError(fmt::format("rank {} is there already: another job meets at this port", o.rank),
+                    "choose another port with --master_port (MASTER_PORT)");
   const std::string program = fmt::format("{:016x}", own_hash());
   if (o.rank == 0) store.set("program", program);
   if (o.rank == 0) store.set("recipe", o.recipe);
   if (const std::string first = store.get("program"); first != program)
-    throw UserError(fmt::format("rank {} runs another build of this program than rank 0", o.rank),
-                    "install the same build on every host");
+    refuse(store, o, fmt::format("rank {} runs another build of this program than rank 0", o.rank),
+           "install the same build on every host");
   if (const std::string first = store.get("recipe"); first != o.recipe) {
     const auto [theirs, own] = first_difference(first, o.recipe);
-    throw UserError(fmt::format("rank {} has another recipe than rank 0: `{}` instead of `{}`",
-                                o.rank, own, theirs),
-                    "start all ranks with the same recipe and settings");
+    refuse(store, o,
+           fmt::format("rank {} has another recipe than rank 0: `{}` instead of `{}`", o.rank, own,
+                       theirs),
+           "start all ranks with the same recipe and settings");
   }
-  store.set(fmt::format("arrived/{}", o.rank), "");
+  store.set(fmt::format("arrived/{}", o.rank), kWell);
 }
 
 // All have arrived; else the first that has not is named.
 void await_all(Store& store, const ProcessWorldOptions& o) {
-  for (int rank = 0; rank < o.size; ++rank) try {
-      store.get(fmt::format("arrived/{}", rank));
+  for (int rank = 0; rank < o.size; ++rank) {
+    std::string answer;
+    try {
+      answer = store.get(fmt::format("arrived/{}", rank));
     } catch (const CommError& e) {
       throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
     }
+    if (answer != kWell)
+      throw CommError(answer, "start all ranks with the same program and recipe");
+  }
 }
 
 // The server lives as long as the transport, whose groups come later than the handshake.
