@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -63,7 +62,7 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   try {
     block = find_or_add(rounded, home);
   } catch (const RunError&) {
-    release_cached(lock);
+    release_cached(home.device(), lock);
     try {
       block = find_or_add(rounded, home);
     } catch (const RunError& e) {
@@ -152,15 +151,9 @@ void Allocator::collect() {
 }
 
 // A free block may still be in use by queued work of its home, so the homes are waited for too.
-void Allocator::release_cached(std::unique_lock<std::mutex>& lock) {
-  std::set<Stream*> homes;
-  std::vector<std::pair<Stream*, Event>> events;
-  for (const auto& [memory, segment] : segments_) homes.insert(segment.first->home);
-  for (const Pending& p : pending_)
-    for (const Event& e : p.events) events.emplace_back(p.block->home, e);
+void Allocator::release_cached(Device& device, std::unique_lock<std::mutex>& lock) {
   lock.unlock();  // closures that end meanwhile drop buffers
-  for (const auto& [home, event] : events) home->synchronize(event);
-  for (Stream* home : homes) home->synchronize();
+  device.synchronize();
   lock.lock();
   collect();
   std::erase_if(segments_, [&](const auto& entry) {

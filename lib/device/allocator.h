@@ -74,7 +74,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   Block* find(int64_t bytes, Stream& home);  // null where no cached block is large enough
   Block* find_or_add(int64_t bytes, Stream& home);
   void add_segment(int64_t bytes, Stream& home);
-  void release_cached(std::unique_lock<std::mutex>& lock);  // unlocks while it waits for streams
+  void release_cached(Device& device,
+                      std::unique_lock<std::mutex>& lock);  // unlocks while it waits for streams
   std::string use() const;                                  // of each category, and what is cached
   void put_back(Block* block);
   void account(MemoryCategory category, int64_t bytes);
