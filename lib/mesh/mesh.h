@@ -31,7 +31,6 @@ class Mesh {
 
   int64_t world() const { return world_; }
   const std::vector<Dim>& dims() const { return dims_; }
-  bool has(Axis axis) const;
   int64_t size(Axis axis) const;         // MT_CHECKs that the mesh has it
   int64_t size(const Axes& axes) const;  // product
   int64_t stride(Axis axis) const;       // ranks between neighbours along it

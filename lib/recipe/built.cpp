@@ -24,6 +24,8 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
           "set it to ddp");
   missing(dp > 1 && d.strategy == Strategy::ddp && r.ddp.average_in_collective,
           "ddp.average_in_collective", "averaging inside the reduction", "set it to false");
+  missing(!r.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "leaving this check alone out",
+          "debug.check_nan: false leaves out all of them");
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
   missing(r.mixed_precision.name == Precision::fp16_mixed, "mixed_precision.name", "fp16_mixed",
           "use bf16_mixed or fp32");

@@ -41,16 +41,21 @@ void Diagnosis::explain(const std::vector<Batch>& batches, int64_t step) {
     });
     try {
       trainer_.params_.zero_grads(trainer_.compute_);
-      trainer_.run_micro_batches(batches, step, 1.0f);
+      trainer_.run_micro_batches(batches, step, 1.0f, false);
     } catch (const Found& found) {
       what = found.what;
     }
     device.set_launch_check({});
   }
-  if (what.empty())
-    what = trainer_.world().size() > 1
-               ? "what another rank computed; here everything is finite"
-               : "the sum of squares of the gradients, all of which are finite by themselves";
+  // Every rank is here, for all see the same sums. Who has found nothing leaves the word to who
+  // has.
+  const bool found = !what.empty();
+  if (trainer_.any_rank(found) && !found)
+    throw CommError(fmt::format("step {}: the loss or gradient norm is not finite because of what "
+                                "another rank computed",
+                                step),
+                    "that rank's error says where it was first seen");
+  if (!found) what = "the sum of squares of the gradients, all of which are finite by themselves";
   throw RunError(
       fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step, what),
       "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint "

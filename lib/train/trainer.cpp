@@ -84,8 +84,8 @@ std::vector<Batch> Trainer::global_batch(int64_t step) {
 
 // Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.
 // Returns the summed loss.
-Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t step,
-                                  float grad_scale) {
+Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
+                                  bool reduce) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   WgradQueue wgrad([this](Parameter& p) { data_parallel_->grad_ready(p); });
   for (size_t k = 0; k < batches.size(); ++k) {
@@ -94,8 +94,8 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
     const int64_t in_global_batch = int64_t(k) * data_parallel_->size() + data_parallel_->rank();
     Step s{compute_, wgrad,           stash, batch.seq, uint64_t(recipe_.train.seed),
            step,     in_global_batch, true};
-    data_parallel_->begin_backward(k + 1 ==
-                                   batches.size());  // the head's gradients come in forward
+    // Before forward, in which the head's gradients come.
+    data_parallel_->begin_backward(reduce && k + 1 == batches.size());
     gpt_.forward(s, batch, {batch.label_T, loss, grad_scale});
     gpt_.backward(s, batch);
   }

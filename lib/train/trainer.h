@@ -50,7 +50,9 @@ class Trainer {
  private:
   friend class Diagnosis;
   std::vector<Batch> global_batch(int64_t step);
-  Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale);
+  // Without `reduce` gradients stay this rank's own, and nothing is communicated.
+  Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
+                           bool reduce = true);
   MicroBatch upload(const Batch& batch);
 
   Device& device_;

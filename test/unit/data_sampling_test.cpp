@@ -1,8 +1,5 @@
-#include <unistd.h>
-
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <numeric>
 #include <random>
@@ -15,27 +12,24 @@
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
 #include "data/permutation.h"
+#include "temporary_folder.h"
 
 using namespace mtrain;
 using Catch::Matchers::Contains;
-namespace fs = std::filesystem;
 
 namespace {
 
 // Token files of the given documents, which live as long as the mapping.
 std::shared_ptr<const IndexedDataset> tokens_of(const std::vector<std::vector<int32_t>>& documents,
                                                 TokenType type = TokenType::u16) {
-  std::string name = (fs::temp_directory_path() / "mtrain_data_XXXXXX").string();
-  const fs::path folder = ::mkdtemp(name.data());
+  const TemporaryFolder folder;
   IndexedDatasetWriter writer(folder / "d", type);
   for (const auto& document : documents) {
     writer.add_tokens(document);
     writer.end_document();
   }
   writer.finish();
-  auto data = std::make_shared<IndexedDataset>(folder / "d");
-  fs::remove_all(folder);
-  return data;
+  return std::make_shared<IndexedDataset>(folder / "d");
 }
 
 std::vector<int32_t> counting(int32_t n, int32_t first = 0) {

@@ -119,3 +119,33 @@ TEST_CASE("tokens that do not count are averaged over all ranks' tokens, not ran
                         "distributed.strategy=ddp"};
   check_close(train_alone(changes, 3).losses, train_ranks(3, changes, 3)[0].losses, 1e-6);
 }
+
+TEST_CASE("the rank that computed what is not finite says where, the others leave it the word") {
+  const bool overlap = GENERATE(false, true);
+  const Recipe r = tiny({"train.micro_batch_size=1", "distributed.strategy=ddp",
+                         fmt::format("ddp.overlap_grad_reduce={}", overlap)},
+                        3);
+  std::vector<std::string> messages(3);
+  run_thread_ranks(3, [&](World& world) {
+    const auto device = Device::cpu(1, {.stream_sanitizer = true});
+    Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
+                    world);
+    if (world.rank() == 1) {
+      Parameter* p = trainer.params().find("layers.1.mlp.down.weight");
+      std::vector<float> values(static_cast<size_t>(p->shape.count()), 0.0f);
+      values[5] = std::numeric_limits<float>::quiet_NaN();
+      trainer.params().set_master(trainer.compute(), *p, values);
+    }
+    try {
+      trainer.step();
+    } catch (const RunError& e) {
+      messages[size_t(world.rank())] = "run: " + e.message();
+    } catch (const CommError& e) {
+      messages[size_t(world.rank())] = "comm: " + e.message();
+    }
+  });
+  CAPTURE(messages[0], messages[1], messages[2]);
+  CHECK(messages[1].find("run: step 1") == 0);
+  CHECK(messages[1].find("layers.1.mlp.down.weight") != std::string::npos);
+  for (const int rank : {0, 2}) CHECK(messages[size_t(rank)].find("comm: step 1") == 0);
+}
