@@ -18,9 +18,11 @@ struct Fill {  // y = value
   Span y;
   float value = 0;
 };
-struct FillNormal {  // normal numbers of deviation std: element i is number i of the stream `key`
-  Span y;            // fp32
+// Normal numbers of deviation std: element i is number first_index + i of the stream `key`.
+struct FillNormal {
+  Span y;  // fp32
   uint64_t key;
+  int64_t first_index = 0;
   float std;
 };
 // y = x / (1 - p) where kept, else 0. Element i of the buffer is global element first_index + i of

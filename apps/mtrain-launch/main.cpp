@@ -70,7 +70,7 @@ Training training_of(const std::vector<std::string>& command) {
 std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
   Problems problems;
   const Recipe r = load_recipe(t.recipe, t.overrides, problems, world);
-  check_built(r, problems, world);
+  check_built(r, problems);
   problems.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
   const Overlap overlap = resolve_overlap(r, layout_of(r, world));

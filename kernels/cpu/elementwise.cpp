@@ -32,7 +32,7 @@ void run(const FillNormal& a) {
   check("fill normal", "y", a.y, a.y.count, DType::f32);
   constexpr int64_t kGrain = 1 << 14;
   parallel_for(a.y.count, kGrain, [&](int64_t begin, int64_t end) {
-    fill_normal(a.key, begin, end - begin, a.std, a.y.as<float>() + begin);
+    fill_normal(a.key, a.first_index + begin, end - begin, a.std, a.y.as<float>() + begin);
   });
 }
 

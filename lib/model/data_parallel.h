@@ -1,28 +1,58 @@
-// What spreads samples over ranks implements: when gradients are reduced, and what the ranks agree
-// on.
+// What spreads samples over ranks implements: where parameters, gradients and optimizer state live,
+// when they travel, and what the ranks agree on.
 #pragma once
+#include <cstdint>
+#include <vector>
+
 #include "model/parameters.h"
+#include "model/step.h"
 
 namespace mtrain {
 
-class DataParallel {
+class DataParallel : public UnitUse {
  public:
-  virtual ~DataParallel() = default;
-
   virtual int rank() const = 0;  // which samples this rank reads
   virtual int size() const = 0;
 
-  // Before the backward of a micro-batch; gradients are whole with the step's last one.
-  virtual void begin_backward(bool last_micro_batch) = 0;
+  // Before the forward of a micro-batch; gradients are whole with the step's last one.
+  virtual void begin_micro_batch(bool last) = 0;
   // The last backward has enqueued everything that adds to this gradient, on the compute stream.
   virtual void grad_ready(Parameter& p) = 0;
-  // From here on `compute` sees gradients that are summed over all ranks. The sum is of gradients
-  // of a loss that is already divided by the tokens of the global batch.
+  // From here on `compute` sees the sums over all ranks in the gradients of what this rank owns.
+  // They are sums of gradients of a loss that is already divided by the tokens of the global batch,
+  // times grad_factor().
   virtual void finish_grads() = 0;
+  virtual float grad_factor() const { return 1; }
+  // What `compute` is given next may write values that this rank owns; finish_grads() says it, too.
+  virtual void before_update() {}
+  // Enqueued on `compute`: new values of what this rank owns of the unit.
+  virtual void updated(ParamUnit&) {}
 
   // Sums over all ranks, of a few numbers; `on_host` blocks the host until they are there.
   virtual void sum(const Tensor& values) = 0;
   virtual std::vector<int64_t> sum_on_host(std::vector<int64_t> values) = 0;
+  // Sums over ranks that own different parts.
+  virtual void sum_parts(const Tensor& values) = 0;
+  // The unit's elements from every rank's own part (ParamUnit::own), on `compute`. All ranks call
+  // it; nothing is copied where one rank owns all.
+  virtual Tensor whole(const ParamUnit& unit, const Tensor& own) = 0;
+};
+
+// fp32, of the whole unit.
+Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit);
+
+// One rank alone: nothing to reduce.
+class SingleRank : public DataParallel {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void begin_micro_batch(bool) override {}
+  void grad_ready(Parameter&) override {}
+  void finish_grads() override {}
+  void sum(const Tensor&) override {}
+  std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override { return values; }
+  void sum_parts(const Tensor&) override {}
+  Tensor whole(const ParamUnit&, const Tensor& own) override { return own; }
 };
 
 }  // namespace mtrain

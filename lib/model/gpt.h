@@ -49,9 +49,12 @@ class Gpt {
   Hidden run_blocks(Step& step, const MicroBatch& batch);
   Hidden forward_group(Step& step, const Group& g, Hidden h);
   Tensor backward_group(Step& step, const Group& g, Tensor d_TH);
+  std::vector<ParamUnit*> head_units() const;  // a tied table is the embedding's
 
   GptConfig c_;
   RotaryTables rotary_;
+  ParamUnit *embedding_unit_, *head_unit_;
+  std::vector<ParamUnit*> block_units_;
   std::unique_ptr<Embedding> embedding_;
   std::vector<Block> blocks_;
   std::unique_ptr<Head> head_;

@@ -1,6 +1,8 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "base/math.h"
 #include "base/rng.h"
@@ -9,85 +11,200 @@
 namespace mtrain {
 
 namespace {
-constexpr int64_t kAlign = 128;  // elements: every parameter starts on a cache line in either
-                                 // dtype, and on a 256-byte GPU sector
+constexpr int64_t kAlign = 128;     // elements: every parameter starts on a cache line in either
+                                    // dtype, and on a 256-byte GPU sector
+constexpr int64_t kPartAlign = 32;  // and every rank's part of a piece on a cache line in bf16
+
+// Cut from the end, where backward begins: what is left over comes last, with little to hide
+// behind.
+std::vector<Piece> cut(const ParamUnit& unit) {
+  std::vector<Piece> pieces;
+  int64_t count = 0;
+  for (size_t i = unit.params.size(); i-- > 0;) {
+    if (pieces.empty() || count >= unit.sharding.piece) {
+      pieces.emplace_back();
+      count = 0;
+    }
+    pieces.back().params.push_back(unit.params[i]);
+    count += unit.params[i]->shape.count();
+  }
+  std::ranges::reverse(pieces);
+  for (Piece& p : pieces) {
+    std::ranges::reverse(p.params);
+    std::ranges::stable_partition(p.params, &Parameter::decay);
+  }
+  return pieces;
 }
 
-Parameter* ParamStore::add(const std::string& unit, ParamSpec spec) {
+// Gives every parameter and piece its place.
+void lay_out(ParamUnit& unit) {
+  unit.pieces = cut(unit);
+  const int64_t whole = std::lcm(kAlign, kPartAlign * unit.sharding.ranks);
+  unit.count = 0;
+  for (Piece& piece : unit.pieces) {
+    piece.begin = piece.decay_end = unit.count;
+    for (Parameter* p : piece.params) {
+      p->begin = unit.count;
+      unit.count += round_up(p->shape.count(), kAlign);
+      if (p->decay) piece.decay_end = unit.count;
+    }
+    unit.count = piece.begin + round_up(unit.count - piece.begin, whole);
+    piece.count = unit.count - piece.begin;
+  }
+}
+
+Tensor zeros(Stream& on, int64_t count, DType dtype, MemoryCategory category) {
+  const Tensor t = Tensor::empty(on, {count}, dtype, category);
+  ops::fill(on, t, 0);
+  return t;
+}
+
+void allocate(Stream& on, ParamUnit& unit, DType compute, bool training) {
+  const Sharding& s = unit.sharding;
+  const bool half = compute != DType::f32;
+  if (s.values)
+    unit.own_value = zeros(on, unit.own_count(), compute, MemoryCategory::params);
+  else
+    ParamStore::set_value(unit, zeros(on, unit.count, compute, MemoryCategory::params));
+  if (half && training)
+    unit.own_master = zeros(on, unit.own_count(), DType::f32, MemoryCategory::optimizer);
+  if (!training) return;
+  if (s.grads)
+    unit.own_grad = zeros(on, unit.own_count(), DType::f32, MemoryCategory::grads);
+  else
+    ParamStore::set_grad(unit, zeros(on, unit.count, DType::f32, MemoryCategory::grads));
+}
+
+void find_owned(ParamUnit& unit, DType compute) {
+  const auto& s = unit.sharding;
+  for (const Piece& piece : unit.pieces) {
+    const int64_t n = piece.count / s.ranks, begin = piece.begin + s.rank * n;
+    const auto add = [&](int64_t from, int64_t to, bool decay) {
+      if (from >= to) return;
+      const auto range = [&](const Tensor& whole, const Tensor& own) {
+        if (whole) return whole.flat(from, {to - from});
+        if (!own) return Tensor();
+        return own.flat(piece.begin / s.ranks + from - begin, {to - from});
+      };
+      const Tensor value = range(unit.value, unit.own_value),
+                   grad = range(unit.grad, unit.own_grad);
+      const bool half = compute != DType::f32;
+      unit.owned.push_back({.begin = from,
+                            .count = to - from,
+                            .decay = decay,
+                            .master = half ? range({}, unit.own_master) : value,
+                            .grad = grad,
+                            .value = half ? value : Tensor()});
+    };
+    const int64_t decay_end = std::clamp(piece.decay_end, begin, begin + n);
+    add(begin, decay_end, true);
+    add(decay_end, begin + n, false);
+  }
+}
+
+void set_views(ParamUnit& unit, const Tensor& flat, Tensor Parameter::*which) {
+  for (Parameter* p : unit.params) p->*which = flat ? flat.flat(p->begin, p->shape) : Tensor();
+}
+
+}  // namespace
+
+Tensor ParamUnit::part(const Tensor& t, const Piece& p) const {
+  const int64_t n = p.count / sharding.ranks;
+  return t.flat(p.begin + sharding.rank * n, {n});
+}
+Tensor ParamUnit::own(const Tensor& t, const Piece& p) const {
+  return t.flat(p.begin / sharding.ranks, {p.count / sharding.ranks});
+}
+
+Parameter* ParamStore::add(const std::string& name, ParamSpec spec) {
   MT_CHECK(!find(spec.name), "parameter {} declared twice", spec.name);
-  auto at = std::ranges::find(units_, unit, &ParamUnit::name);
-  if (at == units_.end()) {
-    units_.push_back({.name = unit});
-    at = units_.end() - 1;
+  ParamUnit* in = unit(name);
+  if (!in) {
+    units_.push_back({.name = name});
+    in = &units_.back();
   }
   params_.push_back({});
   static_cast<ParamSpec&>(params_.back()) = std::move(spec);
-  at->params.push_back(&params_.back());
+  params_.back().unit = in;
+  in->params.push_back(&params_.back());
   return &params_.back();
 }
 
-void ParamStore::materialize(Stream& on, DType compute, bool training) {
+void ParamStore::materialize(Stream& on, DType compute, bool training, const Sharding& sharding) {
   for (ParamUnit& unit : units_) {
-    std::ranges::stable_partition(unit.params, &Parameter::decay);
-    int64_t count = 0;
-    for (Parameter* p : unit.params) {
-      count += round_up(p->shape.count(), kAlign);
-      if (p->decay) unit.decay_end = count;
-    }
-    unit.value = Tensor::empty(on, {count}, compute, MemoryCategory::params);
-    unit.master = compute == DType::f32 ? unit.value
-                  : training ? Tensor::empty(on, {count}, DType::f32, MemoryCategory::optimizer)
-                             : Tensor();
-    ops::fill(on, unit.value, 0);
-    if (unit.master && compute != DType::f32) ops::fill(on, unit.master, 0);
-    if (training) {
-      unit.grad = Tensor::empty(on, {count}, DType::f32, MemoryCategory::grads);
-      ops::fill(on, unit.grad, 0);
-    }
-    int64_t first = 0;
-    for (Parameter* p : unit.params) {
-      p->value = unit.value.flat(first, p->shape);
-      if (unit.master) p->master = unit.master.flat(first, p->shape);
-      if (training) p->grad = unit.grad.flat(first, p->shape);
-      first += round_up(p->shape.count(), kAlign);
-    }
+    unit.sharding = sharding;
+    lay_out(unit);
+    allocate(on, unit, compute, training);
+    find_owned(unit, compute);
+    // Whole master weights may be looked at by parameter.
+    const Tensor whole = compute == DType::f32 ? unit.value
+                         : sharding.ranks == 1 ? unit.own_master
+                                               : Tensor();
+    set_views(unit, whole, &Parameter::master);
   }
 }
 
-void ParamStore::initialize(Stream& on, uint64_t seed) {
-  for (Parameter& p : params_) {
-    const int64_t count = p.shape.count() / p.shape[0] * p.real_rows();
-    const Tensor real = p.master ? p.master.flat(0, {count})
-                                 : Tensor::empty(on, {count}, DType::f32, MemoryCategory::buffers);
-    if (p.init == Init::normal)
-      ops::fill_normal(on, real, rng_key(seed, p.name), p.std);
-    else
-      ops::fill(on, real, p.init == Init::ones ? 1.0f : 0.0f);
-    if (p.value.dtype() != DType::f32) ops::cast(on, real, p.value.flat(0, {count}));
+void ParamStore::set_value(ParamUnit& unit, const Tensor& value) {
+  unit.value = value;
+  set_views(unit, value, &Parameter::value);
+}
+
+void ParamStore::set_grad(ParamUnit& unit, const Tensor& grad) {
+  unit.grad = grad;
+  set_views(unit, grad, &Parameter::grad);
+}
+
+std::vector<OwnedPart> owned_parts(const Parameter& p) {
+  std::vector<OwnedPart> parts;
+  for (const OwnedRange& range : p.unit->owned) {
+    const int64_t begin = std::max(p.begin, range.begin),
+                  end = std::min(p.begin + p.real_count(), range.begin + range.count);
+    if (begin < end) parts.push_back({&range, begin - p.begin, begin - range.begin, end - begin});
   }
+  return parts;
+}
+
+namespace {
+// fp32 memory for a part's values, and what happens to them once it is filled.
+void write_part(Stream& on, const OwnedPart& part, const std::function<void(const Tensor&)>& fill) {
+  const auto at = [&](const Tensor& t) { return t.flat(part.in_range, {part.count}); };
+  const Tensor to = part.range->master
+                        ? at(part.range->master)
+                        : Tensor::empty(on, {part.count}, DType::f32, MemoryCategory::buffers);
+  fill(to);
+  if (part.range->value) ops::cast(on, to, at(part.range->value));
+}
+}  // namespace
+
+void ParamStore::initialize(Stream& on, uint64_t seed) {
+  for (Parameter& p : params_)
+    for (const OwnedPart& part : owned_parts(p))
+      write_part(on, part, [&](const Tensor& to) {
+        if (p.init == Init::normal)
+          ops::fill_normal(on, to, rng_key(seed, p.name), part.in_param, p.std);
+        else
+          ops::fill(on, to, p.init == Init::ones ? 1.0f : 0.0f);
+      });
 }
 
 void ParamStore::set_master(Stream& on, Parameter& p, const std::vector<float>& values) {
-  const int64_t row = p.shape.count() / p.shape[0], count = row * p.real_rows();
-  MT_CHECK(int64_t(values.size()) == count, "{} values for {} of {}", values.size(), p.name,
-           p.shape.str());
-  auto keep = std::make_shared<std::vector<float>>(values);
-  const void* data = keep->data();
-  if (p.master) {
-    const Tensor real = p.master.flat(0, {count});
-    on.upload(real, std::move(keep), data);
-    if (p.value.dtype() != DType::f32) ops::cast(on, real, p.value.flat(0, {count}));
-  } else {
-    const Tensor staged = Tensor::empty(on, {count}, DType::f32, MemoryCategory::buffers);
-    on.upload(staged, std::move(keep), data);
-    ops::cast(on, staged, p.value.flat(0, {count}));
-  }
+  MT_CHECK(int64_t(values.size()) == p.real_count(), "{} values for {} of {}", values.size(),
+           p.name, p.shape.str());
+  const auto keep = std::make_shared<std::vector<float>>(values);
+  for (const OwnedPart& part : owned_parts(p))
+    write_part(on, part,
+               [&](const Tensor& to) { on.upload(to, keep, keep->data() + part.in_param); });
 }
 
 void ParamStore::zero_grads(Stream& on) {
-  for (Parameter& p : params_) {
-    p.fresh = p.matmul_grad;
-    if (!p.matmul_grad) ops::fill(on, p.grad, 0);
+  for (ParamUnit& unit : units_)
+    if (unit.grad) zero_grads(on, unit);
+}
+
+void ParamStore::zero_grads(Stream& on, ParamUnit& unit) {
+  for (Parameter* p : unit.params) {
+    p->fresh = p->matmul_grad;
+    if (!p->matmul_grad) ops::fill(on, p->grad, 0);
   }
 }
 
@@ -95,6 +212,11 @@ std::vector<ParamUnit*> ParamStore::units() {
   std::vector<ParamUnit*> out;
   for (auto& u : units_) out.push_back(&u);
   return out;
+}
+
+ParamUnit* ParamStore::unit(const std::string& name) {
+  const auto at = std::ranges::find(units_, name, &ParamUnit::name);
+  return at == units_.end() ? nullptr : &*at;
 }
 
 std::vector<Parameter*> ParamStore::params() {

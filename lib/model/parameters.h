@@ -1,8 +1,9 @@
 // Parameters in flat per-unit buffers. A unit (the embedding, one block, the head) is what data
-// parallelism gathers, reduces and shards as a whole; inside it the parameters that decay come
-// first, so that the optimizer sees at most two ranges.
+// parallelism gathers and shards as a whole; its pieces are what is reduced at once.
 #pragma once
+#include <cstdint>
 #include <deque>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,14 @@ struct ParamSpec {
       true;  // the gradient's first contribution of a step overwrites it (see Parameter::fresh)
 };
 
+struct ParamUnit;
+
 struct Parameter : ParamSpec {
-  Tensor value;        // in the compute dtype: what forward and backward read
-  Tensor master;       // fp32; the same memory as `value` where that is fp32
-  Tensor grad;         // fp32 main gradient
+  ParamUnit* unit = nullptr;
+  int64_t begin = 0;   // of its elements in the unit
+  Tensor value;        // in the compute dtype: what forward and backward read; absent while sharded
+  Tensor master;       // fp32; the same memory as `value` where that is fp32; absent where sharded
+  Tensor grad;         // fp32 main gradient; absent while sharded
   bool fresh = false;  // no contribution since zero_grads(): the first matmul writes instead of
                        // adding, so that its buffer needs no clearing
   // True once per step for a matmul gradient: this contribution overwrites.
@@ -36,13 +41,51 @@ struct Parameter : ParamSpec {
     return was;
   }
   int64_t real_rows() const { return rows < 0 ? shape[0] : rows; }
+  int64_t real_count() const { return shape.count() / shape[0] * real_rows(); }
+};
+
+// What a rank keeps of the parameters. Each of `ranks` owns an equal part of every piece: it
+// updates that part, and keeps master weights and moments of no other.
+struct Sharding {
+  int ranks = 1, rank = 0;
+  bool values = false, grads = false;  // of these, too, it keeps its own part alone
+  // Units are cut into pieces of at least so many parameters, but never within one.
+  int64_t piece = std::numeric_limits<int64_t>::max();
+};
+
+// Neighbours in a unit. Parameters that decay come first, so that the optimizer sees at most two
+// ranges.
+struct Piece {
+  int64_t begin = 0, count = 0;  // elements in the unit; every rank owns as many
+  int64_t decay_end = 0;  // elements of the unit in [begin, decay_end) decay, the rest do not
+  std::vector<Parameter*> params;
+};
+
+// A range of a unit that this rank's optimizer updates.
+struct OwnedRange {
+  int64_t begin, count;  // in the unit
+  bool decay;
+  Tensor master, grad;
+  Tensor value;  // in the compute dtype; absent where the master computes
 };
 
 struct ParamUnit {
   std::string name;
-  std::vector<Parameter*> params;
-  Tensor value, master, grad;  // flat
-  int64_t decay_end = 0;       // elements [0, decay_end) decay, the rest do not
+  std::vector<Parameter*> params;  // as they are declared, which is the order of forward
+  std::vector<Piece> pieces;
+  int64_t count = 0;  // elements, padding included
+  Sharding sharding;
+  std::vector<OwnedRange> owned;
+  Tensor value, grad;  // flat, of the whole unit; absent while sharded
+  // Flat, of the owned part alone: piece after piece. Absent where the whole tensor holds it.
+  Tensor own_value, own_master, own_grad;
+
+  int64_t own_count() const { return count / sharding.ranks; }
+  // A piece within a tensor of the whole unit; this rank's part of it there; and that part within
+  // a tensor of what this rank owns.
+  Tensor whole(const Tensor& t, const Piece& p) const { return t.flat(p.begin, {p.count}); }
+  Tensor part(const Tensor& t, const Piece& p) const;
+  Tensor own(const Tensor& t, const Piece& p) const;
 };
 
 class ParamStore {
@@ -50,16 +93,23 @@ class ParamStore {
   // Declares a parameter of `unit`; units keep the order of their first parameter. The pointer
   // stays valid.
   Parameter* add(const std::string& unit, ParamSpec spec);
-  // Allocates everything; `compute` is fp32 or bf16. Gradients and master weights only where
-  // `training`.
-  void materialize(Stream& on, DType compute, bool training);
-  // Every element is a function of (seed, name, its index in the layout-free tensor).
+  // Allocates what `sharding` lets this rank keep; `compute` is fp32 or bf16. Gradients and master
+  // weights only where `training`.
+  void materialize(Stream& on, DType compute, bool training, const Sharding& sharding = {});
+  // Every element is a function of (seed, name, its index in the layout-free tensor). Writes what
+  // this rank owns.
   void initialize(Stream& on, uint64_t seed);
-  void set_master(Stream& on, Parameter& p,
-                  const std::vector<float>& values);  // real rows; also writes `value`
+  // Writes what this rank owns of these values (real rows).
+  void set_master(Stream& on, Parameter& p, const std::vector<float>& values);
   void zero_grads(Stream& on);
+  void zero_grads(Stream& on, ParamUnit& unit);  // whose gradient is there
+
+  // Makes the unit's parameters views of these flat tensors; absent ones of absent tensors.
+  static void set_value(ParamUnit& unit, const Tensor& value);
+  static void set_grad(ParamUnit& unit, const Tensor& grad);
 
   std::vector<ParamUnit*> units();
+  ParamUnit* unit(const std::string& name);
   std::vector<Parameter*> params();
   Parameter* find(const std::string& name);  // null where there is none
 
@@ -67,5 +117,13 @@ class ParamStore {
   std::deque<Parameter> params_;
   std::deque<ParamUnit> units_;
 };
+
+// The part of a parameter's real elements that lies in an owned range: where in the parameter, and
+// where in the range.
+struct OwnedPart {
+  const OwnedRange* range;
+  int64_t in_param, in_range, count;
+};
+std::vector<OwnedPart> owned_parts(const Parameter& p);
 
 }  // namespace mtrain

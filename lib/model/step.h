@@ -40,6 +40,19 @@ struct SequenceInfo {
   int64_t T() const { return B * S; }
 };
 
+struct ParamUnit;
+
+// Told of every use of a unit's parameters, as its work is enqueued: what shards or renews
+// parameters has them there in time. Uses of the same unit may overlap.
+class UnitUse {
+ public:
+  virtual ~UnitUse() = default;
+  virtual void before_forward(ParamUnit&) {}  // its values are there for what comes
+  virtual void after_forward(ParamUnit&) {}
+  virtual void before_backward(ParamUnit&) {}  // values, and gradients to add to
+  virtual void after_backward(ParamUnit&) {}   // gradients stay until they are ready
+};
+
 struct Step {
   Stream& compute;
   WgradQueue& wgrad;
@@ -49,6 +62,12 @@ struct Step {
   int64_t step = 0;         // training step, from 1
   int64_t micro_batch = 0;  // number of the micro-batch in the global batch
   bool training = true;     // false: no dropout, nothing stashed is needed
+  UnitUse* use = nullptr;   // null: all parameters are always there
+
+  UnitUse& units() const {
+    static UnitUse whole;
+    return use ? *use : whole;
+  }
 
   // The same step, whose activations go to another stash.
   Step with(Stash& other) const {
@@ -59,7 +78,8 @@ struct Step {
             .seed = seed,
             .step = step,
             .micro_batch = micro_batch,
-            .training = training};
+            .training = training,
+            .use = use};
   }
 };
 

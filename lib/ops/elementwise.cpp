@@ -21,6 +21,15 @@ Tensor add(Stream& on, const Tensor& a, const Tensor& b) {
   return y;
 }
 
+void add_into(Stream& on, const Tensor& x, const Tensor& sum) {
+  MT_CHECK(x.count() == sum.count(), "add_into: x is {}, sum {}", x.shape().str(),
+           sum.shape().str());
+  MT_FLOAT("add_into", x);
+  MT_FLOAT("add_into", sum);
+  enqueue(on, {.name = "add_into", .reads = {x, sum}, .writes = {sum}},
+          kernels::Add{.a = sum, .b = x, .y = sum});
+}
+
 void cast(Stream& on, const Tensor& from, const Tensor& to) {
   MT_FLOAT("cast", from);
   MT_FLOAT("cast", to);
@@ -32,10 +41,10 @@ void fill(Stream& on, const Tensor& x, float value) {
   enqueue(on, {.name = "fill", .writes = {x}}, kernels::Fill{.y = x, .value = value});
 }
 
-void fill_normal(Stream& on, const Tensor& x, uint64_t key, float std) {
+void fill_normal(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float std) {
   MT_DTYPE("fill_normal", x, DType::f32);
   enqueue(on, {.name = "fill_normal", .writes = {x}},
-          kernels::FillNormal{.y = x, .key = key, .std = std});
+          kernels::FillNormal{.y = x, .key = key, .first_index = first_index, .std = std});
 }
 
 void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p) {

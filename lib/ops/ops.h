@@ -102,10 +102,11 @@ void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, c
 
 // --- element-wise ---
 Tensor add(Stream& on, const Tensor& a, const Tensor& b);
+void add_into(Stream& on, const Tensor& x, const Tensor& sum);  // sum += x; dtypes may differ
 void cast(Stream& on, const Tensor& from, const Tensor& to);
 void fill(Stream& on, const Tensor& x, float value);  // fp64 too
-// Element i is number i of the stream `key` (base/rng.h), times std; fp32.
-void fill_normal(Stream& on, const Tensor& x, uint64_t key, float std);
+// Element i is number first_index + i of the stream `key` (base/rng.h), times std; fp32.
+void fill_normal(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float std);
 // In place; see kernels/elementwise.h for what decides an element's fate.
 void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p);
 

@@ -4,54 +4,49 @@
 
 namespace mtrain {
 
-AdamW::AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config)
-    : config_(config), units_(params.units()) {
-  for (ParamUnit* unit : units_) {
-    Moments moments;
-    for (Tensor* t : {&moments.m, &moments.v}) {
-      *t = Tensor::empty(on, unit->grad.shape(), DType::f32, MemoryCategory::optimizer);
+AdamW::AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config) : config_(config) {
+  for (ParamUnit* unit : params.units()) {
+    State state{unit, {}};
+    for (Tensor* t : {&state.moments.m, &state.moments.v}) {
+      *t = Tensor::empty(on, {unit->own_count()}, DType::f32, MemoryCategory::optimizer);
       ops::fill(on, *t, 0);
     }
-    moments_.push_back(moments);
+    states_.push_back(state);
   }
 }
 
-void AdamW::step(Stream& on, int64_t step, float lr, const Tensor& grad_scale) {
-  for (size_t i = 0; i < units_.size(); ++i) {
-    const ParamUnit& u = *units_[i];
-    const int64_t count = u.grad.count();
-    const auto update = [&](int64_t begin, int64_t end, float decay) {
-      if (begin == end) return;
-      const auto part = [&](const Tensor& t) { return t.flat(begin, {end - begin}); };
-      const ops::AdamWHyper hyper{
-          lr, float(config_.betas[0]), float(config_.betas[1]), float(config_.eps), decay, step};
-      ops::adamw(on, hyper, part(u.master), part(moments_[i].m), part(moments_[i].v), part(u.grad),
-                 grad_scale, u.value.dtype() == DType::f32 ? Tensor() : part(u.value));
-    };
-    update(0, u.decay_end, float(config_.weight_decay));
-    update(u.decay_end, count, 0);
+void AdamW::step(Stream& on, int64_t step, float lr, const Tensor& grad_scale,
+                 const std::function<void(ParamUnit&)>& updated) {
+  for (const State& s : states_) {
+    int64_t first = 0;  // owned ranges follow each other in the moments
+    for (const OwnedRange& r : s.unit->owned) {
+      const ops::AdamWHyper hyper{lr,
+                                  float(config_.betas[0]),
+                                  float(config_.betas[1]),
+                                  float(config_.eps),
+                                  r.decay ? float(config_.weight_decay) : 0,
+                                  step};
+      const auto part = [&](const Tensor& t) { return t.flat(first, {r.count}); };
+      ops::adamw(on, hyper, r.master, part(s.moments.m), part(s.moments.v), r.grad, grad_scale,
+                 r.value);
+      first += r.count;
+    }
+    if (updated) updated(*s.unit);
   }
 }
 
-namespace {
-Tensor part_of(const std::vector<ParamUnit*>& units, const std::vector<AdamW::Moments>& moments,
-               const Parameter& p, Tensor AdamW::Moments::*which) {
-  for (size_t i = 0; i < units.size(); ++i) {
-    if (std::ranges::find(units[i]->params, &p) == units[i]->params.end()) continue;
-    const auto* base = static_cast<const char*>(units[i]->grad.data());
-    const int64_t first = (static_cast<const char*>(p.grad.data()) - base) / 4;
-    return (moments[i].*which).flat(first, p.shape);
-  }
-  throw BugError("parameter " + p.name + " is in no unit");
+const AdamW::Moments& AdamW::moments(const ParamUnit& unit) const {
+  const auto at = std::ranges::find(states_, &unit, &State::unit);
+  MT_CHECK(at != states_.end(), "unit {} is not of this optimizer", unit.name);
+  return at->moments;
 }
-}  // namespace
 
-Tensor AdamW::m_of(const Parameter& p) const { return part_of(units_, moments_, p, &Moments::m); }
-Tensor AdamW::v_of(const Parameter& p) const { return part_of(units_, moments_, p, &Moments::v); }
-
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params, float max_norm, const Tensor& loss) {
+ops::Clip clip_grad_norm(Stream& on, ParamStore& params, DataParallel& data_parallel,
+                         float max_norm, const Tensor& loss) {
   const Tensor total = Tensor::from_host<double>(on, {1}, {0.0});
-  for (ParamUnit* unit : params.units()) ops::sum_squares(on, unit->grad, total);
+  for (const ParamUnit* unit : params.units())
+    for (const OwnedRange& r : unit->owned) ops::sum_squares(on, r.grad, total);
+  data_parallel.sum_parts(total);
   return ops::clip_scale(on, total, loss, max_norm);
 }
 

@@ -1,9 +1,10 @@
-// AdamW over the flat buffers of all units: fp32 moments, fp32 master weights, and a bf16 copy
+// AdamW over what a rank owns of all units: fp32 moments, fp32 master weights, and a bf16 copy
 // where that is what computes.
 #pragma once
+#include <functional>
 #include <vector>
 
-#include "model/parameters.h"
+#include "model/data_parallel.h"
 #include "ops/ops.h"
 #include "recipe/optimizer.h"
 
@@ -11,27 +12,33 @@ namespace mtrain {
 
 class AdamW {
  public:
+  // Of materialized parameters.
   AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config);
 
   // Update number `step` (from 1). Parameters whose spec says decay = false do not decay.
   // grad_scale: one fp32, multiplied into the gradients; where it is not finite nothing changes.
-  void step(Stream& on, int64_t step, float lr, const Tensor& grad_scale);
+  // `updated` (optional) is told of each unit once its update is enqueued.
+  void step(Stream& on, int64_t step, float lr, const Tensor& grad_scale,
+            const std::function<void(ParamUnit&)>& updated = {});
 
   struct Moments {
-    Tensor m, v;  // flat, fp32, in the layout of the unit
+    Tensor m, v;  // flat, fp32, of what this rank owns of the unit (ParamUnit::own)
   };
-  Tensor m_of(const Parameter& p) const;  // the parameter's part of its unit's moments
-  Tensor v_of(const Parameter& p) const;
+  const Moments& moments(const ParamUnit& unit) const;
 
  private:
+  struct State {
+    ParamUnit* unit;
+    Moments moments;
+  };
   OptimizerConfig config_;
-  std::vector<ParamUnit*> units_;
-  std::vector<Moments> moments_;
+  std::vector<State> states_;
 };
 
 // The global gradient norm, and the factor that brings it down to max_norm (0: no clipping); NaN
 // where the norm or `loss` (fp64, optional) is not finite, so that AdamW leaves everything as it
 // is.
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params, float max_norm, const Tensor& loss = {});
+ops::Clip clip_grad_norm(Stream& on, ParamStore& params, DataParallel& data_parallel,
+                         float max_norm, const Tensor& loss = {});
 
 }  // namespace mtrain

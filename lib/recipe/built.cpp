@@ -8,7 +8,7 @@
 
 namespace mtrain {
 
-void check_built(const Recipe& r, Problems& problems, int64_t world) {
+void check_built(const Recipe& r, Problems& problems) {
   const auto missing = [&](bool asked, const char* field, const char* what, const char* hint = "") {
     if (asked) problems.add(field, fmt::format("not built yet: {}", what), hint);
   };
@@ -18,12 +18,12 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
   missing(d.pp_size > 1, "distributed.pp_size", "pipeline parallelism (pp_size > 1)", one);
   missing(d.cp_size > 1, "distributed.cp_size", "context parallelism (cp_size > 1)", one);
   missing(d.ep_size > 1, "distributed.ep_size", "expert parallelism (ep_size > 1)", one);
-  const int64_t dp = std::max(d.dp_size.value_or(1), world / (d.tp_size * d.pp_size * d.cp_size));
-  missing(dp > 1 && d.strategy != Strategy::ddp, "distributed.strategy",
-          fmt::format("strategy {} over several ranks", enum_name(d.strategy)).c_str(),
-          "set it to ddp");
-  missing(dp > 1 && d.strategy == Strategy::ddp && r.ddp.average_in_collective,
-          "ddp.average_in_collective", "averaging inside the reduction", "set it to false");
+  const auto& output = d.mp_policy.output_dtype;
+  const bool fp32 = r.mixed_precision.name == Precision::fp32;
+  missing(output && (*output == ElementType::fp32) != fp32, "distributed.mp_policy.output_dtype",
+          "outputs of another type than the weights", "leave it out");
+  missing(!d.mp_policy.cast_forward_inputs, "distributed.mp_policy.cast_forward_inputs",
+          "inputs of another type than the weights", "set it to true");
   missing(!r.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "leaving this check alone out",
           "debug.check_nan: false leaves out all of them");
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
@@ -32,8 +32,6 @@ void check_built(const Recipe& r, Problems& problems, int64_t world) {
   missing(r.mixed_precision.fp8 != Fp8Format::none, "mixed_precision.fp8", "8-bit products");
   missing(!r.optimizer.master_weights && r.mixed_precision.name != Precision::fp32,
           "optimizer.master_weights", "training without fp32 master weights", "set it to true");
-  missing(!r.mixed_precision.grad_reduce_in_fp32, "mixed_precision.grad_reduce_in_fp32",
-          "gradients in less than fp32", "set it to true");
   missing(r.train.device == DeviceChoice::cuda, "train.device", "training on GPUs",
           "set it to cpu");
   missing(r.packed_sequence.packed_sequence_size > 0, "packed_sequence.packed_sequence_size",

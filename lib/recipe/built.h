@@ -5,6 +5,6 @@ namespace mtrain {
 
 // Adds an error for every feature that the recipe asks for and that has no execution yet. To be
 // called before running; checking and printing a recipe do without.
-void check_built(const Recipe& recipe, Problems& problems, int64_t world = 1);
+void check_built(const Recipe& recipe, Problems& problems);
 
 }  // namespace mtrain

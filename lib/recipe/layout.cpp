@@ -30,6 +30,16 @@ int64_t stages_per_rank(const Recipe& r) {
   return is_single_stage(d.pipeline.pp_schedule) ? 1 : 2;
 }
 
+// The fewest replicas that a recipe fits: groups of replicas have two at least.
+int64_t least_dp(const Recipe& r) {
+  const int64_t replicate = r.distributed.dp_replicate_size.value_or(1);
+  if (r.distributed.dp_size || replicate == 1) return r.distributed.dp_size.value_or(1);
+  const int64_t samples = r.train.global_batch_size / r.train.micro_batch_size;
+  for (int64_t dp = 2 * replicate; dp <= samples; dp += replicate)
+    if (samples % dp == 0) return dp;
+  return 2 * replicate;
+}
+
 std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
   std::vector<int64_t> layers;
   std::string reason;
@@ -74,7 +84,7 @@ Layout layout_of(const Recipe& r, int64_t world) {
   Layout l;
   l.tp = d.tp_size, l.pp = d.pp_size, l.cp = d.cp_size, l.ep = d.ep_size;
   const int64_t model_ranks = l.tp * l.pp * l.cp;
-  const int64_t dp = d.dp_size.value_or(d.dp_replicate_size.value_or(1));
+  const int64_t dp = least_dp(r);
   l.world = world > 0                      ? std::min(world, kMaxWorld)
             : model_ranks < kMaxWorld / dp ? model_ranks * dp
                                            : kMaxWorld;

@@ -64,11 +64,14 @@ void derive_precision(Recipe& r, Problems& problems) {
                     std::string(enum_name(name)) + ", because the weights' type is given");
 }
 
-// mp_policy's name for the same choice.
+// mp_policy's name for the same choice, which reduces in the weights' type unless told otherwise.
 void derive_reduction(Recipe& r) {
   const auto& type = r.distributed.mp_policy.reduce_dtype;
-  if (!type || r.given("mixed_precision.grad_reduce_in_fp32")) return;
-  r.mixed_precision.grad_reduce_in_fp32 = *type == ElementType::fp32;
+  const bool fsdp2 = r.distributed.strategy == Strategy::fsdp2;
+  if ((!type && !fsdp2) || r.given("mixed_precision.grad_reduce_in_fp32")) return;
+  const bool fp32 = type ? *type == ElementType::fp32 : r.mixed_precision.name == Precision::fp32;
+  if (fp32 == r.mixed_precision.grad_reduce_in_fp32) return;
+  r.mixed_precision.grad_reduce_in_fp32 = fp32;
   r.origins["mixed_precision.grad_reduce_in_fp32"] = Origin::derived;
 }
 

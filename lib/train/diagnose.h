@@ -14,7 +14,11 @@ class Diagnosis {
   [[noreturn]] void explain(const std::vector<Batch>& batches, int64_t step);
 
  private:
-  std::string bad_parameter();  // empty where all are finite
+  // Empty where all is finite.
+  std::string bad_parameter();  // of what this rank owns
+  std::string bad_output(const std::vector<Batch>& batches, int64_t step);
+  // Throws where only other ranks found something.
+  void leave_to_finder(const std::string& found, int64_t step);
   Trainer& trainer_;
 };
 

@@ -147,10 +147,8 @@ class Training {
 
   void save() {
     saved_ = trainer_.steps_done();
-    if (reporter_) {
-      const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir);
-      note(fmt::format("saved {}", path.string()));
-    }
+    const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir);
+    note(fmt::format("saved {}", path.string()));
     all_ranks_here();
   }
 

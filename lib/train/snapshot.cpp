@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <set>
 
 #include "checkpoint/safetensors.h"
@@ -21,35 +23,38 @@ constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.saf
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
 
-// The part of a flat tensor that a checkpoint holds: a parameter's rows without padding, so that
-// files fit every layout.
-Tensor real_part(const Parameter& p, const Tensor& t) {
+// What a checkpoint holds of a parameter: its rows without padding, so that files fit every layout.
+Shape real_shape(const Parameter& p) {
   Shape shape = p.shape;
   shape[0] = p.real_rows();
-  return t.flat(0, shape);
+  return shape;
 }
 
-void write_model(Trainer& t, const fs::path& path) {
-  std::vector<TensorInfo> infos;
-  for (Parameter* p : t.params().params())
-    infos.push_back({p->name, DType::f32, real_part(*p, p->master).shape()});
-  SafetensorsWriter writer(path, infos, {{"format", "mtrain"}});
-  for (Parameter* p : t.params().params())
-    writer.write(p->name, real_part(*p, p->master), t.compute());
-  writer.commit();
-}
-
-void write_optimizer(Trainer& t, const fs::path& path) {
-  std::vector<TensorInfo> infos;
-  for (Parameter* p : t.params().params())
-    for (const char* which : {".m", ".v"})
-      infos.push_back({p->name + which, DType::f32, real_part(*p, p->master).shape()});
-  SafetensorsWriter writer(path, infos, {{"format", "mtrain"}});
-  for (Parameter* p : t.params().params()) {
-    writer.write(p->name + ".m", real_part(*p, t.optimizer().m_of(*p)), t.compute());
-    writer.write(p->name + ".v", real_part(*p, t.optimizer().v_of(*p)), t.compute());
+// One file of flat tensors of whole units, which all ranks gather one after the other and rank 0
+// (with a `path`) writes by parameter, each name with a suffix.
+struct StateTensor {
+  const char* suffix;
+  std::function<Tensor(ParamUnit&)> whole;
+};
+void write_state(Trainer& t, const std::optional<fs::path>& path,
+                 const std::vector<StateTensor>& tensors) {
+  std::optional<SafetensorsWriter> writer;
+  if (path) {
+    std::vector<TensorInfo> infos;
+    for (const ParamUnit* unit : t.params().units())
+      for (const StateTensor& tensor : tensors)
+        for (const Parameter* p : unit->params)
+          infos.push_back({p->name + tensor.suffix, DType::f32, real_shape(*p)});
+    writer.emplace(*path, infos, Metadata{{"format", "mtrain"}});
   }
-  writer.commit();
+  for (ParamUnit* unit : t.params().units())
+    for (const StateTensor& tensor : tensors) {
+      const Tensor whole = tensor.whole(*unit);
+      for (const Parameter* p : unit->params)
+        if (writer)
+          writer->write(p->name + tensor.suffix, whole.flat(p->begin, real_shape(*p)), t.compute());
+    }
+  if (writer) writer->commit();
 }
 
 std::vector<float> read_floats(const SafetensorsReader& file, const std::string& name,
@@ -105,29 +110,47 @@ void refuse_other_recipe(const Recipe& now, const fs::path& folder) {
                   "were saved, or start a new run with checkpoint.load unset");
 }
 
-void upload(Stream& on, const Tensor& to, std::vector<float> values) {
-  auto keep = std::make_shared<std::vector<float>>(std::move(values));
-  const void* data = keep->data();
-  on.upload(to, std::move(keep), data);
+// This rank's part of a parameter's moment.
+void set_moment(Stream& on, const Parameter& p, const Tensor& own, std::vector<float> values) {
+  const auto keep = std::make_shared<std::vector<float>>(std::move(values));
+  const auto& owned = p.unit->owned;
+  for (const OwnedPart& part : owned_parts(p)) {
+    int64_t first = part.in_range;  // owned ranges follow each other in the moments
+    for (const OwnedRange* r = owned.data(); r != part.range; ++r) first += r->count;
+    on.upload(own.flat(first, {part.count}), keep, keep->data() + part.in_param);
+  }
 }
 
 }  // namespace
 
 fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root) {
-  CheckpointWriter writer(root, t.steps_done(), int(recipe.checkpoint.keep));
-  write_model(t, writer.folder() / kModel);
-  write_optimizer(t, writer.folder() / kOptimizer);
+  std::optional<CheckpointWriter> writer;
+  if (t.world().rank() == 0) writer.emplace(root, t.steps_done(), int(recipe.checkpoint.keep));
+  const auto file = [&](const char* name) {
+    return writer ? std::optional(writer->folder() / name) : std::nullopt;
+  };
+  DataParallel& dp = t.data_parallel();
+  const auto moment = [&](Tensor AdamW::Moments::*which) {
+    return [&t, &dp, which](ParamUnit& unit) {
+      return dp.whole(unit, t.optimizer().moments(unit).*which);
+    };
+  };
+  write_state(t, file(kModel), {{"", [&](ParamUnit& unit) { return whole_master(dp, unit); }}});
+  write_state(t, file(kOptimizer),
+              {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
+  if (!writer) return {};
   TrainState state;
   state.set("step", t.steps_done());
   state.set("matmul_choices", ops::matmul_choices());
-  state.save(writer.folder() / kState);
-  write_file_atomic(writer.folder() / kRecipe, print_recipe(recipe));
-  return writer.commit();
+  state.save(writer->folder() / kState);
+  write_file_atomic(writer->folder() / kRecipe, print_recipe(recipe));
+  return writer->commit();
 }
 
 Recipe load_saved_recipe(const fs::path& folder) {
   Problems problems;
-  Recipe recipe = load_recipe((folder / kRecipe).string(), {}, problems);
+  // It was fit for the ranks that saved it, whatever their number.
+  Recipe recipe = load_recipe((folder / kRecipe).string(), {}, problems, 0);
   problems.throw_if_errors();
   return recipe;
 }
@@ -138,13 +161,13 @@ void load_weights(Stream& on, ParamStore& params, const fs::path& folder) {
   for (Parameter* p : params.params()) used.insert(p->name);
   refuse_surplus(model, used);
   for (Parameter* p : params.params())
-    params.set_master(on, *p, read_floats(model, p->name, real_part(*p, p->value).shape()));
+    params.set_master(on, *p, read_floats(model, p->name, real_shape(*p)));
 }
 
 void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
   refuse_other_recipe(recipe, folder);
   const TrainState state = TrainState::load(folder / kState);
-  load_weights(t.compute(), t.params(), folder);
+  t.change_weights([&] { load_weights(t.compute(), t.params(), folder); });
   const SafetensorsReader moments(folder / kOptimizer);
   std::set<std::string> used;
   for (Parameter* p : t.params().params()) {
@@ -153,10 +176,9 @@ void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
   }
   refuse_surplus(moments, used);
   for (Parameter* p : t.params().params()) {
-    const Tensor m = real_part(*p, t.optimizer().m_of(*p)),
-                 v = real_part(*p, t.optimizer().v_of(*p));
-    upload(t.compute(), m, read_floats(moments, p->name + ".m", m.shape()));
-    upload(t.compute(), v, read_floats(moments, p->name + ".v", v.shape()));
+    const AdamW::Moments& own = t.optimizer().moments(*p->unit);
+    set_moment(t.compute(), *p, own.m, read_floats(moments, p->name + ".m", real_shape(*p)));
+    set_moment(t.compute(), *p, own.v, read_floats(moments, p->name + ".v", real_shape(*p)));
   }
   ops::restore_matmul_choices(state.text("matmul_choices"));
   t.set_steps_done(state.integer("step"));

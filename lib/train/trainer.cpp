@@ -2,10 +2,9 @@
 
 #include <cmath>
 
-#include "parallel/ddp.h"
-#include "recipe/overlap.h"
 #include "train/diagnose.h"
 #include "train/model_setup.h"
+#include "train/parallel_setup.h"
 
 namespace mtrain {
 
@@ -16,21 +15,17 @@ int64_t unmasked(const std::vector<Batch>& batches) {
   return n;
 }
 
-// Parameters exist, with memory and values, before the optimizer looks at them.
-ParamStore& ready(ParamStore& params, Stream& on, const Recipe& r) {
-  params.materialize(on, compute_dtype(r.mixed_precision), true);
-  params.initialize(on, uint64_t(r.train.seed));
-  return params;
-}
-
-std::unique_ptr<DataParallel> make_data_parallel(World& world, ParamStore& params, Stream& compute,
-                                                 const Recipe& r) {
-  if (world.size() == 1) return single_rank();
-  const Overlap overlap = resolve_overlap(r, layout_of(r, world.size()));
-  return replicated_data_parallel(
-      params, world.everyone(),
-      {.overlap = overlap.overlap_grad_reduce, .bucket_size = overlap.bucket_size}, compute,
-      compute.device().stream("dp"));
+// Parameters have memory before anything else looks at them.
+std::unique_ptr<DataParallel> materialize(ParamStore& params, World& world, Device& device,
+                                          const Recipe& r) {
+  Stream& on = device.stream("compute");
+  const DataGroups groups = data_groups(world, device, r);
+  const bool alone = groups.all.size() == 0;
+  const DataParallelOptions options = data_parallel_options(r, world.size());
+  params.materialize(on, compute_dtype(r.mixed_precision), true,
+                     alone ? Sharding{} : sharding_of(groups, options));
+  if (alone) return std::make_unique<SingleRank>();
+  return data_parallel(params, groups, options);
 }
 }  // namespace
 
@@ -42,13 +37,21 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       world_(std::move(world)),
       gpt_(compute_, params_, config, r.dataset.seq_length,
            recompute_policy(r.recompute, config.layers)),
-      adamw_(compute_, ready(params_, compute_, r), r.optimizer),
-      data_parallel_(make_data_parallel(world_, params_, compute_, r)),
+      data_parallel_(materialize(params_, world_, device, r)),
+      adamw_(compute_, params_, r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
       loader_(std::move(data), {.global_batch = r.train.global_batch_size,
                                 .micro_batch = r.train.micro_batch_size,
                                 .dp_rank = data_parallel_->rank(),
-                                .dp_size = data_parallel_->size()}) {}
+                                .dp_size = data_parallel_->size()}) {
+  change_weights([&] { params_.initialize(compute_, uint64_t(r.train.seed)); });
+}
+
+void Trainer::change_weights(const std::function<void()>& write) {
+  data_parallel_->before_update();
+  write();
+  for (ParamUnit* unit : params_.units()) data_parallel_->updated(*unit);
+}
 
 StepStats Trainer::step() {
   const int64_t number = step_ + 1;
@@ -60,9 +63,10 @@ StepStats Trainer::step() {
   data_parallel_->finish_grads();
   data_parallel_->sum(loss);
   const ops::Clip clip =
-      clip_grad_norm(compute_, params_, float(recipe_.optimizer.clip_grad), loss);
-  adamw_.step(compute_, number, lr,
-              clip.scale);  // leaves everything as it is where the norm or the loss is not finite
+      clip_grad_norm(compute_, params_, *data_parallel_, float(recipe_.optimizer.clip_grad), loss);
+  // Leaves everything as it is where the norm or the loss is not finite.
+  adamw_.step(compute_, number, lr, clip.scale,
+              [this](ParamUnit& unit) { data_parallel_->updated(unit); });
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
   if (recipe_.debug.check_nan && !(std::isfinite(total) && std::isfinite(norm)))
@@ -92,11 +96,10 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
     Stash stash;
     const MicroBatch batch = upload(batches[k]);
     const int64_t in_global_batch = int64_t(k) * data_parallel_->size() + data_parallel_->rank();
-    Step s{compute_, wgrad,           stash, batch.seq, uint64_t(recipe_.train.seed),
-           step,     in_global_batch, true};
-    // Before forward, in which the head's gradients come.
-    data_parallel_->begin_backward(reduce && k + 1 == batches.size());
-    gpt_.forward(s, batch, {batch.label_T, loss, grad_scale});
+    Step s{compute_, wgrad,           stash, batch.seq,           uint64_t(recipe_.train.seed),
+           step,     in_global_batch, true,  data_parallel_.get()};
+    data_parallel_->begin_micro_batch(reduce && k + 1 == batches.size());
+    gpt_.forward(s, batch, {batch.label_T, loss, grad_scale * data_parallel_->grad_factor()});
     gpt_.backward(s, batch);
   }
   return loss;
@@ -120,7 +123,7 @@ double Trainer::evaluate(const ValidationLoader& loader) {
     const Batch b = loader.batch(i);
     counted += b.unmasked;
     const MicroBatch batch = upload(b);
-    Step s{compute_, wgrad, stash, batch.seq, 0, step_, i, false};
+    Step s{compute_, wgrad, stash, batch.seq, 0, step_, i, false, data_parallel_.get()};
     gpt_.forward(s, batch, {batch.label_T, loss});
   }
   data_parallel_->sum(loss);

@@ -1,16 +1,17 @@
 // One rank's training: model, optimizer and data, and the step that moves them on. Logging,
 // evaluation schedules and checkpoints live around it, in run.cpp.
 #pragma once
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "comm/world.h"
 #include "data/batch.h"
 #include "device/device.h"
-#include "model/data_parallel.h"
 #include "model/gpt.h"
 #include "optim/adamw.h"
 #include "optim/lr_schedule.h"
+#include "parallel/data_parallel.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -35,6 +36,9 @@ class Trainer {
   double evaluate(const ValidationLoader& batches);  // nats per token, over all ranks' batches
   // Whether any rank wants to: all get the same answer, as all must stop at the same step.
   bool any_rank(bool wants);
+  // `write` sets weights from outside, each rank what it owns of them (ParamStore::set_master). All
+  // ranks call it.
+  void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
   void set_steps_done(int64_t steps) { step_ = steps; }  // a resumed run goes on from here
@@ -61,8 +65,8 @@ class Trainer {
   World world_;
   ParamStore params_;
   Gpt gpt_;
-  AdamW adamw_;
   std::unique_ptr<DataParallel> data_parallel_;
+  AdamW adamw_;
   LrSchedule schedule_;
   BatchLoader loader_;
   int64_t step_ = 0;

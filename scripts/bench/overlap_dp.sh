@@ -31,13 +31,13 @@ median() {
 }
 
 train free
-compute=$(median free step_ms) bytes=$(median free comm.dp.bytes)
+compute=$(median free step_ms) bytes=$(median free comm.dp_grad.bytes)
 gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
 say "$ranks ranks: a step of $compute ms sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
 for round in 1 2 3; do
   for overlap in false true; do train "$overlap" "comm.link.gbps=$gbps" ddp.overlap_grad_reduce=$overlap; done
-  awk -v off="$(median false step_ms)" -v on="$(median true step_ms)" -v busy="$(median true comm.dp.busy_ms)" \
-    -v off_exposed="$(median false comm.dp.exposed_ms)" -v exposed="$(median true comm.dp.exposed_ms)" -v round="$round" 'BEGIN {
+  awk -v off="$(median false step_ms)" -v on="$(median true step_ms)" -v busy="$(median true comm.dp_grad.busy_ms)" \
+    -v off_exposed="$(median false comm.dp_grad.exposed_ms)" -v exposed="$(median true comm.dp_grad.exposed_ms)" -v round="$round" 'BEGIN {
       printf "round %d: step %.0f ms without overlap, %.0f ms with (%.2f x); exposed %.0f ms without, %.0f ms with (%.0f %%)\n",
         round, off, on, off / on, off_exposed, exposed, 100 * exposed / off_exposed }'
 done

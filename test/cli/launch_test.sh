@@ -102,7 +102,7 @@ stopped=$(rank_pid stopped 2)
 kill -STOP "$stopped"
 ends "a stopped rank" 1 15
 says "a stopped rank" "of the group did not arrive"
-says "a stopped rank" "of group world"
+says "a stopped rank" "of group dp_cp"
 none_left stopped
 
 # --- a rank with other settings, or another program ---

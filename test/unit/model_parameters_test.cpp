@@ -1,6 +1,8 @@
 // Parameters, and gradients that several entries of the weight-gradient queue share.
-#include <catch2/catch.hpp>
 #include <limits>
+#include <map>
+
+#include <catch2/catch.hpp>
 
 #include "base/rng.h"
 #include "device/device.h"
@@ -54,4 +56,56 @@ TEST_CASE("a tied table's gradient is whole whichever of its entries is drained 
   embedding.backward(step, id, d);
   CHECK_FALSE(table.take_fresh());  // the head's entry adds
   CHECK(table.grad.to_host<float>(on) == std::vector<float>{3, 4, 0, 0, 6, 8, 0, 0});
+}
+
+namespace {
+// Two units of four pieces in all, with padding everywhere.
+struct Cut {
+  explicit Cut(Stream& on, const Sharding& sharding, DType compute) {
+    params.add("a", {.name = "norm", .shape = {19}, .decay = false});
+    params.add("a", {.name = "w", .shape = {30, 21}, .rows = 29});
+    params.add("a", {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
+    params.add("a", {.name = "w2", .shape = {211}});
+    params.add("b", {.name = "v", .shape = {77}});
+    params.materialize(on, compute, true, sharding);
+    params.initialize(on, 3);
+  }
+  ParamStore params;
+};
+}  // namespace
+
+TEST_CASE("the parts that ranks own are all of a unit, each element once, with the same values") {
+  const auto device = Device::cpu(1);
+  Stream& on = device->stream("compute");
+  for (const DType compute : {DType::f32, DType::bf16})
+    for (const int ranks : {2, 3, 8})
+      for (const bool sharded : {false, true}) {
+        CAPTURE(ranks, sharded);
+        Cut alone(on, {.piece = 200}, compute);
+        CHECK(alone.params.units()[0]->pieces.size() == 3);
+        std::map<std::string, std::vector<int>> owners;
+        for (int rank = 0; rank < ranks; ++rank) {
+          Cut cut(on, {ranks, rank, sharded, sharded, 200}, compute);
+          for (Parameter* p : cut.params.params()) {
+            CHECK(bool(p->value) != sharded);
+            CHECK(p->unit->count % ranks == 0);
+            const auto want = alone.params.find(p->name)->master.to_host<float>(on);
+            auto& seen = owners[p->name];
+            seen.resize(want.size());
+            for (const OwnedPart& part : owned_parts(*p)) {
+              CHECK(part.range->decay == p->decay);
+              const auto got =
+                  part.range->master.flat(part.in_range, {part.count}).to_host<float>(on);
+              for (int64_t i = 0; i < part.count; ++i) {
+                CHECK(got[size_t(i)] == want[size_t(part.in_param + i)]);
+                ++seen[size_t(part.in_param + i)];
+              }
+            }
+          }
+        }
+        for (auto& [name, seen] : owners) {
+          const int64_t real = alone.params.find(name)->real_count();
+          for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == (int64_t(i) < real ? 1 : 0));
+        }
+      }
 }

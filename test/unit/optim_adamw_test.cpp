@@ -90,12 +90,14 @@ TEST_CASE("three updates equal the float64 rule, with decay only where a paramet
   }
 }
 
-TEST_CASE("moments are found by parameter") {
+TEST_CASE("moments lie as the unit's parameters do") {
   Fixture f;
   AdamW adamw(f.on, f.params, config());
   adamw.step(f.on, 1, 0.1f, Tensor::from_host<float>(f.on, {1}, {1.0f}));
   for (Parameter* p : f.params.params()) {
-    const auto m = f.get(adamw.m_of(*p)), v = f.get(adamw.v_of(*p)), g = Fixture::filled(*p, 3.0);
+    const auto& moments = adamw.moments(*p->unit);
+    const auto m = f.get(moments.m.flat(p->begin, p->shape)),
+               v = f.get(moments.v.flat(p->begin, p->shape)), g = Fixture::filled(*p, 3.0);
     REQUIRE(m.size() == g.size());
     for (size_t i = 0; i < g.size(); ++i) {
       CHECK(m[i] == Approx(0.2 * g[i]).epsilon(1e-6));
@@ -104,17 +106,16 @@ TEST_CASE("moments are found by parameter") {
   }
 }
 
-TEST_CASE("the decaying parameters of a unit lie before decay_end, the others behind it") {
+TEST_CASE("the ranges of a unit that decay are those of its parameters that do") {
   Fixture f;
-  const ParamUnit& a = *f.params.units()[0];
-  const auto first = [&](const Parameter& p) {
-    return (static_cast<const char*>(p.grad.data()) - static_cast<const char*>(a.grad.data())) / 4;
+  const auto decays = [](const Parameter& p) {
+    std::vector<bool> found;
+    for (const OwnedPart& part : owned_parts(p)) found.push_back(part.range->decay);
+    return found;
   };
-  CHECK(first(*f.decayed) == 0);
-  CHECK(first(*f.second) + f.second->shape.count() <= a.decay_end);
-  CHECK(first(*f.plain) >= a.decay_end);
-  const ParamUnit& b = *f.params.units()[1];
-  CHECK(b.decay_end == b.grad.count());
+  for (const Parameter* p : f.params.params()) CHECK(decays(*p) == std::vector{p->decay});
+  CHECK(f.params.units()[0]->owned.size() == 2);
+  CHECK(f.params.units()[1]->owned.size() == 1);
 }
 
 TEST_CASE("the gradient norm is that of all units together") {
@@ -125,7 +126,8 @@ TEST_CASE("the gradient norm is that of all units together") {
   const double norm = std::sqrt(squares);
   REQUIRE(norm > 5);
   const auto clip = [&](float most) {
-    const ops::Clip c = clip_grad_norm(f.on, f.params, most);
+    SingleRank alone;
+    const ops::Clip c = clip_grad_norm(f.on, f.params, alone, most);
     CHECK(f.get(c.norm)[0] == Approx(norm).epsilon(1e-6));
     return f.get(c.scale)[0];
   };
@@ -140,10 +142,11 @@ TEST_CASE("a gradient that is not finite changes nothing") {
   auto g = Fixture::filled(*f.other, 3.0);
   g[100] = std::numeric_limits<float>::infinity();
   f.put(f.other->grad, g);
-  const ops::Clip clip = clip_grad_norm(f.on, f.params, 1);
+  SingleRank alone;
+  const ops::Clip clip = clip_grad_norm(f.on, f.params, alone, 1);
   adamw.step(f.on, 1, 0.1f, clip.scale);
   for (Parameter* p : f.params.params()) {
     CHECK((f.get(p->master) == Fixture::filled(*p, 1.0)));
-    CHECK((f.get(adamw.m_of(*p)) == std::vector<float>(size_t(p->shape.count()))));
+    CHECK((f.get(adamw.moments(*p->unit).m) == std::vector<float>(size_t(p->unit->count))));
   }
 }

@@ -1,16 +1,19 @@
 // Data parallelism against the single rank: losses, gradients, weights; watched by the stream
 // sanitizer.
-#include <mutex>
+#include <filesystem>
 
 #include <catch2/catch.hpp>
 
 #include "comm/thread/thread_transport.h"
+#include "temporary_folder.h"
 #include "train/model_setup.h"
+#include "train/snapshot.h"
 #include "train/trainer.h"
 #include "train_testing.h"
 
 using namespace mtrain;
 using namespace train_testing;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -20,25 +23,35 @@ struct Result {
   double evaluation = 0;
 };
 
+std::vector<float> whole_weights(Trainer& t) {
+  std::vector<float> weights;
+  for (ParamUnit* unit : t.params().units()) {
+    const Tensor master = whole_master(t.data_parallel(), *unit);
+    for (const Parameter* p : unit->params) {
+      const auto w = master.flat(p->begin, p->shape).to_host<float>(t.compute());
+      weights.insert(weights.end(), w.begin(), w.end());
+    }
+  }
+  return weights;
+}
+
 Result train(const Recipe& r, Device& device, World world, int64_t steps) {
   const auto data = std::make_shared<CountingData>();
   Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq), data, std::move(world));
-  Result result;
-  for (int64_t i = 0; i < steps; ++i) {
-    const StepStats s = trainer.step();
-    result.losses.push_back(s.loss);
-    result.norms.push_back(s.grad_norm);
-  }
-  for (Parameter* p : trainer.params().params()) {
-    const auto w = p->master.to_host<float>(trainer.compute());
-    result.weights.insert(result.weights.end(), w.begin(), w.end());
-  }
   // 13 samples: a last batch that is not full.
   const ValidationLoader validation(data, 13,
                                     {.micro_batch = 2,
                                      .dp_rank = trainer.data_parallel().rank(),
                                      .dp_size = trainer.data_parallel().size()});
+  Result result;
+  for (int64_t i = 0; i < steps; ++i) {
+    const StepStats s = trainer.step();
+    result.losses.push_back(s.loss);
+    result.norms.push_back(s.grad_norm);
+    if (i == steps / 2) trainer.evaluate(validation);  // leaves no trace
+  }
   result.evaluation = trainer.evaluate(validation);
+  result.weights = whole_weights(trainer);
   return result;
 }
 
@@ -67,75 +80,217 @@ Changes with(const Changes& a, const Changes& b) {
   return all;
 }
 
+// Every strategy, each with settings that take other paths through it.
+struct StrategyCase {
+  const char* name;
+  Changes changes;
+  int ranks_least = 2;
+};
+const std::vector<StrategyCase> kStrategies{
+    {"ddp", {"distributed.strategy=ddp", "ddp.bucket_size=9000"}},
+    {"megatron_ddp", {"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"}},
+    {"megatron_ddp, whole optimizer",
+     {"distributed.strategy=megatron_ddp", "ddp.use_distributed_optimizer=false"}},
+    {"megatron_fsdp 0", {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=0"}},
+    {"megatron_fsdp 1", {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=1"}},
+    {"megatron_fsdp 2",
+     {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=2",
+      "ddp.bucket_size=3000"}},
+    {"megatron_fsdp 3",
+     {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=3",
+      "ddp.bucket_size=3000"}},
+    {"fsdp2", {"distributed.strategy=fsdp2"}},
+    {"fsdp2, reduced at once, kept after forward",
+     {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false",
+      "distributed.reshard_after_forward=false"}},
+    {"fsdp2 in two replicas", {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}, 4},
+};
+
 }  // namespace
 
-TEST_CASE("ddp trains as a single rank does, under any number of ranks and micro-batches") {
-  const Changes batch{"train.global_batch_size=24", "train.micro_batch_size=1",
-                      "distributed.strategy=ddp"};
-  for (const auto& model : std::vector<Changes>{
-           {},
-           {"model.share_embeddings_and_output_weights=true"},
-           {"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1"}}) {
+TEST_CASE("every strategy trains as a single rank does, under any number of ranks") {
+  const Changes batch{"train.global_batch_size=24", "train.micro_batch_size=1"};
+  const std::vector<Changes> models{
+      {"model.num_layers=3"},
+      {"model.share_embeddings_and_output_weights=true"},
+      {"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1"}};
+  for (const auto& model : models) {
     const Result one = train_alone(with(batch, model), 20);
-    for (const int ranks : {2, 4, 8}) {
-      const auto results = train_ranks(ranks, with(batch, model), 20);
-      CAPTURE(ranks);
-      // The numerics contract: 20 losses to 1e-5 relative in fp32.
-      check_close(one.losses, results[0].losses, 1e-5);
-      check_close(one.norms, results[0].norms, 1e-4);
-      CHECK(results[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
-      for (const auto& other : results) {
-        CHECK((other.losses == results[0].losses));
-        CHECK((other.weights == results[0].weights));
-        CHECK(other.evaluation == results[0].evaluation);
+    for (const StrategyCase& strategy : kStrategies)
+      for (const int ranks : {2, 4, 8}) {
+        if (ranks < strategy.ranks_least) continue;
+        CAPTURE(strategy.name, ranks);
+        const auto results = train_ranks(ranks, with(with(batch, model), strategy.changes), 20);
+        // The numerics contract: 20 losses to 1e-5 relative in fp32.
+        check_close(one.losses, results[0].losses, 1e-5);
+        check_close(one.norms, results[0].norms, 1e-4);
+        CHECK(results[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
+        for (const auto& other : results) {
+          CHECK((other.losses == results[0].losses));
+          CHECK((other.weights == results[0].weights));
+          CHECK(other.evaluation == results[0].evaluation);
+        }
       }
-    }
   }
 }
 
-TEST_CASE("overlap and buckets change when gradients are reduced, never a bit of them") {
+TEST_CASE("every strategy accumulates, in fp32 and bf16, with recomputation") {
+  const Changes base{"model.num_layers=3", "train.global_batch_size=12",
+                     "train.micro_batch_size=2"};
+  for (const char* precision : {"fp32", "bf16_mixed"})
+    for (const StrategyCase& strategy : kStrategies)
+      for (const char* recompute : {"none", "full"})
+        for (const int ranks : {2, 4}) {  // 3 micro-batches a rank, or a half-filled one
+          if (ranks < strategy.ranks_least) continue;
+          if (ranks == 4 && std::string(recompute) == "full") continue;
+          const Changes changes =
+              with(base, {fmt::format("mixed_precision.name={}", precision),
+                          fmt::format("recompute.granularity={}", recompute),
+                          fmt::format("train.micro_batch_size={}", ranks == 2 ? 2 : 1)});
+          CAPTURE(precision, strategy.name, recompute, ranks);
+          const bool fp32 = precision == std::string("fp32");
+          check_close(train_alone(changes, 6).losses,
+                      train_ranks(ranks, with(changes, strategy.changes), 6)[0].losses,
+                      fp32 ? 1e-5 : 2e-2);
+        }
+}
+
+TEST_CASE("overlap, buckets and prefetch change when data travels, never a bit of it") {
   const Changes batch{"train.global_batch_size=12", "train.micro_batch_size=2",
-                      "distributed.strategy=ddp"};
-  for (const char* precision : {"mixed_precision.name=fp32", "mixed_precision.name=bf16_mixed"}) {
-    const Changes base = with(batch, {precision});
-    const Result late = train_ranks(2, with(base, {"ddp.overlap_grad_reduce=false"}), 6)[0];
-    for (const char* bucket :
-         {"ddp.bucket_size=auto", "ddp.bucket_size=1", "ddp.bucket_size=9000"}) {
-      const Result early =
-          train_ranks(2, with(base, {"ddp.overlap_grad_reduce=true", bucket}), 6)[0];
-      CAPTURE(precision, bucket);
-      CHECK((early.losses == late.losses));
-      CHECK((early.weights == late.weights));
+                      "model.num_layers=4"};
+  struct Family {
+    Changes base;
+    std::vector<Changes> variants;  // all alike
+  };
+  const Changes late{"ddp.overlap_grad_reduce=false"}, early{"ddp.overlap_grad_reduce=true"};
+  const Changes gather{"ddp.overlap_param_gather=true"},
+      no_gather{"ddp.overlap_param_gather=false"};
+  const auto buckets = [&](const Changes& base) {
+    return Family{
+        base,
+        {late, early, with(early, {"ddp.bucket_size=1"}), with(early, {"ddp.bucket_size=9000"})}};
+  };
+  const auto megatron_fsdp = [&](int zero) {
+    return Changes{"distributed.strategy=megatron_fsdp",
+                   fmt::format("distributed.zero_dp_strategy={}", zero)};
+  };
+  const auto both = [&](const Changes& base) {
+    return Family{base, {with(late, no_gather), with(early, no_gather), with(early, gather)}};
+  };
+  const std::vector<Family> families{
+      buckets({"distributed.strategy=ddp"}),
+      buckets({"distributed.strategy=megatron_ddp", "ddp.overlap_param_gather=false"}),
+      both({"distributed.strategy=megatron_ddp", "ddp.bucket_size=9000"}),
+      both(megatron_fsdp(1)),
+      both(megatron_fsdp(2)),
+      both(megatron_fsdp(3)),
+      {{"distributed.strategy=fsdp2"},
+       {{},
+        {"distributed.fsdp2_forward_prefetch_depth=0",
+         "distributed.fsdp2_backward_prefetch_depth=0"},
+        {"distributed.fsdp2_forward_prefetch_depth=3",
+         "distributed.fsdp2_backward_prefetch_depth=1"},
+        {"distributed.reshard_after_forward=false"}}}};
+  for (const char* precision : {"mixed_precision.name=fp32", "mixed_precision.name=bf16_mixed"})
+    for (const Family& family : families) {
+      const Changes base = with(with(batch, {precision}), family.base);
+      const Result first = train_ranks(2, with(base, family.variants[0]), 5)[0];
+      for (size_t i = 1; i < family.variants.size(); ++i) {
+        const Result other = train_ranks(2, with(base, family.variants[i]), 5)[0];
+        CAPTURE(precision, family.base, family.variants[i]);
+        CHECK((other.losses == first.losses));
+        CHECK((other.weights == first.weights));
+      }
     }
-    // bf16: losses to 2e-2.
-    check_close(train_alone(base, 6).losses, late.losses,
-                std::string(precision).ends_with("fp32") ? 1e-5 : 2e-2);
+}
+
+TEST_CASE("averaging in the collective, and gradients that travel in bf16") {
+  const Changes base{"train.global_batch_size=12", "train.micro_batch_size=2"};
+  const Result one = train_alone(base, 20);
+  for (const char* strategy : {"ddp", "megatron_ddp", "megatron_fsdp"}) {
+    CAPTURE(strategy);
+    const Changes on = with(base, {fmt::format("distributed.strategy={}", strategy)});
+    check_close(one.losses,
+                train_ranks(3, with(on, {"ddp.average_in_collective=true"}), 20)[0].losses, 1e-5);
+    // Eight bits of every partial gradient: not the fp32 contract, but near it.
+    const auto rounded =
+        train_ranks(2, with(on, {"mixed_precision.grad_reduce_in_fp32=false"}), 20)[0].losses;
+    check_close(one.losses, rounded, 2e-2);
+    CHECK(rounded != one.losses);
   }
 }
 
 TEST_CASE("tokens that do not count are averaged over all ranks' tokens, not rank by rank") {
   // Masked labels fall unevenly: a mean of the ranks' means would differ in the third digit.
-  const Changes changes{"train.global_batch_size=6", "train.micro_batch_size=1",
-                        "distributed.strategy=ddp"};
-  check_close(train_alone(changes, 3).losses, train_ranks(3, changes, 3)[0].losses, 1e-6);
+  const Changes changes{"train.global_batch_size=6", "train.micro_batch_size=1"};
+  for (const StrategyCase& s : kStrategies)
+    if (s.ranks_least <= 3)
+      check_close(train_alone(changes, 3).losses,
+                  train_ranks(3, with(changes, s.changes), 3)[0].losses, 1e-6);
+}
+
+TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any other") {
+  const Changes base{"train.global_batch_size=12", "train.micro_batch_size=1",
+                     "model.num_layers=3"};
+  const Result straight = train_alone(base, 6);
+  const TemporaryFolder root;
+  const auto run = [&](int ranks, const Changes& changes, const fs::path* from,
+                       const fs::path& to) {
+    const Recipe r = tiny(changes, ranks);
+    std::vector<double> losses;
+    run_thread_ranks(ranks, [&](World& world) {
+      const auto device = Device::cpu(1, {.stream_sanitizer = true});
+      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
+                world);
+      if (from) load_snapshot(t, r, *from);
+      std::vector<double> own;
+      for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
+      if (!to.empty()) save_snapshot(t, r, to);
+      if (world.rank() == 0) losses = own;
+    });
+    return losses;
+  };
+  const std::vector<double> tail(straight.losses.begin() + 3, straight.losses.end());
+  for (size_t i = 0; i < kStrategies.size(); ++i) {
+    const StrategyCase &first = kStrategies[i], &second = kStrategies[(i + 3) % kStrategies.size()];
+    CAPTURE(first.name, second.name);
+    const fs::path folder = root.path / std::to_string(i);
+    run(std::max(2, first.ranks_least), with(base, first.changes), nullptr, folder);
+    const auto saved = find_latest(folder);
+    REQUIRE(saved);
+    check_close(tail, run(4, with(base, second.changes), &saved->path, {}), 1e-5);
+    // The same layout: bitwise.
+    const int ranks = std::max(2, first.ranks_least);
+    const auto again = run(ranks, with(base, first.changes), &saved->path, {});
+    const auto whole = train_ranks(ranks, with(base, first.changes), 6)[0].losses;
+    CHECK((again == std::vector<double>(whole.begin() + 3, whole.end())));
+  }
 }
 
 TEST_CASE("the rank that computed what is not finite says where, the others leave it the word") {
-  const bool overlap = GENERATE(false, true);
-  const Recipe r = tiny({"train.micro_batch_size=1", "distributed.strategy=ddp",
-                         fmt::format("ddp.overlap_grad_reduce={}", overlap)},
-                        3);
+  const StrategyCase strategy = GENERATE(from_range(kStrategies));
+  if (strategy.ranks_least > 3) return;
+  CAPTURE(strategy.name);
+  const Recipe r = tiny(with({"train.micro_batch_size=1"}, strategy.changes), 3);
   std::vector<std::string> messages(3);
+  std::string poisoned;
   run_thread_ranks(3, [&](World& world) {
     const auto device = Device::cpu(1, {.stream_sanitizer = true});
     Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
                     world);
-    if (world.rank() == 1) {
-      Parameter* p = trainer.params().find("layers.1.mlp.down.weight");
-      std::vector<float> values(static_cast<size_t>(p->shape.count()), 0.0f);
-      values[5] = std::numeric_limits<float>::quiet_NaN();
-      trainer.params().set_master(trainer.compute(), *p, values);
-    }
+    trainer.change_weights([&] {
+      if (world.rank() != 1) return;
+      // Something that it owns.
+      for (Parameter* p : trainer.params().units()[2]->params) {
+        const auto parts = owned_parts(*p);
+        if (parts.empty() || parts[0].count < 6) continue;
+        poisoned = p->name;
+        std::vector<float> values(size_t(p->real_count()), 0.0f);
+        values[size_t(parts[0].in_param + 5)] = std::numeric_limits<float>::quiet_NaN();
+        trainer.params().set_master(trainer.compute(), *p, values);
+        break;
+      }
+    });
     try {
       trainer.step();
     } catch (const RunError& e) {
@@ -145,7 +300,8 @@ TEST_CASE("the rank that computed what is not finite says where, the others leav
     }
   });
   CAPTURE(messages[0], messages[1], messages[2]);
+  REQUIRE_FALSE(poisoned.empty());
   CHECK(messages[1].find("run: step 1") == 0);
-  CHECK(messages[1].find("layers.1.mlp.down.weight") != std::string::npos);
+  CHECK(messages[1].find(poisoned) != std::string::npos);
   for (const int rank : {0, 2}) CHECK(messages[size_t(rank)].find("comm: step 1") == 0);
 }

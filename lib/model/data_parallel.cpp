@@ -1,0 +1,14 @@
+#include "model/data_parallel.h"
+
+namespace mtrain {
+
+Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
+  if (unit.own_master) return data_parallel.whole(unit, unit.own_master);
+  // fp32: what computes is the master.
+  if (unit.own_value) return data_parallel.whole(unit, unit.own_value);
+  data_parallel.before_forward(unit);  // it may still be on its way
+  data_parallel.after_forward(unit);
+  return unit.value;
+}
+
+}  // namespace mtrain

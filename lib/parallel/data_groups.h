@@ -1,0 +1,18 @@
+// The groups and streams of data parallelism on one rank.
+#pragma once
+#include "comm/group.h"
+#include "device/stream.h"
+
+namespace mtrain {
+
+// Gradients and parameters travel on streams of their own, so that neither waits for the other.
+struct DataGroups {
+  int rank = 0, size = 1;  // of the replicas that read different samples
+  Group all;               // dp_cp: over which gradients are summed; on `grad_stream`
+  Group shards;            // dp_shard_cp: ranks that own different parts; on `grad_stream`
+  Group replicas;          // dp_replicate: ranks that own the same part; on `grad_stream`
+  Group gather;            // the ranks of `shards` again; on `param_stream`
+  Stream *compute, *grad_stream, *param_stream;
+};
+
+}  // namespace mtrain

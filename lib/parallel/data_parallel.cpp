@@ -1,0 +1,103 @@
+#include "parallel/data_parallel.h"
+
+namespace mtrain {
+
+namespace {
+
+class OverRanks : public DataParallel {
+ public:
+  OverRanks(ParamStore& params, const DataGroups& groups, const DataParallelOptions& o)
+      : groups_(groups), average_(o.reduce.average), owns_part_(o.shard != Shard::nothing) {
+    if (o.shard == Shard::nothing)
+      values_ = replicated_params();
+    else if (o.shard == Shard::parameters)
+      values_ = sharded_params(params, groups_, o.gather);
+    else
+      values_ = gathered_params(params, groups_, o.overlap_param_gather);
+    if (o.shard == Shard::gradients || o.shard == Shard::parameters)
+      grads_ = sharded_grads(params, groups_, o.reduce, o.defer_reduce, o.overlap_grad_reduce);
+    else
+      grads_ = bucketed_grads(params, groups_, o.reduce, o.bucket_size, o.overlap_grad_reduce);
+  }
+
+  int rank() const override { return groups_.rank; }
+  int size() const override { return groups_.size; }
+
+  void before_forward(ParamUnit& u) override { values_->before_forward(u); }
+  void after_forward(ParamUnit& u) override { values_->after_forward(u); }
+  void before_backward(ParamUnit& u) override {
+    values_->before_backward(u);
+    grads_->before_backward(u);
+  }
+  void after_backward(ParamUnit& u) override { values_->after_backward(u); }
+
+  void begin_micro_batch(bool last) override { grads_->begin_micro_batch(last); }
+  void grad_ready(Parameter& p) override { grads_->ready(p); }
+  float grad_factor() const override { return average_ ? float(groups_.all.size()) : 1; }
+
+  void finish_grads() override {
+    grads_->finish();
+    compute().wait(grad_stream().record());  // edge: last reduction -> norm and optimizer
+    values_->before_update();
+  }
+
+  void before_update() override { values_->before_update(); }
+  void updated(ParamUnit& u) override { values_->updated(u); }
+
+  void sum(const Tensor& values) override { sum_over(groups_.all, values); }
+  void sum_parts(const Tensor& values) override {
+    if (owns_part_) sum_over(groups_.shards, values);
+  }
+  std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override {
+    const auto n = int64_t(values.size());
+    const Tensor t = Tensor::from_host(grad_stream(), {n}, std::move(values));
+    groups_.all.all_reduce(t, Reduce::sum, grad_stream());
+    return t.to_host<int64_t>(grad_stream());
+  }
+
+  Tensor whole(const ParamUnit& unit, const Tensor& own) override {
+    if (unit.sharding.ranks == 1) return own;
+    Stream& on = *groups_.param_stream;
+    const Tensor all = Tensor::empty(on, {unit.count}, own.dtype(), MemoryCategory::buffers);
+    on.wait(compute().record());  // edge: the parts' last change -> their gather
+    for (const Piece& piece : unit.pieces)
+      groups_.gather.all_gather(unit.own(own, piece), unit.whole(all, piece), on);
+    compute().wait(on.record());
+    return all;
+  }
+
+ private:
+  Stream& compute() const { return *groups_.compute; }
+  Stream& grad_stream() const { return *groups_.grad_stream; }
+
+  void sum_over(const Group& group, const Tensor& values) const {
+    grad_stream().wait(compute().record());  // edge: values -> their sum
+    group.all_reduce(values, Reduce::sum, grad_stream());
+    compute().wait(grad_stream().record());
+  }
+
+  const DataGroups groups_;
+  const bool average_, owns_part_;
+  std::unique_ptr<ParamSide> values_;
+  std::unique_ptr<GradSide> grads_;
+};
+
+}  // namespace
+
+Sharding sharding_of(const DataGroups& groups, const DataParallelOptions& o) {
+  Sharding s;
+  s.piece = o.bucket_size;
+  if (o.shard == Shard::nothing) return s;
+  s.ranks = groups.shards.size();
+  s.rank = groups.shards.rank();
+  s.grads = o.shard == Shard::gradients || o.shard == Shard::parameters;
+  s.values = o.shard == Shard::parameters;
+  return s;
+}
+
+std::unique_ptr<DataParallel> data_parallel(ParamStore& params, const DataGroups& groups,
+                                            const DataParallelOptions& options) {
+  return std::make_unique<OverRanks>(params, groups, options);
+}
+
+}  // namespace mtrain

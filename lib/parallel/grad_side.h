@@ -1,0 +1,33 @@
+// The gradients' half of a data-parallel strategy: where they live, and when they are reduced.
+#pragma once
+#include <memory>
+
+#include "parallel/grad_reduce.h"
+
+namespace mtrain {
+
+class GradSide {
+ public:
+  virtual ~GradSide() = default;
+  virtual void begin_micro_batch(bool last) = 0;
+  virtual void before_backward(ParamUnit&) {}
+  virtual void ready(Parameter& p) = 0;
+  virtual void finish() = 0;  // enqueues what is left; the caller orders `compute` behind it
+};
+
+// Whole gradients on every rank (ddp, ZeRO-1), reduced in buckets with the last micro-batch:
+// all-reduced, or, where ranks own parts, reduce-scattered in place. Pieces fill buckets in the
+// reverse order of their use in forward, in which backward completes them (Li et al. 2020, "PyTorch
+// Distributed"). `overlap`: a bucket is reduced as soon as it is full, else all at the end.
+std::unique_ptr<GradSide> bucketed_grads(ParamStore& params, const DataGroups& groups,
+                                         const ReduceOptions& reduce, int64_t bucket_size,
+                                         bool overlap);
+
+// A rank keeps the gradients of its own part (ZeRO-2 and -3; Rajbhandari et al. 2020). Whole ones
+// of a unit exist from its backward until they are reduced. `defer`: that is with the last
+// micro-batch, and until then whole gradients of all units add up. `overlap`: backward goes on
+// meanwhile.
+std::unique_ptr<GradSide> sharded_grads(ParamStore& params, const DataGroups& groups,
+                                        const ReduceOptions& reduce, bool defer, bool overlap);
+
+}  // namespace mtrain

@@ -1,0 +1,109 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "parallel/param_side.h"
+#include "parallel/slot_pool.h"
+
+namespace mtrain {
+
+namespace {
+
+class ShardedParams : public ParamSide {
+ public:
+  ShardedParams(ParamStore& params, const DataGroups& groups, const ShardedParamsOptions& options)
+      : groups_(groups),
+        options_(options),
+        slots_(*groups.param_stream, params.units().at(0)->own_value.dtype(),
+               MemoryCategory::buffers) {
+    for (ParamUnit* unit : params.units()) states_.push_back({unit});
+  }
+
+  void before_forward(ParamUnit& unit) override { use(unit, 1, options_.forward_prefetch); }
+  void after_forward(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    if (--state.uses == 0 && options_.reshard_after_forward) release(state);
+  }
+  void before_backward(ParamUnit& unit) override { use(unit, -1, options_.backward_prefetch); }
+  void after_backward(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    if (--state.uses == 0) release(state);
+  }
+
+  void updated(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    state.updated = groups_.compute->record();
+    if (!state.slot) return;
+    release(state);
+    state.slot->holder = nullptr;  // what it has is out of date
+    forget(state);
+  }
+
+  // edge: the gathers that read what this rank owns -> its update
+  void before_update() override { groups_.compute->wait(groups_.param_stream->record()); }
+
+ private:
+  struct State {
+    ParamUnit* unit;
+    Slot* slot = nullptr;  // with the whole values, even if nobody uses them any more
+    int uses = 0;
+    Event updated{}, gathered{};
+  };
+
+  // Units in the order of forward; the one that is needed first, then those that come next.
+  void use(ParamUnit& unit, int direction, int64_t ahead) {
+    State& state = state_of(unit);
+    ++state.uses;
+    for (int64_t i = 0; i <= ahead; ++i) {
+      const int64_t at = (&state - states_.data()) + direction * i;
+      if (at >= 0 && at < int64_t(states_.size())) gather(states_[size_t(at)]);
+    }
+    groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
+  }
+
+  void gather(State& state) {
+    if (state.slot) {
+      state.slot->held = true;
+      return;
+    }
+    Stream& on = *groups_.param_stream;
+    ParamUnit& unit = *state.unit;
+    const size_t enough =
+        1 + size_t(std::max(options_.forward_prefetch, options_.backward_prefetch));
+    // edge: the last use of what was in the slot -> the gather that overwrites it
+    state.slot = &slots_.take(unit, unit.count, enough, on,
+                              [this](ParamUnit& evicted) { forget(state_of(evicted)); });
+    on.wait(state.updated);  // edge: the owners' update -> the gather
+    for (const Piece& piece : unit.pieces)
+      groups_.gather.all_gather(unit.own(unit.own_value, piece),
+                                unit.whole(state.slot->buffer, piece), on);
+    state.gathered = on.record();
+    ParamStore::set_value(unit, state.slot->buffer);
+  }
+
+  void release(State& state) { slots_.release(*state.slot, groups_.compute->record()); }
+
+  void forget(State& state) {
+    state.slot = nullptr;
+    ParamStore::set_value(*state.unit, {});
+  }
+
+  State& state_of(const ParamUnit& unit) {
+    const auto at = std::ranges::find(states_, &unit, &State::unit);
+    MT_CHECK(at != states_.end(), "unit {} is not sharded here", unit.name);
+    return *at;
+  }
+
+  const DataGroups& groups_;
+  const ShardedParamsOptions options_;
+  SlotPool slots_;
+  std::vector<State> states_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParamSide> sharded_params(ParamStore& params, const DataGroups& groups,
+                                          const ShardedParamsOptions& options) {
+  return std::make_unique<ShardedParams>(params, groups, options);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,71 @@
+#include "train/parallel_setup.h"
+
+#include "recipe/overlap.h"
+
+namespace mtrain {
+
+namespace {
+
+Shard shard_of(const Recipe& r) {
+  const auto& d = r.distributed;
+  switch (d.strategy) {
+    case Strategy::ddp: return Shard::nothing;
+    case Strategy::megatron_ddp:
+      return r.ddp.use_distributed_optimizer ? Shard::optimizer : Shard::nothing;
+    case Strategy::fsdp2: return Shard::parameters;
+    case Strategy::megatron_fsdp: break;
+  }
+  switch (d.zero_dp_strategy) {
+    case ZeroStrategy::none: return Shard::nothing;
+    case ZeroStrategy::optimizer: return Shard::optimizer;
+    case ZeroStrategy::gradients: return Shard::gradients;
+    case ZeroStrategy::parameters: return Shard::parameters;
+  }
+  throw BugError("strategy");
+}
+
+}  // namespace
+
+DataGroups data_groups(World& world, Device& device, const Recipe& r) {
+  const Layout l = layout_of(r, world.size());
+  const Mesh mesh = device_mesh(
+      {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
+  DataGroups g;
+  g.rank = int(mesh.index_in_group(world.rank(), dp_axes()));
+  g.size = int(l.dp);
+  g.compute = &device.stream("compute");
+  if (l.gradient_ranks() == 1) return g;
+  g.grad_stream = &device.stream("dp_grad");
+  g.param_stream = &device.stream("dp_param");
+  g.all = world.group("dp_cp", mesh, dp_cp_axes());
+  g.shards = l.dp_replicate == 1 ? g.all : world.group("dp_shard_cp", mesh, dp_shard_cp_axes());
+  g.replicas = world.group("dp_replicate", mesh, {Axis::dp_replicate});
+  g.gather = world.group("dp_param", mesh, dp_shard_cp_axes());
+  return g;
+}
+
+DataParallelOptions data_parallel_options(const Recipe& r, int world) {
+  const auto& d = r.distributed;
+  const Overlap overlap = resolve_overlap(r, layout_of(r, world));
+  DataParallelOptions o;
+  o.shard = shard_of(r);
+  o.reduce = {.dtype = r.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : DType::bf16,
+              .average = r.ddp.average_in_collective};
+  if (d.strategy == Strategy::fsdp2) {  // hides what its depths ask for
+    o.bucket_size = std::numeric_limits<int64_t>::max();
+    o.defer_reduce = d.defer_fsdp_grad_sync;
+    o.gather = {.reshard_after_forward = d.reshard_after_forward.value_or(d.pp_size == 1),
+                .forward_prefetch = d.fsdp2_forward_prefetch_depth,
+                .backward_prefetch = d.fsdp2_backward_prefetch_depth};
+    return o;
+  }
+  o.overlap_grad_reduce = overlap.overlap_grad_reduce;
+  o.overlap_param_gather = overlap.overlap_param_gather;
+  o.bucket_size = overlap.bucket_size;
+  o.defer_reduce = false;
+  const int64_t ahead = o.overlap_param_gather ? 1 : 0;
+  o.gather = {.forward_prefetch = ahead, .backward_prefetch = ahead};
+  return o;
+}
+
+}  // namespace mtrain

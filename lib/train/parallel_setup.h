@@ -1,0 +1,13 @@
+// From the recipe's distributed, ddp and mixed_precision sections to a data-parallel strategy.
+#pragma once
+#include "comm/world.h"
+#include "device/device.h"
+#include "parallel/data_parallel.h"
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+DataGroups data_groups(World& world, Device& device, const Recipe& recipe);
+DataParallelOptions data_parallel_options(const Recipe& recipe, int world);
+
+}  // namespace mtrain
