@@ -12,7 +12,7 @@ struct Group::State {
   std::vector<int> ranks;
   int rank = 0;
   std::shared_ptr<Communicator> communicator;
-  Link link;
+  std::shared_ptr<EmulatedLink> link;  // may be null
   uint64_t calls = 0;  // so far; the same on every rank
 
   int size() const { return int(ranks.size()); }
@@ -28,14 +28,22 @@ namespace {
 // The least bytes that a rank sends: of `bytes`, all but the part that stays.
 double all_but_own(int64_t bytes, int size) { return double(bytes) * (size - 1) / size; }
 
-void delay(const Link& link, double wire_bytes, Communicator::Clock::time_point start) {
-  const double seconds =
-      link.latency_us * 1e-6 + (link.gbps > 0 ? wire_bytes * 8 / (link.gbps * 1e9) : 0);
-  std::this_thread::sleep_until(start + std::chrono::duration_cast<Communicator::Clock::duration>(
-                                            std::chrono::duration<double>(seconds)));
+Communicator::Clock::duration seconds(double s) {
+  return std::chrono::duration_cast<Communicator::Clock::duration>(
+      std::chrono::duration<double>(s));
 }
 
 }  // namespace
+
+void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
+  Communicator::Clock::time_point sent;
+  {
+    std::lock_guard lock(mutex_);
+    const double busy = link_.gbps > 0 ? bytes * 8 / (link_.gbps * 1e9) : 0;
+    free_ = sent = std::max(start, free_) + seconds(busy);
+  }
+  std::this_thread::sleep_until(sent + seconds(link_.latency_us * 1e-6));
+}
 
 template <class F>
 void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run) {
@@ -53,14 +61,14 @@ void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run
                       name, members[size_t(me)], me, members.size(), e.message()),
           e.hint());
     }
-    if (link.emulated()) delay(link, wire_bytes, c->last_start());
+    if (link) link->carry(wire_bytes, c->last_start());
   };
   info.wire_bytes = int64_t(wire_bytes);
   on.launch(std::move(info), std::move(work));
 }
 
 Group::Group(std::string name, std::vector<int> ranks, int rank,
-             std::shared_ptr<Communicator> communicator, Link link)
+             std::shared_ptr<Communicator> communicator, std::shared_ptr<EmulatedLink> link)
     : state_(std::make_shared<State>()) {
   MT_CHECK(rank >= 0 && rank < int(ranks.size()), "group {}: rank {} of {}", name, rank,
            ranks.size());
@@ -70,7 +78,7 @@ Group::Group(std::string name, std::vector<int> ranks, int rank,
   state_->ranks = std::move(ranks);
   state_->rank = rank;
   state_->communicator = std::move(communicator);
-  state_->link = link;
+  state_->link = std::move(link);
 }
 
 int Group::rank() const { return state_ ? state_->rank : 0; }

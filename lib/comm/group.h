@@ -1,6 +1,7 @@
 // A group of ranks that communicate: a value that is made from the mesh and handed down.
 #pragma once
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,19 @@ struct Link {
   double latency_us = 0;
   double gbps = 0;  // Gbit/s that a rank can send; 0: as fast as it goes
   bool emulated() const { return latency_us > 0 || gbps > 0; }
+};
+
+// A rank's emulated link, which all its groups share: what two of them send takes the time of both.
+class EmulatedLink {
+ public:
+  explicit EmulatedLink(Link link) : link_(link) {}
+  // Returns when `bytes` that were ready to be sent at `start` have arrived.
+  void carry(double bytes, Communicator::Clock::time_point start);
+
+ private:
+  const Link link_;
+  std::mutex mutex_;
+  Communicator::Clock::time_point free_{};  // when it has sent what came before
 };
 
 // Every rank of the group makes the same calls in the same order with the same sizes. Calls are
@@ -32,9 +46,9 @@ class Group {
 
   Group() = default;  // of no ranks
   // `ranks`: of the world, rising; `rank`: this one's place among them. `communicator` is null for
-  // a group of one.
+  // a group of one, `link` where none is emulated.
   Group(std::string name, std::vector<int> ranks, int rank,
-        std::shared_ptr<Communicator> communicator, Link link = {});
+        std::shared_ptr<Communicator> communicator, std::shared_ptr<EmulatedLink> link = {});
 
   int rank() const;  // in the group
   int size() const;

@@ -18,7 +18,7 @@ World::World(int rank, int size, std::shared_ptr<Transport> transport, Link link
     : rank_(rank),
       size_(size),
       transport_(std::move(transport)),
-      link_(link),
+      link_(link.emulated() ? std::make_shared<EmulatedLink>(link) : nullptr),
       groups_(std::make_shared<Groups>()) {
   MT_CHECK(rank >= 0 && rank < size, "rank {} of {}", rank, size);
   MT_CHECK(transport_ || size == 1, "{} ranks need a transport", size);

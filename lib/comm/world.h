@@ -44,7 +44,7 @@ class World {
  private:
   int rank_, size_;
   std::shared_ptr<Transport> transport_;
-  Link link_;
+  std::shared_ptr<EmulatedLink> link_;  // null: none is emulated
   struct Groups;
   std::shared_ptr<Groups> groups_;
 };

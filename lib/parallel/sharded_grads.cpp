@@ -18,7 +18,7 @@ class ShardedGrads : public GradSide {
         reduce_(groups, reduce),
         defer_(defer),
         overlap_(overlap),
-        slots_(*groups.compute, DType::f32, MemoryCategory::grads) {
+        slots_(*groups.compute, params.units(), DType::f32, MemoryCategory::grads) {
     for (ParamUnit* unit : params.units()) {
       states_[unit] = {};
       for (const Piece& piece : unit->pieces) states_[unit].missing.push_back(piece.params.size());
@@ -40,7 +40,7 @@ class ShardedGrads : public GradSide {
     if (state.slot) return;
     // edge: the reduction of the slot's last unit -> this one's gradients
     const size_t enough = overlap_ ? 2 : 1;
-    state.slot = &slots_.take(unit, unit.count, enough, *groups_.compute, [](ParamUnit&) {});
+    state.slot = &slots_.take(unit, enough, *groups_.compute, [](ParamUnit&) {});
     ParamStore::set_grad(unit, state.slot->buffer);
     params_.zero_grads(*groups_.compute, unit);
     zero_gaps(unit);
@@ -78,10 +78,10 @@ class ShardedGrads : public GradSide {
     on.wait(groups_.compute->record());  // edge: last weight gradient of the piece -> its reduction
     reduce_.reduce_scatter(unit.whole(unit.grad, piece), unit.own(unit.own_grad, piece),
                            state.summed);
+    if (!overlap_) groups_.compute->wait(on.record());
     if (--state.pieces_missing > 0) return;
     state.summed = true;
     slots_.release(*state.slot, on.record());
-    if (!overlap_) groups_.compute->wait(state.slot->last_use);
     state.slot = nullptr;
     ParamStore::set_grad(unit, {});
   }

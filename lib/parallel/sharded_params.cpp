@@ -13,7 +13,7 @@ class ShardedParams : public ParamSide {
   ShardedParams(ParamStore& params, const DataGroups& groups, const ShardedParamsOptions& options)
       : groups_(groups),
         options_(options),
-        slots_(*groups.param_stream, params.units().at(0)->own_value.dtype(),
+        slots_(*groups.param_stream, params.units(), params.units().at(0)->own_value.dtype(),
                MemoryCategory::buffers) {
     for (ParamUnit* unit : params.units()) states_.push_back({unit});
   }
@@ -32,10 +32,14 @@ class ShardedParams : public ParamSide {
   void updated(ParamUnit& unit) override {
     State& state = state_of(unit);
     state.updated = groups_.compute->record();
-    if (!state.slot) return;
-    release(state);
-    state.slot->holder = nullptr;  // what it has is out of date
-    forget(state);
+    if (state.slot) {
+      release(state);
+      state.slot->holder = nullptr;  // what it has is out of date
+      forget(state);
+    }
+    // The first units of the next forward travel behind the updates of the others.
+    const auto at = &state - states_.data();
+    if (options_.forward_prefetch > 0 && at <= options_.forward_prefetch) gather(state);
   }
 
   // edge: the gathers that read what this rank owns -> its update
@@ -70,8 +74,8 @@ class ShardedParams : public ParamSide {
     const size_t enough =
         1 + size_t(std::max(options_.forward_prefetch, options_.backward_prefetch));
     // edge: the last use of what was in the slot -> the gather that overwrites it
-    state.slot = &slots_.take(unit, unit.count, enough, on,
-                              [this](ParamUnit& evicted) { forget(state_of(evicted)); });
+    state.slot =
+        &slots_.take(unit, enough, on, [this](ParamUnit& evicted) { forget(state_of(evicted)); });
     on.wait(state.updated);  // edge: the owners' update -> the gather
     for (const Piece& piece : unit.pieces)
       groups_.gather.all_gather(unit.own(unit.own_value, piece),

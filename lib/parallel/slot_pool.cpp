@@ -1,5 +1,7 @@
 #include "parallel/slot_pool.h"
 
+#include <algorithm>
+
 #include "ops/ops.h"
 
 namespace mtrain {
@@ -18,7 +20,8 @@ Slot& SlotPool::find(int64_t count, size_t enough) {
     ++of_size;
     if (!slot->held && (!oldest || slot->released < oldest->released)) oldest = slot.get();
   }
-  if (oldest && of_size >= enough) return *oldest;
+  const auto units = size_t(std::ranges::count(units_, count, &ParamUnit::count));
+  if (oldest && of_size >= std::min(enough, units)) return *oldest;
   slots_.push_back(std::make_unique<Slot>());
   Slot& slot = *slots_.back();
   slot.buffer = Tensor::empty(home_, {count}, dtype_, category_);

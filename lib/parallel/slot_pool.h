@@ -20,15 +20,15 @@ struct Slot {
 
 class SlotPool {
  public:
-  SlotPool(Stream& home, DType dtype, MemoryCategory category)
-      : home_(home), dtype_(dtype), category_(category) {}
+  SlotPool(Stream& home, std::vector<ParamUnit*> units, DType dtype, MemoryCategory category)
+      : home_(home), units_(std::move(units)), dtype_(dtype), category_(category) {}
 
-  // A slot of `count` elements that nobody holds: a new one while there are fewer than `enough` of
-  // that size, then the one that was released first, and a new one again where all are held.
-  // `on` waits for its last use. `evicted` is told of the unit whose elements were in it.
+  // A slot of the unit's size that nobody holds: a new one while there are fewer than `enough` and
+  // than units of that size, then the one that was released first, and a new one again where all
+  // are held. `on` waits for its last use. `evicted` is told of the unit whose elements were in it.
   template <class F>
-  Slot& take(ParamUnit& unit, int64_t count, size_t enough, Stream& on, const F& evicted) {
-    Slot& slot = find(count, enough);
+  Slot& take(ParamUnit& unit, size_t enough, Stream& on, const F& evicted) {
+    Slot& slot = find(unit.count, enough);
     if (slot.holder) evicted(*slot.holder);
     on.wait(slot.last_use);
     slot.holder = &unit;
@@ -41,6 +41,7 @@ class SlotPool {
   Slot& find(int64_t count, size_t enough);
 
   Stream& home_;
+  const std::vector<ParamUnit*> units_;
   const DType dtype_;
   const MemoryCategory category_;
   std::vector<std::unique_ptr<Slot>> slots_;

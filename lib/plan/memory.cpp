@@ -44,18 +44,21 @@ class Estimator {
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
       const Count state = e_ == 4 || !r_.optimizer.master_weights ? 8 : 12;  // m, v, master
+      const bool own_only = s.ranks > 1 && shards_gradients();
       out.params += s.parameters * e_ / (shards_parameters() ? s.ranks : 1);
-      out.grads += s.parameters * 4 / (shards_gradients() ? s.ranks : 1);
+      out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
+      if (own_only && defers_reduction()) out.grads += s.parameters * 4;
       out.optimizer += s.parameters * state / (is_sharded(r_) ? s.ranks : 1);
     }
+    out.grads += passing_gradients();
     // The head's logits are gone before the layers run backward.
     const Count passing =
         std::max(passing_per_token(false), moe_layers_ ? passing_per_token(true) : 0);
     const Count backward = T_ * (recomputed_at_once() + passing);
     out.activations = T_ * (kept_per_token() + (has_head() ? 2 * hidden() * e_ + 4 : 0)) + backward;
     out.logits = has_head() ? std::max<Count>(0, logits() - backward) : 0;
-    out.buffers = data_buffers() + tensor_buffers() + context_buffers() + pipeline_buffers() +
-                  expert_buffers();
+    out.buffers = data_buffers() + reduction_buffers() + tensor_buffers() + context_buffers() +
+                  pipeline_buffers() + expert_buffers();
     return out;
   }
 
@@ -92,19 +95,18 @@ class Estimator {
 
   bool shards_gradients() const {
     const auto& d = r_.distributed;
-    switch (d.strategy) {
-      // Deferred: whole gradients are summed up until the last micro-batch.
-      case Strategy::fsdp2: return !(d.defer_fsdp_grad_sync && l_.micro_batches > 1);
-      case Strategy::megatron_fsdp: return d.zero_dp_strategy >= ZeroStrategy::gradients;
-      case Strategy::megatron_ddp:
-      case Strategy::ddp: return false;
-    }
-    return false;
+    return d.strategy == Strategy::fsdp2 ||
+           (d.strategy == Strategy::megatron_fsdp && d.zero_dp_strategy >= ZeroStrategy::gradients);
   }
   bool shards_parameters() const {
     const auto& d = r_.distributed;
     return d.strategy == Strategy::fsdp2 || (d.strategy == Strategy::megatron_fsdp &&
                                              d.zero_dp_strategy == ZeroStrategy::parameters);
+  }
+  // Whole gradients of all layers add up until the last micro-batch.
+  bool defers_reduction() const {
+    const auto& d = r_.distributed;
+    return d.strategy == Strategy::fsdp2 && d.defer_fsdp_grad_sync && l_.micro_batches > 1;
   }
 
   bool recomputes(RecomputeModule module) const {
@@ -186,21 +188,43 @@ class Estimator {
     return T_ / chunks * row / 4 * e_;
   }
 
-  // Whole layers beside the sharded ones: the one in use and those gathered ahead, and gradients
-  // on their way to the shards.
-  Count data_buffers() const {
-    if (!shards_parameters() || l_.gradient_ranks() == 1 || layers() == 0) return 0;
-    const auto& d = r_.distributed;
+  // Elements of whole units that exist beside the sharded ones: so many layers at once, and what is
+  // before and after the layers, which have memory of their own.
+  Count whole_units(int64_t layers_at_once) const {
     const Count experts = size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_;
     const Count layer = moe_layers_ ? size_.moe.split / tp_ + size_.moe.replicated + experts
                                     : size_.dense.split / tp_ + size_.dense.replicated;
+    Count around = 0;
+    if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
+    if (has_head()) around += size_.final_norm + size_.output / tp_;
+    return Count(std::min(layers(), layers_at_once)) * layer + around;
+  }
+  // Bytes of whole gradients on their way to their owners.
+  Count passing_gradients() const {
+    if (!shards_gradients() || l_.gradient_ranks() == 1 || defers_reduction()) return 0;
+    const bool overlap =
+        r_.distributed.strategy == Strategy::fsdp2 || r_.ddp.overlap_grad_reduce.value_or(true);
+    return 4 * whole_units(overlap ? 2 : 1);
+  }
+  // Of the largest matrix, on its way: in bf16, or its own part beside the sum so far.
+  Count reduction_buffers() const {
+    if (l_.gradient_ranks() == 1) return 0;
+    const Count layer = moe_layers_ ? size_.moe.split : size_.dense.split;
+    const Count largest = std::max({size_.token_table, size_.output, layer / 2}) / tp_;
+    const Count part = largest / (is_sharded(r_) ? data_ranks(l_.dp_shard * l_.cp) : 1);
+    if (!r_.mixed_precision.grad_reduce_in_fp32) return 2 * (largest + part);
+    return shards_gradients() && !defers_reduction() && l_.micro_batches > 1 ? 4 * part : 0;
+  }
+  // Whole parameters: of the layer in use and those gathered ahead.
+  Count data_buffers() const {
+    if (!shards_parameters() || l_.gradient_ranks() == 1) return 0;
+    const auto& d = r_.distributed;
     const bool fsdp2 = d.strategy == Strategy::fsdp2;
     const bool reshard = !fsdp2 || d.reshard_after_forward.value_or(l_.pp == 1);
     const int64_t ahead =
-        fsdp2 ? std::max(d.fsdp2_forward_prefetch_depth, d.fsdp2_backward_prefetch_depth) : 1;
-    const Count gathered = Count(reshard ? std::min(layers(), 1 + ahead) : layers());
-    const Count reduced = shards_gradients() ? Count(std::min<int64_t>(layers(), 2)) : 0;
-    return layer * (gathered * e_ + reduced * 4);
+        fsdp2 ? std::max(d.fsdp2_forward_prefetch_depth, d.fsdp2_backward_prefetch_depth)
+              : int64_t(r_.ddp.overlap_param_gather.value_or(true));
+    return e_ * whole_units(reshard ? 1 + ahead : layers());
   }
   // Gathered tokens, in and out of the matmuls.
   Count tensor_buffers() const {

@@ -6,6 +6,10 @@ namespace mtrain {
 
 namespace {
 
+// Parameters that fsdp2 reduces at once, at least: enough for a link's full speed, and little left
+// to wait for at the end of backward.
+constexpr int64_t kFsdp2Piece = 1 << 20;
+
 Shard shard_of(const Recipe& r) {
   const auto& d = r.distributed;
   switch (d.strategy) {
@@ -52,7 +56,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, int world) {
   o.reduce = {.dtype = r.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : DType::bf16,
               .average = r.ddp.average_in_collective};
   if (d.strategy == Strategy::fsdp2) {  // hides what its depths ask for
-    o.bucket_size = std::numeric_limits<int64_t>::max();
+    o.bucket_size = kFsdp2Piece;
     o.defer_reduce = d.defer_fsdp_grad_sync;
     o.gather = {.reshard_after_forward = d.reshard_after_forward.value_or(d.pp_size == 1),
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# How much of the gradient reduction ddp hides: the same training with overlap on and off, over an emulated link on
-# which communication takes a given share of the compute time.
-#   scripts/bench/overlap_dp.sh [ranks, default 4] [share in per cent, default 50]
-# Steps of the two runs and exposed time are medians; the link delays completion without burning CPU.
+# How much communication data parallelism hides: the same training with overlap off and on, over an emulated link on
+# which all of it takes a given share of the compute time.
+#   scripts/bench/overlap_dp.sh [ranks, default 4] [share in per cent, default 50] [rounds, default 3] [setting...]
+# Steps and exposed times are medians. The link delays completion without burning CPU. Further settings, such as
+# comm.backend=gloo, hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
-ranks=${1:-4} share=${2:-50}
+ranks=${1:-4} share=${2:-50} rounds=${3:-3}
+everywhere=("${@:4}")
 launch=build/release/apps/mtrain-launch/mtrain-launch mtrain=build/release/apps/mtrain/mtrain
 [[ -x $launch ]] || die "$launch is not built"
 work=$(mktemp -d)
@@ -20,24 +22,46 @@ train() {
   shift
   rm -rf "${work:?}/$name"
   "$launch" --nproc_per_node="$ranks" --recipe recipes/bench/b.yaml "dataset.train=$work/set" train.steps=14 \
-    dataset.seq_length=256 train.micro_batch_size=1 train.global_batch_size="$ranks" distributed.strategy=ddp \
-    model.vocab_size=1024 train.threads=1 ddp.bucket_size=3000000 train.log_every=100 "train.run_dir=$work/$name" "$@" >"$work/$name.log" 2>&1 ||
+    dataset.seq_length=256 train.micro_batch_size=1 train.global_batch_size="$ranks" model.vocab_size=1024 \
+    train.threads=1 train.log_every=100 "train.run_dir=$work/$name" "${everywhere[@]}" "$@" >"$work/$name.log" 2>&1 ||
     { cat "$work/$name.log" && die "training failed"; }
 }
-# median <name> <field>: without the first steps
+# median <name> <field>: without the first steps; 0 where no step has it
 median() {
   sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" "$work/$1/metrics.jsonl" | tail -n +5 | sort -g |
-    awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'
+    awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
 }
 
-train free
-compute=$(median free step_ms) bytes=$(median free comm.dp_grad.bytes)
-gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
-say "$ranks ranks: a step of $compute ms sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
-for round in 1 2 3; do
-  for overlap in false true; do train "$overlap" "comm.link.gbps=$gbps" ddp.overlap_grad_reduce=$overlap; done
-  awk -v off="$(median false step_ms)" -v on="$(median true step_ms)" -v busy="$(median true comm.dp_grad.busy_ms)" \
-    -v off_exposed="$(median false comm.dp_grad.exposed_ms)" -v exposed="$(median true comm.dp_grad.exposed_ms)" -v round="$round" 'BEGIN {
-      printf "round %d: step %.0f ms without overlap, %.0f ms with (%.2f x); exposed %.0f ms without, %.0f ms with (%.0f %%)\n",
-        round, off, on, off / on, off_exposed, exposed, 100 * exposed / off_exposed }'
-done
+# compare <strategy and its settings> -- <settings that turn overlap off> -- <... on>
+compare() {
+  local common=() off=() on=()
+  while [[ $1 != -- ]]; do common+=("$1") && shift; done && shift
+  while [[ $1 != -- ]]; do off+=("$1") && shift; done && shift
+  on=("$@")
+  train free "${common[@]}" "${on[@]}"
+  local compute bytes gbps
+  compute=$(median free step_ms) bytes=$(awk "BEGIN { print $(median free comm.dp_grad.bytes) + $(median free comm.dp_param.bytes) }")
+  gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
+  say "${common[*]}: a step of $compute ms sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
+  for ((round = 1; round <= rounds; ++round)); do
+    train off "comm.link.gbps=$gbps" "${common[@]}" "${off[@]}"
+    train on "comm.link.gbps=$gbps" "${common[@]}" "${on[@]}"
+    awk -v off="$(median off step_ms)" -v on="$(median on step_ms)" \
+      -v off_grad="$(median off comm.dp_grad.exposed_ms)" -v grad="$(median on comm.dp_grad.exposed_ms)" \
+      -v off_param="$(median off comm.dp_param.exposed_ms)" -v param="$(median on comm.dp_param.exposed_ms)" -v round="$round" '
+      function part(a, b) { return b > 0 ? sprintf("%.0f of %.0f ms (%.0f %%)", a, b, 100 * a / b) : "none" }
+      BEGIN { printf "round %d: step %.0f ms without overlap, %.0f ms with (%.2f x); exposed: gradients %s, parameters %s\n",
+        round, off, on, off / on, part(grad, off_grad), part(param, off_param) }'
+  done
+}
+
+bucket=ddp.bucket_size=1000000
+compare distributed.strategy=ddp "$bucket" -- ddp.overlap_grad_reduce=false -- ddp.overlap_grad_reduce=true
+compare distributed.strategy=megatron_ddp "$bucket" -- ddp.overlap_grad_reduce=false ddp.overlap_param_gather=false -- \
+  ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true
+compare distributed.strategy=megatron_fsdp distributed.zero_dp_strategy=2 "$bucket" -- ddp.overlap_grad_reduce=false \
+  ddp.overlap_param_gather=false -- ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true
+compare distributed.strategy=megatron_fsdp distributed.zero_dp_strategy=3 "$bucket" -- ddp.overlap_grad_reduce=false \
+  ddp.overlap_param_gather=false -- ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true
+compare distributed.strategy=fsdp2 -- distributed.fsdp2_forward_prefetch_depth=0 distributed.fsdp2_backward_prefetch_depth=0 -- \
+  distributed.fsdp2_forward_prefetch_depth=1 distributed.fsdp2_backward_prefetch_depth=2

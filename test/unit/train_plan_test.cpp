@@ -1,6 +1,7 @@
 // The plan against the run: parameters, and memory by category, of what exists.
 #include <catch2/catch.hpp>
 
+#include "comm/thread/thread_transport.h"
 #include "plan/memory.h"
 #include "train/dry_run.h"
 #include "train/model_setup.h"
@@ -30,7 +31,7 @@ class RepeatedToken : public Dataset {
 
 using Overrides = std::vector<std::string>;
 
-Recipe recipe(const Overrides& more) {
+Recipe recipe(const Overrides& more, int64_t world = 1) {
   Problems problems;
   Overrides overrides{"model.num_layers=6",          "model.hidden_size=128",
                       "model.num_attention_heads=4", "model.num_query_groups=2",
@@ -38,7 +39,7 @@ Recipe recipe(const Overrides& more) {
                       "train.global_batch_size=4",   "train.micro_batch_size=4",
                       "mixed_precision=fp32",        "debug.deterministic=true"};
   overrides.insert(overrides.end(), more.begin(), more.end());
-  Recipe r = load_recipe_text("model: {}\n", "planned", overrides, problems);
+  Recipe r = load_recipe_text("model: {}\n", "planned", overrides, problems, world);
   problems.throw_if_errors();
   return r;
 }
@@ -103,6 +104,51 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
           Approx(peak(MemoryCategory::activations)).epsilon(0.1));
     CHECK(planned.total() == Approx(double(device->allocator().total().peak)).epsilon(0.1));
   }
+}
+
+TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step takes") {
+  // Wide enough that padding to the ranks matters little.
+  const Overrides base{"model.hidden_size=192", "train.global_batch_size=8",
+                       "train.micro_batch_size=1", "dataset.seq_length=128"};
+  const auto fsdp = [](int zero) {
+    return Overrides{"distributed.strategy=megatron_fsdp",
+                     fmt::format("distributed.zero_dp_strategy={}", zero)};
+  };
+  for (const Overrides& strategy :
+       {Overrides{"distributed.strategy=ddp"},
+        {"distributed.strategy=megatron_ddp"},
+        fsdp(2),
+        fsdp(3),
+        {"distributed.strategy=fsdp2"},
+        {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false",
+         "distributed.reshard_after_forward=false"}})
+    for (const char* precision : {"fp32", "bf16_mixed"})
+      for (const int ranks : {2, 4, 8}) {
+        Overrides all = base;
+        all.insert(all.end(), strategy.begin(), strategy.end());
+        all.push_back(fmt::format("mixed_precision={}", precision));
+        const Recipe r = recipe(all, ranks);
+        const MemoryEstimate planned = peak_memory(r, layout_of(r, ranks), kVocab);
+        std::vector<MemoryUsage> peaks(kMemoryCategories);
+        MemoryUsage total;
+        run_thread_ranks(ranks, [&](World& world) {
+          const auto device = Device::cpu(1, {});
+          Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length),
+                          std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+          trainer.step();
+          trainer.step();
+          if (world.rank() != 0) return;
+          for (int i = 0; i < kMemoryCategories; ++i)
+            peaks[size_t(i)] = device->allocator().usage(MemoryCategory(i));
+          total = device->allocator().total();
+        });
+        const auto peak = [&](MemoryCategory c) { return double(peaks[size_t(c)].peak); };
+        CAPTURE(strategy, precision, ranks, planned.buffers, peak(MemoryCategory::buffers));
+        CHECK(planned.params == Approx(peak(MemoryCategory::params)).epsilon(0.1));
+        CHECK(planned.grads == Approx(peak(MemoryCategory::grads)).epsilon(0.1));
+        CHECK(planned.optimizer == Approx(peak(MemoryCategory::optimizer)).epsilon(0.1));
+        CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
+      }
 }
 
 TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any world") {
