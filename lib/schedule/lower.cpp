@@ -10,7 +10,12 @@ namespace mtrain {
 
 namespace {
 
-using Inbox = std::vector<ActionList>;  // [from * pp + to]: receives in the order of their sends
+// The receives of the messages from one rank to another, in the order of their sends.
+struct Channel {
+  ActionList receives;
+  size_t taken = 0;
+};
+using Channels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender and receiver
 
 struct Transfer {
   Action send, receive;
@@ -39,40 +44,39 @@ bool needed_message(const Schedule& s, const Action& a, Action& receive) {
   return true;
 }
 
-Inbox messages_in_order(const Schedule& s) {
-  Inbox inbox(size_t(s.pp * s.pp));
+Channels messages_in_order(const Schedule& s) {
+  Channels channels;
   Transfer t;
   for (int64_t rank = 0; rank < s.pp; ++rank)
     for (const Action& a : s.ranks[size_t(rank)])
-      if (transfer_of(s, a, t)) inbox[size_t(rank * s.pp + t.send.peer)].push_back(t.receive);
-  return inbox;
+      if (transfer_of(s, a, t)) channels[{rank, t.send.peer}].receives.push_back(t.receive);
+  return channels;
 }
 
 }  // namespace
 
 Schedule with_messages(const Schedule& s) {
-  const Inbox inbox = messages_in_order(s);
+  Channels channels = messages_in_order(s);
+  std::vector<bool> have[2];  // by way, then the receiving stage and micro-batch
+  for (auto& way : have) way.resize(size_t(s.stages * s.micro_batches));
+  const auto has = [&](const Action& message) -> std::vector<bool>::reference {
+    return have[message.kind == ActionKind::recv_b]
+               [size_t(message.stage * s.micro_batches + message.micro_batch)];
+  };
   Schedule lowered = s;
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     ActionList& list = lowered.ranks[size_t(rank)];
     list.clear();
-    std::vector<size_t> received(size_t(s.pp));  // of each peer's messages
-    std::vector<bool> have[2];                   // by way, stage and micro-batch
-    for (auto& way : have) way.resize(size_t(s.stages * s.micro_batches));
-    const auto has = [&](const Action& message) -> std::vector<bool>::reference {
-      return have[message.kind == ActionKind::recv_b]
-                 [size_t(message.stage * s.micro_batches + message.micro_batch)];
-    };
     const auto receive_for = [&](const Action& a) {
       Action need;
-      if (needed_message(s, a, need))
-        while (!has(need)) {
-          const ActionList& from = inbox[size_t(need.peer * s.pp + rank)];
-          size_t& next = received[size_t(need.peer)];
-          MT_CHECK(next < from.size(), "nothing sends what {} needs", to_string(a));
-          list.push_back(from[next++]);
-          has(list.back()) = true;
-        }
+      if (!needed_message(s, a, need)) return;
+      Channel& channel = channels[{need.peer, rank}];
+      while (!has(need)) {
+        MT_CHECK(channel.taken < channel.receives.size(), "nothing sends what {} needs",
+                 to_string(a));
+        list.push_back(channel.receives[channel.taken++]);
+        has(list.back()) = true;
+      }
     };
     const auto send_from = [&](const Action& a) {
       Transfer t;

@@ -17,9 +17,10 @@ double shortest_action(const Timeline& timeline) {
 
 namespace {
 
-// The whole row of a rank, `per_unit` columns for a unit of time.
+// The whole row of a rank, `per_unit` columns for a unit of time. Actions of more than
+// `cell_columns` columns are drawn out.
 std::string row_of(const ActionList& list, const std::vector<ActionTime>& times, double per_unit,
-                   double step) {
+                   double step, size_t cell_columns) {
   std::string row(size_t(std::llround(step * per_unit)), '.');
   for (size_t i = 0; i < list.size(); ++i) {
     if (!is_compute(list[i].kind)) continue;
@@ -27,7 +28,7 @@ std::string row_of(const ActionList& list, const std::vector<ActionTime>& times,
     const auto end = size_t(std::llround(times[i].end * per_unit));
     if (end <= begin || end > row.size()) continue;
     std::string cell = to_string(list[i]);
-    cell.resize(end - begin, '-');
+    cell.resize(end - begin, end - begin > cell_columns ? '-' : ' ');
     cell.back() = ' ';
     row.replace(begin, cell.size(), cell);
   }
@@ -45,7 +46,7 @@ std::string schedule_text(const Schedule& s, const Timeline& timeline, int64_t c
   const double per_unit = unit > 0 ? double(label + 1) / unit : 0;
   std::vector<std::string> rows;
   for (size_t rank = 0; rank < s.ranks.size(); ++rank)
-    rows.push_back(row_of(s.ranks[rank], timeline.times[rank], per_unit, timeline.step));
+    rows.push_back(row_of(s.ranks[rank], timeline.times[rank], per_unit, timeline.step, label + 1));
   const std::string last_head = fmt::format("rank {} ", s.ranks.size() - 1);
   const size_t whole = rows.empty() ? 0 : rows[0].size();
   // A part holds whole cells of the shortest action.
