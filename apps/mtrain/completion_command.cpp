@@ -125,7 +125,7 @@ std::string completion_script(const CLI::App& app) {
   replace(script, "%VALUES%", setting_values());
   replace(script, "%FILE_OPTIONS%",
           "--recipe | -r | --trace | --run | --input | -i | --output | -o | --tokenizer | -t | "
-          "--train | --valid");
+          "--train | --valid | --from-csv | --svg");
   replace(script, "%COMMANDS%", paths);
   replace(script, "%WORDS%", words);
   return script;

@@ -1,7 +1,6 @@
-// What a pipeline schedule costs by formula: activations in flight and idle time, for forward,
-// input gradient and weight gradient of equal length and communication of none. Sources: GPipe
-// (Huang et al. 2019), 1F1B and interleaving (Narayanan et al. 2021), zero bubble and ZB-V (Qi et
-// al. 2024), DualPipe (DeepSeek-AI 2024).
+// What the pipeline schedule of a recipe costs by formula (schedule/catalog.h has the formulas):
+// activations in flight and idle time, for forward, input gradient and weight gradient of equal
+// length and communication of none.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,14 +9,17 @@
 
 namespace mtrain {
 
+struct ScheduleSize;
+
 struct ScheduleShape {
   PipelineScheduleName schedule = PipelineScheduleName::one_f_one_b;
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
-  int64_t group = 1;  // interleaved: micro-batches in a row per stage
+  int64_t group = 0;  // interleaved: micro-batches in a row per stage; 0: M / rounds
   bool moe_overlap =
       false;  // one more warm-up forward, so that paired micro-batches are independent
 };
 ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout);
+ScheduleSize schedule_size(const ScheduleShape& shape);
 
 // Most chunks (a stage's layers for one micro-batch) whose activations rank `pp_rank` holds at
 // once, counted from forward to weight gradient.

@@ -79,6 +79,19 @@ expect "version" 0 "cpu" "cuda" -- --version
 expect "schema for reading" 0 "## model" -- schema
 "$mtrain" schema --json | python3 -m json.tool >"$work/out" 2>&1 || fail "schema --json is not JSON"
 
+expect "schedule" 0 "step 99, idle 3.03 %" "rank 3" "7I15 7W12 3I12" "0 4" -- schedule --pp 4 --vpp 2 --micro 16 --name InterleavedZeroBubble
+expect "schedule as actions" 0 "rank 0: 0F0, 0SEND_F0" -- schedule --pp 2 --micro 2 --name gpipe --actions
+expect "schedule of a size that is none" 2 "do not divide 9" "use 8 or 10 micro-batches" -- \
+  schedule --pp 4 --vpp 2 --micro 9 --name interleaved_1f1b
+expect "schedule of no such name" 2 "did you mean gpipe" -- schedule --name gpip
+expect "schedule of two sources" 2 "excludes" -- schedule --from-csv x --pp 4
+"$mtrain" schedule --pp 2 --micro 4 --name dualpipev --csv >"$work/schedule.csv"
+expect "schedule from a table" 0 "4 stages on 2 ranks, 4 micro-batches" -- schedule --from-csv "$work/schedule.csv"
+echo "0F0" >"$work/schedule.csv"
+expect "schedule from a table that ends early" 2 "schedule.csv" "instead of FB or FIW" -- schedule --from-csv "$work/schedule.csv"
+expect "schedule as a picture" 0 "written" -- schedule --svg "$work/s.svg"
+python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg" 2>"$work/out" || fail "schedule --svg is not XML"
+
 # Completion offers commands, settings and their values.
 completes() {
   local want=$1
@@ -96,5 +109,6 @@ completes --format mtrain data build --f
 completes optimizer.lr= mtrain --recipe x optimizer.l
 completes megatron_ddp mtrain distributed.strategy = meg
 completes zsh mtrain completion ""
+completes --micro mtrain schedule --mi
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

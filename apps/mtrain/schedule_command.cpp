@@ -1,0 +1,151 @@
+// What a pipeline schedule looks like and what it costs, without a recipe or a rank.
+#include <unistd.h>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "commands.h"
+#include "observe/terminal.h"
+#include "plan/recipe_schedule.h"
+#include "schedule/catalog.h"
+#include "schedule/lower.h"
+#include "schedule/render.h"
+#include "schedule/validator.h"
+
+namespace mtrain {
+
+namespace {
+
+struct ScheduleOptions {
+  std::string name = "1f1b", from_csv, svg;
+  ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
+  ScheduleCosts costs;
+  int64_t gathered = 0, columns = -1;
+  bool text = false, csv = false, actions = false, no_overlap = false;
+};
+
+std::string summary(const Schedule& s, const Timeline& t, const std::vector<int64_t>& bounds,
+                    const std::string& formula) {
+  std::string out = fmt::format(
+      "{}: {} stages on {} ranks, {} micro-batches\nstep {:g}, idle {:.2f} %{}\n\n{:<6}{:>10}{:>12}"
+      "  {:<12}{}\n",
+      s.name, s.stages, s.pp, s.micro_batches, t.step, 100 * t.bubble(), formula, "rank", "busy",
+      "in flight", bounds.empty() ? "" : "bound", "stages");
+  for (int64_t rank = 0; rank < s.pp; ++rank) {
+    std::string stages;
+    for (int64_t stage = 0; stage < s.stages; ++stage)
+      if (s.home(stage) == rank) stages += fmt::format("{}{}", stages.empty() ? "" : " ", stage);
+    out += fmt::format("{:<6}{:>10g}{:>12}  {:<12}{}\n", rank, t.busy[size_t(rank)],
+                       peak_in_flight(s.ranks[size_t(rank)]).to_weight_gradient,
+                       bounds.empty() ? "" : std::to_string(bounds[size_t(rank)]), stages);
+  }
+  return out;
+}
+
+void show_schedule(ScheduleOptions o) {
+  o.costs.overlap_p2p = !o.no_overlap;
+  const bool named = o.from_csv.empty();
+  Schedule s;
+  std::vector<int64_t> bounds;
+  std::string formula;
+  if (named) {
+    const ScheduleKind& kind = schedule_kind(schedule_name(o.name));
+    if (o.size.moe_overlap && kind.list != interleaved_1f1b)
+      throw UserError(fmt::format("{} has no order with overlapped experts", kind.name),
+                      "use interleaved_1f1b, or leave --moe-overlap out");
+    if (o.size.stages_per_rank == 0) o.size.stages_per_rank = kind.fewest_stages;
+    s = make_schedule(kind.name, o.size);
+    for (int64_t rank = 0; rank < s.pp; ++rank)
+      bounds.push_back(chunks_in_flight(kind, o.size, rank));
+    formula = fmt::format(" (by formula, for F = I = W and free communication: {:.2f} %)",
+                          100 * bubble_fraction(kind, o.size));
+  } else {
+    s = schedule_from_csv(o.from_csv);
+  }
+  if (o.gathered > 0) s = with_sharding(s, o.gathered);
+  s = with_messages(s);
+  const std::vector<std::string> faults = schedule_faults(s, bounds);
+  MT_CHECK(faults.empty(), "{}: {}", s.name, faults[0]);
+  const Timeline timeline = simulate(s, o.costs);
+  if (!o.svg.empty()) {
+    write_file_atomic(o.svg, schedule_svg(s, timeline));
+    fmt::print("{}: written\n", o.svg);
+  }
+  if (o.csv) std::fputs(schedule_csv(s).c_str(), stdout);
+  if (o.actions)
+    for (int64_t rank = 0; rank < s.pp; ++rank)
+      fmt::print("rank {}: {}\n", rank, to_string(s.ranks[size_t(rank)]));
+  if (o.csv || o.actions || (!o.svg.empty() && !o.text)) return;
+  // A file or a pipe takes whole rows.
+  if (o.columns < 0) o.columns = isatty(STDOUT_FILENO) ? terminal_width(STDOUT_FILENO) : 0;
+  fmt::print("{}\n{}", summary(s, timeline, bounds, formula),
+             schedule_text(s, timeline, o.columns));
+}
+
+}  // namespace
+
+void add_schedule_command(CLI::App& app) {
+  auto* command = app.add_subcommand("schedule", "show a pipeline schedule and what it costs");
+  auto o = std::make_shared<ScheduleOptions>();
+  command->footer(
+      "  mtrain schedule --pp 4 --vpp 2 --micro 16 --name zero_bubble\n"
+      "  mtrain schedule --pp 8 --micro 32 --name 1f1b --p2p-latency 0.1 --svg 1f1b.svg\n"
+      "  mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv    then, edited:\n"
+      "  mtrain schedule --from-csv mine.csv");
+  std::string names;
+  for (const ScheduleKind& kind : schedule_kinds())
+    names += (names.empty() ? "" : ", ") + std::string(kind.name);
+  auto* name = command->add_option("--name", o->name, names)->capture_default_str();
+  // A picture has a row per rank: more than these are not looked at.
+  const auto whole = CLI::Range(1, 1024);
+  std::vector<CLI::Option*> sizes{
+      name,
+      command->add_option("--pp", o->size.pp, "ranks")->check(whole)->capture_default_str(),
+      command
+          ->add_option("--vpp", o->size.stages_per_rank,
+                       "stages per rank; the fewest that the schedule can have unless given")
+          ->check(whole),
+      command->add_option("--micro", o->size.micro_batches, "micro-batches")
+          ->check(CLI::Range(1, 1 << 16))
+          ->capture_default_str(),
+      command->add_option("--group", o->size.group, "interleaved: micro-batches in a row per stage")
+          ->check(CLI::Range(1, 1 << 16)),
+      command->add_flag("--moe-overlap", o->size.moe_overlap,
+                        "interleaved_1f1b: forwards run together with backwards")};
+  auto* from = command->add_option("--from-csv", o->from_csv, "a table instead of a name");
+  for (CLI::Option* size : sizes) from->excludes(size);
+
+  const auto time = CLI::Range(0.0, 1e9);
+  StageCost& cost = o->costs.stages[0];
+  command->add_option("--forward", cost.F, "time of a stage's forward")->check(time);
+  command->add_option("--input-gradient", cost.I, "time of its input gradient")->check(time);
+  command->add_option("--weight-gradient", cost.W, "time of its weight gradient")->check(time);
+  command
+      ->add_option("--together", o->costs.together,
+                   "share of their times that a forward and a backward take together")
+      ->check(CLI::Range(0.5, 1.0));
+  command->add_option("--p2p-latency", o->costs.p2p_latency, "time until a message arrives")
+      ->check(time);
+  command->add_option("--p2p-transfer", o->costs.p2p_transfer, "time that it keeps its link busy")
+      ->check(time);
+  command->add_flag("--no-overlap", o->no_overlap, "ranks wait until what they sent has arrived");
+  command
+      ->add_option("--gathered", o->gathered,
+                   "sharded weights: stages whose weights a rank may gather at once")
+      ->check(CLI::Range(2, 1 << 16));
+
+  command->add_flag("--text", o->text, "as text (the default)");
+  command->add_flag("--csv", o->csv, "as a table that distributed.pipeline.pp_schedule_csv reads");
+  command->add_flag("--actions", o->actions, "all actions of each rank, sends and receives too");
+  command->add_option("--svg", o->svg, "write a picture to this file");
+  command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
+      ->check(CLI::Range(0, 1 << 20));
+  command->callback([o] { show_schedule(*o); });
+}
+
+}  // namespace mtrain

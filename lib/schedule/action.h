@@ -1,0 +1,61 @@
+// A pipeline schedule: for each rank the list of actions that it does, in order. Generators write
+// it, the validator proves it, the simulator times it, and the executor runs it: all read this.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace mtrain {
+
+enum class ActionKind {
+  F,  // forward
+  B,  // backward: I and W in one
+  I,  // input gradient
+  W,  // weight gradient
+  send_f,
+  recv_f,  // activations; the stage is the sender's in a send, the receiver's in a receive
+  send_b,
+  recv_b,   // gradients of activations
+  unshard,  // gather the stage's weights from the data-parallel ranks
+  reshard,  // let them go
+  reduce    // reduce the stage's gradients over the data-parallel ranks
+};
+
+struct Action {
+  ActionKind kind;
+  int64_t stage = 0, micro_batch = 0;  // no micro-batch: unshard, reshard, reduce
+  int64_t peer = -1;                   // of sends and receives: the rank at the other end
+  bool with_next = false;              // F: runs together with the backward right behind it
+  bool operator==(const Action&) const = default;
+};
+
+bool is_compute(ActionKind kind);  // F, B, I, W
+inline bool is_send(ActionKind k) { return k == ActionKind::send_f || k == ActionKind::send_b; }
+inline bool is_receive(ActionKind k) { return k == ActionKind::recv_f || k == ActionKind::recv_b; }
+// B or I: after it the stage before can go on.
+inline bool gives_gradient(ActionKind k) { return k == ActionKind::B || k == ActionKind::I; }
+
+using ActionList = std::vector<Action>;
+
+// As torch.distributed.pipelining writes it: 0F3, 1I2, 0SEND_F3, 2UNSHARD; and a list:
+// 0F0, (0F1;3B0)OVERLAP_F_B.
+std::string to_string(const Action& action);
+std::string to_string(const ActionList& list);
+
+struct Schedule {
+  std::string name;
+  int64_t pp = 1, stages = 1, micro_batches = 1;
+  std::vector<int64_t> rank_of_stage;
+  std::vector<ActionList> ranks;
+
+  int64_t home(int64_t stage) const { return rank_of_stage[size_t(stage)]; }
+};
+
+// Activations of chunks (a stage's layers for one micro-batch) that a list holds at most: from
+// forward to input gradient, and to weight gradient.
+struct InFlight {
+  int64_t to_input_gradient = 0, to_weight_gradient = 0;
+};
+InFlight peak_in_flight(const ActionList& list);
+
+}  // namespace mtrain

@@ -1,0 +1,182 @@
+#include "schedule/catalog.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace mtrain {
+
+namespace {
+
+using Size = const ScheduleSize&;
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostChunks = 1 << 21;  // a mistyped size must not cost memory
+
+int64_t all_chunks(Size s, int64_t) { return s.stages_per_rank * s.micro_batches; }
+int64_t interleaved_chunks(Size s, int64_t rank) {
+  return (s.stages_per_rank - 1) * group_of(s) + 2 * (s.pp - 1 - rank) + 1 +
+         (s.moe_overlap ? 1 : 0);
+}
+
+// (P-1) / (V M) as published, for M >= P. Where there are fewer, a micro-batch's next chunk waits
+// for it to come round.
+double skewed_idle(Size s) {
+  const int64_t V = s.stages_per_rank, M = s.micro_batches;
+  return double(V * std::max<int64_t>(0, s.pp - M) + std::min(s.pp, M) - 1) / double(V * M);
+}
+// As published, for M >= P; with fewer it takes longer.
+double zero_bubble_idle(Size s) {
+  return double(s.pp - 1) / double(3 * s.stages_per_rank * s.micro_batches);
+}
+// Ranks that are never idle between their first and their last action start and end one after the
+// other, which costs P-1 chunks; that needs M >= (3P - 1) / 2.
+double v_idle(Size s) {
+  const int64_t M = s.micro_batches;
+  return double(std::max(s.pp - 1, 4 * s.pp - 2 * M - 2)) / double(6 * M);
+}
+// (P-1) (F&B + B - 3W), where F and B together take F + B.
+double dualpipev_idle(Size s) { return double(s.pp - 1) / double(3 * s.micro_batches); }
+
+bool legal_rounds(int64_t micro_batches, int64_t pp) {
+  return micro_batches % std::max<int64_t>(1, micro_batches / pp) == 0;
+}
+
+bool legal_group(int64_t group, int64_t micro_batches, int64_t pp) {
+  if (group < pp || group > micro_batches) return false;
+  return micro_batches % group == 0 || micro_batches % group >= pp;
+}
+
+// The legal counts next to `from`: "8 or 12"; empty where there are none.
+template <class Legal>
+std::string nearest_legal(int64_t from, int64_t most, const Legal& legal) {
+  std::string text;
+  for (int64_t low = std::min(from - 1, most); low >= 1 && text.empty(); --low)
+    if (legal(low)) text = fmt::format("{}", low);
+  for (int64_t high = from + 1; high <= most; ++high)
+    if (legal(high)) return text + fmt::format("{}{}", text.empty() ? "" : " or ", high);
+  return text;
+}
+
+void check_groups(const ScheduleKind& kind, Size s) {
+  const int64_t M = s.micro_batches, P = s.pp;
+  if (s.group == 0) {
+    if (legal_rounds(M, P)) return;
+    throw UserError(
+        fmt::format("{} on {} ranks runs {} micro-batches in {} rounds, which do not divide {}",
+                    kind.name, P, M, std::max<int64_t>(1, M / P), M),
+        fmt::format("use {} micro-batches, or give the size of a group",
+                    nearest_legal(M, 4 * M + 64, [&](int64_t m) { return legal_rounds(m, P); })));
+  }
+  if (legal_group(s.group, M, P)) return;
+  const std::string groups =
+      nearest_legal(s.group, M, [&](int64_t n) { return legal_group(n, M, P); });
+  throw UserError(
+      fmt::format("a group of {} must lie between {} ranks and {} micro-batches, and what is left "
+                  "of {} over the groups must be 0 or at least {}",
+                  s.group, P, M, M, P),
+      groups.empty() ? fmt::format("use at least {} micro-batches", P)
+                     : fmt::format("use a group of {}", groups));
+}
+
+}  // namespace
+
+const std::vector<ScheduleKind>& schedule_kinds() {
+  static const std::vector<ScheduleKind> kinds{
+      {"1f1b", 1, 1, false, false, one_f_one_b, [](Size s, int64_t rank) { return s.pp - rank; },
+       skewed_idle},
+      {"gpipe", 1, 1, false, false, gpipe, all_chunks, skewed_idle},
+      {"interleaved_1f1b", 2, kAny, true, false, interleaved_1f1b, interleaved_chunks, skewed_idle},
+      {"looped_bfs", 2, kAny, false, false, looped_bfs, all_chunks, skewed_idle},
+      {"dfs", 2, kAny, true, false, interleaved_1f1b, interleaved_chunks, skewed_idle},
+      {"v_schedule", 2, 2, false, true, v_schedule, [](Size s, int64_t) { return 2 * s.pp; },
+       v_idle},
+      {"zero_bubble", 1, kAny, true, false, zero_bubble,
+       [](Size s, int64_t) { return (s.stages_per_rank - 1) * group_of(s) + s.pp; },
+       zero_bubble_idle},
+      {"dualpipev", 2, 2, false, true, dualpipev, [](Size s, int64_t) { return 2 * s.pp + 1; },
+       dualpipev_idle}};
+  return kinds;
+}
+
+const ScheduleKind& schedule_kind(std::string_view name) {
+  std::vector<std::string> names;
+  std::string listed;
+  for (const ScheduleKind& kind : schedule_kinds()) {
+    if (kind.name == name) return kind;
+    names.emplace_back(kind.name);
+    listed += (listed.empty() ? "" : ", ") + names.back();
+  }
+  const std::string close = nearest(name, names);
+  throw UserError(fmt::format("there is no schedule {}", name),
+                  close.empty() ? "use " + listed : fmt::format("did you mean {}?", close));
+}
+
+void check_size(const ScheduleKind& kind, const ScheduleSize& s) {
+  const int64_t V = s.stages_per_rank;
+  if (s.pp < 1 || V < 1 || s.micro_batches < 1 || s.group < 0)
+    throw UserError(
+        fmt::format("{} ranks, {} stages per rank, {} micro-batches, groups of {}: "
+                    "each must be at least 1",
+                    s.pp, V, s.micro_batches, s.group));
+  for (const int64_t factor : {s.pp, V, s.micro_batches})
+    if (factor > kMostChunks || s.pp * V > kMostChunks / s.micro_batches)
+      throw UserError(fmt::format("{} ranks x {} stages x {} micro-batches are too many to list",
+                                  s.pp, V, s.micro_batches),
+                      fmt::format("their product must stay below {}", kMostChunks));
+  if (V < kind.fewest_stages || V > kind.most_stages)
+    throw UserError(
+        fmt::format("{} needs {} {} per rank, not {}", kind.name,
+                    kind.most_stages == kAny ? fmt::format("at least {}", kind.fewest_stages)
+                                             : fmt::format("exactly {}", kind.fewest_stages),
+                    kind.fewest_stages == 1 ? "stage" : "stages", V),
+        fmt::format("use {} per rank", kind.fewest_stages));
+  if (kind.in_groups)
+    check_groups(kind, s);
+  else if (s.group > 0)
+    throw UserError(fmt::format("{} does not order micro-batches in groups", kind.name),
+                    "leave the group size out");
+  if (kind.list == dualpipev && s.micro_batches < 2 * s.pp)
+    throw UserError(
+        fmt::format("dualpipev on {} ranks needs at least twice as many micro-batches, not {}",
+                    s.pp, s.micro_batches),
+        fmt::format("use {} micro-batches", 2 * s.pp));
+}
+
+std::vector<int64_t> stages_of_rank(const ScheduleKind& kind, const ScheduleSize& size,
+                                    int64_t rank) {
+  if (kind.v) return {rank, 2 * size.pp - 1 - rank};
+  std::vector<int64_t> stages;
+  for (int64_t c = 0; c < size.stages_per_rank; ++c) stages.push_back(rank + c * size.pp);
+  return stages;
+}
+
+int64_t chunks_in_flight(const ScheduleKind& kind, const ScheduleSize& size, int64_t rank) {
+  return std::min(all_chunks(size, rank), kind.chunks(size, rank));
+}
+
+double bubble_fraction(const ScheduleKind& kind, const ScheduleSize& size) {
+  const double idle = kind.idle(size);
+  return idle / (1 + idle);
+}
+
+Schedule make_schedule(std::string_view name, const ScheduleSize& size) {
+  const ScheduleKind& kind = schedule_kind(name);
+  check_size(kind, size);
+  Schedule s{.name = std::string(name),
+             .pp = size.pp,
+             .stages = size.pp * size.stages_per_rank,
+             .micro_batches = size.micro_batches};
+  s.rank_of_stage.resize(size_t(s.stages));
+  for (int64_t rank = 0; rank < s.pp; ++rank) {
+    for (const int64_t stage : stages_of_rank(kind, size, rank))
+      s.rank_of_stage[size_t(stage)] = rank;
+    s.ranks.push_back(kind.list(size, rank));
+  }
+  return s;
+}
+
+}  // namespace mtrain

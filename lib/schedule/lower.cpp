@@ -1,0 +1,155 @@
+#include "schedule/lower.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+// The receives of the messages from one rank to another, in the order of their sends.
+struct Channel {
+  ActionList receives;
+  size_t taken = 0;
+};
+using Channels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender and receiver
+
+struct Transfer {
+  Action send, receive;
+};
+
+// What this computation sends to another rank; false for nothing.
+bool transfer_of(const Schedule& s, const Action& a, Transfer& t) {
+  const bool forward = a.kind == ActionKind::F;
+  if (!forward && !gives_gradient(a.kind)) return false;
+  const int64_t to = a.stage + (forward ? 1 : -1);
+  if (to < 0 || to >= s.stages || s.home(to) == s.home(a.stage)) return false;
+  t.send = {forward ? ActionKind::send_f : ActionKind::send_b, a.stage, a.micro_batch, s.home(to)};
+  t.receive = {forward ? ActionKind::recv_f : ActionKind::recv_b, to, a.micro_batch,
+               s.home(a.stage)};
+  return true;
+}
+
+// The message that this computation waits for; false for none.
+bool needed_message(const Schedule& s, const Action& a, Action& receive) {
+  const bool forward = a.kind == ActionKind::F;
+  if (!forward && !gives_gradient(a.kind)) return false;
+  const int64_t from = a.stage + (forward ? -1 : 1);
+  if (from < 0 || from >= s.stages || s.home(from) == s.home(a.stage)) return false;
+  receive = {forward ? ActionKind::recv_f : ActionKind::recv_b, a.stage, a.micro_batch,
+             s.home(from)};
+  return true;
+}
+
+Channels messages_in_order(const Schedule& s) {
+  Channels channels;
+  Transfer t;
+  for (int64_t rank = 0; rank < s.pp; ++rank)
+    for (const Action& a : s.ranks[size_t(rank)])
+      if (transfer_of(s, a, t)) channels[{rank, t.send.peer}].receives.push_back(t.receive);
+  return channels;
+}
+
+}  // namespace
+
+Schedule with_messages(const Schedule& s) {
+  Channels channels = messages_in_order(s);
+  std::vector<bool> have[2];  // by way, then the receiving stage and micro-batch
+  for (auto& way : have) way.resize(size_t(s.stages * s.micro_batches));
+  const auto has = [&](const Action& message) -> std::vector<bool>::reference {
+    return have[message.kind == ActionKind::recv_b]
+               [size_t(message.stage * s.micro_batches + message.micro_batch)];
+  };
+  Schedule lowered = s;
+  for (int64_t rank = 0; rank < s.pp; ++rank) {
+    ActionList& list = lowered.ranks[size_t(rank)];
+    list.clear();
+    const auto receive_for = [&](const Action& a) {
+      Action need;
+      if (!needed_message(s, a, need)) return;
+      Channel& channel = channels[{need.peer, rank}];
+      while (!has(need)) {
+        MT_CHECK(channel.taken < channel.receives.size(), "nothing sends what {} needs",
+                 to_string(a));
+        list.push_back(channel.receives[channel.taken++]);
+        has(list.back()) = true;
+      }
+    };
+    const auto send_from = [&](const Action& a) {
+      Transfer t;
+      if (transfer_of(s, a, t)) list.push_back(t.send);
+    };
+    const ActionList& computing = s.ranks[size_t(rank)];
+    for (size_t i = 0; i < computing.size(); ++i) {
+      const size_t together = computing[i].with_next && i + 1 < computing.size() ? 2 : 1;
+      for (size_t k = 0; k < together; ++k) receive_for(computing[i + k]);
+      for (size_t k = 0; k < together; ++k) list.push_back(computing[i + k]);
+      for (size_t k = 0; k < together; ++k) send_from(computing[i + k]);
+      i += together - 1;
+    }
+  }
+  return lowered;
+}
+
+namespace {
+
+// The positions at which each stage of a list computes, first to last.
+std::map<int64_t, std::vector<size_t>> uses_of(const ActionList& list) {
+  std::map<int64_t, std::vector<size_t>> uses;
+  for (size_t i = 0; i < list.size(); ++i)
+    if (is_compute(list[i].kind)) uses[list[i].stage].push_back(i);
+  return uses;
+}
+
+ActionList sharded(const ActionList& list, size_t most_gathered) {
+  const auto uses = uses_of(list);
+  std::map<int64_t, size_t> used;  // how many of the uses have passed
+  std::set<int64_t> gathered;
+  ActionList out;
+  const auto let_go = [&](const std::set<int64_t>& keep) {
+    for (auto stage = gathered.begin(); stage != gathered.end();) {
+      if (keep.contains(*stage)) {
+        ++stage;
+        continue;
+      }
+      out.push_back({ActionKind::reshard, *stage});
+      stage = gathered.erase(stage);
+    }
+  };
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Action& a = list[i];
+    // Two that run together are not parted: what the second needs is gathered with the first.
+    const bool second = i > 0 && list[i - 1].with_next;
+    if (is_compute(a.kind) && !second) {
+      std::vector<std::pair<size_t, int64_t>> soonest;  // (position of the next use, stage)
+      for (const auto& [stage, at] : uses)
+        if (used[stage] < at.size()) soonest.push_back({at[used[stage]], stage});
+      std::sort(soonest.begin(), soonest.end());
+      if (soonest.size() > most_gathered) soonest.resize(most_gathered);
+      std::set<int64_t> keep;
+      for (const auto& [at, stage] : soonest) keep.insert(stage);
+      let_go(keep);
+      for (const auto& [at, stage] : soonest)
+        if (gathered.insert(stage).second) out.push_back({ActionKind::unshard, stage});
+    }
+    out.push_back(a);
+    if (is_compute(a.kind) && ++used[a.stage] == uses.at(a.stage).size())
+      out.push_back({ActionKind::reduce, a.stage});
+  }
+  let_go({});
+  return out;
+}
+
+}  // namespace
+
+Schedule with_sharding(const Schedule& s, int64_t most_gathered) {
+  MT_CHECK(most_gathered >= 2, "{} stages may be gathered; two may run together", most_gathered);
+  Schedule out = s;
+  for (ActionList& list : out.ranks) list = sharded(list, size_t(most_gathered));
+  return out;
+}
+
+}  // namespace mtrain

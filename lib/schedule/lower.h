@@ -1,0 +1,20 @@
+// What a list of computations needs around it to run.
+#pragma once
+#include "schedule/action.h"
+
+namespace mtrain {
+
+// Puts a send after each computation whose result another rank needs, and a receive before each
+// that needs another rank's. Between two ranks messages are received in the order in which they are
+// sent, and no earlier than needed. So a receive only ever waits for what the computation behind it
+// waits for anyway: with sends that do not block, the lists can deadlock no more than the
+// computations' own order can. Every stage must do every micro-batch.
+Schedule with_messages(const Schedule& schedule);
+
+// For weights that are sharded over data-parallel ranks: a stage's weights are gathered before they
+// are used, at most `most_gathered` (2 or more) stages' per rank at once, which are those used
+// soonest; its gradients are reduced after its last backward. To be done before with_messages(), so
+// that weights travel while a rank waits for activations.
+Schedule with_sharding(const Schedule& schedule, int64_t most_gathered = 3);
+
+}  // namespace mtrain

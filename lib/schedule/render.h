@@ -1,0 +1,23 @@
+// A schedule to look at.
+#pragma once
+#include <string>
+
+#include "schedule/simulator.h"
+
+namespace mtrain {
+
+// A row per rank, time from left to right, `.` where a rank waits; cut into parts of at most
+// `columns` (0: not cut). The shortest action has the width of its name.
+std::string schedule_text(const Schedule& schedule, const Timeline& timeline, int64_t columns);
+
+// What ranks compute, as pp_schedule_csv reads it: a row per rank, cells such as 2F0.
+std::string schedule_csv(const Schedule& schedule);
+
+// A picture with a row per rank, on a scale of time.
+std::string schedule_svg(const Schedule& schedule, const Timeline& timeline);
+
+// The shortest time that an action of the timeline takes, as the unit of a picture's scale: at
+// least 1/4000 of the step.
+double shortest_action(const Timeline& timeline);
+
+}  // namespace mtrain

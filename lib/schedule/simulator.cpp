@@ -1,0 +1,165 @@
+#include "schedule/simulator.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+class Player {
+ public:
+  Player(const Schedule& s, const ScheduleCosts& costs)
+      : s_(s),
+        costs_(costs),
+        next_(size_t(s.pp)),
+        clock_(size_t(s.pp)),
+        waiting_{table<int64_t>(-1), table<int64_t>(-1)},
+        done_{table(kNever), table(kNever)},
+        arrival_{table(kNever), table(kNever)} {
+    timeline_.times.resize(size_t(s.pp));
+    timeline_.busy.resize(size_t(s.pp));
+  }
+
+  Timeline play(std::vector<StuckRank>& stuck) {
+    for (int64_t rank = s_.pp - 1; rank >= 0; --rank) ready_.push_back(rank);
+    while (!ready_.empty()) {
+      const int64_t rank = ready_.back();
+      ready_.pop_back();
+      while (next_[size_t(rank)] < s_.ranks[size_t(rank)].size() && step(rank)) {
+      }
+    }
+    for (int64_t rank = 0; rank < s_.pp; ++rank) {
+      if (next_[size_t(rank)] < s_.ranks[size_t(rank)].size())
+        stuck.push_back({rank, next_[size_t(rank)]});
+      timeline_.step = std::max(timeline_.step, clock_[size_t(rank)]);
+    }
+    return std::move(timeline_);
+  }
+
+ private:
+  static constexpr double kNever = -1;
+  template <class T>
+  std::vector<T> table(T value) const {
+    return std::vector<T>(size_t(s_.stages * s_.micro_batches), value);
+  }
+  size_t at(int64_t stage, int64_t micro_batch) const {
+    return size_t(stage * s_.micro_batches + micro_batch);
+  }
+
+  // All that `a` needs is there or on its way.
+  bool can_begin(int64_t rank, const Action& a) {
+    if (is_receive(a.kind)) {
+      const size_t way = a.kind == ActionKind::recv_b, message = at(a.stage, a.micro_batch);
+      if (arrival_[way][message] != kNever) return true;
+      waiting_[way][message] = rank;
+      return false;
+    }
+    const bool forward = a.kind == ActionKind::F;
+    const int64_t before = a.stage + (forward ? -1 : 1);
+    if ((forward || gives_gradient(a.kind)) && before >= 0 && before < s_.stages) {
+      const bool here = s_.home(before) == rank;
+      const auto& from = here ? done_[!forward][at(before, a.micro_batch)]
+                              : arrival_[!forward][at(a.stage, a.micro_batch)];
+      return from != kNever;
+    }
+    return true;
+  }
+
+  double length(const Action& a) const {
+    const auto& table = costs_.stages;
+    const StageCost& c = table[table.size() == 1 ? 0 : size_t(a.stage)];
+    switch (a.kind) {
+      case ActionKind::F: return c.F;
+      case ActionKind::B: return c.I + c.W;
+      case ActionKind::I: return c.I;
+      case ActionKind::W: return c.W;
+      default: return 0;
+    }
+  }
+
+  // The end of the send; wakes who waits for it.
+  double send(int64_t rank, const Action& a) {
+    const bool back = a.kind == ActionKind::send_b;
+    double& link_free = link_free_[{rank, a.peer}];
+    const double begin = std::max(clock_[size_t(rank)], link_free);
+    link_free = begin + costs_.p2p_transfer;
+    const double arrival = link_free + costs_.p2p_latency;
+    const size_t message = at(a.stage + (back ? -1 : 1), a.micro_batch);
+    arrival_[back][message] = arrival;
+    if (waiting_[back][message] >= 0) ready_.push_back(waiting_[back][message]);
+    return costs_.overlap_p2p ? clock_[size_t(rank)] : arrival;
+  }
+
+  // Does the rank's next action, or says that it has to wait.
+  bool step(int64_t rank) {
+    const ActionList& list = s_.ranks[size_t(rank)];
+    const Action& a = list[next_[size_t(rank)]];
+    const bool pair = a.with_next && next_[size_t(rank)] + 1 < list.size();
+    const Action& b = list[next_[size_t(rank)] + (pair ? 1 : 0)];
+    if (!can_begin(rank, a) || (pair && !can_begin(rank, b))) return false;
+    double& clock = clock_[size_t(rank)];
+    if (is_receive(a.kind)) {
+      const size_t message = at(a.stage, a.micro_batch);
+      record(rank, std::max(clock, arrival_[a.kind == ActionKind::recv_b][message]));
+    } else if (is_send(a.kind)) {
+      record(rank, send(rank, a));
+    } else {
+      const double share = pair ? costs_.together : 1, begin = clock;
+      record(rank, clock + share * length(a));
+      if (pair) record(rank, clock + share * length(b));
+      timeline_.busy[size_t(rank)] += clock - begin;
+      finish(a, clock);
+      if (pair) finish(b, clock);
+    }
+    return true;
+  }
+
+  void record(int64_t rank, double end) {
+    timeline_.times[size_t(rank)].push_back({clock_[size_t(rank)], end});
+    clock_[size_t(rank)] = end;
+    ++next_[size_t(rank)];
+  }
+
+  void finish(const Action& a, double when) {
+    if (a.kind == ActionKind::F) done_[0][at(a.stage, a.micro_batch)] = when;
+    if (gives_gradient(a.kind)) done_[1][at(a.stage, a.micro_batch)] = when;
+  }
+
+  const Schedule& s_;
+  const ScheduleCosts& costs_;
+  Timeline timeline_;
+  std::vector<int64_t> ready_;
+  std::vector<size_t> next_;
+  std::vector<double> clock_;
+  // By way (forward, backward), then stage and micro-batch. Messages go by the receiver's stage.
+  std::vector<int64_t> waiting_[2];
+  std::vector<double> done_[2], arrival_[2];
+  std::map<std::pair<int64_t, int64_t>, double> link_free_;
+};
+
+}  // namespace
+
+double Timeline::bubble() const {
+  double computing = 0;
+  for (const double b : busy) computing += b;
+  return step > 0 ? 1 - computing / (step * double(busy.size())) : 0;
+}
+
+Timeline play(const Schedule& s, const ScheduleCosts& costs, std::vector<StuckRank>& stuck) {
+  MT_CHECK(costs.stages.size() == 1 || int64_t(costs.stages.size()) == s.stages,
+           "costs of {} stages for a schedule of {}", costs.stages.size(), s.stages);
+  return Player(s, costs).play(stuck);
+}
+
+Timeline simulate(const Schedule& s, const ScheduleCosts& costs) {
+  std::vector<StuckRank> stuck;
+  Timeline timeline = play(s, costs, stuck);
+  MT_CHECK(stuck.empty(), "rank {} of {} waits for ever at action {}", stuck[0].rank, s.name,
+           stuck[0].action);
+  return timeline;
+}
+
+}  // namespace mtrain

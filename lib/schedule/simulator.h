@@ -1,0 +1,49 @@
+// Plays a schedule's lists with a cost for each action. Each rank does its list in order; a receive
+// waits for its message.
+#pragma once
+#include "schedule/action.h"
+
+namespace mtrain {
+
+struct StageCost {
+  double F = 1, I = 1, W = 1;  // seconds, or any unit; B takes I + W
+};
+
+struct ScheduleCosts {
+  std::vector<StageCost> stages{StageCost{}};  // by stage; one entry stands for all of them
+  // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
+  // bandwidth), and arrives `p2p_latency` after that.
+  double p2p_latency = 0, p2p_transfer = 0;
+  // A forward and a backward that run together take this share of their times, and both have ended
+  // only then.
+  double together = 1;
+  bool overlap_p2p = true;  // false: the sender computes nothing until its message has arrived
+  // Gathering and reducing take no time here: what hides them is not the pipeline's order.
+};
+
+struct ActionTime {
+  double begin = 0, end = 0;
+};
+
+struct Timeline {
+  std::vector<std::vector<ActionTime>> times;  // [rank][action]
+  std::vector<double> busy;                    // [rank], computing
+  double step = 0;  // from the first action's begin to the last one's end
+
+  double bubble() const;  // idle time / whole time, over all ranks
+};
+
+// Where a rank waits for ever: list position of its action.
+struct StuckRank {
+  int64_t rank;
+  size_t action;
+};
+
+// Lists with sends and receives, whose numbers are in range. `stuck` names the ranks that do not
+// reach their list's end; the others' times are right.
+Timeline play(const Schedule& schedule, const ScheduleCosts& costs, std::vector<StuckRank>& stuck);
+
+// For schedules that are known to be right.
+Timeline simulate(const Schedule& schedule, const ScheduleCosts& costs);
+
+}  // namespace mtrain

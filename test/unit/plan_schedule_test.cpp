@@ -1,0 +1,103 @@
+// The recipe's schedules and lib/schedule's are the same ones.
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "plan/recipe_schedule.h"
+#include "plan/schedule_bounds.h"
+#include "schedule/catalog.h"
+#include "schedule/render.h"
+
+using namespace mtrain;
+
+namespace {
+
+const char* kBase =
+    "model: {num_layers: 64, hidden_size: 256, num_attention_heads: 8, vocab_size: 512}\n"
+    "dataset: {train: x, seq_length: 1024}\n"
+    "train: {micro_batch_size: 1}\n"
+    "distributed: {pipeline: {}}\n";
+
+Schedule from_text(const std::string& text) {
+  ScheduleRows rows;
+  std::string reason;
+  REQUIRE(parse_schedule_csv(text, rows, reason));
+  return schedule_from_rows(rows, "test.csv");
+}
+
+std::string refused(const std::string& text) {
+  try {
+    from_text(text);
+    return "";
+  } catch (const UserError& e) {
+    return e.what();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a size that the recipe allows is one that the schedule can have, and no other") {
+  int64_t allowed = 0, refused_sizes = 0;
+  for (const auto& [value, name] : enum_names(PipelineScheduleName{})) {
+    if (enum_name(value) != name) continue;  // another name of one that was met
+    for (const int64_t pp : {2, 4})
+      for (const int64_t v : {1, 2, 3})
+        for (const int64_t m : {1, 3, 4, 5, 8, 9})
+          for (const int64_t group : {0, 3, 4, 8}) {
+            std::vector<std::string> overrides{
+                fmt::format("distributed.pipeline.pp_schedule={}", name),
+                fmt::format("distributed.pp_size={}", pp),
+                fmt::format("distributed.vpp_size={}", v),
+                fmt::format("train.global_batch_size={}", m)};
+            if (group)
+              overrides.push_back(
+                  fmt::format("distributed.pipeline.microbatch_group_size_per_vp_stage={}", group));
+            Problems problems;
+            const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, problems, pp);
+            INFO(name << " pp " << pp << " stages " << v << " micro-batches " << m << " group "
+                      << group << "\n"
+                      << problems.text(Severity::error));
+            bool legal = true;
+            try {
+              check_size(schedule_kind(name), {pp, v, m, group});
+            } catch (const UserError&) {
+              legal = false;
+            }
+            REQUIRE(legal == !problems.has_errors());
+            ++(legal ? allowed : refused_sizes);
+            if (!legal) continue;
+            const Schedule s = recipe_schedule(r, layout_of(r, pp));
+            REQUIRE(s.name == name);
+            REQUIRE(s.stages == pp * v);
+            REQUIRE(s.micro_batches == m);
+          }
+  }
+  CHECK(allowed > 100);
+  CHECK(refused_sizes > 100);
+}
+
+TEST_CASE("names as the recipe takes them") {
+  CHECK(schedule_name("ZBVZeroBubble") == "v_schedule");
+  CHECK(schedule_name("Interleaved-1F1B") == "interleaved_1f1b");
+  CHECK(schedule_name("bogus") == "bogus");
+}
+
+TEST_CASE("a schedule survives its table") {
+  for (const ScheduleKind& kind : schedule_kinds()) {
+    const Schedule made = make_schedule(kind.name, {3, kind.fewest_stages, 6});
+    const Schedule read = from_text(schedule_csv(made));
+    CHECK(read.rank_of_stage == made.rank_of_stage);
+    CHECK(schedule_csv(read) == schedule_csv(made));
+  }
+}
+
+TEST_CASE("a table that cannot be run is refused with its place") {
+  CHECK(from_text("0F0,,0B0\n,1F0,1B0\n").stages == 2);
+  CHECK_THAT(refused(""), Catch::Contains("test.csv: holds no actions"));
+  CHECK_THAT(refused("0F0\n"), Catch::Contains("stage 0 ends micro-batch 0 after `F`"));
+  CHECK_THAT(refused("0F0,0B0,0F9223372036854775807\n"),
+             Catch::Contains("too few for stage 0 and micro-batch 9223372036854775807"));
+  CHECK_THAT(refused("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0,\n,2F0\n"),
+             Catch::Contains("stage 2 ends micro-batch 0"));
+  CHECK_THAT(refused("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"),
+             Catch::Contains("deadlock: rank 0 waits at 0RECV_B0 for rank 1"));
+}

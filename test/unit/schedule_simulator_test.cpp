@@ -1,0 +1,159 @@
+// Times, pictures, and what the passes put around computations.
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <set>
+
+#include "schedule/catalog.h"
+#include "schedule/lower.h"
+#include "schedule/render.h"
+#include "schedule/simulator.h"
+
+using namespace mtrain;
+
+namespace {
+
+Schedule ready(const char* name, const ScheduleSize& size) {
+  return with_messages(make_schedule(name, size));
+}
+
+}  // namespace
+
+TEST_CASE("a pipeline of two, by hand") {
+  const Schedule s = ready("gpipe", {2, 1, 2});
+  CHECK(to_string(s.ranks[0]) == "0F0, 0SEND_F0, 0F1, 0SEND_F1, 0RECV_B0, 0B0, 0RECV_B1, 0B1");
+  CHECK(to_string(s.ranks[1]) == "1RECV_F0, 1F0, 1RECV_F1, 1F1, 1B0, 1SEND_B0, 1B1, 1SEND_B1");
+  // F 1, B 3 on stage 0; F 2, B 4 on stage 1.
+  ScheduleCosts costs{.stages = {{1, 2, 1}, {2, 3, 1}}};
+  // 0F0 [0,1] 1F0 [1,3] 1F1 [3,5] 1B0 [5,9] 1B1 [9,13]; 0B0 [9,12] 0B1 [13,16]
+  Timeline t = simulate(s, costs);
+  CHECK(t.step == 16);
+  CHECK(t.busy == std::vector<double>{8, 12});
+  CHECK(t.bubble() == Approx(1 - 20.0 / 32));
+  CHECK(t.times[1][0].end == 1);  // a receive lasts until its message is there
+  CHECK(t.times[0][5].begin == 9);
+
+  SECTION("latency moves what waits") {
+    costs.p2p_latency = 0.5;
+    // All on the way 0F0, 1F0, 1F1, 1B0, 1B1, 0B1: two messages on it.
+    CHECK(simulate(s, costs).step == 17);
+  }
+  SECTION("a link carries one message at a time, and latency is no load on it") {
+    costs.p2p_transfer = 3;  // 0F0 [0,1], 1F0 [4,6]; 0F1's message waits for the link: [4,7]
+    const Timeline busy_link = simulate(s, costs);
+    CHECK(busy_link.times[1][2].end == 7);
+    costs.p2p_latency = 2;
+    CHECK(simulate(s, costs).times[1][2].end == 9);
+  }
+  SECTION("without overlap the sender waits, too") {
+    costs.p2p_latency = 0.25;
+    costs.p2p_transfer = 0.25;
+    costs.overlap_p2p = false;
+    const Timeline blocked = simulate(s, costs);
+    CHECK(blocked.times[0][2].begin == 1.5);  // 0F1
+    // 0F0, send, 1F0, 1F1, 1B0, send, 1B1, send, 0B1
+    CHECK(blocked.step == 1 + 0.5 + 2 + 2 + 4 + 0.5 + 4 + 0.5 + 3);
+    CHECK(blocked.busy == t.busy);
+  }
+}
+
+TEST_CASE("overlapped communication is never slower, and no cost makes a step shorter") {
+  for (const ScheduleKind& kind : schedule_kinds()) {
+    const int64_t v = kind.fewest_stages;
+    const Schedule s = ready(std::string(kind.name).c_str(), {4, v, 12});
+    double before = 0;
+    for (const double latency : {0.0, 0.1, 0.5, 2.0}) {
+      ScheduleCosts costs{.p2p_latency = latency, .p2p_transfer = latency / 2};
+      const double hidden = simulate(s, costs).step;
+      costs.overlap_p2p = false;
+      INFO(kind.name << " latency " << latency);
+      CHECK(hidden <= simulate(s, costs).step);
+      CHECK(hidden >= before);
+      before = hidden;
+    }
+  }
+}
+
+TEST_CASE("a forward and a backward together take their share and end together") {
+  // The published (P-1) (F&B + B - 3W) is the idle time of the last rank, which has the most pairs.
+  for (int64_t pp = 1; pp <= 6; ++pp)
+    for (const int64_t m : {2 * pp, 2 * pp + 1, 5 * pp})
+      for (const double share : {0.75, 0.9, 1.0}) {
+        const Timeline t = simulate(ready("dualpipev", {pp, 2, m}), {.together = share});
+        INFO("pp " << pp << " micro-batches " << m << " share " << share);
+        CHECK(t.step - t.busy.back() == Approx(double(pp - 1) * (3 * share + 2 - 3)).margin(1e-9));
+      }
+}
+
+TEST_CASE("stages of one rank exchange no messages") {
+  const Schedule v = ready("v_schedule", {3, 2, 6});
+  for (const ActionList& list : v.ranks)
+    for (const Action& a : list) {
+      CHECK(to_string(a).rfind("2SEND_F", 0) == std::string::npos);  // stages 2 and 3 share rank 2
+      CHECK(to_string(a).rfind("3SEND_B", 0) == std::string::npos);
+    }
+  const Schedule alone = ready("interleaved_1f1b", {1, 4, 4});
+  for (const Action& a : alone.ranks[0]) CHECK(is_compute(a.kind));
+}
+
+TEST_CASE(
+    "no more stages are gathered than allowed, and each is reduced right after its last use") {
+  for (const int64_t most : {2, 3}) {
+    const Schedule s = with_sharding(make_schedule("interleaved_1f1b", {2, 4, 8}), most);
+    for (const ActionList& list : s.ranks) {
+      std::set<int64_t> gathered;
+      int64_t gathers = 0;
+      for (size_t i = 0; i < list.size(); ++i) {
+        const Action& a = list[i];
+        if (a.kind == ActionKind::unshard) gathered.insert(a.stage), ++gathers;
+        if (a.kind == ActionKind::reshard) gathered.erase(a.stage);
+        CHECK(int64_t(gathered.size()) <= most);
+        if (a.kind == ActionKind::reduce) {
+          CHECK(list[i - 1].stage == a.stage);
+          for (size_t k = i + 1; k < list.size(); ++k)
+            CHECK_FALSE((is_compute(list[k].kind) && list[k].stage == a.stage));
+        }
+      }
+      CHECK(gathered.empty());
+      CHECK(gathers > 4);  // 4 stages do not fit at once
+    }
+  }
+  // All that fits is gathered once.
+  const Schedule s = with_sharding(make_schedule("zero_bubble", {2, 2, 8}), 3);
+  CHECK(std::count_if(s.ranks[0].begin(), s.ranks[0].end(),
+                      [](const Action& a) { return a.kind == ActionKind::unshard; }) == 2);
+}
+
+TEST_CASE("a schedule as text") {
+  const Schedule s = ready("1f1b", {2, 1, 2});
+  const Timeline t = simulate(s, {});
+  CHECK(schedule_text(s, t, 0) ==
+        "rank 0 0F0 0F1 ........0B0---- ....0B1----\n"
+        "rank 1 ....1F0 1B0---- 1F1 1B1---- ........\n");
+  // Parts of whole cells, each with its time.
+  CHECK(schedule_text(s, t, 7 + 5 * 4 + 3) ==
+        "from 0\n"
+        "rank 0 0F0 0F1 ........0B0-\n"
+        "rank 1 ....1F0 1B0---- 1F1\n"
+        "\n"
+        "from 5\n"
+        "rank 0 --- ....0B1----\n"
+        "rank 1 1B1---- ........\n");
+}
+
+TEST_CASE("a schedule as a table and as a picture") {
+  const Schedule s = ready("zero_bubble", {2, 1, 2});
+  CHECK(schedule_csv(s) ==
+        "0F0,0F1,0I0,0W0,0I1,0W1\n"
+        "1F0,1I0,1F1,1I1,1W0,1W1\n");
+  const std::string svg = schedule_svg(s, simulate(s, {}));
+  CHECK(svg.rfind("<svg ", 0) == 0);
+  CHECK(svg.substr(svg.size() - 7) == "</svg>\n");
+  const auto count = [&](const std::string& what) {
+    int64_t n = 0;
+    for (size_t at = svg.find(what); at != std::string::npos; at = svg.find(what, at + 1)) ++n;
+    return n;
+  };
+  CHECK(count("<title>") == 12);  // an action each
+  CHECK(count("<g>") == count("</g>"));
+}
