@@ -1,6 +1,8 @@
 #include "observe/chrome_trace.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,7 +19,10 @@ std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::string microseconds(int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
+// Before the origin, too: clocks of several hosts differ.
+std::string microseconds(int64_t ns) {
+  return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", std::abs(ns) / 1000, std::abs(ns) % 1000);
+}
 
 }  // namespace
 
@@ -71,6 +76,7 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
   }
   int64_t origin_ns = entries.empty() ? full_at_ns : entries.front().begin_ns;
   for (const Entry& e : entries) origin_ns = std::min(origin_ns, e.begin_ns);
+  origin_ns = origin_ns_.value_or(origin_ns);
 
   AtomicFile file(path);
   std::string out = "{\"displayTimeUnit\":\"ms\",";
@@ -105,6 +111,27 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
                      rank_, rank_);
   out += "\n]}\n";
   file.write(out);
+  file.commit();
+}
+
+void merge_traces(const std::filesystem::path& path,
+                  const std::vector<std::filesystem::path>& parts) {
+  AtomicFile file(path);
+  std::string out;
+  for (const auto& part : parts) {
+    std::ifstream in(part);
+    std::string line;
+    // A part's first line opens its list of events, one a line, and its last one closes it.
+    for (bool first = true; std::getline(in, line); first = false) {
+      if (first ? !out.empty() : line == "]}") continue;
+      out += line;
+      if (!first && line.back() != ',') out += ',';
+      out += '\n';
+      if (out.size() > 1 << 20) file.write(std::exchange(out, "\n"));
+    }
+  }
+  // Events end with a comma so far; a last one without it.
+  file.write(out + "{\"ph\":\"M\",\"name\":\"merged\",\"pid\":0}\n]}\n");
   file.commit();
 }
 

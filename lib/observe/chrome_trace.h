@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@ class ChromeTrace : public TimingSink {
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
   void record(const Timing& timing) override;
+  // What counts as time 0, of the clock that launches are timed with; the first event unless set.
+  void set_origin(int64_t ns) { origin_ns_ = ns; }
   size_t events() const;
   size_t dropped() const;
 
@@ -36,6 +39,7 @@ class ChromeTrace : public TimingSink {
   std::string json(const Entry& entry, int64_t origin_ns) const;
 
   int rank_;
+  std::optional<int64_t> origin_ns_;
   size_t max_events_;
   mutable std::mutex mutex_;
   std::set<std::string, std::less<>> names_;  // nodes stay where they are
@@ -44,5 +48,9 @@ class ChromeTrace : public TimingSink {
   size_t dropped_ = 0;
   int64_t full_at_ns_ = 0;  // when the first event was dropped
 };
+
+// One trace of several ranks', each as ChromeTrace writes it. Throws RunError.
+void merge_traces(const std::filesystem::path& path,
+                  const std::vector<std::filesystem::path>& parts);
 
 }  // namespace mtrain

@@ -9,7 +9,6 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "observe/banner.h"
-#include "observe/chrome_trace.h"
 #include "observe/metrics.h"
 #include "observe/profile.h"
 #include "observe/progress.h"
@@ -29,7 +28,7 @@ constexpr int64_t kWarmUpSteps =
     2;  // left out of the profile: they measure matmuls and touch memory for the first time
 }  // namespace
 
-Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
+Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile, TimingSink* trace)
     : trainer_(trainer),
       recipe_(recipe),
       flops_per_token_(flops_per_token(recipe.model, trainer.model().config().vocab,
@@ -38,11 +37,10 @@ Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile)
     profile_ = std::make_unique<Profile>();
     warm_profile_ = std::make_unique<Profile>();
   }
-  if (recipe.debug.trace) trace_ = std::make_unique<ChromeTrace>();
   std::vector<TimingSink*> sinks;
   for (Profile* p : {profile_.get(), warm_profile_.get()})
     if (p) sinks.push_back(p);
-  if (trace_) sinks.push_back(trace_.get());
+  if (trace) sinks.push_back(trace);
   if (trainer_.world().size() > 1) {
     exposure_ = std::make_unique<Exposure>();
     sinks.push_back(exposure_.get());
@@ -145,10 +143,6 @@ void Reporter::finish() {
   }
   note(text);
   if (!communication_.empty()) note("communication of rank 0: " + exposure_text(communication_));
-  if (trace_) {
-    trace_->write(*recipe_.debug.trace);
-    note("trace written to " + *recipe_.debug.trace);
-  }
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;
     std::fputs(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,

@@ -1,4 +1,4 @@
-// What the user sees of a run: banner, progress line, metrics.jsonl, trace and profile.
+// What the user sees of a run: banner, progress line, metrics.jsonl and profile.
 #pragma once
 #include <chrono>
 #include <map>
@@ -10,7 +10,6 @@
 
 namespace mtrain {
 
-class ChromeTrace;
 class MetricsWriter;
 class Profile;
 class ProgressLine;
@@ -18,14 +17,15 @@ class TeeSink;
 
 class Reporter {
  public:
-  Reporter(Trainer& trainer, const Recipe& recipe, bool profile);
+  // `trace` (may be null) is told of launches, too.
+  Reporter(Trainer& trainer, const Recipe& recipe, bool profile, TimingSink* trace);
   ~Reporter();
 
   void start();  // call after the trainer has been set to its first step
   void step(const StepStats& stats);
   void validation(double loss, int64_t samples);
   void note(const std::string& text);
-  void finish();  // closing lines; writes the trace and prints the profile
+  void finish();  // closing lines; prints the profile
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -35,7 +35,6 @@ class Reporter {
   double flops_per_token_, peak_flops_ = 0;  // peak: of the type that computes; 0 is unknown
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<ChromeTrace> trace_;
   std::unique_ptr<Exposure> exposure_;  // null for a single rank
   // All steps, and those after the warm-up: which of them is printed depends on how many there
   // were.

@@ -15,6 +15,7 @@
 #include "train/model_setup.h"
 #include "train/reporter.h"
 #include "train/run_folder.h"
+#include "train/run_trace.h"
 #include "train/snapshot.h"
 
 namespace mtrain {
@@ -56,7 +57,9 @@ class Training {
         config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
         trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab),
                  std::move(world)) {
-    if (trainer_.world().rank() == 0) reporter_.emplace(trainer_, recipe, options.profile);
+    if (recipe.debug.trace) trace_.emplace(trainer_, *recipe.debug.trace);
+    if (trainer_.world().rank() == 0)
+      reporter_.emplace(trainer_, recipe, options.profile, trace_ ? &trace_->sink() : nullptr);
     if (auto data = open_validation_data(recipe, config_.vocab))
       validation_.emplace(std::move(data), recipe.validation.steps * recipe.train.global_batch_size,
                           LoaderOptions{.micro_batch = recipe.train.micro_batch_size,
@@ -80,7 +83,10 @@ class Training {
  private:
   void run_steps() {
     resume();
-    if (reporter_) reporter_->start();
+    if (reporter_)
+      reporter_->start();
+    else if (trace_)
+      device_->set_timing_sink(&trace_->sink());
     const Interrupt interrupt;
     const auto started = std::chrono::steady_clock::now();
     std::string end;  // why the run ends before its last step
@@ -95,6 +101,7 @@ class Training {
     if (end.empty()) evaluate();
     note(end);
     if (saved_ != trainer_.steps_done()) save();
+    if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     all_ranks_here();  // rank 0 serves the others until they are done
   }
@@ -158,6 +165,7 @@ class Training {
   GptConfig config_;
   Trainer trainer_;
   std::optional<ValidationLoader> validation_;
+  std::optional<RunTrace> trace_;
   std::optional<Reporter> reporter_;  // of rank 0
   int64_t saved_ = 0;                 // step of the newest checkpoint
 };

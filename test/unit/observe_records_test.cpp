@@ -113,6 +113,26 @@ TEST_CASE("a full trace keeps its bound and says so") {
   CHECK(trace_of(ChromeTrace()).at("traceEvents").size() == 2);  // nothing but metadata
 }
 
+TEST_CASE("traces of several ranks become one, on one time axis") {
+  const TemporaryFolder folder;
+  std::vector<std::filesystem::path> parts;
+  for (int rank = 0; rank < 3; ++rank) {
+    ChromeTrace trace(rank);
+    trace.set_origin(1000 * rank);
+    trace.record({"a", "compute", 1000 * rank + 500 - 1000 * (rank == 2), 4000});
+    trace.record({"b", "dp", 5000, 6000});
+    parts.push_back(folder / std::to_string(rank));
+    trace.write(parts.back());
+  }
+  merge_traces(folder / "all.json", parts);
+  const json all = json::parse(read_file(folder / "all.json"));
+  std::map<int, double> first;
+  for (const auto& e : events_of(all, "X"))
+    if (e.at("name") == "a") first[e.at("pid")] = e.at("ts");
+  CHECK(first == std::map<int, double>{{0, 0.5}, {1, 0.5}, {2, -0.5}});
+  CHECK(events_of(all, "X").size() == 6);
+}
+
 TEST_CASE("a trace is safe to fill from several threads while it is written") {
   const TemporaryFolder folder;
   ChromeTrace trace;

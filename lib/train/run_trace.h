@@ -1,0 +1,28 @@
+// The trace of a run: every rank records its launches, and one file at the end has them all.
+#pragma once
+#include <filesystem>
+#include <string>
+
+#include "observe/chrome_trace.h"
+#include "train/trainer.h"
+
+namespace mtrain {
+
+class RunTrace {
+ public:
+  // All ranks call it: their clocks are set against rank 0's.
+  RunTrace(Trainer& trainer, std::filesystem::path path);
+
+  TimingSink& sink() { return trace_; }
+  // All ranks call it. Rank 0 is told what was written, the others nothing.
+  std::string finish();
+
+ private:
+  std::filesystem::path part_of(int rank) const;
+
+  Trainer& trainer_;
+  const std::filesystem::path path_;
+  ChromeTrace trace_;
+};
+
+}  // namespace mtrain
