@@ -107,6 +107,13 @@ TEST_CASE("collectives of every size") {
           r, part, [&](int64_t i) { return double(n) * double((me * count + i) % 500) + ranks; },
           "reduce_scatter");
 
+      // In place.
+      const Tensor mine = all.rows(me * count, (me + 1) * count);
+      g.reduce_scatter(all, mine, Reduce::sum, r.on);
+      require_values(
+          r, mine, [&](int64_t i) { return double(n) * double((me * count + i) % 500) + ranks; },
+          "reduce_scatter in place");
+
       // Element i of part p is 1000 p + 100 sender + i.
       const Tensor send = r.filled(count * n, DType::i32, [&](int64_t i) {
         return double(1000 * (i / count) + 100 * me + i % count);
