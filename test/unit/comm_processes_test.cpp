@@ -228,3 +228,24 @@ TEST_CASE("a process killed in the middle of a large message does not leave its 
   CAPTURE(message);
   CHECK(message.find("rank 1 of the group is gone") != std::string::npos);
 }
+
+TEST_CASE("gloo's ranks end at once when the one that serves the rendezvous is killed") {
+  Children job(3, "gloo", [](World& world) {
+    const auto device = Device::cpu(1);
+    Stream& on = device->stream("dp");
+    const Group g = world.group("dp", {0, 1, 2});
+    g.barrier(on);
+    device->synchronize();
+    if (world.rank() == 0) raise(SIGKILL);
+    g.barrier(on);
+    device->synchronize();
+    return 0;
+  });
+  const auto start = Clock::now();
+  CHECK(job.wait(1) == 9);
+  CHECK(job.wait(2) == 9);
+  CHECK(Clock::now() - start < 5s);
+  const std::string message = job.message();
+  CAPTURE(message);
+  CHECK(message.find("rank 0 of the job, which serves the rendezvous") != std::string::npos);
+}

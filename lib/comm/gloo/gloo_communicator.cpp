@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "comm/gloo/ring_pieces.h"
 #include "comm/reduce.h"
 
 namespace mtrain {
@@ -17,6 +18,10 @@ namespace {
 constexpr int64_t kPieceBytes = 1 << 20;   // a longer one would hold its connection for too long
 constexpr int64_t kDirectBytes = 8 << 10;  // up to here latency counts, not bandwidth
 constexpr int64_t kScratchBytes = 4 << 20;
+
+const char* name(Reduce op) {
+  return op == Reduce::sum ? "sum" : op == Reduce::max ? "maximum" : "average";
+}
 
 const std::byte* at(const void* data, int64_t bytes) {
   return static_cast<const std::byte*>(data) + bytes;
@@ -42,18 +47,19 @@ class GlooCommunicator : public Communicator {
         received_(size_t(ranks_)) {}
 
   void all_reduce(Span data, Reduce op, const LaunchContext&) override {
-    collective(fmt::format("all_reduce ({}) of {} {}", int(op), data.count, dtype_name(data.dtype)),
-               [&] {
-                 if (data.bytes() <= kDirectBytes) return reduce_all(data, op);
-                 const int64_t own = begin(data.count, me_) * dtype_size(data.dtype);
-                 reduce_to_own(data, at(data.data, own), op);
-                 gather(data);
-               });
+    collective(
+        fmt::format("all_reduce ({}) of {} {}", name(op), data.count, dtype_name(data.dtype)), [&] {
+          if (data.bytes() <= kDirectBytes) return reduce_all(data, op);
+          const int64_t own = begin(data.count, me_) * dtype_size(data.dtype);
+          reduce_to_own(data, at(data.data, own), op);
+          gather(data);
+        });
   }
 
   void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext&) override {
-    collective(fmt::format("reduce_scatter ({}) of {} {}", int(op), in.count, dtype_name(in.dtype)),
-               [&] { reduce_to_own(in, out.as<std::byte>(), op); });
+    collective(
+        fmt::format("reduce_scatter ({}) of {} {}", name(op), in.count, dtype_name(in.dtype)),
+        [&] { reduce_to_own(in, out.as<std::byte>(), op); });
   }
 
   void all_gather(ConstSpan in, Span out, const LaunchContext&) override {
@@ -293,29 +299,10 @@ class GlooCommunicator : public Communicator {
     await_all();
   }
 
-  // A ring in steps: in each, every rank sends a shard to the next rank and gets another from the
-  // one before, which it sends in the step after. Shards go in pairs of segments, so that one is
-  // under way while the other is reduced; a segment goes through all steps before the next pair.
-  struct Ring {
-    int64_t count, size, ranks;
-    int64_t segment =
-        std::clamp(ceil_div(ceil_div(count, ranks), 2), int64_t(1), kPieceBytes / size);
-    int64_t pairs = ceil_div(ceil_div(count, ranks), 2 * segment);
-
-    int64_t pieces() const { return pairs * (ranks - 1) * 2; }
-    int step(int64_t i) const { return int(i / 2 % (ranks - 1)); }
-    // Elements of shard `r` in piece i, from the shard's beginning.
-    int64_t first(int64_t i) const { return (i / 2 / (ranks - 1) * 2 + i % 2) * segment; }
-    int64_t elements(int64_t i, int r) const {
-      const int64_t shard = part_begin(count, ranks, r + 1) - part_begin(count, ranks, r);
-      return std::clamp<int64_t>(shard - first(i), 0, segment);
-    }
-  };
-
   // source(i) and target(i) are what goes out and comes in as piece i. received(i) must make the
   // source of piece i + 2 ready.
   template <class Source, class Target, class Received>
-  void run_ring(const Ring& ring, const Source& source, const Target& target,
+  void run_ring(const RingPieces& ring, const Source& source, const Target& target,
                 const Received& received) {
     const auto start = [&](int64_t i) {
       if (i >= ring.pieces()) return;
@@ -338,11 +325,11 @@ class GlooCommunicator : public Communicator {
   // Partial sums travel; the last to add is the shard's rank.
   void reduce_around(ConstSpan in, std::byte* out, Reduce op) {
     const int64_t size = dtype_size(in.dtype);
-    const Ring ring{in.count, size, ranks_};
+    const RingPieces ring(in.count, ranks_, kPieceBytes / size);
     // Piece i comes into buffer i % 4 and leaves as piece i + 2, whose end is awaited before piece
     // i + 4 may come.
-    std::byte* memory = scratch(4 * ring.segment * size);
-    const auto buffer = [&](int64_t i) { return memory + i % 4 * ring.segment * size; };
+    std::byte* memory = scratch(4 * ring.segment() * size);
+    const auto buffer = [&](int64_t i) { return memory + i % 4 * ring.segment() * size; };
     const auto span = [&](const std::byte* data, int64_t i, int shard) {
       return ConstSpan{data, ring.elements(i, shard), in.dtype};
     };
@@ -378,7 +365,7 @@ class GlooCommunicator : public Communicator {
       for_peers([&](int p) { send(p, shard(me_), bytes(me_)); });
       return await_all();
     }
-    const Ring ring{data.count, size, ranks_};
+    const RingPieces ring(data.count, ranks_, kPieceBytes / size);
     const auto piece = [&](int64_t i, int shard) {
       return Span{at(data.data, (begin(data.count, shard) + ring.first(i)) * size),
                   ring.elements(i, shard), data.dtype};

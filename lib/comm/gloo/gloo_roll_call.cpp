@@ -1,5 +1,6 @@
 #include "comm/gloo/gloo_roll_call.h"
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -79,14 +80,15 @@ CommError GlooRollCall::explain(const GlooCall& call, const GlooFailure& failure
       if (const std::string reason = abort_reason(); !reason.empty()) return CommError(reason);
       collect(reports);
       if (int(reports.size()) == ranks_ || Clock::now() > deadline) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      std::this_thread::sleep_for(std::chrono::milliseconds(std::max(10, ranks_)));
     }
     return verdict(call, failure, reports);
   } catch (const CommError&) {
     std::lock_guard lock(mutex_);
     if (!own_reason_.empty()) return CommError(own_reason_);
     return CommError(fmt::format(
-        "the connection to rank {} of the group broke, and the rendezvous of rank 0 is gone too",
+        "the connection to rank {} of the group broke, and rank 0 of the job, which serves the "
+        "rendezvous, does not answer",
         failure.peer));
   }
 }
