@@ -1,6 +1,6 @@
 // Collectives between processes of one host, through shared memory and over gloo.
 //   bench_comm [ranks...]      default: 2 4
-// Prints medians in milliseconds. Data is what a rank puts in; gathered and scattered wholes are as
+// Prints medians in milliseconds per call. Data is what a rank puts in; gathered and scattered wholes are as
 // large.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,14 +32,18 @@ double median(std::vector<double> xs) {
   return xs[xs.size() / 2];
 }
 
+// Of one call among several in a row, closed by a barrier: what a rank waits for counts, whichever
+// call it waits in.
 double time_of(Communicator& c, int64_t bytes, const std::function<void()>& work) {
-  const int repeats = bytes >= 64 << 20 ? 7 : bytes >= 1 << 20 ? 51 : 201;
+  const int repeats = bytes >= 64 << 20 ? 2 : bytes >= 1 << 20 ? 10 : 50;
   std::vector<double> ms;
-  for (int i = 0; i < repeats; ++i) {
+  for (int batch = 0; batch < 5; ++batch) {
     c.barrier({});
     const auto start = Clock::now();
-    work();
-    ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    for (int i = 0; i < repeats; ++i) work();
+    c.barrier({});
+    const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+    ms.push_back(took.count() / repeats);
   }
   return median(std::move(ms));
 }
@@ -60,7 +64,7 @@ void run_rank(Transport& transport, int rank, int ranks, double* cells) {
       const int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
       cells[cell++] = time_of(*c, bytes, [&] {
         switch (operation) {
-          case 0: return c->all_reduce(whole, Reduce::max, {});
+          case 0: return c->all_reduce(whole, Reduce::sum, {});
           case 1: return c->reduce_scatter(whole, shard, Reduce::sum, {});
           case 2: return c->all_gather(shard, whole, {});
           case 3: return c->all_to_all(whole, parts, other, parts, {});
