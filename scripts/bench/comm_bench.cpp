@@ -1,7 +1,7 @@
 // Collectives between processes of one host, through shared memory and over gloo.
 //   bench_comm [ranks...]      default: 2 4
-// Prints medians in milliseconds per call. Data is what a rank puts in; gathered and scattered wholes are as
-// large.
+// Prints medians in milliseconds per call. Data is what a rank puts in; gathered and scattered
+// wholes are as large.
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
