@@ -13,6 +13,11 @@ inline int64_t exact_div(int64_t a, int64_t b) {
 }
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+// First of n things in part i where they are spread evenly over `parts`.
+constexpr int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
+  const int64_t left = n % parts;
+  return i * (n / parts) + (i < left ? i : left);
+}
 
 template <class To, class From>
 To narrow(From value) {

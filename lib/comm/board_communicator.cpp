@@ -12,11 +12,6 @@ namespace mtrain {
 
 namespace {
 
-// First of n things in part i where they are spread evenly over `parts`.
-int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
-  return i * (n / parts) + std::min(i, n % parts);
-}
-
 const std::byte* bytes_at(ConstSpan s, int64_t element) {
   return s.as<std::byte>() + element * dtype_size(s.dtype);
 }

@@ -29,7 +29,7 @@ class Communicator {
   virtual ~Communicator() = default;
 
   virtual void all_reduce(Span data, Reduce op, const LaunchContext& context) = 0;
-  // in: size() times out
+  // in: size() times out; `out` may be this rank's part of `in`
   virtual void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext& context) = 0;
   // out: size() times in; `in` may be its own part of `out`
   virtual void all_gather(ConstSpan in, Span out, const LaunchContext& context) = 0;

@@ -57,7 +57,7 @@ class Group {
   explicit operator bool() const { return state_ != nullptr; }
 
   void all_reduce(const Tensor& data, Reduce op, Stream& on) const;  // in place
-  // in: size() times out. Rank r gets the reduced part r.
+  // in: size() times out. Rank r gets the reduced part r; `out` may be this rank's part of `in`.
   void reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& on) const;
   // out: size() times in; `in` may be this rank's part of `out`.
   void all_gather(const Tensor& in, const Tensor& out, Stream& on) const;

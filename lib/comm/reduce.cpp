@@ -52,4 +52,17 @@ void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce o
   throw BugError(fmt::format("a reduction of {}", dtype_name(out.dtype)));
 }
 
+void average_sum(Span sum, int ranks) {
+  const auto scale = [&](auto* x) {
+    using T = std::remove_pointer_t<decltype(x)>;
+    for (int64_t i = 0; i < sum.count; ++i) x[i] = T(Sum<T>(x[i]) * (Sum<T>(1) / Sum<T>(ranks)));
+  };
+  switch (sum.dtype) {
+    case DType::f32: return scale(sum.as<float>());
+    case DType::bf16: return scale(sum.as<bf16>());
+    case DType::f64: return scale(sum.as<double>());
+    default: throw BugError(fmt::format("average of {}", dtype_name(sum.dtype)));
+  }
+}
+
 }  // namespace mtrain

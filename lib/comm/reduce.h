@@ -12,4 +12,7 @@ namespace mtrain {
 // and int64; an average only of floats.
 void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce op);
 
+// Makes the average of a sum over `ranks`, in place. Floats only.
+void average_sum(Span sum, int ranks);
+
 }  // namespace mtrain

@@ -313,6 +313,25 @@ Store::~Store() {
   if (fd_ >= 0) close(fd_);
 }
 
+namespace {
+
+// What getsockname or getpeername says.
+std::string numeric_address(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  char text[NI_MAXHOST];
+  if (name(fd, reinterpret_cast<sockaddr*>(&address), &length) < 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof text, nullptr, 0,
+                  NI_NUMERICHOST) != 0)
+    throw CommError("the connection to the rendezvous has no address: " + reason());
+  return text;
+}
+
+}  // namespace
+
+std::string Store::local_address() const { return numeric_address(fd_, getsockname); }
+std::string Store::server_address() const { return numeric_address(fd_, getpeername); }
+
 std::string Store::call(char operation, const std::string& key, const std::string& value,
                         std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex_);

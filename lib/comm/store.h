@@ -37,6 +37,10 @@ class Store {
   // Waits until somebody has set the key; CommError when the timeout passes or the server is gone.
   std::string get(const std::string& key);
   std::string get(const std::string& key, std::chrono::milliseconds timeout);
+  // The numeric addresses of both ends of the connection: how this host and the server's reach each
+  // other.
+  std::string local_address() const;
+  std::string server_address() const;
   // Adds to a number that begins at 0; the result.
   int64_t add(const std::string& key, int64_t delta);
 

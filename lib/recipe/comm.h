@@ -38,7 +38,7 @@ struct CommConfig {
   static constexpr auto fields = std::tuple{
       Field{"backend",
             &CommConfig::backend,
-            "auto: nccl on GPUs, gloo between processes",
+            "auto: nccl on GPUs; else shared memory on one host and gloo on several",
             {.aliases = "dist_env.backend dist.distributed_backend"}},
       Field{"timeout_s",
             &CommConfig::timeout_s,

@@ -65,6 +65,13 @@ void check_nodes(const Recipe& r, const Layout& l, Problems& problems) {
                   "the first level should fit inside a node");
 }
 
+void check_backend(const Recipe& r, Problems& problems) {
+  problems.require(r.comm.backend != CommBackend::thread, {"comm.backend"},
+                   "backend thread is for ranks that are threads of one process, as in tests; a "
+                   "recipe's ranks are processes",
+                   "set it to auto");
+}
+
 }  // namespace
 
 void validate_world(const Recipe& r, const Layout& l, Problems& problems) {
@@ -72,6 +79,7 @@ void validate_world(const Recipe& r, const Layout& l, Problems& problems) {
   check_replicate(r, l, problems);
   check_batch(r, l, problems);
   check_nodes(r, l, problems);
+  check_backend(r, problems);
 }
 
 }  // namespace mtrain

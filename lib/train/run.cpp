@@ -42,6 +42,8 @@ World open_world(const Recipe& r, const Job& job) {
                         .master_addr = job.master_addr,
                         .master_port = job.master_port,
                         .timeout = std::chrono::duration<double>(r.comm.timeout_s),
+                        .backend = r.comm.backend == CommBackend::gloo ? ProcessBackend::gloo
+                                                                       : ProcessBackend::automatic,
                         .link = {r.comm.link.latency_us, r.comm.link.gbps},
                         .recipe = print_recipe(r, false)});
 }

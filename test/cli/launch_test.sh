@@ -72,6 +72,14 @@ for ranks in 2 4; do
 done
 none_left ranks4
 
+# --- over gloo as through shared memory ---
+start gloo 2 comm.backend=gloo
+ends "2 ranks over gloo" 0 60
+paste <(losses "$work/ranks2") <(losses "$work/gloo") |
+  awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
+  fail "over gloo, ranks lose otherwise: $(losses "$work/gloo" | tr '\n' ' ')"
+none_left gloo
+
 # --- a mistake is told once, before ranks start ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"
@@ -94,6 +102,14 @@ kill -KILL "$(rank_pid killed 1)"
 ends "a killed rank" 1 10
 says "a killed rank" "was killed by signal 9"
 none_left killed
+
+start killed_gloo 3 train.steps=100000 train.global_batch_size=6 comm.backend=gloo
+await_steps killed_gloo 3
+kill -KILL "$(rank_pid killed_gloo 1)"
+ends "a killed rank over gloo" 1 10
+says "a killed rank over gloo" "rank 1"
+says "a killed rank over gloo" "was killed by signal 9"
+none_left killed_gloo
 
 # --- a rank that hangs: the others wait for the timeout, then name it ---
 start stopped 3 train.steps=100000 train.global_batch_size=6 comm.timeout_s=2

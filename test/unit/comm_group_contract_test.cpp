@@ -107,6 +107,13 @@ TEST_CASE("collectives of every size") {
           r, part, [&](int64_t i) { return double(n) * double((me * count + i) % 500) + ranks; },
           "reduce_scatter");
 
+      // In place.
+      const Tensor mine = all.rows(me * count, (me + 1) * count);
+      g.reduce_scatter(all, mine, Reduce::sum, r.on);
+      require_values(
+          r, mine, [&](int64_t i) { return double(n) * double((me * count + i) % 500) + ranks; },
+          "reduce_scatter in place");
+
       // Element i of part p is 1000 p + 100 sender + i.
       const Tensor send = r.filled(count * n, DType::i32, [&](int64_t i) {
         return double(1000 * (i / count) + 100 * me + i % count);
@@ -126,6 +133,40 @@ TEST_CASE("collectives of every size") {
       }
       g.barrier(r.on);
     }
+  });
+}
+
+TEST_CASE("large reductions of every type") {
+  on_all([](TestRank& r) {
+    const Group g = r.world.everyone();
+    const int n = r.size(), me = r.rank();
+    const int64_t count = 50001;  // leaves uneven shards
+    for (const DType dtype : kTypes) {
+      const auto mine = [&](int64_t i) { return value(me, i); };
+      const auto fold = [&](int64_t i, auto f) {
+        double x = value(0, i);
+        for (int rank = 1; rank < n; ++rank) x = f(x, value(rank, i));
+        return x;
+      };
+      const auto sum = [&](int64_t i) { return fold(i, [](double a, double b) { return a + b; }); };
+      Tensor t = r.filled(count, dtype, mine);
+      g.all_reduce(t, Reduce::sum, r.on);
+      require_values(r, t, sum, "sum");
+      t = r.filled(count, dtype, mine);
+      g.all_reduce(t, Reduce::max, r.on);
+      require_values(
+          r, t,
+          [&](int64_t i) { return fold(i, [](double a, double b) { return std::max(a, b); }); },
+          "max");
+      const Tensor in = r.filled(count * n, dtype, mine), out = Tensor::empty(r.on, {count}, dtype);
+      g.reduce_scatter(in, out, Reduce::sum, r.on);
+      require_values(
+          r, out, [&](int64_t i) { return sum(me * count + i); }, "reduce_scatter");
+    }
+    const Tensor t = r.filled(count, DType::f32, [&](int64_t) { return n * (me + 1); });
+    g.all_reduce(t, Reduce::average, r.on);
+    require_values(
+        r, t, [&](int64_t) { return n * (n + 1) / 2; }, "average");
   });
 }
 
@@ -184,6 +225,37 @@ TEST_CASE("messages: a ring both ways at once, and many sizes in a row") {
     if (r.rank() + 1 < n) g.send(token, r.rank() + 1, r.on);
     r.device.synchronize();
   });
+}
+
+TEST_CASE("messages move whatever the order in which the peers begin theirs") {
+  on_all(
+      [](TestRank& r) {
+        const Group g = r.world.everyone();
+        const int64_t count = 3 << 18;  // several pieces
+        const auto fill = [&] {
+          return r.filled(count, DType::f32, [&](int64_t i) { return value(r.rank(), i); });
+        };
+        const auto check = [&](const Tensor& t, int from) {
+          require_values(
+              r, t, [&](int64_t i) { return value(from, i); }, "message");
+        };
+        const Tensor a = fill(), b = fill();
+        using Kind = Transfer::Kind;
+        if (r.rank() == 0) {
+          g.exchange({{Kind::send, a, 1}, {Kind::send, b, 2}}, r.on);
+        } else if (r.rank() == 1) {
+          g.receive(b, 0, r.on);
+          g.send(a, 2, r.on);
+          check(b, 0);
+        } else {
+          g.receive(a, 1, r.on);
+          g.receive(b, 0, r.on);
+          check(a, 1);
+          check(b, 0);
+        }
+        r.device.synchronize();
+      },
+      {3});
 }
 
 TEST_CASE("groups of some ranks, and of one") {
@@ -298,6 +370,30 @@ TEST_CASE("a rank that does not come is named, with the operation, its number an
       CAPTURE(e.message());
       CHECK(e.message().find("all_reduce 2 of group dp_cp") != std::string::npos);
       CHECK(e.message().find("rank 1 of the group did not arrive") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("parts that do not fit together are told, and move nothing") {
+  for (const auto& backend : comm_backends()) {
+    CAPTURE(backend);
+    try {
+      run_ranks(2, backend, [](TestRank& r) {
+        const Tensor in = r.filled(10, DType::f32, [](int64_t) { return 1; });
+        const Tensor out = Tensor::empty(r.on, {20}, DType::f32);
+        // Rank 0 sends 5; rank 1 expects 7.
+        const int64_t from_peer = r.rank() == 1 ? 7 : 5;
+        std::vector<int64_t> receives{5, from_peer};
+        if (r.rank() == 1) std::swap(receives[0], receives[1]);
+        r.world.everyone().all_to_all(in, {5, 5}, out, receives, r.on);
+        r.device.synchronize();
+      });
+      FAIL("nothing was thrown");
+    } catch (const Error& e) {
+      CAPTURE(e.message());
+      const bool told =
+          e.message().find("rank 0 sends 5 elements, rank 1 expects 7") != std::string::npos;
+      CHECK((told || dynamic_cast<const CommError*>(&e)));  // rank 0 may be the first to end
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "comm/gloo/gloo_transport.h"
 #include "comm/process/host_process.h"
 #include "comm/process/shared_memory_transport.h"
 #include "comm/store.h"
@@ -106,7 +107,7 @@ namespace {
 class Children {
  public:
   template <class Body>
-  Children(int ranks, const Body& body) {
+  Children(int ranks, const std::string& backend, const Body& body) {
     REQUIRE(pipe(pipe_) == 0);
     uint16_t port;
     {
@@ -115,7 +116,7 @@ class Children {
     }
     for (int rank = 0; rank < ranks; ++rank) {
       const pid_t pid = fork();
-      if (pid == 0) _exit(run(rank, ranks, port, body));
+      if (pid == 0) _exit(run(backend, rank, ranks, port, body));
       pids.push_back(pid);
     }
   }
@@ -139,12 +140,14 @@ class Children {
 
  private:
   template <class Body>
-  int run(int rank, int ranks, uint16_t port, const Body& body) {
+  int run(const std::string& backend, int rank, int ranks, uint16_t port, const Body& body) {
     try {
       std::unique_ptr<StoreServer> server;
       if (rank == 0) server = std::make_unique<StoreServer>(port);
       auto store = std::make_shared<Store>("localhost", port, 10s);
-      World world(rank, ranks, shared_memory_transport(store, rank, ranks, 10s));
+      World world(rank, ranks,
+                  backend == "gloo" ? gloo_transport({"localhost", port, rank, ranks, 10s})
+                                    : shared_memory_transport(store, rank, ranks, 10s));
       return body(world);
     } catch (const CommError& e) {
       const std::string text = e.message();
@@ -158,8 +161,9 @@ class Children {
 
 }  // namespace
 
-TEST_CASE("processes reduce through shared memory") {
-  Children job(3, [](World& world) {
+TEST_CASE("processes reduce") {
+  const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
+  Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
     Stream& on = device->stream("dp");
     const Tensor t = Tensor::from_host(on, {700001}, std::vector<float>(700001, 1.0f));
@@ -169,8 +173,9 @@ TEST_CASE("processes reduce through shared memory") {
   for (size_t rank = 0; rank < 3; ++rank) CHECK(job.wait(rank) == 0);
 }
 
-TEST_CASE("a killed process is missed within a second, and named") {
-  Children job(3, [](World& world) {
+TEST_CASE("a killed process is missed at once, and named") {
+  const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
+  Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
     Stream& on = device->stream("dp");
     const Group g = world.group("dp_cp", {0, 1, 2});
@@ -189,5 +194,58 @@ TEST_CASE("a killed process is missed within a second, and named") {
   const std::string message = job.message();
   CAPTURE(message);
   CHECK(message.find("barrier 2 of group dp_cp") != std::string::npos);
-  CHECK(message.find("the process of rank 1 of the group is gone") != std::string::npos);
+  CHECK(message.find("rank 1 of the group is gone") != std::string::npos);
+}
+
+TEST_CASE("a process killed in the middle of a large message does not leave its peer waiting") {
+  Children job(3, "gloo", [](World& world) {
+    const auto device = Device::cpu(1);
+    Stream& on = device->stream("pp");
+    const Group g = world.group("pp", {0, 1, 2});
+    g.barrier(on);
+    const Tensor t = Tensor::empty(on, {64 << 20}, DType::f32);
+    device->synchronize();
+    if (world.rank() == 1) {
+      std::thread([] {
+        std::this_thread::sleep_for(20ms);
+        raise(SIGKILL);
+      }).detach();
+      g.send(t, 0, on);
+      g.barrier(on);  // if it was fast
+    } else if (world.rank() == 0) {
+      g.receive(t, 1, on);
+      g.barrier(on);
+    } else {
+      g.barrier(on);
+    }
+    device->synchronize();
+    return 0;
+  });
+  const auto start = Clock::now();
+  for (const size_t rank : {0, 2}) CHECK(job.wait(rank) == 9);
+  CHECK(Clock::now() - start < 5s);  // half of the timeout
+  const std::string message = job.message();
+  CAPTURE(message);
+  CHECK(message.find("rank 1 of the group is gone") != std::string::npos);
+}
+
+TEST_CASE("gloo's ranks end at once when the one that serves the rendezvous is killed") {
+  Children job(3, "gloo", [](World& world) {
+    const auto device = Device::cpu(1);
+    Stream& on = device->stream("dp");
+    const Group g = world.group("dp", {0, 1, 2});
+    g.barrier(on);
+    device->synchronize();
+    if (world.rank() == 0) raise(SIGKILL);
+    g.barrier(on);
+    device->synchronize();
+    return 0;
+  });
+  const auto start = Clock::now();
+  CHECK(job.wait(1) == 9);
+  CHECK(job.wait(2) == 9);
+  CHECK(Clock::now() - start < 5s);
+  const std::string message = job.message();
+  CAPTURE(message);
+  CHECK(message.find("rank 0 of the job, which serves the rendezvous") != std::string::npos);
 }

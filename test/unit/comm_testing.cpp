@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "comm/gloo/gloo_transport.h"
 #include "comm/process/shared_memory_transport.h"
 #include "comm/thread/thread_transport.h"
 
@@ -60,13 +61,14 @@ std::vector<double> TestRank::values(const Tensor& t) const {
   throw BugError("dtype");
 }
 
-std::vector<std::string> comm_backends() { return {"thread", "shared_memory"}; }
+std::vector<std::string> comm_backends() { return {"thread", "shared_memory", "gloo"}; }
 
 namespace {
 
 // Each rank has a store, a transport and mappings of its own, as a process would.
-void run_shared_memory_ranks(int ranks, const std::function<void(World&)>& body,
-                             std::chrono::nanoseconds timeout, Link link) {
+void run_process_like_ranks(int ranks, const std::string& backend,
+                            const std::function<void(World&)>& body,
+                            std::chrono::nanoseconds timeout, Link link) {
   const StoreServer server(0);
   std::mutex mutex;
   std::exception_ptr first;
@@ -75,9 +77,18 @@ void run_shared_memory_ranks(int ranks, const std::function<void(World&)>& body,
     threads.emplace_back([&, rank] {
       std::unique_ptr<World> world;
       try {
-        auto store = std::make_shared<Store>("localhost", server.port(), std::chrono::seconds(20));
-        world = std::make_unique<World>(
-            rank, ranks, shared_memory_transport(std::move(store), rank, ranks, timeout), link);
+        std::shared_ptr<Transport> transport;
+        if (backend == "gloo")
+          transport = gloo_transport({.store_host = "localhost",
+                                      .store_port = server.port(),
+                                      .rank = rank,
+                                      .size = ranks,
+                                      .timeout = timeout});
+        else
+          transport = shared_memory_transport(
+              std::make_shared<Store>("localhost", server.port(), std::chrono::seconds(20)), rank,
+              ranks, timeout);
+        world = std::make_unique<World>(rank, ranks, std::move(transport), link);
         body(*world);
       } catch (...) {
         std::unique_lock lock(mutex);
@@ -105,7 +116,7 @@ void run_ranks(int ranks, const std::string& backend, const std::function<void(T
   if (backend == "thread")
     run_thread_ranks(ranks, as_rank, {.timeout = timeout, .link = options.link});
   else
-    run_shared_memory_ranks(ranks, as_rank, timeout, options.link);
+    run_process_like_ranks(ranks, backend, as_rank, timeout, options.link);
 }
 
 }  // namespace mtrain

@@ -46,6 +46,7 @@ TEST_CASE("model, data, optimizer and recompute rules") {
        "below"},
       {"attention dropout", 1, {"model.attention_dropout=0.1"}, E, "model.attention_dropout", ""},
       {"top-k", 1, {"model.moe=4", "model.moe.router_topk=5"}, E, "model.moe.router_topk", "5"},
+      {"threads as ranks", 1, {"comm.backend=thread"}, E, "comm.backend", "processes"},
       {"no data", 1, {"~dataset.train"}, E, "dataset.train", ""},
       {"weights", 1, {"dataset.train_weights=[1,2]"}, E, "dataset.train_weights", "2 weights"},
       {"validation data", 1, {"validation.every_steps=5"}, E, "validation.every_steps", ""},

@@ -3,6 +3,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "comm/gloo/gloo_transport.h"
+#include "comm/process/host_process.h"
 #include "comm/process/shared_memory_transport.h"
 #include "comm/store.h"
 
@@ -72,6 +74,15 @@ void await_all(Store& store, const ProcessWorldOptions& o) {
   }
 }
 
+bool all_on_this_host(Store& store, const ProcessWorldOptions& o) {
+  const std::string host = host_identity();
+  store.set(fmt::format("host/{}", o.rank), host);
+  bool all = true;
+  for (int rank = 0; rank < o.size; ++rank)
+    all = store.get(fmt::format("host/{}", rank)) == host && all;
+  return all;
+}
+
 // The server lives as long as the transport, whose groups come later than the handshake.
 class ServedTransport : public Transport {
  public:
@@ -99,7 +110,11 @@ World process_world(const ProcessWorldOptions& o) {
   shake_hands(*store, o);
   await_all(*store, o);
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
-  auto transport = shared_memory_transport(store, o.rank, o.size, timeout);
+  std::shared_ptr<Transport> transport;
+  if (o.backend == ProcessBackend::automatic && all_on_this_host(*store, o))
+    transport = shared_memory_transport(store, o.rank, o.size, timeout);
+  else
+    transport = gloo_transport({o.master_addr, o.master_port, o.rank, o.size, timeout});
   return {o.rank, o.size,
           std::make_shared<ServedTransport>(std::move(server), std::move(transport)), o.link};
 }

@@ -8,11 +8,17 @@
 
 namespace mtrain {
 
+enum class ProcessBackend {
+  automatic,  // shared memory where all ranks run on one host, else gloo
+  gloo,
+};
+
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
   std::string master_addr = "localhost";
   uint16_t master_port = 0;  // rank 0 serves it
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
+  ProcessBackend backend = ProcessBackend::automatic;
   Link link;
   // What every rank must have alike: the recipe's text, line by line.
   std::string recipe;

@@ -51,7 +51,7 @@ class SharedMemoryTransport : public Transport {
       if (text.substr(line + 1) != host)
         throw UserError(fmt::format("rank {} runs on `{}`, rank {} on `{}`", r,
                                     text.substr(line + 1), rank, host),
-                        "ranks on several hosts are not built yet");
+                        "ranks on several hosts talk over gloo: comm.backend=gloo");
       processes_.push_back(ProcessIdentity::parse(text.substr(0, line)));
     }
   }

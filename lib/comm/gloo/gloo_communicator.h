@@ -1,0 +1,18 @@
+// Collectives over the connections of a group.
+#pragma once
+#include <memory>
+
+#include "comm/communicator.h"
+#include "comm/gloo/gloo_mesh.h"
+#include "comm/gloo/gloo_roll_call.h"
+
+namespace mtrain {
+
+// Large data goes around a ring, small data straight to all peers. All ranks have the same bits of
+// an all_reduce; small ones, and all of bf16, are summed in the order of the ranks and rounded
+// once.
+std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
+                                                std::unique_ptr<GlooRollCall> roll_call,
+                                                std::chrono::nanoseconds timeout);
+
+}  // namespace mtrain

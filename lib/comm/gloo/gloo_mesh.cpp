@@ -1,0 +1,162 @@
+#include "comm/gloo/gloo_mesh.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <string_view>
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/tcp/address.h>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+constexpr uint64_t kNeverSent = std::numeric_limits<uint64_t>::max();  // a slot
+
+bool has_address(int fd, const sockaddr_storage& wanted) {
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+         std::memcmp(&own, &wanted, length) == 0;
+}
+
+// A handle of the process's socket with this local address: gloo does not hand out its own.
+int find_socket(const sockaddr_storage& address) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    if (!has_address(fd, address)) continue;
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own >= 0 && has_address(own, address)) return own;
+    if (own >= 0) close(own);
+  }
+  return -1;
+}
+
+// bbr paces what it sends, which halves the bandwidth of fast links; every Linux has reno.
+void avoid_pacing(int fd) {
+  char name[16] = {};
+  socklen_t length = sizeof name - 1;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) < 0 ||
+      std::string_view(name) != "bbr")
+    return;
+  for (const std::string_view other : {"cubic", "reno"})
+    if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, other.data(), other.size()) == 0) return;
+}
+
+std::chrono::milliseconds left(GlooMesh::Clock::time_point deadline) {
+  using std::chrono::milliseconds;
+  // Zero and less have meanings of their own.
+  return std::max(milliseconds(1),
+                  std::chrono::duration_cast<milliseconds>(deadline - GlooMesh::Clock::now()));
+}
+
+}  // namespace
+
+struct GlooMesh::Peer {
+  // Spans all memory, an offset being an address: what goes to and comes from the peer is counted
+  // in one place, which a broken connection wakes.
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+  // A second handle: shutting the connection down through it cannot hit another file that got the
+  // same number after gloo closed its own.
+  int socket = -1;
+
+  Peer() = default;
+  Peer(Peer&& other) noexcept : buffer(std::move(other.buffer)), socket(other.socket) {
+    other.socket = -1;
+  }
+  ~Peer() {
+    if (socket >= 0) ::close(socket);
+  }
+};
+
+GlooMesh::GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendezvous::Store& store,
+                   int rank, int ranks, std::chrono::nanoseconds timeout)
+    : rank_(rank),
+      ranks_(ranks),
+      context_(std::make_shared<gloo::rendezvous::Context>(rank, ranks)),
+      peers_(size_t(ranks)) {
+  // Pairs take it when they are made, and wait five times as long for their connection.
+  context_->setTimeout(
+      std::max(std::chrono::milliseconds(1),
+               std::chrono::duration_cast<std::chrono::milliseconds>(timeout) / 5));
+  context_->connectFullMesh(store, device);
+  for (int r = 0; r < ranks; ++r) {
+    if (r == rank) continue;
+    Peer& peer = peers_[size_t(r)];
+    const gloo::transport::tcp::Address address(context_->getPair(r)->address().bytes());
+    peer.socket = find_socket(address.getSockaddr());
+    if (peer.socket < 0) throw CommError(fmt::format("the connection to rank {} broke", r));
+    avoid_pacing(peer.socket);
+    peer.buffer = context_->createUnboundBuffer(nullptr, std::numeric_limits<size_t>::max());
+    // Gloo forgets pieces under way when a connection breaks. This one is always waiting, so that
+    // whoever waits for the buffer hears of it.
+    peer.buffer->recv(r, kNeverSent, 0, 0);
+  }
+}
+
+GlooMesh::~GlooMesh() = default;
+
+namespace {
+
+template <class F>
+void guarded(int peer, bool sending, GlooMesh::Clock::time_point deadline, F work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    throw GlooFailure{peer, sending, GlooMesh::Clock::now() >= deadline, e.what()};
+  }
+}
+
+constexpr auto kNoDeadline = GlooMesh::Clock::time_point::max();
+
+}  // namespace
+
+void GlooMesh::send(int to, uint64_t slot, const void* data, size_t bytes) {
+  guarded(to, true, kNoDeadline, [&] {
+    peers_[size_t(to)].buffer->send(to, slot, reinterpret_cast<size_t>(data), bytes);
+  });
+}
+
+void GlooMesh::receive(int from, uint64_t slot, void* data, size_t bytes) {
+  guarded(from, false, kNoDeadline, [&] {
+    peers_[size_t(from)].buffer->recv(from, slot, reinterpret_cast<size_t>(data), bytes);
+  });
+}
+
+void GlooMesh::await_send(int to, Clock::time_point deadline) {
+  guarded(to, true, deadline,
+          [&] { peers_[size_t(to)].buffer->waitSend(nullptr, left(deadline)); });
+}
+
+void GlooMesh::await_receive(int from, Clock::time_point deadline) {
+  guarded(from, false, deadline,
+          [&] { peers_[size_t(from)].buffer->waitRecv(nullptr, left(deadline)); });
+}
+
+void GlooMesh::break_off() noexcept {
+  for (const Peer& peer : peers_)
+    if (peer.socket >= 0) shutdown(peer.socket, SHUT_RDWR);
+}
+
+void GlooMesh::close() noexcept {
+  break_off();
+  for (int r = 0; r < ranks_; ++r) {
+    try {
+      if (r != rank_) context_->getPair(r)->close();
+    } catch (const std::exception&) {
+      // Closed already.
+    }
+  }
+}
+
+}  // namespace mtrain

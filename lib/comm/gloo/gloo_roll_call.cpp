@@ -1,0 +1,135 @@
+#include "comm/gloo/gloo_roll_call.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include <fmt/ranges.h>
+
+namespace mtrain {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Ranks that fail together report within milliseconds; one that is busy may take longer.
+constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
+
+std::string gave_up(int rank, std::string_view reason) {
+  return fmt::format("rank {} of the group gave up: {}", rank, reason);
+}
+
+}  // namespace
+
+GlooRollCall::GlooRollCall(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
+                           std::chrono::nanoseconds timeout)
+    : store_(std::move(store)),
+      group_(std::move(group)),
+      rank_(rank),
+      ranks_(ranks),
+      timeout_(timeout) {}
+
+std::string GlooRollCall::key(std::string_view what) const {
+  return fmt::format("gloo/{}/{}", group_, what);
+}
+
+void GlooRollCall::abort(std::string_view reason) noexcept {
+  try {
+    {
+      std::lock_guard lock(mutex_);
+      if (own_reason_.empty()) own_reason_ = gave_up(rank_, reason);
+    }
+    if (store_->add(key("aborts"), 1) == 1) store_->set(key("reason"), gave_up(rank_, reason));
+  } catch (const std::exception&) {
+    // The store is gone: the peers still see their connections break.
+  }
+}
+
+std::string GlooRollCall::abort_reason() {
+  if (store_->add(key("aborts"), 0) == 0) return "";
+  return store_->get(key("reason"));
+}
+
+void GlooRollCall::report(const GlooCall& call, const GlooFailure& failure) noexcept {
+  try {
+    store_->set(
+        key(fmt::format("report/{}", rank_)),
+        fmt::format("{} {} {} {}", call.number, int(failure.timed_out), failure.peer, call.what));
+    store_->add(key(fmt::format("reported/{}", rank_)), 1);
+  } catch (const std::exception&) {
+    // explain() tells that the store is gone.
+  }
+}
+
+void GlooRollCall::collect(std::map<int, Report>& reports) {
+  for (int r = 0; r < ranks_; ++r) {
+    if (reports.contains(r) || store_->add(key(fmt::format("reported/{}", r)), 0) == 0) continue;
+    std::istringstream in(store_->get(key(fmt::format("report/{}", r))));
+    Report& report = reports[r];
+    in >> report.number >> report.timed_out >> report.peer >> std::ws;
+    std::getline(in, report.what);
+  }
+}
+
+CommError GlooRollCall::explain(const GlooCall& call, const GlooFailure& failure) {
+  std::map<int, Report> reports;
+  const auto deadline = Clock::now() + std::min(kGrace, timeout_);
+  try {
+    for (;;) {
+      if (const std::string reason = abort_reason(); !reason.empty()) return CommError(reason);
+      collect(reports);
+      if (int(reports.size()) == ranks_ || Clock::now() > deadline) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(std::max(10, ranks_)));
+    }
+    return verdict(call, failure, reports);
+  } catch (const CommError&) {
+    std::lock_guard lock(mutex_);
+    if (!own_reason_.empty()) return CommError(own_reason_);
+    return CommError(fmt::format(
+        "the connection to rank {} of the group broke, and rank 0 of the job, which serves the "
+        "rendezvous, does not answer",
+        failure.peer));
+  }
+}
+
+CommError GlooRollCall::verdict(const GlooCall& call, const GlooFailure& failure,
+                                const std::map<int, Report>& reports) const {
+  bool slow = false;
+  for (const auto& [rank, r] : reports) {
+    slow = slow || r.timed_out;
+    if (!call.message && r.number == call.number && r.what != call.what)
+      return CommError(fmt::format("rank {} of the group is at another call: {} instead of {}",
+                                   rank, r.what, call.what),
+                       "ranks with different settings or data sizes do not fit together");
+  }
+  const auto silent = [&](int rank) { return !reports.contains(rank); };
+  std::set<int> culprits;
+  // Whose connection broke and who does not answer has ended; survivors break theirs too.
+  if (!slow)
+    for (const auto& [rank, r] : reports)
+      if (silent(r.peer)) culprits.insert(r.peer);
+  if (culprits.empty()) {
+    if (call.message && silent(failure.peer)) culprits.insert(failure.peer);
+    if (!call.message)
+      for (int r = 0; r < ranks_; ++r)
+        if (silent(r) || reports.at(r).number < call.number) culprits.insert(r);
+  }
+  const std::string names = fmt::format("rank {} of the group", fmt::join(culprits, ", "));
+  if (!slow)
+    return CommError(culprits.empty()
+                         ? fmt::format("the connection to rank {} of the group broke", failure.peer)
+                         : names + " is gone: its connection broke");
+  const double seconds = std::chrono::duration<double>(timeout_).count();
+  const char* hint = "a rank is stuck or slow; comm.timeout_s says how long to wait";
+  if (call.message)
+    return CommError(fmt::format("rank {} of the group did not {} after {:.3g} s", failure.peer,
+                                 failure.sending ? "take a message" : "send", seconds),
+                     hint);
+  if (culprits.empty())
+    return CommError(fmt::format("all ranks arrived, but did not end after {:.3g} s", seconds),
+                     hint);
+  return CommError(fmt::format("{} did not arrive after {:.3g} s", names, seconds), hint);
+}
+
+}  // namespace mtrain

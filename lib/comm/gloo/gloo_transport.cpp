@@ -1,0 +1,132 @@
+#include "comm/gloo/gloo_transport.h"
+
+#include <csignal>
+#include <sstream>
+
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+
+#include "base/error.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/gloo/gloo_mesh.h"
+#include "comm/gloo/gloo_roll_call.h"
+#include "comm/gloo/poll_yield.h"
+#include "comm/store.h"
+
+namespace mtrain {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// One connection to our store, for one group's rendezvous.
+class Rendezvous : public gloo::rendezvous::Store {
+ public:
+  Rendezvous(const GlooOptions& o, std::string group)
+      : store_(o.store_host, o.store_port, std::chrono::duration_cast<milliseconds>(o.timeout)),
+        group_(std::move(group)) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    store_.set(whole(key), std::string(data.begin(), data.end()));
+  }
+  std::vector<char> get(const std::string& key) override {
+    try {
+      const std::string value = store_.get(whole(key));
+      return {value.begin(), value.end()};
+    } catch (const CommError& e) {
+      // Keys are "1" and "rank_1".
+      throw CommError(fmt::format("rank {} of the group did not connect: {}",
+                                  key.substr(key.find('_') + 1), e.message()),
+                      e.hint());
+    }
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    for (const auto& key : keys) get(key);
+  }
+  void wait(const std::vector<std::string>& keys, const milliseconds&) override { wait(keys); }
+
+ private:
+  std::string whole(const std::string& key) const { return fmt::format("gloo/{}/{}", group_, key); }
+  mtrain::Store store_;
+  const std::string group_;
+};
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address.starts_with("::ffff:127.") || address == "::1";
+}
+
+std::string own_address(mtrain::Store& store, const GlooOptions& o) {
+  store.set(fmt::format("gloo path/{}", o.rank),
+            store.local_address() + " " + store.server_address());
+  std::vector<StorePath> paths;
+  for (int r = 0; r < o.size; ++r) {
+    StorePath p;
+    std::istringstream(store.get(fmt::format("gloo path/{}", r))) >> p.own >> p.server;
+    paths.push_back(p);
+  }
+  return gloo_address(paths, o.rank);
+}
+
+class GlooTransport : public Transport {
+ public:
+  explicit GlooTransport(const GlooOptions& o) : options_(o) {
+    std::string address;
+    {
+      mtrain::Store meeting(o.store_host, o.store_port,
+                            std::chrono::duration_cast<milliseconds>(o.timeout));
+      address = own_address(meeting, o);
+    }
+    // A failing rank must not wait long for a store that is gone.
+    reports_ = std::make_shared<mtrain::Store>(o.store_host, o.store_port, std::chrono::seconds(2));
+    gloo::transport::tcp::attr attributes;
+    attributes.hostname = address;
+    try {
+      device_ = gloo::transport::tcp::CreateDevice(attributes);
+    } catch (const std::exception& e) {
+      throw CommError(fmt::format("no network interface has the address {}: {}", address, e.what()),
+                      "MASTER_ADDR must be reached through a network that all hosts share");
+    }
+  }
+
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
+                                        int rank) override {
+    Rendezvous rendezvous(options_, name);
+    const int n = int(ranks.size());
+    std::unique_ptr<GlooMesh> mesh;
+    try {
+      mesh = std::make_unique<GlooMesh>(device_, rendezvous, rank, n, options_.timeout);
+    } catch (const CommError& e) {
+      throw CommError(fmt::format("group {}: {}", name, e.message()), e.hint());
+    } catch (const std::exception& e) {
+      throw CommError(fmt::format("group {}: cannot connect its ranks: {}", name, e.what()),
+                      "a rank has ended, or a firewall is between the hosts");
+    }
+    return gloo_communicator(
+        std::move(mesh), std::make_unique<GlooRollCall>(reports_, name, rank, n, options_.timeout),
+        options_.timeout);
+  }
+
+ private:
+  const GlooOptions options_;
+  std::shared_ptr<mtrain::Store> reports_;
+  std::shared_ptr<gloo::transport::Device> device_;  // one thread moves the data of all groups
+};
+
+}  // namespace
+
+std::string gloo_address(const std::vector<StorePath>& paths, int rank) {
+  const StorePath& own = paths[size_t(rank)];
+  if (!is_loopback(own.own)) return own.own;
+  for (const StorePath& p : paths)
+    if (!is_loopback(p.own)) return p.server;
+  return "127.0.0.1";  // one host, whichever of its names each rank used
+}
+
+std::shared_ptr<Transport> gloo_transport(const GlooOptions& options) {
+  if (const auto before = std::signal(SIGPIPE, SIG_IGN); before != SIG_DFL)
+    std::signal(SIGPIPE, before);  // somebody handles it
+  yield_in_polls(true);
+  return std::make_shared<GlooTransport>(options);
+}
+
+}  // namespace mtrain

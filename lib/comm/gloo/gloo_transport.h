@@ -1,0 +1,31 @@
+// Ranks as processes of one or several hosts, over TCP.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+
+namespace mtrain {
+
+struct GlooOptions {
+  std::string store_host;  // where the ranks meet: a StoreServer
+  uint16_t store_port = 0;
+  int rank = 0, size = 1;
+  std::chrono::nanoseconds timeout = std::chrono::seconds(600);
+};
+
+// Every rank of the world calls it. From then on the process ignores SIGPIPE: a peer that is gone
+// must not end it.
+std::shared_ptr<Transport> gloo_transport(const GlooOptions& options);
+
+// How a rank reaches the store: the numeric addresses of both ends.
+struct StorePath {
+  std::string own, server;
+};
+// The address at which the peers reach rank `rank`. A rank on the server's own host may know itself
+// by a loopback address only: it goes by the one that other hosts use for the server.
+std::string gloo_address(const std::vector<StorePath>& paths, int rank);
+
+}  // namespace mtrain

@@ -1,0 +1,191 @@
+// What is gloo's own: addresses, its thread and connections, and failures that gloo alone would
+// turn into long waits or the end of the process.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "comm/gloo/gloo_transport.h"
+#include "comm/gloo/poll_yield.h"
+#include "comm/store.h"
+#include "comm_testing.h"
+
+using namespace mtrain;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+TEST_CASE("a rank is reached by an address that all hosts can use") {
+  const std::vector<StorePath> one_host{{"::1", "::1"}, {"127.0.0.1", "127.0.0.1"}};
+  CHECK(gloo_address(one_host, 0) == "127.0.0.1");
+  CHECK(gloo_address(one_host, 1) == "127.0.0.1");
+  // Rank 0 serves the store and reached it by a name that its host knows as 127.0.1.1.
+  const std::vector<StorePath> two{{"127.0.1.1", "127.0.1.1"}, {"10.0.0.2", "10.0.0.1"}};
+  CHECK(gloo_address(two, 0) == "10.0.0.1");
+  CHECK(gloo_address(two, 1) == "10.0.0.2");
+}
+
+TEST_CASE("gloo's thread polls through our function, and SIGPIPE ends nobody") {
+  const uint64_t before = polls_seen();
+  run_ranks(2, "gloo", [](TestRank& r) { r.world.everyone().barrier(r.on); });
+  CHECK(polls_seen() > before);
+  struct sigaction action {};
+  REQUIRE(sigaction(SIGPIPE, nullptr, &action) == 0);
+  CHECK(action.sa_handler == SIG_IGN);
+}
+
+namespace {
+
+// Connections of this process that are not paced by bbr.
+int unpaced_connections() {
+  int found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
+    char name[16] = {};
+    length = sizeof name - 1;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0 &&
+        std::string_view(name) != "bbr")
+      ++found;
+  }
+  return found;
+}
+
+// What the call throws on each rank; the ranks do not abort for each other.
+template <class Body>
+std::vector<std::string> failures(int ranks, double timeout_s, const Body& body) {
+  std::vector<std::string> messages(static_cast<size_t>(ranks));
+  run_ranks(ranks, "gloo",
+            [&](TestRank& outer) {
+              // A failed stream fails its device for good.
+              const auto device = Device::cpu(1);
+              TestRank r{outer.world, *device, device->stream("comm")};
+              const Group g = r.world.group("dp", r.world.everyone().ranks());
+              g.barrier(r.on);
+              device->synchronize();
+              try {
+                body(r, g);
+                device->synchronize();
+              } catch (const Error& e) {
+                messages[size_t(r.rank())] = e.message();
+              }
+            },
+            {.timeout_s = timeout_s});
+  return messages;
+}
+
+bool tells(const std::string& message, const char* part) {
+  return message.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("connections are not paced") {
+  run_ranks(2, "gloo", [](TestRank& r) {
+    const Group g = r.world.everyone();
+    g.barrier(r.on);
+    r.device.synchronize();
+    // Both ends are in this process.
+    if (unpaced_connections() < 2) throw BugError("bbr is left");
+    g.barrier(r.on);
+    r.device.synchronize();
+  });
+}
+
+TEST_CASE("sizes that differ between ranks are told, and do not end the process") {
+  const auto messages = failures(3, 0.5, [](TestRank& r, const Group& g) {
+    const int64_t count = r.rank() == 1 ? 2000 : 1000;
+    g.all_reduce(r.filled(count, DType::f32, [](int64_t) { return 1; }), Reduce::sum, r.on);
+  });
+  for (const auto& m : messages) {
+    CAPTURE(m);
+    CHECK(tells(m, "is at another call: all_reduce"));
+    CHECK(tells(m, "2000"));
+    CHECK(tells(m, "1000"));
+  }
+}
+
+TEST_CASE("messages whose sizes differ end at the timeout, with the peer") {
+  const auto messages = failures(2, 0.3, [](TestRank& r, const Group& g) {
+    const Tensor t = Tensor::empty(r.on, {r.rank() == 0 ? 10 : 20}, DType::f32);
+    if (r.rank() == 0)
+      g.send(t, 1, r.on);
+    else
+      g.receive(t, 0, r.on);
+  });
+  CAPTURE(messages[0], messages[1]);
+  CHECK((tells(messages[0], "rank 1 of the group did not") ||
+         tells(messages[1], "rank 0 of the group did not")));
+}
+
+TEST_CASE("an abort ends calls under way and later ones, everywhere, with the first reason") {
+  const auto start = Clock::now();
+  std::atomic<int> waiting{0};
+  const auto messages = failures(4, 20, [&](TestRank& r, const Group& g) {
+    if (r.rank() == 3) {
+      while (waiting < 3) std::this_thread::sleep_for(5ms);
+      std::this_thread::sleep_for(50ms);
+      g.abort("the disk is full");
+      g.abort("a later reason");
+    }
+    ++waiting;
+    // Of rank 3 begun later; of the others under way, one waiting for another.
+    const Tensor t = Tensor::empty(r.on, {5 << 20}, DType::f32);
+    g.all_reduce(t, Reduce::sum, r.on);
+  });
+  CHECK(Clock::now() - start < 10s);
+  for (const auto& m : messages) {
+    CAPTURE(m);
+    CHECK(tells(m, "rank 3 of the group gave up: the disk is full"));
+  }
+}
+
+TEST_CASE("a group that has failed refuses later calls at once") {
+  const auto messages = failures(2, 0.3, [](TestRank& r, const Group& g) {
+    if (r.rank() == 1) return;
+    try {
+      g.barrier(r.on);
+      r.device.synchronize();
+      throw BugError("nobody was missed");
+    } catch (const CommError&) {
+    }
+    const auto start = Clock::now();
+    Stream& other = r.device.stream("other");
+    g.barrier(other);
+    try {
+      other.synchronize();
+    } catch (const CommError& e) {
+      if (Clock::now() - start > 100ms) throw BugError("it has waited");
+      throw;
+    }
+  });
+  CHECK(tells(messages[0], "rank 1 of the group is gone"));
+  CHECK(messages[1] == "");
+}
+
+TEST_CASE("a rank that does not connect is named when the timeout has passed") {
+  const StoreServer server(0);
+  std::vector<std::shared_ptr<Transport>> transports(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      transports[size_t(rank)] = gloo_transport({"localhost", server.port(), rank, 2, 300ms});
+    });
+  for (auto& t : threads) t.join();
+  const auto start = Clock::now();
+  try {
+    transports[0]->connect("dp", {0, 1}, 0);
+    FAIL("nothing was thrown");
+  } catch (const CommError& e) {
+    CHECK(tells(e.message(), "group dp: rank 1 of the group did not connect"));
+  }
+  CHECK(Clock::now() - start < 3s);
+}
