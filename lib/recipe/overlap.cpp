@@ -48,7 +48,7 @@ class Resolver {
                          : by_name              ? "switched off"
                                                 : "not asked for";
     o_.table.push_back({field, asked, effective ? "true" : "false", std::move(reason),
-                        by_name && wanted && !possible.ok});
+                        by_name && wanted && !possible.ok, effective});
     return effective;
   }
 
@@ -116,6 +116,24 @@ class Resolver {
                   "several stages per rank");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
     resolve_buckets();
+    if (!buckets) resolve_prefetch();
+  }
+
+  // fsdp2's gradients are always reduced during backward.
+  void resolve_prefetch() {
+    const auto& d = r_.distributed;
+    const bool shared = l_.gradient_ranks() > 1;
+    const auto depth = [&](const char* field, int64_t asked, const char* why) {
+      o_.table.push_back({field, fmt::format("{}", asked), fmt::format("{}", shared ? asked : 0),
+                          !shared      ? "parameters are not sharded (dp x cp is 1)"
+                          : asked == 0 ? "every unit is waited for"
+                                       : why,
+                          false, shared && asked > 0});
+    };
+    depth("distributed.fsdp2_forward_prefetch_depth", d.fsdp2_forward_prefetch_depth,
+          "units that are gathered during another's forward");
+    depth("distributed.fsdp2_backward_prefetch_depth", d.fsdp2_backward_prefetch_depth,
+          "units that are gathered during another's backward");
   }
 
   void resolve_buckets() {

@@ -14,6 +14,7 @@ struct OverlapRow {
   std::string effective;  // "true", "134217728"
   std::string reason;
   bool refused = false;  // asked for by name, but it cannot be active
+  bool active = false;   // hides communication in this run
 };
 
 struct Overlap {

@@ -58,7 +58,9 @@ std::string recompute_text(const Recipe& r) {
 std::string overlap_text(const Recipe& r, const Layout& l) {
   std::string on;
   for (const OverlapRow& row : resolve_overlap(r, l).table)
-    if (row.effective == "true") on += (on.empty() ? "" : ", ") + row.field;
+    if (row.active)
+      on += (on.empty() ? "" : ", ") + row.field +
+            (row.effective == "true" ? "" : " " + row.effective);
   return on.empty() ? "none is active; --dry-run says why" : on;
 }
 
