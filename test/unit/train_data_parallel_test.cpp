@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "comm/thread/thread_transport.h"
+#include "comm_testing.h"
 #include "temporary_folder.h"
 #include "train/model_setup.h"
 #include "train/snapshot.h"
@@ -62,12 +63,12 @@ Result train_alone(const std::vector<std::string>& changes, int64_t steps) {
 }
 
 // Every rank's results.
-std::vector<Result> train_ranks(int ranks, const std::vector<std::string>& changes, int64_t steps) {
+std::vector<Result> train_ranks(int ranks, const std::vector<std::string>& changes, int64_t steps,
+                                const std::string& backend = "thread") {
   const Recipe r = tiny(changes, ranks);
   std::vector<Result> results(static_cast<size_t>(ranks));
-  run_thread_ranks(ranks, [&](World& world) {
-    const auto device = Device::cpu(1, {.stream_sanitizer = true});
-    results[size_t(world.rank())] = train(r, *device, world, steps);
+  run_ranks(ranks, backend, [&](TestRank& rank) {
+    results[size_t(rank.rank())] = train(r, rank.device, rank.world, steps);
   });
   return results;
 }
@@ -201,6 +202,29 @@ TEST_CASE("overlap, buckets and prefetch change when data travels, never a bit o
         CHECK((other.losses == first.losses));
         CHECK((other.weights == first.weights));
       }
+    }
+}
+
+TEST_CASE("every backend of communication trains alike") {
+  const Changes base{"train.global_batch_size=12", "train.micro_batch_size=1",
+                     "model.num_layers=3"};
+  const Result one = train_alone(base, 5);
+  for (const StrategyCase& strategy : kStrategies)
+    for (const int ranks : {2, 4}) {
+      if (ranks < strategy.ranks_least) continue;
+      CAPTURE(strategy.name, ranks);
+      const Changes changes = with(base, strategy.changes);
+      const Result thread = train_ranks(ranks, changes, 5)[0];
+      const Result shared = train_ranks(ranks, changes, 5, "shared_memory")[0];
+      CHECK((shared.losses == thread.losses));
+      CHECK((shared.weights == thread.weights));
+      // Rings sum in an order of their own, which is the same in every run.
+      const auto gloo = train_ranks(ranks, changes, 5, "gloo");
+      check_close(one.losses, gloo[0].losses, 1e-5);
+      for (const Result& rank : gloo) CHECK((rank.weights == gloo[0].weights));
+      if (strategy.changes[0] == "distributed.strategy=fsdp2") continue;  // overlaps always
+      const Changes late = with(changes, {"ddp.overlap_grad_reduce=false"});
+      CHECK((train_ranks(ranks, late, 5, "gloo")[0].weights == gloo[0].weights));
     }
 }
 
