@@ -13,7 +13,7 @@ struct Group::State {
   int rank = 0;
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<EmulatedLink> link;  // may be null
-  uint64_t calls = 0;  // so far; the same on every rank
+  uint64_t calls = 0;                  // so far; the same on every rank
 
   int size() const { return int(ranks.size()); }
 

@@ -211,7 +211,11 @@ namespace {
 int try_connect(const std::string& host, uint16_t port, Clock::time_point deadline) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+  const int unknown = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (unknown == EAI_NONAME)  // will not come into being while we wait
+    throw UserError(fmt::format("no host is called {}: {}", host, gai_strerror(unknown)),
+                    "MASTER_ADDR (--master_addr) is the host of rank 0");
+  if (unknown != 0) {
     errno = EADDRNOTAVAIL;
     return -1;
   }

@@ -29,16 +29,17 @@ int number(const char* name, int least, int most) {
 
 struct Launcher {
   const char *rank, *size, *local_rank, *local_size;
-  const char* job;  // tells jobs apart: a port follows from it
+  const char *job, *step;  // tell jobs apart: a port follows from them
 };
 
 constexpr int kMostRanks = 1 << 24;
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID"},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr, nullptr},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID",
+     "SLURM_STEP_ID"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID"}};
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", nullptr},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", nullptr}};
 
 // First host of a Slurm list such as "node[003-006,9],x1".
 std::string first_host(const std::string& list) {
@@ -47,10 +48,31 @@ std::string first_host(const std::string& list) {
   return list.substr(0, open) + list.substr(open + 1, list.find_first_of("-,]", open) - open - 1);
 }
 
+// Of the tasks per node that Slurm tells, such as "4(x3),2", those of the node with this number.
+std::optional<int> tasks_of_node(const std::string& list, int node) {
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    const std::string part = list.substr(at, end - at);
+    const size_t times = part.find("(x");
+    const int nodes = times == std::string::npos ? 1 : std::atoi(part.c_str() + times + 2);
+    if (node < nodes) return std::atoi(part.c_str());
+    node -= nodes;
+    at = end + 1;
+  }
+  return std::nullopt;
+}
+
+// Ranks on this host as srun has spread them, which need not be alike on all.
+int slurm_local_size(int otherwise) {
+  const auto tasks = variable("SLURM_STEP_TASKS_PER_NODE");
+  if (!tasks || !variable("SLURM_NODEID")) return otherwise;
+  return tasks_of_node(*tasks, number("SLURM_NODEID", 0, kMostRanks)).value_or(otherwise);
+}
+
 // Jobs of one host meet at different ports.
-uint16_t port_of_job(const std::optional<std::string>& job) {
+uint16_t port_of_job(const std::string& job) {
   constexpr size_t kFirst = 20000, kPorts = 10000;
-  return uint16_t(kFirst + (job ? std::hash<std::string>()(*job) % kPorts : 0));
+  return uint16_t(kFirst + (job.empty() ? 0 : std::hash<std::string>()(job) % kPorts));
 }
 
 }  // namespace
@@ -65,16 +87,23 @@ Job job_from_environment() {
     job.rank = number(l.rank, 0, job.size - 1);
     if (variable(l.local_size)) job.local_size = number(l.local_size, 1, kMostRanks);
     if (variable(l.local_rank)) job.local_rank = number(l.local_rank, 0, kMostRanks);
-    job.master_port = port_of_job(variable(l.job));
+    if (std::string_view(l.rank) == "SLURM_PROCID")
+      job.local_size = slurm_local_size(job.local_size);
+    const auto id = variable(l.job), step = variable(l.step);
+    job.master_port = port_of_job(id.value_or("") + (step ? "." + *step : ""));
     break;
   }
-  if (const auto nodes = variable("SLURM_JOB_NODELIST")) job.master_addr = first_host(*nodes);
+  // A step may run on some of the job's nodes.
+  for (const char* list : {"SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"})
+    if (const auto nodes = variable(list)) job.master_addr = first_host(*nodes);
   if (const auto address = variable("MASTER_ADDR")) job.master_addr = *address;
   if (variable("MASTER_PORT")) {
     job.master_port = uint16_t(number("MASTER_PORT", 1, 65535));
     // torchrun's own store sits at that port.
     if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ++job.master_port;
   }
+  for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
+    if (variable(count)) job.restarts = number(count, 0, kMostRanks);
   return job;
 }
 

@@ -9,6 +9,7 @@ struct Job {
   int rank = 0, size = 1;              // of all ranks
   int local_rank = 0, local_size = 1;  // of those on this host
   std::string master_addr = "localhost";
+  int restarts = 0;          // how often the launcher has started all ranks again
   uint16_t master_port = 0;  // where rank 0 serves the rendezvous; of no use for a single rank
 };
 

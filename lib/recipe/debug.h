@@ -1,5 +1,6 @@
 // debug: checks that cost time, and records for a closer look.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -8,10 +9,29 @@
 
 namespace mtrain {
 
+// A rank that fails on purpose, in the middle of a launch: to see what a job makes of it.
+struct FaultConfig {
+  std::optional<std::string> at;
+  int64_t rank = 0, step = 1;
+  bool kill = true;
+
+  static constexpr auto fields = std::tuple{
+      Field{"at", &FaultConfig::at,
+            "name of the launch, as traces show it (matmul_fc1_fwd, all_reduce, adamw, ...), or "
+            "save"},
+      Field{"rank", &FaultConfig::rank, "the rank that fails", {.min = 0}},
+      Field{"step",
+            &FaultConfig::step,
+            "in which step; only before the job starts again",
+            {.min = 1}},
+      Field{"kill", &FaultConfig::kill, "its process is killed; false: it is stopped, and hangs"}};
+};
+
 struct DebugConfig {
   bool stream_sanitizer = false;
   std::optional<std::string> trace;
   bool deterministic = false, strict = true, check_nan = true;
+  FaultConfig fault;
 
   static constexpr auto fields = std::tuple{
       Field{"stream_sanitizer", &DebugConfig::stream_sanitizer,
@@ -22,7 +42,8 @@ struct DebugConfig {
       Field{"strict", &DebugConfig::strict,
             "refuse an overlap that cannot be active; false turns it off with a warning"},
       Field{"check_nan", &DebugConfig::check_nan,
-            "stop at the first loss or gradient that is not finite and name its tensor"}};
+            "stop at the first loss or gradient that is not finite and name its tensor"},
+      Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
 };
 
 }  // namespace mtrain

@@ -11,6 +11,7 @@
 #include "launch/error_file.h"
 #include "ops/tuning.h"
 #include "train/data_setup.h"
+#include "train/fault.h"
 #include "train/interrupt.h"
 #include "train/model_setup.h"
 #include "train/reporter.h"
@@ -59,6 +60,8 @@ class Training {
         config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
         trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab),
                  std::move(world)) {
+    if (recipe.debug.fault.at && options.job.restarts == 0)
+      fault_.emplace(recipe.debug.fault, trainer_.world().rank(), *device_);
     if (recipe.debug.trace) trace_.emplace(trainer_, *recipe.debug.trace);
     if (trainer_.world().rank() == 0)
       reporter_.emplace(trainer_, recipe, options.profile, trace_ ? &trace_->sink() : nullptr);
@@ -93,11 +96,13 @@ class Training {
     const auto started = std::chrono::steady_clock::now();
     std::string end;  // why the run ends before its last step
     while (end.empty() && trainer_.steps_done() < recipe_.train.steps) {
+      if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       const StepStats stats = trainer_.step();
       if (reporter_) reporter_->step(stats);
       const int64_t step = trainer_.steps_done();
       if (due(recipe_.validation.every_steps, step) && step < recipe_.train.steps) evaluate();
       if (due(recipe_.checkpoint.every_steps, step)) save();
+      if (fault_) fault_->after_step(step);
       end = early_end(interrupt, std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
@@ -156,7 +161,8 @@ class Training {
 
   void save() {
     saved_ = trainer_.steps_done();
-    const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir);
+    const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir,
+                                    fault_ ? fault_->in_save(saved_) : nullptr);
     note(fmt::format("saved {}", path.string()));
     all_ranks_here();
   }
@@ -168,6 +174,7 @@ class Training {
   Trainer trainer_;
   std::optional<ValidationLoader> validation_;
   std::optional<RunTrace> trace_;
+  std::optional<Fault> fault_;
   std::optional<Reporter> reporter_;  // of rank 0
   int64_t saved_ = 0;                 // step of the newest checkpoint
 };

@@ -123,7 +123,8 @@ void set_moment(Stream& on, const Parameter& p, const Tensor& own, std::vector<f
 
 }  // namespace
 
-fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root) {
+fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
+                       const std::function<void(std::string_view)>& on_commit) {
   std::optional<CheckpointWriter> writer;
   if (t.world().rank() == 0) writer.emplace(root, t.steps_done(), int(recipe.checkpoint.keep));
   const auto file = [&](const char* name) {
@@ -144,6 +145,7 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root) {
   state.set("matmul_choices", ops::matmul_choices());
   state.save(writer->folder() / kState);
   write_file_atomic(writer->folder() / kRecipe, print_recipe(recipe));
+  writer->set_step_hook(on_commit);
   return writer->commit();
 }
 

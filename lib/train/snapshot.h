@@ -1,6 +1,8 @@
 // A run's state on disk: weights, optimizer moments and position, in one checkpoint folder.
 #pragma once
 #include <filesystem>
+#include <functional>
+#include <string_view>
 
 #include "checkpoint/checkpoint_dir.h"
 #include "train/trainer.h"
@@ -10,8 +12,10 @@ namespace mtrain {
 // model.safetensors (fp32 weights under their global names), optimizer.safetensors (<name>.m,
 // <name>.v), state.json and the resolved recipe.yaml, the same under every layout. All ranks call
 // it; rank 0 writes, and the others return an empty path.
+// `on_commit` (optional) is called before each step of the commit.
 std::filesystem::path save_snapshot(Trainer& trainer, const Recipe& recipe,
-                                    const std::filesystem::path& root);
+                                    const std::filesystem::path& root,
+                                    const std::function<void(std::string_view)>& on_commit = {});
 
 // The recipe that a checkpoint was saved under.
 Recipe load_saved_recipe(const std::filesystem::path& folder);

@@ -121,6 +121,27 @@ says "a stopped rank" "of the group did not arrive"
 says "a stopped rank" "of group dp_cp"
 none_left stopped
 
+# --- a rank that dies or hangs in the midst of forward, a collective, the optimizer, a save ---
+for backend in auto gloo; do
+  for at in "1 matmul_fc1_fwd" "1 all_reduce" "2 adamw" "0 save"; do
+    read -r rank moment <<<"$at"
+    for kill in true false; do
+      what="kill: $kill in $moment over $backend"
+      start fault 3 train.steps=100000 train.global_batch_size=6 checkpoint.every_steps=1 "comm.backend=$backend" \
+        comm.timeout_s=2 "debug.fault={at: $moment, rank: $rank, step: 3, kill: $kill}"
+      ends "$what" 1 15
+      if $kill; then names="rank $rank \(pid [0-9]+\) was killed by signal 9"; else names="rank $rank .*(did not arrive|does not answer)"; fi
+      grep -qE "$names" "$work/out" || fail "$what: nothing says: $names"
+      none_left fault
+      [[ -e $work/fault/checkpoints/step-00000002/manifest.json ]] || fail "$what: step 2 is not saved"
+      rm -rf "$work/fault"
+    done
+  done
+done
+start fault 2 "debug.fault={at: no_such_launch, rank: 1, step: 2}"
+ends "a fault that cannot be" 2 20
+says "a fault that cannot be" "step 2 has no such moment on rank 1"
+
 # --- a rank with other settings, or another program ---
 port=$((20000 + RANDOM % 10000))
 for rank in 0 1; do

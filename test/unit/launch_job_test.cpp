@@ -93,6 +93,14 @@ TEST_CASE("Slurm's and Open MPI's variables") {
   CHECK(job_from_environment().master_addr == "alone");
   env.set("SLURM_JOB_NODELIST", "a,b[1-2]");
   CHECK(job_from_environment().master_addr == "a");
+  env.set("SLURM_STEP_NODELIST", "b[1-2]");
+  CHECK(job_from_environment().master_addr == "b1");
+  env.set("SLURM_STEP_ID", "4");
+  CHECK(job_from_environment().master_port != slurm.master_port);
+  env.set("SLURM_STEP_TASKS_PER_NODE", "4(x3),2"), env.set("SLURM_NODEID", "2");
+  CHECK(job_from_environment().local_size == 4);
+  env.set("SLURM_NODEID", "3");
+  CHECK(job_from_environment().local_size == 2);
 
   Environment fresh;
   fresh.set("OMPI_COMM_WORLD_RANK", "1"), fresh.set("OMPI_COMM_WORLD_SIZE", "2");
