@@ -1,10 +1,21 @@
 #include "device/backend.h"
 
 #include <new>
+#include <utility>
 
 #include "base/error.h"
 
 namespace mtrain {
+
+void LateFailure::set(std::exception_ptr failure) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::move(failure);
+}
+
+void LateFailure::rethrow() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
 
 std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag,
                                 const std::string& stream) {

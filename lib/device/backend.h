@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 struct CUstream_st;
@@ -13,10 +14,23 @@ namespace mtrain {
 
 class TimingSink;
 
+// Where work that goes on behind its launch tells that it has failed: the device's streams and
+// events throw it on. Any thread.
+class LateFailure {
+ public:
+  void set(std::exception_ptr failure) noexcept;  // the first stays
+  void rethrow() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::exception_ptr failure_;
+};
+
 // Handed to the work of a launch. On the CPU the work runs on the stream's worker thread; on CUDA
 // it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
   CUstream_st* cuda = nullptr;
+  std::shared_ptr<LateFailure> late{};  // null on the CPU, where work ends before it returns
 };
 using Work = std::function<void(const LaunchContext&)>;
 

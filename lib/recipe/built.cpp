@@ -43,8 +43,6 @@ void check_built(const Recipe& r, Problems& problems) {
     other_module = other_module || module != RecomputeModule::core_attn;
   missing(r.recompute.granularity == RecomputeGranularity::selective && other_module,
           "recompute.modules", "modules other than core_attn", "use [core_attn]");
-  missing(r.comm.backend == CommBackend::nccl, "comm.backend", "backend nccl",
-          "set it to auto or gloo");
 }
 
 }  // namespace mtrain

@@ -70,6 +70,11 @@ void check_backend(const Recipe& r, Problems& problems) {
                    "backend thread is for ranks that are threads of one process, as in tests; a "
                    "recipe's ranks are processes",
                    "set it to auto");
+  const bool gpu = r.train.device == DeviceChoice::cuda;
+  problems.require(r.comm.backend != CommBackend::nccl || gpu, {"comm.backend", "train.device"},
+                   "backend nccl moves GPU memory, and train.device is cpu", "set it to auto");
+  problems.require(r.comm.backend != CommBackend::gloo || !gpu, {"comm.backend", "train.device"},
+                   "backend gloo moves host memory, and train.device is cuda", "set it to auto");
 }
 
 }  // namespace

@@ -37,14 +37,24 @@ std::unique_ptr<Device> open_device(const Recipe& r, const Job& job) {
   return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
 }
 
+ProcessBackend process_backend(CommBackend backend) {
+  switch (backend) {
+    case CommBackend::gloo: return ProcessBackend::gloo;
+    case CommBackend::nccl: return ProcessBackend::nccl;
+    default: return ProcessBackend::automatic;
+  }
+}
+
 World open_world(const Recipe& r, const Job& job) {
+  std::optional<int> gpu;
+  if (r.train.device == DeviceChoice::cuda) gpu = job.local_rank;
   return process_world({.rank = job.rank,
                         .size = job.size,
                         .master_addr = job.master_addr,
                         .master_port = job.master_port,
                         .timeout = std::chrono::duration<double>(r.comm.timeout_s),
-                        .backend = r.comm.backend == CommBackend::gloo ? ProcessBackend::gloo
-                                                                       : ProcessBackend::automatic,
+                        .backend = process_backend(r.comm.backend),
+                        .cuda_device = gpu,
                         .link = {r.comm.link.latency_us, r.comm.link.gbps},
                         .recipe = print_recipe(r, false)});
 }

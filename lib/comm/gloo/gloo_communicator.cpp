@@ -36,7 +36,7 @@ uint32_t hash(std::string_view text) {  // FNV-1a
 
 class GlooCommunicator : public Communicator {
  public:
-  GlooCommunicator(std::unique_ptr<GlooMesh> mesh, std::unique_ptr<GlooRollCall> roll_call,
+  GlooCommunicator(std::unique_ptr<GlooMesh> mesh, std::unique_ptr<RollCall> roll_call,
                    std::chrono::nanoseconds timeout)
       : mesh_(std::move(mesh)),
         roll_call_(std::move(roll_call)),
@@ -163,14 +163,14 @@ class GlooCommunicator : public Communicator {
   }
 
   template <class F>
-  void call(GlooCall call, const F& run) {
+  void call(GroupCall call, const F& run) {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
     deadline_ = last_start_ + timeout_;
     open_.assign(size_t(ranks_), {});
     try {
       run();
-    } catch (const GlooFailure& failure) {
+    } catch (const CallFailure& failure) {
       roll_call_->report(call, failure);
       mesh_->close();
       const CommError error = roll_call_->explain(call, failure);
@@ -380,7 +380,7 @@ class GlooCommunicator : public Communicator {
   };
 
   const std::unique_ptr<GlooMesh> mesh_;
-  const std::unique_ptr<GlooRollCall> roll_call_;
+  const std::unique_ptr<RollCall> roll_call_;
   const std::chrono::nanoseconds timeout_;
   const int me_, ranks_;
   std::atomic<bool> aborted_{false};
@@ -396,7 +396,7 @@ class GlooCommunicator : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
-                                                std::unique_ptr<GlooRollCall> roll_call,
+                                                std::unique_ptr<RollCall> roll_call,
                                                 std::chrono::nanoseconds timeout) {
   return std::make_unique<GlooCommunicator>(std::move(mesh), std::move(roll_call), timeout);
 }

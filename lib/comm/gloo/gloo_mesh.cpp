@@ -16,6 +16,7 @@
 #include <gloo/transport/tcp/address.h>
 
 #include "base/error.h"
+#include "comm/roll_call.h"
 
 namespace mtrain {
 
@@ -113,7 +114,7 @@ void guarded(int peer, bool sending, GlooMesh::Clock::time_point deadline, F wor
   try {
     work();
   } catch (const std::exception& e) {
-    throw GlooFailure{peer, sending, GlooMesh::Clock::now() >= deadline, e.what()};
+    throw CallFailure{peer, sending, GlooMesh::Clock::now() >= deadline, e.what()};
   }
 }
 

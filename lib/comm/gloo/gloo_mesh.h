@@ -16,15 +16,8 @@ class Store;
 
 namespace mtrain {
 
-// A piece did not come to its end. Nobody above the communicator sees it.
-struct GlooFailure {
-  int peer;
-  bool sending;
-  bool timed_out;  // else the connection to `peer` broke
-  std::string text;
-};
-
-// One thread sends, receives and waits; any may break off.
+// One thread sends, receives and waits; any may break off. A piece that does not come to its end
+// throws CallFailure, which nobody above the communicator sees.
 class GlooMesh {
  public:
   using Clock = std::chrono::steady_clock;
@@ -44,7 +37,7 @@ class GlooMesh {
   // process where they differ.
   void send(int to, uint64_t slot, const void* data, size_t bytes);
   void receive(int from, uint64_t slot, void* data, size_t bytes);
-  // One more of the pieces begun has ended; in order where they have the same slot. GlooFailure.
+  // One more of the pieces begun has ended; in order where they have the same slot.
   void await_send(int to, Clock::time_point deadline);
   void await_receive(int from, Clock::time_point deadline);
 

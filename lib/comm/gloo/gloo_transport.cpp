@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/gloo/gloo_mesh.h"
-#include "comm/gloo/gloo_roll_call.h"
 #include "comm/gloo/poll_yield.h"
+#include "comm/roll_call.h"
 #include "comm/store.h"
 
 namespace mtrain {
@@ -101,9 +101,9 @@ class GlooTransport : public Transport {
       throw CommError(fmt::format("group {}: cannot connect its ranks: {}", name, e.what()),
                       "a rank has ended, or a firewall is between the hosts");
     }
-    return gloo_communicator(
-        std::move(mesh), std::make_unique<GlooRollCall>(reports_, name, rank, n, options_.timeout),
-        options_.timeout);
+    return gloo_communicator(std::move(mesh),
+                             std::make_unique<RollCall>(reports_, name, rank, n, options_.timeout),
+                             options_.timeout);
   }
 
  private:

@@ -4,6 +4,8 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "comm/gloo/gloo_transport.h"
+#include "comm/nccl/nccl_library.h"
+#include "comm/nccl/nccl_transport.h"
 #include "comm/process/host_process.h"
 #include "comm/process/shared_memory_transport.h"
 #include "comm/store.h"
@@ -83,6 +85,19 @@ bool all_on_this_host(Store& store, const ProcessWorldOptions& o) {
   return all;
 }
 
+std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store,
+                                          const ProcessWorldOptions& o) {
+  const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
+  const bool automatic = o.backend == ProcessBackend::automatic;
+  if (o.backend == ProcessBackend::nccl || (automatic && o.cuda_device)) {
+    MT_CHECK(o.cuda_device, "nccl for a rank without a GPU");
+    return nccl_transport(load_nccl(*o.cuda_device), {o.master_addr, o.master_port, timeout});
+  }
+  if (automatic && all_on_this_host(*store, o))
+    return shared_memory_transport(std::move(store), o.rank, o.size, timeout);
+  return gloo_transport({o.master_addr, o.master_port, o.rank, o.size, timeout});
+}
+
 // The server lives as long as the transport, whose groups come later than the handshake.
 class ServedTransport : public Transport {
  public:
@@ -109,12 +124,7 @@ World process_world(const ProcessWorldOptions& o) {
                               std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout));
   shake_hands(*store, o);
   await_all(*store, o);
-  const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
-  std::shared_ptr<Transport> transport;
-  if (o.backend == ProcessBackend::automatic && all_on_this_host(*store, o))
-    transport = shared_memory_transport(store, o.rank, o.size, timeout);
-  else
-    transport = gloo_transport({o.master_addr, o.master_port, o.rank, o.size, timeout});
+  auto transport = make_transport(std::move(store), o);
   return {o.rank, o.size,
           std::make_shared<ServedTransport>(std::move(server), std::move(transport)), o.link};
 }

@@ -2,6 +2,7 @@
 // they run.
 #pragma once
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "comm/world.h"
@@ -9,8 +10,9 @@
 namespace mtrain {
 
 enum class ProcessBackend {
-  automatic,  // shared memory where all ranks run on one host, else gloo
+  automatic,  // nccl between GPUs; else shared memory where all ranks run on one host, else gloo
   gloo,
+  nccl,
 };
 
 struct ProcessWorldOptions {
@@ -19,6 +21,7 @@ struct ProcessWorldOptions {
   uint16_t master_port = 0;  // rank 0 serves it
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
   ProcessBackend backend = ProcessBackend::automatic;
+  std::optional<int> cuda_device{};  // of this rank; none: its data is in host memory
   Link link;
   // What every rank must have alike: the recipe's text, line by line.
   std::string recipe;

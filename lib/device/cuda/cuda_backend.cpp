@@ -26,7 +26,8 @@ void check(cudaError_t status, const char* call, int line) {
 
 class CudaEvent : public EventBackend {
  public:
-  CudaEvent(cudaStream_t stream, unsigned flags) {
+  CudaEvent(cudaStream_t stream, unsigned flags, std::shared_ptr<LateFailure> late = {})
+      : late_(std::move(late)) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, flags));
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
       cudaEventDestroy(event_);  // no destructor runs for an object that was never whole
@@ -43,11 +44,15 @@ class CudaEvent : public EventBackend {
     check(status, "cudaEventQuery", __LINE__);
     return true;
   }
-  void wait() const override { MT_CUDA(cudaEventSynchronize(event_)); }
+  void wait() const override {
+    MT_CUDA(cudaEventSynchronize(event_));
+    if (late_) late_->rethrow();
+  }
   cudaEvent_t handle() const { return event_; }
 
  private:
   cudaEvent_t event_ = nullptr;
+  std::shared_ptr<LateFailure> late_;  // null for events of timings
 };
 
 // Timings of launches whose end the GPU has not reached yet; resolved in order, against one origin
@@ -87,7 +92,8 @@ class PendingTimings {
 
 class CudaStream : public StreamBackend {
  public:
-  CudaStream(std::string name, int ordinal) : name_(std::move(name)), ordinal_(ordinal) {
+  CudaStream(std::string name, int ordinal, std::shared_ptr<LateFailure> late)
+      : name_(std::move(name)), ordinal_(ordinal), late_(std::move(late)) {
     MT_CUDA(cudaSetDevice(ordinal_));
     MT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     origin_ = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
@@ -99,10 +105,11 @@ class CudaStream : public StreamBackend {
   ~CudaStream() override { cudaStreamDestroy(stream_); }
 
   void enqueue(LaunchTag tag, Work work) override {
+    late_->rethrow();
     ++enqueued_;
     auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
     try {
-      work({stream_});
+      work({stream_, late_});
     } catch (...) {
       std::rethrow_exception(with_culprit(std::current_exception(), tag, name_));
     }
@@ -112,7 +119,7 @@ class CudaStream : public StreamBackend {
   }
 
   std::shared_ptr<EventBackend> record() override {
-    auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming);
+    auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming, late_);
     std::lock_guard lock(mutex_);
     marks_.emplace_back(event, enqueued_);
     while (!marks_.empty() && marks_.front().first->ready()) pass_mark();
@@ -146,6 +153,7 @@ class CudaStream : public StreamBackend {
     std::lock_guard lock(mutex_);
     while (!marks_.empty()) pass_mark();
     completed_ = enqueued_;
+    late_->rethrow();
   }
 
   // What the last event found ready says; exact after synchronize().
@@ -167,6 +175,7 @@ class CudaStream : public StreamBackend {
 
   std::string name_;
   int ordinal_;
+  std::shared_ptr<LateFailure> late_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
   int64_t origin_ns_ = 0;
@@ -201,7 +210,7 @@ class CudaBackend : public DeviceBackend {
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
   std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return std::make_unique<CudaStream>(name, ordinal_);
+    return std::make_unique<CudaStream>(name, ordinal_, late_);
   }
   void* allocate(int64_t bytes) override {
     void* memory = nullptr;
@@ -222,6 +231,8 @@ class CudaBackend : public DeviceBackend {
  private:
   int ordinal_;
   cudaDeviceProp properties_{};
+  // Of all streams: one that waited for failed work has failed too.
+  const std::shared_ptr<LateFailure> late_ = std::make_shared<LateFailure>();
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "comm/gloo/gloo_roll_call.h"
+#include "comm/roll_call.h"
 
 #include <algorithm>
 #include <set>
@@ -22,19 +22,19 @@ std::string gave_up(int rank, std::string_view reason) {
 
 }  // namespace
 
-GlooRollCall::GlooRollCall(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
-                           std::chrono::nanoseconds timeout)
+RollCall::RollCall(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
+                   std::chrono::nanoseconds timeout)
     : store_(std::move(store)),
       group_(std::move(group)),
       rank_(rank),
       ranks_(ranks),
       timeout_(timeout) {}
 
-std::string GlooRollCall::key(std::string_view what) const {
-  return fmt::format("gloo/{}/{}", group_, what);
+std::string RollCall::key(std::string_view what) const {
+  return fmt::format("roll call/{}/{}", group_, what);
 }
 
-void GlooRollCall::abort(std::string_view reason) noexcept {
+void RollCall::abort(std::string_view reason) noexcept {
   try {
     {
       std::lock_guard lock(mutex_);
@@ -46,33 +46,39 @@ void GlooRollCall::abort(std::string_view reason) noexcept {
   }
 }
 
-std::string GlooRollCall::abort_reason() {
+std::string RollCall::abort_reason() {
   if (store_->add(key("aborts"), 0) == 0) return "";
   return store_->get(key("reason"));
 }
 
-void GlooRollCall::report(const GlooCall& call, const GlooFailure& failure) noexcept {
+bool RollCall::heard() {
+  return store_->add(key("aborts"), 0) > 0 || store_->add(key("reports"), 0) > 0;
+}
+
+void RollCall::report(const GroupCall& call, const CallFailure& failure) noexcept {
   try {
-    store_->set(
-        key(fmt::format("report/{}", rank_)),
-        fmt::format("{} {} {} {}", call.number, int(failure.timed_out), failure.peer, call.what));
+    store_->set(key(fmt::format("report/{}", rank_)),
+                fmt::format("{} {} {} {}\n{}", call.number, int(failure.timed_out), failure.peer,
+                            call.what, failure.text));
     store_->add(key(fmt::format("reported/{}", rank_)), 1);
+    store_->add(key("reports"), 1);
   } catch (const std::exception&) {
     // explain() tells that the store is gone.
   }
 }
 
-void GlooRollCall::collect(std::map<int, Report>& reports) {
+void RollCall::collect(std::map<int, Report>& reports) {
   for (int r = 0; r < ranks_; ++r) {
     if (reports.contains(r) || store_->add(key(fmt::format("reported/{}", r)), 0) == 0) continue;
     std::istringstream in(store_->get(key(fmt::format("report/{}", r))));
     Report& report = reports[r];
     in >> report.number >> report.timed_out >> report.peer >> std::ws;
     std::getline(in, report.what);
+    std::getline(in, report.text, '\0');
   }
 }
 
-CommError GlooRollCall::explain(const GlooCall& call, const GlooFailure& failure) {
+CommError RollCall::explain(const GroupCall& call, const CallFailure& failure) {
   std::map<int, Report> reports;
   const auto deadline = Clock::now() + std::min(kGrace, timeout_);
   try {
@@ -86,15 +92,19 @@ CommError GlooRollCall::explain(const GlooCall& call, const GlooFailure& failure
   } catch (const CommError&) {
     std::lock_guard lock(mutex_);
     if (!own_reason_.empty()) return CommError(own_reason_);
-    return CommError(fmt::format(
-        "the connection to rank {} of the group broke, and rank 0 of the job, which serves the "
-        "rendezvous, does not answer",
-        failure.peer));
+    const std::string what =
+        failure.peer < 0 ? failure.text
+        : failure.timed_out
+            ? fmt::format("rank {} of the group did not arrive after {:.3g} s", failure.peer,
+                          std::chrono::duration<double>(timeout_).count())
+            : fmt::format("the connection to rank {} of the group broke", failure.peer);
+    return CommError(what +
+                     ", and rank 0 of the job, which serves the rendezvous, does not answer");
   }
 }
 
-CommError GlooRollCall::verdict(const GlooCall& call, const GlooFailure& failure,
-                                const std::map<int, Report>& reports) const {
+CommError RollCall::verdict(const GroupCall& call, const CallFailure& failure,
+                            const std::map<int, Report>& reports) const {
   bool slow = false;
   for (const auto& [rank, r] : reports) {
     slow = slow || r.timed_out;
@@ -108,14 +118,22 @@ CommError GlooRollCall::verdict(const GlooCall& call, const GlooFailure& failure
   // Whose connection broke and who does not answer has ended; survivors break theirs too.
   if (!slow)
     for (const auto& [rank, r] : reports)
-      if (silent(r.peer)) culprits.insert(r.peer);
+      if (r.peer >= 0 && silent(r.peer)) culprits.insert(r.peer);
   if (culprits.empty()) {
-    if (call.message && silent(failure.peer)) culprits.insert(failure.peer);
+    if (call.message && failure.peer >= 0 && silent(failure.peer)) culprits.insert(failure.peer);
     if (!call.message)
       for (int r = 0; r < ranks_; ++r)
         if (silent(r) || reports.at(r).number < call.number) culprits.insert(r);
   }
   const std::string names = fmt::format("rank {} of the group", fmt::join(culprits, ", "));
+  if (failure.peer < 0 && (call.message || !slow)) {
+    std::string text = failure.text;
+    for (const auto& [rank, r] : reports)
+      if (text.empty() && !r.text.empty())
+        text = fmt::format("rank {} of the group: {}", rank, r.text);
+    if (!culprits.empty()) text += fmt::format("; {} does not answer", names);
+    return CommError(text);
+  }
   if (!slow)
     return CommError(culprits.empty()
                          ? fmt::format("the connection to rank {} of the group broke", failure.peer)

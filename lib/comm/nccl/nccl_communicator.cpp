@@ -1,0 +1,296 @@
+#include "comm/nccl/nccl_communicator.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+using Clock = Communicator::Clock;
+using State = NcclAnswer::State;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr auto kWatch = milliseconds(10);  // between two looks at the calls under way
+// Between two questions to the store, which serves all ranks; a healthy call ends before the first.
+constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
+// For peers to finish what they still read, at the end.
+constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
+
+const char* name(Reduce op) {
+  return op == Reduce::sum ? "sum" : op == Reduce::max ? "maximum" : "average";
+}
+
+void check_reduction(DType dtype, Reduce op) {
+  const bool whole = dtype == DType::i32 || dtype == DType::i64 || dtype == DType::u8;
+  MT_CHECK(op != Reduce::average || !whole, "an average of {}", dtype_name(dtype));
+}
+
+class NcclCommunicator : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<NcclApi> api, ncclComm* comm, NcclGroup group,
+                   std::unique_ptr<RollCall> roll_call)
+      : api_(std::move(api)),
+        group_(std::move(group)),
+        roll_call_(std::move(roll_call)),
+        word_(api_->allocate(sizeof(int32_t))),
+        comm_(comm),
+        watchdog_([this](const std::stop_token& stop) { watch(stop); }) {}
+
+  ~NcclCommunicator() override {
+    watchdog_.request_stop();
+    watchdog_.join();
+    if (!comm_) return;
+    if (closes_well())
+      api_->destroy(comm_);
+    else
+      api_->abort(comm_);
+  }
+
+  void all_reduce(Span data, Reduce op, const LaunchContext& context) override {
+    check_reduction(data.dtype, op);
+    collective(
+        fmt::format("all_reduce ({}) of {} {}", name(op), data.count, dtype_name(data.dtype)),
+        context, [&] { return api_->all_reduce(data, op, comm_, context.cuda); });
+  }
+
+  void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext& context) override {
+    check_reduction(in.dtype, op);
+    collective(
+        fmt::format("reduce_scatter ({}) of {} {}", name(op), in.count, dtype_name(in.dtype)),
+        context, [&] { return api_->reduce_scatter(in, out, op, comm_, context.cuda); });
+  }
+
+  void all_gather(ConstSpan in, Span out, const LaunchContext& context) override {
+    collective(fmt::format("all_gather of {} {}", in.count, dtype_name(in.dtype)), context,
+               [&] { return api_->all_gather(in, out, comm_, context.cuda); });
+  }
+
+  // NCCL has it as messages of one group, those to oneself included.
+  void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
+                  const std::vector<int64_t>& receives, const LaunchContext& context) override {
+    std::vector<Transfer> transfers;
+    const auto cut = [&](const void* data, const std::vector<int64_t>& counts,
+                         Transfer::Kind kind) {
+      auto* at = static_cast<std::byte*>(const_cast<void*>(data));
+      for (size_t r = 0; r < counts.size(); ++r) {
+        if (counts[r] > 0) transfers.push_back({kind, {at, counts[r], in.dtype}, int(r)});
+        at += counts[r] * dtype_size(in.dtype);
+      }
+    };
+    cut(in.data, sends, Transfer::Kind::send);
+    cut(out.data, receives, Transfer::Kind::receive);
+    collective(fmt::format("all_to_all of {}", dtype_name(in.dtype)), context,
+               [&] { return together(transfers, context); });
+  }
+
+  void broadcast(Span data, int root, const LaunchContext& context) override {
+    collective(fmt::format("broadcast of {} {} from {}", data.count, dtype_name(data.dtype), root),
+               context, [&] { return api_->broadcast(data, root, comm_, context.cuda); });
+  }
+
+  void exchange(const std::vector<Transfer>& transfers, const LaunchContext& context) override {
+    std::set<int> peers;
+    for (const Transfer& t : transfers) peers.insert(t.peer);
+    call({collectives_, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true},
+         context, [&] { return together(transfers, context); });
+  }
+
+  void barrier(const LaunchContext& context) override {
+    collective("barrier", context, [&] {
+      return api_->all_reduce({word_.get(), 1, DType::i32}, Reduce::max, comm_, context.cuda);
+    });
+  }
+
+  void abort(std::string_view reason) noexcept override {
+    const std::lock_guard one(failing_);
+    if (dead()) return;
+    roll_call_->abort(reason);
+    // Another rank may have been the first to give up.
+    die(roll_call_->explain({}, {-1, false, false, std::string(reason)}));
+  }
+
+  Clock::time_point last_start() const override { return last_start_; }
+
+ private:
+  struct Call {
+    GroupCall call;
+    uint64_t number;                           // of all calls, messages too
+    std::unique_ptr<EventBackend> begin, end;  // no end: NCCL has not enqueued all of it
+    std::optional<Clock::time_point> started;  // when the stream was seen to have reached it
+  };
+
+  NcclAnswer together(const std::vector<Transfer>& transfers, const LaunchContext& context) {
+    NcclAnswer answer = api_->group_start();
+    for (const Transfer& t : transfers) {
+      if (answer.state == State::failed) break;
+      answer = t.kind == Transfer::Kind::send ? api_->send(t.data, t.peer, comm_, context.cuda)
+                                              : api_->receive(t.data, t.peer, comm_, context.cuda);
+    }
+    const NcclAnswer end = api_->group_end(comm_);  // what was begun must be ended
+    return answer.state == State::failed ? answer : end;
+  }
+
+  template <class F>
+  void collective(std::string what, const LaunchContext& context, const F& run) {
+    call({++collectives_, std::move(what), false}, context, run);
+  }
+
+  template <class F>
+  void call(GroupCall about, const LaunchContext& context, const F& run) {
+    std::unique_lock lock(mutex_);
+    if (dead_) throw CommError(*dead_);
+    last_start_ = Clock::now();
+    late_ = context.late;
+    calls_.push_back({about, ++number_, api_->record(context.cuda), nullptr, {}});
+    NcclAnswer answer = run();
+    while (answer.state == State::under_way) {
+      // NCCL connects peers at their first call. The host waits for them here, and the watchdog
+      // for both.
+      if (!calls_.back().started) calls_.back().started = Clock::now();
+      lock.unlock();
+      std::this_thread::sleep_for(microseconds(10));
+      lock.lock();
+      if (dead_) throw CommError(*dead_);
+      answer = api_->state(comm_);
+    }
+    if (answer.state == State::failed) {
+      lock.unlock();
+      throw fail({-1, false, false, answer.text});
+    }
+    calls_.back().started.reset();
+    calls_.back().end = api_->record(context.cuda);
+  }
+
+  void watch(const std::stop_token& stop) {
+    std::optional<CallFailure> failure;
+    try {
+      api_->use_device();
+      std::unique_lock lock(mutex_);
+      while (!dead_ && !(failure = look()) && !stop.stop_requested()) {
+        if (asks_now()) {
+          lock.unlock();
+          if (roll_call_->heard()) failure = {-1, false, false, ""};
+          lock.lock();
+          if (failure) break;
+        }
+        wake_.wait_for(lock, stop, kWatch, [] { return false; });
+      }
+    } catch (const Error& e) {
+      failure = {-1, false, false, e.message()};
+    }
+    if (failure) fail(*failure);
+  }
+
+  // Of the first call under way: whether it has failed. With the lock.
+  std::optional<CallFailure> look() {
+    while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
+    if (calls_.empty()) return {};
+    const NcclAnswer answer = api_->state(comm_);
+    if (answer.state == State::failed) return CallFailure{-1, false, false, answer.text};
+    Call& first = calls_.front();
+    if (!first.started && first.begin->ready()) first.started = asked_ = Clock::now();
+    if (!first.started || Clock::now() - *first.started < group_.timeout) return {};
+    return CallFailure{-1, false, true,
+                       fmt::format("{} did not end after {:.3g} s", first.call.what,
+                                   std::chrono::duration<double>(group_.timeout).count())};
+  }
+
+  // Nothing in NCCL tells a rank that another has given up. With the lock.
+  bool asks_now() {
+    if (calls_.empty() || !calls_.front().started) return false;
+    const auto now = Clock::now();
+    if (now - std::max(asked_, *calls_.front().started) < std::min(kAsk, group_.timeout / 4))
+      return false;
+    asked_ = now;
+    return true;
+  }
+
+  // Ends the group: what to throw. Host thread and watchdog may both see it fail.
+  CommError fail(const CallFailure& failure) {
+    const std::lock_guard one(failing_);
+    GroupCall about;
+    {
+      const std::lock_guard lock(mutex_);
+      if (dead_) return CommError(*dead_);
+      if (!calls_.empty()) about = calls_.front().call;
+    }
+    roll_call_->report(about, failure);
+    const CommError error = roll_call_->explain(about, failure);
+    die(error);
+    roll_call_->abort(error.message());
+    return error;
+  }
+
+  bool dead() {
+    const std::lock_guard lock(mutex_);
+    return dead_.has_value();
+  }
+
+  // The stream hears of it before NCCL lets it go on.
+  void die(const CommError& error) {
+    const std::lock_guard lock(mutex_);
+    dead_ = error.message();
+    if (late_ && !calls_.empty())
+      late_->set(std::make_exception_ptr(
+          CommError(fmt::format("{}: {}", place(calls_.front()), error.message()), error.hint())));
+    api_->abort(std::exchange(comm_, nullptr));
+  }
+
+  std::string place(const Call& call) const {
+    // World puts the ranks behind the name.
+    return fmt::format("call {}, {}, of group {} on rank {} ({} of {} in the group)", call.number,
+                       call.call.what, group_.name.substr(0, group_.name.find(':')),
+                       group_.ranks[size_t(group_.rank)], group_.rank, group_.ranks.size());
+  }
+
+  bool closes_well() {
+    const auto deadline = Clock::now() + std::min(kFarewell, group_.timeout);
+    NcclAnswer answer = api_->finalize(comm_);
+    while (answer.state == State::under_way && Clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+      answer = api_->state(comm_);
+    }
+    return answer.state == State::done;
+  }
+
+  const std::shared_ptr<NcclApi> api_;
+  const NcclGroup group_;
+  const std::unique_ptr<RollCall> roll_call_;
+  const std::shared_ptr<void> word_;  // what a barrier reduces
+  uint64_t collectives_ = 0;          // so far; the same on every rank
+  Clock::time_point last_start_{};
+
+  std::mutex failing_;  // held by who finds out why the group fails; taken before mutex_
+  std::mutex mutex_;    // of what follows
+  ncclComm* comm_;      // null: aborted
+  uint64_t number_ = 0;
+  std::deque<Call> calls_;  // that have not been seen to end
+  Clock::time_point asked_{};
+  std::shared_ptr<LateFailure> late_;  // of the last call
+  std::optional<std::string> dead_;    // why
+  std::condition_variable_any wake_;
+  std::jthread watchdog_;  // last: it uses all of the above
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
+                                                NcclGroup group,
+                                                std::unique_ptr<RollCall> roll_call) {
+  return std::make_unique<NcclCommunicator>(std::move(api), comm, std::move(group),
+                                            std::move(roll_call));
+}
+
+}  // namespace mtrain

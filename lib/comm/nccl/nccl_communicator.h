@@ -1,0 +1,28 @@
+// Collectives over NCCL: calls enqueue on the stream and return; a watchdog sees them end.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/nccl/nccl_api.h"
+#include "comm/roll_call.h"
+
+namespace mtrain {
+
+struct NcclGroup {
+  std::string name;
+  std::vector<int> ranks;  // of the world
+  int rank = 0;            // in the group
+  std::chrono::nanoseconds timeout;
+};
+
+// Takes `comm`, which is connected. A call that the stream has reached, and that does not end
+// within the timeout, ends in LaunchContext::late with the ranks that did not arrive, and the
+// work of all ranks on the GPU is broken off.
+std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
+                                                NcclGroup group,
+                                                std::unique_ptr<RollCall> roll_call);
+
+}  // namespace mtrain

@@ -1,0 +1,237 @@
+#include "comm/nccl/nccl_library.h"
+
+#include <dlfcn.h>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include <nccl.h>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+constexpr const char* kFile = "libnccl.so.2";
+
+struct Functions {
+  decltype(&ncclGetVersion) get_version;
+  decltype(&ncclGetErrorString) get_error_string;
+  decltype(&ncclGetLastError) get_last_error;
+  decltype(&ncclGetUniqueId) get_unique_id;
+  decltype(&ncclCommInitRankConfig) comm_init_rank_config;
+  decltype(&ncclCommGetAsyncError) comm_get_async_error;
+  decltype(&ncclCommFinalize) comm_finalize;
+  decltype(&ncclCommDestroy) comm_destroy;
+  decltype(&ncclCommAbort) comm_abort;
+  decltype(&ncclGroupStart) group_start;
+  decltype(&ncclGroupEnd) group_end;
+  decltype(&ncclAllReduce) all_reduce;
+  decltype(&ncclReduceScatter) reduce_scatter;
+  decltype(&ncclAllGather) all_gather;
+  decltype(&ncclBroadcast) broadcast;
+  decltype(&ncclSend) send;
+  decltype(&ncclRecv) recv;
+};
+
+struct Library {
+  Functions functions{};
+  std::string problem;  // "" where it is loaded
+};
+
+Library open() {
+  Library lib;
+  void* handle = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    lib.problem = dlerror();
+    return lib;
+  }
+  const auto find = [&]<class F>(F& function, const char* name) {
+    function = reinterpret_cast<F>(dlsym(handle, name));
+    if (!function && lib.problem.empty())
+      lib.problem = fmt::format("{} has no {}: it is older than NCCL 2.14", kFile, name);
+  };
+  Functions& f = lib.functions;
+  find(f.get_version, "ncclGetVersion");
+  find(f.get_error_string, "ncclGetErrorString");
+  find(f.get_last_error, "ncclGetLastError");
+  find(f.get_unique_id, "ncclGetUniqueId");
+  find(f.comm_init_rank_config, "ncclCommInitRankConfig");
+  find(f.comm_get_async_error, "ncclCommGetAsyncError");
+  find(f.comm_finalize, "ncclCommFinalize");
+  find(f.comm_destroy, "ncclCommDestroy");
+  find(f.comm_abort, "ncclCommAbort");
+  find(f.group_start, "ncclGroupStart");
+  find(f.group_end, "ncclGroupEnd");
+  find(f.all_reduce, "ncclAllReduce");
+  find(f.reduce_scatter, "ncclReduceScatter");
+  find(f.all_gather, "ncclAllGather");
+  find(f.broadcast, "ncclBroadcast");
+  find(f.send, "ncclSend");
+  find(f.recv, "ncclRecv");
+  return lib;
+}
+
+const Library& library() {
+  static const Library lib = open();  // a fact of the process
+  return lib;
+}
+
+ncclDataType_t nccl_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return ncclFloat32;
+    case DType::bf16: return ncclBfloat16;
+    case DType::f64: return ncclFloat64;
+    case DType::i32: return ncclInt32;
+    case DType::i64: return ncclInt64;
+    case DType::u8: return ncclUint8;
+  }
+  throw BugError("a dtype without a name in NCCL");
+}
+
+ncclRedOp_t nccl_op(Reduce op) {
+  return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclAvg;
+}
+
+std::string_view name_of(std::string_view call) { return call.substr(0, call.find('(')); }
+
+void check_cuda(cudaError_t status, const char* call, int line) {
+  if (status != cudaSuccess)
+    throw RunError(fmt::format("{} failed at nccl_library.cpp:{}: {} ({})", name_of(call), line,
+                               cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+#define MT_CUDA(call) check_cuda(call, #call, __LINE__)
+
+class Event : public EventBackend {
+ public:
+  explicit Event(cudaStream_t stream) {
+    MT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
+      cudaEventDestroy(event_);  // no destructor runs for an object that was never whole
+      check_cuda(status, "cudaEventRecord", __LINE__);
+    }
+  }
+  ~Event() override { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  bool ready() const override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    check_cuda(status, "cudaEventQuery", __LINE__);
+    return true;
+  }
+  void wait() const override { MT_CUDA(cudaEventSynchronize(event_)); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class LoadedNccl : public NcclApi {
+ public:
+  explicit LoadedNccl(int device) : device_(device), f_(library().functions) {}
+
+  void use_device() override { MT_CUDA(cudaSetDevice(device_)); }
+
+// The call's result, with the place and NCCL's own text where it failed.
+#define MT_NCCL(comm, call) answer(call, comm, #call, __LINE__)
+
+  std::string make_id() override {
+    ncclUniqueId id;
+    const NcclAnswer got = MT_NCCL(nullptr, f_.get_unique_id(&id));
+    if (got.state == NcclAnswer::State::failed)
+      throw CommError(got.text, "NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME names the network");
+    return {id.internal, sizeof id.internal};
+  }
+
+  NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) override {
+    ncclUniqueId unique;
+    MT_CHECK(id.size() == sizeof unique.internal, "an id of {} bytes", id.size());
+    std::memcpy(unique.internal, id.data(), id.size());
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return MT_NCCL(comm, f_.comm_init_rank_config(&comm, ranks, unique, rank, &config));
+  }
+
+  NcclAnswer state(ncclComm* comm) override {
+    ncclResult_t result = ncclSuccess;
+    const NcclAnswer asked = MT_NCCL(comm, f_.comm_get_async_error(comm, &result));
+    if (asked.state == NcclAnswer::State::failed) return asked;
+    return answer(result, comm, "asynchronous work", __LINE__);
+  }
+
+  NcclAnswer finalize(ncclComm* comm) override { return MT_NCCL(comm, f_.comm_finalize(comm)); }
+  void destroy(ncclComm* comm) noexcept override { f_.comm_destroy(comm); }
+  void abort(ncclComm* comm) noexcept override { f_.comm_abort(comm); }
+
+  NcclAnswer group_start() override { return MT_NCCL(nullptr, f_.group_start()); }
+  NcclAnswer group_end(ncclComm* comm) override { return MT_NCCL(comm, f_.group_end()); }
+
+  NcclAnswer all_reduce(Span data, Reduce op, ncclComm* comm, CUstream_st* stream) override {
+    return MT_NCCL(comm, f_.all_reduce(data.data, data.data, size_t(data.count),
+                                       nccl_type(data.dtype), nccl_op(op), comm, stream));
+  }
+  NcclAnswer reduce_scatter(ConstSpan in, Span out, Reduce op, ncclComm* comm,
+                            CUstream_st* stream) override {
+    return MT_NCCL(comm, f_.reduce_scatter(in.data, out.data, size_t(out.count),
+                                           nccl_type(in.dtype), nccl_op(op), comm, stream));
+  }
+  NcclAnswer all_gather(ConstSpan in, Span out, ncclComm* comm, CUstream_st* stream) override {
+    return MT_NCCL(comm, f_.all_gather(in.data, out.data, size_t(in.count), nccl_type(in.dtype),
+                                       comm, stream));
+  }
+  NcclAnswer broadcast(Span data, int root, ncclComm* comm, CUstream_st* stream) override {
+    return MT_NCCL(comm, f_.broadcast(data.data, data.data, size_t(data.count),
+                                      nccl_type(data.dtype), root, comm, stream));
+  }
+  NcclAnswer send(ConstSpan data, int to, ncclComm* comm, CUstream_st* stream) override {
+    return MT_NCCL(comm,
+                   f_.send(data.data, size_t(data.count), nccl_type(data.dtype), to, comm, stream));
+  }
+  NcclAnswer receive(Span data, int from, ncclComm* comm, CUstream_st* stream) override {
+    return MT_NCCL(
+        comm, f_.recv(data.data, size_t(data.count), nccl_type(data.dtype), from, comm, stream));
+  }
+
+  std::unique_ptr<EventBackend> record(CUstream_st* stream) override {
+    return std::make_unique<Event>(stream);
+  }
+  std::shared_ptr<void> allocate(int64_t bytes) override {
+    void* memory = nullptr;
+    MT_CUDA(cudaMalloc(&memory, size_t(bytes)));
+    return {memory, [](void* p) { cudaFree(p); }};
+  }
+
+ private:
+  NcclAnswer answer(ncclResult_t result, ncclComm* comm, const char* call, int line) const {
+    using State = NcclAnswer::State;
+    if (result == ncclSuccess) return {State::done};
+    if (result == ncclInProgress) return {State::under_way};
+    return {State::failed,
+            fmt::format("NCCL's {} failed at nccl_library.cpp:{}: {}: {}", name_of(call), line,
+                        f_.get_error_string(result), f_.get_last_error(comm))};
+  }
+
+  const int device_;
+  const Functions& f_;
+};
+
+}  // namespace
+
+std::shared_ptr<NcclApi> load_nccl(int cuda_device) {
+  if (const std::string& problem = library().problem; !problem.empty())
+    throw UserError(
+        "NCCL cannot be loaded: " + problem,
+        fmt::format("install NCCL, and name the folder of {} in LD_LIBRARY_PATH", kFile));
+  return std::make_shared<LoadedNccl>(cuda_device);
+}
+
+std::string nccl_description() {
+  int version = 0;
+  if (!library().problem.empty() || library().functions.get_version(&version) != ncclSuccess)
+    return "NCCL not found";
+  return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,141 @@
+#include "comm/nccl/nccl_transport.h"
+
+#include <thread>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/store.h"
+
+namespace mtrain {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// The first byte of what the first rank tells the others.
+constexpr char kId = '+', kMissing = '-';
+
+// One group's ranks on their way to each other.
+class Meeting {
+ public:
+  // `store` answers within a short time or throws.
+  Meeting(Store& store, const NcclOptions& options, std::string group, int rank, int ranks)
+      : store_(store), options_(options), group_(std::move(group)), rank_(rank), ranks_(ranks) {}
+
+  // NCCL's id of the group, once all ranks are here.
+  std::string id(NcclApi& api) {
+    store_.add(arrived(rank_), 1);
+    const std::string told = rank_ == 0 ? invite(api) : await_invitation();
+    if (told[0] == kMissing) throw CommError(told.substr(1), "a rank has ended, or is stuck");
+    return told.substr(1);
+  }
+
+ private:
+  std::string key(const std::string& what) const { return fmt::format("nccl/{}/{}", group_, what); }
+  std::string arrived(int rank) const { return key(fmt::format("arrived/{}", rank)); }
+
+  std::vector<int> missing() {
+    std::vector<int> ranks;
+    for (int r = 0; r < ranks_; ++r)
+      if (store_.add(arrived(r), 0) == 0) ranks.push_back(r);
+    return ranks;
+  }
+  std::string not_connected(const std::vector<int>& ranks) const {
+    return kMissing + fmt::format("rank {} of the group did not connect after {:.3g} s",
+                                  fmt::join(ranks, ", "),
+                                  std::chrono::duration<double>(options_.timeout).count());
+  }
+
+  // Only the first rank asks for all: the server is not asked ranks x ranks times.
+  std::string invite(NcclApi& api) {
+    const auto deadline = Clock::now() + options_.timeout;
+    std::vector<int> late = missing();
+    while (!late.empty() && Clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(std::max(10, ranks_ / 10)));
+      std::erase_if(late, [&](int r) { return store_.add(arrived(r), 0) > 0; });
+    }
+    const std::string told = late.empty() ? kId + api.make_id() : not_connected(late);
+    store_.set(key("id"), told);
+    return told;
+  }
+
+  std::string await_invitation() {
+    const auto timeout = std::chrono::duration_cast<milliseconds>(options_.timeout);
+    // A connection of its own: after a wait in vain it is of no use any more.
+    Store waiting(options_.store_host, options_.store_port, timeout);
+    try {
+      return waiting.get(key("id"));
+    } catch (const CommError&) {
+      const std::vector<int> late = missing();
+      if (late.empty()) throw;
+      return not_connected(late);
+    }
+  }
+
+  Store& store_;
+  const NcclOptions& options_;
+  const std::string group_;
+  const int rank_, ranks_;
+};
+
+class NcclTransport : public Transport {
+ public:
+  NcclTransport(std::shared_ptr<NcclApi> api, const NcclOptions& options)
+      : api_(std::move(api)),
+        options_(options),
+        // A failing rank must not wait long for a store that is gone.
+        store_(std::make_shared<Store>(options.store_host, options.store_port,
+                                       std::chrono::seconds(2))) {}
+
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
+                                        int rank) override {
+    api_->use_device();
+    const int n = int(ranks.size());
+    ncclComm* comm = nullptr;
+    try {
+      comm = init(Meeting(*store_, options_, name, rank, n).id(*api_), rank, n);
+    } catch (const CommError& e) {
+      throw CommError(fmt::format("group {}: {}", name, e.message()), e.hint());
+    }
+    return nccl_communicator(
+        api_, comm, {.name = name, .ranks = ranks, .rank = rank, .timeout = options_.timeout},
+        std::make_unique<RollCall>(store_, name, rank, n, options_.timeout));
+  }
+
+ private:
+  ncclComm* init(const std::string& id, int rank, int ranks) {
+    using State = NcclAnswer::State;
+    const auto deadline = Clock::now() + options_.timeout;
+    ncclComm* comm = nullptr;
+    NcclAnswer answer = api_->init(comm, id, rank, ranks);
+    while (answer.state == State::under_way && Clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+      answer = api_->state(comm);
+    }
+    if (answer.state == State::done) return comm;
+    if (comm) api_->abort(comm);
+    if (answer.state == State::failed)
+      throw CommError("cannot connect its ranks: " + answer.text,
+                      "NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME names the network");
+    throw CommError(
+        fmt::format("all ranks are here, but NCCL has not connected them after {:.3g} s",
+                    std::chrono::duration<double>(options_.timeout).count()),
+        "a rank has ended, or a firewall is between the hosts; NCCL_DEBUG=INFO tells more");
+  }
+
+  const std::shared_ptr<NcclApi> api_;
+  const NcclOptions options_;
+  const std::shared_ptr<Store> store_;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> nccl_transport(std::shared_ptr<NcclApi> api,
+                                          const NcclOptions& options) {
+  return std::make_shared<NcclTransport>(std::move(api), options);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,21 @@
+// Ranks with a GPU each, over NCCL.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "comm/nccl/nccl_api.h"
+#include "comm/world.h"
+
+namespace mtrain {
+
+struct NcclOptions {
+  std::string store_host;  // where the ranks meet: a StoreServer
+  uint16_t store_port = 0;
+  std::chrono::nanoseconds timeout = std::chrono::seconds(600);
+};
+
+// Every rank of the world calls it.
+std::shared_ptr<Transport> nccl_transport(std::shared_ptr<NcclApi> api, const NcclOptions& options);
+
+}  // namespace mtrain

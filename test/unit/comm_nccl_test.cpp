@@ -1,0 +1,357 @@
+// The NCCL backend against a stand-in for the library: how ranks meet, what is called in which
+// order, and how calls that never end become errors. What NCCL itself does needs GPUs.
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include <fmt/ranges.h>
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "comm/nccl/nccl_library.h"
+#include "comm/nccl/nccl_transport.h"
+#include "comm/store.h"
+
+using namespace mtrain;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using Clock = std::chrono::steady_clock;
+using State = NcclAnswer::State;
+
+namespace {
+
+class FakeNccl : public NcclApi {
+ public:
+  // What the stream does: calls are reached, and end.
+  std::atomic<bool> reached{true}, ends{true};
+  std::atomic<int> polls{0};  // state() is under way that often
+  std::atomic<bool> fails{false};
+  std::atomic<bool> never_ready{false};
+
+  std::vector<std::string> log() {
+    const std::lock_guard lock(mutex_);
+    return log_;
+  }
+
+  void use_device() override {}
+  std::string make_id() override {
+    note("make_id");
+    return "the id";
+  }
+  NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) override {
+    note(fmt::format("init {} {}/{}", id, rank, ranks));
+    comm = reinterpret_cast<ncclComm*>(this);
+    return state(comm);
+  }
+  NcclAnswer state(ncclComm*) override {
+    if (fails) return {State::failed, "a cable is out"};
+    if (never_ready) return {State::under_way};
+    int left = polls;
+    while (left > 0 && !polls.compare_exchange_weak(left, left - 1)) {
+    }
+    return {left > 0 ? State::under_way : State::done};
+  }
+  NcclAnswer finalize(ncclComm* comm) override {
+    note("finalize");
+    return state(comm);
+  }
+  void destroy(ncclComm*) noexcept override { note("destroy"); }
+  void abort(ncclComm*) noexcept override { note("abort"); }
+  NcclAnswer group_start() override { return note("group_start"); }
+  NcclAnswer group_end(ncclComm* comm) override {
+    note("group_end");
+    return state(comm);
+  }
+  NcclAnswer all_reduce(Span data, Reduce, ncclComm* comm, CUstream_st*) override {
+    note(fmt::format("all_reduce {} {}", data.count, dtype_name(data.dtype)));
+    return state(comm);
+  }
+  NcclAnswer reduce_scatter(ConstSpan, Span out, Reduce, ncclComm*, CUstream_st*) override {
+    return note(fmt::format("reduce_scatter {}", out.count));
+  }
+  NcclAnswer all_gather(ConstSpan in, Span, ncclComm*, CUstream_st*) override {
+    return note(fmt::format("all_gather {}", in.count));
+  }
+  NcclAnswer broadcast(Span data, int root, ncclComm*, CUstream_st*) override {
+    return note(fmt::format("broadcast {} from {}", data.count, root));
+  }
+  NcclAnswer send(ConstSpan data, int to, ncclComm*, CUstream_st*) override {
+    return note(fmt::format("send {} at {} to {}", data.count, place(data.data), to));
+  }
+  NcclAnswer receive(Span data, int from, ncclComm*, CUstream_st*) override {
+    return note(fmt::format("receive {} at {} from {}", data.count, place(data.data), from));
+  }
+  // Events come in pairs: before and behind a call.
+  std::unique_ptr<EventBackend> record(CUstream_st*) override {
+    struct Event : EventBackend {
+      explicit Event(const std::atomic<bool>& flag) : flag(flag), passed(flag) {}
+      bool ready() const override { return passed || flag; }
+      void wait() const override {}
+      const std::atomic<bool>& flag;
+      const bool passed;  // stays so
+    };
+    return std::make_unique<Event>(recorded_++ % 2 ? ends : reached);
+  }
+  std::shared_ptr<void> allocate(int64_t) override { return std::make_shared<int64_t>(); }
+
+  float memory[64];
+
+ private:
+  NcclAnswer note(std::string what) {
+    const std::lock_guard lock(mutex_);
+    log_.push_back(std::move(what));
+    return {};
+  }
+  int64_t place(const void* data) const { return static_cast<const float*>(data) - memory; }
+
+  std::mutex mutex_;
+  std::vector<std::string> log_;
+  std::atomic<int> recorded_{0};
+};
+
+// A rank as its process would have it.
+struct Rank {
+  std::shared_ptr<FakeNccl> nccl = std::make_shared<FakeNccl>();
+  std::shared_ptr<Communicator> group;
+  LaunchContext context{.late = std::make_shared<LateFailure>()};
+
+  Span data(int first, int64_t count) const { return {nccl->memory + first, count, DType::f32}; }
+  std::string late() const {
+    try {
+      context.late->rethrow();
+    } catch (const CommError& e) {
+      return e.message();
+    }
+    return "";
+  }
+  // Waits for the failure that the stream would throw.
+  std::string await_late() const {
+    const auto deadline = Clock::now() + 10s;
+    while (late().empty() && Clock::now() < deadline) std::this_thread::sleep_for(5ms);
+    return late();
+  }
+};
+
+// As many ranks as given, of a group of `n`, meet; what went wrong, by rank.
+std::vector<std::string> meet(std::vector<Rank>& ranks, int n, std::chrono::nanoseconds timeout,
+                              const StoreServer& server, int first = 0) {
+  std::vector<std::string> messages(ranks.size());
+  std::vector<std::thread> threads;
+  std::vector<int> all;
+  for (int r = 0; r < n; ++r) all.push_back(r + 10);
+  for (size_t i = 0; i < ranks.size(); ++i)
+    threads.emplace_back([&, i] {
+      try {
+        const auto transport = nccl_transport(ranks[i].nccl, {"localhost", server.port(), timeout});
+        ranks[i].group = transport->connect("dp:10,11", all, first + int(i));
+      } catch (const Error& e) {
+        messages[i] = e.message();
+      }
+    });
+  for (auto& t : threads) t.join();
+  return messages;
+}
+
+struct FakeGroup {
+  explicit FakeGroup(int n, std::chrono::nanoseconds timeout = 10s) : ranks(size_t(n)) {
+    for (const auto& m : meet(ranks, n, timeout, server)) REQUIRE(m.empty());
+  }
+  StoreServer server{0};
+  std::vector<Rank> ranks;
+};
+
+void all_reduce(Rank& r, int64_t count = 4) {
+  r.group->all_reduce(r.data(0, count), Reduce::sum, r.context);
+}
+
+}  // namespace
+
+TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
+  StoreServer server(0);
+  std::vector<Rank> ranks(2);
+  for (auto& r : ranks) r.nccl->polls = 3;
+  for (const auto& m : meet(ranks, 2, 10s, server)) REQUIRE(m.empty());
+  using Log = std::vector<std::string>;
+  CHECK(ranks[0].nccl->log() == Log{"make_id", "init the id 0/2"});
+  CHECK(ranks[1].nccl->log() == Log{"init the id 1/2"});
+  for (auto& r : ranks) r.group.reset();
+  CHECK(ranks[1].nccl->log() == Log{"init the id 1/2", "finalize", "destroy"});
+}
+
+TEST_CASE("nccl: a rank that does not come is named, whichever it is") {
+  for (const int first : {0, 1}) {
+    StoreServer server(0);
+    std::vector<Rank> ranks(2);  // of three
+    for (const auto& m : meet(ranks, 3, 300ms, server, first)) {
+      CAPTURE(m);
+      CHECK_THAT(m, Contains(fmt::format("rank {} of the group did not connect", first ? 0 : 2)));
+      CHECK_THAT(m, Contains("group dp"));
+    }
+  }
+}
+
+TEST_CASE("nccl: a connection that fails or hangs is broken off") {
+  StoreServer server(0);
+  std::vector<Rank> ranks(2);
+  ranks[0].nccl->fails = true;
+  ranks[1].nccl->never_ready = true;
+  const auto messages = meet(ranks, 2, 300ms, server);
+  CHECK_THAT(messages[0], Contains("a cable is out"));
+  CHECK_THAT(messages[1], Contains("NCCL has not connected them after 0.3 s"));
+  for (auto& r : ranks) CHECK(r.nccl->log().back() == "abort");
+}
+
+TEST_CASE("nccl: what is called") {
+  FakeGroup g(3);
+  Rank& r = g.ranks[1];
+  const size_t before = r.nccl->log().size();
+  const auto called = [&] {
+    auto log = r.nccl->log();
+    log.erase(log.begin(), log.begin() + long(before));
+    return fmt::format("{}", fmt::join(log, "; "));
+  };
+  SECTION("all_to_all: one group of messages, those to oneself too, empty ones not") {
+    r.group->all_to_all(r.data(0, 6), {1, 2, 3}, r.data(20, 5), {4, 1, 0}, r.context);
+    CHECK(called() ==
+          "group_start; send 1 at 0 to 0; send 2 at 1 to 1; send 3 at 3 to 2; "
+          "receive 4 at 20 from 0; receive 1 at 24 from 1; group_end");
+  }
+  SECTION("exchange: the batch as one group, in its order") {
+    r.group->exchange({{Transfer::Kind::receive, r.data(8, 2), 0},
+                       {Transfer::Kind::send, r.data(0, 2), 2},
+                       {Transfer::Kind::send, r.data(2, 1), 2}},
+                      r.context);
+    CHECK(called() ==
+          "group_start; receive 2 at 8 from 0; send 2 at 0 to 2; send 1 at 2 to 2; group_end");
+  }
+  SECTION("collectives") {
+    r.group->all_reduce(r.data(0, 5), Reduce::average, r.context);
+    r.group->reduce_scatter(r.data(0, 6), r.data(0, 2), Reduce::sum, r.context);
+    r.group->all_gather(r.data(0, 2), r.data(0, 6), r.context);
+    r.group->broadcast(r.data(0, 7), 2, r.context);
+    r.group->barrier(r.context);
+    CHECK(called() ==
+          "all_reduce 5 fp32; reduce_scatter 2; all_gather 2; broadcast 7 from 2; all_reduce 1 "
+          "int32");
+  }
+  SECTION("an average of integers is refused") {
+    int32_t x[2] = {};
+    CHECK_THROWS_AS(r.group->all_reduce({x, 2, DType::i32}, Reduce::average, r.context), BugError);
+    CHECK(called().empty());
+  }
+}
+
+TEST_CASE("nccl: a call waits until NCCL has taken it") {
+  FakeGroup g(2);
+  g.ranks[0].nccl->polls = 5;
+  all_reduce(g.ranks[0]);
+  CHECK(g.ranks[0].nccl->polls == 0);
+}
+
+TEST_CASE("nccl: a call that fails at once is thrown, and the group is of no use any more") {
+  FakeGroup g(2);
+  Rank& r = g.ranks[0];
+  r.nccl->fails = true;
+  CHECK_THROWS_WITH(all_reduce(r), Contains("a cable is out"));
+  CHECK(r.nccl->log().back() == "abort");
+  r.nccl->fails = false;
+  const auto start = Clock::now();
+  CHECK_THROWS_WITH(all_reduce(r), Contains("a cable is out"));
+  CHECK(Clock::now() - start < 100ms);
+}
+
+TEST_CASE("nccl: a call that never ends tells who did not arrive, to the stream") {
+  FakeGroup g(3, 500ms);
+  for (auto& r : g.ranks) all_reduce(r);
+  for (auto& r : g.ranks) r.nccl->ends = false;
+  // The rank that is left out has enqueued it, but its stream hangs before it.
+  g.ranks[1].nccl->reached = false;
+  const auto start = Clock::now();
+  for (auto& r : g.ranks) all_reduce(r, 7);
+  for (const int i : {0, 2}) {
+    const std::string m = g.ranks[size_t(i)].await_late();
+    CHECK_THAT(m, Contains(fmt::format("call 2, all_reduce (sum) of 7 fp32, of group dp on rank {} "
+                                       "({} of 3 in the group)",
+                                       10 + i, i)));
+    CHECK_THAT(m, Contains("rank 1 of the group did not arrive after 0.5 s"));
+    CHECK(g.ranks[size_t(i)].nccl->log().back() == "abort");
+  }
+  CHECK(Clock::now() - start > 500ms);
+  // Its stream gets there at last.
+  g.ranks[1].nccl->reached = true;
+  CHECK_THAT(g.ranks[1].await_late(), Contains("rank 1 of the group did not arrive"));
+}
+
+TEST_CASE("nccl: ranks that arrive one after the other are not taken for missing") {
+  FakeGroup g(3, 1s);
+  for (auto& r : g.ranks) r.nccl->ends = false;
+  all_reduce(g.ranks[0]);
+  std::this_thread::sleep_for(600ms);
+  all_reduce(g.ranks[2]);
+  for (const int i : {0, 2})
+    CHECK_THAT(g.ranks[size_t(i)].await_late(), Contains("rank 1 of the group did not arrive"));
+}
+
+TEST_CASE("nccl: time spent before a call on its stream does not count") {
+  FakeGroup g(2, 200ms);
+  g.ranks[0].nccl->reached = g.ranks[0].nccl->ends = false;
+  all_reduce(g.ranks[0]);
+  std::this_thread::sleep_for(500ms);
+  CHECK(g.ranks[0].late().empty());
+  g.ranks[0].nccl->reached = g.ranks[0].nccl->ends = true;
+  all_reduce(g.ranks[0]);
+}
+
+TEST_CASE("nccl: ranks at different calls are told so") {
+  FakeGroup g(2, 300ms);
+  for (auto& r : g.ranks) r.nccl->ends = false;
+  all_reduce(g.ranks[0], 4);
+  all_reduce(g.ranks[1], 5);
+  CHECK_THAT(g.ranks[0].await_late() + g.ranks[1].await_late(),
+             Contains("is at another call: all_reduce"));
+}
+
+TEST_CASE("nccl: messages that never end name their peers") {
+  FakeGroup g(3, 300ms);
+  Rank& r = g.ranks[0];
+  r.nccl->ends = false;
+  r.group->exchange({{Transfer::Kind::send, r.data(0, 1), 2}}, r.context);
+  CHECK_THAT(r.await_late(), Contains("messages with rank 2 did not end after 0.3 s"));
+}
+
+TEST_CASE("nccl: an abort reaches calls under way of other ranks, with its reason") {
+  FakeGroup g(3);
+  for (auto& r : g.ranks) r.nccl->ends = false;
+  all_reduce(g.ranks[0]);
+  all_reduce(g.ranks[1]);
+  g.ranks[2].group->abort("the disk is full");
+  for (const int i : {0, 1})
+    CHECK_THAT(g.ranks[size_t(i)].await_late(),
+               Contains("rank 2 of the group gave up: the disk is full"));
+  CHECK_THROWS_WITH(all_reduce(g.ranks[2]), Contains("gave up: the disk is full"));
+  for (auto& r : g.ranks) CHECK(r.nccl->log().back() == "abort");
+}
+
+TEST_CASE("nccl: an abort ends a host that waits for NCCL to take a call") {
+  FakeGroup g(2);
+  g.ranks[0].nccl->never_ready = true;
+  std::thread other([&] {
+    std::this_thread::sleep_for(50ms);
+    g.ranks[0].group->abort("enough");
+  });
+  CHECK_THROWS_WITH(all_reduce(g.ranks[0]), Contains("enough"));
+  other.join();
+}
+
+TEST_CASE("nccl: a failure of NCCL under way ends the group") {
+  FakeGroup g(2);
+  for (auto& r : g.ranks) r.nccl->ends = false;
+  for (auto& r : g.ranks) all_reduce(r);
+  g.ranks[1].nccl->fails = true;
+  CHECK_THAT(g.ranks[1].await_late(), Contains("a cable is out"));
+  CHECK_THAT(g.ranks[0].await_late(),
+             Contains("rank 1 of the group") && Contains("a cable is out"));
+}
+
+TEST_CASE("nccl: what this build has is told") { CHECK_THAT(nccl_description(), Contains("NCCL")); }
