@@ -89,16 +89,34 @@ Tensor gelu(Stream& on, const Tensor& x, bool tanh);
 Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh);
 
 // --- embedding; ids and positions int32, position_table optional ---
+// The rows that a table holds of a vocabulary spread over ranks; by default all.
+struct VocabularyShard {
+  int64_t first_row = 0;
+  int64_t vocabulary = 0;  // padding rows included; 0: the table's rows
+};
+// Ids of other shards embed to 0; a shard takes no position_table, since every rank would add it.
 Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const Tensor& position_T,
-                 const Tensor& position_table_PH);
+                 const Tensor& position_table_PH, VocabularyShard shard = {});
 // Adds to dtable_VH (fp32).
 void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
-                        const Tensor& dtable_VH);
+                        const Tensor& dtable_VH, VocabularyShard shard = {});
 
 // --- loss (fp32): gradient in place of the logits where write_grad; V is the true vocabulary,
 // logits may be padded; labels int32, negative: masked ---
 void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, const Tensor& loss_T,
                    int64_t V, float grad_scale, bool write_grad);
+// The same over a vocabulary spread over P ranks: a rank's logits begin with the columns
+// [first, first + V) of the true vocabulary, V may be 0, and the rest is padding.
+struct VocabularyColumns {
+  int64_t first, V, vocabulary;
+};
+// (T, 3) fp32, to be gathered over the ranks in any order.
+Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+                          VocabularyColumns here);
+// sums_PT3: what the ranks had. Every rank gets the same loss, and the gradient of its own logits.
+void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+                             const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
+                             float grad_scale, bool write_grad);
 
 // --- element-wise ---
 Tensor add(Stream& on, const Tensor& a, const Tensor& b);
