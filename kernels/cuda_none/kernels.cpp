@@ -3,6 +3,7 @@
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/attention_merge.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -30,6 +31,7 @@ MT_NONE(GeluBackward)
 MT_NONE(AdamW)
 MT_NONE(AttentionForward)
 MT_NONE(AttentionBackward)
+MT_NONE(AttentionMerge)
 MT_NONE(CrossEntropy)
 MT_NONE(CrossEntropySums)
 MT_NONE(CrossEntropyFromSums)

@@ -78,6 +78,46 @@ Tensor attention_backward(Stream& on, const AttentionDims& dims, const Tensor& q
                           const Tensor& cu_seqlens, const AttentionResult& forward,
                           const Tensor& dout_TN);  // dqkv
 
+// --- attention to a block of keys (context parallelism): kernels/attention.h ---
+struct Rows {
+  int64_t begin, end;
+};
+struct Documents {
+  Tensor begin, end;  // int32: rows of each document; other rows take no part
+};
+// The positions `q` of the query-side tensors against the positions `kv` of the key-side ones: all
+// tensors are passed whole, and rows outside are neither read nor written. Causal: the last of
+// these queries sees the last of these keys, and so in each document.
+struct AttentionBlock {
+  int64_t B;
+  Rows q, kv;
+  int64_t A, G, D;
+  bool causal = false;
+  float scale;
+  Documents q_documents, kv_documents;  // optional, B = 1; rows counted from q.begin and kv.begin
+};
+// Consecutive heads in every token's row, from `first` on.
+struct Heads {
+  Tensor x_TN;
+  int64_t first = 0;
+};
+// Writes the rows q of out_TN (fp32 or the operands' type) and lse (B, A, positions). Queries that
+// see no key of the block get out 0 and lse -inf.
+void attention_block(Stream& on, const AttentionBlock& block, const Heads& q, const Heads& k,
+                     const Heads& v, const AttentionResult& into);
+// Folds a block's result, of some positions, into that of earlier blocks, of which these are the
+// positions from `first` on; out_TN of the latter is fp32, and is cast once all blocks are merged.
+void attention_merge(Stream& on, const AttentionResult& block, const AttentionResult& into,
+                     int64_t first);
+struct AttentionGrads {
+  Heads dq, dk, dv;      // fp32 or the operands' type
+  bool add_dq, add_dkv;  // or the rows q of dq, kv of dk and dv are overwritten
+};
+// The block's share of the gradients, given the merged and cast result of all blocks.
+void attention_block_backward(Stream& on, const AttentionBlock& block, const Heads& q,
+                              const Heads& k, const Heads& v, const AttentionResult& merged,
+                              const Tensor& dout_TN, const AttentionGrads& grads);
+
 // --- MLP activations ---
 Tensor swiglu(Stream& on, const Tensor& gate_up_T2F);
 // dgate_up; `y_TF` (optional) is written with the forward's output again, for the weight gradient
