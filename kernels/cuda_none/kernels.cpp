@@ -4,6 +4,7 @@
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/attention_merge.h"
+#include "kernels/copy_blocks.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -32,6 +33,7 @@ MT_NONE(AdamW)
 MT_NONE(AttentionForward)
 MT_NONE(AttentionBackward)
 MT_NONE(AttentionMerge)
+MT_NONE(CopyBlocks)
 MT_NONE(CrossEntropy)
 MT_NONE(CrossEntropySums)
 MT_NONE(CrossEntropyFromSums)

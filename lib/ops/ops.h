@@ -6,7 +6,9 @@
 // where it is added to.
 #pragma once
 #include <cstdint>
+#include <vector>
 
+#include "kernels/copy_blocks.h"
 #include "kernels/norm.h"
 #include "tensor/tensor.h"
 
@@ -157,6 +159,12 @@ Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& lab
 void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
                              float grad_scale, bool write_grad);
+
+// --- rectangles from one matrix to another of the same type; what no block covers stays.
+// ops/blocks.h has the lists that context parallelism needs ---
+using kernels::CopyBlock;
+void copy_blocks(Stream& on, const Tensor& from_TN, const Tensor& to_TN,
+                 std::vector<CopyBlock> blocks);
 
 // --- element-wise ---
 Tensor add(Stream& on, const Tensor& a, const Tensor& b);
