@@ -1,6 +1,11 @@
 // Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix;
 // grouped-query heads. Nothing is rounded between q and out but the inputs themselves: scores,
-// probabilities and sums are fp32. q, k, v, out and their gradients are all fp32 or all bf16.
+// probabilities and sums are fp32. q, k, v, out, dout are all fp32 or all bf16; the forward's out
+// and the gradients may be fp32 too.
+//
+// Keys may also come block by block (Liu et al. 2023, ring attention): the forward of each gives an
+// fp32 out and lse, kernels/attention_merge.h folds them into one, and the backwards of the blocks,
+// given the merged out and lse, add up to the gradients of the whole.
 #pragma once
 #include "base/span.h"
 
@@ -19,6 +24,11 @@ struct HeadSpan {
   int64_t token_stride = 0;
 };
 
+// Documents packed into one sequence: document d has the rows [begin[d], end[d]), int32, rising.
+struct DocumentRows {
+  ConstSpan begin, end;
+};
+
 struct AttentionShape {
   int64_t B;        // sequences
   int64_t Sq, Skv;  // query and key rows of each sequence
@@ -28,10 +38,12 @@ struct AttentionShape {
   int64_t q_start =
       0;  // position of query row 0 minus position of key row 0: row i sees keys j <= i + q_start
   int64_t window = 0;  // sliding window: row i sees keys j > i + q_start - window; 0: no window
-  // Optional, int32, n + 1 entries rising from 0 to Sq: a row sees only keys of its own document.
-  // Needs B = 1, Sq = Skv.
-  ConstSpan cu_seqlens;
-  float scale;  // usually 1 / sqrt(D)
+  // Optional, of as many documents each: a row sees only keys of its own document. Causal then
+  // means that a document's last row sees its last key. Needs B = 1 and q_start = 0.
+  DocumentRows q_documents, kv_documents;
+  bool document_gaps = false;  // rows may belong to no document, and then see no key
+  float scale;                 // usually 1 / sqrt(D)
+  int64_t lse_stride = 0;      // from one head of an lse to the next; 0: Sq
 };
 
 struct AttentionForward {
@@ -45,8 +57,9 @@ struct AttentionForward {
 struct AttentionBackward {
   AttentionShape shape;
   HeadView q, k, v, out, dout;
-  ConstSpan lse;        // fp32, the forward's
-  HeadSpan dq, dk, dv;  // written, not accumulated; must not overlap the inputs
+  ConstSpan lse;                         // fp32, the forward's
+  HeadSpan dq, dk, dv;                   // must not overlap the inputs
+  bool add_dq = false, add_dkv = false;  // added to, where they else are written
 };
 
 namespace cpu {

@@ -18,11 +18,38 @@ struct CrossEntropy {
   bool write_grad = true;
 };
 
+// The same over a vocabulary that is spread over ranks, without gathering logits: each rank sums
+// its own columns, the ranks exchange three numbers a token, and each has its share of the
+// gradient.
+constexpr int64_t kCrossEntropySums = 3;  // maximum, sum of e^(x - maximum), the label's logit or 0
+
+struct CrossEntropySums {
+  ConstSpan logits_TV;  // fp32 or bf16: the columns [first, first + V) of the vocabulary
+  ConstSpan label_T;    // int32, of the whole vocabulary; negative: masked
+  Span sums_T3;         // fp32
+  int64_t T, V;         // V: true columns here; 0 where the rank has padding only
+  int64_t row_stride;   // >= V
+  int64_t first, vocabulary;
+};
+struct CrossEntropyFromSums {  // CrossEntropy, given the sums of all ranks
+  Span logits_TV;
+  ConstSpan label_T;
+  ConstSpan sums_PT3;                              // fp32, of P ranks
+  Span loss_T;                                     // the same on every rank
+  int64_t P, T, V, row_stride, first, vocabulary;  // as above
+  float grad_scale = 1;
+  bool write_grad = true;
+};
+
 namespace cpu {
 void run(const CrossEntropy&);
-}
+void run(const CrossEntropySums&);
+void run(const CrossEntropyFromSums&);
+}  // namespace cpu
 namespace cuda {
 void run(const CrossEntropy&, CUstream_st*);
-}
+void run(const CrossEntropySums&, CUstream_st*);
+void run(const CrossEntropyFromSums&, CUstream_st*);
+}  // namespace cuda
 
 }  // namespace mtrain::kernels

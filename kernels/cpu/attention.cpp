@@ -10,27 +10,49 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
+void check_documents(const char* op, const char* name, const DocumentRows& d, int64_t n,
+                     int64_t rows, bool gaps) {
+  check(op, name, d.begin, n, DType::i32);
+  check(op, name, d.end, n, DType::i32);
+  int32_t before = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t begin = d.begin.as<int32_t>()[i], end = d.end.as<int32_t>()[i];
+    MT_CHECK((gaps ? before <= begin : before == begin) && begin <= end && end <= rows,
+             "{}: {}[{}] is [{}, {}) after {}, of {}", op, name, i, begin, end, before, rows);
+    before = end;
+  }
+  MT_CHECK(gaps || before == rows, "{}: {} end at {}, rows at {}", op, name, before, rows);
+}
+
 void check_shape(const AttentionShape& s, const char* op) {
   MT_CHECK(s.B >= 0 && s.Sq >= 0 && s.Skv >= 0 && s.A > 0 && s.G > 0 && s.D > 0 && s.A % s.G == 0,
            "{}: B {} Sq {} Skv {} A {} G {} D {}", op, s.B, s.Sq, s.Skv, s.A, s.G, s.D);
   MT_CHECK(s.window >= 0, "{}: window {}", op, s.window);
-  if (!s.cu_seqlens) return;
-  MT_CHECK(s.B == 1 && s.Sq == s.Skv && s.q_start == 0,
-           "{}: cu_seqlens with B {} Sq {} Skv {} q_start {}", op, s.B, s.Sq, s.Skv, s.q_start);
-  check_dtype(op, "cu_seqlens", s.cu_seqlens, DType::i32);
-  const int32_t* bound = s.cu_seqlens.as<int32_t>();
-  const int64_t n = s.cu_seqlens.count;
-  MT_CHECK(n >= 2 && bound[0] == 0 && bound[n - 1] == s.Sq, "{}: cu_seqlens must rise from 0 to {}",
-           op, s.Sq);
-  for (int64_t i = 1; i < n; ++i)
-    MT_CHECK(bound[i] >= bound[i - 1], "{}: cu_seqlens[{}] = {} after {}", op, i, bound[i],
-             bound[i - 1]);
+  MT_CHECK(s.lse_stride == 0 || s.lse_stride >= s.Sq, "{}: lse has {} elements a head, rows {}", op,
+           s.lse_stride, s.Sq);
+  if (!s.q_documents.begin) return;
+  MT_CHECK(s.B == 1 && s.q_start == 0, "{}: documents with B {} q_start {}", op, s.B, s.q_start);
+  check_documents(op, "q_documents", s.q_documents, s.q_documents.begin.count, s.Sq,
+                  s.document_gaps);
+  check_documents(op, "kv_documents", s.kv_documents, s.q_documents.begin.count, s.Skv,
+                  s.document_gaps);
+}
+
+int64_t lse_count(const AttentionShape& s) {
+  return s.B * s.Sq == 0 ? 0 : (s.B * s.A - 1) * (s.lse_stride ? s.lse_stride : s.Sq) + s.Sq;
 }
 
 void check_view(const char* op, const char* name, const ConstSpan& data, int64_t stride,
                 int64_t rows, int64_t width, DType dtype) {
   MT_CHECK(stride >= width, "{}: {} has {} elements between tokens of {}", op, name, stride, width);
   check(op, name, data, rows > 0 ? (rows - 1) * stride + width : 0, dtype);
+}
+
+// Results that are read again in sums may be kept wider than the operands.
+void check_wide(const char* op, const char* name, const HeadSpan& view, int64_t rows, int64_t width,
+                DType dtype) {
+  const bool wide = view.data.dtype == DType::f32;
+  check_view(op, name, view.data, view.token_stride, rows, width, wide ? DType::f32 : dtype);
 }
 
 void check_forward(const AttentionForward& f) {
@@ -42,8 +64,8 @@ void check_forward(const AttentionForward& f) {
   check_view(op, "q", f.q.data, f.q.token_stride, s.B * s.Sq, s.A * s.D, dtype);
   check_view(op, "k", f.k.data, f.k.token_stride, s.B * s.Skv, s.G * s.D, dtype);
   check_view(op, "v", f.v.data, f.v.token_stride, s.B * s.Skv, s.G * s.D, dtype);
-  check_view(op, "out", f.out.data, f.out.token_stride, s.B * s.Sq, s.A * s.D, dtype);
-  check(op, "lse", f.lse, s.B * s.A * s.Sq, DType::f32);
+  check_wide(op, "out", f.out, s.B * s.Sq, s.A * s.D, dtype);
+  check(op, "lse", f.lse, lse_count(s), DType::f32);
 }
 
 void check_backward(const AttentionBackward& b) {
@@ -56,10 +78,12 @@ void check_backward(const AttentionBackward& b) {
     check_view(op, name, view.data, view.token_stride, s.B * s.Sq, s.A * s.D, dtype);
   for (const auto& [name, view] : {std::pair{"k", b.k}, {"v", b.v}})
     check_view(op, name, view.data, view.token_stride, s.B * s.Skv, s.G * s.D, dtype);
-  check_view(op, "dq", b.dq.data, b.dq.token_stride, s.B * s.Sq, s.A * s.D, dtype);
-  check_view(op, "dk", b.dk.data, b.dk.token_stride, s.B * s.Skv, s.G * s.D, dtype);
-  check_view(op, "dv", b.dv.data, b.dv.token_stride, s.B * s.Skv, s.G * s.D, dtype);
-  check(op, "lse", b.lse, s.B * s.A * s.Sq, DType::f32);
+  check_wide(op, "dq", b.dq, s.B * s.Sq, s.A * s.D, dtype);
+  check_wide(op, "dk", b.dk, s.B * s.Skv, s.G * s.D, dtype);
+  check_wide(op, "dv", b.dv, s.B * s.Skv, s.G * s.D, dtype);
+  MT_CHECK(b.dk.data.dtype == b.dv.data.dtype, "{}: dk is {}, dv {}", op,
+           dtype_name(b.dk.data.dtype), dtype_name(b.dv.data.dtype));
+  check(op, "lse", b.lse, lse_count(s), DType::f32);
 }
 
 }  // namespace

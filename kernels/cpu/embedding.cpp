@@ -6,11 +6,22 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
+// Ids may name any row of the vocabulary, of which the table holds V.
+template <class Args>
+void check_ids(const char* op, const Args& a) {
+  const int64_t vocabulary = a.vocabulary ? a.vocabulary : a.V;
+  MT_CHECK(a.first_row >= 0 && a.first_row + a.V <= vocabulary, "{}: {} rows from {} on, of {}", op,
+           a.V, a.first_row, vocabulary);
+  check_indices(op, "id", a.id_T, a.T, vocabulary);
+}
+
 void check_forward(const EmbeddingForward& a) {
   check_holds("embedding", "table", a.table_VH, a.V * a.H);
   check_holds("embedding", "out", a.out_TH, a.T * a.H);
-  check_indices("embedding", "id", a.id_T, a.T, a.V);
+  check_ids("embedding", a);
   if (!a.position_table_PH) return;
+  MT_CHECK(a.vocabulary == 0 || a.vocabulary == a.V,
+           "embedding: positions would be added by every rank that has a shard of the table");
   check_dtype("embedding", "position_table", a.position_table_PH, a.table_VH.dtype);
   check_indices("embedding", "position", a.position_T, a.T,
                 a.H > 0 ? a.position_table_PH.count / a.H : 0);
@@ -18,7 +29,7 @@ void check_forward(const EmbeddingForward& a) {
 void check_backward(const EmbeddingBackward& a) {
   check_holds("embedding backward", "dout", a.dout_TH, a.T * a.H);
   check("embedding backward", "dtable", a.dtable_VH, a.V * a.H, DType::f32);
-  check_indices("embedding backward", "id", a.id_T, a.T, a.V);
+  check_ids("embedding backward", a);
 }
 
 }  // namespace

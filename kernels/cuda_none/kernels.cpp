@@ -3,6 +3,8 @@
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/attention_merge.h"
+#include "kernels/copy_blocks.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -30,7 +32,11 @@ MT_NONE(GeluBackward)
 MT_NONE(AdamW)
 MT_NONE(AttentionForward)
 MT_NONE(AttentionBackward)
+MT_NONE(AttentionMerge)
+MT_NONE(CopyBlocks)
 MT_NONE(CrossEntropy)
+MT_NONE(CrossEntropySums)
+MT_NONE(CrossEntropyFromSums)
 MT_NONE(Add)
 MT_NONE(Cast)
 MT_NONE(Fill)

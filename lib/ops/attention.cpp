@@ -10,6 +10,11 @@ namespace mtrain::ops {
 
 namespace {
 kernels::AttentionShape shape_of(const AttentionDims& d, const Tensor& cu_seqlens) {
+  kernels::DocumentRows documents;
+  if (cu_seqlens) {
+    const int64_t n = cu_seqlens.count() - 1;
+    documents = {cu_seqlens.rows(0, n), cu_seqlens.rows(1, n + 1)};
+  }
   return {.B = d.B,
           .Sq = d.S,
           .Skv = d.S,
@@ -18,7 +23,8 @@ kernels::AttentionShape shape_of(const AttentionDims& d, const Tensor& cu_seqlen
           .D = d.D,
           .causal = d.causal,
           .window = d.window,
-          .cu_seqlens = cu_seqlens,
+          .q_documents = documents,
+          .kv_documents = documents,
           .scale = d.scale};
 }
 // The heads from `head` on of a (T, heads * D) tensor.

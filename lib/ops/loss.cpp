@@ -4,6 +4,8 @@
 #include "ops/ops.h"
 
 MT_KERNEL(CrossEntropy)
+MT_KERNEL(CrossEntropySums)
+MT_KERNEL(CrossEntropyFromSums)
 
 namespace mtrain::ops {
 
@@ -28,6 +30,62 @@ void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, c
                                 .row_stride = logits_TV.dim(1),
                                 .grad_scale = grad_scale,
                                 .write_grad = write_grad});
+}
+
+Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+                          VocabularyColumns here) {
+  const int64_t T = logits_TV.dim(0);
+  MT_SHAPE("cross_entropy_sums", label_T, {T});
+  MT_FLOAT("cross_entropy_sums", logits_TV);
+  MT_DTYPE("cross_entropy_sums", label_T, DType::i32);
+  MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_sums: vocabulary {} in rows of {}", here.V,
+           logits_TV.dim(1));
+  Tensor sums_T3 = Tensor::empty(on, {T, kernels::kCrossEntropySums}, DType::f32);
+  enqueue(on, {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {sums_T3}},
+          kernels::CrossEntropySums{.logits_TV = logits_TV,
+                                    .label_T = label_T,
+                                    .sums_T3 = sums_T3,
+                                    .T = T,
+                                    .V = here.V,
+                                    .row_stride = logits_TV.dim(1),
+                                    .first = here.first,
+                                    .vocabulary = here.vocabulary});
+  return sums_T3;
+}
+
+void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+                             const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
+                             float grad_scale, bool write_grad) {
+  const int64_t T = logits_TV.dim(0);
+  MT_SHAPE("cross_entropy_from_sums", label_T, {T});
+  MT_SHAPE("cross_entropy_from_sums", loss_T, {T});
+  MT_SHAPE("cross_entropy_from_sums", sums_PT3, {sums_PT3.dim(0), T, kernels::kCrossEntropySums});
+  MT_FLOAT("cross_entropy_from_sums", logits_TV);
+  MT_DTYPE("cross_entropy_from_sums", label_T, DType::i32);
+  MT_DTYPE("cross_entropy_from_sums", sums_PT3, DType::f32);
+  MT_DTYPE("cross_entropy_from_sums", loss_T, DType::f32);
+  MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_from_sums: vocabulary {} in rows of {}",
+           here.V, logits_TV.dim(1));
+  std::vector<Access> reads{label_T, sums_PT3}, writes{loss_T};
+  if (write_grad) {
+    reads.push_back(logits_TV);
+    writes.push_back(logits_TV);
+  }
+  enqueue(
+      on,
+      {.name = "cross_entropy_from_sums", .reads = std::move(reads), .writes = std::move(writes)},
+      kernels::CrossEntropyFromSums{.logits_TV = logits_TV,
+                                    .label_T = label_T,
+                                    .sums_PT3 = sums_PT3,
+                                    .loss_T = loss_T,
+                                    .P = sums_PT3.dim(0),
+                                    .T = T,
+                                    .V = here.V,
+                                    .row_stride = logits_TV.dim(1),
+                                    .first = here.first,
+                                    .vocabulary = here.vocabulary,
+                                    .grad_scale = grad_scale,
+                                    .write_grad = write_grad});
 }
 
 }  // namespace mtrain::ops

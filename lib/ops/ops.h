@@ -6,7 +6,9 @@
 // where it is added to.
 #pragma once
 #include <cstdint>
+#include <vector>
 
+#include "kernels/copy_blocks.h"
 #include "kernels/norm.h"
 #include "tensor/tensor.h"
 
@@ -78,6 +80,46 @@ Tensor attention_backward(Stream& on, const AttentionDims& dims, const Tensor& q
                           const Tensor& cu_seqlens, const AttentionResult& forward,
                           const Tensor& dout_TN);  // dqkv
 
+// --- attention to a block of keys (context parallelism): kernels/attention.h ---
+struct Rows {
+  int64_t begin, end;
+};
+struct Documents {
+  Tensor begin, end;  // int32: rows of each document; other rows take no part
+};
+// The positions `q` of the query-side tensors against the positions `kv` of the key-side ones: all
+// tensors are passed whole, and rows outside are neither read nor written. Causal: the last of
+// these queries sees the last of these keys, and so in each document.
+struct AttentionBlock {
+  int64_t B;
+  Rows q, kv;
+  int64_t A, G, D;
+  bool causal = false;
+  float scale;
+  Documents q_documents, kv_documents;  // optional, B = 1; rows counted from q.begin and kv.begin
+};
+// Consecutive heads in every token's row, from `first` on.
+struct Heads {
+  Tensor x_TN;
+  int64_t first = 0;
+};
+// Writes the rows q of out_TN (fp32 or the operands' type) and lse (B, A, positions). Queries that
+// see no key of the block get out 0 and lse -inf.
+void attention_block(Stream& on, const AttentionBlock& block, const Heads& q, const Heads& k,
+                     const Heads& v, const AttentionResult& into);
+// Folds a block's result, of some positions, into that of earlier blocks, of which these are the
+// positions from `first` on; out_TN of the latter is fp32, and is cast once all blocks are merged.
+void attention_merge(Stream& on, const AttentionResult& block, const AttentionResult& into,
+                     int64_t first);
+struct AttentionGrads {
+  Heads dq, dk, dv;      // fp32 or the operands' type
+  bool add_dq, add_dkv;  // or the rows q of dq, kv of dk and dv are overwritten
+};
+// The block's share of the gradients, given the merged and cast result of all blocks.
+void attention_block_backward(Stream& on, const AttentionBlock& block, const Heads& q,
+                              const Heads& k, const Heads& v, const AttentionResult& merged,
+                              const Tensor& dout_TN, const AttentionGrads& grads);
+
 // --- MLP activations ---
 Tensor swiglu(Stream& on, const Tensor& gate_up_T2F);
 // dgate_up; `y_TF` (optional) is written with the forward's output again, for the weight gradient
@@ -89,16 +131,40 @@ Tensor gelu(Stream& on, const Tensor& x, bool tanh);
 Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh);
 
 // --- embedding; ids and positions int32, position_table optional ---
+// The rows that a table holds of a vocabulary spread over ranks; by default all.
+struct VocabularyShard {
+  int64_t first_row = 0;
+  int64_t vocabulary = 0;  // padding rows included; 0: the table's rows
+};
+// Ids of other shards embed to 0; a shard takes no position_table, since every rank would add it.
 Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const Tensor& position_T,
-                 const Tensor& position_table_PH);
+                 const Tensor& position_table_PH, VocabularyShard shard = {});
 // Adds to dtable_VH (fp32).
 void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
-                        const Tensor& dtable_VH);
+                        const Tensor& dtable_VH, VocabularyShard shard = {});
 
 // --- loss (fp32): gradient in place of the logits where write_grad; V is the true vocabulary,
 // logits may be padded; labels int32, negative: masked ---
 void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, const Tensor& loss_T,
                    int64_t V, float grad_scale, bool write_grad);
+// The same over a vocabulary spread over P ranks: a rank's logits begin with the columns
+// [first, first + V) of the true vocabulary, V may be 0, and the rest is padding.
+struct VocabularyColumns {
+  int64_t first, V, vocabulary;
+};
+// (T, 3) fp32, to be gathered over the ranks in any order.
+Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+                          VocabularyColumns here);
+// sums_PT3: what the ranks had. Every rank gets the same loss, and the gradient of its own logits.
+void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+                             const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
+                             float grad_scale, bool write_grad);
+
+// --- rectangles from one matrix to another of the same type; what no block covers stays.
+// ops/blocks.h has the lists that context parallelism needs ---
+using kernels::CopyBlock;
+void copy_blocks(Stream& on, const Tensor& from_TN, const Tensor& to_TN,
+                 std::vector<CopyBlock> blocks);
 
 // --- element-wise ---
 Tensor add(Stream& on, const Tensor& a, const Tensor& b);

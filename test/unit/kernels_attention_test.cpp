@@ -4,8 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "attention_reference.h"
 #include "base/error.h"
 #include "kernels/attention.h"
+#include "kernels/attention_merge.h"
 #include "kernels_testing.h"
 
 using namespace mtrain;
@@ -14,15 +16,14 @@ using namespace mtrain::test;
 
 namespace {
 
-struct Case {
-  const char* name;
-  int64_t B, Sq, Skv, A, G, D;
-  bool causal = true;
-  int64_t q_start = 0, window = 0;
-  std::vector<int32_t> cu_seqlens = {};
-};
+using Case = AttentionCase;
+using Reference = AttentionReference;
 
 AttentionShape shape_of(const Case& c, const Array& cu_seqlens) {
+  const int32_t* bound = ConstSpan(cu_seqlens).as<int32_t>();
+  const int64_t n = cu_seqlens.size() - 1;
+  DocumentRows documents;
+  if (n > 0) documents = {{bound, n, DType::i32}, {bound + 1, n, DType::i32}};
   return {.B = c.B,
           .Sq = c.Sq,
           .Skv = c.Skv,
@@ -32,70 +33,10 @@ AttentionShape shape_of(const Case& c, const Array& cu_seqlens) {
           .causal = c.causal,
           .q_start = c.q_start,
           .window = c.window,
-          .cu_seqlens = c.cu_seqlens.empty() ? ConstSpan{} : ConstSpan(cu_seqlens),
+          .q_documents = documents,
+          .kv_documents = documents,
           .scale = 1 / std::sqrt(float(c.D))};
 }
-
-bool sees(const Case& c, int64_t i, int64_t j) {
-  if (c.causal && j > i + c.q_start) return false;
-  if (c.window > 0 && j <= i + c.q_start - c.window) return false;
-  for (size_t d = 0; d + 1 < c.cu_seqlens.size(); ++d) {
-    const bool has_i = i >= c.cu_seqlens[d] && i < c.cu_seqlens[d + 1];
-    const bool has_j = j >= c.cu_seqlens[d] && j < c.cu_seqlens[d + 1];
-    if (has_i != has_j) return false;
-  }
-  return true;
-}
-
-// The textbook form in float64, on (token, head, D) arrays without padding.
-struct Reference {
-  std::vector<double> out, lse, dq, dk, dv;
-
-  Reference(const Case& c, const std::vector<double>& q, const std::vector<double>& k,
-            const std::vector<double>& v, const std::vector<double>& dout)
-      : out(q.size()),
-        lse(size_t(c.B * c.A * c.Sq), -std::numeric_limits<double>::infinity()),
-        dq(q.size()),
-        dk(k.size()),
-        dv(k.size()) {
-    const double scale = 1 / std::sqrt(float(c.D));
-    const int64_t D = c.D;
-    std::vector<double> p(size_t(c.Skv)), dp(size_t(c.Skv));
-    for (int64_t b = 0; b < c.B; ++b)
-      for (int64_t a = 0; a < c.A; ++a)
-        for (int64_t i = 0; i < c.Sq; ++i) {
-          const int64_t g = a / (c.A / c.G), at_q = ((i * c.B + b) * c.A + a) * D;
-          const auto at_k = [&](int64_t j) { return ((j * c.B + b) * c.G + g) * D; };
-          double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
-          for (int64_t j = 0; j < c.Skv; ++j) {
-            p[j] = 0;
-            if (!sees(c, i, j)) continue;
-            for (int64_t d = 0; d < D; ++d) p[j] += scale * q[at_q + d] * k[at_k(j) + d];
-            top = std::max(top, p[j]);
-          }
-          for (int64_t j = 0; j < c.Skv; ++j)
-            if (sees(c, i, j)) sum += p[j] = std::exp(p[j] - top);
-          if (sum == 0) continue;
-          lse[(b * c.A + a) * c.Sq + i] = top + std::log(sum);
-          for (int64_t j = 0; j < c.Skv; ++j) {
-            p[j] /= sum;
-            dp[j] = 0;
-            for (int64_t d = 0; d < D; ++d) {
-              out[at_q + d] += p[j] * v[at_k(j) + d];
-              dp[j] += dout[at_q + d] * v[at_k(j) + d];
-            }
-            delta += p[j] * dp[j];
-          }
-          for (int64_t j = 0; j < c.Skv; ++j)
-            for (int64_t d = 0; d < D; ++d) {
-              const double ds = scale * p[j] * (dp[j] - delta);
-              dq[at_q + d] += ds * k[at_k(j) + d];
-              dk[at_k(j) + d] += ds * q[at_q + d];
-              dv[at_k(j) + d] += p[j] * dout[at_q + d];
-            }
-        }
-  }
-};
 
 // Operands inside wider rows, as the parts of a fused qkv are; results likewise, so that what lies
 // between stays visible.
@@ -290,18 +231,104 @@ TEST_CASE("attention: a NaN among the operands stays visible") {
   });
 }
 
+TEST_CASE("attention merge: the definition in float64, also where either side saw no key") {
+  ThreadPool pool(2);
+  const ThreadPool::Scope scope(&pool);
+  const double inf = std::numeric_limits<double>::infinity();
+  for (DType type : kFloats) {
+    Closeness close(fmt::format("attention merge {}", dtype_name(type)));
+    for (int64_t D : {3, 64, 100}) {
+      const int64_t B = 2, S = 300, A = 3, first = 7, whole = S + 20, N = A * D;
+      const Array block_out = Array::normal(type, S * B * N, 1);
+      Array block_lse = Array::normal(DType::f32, B * A * S, 2, 4);
+      const Array out_before = Array::normal(DType::f32, S * B * N, 3);
+      Array lse_before = Array::normal(DType::f32, B * A * whole, 4, 4);
+      for (int64_t h = 0; h < B * A; ++h) {
+        const double pairs[][2] = {{-inf, 1}, {1, -inf}, {-inf, -inf}, {200, -200}, {-200, 200}};
+        for (int64_t i = 0; i < 5; ++i) {
+          block_lse.set(h * S + i, pairs[i][0]);
+          lse_before.set(h * whole + first + i, pairs[i][1]);
+        }
+        block_lse.set(h * S + 6, 1);
+      }
+      std::vector<double> want_out = out_before.values(), want_lse = lse_before.values();
+      for (int64_t h = 0; h < B * A; ++h)
+        for (int64_t s = 0; s < S; ++s) {
+          const double block = block_lse[h * S + s];
+          double& lse = want_lse[size_t(h * whole + first + s)];
+          if (block == -inf) continue;
+          const double top = std::max(block, lse);
+          const double sum = top + std::log(std::exp(block - top) + std::exp(lse - top));
+          for (int64_t d = 0; d < D; ++d) {
+            const int64_t i = ((s * B + h / A) * A + h % A) * D + d;
+            want_out[size_t(i)] =
+                want_out[size_t(i)] * std::exp(lse - sum) + block_out[i] * std::exp(block - sum);
+          }
+          lse = sum;
+        }
+      for_each_isa([&](const char* isa) {
+        INFO(isa << " D " << D);
+        Array out = out_before, lse = lse_before;
+        cpu::run(
+            AttentionMerge{.block_out_TN = block_out,
+                           .block_lse = block_lse,
+                           .out_TN = out,
+                           .lse = {lse.span().as<float>() + first, lse.size() - first, DType::f32},
+                           .B = B,
+                           .S = S,
+                           .A = A,
+                           .D = D,
+                           .lse_stride = whole});
+        // A weight carries the relative error of a difference of two numbers of up to 16.
+        REQUIRE(close(out, want_out, {.K = 1, .scale = 16}) == "");
+        for (int64_t i = 0; i < lse.size(); ++i)
+          if (std::isinf(want_lse[size_t(i)]))
+            REQUIRE(lse[i] == want_lse[size_t(i)]);
+          else
+            REQUIRE(std::abs(lse[i] - want_lse[size_t(i)]) <=
+                    eps(DType::f32) * (4 + std::abs(want_lse[size_t(i)])));
+        REQUIRE((out.margin_untouched() && lse.margin_untouched()));
+        block_lse.set(6, NAN);
+        Array bad_out = out_before, bad_lse = lse_before;
+        cpu::run(AttentionMerge{
+            .block_out_TN = block_out,
+            .block_lse = block_lse,
+            .out_TN = bad_out,
+            .lse = {bad_lse.span().as<float>() + first, bad_lse.size() - first, DType::f32},
+            .B = B,
+            .S = S,
+            .A = A,
+            .D = D,
+            .lse_stride = whole});
+        REQUIRE((std::isnan(bad_lse[first + 6]) && std::isnan(bad_out[6 * B * N])));
+        block_lse.set(6, 1);
+      });
+    }
+  }
+}
+
 TEST_CASE("attention: arguments that cannot be right are refused") {
   Array x(DType::f32, 64), lse(DType::f32, 4);
-  const Array bad = Array::ids({0, 3});
+  const Array begin = Array::ids({0}), end = Array::ids({3});
   AttentionForward f{.shape = {.B = 1, .Sq = 4, .Skv = 4, .A = 1, .G = 1, .D = 16, .scale = 1},
                      .q = {x, 16},
                      .k = {x, 16},
                      .v = {x, 16},
                      .out = {x, 16},
                      .lse = lse};
-  f.shape.cu_seqlens = bad;
+  f.shape.q_documents = f.shape.kv_documents = {begin, end};  // the last row is of none
   REQUIRE_THROWS_AS(cpu::run(f), BugError);
-  f.shape.cu_seqlens = {};
+  f.shape.document_gaps = true;
+  REQUIRE_NOTHROW(cpu::run(f));
+  const Array late = Array::ids({5});
+  f.shape.kv_documents = {begin, late};
+  REQUIRE_THROWS_AS(cpu::run(f), BugError);
+  f.shape.kv_documents = {begin, ConstSpan{}};
+  REQUIRE_THROWS_AS(cpu::run(f), BugError);
+  f.shape.q_documents = f.shape.kv_documents = {};
+  f.shape.lse_stride = 3;
+  REQUIRE_THROWS_AS(cpu::run(f), BugError);
+  f.shape.lse_stride = 0;
   f.shape.Skv = 5;
   REQUIRE_THROWS_AS(cpu::run(f), BugError);
 }

@@ -65,3 +65,58 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
                     Contains("embedding_backward: id_T is fp32"));
   CHECK_NOTHROW(device->synchronize());  // nothing wrong was enqueued
 }
+
+TEST_CASE("operations on blocks and shards refuse what does not fit, and name the tensor") {
+  const auto device = Device::cpu(1);
+  Stream& on = device->stream("compute");
+  const auto make = [&](Shape shape, DType dtype) { return Tensor::empty(on, shape, dtype); };
+  const DType f32 = DType::f32, bf16 = DType::bf16;
+  const int64_t T = 4, H = 8, V = 16;
+  const Tensor x = make({T, H}, f32), half = make({T, H}, bf16), label_T = make({T}, DType::i32);
+  const ops::AttentionResult forward{x, make({1, 1, T}, f32)};
+
+  const ops::AttentionBlock block{
+      .B = 1, .q = {0, T}, .kv = {0, T}, .A = 1, .G = 1, .D = H, .scale = 1};
+  const auto attend = [&](const ops::AttentionBlock& b, const ops::Heads& q, const ops::Heads& v,
+                          const ops::AttentionResult& into) {
+    ops::attention_block(on, b, q, {x}, v, into);
+  };
+  CHECK_THROWS_WITH(attend(block, {x}, {half}, forward), Contains("attention_block: q is fp32"));
+  CHECK_THROWS_WITH(attend(block, {x, 1}, {x}, forward), Contains("q is (4, 8), expected 1 heads"));
+  CHECK_THROWS_WITH(attend(block, {x}, {x}, {half, forward.lse}),
+                    Contains("attention_block: out is bf16"));
+  CHECK_THROWS_WITH(attend(block, {x}, {x}, {x, make({1, 1, 3}, f32)}), Contains("lse is"));
+  ops::AttentionBlock beyond = block;
+  beyond.kv.end = T + 1;
+  CHECK_THROWS_WITH(attend(beyond, {x}, {x}, forward), Contains("k is (4, 8), expected 1 heads"));
+  beyond.kv = {3, 2};
+  CHECK_THROWS_WITH(attend(beyond, {x}, {x}, forward), Contains("keys [3, 2)"));
+  ops::AttentionBlock packed = block;
+  packed.q_documents = {label_T, label_T};
+  CHECK_THROWS_WITH(attend(packed, {x}, {x}, forward), Contains("4 and 0 documents"));
+  packed.kv_documents = {make({T}, f32), label_T};
+  CHECK_THROWS_WITH(attend(packed, {x}, {x}, forward), Contains("4 documents, fp32"));
+  CHECK_THROWS_WITH(ops::attention_merge(on, forward, {half, forward.lse}, 0),
+                    Contains("attention_merge: into.out_TN is bf16"));
+  CHECK_THROWS_WITH(ops::attention_merge(on, forward, forward, 1), Contains("4 positions from 1"));
+  CHECK_THROWS_WITH(ops::attention_block_backward(on, block, {x}, {x}, {x}, forward, half,
+                                                  {{x}, {x}, {x}, false, false}),
+                    Contains("attention_block_backward: dout_TN is bf16"));
+  CHECK_THROWS_WITH(ops::attention_block_backward(on, block, {x}, {x}, {x}, forward, x,
+                                                  {{x}, {half}, {x}, false, false}),
+                    Contains("attention_block_backward: dk is bf16"));
+
+  const Tensor logits = make({T, V}, f32), sums = make({2, T, 3}, f32), loss_T = make({T}, f32);
+  CHECK_THROWS_WITH(ops::cross_entropy_sums(on, logits, loss_T, {0, V, V}),
+                    Contains("cross_entropy_sums: label_T is fp32"));
+  CHECK_THROWS_WITH(ops::cross_entropy_sums(on, logits, label_T, {0, V + 1, V + 1}),
+                    Contains("vocabulary 17 in rows of 16"));
+  CHECK_THROWS_WITH(ops::cross_entropy_from_sums(on, logits, label_T, make({2, T, 4}, f32), loss_T,
+                                                 {0, V, V}, 1, true),
+                    Contains("sums_PT3 is (2, 4, 4)"));
+  CHECK_THROWS_WITH(
+      ops::cross_entropy_from_sums(on, logits, label_T, sums, make({T}, bf16), {0, V, V}, 1, true),
+      Contains("cross_entropy_from_sums: loss_T is bf16"));
+  CHECK_THROWS_WITH(ops::copy_blocks(on, x, half, {}), Contains("copy_blocks: to_TN is bf16"));
+  CHECK_NOTHROW(device->synchronize());  // nothing wrong was enqueued
+}

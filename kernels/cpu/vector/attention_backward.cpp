@@ -171,7 +171,7 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   for (int64_t h = 0; h < group; ++h) {
     const int64_t a = g * group + h;
     const auto out = rows_of<T>(args.out, s, b, a), dout = rows_of<T>(args.dout, s, b, a);
-    const float* known = data_of<float>(args.lse) + (b * s.A + a) * s.Sq;
+    const float* known = data_of<float>(args.lse) + lse_at(s, b, a);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t row = share.row0 + i;
       lse[h * lines + i] = known[row] * kLog2E;
@@ -200,12 +200,18 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
         block<T>(t, args, b, g * group + h);
       }
     if (!share.dkv) continue;
-    unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<T>(args.dk, s, b, g), t.key0);
-    unpack_rows(t.dvalues, kKeys, t.keys, D, 1.0f, rows_of<T>(args.dv, s, b, g), t.key0);
+    with_float(args.dk.data.dtype, [&]<class Out>() {
+      unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<Out>(args.dk, s, b, g), t.key0,
+                  args.add_dkv);
+      unpack_rows(t.dvalues, kKeys, t.keys, D, 1.0f, rows_of<Out>(args.dv, s, b, g), t.key0,
+                  args.add_dkv);
+    });
   }
   for (int64_t h = 0; share.dq && h < group; ++h)
-    unpack_rows(dq + h * head, rows, rows, D, s.scale, rows_of<T>(args.dq, s, b, g * group + h),
-                share.row0);
+    with_float(args.dq.data.dtype, [&]<class Out>() {
+      unpack_rows(dq + h * head, rows, rows, D, s.scale, rows_of<Out>(args.dq, s, b, g * group + h),
+                  share.row0, args.add_dq);
+    });
 }
 
 void backward(const AttentionBackward& args, int64_t head, const Share& share) {

@@ -166,8 +166,10 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   for (int64_t h = 0; h < group; ++h) {
     t.out = out + h * head;
     const int64_t a = g * group + h;
-    finish(t, state + h * panels, rows_of<T>(f.out, s, b, a), q0,
-           data_of<float>(f.lse) + (b * s.A + a) * s.Sq);
+    float* lse = data_of<float>(f.lse) + lse_at(s, b, a);
+    with_float(f.out.data.dtype, [&]<class Out>() {
+      finish(t, state + h * panels, rows_of<Out>(f.out, s, b, a), q0, lse);
+    });
   }
 }
 

@@ -70,15 +70,20 @@ MT_INLINE void pack_columns(Rows<const T> x, int64_t first, int64_t rows, int64_
     }
 }
 
-// Rows first .. first + rows of x = factor * row slabs, which have `total` rows per slab.
+// Rows first .. first + rows of x = (x, where `add`, +) factor * row slabs, which have `total` rows
+// per slab.
 template <class T>
 MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64_t D, float factor,
-                           Rows<T> x, int64_t first) {
+                           Rows<T> x, int64_t first, bool add = false) {
   for (int64_t i = 0; i < rows; ++i) {
     T* to = x.row(first + i);
-    for_lanes(D, [=](int64_t d, auto m) {
-      store(to + d, load(slab + (d / W * total + i) * W + d % W) * factor, m);
-    });
+    const auto value = [=](int64_t d) {
+      return load(slab + (d / W * total + i) * W + d % W) * factor;
+    };
+    if (add)
+      for_lanes(D, [=](int64_t d, auto m) { store(to + d, load(to + d, m) + value(d), m); });
+    else
+      for_lanes(D, [=](int64_t d, auto m) { store(to + d, value(d), m); });
   }
 }
 
@@ -192,16 +197,26 @@ struct Seen {
 // asked for in order.
 MT_INLINE Seen seen_by(const AttentionShape& s, int64_t row, int64_t& document) {
   Seen seen{0, s.Skv};
-  if (s.causal) seen.end = max_of(0, min_of(seen.end, row + s.q_start + 1));
-  if (s.window > 0) seen.begin = max_of(seen.begin, row + s.q_start - s.window + 1);
-  if (s.cu_seqlens) {
-    const int32_t* bound = data_of<int32_t>(s.cu_seqlens);
-    while (bound[document + 1] <= row) ++document;
-    seen.begin = max_of(seen.begin, bound[document]);
-    seen.end = min_of(seen.end, bound[document + 1]);
+  int64_t diagonal = row + s.q_start;
+  if (s.q_documents.begin) {
+    const int32_t *q_end = data_of<int32_t>(s.q_documents.end),
+                  *kv_end = data_of<int32_t>(s.kv_documents.end);
+    while (document < s.q_documents.begin.count && q_end[document] <= row) ++document;
+    const int64_t before = document > 0 ? kv_end[document - 1] : 0;
+    if (document == s.q_documents.begin.count ||
+        row < data_of<int32_t>(s.q_documents.begin)[document])
+      return {before, before};
+    seen = {data_of<int32_t>(s.kv_documents.begin)[document], kv_end[document]};
+    diagonal = row + kv_end[document] - q_end[document];
   }
+  if (s.causal) seen.end = max_of(seen.begin, min_of(seen.end, diagonal + 1));
+  if (s.window > 0) seen.begin = max_of(seen.begin, diagonal - s.window + 1);
   seen.begin = min_of(seen.begin, seen.end);
   return seen;
+}
+
+MT_INLINE int64_t lse_at(const AttentionShape& s, int64_t b, int64_t head) {
+  return (b * s.A + head) * (s.lse_stride ? s.lse_stride : s.Sq);
 }
 
 // Calls plain(i) for the vectors of [0, columns) that lie inside [u, v), edge(i, mask) for those

@@ -1,5 +1,7 @@
 #include "kernels/cross_entropy.h"
 
+#include <type_traits>
+
 #include "kernels/cpu/simd.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -31,9 +33,10 @@ float chunk_max(const T* x, int64_t n) {
 }
 
 // Reads the row once, chunk by chunk. Where shifts is given (fp32 that will be overwritten by the
-// gradient), x becomes e^(x - shifts[chunk]), so that the second pass needs no exponential.
-template <class T>
-RowSum read_row(T* x, int64_t V, float* shifts) {
+// gradient, so not const), x becomes e^(x - shifts[chunk]), so that the second pass needs no
+// exponential.
+template <class X>
+RowSum read_row(X* x, int64_t V, float* shifts) {
   RowSum row{-__builtin_inff(), 0};
   for (int64_t c = 0; c < V; c += kChunk) {
     const int64_t n = min_of(kChunk, V - c);
@@ -47,7 +50,8 @@ RowSum read_row(T* x, int64_t V, float* shifts) {
     for_lanes_unrolled<kUnroll>(n, [&](int64_t i, auto m, int k) {
       const Vf e = only(vexp(load(x + c + i, m) - shift), m);
       acc[k] += e;
-      if (shifts) store(x + c + i, e, m);
+      if constexpr (!std::is_const_v<X>)
+        if (shifts) store(x + c + i, e, m);
     });
     if (shifts) shifts[c / kChunk] = shift;
     row.sum += double(sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3])));
@@ -69,6 +73,12 @@ void row_gradient(T* x, int64_t V, const float* shifts, double log_sum, float sc
   }
 }
 
+// Elements of row t that may be written: the last row may end with the true vocabulary.
+template <class Args>
+MT_INLINE int64_t columns_of(const Args& a, int64_t t) {
+  return t + 1 == a.T ? min_of(a.row_stride, a.logits_TV.count - t * a.row_stride) : a.row_stride;
+}
+
 template <class T>
 void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
   constexpr bool kKeepExp = sizeof(T) == 4;  // bf16 would round the exponentials
@@ -77,8 +87,7 @@ void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
     T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
     const int64_t label = data_of<int32_t>(a.label_T)[t];
     float& loss = data_of<float>(a.loss_T)[t];
-    const int64_t columns =
-        t + 1 == a.T ? min_of(a.row_stride, a.logits_TV.count - t * a.row_stride) : a.row_stride;
+    const int64_t columns = columns_of(a, t);
     if (label < 0) {
       loss = 0;
       if (a.write_grad) __builtin_memset(static_cast<void*>(x), 0, size_t(columns) * sizeof(T));
@@ -96,13 +105,65 @@ void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
   }
 }
 
-}  // namespace
+template <class T>
+void rows(const CrossEntropySums& a, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    const T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
+    const int64_t label = data_of<int32_t>(a.label_T)[t] - a.first;
+    const RowSum row = read_row(x, a.V, nullptr);
+    float* sums = data_of<float>(a.sums_T3) + t * kCrossEntropySums;
+    sums[0] = row.max;
+    sums[1] = float(row.sum);
+    sums[2] = label >= 0 && label < a.V ? to_float(x[label]) : 0.0f;
+  }
+}
 
-void run(const CrossEntropy& a) {
+template <class T>
+void rows(const CrossEntropyFromSums& a, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
+    const int64_t label = data_of<int32_t>(a.label_T)[t], here = label - a.first;
+    float& loss = data_of<float>(a.loss_T)[t];
+    const int64_t columns = columns_of(a, t);
+    if (label < 0) {
+      loss = 0;
+      if (a.write_grad) __builtin_memset(static_cast<void*>(x), 0, size_t(columns) * sizeof(T));
+      continue;
+    }
+    const auto sums = [&](int64_t p) {
+      return data_of<float>(a.sums_PT3) + (p * a.T + t) * kCrossEntropySums;
+    };
+    float max = -__builtin_inff();
+    for (int64_t p = 0; p < a.P; ++p) max = sums(p)[0] > max ? sums(p)[0] : max;
+    double sum = 0, at_label = 0;
+    for (int64_t p = 0; p < a.P; ++p) {
+      sum += double(sums(p)[1]) * __builtin_exp(double(sums(p)[0]) - double(shift_of(max)));
+      at_label += double(sums(p)[2]);
+    }
+    const double log_sum = double(shift_of(max)) + __builtin_log(sum);
+    loss = float(log_sum - at_label);
+    if (!a.write_grad) continue;
+    row_gradient(x, a.V, nullptr, log_sum, a.grad_scale);
+    if (here >= 0 && here < a.V)
+      x[here] = from_float<T>(a.grad_scale * float(__builtin_expm1(at_label - log_sum)));
+    __builtin_memset(static_cast<void*>(x + a.V), 0, size_t(columns - a.V) * sizeof(T));
+  }
+}
+
+// Rows of V logits on all threads.
+template <class Args>
+MT_INLINE void run_rows(const Args& a) {
   with_float(a.logits_TV.dtype, [&]<class T>() {
-    parallel(a.T, max_of(1, 16384 / a.V),
+    parallel(a.T, max_of(1, 16384 / max_of(a.V, 1)),
              [&](int64_t begin, int64_t end) { rows<T>(a, begin, end); });
   });
 }
+
+}  // namespace
+
+void run(const CrossEntropySums& a) { run_rows(a); }
+void run(const CrossEntropyFromSums& a) { run_rows(a); }
+
+void run(const CrossEntropy& a) { run_rows(a); }
 
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA

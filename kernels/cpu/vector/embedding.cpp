@@ -14,8 +14,13 @@ void run(const EmbeddingForward& a) {
     with_float(a.out_TH.dtype, [&]<class T>() {
       parallel(a.T, max_of(1, kGrain / max_of(a.H, 1)), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-          const W* row = data_of<W>(a.table_VH) + data_of<int32_t>(a.id_T)[t] * a.H;
+          const int64_t id = data_of<int32_t>(a.id_T)[t] - a.first_row;
           T* out = data_of<T>(a.out_TH) + t * a.H;
+          if (id < 0 || id >= a.V) {
+            __builtin_memset(static_cast<void*>(out), 0, size_t(a.H) * sizeof(T));
+            continue;
+          }
+          const W* row = data_of<W>(a.table_VH) + id * a.H;
           if (a.position_table_PH.data) {
             const W* at = data_of<W>(a.position_table_PH) + data_of<int32_t>(a.position_T)[t] * a.H;
             for_lanes(a.H, [=](int64_t i, auto m) {
@@ -38,8 +43,10 @@ void run(const EmbeddingBackward& a) {
   with_float(a.dout_TH.dtype, [&]<class T>() {
     parallel(a.H, columns, [&](int64_t begin, int64_t end) {
       for (int64_t t = 0; t < a.T; ++t) {
+        const int64_t id = data_of<int32_t>(a.id_T)[t] - a.first_row;
+        if (id < 0 || id >= a.V) continue;
         const T* from = data_of<T>(a.dout_TH) + t * a.H + begin;
-        float* to = data_of<float>(a.dtable_VH) + data_of<int32_t>(a.id_T)[t] * a.H + begin;
+        float* to = data_of<float>(a.dtable_VH) + id * a.H + begin;
         for_lanes(end - begin, [=](int64_t i, auto m) {
           store(to + i, load(to + i, m) + load(from + i, m), m);
         });

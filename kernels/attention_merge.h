@@ -1,0 +1,30 @@
+// Folds the attention of some queries over one block of keys into that over the blocks before it:
+//
+//     lse' = log(e^lse + e^block_lse),  out' = e^(lse - lse') out + e^(block_lse - lse') block_out
+//
+// The first block's result is what the others are merged into. Queries that saw no key of the block
+// (lse -inf) stay as they are.
+#pragma once
+#include "base/span.h"
+
+struct CUstream_st;
+
+namespace mtrain::kernels {
+
+struct AttentionMerge {
+  ConstSpan block_out_TN;  // (S * B, A * D), fp32 or bf16
+  ConstSpan block_lse;     // fp32 (B, A, S)
+  Span out_TN;             // fp32
+  Span lse;  // fp32, heads lse_stride apart: its rows may be some of a longer sequence
+  int64_t B, S, A, D;
+  int64_t lse_stride;  // >= S
+};
+
+namespace cpu {
+void run(const AttentionMerge&);
+}
+namespace cuda {
+void run(const AttentionMerge&, CUstream_st*);
+}
+
+}  // namespace mtrain::kernels

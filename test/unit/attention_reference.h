@@ -1,0 +1,81 @@
+// Attention by its definition, in float64.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace mtrain::test {
+
+struct AttentionCase {
+  const char* name;
+  int64_t B, Sq, Skv, A, G, D;
+  bool causal = true;
+  int64_t q_start = 0, window = 0;
+  std::vector<int32_t> cu_seqlens = {};
+};
+
+inline bool sees(const AttentionCase& c, int64_t i, int64_t j) {
+  if (c.causal && j > i + c.q_start) return false;
+  if (c.window > 0 && j <= i + c.q_start - c.window) return false;
+  for (size_t d = 0; d + 1 < c.cu_seqlens.size(); ++d) {
+    const bool has_i = i >= c.cu_seqlens[d] && i < c.cu_seqlens[d + 1];
+    const bool has_j = j >= c.cu_seqlens[d] && j < c.cu_seqlens[d + 1];
+    if (has_i != has_j) return false;
+  }
+  return true;
+}
+
+// The textbook form in float64, on (token, head, D) arrays without padding.
+struct AttentionReference {
+  std::vector<double> out, lse, dq, dk, dv;
+
+  AttentionReference(const AttentionCase& c, const std::vector<double>& q,
+                     const std::vector<double>& k, const std::vector<double>& v,
+                     const std::vector<double>& dout)
+      : out(q.size()),
+        lse(size_t(c.B * c.A * c.Sq), -std::numeric_limits<double>::infinity()),
+        dq(q.size()),
+        dk(k.size()),
+        dv(k.size()) {
+    const double scale = 1 / std::sqrt(float(c.D));
+    const int64_t D = c.D;
+    std::vector<double> p(size_t(c.Skv)), dp(size_t(c.Skv));
+    for (int64_t b = 0; b < c.B; ++b)
+      for (int64_t a = 0; a < c.A; ++a)
+        for (int64_t i = 0; i < c.Sq; ++i) {
+          const int64_t g = a / (c.A / c.G), at_q = ((i * c.B + b) * c.A + a) * D;
+          const auto at_k = [&](int64_t j) { return ((j * c.B + b) * c.G + g) * D; };
+          double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
+          for (int64_t j = 0; j < c.Skv; ++j) {
+            p[j] = 0;
+            if (!sees(c, i, j)) continue;
+            for (int64_t d = 0; d < D; ++d) p[j] += scale * q[at_q + d] * k[at_k(j) + d];
+            top = std::max(top, p[j]);
+          }
+          for (int64_t j = 0; j < c.Skv; ++j)
+            if (sees(c, i, j)) sum += p[j] = std::exp(p[j] - top);
+          if (sum == 0) continue;
+          lse[(b * c.A + a) * c.Sq + i] = top + std::log(sum);
+          for (int64_t j = 0; j < c.Skv; ++j) {
+            p[j] /= sum;
+            dp[j] = 0;
+            for (int64_t d = 0; d < D; ++d) {
+              out[at_q + d] += p[j] * v[at_k(j) + d];
+              dp[j] += dout[at_q + d] * v[at_k(j) + d];
+            }
+            delta += p[j] * dp[j];
+          }
+          for (int64_t j = 0; j < c.Skv; ++j)
+            for (int64_t d = 0; d < D; ++d) {
+              const double ds = scale * p[j] * (dp[j] - delta);
+              dq[at_q + d] += ds * k[at_k(j) + d];
+              dk[at_k(j) + d] += ds * q[at_q + d];
+              dv[at_k(j) + d] += p[j] * dout[at_q + d];
+            }
+        }
+  }
+};
+
+}  // namespace mtrain::test
