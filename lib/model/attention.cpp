@@ -8,31 +8,6 @@ namespace mtrain {
 
 namespace {
 
-class LocalAttention : public AttentionCore {
- public:
-  explicit LocalAttention(const GptConfig& c) : c_(c) {}
-  ops::AttentionResult forward(Step& step, const Tensor& qkv_TN) override {
-    return ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens);
-  }
-  Tensor backward(Step& step, const Tensor& qkv_TN, const ops::AttentionResult& forward,
-                  const Tensor& dout_TN) override {
-    return ops::attention_backward(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens, forward,
-                                   dout_TN);
-  }
-
- private:
-  ops::AttentionDims dims(const Step& step) const {
-    return {.B = step.seq.B,
-            .S = step.seq.S,
-            .A = c_.heads,
-            .G = c_.kv_heads,
-            .D = c_.head_dim,
-            .window = c_.window,
-            .scale = 1.0f / std::sqrt(float(c_.head_dim))};
-  }
-  GptConfig c_;
-};
-
 struct AttentionActivations {
   ops::NormResult norm;  // without its output, which backward computes again: a cheap pass for a
                          // sixth of the memory
@@ -45,13 +20,13 @@ struct AttentionActivations {
 class AttentionSegment : public Segment {
  public:
   AttentionSegment(ParamStore& params, const GptConfig& c, int64_t layer,
-                   const RotaryTables& rotary, bool recompute_core)
+                   const RotaryTables& rotary, bool recompute_core, const ModelParts& parts)
       : c_(c),
         name_(fmt::format("layers.{}.attention", layer)),
         rotary_(rotary),
         recompute_core_(recompute_core),
         norm_(params, unit(layer), name_ + ".norm", c),
-        core_(local_attention(c)) {
+        core_(make_core(c, layer, parts)) {
     const int64_t AD = c.heads * c.head_dim;
     qkv_ = plain_linear(params, {unit(layer),
                                  name_ + ".qkv",
@@ -115,6 +90,11 @@ class AttentionSegment : public Segment {
   }
 
  private:
+  static std::unique_ptr<AttentionCore> make_core(const GptConfig& c, int64_t layer,
+                                                  const ModelParts& parts) {
+    const HeadConfig heads{c.heads, c.kv_heads, c.head_dim, c.window};
+    return parts.attention_core ? parts.attention_core(heads, layer) : local_attention(heads);
+  }
   static std::string unit(int64_t layer) { return fmt::format("layers.{}", layer); }
 
   void rotate(Step& step, const Tensor& qk_TN, bool backward) {
@@ -157,13 +137,10 @@ class AttentionSegment : public Segment {
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> local_attention(const GptConfig& c) {
-  return std::make_unique<LocalAttention>(c);
-}
-
 std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                           const RotaryTables& rotary, bool recompute_core) {
-  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core);
+                                           const RotaryTables& rotary, bool recompute_core,
+                                           const ModelParts& parts) {
+  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core, parts);
 }
 
 }  // namespace mtrain

@@ -6,8 +6,8 @@
 namespace mtrain {
 
 Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
-             bool recompute_core) {
-  segments_.push_back(attention_segment(params, c, layer, rotary, recompute_core));
+             bool recompute_core, const ModelParts& parts) {
+  segments_.push_back(attention_segment(params, c, layer, rotary, recompute_core, parts));
   segments_.push_back(mlp_segment(params, c, layer));
 }
 

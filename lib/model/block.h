@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/parts.h"
 #include "model/rotary.h"
 #include "model/segment.h"
 
@@ -11,7 +12,7 @@ namespace mtrain {
 class Block {
  public:
   Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
-        bool recompute_core);
+        bool recompute_core, const ModelParts& parts);
   Hidden forward(Step& step, Hidden h);
   Tensor backward(Step& step, Tensor d_TH);
 

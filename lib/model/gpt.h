@@ -28,7 +28,7 @@ class Gpt {
   // Declares its parameters in `params`; materialize them before use. `positions`: the longest
   // sequence it will see.
   Gpt(Stream& on, ParamStore& params, const GptConfig& c, int64_t positions,
-      const Recompute& recompute = {});
+      const Recompute& recompute = {}, const ModelParts& parts = {});
   Gpt(const Gpt&) = delete;  // the blocks point into it
   Gpt& operator=(const Gpt&) = delete;
 

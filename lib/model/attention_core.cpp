@@ -1,0 +1,42 @@
+#include "model/attention_core.h"
+
+#include <cmath>
+
+namespace mtrain {
+
+namespace {
+
+class LocalAttention : public AttentionCore {
+ public:
+  explicit LocalAttention(const HeadConfig& heads) : heads_(heads) {}
+  ops::AttentionResult forward(Step& step, const Tensor& qkv_TN) override {
+    return ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens);
+  }
+  Tensor backward(Step& step, const Tensor& qkv_TN, const ops::AttentionResult& forward,
+                  const Tensor& dout_TN) override {
+    return ops::attention_backward(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens, forward,
+                                   dout_TN);
+  }
+
+ private:
+  ops::AttentionDims dims(const Step& step) const {
+    return {.B = step.seq.B,
+            .S = step.seq.S,
+            .A = heads_.A,
+            .G = heads_.G,
+            .D = heads_.D,
+            .window = heads_.window,
+            .scale = heads_.scale()};
+  }
+  HeadConfig heads_;
+};
+
+}  // namespace
+
+float HeadConfig::scale() const { return 1.0f / std::sqrt(float(D)); }
+
+std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads) {
+  return std::make_unique<LocalAttention>(heads);
+}
+
+}  // namespace mtrain

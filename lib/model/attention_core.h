@@ -1,0 +1,28 @@
+// softmax(q k^T) v, between the projections of the attention segment.
+#pragma once
+#include <memory>
+
+#include "model/step.h"
+#include "ops/ops.h"
+
+namespace mtrain {
+
+// The heads that this rank computes.
+struct HeadConfig {
+  int64_t A, G, D;     // query heads, kv heads, elements of each
+  int64_t window = 0;  // 0: none
+  float scale() const;
+};
+
+// The interface that context parallelism implements (ring, all-gather, all-to-all).
+class AttentionCore {
+ public:
+  virtual ~AttentionCore() = default;
+  // qkv_TN: (T, (A + 2 G) D), rotary applied
+  virtual ops::AttentionResult forward(Step& step, const Tensor& qkv_TN) = 0;
+  virtual Tensor backward(Step& step, const Tensor& qkv_TN, const ops::AttentionResult& forward,
+                          const Tensor& dout_TN) = 0;
+};
+std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads);
+
+}  // namespace mtrain
