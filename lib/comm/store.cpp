@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -22,11 +23,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Both sides begin with it, so that neither takes another program for its peer.
-constexpr std::string_view kGreeting = "mtrain store 1\n";
+constexpr std::string_view kGreeting = "mtrain store 2\n";
 constexpr uint32_t kMostBytes = 16 << 20;  // of a key or a value
 
-// Messages: operation, then length and bytes of key and value; the reply: length and bytes.
-constexpr char kSet = 'S', kGet = 'G', kAdd = 'A';
+// Messages: operation, then length and bytes of key and value; the reply: length and bytes, of
+// which the first says whether the others are an answer or the reason why there is none.
+constexpr char kSet = 'S', kGet = 'G', kAdd = 'A', kFail = 'F';
+constexpr char kAnswer = '+', kNone = '-';
 
 void append(std::string& out, const std::string& text) {
   const auto size = htonl(uint32_t(text.size()));
@@ -137,18 +140,23 @@ class StoreServer::Loop {
       c.in.erase(0, at);
       if (operation == kSet) {
         values_[key] = value;
-        append(c.out, "");
+        append(c.out, {kAnswer});
         wake(key);
       } else if (operation == kAdd) {
         std::string& number = values_[key];
         number = std::to_string(std::atoll(number.c_str()) + std::atoll(value.c_str()));
-        append(c.out, number);
+        append(c.out, kAnswer + number);
         wake(key);
       } else if (operation == kGet) {
         if (const auto found = values_.find(key); found != values_.end())
-          append(c.out, found->second);
+          append(c.out, kAnswer + found->second);
+        else if (!failure_.empty())
+          append(c.out, kNone + failure_);
         else
           c.waits = true, c.waits_for = key;
+      } else if (operation == kFail) {
+        if (failure_.empty() && !value.empty()) end_waits(value);
+        append(c.out, kAnswer + failure_);
       } else {
         return false;
       }
@@ -160,15 +168,25 @@ class StoreServer::Loop {
     for (Client& c : clients_) {
       if (!c.waits || c.waits_for != key) continue;
       c.waits = false;
-      append(c.out, values_[key]);
+      append(c.out, kAnswer + values_[key]);
       flush(c);  // the rest, if any, when poll finds room
+    }
+  }
+
+  void end_waits(const std::string& reason) {
+    failure_ = reason;
+    for (Client& c : clients_) {
+      if (!std::exchange(c.waits, false)) continue;
+      append(c.out, kNone + failure_);
+      flush(c);
     }
   }
 
   const int listener_, stop_;
   std::vector<Client> clients_;
   std::map<std::string, std::string> values_;
-  std::thread thread_;  // last: it uses all of the above
+  std::string failure_;  // of the job; "" while it lives
+  std::thread thread_;   // last: it uses all of the above
 };
 
 StoreServer::StoreServer(uint16_t port) {
@@ -341,14 +359,14 @@ std::string Store::call(char operation, const std::string& key, const std::strin
   std::lock_guard lock(mutex_);
   const auto deadline = Clock::now() + timeout;
   if (fd_ < 0) throw CommError(fmt::format("the connection to {} is closed", where_));
+  std::string reply;
   try {
-    std::string message(1, operation);
+    std::string message(1, operation), in;
     append(message, key);
     append(message, value);
     send_all(fd_, message, deadline);
-    std::string in, reply;
     for (size_t at = 0; !take(in, at, reply);) receive(fd_, in, deadline);
-    return reply;
+    if (reply.empty()) throw CommError("an answer without bytes");
   } catch (const CommError& e) {
     // A late answer would be taken for the next one's.
     close(fd_);
@@ -356,11 +374,15 @@ std::string Store::call(char operation, const std::string& key, const std::strin
     throw CommError(fmt::format("rendezvous at {}, waiting for `{}`: {}", where_, key, e.message()),
                     "a rank has not started, or has ended");
   }
+  if (reply[0] == kNone) throw CommError(reply.substr(1));
+  return reply.substr(1);
 }
 
 void Store::set(const std::string& key, const std::string& value) {
   call(kSet, key, value, timeout_);
 }
+void Store::fail(const std::string& reason) { call(kFail, "", reason, timeout_); }
+std::string Store::failure() { return call(kFail, "", "", timeout_); }
 std::string Store::get(const std::string& key) { return call(kGet, key, "", timeout_); }
 std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) {
   return call(kGet, key, "", timeout);

@@ -34,7 +34,8 @@ class Store {
   Store& operator=(const Store&) = delete;
 
   void set(const std::string& key, const std::string& value);
-  // Waits until somebody has set the key; CommError when the timeout passes or the server is gone.
+  // Waits until somebody has set the key; CommError when the timeout passes, the server is gone, or
+  // the job has failed, whose reason it then tells.
   std::string get(const std::string& key);
   std::string get(const std::string& key, std::chrono::milliseconds timeout);
   // The numeric addresses of both ends of the connection: how this host and the server's reach each
@@ -43,6 +44,9 @@ class Store {
   std::string server_address() const;
   // Adds to a number that begins at 0; the result.
   int64_t add(const std::string& key, int64_t delta);
+  // Ends waits of all ranks for keys that will not come any more; the first reason stays.
+  void fail(const std::string& reason);
+  std::string failure();  // "" while the job lives
 
  private:
   std::string call(char operation, const std::string& key, const std::string& value,

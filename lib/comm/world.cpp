@@ -57,6 +57,7 @@ Group World::everyone() {
 }
 
 void World::abort(std::string_view reason) noexcept {
+  if (transport_) transport_->abort(reason);
   std::lock_guard lock(groups_->mutex);
   for (const auto& [key, group] : groups_->by_key) group.abort(reason);
 }

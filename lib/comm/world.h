@@ -19,6 +19,8 @@ class Transport {
   // the groups of a job.
   virtual std::shared_ptr<Communicator> connect(const std::string& name,
                                                 const std::vector<int>& ranks, int rank) = 0;
+  // Ranks that wait in connect() for one that will not come any more are told why; any thread.
+  virtual void abort(std::string_view /*reason*/) noexcept {}
 };
 
 class World {
@@ -38,7 +40,7 @@ class World {
   Group group(const std::string& name, const Mesh& mesh, const Axes& axes);
   Group everyone();
 
-  // Of every group made so far; any thread.
+  // Of every group, those that ranks still wait for to be made, too; any thread.
   void abort(std::string_view reason) noexcept;
 
  private:

@@ -90,13 +90,18 @@ Tensor Gpt::backward_group(Step& step, const Group& g, Tensor d_TH) {
   if (g.recompute) {
     Hidden h{step.stash.pop<Tensor>(), {}};
     for (size_t i = g.begin; i < g.end; ++i) {
-      use.before_backward(*block_units_[i]);  // from here to its backward
+      const bool last = i + 1 == g.end;  // its backward comes next
+      if (last)
+        use.before_backward(*block_units_[i]);
+      else
+        use.before_recompute(*block_units_[i], block_units_[i + 1]);
       h = blocks_[i].forward(inner, std::move(h));
+      if (!last) use.after_forward(*block_units_[i]);
     }
   }
   Step& from = g.recompute ? inner : step;
   for (size_t i = g.end; i-- > g.begin;) {
-    if (!g.recompute) use.before_backward(*block_units_[i]);
+    if (!g.recompute || i + 1 < g.end) use.before_backward(*block_units_[i]);
     d_TH = blocks_[i].backward(from, std::move(d_TH));
     use.after_backward(*block_units_[i]);
   }

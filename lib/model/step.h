@@ -49,6 +49,9 @@ class UnitUse {
   virtual ~UnitUse() = default;
   virtual void before_forward(ParamUnit&) {}  // its values are there for what comes
   virtual void after_forward(ParamUnit&) {}
+  // The same for a forward that backward makes again; `next` (may be null) comes after it. It ends
+  // with after_forward().
+  virtual void before_recompute(ParamUnit& u, ParamUnit* /*next*/) { before_forward(u); }
   virtual void before_backward(ParamUnit&) {}  // values, and gradients to add to
   virtual void after_backward(ParamUnit&) {}   // gradients stay until they are ready
 };

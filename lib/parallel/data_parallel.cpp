@@ -25,6 +25,9 @@ class OverRanks : public DataParallel {
 
   void before_forward(ParamUnit& u) override { values_->before_forward(u); }
   void after_forward(ParamUnit& u) override { values_->after_forward(u); }
+  void before_recompute(ParamUnit& u, ParamUnit* next) override {
+    values_->before_recompute(u, next);
+  }
   void before_backward(ParamUnit& u) override {
     values_->before_backward(u);
     grads_->before_backward(u);
@@ -52,6 +55,7 @@ class OverRanks : public DataParallel {
     const auto n = int64_t(values.size());
     const Tensor t = Tensor::from_host(grad_stream(), {n}, std::move(values));
     groups_.all.all_reduce(t, Reduce::sum, grad_stream());
+    compute().wait(grad_stream().record());  // it stands still: the host enqueues nothing meanwhile
     return t.to_host<int64_t>(grad_stream());
   }
 

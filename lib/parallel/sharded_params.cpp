@@ -23,6 +23,13 @@ class ShardedParams : public ParamSide {
     State& state = state_of(unit);
     if (--state.uses == 0 && options_.reshard_after_forward) release(state);
   }
+  void before_recompute(ParamUnit& unit, ParamUnit* next) override {
+    State& state = state_of(unit);
+    ++state.uses;
+    gather(state);
+    if (next && options_.backward_prefetch > 0) gather(state_of(*next));
+    groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
+  }
   void before_backward(ParamUnit& unit) override { use(unit, -1, options_.backward_prefetch); }
   void after_backward(ParamUnit& unit) override {
     State& state = state_of(unit);

@@ -224,7 +224,9 @@ class Estimator {
     const int64_t ahead =
         fsdp2 ? std::max(d.fsdp2_forward_prefetch_depth, d.fsdp2_backward_prefetch_depth)
               : int64_t(r_.ddp.overlap_param_gather.value_or(true));
-    return e_ * whole_units(reshard ? 1 + ahead : layers());
+    // Layers that are computed again have been gathered ahead from their group's end, too.
+    const int64_t again = recomputes_layers() ? std::min(recompute_group(), ahead + 2) : 0;
+    return e_ * whole_units(reshard ? std::max(1 + ahead, again) : layers());
   }
   // Gathered tokens, in and out of the matmuls.
   Count tensor_buffers() const {

@@ -26,6 +26,10 @@ std::string Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t ste
   Device& device = trainer_.device_;
   std::string found;
   bool checking = false;  // the check launches work itself
+  struct Check {          // does not outlive what it refers to
+    Device& device;
+    ~Check() { device.set_launch_check({}); }
+  } const check{device};
   device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
     // Other streams bring what other ranks have computed, who look at that themselves.
     if (checking || !found.empty() || &on != &trainer_.compute_) return;
@@ -42,7 +46,6 @@ std::string Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t ste
   });
   trainer_.params_.zero_grads(trainer_.compute_);
   trainer_.run_micro_batches(batches, step, 1.0f, false);
-  device.set_launch_check({});
   return found;
 }
 

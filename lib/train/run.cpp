@@ -10,6 +10,7 @@
 #include "device/flight_recorder.h"
 #include "launch/error_file.h"
 #include "ops/tuning.h"
+#include "train/agreement.h"
 #include "train/data_setup.h"
 #include "train/fault.h"
 #include "train/interrupt.h"
@@ -68,15 +69,17 @@ class Training {
         start_(std::move(start)),
         device_(open_device(recipe, options.job)),
         config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
-        trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab),
-                 std::move(world)) {
+        data_(open_training_data(recipe, config_.vocab)),
+        validation_data_(open_validation_data(recipe, config_.vocab)),
+        trainer_(*device_, recipe, config_, data_, std::move(world)) {
     if (recipe.debug.fault.at && options.job.restarts == 0)
       fault_.emplace(recipe.debug.fault, trainer_.world().rank(), *device_);
     if (recipe.debug.trace) trace_.emplace(trainer_, *recipe.debug.trace);
     if (trainer_.world().rank() == 0)
       reporter_.emplace(trainer_, recipe, options.profile, trace_ ? &trace_->sink() : nullptr);
-    if (auto data = open_validation_data(recipe, config_.vocab))
-      validation_.emplace(std::move(data), recipe.validation.steps * recipe.train.global_batch_size,
+    if (validation_data_)
+      validation_.emplace(validation_data_,
+                          recipe.validation.steps * recipe.train.global_batch_size,
                           LoaderOptions{.micro_batch = recipe.train.micro_batch_size,
                                         .dp_rank = trainer_.data_parallel().rank(),
                                         .dp_size = trainer_.data_parallel().size()});
@@ -149,8 +152,19 @@ class Training {
   }
   void all_ranks_here() { trainer_.any_rank(false); }
 
+  // Every rank has looked at its files before any of them changes.
+  void agree_on_files() {
+    const char* shared = "give all ranks the same files: a folder that all hosts share";
+    agree(trainer_.control(), "checkpoint to continue from",
+          start_ ? fmt::format("{} (step {})", start_->path.string(), start_->step) : "none",
+          shared);
+    agree(trainer_.control(), "dataset.train", describe(*data_), shared);
+    if (validation_data_)
+      agree(trainer_.control(), "dataset.validation", describe(*validation_data_), shared);
+  }
+
   void resume() {
-    all_ranks_here();  // every rank has looked at the folder before it changes
+    agree_on_files();
     if (reporter_) make_run_folder(recipe_);
     if (start_) {
       load_snapshot(trainer_, recipe_, start_->path);
@@ -174,13 +188,13 @@ class Training {
     const auto path = save_snapshot(trainer_, recipe_, recipe_.checkpoint.dir,
                                     fault_ ? fault_->in_save(saved_) : nullptr);
     note(fmt::format("saved {}", path.string()));
-    all_ranks_here();
   }
 
   const Recipe& recipe_;
   std::optional<CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   GptConfig config_;
+  std::shared_ptr<const Dataset> data_, validation_data_;  // the second null where none is named
   Trainer trainer_;
   std::optional<ValidationLoader> validation_;
   std::optional<RunTrace> trace_;
@@ -194,10 +208,15 @@ class Training {
 void run_training(const Recipe& recipe, const RunOptions& options) {
   const SurvivePipes pipes;
   World world = open_world(recipe, options.job);
-  const auto start = claim_run_folder(recipe);
-  ops::load_matmul_libraries();  // before the device has threads
-  ops::fix_matmul_choices(recipe.debug.deterministic);
-  Training(recipe, options, std::move(world), start).run();
+  try {
+    const auto start = claim_run_folder(recipe);
+    ops::load_matmul_libraries();  // before the device has threads
+    ops::fix_matmul_choices(recipe.debug.deterministic);
+    Training(recipe, options, world, start).run();
+  } catch (const std::exception& e) {
+    world.abort(e.what());  // peers wait for this rank, or will
+    throw;
+  }
 }
 
 void generate_from_run(const std::string& run, std::string_view prompt, GenerateOptions options,

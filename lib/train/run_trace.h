@@ -11,14 +11,18 @@ namespace mtrain {
 class RunTrace {
  public:
   // All ranks call it: their clocks are set against rank 0's.
+  // UserError where files cannot be written there.
   RunTrace(Trainer& trainer, std::filesystem::path path);
+  ~RunTrace();  // launches are not timed any more
 
   TimingSink& sink() { return trace_; }
-  // All ranks call it. Rank 0 is told what was written, the others nothing.
+  // All ranks call it. Rank 0 is told what was written, or why nothing was; the others nothing.
   std::string finish();
 
  private:
   std::filesystem::path part_of(int rank) const;
+  std::filesystem::path own_path() const;
+  std::string merge();
 
   Trainer& trainer_;
   const std::filesystem::path path_;

@@ -1,8 +1,10 @@
 #include "train/snapshot.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <optional>
 #include <set>
 
@@ -121,6 +123,30 @@ void set_moment(Stream& on, const Parameter& p, const Tensor& own, std::vector<f
   }
 }
 
+// Each rank has measured its own matmuls; those that agree with rank 0 have no entry.
+std::string choices_of(int rank) {
+  return rank == 0 ? "matmul_choices" : fmt::format("matmul_choices.rank-{}", rank);
+}
+void restore_choices(const TrainState& state, const World& world) {
+  const bool same_ranks = state.contains("ranks") && state.integer("ranks") == world.size();
+  const std::string own = choices_of(world.rank());
+  ops::restore_matmul_choices(state.text(same_ranks && state.contains(own) ? own : choices_of(0)));
+}
+
+// Disks may take longer than ranks wait for each other: the others hear from rank 0 meanwhile.
+fs::path rank_0_while_others_wait(const Control& control, const std::function<fs::path()>& work) {
+  if (control.size() == 1) return work();
+  std::future<fs::path> path;
+  if (control.rank() == 0) path = std::async(std::launch::async, work);
+  const auto done = [&] {
+    return path.valid() &&
+           path.wait_for(std::chrono::milliseconds(20)) == std::future_status::ready;
+  };
+  while (!control.any(done())) {
+  }
+  return path.valid() ? path.get() : fs::path();
+}
+
 }  // namespace
 
 fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
@@ -139,14 +165,18 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
   write_state(t, file(kModel), {{"", [&](ParamUnit& unit) { return whole_master(dp, unit); }}});
   write_state(t, file(kOptimizer),
               {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
-  if (!writer) return {};
-  TrainState state;
-  state.set("step", t.steps_done());
-  state.set("matmul_choices", ops::matmul_choices());
-  state.save(writer->folder() / kState);
-  write_file_atomic(writer->folder() / kRecipe, print_recipe(recipe));
-  writer->set_step_hook(on_commit);
-  return writer->commit();
+  const auto choices = t.control().texts(ops::matmul_choices());
+  return rank_0_while_others_wait(t.control(), [&] {
+    TrainState state;
+    state.set("step", t.steps_done());
+    state.set("ranks", t.world().size());
+    for (size_t r = 0; r < choices.size(); ++r)
+      if (r == 0 || choices[r] != choices[0]) state.set(choices_of(int(r)), choices[r]);
+    state.save(writer->folder() / kState);
+    write_file_atomic(writer->folder() / kRecipe, print_recipe(recipe));
+    writer->set_step_hook(on_commit);
+    return writer->commit();
+  });
 }
 
 Recipe load_saved_recipe(const fs::path& folder) {
@@ -182,7 +212,7 @@ void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
     set_moment(t.compute(), *p, own.m, read_floats(moments, p->name + ".m", real_shape(*p)));
     set_moment(t.compute(), *p, own.v, read_floats(moments, p->name + ".v", real_shape(*p)));
   }
-  ops::restore_matmul_choices(state.text("matmul_choices"));
+  restore_choices(state, t.world());
   t.set_steps_done(state.integer("step"));
 }
 

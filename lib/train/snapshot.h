@@ -11,7 +11,7 @@ namespace mtrain {
 
 // model.safetensors (fp32 weights under their global names), optimizer.safetensors (<name>.m,
 // <name>.v), state.json and the resolved recipe.yaml, the same under every layout. All ranks call
-// it; rank 0 writes, and the others return an empty path.
+// it; rank 0 writes, and the others return, when all is on disk, an empty path.
 // `on_commit` (optional) is called before each step of the commit.
 std::filesystem::path save_snapshot(Trainer& trainer, const Recipe& recipe,
                                     const std::filesystem::path& root,

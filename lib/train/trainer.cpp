@@ -35,6 +35,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       compute_(device.stream("compute")),
       recipe_(r),
       world_(std::move(world)),
+      control_(world_, device),
       gpt_(compute_, params_, config, r.dataset.seq_length,
            recompute_policy(r.recompute, config.layers)),
       data_parallel_(materialize(params_, world_, device, r)),
@@ -89,7 +90,7 @@ std::vector<Batch> Trainer::global_batch(int64_t step) {
 // Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.
 // Returns the summed loss.
 Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
-                                  bool reduce) {
+                                  bool finishes_step) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   WgradQueue wgrad([this](Parameter& p) { data_parallel_->grad_ready(p); });
   for (size_t k = 0; k < batches.size(); ++k) {
@@ -98,7 +99,7 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
     const int64_t in_global_batch = int64_t(k) * data_parallel_->size() + data_parallel_->rank();
     Step s{compute_, wgrad,           stash, batch.seq,           uint64_t(recipe_.train.seed),
            step,     in_global_batch, true,  data_parallel_.get()};
-    data_parallel_->begin_micro_batch(reduce && k + 1 == batches.size());
+    data_parallel_->begin_micro_batch(finishes_step && k + 1 == batches.size());
     gpt_.forward(s, batch, {batch.label_T, loss, grad_scale * data_parallel_->grad_factor()});
     gpt_.backward(s, batch);
   }
@@ -131,6 +132,6 @@ double Trainer::evaluate(const ValidationLoader& loader) {
   return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(counted, 1));
 }
 
-bool Trainer::any_rank(bool wants) { return data_parallel_->sum_on_host({wants})[0] > 0; }
+bool Trainer::any_rank(bool wants) { return control_.any(wants); }
 
 }  // namespace mtrain

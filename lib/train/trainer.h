@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/control.h"
 #include "comm/world.h"
 #include "data/batch.h"
 #include "device/device.h"
@@ -49,20 +50,24 @@ class Trainer {
   AdamW& optimizer() { return adamw_; }
   Gpt& model() { return gpt_; }
   World& world() { return world_; }
+  const Control& control() const { return control_; }
   DataParallel& data_parallel() { return *data_parallel_; }
 
  private:
   friend class Diagnosis;
   std::vector<Batch> global_batch(int64_t step);
-  // Without `reduce` gradients stay this rank's own, and nothing is communicated.
+  // What deferred reductions wait for comes with the last micro-batch of a step. Where none of
+  // these is the last, whole gradients stay this rank's own; sharded ones that are not deferred
+  // travel all the same.
   Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
-                           bool reduce = true);
+                           bool finishes_step = true);
   MicroBatch upload(const Batch& batch);
 
   Device& device_;
   Stream& compute_;
   const Recipe& recipe_;
   World world_;
+  const Control control_;
   ParamStore params_;
   Gpt gpt_;
   std::unique_ptr<DataParallel> data_parallel_;

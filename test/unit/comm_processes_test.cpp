@@ -38,6 +38,25 @@ TEST_CASE("what one client sets another gets, also when it asks first") {
   CHECK(b.get("") == "empty key");
 }
 
+TEST_CASE("a job that has failed ends its ranks' waits, with the first reason") {
+  StoreServer server(0);
+  Store waiting("localhost", server.port(), 10s), failing("localhost", server.port(), 10s);
+  failing.set("here", "v");
+  CHECK(waiting.failure().empty());
+  std::thread later([&] {
+    std::this_thread::sleep_for(50ms);
+    failing.fail("rank 3 gave up: the disk is full");
+    failing.fail("rank 0 gave up: rank 3 has ended");
+  });
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(waiting.get("never"), "rank 3 gave up: the disk is full");
+  CHECK(std::chrono::steady_clock::now() - start < 5s);
+  later.join();
+  CHECK_THROWS_WITH(waiting.get("never"), "rank 3 gave up: the disk is full");
+  CHECK(waiting.get("here") == "v");
+  CHECK(waiting.failure() == "rank 3 gave up: the disk is full");
+}
+
 TEST_CASE("a store answers many clients at once") {
   const StoreServer server(0);
   std::vector<std::thread> threads;

@@ -136,18 +136,20 @@ TEST_CASE("every strategy trains as a single rank does, under any number of rank
 }
 
 TEST_CASE("every strategy accumulates, in fp32 and bf16, with recomputation") {
-  const Changes base{"model.num_layers=3", "train.global_batch_size=12",
+  const Changes base{"model.num_layers=5", "train.global_batch_size=12",
                      "train.micro_batch_size=2"};
   for (const char* precision : {"fp32", "bf16_mixed"})
     for (const StrategyCase& strategy : kStrategies)
-      for (const char* recompute : {"none", "full"})
+      for (const Changes& recompute : {Changes{},
+                                       {"recompute.granularity=full"},
+                                       {"recompute.granularity=full", "recompute.num_layers=3"}})
         for (const int ranks : {2, 4}) {  // 3 micro-batches a rank, or a half-filled one
           if (ranks < strategy.ranks_least) continue;
-          if (ranks == 4 && std::string(recompute) == "full") continue;
+          if (ranks == 4 && !recompute.empty()) continue;
           const Changes changes =
-              with(base, {fmt::format("mixed_precision.name={}", precision),
-                          fmt::format("recompute.granularity={}", recompute),
-                          fmt::format("train.micro_batch_size={}", ranks == 2 ? 2 : 1)});
+              with(with(base, recompute),
+                   {fmt::format("mixed_precision.name={}", precision),
+                    fmt::format("train.micro_batch_size={}", ranks == 2 ? 2 : 1)});
           CAPTURE(precision, strategy.name, recompute, ranks);
           const bool fp32 = precision == std::string("fp32");
           check_close(train_alone(changes, 6).losses,

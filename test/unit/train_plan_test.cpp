@@ -120,6 +120,7 @@ TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step
         fsdp(2),
         fsdp(3),
         {"distributed.strategy=fsdp2"},
+        {"distributed.strategy=fsdp2", "recompute=full", "recompute.num_layers=4"},
         {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false",
          "distributed.reshard_after_forward=false"}})
     for (const char* precision : {"fp32", "bf16_mixed"})

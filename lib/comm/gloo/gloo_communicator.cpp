@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -166,6 +167,7 @@ class GlooCommunicator : public Communicator {
   void call(GroupCall call, const F& run) {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
+    all_here_ = false;
     deadline_ = last_start_ + timeout_;
     open_.assign(size_t(ranks_), {});
     try {
@@ -217,12 +219,18 @@ class GlooCommunicator : public Communicator {
     });
   }
 
+  // Data of the others have come: the last of the ranks has started, too. Later data of the same
+  // call tell no more.
+  void others_are_here() {
+    if (!std::exchange(all_here_, true)) last_start_ = Clock::now();
+  }
+
   // Returns when all ranks are here.
   void meet() {
     for_peers([&](int p) { receive(p, nullptr, 0); });
     for_peers([&](int p) { send(p, nullptr, 0); });
     for_peers([&](int p) { await_receive(p); });
-    last_start_ = Clock::now();
+    others_are_here();
     await_all();
   }
 
@@ -231,7 +239,7 @@ class GlooCommunicator : public Communicator {
     for_peers([&](int p) { receive(p, &theirs[size_t(p)], sizeof(int64_t)); });
     for_peers([&](int p) { send(p, &sends[size_t(p)], sizeof(int64_t)); });
     await_all();
-    last_start_ = Clock::now();
+    others_are_here();
     for_peers([&](int p) {
       MT_CHECK(theirs[size_t(p)] == receives[size_t(p)],
                "all_to_all: rank {} sends {} elements, rank {} expects {}", p, theirs[size_t(p)],
@@ -246,7 +254,7 @@ class GlooCommunicator : public Communicator {
     for_peers([&](int p) { receive(p, all + p * bytes, bytes); });
     for_peers([&](int p) { send(p, data.data, bytes); });
     await_all();
-    last_start_ = Clock::now();
+    others_are_here();
     std::vector<const std::byte*> parts;
     for (int r = 0; r < ranks_; ++r)
       parts.push_back(r == me_ ? data.as<std::byte>() : all + r * bytes);
@@ -290,7 +298,7 @@ class GlooCommunicator : public Communicator {
     for (int64_t first = 0; first < longest; first += chunk) {
       start(first + chunk);
       for_peers([&](int p) { await_receive(p); });
-      if (first == 0) last_start_ = Clock::now();
+      others_are_here();
       std::vector<const std::byte*> parts;
       for (int r = 0; r < ranks_; ++r)
         parts.push_back(r == me_ ? shard(me_, first) : slot(r, first));
@@ -315,7 +323,7 @@ class GlooCommunicator : public Communicator {
     start(1);
     for (int64_t i = 0; i < ring.pieces(); ++i) {
       await_receive(before());
-      if (i == 0) last_start_ = Clock::now();
+      others_are_here();
       received(i);
       await_send(next());
       start(i + 2);
@@ -363,7 +371,8 @@ class GlooCommunicator : public Communicator {
       };
       for_peers([&](int p) { receive(p, shard(p), bytes(p)); });
       for_peers([&](int p) { send(p, shard(me_), bytes(me_)); });
-      return await_all();
+      await_all();
+      return others_are_here();
     }
     const RingPieces ring(data.count, ranks_, kPieceBytes / size);
     const auto piece = [&](int64_t i, int shard) {
@@ -391,6 +400,7 @@ class GlooCommunicator : public Communicator {
   std::vector<Open> open_;                 // by peer
   std::vector<std::byte> scratch_;
   Clock::time_point last_start_, deadline_;
+  bool all_here_ = false;  // last_start_ is of the last rank
 };
 
 }  // namespace

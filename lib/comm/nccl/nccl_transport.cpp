@@ -55,6 +55,7 @@ class Meeting {
     std::vector<int> late = missing();
     while (!late.empty() && Clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(std::max(10, ranks_ / 10)));
+      if (const std::string failure = store_.failure(); !failure.empty()) throw CommError(failure);
       std::erase_if(late, [&](int r) { return store_.add(arrived(r), 0) > 0; });
     }
     const std::string told = late.empty() ? kId + api.make_id() : not_connected(late);
@@ -70,7 +71,7 @@ class Meeting {
       return waiting.get(key("id"));
     } catch (const CommError&) {
       const std::vector<int> late = missing();
-      if (late.empty()) throw;
+      if (late.empty() || !store_.failure().empty()) throw;
       return not_connected(late);
     }
   }

@@ -101,16 +101,30 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store,
 // The server lives as long as the transport, whose groups come later than the handshake.
 class ServedTransport : public Transport {
  public:
-  ServedTransport(std::unique_ptr<StoreServer> server, std::shared_ptr<Transport> transport)
-      : server_(std::move(server)), transport_(std::move(transport)) {}
+  ServedTransport(std::unique_ptr<StoreServer> server, std::shared_ptr<Transport> transport,
+                  const ProcessWorldOptions& o)
+      : server_(std::move(server)),
+        transport_(std::move(transport)),
+        rank_(o.rank),
+        // Its own, for the other may be waiting; a failing rank must not wait long.
+        failures_(o.master_addr, o.master_port, std::chrono::seconds(2)) {}
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {
     return transport_->connect(name, ranks, rank);
+  }
+  void abort(std::string_view reason) noexcept override {
+    try {
+      failures_.fail(fmt::format("rank {} gave up: {}", rank_, reason));
+    } catch (const std::exception&) {
+      // The store is gone, and with it what others could wait for.
+    }
   }
 
  private:
   std::unique_ptr<StoreServer> server_;
   std::shared_ptr<Transport> transport_;
+  const int rank_;
+  Store failures_;
 };
 
 }  // namespace
@@ -126,7 +140,7 @@ World process_world(const ProcessWorldOptions& o) {
   await_all(*store, o);
   auto transport = make_transport(std::move(store), o);
   return {o.rank, o.size,
-          std::make_shared<ServedTransport>(std::move(server), std::move(transport)), o.link};
+          std::make_shared<ServedTransport>(std::move(server), std::move(transport), o), o.link};
 }
 
 }  // namespace mtrain

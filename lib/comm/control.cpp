@@ -1,0 +1,46 @@
+#include "comm/control.h"
+
+#include <algorithm>
+
+namespace mtrain {
+
+Control::Control(World& world, Device& device)
+    : rank_(world.rank()), size_(world.size()), compute_(&device.stream("compute")) {
+  if (size_ == 1) return;
+  everyone_ = world.everyone();
+  on_ = &device.stream("control");
+}
+
+bool Control::any(bool own) const {
+  if (size_ == 1) return own;
+  const Tensor t = Tensor::from_host<int64_t>(*on_, {1}, {own});
+  everyone_.all_reduce(t, Reduce::max, *on_);
+  compute_->wait(on_->record());
+  return t.to_host<int64_t>(*on_)[0] != 0;
+}
+
+std::vector<std::string> Control::texts(const std::string& own) const {
+  if (size_ == 1) return {own};
+  const auto all = [&](const auto& values) {
+    using T = typename std::decay_t<decltype(values)>::value_type;
+    const auto n = int64_t(values.size());
+    const Tensor in = Tensor::from_host(*on_, {n}, values),
+                 out = Tensor::empty(*on_, {n * size_}, in.dtype(), MemoryCategory::buffers);
+    everyone_.all_gather(in, out, *on_);
+    compute_->wait(on_->record());
+    return out.to_host<T>(*on_);
+  };
+  const std::vector<int64_t> lengths = all(std::vector<int64_t>{int64_t(own.size())});
+  const int64_t longest = std::max<int64_t>(1, *std::ranges::max_element(lengths));
+  std::vector<uint8_t> padded(own.begin(), own.end());
+  padded.resize(size_t(longest));
+  const std::vector<uint8_t> bytes = all(padded);
+  std::vector<std::string> texts;
+  for (int r = 0; r < size_; ++r) {
+    const auto begin = bytes.begin() + r * longest;
+    texts.emplace_back(begin, begin + lengths[size_t(r)]);
+  }
+  return texts;
+}
+
+}  // namespace mtrain
