@@ -12,7 +12,8 @@ struct DataGroups {
   Group shards;            // dp_shard_cp: ranks that own different parts; on `grad_stream`
   Group replicas;          // dp_replicate: ranks that own the same part; on `grad_stream`
   Group gather;            // the ranks of `shards` again; on `param_stream`
-  Stream *compute, *grad_stream, *param_stream;
+  // What is not needed is null: param_stream where nothing is sharded, both for one rank.
+  Stream *compute = nullptr, *grad_stream = nullptr, *param_stream = nullptr;
 };
 
 }  // namespace mtrain

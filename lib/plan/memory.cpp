@@ -44,7 +44,7 @@ class Estimator {
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
       const Count state = e_ == 4 || !r_.optimizer.master_weights ? 8 : 12;  // m, v, master
-      const bool own_only = s.ranks > 1 && shards_gradients();
+      const bool own_only = s.ranks > 1 && shards_gradients(r_);
       out.params += s.parameters * e_ / (shards_parameters() ? s.ranks : 1);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
       if (own_only && defers_reduction()) out.grads += s.parameters * 4;
@@ -93,11 +93,6 @@ class Estimator {
     return n;
   }
 
-  bool shards_gradients() const {
-    const auto& d = r_.distributed;
-    return d.strategy == Strategy::fsdp2 ||
-           (d.strategy == Strategy::megatron_fsdp && d.zero_dp_strategy >= ZeroStrategy::gradients);
-  }
   bool shards_parameters() const {
     const auto& d = r_.distributed;
     return d.strategy == Strategy::fsdp2 || (d.strategy == Strategy::megatron_fsdp &&
@@ -201,19 +196,32 @@ class Estimator {
   }
   // Bytes of whole gradients on their way to their owners.
   Count passing_gradients() const {
-    if (!shards_gradients() || l_.gradient_ranks() == 1 || defers_reduction()) return 0;
+    if (!shards_gradients(r_) || l_.gradient_ranks() == 1 || defers_reduction()) return 0;
     const bool overlap =
         r_.distributed.strategy == Strategy::fsdp2 || r_.ddp.overlap_grad_reduce.value_or(true);
     return 4 * whole_units(overlap ? 2 : 1);
   }
-  // Of the largest matrix, on its way: in bf16, or its own part beside the sum so far.
+  // Parameters of a layer that are reduced at once: neighbours from its end, until a bucket is
+  // full.
+  Count largest_piece() const {
+    if (moe_layers_) return size_.moe.split / 2;
+    const Count H = hidden(), A = Count(m_.num_attention_heads * m_.head_dim()),
+                KV = 2 * Count(m_.kv_heads() * m_.head_dim()), F = Count(m_.ffn_size());
+    const auto bucket = Count(resolve_overlap(r_, l_).bucket_size) * tp_;
+    Count largest = 0, piece = 0;
+    for (const Count matrix : {F * H, inputs() * F * H, A * H, (A + KV) * H}) {
+      piece = piece >= bucket ? matrix : piece + matrix;
+      largest = std::max(largest, piece);
+    }
+    return largest;
+  }
+  // Of the largest piece, on its way: in bf16, or its own part beside the sum so far.
   Count reduction_buffers() const {
     if (l_.gradient_ranks() == 1) return 0;
-    const Count layer = moe_layers_ ? size_.moe.split : size_.dense.split;
-    const Count largest = std::max({size_.token_table, size_.output, layer / 2}) / tp_;
-    const Count part = largest / (is_sharded(r_) ? data_ranks(l_.dp_shard * l_.cp) : 1);
+    const Count largest = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
+    const Count part = is_sharded(r_) ? largest / data_ranks(l_.dp_shard * l_.cp) : 0;
     if (!r_.mixed_precision.grad_reduce_in_fp32) return 2 * (largest + part);
-    return shards_gradients() && !defers_reduction() && l_.micro_batches > 1 ? 4 * part : 0;
+    return shards_gradients(r_) && !defers_reduction() && l_.micro_batches > 1 ? 4 * part : 0;
   }
   // Whole parameters: of the layer in use and those gathered ahead.
   Count data_buffers() const {

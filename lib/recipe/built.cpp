@@ -22,6 +22,8 @@ void check_built(const Recipe& r, Problems& problems) {
   const bool fp32 = r.mixed_precision.name == Precision::fp32;
   missing(output && (*output == ElementType::fp32) != fp32, "distributed.mp_policy.output_dtype",
           "outputs of another type than the weights", "leave it out");
+  missing(d.mp_policy.reduce_dtype == ElementType::fp16, "distributed.mp_policy.reduce_dtype",
+          "gradients that travel in fp16", "use bf16 or fp32");
   missing(!d.mp_policy.cast_forward_inputs, "distributed.mp_policy.cast_forward_inputs",
           "inputs of another type than the weights", "set it to true");
   missing(!r.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "leaving this check alone out",

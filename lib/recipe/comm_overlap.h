@@ -22,7 +22,7 @@ struct DdpConfig {
           &DdpConfig::use_distributed_optimizer,
           "shard the optimizer: reduce-scatter gradients, all-gather parameters",
           {.aliases = "optimizer.use_distributed_optimizer comm_overlap.use_distributed_optimizer",
-           .strategies = "megatron_ddp megatron_fsdp"}},
+           .strategies = "megatron_ddp"}},
       Field{"overlap_grad_reduce",
             &DdpConfig::overlap_grad_reduce,
             "reduce each bucket of gradients as soon as it is full",

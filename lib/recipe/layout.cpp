@@ -61,6 +61,12 @@ bool is_interleaved(Schedule s) {
   return s == Schedule::interleaved_1f1b || s == Schedule::dfs || s == Schedule::zero_bubble;
 }
 
+bool shards_gradients(const Recipe& r) {
+  const auto& d = r.distributed;
+  return d.strategy == Strategy::fsdp2 ||
+         (d.strategy == Strategy::megatron_fsdp && d.zero_dp_strategy >= ZeroStrategy::gradients);
+}
+
 bool is_sharded(const Recipe& r) {
   switch (r.distributed.strategy) {
     case Strategy::fsdp2: return true;

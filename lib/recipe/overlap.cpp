@@ -26,6 +26,10 @@ Condition all(std::initializer_list<Need> needs, const char* why = "") {
   return {true, why};
 }
 
+// Parameters that fsdp2 reduces at once, at least: enough for a link's full speed, and little left
+// to wait for at the end of backward.
+constexpr int64_t kFsdp2Piece = 1 << 20;
+
 class Resolver {
  public:
   Resolver(const Recipe& r, const Layout& l) : r_(r), l_(l) {}
@@ -92,16 +96,15 @@ class Resolver {
 
   void resolve_data_parallel() {
     const auto& d = r_.ddp;
-    const bool buckets = r_.distributed.strategy != Strategy::fsdp2;
-    const char* fsdp2 = "fsdp2 reduces and gathers by its own prefetch depths";
+    const bool fsdp2 = r_.distributed.strategy == Strategy::fsdp2;
     const Need group{l_.gradient_ranks() > 1, "gradients are not shared (dp x cp is 1)"};
-    o_.overlap_grad_reduce =
-        decide("ddp.overlap_grad_reduce", d.overlap_grad_reduce,
-               all({group, {buckets, fsdp2}}, "gradients are reduced over dp x cp"));
+    o_.overlap_grad_reduce = decide("ddp.overlap_grad_reduce", d.overlap_grad_reduce,
+                                    all({group}, fsdp2 ? "fsdp2 reduces every piece during backward"
+                                                       : "gradients are reduced over dp x cp"));
     o_.overlap_param_gather =
         decide("ddp.overlap_param_gather", d.overlap_param_gather,
                all({group,
-                    {buckets, fsdp2},
+                    {!fsdp2, "fsdp2 gathers by its own prefetch depths"},
                     {is_sharded(r_), "nothing is gathered, for the optimizer is not sharded"},
                     {o_.overlap_grad_reduce, "it needs overlap_grad_reduce, which is off"}},
                    "the optimizer is sharded"));
@@ -116,10 +119,9 @@ class Resolver {
                   "several stages per rank");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
     resolve_buckets();
-    if (!buckets) resolve_prefetch();
+    if (fsdp2) resolve_prefetch();
   }
 
-  // fsdp2's gradients are always reduced during backward.
   void resolve_prefetch() {
     const auto& d = r_.distributed;
     const bool shared = l_.gradient_ranks() > 1;
@@ -136,15 +138,21 @@ class Resolver {
           "units that are gathered during another's backward");
   }
 
+  // Sharded gradients are reduced unit by unit, in pieces of at least this size.
   void resolve_buckets() {
-    const bool section = r_.given_section("comm_overlap");
-    o_.bucket_size = r_.ddp.bucket_size.value_or(
-        section ? 128 << 20 : std::max<int64_t>(40000000, 1000000 * l_.dp));
-    std::string reason = r_.ddp.bucket_size ? "as given"
-                         : section          ? "128 Mi parameters with a comm_overlap section"
-                                            : "the larger of 40 M and 1 M x dp";
+    const bool section = r_.given_section("comm_overlap"),
+               fsdp2 = r_.distributed.strategy == Strategy::fsdp2;
+    o_.bucket_size =
+        fsdp2 ? kFsdp2Piece
+              : r_.ddp.bucket_size.value_or(section ? 128 << 20
+                                                    : std::max<int64_t>(40000000, 1000000 * l_.dp));
+    std::string reason = fsdp2                ? "units are reduced in pieces of this size"
+                         : r_.ddp.bucket_size ? "as given"
+                         : section            ? "128 Mi parameters with a comm_overlap section"
+                                              : "the larger of 40 M and 1 M x dp";
     const double own = matrix_parameters_per_rank();
-    if (o_.overlap_grad_reduce && own <= double(o_.bucket_size))
+    if (shards_gradients(r_) && !fsdp2) reason += "; every unit is reduced by itself";
+    if (o_.overlap_grad_reduce && !shards_gradients(r_) && own <= double(o_.bucket_size))
       reason += fmt::format(
           "; warning: the {} parameters of a rank's layers fit into one bucket, so nothing can "
           "hide",

@@ -6,10 +6,6 @@ namespace mtrain {
 
 namespace {
 
-// Parameters that fsdp2 reduces at once, at least: enough for a link's full speed, and little left
-// to wait for at the end of backward.
-constexpr int64_t kFsdp2Piece = 1 << 20;
-
 Shard shard_of(const Recipe& r) {
   const auto& d = r.distributed;
   switch (d.strategy) {
@@ -40,10 +36,11 @@ DataGroups data_groups(World& world, Device& device, const Recipe& r) {
   g.compute = &device.stream("compute");
   if (l.gradient_ranks() == 1) return g;
   g.grad_stream = &device.stream("dp_grad");
-  g.param_stream = &device.stream("dp_param");
   g.all = world.group("dp_cp", mesh, dp_cp_axes());
   g.shards = l.dp_replicate == 1 ? g.all : world.group("dp_shard_cp", mesh, dp_shard_cp_axes());
   g.replicas = world.group("dp_replicate", mesh, {Axis::dp_replicate});
+  if (shard_of(r) == Shard::nothing) return g;
+  g.param_stream = &device.stream("dp_param");
   g.gather = world.group("dp_param", mesh, dp_shard_cp_axes());
   return g;
 }
@@ -55,8 +52,8 @@ DataParallelOptions data_parallel_options(const Recipe& r, int world) {
   o.shard = shard_of(r);
   o.reduce = {.dtype = r.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : DType::bf16,
               .average = r.ddp.average_in_collective};
+  o.bucket_size = overlap.bucket_size;
   if (d.strategy == Strategy::fsdp2) {  // hides what its depths ask for
-    o.bucket_size = kFsdp2Piece;
     o.defer_reduce = d.defer_fsdp_grad_sync;
     o.gather = {.reshard_after_forward = d.reshard_after_forward.value_or(d.pp_size == 1),
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,
@@ -65,7 +62,6 @@ DataParallelOptions data_parallel_options(const Recipe& r, int world) {
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
   o.overlap_param_gather = overlap.overlap_param_gather;
-  o.bucket_size = overlap.bucket_size;
   o.defer_reduce = false;
   const int64_t ahead = o.overlap_param_gather ? 1 : 0;
   o.gather = {.forward_prefetch = ahead, .backward_prefetch = ahead};

@@ -282,7 +282,8 @@ TEST_CASE("auto is resolved by the layout") {
   REQUIRE(overlap_of(2, {mddp[0], "ddp.bucket_size=5"}).bucket_size == 5);
   REQUIRE_FALSE(
       overlap_of(2, {mddp[0], "ddp.use_distributed_optimizer=false"}).overlap_param_gather);
-  REQUIRE_FALSE(overlap_of(2, {}).overlap_grad_reduce);  // fsdp2 has its own
+  REQUIRE(overlap_of(2, {}).overlap_grad_reduce);
+  REQUIRE(overlap_of(2, {}).bucket_size == 1 << 20);  // of fsdp2
 
   const Overlap several = overlap_of(4, interleaved({}));
   REQUIRE(several.overlap_p2p_comm);
@@ -342,6 +343,9 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE_THAT(built(1, {"train.device=cuda"}), Contains("train.device: not built yet"));
   REQUIRE_THAT(built(2, {"distributed.tp_size=2"}), Contains("distributed.tp_size: not built yet"));
   REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
+  REQUIRE_THAT(
+      built(2, {"distributed.strategy=fsdp2", "distributed.mp_policy.reduce_dtype=float16"}),
+      Contains("travel in fp16"));
   REQUIRE_THAT(built(1, {"mixed_precision=fp16_mixed"}), Contains("fp16_mixed"));
   REQUIRE_THAT(built(1, {"packed_sequence.packed_sequence_size=64"}), Contains("packed"));
 }
