@@ -2,7 +2,7 @@
 # mtrain-launch with real processes: ranks train as one does, and whatever dies is named, within seconds.
 #   test/cli/launch_test.sh <mtrain> <mtrain-launch>
 set -u
-mtrain=$1 launch=$2
+mtrain=$(realpath "$1") launch=$(realpath "$2")
 work=$(mktemp -d)
 trap 'pkill -KILL -f "$work" 2>/dev/null; rm -rf "$work"' EXIT
 failures=0
@@ -152,6 +152,30 @@ wait
 cat "$work/out0" "$work/out1" >"$work/out"
 says "other settings" "rank 1 has another recipe than rank 0"
 says "other settings" "lr:"
+
+# --- ranks that see other files: each in a folder of its own, with other data at the same relative path ---
+mkdir "$work/host0" "$work/host1"
+seq 1 50000 >"$work/longer"
+"$mtrain" data build --input "$work/text" --output "$work/host0/data" >/dev/null || fail "data build"
+"$mtrain" data build --input "$work/longer" --output "$work/host1/data" >/dev/null || fail "data build"
+# on_hosts <what> <what rank 0 says> <what rank 1 says>
+on_hosts() {
+  local began=$SECONDS port=$((20000 + RANDOM % 10000)) rank
+  for rank in 0 1; do
+    (cd "$work/host$rank" && RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" \
+      --recipe "$work/r.yaml" dataset.train=data train.run_dir=run comm.timeout_s=60 >"$work/out$rank" 2>&1) &
+  done
+  wait
+  ((SECONDS - began <= 15)) || fail "$1: took $((SECONDS - began)) s"
+  cp "$work/out0" "$work/out"
+  says "$1, rank 0" "$2"
+  cp "$work/out1" "$work/out"
+  says "$1, rank 1" "$3"
+}
+on_hosts "other data" "rank 1 has another dataset.train than rank 0" "rank 1 has another dataset.train than rank 0"
+[[ ! -e $work/host0/run/metrics.jsonl ]] || fail "other data: training began"
+rm "$work/host1/data.bin"
+on_hosts "data of one rank alone" "rank 1" "dataset.train: there is no data.bin"
 
 # --- nobody serves at that address; the port is taken ---
 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
