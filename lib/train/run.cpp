@@ -67,7 +67,8 @@ class Training {
       : recipe_(recipe),
         start_(std::move(start)),
         device_(open_device(recipe, options.job)),
-        config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
+        config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length,
+                           recipe.distributed.tp_size)),
         trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab),
                  std::move(world)) {
     if (recipe.debug.fault.at && options.job.restarts == 0)

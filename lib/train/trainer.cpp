@@ -35,8 +35,9 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       compute_(device.stream("compute")),
       recipe_(r),
       world_(std::move(world)),
+      parts_(model_parts(world_, device, r)),
       gpt_(compute_, params_, config, r.dataset.seq_length,
-           recompute_policy(r.recompute, config.layers)),
+           recompute_policy(r.recompute, config.layers), parts_),
       data_parallel_(materialize(params_, world_, device, r)),
       adamw_(compute_, params_, r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
@@ -61,9 +62,14 @@ StepStats Trainer::step() {
   params_.zero_grads(compute_);
   const Tensor loss = run_micro_batches(batches, number, counted ? 1.0f / float(counted) : 0.0f);
   data_parallel_->finish_grads();
+  parts_.tensor->finish_grads(params_);
   data_parallel_->sum(loss);
+  const auto sum_parts = [this](const Tensor& squares) {
+    data_parallel_->sum_parts(squares);
+    parts_.tensor->sum(squares);
+  };
   const ops::Clip clip =
-      clip_grad_norm(compute_, params_, *data_parallel_, float(recipe_.optimizer.clip_grad), loss);
+      clip_grad_norm(compute_, params_, sum_parts, float(recipe_.optimizer.clip_grad), loss);
   // Leaves everything as it is where the norm or the loss is not finite.
   adamw_.step(compute_, number, lr, clip.scale,
               [this](ParamUnit& unit) { data_parallel_->updated(unit); });
@@ -131,6 +137,8 @@ double Trainer::evaluate(const ValidationLoader& loader) {
   return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(counted, 1));
 }
 
-bool Trainer::any_rank(bool wants) { return data_parallel_->sum_on_host({wants})[0] > 0; }
+bool Trainer::any_rank(bool wants) {
+  return parts_.tensor->sum_on_host(data_parallel_->sum_on_host({wants}))[0] > 0;
+}
 
 }  // namespace mtrain

@@ -50,11 +50,12 @@ class Trainer {
   Gpt& model() { return gpt_; }
   World& world() { return world_; }
   DataParallel& data_parallel() { return *data_parallel_; }
+  TensorParallel& tensor_parallel() { return *parts_.tensor; }
 
  private:
   friend class Diagnosis;
   std::vector<Batch> global_batch(int64_t step);
-  // Without `reduce` gradients stay this rank's own, and nothing is communicated.
+  // Without `reduce` gradients stay those of this rank's samples.
   Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
                            bool reduce = true);
   MicroBatch upload(const Batch& batch);
@@ -64,6 +65,7 @@ class Trainer {
   const Recipe& recipe_;
   World world_;
   ParamStore params_;
+  ModelParts parts_;
   Gpt gpt_;
   std::unique_ptr<DataParallel> data_parallel_;
   AdamW adamw_;

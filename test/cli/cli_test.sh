@@ -67,10 +67,10 @@ expect "no such recipe" 2 "there is no such file" "did you mean $work/good.yaml"
 expect "unknown option" 2 "--recipes" -- --recipes x
 expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
 expect "world size of a run" 2 "does not start one" -- --recipe "$work/good.yaml" --world-size 2
-expect "what is not built is not run" 2 "not built yet: tensor parallelism" -- \
-  --recipe "$work/good.yaml" distributed.tp_size=2 distributed.dp_size=1
+expect "what is not built is not run" 2 "not built yet: models with experts" -- \
+  --recipe "$work/good.yaml" model.moe.num_experts=8 distributed.dp_size=1
 expect "dry run" 0 "dry run on 8 ranks" "activations" "effective" "this build cannot run it yet" -- \
-  --recipe "$work/good.yaml" --dry-run --world-size 8
+  --recipe "$work/good.yaml" --dry-run --world-size 8 checkpoint.async=true
 expect "print recipe" 0 "# override" "num_layers: 9" -- --recipe "$work/good.yaml" --print-recipe model.num_layers=9
 expect "explain" 0 "default" "1f1b" -- explain distributed.pipeline.pp_schedule
 expect "explain an alias" 0 "distributed.tp_size" -- explain model.tensor_model_parallel_size
