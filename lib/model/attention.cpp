@@ -25,31 +25,40 @@ class AttentionSegment : public Segment {
         name_(fmt::format("layers.{}.attention", layer)),
         rotary_(rotary),
         recompute_core_(recompute_core),
-        norm_(params, unit(layer), name_ + ".norm", c),
-        core_(make_core(c, layer, parts)) {
-    const int64_t AD = c.heads * c.head_dim;
-    qkv_ = plain_linear(params, {unit(layer),
-                                 name_ + ".qkv",
-                                 c.hidden,
-                                 c.qkv_width(),
-                                 c.qkv_bias,
-                                 c.init_std,
-                                 {"matmul_qkv_fwd", "matmul_qkv_dgrad", "matmul_qkv_wgrad"}});
+        tensor_(parts.tensor),
+        norm_(params, unit(layer), name_ + ".norm", c, *tensor_),
+        heads_{tensor_->here(c.heads), tensor_->here(c.kv_heads), c.head_dim, c.window} {
+    core_ = parts.attention_core ? parts.attention_core(heads_, layer) : local_attention(heads_);
+    const int64_t D = c.head_dim;
+    qkv_ = tensor_->column_linear(
+        params, {unit(layer),
+                 name_ + ".qkv",
+                 c.hidden,
+                 c.qkv_width(),
+                 c.qkv_bias,
+                 c.init_std,
+                 {"qkv", "matmul_qkv_fwd", "matmul_qkv_dgrad", "matmul_qkv_wgrad"},
+                 {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}}});
     // Projections into the residual stream start smaller by sqrt(2 L) (GPT-2).
-    proj_ = plain_linear(params, {unit(layer),
-                                  name_ + ".proj",
-                                  AD,
-                                  c.hidden,
-                                  c.linear_bias,
-                                  c.init_std / std::sqrt(2.0f * float(c.layers)),
-                                  {"matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"}});
+    proj_ = tensor_->row_linear(
+        params, {unit(layer),
+                 name_ + ".proj",
+                 c.heads * D,
+                 c.hidden,
+                 c.linear_bias,
+                 c.init_std / std::sqrt(2.0f * float(c.layers)),
+                 {"proj", "matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"}});
     if (c.qk_norm) {
+      // Each rank normalizes its own heads, so that their gradients are sums over ranks.
+      Cut cut = tensor_->copied();
+      cut.partial_grad = true;
       const auto add = [&](const char* which) {
         return params.add(unit(layer), {.name = name_ + which,
                                         .shape = {c.head_dim},
                                         .init = Init::ones,
                                         .decay = false,
-                                        .matmul_grad = false});
+                                        .matmul_grad = false,
+                                        .cut = cut});
       };
       q_norm_ = add(".q_norm.weight");
       k_norm_ = add(".k_norm.weight");
@@ -68,7 +77,7 @@ class AttentionSegment : public Segment {
     if (c_.rotary) rotate(step, a.qkv_TN, false);
     ops::AttentionResult core = core_->forward(step, a.qkv_TN);
     const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
-    drop(step, out.delta_TH, name_, c_.hidden_dropout);
+    drop(step, out.delta_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     if (!recompute_core_) a.core = std::move(core);
     step.stash.push(std::move(a));
     return out;
@@ -78,32 +87,28 @@ class AttentionSegment : public Segment {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
-    const Tensor dproj = drop_backward(step, d_TH, name_, c_.hidden_dropout);
+    Tensor dproj =
+        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     const Tensor dout = proj_->dgrad(step, dproj);
     proj_->wgrad(step, a.core.out_TN, dproj);
     const Tensor dqkv = core_->backward(step, a.qkv_TN, a.core, dout);
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
-    const Tensor dy = qkv_->dgrad(step, dqkv);
-    qkv_->wgrad(step, norm_.forward(step, {a.norm.sum_TH, {}}).y_TH, dqkv);
+    const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
+    const Tensor dy = qkv_->backward(step, y, dqkv);
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 
  private:
-  static std::unique_ptr<AttentionCore> make_core(const GptConfig& c, int64_t layer,
-                                                  const ModelParts& parts) {
-    const HeadConfig heads{c.heads, c.kv_heads, c.head_dim, c.window};
-    return parts.attention_core ? parts.attention_core(heads, layer) : local_attention(heads);
-  }
   static std::string unit(int64_t layer) { return fmt::format("layers.{}", layer); }
 
   void rotate(Step& step, const Tensor& qk_TN, bool backward) {
     ops::rope(step.compute, qk_TN, rotary_.cos_PR, rotary_.sin_PR, step.seq.position_T,
-              c_.heads + c_.kv_heads, c_.head_dim, backward);
+              heads_.A + heads_.G, heads_.D, backward);
   }
 
-  ops::HeadRange q_heads() const { return {0, c_.heads, c_.head_dim}; }
-  ops::HeadRange k_heads() const { return {c_.heads, c_.kv_heads, c_.head_dim}; }
+  ops::HeadRange q_heads() const { return {0, heads_.A, heads_.D}; }
+  ops::HeadRange k_heads() const { return {heads_.A, heads_.G, heads_.D}; }
   ops::NormWeights head_weights(const Parameter* p) const {
     return {ops::NormKind::rms, p->value, {}, c_.norm_eps};
   }
@@ -129,7 +134,9 @@ class AttentionSegment : public Segment {
   std::string name_;
   const RotaryTables& rotary_;
   bool recompute_core_;
+  std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
+  HeadConfig heads_;  // of this rank
   std::unique_ptr<Linear> qkv_, proj_;
   std::unique_ptr<AttentionCore> core_;
   Parameter *q_norm_ = nullptr, *k_norm_ = nullptr;

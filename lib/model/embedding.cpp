@@ -8,38 +8,67 @@ namespace {
 constexpr const char* kName = "embedding";
 }
 
-Embedding::Embedding(ParamStore& params, const GptConfig& c) : c_(c) {
+Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelParts& parts)
+    : c_(c), tensor_(parts.tensor) {
   // A tied table's gradient starts with the output layer's matmul; an untied one is only scattered
   // into.
   table_ = params.add(kName, {.name = "embedding.weight",
-                              .shape = {c.padded_vocab, c.hidden},
+                              .shape = {tensor_->here(c.padded_vocab), c.hidden},
                               .std = c.init_std,
                               .rows = c.vocab,
-                              .matmul_grad = c.tied_embeddings});
+                              .matmul_grad = c.tied_embeddings,
+                              .cut = vocabulary_cut(*tensor_, c)});
   if (!c.rotary)
     positions_ = params.add(kName, {.name = "position_embedding.weight",
                                     .shape = {c.max_positions, c.hidden},
                                     .std = c.init_std,
-                                    .matmul_grad = false});
+                                    .matmul_grad = false,
+                                    .cut = tensor_->copied()});
+}
+
+Cut vocabulary_cut(const TensorParallel& tensor, const GptConfig& c) {
+  return {.ranks = tensor.size(),
+          .rank = tensor.rank(),
+          .dim = Cut::Dim::rows,
+          .sections = {{c.padded_vocab, 1}}};
+}
+
+ops::VocabularyShard Embedding::shard() const {
+  return {tensor_->rank() * table_->shape[0], c_.padded_vocab};
+}
+
+// Each rank has the ids of its own rows of the table; the positions are added to their sum.
+Tensor Embedding::look_up(Step& step, const Tensor& id_T) {
+  const Tensor x_TH =
+      tensor_->reduce(step, ops::embedding(step.compute, id_T, table_->value, {}, {}, shard()));
+  if (!positions_) return x_TH;
+  const Tensor position_T = tensor_->own_rows(step.seq.position_T);
+  return ops::add(step.compute, x_TH,
+                  ops::embedding(step.compute, position_T, positions_->value, {}, {}));
 }
 
 Tensor Embedding::forward(Step& step, const Tensor& id_T) {
   const Device::Scope scope(step.compute.device(), kName);
-  Tensor x_TH = ops::embedding(step.compute, id_T, table_->value, step.seq.position_T,
-                               positions_ ? positions_->value : Tensor());
-  drop(step, x_TH, kName, c_.embedding_dropout);
+  const Tensor x_TH = tensor_->size() > 1
+                          ? look_up(step, id_T)
+                          : ops::embedding(step.compute, id_T, table_->value, step.seq.position_T,
+                                           positions_ ? positions_->value : Tensor());
+  drop(step, x_TH, kName, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
   return x_TH;
 }
 
 void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
   const Device::Scope scope(step.compute.device(), kName);
-  const Tensor d = drop_backward(step, d_TH, kName, c_.embedding_dropout);
+  const Tensor d =
+      drop_backward(step, d_TH, kName, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
+  const Tensor all_d = tensor_->gather(step, d);
   WgradQueue::Entry entry;
-  entry.run = [this, &on = step.compute, id_T, d, position_T = step.seq.position_T] {
+  entry.run = [this, &on = step.compute, id_T, d, all_d,
+               position_T = tensor_->own_rows(step.seq.position_T)] {
     // A tied table's first contribution, where this entry is drained before the head's: those then
     // add.
     if (table_->take_fresh()) ops::fill(on, table_->grad, 0);
-    ops::embedding_backward(on, id_T, d, table_->grad);
+    ops::embedding_backward(on, id_T, all_d, table_->grad, shard());
     if (positions_) ops::embedding_backward(on, position_T, d, positions_->grad);
   };
   entry.completes = {table_};

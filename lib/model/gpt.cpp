@@ -8,10 +8,11 @@ Gpt::Gpt(Stream& on, ParamStore& params, const GptConfig& c, int64_t positions,
          const Recompute& recompute, const ModelParts& parts)
     : c_(c) {
   if (c.rotary) rotary_ = rotary_tables(on, c, positions);
-  embedding_ = std::make_unique<Embedding>(params, c);
+  embedding_ = std::make_unique<Embedding>(params, c, parts);
   for (int64_t i = 0; i < c.layers; ++i)
     blocks_.emplace_back(params, c, i, rotary_, recompute.attention_core, parts);
-  head_ = std::make_unique<Head>(params, c, c.tied_embeddings ? embedding_->table() : nullptr);
+  head_ =
+      std::make_unique<Head>(params, c, c.tied_embeddings ? embedding_->table() : nullptr, parts);
   embedding_unit_ = params.unit("embedding");
   head_unit_ = params.unit("output");
   for (int64_t i = 0; i < c.layers; ++i)

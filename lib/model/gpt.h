@@ -37,7 +37,8 @@ class Gpt {
   void forward(Step& step, const MicroBatch& batch, const LossRequest& request);
   // The mirror of the last forward(); accumulates every parameter's gradient.
   void backward(Step& step, const MicroBatch& batch);
-  Tensor logits(Step& step, const MicroBatch& batch);  // (T, padded vocabulary), fp32
+  // (T, this rank's rows of the padded vocabulary), fp32.
+  Tensor logits(Step& step, const MicroBatch& batch);
 
   const GptConfig& config() const { return c_; }
 

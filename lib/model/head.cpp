@@ -4,15 +4,16 @@
 
 #include "base/math.h"
 #include "device/device.h"
+#include "model/embedding.h"
 
 namespace mtrain {
 
 namespace {
 constexpr const char* kName = "output";
 
-// Tokens whose logits exist at once, of T.
-int64_t logits_chunk_rows(const GptConfig& c, int64_t T) {
-  return ceil_div(T, ceil_div(T * c.padded_vocab * 4, c.logits_bytes));
+// Tokens whose logits exist at once, of T; V columns of them on this rank.
+int64_t logits_chunk_rows(const GptConfig& c, int64_t T, int64_t V) {
+  return ceil_div(T, ceil_div(T * V * 4, c.logits_bytes));
 }
 
 struct HeadActivations {
@@ -21,13 +22,27 @@ struct HeadActivations {
 };
 }  // namespace
 
-Head::Head(ParamStore& params, const GptConfig& c, Parameter* tied)
-    : c_(c), norm_(params, kName, "final_norm", c), tied_(tied) {
+Head::Head(ParamStore& params, const GptConfig& c, Parameter* tied, const ModelParts& parts)
+    : c_(c), tensor_(parts.tensor), norm_(params, kName, "final_norm", c, *tensor_), tied_(tied) {
   output_ = tied ? tied
                  : params.add(kName, {.name = "output.weight",
-                                      .shape = {c.padded_vocab, c.hidden},
+                                      .shape = {tensor_->here(c.padded_vocab), c.hidden},
                                       .std = c.init_std,
-                                      .rows = c.vocab});
+                                      .rows = c.vocab,
+                                      .cut = vocabulary_cut(*tensor_, c)});
+}
+
+// Loss, and the gradient in place of the logits where step.training.
+void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
+                         const Tensor& loss_T, float grad_scale) {
+  Stream& on = step.compute;
+  if (tensor_->size() == 1)
+    return ops::cross_entropy(on, logits_TV, label_T, loss_T, c_.vocab, grad_scale, step.training);
+  const int64_t first = std::min(tensor_->rank() * output_->shape[0], c_.vocab);
+  const ops::VocabularyColumns here{first, output_->real_rows(), c_.vocab};
+  const Tensor sums_T3 = ops::cross_entropy_sums(on, logits_TV, label_T, here);
+  ops::cross_entropy_from_sums(on, logits_TV, label_T, tensor_->gather_sums(step, sums_T3), loss_T,
+                               here, grad_scale, step.training);
 }
 
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
@@ -35,16 +50,17 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   Stream& on = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
-  const int64_t T = a.norm.y_TH.dim(0), rows = logits_chunk_rows(c_, T);
-  if (step.training) a.dy_TH = Tensor::empty(on, a.norm.y_TH.shape(), a.norm.y_TH.dtype());
+  const Tensor y_TH = tensor_->gather(step, a.norm.y_TH);
+  const int64_t T = y_TH.dim(0), rows = logits_chunk_rows(c_, T, output_->shape[0]);
+  if (step.training) a.dy_TH = Tensor::empty(on, y_TH.shape(), y_TH.dtype());
   const Tensor loss_T = Tensor::empty(on, {T}, DType::f32);
   for (int64_t first = 0; first < T; first += rows) {
     const int64_t end = std::min(T, first + rows);
-    const Tensor y = a.norm.y_TH.rows(first, end);
+    const Tensor y = y_TH.rows(first, end);
     const Tensor logits =
         ops::matmul(on, "matmul_output_fwd", y, output_->value, {.b = true}, y.dtype());
-    ops::cross_entropy(on, logits, request.label_T.rows(first, end), loss_T.rows(first, end),
-                       c_.vocab, request.grad_scale, step.training);
+    cross_entropy(step, logits, request.label_T.rows(first, end), loss_T.rows(first, end),
+                  request.grad_scale);
     if (!step.training) continue;
     ops::matmul_into(on, "matmul_output_dgrad", logits, output_->value, {},
                      a.dy_TH.rows(first, end));
@@ -60,6 +76,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   ops::sum(on, loss_T, request.total);
   if (!step.training) return;
   a.norm.y_TH = {};  // not needed any more
+  a.dy_TH = tensor_->reduce(step, a.dy_TH);
   step.stash.push(std::move(a));
 }
 
@@ -71,8 +88,9 @@ Tensor Head::backward(Step& step) {
 
 Tensor Head::logits(Step& step, const Hidden& h) {
   const Device::Scope scope(step.compute.device(), kName);
-  return ops::matmul(step.compute, "matmul_output_fwd", norm_.forward(step, h).y_TH, output_->value,
-                     {.b = true}, DType::f32);
+  const Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH);
+  return ops::matmul(step.compute, "matmul_output_fwd", y_TH, output_->value, {.b = true},
+                     DType::f32);
 }
 
 }  // namespace mtrain

@@ -2,6 +2,7 @@
 // computed in the same pass, so that the logits of a micro-batch never exist at once.
 #pragma once
 #include "model/norm.h"
+#include "model/parts.h"
 
 namespace mtrain {
 
@@ -15,14 +16,19 @@ struct LossRequest {
 class Head {
  public:
   // `tied`: the embedding's table, or null for an output matrix of its own.
-  Head(ParamStore& params, const GptConfig& c, Parameter* tied);
+  Head(ParamStore& params, const GptConfig& c, Parameter* tied, const ModelParts& parts);
   void loss(Step& step, const Hidden& h,
-            const LossRequest& request);       // stashes the gradient where step.training
-  Tensor backward(Step& step);                 // gradient of h
-  Tensor logits(Step& step, const Hidden& h);  // (T, padded vocabulary); stashes nothing
+            const LossRequest& request);  // stashes the gradient where step.training
+  Tensor backward(Step& step);            // gradient of h
+  // (T, this rank's rows of the padded vocabulary); stashes nothing.
+  Tensor logits(Step& step, const Hidden& h);
 
  private:
+  void cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
+                     const Tensor& loss_T, float grad_scale);
+
   GptConfig c_;
+  std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   Parameter* output_;
   bool tied_;

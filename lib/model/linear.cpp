@@ -1,50 +1,87 @@
 #include "model/linear.h"
 
+#include "base/math.h"
 #include "ops/ops.h"
 
 namespace mtrain {
 
 namespace {
 
+// Of a rank's part, in which padding does not occur.
+Shape part_of(Shape whole, const Cut& cut) {
+  if (cut.dim == Cut::Dim::columns) whole[1] = exact_div(whole[1], int64_t(cut.ranks));
+  if (cut.dim != Cut::Dim::rows) return whole;
+  whole[0] = 0;
+  for (const Cut::Section& s : cut.sections) whole[0] += s.rows_here(cut.ranks);
+  return whole;
+}
+
 class PlainLinear : public Linear {
  public:
-  PlainLinear(ParamStore& params, const LinearSpec& s) : names_(s.names) {
-    weight_ = params.add(s.unit, {.name = s.name + ".weight", .shape = {s.O, s.I}, .std = s.std});
-    if (s.bias)
-      bias_ = params.add(s.unit, {.name = s.name + ".bias",
-                                  .shape = {s.O},
-                                  .init = Init::zeros,
-                                  .decay = false,
-                                  .matmul_grad = false});
-  }
-
+  PlainLinear(ParamStore& params, const LinearSpec& spec) : products_(params, spec) {}
   Tensor forward(Step& step, const Tensor& x_TI) override {
-    return ops::matmul(step.compute, names_.fwd, x_TI, weight_->value, {.b = true}, x_TI.dtype(),
-                       bias_ ? bias_->value : Tensor());
+    return products_.forward(step.compute, x_TI, true);
   }
-
-  Tensor dgrad(Step& step, const Tensor& dy_TO) override {
-    return ops::matmul(step.compute, names_.dgrad, dy_TO, weight_->value, {}, dy_TO.dtype());
-  }
-
+  Tensor dgrad(Step& step, Tensor& dy_TO) override { return products_.dgrad(step.compute, dy_TO); }
   void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) override {
-    WgradQueue::Entry entry;
-    entry.run = [this, &on = step.compute, x_TI, dy_TO] {
-      ops::matmul_into(on, names_.wgrad, dy_TO, x_TI, {.a = true}, weight_->grad,
-                       !weight_->take_fresh());
-      if (bias_) ops::column_sum(on, dy_TO, bias_->grad);
-    };
-    entry.completes = {weight_};
-    if (bias_) entry.completes.push_back(bias_);
-    step.wgrad.push(std::move(entry));
+    products_.wgrad(step, x_TI, dy_TO);
   }
 
  private:
-  LinearNames names_;
-  Parameter *weight_, *bias_ = nullptr;
+  LinearProducts products_;
 };
 
 }  // namespace
+
+LinearProducts::LinearProducts(ParamStore& params, const LinearSpec& s, const Cut& weight,
+                               const Cut& bias)
+    : names_(s.names) {
+  weight_ = params.add(s.unit, {.name = s.name + ".weight",
+                                .shape = part_of({s.O, s.I}, weight),
+                                .std = s.std,
+                                .cut = weight});
+  if (s.bias)
+    bias_ = params.add(s.unit, {.name = s.name + ".bias",
+                                .shape = part_of({s.O}, bias),
+                                .init = Init::zeros,
+                                .decay = false,
+                                .matmul_grad = false,
+                                .cut = bias});
+}
+
+Tensor LinearProducts::forward(Stream& on, const Tensor& x_TI, bool bias) const {
+  Tensor y = Tensor::empty(on, {x_TI.dim(0), O()}, x_TI.dtype());
+  forward_into(on, x_TI, y, bias);
+  return y;
+}
+
+void LinearProducts::forward_into(Stream& on, const Tensor& x_TI, const Tensor& y_TO,
+                                  bool bias) const {
+  ops::matmul_into(on, names_.fwd, x_TI, weight_->value, {.b = true}, y_TO, false,
+                   bias && bias_ ? bias_->value : Tensor());
+}
+
+Tensor LinearProducts::dgrad(Stream& on, const Tensor& dy_TO) const {
+  Tensor dx = Tensor::empty(on, {dy_TO.dim(0), I()}, dy_TO.dtype());
+  dgrad_into(on, dy_TO, dx);
+  return dx;
+}
+
+void LinearProducts::dgrad_into(Stream& on, const Tensor& dy_TO, const Tensor& dx_TI) const {
+  ops::matmul_into(on, names_.dgrad, dy_TO, weight_->value, {}, dx_TI);
+}
+
+void LinearProducts::wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) const {
+  WgradQueue::Entry entry;
+  entry.run = [this, &on = step.compute, x_TI, dy_TO] {
+    ops::matmul_into(on, names_.wgrad, dy_TO, x_TI, {.a = true}, weight_->grad,
+                     !weight_->take_fresh());
+    if (bias_) ops::column_sum(on, dy_TO, bias_->grad);
+  };
+  entry.completes = {weight_};
+  if (bias_) entry.completes.push_back(bias_);
+  step.wgrad.push(std::move(entry));
+}
 
 std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec) {
   return std::make_unique<PlainLinear>(params, spec);

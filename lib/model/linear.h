@@ -13,23 +13,52 @@ class Linear {
  public:
   virtual ~Linear() = default;
   virtual Tensor forward(Step& step, const Tensor& x_TI) = 0;
-  virtual Tensor dgrad(Step& step, const Tensor& dy_TO) = 0;
+  // The gradient of x. `dy_TO` becomes what wgrad() takes, where ranks have rows of it each.
+  virtual Tensor dgrad(Step& step, Tensor& dy_TO) = 0;
   virtual void wgrad(Step& step, const Tensor& x_TI,
                      const Tensor& dy_TO) = 0;  // pushes to step.wgrad
+  // Both, for an x that is there before the gradient: communication can hide behind either.
+  virtual Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) {
+    const Tensor dx = dgrad(step, dy_TO);
+    wgrad(step, x_TI, dy_TO);
+    return dx;
+  }
 };
 
-// Names of the three matmuls in profiles and traces; string literals.
+// Which product of a layer ("qkv", "proj", "fc1", "fc2"), and the names of its three matmuls in
+// profiles and traces; string literals.
 struct LinearNames {
-  const char *fwd, *dgrad, *wgrad;
+  const char *product, *fwd, *dgrad, *wgrad;
 };
 
 struct LinearSpec {
   std::string unit, name;  // parameters are `name`.weight (O, I) and `name`.bias (O)
-  int64_t I, O;
+  int64_t I, O;            // of all ranks
   bool bias;
   float std;  // of the initial weight
   LinearNames names;
+  std::vector<Cut::Section> sections = {};  // of O, where its rows may be cut
 };
+
+// A rank's parameters of a linear, and the products with them.
+class LinearProducts {
+ public:
+  LinearProducts(ParamStore& params, const LinearSpec& spec, const Cut& weight = {},
+                 const Cut& bias = {});
+
+  Tensor forward(Stream& on, const Tensor& x_TI, bool bias) const;
+  void forward_into(Stream& on, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
+  Tensor dgrad(Stream& on, const Tensor& dy_TO) const;
+  void dgrad_into(Stream& on, const Tensor& dy_TO, const Tensor& dx_TI) const;
+  void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) const;  // pushes to step.wgrad
+  int64_t I() const { return weight_->shape[1]; }                         // of this rank
+  int64_t O() const { return weight_->shape[0]; }
+
+ private:
+  LinearNames names_;
+  Parameter *weight_, *bias_ = nullptr;
+};
+
 std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec);
 
 }  // namespace mtrain

@@ -16,25 +16,31 @@ struct MlpActivations {
 
 class MlpSegment : public Segment {
  public:
-  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer)
+  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const ModelParts& parts)
       : c_(c),
         name_(fmt::format("layers.{}.mlp", layer)),
-        norm_(params, fmt::format("layers.{}", layer), name_ + ".norm", c) {
+        tensor_(parts.tensor),
+        norm_(params, fmt::format("layers.{}", layer), name_ + ".norm", c, *tensor_) {
     const std::string unit = fmt::format("layers.{}", layer);
-    up_ = plain_linear(params, {unit,
-                                name_ + (c.gated_mlp ? ".gate_up" : ".up"),
-                                c.hidden,
-                                (c.gated_mlp ? 2 : 1) * c.ffn,
-                                c.linear_bias,
-                                c.init_std,
-                                {"matmul_fc1_fwd", "matmul_fc1_dgrad", "matmul_fc1_wgrad"}});
-    down_ = plain_linear(params, {unit,
-                                  name_ + ".down",
-                                  c.ffn,
+    std::vector<Cut::Section> sections{{c.ffn, 1}};
+    if (c.gated_mlp) sections.push_back({c.ffn, 1});  // gate | up
+    up_ = tensor_->column_linear(params,
+                                 {unit,
+                                  name_ + (c.gated_mlp ? ".gate_up" : ".up"),
                                   c.hidden,
+                                  (c.gated_mlp ? 2 : 1) * c.ffn,
                                   c.linear_bias,
-                                  c.init_std / std::sqrt(2.0f * float(c.layers)),
-                                  {"matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"}});
+                                  c.init_std,
+                                  {"fc1", "matmul_fc1_fwd", "matmul_fc1_dgrad", "matmul_fc1_wgrad"},
+                                  sections});
+    down_ = tensor_->row_linear(
+        params, {unit,
+                 name_ + ".down",
+                 c.ffn,
+                 c.hidden,
+                 c.linear_bias,
+                 c.init_std / std::sqrt(2.0f * float(c.layers)),
+                 {"fc2", "matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"}});
   }
 
   const char* name() const override { return "mlp"; }
@@ -48,7 +54,7 @@ class MlpSegment : public Segment {
     const Tensor act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF)
                                        : ops::gelu(step.compute, a.up_TF, c_.gelu_tanh);
     const Hidden out{a.norm.sum_TH, down_->forward(step, act_TF)};
-    drop(step, out.delta_TH, name_, c_.hidden_dropout);
+    drop(step, out.delta_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     step.stash.push(std::move(a));
     return out;
   }
@@ -56,7 +62,8 @@ class MlpSegment : public Segment {
   Tensor backward(Step& step, const Tensor& d_TH) override {
     const Device::Scope scope(step.compute.device(), name_);
     const auto a = step.stash.pop<MlpActivations>();
-    const Tensor ddown = drop_backward(step, d_TH, name_, c_.hidden_dropout);
+    Tensor ddown =
+        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     const Tensor dact_TF = down_->dgrad(step, ddown);
     const Tensor act_TF = dact_TF;  // the backward kernels overwrite the gradient with the
                                     // activation that wgrad needs
@@ -64,22 +71,24 @@ class MlpSegment : public Segment {
         c_.gated_mlp ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, act_TF)
                      : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, c_.gelu_tanh);
     down_->wgrad(step, act_TF, ddown);
-    const Tensor dy = up_->dgrad(step, dup_TF);
-    up_->wgrad(step, norm_.forward(step, {a.norm.sum_TH, {}}).y_TH, dup_TF);
+    const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
+    const Tensor dy = up_->backward(step, y, dup_TF);
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 
  private:
   GptConfig c_;
   std::string name_;
+  std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   std::unique_ptr<Linear> up_, down_;
 };
 
 }  // namespace
 
-std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer) {
-  return std::make_unique<MlpSegment>(params, c, layer);
+std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
+                                     const ModelParts& parts) {
+  return std::make_unique<MlpSegment>(params, c, layer, parts);
 }
 
 }  // namespace mtrain

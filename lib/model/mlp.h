@@ -3,11 +3,12 @@
 #pragma once
 #include <memory>
 
-#include "model/linear.h"
+#include "model/parts.h"
 #include "model/segment.h"
 
 namespace mtrain {
 
-std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer);
+std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
+                                     const ModelParts& parts);
 
 }  // namespace mtrain

@@ -6,19 +6,22 @@ Tensor materialize(Step& step, const Hidden& h) {
   return h.delta_TH ? ops::add(step.compute, h.x_TH, h.delta_TH) : h.x_TH;
 }
 
-Norm::Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c)
+Norm::Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c,
+           const TensorParallel& tensor)
     : kind_(c.norm), eps_(c.norm_eps) {
   weight_ = params.add(unit, {.name = name + ".weight",
                               .shape = {c.hidden},
                               .init = Init::ones,
                               .decay = false,
-                              .matmul_grad = false});
+                              .matmul_grad = false,
+                              .cut = tensor.copied()});
   if (kind_ == ops::NormKind::layer && c.linear_bias)
     bias_ = params.add(unit, {.name = name + ".bias",
                               .shape = {c.hidden},
                               .init = Init::zeros,
                               .decay = false,
-                              .matmul_grad = false});
+                              .matmul_grad = false,
+                              .cut = tensor.copied()});
 }
 
 ops::NormWeights Norm::weights() const {

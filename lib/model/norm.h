@@ -4,6 +4,7 @@
 #include "model/config.h"
 #include "model/parameters.h"
 #include "model/step.h"
+#include "model/tensor_parallel.h"
 #include "ops/ops.h"
 
 namespace mtrain {
@@ -17,7 +18,8 @@ Tensor materialize(Step& step, const Hidden& h);  // x + delta
 
 class Norm {
  public:
-  Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c);
+  Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c,
+       const TensorParallel& tensor);
   ops::NormResult forward(Step& step, const Hidden& h) const;
   // Gradient of the norm's input, plus dresidual (optional) in the same pass.
   Tensor backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,

@@ -116,6 +116,37 @@ Tensor ParamUnit::own(const Tensor& t, const Piece& p) const {
   return t.flat(p.begin / sharding.ranks, {p.count / sharding.ranks});
 }
 
+Shape ParamSpec::whole_shape() const {
+  Shape whole = shape;
+  if (cut.dim == Cut::Dim::rows) {
+    whole[0] = 0;
+    for (const Cut::Section& s : cut.sections) whole[0] += s.units * s.width;
+  }
+  if (cut.dim == Cut::Dim::columns) whole[1] *= cut.ranks;
+  if (rows >= 0) whole[0] = rows;
+  return whole;
+}
+
+std::vector<CutRows> ParamSpec::rows_here() const {
+  return rows_of(cut, whole_shape()[0], cut.rank);
+}
+
+std::vector<ElementRun> ParamSpec::runs(int rank) const {
+  return runs_of(cut, whole_shape()[0], columns(), rank);
+}
+
+int64_t ParamSpec::whole_index(int64_t here) const {
+  for (const ElementRun& r : runs())
+    if (here >= r.here && here < r.here + r.count) return r.whole + here - r.here;
+  throw BugError(fmt::format("element {} of {} {} is padding", here, name, shape.str()));
+}
+
+int64_t Parameter::real_rows() const {
+  int64_t n = 0;
+  for (const CutRows& r : rows_here()) n += r.count;
+  return n;
+}
+
 Parameter* ParamStore::add(const std::string& name, ParamSpec spec) {
   MT_CHECK(!find(spec.name), "parameter {} declared twice", spec.name);
   ParamUnit* in = unit(name);
@@ -164,6 +195,40 @@ std::vector<OwnedPart> owned_parts(const Parameter& p) {
   return parts;
 }
 
+std::vector<float> ParamSpec::take_real(const std::vector<float>& whole) const {
+  std::vector<float> here;
+  for (const ElementRun& r : runs())
+    here.insert(here.end(), whole.begin() + r.whole, whole.begin() + r.whole + r.count);
+  return here;
+}
+
+std::vector<Tensor> counted_grads(ParamStore& params) {
+  std::vector<Tensor> grads;
+  for (const ParamUnit* unit : params.units()) {
+    // What another rank counts, in elements of the unit.
+    std::vector<std::pair<int64_t, int64_t>> others;
+    for (const Piece& piece : unit->pieces)
+      for (const Parameter* p : piece.params)
+        for (const CutRows& r : p->rows_here())
+          if (r.copy > 0)
+            others.emplace_back(p->begin + r.here * p->columns(),
+                                p->begin + (r.here + r.count) * p->columns());
+    for (const OwnedRange& range : unit->owned) {
+      int64_t at = range.begin;
+      const auto count_to = [&](int64_t end) {
+        if (at < end) grads.push_back(range.grad.flat(at - range.begin, {end - at}));
+      };
+      for (const auto& [begin, end] : others) {
+        if (end <= at || begin >= range.begin + range.count) continue;
+        count_to(begin);
+        at = end;
+      }
+      count_to(range.begin + range.count);
+    }
+  }
+  return grads;
+}
+
 namespace {
 // fp32 memory for a part's values, and what happens to them once it is filled.
 void write_part(Stream& on, const OwnedPart& part, const std::function<void(const Tensor&)>& fill) {
@@ -177,20 +242,26 @@ void write_part(Stream& on, const OwnedPart& part, const std::function<void(cons
 }  // namespace
 
 void ParamStore::initialize(Stream& on, uint64_t seed) {
-  for (Parameter& p : params_)
+  for (Parameter& p : params_) {
+    const auto runs = p.init == Init::normal ? p.runs() : std::vector<ElementRun>();
     for (const OwnedPart& part : owned_parts(p))
       write_part(on, part, [&](const Tensor& to) {
-        if (p.init == Init::normal)
-          ops::fill_normal(on, to, rng_key(seed, p.name), part.in_param, p.std);
-        else
-          ops::fill(on, to, p.init == Init::ones ? 1.0f : 0.0f);
+        if (p.init != Init::normal) return ops::fill(on, to, p.init == Init::ones ? 1.0f : 0.0f);
+        for (const ElementRun& r : runs) {
+          const int64_t begin = std::max(r.here, part.in_param),
+                        end = std::min(r.here + r.count, part.in_param + part.count);
+          if (begin < end)
+            ops::fill_normal(on, to.flat(begin - part.in_param, {end - begin}),
+                             rng_key(seed, p.name), r.whole + begin - r.here, p.std);
+        }
       });
+  }
 }
 
 void ParamStore::set_master(Stream& on, Parameter& p, const std::vector<float>& values) {
-  MT_CHECK(int64_t(values.size()) == p.real_count(), "{} values for {} of {}", values.size(),
-           p.name, p.shape.str());
-  const auto keep = std::make_shared<std::vector<float>>(values);
+  MT_CHECK(int64_t(values.size()) == p.whole_shape().count(), "{} values for {} of {}",
+           values.size(), p.name, p.whole_shape().str());
+  const auto keep = std::make_shared<std::vector<float>>(p.take_real(values));
   for (const OwnedPart& part : owned_parts(p))
     write_part(on, part,
                [&](const Tensor& to) { on.upload(to, keep, keep->data() + part.in_param); });

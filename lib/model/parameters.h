@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/cut.h"
 #include "tensor/tensor.h"
 
 namespace mtrain {
@@ -15,13 +16,24 @@ enum class Init { normal, zeros, ones };
 
 struct ParamSpec {
   std::string name;  // global, layout-free: "layers.3.attention.qkv.weight"
-  Shape shape;
+  Shape shape;       // of this rank's tensor
   Init init = Init::normal;
   float std = 0.02f;  // of Init::normal
   bool decay = true;
-  int64_t rows = -1;  // rows that are real; the others are padding and stay zero. -1: all
+  int64_t rows = -1;  // of the layout-free tensor; what this rank has beyond them is padding and
+                      // stays zero. -1: nothing is padded
   bool matmul_grad =
       true;  // the gradient's first contribution of a step overwrites it (see Parameter::fresh)
+  Cut cut = {};
+
+  int64_t columns() const { return shape.count() / shape[0]; }
+  Shape whole_shape() const;                                       // of the layout-free tensor
+  std::vector<CutRows> rows_here() const;                          // real ones, of this rank
+  std::vector<ElementRun> runs(int rank) const;                    // of any rank of the cut
+  std::vector<ElementRun> runs() const { return runs(cut.rank); }  // of this one
+  int64_t whole_index(int64_t here) const;  // of an element of this rank's tensor
+  // This rank's real elements of the layout-free tensor's, in the order of its own.
+  std::vector<float> take_real(const std::vector<float>& whole) const;
 };
 
 struct ParamUnit;
@@ -40,8 +52,8 @@ struct Parameter : ParamSpec {
     fresh = false;
     return was;
   }
-  int64_t real_rows() const { return rows < 0 ? shape[0] : rows; }
-  int64_t real_count() const { return shape.count() / shape[0] * real_rows(); }
+  int64_t real_rows() const;  // of this rank; padding follows them
+  int64_t real_count() const { return columns() * real_rows(); }
 };
 
 // What a rank keeps of the parameters. Each of `ranks` owns an equal part of every piece: it
@@ -99,7 +111,7 @@ class ParamStore {
   // Every element is a function of (seed, name, its index in the layout-free tensor). Writes what
   // this rank owns.
   void initialize(Stream& on, uint64_t seed);
-  // Writes what this rank owns of these values (real rows).
+  // Writes what this rank owns of these values of the layout-free tensor.
   void set_master(Stream& on, Parameter& p, const std::vector<float>& values);
   void zero_grads(Stream& on);
   void zero_grads(Stream& on, ParamUnit& unit);  // whose gradient is there
@@ -125,5 +137,9 @@ struct OwnedPart {
   int64_t in_param, in_range, count;
 };
 std::vector<OwnedPart> owned_parts(const Parameter& p);
+
+// Owned gradients of all units that count in the gradient norm: without the copies that another
+// rank counts.
+std::vector<Tensor> counted_grads(ParamStore& params);
 
 }  // namespace mtrain

@@ -4,10 +4,12 @@
 #include <memory>
 
 #include "model/attention_core.h"
+#include "model/tensor_parallel.h"
 
 namespace mtrain {
 
 struct ModelParts {
+  std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
 };
 

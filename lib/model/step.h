@@ -88,10 +88,11 @@ struct Step {
 
 // Dropout of a (T, H) activation in place; nothing where p = 0 or outside training. The numbers
 // depend on (seed, place, step, micro-batch, element) alone: the same under every layout, and when
-// a forward is recomputed.
-void drop(Step& step, const Tensor& x_TH, const std::string& place, float p);
+// a forward is recomputed. `first_row`: of these rows among the micro-batch's.
+void drop(Step& step, const Tensor& x_TH, const std::string& place, float p, int64_t first_row);
 // The gradient before that dropout: a copy, for the residual path still needs the one after it;
 // `d_TH` itself without dropout.
-Tensor drop_backward(Step& step, const Tensor& d_TH, const std::string& place, float p);
+Tensor drop_backward(Step& step, const Tensor& d_TH, const std::string& place, float p,
+                     int64_t first_row);
 
 }  // namespace mtrain

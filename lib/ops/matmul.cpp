@@ -28,22 +28,21 @@ kernels::Matmul describe(const Tensor& a, const Tensor& b, Transpose t, const Te
 Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
               DType out, const Tensor& bias_N) {
   Tensor c = Tensor::empty(on, {a.dim(t.a ? 1 : 0), b.dim(t.b ? 0 : 1)}, out);
-  auto args = describe(a, b, t, c);
+  matmul_into(on, name, a, b, t, c, false, bias_N);
+  return c;
+}
+
+void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
+                 const Tensor& c_MN, bool accumulate, const Tensor& bias_N) {
+  if (accumulate) MT_DTYPE("matmul_into", c_MN, DType::f32);
+  auto args = describe(a, b, t, c_MN);
   if (bias_N) {
     MT_SHAPE("matmul", bias_N, {args.N});
     MT_FLOAT("matmul", bias_N);
   }
   args.bias_N = bias_N;
-  enqueue(on, {.name = name, .reads = {a, b, bias_N}, .writes = {c}}, args);
-  return c;
-}
-
-void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
-                 const Tensor& c_MN, bool accumulate) {
-  if (accumulate) MT_DTYPE("matmul_into", c_MN, DType::f32);
-  auto args = describe(a, b, t, c_MN);
   args.accumulate = accumulate;
-  std::vector<Access> reads{a, b};
+  std::vector<Access> reads{a, b, bias_N};
   if (accumulate) reads.push_back(c_MN);
   enqueue(on, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
 }

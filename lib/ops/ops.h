@@ -22,9 +22,9 @@ struct Transpose {
 // bf16. `name` appears in profiles and traces.
 Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
               DType out, const Tensor& bias_N = {});
-// c_MN = op(a) op(b), or += where `accumulate` (c then is fp32).
+// c_MN = op(a) op(b) (+ bias_N, optional), or += where `accumulate` (c then is fp32, without bias).
 void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
-                 const Tensor& c_MN, bool accumulate = false);
+                 const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {});
 
 // --- norms ---
 using kernels::NormKind;

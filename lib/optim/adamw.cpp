@@ -41,12 +41,12 @@ const AdamW::Moments& AdamW::moments(const ParamUnit& unit) const {
   return at->moments;
 }
 
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params, DataParallel& data_parallel,
-                         float max_norm, const Tensor& loss) {
+ops::Clip clip_grad_norm(Stream& on, ParamStore& params,
+                         const std::function<void(const Tensor&)>& sum_parts, float max_norm,
+                         const Tensor& loss) {
   const Tensor total = Tensor::from_host<double>(on, {1}, {0.0});
-  for (const ParamUnit* unit : params.units())
-    for (const OwnedRange& r : unit->owned) ops::sum_squares(on, r.grad, total);
-  data_parallel.sum_parts(total);
+  for (const Tensor& grad : counted_grads(params)) ops::sum_squares(on, grad, total);
+  sum_parts(total);
   return ops::clip_scale(on, total, loss, max_norm);
 }
 

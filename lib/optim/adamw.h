@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "model/data_parallel.h"
+#include "model/parameters.h"
 #include "ops/ops.h"
 #include "recipe/optimizer.h"
 
@@ -38,7 +38,9 @@ class AdamW {
 // The global gradient norm, and the factor that brings it down to max_norm (0: no clipping); NaN
 // where the norm or `loss` (fp64, optional) is not finite, so that AdamW leaves everything as it
 // is.
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params, DataParallel& data_parallel,
-                         float max_norm, const Tensor& loss = {});
+// `sum_parts` adds up what ranks that own different parts have.
+ops::Clip clip_grad_norm(Stream& on, ParamStore& params,
+                         const std::function<void(const Tensor&)>& sum_parts, float max_norm,
+                         const Tensor& loss = {});
 
 }  // namespace mtrain

@@ -90,12 +90,20 @@ void check_data_parallel_overlap(const Recipe& r, Problems& problems) {
                                                  : "set distributed.zero_dp_strategy to 1 or more");
 }
 
-void check_sequence_parallel(const Recipe& r, Problems& problems) {
+void check_sequence_parallel(const Recipe& r, const Layout& l, Problems& problems) {
   if (r.distributed.sequence_parallel && r.distributed.tp_size == 1 &&
       r.distributed.strategy != Strategy::ddp && r.distributed.strategy != Strategy::megatron_fsdp)
     problems.warn("distributed.sequence_parallel",
                   "has nothing to shard, for tp_size is 1; it stays off",
                   "remove it, or set tp_size");
+  const int64_t parts = l.tp * l.cp, S = r.dataset.seq_length;
+  problems.require(
+      !r.distributed.sequence_parallel || l.tp == 1 || S % parts == 0,
+      {"dataset.seq_length", "distributed.sequence_parallel"},
+      fmt::format("sequence_parallel cuts a sequence into tp_size({}) x cp_size({}) = {} parts, "
+                  "which do not divide seq_length {}",
+                  l.tp, l.cp, parts, S),
+      fmt::format("use {}", nearest_multiples(S, parts)));
 }
 
 }  // namespace
@@ -113,7 +121,7 @@ void validate_strategy(const Recipe& r, const Layout& l, Problems& problems) {
   if (r.distributed.strategy == Strategy::megatron_fsdp) check_megatron_fsdp(r, problems);
   check_owners(r, problems);
   check_data_parallel_overlap(r, problems);
-  check_sequence_parallel(r, problems);
+  check_sequence_parallel(r, l, problems);
   if (l.world == 1 && r.given("distributed.strategy") && is_sharded(r))
     problems.resolved("distributed.strategy", "a single rank holds everything; nothing is sharded");
 

@@ -10,21 +10,24 @@ int64_t first_bad(Stream& on, const Tensor& x) {
 
 }  // namespace
 
-std::string Diagnosis::bad_parameter() {
+Diagnosis::Finding Diagnosis::bad_parameter() {
   trainer_.data_parallel_->before_update();  // gathers that write beside these have ended
   for (const Parameter* p : trainer_.params_.params())
     for (const OwnedPart& part : owned_parts(*p)) {
       const Tensor x = part.range->master.flat(part.in_range, {part.count});
       if (const int64_t at = first_bad(trainer_.compute_, x); at >= 0)
-        return fmt::format("parameter {} at element {}", p->name, part.in_param + at);
+        return {
+            fmt::format("parameter {} at element {}", p->name, p->whole_index(part.in_param + at)),
+            0};
     }
-  return "";
+  return {};
 }
 
 // To the end even after something was found: peers take part in the same communication.
-std::string Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t step) {
+Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t step) {
   Device& device = trainer_.device_;
-  std::string found;
+  Finding found;
+  int64_t launches = 0;
   bool checking = false;  // the check launches work itself
   struct Check {          // does not outlive what it refers to
     Device& device;
@@ -32,14 +35,16 @@ std::string Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t ste
   } const check{device};
   device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
     // Other streams bring what other ranks have computed, who look at that themselves.
-    if (checking || !found.empty() || &on != &trainer_.compute_) return;
+    if (checking || !found.what.empty() || &on != &trainer_.compute_) return;
     checking = true;
+    ++launches;
     for (const Access& a : info.writes) {
       if (!a.data || (a.dtype != DType::f32 && a.dtype != DType::bf16)) continue;
       // A range as a tensor again: the check reads exactly what the launch wrote.
       const int64_t at = first_bad(on, Tensor::of(a));
       if (at < 0) continue;
-      found = fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at);
+      found = {fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at),
+               launches};
       break;
     }
     checking = false;
@@ -49,9 +54,11 @@ std::string Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t ste
   return found;
 }
 
-void Diagnosis::leave_to_finder(const std::string& found, int64_t step) {
+void Diagnosis::leave_to_finder(const Finding& found, int64_t step) {
   // Every rank is here, for all see the same sums.
-  if (!trainer_.any_rank(!found.empty()) || !found.empty()) return;
+  const int64_t least = trainer_.parts_.tensor->least_on_host(found.at);
+  const bool first = !found.what.empty() && found.at == least;
+  if (!trainer_.any_rank(first) || first) return;
   throw CommError(fmt::format("step {}: the loss or gradient norm is not finite because of what "
                               "another rank computed",
                               step),
@@ -59,16 +66,17 @@ void Diagnosis::leave_to_finder(const std::string& found, int64_t step) {
 }
 
 void Diagnosis::explain(const std::vector<Batch>& batches, int64_t step) {
-  std::string what = bad_parameter();
-  leave_to_finder(what, step);
-  if (what.empty()) {
-    what = bad_output(batches, step);
-    leave_to_finder(what, step);
+  Finding found = bad_parameter();
+  leave_to_finder(found, step);
+  if (found.what.empty()) {
+    found = bad_output(batches, step);
+    leave_to_finder(found, step);
   }
-  if (what.empty())
-    what = "the sum of squares of the gradients, all of which are finite by themselves";
+  if (found.what.empty())
+    found.what = "the sum of squares of the gradients, all of which are finite by themselves";
   throw RunError(
-      fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step, what),
+      fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step,
+                  found.what),
       "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint "
       "with another "
       "dataset.seed; parameters were not updated by this step");

@@ -1,6 +1,8 @@
 // Finds where a loss or gradient that is not finite came from: the step's micro-batches run again
 // with every launch's outputs checked, and the first one that holds a NaN or Inf is named.
 #pragma once
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "train/trainer.h"
@@ -14,11 +16,16 @@ class Diagnosis {
   [[noreturn]] void explain(const std::vector<Batch>& batches, int64_t step);
 
  private:
-  // Empty where all is finite.
-  std::string bad_parameter();  // of what this rank owns
-  std::string bad_output(const std::vector<Batch>& batches, int64_t step);
-  // Throws where only other ranks found something.
-  void leave_to_finder(const std::string& found, int64_t step);
+  struct Finding {
+    std::string what;  // empty where all is finite
+    // When it was found, for ranks of tensor parallelism, which hand on to each other what is not
+    // finite: all make the same launches.
+    int64_t at = std::numeric_limits<int64_t>::max();
+  };
+  Finding bad_parameter();  // of what this rank owns
+  Finding bad_output(const std::vector<Batch>& batches, int64_t step);
+  // Throws where only other ranks found something, or found it earlier.
+  void leave_to_finder(const Finding& found, int64_t step);
   Trainer& trainer_;
 };
 

@@ -16,7 +16,7 @@ RopeScaling rope_scaling(const RopeScalingConfig& c) {
 }
 }  // namespace
 
-GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length) {
+GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length, int64_t tp) {
   GptConfig c{};
   c.layers = m.num_layers;
   c.hidden = m.hidden_size;
@@ -25,7 +25,7 @@ GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length) {
   c.head_dim = m.head_dim();
   c.ffn = m.ffn_size();
   c.vocab = vocab;
-  c.padded_vocab = padded_vocab(vocab, 1);
+  c.padded_vocab = padded_vocab(vocab, tp);
   c.max_positions = m.max_position_embeddings.value_or(seq_length);
   c.norm = m.normalization == Normalization::rmsnorm ? ops::NormKind::rms : ops::NormKind::layer;
   c.norm_eps = float(m.norm_epsilon);

@@ -5,8 +5,9 @@
 
 namespace mtrain {
 
-// vocab: the recipe's vocab_size, or the tokenizer's where that is 0.
-GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length);
+// vocab: the recipe's vocab_size, or the tokenizer's where that is 0. tp: ranks that its rows are
+// spread over.
+GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length, int64_t tp = 1);
 Recompute recompute_policy(const RecomputeConfig& recompute, int64_t layers);
 DType compute_dtype(const MixedPrecisionConfig& precision);
 

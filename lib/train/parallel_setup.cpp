@@ -1,5 +1,7 @@
 #include "train/parallel_setup.h"
 
+#include "base/math.h"
+#include "parallel/tensor/tensor_parallel.h"
 #include "recipe/overlap.h"
 
 namespace mtrain {
@@ -24,12 +26,40 @@ Shard shard_of(const Recipe& r) {
   throw BugError("strategy");
 }
 
+Mesh mesh_of(const Layout& l) {
+  return device_mesh(
+      {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
+}
+
+TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const Mesh& mesh) {
+  TensorGroups g;
+  g.all = world.group("tp", mesh, {Axis::tp});
+  g.compute = &device.stream("compute");
+  g.on = &device.stream("tp");
+  g.copies[g.all.size()] = g.all;
+  // Key-value heads of which consecutive ranks have copies.
+  const int64_t kv = r.model.kv_heads();
+  if (kv >= g.all.size()) return g;
+  const int copies = int(exact_div(int64_t(g.all.size()), kv));
+  const auto first = g.all.ranks().begin() + g.all.rank() / copies * copies;
+  if (kv > 1) g.copies[copies] = world.group("tp_kv", {first, first + copies});
+  return g;
+}
+
 }  // namespace
+
+ModelParts model_parts(World& world, Device& device, const Recipe& r) {
+  const Layout l = layout_of(r, world.size());
+  ModelParts parts;
+  if (l.tp > 1)
+    parts.tensor = tensor_parallel(tensor_groups(world, device, r, mesh_of(l)),
+                                   r.distributed.sequence_parallel);
+  return parts;
+}
 
 DataGroups data_groups(World& world, Device& device, const Recipe& r) {
   const Layout l = layout_of(r, world.size());
-  const Mesh mesh = device_mesh(
-      {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
+  const Mesh mesh = mesh_of(l);
   DataGroups g;
   g.rank = int(mesh.index_in_group(world.rank(), dp_axes()));
   g.size = int(l.dp);

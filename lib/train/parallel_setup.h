@@ -1,13 +1,16 @@
-// From the recipe's distributed, ddp and mixed_precision sections to a data-parallel strategy.
+// From the recipe's distributed, ddp and mixed_precision sections to a data-parallel strategy, and
+// to what parallelism puts in the place of the model's plain parts.
 #pragma once
 #include "comm/world.h"
 #include "device/device.h"
+#include "model/parts.h"
 #include "parallel/data_parallel.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
 
 DataGroups data_groups(World& world, Device& device, const Recipe& recipe);
+ModelParts model_parts(World& world, Device& device, const Recipe& recipe);
 DataParallelOptions data_parallel_options(const Recipe& recipe, int world);
 
 }  // namespace mtrain

@@ -68,7 +68,8 @@ class Training {
       : recipe_(recipe),
         start_(std::move(start)),
         device_(open_device(recipe, options.job)),
-        config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
+        config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length,
+                           recipe.distributed.tp_size)),
         data_(open_training_data(recipe, config_.vocab)),
         validation_data_(open_validation_data(recipe, config_.vocab)),
         trainer_(*device_, recipe, config_, data_, std::move(world)) {

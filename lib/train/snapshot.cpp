@@ -25,11 +25,25 @@ constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.saf
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
 
-// What a checkpoint holds of a parameter: its rows without padding, so that files fit every layout.
-Shape real_shape(const Parameter& p) {
-  Shape shape = p.shape;
-  shape[0] = p.real_rows();
-  return shape;
+// The layout-free tensor, so that files fit every layout. `units`: whole ones of every rank of
+// tensor parallelism, one after the other.
+Tensor assemble(Stream& on, const Parameter& p, const Tensor& units) {
+  const int64_t unit = units.count() / p.cut.ranks;
+  if (p.cut.dim == Cut::Dim::none) return units.flat(p.begin, p.whole_shape());
+  const Tensor whole = Tensor::empty(on, {1, p.whole_shape().count()}, units.dtype());
+  std::vector<ops::CopyBlock> blocks;
+  for (int rank = 0; rank < p.cut.ranks; ++rank)
+    for (const ElementRun& r : p.runs(rank)) {
+      if (r.copy > 0) continue;
+      blocks.push_back({.from_row = 0,
+                        .from_column = rank * unit + p.begin + r.here,
+                        .to_row = 0,
+                        .to_column = r.whole,
+                        .rows = 1,
+                        .columns = r.count});
+    }
+  ops::copy_blocks(on, units.view({1, units.count()}), whole, std::move(blocks));
+  return whole.view(p.whole_shape());
 }
 
 // One file of flat tensors of whole units, which all ranks gather one after the other and rank 0
@@ -46,15 +60,15 @@ void write_state(Trainer& t, const std::optional<fs::path>& path,
     for (const ParamUnit* unit : t.params().units())
       for (const StateTensor& tensor : tensors)
         for (const Parameter* p : unit->params)
-          infos.push_back({p->name + tensor.suffix, DType::f32, real_shape(*p)});
+          infos.push_back({p->name + tensor.suffix, DType::f32, p->whole_shape()});
     writer.emplace(*path, infos, Metadata{{"format", "mtrain"}});
   }
   for (ParamUnit* unit : t.params().units())
     for (const StateTensor& tensor : tensors) {
-      const Tensor whole = tensor.whole(*unit);
+      const Tensor ranks = t.tensor_parallel().all_ranks(tensor.whole(*unit));
       for (const Parameter* p : unit->params)
         if (writer)
-          writer->write(p->name + tensor.suffix, whole.flat(p->begin, real_shape(*p)), t.compute());
+          writer->write(p->name + tensor.suffix, assemble(t.compute(), *p, ranks), t.compute());
     }
   if (writer) writer->commit();
 }
@@ -113,8 +127,9 @@ void refuse_other_recipe(const Recipe& now, const fs::path& folder) {
 }
 
 // This rank's part of a parameter's moment.
-void set_moment(Stream& on, const Parameter& p, const Tensor& own, std::vector<float> values) {
-  const auto keep = std::make_shared<std::vector<float>>(std::move(values));
+void set_moment(Stream& on, const Parameter& p, const Tensor& own,
+                const std::vector<float>& values) {
+  const auto keep = std::make_shared<std::vector<float>>(p.take_real(values));
   const auto& owned = p.unit->owned;
   for (const OwnedPart& part : owned_parts(p)) {
     int64_t first = part.in_range;  // owned ranges follow each other in the moments
@@ -193,7 +208,7 @@ void load_weights(Stream& on, ParamStore& params, const fs::path& folder) {
   for (Parameter* p : params.params()) used.insert(p->name);
   refuse_surplus(model, used);
   for (Parameter* p : params.params())
-    params.set_master(on, *p, read_floats(model, p->name, real_shape(*p)));
+    params.set_master(on, *p, read_floats(model, p->name, p->whole_shape()));
 }
 
 void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
@@ -209,8 +224,8 @@ void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
   refuse_surplus(moments, used);
   for (Parameter* p : t.params().params()) {
     const AdamW::Moments& own = t.optimizer().moments(*p->unit);
-    set_moment(t.compute(), *p, own.m, read_floats(moments, p->name + ".m", real_shape(*p)));
-    set_moment(t.compute(), *p, own.v, read_floats(moments, p->name + ".v", real_shape(*p)));
+    set_moment(t.compute(), *p, own.m, read_floats(moments, p->name + ".m", p->whole_shape()));
+    set_moment(t.compute(), *p, own.v, read_floats(moments, p->name + ".v", p->whole_shape()));
   }
   restore_choices(state, t.world());
   t.set_steps_done(state.integer("step"));

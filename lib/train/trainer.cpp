@@ -36,8 +36,9 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       recipe_(r),
       world_(std::move(world)),
       control_(world_, device),
+      parts_(model_parts(world_, device, r)),
       gpt_(compute_, params_, config, r.dataset.seq_length,
-           recompute_policy(r.recompute, config.layers)),
+           recompute_policy(r.recompute, config.layers), parts_),
       data_parallel_(materialize(params_, world_, device, r)),
       adamw_(compute_, params_, r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
@@ -62,9 +63,14 @@ StepStats Trainer::step() {
   params_.zero_grads(compute_);
   const Tensor loss = run_micro_batches(batches, number, counted ? 1.0f / float(counted) : 0.0f);
   data_parallel_->finish_grads();
+  parts_.tensor->finish_grads(params_);
   data_parallel_->sum(loss);
+  const auto sum_parts = [this](const Tensor& squares) {
+    data_parallel_->sum_parts(squares);
+    parts_.tensor->sum(squares);
+  };
   const ops::Clip clip =
-      clip_grad_norm(compute_, params_, *data_parallel_, float(recipe_.optimizer.clip_grad), loss);
+      clip_grad_norm(compute_, params_, sum_parts, float(recipe_.optimizer.clip_grad), loss);
   // Leaves everything as it is where the norm or the loss is not finite.
   adamw_.step(compute_, number, lr, clip.scale,
               [this](ParamUnit& unit) { data_parallel_->updated(unit); });

@@ -52,6 +52,7 @@ class Trainer {
   World& world() { return world_; }
   const Control& control() const { return control_; }
   DataParallel& data_parallel() { return *data_parallel_; }
+  TensorParallel& tensor_parallel() { return *parts_.tensor; }
 
  private:
   friend class Diagnosis;
@@ -69,6 +70,7 @@ class Trainer {
   World world_;
   const Control control_;
   ParamStore params_;
+  ModelParts parts_;
   Gpt gpt_;
   std::unique_ptr<DataParallel> data_parallel_;
   AdamW adamw_;

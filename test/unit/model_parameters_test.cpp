@@ -1,6 +1,7 @@
 // Parameters, and gradients that several entries of the weight-gradient queue share.
 #include <limits>
 #include <map>
+#include <set>
 
 #include <catch2/catch.hpp>
 
@@ -60,8 +61,8 @@ TEST_CASE("a tied table's gradient is whole whichever of its entries is drained 
 
 namespace {
 // Two units of four pieces in all, with padding everywhere.
-struct Cut {
-  explicit Cut(Stream& on, const Sharding& sharding, DType compute) {
+struct FourPieces {
+  explicit FourPieces(Stream& on, const Sharding& sharding, DType compute) {
     params.add("a", {.name = "norm", .shape = {19}, .decay = false});
     params.add("a", {.name = "w", .shape = {30, 21}, .rows = 29});
     params.add("a", {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
@@ -81,11 +82,11 @@ TEST_CASE("the parts that ranks own are all of a unit, each element once, with t
     for (const int ranks : {2, 3, 8})
       for (const bool sharded : {false, true}) {
         CAPTURE(ranks, sharded);
-        Cut alone(on, {.piece = 200}, compute);
+        FourPieces alone(on, {.piece = 200}, compute);
         CHECK(alone.params.units()[0]->pieces.size() == 3);
         std::map<std::string, std::vector<int>> owners;
         for (int rank = 0; rank < ranks; ++rank) {
-          Cut cut(on, {ranks, rank, sharded, sharded, 200}, compute);
+          FourPieces cut(on, {ranks, rank, sharded, sharded, 200}, compute);
           for (Parameter* p : cut.params.params()) {
             CHECK(bool(p->value) != sharded);
             CHECK(p->unit->count % ranks == 0);
@@ -108,4 +109,79 @@ TEST_CASE("the parts that ranks own are all of a unit, each element once, with t
           for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == (int64_t(i) < real ? 1 : 0));
         }
       }
+}
+
+namespace {
+// What a layer of grouped-query attention and a vocabulary have, on one of `ranks`.
+struct Slices {
+  Slices(Stream& on, int ranks, int rank, const Sharding& sharding) {
+    const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
+      cut.ranks = ranks, cut.rank = rank;
+      params.add("a", {.name = name, .shape = shape, .rows = rows, .cut = cut});
+    };
+    const std::vector<Cut::Section> heads{{8, 3}, {2, 3}, {2, 3}};
+    int64_t rows = 0;
+    for (const Cut::Section& s : heads) rows += s.rows_here(ranks);
+    add("qkv", {rows, 5}, {.dim = Cut::Dim::rows, .sections = heads, .partial_grad = true});
+    add("bias", {rows}, {.dim = Cut::Dim::rows, .sections = heads, .partial_grad = true});
+    add("proj", {7, 24 / ranks}, {.dim = Cut::Dim::columns});
+    add("norm", {7}, {});
+    add("table", {16 / ranks, 7}, {.dim = Cut::Dim::rows, .sections = {{16, 1}}}, 11);
+    params.materialize(on, DType::f32, true, sharding);
+    params.initialize(on, 3);
+  }
+  ParamStore params;
+};
+}  // namespace
+
+TEST_CASE("a rank's slice has the values of the layout-free tensor, and each counts once") {
+  const auto device = Device::cpu(1);
+  Stream& on = device->stream("compute");
+  Slices alone(on, 1, 0, {});
+  for (const int ranks : {2, 4, 8})
+    for (const int owners : {1, 2}) {  // of data parallelism, which cut the slices once more
+      CAPTURE(ranks, owners);
+      std::map<std::string, std::vector<int>> held;
+      double counted = 0, want_counted = 0;
+      for (int rank = 0; rank < ranks; ++rank)
+        for (int owner = 0; owner < owners; ++owner) {
+          Slices slices(on, ranks, rank, {owners, owner, false, false, 40});
+          for (Parameter* p : slices.params.params()) {
+            const auto whole = alone.params.find(p->name)->master.to_host<float>(on);
+            CHECK(p->whole_shape() == alone.params.find(p->name)->whole_shape());
+            const auto want =
+                p->take_real({whole.begin(), whole.begin() + p->whole_shape().count()});
+            REQUIRE(int64_t(want.size()) == p->real_count());
+            auto& copies = held[p->name];
+            copies.resize(whole.size());
+            // Read again by set_master, from the layout-free values.
+            slices.params.set_master(on, *p,
+                                     {whole.begin(), whole.begin() + p->whole_shape().count()});
+            for (const OwnedPart& part : owned_parts(*p)) {
+              const auto got =
+                  part.range->master.flat(part.in_range, {part.count}).to_host<float>(on);
+              for (int64_t i = 0; i < part.count; ++i) {
+                CHECK(got[size_t(i)] == want[size_t(part.in_param + i)]);
+                ++copies[size_t(p->whole_index(part.in_param + i))];
+              }
+            }
+          }
+          for (ParamUnit* unit : slices.params.units()) ops::fill(on, unit->grad, 0);
+          for (Parameter* p : slices.params.params())
+            ops::fill(on, p->grad.flat(0, {p->real_count()}), 1);
+          for (const Tensor& grad : counted_grads(slices.params))
+            for (const float g : grad.to_host<float>(on)) counted += g;
+        }
+      for (const Parameter* p : alone.params.params()) {
+        const int64_t count = p->whole_shape().count();
+        want_counted += double(count);
+        std::set<int> copies(held[p->name].begin(), held[p->name].begin() + count);
+        if (p->name == "norm") CHECK(copies == std::set{ranks});
+        if (p->name == "proj" || p->name == "table") CHECK(copies == std::set{1});
+        // Two key heads of eight query heads: one rank each of a pair, four or eight.
+        if (p->name == "qkv" || p->name == "bias")
+          CHECK(copies == (ranks == 2 ? std::set{1} : std::set{1, ranks / 2}));
+      }
+      CHECK(counted == want_counted);
+    }
 }

@@ -341,7 +341,7 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE(built(1, {}).empty());
   REQUIRE(built(1, {"comm.backend=gloo"}).empty());
   REQUIRE_THAT(built(1, {"train.device=cuda"}), Contains("train.device: not built yet"));
-  REQUIRE_THAT(built(2, {"distributed.tp_size=2"}), Contains("distributed.tp_size: not built yet"));
+  REQUIRE_THAT(built(1, {"checkpoint.async=true"}), Contains("checkpoint.async: not built yet"));
   REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
   REQUIRE_THAT(
       built(2, {"distributed.strategy=fsdp2", "distributed.mp_policy.reduce_dtype=float16"}),

@@ -20,21 +20,26 @@ inline constexpr int64_t kVocab = 61, kSeq = 24;
 // A noisy counting language: learnable within a few steps, with some masked labels.
 class CountingData : public Dataset {
  public:
+  explicit CountingData(int64_t vocab = kVocab) : vocab_(vocab) {}
   int64_t seq_length() const override { return kSeq; }
   int64_t size() const override { return 1 << 20; }
   void sample(int64_t index, Sample& out) const override {
     out.input.clear(), out.label.clear(), out.position.clear();
-    auto token = int32_t(uniform_below(7, uint64_t(index), kVocab));
+    auto token = int32_t(uniform_below(7, uint64_t(index), uint64_t(vocab_)));
     for (int64_t s = 0; s < kSeq; ++s) {
       const bool jump = uniform_below(8, uint64_t(index * kSeq + s), 10) == 0;
-      const auto next = jump ? int32_t(uniform_below(9, uint64_t(index * kSeq + s), kVocab))
-                             : (token * 5 + 3) % int32_t(kVocab);
+      const auto next =
+          jump ? int32_t(uniform_below(9, uint64_t(index * kSeq + s), uint64_t(vocab_)))
+               : (token * 5 + 3) % int32_t(vocab_);
       out.input.push_back(token);
       out.label.push_back((index + s) % 11 == 0 ? -1 : next);
       out.position.push_back(int32_t(s));
       token = next;
     }
   }
+
+ private:
+  int64_t vocab_;
 };
 
 inline Recipe tiny(const std::vector<std::string>& changes = {}, int64_t world = 1) {

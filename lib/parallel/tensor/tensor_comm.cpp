@@ -1,0 +1,38 @@
+#include "parallel/tensor/tensor_comm.h"
+
+#include "base/math.h"
+
+namespace mtrain {
+
+// What is received belongs to compute's part of memory, and is allocated before the edge from
+// compute, so that its last use there is over.
+TensorComm::Coming TensorComm::gather(const Tensor& x_TN) const {
+  Shape shape = x_TN.shape();
+  shape[0] *= size();
+  const Tensor out = Tensor::empty(compute(), shape, x_TN.dtype());
+  after_compute();
+  all().all_gather(x_TN, out, on());
+  return {out, on().record()};
+}
+
+TensorComm::Coming TensorComm::reduce_scatter(const Tensor& x_TN) const {
+  Shape shape = x_TN.shape();
+  shape[0] = exact_div(shape[0], int64_t(size()));
+  const Tensor out = Tensor::empty(compute(), shape, x_TN.dtype());
+  after_compute();
+  all().reduce_scatter(x_TN, out, Reduce::sum, on());
+  return {out, on().record()};
+}
+
+TensorComm::Coming TensorComm::all_reduce(const Tensor& x) const {
+  after_compute();
+  all().all_reduce(x, Reduce::sum, on());
+  return {x, on().record()};
+}
+
+Tensor TensorComm::await(const Coming& coming) const {
+  compute().wait(coming.there);
+  return coming.data;
+}
+
+}  // namespace mtrain

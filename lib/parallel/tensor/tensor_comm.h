@@ -1,0 +1,47 @@
+// Communication between the ranks of tensor parallelism: on a stream of its own, ordered with
+// compute by events.
+#pragma once
+#include <map>
+
+#include "comm/group.h"
+#include "device/stream.h"
+
+namespace mtrain {
+
+// The groups and streams of tensor parallelism on one rank. All groups are used on `on`.
+struct TensorGroups {
+  Group all;                    // tp
+  std::map<int, Group> copies;  // by the number of ranks that hold copies of the same rows
+  Stream *compute, *on;
+};
+
+class TensorComm {
+ public:
+  explicit TensorComm(TensorGroups groups) : groups_(std::move(groups)) {}
+  int size() const { return groups_.all.size(); }
+  int rank() const { return groups_.all.rank(); }
+  const TensorGroups& groups() const { return groups_; }
+  const Group& all() const { return groups_.all; }
+  Stream& compute() const { return *groups_.compute; }
+  Stream& on() const { return *groups_.on; }
+
+  // On its way since the last call; compute must wait for `there` before it uses the data.
+  struct Coming {
+    Tensor data;
+    Event there;
+  };
+  Coming gather(const Tensor& x_TN) const;          // the rows of all ranks
+  Coming reduce_scatter(const Tensor& x_TN) const;  // this rank's rows of the sum
+  Coming all_reduce(const Tensor& x) const;         // in place
+  Tensor await(const Coming& coming) const;
+
+  // edge: what compute has enqueued so far -> the communication that comes next
+  void after_compute() const { on().wait(compute().record()); }
+  // edge: the communication so far -> what compute does next
+  void before_compute() const { compute().wait(on().record()); }
+
+ private:
+  TensorGroups groups_;
+};
+
+}  // namespace mtrain

@@ -1,0 +1,12 @@
+// Tensor parallelism over several ranks, with sequence parallelism where asked for.
+#pragma once
+#include <memory>
+
+#include "model/tensor_parallel.h"
+#include "parallel/tensor/tensor_comm.h"
+
+namespace mtrain {
+
+std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, bool sequence);
+
+}  // namespace mtrain

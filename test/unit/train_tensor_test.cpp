@@ -1,0 +1,323 @@
+// Tensor and sequence parallelism against the single rank: losses, gradients, weights, checkpoints;
+// watched by the stream sanitizer.
+#include <map>
+
+#include <catch2/catch.hpp>
+
+#include "comm_testing.h"
+#include "temporary_folder.h"
+#include "train/model_setup.h"
+#include "train/snapshot.h"
+#include "train/trainer.h"
+#include "train_testing.h"
+
+using namespace mtrain;
+using namespace train_testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Changes = std::vector<std::string>;
+
+Changes with(Changes a, const Changes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// Rows on three of four ranks, of which the third has a part: 128 rows each.
+constexpr int64_t kWords = 300;
+
+// A rank's elements of a parameter.
+struct Piece {
+  std::vector<ElementRun> runs;
+  std::vector<float> values;
+};
+using Pieces = std::map<std::string, Piece>;
+
+struct Result {
+  std::vector<double> losses, norms;
+  double evaluation = 0;
+  Pieces first_grads, weights;  // gradients only where they stay whole
+};
+
+Pieces pieces(Trainer& t, const std::function<Tensor(ParamUnit&)>& whole) {
+  Pieces all;
+  for (ParamUnit* unit : t.params().units()) {
+    const Tensor values = whole(*unit);
+    for (const Parameter* p : unit->params)
+      all[p->name] = {p->runs(), values.flat(p->begin, p->shape).to_host<float>(t.compute())};
+  }
+  return all;
+}
+
+struct Setup {
+  Recipe recipe;
+  GptConfig config;
+  std::shared_ptr<const Dataset> data = std::make_shared<CountingData>(kWords);
+  explicit Setup(const Changes& changes, int ranks = 1)
+      : recipe(tiny(
+            with({"model.hidden_size=64", "model.num_attention_heads=8", "model.num_query_groups=8",
+                  "train.global_batch_size=4", "train.micro_batch_size=2", "optimizer.lr=3e-3"},
+                 changes),
+            ranks)),
+        config(gpt_config(recipe.model, kWords, kSeq, recipe.distributed.tp_size)) {}
+};
+
+Result train(const Setup& s, Device& device, World world, int64_t steps) {
+  Trainer t(device, s.recipe, s.config, s.data, std::move(world));
+  const ValidationLoader validation(
+      s.data, 5,
+      {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
+  Result result;
+  for (int64_t i = 0; i < steps; ++i) {
+    const StepStats stats = t.step();
+    result.losses.push_back(stats.loss);
+    result.norms.push_back(stats.grad_norm);
+    if (i == 0 && t.data_parallel().size() == 1)
+      result.first_grads = pieces(t, [](ParamUnit& unit) { return unit.grad; });
+    if (i == steps / 2) t.evaluate(validation);  // leaves no trace
+  }
+  result.evaluation = t.evaluate(validation);
+  result.weights =
+      pieces(t, [&](ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
+  return result;
+}
+
+Result train_alone(const Changes& changes, int64_t steps) {
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  return train(Setup(changes), *device, World::alone(), steps);
+}
+
+std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_t steps,
+                                const std::string& backend = "thread") {
+  const Setup setup(changes, ranks);
+  std::vector<Result> results(static_cast<size_t>(ranks));
+  run_ranks(ranks, backend, [&](TestRank& rank) {
+    results[size_t(rank.rank())] = train(setup, rank.device, rank.world, steps);
+  });
+  return results;
+}
+
+// The layout-free tensor from the ranks' pieces: what several have must be the same bits.
+std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,
+                            const std::string& name) {
+  std::map<int64_t, float> elements;
+  bool same = true;
+  for (const Result& r : ranks) {
+    const Piece& piece = (r.*which).at(name);
+    for (const ElementRun& run : piece.runs)
+      for (int64_t i = 0; i < run.count; ++i) {
+        const float value = piece.values[size_t(run.here + i)];
+        same = same && elements.emplace(run.whole + i, value).first->second == value;
+      }
+  }
+  INFO(name);
+  CHECK(same);
+  std::vector<float> whole;
+  for (const auto& [index, value] : elements) whole.push_back(value);
+  CHECK(elements.rbegin()->first == int64_t(whole.size()) - 1);
+  return whole;
+}
+
+void check_tensors(const Result& one, const std::vector<Result>& ranks, Pieces Result::*which,
+                   double bound) {
+  for (const auto& [name, piece] : one.*which) {
+    const auto got = assemble(ranks, which, name), want = assemble({one}, which, name);
+    REQUIRE(got.size() == want.size());
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      difference += std::pow(double(got[i]) - double(want[i]), 2);
+      size += std::pow(double(want[i]), 2);
+    }
+    INFO(name << " relative L2 " << std::sqrt(difference / size));
+    CHECK(difference <= bound * bound * size);
+  }
+}
+
+Changes layout(int tp, bool sequence, const Changes& more = {}) {
+  return with({fmt::format("distributed.tp_size={}", tp),
+               fmt::format("distributed.sequence_parallel={}", sequence)},
+              more);
+}
+
+struct Model {
+  const char* name;
+  Changes changes;
+};
+const std::vector<Model> kModels{
+    {"8 heads of 8", {}},
+    {"8 of 4, tied",
+     {"model.num_query_groups=4", "model.share_embeddings_and_output_weights=true"}},
+    {"8 of 2, head norms, all biases",
+     {"model.architecture=qwen3", "model.num_query_groups=2", "model.add_bias_linear=true",
+      "model.add_qkv_bias=true"}},
+    {"8 of 1, qkv bias", {"model.architecture=qwen2", "model.num_query_groups=1"}},
+    {"gpt2: plain MLP, learned positions, biases, tied, dropout",
+     {"model.architecture=gpt2", "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}}};
+
+const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
+    kFsdp2{"distributed.strategy=fsdp2"};
+
+}  // namespace
+
+TEST_CASE("tensor parallelism trains as a single rank does") {
+  for (const Model& model : kModels) {
+    const Result one = train_alone(model.changes, 20);
+    struct Case {
+      int ranks, tp;
+      bool sequence;
+      Changes changes;
+    };
+    for (const Case& c : std::vector<Case>{{2, 2, false, {}},
+                                           {4, 2, true, kMegatron},
+                                           {4, 4, false, kMegatron},
+                                           {4, 4, true, {}},
+                                           {4, 2, true, kFsdp2}}) {
+      CAPTURE(model.name, c.ranks, c.tp, c.sequence, c.changes);
+      const auto ranks =
+          train_ranks(c.ranks, with(model.changes, layout(c.tp, c.sequence, c.changes)), 20);
+      // The numerics contract: 20 losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
+      check_close(one.losses, ranks[0].losses, 1e-5);
+      check_close(one.norms, ranks[0].norms, 1e-4);
+      CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
+      for (const Result& other : ranks) {
+        CHECK((other.losses == ranks[0].losses));
+        CHECK((other.norms == ranks[0].norms));
+        CHECK(other.evaluation == ranks[0].evaluation);
+      }
+      if (c.ranks == c.tp) check_tensors(one, ranks, &Result::first_grads, 1e-5);
+      check_tensors(one, ranks, &Result::weights, 1e-2);  // Adam turns small gradients' signs
+    }
+  }
+}
+
+TEST_CASE("tensor parallelism in bf16, with recomputation, over every strategy and backend") {
+  struct Case {
+    int ranks, tp;
+    bool sequence;
+    Changes changes;
+    std::string backend = "thread";
+  };
+  const Changes bf16{"mixed_precision.name=bf16_mixed"},
+      zero2{"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=2"},
+      zero3{"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=3"},
+      selective{"recompute.granularity=selective"}, full{"recompute.granularity=full"};
+  for (const Case& c : std::vector<Case>{
+           {2, 2, false, bf16},
+           {4, 4, true, bf16},
+           {4, 2, true, with(bf16, kFsdp2)},
+           {4, 2, false, zero2},
+           {4, 2, false, with(zero3, full)},
+           {8, 4, true, with(kFsdp2, full)},
+           {8, 2, true,
+            with(kFsdp2, {"distributed.dp_replicate_size=2", "train.micro_batch_size=1"})},
+           {4, 4, true, selective},
+           {2, 2, true, full, "gloo"},
+           {4, 2, true, kMegatron, "shared_memory"}}) {
+    CAPTURE(c.ranks, c.tp, c.sequence, c.changes, c.backend);
+    Changes model = kModels[2].changes;
+    if (c.ranks == 8) model.push_back("train.global_batch_size=8");
+    Changes alone = model;
+    for (const std::string& change : c.changes)
+      if (change.starts_with("mixed_precision")) alone.push_back(change);
+    const Result one = train_alone(alone, 10);
+    const auto ranks =
+        train_ranks(c.ranks, with(model, layout(c.tp, c.sequence, c.changes)), 10, c.backend);
+    // The numerics contract: 1e-5 relative in fp32, 2e-2 in bf16.
+    check_close(one.losses, ranks[0].losses, c.changes[0] == bf16[0] ? 2e-2 : 1e-5);
+    for (const auto& [name, piece] : one.weights) assemble(ranks, &Result::weights, name);
+  }
+}
+
+TEST_CASE("a checkpoint of any tp goes on under any other") {
+  const TemporaryFolder root;
+  struct Case {
+    int ranks;
+    Changes changes;
+  };
+  const std::vector<Case> layouts{{1, {}},
+                                  {4, layout(4, true)},
+                                  {4, layout(2, false, kMegatron)},
+                                  {4, layout(2, true, kFsdp2)}};
+  const auto run = [&](const Case& c, const fs::path* from, const fs::path& to) {
+    const Setup s(with(kModels[2].changes, c.changes), c.ranks);
+    std::vector<double> losses;
+    const auto as_rank = [&](TestRank& rank) {
+      Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
+      if (from) load_snapshot(t, s.recipe, *from);
+      std::vector<double> own;
+      for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
+      if (!to.empty()) save_snapshot(t, s.recipe, to);
+      if (rank.rank() == 0) losses = own;
+    };
+    run_ranks(c.ranks, "thread", as_rank);
+    return losses;
+  };
+  const auto straight = train_alone(kModels[2].changes, 6).losses;
+  const std::vector<double> tail(straight.begin() + 3, straight.end());
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const fs::path folder = root.path / std::to_string(i);
+    run(layouts[i], nullptr, folder);
+    const auto saved = find_latest(folder);
+    REQUIRE(saved);
+    for (size_t j = 0; j < layouts.size(); ++j) {
+      CAPTURE(i, j);
+      const auto again = run(layouts[j], &saved->path, {});
+      check_close(tail, again, 1e-5);
+      if (i != j || i == 0) continue;
+      // The same layout: bitwise.
+      const auto whole =
+          train_ranks(layouts[i].ranks, with(kModels[2].changes, layouts[i].changes), 6)[0].losses;
+      CHECK((again == std::vector<double>(whole.begin() + 3, whole.end())));
+    }
+  }
+}
+
+TEST_CASE("the tensor-parallel rank that first has what is not finite says where") {
+  const bool sequence = GENERATE(false, true);
+  // As it is in the layout-free tensor; or an activation that overflows, which other ranks get.
+  const bool parameter = GENERATE(true, false);
+  CAPTURE(sequence, parameter);
+  const Setup s(layout(2, sequence, kFsdp2), 4);
+  const std::string name = "layers.1.attention.qkv.weight";
+  std::vector<std::string> messages(4);
+  int64_t element = 0;
+  run_ranks(4, "thread", [&](TestRank& rank) {
+    Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
+    t.change_weights([&] {
+      // Key heads of the second rank of tp, in both groups of data parallelism.
+      if (t.tensor_parallel().rank() != 1) return;
+      Parameter* p = t.params().find(name);
+      std::vector<float> values(size_t(p->whole_shape().count()), 3e38f);
+      const int64_t at = p->runs()[1].whole + 5;
+      if (parameter) values.assign(values.size(), 0), values[size_t(at)] = std::nanf("");
+      if (rank.rank() == 1) element = at;
+      t.params().set_master(t.compute(), *p, values);
+    });
+    try {
+      t.step();
+    } catch (const RunError& e) {
+      messages[size_t(rank.rank())] = "run: " + e.message();
+    } catch (const CommError& e) {
+      messages[size_t(rank.rank())] = "comm: " + e.message();
+    }
+  });
+  CAPTURE(messages[0], messages[1], messages[2], messages[3]);
+  const auto says = [&](int rank, const std::string& text) {
+    CHECK(messages[size_t(rank)].find(text) != std::string::npos);
+  };
+  if (parameter) {
+    int found = 0;  // sharded over data parallelism: one owner has it
+    for (const int rank : {1, 3})
+      found += messages[size_t(rank)].find(
+                   fmt::format("parameter {} at element {}", name, element)) != std::string::npos;
+    CHECK(found == 1);
+  } else {
+    for (const int rank : {1, 3}) {
+      says(rank, "run: step 1");
+      says(rank, "matmul_qkv_fwd");
+      says(rank, "layers.1.attention");
+    }
+  }
+  for (const int rank : {0, 2}) says(rank, "comm: step 1");
+}
