@@ -99,13 +99,13 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
                                   bool finishes_step) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   WgradQueue wgrad([this](Parameter& p) { data_parallel_->grad_ready(p); });
+  data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
   for (size_t k = 0; k < batches.size(); ++k) {
     Stash stash;
     const MicroBatch batch = upload(batches[k]);
     const int64_t in_global_batch = int64_t(k) * data_parallel_->size() + data_parallel_->rank();
     Step s{compute_, wgrad,           stash, batch.seq,           uint64_t(recipe_.train.seed),
            step,     in_global_batch, true,  data_parallel_.get()};
-    data_parallel_->begin_micro_batch(finishes_step && k + 1 == batches.size());
     gpt_.forward(s, batch, {batch.label_T, loss, grad_scale * data_parallel_->grad_factor()});
     gpt_.backward(s, batch);
   }
