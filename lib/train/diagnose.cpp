@@ -4,6 +4,8 @@ namespace mtrain {
 
 namespace {
 
+constexpr int64_t kLaunchesOfPlace = int64_t(1) << 32;  // more than there are
+
 int64_t first_bad(Stream& on, const Tensor& x) {
   return ops::first_non_finite(on, x).to_host<int64_t>(on)[0];
 }
@@ -44,7 +46,7 @@ Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int6
       const int64_t at = first_bad(on, Tensor::of(a));
       if (at < 0) continue;
       found = {fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at),
-               launches};
+               trainer_.pipeline_->place() * kLaunchesOfPlace + launches};
       break;
     }
     checking = false;
@@ -56,7 +58,8 @@ Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int6
 
 void Diagnosis::leave_to_finder(const Finding& found, int64_t step) {
   // Every rank is here, for all see the same sums.
-  const int64_t least = trainer_.parts_.tensor->least_on_host(found.at);
+  const int64_t least =
+      trainer_.pipeline_->least_on_host(trainer_.parts_.tensor->least_on_host(found.at));
   const bool first = !found.what.empty() && found.at == least;
   if (!trainer_.any_rank(first) || first) return;
   throw CommError(fmt::format("step {}: the loss or gradient norm is not finite because of what "
