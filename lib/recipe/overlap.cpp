@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "recipe/tp_products.h"
 
 namespace mtrain {
 namespace {
@@ -74,6 +75,7 @@ class Resolver {
         all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)"},
              {r_.distributed.sequence_parallel, "it needs distributed.sequence_parallel: true"}}),
         false);
+    if (o_.tp_comm_overlap) resolve_tp_products(r_, l_, o_);
   }
 
   Condition several_stages() const {
@@ -269,10 +271,10 @@ Overlap resolve_overlap(const Recipe& recipe, const Layout& layout) {
 
 std::string print_overlap(const Overlap& overlap) {
   std::string out =
-      fmt::format("{:<54} {:<10} {:<10} {}\n", "overlap", "asked", "effective", "why");
+      fmt::format("{:<54} {:<13} {:<13} {}\n", "overlap", "asked", "effective", "why");
   for (const auto& row : overlap.table)
     out +=
-        fmt::format("{:<54} {:<10} {:<10} {}\n", row.field, row.asked, row.effective, row.reason);
+        fmt::format("{:<54} {:<13} {:<13} {}\n", row.field, row.asked, row.effective, row.reason);
   return out;
 }
 

@@ -46,6 +46,19 @@ TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const 
   return g;
 }
 
+// Of the chosen methods; nothing where tp_comm_overlap is off.
+TensorOverlap tensor_overlap(const Overlap& overlap) {
+  using Method = ProductOverlap::Method;
+  std::map<std::string, ProductOverlap> products;
+  for (const auto& [name, gemm] : overlap.tp_products) {
+    const Method method = gemm.method == TpOverlapMethod::bulk            ? Method::bulk
+                          : gemm.method == TpOverlapMethod::ring_exchange ? Method::ring_exchange
+                                                                          : Method::pipeline;
+    products[name] = {method, gemm.num_splits, gemm.aggregate};
+  }
+  return TensorOverlap(std::move(products));
+}
+
 }  // namespace
 
 ModelParts model_parts(World& world, Device& device, const Recipe& r) {
@@ -53,7 +66,8 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r) {
   ModelParts parts;
   if (l.tp > 1)
     parts.tensor = tensor_parallel(tensor_groups(world, device, r, mesh_of(l)),
-                                   r.distributed.sequence_parallel);
+                                   {.sequence = r.distributed.sequence_parallel,
+                                    .overlap = tensor_overlap(resolve_overlap(r, l))});
   return parts;
 }
 

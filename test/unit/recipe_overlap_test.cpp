@@ -332,6 +332,50 @@ TEST_CASE("layouts") {
   REQUIRE(layout(4, experts({})).ep_shard == 1);
 }
 
+TEST_CASE("the table tells each product's method, or why it has none") {
+  const auto row = [](const Overrides& more, const std::string& product) {
+    Overrides o{"distributed.tp_size=4", "distributed.sequence_parallel=true",
+                "comm_overlap.tp_comm_overlap=true", "debug.strict=true"};
+    o.insert(o.end(), more.begin(), more.end());
+    const Recipe r = recipe_of(4, o);
+    const Overlap overlap = resolve_overlap(r, layout_of(r, 4));
+    for (const OverlapRow& found : overlap.table)
+      if (found.field == "comm_overlap.tp_comm_overlap_cfg." + product) {
+        CHECK(found.active == (overlap.tp_products.count(product) == 1));
+        return found.asked + " | " + found.effective + " | " + found.reason;
+      }
+    return std::string("no row");
+  };
+  const auto cfg = [](const std::string& products) {
+    return Overrides{"comm_overlap.tp_comm_overlap_cfg={" + products + "}"};
+  };
+  CHECK(row({}, "qkv_fprop") == "auto | ring_exchange | 4 chunks of 256 rows");
+  CHECK(row({}, "proj_fprop") == "auto | pipeline x4 | 4 chunks of 256 rows");
+  CHECK_THAT(row({}, "fc1_dgrad"), Contains("auto | bulk") && Contains("gather"));
+  CHECK_THAT(row({}, "fc1_wgrad"), Contains("auto | bulk") && Contains("scatter"));
+  CHECK(row({"comm_overlap.tp_comm_overlap=false"}, "fc1_wgrad") == "no row");
+  for (const auto& [field, product] : {std::pair{"tp_comm_bulk_wgrad", "qkv_wgrad"},
+                                       {"tp_comm_bulk_dgrad", "fc1_dgrad"},
+                                       {"tp_comm_overlap_ag", "fc2_dgrad"},
+                                       {"tp_comm_overlap_rs", "fc2_fprop"}})
+    CHECK(row({fmt::format("comm_overlap.{}=false", field)}, product) ==
+          fmt::format("auto | none | comm_overlap.{} is false", field));
+  // Too short to be split, unless asked for by name.
+  const Overrides shorter{"dataset.seq_length=128"};
+  CHECK_THAT(row(shorter, "qkv_fprop"), Contains("auto | none | 128 rows make 4 chunks of 32"));
+  CHECK(row(shorter, "proj_fprop") == "auto | pipeline x2 | 2 chunks of 64 rows");
+  CHECK_THAT(row({"dataset.seq_length=64"}, "proj_fprop"), Contains("none | 64 rows"));
+  Overrides asked = cfg("qkv_fprop: {}, fc2_fprop: none");
+  asked.push_back(shorter[0]);
+  CHECK_THAT(row(asked, "qkv_fprop"),
+             Contains("ring_exchange | ring_exchange") && Contains("chunks of 32 rows; warning"));
+  CHECK(row(asked, "fc2_fprop") == "none | none | switched off");
+  const auto ring = cfg("qkv_dgrad: {method: ring_exchange}, fc1_fprop: {aggregate: true}");
+  CHECK_THAT(row(ring, "qkv_dgrad"), Contains("ring_exchange | ring_exchange"));
+  CHECK_THAT(row(ring, "qkv_wgrad"), Contains("none") && Contains("scatters its own result"));
+  CHECK_THAT(row(ring, "fc1_fprop"), Contains("two at a time"));
+}
+
 TEST_CASE("a feature without execution is refused by name") {
   const auto built = [](int64_t world, const Overrides& o) {
     Problems problems;
@@ -354,7 +398,7 @@ TEST_CASE("a printed layout loads again") {
   for (const auto& o :
        {pipeline({}), experts({}), Overrides{"ddp.overlap_grad_reduce=true"},
         Overrides{"distributed.strategy=mfsdp"}, Overrides{"distributed.strategy=ddp"},
-        Overrides{"model.tp_comm_overlap_cfg={fc2_fprop: {num_splits: 2}}"}}) {
+        Overrides{"model.tp_comm_overlap_cfg={fc2_fprop: {num_splits: 2}, qkv_fprop: none}"}}) {
     const Recipe r = recipe_of(4, o);
     Problems problems;
     const Recipe again = load_recipe_text(print_recipe(r), "printed", {}, problems, 4);
