@@ -1,5 +1,8 @@
 #include "train/diagnose.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace mtrain {
 
 namespace {
@@ -10,32 +13,35 @@ int64_t first_bad(Stream& on, const Tensor& x) {
 
 }  // namespace
 
-std::string Diagnosis::bad_parameter() {
+Diagnosis::Finding Diagnosis::bad_parameter() {
   trainer_.data_parallel_->before_update();  // gathers that write beside these have ended
   for (const Parameter* p : trainer_.params_.params())
     for (const OwnedPart& part : owned_parts(*p)) {
       const Tensor x = part.range->master.flat(part.in_range, {part.count});
       if (const int64_t at = first_bad(trainer_.compute_, x); at >= 0)
-        return fmt::format("parameter {} at element {}", p->name, part.in_param + at);
+        return {fmt::format("parameter {} at element {}", p->name, part.in_param + at)};
     }
-  return "";
+  return {};
 }
 
 // To the end even after something was found: peers take part in the same communication.
-std::string Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t step) {
+Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t step) {
   Device& device = trainer_.device_;
-  std::string found;
+  Finding found;
+  int64_t number = 0;
   bool checking = false;  // the check launches work itself
   device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
     // Other streams bring what other ranks have computed, who look at that themselves.
-    if (checking || !found.empty() || &on != &trainer_.compute_) return;
+    if (checking || !found.what.empty() || &on != &trainer_.compute_) return;
     checking = true;
+    ++number;
     for (const Access& a : info.writes) {
       if (!a.data || (a.dtype != DType::f32 && a.dtype != DType::bf16)) continue;
       // A range as a tensor again: the check reads exactly what the launch wrote.
       const int64_t at = first_bad(on, Tensor::of(a));
       if (at < 0) continue;
-      found = fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at);
+      found = {fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at),
+               number};
       break;
     }
     checking = false;
@@ -46,9 +52,16 @@ std::string Diagnosis::bad_output(const std::vector<Batch>& batches, int64_t ste
   return found;
 }
 
-void Diagnosis::leave_to_finder(const std::string& found, int64_t step) {
+void Diagnosis::leave_to_finder(const Finding& found, int64_t step) {
   // Every rank is here, for all see the same sums.
-  if (!trainer_.any_rank(!found.empty()) || !found.empty()) return;
+  constexpr int64_t kNothing = std::numeric_limits<int64_t>::max();
+  const World& world = trainer_.world_;
+  std::vector<int64_t> numbers(size_t(world.size()), 0);
+  const int64_t own = found.what.empty() ? kNothing : found.number;
+  numbers[size_t(world.rank())] = own;
+  numbers = trainer_.data_parallel_->sum_on_host(numbers);
+  const int64_t first = *std::ranges::min_element(numbers);
+  if (own == first) return;
   throw CommError(fmt::format("step {}: the loss or gradient norm is not finite because of what "
                               "another rank computed",
                               step),
@@ -56,16 +69,17 @@ void Diagnosis::leave_to_finder(const std::string& found, int64_t step) {
 }
 
 void Diagnosis::explain(const std::vector<Batch>& batches, int64_t step) {
-  std::string what = bad_parameter();
-  leave_to_finder(what, step);
-  if (what.empty()) {
-    what = bad_output(batches, step);
-    leave_to_finder(what, step);
+  Finding found = bad_parameter();
+  leave_to_finder(found, step);
+  if (found.what.empty()) {
+    found = bad_output(batches, step);
+    leave_to_finder(found, step);
   }
-  if (what.empty())
-    what = "the sum of squares of the gradients, all of which are finite by themselves";
+  if (found.what.empty())
+    found.what = "the sum of squares of the gradients, all of which are finite by themselves";
   throw RunError(
-      fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step, what),
+      fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step,
+                  found.what),
       "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint "
       "with another "
       "dataset.seed; parameters were not updated by this step");

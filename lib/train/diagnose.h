@@ -14,11 +14,15 @@ class Diagnosis {
   [[noreturn]] void explain(const std::vector<Batch>& batches, int64_t step);
 
  private:
-  // Empty where all is finite.
-  std::string bad_parameter();  // of what this rank owns
-  std::string bad_output(const std::vector<Batch>& batches, int64_t step);
-  // Throws where only other ranks found something.
-  void leave_to_finder(const std::string& found, int64_t step);
+  struct Finding {
+    std::string what;    // empty where all is finite
+    int64_t number = 0;  // of the launch
+  };
+  Finding bad_parameter();  // of what this rank owns
+  Finding bad_output(const std::vector<Batch>& batches, int64_t step);
+  // Throws where another rank found something earlier: what is not finite travels between ranks
+  // that share a sequence, and all of them launch the same work.
+  void leave_to_finder(const Finding& found, int64_t step);
   Trainer& trainer_;
 };
 

@@ -1,11 +1,21 @@
-// From the recipe's distributed, ddp and mixed_precision sections to a data-parallel strategy.
+// From the recipe's distributed, ddp, comm_overlap and mixed_precision sections to a data-parallel
+// strategy, and to what spreads the model's parts over ranks.
 #pragma once
 #include "comm/world.h"
 #include "device/device.h"
+#include "model/parts.h"
 #include "parallel/data_parallel.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
+
+ModelParts model_parts(World& world, Device& device, const Recipe& recipe);
+
+// This rank among those that share every sequence.
+struct SequenceShare {
+  int64_t rank = 0, ranks = 1;
+};
+SequenceShare sequence_share(const World& world, const Recipe& recipe);
 
 DataGroups data_groups(World& world, Device& device, const Recipe& recipe);
 DataParallelOptions data_parallel_options(const Recipe& recipe, int world);

@@ -13,6 +13,7 @@
 #include "optim/lr_schedule.h"
 #include "parallel/data_parallel.h"
 #include "recipe/recipe.h"
+#include "train/parallel_setup.h"
 
 namespace mtrain {
 
@@ -53,7 +54,8 @@ class Trainer {
 
  private:
   friend class Diagnosis;
-  std::vector<Batch> global_batch(int64_t step);
+  std::vector<Batch> global_batch(int64_t step);  // this rank's share
+  Batch share_of(Batch whole) const;
   // Without `reduce` gradients stay this rank's own, and nothing is communicated.
   Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
                            bool reduce = true);
@@ -66,6 +68,7 @@ class Trainer {
   ParamStore params_;
   Gpt gpt_;
   std::unique_ptr<DataParallel> data_parallel_;
+  SequenceShare share_;
   AdamW adamw_;
   LrSchedule schedule_;
   BatchLoader loader_;

@@ -245,5 +245,7 @@ TEST_CASE("three ranks, and heads in pieces") {
   CHECK(head_pieces(8) == 4);
   CHECK(head_pieces(6) == 3);
   CHECK(head_pieces(2) == 2);
-  CHECK(head_pieces(7) == 1);
+  CHECK(head_pieces(7) == 7);
+  CHECK(head_pieces(25) == 5);
+  CHECK(head_pieces(1) == 1);
 }

@@ -74,10 +74,12 @@ class A2aAttention : public AttentionCore {
 }  // namespace
 
 int64_t head_pieces(int64_t kv_heads) {
-  constexpr int64_t kMost = 4;
-  for (int64_t p = kMost; p > 1; --p)
+  constexpr int64_t kEnough = 4;  // a quarter of what travels is waited for
+  for (int64_t p = kEnough; p > 1; --p)
     if (kv_heads % p == 0) return p;
-  return 1;
+  for (int64_t p = kEnough + 1; p < kv_heads; ++p)
+    if (kv_heads % p == 0) return p;
+  return kv_heads;
 }
 
 std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextLane> lane, Group cp,
