@@ -17,7 +17,10 @@ Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
   batch.position.assign(size_t(S * B), 0);
   Sample sample;
   for (int64_t b = 0; b < B && first + b < limit; ++b) {
+    sample.documents.clear();
     dataset.sample(first + b, sample);
+    MT_CHECK(sample.documents.empty() || B == 1, "packed samples in a micro-batch of {}", B);
+    batch.documents = sample.documents;
     for (int64_t s = 0; s < S; ++s) {
       batch.input[s * B + b] = sample.input[s];
       batch.label[s * B + b] = sample.label[s];
@@ -37,6 +40,41 @@ void check_ranks(const LoaderOptions& o) {
 }
 
 }  // namespace
+
+std::vector<PositionRun> share_of_positions(int64_t S, const std::vector<int64_t>& documents,
+                                            int64_t rank, int64_t ranks) {
+  std::vector<PositionRun> runs;
+  int64_t first = 0;
+  for (const int64_t length : documents.empty() ? std::vector{S} : documents) {
+    const int64_t chunk = exact_div(length, 2 * ranks);
+    for (const int64_t number : {rank, 2 * ranks - 1 - rank}) {
+      const int64_t begin = first + number * chunk;
+      if (!runs.empty() && runs.back().first + runs.back().count == begin)
+        runs.back().count += chunk;
+      else if (chunk > 0)
+        runs.push_back({begin, chunk});
+    }
+    first += length;
+  }
+  MT_CHECK(first == S, "documents of {} tokens in a sequence of {}", first, S);
+  return runs;
+}
+
+Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks) {
+  Batch share{.B = whole.B, .S = exact_div(whole.S, ranks), .documents = whole.documents};
+  share.runs = share_of_positions(whole.S, whole.documents, rank, ranks);
+  const auto take = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
+    for (const PositionRun& run : share.runs) {
+      const auto begin = from.begin() + run.first * whole.B;
+      to.insert(to.end(), begin, begin + run.count * whole.B);
+    }
+  };
+  take(whole.input, share.input);
+  take(whole.label, share.label);
+  take(whole.position, share.position);
+  share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
+  return share;
+}
 
 BatchLoader::BatchLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {

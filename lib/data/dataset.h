@@ -9,6 +9,7 @@ namespace mtrain {
 // count.
 struct Sample {
   std::vector<int32_t> input, label, position;  // (S)
+  std::vector<int64_t> documents;  // lengths of what is packed into it, S in all; empty: not packed
 };
 
 class Dataset {

@@ -15,7 +15,6 @@ void check_built(const Recipe& r, Problems& problems) {
   const auto& d = r.distributed;
   const char* one = "set it to 1";
   missing(d.pp_size > 1, "distributed.pp_size", "pipeline parallelism (pp_size > 1)", one);
-  missing(d.cp_size > 1, "distributed.cp_size", "context parallelism (cp_size > 1)", one);
   missing(d.ep_size > 1, "distributed.ep_size", "expert parallelism (ep_size > 1)", one);
   const auto& output = d.mp_policy.output_dtype;
   const bool fp32 = r.mixed_precision.name == Precision::fp32;

@@ -18,8 +18,8 @@ class Diagnosis {
  private:
   struct Finding {
     std::string what;  // empty where all is finite
-    // When it was found, for ranks of tensor parallelism, which hand on to each other what is not
-    // finite: all make the same launches.
+    // When it was found. What is not finite travels between ranks that share a sequence or a layer,
+    // all of which make the same launches.
     int64_t at = std::numeric_limits<int64_t>::max();
   };
   Finding bad_parameter();  // of what this rank owns

@@ -1,5 +1,7 @@
 #include "train/start_banner.h"
 
+#include <algorithm>
+
 #include "base/strings.h"
 #include "plan/memory.h"
 #include "recipe/overlap.h"
@@ -54,6 +56,18 @@ std::string recompute_text(const Recipe& r) {
   return text;
 }
 
+// ", cp 4 by p2p".
+std::string context_text(const Recipe& r) {
+  const auto& d = r.distributed;
+  if (d.cp_size == 1) return "";
+  std::string types;
+  for (const CpCommType t :
+       {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a, CpCommType::a2a_p2p})
+    if (std::ranges::count(d.cp_comm_type, t))
+      types += (types.empty() ? "" : " and ") + std::string(enum_name(t));
+  return fmt::format(", cp {} by {}", d.cp_size, types);
+}
+
 // What is active, and what was asked for or chosen otherwise.
 std::string overlap_text(const Recipe& r, const Layout& l) {
   std::string on;
@@ -88,8 +102,8 @@ std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
   if (t.world().size() == 1) {
     rows.push_back({"overlap", "one rank: no communication"});
   } else {
-    rows.push_back({"ranks", fmt::format("{}, strategy {}", t.world().size(),
-                                         enum_name(r.distributed.strategy))});
+    rows.push_back({"ranks", fmt::format("{}, strategy {}{}", t.world().size(),
+                                         enum_name(r.distributed.strategy), context_text(r))});
     rows.push_back({"overlap", overlap_text(r, layout_of(r, t.world().size()))});
   }
   return rows;

@@ -4,7 +4,6 @@
 
 #include "train/diagnose.h"
 #include "train/model_setup.h"
-#include "train/parallel_setup.h"
 
 namespace mtrain {
 
@@ -40,6 +39,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       gpt_(compute_, params_, config, r.dataset.seq_length,
            recompute_policy(r.recompute, config.layers), parts_),
       data_parallel_(materialize(params_, world_, device, r)),
+      share_(sequence_share(world_, r)),
       adamw_(compute_, params_, r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
       loader_(std::move(data), {.global_batch = r.train.global_batch_size,
@@ -89,8 +89,12 @@ StepStats Trainer::step() {
 std::vector<Batch> Trainer::global_batch(int64_t step) {
   std::vector<Batch> batches;
   for (int64_t k = 0; k < loader_.micro_batches(); ++k)
-    batches.push_back(loader_.micro_batch(step - 1, k));
+    batches.push_back(share_of(loader_.micro_batch(step - 1, k)));
   return batches;
+}
+
+Batch Trainer::share_of(Batch whole) const {
+  return share_.ranks == 1 ? std::move(whole) : share_of_batch(whole, share_.rank, share_.ranks);
 }
 
 // Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.
@@ -118,6 +122,7 @@ MicroBatch Trainer::upload(const Batch& b) {
   m.input_T = Tensor::from_host(compute_, T, b.input);
   m.label_T = Tensor::from_host(compute_, T, b.label);
   m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
+  for (const PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
   return m;
 }
 
@@ -127,7 +132,7 @@ double Trainer::evaluate(const ValidationLoader& loader) {
   WgradQueue wgrad;
   for (int64_t i = 0; i < loader.batches(); ++i) {
     Stash stash;
-    const Batch b = loader.batch(i);
+    const Batch b = share_of(loader.batch(i));
     counted += b.unmasked;
     const MicroBatch batch = upload(b);
     Step s{compute_, wgrad, stash, batch.seq, 0, step_, i, false, data_parallel_.get()};

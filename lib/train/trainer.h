@@ -14,6 +14,7 @@
 #include "optim/lr_schedule.h"
 #include "parallel/data_parallel.h"
 #include "recipe/recipe.h"
+#include "train/parallel_setup.h"
 
 namespace mtrain {
 
@@ -56,7 +57,8 @@ class Trainer {
 
  private:
   friend class Diagnosis;
-  std::vector<Batch> global_batch(int64_t step);
+  std::vector<Batch> global_batch(int64_t step);  // this rank's share
+  Batch share_of(Batch whole) const;
   // What deferred reductions wait for comes with the last micro-batch of a step. Where none of
   // these is the last, whole gradients stay this rank's own; sharded ones that are not deferred
   // travel all the same.
@@ -73,6 +75,7 @@ class Trainer {
   ModelParts parts_;
   Gpt gpt_;
   std::unique_ptr<DataParallel> data_parallel_;
+  SequenceShare share_;
   AdamW adamw_;
   LrSchedule schedule_;
   BatchLoader loader_;

@@ -293,7 +293,18 @@ TEST_CASE("auto is resolved by the layout") {
   REQUIRE(single.batch_p2p_comm);
   REQUIRE(overlap_of(4, interleaved({"model.batch_p2p_comm=true"})).batch_p2p_comm);
   REQUIRE(overlap_of(4, interleaved({"model.overlap_p2p_comm=false"})).batch_p2p_comm);
-  REQUIRE(overlap_of(2, {"distributed.cp_size=2"}).cp_overlap);
+  const auto context = [&](const Overrides& more) {
+    Overrides o{"distributed.cp_size=2", "model.num_query_groups=2"};
+    o.insert(o.end(), more.begin(), more.end());
+    return overlap_of(2, o);
+  };
+  REQUIRE(context({}).cp_overlap);
+  REQUIRE(context({"model.cp_comm_type=all_gather"}).cp_overlap);
+  REQUIRE_FALSE(context({"model.cp_comm_type=a2a"}).cp_overlap);  // a kv head for each rank
+  REQUIRE_THAT(print_overlap(context({"model.cp_comm_type=a2a"})), Contains("one kv head"));
+  const Overlap both = context({"model.num_query_groups=4", "model.cp_comm_type=a2a"});
+  REQUIRE(both.cp_overlap);
+  REQUIRE_THAT(print_overlap(both), Contains("the first and the last are waited for"));
 
   const Overrides tp{"distributed.tp_size=2", mddp[0]};
   REQUIRE_FALSE(
@@ -384,6 +395,7 @@ TEST_CASE("a feature without execution is refused by name") {
   };
   REQUIRE(built(1, {}).empty());
   REQUIRE(built(1, {"comm.backend=gloo"}).empty());
+  REQUIRE(built(2, {"distributed.cp_size=2"}).empty());
   REQUIRE_THAT(built(1, {"train.device=cuda"}), Contains("train.device: not built yet"));
   REQUIRE_THAT(built(1, {"checkpoint.async=true"}), Contains("checkpoint.async: not built yet"));
   REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));

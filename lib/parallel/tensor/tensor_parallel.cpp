@@ -36,7 +36,6 @@ class OverTensorRanks : public TensorParallel {
 
   void finish_grads(ParamStore& params) override { sum_copied_grads(params, comm_); }
   void sum(const Tensor& values) override { comm_.await(comm_.all_reduce(values)); }
-  int64_t least_on_host(int64_t value) override { return -on_host({-value}, Reduce::max)[0]; }
   Tensor all_ranks(const Tensor& unit) override {
     const Tensor all = Tensor::empty(comm_.compute(), {unit.count() * size()}, unit.dtype(),
                                      MemoryCategory::buffers);
@@ -47,13 +46,6 @@ class OverTensorRanks : public TensorParallel {
   }
 
  private:
-  std::vector<int64_t> on_host(std::vector<int64_t> values, Reduce op) {
-    const auto n = int64_t(values.size());
-    const Tensor t = Tensor::from_host(comm_.on(), {n}, std::move(values));
-    comm_.all().all_reduce(t, op, comm_.on());
-    return t.to_host<int64_t>(comm_.on());
-  }
-
   const TensorComm comm_;
   const TensorLinearOptions options_;
 };
