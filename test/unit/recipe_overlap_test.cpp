@@ -385,6 +385,8 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE(built(1, {"comm.backend=gloo"}).empty());
   REQUIRE_THAT(built(1, {"train.device=cuda"}), Contains("train.device: not built yet"));
   REQUIRE_THAT(built(1, {"checkpoint.async=true"}), Contains("checkpoint.async: not built yet"));
+  REQUIRE_THAT(built(1, {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}),
+               Contains("atomic_gemm"));
   REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
   REQUIRE_THAT(built(1, {"mixed_precision=fp16_mixed"}), Contains("fp16_mixed"));
   REQUIRE_THAT(built(1, {"packed_sequence.packed_sequence_size=64"}), Contains("packed"));
