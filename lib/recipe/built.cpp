@@ -16,6 +16,11 @@ void check_built(const Recipe& r, Problems& problems) {
   const char* one = "set it to 1";
   missing(d.pp_size > 1, "distributed.pp_size", "pipeline parallelism (pp_size > 1)", one);
   missing(d.ep_size > 1, "distributed.ep_size", "expert parallelism (ep_size > 1)", one);
+  bool gpu_only = false;
+  for (const auto& [product, gemm] : r.comm_overlap.tp_comm_overlap_cfg.gemms)
+    gpu_only = gpu_only || gemm.atomic_gemm || gemm.fp8_buf;
+  missing(gpu_only, "comm_overlap.tp_comm_overlap_cfg", "atomic_gemm and fp8_buf",
+          "leave them out");
   const auto& output = d.mp_policy.output_dtype;
   const bool fp32 = r.mixed_precision.name == Precision::fp32;
   missing(output && (*output == ElementType::fp32) != fp32, "distributed.mp_policy.output_dtype",

@@ -80,6 +80,17 @@ paste <(losses "$work/ranks2") <(losses "$work/gloo") |
   fail "over gloo, ranks lose otherwise: $(losses "$work/gloo" | tr '\n' ' ')"
 none_left gloo
 
+# --- tensor and sequence parallelism, its communication hidden, as one rank in bf16 ---
+start tensor 4 distributed.strategy=fsdp2 distributed.tp_size=2 distributed.sequence_parallel=true \
+  comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_overlap_cfg='{qkv_fprop: {}, proj_fprop: {}}'
+ends "4 ranks of tp 2" 0 60
+paste <(losses "$work/one") <(losses "$work/tensor") |
+  awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 2e-2 * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
+  fail "with tensor parallelism ranks lose otherwise: $(losses "$work/tensor" | tr '\n' ' ')"
+says "the banner" "tp_comm_overlap_cfg.qkv_fprop ring_exchange"
+grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "nothing tells the exposed time of tp"
+none_left tensor
+
 # --- a mistake is told once, before ranks start ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"

@@ -398,6 +398,8 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE(built(2, {"distributed.cp_size=2"}).empty());
   REQUIRE_THAT(built(1, {"train.device=cuda"}), Contains("train.device: not built yet"));
   REQUIRE_THAT(built(1, {"checkpoint.async=true"}), Contains("checkpoint.async: not built yet"));
+  REQUIRE_THAT(built(1, {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}),
+               Contains("atomic_gemm"));
   REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
   REQUIRE_THAT(
       built(2, {"distributed.strategy=fsdp2", "distributed.mp_policy.reduce_dtype=float16"}),
