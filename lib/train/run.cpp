@@ -10,6 +10,7 @@
 #include "device/flight_recorder.h"
 #include "launch/error_file.h"
 #include "ops/tuning.h"
+#include "recipe/layout.h"
 #include "train/data_setup.h"
 #include "train/fault.h"
 #include "train/interrupt.h"
@@ -67,9 +68,9 @@ class Training {
       : recipe_(recipe),
         start_(std::move(start)),
         device_(open_device(recipe, options.job)),
-        config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length)),
-        trainer_(*device_, recipe, config_, open_training_data(recipe, config_.vocab),
-                 std::move(world)) {
+        config_(gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe))),
+        data_(open_training_data(recipe, config_.vocab)),
+        trainer_(*device_, recipe, config_, data_, std::move(world)) {
     if (recipe.debug.fault.at && options.job.restarts == 0)
       fault_.emplace(recipe.debug.fault, trainer_.world().rank(), *device_);
     if (recipe.debug.trace) trace_.emplace(trainer_, *recipe.debug.trace);
@@ -98,10 +99,12 @@ class Training {
  private:
   void run_steps() {
     resume();
-    if (reporter_)
+    if (reporter_) {
       reporter_->start();
-    else if (trace_)
+      note(data_->note());
+    } else if (trace_) {
       device_->set_timing_sink(&trace_->sink());
+    }
     const Interrupt interrupt;
     const auto started = std::chrono::steady_clock::now();
     std::string end;  // why the run ends before its last step
@@ -181,6 +184,7 @@ class Training {
   std::optional<CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   GptConfig config_;
+  std::shared_ptr<const Dataset> data_;
   Trainer trainer_;
   std::optional<ValidationLoader> validation_;
   std::optional<RunTrace> trace_;
@@ -212,11 +216,11 @@ void generate_from_run(const std::string& run, std::string_view prompt, Generate
   const auto device = open_device(recipe, {});
   Stream& on = device->stream("compute");
   ParamStore params;
-  Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length),
-            recipe.dataset.seq_length);
+  Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe)),
+            sample_length(recipe));
   params.materialize(on, DType::f32, false);
   load_weights(on, params, found->path);
-  options.window = recipe.dataset.seq_length;
+  options.window = sample_length(recipe);
   generate(on, model, *tokenizer, prompt, options, emit);
 }
 
