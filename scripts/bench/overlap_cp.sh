@@ -54,5 +54,6 @@ compare() {
 }
 
 for type in p2p all_gather a2a; do compare "distributed.cp_comm_type=$type"; done
-((ranks % 2 == 0 && ranks > 2)) &&
+if ((ranks % 2 == 0 && ranks > 2)); then
   compare distributed.cp_comm_type=a2a+p2p "distributed.hierarchical_context_parallel_sizes=[2,$((ranks / 2))]"
+fi
