@@ -41,37 +41,65 @@ void check_ranks(const LoaderOptions& o) {
 
 }  // namespace
 
-std::vector<PositionRun> share_of_positions(int64_t S, const std::vector<int64_t>& documents,
-                                            int64_t rank, int64_t ranks) {
-  std::vector<PositionRun> runs;
-  int64_t first = 0;
-  for (const int64_t length : documents.empty() ? std::vector{S} : documents) {
-    const int64_t chunk = exact_div(length, 2 * ranks);
-    for (const int64_t number : {rank, 2 * ranks - 1 - rank}) {
-      const int64_t begin = first + number * chunk;
-      if (!runs.empty() && runs.back().first + runs.back().count == begin)
-        runs.back().count += chunk;
-      else if (chunk > 0)
-        runs.push_back({begin, chunk});
-    }
-    first += length;
+namespace {
+
+// Adds positions of the whole to a rank's share.
+class Share {
+ public:
+  Share(const Batch& whole, Batch& share) : whole_(whole), share_(share) {}
+  void take(int64_t first, int64_t count) {
+    add_run(first, count);
+    const auto part = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
+      const auto begin = from.begin() + first * whole_.B;
+      to.insert(to.end(), begin, begin + count * whole_.B);
+    };
+    part(whole_.input, share_.input);
+    part(whole_.label, share_.label);
+    part(whole_.position, share_.position);
   }
-  MT_CHECK(first == S, "documents of {} tokens in a sequence of {}", first, S);
-  return runs;
-}
+  void pad(int64_t count) {
+    add_run(whole_.S + padding_, count);
+    padding_ += count;
+    const auto all = size_t(share_.S * whole_.B);
+    share_.input.resize(all, 0);
+    share_.label.resize(all, -1);
+    share_.position.resize(all, 0);
+  }
+
+ private:
+  void add_run(int64_t first, int64_t count) {
+    auto& runs = share_.runs;
+    share_.S += count;
+    if (!runs.empty() && runs.back().first + runs.back().count == first)
+      runs.back().count += count;
+    else if (count > 0)
+      runs.push_back({first, count});
+  }
+  const Batch& whole_;
+  Batch& share_;
+  int64_t padding_ = 0;
+};
+
+}  // namespace
 
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks) {
-  Batch share{.B = whole.B, .S = exact_div(whole.S, ranks), .documents = whole.documents};
-  share.runs = share_of_positions(whole.S, whole.documents, rank, ranks);
-  const auto take = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
-    for (const PositionRun& run : share.runs) {
-      const auto begin = from.begin() + run.first * whole.B;
-      to.insert(to.end(), begin, begin + run.count * whole.B);
+  const int64_t chunks = 2 * ranks;
+  Batch share{.B = whole.B};
+  Share to(whole, share);
+  int64_t first = 0;
+  for (const int64_t length : whole.documents.empty() ? std::vector{whole.S} : whole.documents) {
+    const int64_t chunk =
+        whole.documents.empty() ? exact_div(length, chunks) : ceil_div(length, chunks);
+    for (const int64_t number : {rank, chunks - 1 - rank}) {
+      const int64_t begin = std::min(length, number * chunk),
+                    end = std::min(length, (number + 1) * chunk);
+      to.take(first + begin, end - begin);
+      to.pad(chunk - (end - begin));
     }
-  };
-  take(whole.input, share.input);
-  take(whole.label, share.label);
-  take(whole.position, share.position);
+    if (!whole.documents.empty()) share.documents.push_back(chunk * chunks);
+    first += length;
+  }
+  MT_CHECK(first == whole.S, "documents of {} tokens in a sequence of {}", first, whole.S);
   share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
   return share;
 }

@@ -25,9 +25,9 @@ struct Batch {
 
 // What rank `rank` of `ranks` that share every sequence computes: each document, or the sequence
 // that is not packed, is cut into 2 * ranks chunks, of which it gets numbers rank and 2 * ranks - 1
-// - rank, so that all have the same work in causal attention. Lengths are multiples of 2 * ranks.
-std::vector<PositionRun> share_of_positions(int64_t S, const std::vector<int64_t>& documents,
-                                            int64_t rank, int64_t ranks);
+// - rank, so that all have the same work in causal attention. The sequence is a multiple of
+// 2 * ranks; documents are padded to one with masked tokens, and the share's `documents` are the
+// padded lengths. Runs number the tokens of the whole as it was, and padding from S on.
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks);
 
 struct LoaderOptions {

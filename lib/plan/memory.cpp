@@ -25,7 +25,7 @@ class Estimator {
         stages_(stages_of_rank(shape_, pp_rank)),
         e_(r.mixed_precision.name == Precision::fp32 ? 4 : 2),
         tp_(Count(l.tp)),
-        T_(Count(l.micro_batch) * Count(r.dataset.seq_length) / Count(l.cp)) {
+        T_(Count(l.micro_batch) * Count(sample_length(r)) / Count(l.cp)) {
     int64_t first = 0;
     for (int64_t s = 0; s < l.stages; ++s) {
       const int64_t layers = l.layers_of_stage.empty() ? 0 : l.layers_of_stage[size_t(s)];

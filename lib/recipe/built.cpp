@@ -39,8 +39,6 @@ void check_built(const Recipe& r, Problems& problems) {
           "optimizer.master_weights", "training without fp32 master weights", "set it to true");
   missing(r.train.device == DeviceChoice::cuda, "train.device", "training on GPUs",
           "set it to cpu");
-  missing(r.packed_sequence.packed_sequence_size > 0, "packed_sequence.packed_sequence_size",
-          "packed sequences", "set it to 0");
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
   bool other_module = false;

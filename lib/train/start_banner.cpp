@@ -31,9 +31,9 @@ std::string parameters_text(const Recipe& r, int64_t vocab) {
 }
 
 std::string batch_text(const Recipe& r, const Layout& l) {
-  const double tokens = double(r.train.global_batch_size) * double(r.dataset.seq_length);
+  const double tokens = double(r.train.global_batch_size) * double(sample_length(r));
   return fmt::format("{} x {} = {} tokens a step, in {} micro-batch{} of {}{}",
-                     r.train.global_batch_size, r.dataset.seq_length, human_count(tokens),
+                     r.train.global_batch_size, sample_length(r), human_count(tokens),
                      l.micro_batches, l.micro_batches == 1 ? "" : "es", l.micro_batch,
                      l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
 }
@@ -91,7 +91,7 @@ std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab
 
 std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
   const double tokens =
-      double(r.train.steps) * double(r.train.global_batch_size) * double(r.dataset.seq_length);
+      double(r.train.steps) * double(r.train.global_batch_size) * double(sample_length(r));
   std::vector<BannerRow> rows =
       plan_rows(r, layout_of(r, t.world().size()), t.model().config().vocab);
   rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,

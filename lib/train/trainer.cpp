@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "recipe/layout.h"
 #include "train/diagnose.h"
 #include "train/model_setup.h"
 
@@ -36,7 +37,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       world_(std::move(world)),
       control_(world_, device),
       parts_(model_parts(world_, device, r)),
-      gpt_(compute_, params_, config, r.dataset.seq_length,
+      gpt_(compute_, params_, config, sample_length(r),
            recompute_policy(r.recompute, config.layers), parts_),
       data_parallel_(materialize(params_, world_, device, r)),
       share_(sequence_share(world_, r)),
@@ -83,7 +84,7 @@ StepStats Trainer::step() {
           .loss = total / double(std::max<int64_t>(counted, 1)),
           .grad_norm = norm,
           .lr = lr,
-          .tokens = recipe_.train.global_batch_size * recipe_.dataset.seq_length};
+          .tokens = recipe_.train.global_batch_size * sample_length(recipe_)};
 }
 
 std::vector<Batch> Trainer::global_batch(int64_t step) {
@@ -122,6 +123,12 @@ MicroBatch Trainer::upload(const Batch& b) {
   m.input_T = Tensor::from_host(compute_, T, b.input);
   m.label_T = Tensor::from_host(compute_, T, b.label);
   m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
+  m.seq.documents = b.documents;
+  if (!b.documents.empty()) {
+    std::vector<int32_t> ends{0};
+    for (const int64_t length : b.documents) ends.push_back(ends.back() + int32_t(length));
+    m.seq.cu_seqlens = Tensor::from_host(compute_, {int64_t(ends.size())}, ends);
+  }
   for (const PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
   return m;
 }

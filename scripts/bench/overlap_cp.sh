@@ -33,7 +33,7 @@ median() {
 }
 # attention <name>: its milliseconds in a step of rank 0, of a run with --profile
 attention() {
-  awk '/^attention_/ && !/merge/ { for (i = 2; i <= NF; ++i) if ($i ~ /^[0-9.]+$/) { ms += $i; break } } END { print ms }' "$work/$1.log"
+  awk '/^steps profiled: / { steps = $3 + 0 } /^attention_/ { ms += $3 } END { print steps ? ms / steps : 0 }' "$work/$1.log"
 }
 
 # compare <settings of a type>...
@@ -47,12 +47,13 @@ compare() {
     train off "$@" "comm.link.gbps=$gbps" comm_overlap.cp_overlap=false
     train on "$@" "comm.link.gbps=$gbps" comm_overlap.cp_overlap=true
     awk -v off="$(median off step_ms)" -v on="$(median on step_ms)" -v was="$(median off comm.cp.exposed_ms)" \
-      -v is="$(median on comm.cp.exposed_ms)" -v busy="$(median on comm.cp.busy_ms)" -v round="$round" '
+      -v is="$(median on comm.cp.exposed_ms)" -v round="$round" '
       BEGIN { printf "round %d: step %.0f ms without overlap, %.0f ms with (%.2f x); exposed %.0f ms without, %.0f ms with (%.0f %% of it)\n",
-        round, off, on, off / on, was, is, was > 0 ? 100 * is / was : 0 }'
+        round, off, on, off / on, was, is, (was > 0 ? 100 * is / was : 0) }'
   done
 }
 
 for type in p2p all_gather a2a; do compare "distributed.cp_comm_type=$type"; done
-((ranks % 2 == 0 && ranks > 2)) &&
+if ((ranks % 2 == 0 && ranks > 2)); then
   compare distributed.cp_comm_type=a2a+p2p "distributed.hierarchical_context_parallel_sizes=[2,$((ranks / 2))]"
+fi

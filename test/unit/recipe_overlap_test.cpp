@@ -62,6 +62,15 @@ TEST_CASE("context parallelism and packing") {
        "micro-batch is 2"},
       {"packing cp", 4, with({"packed_sequence.packed_sequence_size=4100"}), E,
        "packed_sequence.packed_sequence_size", "2 x cp_size = 8"},
+      {"packing positions",
+       1,
+       {"packed_sequence.packed_sequence_size=4096", "model.max_position_embeddings=2048"},
+       E,
+       "packed_sequence.packed_sequence_size",
+       "max_position_embeddings 2048"},
+      {"packing length", 4,
+       with({"packed_sequence.packed_sequence_size=4096", "dataset.seq_length=1001"}), E, nullptr,
+       ""},
       {"packing fits", 4, with({"packed_sequence.packed_sequence_size=4096"}), A,
        "packed_sequence.packed_sequence_size", "padded"},
   });
@@ -405,7 +414,7 @@ TEST_CASE("a feature without execution is refused by name") {
       built(2, {"distributed.strategy=fsdp2", "distributed.mp_policy.reduce_dtype=float16"}),
       Contains("travel in fp16"));
   REQUIRE_THAT(built(1, {"mixed_precision=fp16_mixed"}), Contains("fp16_mixed"));
-  REQUIRE_THAT(built(1, {"packed_sequence.packed_sequence_size=64"}), Contains("packed"));
+  REQUIRE(built(1, {"packed_sequence.packed_sequence_size=64"}).empty());
 }
 
 TEST_CASE("a printed layout loads again") {

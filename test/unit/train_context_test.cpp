@@ -147,6 +147,95 @@ TEST_CASE("a sliding window reaches over the ranks that share a sequence") {
   }
 }
 
+namespace {
+
+// Every sample is documents of 1 to 10 tokens, and a masked rest: no length is a multiple of
+// anything.
+class PackedCountingData : public CountingData {
+ public:
+  void sample(int64_t index, Sample& out) const override {
+    CountingData::sample(index, out);
+    out.documents.clear();
+    for (int64_t at = 0, d = 0; at < kSeq; ++d) {
+      const auto drawn = int64_t(1 + uniform_below(11, uint64_t(index * kSeq + d), 10));
+      const int64_t length = std::min(drawn, kSeq - at);
+      for (int64_t s = 0; s < length; ++s) out.position[size_t(at + s)] = int32_t(s);
+      out.documents.push_back(length);
+      at += length;
+      if (at == kSeq) std::fill(out.label.end() - length, out.label.end(), -1);
+    }
+  }
+};
+
+// Each of the packed documents in a sample of its own.
+class AloneCountingData : public CountingData {
+ public:
+  explicit AloneCountingData(int64_t packs) {
+    Sample packed;
+    for (int64_t i = 0; i < packs; ++i) {
+      PackedCountingData().sample(i, packed);
+      int64_t at = 0;
+      for (const int64_t length : packed.documents) {
+        Sample one;
+        for (int64_t s = 0; s < kSeq; ++s) {
+          const auto from = size_t(at + s);
+          one.input.push_back(s < length ? packed.input[from] : 0);
+          one.label.push_back(s < length ? packed.label[from] : -1);
+          one.position.push_back(int32_t(s));
+        }
+        samples_.push_back(one);
+        at += length;
+      }
+    }
+  }
+  int64_t size() const override { return int64_t(samples_.size()); }
+  void sample(int64_t index, Sample& out) const override {
+    out = samples_[size_t(index) % samples_.size()];
+  }
+
+ private:
+  std::vector<Sample> samples_;
+};
+
+const Changes kPacked{"train.global_batch_size=2", "train.micro_batch_size=1",
+                      "model.num_query_groups=4", "packed_sequence.packed_sequence_size=24"};
+
+}  // namespace
+
+TEST_CASE("packed documents train as one rank does, whatever they are padded to") {
+  const auto data = std::make_shared<PackedCountingData>();
+  const Changes gpt2{"model.architecture=gpt2", "model.hidden_dropout=0.1"};
+  const Result one = train_alone(kPacked, 20, data),
+               of_gpt2 = train_alone(with(kPacked, gpt2), 5, data),
+               half = train_alone(with(kPacked, {"mixed_precision.name=bf16_mixed"}), 20, data);
+  size_t turn = 0;
+  for (const ContextCase& c : context_cases()) {
+    CAPTURE(c.name, c.cp);
+    const Changes changes = with(with(kPacked, c.changes), kStrategies[turn++ % 3]);
+    check_alike(one, train_ranks(c.cp, changes, 20, "thread", data));
+    check_alike(of_gpt2, train_ranks(c.cp, with(changes, gpt2), 5, "thread", data));
+    const Changes bf16{"mixed_precision.name=bf16_mixed"};
+    check_close(half.losses, train_ranks(c.cp, with(changes, bf16), 20, "thread", data)[0].losses,
+                2e-2);
+  }
+  check_alike(one, train_ranks(4, with(with(kPacked, kStrategies[0]), cp_of(2, "p2p")), 20,
+                               "thread", data));
+}
+
+TEST_CASE("packed documents do not see each other") {
+  const Recipe packed = tiny(kPacked),
+               plain = tiny({"model.num_query_groups=4", "train.micro_batch_size=1"});
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  const auto loss = [&](const Recipe& r, const std::shared_ptr<const Dataset>& data,
+                        int64_t samples) {
+    Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), data);
+    return t.evaluate(ValidationLoader(data, samples, {.micro_batch = 1}));
+  };
+  const auto alone = std::make_shared<AloneCountingData>(5);
+  CHECK(loss(packed, std::make_shared<PackedCountingData>(), 5) ==
+        Approx(loss(plain, alone, alone->size())).epsilon(1e-6));
+}
+
 TEST_CASE("a checkpoint goes on under any context parallelism, and under none") {
   const Result straight = train_alone(kBase, 6);
   const std::vector<double> tail(straight.losses.begin() + 3, straight.losses.end());

@@ -63,19 +63,22 @@ inline Result train(const Recipe& r, Device& device, World world, int64_t steps,
   return result;
 }
 
-inline Result train_alone(const std::vector<std::string>& changes, int64_t steps) {
+inline Result train_alone(const std::vector<std::string>& changes, int64_t steps,
+                          std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
   const Recipe r = tiny(changes);
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return train(r, *device, World::alone(), steps);
+  return train(r, *device, World::alone(), steps, std::move(data));
 }
 
 // Every rank's results.
-inline std::vector<Result> train_ranks(int ranks, const std::vector<std::string>& changes,
-                                       int64_t steps, const std::string& backend = "thread") {
+inline std::vector<Result> train_ranks(
+    int ranks, const std::vector<std::string>& changes, int64_t steps,
+    const std::string& backend = "thread",
+    std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
   const Recipe r = tiny(changes, ranks);
   std::vector<Result> results(static_cast<size_t>(ranks));
   run_ranks(ranks, backend, [&](TestRank& rank) {
-    results[size_t(rank.rank())] = train(r, rank.device, rank.world, steps);
+    results[size_t(rank.rank())] = train(r, rank.device, rank.world, steps, data);
   });
   return results;
 }

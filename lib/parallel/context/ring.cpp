@@ -1,6 +1,12 @@
 #include "parallel/context/ring.h"
 
+#include <algorithm>
+
 namespace mtrain {
+
+namespace {
+constexpr int64_t kHomeParts = 4;
+}
 
 RingAttention::RingAttention(ContextLane& lane, Group ring, const HeadConfig& heads)
     : lane_(lane), ring_(std::move(ring)), heads_(heads) {
@@ -88,7 +94,10 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
   ops::copy_blocks(compute, qkv_TN, kv[0], {{0, AD, 0, 0, T, kv_width()}});
   const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
   const Tensor dq = dtype == DType::f32 ? dqkv : Tensor::empty(compute, {T, AD}, DType::f32);
-  Event arrived;
+  const auto of = [&](ops::Rows rows, const Tensor& x) {
+    return x.rows(rows.begin * seq.B, rows.end * seq.B);
+  };
+  Event arrived, home;
   for (int64_t s = 0; s < n; ++s) {
     std::vector<Group::Message> messages;
     if (s + 1 < n) messages = pass_on(kv[s % 2], kv[(s + 1) % 2]);
@@ -97,21 +106,32 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
     Event next;
     if (n > 1) next = lane_.go(compute, [&](Stream& on) { ring_.exchange(messages, on); });
     compute.wait(arrived);  // edge: these keys' arrival -> their use
-    const ops::AttentionBlock b = block(seq, (rank() + n - s) % n);
-    const Tensor& into = s == 0 ? sum[0] : share;
-    ops::attention_block_backward(compute, b, {qkv_TN}, {kv[s % 2]}, {kv[s % 2], heads_.G}, forward,
-                                  dout_TN, {{dq}, {into}, {into, heads_.G}, s > 0, false});
-    if (s > 0) {
-      compute.wait(next);  // edge: the other ranks' shares -> ours is added
-      const int64_t rows = b.kv.end * seq.B;
-      ops::add_into(compute, share.rows(0, rows), sum[s % 2].rows(0, rows));
+    // The last sums go home part by part, each while the next is computed.
+    const bool last = s + 1 == n && n > 1;
+    const int64_t parts = last && !chunks_ ? std::min(kHomeParts, seq.S) : 1;
+    const ops::AttentionBlock whole = block(seq, (rank() + n - s) % n);
+    for (int64_t p = 0; p < parts; ++p) {
+      const ops::Rows rows{seq.S * p / parts, seq.S * (p + 1) / parts};
+      ops::AttentionBlock b = whole;
+      b.kv = {std::min(rows.begin, whole.kv.end), std::min(rows.end, whole.kv.end)};
+      if (b.kv.begin < b.kv.end) {
+        const Tensor& into = s == 0 ? sum[0] : share;
+        ops::attention_block_backward(compute, b, {qkv_TN}, {kv[s % 2]}, {kv[s % 2], heads_.G},
+                                      forward, dout_TN,
+                                      {{dq}, {into}, {into, heads_.G}, s > 0, false});
+        if (s > 0) {
+          compute.wait(next);  // edge: the other ranks' sums -> ours is added
+          ops::add_into(compute, of(b.kv, share), of(b.kv, sum[s % 2]));
+        }
+      }
+      if (last)
+        home = lane_.go(compute, [&](Stream& on) {
+          ring_.exchange(pass_on(of(rows, sum[s % 2]), of(rows, sum[n % 2])), on);
+        });
     }
     arrived = std::move(next);
   }
-  if (n > 1)
-    compute.wait(lane_.go(compute, [&](Stream& on) {  // edge: the sum's way home -> its use
-      ring_.exchange(pass_on(sum[(n - 1) % 2], sum[n % 2]), on);
-    }));
+  compute.wait(home);  // edge: the last part's way home, all others before it -> their use
   if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
   put_columns(compute, n == 1 ? sum[0] : sum[n % 2], dqkv, AD);
   return dqkv;
