@@ -443,3 +443,33 @@ TEST_CASE("each product is split as its method says") {
         2);
   CHECK(count(only("fc1_dgrad", "{method: bulk}"), "compute matmul_fc1_dgrad") == 1);
 }
+
+TEST_CASE("tensor, sequence, context and data parallelism together") {
+  const std::vector<Changes> models{
+      {"model.num_query_groups=4", "model.architecture=qwen3", "model.hidden_dropout=0.1"},
+      {"model.architecture=gpt2", "model.num_query_groups=8", "model.hidden_dropout=0.1",
+       "model.embedding_dropout=0.1"}};
+  const std::vector<Changes> strategies{{"distributed.strategy=megatron_ddp"},
+                                        {"distributed.strategy=fsdp2"}};
+  size_t turn = 0;
+  for (const Changes& model : models) {
+    // Dropout is numbered by micro-batch.
+    const Result alone = train_alone(with(model, {"train.micro_batch_size=1"}), 20);
+    for (const char* type : {"p2p", "all_gather", "a2a"})
+      for (const int dp : {1, 2}) {
+        const bool sequence = turn % 3 != 0;
+        const Changes layout =
+            with(with(model, strategies[turn++ % 2]),
+                 {"distributed.tp_size=2", "distributed.cp_size=2",
+                  fmt::format("distributed.cp_comm_type={}", type), "train.micro_batch_size=1",
+                  fmt::format("distributed.sequence_parallel={}", sequence),
+                  fmt::format("comm_overlap.tp_comm_overlap={}", sequence)});
+        CAPTURE(type, dp, sequence, model[0]);
+        const auto ranks = train_ranks(4 * dp, layout, 20);
+        check_close(alone.losses, ranks[0].losses, 1e-5);
+        check_close(alone.norms, ranks[0].norms, 1e-4);
+        CHECK(ranks[0].evaluation == Approx(alone.evaluation).epsilon(1e-5));
+        for (const Result& r : ranks) CHECK((r.losses == ranks[0].losses));
+      }
+  }
+}
