@@ -129,7 +129,7 @@ stopped=$(rank_pid stopped 2)
 kill -STOP "$stopped"
 ends "a stopped rank" 1 15
 says "a stopped rank" "of the group did not arrive"
-says "a stopped rank" "of group dp_cp"
+says "a stopped rank" "of group "  # dp_cp, or world where ranks agree to go on
 none_left stopped
 
 # --- a rank that dies or hangs in the midst of forward, a collective, the optimizer, a save ---
@@ -195,9 +195,12 @@ RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "
 says "no server" "no rendezvous at 127.0.0.1:$port"
 python3 -c "
 import socket, sys, time
-s = socket.socket(socket.AF_INET6); s.bind(('::', $port)); s.listen(); time.sleep(8)" &
+s = socket.socket(socket.AF_INET6); s.bind(('::', $port)); s.listen(); open('$work/holding', 'w'); time.sleep(60)" &
 holder=$!
-sleep 0.5
+for ((i = 0; i < 100; i++)); do
+  [[ -e $work/holding ]] && break
+  sleep 0.1
+done
 "$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/taken2" \
   comm.timeout_s=3 >"$work/out" 2>&1
 (($? == 2)) || fail "a taken port: another exit code than 2"
