@@ -11,13 +11,15 @@ Control::Control(World& world, Device& device)
   on_ = &device.stream("control");
 }
 
-bool Control::any(bool own) const {
+int64_t Control::least(int64_t own) const {
   if (size_ == 1) return own;
-  const Tensor t = Tensor::from_host<int64_t>(*on_, {1}, {own});
+  const Tensor t = Tensor::from_host<int64_t>(*on_, {1}, {-own});
   everyone_.all_reduce(t, Reduce::max, *on_);
   compute_->wait(on_->record());
-  return t.to_host<int64_t>(*on_)[0] != 0;
+  return -t.to_host<int64_t>(*on_)[0];
 }
+
+bool Control::any(bool own) const { return least(own ? 0 : 1) == 0; }
 
 std::vector<std::string> Control::texts(const std::string& own) const {
   if (size_ == 1) return {own};

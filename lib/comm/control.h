@@ -19,6 +19,7 @@ class Control {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool any(bool own) const;
+  int64_t least(int64_t own) const;  // of all ranks'
   // By rank.
   std::vector<std::string> texts(const std::string& own) const;
 

@@ -17,7 +17,10 @@ Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
   batch.position.assign(size_t(S * B), 0);
   Sample sample;
   for (int64_t b = 0; b < B && first + b < limit; ++b) {
+    sample.documents.clear();
     dataset.sample(first + b, sample);
+    MT_CHECK(sample.documents.empty() || B == 1, "packed samples in a micro-batch of {}", B);
+    batch.documents = sample.documents;
     for (int64_t s = 0; s < S; ++s) {
       batch.input[s * B + b] = sample.input[s];
       batch.label[s * B + b] = sample.label[s];
@@ -37,6 +40,69 @@ void check_ranks(const LoaderOptions& o) {
 }
 
 }  // namespace
+
+namespace {
+
+// Adds positions of the whole to a rank's share.
+class Share {
+ public:
+  Share(const Batch& whole, Batch& share) : whole_(whole), share_(share) {}
+  void take(int64_t first, int64_t count) {
+    add_run(first, count);
+    const auto part = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
+      const auto begin = from.begin() + first * whole_.B;
+      to.insert(to.end(), begin, begin + count * whole_.B);
+    };
+    part(whole_.input, share_.input);
+    part(whole_.label, share_.label);
+    part(whole_.position, share_.position);
+  }
+  void pad(int64_t count) {
+    add_run(whole_.S + padding_, count);
+    padding_ += count;
+    const auto all = size_t(share_.S * whole_.B);
+    share_.input.resize(all, 0);
+    share_.label.resize(all, -1);
+    share_.position.resize(all, 0);
+  }
+
+ private:
+  void add_run(int64_t first, int64_t count) {
+    auto& runs = share_.runs;
+    share_.S += count;
+    if (!runs.empty() && runs.back().first + runs.back().count == first)
+      runs.back().count += count;
+    else if (count > 0)
+      runs.push_back({first, count});
+  }
+  const Batch& whole_;
+  Batch& share_;
+  int64_t padding_ = 0;
+};
+
+}  // namespace
+
+Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks) {
+  const int64_t chunks = 2 * ranks;
+  Batch share{.B = whole.B};
+  Share to(whole, share);
+  int64_t first = 0;
+  for (const int64_t length : whole.documents.empty() ? std::vector{whole.S} : whole.documents) {
+    const int64_t chunk =
+        whole.documents.empty() ? exact_div(length, chunks) : ceil_div(length, chunks);
+    for (const int64_t number : {rank, chunks - 1 - rank}) {
+      const int64_t begin = std::min(length, number * chunk),
+                    end = std::min(length, (number + 1) * chunk);
+      to.take(first + begin, end - begin);
+      to.pad(chunk - (end - begin));
+    }
+    if (!whole.documents.empty()) share.documents.push_back(chunk * chunks);
+    first += length;
+  }
+  MT_CHECK(first == whole.S, "documents of {} tokens in a sequence of {}", first, whole.S);
+  share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
+  return share;
+}
 
 BatchLoader::BatchLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {

@@ -9,12 +9,26 @@
 
 namespace mtrain {
 
+// Consecutive positions of a whole sequence.
+struct PositionRun {
+  int64_t first, count;
+};
+
 // B micro-batch, S sequence; token s of sample b is element s * B + b.
 struct Batch {
   int64_t B = 0, S = 0;
   std::vector<int32_t> input, label, position;  // (S * B); label -1: no loss
   int64_t unmasked = 0;                         // labels that count
+  std::vector<int64_t> documents;               // as of the sample, of the whole sequence; B = 1
+  std::vector<PositionRun> runs;                // a share's positions; empty: all
 };
+
+// What rank `rank` of `ranks` that share every sequence computes: each document, or the sequence
+// that is not packed, is cut into 2 * ranks chunks, of which it gets numbers rank and 2 * ranks - 1
+// - rank, so that all have the same work in causal attention. The sequence is a multiple of
+// 2 * ranks; documents are padded to one with masked tokens, and the share's `documents` are the
+// padded lengths. Runs number the tokens of the whole as it was, and padding from S on.
+Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks);
 
 struct LoaderOptions {
   int64_t global_batch = 1;  // samples per step, over all data-parallel ranks

@@ -126,6 +126,15 @@ int64_t BlendDataset::size() const {
   return int64_t(samples);
 }
 
+std::string BlendDataset::note() const {
+  std::string text;
+  for (const auto& dataset : datasets_) {
+    const std::string note = dataset->note();
+    if (!note.empty()) text += (text.empty() ? "" : "\n") + note;
+  }
+  return text;
+}
+
 void BlendDataset::sample(int64_t index, Sample& out) const {
   const Blend::Pick pick = blend_.at(index);
   datasets_[size_t(pick.dataset)]->sample(pick.index, out);

@@ -48,6 +48,7 @@ class BlendDataset final : public Dataset {
   int64_t seq_length() const override { return datasets_.front()->seq_length(); }
   int64_t size() const override;
   void sample(int64_t index, Sample& out) const override;
+  std::string note() const override;
 
  private:
   std::vector<std::shared_ptr<const Dataset>> datasets_;

@@ -1,6 +1,7 @@
 // What a training run draws its sequences from.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace mtrain {
@@ -9,6 +10,7 @@ namespace mtrain {
 // count.
 struct Sample {
   std::vector<int32_t> input, label, position;  // (S)
+  std::vector<int64_t> documents;  // lengths of what is packed into it, S in all; empty: not packed
 };
 
 class Dataset {
@@ -19,6 +21,7 @@ class Dataset {
   // Sample `index` >= 0 of an endless stream, a pure function of the index. Safe to call from
   // several threads.
   virtual void sample(int64_t index, Sample& out) const = 0;
+  virtual std::string note() const { return ""; }  // what the user should know of it
 };
 
 }  // namespace mtrain

@@ -14,7 +14,7 @@ struct AttentionActivations {
   Tensor raw_TN;         // q and k before their norms; absent without qk_norm
   Tensor rstd_q, rstd_k;
   Tensor qkv_TN;
-  ops::AttentionResult core;  // absent where the core is recomputed
+  CoreResult core;  // absent where the core is recomputed
 };
 
 class AttentionSegment : public Segment {
@@ -75,7 +75,7 @@ class AttentionSegment : public Segment {
     a.norm.y_TH = {};
     if (c_.qk_norm) normalize_heads(step, a);
     if (c_.rotary) rotate(step, a.qkv_TN, false);
-    ops::AttentionResult core = core_->forward(step, a.qkv_TN);
+    CoreResult core = core_->forward(step, a.qkv_TN);
     const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
     drop(step, out.delta_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     if (!recompute_core_) a.core = std::move(core);

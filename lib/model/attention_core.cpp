@@ -9,12 +9,14 @@ namespace {
 class LocalAttention : public AttentionCore {
  public:
   explicit LocalAttention(const HeadConfig& heads) : heads_(heads) {}
-  ops::AttentionResult forward(Step& step, const Tensor& qkv_TN) override {
-    return ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens);
+  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+    const auto r = ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens);
+    return {r.out_TN, r.lse};
   }
-  Tensor backward(Step& step, const Tensor& qkv_TN, const ops::AttentionResult& forward,
+  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
                   const Tensor& dout_TN) override {
-    return ops::attention_backward(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens, forward,
+    return ops::attention_backward(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens,
+                                   {forward.out_TN, std::any_cast<const Tensor&>(forward.kept)},
                                    dout_TN);
   }
 

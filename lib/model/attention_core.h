@@ -1,5 +1,6 @@
 // softmax(q k^T) v, between the projections of the attention segment.
 #pragma once
+#include <any>
 #include <memory>
 
 #include "model/step.h"
@@ -14,14 +15,19 @@ struct HeadConfig {
   float scale() const;
 };
 
+struct CoreResult {
+  Tensor out_TN;  // (T, A * D)
+  std::any kept;  // what backward needs besides, of the core's own type
+};
+
 // The interface that context parallelism implements (ring, all-gather, all-to-all).
 class AttentionCore {
  public:
   virtual ~AttentionCore() = default;
   // qkv_TN: (T, (A + 2 G) D), rotary applied
-  virtual ops::AttentionResult forward(Step& step, const Tensor& qkv_TN) = 0;
-  virtual Tensor backward(Step& step, const Tensor& qkv_TN, const ops::AttentionResult& forward,
-                          const Tensor& dout_TN) = 0;
+  virtual CoreResult forward(Step& step, const Tensor& qkv_TN) = 0;
+  virtual Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
+                          const Tensor& dout_TN) = 0;  // dqkv
 };
 std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads);
 

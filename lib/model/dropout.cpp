@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/rng.h"
 #include "model/step.h"
 #include "ops/ops.h"
@@ -8,11 +10,29 @@ namespace {
 uint64_t key(const Step& step, const std::string& place) {
   return rng_key(step.seed, fmt::format("dropout/{}/{}/{}", place, step.step, step.micro_batch));
 }
+
+// Rows from `first_row` of this rank's on; numbered by the elements of the whole sequence.
+void drop_rows(const Step& step, const Tensor& x_TH, const std::string& place, float p,
+               int64_t first_row) {
+  const SequenceInfo& seq = step.seq;
+  const uint64_t stream = key(step, place);
+  const int64_t H = x_TH.dim(1), end_row = first_row + x_TH.dim(0);
+  if (seq.runs.empty()) return ops::dropout(step.compute, x_TH, stream, first_row * H, p);
+  int64_t row = 0;
+  for (const SequenceInfo::Run& run : seq.runs) {
+    const int64_t begin = std::max(row, first_row),
+                  end = std::min(row + run.count * seq.B, end_row);
+    if (begin < end)
+      ops::dropout(step.compute, x_TH.rows(begin - first_row, end - first_row), stream,
+                   (run.first * seq.B + begin - row) * H, p);
+    row += run.count * seq.B;
+  }
+  MT_CHECK(row >= end_row, "{} rows in runs of {}", end_row, row);
+}
 }  // namespace
 
 void drop(Step& step, const Tensor& x_TH, const std::string& place, float p, int64_t first_row) {
-  if (step.training && p > 0)
-    ops::dropout(step.compute, x_TH, key(step, place), first_row * x_TH.dim(1), p);
+  if (step.training && p > 0) drop_rows(step, x_TH, place, p, first_row);
 }
 
 Tensor drop_backward(Step& step, const Tensor& d_TH, const std::string& place, float p,
@@ -20,7 +40,7 @@ Tensor drop_backward(Step& step, const Tensor& d_TH, const std::string& place, f
   if (!step.training || p == 0) return d_TH;
   Tensor d = Tensor::empty(step.compute, d_TH.shape(), d_TH.dtype());
   ops::cast(step.compute, d_TH, d);
-  ops::dropout(step.compute, d, key(step, place), first_row * d.dim(1), p);
+  drop_rows(step, d, place, p, first_row);
   return d;
 }
 

@@ -34,9 +34,17 @@ class Stash {
 };
 
 struct SequenceInfo {
-  int64_t B = 1, S = 0;  // sequences and their length; token = s * B + b
+  // Consecutive positions of the whole sequence.
+  struct Run {
+    int64_t first, count;
+  };
+  int64_t B = 1, S = 0;  // sequences and the positions of each on this rank; token = s * B + b
   Tensor position_T;     // int32
-  Tensor cu_seqlens;     // int32, optional: document boundaries (B = 1)
+  // Optional, B = 1: lengths of the documents packed into the whole sequence, and their boundaries
+  // as int32, from 0 to its end.
+  std::vector<int64_t> documents;
+  Tensor cu_seqlens;
+  std::vector<Run> runs;  // this rank's positions, where ranks share the sequence; empty: all
   int64_t T() const { return B * S; }
 };
 

@@ -33,9 +33,7 @@ class TensorParallel {
   // From here on `compute` sees whole gradients of what several ranks have copies of. After
   // DataParallel::finish_grads().
   virtual void finish_grads(ParamStore&) {}
-  // Sums over ranks, and the smallest value; `on_host` blocks the host.
-  virtual void sum(const Tensor&) {}
-  virtual int64_t least_on_host(int64_t value) { return value; }
+  virtual void sum(const Tensor&) {}  // over ranks
   // The unit's elements of every rank, one after the other, on `compute`.
   virtual Tensor all_ranks(const Tensor& unit) { return unit; }
 

@@ -23,6 +23,7 @@ kernels::AttentionShape shape_of(const AttentionBlock& b, int64_t lse_stride) {
           .D = b.D,
           .causal = b.causal,
           .q_start = b.causal && !documents ? Skv - Sq : 0,
+          .window = b.window,
           .q_documents = {b.q_documents.begin, b.q_documents.end},
           .kv_documents = {b.kv_documents.begin, b.kv_documents.end},
           .document_gaps = documents,
@@ -97,7 +98,7 @@ void attention_block(Stream& on, const AttentionBlock& b, const Heads& q, const 
                      const Heads& v, const AttentionResult& into) {
   const char* op = "attention_block";
   check_operands(op, b, q, k, v);
-  const Heads out{into.out_TN};
+  const Heads out{into.out_TN, b.out_head};
   check_heads(op, "out", b, out, b.A, b.q);
   check_result(op, "out", out, q);
   check_lse(op, b, into.lse);
@@ -149,7 +150,7 @@ void attention_block_backward(Stream& on, const AttentionBlock& b, const Heads& 
                               const AttentionGrads& grads) {
   const char* op = "attention_block_backward";
   check_operands(op, b, q, k, v);
-  const Heads out{merged.out_TN}, dout{dout_TN};
+  const Heads out{merged.out_TN, b.out_head}, dout{dout_TN, b.out_head};
   check_heads(op, "out", b, out, b.A, b.q);
   check_heads(op, "dout", b, dout, b.A, b.q);
   check_heads(op, "dq", b, grads.dq, b.A, b.q);

@@ -97,6 +97,8 @@ struct AttentionBlock {
   bool causal = false;
   float scale;
   Documents q_documents, kv_documents;  // optional, B = 1; rows counted from q.begin and kv.begin
+  int64_t window = 0;                   // 0: none; counted from the last key that a query may see
+  int64_t out_head = 0;                 // the first of the A heads in out and dout
 };
 // Consecutive heads in every token's row, from `first` on.
 struct Heads {

@@ -34,14 +34,6 @@ void Pipeline::sum(const Tensor& values) const {
   links_.compute->wait(links_.on->record());
 }
 
-int64_t Pipeline::least_on_host(int64_t value) const {
-  if (links_.size == 1) return value;
-  const Tensor t = Tensor::from_host<int64_t>(*links_.on, {1}, {-value});
-  links_.all.all_reduce(t, Reduce::max, *links_.on);
-  links_.compute->wait(links_.on->record());  // it stands still meanwhile
-  return -t.to_host<int64_t>(*links_.on)[0];
-}
-
 Tensor Pipeline::hand_on(const Tensor& data, const Shape& shape, int from, int to) const {
   const auto& ranks = links_.all.ranks();
   const auto member = [&](int rank) { return int(std::ranges::find(ranks, rank) - ranks.begin()); };

@@ -45,7 +45,6 @@ class Pipeline {
 
   // Sums over the stages' ranks.
   void sum(const Tensor& values) const;
-  int64_t least_on_host(int64_t value) const;  // blocks the host
   // From here on `compute` sees the whole gradient of a tied table that two ranks have. After
   // DataParallel::finish_grads().
   void finish_grads(ParamStore& params) const;

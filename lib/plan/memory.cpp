@@ -25,7 +25,7 @@ class Estimator {
         stages_(stages_of_rank(shape_, pp_rank)),
         e_(r.mixed_precision.name == Precision::fp32 ? 4 : 2),
         tp_(Count(l.tp)),
-        T_(Count(l.micro_batch) * Count(r.dataset.seq_length) / Count(l.cp)) {
+        T_(Count(l.micro_batch) * Count(sample_length(r)) / Count(l.cp)) {
     int64_t first = 0;
     for (int64_t s = 0; s < l.stages; ++s) {
       const int64_t layers = l.layers_of_stage.empty() ? 0 : l.layers_of_stage[size_t(s)];
@@ -118,8 +118,8 @@ class Estimator {
     const Count statistics = 2 * (m_.normalization == Normalization::layernorm ? 2 : 1) +
                              (core ? 0 : heads) +
                              (m_.qk_layernorm ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
-    const Count attention =
-        residual() + qkv_width() * (m_.qk_layernorm ? 2 : 1) + (core ? 0 : attention_width());
+    const Count attention = residual() + qkv_width() * (m_.qk_layernorm ? 2 : 1) +
+                            (core ? 0 : attention_width()) + context_kept();
     Count mlp = residual();
     if (moe && !recomputes(RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
@@ -240,15 +240,31 @@ class Estimator {
   Count tensor_buffers() const {
     return l_.tp > 1 && r_.distributed.sequence_parallel ? 2 * T_ * hidden() * e_ : 0;
   }
+  bool uses(CpCommType type) const {
+    const auto& types = r_.distributed.cp_comm_type;
+    return l_.cp > 1 && std::find(types.begin(), types.end(), type) != types.end();
+  }
+  // What travels, for all layers together. Gradients of keys and values travel in fp32.
   Count context_buffers() const {
-    if (l_.cp == 1) return 0;
-    switch (r_.distributed.cp_comm_type.front()) {
-      case CpCommType::all_gather: return Count(l_.cp) * T_ * kv_width() * e_;
-      case CpCommType::a2a: return 2 * T_ * qkv_width() * e_;
-      case CpCommType::p2p:
-      case CpCommType::a2a_p2p: return 2 * 2 * T_ * kv_width() * e_;  // keys and values, gradients
+    Count bytes = 0;
+    if (uses(CpCommType::p2p) || uses(CpCommType::a2a_p2p))
+      bytes += T_ * kv_width() * (2 * e_ + 3 * 4);
+    if (uses(CpCommType::a2a) || uses(CpCommType::a2a_p2p)) bytes += 4 * T_ * qkv_width() * e_;
+    if (uses(CpCommType::all_gather)) {
+      const Count piece =
+          std::max<Count>(1.0 / 4, 1 / std::max<Count>(1, Count(m_.kv_heads()) / tp_));
+      bytes += T_ * kv_width() * (1 + 3 * piece * Count(l_.cp)) * (e_ + 4);
     }
-    return 0;
+    return bytes;
+  }
+  // Kept by a layer whose core attends in another layout than the projections have.
+  Count context_kept() const {
+    const auto& types = r_.distributed.cp_comm_type;
+    if (l_.cp == 1 || recomputes(RecomputeModule::core_attn)) return 0;
+    const auto exchanged = std::count_if(types.begin(), types.end(), [](CpCommType t) {
+      return t == CpCommType::a2a || t == CpCommType::a2a_p2p;
+    });
+    return Count(exchanged) / Count(types.size()) * (qkv_width() + attention_width());
   }
   // One activation and one gradient in each direction.
   Count pipeline_buffers() const { return l_.pp > 1 ? 4 * T_ * residual() * e_ : 0; }

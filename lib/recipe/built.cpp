@@ -44,8 +44,12 @@ void check_built(const Recipe& r, Problems& problems) {
   };
   const auto& d = r.distributed;
   const char* one = "set it to 1";
-  missing(d.cp_size > 1, "distributed.cp_size", "context parallelism (cp_size > 1)", one);
   missing(d.ep_size > 1, "distributed.ep_size", "expert parallelism (ep_size > 1)", one);
+  bool gpu_only = false;
+  for (const auto& [product, gemm] : r.comm_overlap.tp_comm_overlap_cfg.gemms)
+    gpu_only = gpu_only || gemm.atomic_gemm || gemm.fp8_buf;
+  missing(gpu_only, "comm_overlap.tp_comm_overlap_cfg", "atomic_gemm and fp8_buf",
+          "leave them out");
   const bool fp32 = r.mixed_precision.name == Precision::fp32;
   check_pipeline(r, fp32, missing);
   const auto& output = d.mp_policy.output_dtype;
@@ -65,8 +69,6 @@ void check_built(const Recipe& r, Problems& problems) {
           "optimizer.master_weights", "training without fp32 master weights", "set it to true");
   missing(r.train.device == DeviceChoice::cuda, "train.device", "training on GPUs",
           "set it to cpu");
-  missing(r.packed_sequence.packed_sequence_size > 0, "packed_sequence.packed_sequence_size",
-          "packed sequences", "set it to 0");
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
   bool other_module = false;

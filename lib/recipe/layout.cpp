@@ -77,6 +77,11 @@ bool is_sharded(const Recipe& r) {
   return false;
 }
 
+int64_t sample_length(const Recipe& r) {
+  const int64_t packed = r.packed_sequence.packed_sequence_size;
+  return packed > 0 ? packed : r.dataset.seq_length;
+}
+
 std::string nearest_multiples(int64_t value, int64_t of) {
   const int64_t low = value / of * of, high = low + of;
   if (low == value) return fmt::format("{}", low);

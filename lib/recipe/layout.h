@@ -25,6 +25,9 @@ struct Layout {
 // validate_layout reports them. `world` 0 stands for the smallest world that fits.
 Layout layout_of(const Recipe& recipe, int64_t world);
 
+// Tokens of a training sample: of a pack where documents are packed.
+int64_t sample_length(const Recipe& recipe);
+
 // The vocabulary as the model stores it: a multiple of 128 x tp.
 int64_t padded_vocab(int64_t vocab, int64_t tp);
 

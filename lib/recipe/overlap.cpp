@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "recipe/tp_products.h"
 
 namespace mtrain {
 namespace {
@@ -74,6 +75,7 @@ class Resolver {
         all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)"},
              {r_.distributed.sequence_parallel, "it needs distributed.sequence_parallel: true"}}),
         false);
+    if (o_.tp_comm_overlap) resolve_tp_products(r_, l_, o_);
   }
 
   Condition several_stages() const {
@@ -174,9 +176,44 @@ class Resolver {
   }
 
   void resolve_cp() {
-    o_.cp_overlap = decide("comm_overlap.cp_overlap", r_.comm_overlap.cp_overlap,
-                           all({{l_.cp > 1, "there is no context parallelism (cp_size 1)"}},
-                               "keys and values travel during attention"));
+    o_.cp_overlap = decide(
+        "comm_overlap.cp_overlap", r_.comm_overlap.cp_overlap,
+        all({{l_.cp > 1, "there is no context parallelism (cp_size 1)"},
+             {any_layer([&](CpCommType t) { return can_hide(t); }),
+              "each exchange of heads is waited for, since a rank has one kv head to compute"}},
+            context_text().c_str()));
+  }
+
+  template <class F>
+  bool any_layer(const F& f) const {
+    const auto& types = r_.distributed.cp_comm_type;
+    return std::any_of(types.begin(), types.end(), f);
+  }
+
+  // A ring always has keys at hand while others travel. all_gather and a2a do one part of a rank's
+  // kv heads after the other.
+  bool can_hide(CpCommType type) const {
+    const int64_t kv_heads = std::max<int64_t>(1, r_.model.kv_heads() / l_.tp);
+    if (type == CpCommType::all_gather) return kv_heads > 1;
+    if (type == CpCommType::a2a) return kv_heads / l_.cp > 1;
+    return true;
+  }
+
+  std::string context_text() const {
+    std::string text;
+    const auto add = [&](CpCommType type, const char* what) {
+      if (!any_layer([&](CpCommType t) { return t == type; })) return;
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", enum_name(type),
+                          can_hide(type) ? what : "all is waited for, a rank has one kv head");
+    };
+    add(CpCommType::p2p, "keys and values travel during attention");
+    add(CpCommType::all_gather,
+        "heads travel during others' attention; the first, and the last gradients, are waited for");
+    add(CpCommType::a2a,
+        "heads travel during others' attention; the first and the last are waited for");
+    add(CpCommType::a2a_p2p,
+        "keys and values travel during attention; the exchanges of heads are waited for");
+    return text;
   }
 
   void resolve_wgrad() {
@@ -269,10 +306,10 @@ Overlap resolve_overlap(const Recipe& recipe, const Layout& layout) {
 
 std::string print_overlap(const Overlap& overlap) {
   std::string out =
-      fmt::format("{:<54} {:<10} {:<10} {}\n", "overlap", "asked", "effective", "why");
+      fmt::format("{:<54} {:<13} {:<13} {}\n", "overlap", "asked", "effective", "why");
   for (const auto& row : overlap.table)
     out +=
-        fmt::format("{:<54} {:<10} {:<10} {}\n", row.field, row.asked, row.effective, row.reason);
+        fmt::format("{:<54} {:<13} {:<13} {}\n", row.field, row.asked, row.effective, row.reason);
   return out;
 }
 

@@ -1,6 +1,7 @@
 // What is hidden behind what: each overlap feature as asked, as effective, and why.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct OverlapRow {
 
 struct Overlap {
   bool tp_comm_overlap = false;
+  std::map<std::string, TpOverlapGemm> tp_products;  // those that hide something
   bool overlap_p2p_comm = false, batch_p2p_comm = false;
   bool overlap_grad_reduce = false, overlap_param_gather = false;
   bool overlap_param_gather_with_optimizer_step = false, align_param_gather = false;

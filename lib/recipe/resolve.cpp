@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "recipe/layout.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -85,7 +86,8 @@ void resolve_recipe(Recipe& r, Problems& problems) {
   derive(r, "model.kv_channels", m.kv_channels,
          std::max<int64_t>(1, m.hidden_size / m.num_attention_heads));
   derive(r, "model.ffn_hidden_size", m.ffn_hidden_size, m.ffn_size());
-  derive(r, "model.max_position_embeddings", m.max_position_embeddings, r.dataset.seq_length);
+  derive(r, "model.max_position_embeddings", m.max_position_embeddings,
+         std::max(r.dataset.seq_length, sample_length(r)));
   derive(r, "dataset.seed", r.dataset.seed, r.train.seed);
   derive(r, "lr_scheduler.decay_steps", r.lr_scheduler.decay_steps, r.train.steps);
   if (r.checkpoint.dir.empty()) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,11 +34,13 @@ inline constexpr std::array<std::string_view, 10> kTpOverlapGemms{
 // this name.
 bool tp_overlap_default(std::string_view gemm, TpOverlapGemm& out);
 
-// comm_overlap.tp_comm_overlap_cfg: the name of a preset, or one entry per product.
+// comm_overlap.tp_comm_overlap_cfg: the name of a preset, or entries per product; what has none
+// takes tp_overlap_default().
 struct TpOverlapConfig {
   std::string preset;
   std::map<std::string, TpOverlapGemm> gemms;
-  bool empty() const { return preset.empty() && gemms.empty(); }
+  std::set<std::string> off;  // products given as none
+  bool empty() const { return preset.empty() && gemms.empty() && off.empty(); }
 };
 
 // A preset with the run it was tuned for.

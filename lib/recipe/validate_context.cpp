@@ -81,12 +81,13 @@ void validate_context(const Recipe& r, const Layout& l, Problems& problems) {
                      "give one word for all layers, or one entry per layer");
   check_hierarchy(r, l, problems);
   if (l.cp == 1) return;
-  problems.require(r.dataset.seq_length % (2 * l.cp) == 0,
-                   {"dataset.seq_length", "distributed.cp_size"},
-                   fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}",
-                               r.dataset.seq_length, 2 * l.cp),
-                   fmt::format("use {}; each rank holds two chunks of a sequence",
-                               nearest_multiples(r.dataset.seq_length, 2 * l.cp)));
+  problems.require(
+      r.packed_sequence.packed_sequence_size > 0 || r.dataset.seq_length % (2 * l.cp) == 0,
+      {"dataset.seq_length", "distributed.cp_size"},
+      fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}", r.dataset.seq_length,
+                  2 * l.cp),
+      fmt::format("use {}; each rank holds two chunks of a sequence",
+                  nearest_multiples(r.dataset.seq_length, 2 * l.cp)));
   if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", problems);
   problems.require(
       !r.model.window_size || (!uses(r, CpCommType::p2p) && !uses(r, CpCommType::a2a_p2p)),
@@ -105,6 +106,14 @@ void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
       fmt::format("a packed sample is a batch of its own, but the micro-batch is {}",
                   l.micro_batch),
       fmt::format("set micro_batch_size: 1 and packed_sequence_size: {}", size * l.micro_batch));
+  if (r.model.max_position_embeddings)
+    problems.require(
+        size <= *r.model.max_position_embeddings,
+        {"packed_sequence.packed_sequence_size", "model.max_position_embeddings"},
+        fmt::format("a document may take all of a pack's {} tokens, which is more than "
+                    "max_position_embeddings {}",
+                    size, *r.model.max_position_embeddings),
+        "shorten the packs or raise model.max_position_embeddings");
   if (l.cp > 1)
     problems.require(size % (2 * l.cp) == 0,
                      {"packed_sequence.packed_sequence_size", "distributed.cp_size"},

@@ -18,7 +18,7 @@ bool is_all_gather(std::string_view gemm) {
 
 bool read_preset(const Node& node, TpOverlapConfig& out, Complaint& c) {
   if (find_tp_overlap_preset(node.text)) {
-    out = {node.text, {}};
+    out = {node.text, {}, {}};
     return true;
   }
   std::vector<std::string> names;
@@ -115,7 +115,10 @@ bool read_value(const Node& node, const FieldOptions&, TpOverlapConfig& out, Com
                              : fmt::format("did you mean `{}`?", meant);
       return false;
     }
-    if (node.items[i].unset()) continue;  // no overlap for this product
+    if (node.items[i].unset()) {
+      out.off.insert(name);
+      continue;
+    }
     if (!read_gemm(name, node.items[i], gemm, c)) return false;
     out.gemms[name] = gemm;
   }
@@ -144,6 +147,8 @@ std::string show_value(const TpOverlapConfig& value) {
         "aggregate: {}, atomic_gemm: {}, fp8_buf: {}}}",
         s.empty() ? "" : ", ", name, enum_name(g.method), g.num_sm, g.cga_size, g.num_splits,
         g.set_sm_margin, g.aggregate, g.atomic_gemm, g.fp8_buf);
+  for (const std::string& name : value.off)
+    s += fmt::format("{}{}: none", s.empty() ? "" : ", ", name);
   return "{" + s + "}";
 }
 

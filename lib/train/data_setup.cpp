@@ -4,6 +4,7 @@
 #include "data/blend.h"
 #include "data/gpt_dataset.h"
 #include "data/indexed_dataset.h"
+#include "data/packed_dataset.h"
 
 namespace mtrain {
 
@@ -20,28 +21,39 @@ std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix, con
   return std::make_shared<IndexedDataset>(prefix);
 }
 
+std::shared_ptr<const Dataset> dataset_of(const Recipe& r,
+                                          std::shared_ptr<const IndexedDataset> tokens,
+                                          int64_t vocab, bool shuffle) {
+  const auto seed = uint64_t(r.dataset.seed.value_or(r.train.seed));
+  const auto& packed = r.packed_sequence;
+  if (packed.packed_sequence_size > 0)
+    return std::make_shared<PackedDataset>(
+        std::move(tokens), PackedDatasetOptions{.size = packed.packed_sequence_size,
+                                                .seed = seed,
+                                                .shuffle = shuffle,
+                                                .drop_long = packed.drop_long_samples,
+                                                .vocab_size = vocab});
+  GptDatasetOptions o;
+  o.seq_length = r.dataset.seq_length;
+  o.seed = seed;
+  o.shuffle = shuffle;
+  o.vocab_size = vocab;
+  return std::make_shared<GptDataset>(std::move(tokens), o);
+}
+
 std::shared_ptr<const Dataset> open_blend(const char* field,
                                           const std::vector<std::string>& prefixes,
-                                          std::vector<double> weights,
-                                          const GptDatasetOptions& options) {
+                                          std::vector<double> weights, const Recipe& r,
+                                          int64_t vocab, bool shuffle) {
   std::vector<std::shared_ptr<const Dataset>> parts;
   const bool by_size = weights.empty();
   for (const auto& prefix : prefixes) {
     auto tokens = open_tokens(prefix, field);
     if (by_size) weights.push_back(double(tokens->tokens()));
-    parts.push_back(std::make_shared<GptDataset>(std::move(tokens), options));
+    parts.push_back(dataset_of(r, std::move(tokens), vocab, shuffle));
   }
   if (parts.size() == 1) return parts.front();
   return std::make_shared<BlendDataset>(std::move(parts), weights);
-}
-
-GptDatasetOptions options_of(const Recipe& r, int64_t vocab, bool shuffle) {
-  GptDatasetOptions o;
-  o.seq_length = r.dataset.seq_length;
-  o.seed = uint64_t(r.dataset.seed.value_or(r.train.seed));
-  o.shuffle = shuffle;
-  o.vocab_size = vocab;
-  return o;
 }
 
 }  // namespace
@@ -64,14 +76,13 @@ std::shared_ptr<const Dataset> open_training_data(const Recipe& r, int64_t vocab
   if (r.dataset.train.empty())
     throw UserError("dataset.train is not set",
                     "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
-  return open_blend("dataset.train", r.dataset.train, r.dataset.train_weights,
-                    options_of(r, vocab, true));
+  return open_blend("dataset.train", r.dataset.train, r.dataset.train_weights, r, vocab, true);
 }
 
 std::shared_ptr<const Dataset> open_validation_data(const Recipe& r, int64_t vocab) {
   if (r.dataset.validation.empty()) return nullptr;
-  return open_blend("dataset.validation", r.dataset.validation, r.dataset.validation_weights,
-                    options_of(r, vocab, false));
+  return open_blend("dataset.validation", r.dataset.validation, r.dataset.validation_weights, r,
+                    vocab, false);
 }
 
 }  // namespace mtrain

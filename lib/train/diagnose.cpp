@@ -58,10 +58,8 @@ Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int6
 
 void Diagnosis::leave_to_finder(const Finding& found, int64_t step) {
   // Every rank is here, for all see the same sums.
-  const int64_t least =
-      trainer_.pipeline_->least_on_host(trainer_.parts_.tensor->least_on_host(found.at));
-  const bool first = !found.what.empty() && found.at == least;
-  if (!trainer_.any_rank(first) || first) return;
+  const int64_t first = trainer_.control_.least(found.at);
+  if (found.at == first) return;
   throw CommError(fmt::format("step {}: the loss or gradient norm is not finite because of what "
                               "another rank computed",
                               step),

@@ -1,6 +1,9 @@
 #include "train/parallel_setup.h"
 
+#include <algorithm>
+
 #include "base/math.h"
+#include "parallel/context/cores.h"
 #include "parallel/tensor/tensor_parallel.h"
 #include "recipe/overlap.h"
 
@@ -41,6 +44,28 @@ TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const 
   return g;
 }
 
+// Of the chosen methods; nothing where tp_comm_overlap is off.
+TensorOverlap tensor_overlap(const Overlap& overlap) {
+  using Method = ProductOverlap::Method;
+  std::map<std::string, ProductOverlap> products;
+  for (const auto& [name, gemm] : overlap.tp_products) {
+    const Method method = gemm.method == TpOverlapMethod::bulk            ? Method::bulk
+                          : gemm.method == TpOverlapMethod::ring_exchange ? Method::ring_exchange
+                                                                          : Method::pipeline;
+    products[name] = {method, gemm.num_splits, gemm.aggregate};
+  }
+  return TensorOverlap(std::move(products));
+}
+
+// A level of a2a+p2p.
+Group cp_level(World& world, const Mesh& mesh, const char* name, const Recipe& r, size_t level) {
+  std::vector<int> ranks;
+  for (const int64_t rank : hierarchical_cp_group(
+           mesh, world.rank(), r.distributed.hierarchical_context_parallel_sizes, level))
+    ranks.push_back(int(rank));
+  return world.group(name, ranks);
+}
+
 }  // namespace
 
 Mesh mesh_of(const Layout& l) {
@@ -50,11 +75,37 @@ Mesh mesh_of(const Layout& l) {
 
 ModelParts model_parts(World& world, Device& device, const Recipe& r) {
   const Layout l = layout_of(r, world.size());
+  const Mesh mesh = mesh_of(l);
   ModelParts parts;
   if (l.tp > 1)
-    parts.tensor = tensor_parallel(tensor_groups(world, device, r, mesh_of(l)),
-                                   r.distributed.sequence_parallel);
+    parts.tensor = tensor_parallel(tensor_groups(world, device, r, mesh),
+                                   {.sequence = r.distributed.sequence_parallel,
+                                    .overlap = tensor_overlap(resolve_overlap(r, l))});
+  if (l.cp == 1) return parts;
+  const auto types = r.distributed.cp_comm_type;
+  const auto lane =
+      std::make_shared<ContextLane>(device.stream("cp"), resolve_overlap(r, l).cp_overlap);
+  const Group cp = world.group("cp", mesh, {Axis::cp});
+  Group level, ring;
+  if (std::ranges::count(types, CpCommType::a2a_p2p)) {
+    level = cp_level(world, mesh, "cp_a2a", r, 0);
+    ring = cp_level(world, mesh, "cp_p2p", r, 1);
+  }
+  parts.attention_core = [=](const HeadConfig& heads, int64_t layer) {
+    switch (types.size() == 1 ? types[0] : types.at(size_t(layer))) {
+      case CpCommType::p2p: return p2p_attention(lane, cp, heads);
+      case CpCommType::all_gather: return all_gather_attention(lane, cp, heads);
+      case CpCommType::a2a: return a2a_attention(lane, cp, heads);
+      case CpCommType::a2a_p2p: return a2a_p2p_attention(lane, level, ring, heads);
+    }
+    throw BugError("cp_comm_type");
+  };
   return parts;
+}
+
+SequenceShare sequence_share(const World& world, const Recipe& r) {
+  const Layout l = layout_of(r, world.size());
+  return {mesh_of(l).coordinate(world.rank(), Axis::cp), l.cp};
 }
 
 DataGroups data_groups(World& world, Device& device, const Recipe& r) {

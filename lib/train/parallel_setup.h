@@ -1,5 +1,5 @@
-// From the recipe's distributed, ddp and mixed_precision sections to a data-parallel strategy, and
-// to what parallelism puts in the place of the model's plain parts.
+// From the recipe's distributed, ddp, comm_overlap and mixed_precision sections to a data-parallel
+// strategy, and to what parallelism puts in the place of the model's plain parts.
 #pragma once
 #include "comm/world.h"
 #include "device/device.h"
@@ -11,8 +11,15 @@
 namespace mtrain {
 
 Mesh mesh_of(const Layout& layout);
-DataGroups data_groups(World& world, Device& device, const Recipe& recipe);
 ModelParts model_parts(World& world, Device& device, const Recipe& recipe);
+
+// This rank among those that share every sequence.
+struct SequenceShare {
+  int64_t rank = 0, ranks = 1;
+};
+SequenceShare sequence_share(const World& world, const Recipe& recipe);
+
+DataGroups data_groups(World& world, Device& device, const Recipe& recipe);
 DataParallelOptions data_parallel_options(const Recipe& recipe, int world);
 
 }  // namespace mtrain

@@ -51,7 +51,7 @@ PipelineStages pipeline_stages(Stream& on, ParamStore& params, const Recipe& r,
     part.head = stage + 1 == s.stages;
     if (s.home(stage) == own)
       stages[stage] =
-          std::make_unique<Gpt>(on, params, config, r.dataset.seq_length,
+          std::make_unique<Gpt>(on, params, config, sample_length(r),
                                 recompute_policy(r.recompute, config.layers), parts, part);
   }
   return stages;

@@ -69,7 +69,7 @@ class Training {
       : recipe_(recipe),
         start_(std::move(start)),
         device_(open_device(recipe, options.job)),
-        config_(gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length,
+        config_(gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe),
                            recipe.distributed.tp_size)),
         data_(open_training_data(recipe, config_.vocab)),
         validation_data_(open_validation_data(recipe, config_.vocab)),
@@ -103,10 +103,12 @@ class Training {
  private:
   void run_steps() {
     resume();
-    if (reporter_)
+    if (reporter_) {
       reporter_->start();
-    else if (trace_)
+      note(data_->note());
+    } else if (trace_) {
       device_->set_timing_sink(&trace_->sink());
+    }
     const Interrupt interrupt;
     const auto started = std::chrono::steady_clock::now();
     std::string end;  // why the run ends before its last step
@@ -233,11 +235,11 @@ void generate_from_run(const std::string& run, std::string_view prompt, Generate
   const auto device = open_device(recipe, {});
   Stream& on = device->stream("compute");
   ParamStore params;
-  Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), recipe.dataset.seq_length),
-            recipe.dataset.seq_length);
+  Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe)),
+            sample_length(recipe));
   params.materialize(on, DType::f32, false);
   load_weights(on, params, found->path);
-  options.window = recipe.dataset.seq_length;
+  options.window = sample_length(recipe);
   generate(on, model, *tokenizer, prompt, options, emit);
 }
 

@@ -139,9 +139,14 @@ void refuse_surplus(const SafetensorsReader& file, const std::set<std::string>& 
 // what gives the order of the data. The vocabulary is told by the tensors' shapes, and the
 // initialisation has happened.
 bool must_agree(const std::string& path) {
-  static const std::set<std::string> single{
-      "train.seed",    "train.global_batch_size", "dataset.seq_length",
-      "dataset.train", "dataset.train_weights",   "dataset.seed"};
+  static const std::set<std::string> single{"train.seed",
+                                            "train.global_batch_size",
+                                            "dataset.seq_length",
+                                            "dataset.train",
+                                            "dataset.train_weights",
+                                            "dataset.seed",
+                                            "packed_sequence.packed_sequence_size",
+                                            "packed_sequence.drop_long_samples"};
   if (path == "model.vocab_size" || path == "model.init_method_std") return false;
   return path.starts_with("model.") || single.count(path);
 }

@@ -1,5 +1,7 @@
 #include "train/start_banner.h"
 
+#include <algorithm>
+
 #include "base/strings.h"
 #include "plan/memory.h"
 #include "recipe/overlap.h"
@@ -29,9 +31,9 @@ std::string parameters_text(const Recipe& r, int64_t vocab) {
 }
 
 std::string batch_text(const Recipe& r, const Layout& l) {
-  const double tokens = double(r.train.global_batch_size) * double(r.dataset.seq_length);
+  const double tokens = double(r.train.global_batch_size) * double(sample_length(r));
   return fmt::format("{} x {} = {} tokens a step, in {} micro-batch{} of {}{}",
-                     r.train.global_batch_size, r.dataset.seq_length, human_count(tokens),
+                     r.train.global_batch_size, sample_length(r), human_count(tokens),
                      l.micro_batches, l.micro_batches == 1 ? "" : "es", l.micro_batch,
                      l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
 }
@@ -54,6 +56,18 @@ std::string recompute_text(const Recipe& r) {
   return text;
 }
 
+// ", cp 4 by p2p".
+std::string context_text(const Recipe& r) {
+  const auto& d = r.distributed;
+  if (d.cp_size == 1) return "";
+  std::string types;
+  for (const CpCommType t :
+       {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a, CpCommType::a2a_p2p})
+    if (std::ranges::count(d.cp_comm_type, t))
+      types += (types.empty() ? "" : " and ") + std::string(enum_name(t));
+  return fmt::format(", cp {} by {}", d.cp_size, types);
+}
+
 // What is active, and what was asked for or chosen otherwise.
 std::string overlap_text(const Recipe& r, const Layout& l) {
   std::string on;
@@ -65,7 +79,8 @@ std::string overlap_text(const Recipe& r, const Layout& l) {
 }
 
 std::string ranks_text(const Recipe& r, const Layout& l) {
-  std::string text = fmt::format("{}, strategy {}", l.world, enum_name(r.distributed.strategy));
+  std::string text =
+      fmt::format("{}, strategy {}{}", l.world, enum_name(r.distributed.strategy), context_text(r));
   if (l.pp == 1) return text;
   return text + fmt::format(", {} pipeline ranks of {} stage{} ({})", l.pp, l.stages_per_rank,
                             l.stages_per_rank > 1 ? "s" : "",
@@ -87,7 +102,7 @@ std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab
 
 std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
   const double tokens =
-      double(r.train.steps) * double(r.train.global_batch_size) * double(r.dataset.seq_length);
+      double(r.train.steps) * double(r.train.global_batch_size) * double(sample_length(r));
   std::vector<BannerRow> rows = plan_rows(r, layout_of(r, t.world().size()), t.config().vocab);
   rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
                                        r.train.steps, human_count(tokens))});

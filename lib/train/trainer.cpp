@@ -2,9 +2,9 @@
 
 #include <cmath>
 
+#include "recipe/layout.h"
 #include "train/diagnose.h"
 #include "train/model_setup.h"
-#include "train/parallel_setup.h"
 #include "train/pipeline_setup.h"
 
 namespace mtrain {
@@ -52,6 +52,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       config_(config),
       pipeline_(make_pipeline(compute_, params_, world_, device, r, config, parts_)),
       data_parallel_(materialize(params_, world_, device, r)),
+      share_(sequence_share(world_, r)),
       adamw_(compute_, params_, r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
       loader_(std::move(data), {.global_batch = r.train.global_batch_size,
@@ -98,7 +99,7 @@ StepStats Trainer::step() {
           .loss = total / double(std::max<int64_t>(counted, 1)),
           .grad_norm = norm,
           .lr = lr,
-          .tokens = recipe_.train.global_batch_size * recipe_.dataset.seq_length};
+          .tokens = recipe_.train.global_batch_size * sample_length(recipe_)};
 }
 
 // Gradient of the reported loss with respect to a token's.
@@ -111,8 +112,12 @@ float Trainer::grad_scale(int64_t counted, size_t micro_batches) const {
 std::vector<Batch> Trainer::global_batch(int64_t step) {
   std::vector<Batch> batches;
   for (int64_t k = 0; k < loader_.micro_batches(); ++k)
-    batches.push_back(loader_.micro_batch(step - 1, k));
+    batches.push_back(share_of(loader_.micro_batch(step - 1, k)));
   return batches;
+}
+
+Batch Trainer::share_of(Batch whole) const {
+  return share_.ranks == 1 ? std::move(whole) : share_of_batch(whole, share_.rank, share_.ranks);
 }
 
 // Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.
@@ -146,6 +151,13 @@ MicroBatch Trainer::upload(const Batch& b) {
   m.input_T = Tensor::from_host(compute_, T, b.input);
   m.label_T = Tensor::from_host(compute_, T, b.label);
   m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
+  m.seq.documents = b.documents;
+  if (!b.documents.empty()) {
+    std::vector<int32_t> ends{0};
+    for (const int64_t length : b.documents) ends.push_back(ends.back() + int32_t(length));
+    m.seq.cu_seqlens = Tensor::from_host(compute_, {int64_t(ends.size())}, ends);
+  }
+  for (const PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
   return m;
 }
 
@@ -158,7 +170,7 @@ double Trainer::evaluate(const ValidationLoader& loader) {
     std::vector<Batch> batches;
     std::vector<int64_t> numbers;
     for (int64_t i = first; i < std::min(first + together, loader.batches()); ++i) {
-      batches.push_back(loader.batch(i));
+      batches.push_back(share_of(loader.batch(i)));
       numbers.push_back(i);
       counted += batches.back().unmasked;
     }
@@ -178,7 +190,7 @@ double Trainer::evaluate(const ValidationLoader& loader) {
 
 std::unique_ptr<ParamStore> Trainer::declare_whole() {
   auto whole = std::make_unique<ParamStore>();
-  Gpt(compute_, *whole, config_, recipe_.dataset.seq_length, {}, parts_);
+  Gpt(compute_, *whole, config_, sample_length(recipe_), {}, parts_);
   return whole;
 }
 

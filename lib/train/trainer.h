@@ -15,6 +15,7 @@
 #include "parallel/data_parallel.h"
 #include "pipeline/pipeline.h"
 #include "recipe/recipe.h"
+#include "train/parallel_setup.h"
 
 namespace mtrain {
 
@@ -60,7 +61,8 @@ class Trainer {
 
  private:
   friend class Diagnosis;
-  std::vector<Batch> global_batch(int64_t step);
+  std::vector<Batch> global_batch(int64_t step);  // this rank's share
+  Batch share_of(Batch whole) const;
   // Where these do not finish a step, whole gradients stay this rank's own; sharded ones that are
   // not deferred travel all the same.
   Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
@@ -79,6 +81,7 @@ class Trainer {
   const GptConfig config_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<DataParallel> data_parallel_;
+  SequenceShare share_;
   AdamW adamw_;
   LrSchedule schedule_;
   BatchLoader loader_;

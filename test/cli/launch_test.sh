@@ -80,6 +80,17 @@ paste <(losses "$work/ranks2") <(losses "$work/gloo") |
   fail "over gloo, ranks lose otherwise: $(losses "$work/gloo" | tr '\n' ' ')"
 none_left gloo
 
+# --- tensor and sequence parallelism, its communication hidden, as one rank in bf16 ---
+start tensor 4 distributed.strategy=fsdp2 distributed.tp_size=2 distributed.sequence_parallel=true \
+  comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_overlap_cfg='{qkv_fprop: {}, proj_fprop: {}}'
+ends "4 ranks of tp 2" 0 60
+paste <(losses "$work/one") <(losses "$work/tensor") |
+  awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 2e-2 * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
+  fail "with tensor parallelism ranks lose otherwise: $(losses "$work/tensor" | tr '\n' ' ')"
+says "the banner" "tp_comm_overlap_cfg.qkv_fprop ring_exchange"
+grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "nothing tells the exposed time of tp"
+none_left tensor
+
 # --- a mistake is told once, before ranks start ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"
@@ -118,7 +129,7 @@ stopped=$(rank_pid stopped 2)
 kill -STOP "$stopped"
 ends "a stopped rank" 1 15
 says "a stopped rank" "of the group did not arrive"
-says "a stopped rank" "of group dp_cp"
+says "a stopped rank" "of group "  # dp_cp, or world where ranks agree to go on
 none_left stopped
 
 # --- a rank that dies or hangs in the midst of forward, a collective, the optimizer, a save ---
@@ -184,9 +195,12 @@ RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "
 says "no server" "no rendezvous at 127.0.0.1:$port"
 python3 -c "
 import socket, sys, time
-s = socket.socket(socket.AF_INET6); s.bind(('::', $port)); s.listen(); time.sleep(8)" &
+s = socket.socket(socket.AF_INET6); s.bind(('::', $port)); s.listen(); open('$work/holding', 'w'); time.sleep(60)" &
 holder=$!
-sleep 0.5
+for ((i = 0; i < 100; i++)); do
+  [[ -e $work/holding ]] && break
+  sleep 0.1
+done
 "$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/taken2" \
   comm.timeout_s=3 >"$work/out" 2>&1
 (($? == 2)) || fail "a taken port: another exit code than 2"

@@ -62,6 +62,15 @@ TEST_CASE("context parallelism and packing") {
        "micro-batch is 2"},
       {"packing cp", 4, with({"packed_sequence.packed_sequence_size=4100"}), E,
        "packed_sequence.packed_sequence_size", "2 x cp_size = 8"},
+      {"packing positions",
+       1,
+       {"packed_sequence.packed_sequence_size=4096", "model.max_position_embeddings=2048"},
+       E,
+       "packed_sequence.packed_sequence_size",
+       "max_position_embeddings 2048"},
+      {"packing length", 4,
+       with({"packed_sequence.packed_sequence_size=4096", "dataset.seq_length=1001"}), E, nullptr,
+       ""},
       {"packing fits", 4, with({"packed_sequence.packed_sequence_size=4096"}), A,
        "packed_sequence.packed_sequence_size", "padded"},
   });
@@ -293,7 +302,18 @@ TEST_CASE("auto is resolved by the layout") {
   REQUIRE(single.batch_p2p_comm);
   REQUIRE(overlap_of(4, interleaved({"model.batch_p2p_comm=true"})).batch_p2p_comm);
   REQUIRE(overlap_of(4, interleaved({"model.overlap_p2p_comm=false"})).batch_p2p_comm);
-  REQUIRE(overlap_of(2, {"distributed.cp_size=2"}).cp_overlap);
+  const auto context = [&](const Overrides& more) {
+    Overrides o{"distributed.cp_size=2", "model.num_query_groups=2"};
+    o.insert(o.end(), more.begin(), more.end());
+    return overlap_of(2, o);
+  };
+  REQUIRE(context({}).cp_overlap);
+  REQUIRE(context({"model.cp_comm_type=all_gather"}).cp_overlap);
+  REQUIRE_FALSE(context({"model.cp_comm_type=a2a"}).cp_overlap);  // a kv head for each rank
+  REQUIRE_THAT(print_overlap(context({"model.cp_comm_type=a2a"})), Contains("one kv head"));
+  const Overlap both = context({"model.num_query_groups=4", "model.cp_comm_type=a2a"});
+  REQUIRE(both.cp_overlap);
+  REQUIRE_THAT(print_overlap(both), Contains("the first and the last are waited for"));
 
   const Overrides tp{"distributed.tp_size=2", mddp[0]};
   REQUIRE_FALSE(
@@ -332,6 +352,50 @@ TEST_CASE("layouts") {
   REQUIRE(layout(4, experts({})).ep_shard == 1);
 }
 
+TEST_CASE("the table tells each product's method, or why it has none") {
+  const auto row = [](const Overrides& more, const std::string& product) {
+    Overrides o{"distributed.tp_size=4", "distributed.sequence_parallel=true",
+                "comm_overlap.tp_comm_overlap=true", "debug.strict=true"};
+    o.insert(o.end(), more.begin(), more.end());
+    const Recipe r = recipe_of(4, o);
+    const Overlap overlap = resolve_overlap(r, layout_of(r, 4));
+    for (const OverlapRow& found : overlap.table)
+      if (found.field == "comm_overlap.tp_comm_overlap_cfg." + product) {
+        CHECK(found.active == (overlap.tp_products.count(product) == 1));
+        return found.asked + " | " + found.effective + " | " + found.reason;
+      }
+    return std::string("no row");
+  };
+  const auto cfg = [](const std::string& products) {
+    return Overrides{"comm_overlap.tp_comm_overlap_cfg={" + products + "}"};
+  };
+  CHECK(row({}, "qkv_fprop") == "auto | ring_exchange | 4 chunks of 256 rows");
+  CHECK(row({}, "proj_fprop") == "auto | pipeline x4 | 4 chunks of 256 rows");
+  CHECK_THAT(row({}, "fc1_dgrad"), Contains("auto | bulk") && Contains("gather"));
+  CHECK_THAT(row({}, "fc1_wgrad"), Contains("auto | bulk") && Contains("scatter"));
+  CHECK(row({"comm_overlap.tp_comm_overlap=false"}, "fc1_wgrad") == "no row");
+  for (const auto& [field, product] : {std::pair{"tp_comm_bulk_wgrad", "qkv_wgrad"},
+                                       {"tp_comm_bulk_dgrad", "fc1_dgrad"},
+                                       {"tp_comm_overlap_ag", "fc2_dgrad"},
+                                       {"tp_comm_overlap_rs", "fc2_fprop"}})
+    CHECK(row({fmt::format("comm_overlap.{}=false", field)}, product) ==
+          fmt::format("auto | none | comm_overlap.{} is false", field));
+  // Too short to be split, unless asked for by name.
+  const Overrides shorter{"dataset.seq_length=128"};
+  CHECK_THAT(row(shorter, "qkv_fprop"), Contains("auto | none | 128 rows make 4 chunks of 32"));
+  CHECK(row(shorter, "proj_fprop") == "auto | pipeline x2 | 2 chunks of 64 rows");
+  CHECK_THAT(row({"dataset.seq_length=64"}, "proj_fprop"), Contains("none | 64 rows"));
+  Overrides asked = cfg("qkv_fprop: {}, fc2_fprop: none");
+  asked.push_back(shorter[0]);
+  CHECK_THAT(row(asked, "qkv_fprop"),
+             Contains("ring_exchange | ring_exchange") && Contains("chunks of 32 rows; warning"));
+  CHECK(row(asked, "fc2_fprop") == "none | none | switched off");
+  const auto ring = cfg("qkv_dgrad: {method: ring_exchange}, fc1_fprop: {aggregate: true}");
+  CHECK_THAT(row(ring, "qkv_dgrad"), Contains("ring_exchange | ring_exchange"));
+  CHECK_THAT(row(ring, "qkv_wgrad"), Contains("none") && Contains("scatters its own result"));
+  CHECK_THAT(row(ring, "fc1_fprop"), Contains("two at a time"));
+}
+
 TEST_CASE("a feature without execution is refused by name") {
   const auto built = [](int64_t world, const Overrides& o) {
     Problems problems;
@@ -340,14 +404,17 @@ TEST_CASE("a feature without execution is refused by name") {
   };
   REQUIRE(built(1, {}).empty());
   REQUIRE(built(1, {"comm.backend=gloo"}).empty());
+  REQUIRE(built(2, {"distributed.cp_size=2"}).empty());
   REQUIRE_THAT(built(1, {"train.device=cuda"}), Contains("train.device: not built yet"));
   REQUIRE_THAT(built(1, {"checkpoint.async=true"}), Contains("checkpoint.async: not built yet"));
+  REQUIRE_THAT(built(1, {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}),
+               Contains("atomic_gemm"));
   REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
   REQUIRE_THAT(
       built(2, {"distributed.strategy=fsdp2", "distributed.mp_policy.reduce_dtype=float16"}),
       Contains("travel in fp16"));
   REQUIRE_THAT(built(1, {"mixed_precision=fp16_mixed"}), Contains("fp16_mixed"));
-  REQUIRE_THAT(built(1, {"packed_sequence.packed_sequence_size=64"}), Contains("packed"));
+  REQUIRE(built(1, {"packed_sequence.packed_sequence_size=64"}).empty());
 }
 
 TEST_CASE("of pipelines, what is not executed yet is refused by name") {
@@ -361,11 +428,12 @@ TEST_CASE("of pipelines, what is not executed yet is refused by name") {
   const auto refused = [&](const Overrides& o, const char* field) {
     REQUIRE_THAT(built(o), Contains(std::string(field) + ": not built yet"));
   };
-  for (const char* flag : {"backward_on_comm_stream=true", "wgrad_delayed_layer_number=2",
-                           "with_transformer_layer_wgrad=true"}) {
-    const std::string given = std::string("comm_overlap.overlap_p2p_") + flag;
-    refused(fine(flag), given.substr(0, given.find('=')).c_str());
-  }
+  refused(fine("backward_on_comm_stream=true"), "comm_overlap.overlap_p2p_backward_on_comm_stream");
+  refused(fine("with_transformer_layer_wgrad=true"),
+          "comm_overlap.overlap_p2p_with_transformer_layer_wgrad");
+  Overrides delayed = fine("wgrad_delayed_layer_number=2");
+  delayed.push_back("model.num_layers=16");
+  refused(delayed, "comm_overlap.overlap_p2p_wgrad_delayed_layer_number");
   refused(pipeline({"comm_overlap.defer_embedding_wgrad_compute=true"}),
           "comm_overlap.defer_embedding_wgrad_compute");
   refused(megatron(interleaved({"ddp.overlap_param_gather_with_optimizer_step=true"})),
@@ -378,7 +446,7 @@ TEST_CASE("a printed layout loads again") {
   for (const auto& o :
        {pipeline({}), experts({}), Overrides{"ddp.overlap_grad_reduce=true"},
         Overrides{"distributed.strategy=mfsdp"}, Overrides{"distributed.strategy=ddp"},
-        Overrides{"model.tp_comm_overlap_cfg={fc2_fprop: {num_splits: 2}}"}}) {
+        Overrides{"model.tp_comm_overlap_cfg={fc2_fprop: {num_splits: 2}, qkv_fprop: none}"}}) {
     const Recipe r = recipe_of(4, o);
     Problems problems;
     const Recipe again = load_recipe_text(print_recipe(r), "printed", {}, problems, 4);

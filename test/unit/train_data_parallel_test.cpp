@@ -5,81 +5,15 @@
 #include <catch2/catch.hpp>
 
 #include "comm/thread/thread_transport.h"
-#include "comm_testing.h"
 #include "temporary_folder.h"
-#include "train/model_setup.h"
 #include "train/snapshot.h"
-#include "train/trainer.h"
-#include "train_testing.h"
+#include "train_ranks.h"
 
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Result {
-  std::vector<double> losses, norms;
-  std::vector<float> weights;  // after the last step
-  double evaluation = 0;
-};
-
-std::vector<float> whole_weights(Trainer& t) {
-  std::vector<float> weights;
-  for (ParamUnit* unit : t.params().units()) {
-    const Tensor master = whole_master(t.data_parallel(), *unit);
-    for (const Parameter* p : unit->params) {
-      const auto w = master.flat(p->begin, p->shape).to_host<float>(t.compute());
-      weights.insert(weights.end(), w.begin(), w.end());
-    }
-  }
-  return weights;
-}
-
-Result train(const Recipe& r, Device& device, World world, int64_t steps) {
-  const auto data = std::make_shared<CountingData>();
-  Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq), data, std::move(world));
-  // 13 samples: a last batch that is not full.
-  const ValidationLoader validation(data, 13,
-                                    {.micro_batch = 2,
-                                     .dp_rank = trainer.data_parallel().rank(),
-                                     .dp_size = trainer.data_parallel().size()});
-  Result result;
-  for (int64_t i = 0; i < steps; ++i) {
-    const StepStats s = trainer.step();
-    result.losses.push_back(s.loss);
-    result.norms.push_back(s.grad_norm);
-    if (i == steps / 2) trainer.evaluate(validation);  // leaves no trace
-  }
-  result.evaluation = trainer.evaluate(validation);
-  result.weights = whole_weights(trainer);
-  return result;
-}
-
-Result train_alone(const std::vector<std::string>& changes, int64_t steps) {
-  const Recipe r = tiny(changes);
-  const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return train(r, *device, World::alone(), steps);
-}
-
-// Every rank's results.
-std::vector<Result> train_ranks(int ranks, const std::vector<std::string>& changes, int64_t steps,
-                                const std::string& backend = "thread") {
-  const Recipe r = tiny(changes, ranks);
-  std::vector<Result> results(static_cast<size_t>(ranks));
-  run_ranks(ranks, backend, [&](TestRank& rank) {
-    results[size_t(rank.rank())] = train(r, rank.device, rank.world, steps);
-  });
-  return results;
-}
-
-using Changes = std::vector<std::string>;
-
-Changes with(const Changes& a, const Changes& b) {
-  Changes all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return all;
-}
 
 // Every strategy, each with settings that take other paths through it.
 struct StrategyCase {

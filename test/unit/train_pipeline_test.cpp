@@ -88,7 +88,8 @@ Result train(const Setup& s, Device& device, World world, int64_t steps) {
     watch.reset();
     result.losses.push_back(stats.loss);
     result.norms.push_back(stats.grad_norm);
-    if (i == 0 && t.data_parallel().size() == 1 && t.tensor_parallel().size() == 1)
+    const auto& d = s.recipe.distributed;
+    if (i == 0 && t.data_parallel().size() == 1 && d.tp_size == 1 && d.cp_size == 1)
       result.first_grads = values(t, [](ParamUnit& unit) { return unit.grad; });
     if (i == steps / 2) t.evaluate(validation);  // leaves no trace
   }
@@ -261,6 +262,11 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
       {4, {}, with(pipeline("1f1b", 2), tp(false))},
       {4, kTied, with(pipeline("interleaved_1f1b", 2, 2), tp(true))},
       {8, kGpt2, with(with(pipeline("zero_bubble", 2), tp(true)), kFsdp2)},
+      {8, kTied, with(with(pipeline("1f1b", 2), tp(true)), {"distributed.cp_size=2"})},
+      {4, kGpt2,
+       with(pipeline("v_schedule", 2, 2),
+            {"distributed.cp_size=2", "distributed.cp_comm_type=all_gather"})},
+      {16, {}, with(with(pipeline("zero_bubble", 2, 2), tp(true)), {"distributed.cp_size=2"})},
       {2, kTied, pipeline("1f1b", 2), 1e-5, "gloo"},
       {4, kTied, pipeline("interleaved_1f1b", 4, 2), 1e-5, "shared_memory"},
       {4, with(bf16, kTied), pipeline("1f1b", 4), 2e-2},

@@ -152,6 +152,67 @@ TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step
       }
 }
 
+TEST_CASE("planned memory of every type of context parallelism is within 10 % of a rank's") {
+  const Overrides base{
+      "model.hidden_size=192",     "model.num_query_groups=4",
+      "train.global_batch_size=2", "train.micro_batch_size=1",
+      "dataset.seq_length=512",    "distributed.strategy=megatron_ddp",
+      "distributed.cp_size=4",     "distributed.hierarchical_context_parallel_sizes=[2,2]"};
+  for (const char* type : {"p2p", "all_gather", "a2a", "a2a+p2p", "[p2p,p2p,a2a,a2a,p2p,a2a]"})
+    for (const char* precision : {"fp32", "bf16_mixed"}) {
+      Overrides all = base;
+      all.push_back(fmt::format("distributed.cp_comm_type={}", type));
+      all.push_back(fmt::format("mixed_precision={}", precision));
+      const Recipe r = recipe(all, 4);
+      const MemoryEstimate planned = peak_memory(r, layout_of(r, 4), kVocab);
+      MemoryUsage total, activations, buffers;
+      run_thread_ranks(4, [&](World& world) {
+        const auto device = Device::cpu(1, {});
+        Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length),
+                        std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+        trainer.step();
+        trainer.step();
+        if (world.rank() != 0) return;
+        activations = device->allocator().usage(MemoryCategory::activations);
+        buffers = device->allocator().usage(MemoryCategory::buffers);
+        total = device->allocator().total();
+      });
+      CAPTURE(type, precision, planned.buffers, buffers.peak);
+      CHECK(planned.activations + planned.logits == Approx(double(activations.peak)).epsilon(0.1));
+      CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
+    }
+}
+
+TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's step takes") {
+  for (const char* family : {"model.architecture=llama", "model.architecture=gpt2"})
+    for (const int tp : {2, 4})
+      for (const bool sequence : {false, true})
+        for (const char* precision : {"fp32", "bf16_mixed"}) {
+          if (sequence != (family == std::string("model.architecture=llama")) && tp == 2) continue;
+          const Recipe r = recipe({family, "model.num_query_groups=4", "model.hidden_size=192",
+                                   fmt::format("mixed_precision={}", precision),
+                                   fmt::format("distributed.tp_size={}", tp),
+                                   fmt::format("distributed.sequence_parallel={}", sequence)},
+                                  tp);
+          const MemoryEstimate planned = peak_memory(r, layout_of(r, tp), kVocab);
+          MemoryUsage total, params;
+          run_thread_ranks(tp, [&](World& world) {
+            const auto device = Device::cpu(1, {});
+            Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, tp),
+                            std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+            trainer.step();
+            trainer.step();
+            if (world.rank() != 0) return;
+            total = device->allocator().total();
+            params = device->allocator().usage(MemoryCategory::params);
+          });
+          CAPTURE(family, tp, sequence, precision, planned.activations, planned.logits,
+                  planned.buffers);
+          CHECK(planned.params == Approx(double(params.peak)).epsilon(0.1));
+          CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
+        }
+}
+
 TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any world") {
   for (const auto& [name, world] : {std::pair{"quickstart", 1},
                                     {"llama3_70b", 256},

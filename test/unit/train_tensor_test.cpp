@@ -1,6 +1,7 @@
 // Tensor and sequence parallelism against the single rank: losses, gradients, weights, checkpoints;
 // watched by the stream sanitizer.
 #include <map>
+#include <mutex>
 
 #include <catch2/catch.hpp>
 
@@ -158,6 +159,11 @@ const std::vector<Model> kModels{
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"};
 
+Changes overlap(const std::string& products) {
+  return {"comm_overlap.tp_comm_overlap=true",
+          "comm_overlap.tp_comm_overlap_cfg={" + products + "}"};
+}
+
 }  // namespace
 
 TEST_CASE("tensor parallelism trains as a single rank does") {
@@ -201,7 +207,8 @@ TEST_CASE("tensor parallelism in bf16, with recomputation, over every strategy a
   const Changes bf16{"mixed_precision.name=bf16_mixed"},
       zero2{"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=2"},
       zero3{"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=3"},
-      selective{"recompute.granularity=selective"}, full{"recompute.granularity=full"};
+      selective{"recompute.granularity=selective"}, full{"recompute.granularity=full"},
+      rings = overlap("qkv_fprop: {}, proj_fprop: {}, fc1_dgrad: {method: ring_exchange}");
   for (const Case& c : std::vector<Case>{
            {2, 2, false, bf16},
            {4, 4, true, bf16},
@@ -320,4 +327,149 @@ TEST_CASE("the tensor-parallel rank that first has what is not finite says where
     }
   }
   for (const int rank : {0, 2}) says(rank, "comm: step 1");
+}
+
+namespace {
+std::string each(const Changes& products, const std::string& how) {
+  std::string text;
+  for (const std::string& p : products)
+    text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", p, how);
+  return text;
+}
+const Changes kGathers{"qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"},
+    kScatters{"proj_fprop", "fc2_fprop"}, kInputs{"qkv_dgrad", "fc1_dgrad"},
+    kWeights{"qkv_wgrad", "fc1_wgrad"};
+}  // namespace
+
+// Bitwise where sums run in the same order: ranks sum in their own order through shared memory, in
+// a reduce-scatter and in a ring alike, and a product's rows do not depend on each other.
+TEST_CASE("overlap changes when activations travel, never a bit of what they are") {
+  const auto off = [](const Changes& products) { return each(products, "none"); };
+  struct Case {
+    const char* what;
+    std::string products;
+    int tp_least = 2;
+  };
+  const std::string inputs_off = off(kInputs) + ", " + off(kWeights);
+  const std::vector<Case> cases{
+      {"bulk", off(kGathers) + ", " + off(kScatters)},
+      {"bulk, gathers alone", off(kGathers) + ", " + off(kScatters) + ", " + off(kWeights)},
+      {"bulk, scatters alone", off(kGathers) + ", " + off(kScatters) + ", " + off(kInputs)},
+      {"gathering rings",
+       each(kGathers, "{method: ring_exchange}") + ", " + off(kScatters) + ", " + inputs_off},
+      {"gathering rings of two chunks",
+       each(kGathers, "{aggregate: true}") + ", " + off(kScatters) + ", " + inputs_off, 4},
+      {"scattering rings",
+       each(kScatters, "{method: ring_exchange}") + ", " + off(kGathers) + ", " + inputs_off},
+      {"pipelines of three",
+       each(kScatters, "{num_splits: 3}") + ", " + off(kGathers) + ", " + inputs_off},
+      {"rings everywhere", each(kGathers, "{method: ring_exchange}") + ", " +
+                               each(kScatters, "{method: ring_exchange}") + ", " +
+                               each(kInputs, "{method: ring_exchange}")},
+      {"pipelines everywhere", each(kGathers, "{method: ring_exchange}") + ", " +
+                                   each(kScatters, "{num_splits: 2}") + ", " +
+                                   each(kInputs, "{method: pipeline, num_splits: 5}")}};
+  for (const char* precision : {"fp32", "bf16_mixed"})
+    for (const int tp : {2, 4}) {
+      const Changes base = with(with(kModels[2].changes, layout(tp, true)),
+                                {fmt::format("mixed_precision.name={}", precision)});
+      const Result without = train_ranks(tp, base, 4)[0];
+      for (const Case& c : cases) {
+        if (tp < c.tp_least) continue;
+        CAPTURE(precision, tp, c.what);
+        const Result result = train_ranks(tp, with(base, overlap(c.products)), 4)[0];
+        CHECK((result.losses == without.losses));
+        CHECK(result.evaluation == without.evaluation);
+        for (const auto& [name, piece] : without.weights) {
+          INFO(name);
+          CHECK((result.weights.at(name).values == piece.values));
+        }
+      }
+    }
+}
+
+namespace {
+// Launches by stream and name.
+class Launches : public TimingSink {
+ public:
+  void record(const Timing& t) override {
+    const std::lock_guard lock(mutex_);
+    ++count_[fmt::format("{} {}", t.stream, t.name)];
+  }
+  int64_t of(const char* what) const {
+    const auto at = count_.find(what);
+    return at == count_.end() ? 0 : at->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int64_t> count_;
+};
+}  // namespace
+
+TEST_CASE("each product is split as its method says") {
+  constexpr int kTp = 4, kLayers = 2, kMicroBatches = 2;
+  const auto count = [&](const std::string& products, const char* what) {
+    const Setup s(with(layout(kTp, true), overlap(products)), kTp);
+    std::vector<int64_t> counts(kTp);
+    run_ranks(kTp, "thread", [&](TestRank& rank) {
+      Launches launches;
+      Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
+      rank.device.set_timing_sink(&launches);
+      t.step();
+      rank.device.set_timing_sink(nullptr);
+      counts[size_t(rank.rank())] = launches.of(what);
+    });
+    for (const int64_t c : counts) CHECK(c == counts[0]);
+    return counts[0] / kLayers / kMicroBatches;
+  };
+  const std::string off = each(kGathers, "none") + ", " + each(kScatters, "none") + ", " +
+                          each(kInputs, "none") + ", " + each(kWeights, "none");
+  const auto only = [&](const std::string& product, const std::string& how) {
+    std::string products = off;
+    return products.replace(products.find(product + ": none"), product.size() + 6,
+                            product + ": " + how);
+  };
+  CHECK(count(off, "tp exchange") == 0);
+  CHECK(count(off, "compute matmul_qkv_fwd") == 1);
+  CHECK(count(only("qkv_fprop", "{}"), "tp exchange") == kTp - 1);
+  CHECK(count(only("qkv_fprop", "{}"), "compute matmul_qkv_fwd") == kTp);
+  CHECK(count(only("fc1_fprop", "{aggregate: true}"), "tp exchange") == kTp / 2);
+  CHECK(count(only("fc1_fprop", "{aggregate: true}"), "compute matmul_fc1_fwd") == kTp / 2);
+  CHECK(count(only("fc2_dgrad", "{}"), "compute matmul_fc2_dgrad") == kTp);
+  CHECK(count(only("fc2_fprop", "{method: ring_exchange}"), "compute matmul_fc2_fwd") == kTp);
+  CHECK(count(only("proj_fprop", "{num_splits: 3}"), "compute matmul_proj_fwd") == 3);
+  CHECK(count(only("fc1_dgrad", "{method: pipeline, num_splits: 2}"), "compute matmul_fc1_dgrad") ==
+        2);
+  CHECK(count(only("fc1_dgrad", "{method: bulk}"), "compute matmul_fc1_dgrad") == 1);
+}
+
+TEST_CASE("tensor, sequence, context and data parallelism together") {
+  const std::vector<Changes> models{
+      {"model.num_query_groups=4", "model.architecture=qwen3", "model.hidden_dropout=0.1"},
+      {"model.architecture=gpt2", "model.num_query_groups=8", "model.hidden_dropout=0.1",
+       "model.embedding_dropout=0.1"}};
+  const std::vector<Changes> strategies{{"distributed.strategy=megatron_ddp"},
+                                        {"distributed.strategy=fsdp2"}};
+  size_t turn = 0;
+  for (const Changes& model : models) {
+    // Dropout is numbered by micro-batch.
+    const Result alone = train_alone(with(model, {"train.micro_batch_size=1"}), 20);
+    for (const char* type : {"p2p", "all_gather", "a2a"})
+      for (const int dp : {1, 2}) {
+        const bool sequence = turn % 3 != 0;
+        const Changes layout =
+            with(with(model, strategies[turn++ % 2]),
+                 {"distributed.tp_size=2", "distributed.cp_size=2",
+                  fmt::format("distributed.cp_comm_type={}", type), "train.micro_batch_size=1",
+                  fmt::format("distributed.sequence_parallel={}", sequence),
+                  fmt::format("comm_overlap.tp_comm_overlap={}", sequence)});
+        CAPTURE(type, dp, sequence, model[0]);
+        const auto ranks = train_ranks(4 * dp, layout, 20);
+        check_close(alone.losses, ranks[0].losses, 1e-5);
+        check_close(alone.norms, ranks[0].norms, 1e-4);
+        CHECK(ranks[0].evaluation == Approx(alone.evaluation).epsilon(1e-5));
+        for (const Result& r : ranks) CHECK((r.losses == ranks[0].losses));
+      }
+  }
 }

@@ -1,5 +1,7 @@
 #include "parallel/tensor/tensor_linear.h"
 
+#include "parallel/tensor/split_product.h"
+
 namespace mtrain {
 
 namespace {
@@ -13,20 +15,41 @@ Cut cut_of(const TensorComm& comm, Cut::Dim dim, std::vector<Cut::Section> secti
           .partial_grad = dim == Cut::Dim::rows};
 }
 
+using Method = ProductOverlap::Method;
+
+// This rank's rows of the sum over ranks of products of all rows.
+Tensor product_scatter(const TensorComm& comm, const ProductOverlap& how, const Tensor& x_TI,
+                       int64_t O, const RowProduct& product) {
+  return how.method == Method::ring_exchange
+             ? ring_product_scatter(comm, x_TI, O, product)
+             : pipelined_product_scatter(comm, x_TI, O, how.splits, product);
+}
+bool splits(const ProductOverlap& how) {
+  return how.method == Method::ring_exchange || how.method == Method::pipeline;
+}
+
 class ColumnParallel : public Linear {
  public:
-  ColumnParallel(ParamStore& params, const LinearSpec& spec, const TensorComm& comm, bool sequence)
-      : ColumnParallel(params, spec, comm, sequence,
-                       cut_of(comm, Cut::Dim::rows,
-                              spec.sections.empty() ? std::vector<Cut::Section>{{spec.O, 1}}
-                                                    : spec.sections)) {}
+  ColumnParallel(ParamStore& params, const LinearSpec& spec, const TensorComm& comm,
+                 const TensorLinearOptions& o)
+      : comm_(comm),
+        sequence_(o.sequence),
+        fprop_(o.overlap.of(spec.names.product, "fprop")),
+        dgrad_(o.overlap.of(spec.names.product, "dgrad")),
+        wgrad_(o.overlap.of(spec.names.product, "wgrad")),
+        products_(params, spec, rows_cut(spec, comm), rows_cut(spec, comm)) {}
 
   Tensor forward(Step& step, const Tensor& x_TI) override {
-    const Tensor x = sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI;
-    return products_.forward(step.compute, x, true);
+    Stream& on = step.compute;
+    if (fprop_.method == Method::ring_exchange)
+      return ring_gather_product(
+          comm_, x_TI, products_.O(), fprop_.aggregate,
+          [&](const Tensor& x, const Tensor& y) { products_.forward_into(on, x, y, true); });
+    return products_.forward(on, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
   }
 
   Tensor dgrad(Step& step, Tensor& dy_TO) override {
+    if (splits(dgrad_)) return split_dgrad(step, dy_TO);
     const Tensor partial = products_.dgrad(step.compute, dy_TO);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
@@ -35,31 +58,71 @@ class ColumnParallel : public Linear {
     products_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, dy_TO);
   }
 
+  // In bulk the inputs of the weight gradient arrive behind the input gradient, and that one's sum
+  // behind the weight gradient.
+  Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) override {
+    if (!sequence_) return Linear::backward(step, x_TI, dy_TO);
+    const TensorComm::Coming x = comm_.gather(x_TI);
+    if (dgrad_.method == Method::none) comm_.await(x);
+    TensorComm::Coming dx;
+    if (splits(dgrad_)) {
+      dx = {split_dgrad(step, dy_TO), {}};
+    } else {
+      dx = comm_.reduce_scatter(products_.dgrad(step.compute, dy_TO));
+      if (wgrad_.method == Method::none) comm_.await(dx);
+    }
+    products_.wgrad(step, comm_.await(x), dy_TO);
+    return comm_.await(dx);
+  }
+
  private:
-  ColumnParallel(ParamStore& params, const LinearSpec& spec, const TensorComm& comm, bool sequence,
-                 const Cut& cut)
-      : comm_(comm), sequence_(sequence), products_(params, spec, cut, cut) {}
+  static Cut rows_cut(const LinearSpec& spec, const TensorComm& comm) {
+    return cut_of(comm, Cut::Dim::rows,
+                  spec.sections.empty() ? std::vector<Cut::Section>{{spec.O, 1}} : spec.sections);
+  }
+  Tensor split_dgrad(Step& step, const Tensor& dy_TO) {
+    return product_scatter(
+        comm_, dgrad_, dy_TO, products_.I(),
+        [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step.compute, dy, dx); });
+  }
 
   const TensorComm& comm_;
   const bool sequence_;
+  const ProductOverlap fprop_, dgrad_, wgrad_;
   LinearProducts products_;
 };
 
 class RowParallel : public Linear {
  public:
-  RowParallel(ParamStore& params, const LinearSpec& spec, const TensorComm& comm, bool sequence)
+  RowParallel(ParamStore& params, const LinearSpec& spec, const TensorComm& comm,
+              const TensorLinearOptions& o)
       : comm_(comm),
-        sequence_(sequence),
+        sequence_(o.sequence),
+        fprop_(o.overlap.of(spec.names.product, "fprop")),
+        dgrad_(o.overlap.of(spec.names.product, "dgrad")),
         // Every rank sees the whole output gradient, and so the bias' whole gradient.
         products_(params, spec, cut_of(comm, Cut::Dim::columns), cut_of(comm, Cut::Dim::none)) {}
 
   // One rank's part of the sum has the bias.
   Tensor forward(Step& step, const Tensor& x_TI) override {
-    const Tensor partial = products_.forward(step.compute, x_TI, comm_.rank() == 0);
+    const bool bias = comm_.rank() == 0;
+    if (splits(fprop_))
+      return product_scatter(comm_, fprop_, x_TI, products_.O(),
+                             [&](const Tensor& x, const Tensor& y) {
+                               products_.forward_into(step.compute, x, y, bias);
+                             });
+    const Tensor partial = products_.forward(step.compute, x_TI, bias);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
   Tensor dgrad(Step& step, Tensor& dy_TO) override {
+    if (dgrad_.method == Method::ring_exchange) {
+      const Tensor own = dy_TO;
+      return ring_gather_product(
+          comm_, own, products_.I(), dgrad_.aggregate,
+          [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step.compute, dy, dx); },
+          &dy_TO);
+    }
     if (sequence_) dy_TO = comm_.await(comm_.gather(dy_TO));
     return products_.dgrad(step.compute, dy_TO);
   }
@@ -71,19 +134,21 @@ class RowParallel : public Linear {
  private:
   const TensorComm& comm_;
   const bool sequence_;
+  const ProductOverlap fprop_, dgrad_;
   LinearProducts products_;
 };
 
 }  // namespace
 
 std::unique_ptr<Linear> column_parallel(ParamStore& params, const LinearSpec& spec,
-                                        const TensorComm& comm, bool sequence) {
-  return std::make_unique<ColumnParallel>(params, spec, comm, sequence);
+                                        const TensorComm& comm,
+                                        const TensorLinearOptions& options) {
+  return std::make_unique<ColumnParallel>(params, spec, comm, options);
 }
 
 std::unique_ptr<Linear> row_parallel(ParamStore& params, const LinearSpec& spec,
-                                     const TensorComm& comm, bool sequence) {
-  return std::make_unique<RowParallel>(params, spec, comm, sequence);
+                                     const TensorComm& comm, const TensorLinearOptions& options) {
+  return std::make_unique<RowParallel>(params, spec, comm, options);
 }
 
 }  // namespace mtrain

@@ -4,14 +4,19 @@
 
 #include "model/linear.h"
 #include "parallel/tensor/tensor_comm.h"
+#include "parallel/tensor/tensor_overlap.h"
 
 namespace mtrain {
 
-// Outputs spread over ranks. `sequence`: inputs are this rank's rows, else all of them.
+struct TensorLinearOptions {
+  bool sequence = false;  // what is not spread by columns is this rank's rows, else all of them
+  TensorOverlap overlap;  // under `sequence`
+};
+
+// Outputs spread over ranks, or inputs.
 std::unique_ptr<Linear> column_parallel(ParamStore& params, const LinearSpec& spec,
-                                        const TensorComm& comm, bool sequence);
-// Inputs spread over ranks. `sequence`: outputs are this rank's rows, else all of them.
+                                        const TensorComm& comm, const TensorLinearOptions& options);
 std::unique_ptr<Linear> row_parallel(ParamStore& params, const LinearSpec& spec,
-                                     const TensorComm& comm, bool sequence);
+                                     const TensorComm& comm, const TensorLinearOptions& options);
 
 }  // namespace mtrain

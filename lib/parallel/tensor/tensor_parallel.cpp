@@ -1,7 +1,6 @@
 #include "parallel/tensor/tensor_parallel.h"
 
 #include "parallel/tensor/copied_grads.h"
-#include "parallel/tensor/tensor_linear.h"
 
 namespace mtrain {
 
@@ -9,25 +8,26 @@ namespace {
 
 class OverTensorRanks : public TensorParallel {
  public:
-  OverTensorRanks(TensorGroups groups, bool sequence)
-      : comm_(std::move(groups)), sequence_(sequence) {}
+  OverTensorRanks(TensorGroups groups, TensorLinearOptions options)
+      : comm_(std::move(groups)), options_(std::move(options)) {}
 
   int size() const override { return comm_.size(); }
   int rank() const override { return comm_.rank(); }
-  bool sequence() const override { return sequence_; }
+  bool sequence() const override { return options_.sequence; }
 
   std::unique_ptr<Linear> column_linear(ParamStore& params, const LinearSpec& spec) override {
-    return column_parallel(params, spec, comm_, sequence_);
+    return column_parallel(params, spec, comm_, options_);
   }
   std::unique_ptr<Linear> row_linear(ParamStore& params, const LinearSpec& spec) override {
-    return row_parallel(params, spec, comm_, sequence_);
+    return row_parallel(params, spec, comm_, options_);
   }
 
   Tensor gather(Step&, const Tensor& x_TH) override {
-    return sequence_ ? comm_.await(comm_.gather(x_TH)) : x_TH;
+    return sequence() ? comm_.await(comm_.gather(x_TH)) : x_TH;
   }
   Tensor reduce(Step&, const Tensor& partial_TH) override {
-    return comm_.await(sequence_ ? comm_.reduce_scatter(partial_TH) : comm_.all_reduce(partial_TH));
+    return comm_.await(sequence() ? comm_.reduce_scatter(partial_TH)
+                                  : comm_.all_reduce(partial_TH));
   }
   Tensor gather_sums(Step&, const Tensor& sums_T3) override {
     const Tensor all = comm_.await(comm_.gather(sums_T3));
@@ -36,7 +36,6 @@ class OverTensorRanks : public TensorParallel {
 
   void finish_grads(ParamStore& params) override { sum_copied_grads(params, comm_); }
   void sum(const Tensor& values) override { comm_.await(comm_.all_reduce(values)); }
-  int64_t least_on_host(int64_t value) override { return -on_host({-value}, Reduce::max)[0]; }
   Tensor all_ranks(const Tensor& unit) override {
     const Tensor all = Tensor::empty(comm_.compute(), {unit.count() * size()}, unit.dtype(),
                                      MemoryCategory::buffers);
@@ -47,21 +46,14 @@ class OverTensorRanks : public TensorParallel {
   }
 
  private:
-  std::vector<int64_t> on_host(std::vector<int64_t> values, Reduce op) {
-    const auto n = int64_t(values.size());
-    const Tensor t = Tensor::from_host(comm_.on(), {n}, std::move(values));
-    comm_.all().all_reduce(t, op, comm_.on());
-    return t.to_host<int64_t>(comm_.on());
-  }
-
   const TensorComm comm_;
-  const bool sequence_;
+  const TensorLinearOptions options_;
 };
 
 }  // namespace
 
-std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, bool sequence) {
-  return std::make_shared<OverTensorRanks>(std::move(groups), sequence);
+std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, TensorLinearOptions options) {
+  return std::make_shared<OverTensorRanks>(std::move(groups), std::move(options));
 }
 
 }  // namespace mtrain

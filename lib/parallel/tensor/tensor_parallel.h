@@ -3,10 +3,10 @@
 #include <memory>
 
 #include "model/tensor_parallel.h"
-#include "parallel/tensor/tensor_comm.h"
+#include "parallel/tensor/tensor_linear.h"
 
 namespace mtrain {
 
-std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, bool sequence);
+std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, TensorLinearOptions options);
 
 }  // namespace mtrain

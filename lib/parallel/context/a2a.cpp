@@ -1,0 +1,90 @@
+#include "base/math.h"
+#include "parallel/context/cores.h"
+#include "parallel/context/head_exchange.h"
+
+namespace mtrain {
+
+namespace {
+
+class A2aAttention : public AttentionCore {
+ public:
+  A2aAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads)
+      : lane_(std::move(lane)),
+        cp_(std::move(cp)),
+        heads_(heads),
+        pieces_(head_pieces(exact_div(heads.G, int64_t(cp_.size())))) {}
+
+  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+    const HeadExchange e = exchange(step);
+    HeadsIn in(e, step.compute, qkv_TN, qkv_sections());
+    HeadsOut out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
+    std::vector<Piece> kept;
+    for (int64_t p = 0; p < pieces_; ++p) {
+      Piece piece{in.piece(p), {}};
+      piece.result = ops::attention(step.compute, dims(e), piece.qkv_TN, step.seq.cu_seqlens);
+      out.put(p, piece.result.out_TN);
+      kept.push_back(std::move(piece));
+    }
+    return {out.finish(), std::move(kept)};
+  }
+
+  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
+                  const Tensor& dout_TN) override {
+    const HeadExchange e = exchange(step);
+    const auto& kept = std::any_cast<const std::vector<Piece>&>(forward.kept);
+    HeadsIn in(e, step.compute, dout_TN, {heads_.A * heads_.D});
+    HeadsOut out(e, step.compute, qkv_sections(), qkv_TN.dtype());
+    for (int64_t p = 0; p < pieces_; ++p) {
+      const Piece& piece = kept[size_t(p)];
+      out.put(p, ops::attention_backward(step.compute, dims(e), piece.qkv_TN, step.seq.cu_seqlens,
+                                         piece.result, in.piece(p)));
+    }
+    return out.finish();
+  }
+
+ private:
+  // Of whole sequences. Kept, since a second exchange in backward would cost more than the memory.
+  struct Piece {
+    Tensor qkv_TN;
+    ops::AttentionResult result;
+  };
+
+  std::vector<int64_t> qkv_sections() const {
+    return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
+  }
+  HeadExchange exchange(const Step& step) const {
+    return {*lane_, cp_, pieces_, {step.seq.B, step.seq.S, step.seq.documents}};
+  }
+  ops::AttentionDims dims(const HeadExchange& e) const {
+    return {.B = e.seq.B,
+            .S = e.seq.S * cp_.size(),
+            .A = heads_.A / e.parts(),
+            .G = heads_.G / e.parts(),
+            .D = heads_.D,
+            .window = heads_.window,
+            .scale = heads_.scale()};
+  }
+
+  std::shared_ptr<ContextLane> lane_;
+  const Group cp_;
+  const HeadConfig heads_;
+  const int64_t pieces_;
+};
+
+}  // namespace
+
+int64_t head_pieces(int64_t kv_heads) {
+  constexpr int64_t kEnough = 4;  // a quarter of what travels is waited for
+  for (int64_t p = kEnough; p > 1; --p)
+    if (kv_heads % p == 0) return p;
+  for (int64_t p = kEnough + 1; p < kv_heads; ++p)
+    if (kv_heads % p == 0) return p;
+  return kv_heads;
+}
+
+std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextLane> lane, Group cp,
+                                             const HeadConfig& heads) {
+  return std::make_unique<A2aAttention>(std::move(lane), std::move(cp), heads);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,77 @@
+#include "base/math.h"
+#include "parallel/context/cores.h"
+#include "parallel/context/head_exchange.h"
+#include "parallel/context/ring.h"
+
+namespace mtrain {
+
+namespace {
+
+class A2aP2pAttention : public AttentionCore {
+ public:
+  A2aP2pAttention(std::shared_ptr<ContextLane> lane, Group level, Group ring,
+                  const HeadConfig& heads)
+      : lane_(std::move(lane)),
+        level_(std::move(level)),
+        heads_(heads),
+        ranks_(int64_t(level_.size()) * ring.size()),
+        ring_(*lane_, std::move(ring),
+              {exact_div(heads.A, int64_t(level_.size())),
+               exact_div(heads.G, int64_t(level_.size())), heads.D, heads.window}) {}
+
+  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+    const HeadExchange e = exchange(step);
+    const Tensor qkv = HeadsIn(e, step.compute, qkv_TN, qkv_sections()).piece(0);
+    auto result = ring_.forward(step.compute, ring_sequence(step), qkv);
+    HeadsOut out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
+    out.put(0, result.out_TN);
+    return {out.finish(), Kept{qkv, std::move(result)}};
+  }
+
+  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
+                  const Tensor& dout_TN) override {
+    const HeadExchange e = exchange(step);
+    const auto& kept = std::any_cast<const Kept&>(forward.kept);
+    const Tensor dout = HeadsIn(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);
+    HeadsOut out(e, step.compute, qkv_sections(), qkv_TN.dtype());
+    out.put(0, ring_.backward(step.compute, ring_sequence(step), kept.qkv_TN, kept.result, dout));
+    return out.finish();
+  }
+
+ private:
+  // With this rank's share of the heads, of its level's positions.
+  struct Kept {
+    Tensor qkv_TN;
+    ops::AttentionResult result;
+  };
+
+  std::vector<int64_t> qkv_sections() const {
+    return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
+  }
+  // A level's ranks are neighbours, so together they have chunk r of 2 * ring.size() larger ones,
+  // and its counterpart: the exchange puts them into order, and the ring sees its own balance.
+  HeadExchange exchange(const Step& step) const {
+    std::vector<int64_t> documents = step.seq.documents;
+    for (int64_t& length : documents) length = exact_div(length * level_.size(), ranks_);
+    return {*lane_, level_, 1, {step.seq.B, step.seq.S, std::move(documents)}};
+  }
+  ContextSequence ring_sequence(const Step& step) const {
+    return {step.seq.B, step.seq.S * level_.size(), step.seq.documents};
+  }
+
+  std::shared_ptr<ContextLane> lane_;
+  const Group level_;
+  const HeadConfig heads_;
+  const int64_t ranks_;
+  RingAttention ring_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionCore> a2a_p2p_attention(std::shared_ptr<ContextLane> lane, Group level,
+                                                 Group ring, const HeadConfig& heads) {
+  return std::make_unique<A2aP2pAttention>(std::move(lane), std::move(level), std::move(ring),
+                                           heads);
+}
+
+}  // namespace mtrain

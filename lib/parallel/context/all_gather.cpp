@@ -1,0 +1,219 @@
+#include "base/math.h"
+#include "ops/blocks.h"
+#include "parallel/context/cores.h"
+
+namespace mtrain {
+
+namespace {
+
+class AllGatherAttention : public AttentionCore {
+ public:
+  AllGatherAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads)
+      : lane_(std::move(lane)), cp_(std::move(cp)), heads_(heads), pieces_(head_pieces(heads.G)) {}
+
+  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+    Stream& compute = step.compute;
+    const ContextSequence seq = sequence(compute, step);
+    const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
+    // Of one piece of heads after the other.
+    const Tensor lse = Tensor::empty(compute, {pieces_, seq.B, A(), seq.S}, DType::f32);
+    Gather gather(*this, compute, seq, qkv_TN);
+    for (int64_t p = 0; p < pieces_; ++p) {
+      const Tensor kv = gather.next();
+      attend(compute, seq, p, qkv_TN, kv, {out, lse_of(lse, p)});
+    }
+    return {out, lse};
+  }
+
+  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
+                  const Tensor& dout_TN) override {
+    Stream& compute = step.compute;
+    const ContextSequence seq = sequence(compute, step);
+    const auto& lse = std::any_cast<const Tensor&>(forward.kept);
+    const DType dtype = qkv_TN.dtype();
+    const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
+    const Tensor dq =
+        dtype == DType::f32 ? dqkv : Tensor::empty(compute, forward.out_TN.shape(), DType::f32);
+    const Shape whole{rows(seq), kv_width()};
+    const Tensor dkv = memory(compute, "gather_dkv", whole, DType::f32);
+    // By rank; one is reduced while the next is computed.
+    const Tensor sent[2] = {memory(compute, "gather_dkv_0", whole, DType::f32),
+                            memory(compute, "gather_dkv_1", whole, DType::f32)};
+    const Tensor own =
+        memory(compute, "gather_dkv_own", {pieces_ * seq.T(), kv_width()}, DType::f32);
+    Gather gather(*this, compute, seq, qkv_TN);
+    Event reduced;
+    for (int64_t p = 0; p < pieces_; ++p) {
+      const Tensor kv = gather.next();
+      ops::fill(compute, dkv, 0);  // keys behind the last of these queries are in no block
+      for (const int half : {0, 1})
+        ops::attention_block_backward(compute, block(seq, p, half), {qkv_TN, p * A()}, {kv},
+                                      {kv, G()}, {forward.out_TN, lse_of(lse, p)}, dout_TN,
+                                      {{dq, p * A()}, {dkv}, {dkv, G()}, chunks_ && half, true});
+      ops::copy_blocks(compute, dkv, sent[p % 2], ops::inverse(order(seq)));
+      reduced = lane_->go(compute, [&](Stream& on) {
+        cp_.reduce_scatter(sent[p % 2], own.rows(p * seq.T(), (p + 1) * seq.T()), Reduce::sum, on);
+      });
+    }
+    if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
+    compute.wait(reduced);  // edge: the last reduction, all others before it -> their use
+    ops::copy_blocks(compute, in_dtype(compute, own, dtype), dqkv,
+                     ops::inverse(kv_by_piece(seq.T())));
+    return dqkv;
+  }
+
+ private:
+  // Keys and values of one piece of heads after the other; the next travels meanwhile.
+  class Gather {
+   public:
+    Gather(AllGatherAttention& core, Stream& compute, const ContextSequence& seq,
+           const Tensor& qkv_TN)
+        : core_(core), compute_(compute), seq_(seq) {
+      const DType dtype = qkv_TN.dtype();
+      const Shape whole{core.rows(seq), core.kv_width()};
+      own_ = core.memory(compute, "gather_own", {core.pieces_ * seq.T(), core.kv_width()}, dtype);
+      gathered_[0] = core.memory(compute, "gather_0", whole, dtype);
+      gathered_[1] = core.memory(compute, "gather_1", whole, dtype);
+      kv_ = core.memory(compute, "gather_kv", whole, dtype);
+      ops::copy_blocks(compute, qkv_TN, own_, core.kv_by_piece(seq.T()));
+      arrived_ = start(0);
+    }
+    // (rows of all ranks, 2 G D of the piece), in the sequence's order; gone with the next.
+    Tensor next() {
+      const int64_t p = next_++;
+      Event later;
+      if (p + 1 < core_.pieces_) later = start(p + 1);
+      compute_.wait(arrived_);  // edge: the piece's arrival -> its use
+      arrived_ = std::move(later);
+      ops::copy_blocks(compute_, gathered_[p % 2], kv_, core_.order(seq_));
+      return kv_;
+    }
+
+   private:
+    Event start(int64_t p) {
+      return core_.lane_->go(compute_, [&](Stream& on) {
+        core_.cp_.all_gather(own_.rows(p * seq_.T(), (p + 1) * seq_.T()), gathered_[p % 2], on);
+      });
+    }
+    AllGatherAttention& core_;
+    Stream& compute_;
+    const ContextSequence& seq_;
+    Tensor own_, gathered_[2], kv_;
+    Event arrived_;
+    int64_t next_ = 0;
+  };
+
+  // Of a piece.
+  int64_t A() const { return heads_.A / pieces_; }
+  int64_t G() const { return heads_.G / pieces_; }
+  int64_t D() const { return heads_.D; }
+  int64_t kv_width() const { return 2 * G() * D(); }
+
+  ContextSequence sequence(Stream& compute, const Step& step) {
+    ContextSequence seq{step.seq.B, step.seq.S, step.seq.documents};
+    const bool same = seq.documents == documents_;
+    chunks_.set(compute, seq, cp_.size());
+    if (same) return seq;
+    documents_ = seq.documents;
+    // Keys that the documents' first and second halves on this rank see.
+    std::vector<int64_t> begin, end[2];
+    int64_t at = 0;
+    for (const int64_t length : documents_) {
+      begin.push_back(at);
+      for (const int half : {0, 1}) end[half].push_back(at + length / chunks() * keys_of(half));
+      at += length;
+    }
+    for (const int half : {0, 1})
+      seen_[half] = documents_.empty() ? ops::Documents{}
+                                       : ops::Documents{row_numbers(compute, begin),
+                                                        row_numbers(compute, end[half])};
+    return seq;
+  }
+
+  int64_t chunks() const { return 2 * cp_.size(); }
+  // Chunks of keys up to the end of this rank's first or second chunk.
+  int64_t keys_of(int half) const { return half ? chunks() - cp_.rank() : cp_.rank() + 1; }
+  int64_t rows(const ContextSequence& seq) const { return seq.T() * cp_.size(); }
+  Tensor lse_of(const Tensor& lse, int64_t p) const {
+    return lse.rows(p, p + 1).view({lse.dim(1), lse.dim(2), lse.dim(3)});
+  }
+  Tensor memory(Stream& compute, const char* name, Shape shape, DType dtype) {
+    return lane_->memory(compute, name, shape, dtype);
+  }
+
+  // Rank after rank -> the sequence's order.
+  std::vector<ops::CopyBlock> order(const ContextSequence& seq) const {
+    std::vector<int64_t> documents = seq.documents;
+    if (documents.empty()) documents = {rows(seq)};
+    return ops::balanced_to_sequence(documents, cp_.size(), kv_width());
+  }
+  // A qkv's keys and values -> (pieces * T, kv_width), piece after piece.
+  std::vector<ops::CopyBlock> kv_by_piece(int64_t T) const {
+    const int64_t GD = heads_.G * D();
+    auto blocks = ops::split_columns(T, {GD, GD}, pieces_);
+    for (ops::CopyBlock& b : blocks) b.from_column += heads_.A * D();
+    return blocks;
+  }
+
+  // A half of this rank's queries against the keys up to its end, for the heads of a piece.
+  ops::AttentionBlock block(const ContextSequence& seq, int64_t p, int half) const {
+    const int64_t S = seq.S, whole = S * cp_.size();
+    ops::AttentionBlock b{.B = seq.B,
+                          .q = half ? ops::Rows{S / 2, S} : ops::Rows{0, S / 2},
+                          .kv = {0, whole / chunks() * keys_of(half)},
+                          .A = A(),
+                          .G = G(),
+                          .D = D(),
+                          .causal = true,
+                          .scale = heads_.scale(),
+                          .window = heads_.window,
+                          .out_head = p * A()};
+    if (chunks_) {
+      b.q = {0, S};
+      b.kv = {0, whole};
+      b.q_documents = half ? chunks_.second() : chunks_.first();
+      b.kv_documents = seen_[half];
+    }
+    return b;
+  }
+
+  void attend(Stream& compute, const ContextSequence& seq, int64_t p, const Tensor& qkv_TN,
+              const Tensor& kv, const ops::AttentionResult& into) {
+    const ops::Heads q{qkv_TN, p * A()}, k{kv}, v{kv, G()};
+    if (!chunks_) {
+      for (const int half : {0, 1})
+        ops::attention_block(compute, block(seq, p, half), q, k, v, into);
+      return;
+    }
+    // The halves' rows alternate: each block writes all rows, those of the other half as seeing
+    // nothing.
+    const ops::AttentionResult merged{Tensor::empty(compute, {seq.T(), A() * D()}, DType::f32),
+                                      into.lse};
+    const ops::AttentionResult second{Tensor::empty(compute, merged.out_TN.shape(), DType::f32),
+                                      Tensor::empty(compute, into.lse.shape(), DType::f32)};
+    for (const int half : {0, 1}) {
+      ops::AttentionBlock b = block(seq, p, half);
+      b.out_head = 0;
+      ops::attention_block(compute, b, q, k, v, half ? second : merged);
+    }
+    ops::attention_merge(compute, second, merged, 0);
+    put_columns(compute, merged.out_TN, into.out_TN, p * A() * D());
+  }
+
+  std::shared_ptr<ContextLane> lane_;
+  const Group cp_;
+  const HeadConfig heads_;
+  const int64_t pieces_;
+  DocumentChunks chunks_;
+  std::vector<int64_t> documents_;
+  ops::Documents seen_[2];
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextLane> lane, Group cp,
+                                                    const HeadConfig& heads) {
+  return std::make_unique<AllGatherAttention>(std::move(lane), std::move(cp), heads);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,36 @@
+// The attention cores of context parallelism: each rank has some positions of every sequence, and
+// all of its queries must meet all keys before them. `heads`: of this rank, which may be a
+// tensor-parallel rank's share. All calls of the cores of a lane are enqueued on its stream.
+#pragma once
+#include <memory>
+
+#include "comm/group.h"
+#include "parallel/context/lane.h"
+#include "parallel/context/sequence.h"
+
+namespace mtrain {
+
+// Keys and values go around a ring of ranks; the next ones travel while these are computed, and so
+// do their gradients (Liu et al. 2023). No sliding window.
+std::unique_ptr<AttentionCore> p2p_attention(std::shared_ptr<ContextLane> lane, Group cp,
+                                             const HeadConfig& heads);
+
+// Every rank gathers all keys and values, some heads at a time (Llama 3, 2024).
+std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextLane> lane, Group cp,
+                                                    const HeadConfig& heads);
+
+// Ranks exchange positions for heads, attend to whole sequences with a share of the heads, and
+// exchange back (Jacobs et al. 2023). heads.G is a multiple of the ranks. Where a rank gets several
+// kv heads, those of one travel while another is computed.
+std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextLane> lane, Group cp,
+                                             const HeadConfig& heads);
+
+// The exchange inside `level` (the nearest ranks, of which heads.G is a multiple), a ring across.
+std::unique_ptr<AttentionCore> a2a_p2p_attention(std::shared_ptr<ContextLane> lane, Group level,
+                                                 Group ring, const HeadConfig& heads);
+
+// How many parts all_gather and a2a cut their heads into, so that one travels while another is
+// computed; `kv_heads` of one rank. Nothing can overlap where that is 1.
+int64_t head_pieces(int64_t kv_heads);
+
+}  // namespace mtrain

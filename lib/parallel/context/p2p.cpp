@@ -1,0 +1,38 @@
+#include "parallel/context/cores.h"
+#include "parallel/context/ring.h"
+
+namespace mtrain {
+
+namespace {
+
+class P2pAttention : public AttentionCore {
+ public:
+  P2pAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads)
+      : lane_(std::move(lane)), ring_(*lane_, std::move(cp), heads) {}
+
+  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+    const auto r = ring_.forward(step.compute, sequence(step), qkv_TN);
+    return {r.out_TN, r.lse};
+  }
+  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
+                  const Tensor& dout_TN) override {
+    return ring_.backward(step.compute, sequence(step), qkv_TN,
+                          {forward.out_TN, std::any_cast<const Tensor&>(forward.kept)}, dout_TN);
+  }
+
+ private:
+  static ContextSequence sequence(const Step& step) {
+    return {step.seq.B, step.seq.S, step.seq.documents};
+  }
+  std::shared_ptr<ContextLane> lane_;
+  RingAttention ring_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionCore> p2p_attention(std::shared_ptr<ContextLane> lane, Group cp,
+                                             const HeadConfig& heads) {
+  return std::make_unique<P2pAttention>(std::move(lane), std::move(cp), heads);
+}
+
+}  // namespace mtrain

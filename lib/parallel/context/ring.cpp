@@ -1,0 +1,140 @@
+#include "parallel/context/ring.h"
+
+#include <algorithm>
+
+namespace mtrain {
+
+namespace {
+constexpr int64_t kHomeParts = 4;
+}
+
+RingAttention::RingAttention(ContextLane& lane, Group ring, const HeadConfig& heads)
+    : lane_(lane), ring_(std::move(ring)), heads_(heads) {
+  MT_CHECK(heads.window == 0, "a ring of keys does not see the sliding window of {}", heads.window);
+}
+
+// Own keys: causal. Those of an earlier rank: all queries see the first half of them, for the
+// second half lies behind all of this rank's. Of a later rank: only the second half of the queries
+// sees them, and all of them.
+ops::AttentionBlock RingAttention::block(const ContextSequence& seq, int64_t from) const {
+  ops::AttentionBlock b{.B = seq.B,
+                        .q = {0, seq.S},
+                        .kv = {0, seq.S},
+                        .A = heads_.A,
+                        .G = heads_.G,
+                        .D = heads_.D,
+                        .causal = from == rank(),
+                        .scale = heads_.scale()};
+  if (chunks_) {
+    b.q_documents = from > rank() ? chunks_.second() : chunks_.both();
+    b.kv_documents = from < rank() ? chunks_.first() : chunks_.both();
+  } else if (from < rank()) {
+    b.kv.end = seq.S / 2;
+  } else if (from > rank()) {
+    b.q.begin = seq.S / 2;
+  }
+  return b;
+}
+
+std::vector<Group::Message> RingAttention::pass_on(const Tensor& sent,
+                                                   const Tensor& received) const {
+  const int next = int((rank() + 1) % size()), before = int((rank() + size() - 1) % size());
+  return {{Transfer::Kind::send, sent, next}, {Transfer::Kind::receive, received, before}};
+}
+
+ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequence& seq,
+                                            const Tensor& qkv_TN) {
+  chunks_.set(compute, seq, size());
+  const int64_t AD = heads_.A * heads_.D, T = seq.T();
+  const DType dtype = qkv_TN.dtype();
+  // Step s computes with pair[s % 2] while the next keys arrive in the other.
+  const Tensor kv[2] = {memory(compute, "ring_kv_0", {T, kv_width()}, dtype),
+                        memory(compute, "ring_kv_1", {T, kv_width()}, dtype)};
+  ops::copy_blocks(compute, qkv_TN, kv[0], {{0, AD, 0, 0, T, kv_width()}});
+  const ops::AttentionResult merged{Tensor::empty(compute, {T, AD}, DType::f32),
+                                    Tensor::empty(compute, {seq.B, heads_.A, seq.S}, DType::f32)};
+  Event arrived;
+  for (int64_t s = 0; s < size(); ++s) {
+    Event next;
+    if (s + 1 < size())
+      next = lane_.go(compute,
+                      [&](Stream& on) { ring_.exchange(pass_on(kv[s % 2], kv[(s + 1) % 2]), on); });
+    compute.wait(arrived);  // edge: these keys' arrival -> their use
+    ops::AttentionBlock b = block(seq, (rank() + size() - s) % size());
+    const ops::Heads k{kv[s % 2]}, v{kv[s % 2], heads_.G};
+    if (s == 0) {
+      ops::attention_block(compute, b, {qkv_TN}, k, v, merged);
+    } else {
+      const int64_t first = b.q.begin, S = b.q.end - first;
+      const ops::AttentionResult part{Tensor::empty(compute, {S * seq.B, AD}, DType::f32),
+                                      Tensor::empty(compute, {seq.B, heads_.A, S}, DType::f32)};
+      b.q = {0, S};
+      const Tensor queries = qkv_TN.rows(first * seq.B, (first + S) * seq.B);
+      ops::attention_block(compute, b, {queries}, k, v, part);
+      ops::attention_merge(compute, part, merged, first);
+    }
+    arrived = std::move(next);
+  }
+  return {in_dtype(compute, merged.out_TN, dtype), merged.lse};
+}
+
+// The gradients of a rank's keys follow the keys, one step behind: each rank adds its own share to
+// what has arrived, and after the last step they are one rank before their owner.
+Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN,
+                               const ops::AttentionResult& forward, const Tensor& dout_TN) {
+  chunks_.set(compute, seq, size());
+  const int64_t AD = heads_.A * heads_.D, T = seq.T(), n = size();
+  const DType dtype = qkv_TN.dtype();
+  const Shape shape{T, kv_width()};
+  const Tensor kv[2] = {memory(compute, "ring_kv_0", shape, dtype),
+                        memory(compute, "ring_kv_1", shape, dtype)};
+  const Tensor sum[2] = {memory(compute, "ring_dkv_0", shape, DType::f32),
+                         memory(compute, "ring_dkv_1", shape, DType::f32)};
+  const Tensor share = memory(compute, "ring_dkv_share", shape, DType::f32);
+  ops::copy_blocks(compute, qkv_TN, kv[0], {{0, AD, 0, 0, T, kv_width()}});
+  const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
+  const Tensor dq = dtype == DType::f32 ? dqkv : Tensor::empty(compute, {T, AD}, DType::f32);
+  const auto of = [&](ops::Rows rows, const Tensor& x) {
+    return x.rows(rows.begin * seq.B, rows.end * seq.B);
+  };
+  Event arrived, home;
+  for (int64_t s = 0; s < n; ++s) {
+    std::vector<Group::Message> messages;
+    if (s + 1 < n) messages = pass_on(kv[s % 2], kv[(s + 1) % 2]);
+    if (s > 0)
+      for (auto& m : pass_on(sum[(s - 1) % 2], sum[s % 2])) messages.push_back(std::move(m));
+    Event next;
+    if (n > 1) next = lane_.go(compute, [&](Stream& on) { ring_.exchange(messages, on); });
+    compute.wait(arrived);  // edge: these keys' arrival -> their use
+    // The last sums go home part by part, each while the next is computed.
+    const bool last = s + 1 == n && n > 1;
+    const int64_t parts = last && !chunks_ ? std::min(kHomeParts, seq.S) : 1;
+    const ops::AttentionBlock whole = block(seq, (rank() + n - s) % n);
+    for (int64_t p = 0; p < parts; ++p) {
+      const ops::Rows rows{seq.S * p / parts, seq.S * (p + 1) / parts};
+      ops::AttentionBlock b = whole;
+      b.kv = {std::min(rows.begin, whole.kv.end), std::min(rows.end, whole.kv.end)};
+      if (b.kv.begin < b.kv.end) {
+        const Tensor& into = s == 0 ? sum[0] : share;
+        ops::attention_block_backward(compute, b, {qkv_TN}, {kv[s % 2]}, {kv[s % 2], heads_.G},
+                                      forward, dout_TN,
+                                      {{dq}, {into}, {into, heads_.G}, s > 0, false});
+        if (s > 0) {
+          compute.wait(next);  // edge: the other ranks' sums -> ours is added
+          ops::add_into(compute, of(b.kv, share), of(b.kv, sum[s % 2]));
+        }
+      }
+      if (last)
+        home = lane_.go(compute, [&](Stream& on) {
+          ring_.exchange(pass_on(of(rows, sum[s % 2]), of(rows, sum[n % 2])), on);
+        });
+    }
+    arrived = std::move(next);
+  }
+  compute.wait(home);  // edge: the last part's way home, all others before it -> their use
+  if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
+  put_columns(compute, n == 1 ? sum[0] : sum[n % 2], dqkv, AD);
+  return dqkv;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,45 @@
+// How a micro-batch's positions lie on the ranks of context parallelism: every document, or the one
+// sequence, is cut into 2 * ranks chunks, of which rank r holds numbers r and 2 * ranks - 1 - r, so
+// that all have the same work under a causal mask.
+#pragma once
+#include <vector>
+
+#include "model/attention_core.h"
+
+namespace mtrain {
+
+// Over the ranks of one group.
+struct ContextSequence {
+  int64_t B, S;                    // S: positions on this rank
+  std::vector<int64_t> documents;  // lengths over the group's ranks; empty: one sequence
+
+  int64_t T() const { return B * S; }
+};
+
+// Where the halves of the documents lie on a rank, for the blocks of attention; absent where there
+// are none. Remembers the last micro-batch's.
+class DocumentChunks {
+ public:
+  // `ranks`: of the group.
+  void set(Stream& compute, const ContextSequence& seq, int64_t ranks);
+  explicit operator bool() const { return bool(begin_); }
+  ops::Documents first() const { return {begin_, mid_}; }
+  ops::Documents second() const { return {mid_, end_}; }
+  ops::Documents both() const { return {begin_, end_}; }
+
+ private:
+  std::vector<int64_t> documents_;
+  int64_t ranks_ = 0;
+  Tensor begin_, mid_, end_;
+};
+
+// int32, on the device.
+Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows);
+
+// Writes x_TM into the columns of into_TN from `column` on; casts where the types differ.
+void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column);
+
+// x_TN in `dtype`: itself where it is so already.
+Tensor in_dtype(Stream& compute, const Tensor& x, DType dtype);
+
+}  // namespace mtrain

@@ -1,0 +1,129 @@
+#include "parallel/tensor/split_product.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+#include "ops/ops.h"
+
+namespace mtrain {
+
+namespace {
+
+using Kind = Transfer::Kind;
+
+// The part of rank `rank` of `ranks`; ranks may be counted beyond either end.
+Tensor chunk(const Tensor& x, int rank, int ranks) {
+  const int64_t rows = exact_div(x.dim(0), int64_t(ranks));
+  const int at = (rank % ranks + ranks) % ranks;
+  return x.rows(at * rows, (at + 1) * rows);
+}
+
+// In the order of ranks, in fp32.
+Tensor sum_of_parts(Stream& on, const Tensor& parts_TO, int ranks) {
+  const auto part = [&](int rank) { return chunk(parts_TO, rank, ranks); };
+  if (parts_TO.dtype() == DType::f32) {
+    for (int rank = 1; rank + 1 < ranks; ++rank) ops::add_into(on, part(rank), part(0));
+    return ops::add(on, part(0), part(ranks - 1));
+  }
+  const Tensor sum = Tensor::empty(on, part(0).shape(), DType::f32),
+               out = Tensor::empty(on, part(0).shape(), parts_TO.dtype());
+  ops::cast(on, part(0), sum);
+  for (int rank = 1; rank < ranks; ++rank) ops::add_into(on, part(rank), sum);
+  ops::cast(on, sum, out);
+  return out;
+}
+
+}  // namespace
+
+Tensor ring_gather_product(const TensorComm& comm, const Tensor& x_TI, int64_t O, bool aggregate,
+                           const RowProduct& product, Tensor* gathered_TI) {
+  const int P = comm.size(), r = comm.rank(), step = aggregate ? 2 : 1, hops = P / step;
+  const int64_t T = x_TI.dim(0) * P;
+  Stream& compute = comm.compute();
+  const Tensor all = Tensor::empty(compute, {T, x_TI.dim(1)}, x_TI.dtype()),
+               y = Tensor::empty(compute, {T, O}, x_TI.dtype());
+  // Chunks of `step` ranks; `mine` is the one that this rank's rows are part of.
+  const int mine = r / step;
+  const auto rows = [&](const Tensor& t, int i) { return chunk(t, i, hops); };
+  if (aggregate || gathered_TI) ops::cast(compute, x_TI, chunk(all, r, P));
+  comm.after_compute();
+  Event neighbour;
+  if (aggregate) {
+    comm.all().exchange({{Kind::send, x_TI, r ^ 1}, {Kind::receive, chunk(all, r ^ 1, P), r ^ 1}},
+                        comm.on());
+    neighbour = comm.on().record();
+  }
+  std::vector<Event> there;
+  for (int i = 1; i < hops; ++i) {
+    const Tensor next = i == 1 && !aggregate ? x_TI : rows(all, mine - i + 1);
+    comm.all().exchange({{Kind::send, next, (r + step) % P},
+                         {Kind::receive, rows(all, mine - i), (r - step + P) % P}},
+                        comm.on());
+    there.push_back(comm.on().record());
+  }
+  compute.wait(neighbour);
+  product(aggregate ? rows(all, mine) : x_TI, rows(y, mine));
+  for (int i = 1; i < hops; ++i) {
+    compute.wait(there[size_t(i - 1)]);  // edge: the chunk's arrival -> its product
+    product(rows(all, mine - i), rows(y, mine - i));
+  }
+  if (gathered_TI) *gathered_TI = all;
+  return y;
+}
+
+Tensor ring_product_scatter(const TensorComm& comm, const Tensor& x_TI, int64_t O,
+                            const RowProduct& product) {
+  const int P = comm.size(), r = comm.rank();
+  const int64_t T = x_TI.dim(0);
+  Stream& compute = comm.compute();
+  // `parts`: this rank's rows from every rank; `out`: every other rank's from this one.
+  const Tensor parts = Tensor::empty(compute, {T, O}, x_TI.dtype()),
+               out = Tensor::empty(compute, {T, O}, x_TI.dtype());
+  for (int i = 1; i < P; ++i) {
+    const int to = (r + i) % P, from = (r - i + P) % P;
+    product(chunk(x_TI, to, P), chunk(out, to, P));
+    comm.after_compute();  // edge: the chunk's product -> its way
+    comm.all().exchange(
+        {{Kind::send, chunk(out, to, P), to}, {Kind::receive, chunk(parts, from, P), from}},
+        comm.on());
+  }
+  product(chunk(x_TI, r, P), chunk(parts, r, P));
+  comm.before_compute();
+  return sum_of_parts(compute, parts, P);
+}
+
+Tensor pipelined_product_scatter(const TensorComm& comm, const Tensor& x_TI, int64_t O,
+                                 int64_t splits, const RowProduct& product) {
+  const int P = comm.size();
+  const int64_t T = x_TI.dim(0), I = x_TI.dim(1), own = exact_div(T, int64_t(P)),
+                n = std::min(splits, own);
+  Stream& compute = comm.compute();
+  const Tensor in = Tensor::empty(compute, {T, I}, x_TI.dtype()),
+               out = Tensor::empty(compute, {T, O}, x_TI.dtype()),
+               result = Tensor::empty(compute, {own, O}, x_TI.dtype());
+  const auto first = [&](int64_t split) { return part_begin(own, n, split); };
+  // Rows in the order of splits, and in each the same part of every rank's.
+  std::vector<ops::CopyBlock> blocks;
+  for (int64_t split = 0; split < n; ++split)
+    for (int64_t rank = 0; rank < P; ++rank) {
+      const int64_t rows = first(split + 1) - first(split);
+      blocks.push_back({.from_row = rank * own + first(split),
+                        .from_column = 0,
+                        .to_row = P * first(split) + rank * rows,
+                        .to_column = 0,
+                        .rows = rows,
+                        .columns = I});
+    }
+  ops::copy_blocks(compute, x_TI, in, std::move(blocks));
+  for (int64_t split = 0; split < n; ++split) {
+    const int64_t begin = first(split), end = first(split + 1);
+    product(in.rows(P * begin, P * end), out.rows(P * begin, P * end));
+    comm.after_compute();  // edge: the chunk's product -> its sum
+    comm.all().reduce_scatter(out.rows(P * begin, P * end), result.rows(begin, end), Reduce::sum,
+                              comm.on());
+  }
+  comm.before_compute();
+  return result;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,158 @@
+// Packing of documents, and the shares of a sequence that ranks compute.
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "data/batch.h"
+#include "data/packed_dataset.h"
+#include "data/packing.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+
+namespace {
+
+// Documents of these lengths; token s of document d is 100 d + s.
+std::shared_ptr<const IndexedDataset> documents_of(const std::vector<int32_t>& lengths) {
+  const TemporaryFolder folder;
+  IndexedDatasetWriter writer(folder / "d", TokenType::i32);
+  for (size_t d = 0; d < lengths.size(); ++d) {
+    std::vector<int32_t> tokens(static_cast<size_t>(lengths[d]));
+    std::iota(tokens.begin(), tokens.end(), int32_t(100 * d));
+    writer.add_tokens(tokens);
+    writer.end_document();
+  }
+  writer.finish();
+  return std::make_shared<IndexedDataset>(folder / "d");
+}
+
+}  // namespace
+
+TEST_CASE("first fit puts each item into the first pack that has room") {
+  CHECK(first_fit({}, 10).empty());
+  CHECK(first_fit({6, 5, 4, 5, 10, 1}, 10) ==
+        std::vector<std::vector<int64_t>>{{0, 2}, {1, 3}, {4}, {5}});
+  CHECK_THROWS_AS(first_fit({11}, 10), BugError);
+  CHECK_THROWS_AS(first_fit({0}, 10), BugError);
+  // Against the definition.
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<int64_t> lengths, room;
+    for (uint64_t i = 0; i < 100; ++i)
+      lengths.push_back(int64_t(1 + uniform_below(seed, i, 50 + seed)));
+    std::vector<std::vector<int64_t>> want;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      size_t p = 0;
+      while (p < room.size() && room[p] < lengths[i]) ++p;
+      if (p == room.size()) room.push_back(70), want.emplace_back();
+      room[p] -= lengths[i];
+      want[p].push_back(int64_t(i));
+    }
+    CHECK(first_fit(lengths, 70) == want);
+  }
+}
+
+TEST_CASE("packed samples hold every label of every document once, with positions from 0 on") {
+  const std::vector<int32_t> lengths{5, 1, 9, 30, 2, 12, 13, 3};
+  const auto tokens = documents_of(lengths);
+  PackedDatasetOptions options{.size = 12, .seed = 3};
+  const PackedDataset all(tokens, options);
+  std::multiset<int32_t> labels;
+  Sample s;
+  for (int64_t i = 0; i < all.size(); ++i) {
+    all.sample(i, s);
+    REQUIRE(s.input.size() == 12);
+    REQUIRE(std::accumulate(s.documents.begin(), s.documents.end(), int64_t(0)) == 12);
+    size_t at = 0;
+    for (const int64_t length : s.documents)
+      for (int64_t k = 0; k < length; ++k, ++at) {
+        CHECK(s.position[at] == k);
+        if (s.label[at] < 0) continue;
+        CHECK(s.label[at] == s.input[at] + 1);
+        CHECK(s.label[at] / 100 == s.input[at - size_t(k)] / 100);  // one document
+        labels.insert(s.label[at]);
+      }
+  }
+  std::multiset<int32_t> want;
+  for (size_t d = 0; d < lengths.size(); ++d)
+    for (int32_t k = 1; k < lengths[d]; ++k) want.insert(int32_t(100 * d) + k);
+  CHECK(labels == want);
+  CHECK(all.note().find("1 split") != std::string::npos);
+
+  options.drop_long = true;
+  const PackedDataset some(tokens, options);
+  CHECK(some.note().find("1 left out") != std::string::npos);
+  for (int64_t i = 0; i < some.size(); ++i) {
+    some.sample(i, s);
+    for (const int32_t label : s.label) CHECK(label / 100 != 3);
+  }
+  // Another epoch has the same packs in another order.
+  std::vector<std::vector<int32_t>> first, second;
+  for (int64_t i = 0; i < all.size(); ++i) {
+    all.sample(i, s), first.push_back(s.input);
+    all.sample(i + all.size(), s), second.push_back(s.input);
+  }
+  CHECK(first != second);
+  std::ranges::sort(first), std::ranges::sort(second);
+  CHECK(first == second);
+  CHECK_THROWS_AS(PackedDataset(documents_of({1, 1}), {.size = 12}), UserError);
+  CHECK_THROWS_AS(PackedDataset(documents_of({30}), {.size = 12, .drop_long = true}), UserError);
+}
+
+TEST_CASE("ranks' shares of a sequence have equal work, and each token once") {
+  Batch whole{.B = 2, .S = 16};
+  for (int32_t t = 0; t < 32; ++t) {
+    whole.input.push_back(t);
+    whole.label.push_back(t % 5 ? t + 1 : -1);
+    whole.position.push_back(t / 2);
+  }
+  const Batch share = share_of_batch(whole, 1, 2);
+  CHECK(share.S == 8);
+  CHECK(share.position == std::vector<int32_t>{4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11});
+  CHECK(share.input.front() == 8);
+  CHECK(share.unmasked == 13);
+  REQUIRE(share.runs.size() == 1);
+  CHECK((share.runs[0].first == 4 && share.runs[0].count == 8));
+  REQUIRE(share_of_batch(whole, 0, 2).runs.size() == 2);
+  CHECK_THROWS_AS(share_of_batch(whole, 0, 3), BugError);
+}
+
+TEST_CASE("documents are padded to two chunks a rank, which changes no token") {
+  Batch whole{.B = 1, .S = 24, .documents = {1, 8, 5, 10}};
+  for (int32_t t = 0; t < 24; ++t) {
+    whole.input.push_back(t);
+    whole.label.push_back(t + 1);
+    whole.position.push_back(t);
+  }
+  for (const int64_t ranks : {1, 2, 3, 4}) {
+    std::vector<int32_t> labels;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const Batch share = share_of_batch(whole, rank, ranks);
+      int64_t padded = 0;
+      for (size_t d = 0; d < 4; ++d) {
+        CHECK(share.documents[d] % (2 * ranks) == 0);
+        CHECK(share.documents[d] - whole.documents[d] < 2 * ranks);
+        padded += share.documents[d];
+      }
+      CHECK(share.S == padded / ranks);
+      REQUIRE(int64_t(share.input.size()) == share.S);
+      // Runs say where each row is from: its token, or padding behind the whole.
+      size_t row = 0;
+      for (const PositionRun& run : share.runs)
+        for (int64_t k = 0; k < run.count; ++k, ++row) {
+          const auto from = int32_t(run.first + k);
+          CHECK(share.label[row] == (from < 24 ? from + 1 : -1));
+          CHECK(share.input[row] == (from < 24 ? from : 0));
+          if (from < 24) labels.push_back(from);
+        }
+      CHECK(int64_t(row) == share.S);
+    }
+    std::ranges::sort(labels);
+    REQUIRE(labels.size() == 24);
+    CHECK((labels.front() == 0 && labels.back() == 23));
+    CHECK(std::ranges::adjacent_find(labels) == labels.end());
+  }
+}

@@ -1,0 +1,251 @@
+// The attention cores of context parallelism against attention on one rank; watched by the stream
+// sanitizer.
+#include <catch2/catch.hpp>
+
+#include <numeric>
+
+#include "base/rng.h"
+#include "comm_testing.h"
+#include "ops/blocks.h"
+#include "parallel/context/cores.h"
+
+using namespace mtrain;
+
+namespace {
+
+constexpr int64_t kD = 16;
+
+struct Case {
+  const char* name;
+  int64_t B, G;
+  std::vector<int64_t> documents;  // lengths over two ranks each; empty: one sequence
+  int64_t window = 0;
+};
+constexpr int64_t kA = 8;
+const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
+                               {"groups of two, two sequences", 2, 4, {}},
+                               {"groups of four", 1, 2, {}},
+                               {"documents", 1, 4, {8, 72, 24, 104, 4}},
+                               {"documents, one of them alone", 1, 8, {64}},
+                               {"window", 2, 8, {}, 11},
+                               {"window over documents", 1, 8, {8, 72, 24, 104, 4}, 11}};
+
+// The whole sequence, on every rank.
+struct Problem {
+  Case c;
+  int cp;
+  DType type;
+  int64_t S = 0;                   // of the whole
+  std::vector<int64_t> documents;  // over all ranks
+
+  Problem(const Case& of, int ranks, DType dtype) : c(of), cp(ranks), type(dtype) {
+    for (const int64_t n : c.documents) documents.push_back(n * cp / 2);
+    S = documents.empty() ? 2 * cp * 13
+                          : std::accumulate(documents.begin(), documents.end(), int64_t(0));
+  }
+  int64_t N() const { return (kA + 2 * c.G) * kD; }
+  HeadConfig heads() const { return {kA, c.G, kD, c.window}; }
+  Tensor values(Stream& on, int64_t width, uint64_t key) const {
+    const Tensor wide = Tensor::empty(on, {S * c.B, width}, DType::f32);
+    ops::fill_normal(on, wide, key, 0, 1);
+    return rounded(on, wide);
+  }
+  Tensor qkv(Stream& on) const { return values(on, N(), 1); }
+  Tensor dout(Stream& on) const { return values(on, kA * kD, 2); }
+  // Where the ranks' rows belong.
+  std::vector<ops::CopyBlock> order(int64_t width) const {
+    std::vector<int64_t> rows = documents.empty() ? std::vector{S} : documents;
+    for (int64_t& n : rows) n *= c.B;
+    return ops::balanced_to_sequence(rows, cp, width);
+  }
+  SequenceInfo sequence(Stream& on, int64_t ranks) const {
+    SequenceInfo seq{.B = c.B, .S = S / ranks};
+    if (documents.empty()) return seq;
+    std::vector<int32_t> ends{0};
+    for (const int64_t n : documents) ends.push_back(ends.back() + int32_t(n));
+    seq.documents = documents;
+    seq.cu_seqlens = Tensor::from_host(on, {int64_t(ends.size())}, ends);
+    return seq;
+  }
+
+ private:
+  Tensor rounded(Stream& on, const Tensor& wide) const {
+    if (type == DType::f32) return wide;
+    const Tensor narrow = Tensor::empty(on, wide.shape(), type);
+    ops::cast(on, wide, narrow);
+    return narrow;
+  }
+};
+
+struct Values {
+  std::vector<float> out, dqkv;  // of the whole sequence
+};
+
+// What attention on one rank in fp32 makes of the same numbers.
+Values reference(const Problem& problem) {
+  const auto device = Device::cpu(1);
+  Stream& on = device->stream("compute");
+  const auto wide = [&](const Tensor& x) {
+    const Tensor y = Tensor::empty(on, x.shape(), DType::f32);
+    ops::cast(on, x, y);
+    return y;
+  };
+  const SequenceInfo seq = problem.sequence(on, 1);
+  WgradQueue wgrad;
+  Stash stash;
+  Step step{on, wgrad, stash, seq};
+  const auto core = local_attention(problem.heads());
+  const Tensor qkv = wide(problem.qkv(on));
+  const CoreResult forward = core->forward(step, qkv);
+  const Tensor dqkv = core->backward(step, qkv, forward, wide(problem.dout(on)));
+  return {forward.out_TN.to_host_float(on), dqkv.to_host_float(on)};
+}
+
+enum class Type { p2p, all_gather, a2a, a2a_p2p };
+constexpr const char* kNames[] = {"p2p", "all_gather", "a2a", "a2a+p2p"};
+
+// Levels of a2a+p2p.
+struct Levels {
+  int first, second;
+};
+
+bool allowed(Type type, const Problem& p, Levels levels) {
+  const bool ring = type == Type::p2p || type == Type::a2a_p2p;
+  if (ring && p.c.window) return false;
+  if (type == Type::a2a) return p.c.G % p.cp == 0;
+  return type != Type::a2a_p2p || p.c.G % levels.first == 0;
+}
+
+std::unique_ptr<AttentionCore> make_core(Type type, World& world,
+                                         const std::shared_ptr<ContextLane>& lane,
+                                         const HeadConfig& heads, Levels levels) {
+  const Mesh mesh = device_mesh({.cp = world.size()});
+  const Group cp = world.group("cp", mesh, {Axis::cp});
+  const auto level = [&](const char* name, size_t i) {
+    std::vector<int> ranks;
+    for (const int64_t r :
+         hierarchical_cp_group(mesh, world.rank(), {levels.first, levels.second}, i))
+      ranks.push_back(int(r));
+    return world.group(fmt::format("{} {}", name, levels.first), ranks);
+  };
+  switch (type) {
+    case Type::p2p: return p2p_attention(lane, cp, heads);
+    case Type::all_gather: return all_gather_attention(lane, cp, heads);
+    case Type::a2a: return a2a_attention(lane, cp, heads);
+    case Type::a2a_p2p: return a2a_p2p_attention(lane, level("level", 0), level("ring", 1), heads);
+  }
+  throw BugError("type");
+}
+
+// One layer of each type that the case allows, one after the other, then their backwards: the
+// layers share a lane, as in a model.
+std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, Levels levels,
+                        bool overlap) {
+  const auto ranks = size_t(problem.cp);
+  std::vector<Values> results(types.size());
+  std::vector<std::vector<Values>> of_rank(ranks, std::vector<Values>(types.size()));
+  run_ranks(problem.cp, "thread", [&](TestRank& rank) {
+    Stream& on = rank.device.stream("compute");
+    const auto lane = std::make_shared<ContextLane>(rank.device.stream("cp"), overlap);
+    const auto own = [&](const Tensor& whole) {
+      const Tensor x = Tensor::empty(on, whole.shape(), whole.dtype());
+      ops::copy_blocks(on, whole, x, ops::inverse(problem.order(whole.dim(1))));
+      const int64_t rows = whole.dim(0) / problem.cp;
+      return x.rows(rank.rank() * rows, (rank.rank() + 1) * rows);
+    };
+    const SequenceInfo seq = problem.sequence(on, problem.cp);
+    const Tensor qkv = own(problem.qkv(on)), dout = own(problem.dout(on));
+    WgradQueue wgrad;
+    Stash stash;
+    Step step{on, wgrad, stash, seq};
+    std::vector<std::unique_ptr<AttentionCore>> cores;
+    std::vector<CoreResult> forwards;
+    std::vector<Tensor> gradients(types.size());
+    for (const Type type : types) {
+      cores.push_back(make_core(type, rank.world, lane, problem.heads(), levels));
+      forwards.push_back(cores.back()->forward(step, qkv));
+    }
+    for (size_t i = types.size(); i-- > 0;)
+      gradients[i] = cores[i]->backward(step, qkv, forwards[i], dout);
+    for (size_t i = 0; i < types.size(); ++i)
+      of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(on),
+                                         gradients[i].to_host_float(on)};
+  });
+  // Into the sequence's order.
+  const auto device = Device::cpu(1);
+  Stream& on = device->stream("compute");
+  for (size_t i = 0; i < types.size(); ++i)
+    for (const auto which : {&Values::out, &Values::dqkv}) {
+      std::vector<float> by_rank;
+      for (const auto& r : of_rank)
+        by_rank.insert(by_rank.end(), (r[i].*which).begin(), (r[i].*which).end());
+      const int64_t rows = problem.S * problem.c.B, width = int64_t(by_rank.size()) / rows;
+      const Tensor x = Tensor::from_host(on, {rows, width}, by_rank),
+                   y = Tensor::empty(on, {rows, width}, DType::f32);
+      ops::copy_blocks(on, x, y, problem.order(width));
+      results[i].*which = y.to_host<float>(on);
+    }
+  return results;
+}
+
+// Of the columns [begin, end) of rows of `width`.
+double relative_error(const std::vector<float>& got, const std::vector<float>& want, int64_t width,
+                      int64_t begin, int64_t end) {
+  REQUIRE(got.size() == want.size());
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const auto column = int64_t(i) % width;
+    if (column < begin || column >= end) continue;
+    difference += std::pow(double(got[i]) - want[i], 2);
+    size += std::pow(double(want[i]), 2);
+  }
+  return std::sqrt(difference / size);
+}
+
+}  // namespace
+
+TEST_CASE("every core of context parallelism attends as one rank does") {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const int cp : {2, 4})
+      for (const Case& c : kCases) {
+        const Problem problem(c, cp, type);
+        const Values want = reference(problem);
+        const std::vector<Levels> hierarchies =
+            cp == 4 ? std::vector<Levels>{{2, 2}} : std::vector<Levels>{{2, 1}, {1, 2}};
+        for (const Levels levels : hierarchies) {
+          std::vector<Type> types;
+          for (const Type t : {Type::p2p, Type::all_gather, Type::a2a, Type::a2a_p2p})
+            if (allowed(t, problem, levels)) types.push_back(t);
+          const auto got = run(problem, types, levels, true);
+          const auto in_turns = run(problem, types, levels, false);
+          for (size_t i = 0; i < types.size(); ++i) {
+            CAPTURE(kNames[int(types[i])], cp, c.name, dtype_name(type), levels.first);
+            // fp32: sums of 100 terms in another order. bf16: a rounding of the result, and in
+            // backward one of the forward's.
+            const double bound = type == DType::f32 ? 2e-6 : 4e-3;
+            const int64_t AD = kA * kD, GD = c.G * kD, N = problem.N();
+            CHECK(relative_error(got[i].out, want.out, AD, 0, AD) < bound);
+            CHECK(relative_error(got[i].dqkv, want.dqkv, N, 0, AD) < bound);
+            CHECK(relative_error(got[i].dqkv, want.dqkv, N, AD, AD + GD) < bound);
+            CHECK(relative_error(got[i].dqkv, want.dqkv, N, AD + GD, N) < bound);
+            CHECK((in_turns[i].out == got[i].out));
+            CHECK((in_turns[i].dqkv == got[i].dqkv));
+          }
+        }
+      }
+}
+
+TEST_CASE("three ranks, and heads in pieces") {
+  const Problem three({"three ranks", 2, 4, {}}, 3, DType::f32);
+  const Values want = reference(three);
+  for (const Values& v : run(three, {Type::p2p, Type::all_gather}, {1, 3}, true)) {
+    CHECK(relative_error(v.out, want.out, 1, 0, 1) < 2e-6);
+    CHECK(relative_error(v.dqkv, want.dqkv, 1, 0, 1) < 2e-6);
+  }
+  CHECK(head_pieces(8) == 4);
+  CHECK(head_pieces(6) == 3);
+  CHECK(head_pieces(2) == 2);
+  CHECK(head_pieces(7) == 7);
+  CHECK(head_pieces(25) == 5);
+  CHECK(head_pieces(1) == 1);
+}

@@ -1,0 +1,307 @@
+// Context parallelism against the single rank: losses, gradients, weights; watched by the stream
+// sanitizer.
+#include <filesystem>
+
+#include <catch2/catch.hpp>
+
+#include "comm/thread/thread_transport.h"
+#include "temporary_folder.h"
+#include "train/snapshot.h"
+#include "train_ranks.h"
+
+using namespace mtrain;
+using namespace train_testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct ContextCase {
+  const char* name;
+  int cp;
+  Changes changes;
+};
+
+Changes cp_of(int size, const std::string& type) {
+  return {fmt::format("distributed.cp_size={}", size), "distributed.cp_comm_type=" + type};
+}
+const Changes kLevels{"distributed.hierarchical_context_parallel_sizes=[2,2]"};
+
+std::vector<ContextCase> context_cases() {
+  return {{"p2p", 2, cp_of(2, "p2p")},
+          {"p2p", 4, cp_of(4, "p2p")},
+          {"all_gather", 2, cp_of(2, "all_gather")},
+          {"all_gather", 4, cp_of(4, "all_gather")},
+          {"a2a", 2, cp_of(2, "a2a")},
+          {"a2a", 4, cp_of(4, "a2a")},
+          {"a2a+p2p", 4, with(cp_of(4, "a2a+p2p"), kLevels)}};
+}
+
+const std::vector<Changes> kStrategies{
+    {"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
+    {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=2"},
+    {"distributed.strategy=fsdp2"}};
+
+// kv heads for every case, several sequences at once.
+const Changes kBase{"train.global_batch_size=6", "train.micro_batch_size=3",
+                    "model.num_query_groups=4"};
+
+void check_ranks_agree(const std::vector<Result>& results) {
+  for (const Result& other : results) {
+    CHECK((other.losses == results[0].losses));
+    CHECK((other.weights == results[0].weights));
+    CHECK(other.evaluation == results[0].evaluation);
+  }
+}
+
+void check_alike(const Result& one, const std::vector<Result>& results) {
+  // The numerics contract in fp32: 20 losses and the gradients of step 1 to 1e-5 relative.
+  check_close(one.losses, results[0].losses, 1e-5);
+  check_close(one.norms, results[0].norms, 1e-4);
+  check_gradients(one, results[0], 1e-5);
+  CHECK(results[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
+  check_ranks_agree(results);
+}
+
+}  // namespace
+
+TEST_CASE("every type of context parallelism trains as a single rank does") {
+  const Changes qwen3{"model.architecture=qwen3"};
+  const Changes gpt2{"model.architecture=gpt2", "model.hidden_dropout=0.1",
+                     "model.embedding_dropout=0.1"};
+  const Result of_qwen3 = train_alone(with(kBase, qwen3), 20),
+               of_gpt2 = train_alone(with(kBase, gpt2), 20);
+  size_t turn = 0;
+  for (const ContextCase& c : context_cases()) {
+    const auto check = [&](const Result& one, const Changes& model, const Changes& strategy,
+                           int dp) {
+      CAPTURE(c.name, c.cp, dp, strategy[0], model[0]);
+      const Changes changes = with(with(with(kBase, model), strategy), c.changes);
+      check_alike(one, train_ranks(c.cp * dp, changes, 20));
+    };
+    for (const Changes& strategy : kStrategies) check(of_qwen3, qwen3, strategy, 1);
+    // The strategies take turns beside data parallelism, and with dropout.
+    check(of_qwen3, qwen3, kStrategies[turn % 3], 2);
+    check(of_gpt2, gpt2, kStrategies[(turn + 1) % 3], 1);
+    ++turn;
+  }
+}
+
+TEST_CASE("types by layer, recomputation, bf16, and averages in the collective") {
+  const Changes layers = with({"model.num_layers=4", "distributed.cp_size=4",
+                               "distributed.cp_comm_type=[p2p,all_gather,a2a,a2a+p2p]"},
+                              kLevels);
+  const Changes base = with(kBase, {"model.num_layers=4"});
+  const Result one = train_alone(base, 20);
+  check_alike(one, train_ranks(4, with(base, layers), 20));
+  const std::vector<double> first(one.losses.begin(), one.losses.begin() + 5);
+  for (const char* recompute : {"full", "selective"}) {
+    CAPTURE(recompute);
+    const Changes again{fmt::format("recompute.granularity={}", recompute)};
+    check_close(first, train_ranks(4, with(with(base, layers), again), 5)[0].losses, 1e-5);
+  }
+  const Changes average{"distributed.strategy=megatron_ddp", "ddp.average_in_collective=true"};
+  check_close(first, train_ranks(4, with(with(base, layers), average), 5)[0].losses, 1e-5);
+  const Changes bf16{"mixed_precision.name=bf16_mixed"};
+  const Result half = train_alone(with(base, bf16), 20);
+  for (const auto& type : context_cases()) {
+    CAPTURE(type.name, type.cp);
+    // The numerics contract in bf16.
+    check_close(half.losses,
+                train_ranks(type.cp, with(with(base, bf16), type.changes), 20)[0].losses, 2e-2);
+  }
+}
+
+TEST_CASE("overlap of context parallelism changes when data travels, never a bit of it") {
+  for (const char* precision : {"fp32", "bf16_mixed"})
+    for (const ContextCase& c : context_cases()) {
+      if (c.cp == 2) continue;
+      const Changes changes =
+          with(with(kBase, {fmt::format("mixed_precision.name={}", precision)}), c.changes);
+      const Result on = train_ranks(c.cp, changes, 3)[0],
+                   off = train_ranks(c.cp, with(changes, {"comm_overlap.cp_overlap=false"}), 3)[0];
+      CAPTURE(precision, c.name);
+      CHECK((on.losses == off.losses));
+      CHECK((on.weights == off.weights));
+    }
+}
+
+TEST_CASE("context parallelism over every backend of communication") {
+  const Result one = train_alone(kBase, 5);
+  for (const ContextCase& c : context_cases()) {
+    if (c.cp == 2) continue;
+    const Changes changes = with(kBase, c.changes);
+    const Result thread = train_ranks(c.cp, changes, 5)[0];
+    CAPTURE(c.name);
+    CHECK((train_ranks(c.cp, changes, 5, "shared_memory")[0].weights == thread.weights));
+    check_close(one.losses, train_ranks(c.cp, changes, 5, "gloo")[0].losses, 1e-5);
+  }
+}
+
+TEST_CASE("a sliding window reaches over the ranks that share a sequence") {
+  const Changes window{"model.architecture=mistral", "model.window_size=7"};
+  const Result one = train_alone(with(kBase, window), 5);
+  for (const char* type : {"all_gather", "a2a"}) {
+    CAPTURE(type);
+    check_close(one.losses, train_ranks(2, with(with(kBase, window), cp_of(2, type)), 5)[0].losses,
+                1e-5);
+  }
+}
+
+namespace {
+
+// Every sample is documents of 1 to 10 tokens, and a masked rest: no length is a multiple of
+// anything.
+class PackedCountingData : public CountingData {
+ public:
+  void sample(int64_t index, Sample& out) const override {
+    CountingData::sample(index, out);
+    out.documents.clear();
+    for (int64_t at = 0, d = 0; at < kSeq; ++d) {
+      const auto drawn = int64_t(1 + uniform_below(11, uint64_t(index * kSeq + d), 10));
+      const int64_t length = std::min(drawn, kSeq - at);
+      for (int64_t s = 0; s < length; ++s) out.position[size_t(at + s)] = int32_t(s);
+      out.documents.push_back(length);
+      at += length;
+      if (at == kSeq) std::fill(out.label.end() - length, out.label.end(), -1);
+    }
+  }
+};
+
+// Each of the packed documents in a sample of its own.
+class AloneCountingData : public CountingData {
+ public:
+  explicit AloneCountingData(int64_t packs) {
+    Sample packed;
+    for (int64_t i = 0; i < packs; ++i) {
+      PackedCountingData().sample(i, packed);
+      int64_t at = 0;
+      for (const int64_t length : packed.documents) {
+        Sample one;
+        for (int64_t s = 0; s < kSeq; ++s) {
+          const auto from = size_t(at + s);
+          one.input.push_back(s < length ? packed.input[from] : 0);
+          one.label.push_back(s < length ? packed.label[from] : -1);
+          one.position.push_back(int32_t(s));
+        }
+        samples_.push_back(one);
+        at += length;
+      }
+    }
+  }
+  int64_t size() const override { return int64_t(samples_.size()); }
+  void sample(int64_t index, Sample& out) const override {
+    out = samples_[size_t(index) % samples_.size()];
+  }
+
+ private:
+  std::vector<Sample> samples_;
+};
+
+const Changes kPacked{"train.global_batch_size=2", "train.micro_batch_size=1",
+                      "model.num_query_groups=4", "packed_sequence.packed_sequence_size=24"};
+
+}  // namespace
+
+TEST_CASE("packed documents train as one rank does, whatever they are padded to") {
+  const auto data = std::make_shared<PackedCountingData>();
+  const Changes gpt2{"model.architecture=gpt2", "model.hidden_dropout=0.1"};
+  const Result one = train_alone(kPacked, 20, data),
+               of_gpt2 = train_alone(with(kPacked, gpt2), 5, data),
+               half = train_alone(with(kPacked, {"mixed_precision.name=bf16_mixed"}), 20, data);
+  size_t turn = 0;
+  for (const ContextCase& c : context_cases()) {
+    CAPTURE(c.name, c.cp);
+    const Changes changes = with(with(kPacked, c.changes), kStrategies[turn++ % 3]);
+    check_alike(one, train_ranks(c.cp, changes, 20, "thread", data));
+    check_alike(of_gpt2, train_ranks(c.cp, with(changes, gpt2), 5, "thread", data));
+    const Changes bf16{"mixed_precision.name=bf16_mixed"};
+    check_close(half.losses, train_ranks(c.cp, with(changes, bf16), 20, "thread", data)[0].losses,
+                2e-2);
+  }
+  check_alike(one, train_ranks(4, with(with(kPacked, kStrategies[0]), cp_of(2, "p2p")), 20,
+                               "thread", data));
+}
+
+TEST_CASE("packed documents do not see each other") {
+  const Recipe packed = tiny(kPacked),
+               plain = tiny({"model.num_query_groups=4", "train.micro_batch_size=1"});
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  const auto loss = [&](const Recipe& r, const std::shared_ptr<const Dataset>& data,
+                        int64_t samples) {
+    Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), data);
+    return t.evaluate(ValidationLoader(data, samples, {.micro_batch = 1}));
+  };
+  const auto alone = std::make_shared<AloneCountingData>(5);
+  CHECK(loss(packed, std::make_shared<PackedCountingData>(), 5) ==
+        Approx(loss(plain, alone, alone->size())).epsilon(1e-6));
+}
+
+TEST_CASE("a checkpoint goes on under any context parallelism, and under none") {
+  const Result straight = train_alone(kBase, 6);
+  const std::vector<double> tail(straight.losses.begin() + 3, straight.losses.end());
+  const TemporaryFolder root;
+  const auto run = [&](int ranks, const Changes& changes, const fs::path* from,
+                       const fs::path& to) {
+    const Recipe r = tiny(with(kBase, changes), ranks);
+    std::vector<double> losses;
+    run_thread_ranks(ranks, [&](World& world) {
+      const auto device = Device::cpu(1, {.stream_sanitizer = true});
+      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
+                world);
+      if (from) load_snapshot(t, r, *from);
+      std::vector<double> own;
+      for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
+      if (!to.empty()) save_snapshot(t, r, to);
+      if (world.rank() == 0) losses = own;
+    });
+    return losses;
+  };
+  const Changes ring = with(cp_of(2, "p2p"), kStrategies[0]),
+                exchange = with(cp_of(4, "a2a"), kStrategies[2]);
+  run(4, ring, nullptr, root.path / "a");
+  const fs::path saved = find_latest(root.path / "a")->path;
+  check_close(tail, run(4, exchange, &saved, {}), 1e-5);
+  check_close(tail, run(1, {}, &saved, {}), 1e-5);
+  const auto whole = train_ranks(4, with(kBase, ring), 6)[0].losses;
+  CHECK((run(4, ring, &saved, {}) == std::vector<double>(whole.begin() + 3, whole.end())));
+}
+
+TEST_CASE("what is not finite is told by the rank whose positions it came from") {
+  // Ranks 0 and 1 share a sequence, as do 2 and 3; position 23 is rank 0's (the last chunk).
+  class Poisoned : public CountingData {
+   public:
+    void sample(int64_t index, Sample& out) const override {
+      CountingData::sample(index, out);
+      for (int32_t& token : out.input) token %= kVocab - 1;
+      if (index == 0) out.input.back() = kVocab - 1;
+    }
+  };
+  for (const ContextCase& c : context_cases()) {
+    if (c.cp != 2) continue;
+    const Recipe r = tiny(with(with(kBase, c.changes),
+                               {"distributed.strategy=megatron_ddp", "model.architecture=gpt2"}),
+                          4);
+    std::vector<std::string> messages(4);
+    run_thread_ranks(4, [&](World& world) {
+      const auto device = Device::cpu(1, {.stream_sanitizer = true});
+      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<Poisoned>(), world);
+      t.change_weights([&] {
+        // Finite, and too large for the sum that its layer norm takes.
+        Parameter* table = t.params().find("embedding.weight");
+        std::vector<float> values(size_t(table->real_count()), 0.02f);
+        std::fill(values.end() - 48, values.end(), 3e38f);
+        t.params().set_master(t.compute(), *table, values);
+      });
+      try {
+        t.step();
+      } catch (const RunError& e) {
+        messages[size_t(world.rank())] = "run: " + e.message();
+      } catch (const CommError& e) {
+        messages[size_t(world.rank())] = "comm: " + e.message();
+      }
+    });
+    CAPTURE(c.name, messages[0], messages[1], messages[2], messages[3]);
+    CHECK(messages[0].find("run: step 1") == 0);
+    for (const size_t rank : {1, 2, 3}) CHECK(messages[rank].find("comm: step 1") == 0);
+  }
+}

@@ -1,0 +1,110 @@
+// The tiny training over ranks, and what it comes to.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm_testing.h"
+#include "train/model_setup.h"
+#include "train/trainer.h"
+#include "train_testing.h"
+
+namespace train_testing {
+
+struct Result {
+  std::vector<double> losses, norms;
+  std::vector<float> weights;  // after the last step
+  double evaluation = 0;
+  std::map<std::string, std::vector<float>> gradients;  // of step 1, clipped
+};
+
+inline std::vector<float> whole_weights(Trainer& t) {
+  std::vector<float> weights;
+  for (ParamUnit* unit : t.params().units()) {
+    const Tensor master = whole_master(t.data_parallel(), *unit);
+    for (const Parameter* p : unit->params) {
+      const auto w = master.flat(p->begin, p->shape).to_host<float>(t.compute());
+      weights.insert(weights.end(), w.begin(), w.end());
+    }
+  }
+  return weights;
+}
+
+// From the first moments, which after one step are the gradients times 1 - beta.
+inline std::map<std::string, std::vector<float>> first_gradients(Trainer& t) {
+  std::map<std::string, std::vector<float>> gradients;
+  for (ParamUnit* unit : t.params().units()) {
+    const Tensor m = t.data_parallel().whole(*unit, t.optimizer().moments(*unit).m);
+    for (const Parameter* p : unit->params)
+      gradients[p->name] = m.flat(p->begin, {p->real_count()}).to_host<float>(t.compute());
+  }
+  return gradients;
+}
+
+inline Result train(const Recipe& r, Device& device, World world, int64_t steps,
+                    std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
+  Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq), data, std::move(world));
+  // 13 samples: a last batch that is not full.
+  const ValidationLoader validation(data, 13,
+                                    {.micro_batch = std::min<int64_t>(2, r.train.micro_batch_size),
+                                     .dp_rank = trainer.data_parallel().rank(),
+                                     .dp_size = trainer.data_parallel().size()});
+  Result result;
+  for (int64_t i = 0; i < steps; ++i) {
+    const StepStats s = trainer.step();
+    result.losses.push_back(s.loss);
+    result.norms.push_back(s.grad_norm);
+    if (i == 0) result.gradients = first_gradients(trainer);
+    if (i == steps / 2) trainer.evaluate(validation);  // leaves no trace
+  }
+  result.evaluation = trainer.evaluate(validation);
+  result.weights = whole_weights(trainer);
+  return result;
+}
+
+inline Result train_alone(const std::vector<std::string>& changes, int64_t steps,
+                          std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
+  const Recipe r = tiny(changes);
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  return train(r, *device, World::alone(), steps, std::move(data));
+}
+
+// Every rank's results.
+inline std::vector<Result> train_ranks(
+    int ranks, const std::vector<std::string>& changes, int64_t steps,
+    const std::string& backend = "thread",
+    std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
+  const Recipe r = tiny(changes, ranks);
+  std::vector<Result> results(static_cast<size_t>(ranks));
+  run_ranks(ranks, backend, [&](TestRank& rank) {
+    results[size_t(rank.rank())] = train(r, rank.device, rank.world, steps, data);
+  });
+  return results;
+}
+
+using Changes = std::vector<std::string>;
+
+inline Changes with(const Changes& a, const Changes& b) {
+  Changes all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return all;
+}
+
+// Relative to the length of each parameter's gradient.
+inline void check_gradients(const Result& one, const Result& other, double bound) {
+  REQUIRE(one.gradients.size() == other.gradients.size());
+  for (const auto& [name, want] : one.gradients) {
+    const auto& got = other.gradients.at(name);
+    REQUIRE(got.size() == want.size());
+    double difference = 0, length = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      difference += std::pow(double(got[i]) - want[i], 2);
+      length += std::pow(double(want[i]), 2);
+    }
+    INFO(name);
+    CHECK(std::sqrt(difference) <= bound * std::sqrt(length));
+  }
+}
+
+}  // namespace train_testing
