@@ -14,9 +14,10 @@ class DataParallel : public UnitUse {
   virtual int rank() const = 0;  // which samples this rank reads
   virtual int size() const = 0;
 
-  // Before the forward of a micro-batch; gradients are whole with the step's last one.
-  virtual void begin_micro_batch(bool last) = 0;
-  // The last backward has enqueued everything that adds to this gradient, on the compute stream.
+  // A step's gradients are whole after so many micro-batches, whatever the order in which parts of
+  // the model do them.
+  virtual void begin_step(int64_t micro_batches) = 0;
+  // Everything that one micro-batch adds to this gradient is enqueued, on the compute stream.
   virtual void grad_ready(Parameter& p) = 0;
   // From here on `compute` sees the sums over all ranks in the gradients of what this rank owns.
   // They are sums of gradients of a loss that is already divided by the tokens of the global batch,
@@ -46,7 +47,7 @@ class SingleRank : public DataParallel {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
-  void begin_micro_batch(bool) override {}
+  void begin_step(int64_t) override {}
   void grad_ready(Parameter&) override {}
   void finish_grads() override {}
   void sum(const Tensor&) override {}

@@ -8,22 +8,29 @@ namespace {
 constexpr const char* kName = "embedding";
 }
 
-Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelParts& parts)
-    : c_(c), tensor_(parts.tensor) {
+Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParallel& tensor,
+                     bool copy) {
   // A tied table's gradient starts with the output layer's matmul; an untied one is only scattered
   // into.
-  table_ = params.add(kName, {.name = "embedding.weight",
-                              .shape = {tensor_->here(c.padded_vocab), c.hidden},
-                              .std = c.init_std,
-                              .rows = c.vocab,
-                              .matmul_grad = c.tied_embeddings,
-                              .cut = vocabulary_cut(*tensor_, c)});
+  return params.add(kName, {.name = kTableName,
+                            .shape = {tensor.here(c.padded_vocab), c.hidden},
+                            .std = c.init_std,
+                            .rows = c.vocab,
+                            .matmul_grad = c.tied_embeddings,
+                            .cut = vocabulary_cut(tensor, c),
+                            .copy = copy});
+}
+
+Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelParts& parts,
+                     bool table_alone)
+    : c_(c), tensor_(parts.tensor), table_(add_table(params, c, *tensor_, false)) {
   if (!c.rotary)
-    positions_ = params.add(kName, {.name = "position_embedding.weight",
-                                    .shape = {c.max_positions, c.hidden},
-                                    .std = c.init_std,
-                                    .matmul_grad = false,
-                                    .cut = tensor_->copied()});
+    positions_ =
+        params.add(table_alone ? "positions" : kName, {.name = "position_embedding.weight",
+                                                       .shape = {c.max_positions, c.hidden},
+                                                       .std = c.init_std,
+                                                       .matmul_grad = false,
+                                                       .cut = tensor_->copied()});
 }
 
 Cut vocabulary_cut(const TensorParallel& tensor, const GptConfig& c) {
@@ -31,6 +38,11 @@ Cut vocabulary_cut(const TensorParallel& tensor, const GptConfig& c) {
           .rank = tensor.rank(),
           .dim = Cut::Dim::rows,
           .sections = {{c.padded_vocab, 1}}};
+}
+
+std::vector<ParamUnit*> Embedding::units() const {
+  if (!positions_ || positions_->unit == table_->unit) return {table_->unit};
+  return {table_->unit, positions_->unit};
 }
 
 ops::VocabularyShard Embedding::shard() const {

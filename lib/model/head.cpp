@@ -22,14 +22,21 @@ struct HeadActivations {
 };
 }  // namespace
 
-Head::Head(ParamStore& params, const GptConfig& c, Parameter* tied, const ModelParts& parts)
-    : c_(c), tensor_(parts.tensor), norm_(params, kName, "final_norm", c, *tensor_), tied_(tied) {
-  output_ = tied ? tied
-                 : params.add(kName, {.name = "output.weight",
-                                      .shape = {tensor_->here(c.padded_vocab), c.hidden},
-                                      .std = c.init_std,
-                                      .rows = c.vocab,
-                                      .cut = vocabulary_cut(*tensor_, c)});
+Head::Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table)
+    : c_(c),
+      tensor_(parts.tensor),
+      norm_(params, kName, "final_norm", c, *tensor_),
+      completes_(!c.tied_embeddings || own_table) {
+  if (c.tied_embeddings) {
+    output_ = own_table ? add_table(params, c, *tensor_, true) : params.find(kTableName);
+    MT_CHECK(output_, "tied embeddings without the embedding's table");
+    return;
+  }
+  output_ = params.add(kName, {.name = "output.weight",
+                               .shape = {tensor_->here(c.padded_vocab), c.hidden},
+                               .std = c.init_std,
+                               .rows = c.vocab,
+                               .cut = vocabulary_cut(*tensor_, c)});
 }
 
 // Loss, and the gradient in place of the logits where step.training.
@@ -69,8 +76,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
       ops::matmul_into(on, "matmul_output_wgrad", logits, y, {.a = true}, output_->grad,
                        !output_->take_fresh());
     };
-    if (end == T && !tied_)
-      entry.completes = {output_};  // a tied table still gets the embedding's part
+    if (end == T && completes_) entry.completes = {output_};
     step.wgrad.push(std::move(entry));
   }
   ops::sum(on, loss_T, request.total);

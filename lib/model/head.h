@@ -15,8 +15,9 @@ struct LossRequest {
 
 class Head {
  public:
-  // `tied`: the embedding's table, or null for an output matrix of its own.
-  Head(ParamStore& params, const GptConfig& c, Parameter* tied, const ModelParts& parts);
+  // Of tied embeddings it has the embedding's table; `own_table`: a copy, as the embedding is on
+  // another rank.
+  Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table = false);
   void loss(Step& step, const Hidden& h,
             const LossRequest& request);  // stashes the gradient where step.training
   Tensor backward(Step& step);            // gradient of h
@@ -31,7 +32,7 @@ class Head {
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   Parameter* output_;
-  bool tied_;
+  bool completes_;  // nothing else on this rank adds to the gradient of `output_`
 };
 
 }  // namespace mtrain

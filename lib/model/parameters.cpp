@@ -210,7 +210,7 @@ std::vector<Tensor> counted_grads(ParamStore& params) {
     for (const Piece& piece : unit->pieces)
       for (const Parameter* p : piece.params)
         for (const CutRows& r : p->rows_here())
-          if (r.copy > 0)
+          if (p->copy || r.copy > 0)
             others.emplace_back(p->begin + r.here * p->columns(),
                                 p->begin + (r.here + r.count) * p->columns());
     for (const OwnedRange& range : unit->owned) {
@@ -273,10 +273,12 @@ void ParamStore::zero_grads(Stream& on) {
 }
 
 void ParamStore::zero_grads(Stream& on, ParamUnit& unit) {
-  for (Parameter* p : unit.params) {
-    p->fresh = p->matmul_grad;
-    if (!p->matmul_grad) ops::fill(on, p->grad, 0);
-  }
+  for (Parameter* p : unit.params) zero_grad(on, *p);
+}
+
+void ParamStore::zero_grad(Stream& on, Parameter& p) {
+  p.fresh = p.matmul_grad;
+  if (!p.matmul_grad) ops::fill(on, p.grad, 0);
 }
 
 std::vector<ParamUnit*> ParamStore::units() {

@@ -25,6 +25,7 @@ struct ParamSpec {
   bool matmul_grad =
       true;  // the gradient's first contribution of a step overwrites it (see Parameter::fresh)
   Cut cut = {};
+  bool copy = false;  // another rank of the pipeline has it, too, counts it and saves it
 
   int64_t columns() const { return shape.count() / shape[0]; }
   Shape whole_shape() const;                                       // of the layout-free tensor
@@ -115,6 +116,7 @@ class ParamStore {
   void set_master(Stream& on, Parameter& p, const std::vector<float>& values);
   void zero_grads(Stream& on);
   void zero_grads(Stream& on, ParamUnit& unit);  // whose gradient is there
+  static void zero_grad(Stream& on, Parameter& p);
 
   // Makes the unit's parameters views of these flat tensors; absent ones of absent tensors.
   static void set_value(ParamUnit& unit, const Tensor& value);

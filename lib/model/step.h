@@ -62,6 +62,8 @@ class UnitUse {
   virtual void before_recompute(ParamUnit& u, ParamUnit* /*next*/) { before_forward(u); }
   virtual void before_backward(ParamUnit&) {}  // values, and gradients to add to
   virtual void after_backward(ParamUnit&) {}   // gradients stay until they are ready
+  // Gradients to add to, of a unit whose own backward comes later.
+  virtual void before_grads(ParamUnit&) {}
 };
 
 struct Step {

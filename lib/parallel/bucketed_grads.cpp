@@ -15,24 +15,22 @@ class BucketedGrads : public GradSide {
     const auto units = params.units();
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
       for (auto piece = (*unit)->pieces.rbegin(); piece != (*unit)->pieces.rend(); ++piece) {
-        if (buckets_.empty() || buckets_.back().parameters >= bucket_size) buckets_.emplace_back();
+        if (buckets_.empty() || buckets_.back().elements >= bucket_size) buckets_.emplace_back();
         Bucket& b = buckets_.back();
         b.pieces.push_back({*unit, &*piece});
-        b.parameters += piece->count;
-        b.expected += piece->params.size();
+        b.elements += piece->count;
+        b.parameters += int64_t(piece->params.size());
         for (const Parameter* p : piece->params) bucket_of_[p] = buckets_.size() - 1;
       }
   }
 
-  void begin_micro_batch(bool last) override {
-    last_ = last;
-    for (Bucket& b : buckets_) b.missing = b.expected;
+  void begin_step(int64_t micro_batches) override {
+    for (Bucket& b : buckets_) b.missing = b.parameters * micro_batches;
   }
 
   void ready(Parameter& p) override {
-    if (!last_) return;
     Bucket& b = buckets_[bucket_of_.at(&p)];
-    MT_CHECK(b.missing > 0, "{} is ready twice", p.name);
+    MT_CHECK(b.missing > 0, "{} is ready too often", p.name);
     if (--b.missing == 0 && overlap_) reduce(b);
   }
 
@@ -46,8 +44,9 @@ class BucketedGrads : public GradSide {
  private:
   struct Bucket {
     std::vector<std::pair<ParamUnit*, const Piece*>> pieces;
-    int64_t parameters = 0;
-    size_t expected = 0, missing = 0;  // parameters whose gradient is awaited
+    int64_t elements = 0;
+    int64_t parameters = 0;  // of a micro-batch
+    int64_t missing = 0;     // gradients of a parameter and a micro-batch that are awaited
   };
 
   void reduce(const Bucket& b) const {
@@ -67,7 +66,6 @@ class BucketedGrads : public GradSide {
   const bool overlap_;
   std::vector<Bucket> buckets_;
   std::unordered_map<const Parameter*, size_t> bucket_of_;
-  bool last_ = false;
 };
 
 }  // namespace

@@ -34,7 +34,9 @@ class OverRanks : public DataParallel {
   }
   void after_backward(ParamUnit& u) override { values_->after_backward(u); }
 
-  void begin_micro_batch(bool last) override { grads_->begin_micro_batch(last); }
+  void before_grads(ParamUnit& u) override { grads_->before_grads(u); }
+
+  void begin_step(int64_t micro_batches) override { grads_->begin_step(micro_batches); }
   void grad_ready(Parameter& p) override { grads_->ready(p); }
   float grad_factor() const override { return average_ ? float(groups_.all.size()) : 1; }
 

@@ -8,13 +8,18 @@ namespace mtrain {
 
 namespace {
 
+// A pipeline's rank may have stages without layers alone.
+DType value_type(ParamStore& params) {
+  const auto units = params.units();
+  return units.empty() ? DType::f32 : units[0]->own_value.dtype();
+}
+
 class ShardedParams : public ParamSide {
  public:
   ShardedParams(ParamStore& params, const DataGroups& groups, const ShardedParamsOptions& options)
       : groups_(groups),
         options_(options),
-        slots_(*groups.param_stream, params.units(), params.units().at(0)->own_value.dtype(),
-               MemoryCategory::buffers) {
+        slots_(*groups.param_stream, params.units(), value_type(params), MemoryCategory::buffers) {
     for (ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 

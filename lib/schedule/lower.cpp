@@ -152,4 +152,57 @@ Schedule with_sharding(const Schedule& s, int64_t most_gathered) {
   return out;
 }
 
+Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
+  Schedule out{.name = "forward",
+               .pp = placed.pp,
+               .stages = placed.stages,
+               .micro_batches = micro_batches,
+               .rank_of_stage = placed.rank_of_stage};
+  out.ranks.resize(size_t(out.pp));
+  // The same order for all ranks, so that none waits for one that waits for it.
+  for (int64_t first = 0; first < micro_batches; first += out.pp)
+    for (int64_t stage = 0; stage < out.stages; ++stage)
+      for (int64_t m = first; m < std::min(first + out.pp, micro_batches); ++m)
+        out.ranks[size_t(out.home(stage))].push_back({ActionKind::F, stage, m});
+  return out;
+}
+
+bool sends_may_block(const Schedule& s) {
+  struct Begun {
+    int64_t sends = 0, receives = 0;
+    int64_t taken() const { return std::min(sends, receives); }
+  };
+  std::map<std::pair<int64_t, int64_t>, Begun> channels;  // by sender and receiver
+  struct Wait {
+    const Begun* channel;
+    int64_t taken;
+  };
+  std::vector<std::vector<Wait>> waits(s.ranks.size());
+  std::vector<size_t> at(s.ranks.size());
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < s.ranks.size(); ++rank)
+      for (const ActionList& list = s.ranks[rank]; at[rank] < list.size(); ++at[rank]) {
+        const Action& a = list[at[rank]];
+        const auto own = int64_t(rank);
+        if (is_send(a.kind)) {
+          Begun& channel = channels[{own, a.peer}];
+          waits[rank].push_back({&channel, ++channel.sends});
+        } else if (is_receive(a.kind)) {
+          Begun& channel = channels[{a.peer, own}];
+          waits[rank].push_back({&channel, ++channel.receives});
+        } else if (std::ranges::all_of(
+                       waits[rank], [](const Wait& w) { return w.channel->taken() >= w.taken; })) {
+          waits[rank].clear();
+        } else {
+          break;
+        }
+        moved = true;
+      }
+  }
+  for (size_t rank = 0; rank < s.ranks.size(); ++rank)
+    if (at[rank] < s.ranks[rank].size()) return false;
+  return true;
+}
+
 }  // namespace mtrain

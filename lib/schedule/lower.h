@@ -17,4 +17,13 @@ Schedule with_messages(const Schedule& schedule);
 // that weights travel while a rank waits for activations.
 Schedule with_sharding(const Schedule& schedule, int64_t most_gathered = 3);
 
+// For evaluation: every stage's forward of so many micro-batches on the same ranks, a few at a
+// time, without sends and receives.
+Schedule forward_only(const Schedule& placed, int64_t micro_batches);
+
+// Whether lists with messages reach their ends where a rank computes nothing before all messages
+// that stand before its computation have been taken: sends block, too, but messages between two
+// computations are begun together.
+bool sends_may_block(const Schedule& schedule);
+
 }  // namespace mtrain

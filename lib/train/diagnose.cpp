@@ -4,6 +4,8 @@ namespace mtrain {
 
 namespace {
 
+constexpr int64_t kLaunchesOfPlace = int64_t(1) << 32;  // more than there are
+
 int64_t first_bad(Stream& on, const Tensor& x) {
   return ops::first_non_finite(on, x).to_host<int64_t>(on)[0];
 }
@@ -44,7 +46,7 @@ Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int6
       const int64_t at = first_bad(on, Tensor::of(a));
       if (at < 0) continue;
       found = {fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at),
-               launches};
+               trainer_.pipeline_->place() * kLaunchesOfPlace + launches};
       break;
     }
     checking = false;

@@ -18,8 +18,9 @@ class Diagnosis {
  private:
   struct Finding {
     std::string what;  // empty where all is finite
-    // When it was found. What is not finite travels between ranks that share a sequence or a layer,
-    // all of which make the same launches.
+    // When it was found: where in the data flow of a pipeline, and after how many launches. What is
+    // not finite travels between ranks that share a sequence or a layer, all of which make the same
+    // launches, and from stage to stage.
     int64_t at = std::numeric_limits<int64_t>::max();
   };
   Finding bad_parameter();  // of what this rank owns

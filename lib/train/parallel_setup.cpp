@@ -29,11 +29,6 @@ Shard shard_of(const Recipe& r) {
   throw BugError("strategy");
 }
 
-Mesh mesh_of(const Layout& l) {
-  return device_mesh(
-      {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
-}
-
 TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const Mesh& mesh) {
   TensorGroups g;
   g.all = world.group("tp", mesh, {Axis::tp});
@@ -72,6 +67,11 @@ Group cp_level(World& world, const Mesh& mesh, const char* name, const Recipe& r
 }
 
 }  // namespace
+
+Mesh mesh_of(const Layout& l) {
+  return device_mesh(
+      {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
+}
 
 ModelParts model_parts(World& world, Device& device, const Recipe& r) {
   const Layout l = layout_of(r, world.size());

@@ -5,10 +5,12 @@
 #include "device/device.h"
 #include "model/parts.h"
 #include "parallel/data_parallel.h"
+#include "recipe/layout.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
 
+Mesh mesh_of(const Layout& layout);
 ModelParts model_parts(World& world, Device& device, const Recipe& recipe);
 
 // This rank among those that share every sequence.

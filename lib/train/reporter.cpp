@@ -31,8 +31,8 @@ constexpr int64_t kWarmUpSteps =
 Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile, TimingSink* trace)
     : trainer_(trainer),
       recipe_(recipe),
-      flops_per_token_(flops_per_token(recipe.model, trainer.model().config().vocab,
-                                       recipe.dataset.seq_length)) {
+      flops_per_token_(
+          flops_per_token(recipe.model, trainer.config().vocab, recipe.dataset.seq_length)) {
   if (profile) {
     profile_ = std::make_unique<Profile>();
     warm_profile_ = std::make_unique<Profile>();

@@ -80,11 +80,11 @@ class Training {
     if (trainer_.world().rank() == 0)
       reporter_.emplace(trainer_, recipe, options.profile, trace_ ? &trace_->sink() : nullptr);
     if (validation_data_)
-      validation_.emplace(validation_data_,
-                          recipe.validation.steps * recipe.train.global_batch_size,
-                          LoaderOptions{.micro_batch = recipe.train.micro_batch_size,
-                                        .dp_rank = trainer_.data_parallel().rank(),
-                                        .dp_size = trainer_.data_parallel().size()});
+      validation_.emplace(
+          validation_data_, recipe.validation.steps * recipe.train.global_batch_size,
+          LoaderOptions{.micro_batch = layout_of(recipe, options.job.size).micro_batch,
+                        .dp_rank = trainer_.data_parallel().rank(),
+                        .dp_size = trainer_.data_parallel().size()});
   }
 
   void run() {

@@ -46,30 +46,63 @@ Tensor assemble(Stream& on, const Parameter& p, const Tensor& units) {
   return whole.view(p.whole_shape());
 }
 
-// One file of flat tensors of whole units, which all ranks gather one after the other and rank 0
-// (with a `path`) writes by parameter, each name with a suffix.
+// The parameters of the whole model, and for each the first rank that saves it.
+struct WholeModel {
+  explicit WholeModel(Trainer& t) : params(t.declare_whole()) {
+    std::string own;
+    for (const Parameter* p : params->params()) {
+      const Parameter* here = t.params().find(p->name);
+      own += here && !here->copy ? '1' : '0';
+    }
+    const auto all = t.control().texts(own);
+    for (size_t i = 0; i < own.size(); ++i) {
+      const auto has = [&](const std::string& rank) { return rank[i] == '1'; };
+      saver.push_back(int(std::ranges::find_if(all, has) - all.begin()));
+      MT_CHECK(saver.back() < int(all.size()), "no rank has {}", params->params()[i]->name);
+    }
+  }
+  std::unique_ptr<ParamStore> params;
+  std::vector<int> saver;
+};
+
+// One file of flat tensors of whole units, which the ranks of a stage gather one after the other;
+// the first of them hands each parameter to rank 0, which (with a `path`) writes it, its name with
+// a suffix.
 struct StateTensor {
   const char* suffix;
   std::function<Tensor(ParamUnit&)> whole;
 };
-void write_state(Trainer& t, const std::optional<fs::path>& path,
+void write_state(Trainer& t, const WholeModel& model, const std::optional<fs::path>& path,
                  const std::vector<StateTensor>& tensors) {
+  const auto params = model.params->params();
   std::optional<SafetensorsWriter> writer;
   if (path) {
     std::vector<TensorInfo> infos;
-    for (const ParamUnit* unit : t.params().units())
+    for (const Parameter* p : params)
       for (const StateTensor& tensor : tensors)
-        for (const Parameter* p : unit->params)
-          infos.push_back({p->name + tensor.suffix, DType::f32, p->whole_shape()});
+        infos.push_back({p->name + tensor.suffix, DType::f32, p->whole_shape()});
     writer.emplace(*path, infos, Metadata{{"format", "mtrain"}});
   }
-  for (ParamUnit* unit : t.params().units())
-    for (const StateTensor& tensor : tensors) {
-      const Tensor ranks = t.tensor_parallel().all_ranks(tensor.whole(*unit));
-      for (const Parameter* p : unit->params)
-        if (writer)
-          writer->write(p->name + tensor.suffix, assemble(t.compute(), *p, ranks), t.compute());
+  const int rank = t.world().rank();
+  const ParamUnit* gathered = nullptr;  // of this rank's
+  std::vector<Tensor> ranks;            // by state tensor
+  for (size_t i = 0; i < params.size(); ++i) {
+    const int saver = model.saver[i];
+    const Parameter* own = t.params().find(params[i]->name);
+    if (own && !own->copy && own->unit != gathered) {
+      gathered = own->unit;
+      ranks.clear();
+      for (const StateTensor& tensor : tensors)
+        ranks.push_back(t.tensor_parallel().all_ranks(tensor.whole(*own->unit)));
     }
+    if (rank != saver && rank != 0) continue;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      Tensor whole;
+      if (rank == saver) whole = assemble(t.compute(), *own, ranks[k]);
+      if (saver != 0) whole = t.pipeline().hand_on(whole, params[i]->whole_shape(), saver, 0);
+      if (writer) writer->write(params[i]->name + tensors[k].suffix, whole, t.compute());
+    }
+  }
   if (writer) writer->commit();
 }
 
@@ -182,8 +215,10 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
       return dp.whole(unit, t.optimizer().moments(unit).*which);
     };
   };
-  write_state(t, file(kModel), {{"", [&](ParamUnit& unit) { return whole_master(dp, unit); }}});
-  write_state(t, file(kOptimizer),
+  const WholeModel model(t);
+  write_state(t, model, file(kModel),
+              {{"", [&](ParamUnit& unit) { return whole_master(dp, unit); }}});
+  write_state(t, model, file(kOptimizer),
               {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
   const auto choices = t.control().texts(ops::matmul_choices());
   return rank_0_while_others_wait(t.control(), [&] {
@@ -207,22 +242,29 @@ Recipe load_saved_recipe(const fs::path& folder) {
   return recipe;
 }
 
-void load_weights(Stream& on, ParamStore& params, const fs::path& folder) {
+namespace {
+void load_weights(Stream& on, ParamStore& params, const fs::path& folder, ParamStore& whole) {
   const SafetensorsReader model(folder / kModel);
   std::set<std::string> used;
-  for (Parameter* p : params.params()) used.insert(p->name);
+  for (Parameter* p : whole.params()) used.insert(p->name);
   refuse_surplus(model, used);
   for (Parameter* p : params.params())
     params.set_master(on, *p, read_floats(model, p->name, p->whole_shape()));
+}
+}  // namespace
+
+void load_weights(Stream& on, ParamStore& params, const fs::path& folder) {
+  load_weights(on, params, folder, params);
 }
 
 void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
   refuse_other_recipe(recipe, folder);
   const TrainState state = TrainState::load(folder / kState);
-  t.change_weights([&] { load_weights(t.compute(), t.params(), folder); });
+  const auto whole = t.declare_whole();
+  t.change_weights([&] { load_weights(t.compute(), t.params(), folder, *whole); });
   const SafetensorsReader moments(folder / kOptimizer);
   std::set<std::string> used;
-  for (Parameter* p : t.params().params()) {
+  for (Parameter* p : whole->params()) {
     used.insert(p->name + ".m");
     used.insert(p->name + ".v");
   }

@@ -78,6 +78,17 @@ std::string overlap_text(const Recipe& r, const Layout& l) {
   return on.empty() ? "none is active; --dry-run says why" : on;
 }
 
+std::string ranks_text(const Recipe& r, const Layout& l) {
+  std::string text =
+      fmt::format("{}, strategy {}{}", l.world, enum_name(r.distributed.strategy), context_text(r));
+  if (l.pp == 1) return text;
+  return text + fmt::format(", {} pipeline ranks of {} stage{} ({})", l.pp, l.stages_per_rank,
+                            l.stages_per_rank > 1 ? "s" : "",
+                            r.distributed.pipeline.pp_schedule_csv
+                                ? *r.distributed.pipeline.pp_schedule_csv
+                                : enum_name(r.distributed.pipeline.pp_schedule));
+}
+
 }  // namespace
 
 std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
@@ -92,8 +103,7 @@ std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab
 std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
   const double tokens =
       double(r.train.steps) * double(r.train.global_batch_size) * double(sample_length(r));
-  std::vector<BannerRow> rows =
-      plan_rows(r, layout_of(r, t.world().size()), t.model().config().vocab);
+  std::vector<BannerRow> rows = plan_rows(r, layout_of(r, t.world().size()), t.config().vocab);
   rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
                                        r.train.steps, human_count(tokens))});
   rows.push_back(
@@ -102,8 +112,7 @@ std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
   if (t.world().size() == 1) {
     rows.push_back({"overlap", "one rank: no communication"});
   } else {
-    rows.push_back({"ranks", fmt::format("{}, strategy {}{}", t.world().size(),
-                                         enum_name(r.distributed.strategy), context_text(r))});
+    rows.push_back({"ranks", ranks_text(r, layout_of(r, t.world().size()))});
     rows.push_back({"overlap", overlap_text(r, layout_of(r, t.world().size()))});
   }
   return rows;

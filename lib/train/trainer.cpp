@@ -5,6 +5,7 @@
 #include "recipe/layout.h"
 #include "train/diagnose.h"
 #include "train/model_setup.h"
+#include "train/pipeline_setup.h"
 
 namespace mtrain {
 
@@ -13,6 +14,17 @@ int64_t unmasked(const std::vector<Batch>& batches) {
   int64_t n = 0;
   for (const Batch& b : batches) n += b.unmasked;
   return n;
+}
+
+std::unique_ptr<Pipeline> make_pipeline(Stream& on, ParamStore& params, World& world,
+                                        Device& device, const Recipe& r, const GptConfig& config,
+                                        const ModelParts& parts) {
+  const Layout l = layout_of(r, world.size());
+  const Schedule schedule = training_schedule(r, l);
+  return std::make_unique<Pipeline>(
+      pipeline_links(world, device, l, schedule, config.tied_embeddings),
+      pipeline_stages(on, params, r, config, l, schedule, world.rank(), parts), schedule,
+      pipeline_options(r, l));
 }
 
 // Parameters have memory before anything else looks at them.
@@ -37,14 +49,14 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       world_(std::move(world)),
       control_(world_, device),
       parts_(model_parts(world_, device, r)),
-      gpt_(compute_, params_, config, sample_length(r),
-           recompute_policy(r.recompute, config.layers), parts_),
+      config_(config),
+      pipeline_(make_pipeline(compute_, params_, world_, device, r, config, parts_)),
       data_parallel_(materialize(params_, world_, device, r)),
       share_(sequence_share(world_, r)),
       adamw_(compute_, params_, r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
       loader_(std::move(data), {.global_batch = r.train.global_batch_size,
-                                .micro_batch = r.train.micro_batch_size,
+                                .micro_batch = layout_of(r, world_.size()).micro_batch,
                                 .dp_rank = data_parallel_->rank(),
                                 .dp_size = data_parallel_->size()}) {
   change_weights([&] { params_.initialize(compute_, uint64_t(r.train.seed)); });
@@ -62,13 +74,16 @@ StepStats Trainer::step() {
   const auto batches = global_batch(number);
   const int64_t counted = data_parallel_->sum_on_host({unmasked(batches)})[0];
   params_.zero_grads(compute_);
-  const Tensor loss = run_micro_batches(batches, number, counted ? 1.0f / float(counted) : 0.0f);
+  const Tensor loss = run_micro_batches(batches, number, grad_scale(counted, batches.size()));
   data_parallel_->finish_grads();
   parts_.tensor->finish_grads(params_);
+  pipeline_->finish_grads(params_);
   data_parallel_->sum(loss);
+  pipeline_->sum(loss);  // the last stage has it
   const auto sum_parts = [this](const Tensor& squares) {
     data_parallel_->sum_parts(squares);
     parts_.tensor->sum(squares);
+    pipeline_->sum(squares);
   };
   const ops::Clip clip =
       clip_grad_norm(compute_, params_, sum_parts, float(recipe_.optimizer.clip_grad), loss);
@@ -87,6 +102,13 @@ StepStats Trainer::step() {
           .tokens = recipe_.train.global_batch_size * sample_length(recipe_)};
 }
 
+// Gradient of the reported loss with respect to a token's.
+float Trainer::grad_scale(int64_t counted, size_t micro_batches) const {
+  const auto& d = recipe_.distributed;
+  const bool again = d.pp_size > 1 && d.pipeline.scale_grads_in_schedule;
+  return counted ? 1.0f / float(counted) / (again ? float(micro_batches) : 1.0f) : 0.0f;
+}
+
 std::vector<Batch> Trainer::global_batch(int64_t step) {
   std::vector<Batch> batches;
   for (int64_t k = 0; k < loader_.micro_batches(); ++k)
@@ -99,22 +121,28 @@ Batch Trainer::share_of(Batch whole) const {
 }
 
 // Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.
-// Returns the summed loss.
+// Returns the summed loss of the stages on this rank.
 Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
                                   bool finishes_step) {
-  const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
-  WgradQueue wgrad([this](Parameter& p) { data_parallel_->grad_ready(p); });
-  for (size_t k = 0; k < batches.size(); ++k) {
-    Stash stash;
-    const MicroBatch batch = upload(batches[k]);
-    const int64_t in_global_batch = int64_t(k) * data_parallel_->size() + data_parallel_->rank();
-    Step s{compute_, wgrad,           stash, batch.seq,           uint64_t(recipe_.train.seed),
-           step,     in_global_batch, true,  data_parallel_.get()};
-    data_parallel_->begin_micro_batch(finishes_step && k + 1 == batches.size());
-    gpt_.forward(s, batch, {batch.label_T, loss, grad_scale * data_parallel_->grad_factor()});
-    gpt_.backward(s, batch);
-  }
-  return loss;
+  const auto uploaded = upload(batches);
+  MicroBatches work{.batches = uploaded,
+                    .seed = uint64_t(recipe_.train.seed),
+                    .step = step,
+                    .loss = Tensor::from_host<double>(compute_, {1}, {0.0}),
+                    .grad_scale = grad_scale * data_parallel_->grad_factor(),
+                    .on_ready = [this](Parameter& p) { data_parallel_->grad_ready(p); },
+                    .use = data_parallel_.get()};
+  for (size_t k = 0; k < batches.size(); ++k)
+    work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
+  data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
+  pipeline_->run(work);
+  return work.loss;
+}
+
+std::vector<MicroBatch> Trainer::upload(const std::vector<Batch>& batches) {
+  std::vector<MicroBatch> uploaded;
+  for (const Batch& b : batches) uploaded.push_back(upload(b));
+  return uploaded;
 }
 
 MicroBatch Trainer::upload(const Batch& b) {
@@ -136,18 +164,34 @@ MicroBatch Trainer::upload(const Batch& b) {
 double Trainer::evaluate(const ValidationLoader& loader) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   int64_t counted = 0;
-  WgradQueue wgrad;
-  for (int64_t i = 0; i < loader.batches(); ++i) {
-    Stash stash;
-    const Batch b = share_of(loader.batch(i));
-    counted += b.unmasked;
-    const MicroBatch batch = upload(b);
-    Step s{compute_, wgrad, stash, batch.seq, 0, step_, i, false, data_parallel_.get()};
-    gpt_.forward(s, batch, {batch.label_T, loss});
+  // So many at once keep every stage busy.
+  const int64_t together = 2 * pipeline_->links().size - 1;
+  for (int64_t first = 0; first < loader.batches(); first += together) {
+    std::vector<Batch> batches;
+    std::vector<int64_t> numbers;
+    for (int64_t i = first; i < std::min(first + together, loader.batches()); ++i) {
+      batches.push_back(share_of(loader.batch(i)));
+      numbers.push_back(i);
+      counted += batches.back().unmasked;
+    }
+    const auto uploaded = upload(batches);
+    pipeline_->forward({.batches = uploaded,
+                        .numbers = numbers,
+                        .step = step_,
+                        .training = false,
+                        .loss = loss,
+                        .use = data_parallel_.get()});
   }
   data_parallel_->sum(loss);
+  pipeline_->sum(loss);
   counted = data_parallel_->sum_on_host({counted})[0];
   return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(counted, 1));
+}
+
+std::unique_ptr<ParamStore> Trainer::declare_whole() {
+  auto whole = std::make_unique<ParamStore>();
+  Gpt(compute_, *whole, config_, sample_length(recipe_), {}, parts_);
+  return whole;
 }
 
 bool Trainer::any_rank(bool wants) { return control_.any(wants); }

@@ -13,6 +13,7 @@
 #include "optim/adamw.h"
 #include "optim/lr_schedule.h"
 #include "parallel/data_parallel.h"
+#include "pipeline/pipeline.h"
 #include "recipe/recipe.h"
 #include "train/parallel_setup.h"
 
@@ -49,21 +50,25 @@ class Trainer {
   Stream& compute() { return compute_; }
   ParamStore& params() { return params_; }
   AdamW& optimizer() { return adamw_; }
-  Gpt& model() { return gpt_; }
+  const GptConfig& config() const { return config_; }
+  // The parameters of the whole model, declared alone: their names and layout-free shapes.
+  std::unique_ptr<ParamStore> declare_whole();
   World& world() { return world_; }
   const Control& control() const { return control_; }
   DataParallel& data_parallel() { return *data_parallel_; }
+  const Pipeline& pipeline() const { return *pipeline_; }
   TensorParallel& tensor_parallel() { return *parts_.tensor; }
 
  private:
   friend class Diagnosis;
   std::vector<Batch> global_batch(int64_t step);  // this rank's share
   Batch share_of(Batch whole) const;
-  // What deferred reductions wait for comes with the last micro-batch of a step. Where none of
-  // these is the last, whole gradients stay this rank's own; sharded ones that are not deferred
-  // travel all the same.
+  // Where these do not finish a step, whole gradients stay this rank's own; sharded ones that are
+  // not deferred travel all the same.
   Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
                            bool finishes_step = true);
+  float grad_scale(int64_t counted, size_t micro_batches) const;
+  std::vector<MicroBatch> upload(const std::vector<Batch>& batches);
   MicroBatch upload(const Batch& batch);
 
   Device& device_;
@@ -73,7 +78,8 @@ class Trainer {
   const Control control_;
   ParamStore params_;
   ModelParts parts_;
-  Gpt gpt_;
+  const GptConfig config_;
+  std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<DataParallel> data_parallel_;
   SequenceShare share_;
   AdamW adamw_;

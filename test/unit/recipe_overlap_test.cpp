@@ -417,6 +417,31 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE(built(1, {"packed_sequence.packed_sequence_size=64"}).empty());
 }
 
+TEST_CASE("of pipelines, what is not executed yet is refused by name") {
+  const auto built = [](const Overrides& o) {
+    Problems problems;
+    check_built(recipe_of(8, o), problems);
+    return problems.text(Severity::error);
+  };
+  REQUIRE(built(pipeline({})).empty());
+  REQUIRE(built(megatron(interleaved({"ddp.align_param_gather=true"}))).empty());
+  const auto refused = [&](const Overrides& o, const char* field) {
+    REQUIRE_THAT(built(o), Contains(std::string(field) + ": not built yet"));
+  };
+  refused(fine("backward_on_comm_stream=true"), "comm_overlap.overlap_p2p_backward_on_comm_stream");
+  refused(fine("with_transformer_layer_wgrad=true"),
+          "comm_overlap.overlap_p2p_with_transformer_layer_wgrad");
+  Overrides delayed = fine("wgrad_delayed_layer_number=2");
+  delayed.push_back("model.num_layers=16");
+  refused(delayed, "comm_overlap.overlap_p2p_wgrad_delayed_layer_number");
+  refused(pipeline({"comm_overlap.defer_embedding_wgrad_compute=true"}),
+          "comm_overlap.defer_embedding_wgrad_compute");
+  refused(megatron(interleaved({"ddp.overlap_param_gather_with_optimizer_step=true"})),
+          "ddp.overlap_param_gather_with_optimizer_step");
+  refused(megatron(interleaved({"ddp.align_param_gather=false"})), "ddp.align_param_gather");
+  refused(pipeline({"distributed.pipeline.dtype=float32"}), "distributed.pipeline.dtype");
+}
+
 TEST_CASE("a printed layout loads again") {
   for (const auto& o :
        {pipeline({}), experts({}), Overrides{"ddp.overlap_grad_reduce=true"},

@@ -1,4 +1,6 @@
 // Every schedule of every size that it can have is proved right, and costs what is published.
+#include <algorithm>
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -165,6 +167,42 @@ TEST_CASE("steps, idle time and activations of a separate simulator") {
       CHECK(peak_in_flight(s.ranks[rank]).to_weight_gradient == c.to_weight[rank]);
     }
   }
+}
+
+TEST_CASE("sends may block where messages of neighbours meet, and not where they cross") {
+  const auto may_block = [](const char* name, const ScheduleSize& size) {
+    return sends_may_block(with_messages(make_schedule(name, size)));
+  };
+  for (const int64_t pp : {2, 3, 4, 8})
+    for (const int64_t m : {1, 2, 4, 8, 16})
+      for (const char* name : {"1f1b", "gpipe"}) CHECK(may_block(name, {pp, 1, m}));
+  // The last rank hands on to the first, which takes that only after its whole group.
+  CHECK_FALSE(may_block("interleaved_1f1b", {4, 2, 8}));
+  CHECK_FALSE(may_block("looped_bfs", {4, 2, 8}));
+  // Two ranks that each want to be rid of a message before they take the other's.
+  const Schedule crossed{
+      .pp = 2,
+      .ranks = {
+          {{ActionKind::send_f, 0, 0, 1}, {ActionKind::F, 0, 1}, {ActionKind::recv_b, 0, 0, 1}},
+          {{ActionKind::send_b, 1, 0, 0}, {ActionKind::F, 1, 1}, {ActionKind::recv_f, 1, 0, 0}}}};
+  CHECK_FALSE(sends_may_block(crossed));
+}
+
+TEST_CASE("forwards alone go through every placement") {
+  for (const ScheduleKind& kind : schedule_kinds())
+    for (const int64_t pp : {1, 2, 4})
+      for (const int64_t m : {1, 3, 8}) {
+        const ScheduleSize size{pp, kind.fewest_stages, 2 * pp};
+        const Schedule s = with_messages(forward_only(make_schedule(kind.name, size), m));
+        INFO(text(kind, size) << ", " << m << " forwards");
+        std::vector<StuckRank> stuck;
+        play(s, {}, stuck);
+        CHECK(stuck.empty());
+        int64_t forwards = 0;
+        for (const ActionList& list : s.ranks)
+          forwards += std::ranges::count(list, ActionKind::F, &Action::kind);
+        CHECK(forwards == s.stages * m);
+      }
 }
 
 TEST_CASE("short lists, written out by hand") {

@@ -1,0 +1,69 @@
+// Does a rank's list of actions: enqueues computations, sends and receives on their streams.
+#pragma once
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "pipeline/pipeline.h"
+
+namespace mtrain {
+
+// Compute waits for the receive of what it needs, and a send for the compute before it. With
+// overlap a receive waits for nothing but the one before it on its channel, and compute for no
+// send. Without, the messages between two computations start together, when compute has come
+// there, and compute waits for them. (Where sends that block would make ranks wait for each other
+// for ever, for the receives among them.)
+class Executor {
+ public:
+  Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
+           const PipelineOptions& options, const MicroBatches& work, bool wait_for_sends,
+           int64_t& place)
+      : links_(links),
+        stages_(stages),
+        all_stages_(all_stages),
+        options_(options),
+        work_(work),
+        wait_for_sends_(wait_for_sends),
+        place_(place) {}
+
+  void run(const ActionList& list);
+
+ private:
+  // What a tensor from another stage is, and when compute may read it.
+  struct Incoming {
+    Tensor data;
+    Event there;
+  };
+  // A stage's share of a micro-batch, from its first action to its last.
+  struct Chunk {
+    explicit Chunk(const WgradQueue::OnReady& on_ready) : wgrad(on_ready) {}
+    Incoming x, dy;
+    Tensor y, dx;  // until they are sent
+    Stash stash;
+    WgradQueue wgrad;
+  };
+
+  Chunk& chunk(int64_t stage, int64_t micro_batch);
+  void compute(const Action& a);
+  void forward(const Action& a);
+  void backward(const Action& a);
+  void send(const Action& a);
+  void receive(const Action& a);
+  Tensor await(Incoming& incoming);
+  Step step_of(const Action& a, Chunk& c);
+  void stay_near();
+
+  const PipelineLinks& links_;
+  const PipelineStages& stages_;
+  const int64_t all_stages_;
+  const PipelineOptions& options_;
+  const MicroBatches& work_;
+  const bool wait_for_sends_;
+  int64_t& place_;
+  std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
+  std::vector<Event> messages_;  // that the next computation waits for, without overlap
+  std::deque<Event> computed_;   // after the last few computations
+};
+
+}  // namespace mtrain

@@ -1,0 +1,63 @@
+#include "pipeline/pipeline.h"
+
+#include <algorithm>
+
+#include "pipeline/executor.h"
+#include "schedule/lower.h"
+
+namespace mtrain {
+
+Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const Schedule& schedule,
+                   const PipelineOptions& options)
+    : links_(std::move(links)), stages_(std::move(stages)), placed_(schedule), options_(options) {
+  const Schedule lowered = with_messages(placed_);
+  list_ = lowered.ranks[size_t(links_.rank)];
+  wait_for_sends_ = sends_may_block(lowered);
+}
+
+void Pipeline::run(const MicroBatches& work) {
+  MT_CHECK(int64_t(work.batches.size()) == placed_.micro_batches,
+           "{} micro-batches for a schedule of {}", work.batches.size(), placed_.micro_batches);
+  Executor(links_, stages_, placed_.stages, options_, work, wait_for_sends_, place_).run(list_);
+}
+
+void Pipeline::forward(const MicroBatches& work) {
+  const Schedule lowered = with_messages(forward_only(placed_, int64_t(work.batches.size())));
+  Executor(links_, stages_, placed_.stages, options_, work, sends_may_block(lowered), place_)
+      .run(lowered.ranks[size_t(links_.rank)]);
+}
+
+void Pipeline::sum(const Tensor& values) const {
+  if (links_.size == 1) return;
+  links_.on->wait(links_.compute->record());  // edge: values -> their sum
+  links_.all.all_reduce(values, Reduce::sum, *links_.on);
+  links_.compute->wait(links_.on->record());
+}
+
+Tensor Pipeline::hand_on(const Tensor& data, const Shape& shape, int from, int to) const {
+  const auto& ranks = links_.all.ranks();
+  const auto member = [&](int rank) { return int(std::ranges::find(ranks, rank) - ranks.begin()); };
+  const int own = links_.all.rank();
+  if (own == member(from)) {
+    links_.on->wait(links_.compute->record());  // edge: the data -> its way
+    links_.all.send(data, member(to), *links_.on);
+  }
+  if (own != member(to)) return {};
+  const Tensor here = Tensor::empty(*links_.on, shape, DType::f32, MemoryCategory::buffers);
+  links_.all.receive(here, member(from), *links_.on);
+  links_.compute->wait(links_.on->record());
+  return here;
+}
+
+void Pipeline::finish_grads(ParamStore& params) const {
+  if (links_.table.size() < 2) return;
+  // A unit of its own is sharded alike on both ranks.
+  const ParamUnit* unit = params.unit("embedding");
+  MT_CHECK(unit, "this rank has no table");
+  links_.on->wait(links_.compute->record());  // edge: the gradients' sums over samples -> this one
+  for (const OwnedRange& range : unit->owned)
+    links_.table.all_reduce(range.grad, Reduce::sum, *links_.on);
+  links_.compute->wait(links_.on->record());
+}
+
+}  // namespace mtrain

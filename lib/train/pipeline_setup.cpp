@@ -1,0 +1,90 @@
+#include "train/pipeline_setup.h"
+
+#include <set>
+
+#include "plan/recipe_schedule.h"
+#include "recipe/overlap.h"
+#include "schedule/catalog.h"
+#include "train/model_setup.h"
+#include "train/parallel_setup.h"
+
+namespace mtrain {
+
+namespace {
+
+bool shares_table(const Schedule& s, bool tied_embeddings) {
+  return tied_embeddings && s.home(0) != s.home(s.stages - 1);
+}
+
+// Ordered pairs of ranks that send to each other, in an order of their own: two ranks meet when
+// their groups are made, so that all must make theirs in the same order.
+std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
+  std::set<std::pair<int64_t, int64_t>> pairs;
+  for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
+    const int64_t a = s.home(stage), b = s.home(stage + 1);
+    if (a == b) continue;
+    pairs.insert({a, b});  // activations
+    pairs.insert({b, a});  // their gradients
+  }
+  return pairs;
+}
+
+}  // namespace
+
+Schedule training_schedule(const Recipe& r, const Layout& l) {
+  if (l.pp == 1) return make_schedule("1f1b", {.micro_batches = l.micro_batches});
+  return recipe_schedule(r, l);
+}
+
+PipelineStages pipeline_stages(Stream& on, ParamStore& params, const Recipe& r,
+                               const GptConfig& config, const Layout& l, const Schedule& s,
+                               int rank, const ModelParts& parts) {
+  MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages in a schedule of {}",
+           l.layers_of_stage.size(), s.stages);
+  const int64_t own = mesh_of(l).coordinate(rank, Axis::pp);
+  PipelineStages stages;
+  GptPart part{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
+  for (int64_t stage = 0; stage < s.stages; ++stage) {
+    part.begin = part.end;
+    part.end += l.layers_of_stage[size_t(stage)];
+    part.embedding = stage == 0;
+    part.head = stage + 1 == s.stages;
+    if (s.home(stage) == own)
+      stages[stage] =
+          std::make_unique<Gpt>(on, params, config, sample_length(r),
+                                recompute_policy(r.recompute, config.layers), parts, part);
+  }
+  return stages;
+}
+
+PipelineLinks pipeline_links(World& world, Device& device, const Layout& l, const Schedule& s,
+                             bool tied_embeddings) {
+  PipelineLinks links{.size = l.pp, .compute = &device.stream("compute")};
+  if (l.pp == 1) return links;
+  const Mesh mesh = mesh_of(l);
+  links.rank = mesh.coordinate(world.rank(), Axis::pp);
+  links.on = &device.stream("pp");
+  links.all = world.group("pp", mesh, {Axis::pp});
+  const auto pair = [&](const std::string& name, int64_t a, int64_t b) {
+    const auto& ranks = links.all.ranks();
+    return world.group(name, {ranks[size_t(std::min(a, b))], ranks[size_t(std::max(a, b))]});
+  };
+  for (const auto& [from, to] : channels(s)) {
+    const std::string name = fmt::format("pp {}>{}", from, to);
+    if (links.rank == from)
+      links.to[to] = {pair(name, from, to), &device.stream(fmt::format("pp_send_{}", to))};
+    if (links.rank == to)
+      links.from[from] = {pair(name, from, to), &device.stream(fmt::format("pp_recv_{}", from))};
+  }
+  const int64_t first = s.home(0), last = s.home(s.stages - 1);
+  if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
+    links.table = pair("pp_table", first, last);
+  return links;
+}
+
+PipelineOptions pipeline_options(const Recipe& r, const Layout& l) {
+  return {.overlap = resolve_overlap(r, l).overlap_p2p_comm,
+          .dtype = compute_dtype(r.mixed_precision)};
+}
+
+}  // namespace mtrain
