@@ -37,6 +37,7 @@ struct Timing {
   const char* stream;
   int64_t begin_ns, end_ns;
   int64_t wire_bytes = 0;
+  int64_t idle_ns = 0;  // at its beginning: another rank had not begun its part
 };
 
 // A time in which a stream stood still for another.
