@@ -82,7 +82,9 @@ class Estimator {
   static Count data_ranks(int64_t ranks) { return Count(std::max<int64_t>(1, ranks)); }
 
   Count dense_parameters() const {
-    const auto layer = [&](const LayerParameters& p) { return p.split / tp_ + p.replicated; };
+    const auto layer = [&](const LayerParameters& p) {
+      return p.on_rank(tp_, Count(m_.kv_heads()));
+    };
     Count n = Count(dense_layers_) * layer(size_.dense) + Count(moe_layers_) * layer(size_.moe);
     // A tied table is on the first and on the last stage.
     if (first_stage()) n += size_.token_table / tp_ + size_.position_table;
@@ -187,8 +189,8 @@ class Estimator {
   // before and after the layers, which have memory of their own.
   Count whole_units(int64_t layers_at_once) const {
     const Count experts = size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_;
-    const Count layer = moe_layers_ ? size_.moe.split / tp_ + size_.moe.replicated + experts
-                                    : size_.dense.split / tp_ + size_.dense.replicated;
+    const Count layer = moe_layers_ ? size_.moe.on_rank(tp_, Count(m_.kv_heads())) + experts
+                                    : size_.dense.on_rank(tp_, Count(m_.kv_heads()));
     Count around = 0;
     if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
     if (has_head()) around += size_.final_norm + size_.output / tp_;

@@ -104,6 +104,14 @@ std::string shown(const TpOverlapGemm& gemm) {
   return gemm.method == Method::pipeline ? fmt::format("{} x{}", method, gemm.num_splits) : method;
 }
 
+// Schedules in which a stage's weight gradients come later than its input gradients.
+bool splits_backward(const Recipe& r, const Layout& l) {
+  const auto kind = r.distributed.pipeline.pp_schedule;
+  return l.pp > 1 &&
+         (kind == PipelineScheduleName::zero_bubble || kind == PipelineScheduleName::v_schedule ||
+          kind == PipelineScheduleName::dualpipev);
+}
+
 }  // namespace
 
 void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
@@ -115,6 +123,8 @@ void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
     const std::string asked = !p.asked ? "auto" : p.on ? shown(p.gemm) : "none";
     apply_switches(c, p);
     cut(l, rows, p);
+    if (is_wgrad(p) && p.on && splits_backward(r, l))
+      p.off("the schedule puts weight gradients off, and nothing is left beside the scatter");
     if (is_wgrad(p) && splits_dgrad && p.on)
       p.off("the product of the input gradient scatters its own result");
     if (p.on && p.why.empty()) p.why = behind(p);

@@ -45,8 +45,10 @@ void check_hierarchy(const Recipe& r, const Layout& l, Problems& problems) {
                      {"distributed.use_decentralized_pg", field},
                      "decentralized process groups have no hierarchical levels",
                      "set use_decentralized_pg: false, or remove the sizes");
-  if (!uses(r, CpCommType::a2a_p2p)) {
-    if (!sizes.empty())
+  if (l.cp == 1 || !uses(r, CpCommType::a2a_p2p)) {
+    if (!sizes.empty() && l.cp == 1)
+      problems.warn(field, "is ignored, for cp_size is 1", "remove it, or set cp_size");
+    else if (!sizes.empty())
       problems.warn(field, "is ignored, for no layer uses a2a+p2p",
                     "set distributed.cp_comm_type: a2a+p2p, or remove it");
     return;
