@@ -96,7 +96,8 @@ void Reporter::step(const StepStats& s) {
       {"tokens_per_s", rate},
       {"mfu", mfu},
       {"memory_peak", memory.total().peak},
-      {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak}};
+      {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak},
+      {"memory_peak.buffers", memory.usage(MemoryCategory::buffers).peak}};
   std::deque<std::string> names;  // Metric holds views
   if (exposure_)
     for (const auto& [stream, c] : exposure_->take()) {
