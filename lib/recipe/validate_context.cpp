@@ -87,7 +87,7 @@ void validate_context(const Recipe& r, const Layout& l, Problems& problems) {
       fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}", r.dataset.seq_length,
                   2 * l.cp),
       fmt::format("use {}; each rank holds two chunks of a sequence",
-                  nearest_multiples(r.dataset.seq_length, 2 * l.cp)));
+                  nearest_multiples(r.dataset.seq_length, sequence_multiple(r, l))));
   if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", problems);
   problems.require(
       !r.model.window_size || (!uses(r, CpCommType::p2p) && !uses(r, CpCommType::a2a_p2p)),

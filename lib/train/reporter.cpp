@@ -14,6 +14,7 @@
 #include "observe/progress.h"
 #include "ops/tuning.h"
 #include "plan/model_size.h"
+#include "recipe/layout.h"
 #include "train/model_setup.h"
 #include "train/start_banner.h"
 
@@ -32,7 +33,7 @@ Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile, TimingS
     : trainer_(trainer),
       recipe_(recipe),
       flops_per_token_(
-          flops_per_token(recipe.model, trainer.config().vocab, recipe.dataset.seq_length)) {
+          flops_per_token(recipe.model, trainer.config().vocab, sample_length(recipe))) {
   if (profile) {
     profile_ = std::make_unique<Profile>();
     warm_profile_ = std::make_unique<Profile>();

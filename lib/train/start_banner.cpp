@@ -27,7 +27,7 @@ std::string parameters_text(const Recipe& r, int64_t vocab) {
   if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
   return fmt::format("{} ({} in matmuls), {} FLOPs per token", text,
                      human_count(p.active() - p.looked_up()),
-                     human_count(flops_per_token(r.model, vocab, r.dataset.seq_length)));
+                     human_count(flops_per_token(r.model, vocab, sample_length(r))));
 }
 
 std::string batch_text(const Recipe& r, const Layout& l) {

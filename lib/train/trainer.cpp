@@ -117,7 +117,8 @@ std::vector<Batch> Trainer::global_batch(int64_t step) {
 }
 
 Batch Trainer::share_of(Batch whole) const {
-  return share_.ranks == 1 ? std::move(whole) : share_of_batch(whole, share_.rank, share_.ranks);
+  return share_.ranks == 1 ? std::move(whole)
+                           : share_of_batch(whole, share_.rank, share_.ranks, share_.multiple);
 }
 
 // Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.
