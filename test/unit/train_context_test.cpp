@@ -149,24 +149,6 @@ TEST_CASE("a sliding window reaches over the ranks that share a sequence") {
 
 namespace {
 
-// Every sample is documents of 1 to 10 tokens, and a masked rest: no length is a multiple of
-// anything.
-class PackedCountingData : public CountingData {
- public:
-  void sample(int64_t index, Sample& out) const override {
-    CountingData::sample(index, out);
-    out.documents.clear();
-    for (int64_t at = 0, d = 0; at < kSeq; ++d) {
-      const auto drawn = int64_t(1 + uniform_below(11, uint64_t(index * kSeq + d), 10));
-      const int64_t length = std::min(drawn, kSeq - at);
-      for (int64_t s = 0; s < length; ++s) out.position[size_t(at + s)] = int32_t(s);
-      out.documents.push_back(length);
-      at += length;
-      if (at == kSeq) std::fill(out.label.end() - length, out.label.end(), -1);
-    }
-  }
-};
-
 // Each of the packed documents in a sample of its own.
 class AloneCountingData : public CountingData {
  public:
