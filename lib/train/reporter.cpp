@@ -14,7 +14,6 @@
 #include "observe/progress.h"
 #include "ops/tuning.h"
 #include "plan/model_size.h"
-#include "recipe/layout.h"
 #include "train/model_setup.h"
 #include "train/start_banner.h"
 
@@ -30,10 +29,7 @@ constexpr int64_t kWarmUpSteps =
 }  // namespace
 
 Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile, TimingSink* trace)
-    : trainer_(trainer),
-      recipe_(recipe),
-      flops_per_token_(
-          flops_per_token(recipe.model, trainer.config().vocab, sample_length(recipe))) {
+    : trainer_(trainer), recipe_(recipe) {
   if (profile) {
     profile_ = std::make_unique<Profile>();
     warm_profile_ = std::make_unique<Profile>();
@@ -70,9 +66,9 @@ void Reporter::start() {
 void Reporter::step(const StepStats& s) {
   const auto now = Clock::now();
   const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
-  const double mfu = peak_flops_ > 0
-                         ? rate * flops_per_token_ / (peak_flops_ * trainer_.world().size())
-                         : StepProgress::kUnknown;
+  const double flops = flops_per_token(recipe_.model, trainer_.config().vocab, s.attended);
+  const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
+                                     : StepProgress::kUnknown;
   last_ = now;
   tokens_ += s.tokens;
   ++steps_;

@@ -213,6 +213,16 @@ TEST_CASE("packed documents do not see each other") {
     Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), data);
     return t.evaluate(ValidationLoader(data, samples, {.micro_batch = 1}));
   };
+  // Which is what a step says about its attention: of two samples here.
+  int64_t pairs = 0;
+  for (const int64_t i : {0, 1}) {
+    Sample sample;
+    PackedCountingData().sample(i, sample);
+    for (const int64_t length : sample.documents) pairs += length * length;
+  }
+  Trainer t(*device, packed, gpt_config(packed.model, kVocab, kSeq),
+            std::make_shared<PackedCountingData>());
+  CHECK(t.step().attended == pairs / (2 * kSeq));
   const auto alone = std::make_shared<AloneCountingData>(5);
   CHECK(loss(packed, std::make_shared<PackedCountingData>(), 5) ==
         Approx(loss(plain, alone, alone->size())).epsilon(1e-6));
