@@ -127,8 +127,9 @@ void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
                              p.on ? shown(p.gemm) : "none", p.why, false, p.on});
   }
   if (for_gpus && r.train.device != DeviceChoice::cuda)
-    overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg.*.{num_sm, cga_size, set_sm_margin}",
-                             "-", "none", "they divide a GPU's multiprocessors; this is a CPU"});
+    overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg.*.num_sm", "-", "none",
+                             "num_sm, cga_size and set_sm_margin divide a GPU's multiprocessors; "
+                             "this is a CPU"});
 }
 
 }  // namespace mtrain
