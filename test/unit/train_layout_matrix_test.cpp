@@ -134,12 +134,14 @@ std::vector<Choice> covering_choices() {
 Changes model_of(const Choice& l) {
   Changes c{"model.hidden_size=64",
             "model.num_attention_heads=8",
-            "train.global_batch_size=2",
-            "train.micro_batch_size=1",
             "optimizer.lr=3e-3",
             fmt::format("dataset.seq_length={}", kLength),
             fmt::format("model.num_query_groups={}", kGroups[size_t(l[kKvHeads])]),
             fmt::format("mixed_precision.name={}", l[kBf16] ? "bf16_mixed" : "fp32")};
+  // Two samples at once, but for packs.
+  const int micro = l[kPacked] ? 1 : 2;
+  c.push_back(fmt::format("train.micro_batch_size={}", micro));
+  c.push_back(fmt::format("train.global_batch_size={}", 2 * micro));
   if (l[kPacked]) c.push_back(fmt::format("packed_sequence.packed_sequence_size={}", kLength));
   return c;
 }
