@@ -122,7 +122,10 @@ void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
   if (l.cp > 1)
     problems.resolved(
         "packed_sequence.packed_sequence_size",
-        fmt::format("documents are padded to multiples of 2 x cp_size = {}", 2 * l.cp));
+        fmt::format("documents are padded to multiples of 2 x cp_size = {}{}", 2 * l.cp,
+                    r.distributed.sequence_parallel && l.tp > 1
+                        ? fmt::format(", and a rank's share of a pack to one of tp_size {}", l.tp)
+                        : ""));
 }
 
 }  // namespace mtrain

@@ -570,9 +570,9 @@ TEST_CASE("lengths under sequence parallelism") {
        8,
        {"distributed.tp_size=4", "distributed.cp_size=2", "distributed.sequence_parallel=true",
         "packed_sequence.packed_sequence_size=2044"},
-       E,
-       nullptr,
-       ""},
+       A,
+       "packed_sequence.packed_sequence_size",
+       "a rank's share of a pack to one of tp_size 4"},
   });
 }
 
