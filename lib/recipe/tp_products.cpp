@@ -116,8 +116,8 @@ bool splits_backward(const Recipe& r, const Layout& l) {
 
 void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
   const auto& c = r.comm_overlap;
-  const int64_t rows = l.micro_batch * r.dataset.seq_length / std::max<int64_t>(1, l.cp);
-  bool splits_dgrad = false;  // of the layer whose weight gradient comes next
+  const int64_t rows = l.micro_batch * sample_length(r) / std::max<int64_t>(1, l.cp);
+  bool splits_dgrad = false, for_gpus = false;  // of the layer whose weight gradient comes next
   for (size_t i = 0; i < kTpOverlapGemms.size(); ++i) {
     Product p = asked_for(c.tp_comm_overlap_cfg, i);
     const std::string asked = !p.asked ? "auto" : p.on ? shown(p.gemm) : "none";
@@ -129,11 +129,17 @@ void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
       p.off("the product of the input gradient scatters its own result");
     if (p.on && p.why.empty()) p.why = behind(p);
     check_aggregate(l, p);
+    if (p.on && p.gemm.fp8_buf) p.why += "; without fp8_buf: the products are not 8-bit";
+    for_gpus = for_gpus || (p.asked && p.on);
     splits_dgrad = p.name.ends_with("dgrad") && p.on && p.gemm.method != Method::bulk;
     if (p.on) overlap.tp_products[p.name] = p.gemm;
     overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg." + p.name, asked,
                              p.on ? shown(p.gemm) : "none", p.why, false, p.on});
   }
+  if (for_gpus && r.train.device != DeviceChoice::cuda)
+    overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg.*.num_sm", "-", "none",
+                             "num_sm, cga_size and set_sm_margin divide a GPU's multiprocessors; "
+                             "this is a CPU"});
 }
 
 }  // namespace mtrain

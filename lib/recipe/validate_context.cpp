@@ -89,7 +89,7 @@ void validate_context(const Recipe& r, const Layout& l, Problems& problems) {
       fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}", r.dataset.seq_length,
                   2 * l.cp),
       fmt::format("use {}; each rank holds two chunks of a sequence",
-                  nearest_multiples(r.dataset.seq_length, 2 * l.cp)));
+                  nearest_multiples(r.dataset.seq_length, sequence_multiple(r, l))));
   if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", problems);
   problems.require(
       !r.model.window_size || (!uses(r, CpCommType::p2p) && !uses(r, CpCommType::a2a_p2p)),
@@ -124,7 +124,10 @@ void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
   if (l.cp > 1)
     problems.resolved(
         "packed_sequence.packed_sequence_size",
-        fmt::format("documents are padded to multiples of 2 x cp_size = {}", 2 * l.cp));
+        fmt::format("documents are padded to multiples of 2 x cp_size = {}{}", 2 * l.cp,
+                    r.distributed.sequence_parallel && l.tp > 1
+                        ? fmt::format(", and a rank's share of a pack to one of tp_size {}", l.tp)
+                        : ""));
 }
 
 }  // namespace mtrain

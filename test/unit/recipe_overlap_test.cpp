@@ -394,6 +394,13 @@ TEST_CASE("the table tells each product's method, or why it has none") {
   CHECK_THAT(row(ring, "qkv_dgrad"), Contains("ring_exchange | ring_exchange"));
   CHECK_THAT(row(ring, "qkv_wgrad"), Contains("none") && Contains("scatters its own result"));
   CHECK_THAT(row(ring, "fc1_fprop"), Contains("two at a time"));
+  // What only a GPU has is told to have no effect where the recipe gives it.
+  CHECK_THAT(row(ring, "*.num_sm"), Contains("- | none | num_sm, cga_size and set_sm_margin"));
+  CHECK(row({}, "*.num_sm") == "no row");
+  CHECK_THAT(row({"comm_overlap.tp_comm_overlap_cfg="
+                  "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora"},
+                 "proj_fprop"),
+             Contains("without fp8_buf"));
 }
 
 TEST_CASE("a feature without execution is refused by name") {

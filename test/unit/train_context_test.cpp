@@ -149,24 +149,6 @@ TEST_CASE("a sliding window reaches over the ranks that share a sequence") {
 
 namespace {
 
-// Every sample is documents of 1 to 10 tokens, and a masked rest: no length is a multiple of
-// anything.
-class PackedCountingData : public CountingData {
- public:
-  void sample(int64_t index, Sample& out) const override {
-    CountingData::sample(index, out);
-    out.documents.clear();
-    for (int64_t at = 0, d = 0; at < kSeq; ++d) {
-      const auto drawn = int64_t(1 + uniform_below(11, uint64_t(index * kSeq + d), 10));
-      const int64_t length = std::min(drawn, kSeq - at);
-      for (int64_t s = 0; s < length; ++s) out.position[size_t(at + s)] = int32_t(s);
-      out.documents.push_back(length);
-      at += length;
-      if (at == kSeq) std::fill(out.label.end() - length, out.label.end(), -1);
-    }
-  }
-};
-
 // Each of the packed documents in a sample of its own.
 class AloneCountingData : public CountingData {
  public:
@@ -231,6 +213,16 @@ TEST_CASE("packed documents do not see each other") {
     Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), data);
     return t.evaluate(ValidationLoader(data, samples, {.micro_batch = 1}));
   };
+  // Which is what a step says about its attention: of two samples here.
+  int64_t pairs = 0;
+  for (const int64_t i : {0, 1}) {
+    Sample sample;
+    PackedCountingData().sample(i, sample);
+    for (const int64_t length : sample.documents) pairs += length * length;
+  }
+  Trainer t(*device, packed, gpt_config(packed.model, kVocab, kSeq),
+            std::make_shared<PackedCountingData>());
+  CHECK(t.step().attended == pairs / (2 * kSeq));
   const auto alone = std::make_shared<AloneCountingData>(5);
   CHECK(loss(packed, std::make_shared<PackedCountingData>(), 5) ==
         Approx(loss(plain, alone, alone->size())).epsilon(1e-6));

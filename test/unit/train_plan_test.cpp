@@ -1,4 +1,6 @@
 // The plan against the run: parameters, and memory by category, of what exists.
+#include <map>
+
 #include <catch2/catch.hpp>
 
 #include "comm/thread/thread_transport.h"
@@ -158,6 +160,7 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       "train.global_batch_size=2", "train.micro_batch_size=1",
       "dataset.seq_length=512",    "distributed.strategy=megatron_ddp",
       "distributed.cp_size=4",     "distributed.hierarchical_context_parallel_sizes=[2,2]"};
+  std::map<std::string, double> kept;
   for (const char* type : {"p2p", "all_gather", "a2a", "a2a+p2p", "[p2p,p2p,a2a,a2a,p2p,a2a]"})
     for (const char* precision : {"fp32", "bf16_mixed"}) {
       Overrides all = base;
@@ -177,10 +180,16 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
         buffers = device->allocator().usage(MemoryCategory::buffers);
         total = device->allocator().total();
       });
+      if (precision == std::string("fp32")) kept[type] = double(activations.peak);
       CAPTURE(type, precision, planned.buffers, buffers.peak);
       CHECK(planned.activations + planned.logits == Approx(double(activations.peak)).epsilon(0.1));
       CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
     }
+  // Heads that were exchanged are kept in place of a rank's own; only outputs are kept both ways.
+  for (const char* type : {"a2a", "a2a+p2p"}) {
+    CAPTURE(type);
+    CHECK(kept[type] - kept["p2p"] == Approx(6 * (512 / 4) * 192 * 4).epsilon(0.02));
+  }
 }
 
 TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's step takes") {
@@ -195,7 +204,7 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
                                    fmt::format("distributed.sequence_parallel={}", sequence)},
                                   tp);
           const MemoryEstimate planned = peak_memory(r, layout_of(r, tp), kVocab);
-          MemoryUsage total, params;
+          MemoryUsage total, params, activations;
           run_thread_ranks(tp, [&](World& world) {
             const auto device = Device::cpu(1, {});
             Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, tp),
@@ -205,10 +214,13 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
             if (world.rank() != 0) return;
             total = device->allocator().total();
             params = device->allocator().usage(MemoryCategory::params);
+            activations = device->allocator().usage(MemoryCategory::activations);
           });
           CAPTURE(family, tp, sequence, precision, planned.activations, planned.logits,
                   planned.buffers);
           CHECK(planned.params == Approx(double(params.peak)).epsilon(0.1));
+          CHECK(planned.activations + planned.logits ==
+                Approx(double(activations.peak)).epsilon(0.1));
           CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
         }
 }
