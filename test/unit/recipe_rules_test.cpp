@@ -243,6 +243,20 @@ TEST_CASE("the world must be divisible as the recipe divides it") {
        W,
        "distributed.hierarchical_context_parallel_sizes",
        "leaves the 8 GPUs"},
+      {"levels without context parallelism",
+       1,
+       {"distributed.cp_comm_type=a2a+p2p",
+        "distributed.hierarchical_context_parallel_sizes=[2,2]"},
+       E,
+       nullptr,
+       ""},
+      {"levels are ignored then",
+       1,
+       {"distributed.cp_comm_type=a2a+p2p",
+        "distributed.hierarchical_context_parallel_sizes=[2,2]"},
+       W,
+       "distributed.hierarchical_context_parallel_sizes",
+       "cp_size is 1"},
   });
 }
 

@@ -1,5 +1,6 @@
 // Context parallelism against the single rank: losses, gradients, weights; watched by the stream
 // sanitizer.
+#include <algorithm>
 #include <filesystem>
 
 #include <catch2/catch.hpp>
@@ -295,5 +296,52 @@ TEST_CASE("what is not finite is told by the rank whose positions it came from")
     CAPTURE(c.name, messages[0], messages[1], messages[2], messages[3]);
     CHECK(messages[0].find("run: step 1") == 0);
     for (const size_t rank : {1, 2, 3}) CHECK(messages[rank].find("comm: step 1") == 0);
+  }
+}
+
+// Queries that see no key of a block have a log-sum of -inf, and ranks without a real column of the
+// vocabulary a maximum of -inf: an overflow behind them is what is told.
+TEST_CASE("infinities that mean something are not taken for trouble") {
+  struct Case {
+    int ranks;
+    Changes layout;
+    std::vector<std::string> places;
+  };
+  const std::vector<std::string> qkv{"matmul_qkv_fwd", "layers.1.attention"};
+  const std::vector<Case> cases{
+      {2, with(kPacked, cp_of(2, "p2p")), qkv},
+      {2, with(kPacked, cp_of(2, "all_gather")), qkv},
+      {4, with(with(kPacked, cp_of(4, "a2a+p2p")), kLevels), qkv},
+      {4, {"distributed.tp_size=4", "model.num_query_groups=4"}, {"", ""}}};
+  for (const Case& c : cases) {
+    const bool of_loss = c.places[0].empty();
+    const Recipe r = tiny(with(c.layout, {"distributed.strategy=megatron_ddp"}), c.ranks);
+    const GptConfig config = gpt_config(r.model, kVocab, sample_length(r), r.distributed.tp_size);
+    std::vector<std::string> messages(size_t(c.ranks));
+    run_thread_ranks(c.ranks, [&](World& world) {
+      const auto device = Device::cpu(1, {.stream_sanitizer = true});
+      std::shared_ptr<CountingData> data = std::make_shared<PackedCountingData>();
+      if (of_loss) data = std::make_shared<CountingData>();
+      Trainer t(*device, r, config, data, world);
+      t.change_weights([&] {
+        // Finite, but their products are not; where the loss is meant, in its gradient alone.
+        Parameter* p =
+            t.params().find(of_loss ? "final_norm.weight" : "layers.1.attention.qkv.weight");
+        std::vector<float> values(size_t(p->whole_shape().count()), of_loss ? 1e38f : 3e38f);
+        t.params().set_master(t.compute(), *p, values);
+      });
+      try {
+        t.step();
+      } catch (const Error& e) {
+        messages[size_t(world.rank())] = e.message();
+      }
+    });
+    for (const std::string& message : messages) {
+      CAPTURE(c.layout, message);
+      CHECK(message.find("attention_block") == std::string::npos);
+      CHECK(message.find("cross_entropy_sums") == std::string::npos);
+    }
+    for (const std::string& place : c.places)
+      CHECK(std::ranges::any_of(messages, [&](const auto& m) { return m.find(place) != m.npos; }));
   }
 }
