@@ -1,0 +1,229 @@
+// The bubble of every pipeline schedule as it runs, beside the one that the simulator predicts. The
+// ranks are threads that train a tiny model; before the first launch of each action their compute
+// stream sleeps, one unit for F, I and W and two for B. So all stages cost the same, and no core is
+// short.
+//   bench_bubble [ms per unit, default 20] [ranks, default 4] [micro-batches, default 8]
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include <fmt/core.h>
+
+#include "comm/thread/thread_transport.h"
+#include "data/dataset.h"
+#include "plan/recipe_schedule.h"
+#include "recipe/layout.h"
+#include "schedule/lower.h"
+#include "schedule/simulator.h"
+#include "train/model_setup.h"
+#include "train/trainer.h"
+
+using namespace mtrain;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr int64_t kVocab = 64, kSeq = 16;
+
+class Counting : public Dataset {
+ public:
+  int64_t seq_length() const override { return kSeq; }
+  int64_t size() const override { return 1 << 20; }
+  void sample(int64_t index, Sample& out) const override {
+    out = {};
+    for (int64_t s = 0; s < kSeq; ++s) {
+      out.input.push_back(int32_t((index + s) % kVocab));
+      out.label.push_back(int32_t((index + s + 1) % kVocab));
+      out.position.push_back(int32_t(s));
+    }
+  }
+};
+
+// When the actions of a rank slept, since clear().
+class Actions {
+ public:
+  explicit Actions(double unit) : unit_(unit) {}
+  // 0 for what is no computation: "3F1" is one, "0SEND_F1" is not.
+  double seconds(const std::string& action) const {
+    const size_t kind = action.find_first_not_of("0123456789");
+    if (kind == 0 || kind == std::string::npos || kind + 1 >= action.size()) return 0;
+    if (action.find_first_not_of("0123456789", kind + 1) != std::string::npos) return 0;
+    return action[kind] == 'B' ? 2 * unit_ : std::string("FIW").find(action[kind]) < 3 ? unit_ : 0;
+  }
+  void before_launch(const std::string* scope) {
+    if (!scope) return;
+    const std::string action = scope->substr(0, scope->find(" > "));
+    const double sleep = seconds(action);
+    const std::lock_guard lock(mutex_);
+    if (sleep == 0 || !done_.insert(action).second) return;
+    const auto begin = Clock::now();
+    std::this_thread::sleep_for(std::chrono::duration<double>(sleep));
+    const auto end = Clock::now();
+    first_ = busy_ == 0 ? begin : first_;
+    last_ = end;
+    busy_ += std::chrono::duration<double>(end - begin).count();
+  }
+  void clear() {
+    done_.clear();
+    busy_ = 0;
+  }
+  Clock::time_point first() const { return first_; }
+  Clock::time_point last() const { return last_; }
+  double busy() const { return busy_; }
+
+ private:
+  const double unit_;
+  std::mutex mutex_;
+  std::set<std::string> done_;
+  Clock::time_point first_, last_;
+  double busy_ = 0;
+};
+
+class SleepingStream : public StreamBackend {
+ public:
+  SleepingStream(std::unique_ptr<StreamBackend> real, Actions& actions)
+      : real_(std::move(real)), actions_(actions) {}
+  void enqueue(LaunchTag tag, Work work) override {
+    auto sleeping = [this, scope = tag.scope,
+                     work = std::move(work)](const LaunchContext& context) {
+      actions_.before_launch(scope.get());
+      work(context);
+    };
+    real_->enqueue(std::move(tag), std::move(sleeping));
+  }
+  std::shared_ptr<EventBackend> record() override { return real_->record(); }
+  void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
+    real_->wait(std::move(tag), std::move(event));
+  }
+  void upload(LaunchTag tag, void* device, std::shared_ptr<const void> keep, const void* host,
+              int64_t bytes) override {
+    real_->upload(std::move(tag), device, std::move(keep), host, bytes);
+  }
+  void download(LaunchTag tag, void* host, const void* device, int64_t bytes) override {
+    real_->download(std::move(tag), host, device, bytes);
+  }
+  void synchronize() override { real_->synchronize(); }
+  uint64_t completed() const override { return real_->completed(); }
+
+ private:
+  std::unique_ptr<StreamBackend> real_;
+  Actions& actions_;
+};
+
+class SleepingBackend : public DeviceBackend {
+ public:
+  explicit SleepingBackend(Actions& actions) : actions_(actions) {}
+  std::string description() const override { return "a CPU whose computations sleep"; }
+  bool is_cuda() const override { return false; }
+  int threads() const override { return 1; }
+  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
+    auto stream = real_->make_stream(name);
+    if (name != "compute") return stream;
+    return std::make_unique<SleepingStream>(std::move(stream), actions_);
+  }
+  void* allocate(int64_t bytes) override { return real_->allocate(bytes); }
+  void release(void* memory, int64_t bytes) override { real_->release(memory, bytes); }
+
+ private:
+  std::unique_ptr<DeviceBackend> real_ = make_cpu_backend(1);
+  Actions& actions_;
+};
+
+struct Measured {
+  double step = 0, bubble = 0;
+};
+
+// The median of some steps.
+Measured measure(const Recipe& r, int ranks, double unit) {
+  constexpr int kSteps = 3;
+  std::vector<std::unique_ptr<Actions>> actions;
+  for (int rank = 0; rank < ranks; ++rank) actions.push_back(std::make_unique<Actions>(unit));
+  std::vector<Measured> steps;
+  run_thread_ranks(ranks, [&](World& world) {
+    Actions& own = *actions[size_t(world.rank())];
+    const auto device = Device::on(std::make_unique<SleepingBackend>(own));
+    Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<Counting>(),
+                    world);
+    for (int i = 0; i <= kSteps; ++i) {  // the first one makes connections and memory
+      own.clear();
+      trainer.any_rank(false);
+      trainer.step();
+      device->synchronize();
+      trainer.any_rank(false);  // all have ended
+      if (world.rank() == 0 && i > 0) {
+        auto first = Clock::time_point::max(), last = Clock::time_point::min();
+        double busy = 0;
+        for (const auto& a : actions) {
+          first = std::min(first, a->first());
+          last = std::max(last, a->last());
+          busy += a->busy();
+        }
+        const double step = std::chrono::duration<double>(last - first).count();
+        steps.push_back({step, 1 - busy / (ranks * step)});
+      }
+      trainer.any_rank(false);  // rank 0 has looked
+    }
+  });
+  std::ranges::sort(steps, {}, &Measured::step);
+  return steps[steps.size() / 2];
+}
+
+Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_batches) {
+  Problems problems;
+  const std::vector<std::string> overrides{fmt::format("model.num_layers={}", ranks * stages),
+                                           "model.hidden_size=16",
+                                           "model.num_attention_heads=2",
+                                           "model.num_query_groups=2",
+                                           "model.ffn_hidden_size=32",
+                                           fmt::format("dataset.seq_length={}", kSeq),
+                                           "dataset.train=unused",
+                                           "train.run_dir=unused",
+                                           "train.micro_batch_size=1",
+                                           fmt::format("train.global_batch_size={}", micro_batches),
+                                           "mixed_precision.name=fp32",
+                                           "distributed.strategy=megatron_ddp",
+                                           fmt::format("distributed.pp_size={}", ranks),
+                                           fmt::format("distributed.vpp_size={}", stages),
+                                           "distributed.pipeline.pp_schedule=" + schedule};
+  Recipe r = load_recipe_text("model: {}\n", "bench", overrides, problems, ranks);
+  problems.throw_if_errors();
+  return r;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double unit = (argc > 1 ? std::atof(argv[1]) : 20) * 1e-3;
+  const int ranks = argc > 2 ? std::atoi(argv[2]) : 4;
+  const int micro_batches = argc > 3 ? std::atoi(argv[3]) : 8;
+  fmt::print(
+      "{} ranks, {} micro-batches, {:g} ms for each of F, I and "
+      "W\n{:<24}{:>12}{:>12}{:>12}{:>12}{:>10}\n",
+      ranks, micro_batches, unit * 1e3, "", "step, units", "simulated", "bubble, %", "simulated",
+      "off by");
+  struct Kind {
+    const char* name;
+    int stages;
+  };
+  for (const Kind& kind : {Kind{"gpipe", 1},
+                           {"1f1b", 1},
+                           {"zero_bubble", 1},
+                           {"zero_bubble", 2},
+                           {"looped_bfs", 2},
+                           {"interleaved_1f1b", 2},
+                           {"dfs", 2},
+                           {"v_schedule", 2},
+                           {"dualpipev", 2}}) {
+    const Recipe r = recipe_of(kind.name, kind.stages, ranks, micro_batches);
+    const Timeline simulated = simulate(with_messages(recipe_schedule(r, layout_of(r, ranks))), {});
+    const Measured m = measure(r, ranks, unit);
+    fmt::print("{:<24}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}{:>8.1f} %\n",
+               fmt::format("{} x {}", kind.name, kind.stages), m.step / unit, simulated.step,
+               100 * m.bubble, 100 * simulated.bubble(),
+               simulated.bubble() > 0 ? 100 * (m.bubble / simulated.bubble() - 1) : 0.0);
+  }
+}
