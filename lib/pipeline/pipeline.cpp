@@ -10,7 +10,7 @@ namespace mtrain {
 Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const Schedule& schedule,
                    const PipelineOptions& options)
     : links_(std::move(links)), stages_(std::move(stages)), placed_(schedule), options_(options) {
-  const Schedule lowered = with_messages(placed_);
+  const Schedule lowered = with_messages(placed_, options_.gradients_first);
   list_ = lowered.ranks[size_t(links_.rank)];
   wait_for_sends_ = sends_may_block(lowered);
 }

@@ -56,7 +56,7 @@ class Estimator {
         std::max(passing_per_token(false), moe_layers_ ? passing_per_token(true) : 0);
     const Count backward = T_ * (recomputed_at_once() + passing);
     out.activations = T_ * (kept_per_token() + (has_head() ? 2 * hidden() * e_ + 4 : 0)) + backward;
-    out.logits = has_head() ? std::max<Count>(0, logits() - backward) : 0;
+    out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
     out.buffers = data_buffers() + reduction_buffers() + tensor_buffers() + context_buffers() +
                   pipeline_buffers() + expert_buffers();
     return out;
@@ -181,6 +181,12 @@ class Estimator {
     const Count row = Count(padded_vocab_) / tp_ * 4;
     const Count chunks = std::max<Count>(1, std::ceil(T_ * row / Count(kLogitsBytes)));
     return T_ / chunks * row / 4 * e_;
+  }
+
+  // Logits' gradients, and what the output layer multiplied, to the end of the step.
+  Count deferred() const {
+    if (!resolve_overlap(r_, l_).defer_embedding_wgrad_compute) return 0;
+    return Count(deferred_outputs(r_, l_)) * T_ * (Count(padded_vocab_) / tp_ + hidden()) * e_;
   }
 
   // Elements of whole units that exist beside the sharded ones: so many layers at once, and what is

@@ -13,17 +13,7 @@ namespace {
 template <class Missing>
 void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
   if (r.distributed.pp_size == 1) return;
-  const auto& c = r.comm_overlap;
   const char* off = "leave it out";
-  missing(c.overlap_p2p_backward_on_comm_stream, "comm_overlap.overlap_p2p_backward_on_comm_stream",
-          "the fine-grained 1F1B", off);
-  missing(c.overlap_p2p_wgrad_delayed_layer_number > 1,
-          "comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "the fine-grained 1F1B",
-          "set it to 1");
-  missing(c.overlap_p2p_with_transformer_layer_wgrad,
-          "comm_overlap.overlap_p2p_with_transformer_layer_wgrad", "the fine-grained 1F1B", off);
-  missing(c.defer_embedding_wgrad_compute, "comm_overlap.defer_embedding_wgrad_compute",
-          "output-layer weight gradients after the last micro-batch", off);
   missing(r.ddp.overlap_param_gather_with_optimizer_step,
           "ddp.overlap_param_gather_with_optimizer_step",
           "stages whose parameters are gathered during the optimizer's step", off);

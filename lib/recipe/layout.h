@@ -33,8 +33,10 @@ int64_t padded_vocab(int64_t vocab, int64_t tp);
 
 bool is_single_stage(PipelineScheduleName schedule);  // 1f1b, gpipe
 bool is_interleaved(PipelineScheduleName schedule);   // orders micro-batches in groups
-bool is_sharded(const Recipe& recipe);                // the optimizer's state is spread over ranks
-bool shards_gradients(const Recipe& recipe);          // and gradients, too
+// Micro-batches whose output-layer weight gradients wait, where they are deferred.
+int64_t deferred_outputs(const Recipe& recipe, const Layout& layout);
+bool is_sharded(const Recipe& recipe);        // the optimizer's state is spread over ranks
+bool shards_gradients(const Recipe& recipe);  // and gradients, too
 
 // "12 or 16": the nearest multiples, for hints.
 std::string nearest_multiples(int64_t value, int64_t of);
