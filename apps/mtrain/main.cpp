@@ -27,6 +27,7 @@ int run(int argc, char** argv) {
   mtrain::add_data_command(app);
   mtrain::add_generate_command(app);
   mtrain::add_schedule_command(app);
+  mtrain::add_timeline_command(app);
   mtrain::add_schema_command(app);
   mtrain::add_explain_command(app);
   mtrain::add_completion_command(app);

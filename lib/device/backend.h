@@ -86,7 +86,7 @@ class DeviceBackend {
   virtual void release(void* memory, int64_t bytes) = 0;
 };
 
-std::unique_ptr<DeviceBackend> make_cpu_backend(int threads);
+std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown = 1);
 std::unique_ptr<DeviceBackend> make_cuda_backend(int ordinal);
 
 }  // namespace mtrain

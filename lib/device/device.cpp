@@ -10,7 +10,8 @@
 namespace mtrain {
 
 std::unique_ptr<Device> Device::cpu(int threads, DeviceOptions options) {
-  return std::unique_ptr<Device>(new Device(make_cpu_backend(threads), options));
+  return std::unique_ptr<Device>(
+      new Device(make_cpu_backend(threads, options.compute_slowdown), options));
 }
 std::unique_ptr<Device> Device::cuda(int ordinal, DeviceOptions options) {
   return std::unique_ptr<Device>(new Device(make_cuda_backend(ordinal), options));

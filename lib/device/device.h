@@ -20,6 +20,7 @@ class TimingSink;
 struct DeviceOptions {
   bool stream_sanitizer =
       false;  // check that events order all conflicting accesses of different streams
+  double compute_slowdown = 1;  // as DebugConfig says; of CPU devices
 };
 
 class Device {

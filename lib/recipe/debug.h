@@ -31,6 +31,7 @@ struct DebugConfig {
   bool stream_sanitizer = false;
   std::optional<std::string> trace;
   bool deterministic = false, strict = true, check_nan = true;
+  double compute_slowdown = 1;
   FaultConfig fault;
 
   static constexpr auto fields = std::tuple{
@@ -43,6 +44,11 @@ struct DebugConfig {
             "refuse an overlap that cannot be active; false turns it off with a warning"},
       Field{"check_nan", &DebugConfig::check_nan,
             "stop at the first loss or gradient that is not finite and name its tensor"},
+      Field{"compute_slowdown",
+            &DebugConfig::compute_slowdown,
+            "computations on the CPU take so many times as long, asleep for the rest: shows on few "
+            "cores how ranks with a core each overlap",
+            {.min = 1}},
       Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
 };
 

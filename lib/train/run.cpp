@@ -36,7 +36,8 @@ std::unique_ptr<Device> open_device(const Recipe& r, const Job& job) {
   if (r.train.device == DeviceChoice::cuda)
     throw UserError("train.device=cuda: training on GPUs is not built yet", "use train.device=cpu");
   const int threads = r.train.threads ? int(r.train.threads) : default_threads(job);
-  return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
+  return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer,
+                               .compute_slowdown = r.debug.compute_slowdown});
 }
 
 ProcessBackend process_backend(CommBackend backend) {
@@ -115,6 +116,7 @@ class Training {
     while (end.empty() && trainer_.steps_done() < recipe_.train.steps) {
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       const StepStats stats = trainer_.step();
+      if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
       const int64_t step = trainer_.steps_done();
       if (due(recipe_.validation.every_steps, step) && step < recipe_.train.steps) evaluate();

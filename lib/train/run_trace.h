@@ -16,6 +16,8 @@ class RunTrace {
   ~RunTrace();  // launches are not timed any more
 
   TimingSink& sink() { return trace_; }
+  // The step that the host has just seen end, on a track of its own; the next one begins now.
+  void step_done(int64_t step);
   // All ranks call it. Rank 0 is told what was written, or why nothing was; the others nothing.
   std::string finish();
 
@@ -27,6 +29,7 @@ class RunTrace {
   Trainer& trainer_;
   const std::filesystem::path path_;
   ChromeTrace trace_;
+  int64_t step_began_ns_;
 };
 
 }  // namespace mtrain

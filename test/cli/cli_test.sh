@@ -92,6 +92,11 @@ expect "schedule from a table that ends early" 2 "schedule.csv" "instead of FB o
 expect "schedule as a picture" 0 "written" -- schedule --svg "$work/s.svg"
 python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg" 2>"$work/out" || fail "schedule --svg is not XML"
 
+echo '{"traceEvents":[{"name":"norm_fwd","ph":"X","pid":0,"tid":0,"ts":0,"dur":9}]}' >"$work/t.json"
+expect "timeline" 0 "0.009 ms from 0.000 ms on" "n norm" -- timeline "$work/t.json"
+expect "timeline of a step that is none" 2 "does not say when its steps were" -- timeline "$work/t.json" --step 1
+expect "timeline of no trace" 2 "no JSON trace" -- timeline "$work/good.yaml"
+
 # Completion offers commands, settings and their values.
 completes() {
   local want=$1

@@ -94,6 +94,35 @@ TEST_CASE("a stream's work reaches the device's thread pool") {
   CHECK(current_threads() == 1);  // the host's own thread has none
 }
 
+TEST_CASE("slowed computations take a multiple of their processor time, and others do not") {
+  struct Sink : TimingSink {
+    void record(const Timing& t) override {
+      if (std::string(t.stream) == "compute") ns += t.end_ns - t.begin_ns;
+    }
+    std::atomic<int64_t> ns{0};
+  } sink;
+  const auto device = Device::cpu(1, {.compute_slowdown = 5});
+  CHECK(device->description().find("slowed 5 x") != std::string::npos);
+  device->set_timing_sink(&sink);
+  std::atomic<int64_t> used{0};
+  const auto burn = [&used](const LaunchContext&) {
+    const auto now = [] {
+      timespec t{};
+      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+      return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+    };
+    const int64_t begin = now();
+    while (now() - begin < 1'000'000) {
+    }
+    used += now() - begin;
+  };
+  for (int i = 0; i < 20; ++i) device->stream("compute").launch({.name = "burn"}, burn);
+  device->synchronize();
+  // What is not worth a sleep yet is left.
+  CHECK(sink.ns >= 5 * used - 1'000'000);
+  device->set_timing_sink(nullptr);
+}
+
 TEST_CASE("copies run in the stream's order") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream("compute");

@@ -18,6 +18,7 @@
 #include "observe/exposure.h"
 #include "observe/metrics.h"
 #include "observe/profile.h"
+#include "observe/timeline.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;
@@ -304,4 +305,49 @@ TEST_CASE("exposed is the time in which compute stood still for a communication"
   CHECK(first.at("dp").bytes == 700);
   CHECK(e.take().empty());
   CHECK(exposure_text(first).find("(27 %)") != std::string::npos);
+}
+
+TEST_CASE("a trace is shown as text: who was at work when") {
+  const TemporaryFolder folder;
+  const auto path = folder / "trace.json";
+  {
+    ChromeTrace trace(3);
+    const auto record = [&](const char* name, const char* stream, int64_t begin, int64_t end) {
+      trace.record({name, stream, begin * 1'000'000, end * 1'000'000, 0});
+    };
+    trace.set_origin(0);
+    record("step 1", kStepTrack, 0, 100);
+    record("step 2", kStepTrack, 100, 200);
+    record("matmul_fc1_fwd", "compute", 10, 90);
+    record("matmul_fc1_fwd", "compute", 100, 130);
+    record("attention_fwd", "compute", 130, 140);
+    record("all_gather", "tp", 120, 175);
+    record("matmul_fc1_bwd", "compute", 170, 200);
+    trace.write(path);
+  }
+  const Trace trace = read_trace(path);
+  REQUIRE(trace.size() == 3);
+  // 20 columns of 5 ms beside "rank 3 compute " and "  100 %".
+  const auto lines = [&](TimelineOptions o) {
+    o.columns = 42;
+    return timeline_text(trace, o);
+  };
+  CHECK(lines({}) ==
+        "100.000 ms from 100.000 ms on; a column is 5.000 ms\n"
+        "rank 3 compute mmmmmmtt......mmmmmm   70 %\n"
+        "            tp ....aaaaaaaaaaa.....   55 %\n"
+        "m matmul 60.0 ms, a all_gather 55.0 ms\n"
+        "t attention 10.0 ms\n");
+  CHECK_THAT(lines({.step = 1}), Contains("rank 3 compute ..mmmmmmmmmmmmmmmm..   80 %\n"));
+  CHECK_THAT(lines({.step = 1}), !Contains("tp"));  // nothing to show
+  CHECK_THAT(lines({.from_ms = 0, .to_ms = 200}), Contains("200.000 ms from 0.000 ms on"));
+  CHECK_THROWS_WITH(lines({.step = 3}), Contains("no step 3") && Contains("step 1 to step 2"));
+  CHECK_THROWS_WITH(lines({.ranks = {0}}), Contains("no rank 0"));
+  CHECK_THROWS_WITH(lines({.from_ms = 5, .to_ms = 5}), Contains("is no time"));
+
+  write_file_atomic(path, "{\"traceEvents\":[");
+  CHECK_THROWS_WITH(read_trace(path), Contains("is no JSON trace"));
+  write_file_atomic(path, "[1, {\"a\": {\"ph\": 3}}]");
+  CHECK_THROWS_WITH(read_trace(path), Contains("no events"));
+  CHECK_THROWS_WITH(read_trace(folder / "none"), Contains("cannot be read"));
 }

@@ -1,6 +1,7 @@
 // Streams as worker threads: a stream is a FIFO of closures, an event a count that another queue or
 // the host waits for.
 #include <sys/mman.h>
+#include <time.h>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -80,10 +81,44 @@ class CpuEvent : public EventBackend {
   uint64_t count_;
 };
 
+// Lets work take `factor` times the processor time that it needs, and sleeps for the rest: as many
+// ranks as that have a processor of their own each, as far as anybody can see who looks at when
+// things happen.
+class Slowdown {
+ public:
+  explicit Slowdown(double factor) : factor_(factor) {}
+
+  void run(const Work& work) {
+    if (factor_ <= 1) return work({});
+    const int64_t begin = now_ns(), used = processor_ns();
+    work({});
+    // Where others held the processor, work took longer already, and later work makes up for it.
+    owed_ns_ += int64_t(factor_ * double(processor_ns() - used)) - (now_ns() - begin);
+    owed_ns_ = std::max(owed_ns_, -kForgotten);
+    if (owed_ns_ < kWorthwhile) return;
+    const int64_t asleep = now_ns();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(owed_ns_));
+    owed_ns_ -= now_ns() - asleep;
+  }
+
+ private:
+  static constexpr int64_t kWorthwhile = 200'000;   // a sleep is some 90 us too long
+  static constexpr int64_t kForgotten = 2'000'000;  // so far behind is late for good
+
+  static int64_t processor_ns() {
+    timespec t{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+  }
+
+  const double factor_;
+  int64_t owed_ns_ = 0;
+};
+
 class CpuStream : public StreamBackend {
  public:
-  CpuStream(const std::string& name, ThreadPool& pool)
-      : name_(name), pool_(pool), worker_([this] { work(); }) {}
+  CpuStream(const std::string& name, ThreadPool& pool, double slowdown)
+      : name_(name), pool_(pool), slowdown_(slowdown), worker_([this] { work(); }) {}
 
   ~CpuStream() override {
     {
@@ -170,7 +205,7 @@ class CpuStream : public StreamBackend {
     try {
       TimingSink* const sink = item.tag.sink;
       const int64_t begin = sink ? now_ns() : 0;
-      item.work({});
+      item.own ? slowdown_.run(item.work) : item.work({});
       if (sink) tell(*sink, item.tag, begin, now_ns());
     } catch (...) {
       const auto failure = std::current_exception();
@@ -187,6 +222,7 @@ class CpuStream : public StreamBackend {
 
   std::string name_;
   ThreadPool& pool_;
+  Slowdown slowdown_;
   std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -198,15 +234,18 @@ class CpuStream : public StreamBackend {
 
 class CpuBackend : public DeviceBackend {
  public:
-  explicit CpuBackend(int threads) : pool_(threads) {}
+  CpuBackend(int threads, double compute_slowdown)
+      : pool_(threads), compute_slowdown_(compute_slowdown) {}
 
   std::string description() const override {
-    return fmt::format("CPU, {} thread{}", pool_.threads(), pool_.threads() == 1 ? "" : "s");
+    return fmt::format(
+        "CPU, {} thread{}{}", pool_.threads(), pool_.threads() == 1 ? "" : "s",
+        compute_slowdown_ > 1 ? fmt::format(", slowed {} x", compute_slowdown_) : "");
   }
   bool is_cuda() const override { return false; }
   int threads() const override { return pool_.threads(); }
   std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return std::make_unique<CpuStream>(name, pool_);
+    return std::make_unique<CpuStream>(name, pool_, name == "compute" ? compute_slowdown_ : 1);
   }
 
   // Mapped directly, in huge pages where the system has them: page faults and TLB misses cost a
@@ -229,13 +268,14 @@ class CpuBackend : public DeviceBackend {
 
  private:
   ThreadPool pool_;
+  const double compute_slowdown_;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceBackend> make_cpu_backend(int threads) {
+std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown) {
   MT_CHECK(threads >= 1, "{} threads", threads);
-  return std::make_unique<CpuBackend>(threads);
+  return std::make_unique<CpuBackend>(threads, compute_slowdown);
 }
 
 }  // namespace mtrain

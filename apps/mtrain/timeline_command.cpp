@@ -1,0 +1,41 @@
+// A trace on the terminal.
+#include <unistd.h>
+#include <cstdio>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+#include "observe/terminal.h"
+#include "observe/timeline.h"
+
+namespace mtrain {
+
+void add_timeline_command(CLI::App& app) {
+  struct Options : TimelineOptions {
+    std::string trace;
+  };
+  auto o = std::make_shared<Options>();
+  o->columns = 0;
+  auto* command = app.add_subcommand("timeline", "show a trace: what every stream did, and when");
+  command->footer(
+      "  mtrain-launch --nproc_per_node=2 --recipe r.yaml --trace t.json train.steps=5\n"
+      "  mtrain timeline t.json\n"
+      "  mtrain timeline t.json --step 3 --rank 0 --columns 200");
+  command->add_option("trace", o->trace, "what --trace has written")->required();
+  auto* step = command->add_option("--step", o->step, "the last unless given");
+  command->add_option("--from", o->from_ms, "a time instead, in ms on the trace's clock")
+      ->excludes(step);
+  command->add_option("--to", o->to_ms, "its end")->excludes(step);
+  command->add_option("--rank", o->ranks, "these ranks alone")->delimiter(',');
+  command->add_option("--columns", o->columns, "width; the terminal's unless given")
+      ->check(CLI::Range(20, 1 << 16));
+  command->callback([o] {
+    if (o->columns == 0)
+      o->columns =
+          isatty(STDOUT_FILENO) ? terminal_width(STDOUT_FILENO) : TimelineOptions{}.columns;
+    std::fputs(timeline_text(read_trace(o->trace), *o).c_str(), stdout);
+  });
+}
+
+}  // namespace mtrain
