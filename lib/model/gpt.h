@@ -61,6 +61,9 @@ class Gpt {
 
   const GptConfig& config() const { return c_; }
   const GptPart& part() const { return part_; }
+  // Units of its parameters before the head's, which are the first of a ParamStore to which it is
+  // the first to add.
+  size_t units_before_head() const { return embedding_units_.size() + block_units_.size(); }
   // Of this rank's rows of what goes from stage to stage.
   Shape hidden_shape(const SequenceInfo& seq) const;
 

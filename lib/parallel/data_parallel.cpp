@@ -13,7 +13,7 @@ class OverRanks : public DataParallel {
     else if (o.shard == Shard::parameters)
       values_ = sharded_params(params, groups_, o.gather);
     else
-      values_ = gathered_params(params, groups_, o.overlap_param_gather);
+      values_ = gathered_params(params, groups_, o.gather_updated);
     if (o.shard == Shard::gradients || o.shard == Shard::parameters)
       grads_ = sharded_grads(params, groups_, o.reduce, o.defer_reduce, o.overlap_grad_reduce);
     else

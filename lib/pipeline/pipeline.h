@@ -65,6 +65,7 @@ class Pipeline {
   Tensor hand_on(const Tensor& data, const Shape& shape, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }
+  const Gpt& first_stage() const { return *stages_.begin()->second; }  // of this rank
   const ActionList& actions() const { return list_; }  // of this rank, with sends and receives
   // Where in the step's data flow the computation stands that was enqueued last: what it depends
   // on has a lower number on every rank, and what follows from it a higher one.

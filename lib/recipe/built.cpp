@@ -13,17 +13,10 @@ namespace {
 template <class Missing>
 void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
   if (r.distributed.pp_size == 1) return;
-  const char* off = "leave it out";
-  missing(r.ddp.overlap_param_gather_with_optimizer_step,
-          "ddp.overlap_param_gather_with_optimizer_step",
-          "stages whose parameters are gathered during the optimizer's step", off);
-  // After an update every stage's rank gathers at once.
-  missing(r.ddp.align_param_gather && !*r.ddp.align_param_gather, "ddp.align_param_gather",
-          "gathers at the time of each stage's own", "leave it out, or set it to true");
   const auto& dtype = r.distributed.pipeline.dtype;
   missing(dtype && *dtype != (fp32 ? ElementType::fp32 : ElementType::bf16),
           "distributed.pipeline.dtype", "activations that travel in another type than the weights'",
-          off);
+          "leave it out");
 }
 
 }  // namespace

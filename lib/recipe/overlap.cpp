@@ -114,11 +114,12 @@ class Resolver {
         "ddp.overlap_param_gather_with_optimizer_step", d.overlap_param_gather_with_optimizer_step,
         all({{is_sharded(r_), "it needs use_distributed_optimizer: true"},
              {o_.overlap_param_gather, "it needs overlap_param_gather, which is off"},
-             {l_.stages_per_rank > 1, "it needs several stages per rank"}}));
+             {l_.stages_per_rank > 1, "it needs several stages per rank"}},
+            "a rank's first stage is gathered while its others are updated"));
     Condition align = several_stages();
     if (align.ok)
       align = all({{o_.overlap_param_gather, "overlap_param_gather is off"}},
-                  "several stages per rank");
+                  "gathers of all stages start behind the last update");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
     resolve_buckets();
     if (fsdp2) resolve_prefetch();

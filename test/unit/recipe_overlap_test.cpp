@@ -445,9 +445,6 @@ TEST_CASE("of pipelines, what is not executed yet is refused by name") {
   const auto refused = [&](const Overrides& o, const char* field) {
     REQUIRE_THAT(built(o), Contains(std::string(field) + ": not built yet"));
   };
-  refused(megatron(interleaved({"ddp.overlap_param_gather_with_optimizer_step=true"})),
-          "ddp.overlap_param_gather_with_optimizer_step");
-  refused(megatron(interleaved({"ddp.align_param_gather=false"})), "ddp.align_param_gather");
   refused(pipeline({"distributed.pipeline.dtype=float32"}), "distributed.pipeline.dtype");
 }
 

@@ -198,3 +198,38 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
     CHECK(last_of_some.most_activations < last.most_activations);
   }
 }
+
+TEST_CASE("parameters of stages are gathered when they are asked to be, with the same bits") {
+  const Changes apart{"ddp.align_param_gather=false"},
+      during{"ddp.overlap_param_gather_with_optimizer_step=true"};
+  const Changes base = with(with(pipeline("interleaved_1f1b", 2, 2), kMegatron), batch(8));
+  const auto plain = train_ranks(4, with(base, {"ddp.overlap_param_gather=false"}), 4);
+  // The first step's updates and gathers in turns; before them, whether anything was gathered in
+  // forward.
+  const auto order = [](const Result& r) {
+    std::string text;
+    for (const Launched& l : r.launches) {
+      const char what = l.name == "adamw" ? 'U' : l.stream == "dp_param" ? 'g' : ' ';
+      if (what != ' ' && (text.empty() || text.back() != what)) text += what;
+    }
+    return text;
+  };
+  struct Case {
+    Changes flags;
+    const char *first, *second;  // orders of the pipeline's two ranks
+  };
+  // The first rank's first stage has three units, the second's two.
+  for (const Case& c : std::vector<Case>{{{}, "Ug", "Ug"},
+                                         {during, "UgUgUgUg", "UgUgUg"},
+                                         {apart, "gU", "gU"},
+                                         {with(apart, during), "gUgUgUgU", "gUgUgU"}}) {
+    CAPTURE(c.flags);
+    const auto ranks = train_ranks(4, with(base, c.flags), 4);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      CHECK((ranks[r].losses == plain[r].losses));
+      CHECK((ranks[r].weights == plain[r].weights));
+      CHECK(ranks[r].evaluation == plain[r].evaluation);
+      CHECK(order(ranks[r]) == (r < 2 ? c.first : c.second));
+    }
+  }
+}
