@@ -35,6 +35,16 @@ Shape Gpt::hidden_shape(const SequenceInfo& seq) const {
   return {tensor_->sequence() ? exact_div(seq.T(), int64_t(tensor_->size())) : seq.T(), c_.hidden};
 }
 
+std::vector<ParamUnit*> Gpt::units() const {
+  std::vector<ParamUnit*> all = embedding_units_;
+  all.insert(all.end(), block_units_.begin(), block_units_.end());
+  if (!part_.head) return all;
+  all.push_back(head_unit_);
+  if (c_.tied_embeddings && std::ranges::find(all, table_unit_) == all.end())
+    all.push_back(table_unit_);
+  return all;
+}
+
 // The head's gradients come together with the loss; but for its norm's, for which its unit stays.
 void Gpt::before_head(Step& step) {
   UnitUse& use = step.units();

@@ -61,6 +61,8 @@ class Gpt {
 
   const GptConfig& config() const { return c_; }
   const GptPart& part() const { return part_; }
+  // Of all the parameters that it uses.
+  std::vector<ParamUnit*> units() const;
   // Units of its parameters before the head's, which are the first of a ParamStore to which it is
   // the first to add.
   size_t units_before_head() const { return embedding_units_.size() + block_units_.size(); }

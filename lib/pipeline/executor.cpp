@@ -33,7 +33,12 @@ void Executor::run(const ActionList& list) {
       next = compute(list, next);
       continue;
     }
-    is_send(a.kind) ? send(a) : receive(a);
+    if (is_send(a.kind))
+      send(a);
+    else if (is_receive(a.kind))
+      receive(a);
+    else
+      shard(a);
     ++next;
   }
   run_delayed();
@@ -58,7 +63,7 @@ size_t Executor::compute(const ActionList& list, size_t next) {
       weight_gradients(a);
     } else {
       Running r = start(a);
-      while (!r.pass.done()) advance(r);
+      while (!r.done()) advance(r);
       finish(r);
     }
     ++next;
@@ -75,14 +80,14 @@ size_t Executor::pair(const ActionList& list, size_t next) {
     for (; next < list.size() && is_send(list[next].kind); ++next) {
       const bool gradient = list[next].kind == ActionKind::send_b;
       Running& r = gradient ? backward : forward;
-      if (!r.pass.done() || (gradient && !options_.gradients_first)) return;
+      if (!r.done() || (gradient && !options_.gradients_first)) return;
       finish(r);
       send(list[next]);
     }
   };
-  while (!backward.pass.done() || !forward.pass.done())
+  while (!backward.done() || !forward.done())
     for (Running* r : {&backward, &forward}) {
-      if (r->pass.done()) continue;
+      if (r->done()) continue;
       advance(*r);
       if (options_.overlap) send_ended();
     }
@@ -91,26 +96,26 @@ size_t Executor::pair(const ActionList& list, size_t next) {
   return next;
 }
 
-Executor::Running Executor::start(const Action& a) {
-  Chunk& c = chunk(a.stage, a.micro_batch);
+StagePass Executor::pass_of(const Running& r) {
+  const Action& a = r.action;
   Gpt& stage = *stages_.at(a.stage);
   const MicroBatch& batch = work_.batches[size_t(a.micro_batch)];
-  const Step step = step_of(a, c);
-  if (a.kind == ActionKind::F)
-    return {
-        a, &c,
-        stage.forward_pass(step, batch, {batch.label_T, work_.loss, work_.grad_scale}, await(c.x))};
-  return {a, &c, stage.backward_pass(step, batch, await(c.dy))};
+  const Step step = step_of(a, *r.chunk);
+  if (a.kind != ActionKind::F) return stage.backward_pass(step, batch, await(r.chunk->dy));
+  return stage.forward_pass(step, batch, {batch.label_T, work_.loss, work_.grad_scale},
+                            await(r.chunk->x));
 }
 
 void Executor::advance(Running& r) {
   const Place place(*this, r.action);
+  if (!r.pass) r.pass.emplace(pass_of(r));
+  if (r.done()) return;  // a stage without layers
   WgradQueue& wgrad = r.chunk->wgrad;
   const bool at_end = waits_for_end(r);
   const bool later = r.action.kind == ActionKind::I || waits_for_send(r) || at_end;
   const size_t held = wgrad.held();
   wgrad.hold(later || options_.split_wgrad);
-  r.pass.run_next();
+  r.pass->run_next();
   if (!later) wgrad.drain_behind(held);
   if (at_end) wgrad.hand_over(outputs_);
 }
@@ -121,7 +126,7 @@ void Executor::finish(Running& r) {
   const Action& a = r.action;
   const bool forward = a.kind == ActionKind::F;
   if (a.kind == ActionKind::B && r.chunk->wgrad.held()) delayed_.push_back(a);
-  const Tensor result = r.pass.result();
+  const Tensor result = r.pass->result();
   const int64_t to = a.stage + (forward ? 1 : -1);
   if (to >= 0 && to < all_stages_) {
     if (stages_.contains(to)) {
@@ -138,7 +143,7 @@ void Executor::finish(Running& r) {
 bool Executor::waits_for_send(const Running& r) const {
   const Action& a = r.action;
   if (a.kind != ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1)) return false;
-  const StagePass::Part& part = r.pass.next();
+  const StagePass::Part& part = r.pass->next();
   return part.layer >= 0 && part.layer < options_.delayed_layers &&
          (options_.delay_whole_layers || std::string_view(part.what) == "attention");
 }
@@ -147,7 +152,7 @@ bool Executor::waits_for_end(const Running& r) const {
   const Action& a = r.action;
   const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
   return a.kind == ActionKind::F && a.stage + 1 == all_stages_ && a.micro_batch >= first &&
-         work_.training && std::string_view(r.pass.next().what) == "head";
+         work_.training && std::string_view(r.pass->next().what) == "head";
 }
 
 void Executor::weight_gradients(const Action& a) {
@@ -160,6 +165,14 @@ void Executor::run_delayed() {
     const Place place(*this, a, "delayed ");
     chunk(a.stage, a.micro_batch).wgrad.drain();
   }
+}
+
+// Gradients need no word: each is reduced when the last micro-batch has added to it.
+void Executor::shard(const Action& a) {
+  if (a.kind == ActionKind::reduce || !work_.use) return;
+  const Device::Scope scope(links_.compute->device(), to_string(a));
+  for (ParamUnit* unit : stages_.at(a.stage)->units())
+    a.kind == ActionKind::unshard ? work_.use->keep(*unit) : work_.use->let_go(*unit);
 }
 
 void Executor::send(const Action& a) {

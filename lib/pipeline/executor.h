@@ -50,23 +50,26 @@ class Executor {
   };
 
   class Place;
-  // A forward or a backward on its way.
+  // A forward or a backward on its way; it awaits its input when its first part is enqueued.
   struct Running {
     Action action;
     Chunk* chunk;
-    StagePass pass;
+    std::optional<StagePass> pass = {};
+    bool done() const { return pass && pass->done(); }
   };
 
   Chunk& chunk(int64_t stage, int64_t micro_batch);
   size_t compute(const ActionList& list, size_t next);  // returns what comes next
   size_t pair(const ActionList& list, size_t next);
-  Running start(const Action& a);
+  Running start(const Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
+  StagePass pass_of(const Running& r);
   void advance(Running& r);
   void finish(Running& r);
   bool waits_for_send(const Running& r) const;
   bool waits_for_end(const Running& r) const;
   void weight_gradients(const Action& a);
   void run_delayed();
+  void shard(const Action& a);
   void send(const Action& a);
   void receive(const Action& a);
   Tensor await(Incoming& incoming);

@@ -26,6 +26,9 @@ struct PipelineOptions {
   bool delay_whole_layers = false;
   // A segment's weight gradients follow its input gradient, instead of standing in its midst.
   bool split_wgrad = false;
+  // Parameters that are sharded over data-parallel ranks: of so many stages they are kept gathered
+  // at once, by the list. 0: they come and go with their uses.
+  int64_t most_gathered = 0;
   // The output layer's weight gradients of so many last micro-batches wait for the list's end.
   int64_t deferred_outputs = 0;
 };
@@ -66,12 +69,14 @@ class Pipeline {
 
   const PipelineLinks& links() const { return links_; }
   const Gpt& first_stage() const { return *stages_.begin()->second; }  // of this rank
-  const ActionList& actions() const { return list_; }  // of this rank, with sends and receives
+  const ActionList& actions() const { return list_; }  // of this rank, with all that it does
   // Where in the step's data flow the computation stands that was enqueued last: what it depends
   // on has a lower number on every rank, and what follows from it a higher one.
   int64_t place() const { return place_; }
 
  private:
+  Schedule lower(const Schedule& computations) const;
+
   const PipelineLinks links_;
   const PipelineStages stages_;
   const Schedule placed_;

@@ -240,7 +240,11 @@ class Estimator {
               : int64_t(r_.ddp.overlap_param_gather.value_or(true));
     // Layers that are computed again have been gathered ahead from their group's end, too.
     const int64_t again = recomputes_layers() ? std::min(recompute_group(), ahead + 2) : 0;
-    return e_ * whole_units(reshard ? std::max(1 + ahead, again) : layers());
+    const auto stages = int64_t(stages_.size());
+    const int64_t at_once = !fsdp2 || d.reshard_after_forward
+                                ? layers()
+                                : ceil_div(layers() * std::min(kStagesGathered, stages), stages);
+    return e_ * whole_units(reshard ? std::max(1 + ahead, again) : at_once);
   }
   // Gathered tokens, in and out of the matmuls.
   Count tensor_buffers() const {

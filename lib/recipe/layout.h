@@ -33,6 +33,9 @@ int64_t padded_vocab(int64_t vocab, int64_t tp);
 
 bool is_single_stage(PipelineScheduleName schedule);  // 1f1b, gpipe
 bool is_interleaved(PipelineScheduleName schedule);   // orders micro-batches in groups
+// fsdp2 in a pipeline, where reshard_after_forward is auto: so many of a rank's stages have whole
+// parameters at once, those that are used soonest.
+constexpr int64_t kStagesGathered = 3;
 // Micro-batches whose output-layer weight gradients wait, where they are deferred.
 int64_t deferred_outputs(const Recipe& recipe, const Layout& layout);
 bool is_sharded(const Recipe& recipe);        // the optimizer's state is spread over ranks

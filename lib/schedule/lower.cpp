@@ -150,8 +150,9 @@ ActionList sharded(const ActionList& list, size_t most_gathered) {
         if (gathered.insert(stage).second) out.push_back({ActionKind::unshard, stage});
     }
     out.push_back(a);
-    if (is_compute(a.kind) && ++used[a.stage] == uses.at(a.stage).size())
-      out.push_back({ActionKind::reduce, a.stage});
+    if (!is_compute(a.kind)) continue;
+    const bool last = ++used[a.stage] == uses.at(a.stage).size();
+    if (last && a.kind != ActionKind::F) out.push_back({ActionKind::reduce, a.stage});
   }
   let_go({});
   return out;
@@ -205,6 +206,8 @@ bool sends_may_block(const Schedule& s) {
         } else if (is_receive(a.kind)) {
           Begun& channel = channels[{a.peer, own}];
           waits[rank].push_back({&channel, ++channel.receives});
+        } else if (!is_compute(a.kind)) {
+          // waits for nothing
         } else if (std::ranges::all_of(
                        waits[rank], [](const Wait& w) { return w.channel->taken() >= w.taken; })) {
           waits[rank].clear();

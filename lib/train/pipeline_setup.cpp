@@ -87,6 +87,10 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l) {
   PipelineOptions options{.overlap = o.overlap_p2p_comm,
                           .dtype = compute_dtype(r.mixed_precision),
                           .split_wgrad = o.delay_wgrad_compute};
+  const auto& d = r.distributed;
+  if (d.strategy == Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
+      !d.reshard_after_forward)
+    options.most_gathered = kStagesGathered;
   if (o.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
   if (!o.fine_grained_1f1b) return options;
   options.gradients_first = o.overlap_p2p_backward_on_comm_stream;

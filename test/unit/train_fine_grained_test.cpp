@@ -233,3 +233,46 @@ TEST_CASE("parameters of stages are gathered when they are asked to be, with the
     }
   }
 }
+
+TEST_CASE("sharded parameters and gradients of stages travel when the list says") {
+  struct Case {
+    const char* schedule;
+    int stages;  // per rank
+    bool defer;
+  };
+  for (const Case& c : std::vector<Case>{{"1f1b", 1, true},
+                                         {"1f1b", 1, false},
+                                         {"interleaved_1f1b", 2, true},
+                                         {"interleaved_1f1b", 4, true},
+                                         {"interleaved_1f1b", 4, false},
+                                         {"zero_bubble", 4, true},
+                                         {"looped_bfs", 4, true}}) {
+    CAPTURE(c.schedule, c.stages, c.defer);
+    const Changes model = batch(8);
+    const auto ranks = train_ranks(
+        4, with(model, with(pipeline(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)), 10);
+    check_parity(alone(model, 10), ranks);
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const Result& r = ranks[rank];
+      std::map<std::string, int64_t> sent;
+      for (const Launched& l : r.launches) sent[l.stream + " " + l.name] += l.wire_bytes;
+      // Each way half of everything, for there are two ranks. Layers of a stage that was let go
+      // have given their memory to another's; tables have memory of their own.
+      std::map<int64_t, int64_t> gathers;
+      for (const Action& a : r.actions)
+        if (a.kind == ActionKind::unshard) ++gathers[a.stage];
+      const int64_t layers = 8 / (2 * c.stages), micro_batches = 4;
+      int64_t gathered = 0, whole = 0;
+      for (const auto& [name, bytes] : r.units) {
+        whole += bytes / 2;
+        const int64_t stage =
+            name.starts_with("layers.") ? std::stoll(name.substr(7)) / layers : -1;
+        gathered += bytes / 2 * (stage < 0 ? 1 : gathers.at(stage));
+      }
+      CAPTURE(rank);
+      CHECK(sent["dp_param all_gather"] == gathered);
+      CHECK((gathered > whole) == (c.stages > 3));
+      CHECK(sent["dp_grad reduce_scatter"] == (c.defer ? 1 : micro_batches) * whole);
+    }
+  }
+}

@@ -27,6 +27,7 @@ using Values = std::map<std::string, std::vector<float>>;  // by parameter
 
 struct Launched {
   std::string action, stream, name;  // the scope in which it was enqueued
+  int64_t wire_bytes;
 };
 
 struct Result {
@@ -36,6 +37,8 @@ struct Result {
   std::vector<std::string> executed, listed;  // of a rank that has layers
   std::vector<Launched> launches;             // of the first step
   int64_t most_activations = 0;               // bytes
+  std::map<std::string, int64_t> units;       // bytes of their gradients
+  ActionList actions;
 };
 
 struct Setup {
@@ -67,8 +70,9 @@ class Watch {
       : device_(device) {
     device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
       const std::string action = device.scope().substr(0, device.scope().find(" > "));
-      launches.push_back({action, on.name(), info.name});
-      const bool starts = !action.empty() && action[0] >= '0' && action[0] <= '9';
+      launches.push_back({action, on.name(), info.name, info.wire_bytes});
+      const bool starts =
+          !action.empty() && action[0] >= '0' && action[0] <= '9' && !action.ends_with("SHARD");
       // One that was begun goes on only in turns with another, and with what that one sends.
       const size_t recent = actions.size() - std::min<size_t>(3, actions.size());
       if (starts &&
@@ -82,13 +86,14 @@ class Watch {
   Device& device_;
 };
 
-// Of those that take turns the backward is first.
+// Computations and messages: where parameters are gathered already, nothing is launched. Of those
+// that take turns the backward is first.
 inline std::vector<std::string> expected_actions(const ActionList& list) {
   std::vector<std::string> actions;
-  for (const Action& a : list) {
-    actions.push_back(to_string(a));
-    const size_t n = actions.size();
-    if (n > 1 && list[n - 2].with_next) std::swap(actions[n - 1], actions[n - 2]);
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!is_compute(list[i].kind) && !is_send(list[i].kind) && !is_receive(list[i].kind)) continue;
+    actions.push_back(to_string(list[i]));
+    if (i > 0 && list[i - 1].with_next) std::iter_swap(actions.end() - 1, actions.end() - 2);
   }
   return actions;
 }
@@ -117,7 +122,9 @@ inline Result train(const Setup& s, Device& device, World world, int64_t steps) 
     result.weights =
         values(t, [&](ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
   result.most_activations = device.allocator().usage(MemoryCategory::activations).peak;
-  result.listed = expected_actions(t.pipeline().actions());
+  result.actions = t.pipeline().actions();
+  result.listed = expected_actions(result.actions);
+  for (const ParamUnit* unit : t.params().units()) result.units[unit->name] = unit->count * 4;
   if (t.params().params().empty()) result.executed = result.listed;
   return result;
 }
