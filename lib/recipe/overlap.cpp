@@ -222,12 +222,17 @@ class Resolver {
     o_.defer_embedding_wgrad_compute = decide("comm_overlap.defer_embedding_wgrad_compute",
                                               c.defer_embedding_wgrad_compute, deferral());
     const Condition fine = fine_grained();
-    o_.overlap_p2p_backward_on_comm_stream =
-        decide("comm_overlap.overlap_p2p_backward_on_comm_stream",
-               c.overlap_p2p_backward_on_comm_stream, fine);
-    o_.overlap_p2p_with_transformer_layer_wgrad =
-        decide("comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
-               c.overlap_p2p_with_transformer_layer_wgrad, fine);
+    const auto active = [&](const char* what) {
+      Condition c = fine;
+      if (c.ok) c.why = std::string(what) + "; " + c.why;
+      return c;
+    };
+    o_.overlap_p2p_backward_on_comm_stream = decide(
+        "comm_overlap.overlap_p2p_backward_on_comm_stream", c.overlap_p2p_backward_on_comm_stream,
+        active("a gradient is sent before the forward beside it ends"));
+    o_.overlap_p2p_with_transformer_layer_wgrad = decide(
+        "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+        c.overlap_p2p_with_transformer_layer_wgrad, active("MLPs' weight gradients wait, too"));
     resolve_delayed_layers(fine);
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,

@@ -3,10 +3,10 @@
 # overlap_p2p_comm off and on, then with each flag of the fine-grained 1F1B, over an emulated link on which a rank's
 # messages take a given share of its compute time.
 #   scripts/bench/overlap_pp.sh [ranks, default 2] [share in per cent, default 25] [rounds, default 3] [setting...]
-# Steps are medians. What is exposed is what the link adds to the step of the same order without a link: idle time of
-# the schedule itself is in both. The link delays completion without burning CPU, but ranks that share a core wait for
-# each other: figures mean something where every rank has a core. Further settings, such as train.global_batch_size=32
-# or one that slows computations down, hold for every run.
+# Figures are medians. What is exposed is how much longer rank 0 stands still for messages than in the same order without a
+# link: idle time of the schedule itself is in both. The link delays completion without burning CPU, but ranks that share a
+# core wait for each other: with fewer cores than ranks, slow computations down (debug.compute_slowdown=16) and make them
+# small. Further settings, such as train.global_batch_size=32, hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
@@ -56,31 +56,31 @@ compute=$(median free step_ms) bytes=$(median free 'comm[.]pp_send_[0-9]*[.]byte
 gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
 say "pp $ranks: a step of $compute ms; rank 0 sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
 
-# measure <name> <free run> <setting>...: its exposed time against that of `off`
+# measure <name> <free run's step> <and waits> <setting>...: its exposed time against that of `off`
 measure() {
-  local name=$1 without=$2
-  shift 2
+  local name=$1 free_step=$2 free_waits=$3
+  shift 3
   train run "comm.link.gbps=$gbps" "$@"
-  local step
-  step=$(median run step_ms)
-  [[ $name == off ]] && exposed_off=$(awk "BEGIN { print $step - $without }")
-  awk -v name="$name" -v step="$step" -v without="$without" -v off="$exposed_off" -v waits="$(median run "$waits")" '
-    BEGIN { printf "  %-44s step %5.0f ms, %4.0f ms of it exposed (%3.0f %% of that without overlap); rank 0 stood still for %.0f ms\n",
-      name, step, step - without, (off > 0 ? 100 * (step - without) / off : 0), waits }'
+  local exposed
+  exposed=$(awk "BEGIN { print $(median run "$waits") - $free_waits }")
+  [[ $name == off ]] && exposed_off=$exposed
+  awk -v name="$name" -v step="$(median run step_ms)" -v without="$free_step" -v exposed="$exposed" -v off="$exposed_off" '
+    BEGIN { printf "  %-34s exposed %5.0f ms (%3.0f %% of that without overlap); step %5.0f ms, %.2f x that without a link\n",
+      name, exposed, (off > 0 ? 100 * exposed / off : 0), step, step / without }'
 }
 for ((round = 1; round <= rounds; ++round)); do
   train free "$on"
-  plain=$(median free step_ms) plain_waits=$(median free "$waits")
+  plain=("$(median free step_ms)" "$(median free "$waits")")
   # The pairs' order, which has one more micro-batch of warm-up.
   train free "$on" "$first"
-  pairs=$(median free step_ms) pairs_waits=$(median free "$waits")
-  say "round $round: without a link $plain ms (rank 0 stood still for $plain_waits ms), with forwards and backwards in turns $pairs ms ($pairs_waits ms)"
-  measure off "$plain" "$off"
-  measure "overlap_p2p_comm" "$plain" "$on"
-  measure "+ backward_on_comm_stream" "$pairs" "$on" "$first"
-  measure "+ delayed_layer_number 2" "$pairs" "$on" "$two"
-  measure "+ with_transformer_layer_wgrad" "$pairs" "$on" "$layers"
-  measure "+ 2 delayed layers, whole" "$pairs" "$on" "$two" "$layers"
-  measure "+ all three" "$pairs" "$on" "$first" "$two" "$layers"
-  measure "+ all three, delay_wgrad_compute" "$pairs" "$on" "$first" "$two" "$layers" "$split"
+  pairs=("$(median free step_ms)" "$(median free "$waits")")
+  say "round $round: without a link ${plain[0]} ms, in which rank 0 stands still for ${plain[1]} ms; with forwards and backwards in turns ${pairs[0]} and ${pairs[1]} ms"
+  measure off "${plain[@]}" "$off"
+  measure "overlap_p2p_comm" "${plain[@]}" "$on"
+  measure "+ backward_on_comm_stream" "${pairs[@]}" "$on" "$first"
+  measure "+ delayed_layer_number 2" "${pairs[@]}" "$on" "$two"
+  measure "+ with_transformer_layer_wgrad" "${pairs[@]}" "$on" "$layers"
+  measure "+ 2 delayed layers, whole" "${pairs[@]}" "$on" "$two" "$layers"
+  measure "+ all three" "${pairs[@]}" "$on" "$first" "$two" "$layers"
+  measure "+ all three, delay_wgrad_compute" "${pairs[@]}" "$on" "$first" "$two" "$layers" "$split"
 done

@@ -106,7 +106,8 @@ TEST_CASE("overlap of messages changes when they travel, never a bit of what is 
   const auto overlap = [](const char* on) {
     return Changes{fmt::format("comm_overlap.overlap_p2p_comm={}", on)};
   };
-  for (const char* schedule : {"interleaved_1f1b", "zero_bubble", "v_schedule", "looped_bfs"}) {
+  for (const char* schedule :
+       {"interleaved_1f1b", "zero_bubble", "v_schedule", "looped_bfs", "dualpipev"}) {
     const Changes base = with(with(pipeline(schedule, 2, 2), kMegatron), batch(8));
     const auto on = train_ranks(4, with(base, overlap("true")), 5),
                off = train_ranks(4, with(base, overlap("false")), 5),
