@@ -3,6 +3,7 @@
 // as a stream.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -67,8 +68,10 @@ class SafetensorsWriter {
                     const Metadata& metadata = {});
 
   void write(std::string_view name, ConstSpan host);
-  // Copies through the host piece by piece; waits for what is enqueued on `stream`.
-  void write(std::string_view name, const Tensor& tensor, Stream& stream);
+  // Copies through the host piece by piece; waits for what is enqueued on `stream`. `after_piece`
+  // is called every few MiB.
+  void write(std::string_view name, const Tensor& tensor, Stream& stream,
+             const std::function<void()>& after_piece = {});
 
   void commit();  // throws RunError (disk full, ...)
 

@@ -61,7 +61,8 @@ void SafetensorsWriter::write(std::string_view name, ConstSpan host) {
   file_.write(host.data, size_t(host.bytes()));
 }
 
-void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Stream& stream) {
+void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Stream& stream,
+                              const std::function<void()>& after_piece) {
   expect(name, tensor.dtype(), tensor.count());
   const int64_t size = dtype_size(tensor.dtype());
   const int64_t piece = std::min(kPieceBytes / size, tensor.count());
@@ -70,6 +71,7 @@ void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Strea
     const int64_t n = std::min(piece, tensor.count() - first);
     stream.download(host.data(), tensor.flat(first, Shape{n}));
     file_.write(host.data(), size_t(n * size));
+    if (after_piece) after_piece();
   }
 }
 

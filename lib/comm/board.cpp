@@ -54,6 +54,7 @@ struct Board::RankState {
 
 struct Board::Mailbox {
   alignas(kLine) std::atomic<uint32_t> sent;  // pieces
+  std::atomic<Board::Clock::rep> begun[2];    // of a piece's message, as Message says
   alignas(kLine) std::atomic<uint32_t> received;
 };
 
@@ -214,10 +215,13 @@ bool Board::advance(Message& m) {
   if (m.sends) {
     if (sent - received == 2) return false;
     std::memcpy(piece(from, to, sent), m.data + m.done, bytes);
+    box.begun[sent % 2].store(m.begun.time_since_epoch().count(), std::memory_order_relaxed);
     box.sent.store(sent + 1);
   } else {
     if (sent == received) return false;
     std::memcpy(m.data + m.done, piece(from, to, received), bytes);
+    m.begun =
+        Clock::time_point(Clock::duration(box.begun[received % 2].load(std::memory_order_relaxed)));
     box.received.store(received + 1);
   }
   m.done += bytes;

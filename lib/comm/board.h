@@ -56,6 +56,7 @@ class Board {
     int peer;
     std::byte* data;
     size_t bytes;
+    Clock::time_point begun{};  // when it could be sent; of what is received, exchange() says it
     size_t done = 0;
   };
   // Moves all messages to their ends, whatever the order in which the peers begin theirs.

@@ -131,13 +131,15 @@ class BoardCommunicator : public Communicator {
     if (data.count == 0) barrier({});
   }
 
-  void exchange(const std::vector<Transfer>& transfers, const LaunchContext&) override {
-    last_start_ = Clock::now();
+  void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
+                const LaunchContext&) override {
+    last_start_ = begun;
     std::vector<Board::Message> messages;
     for (const Transfer& t : transfers)
-      messages.push_back(
-          {t.kind == Transfer::Kind::send, t.peer, t.data.as<std::byte>(), size_t(t.data.bytes())});
+      messages.push_back({t.kind == Transfer::Kind::send, t.peer, t.data.as<std::byte>(),
+                          size_t(t.data.bytes()), begun});
     board_.exchange(messages);
+    for (const Board::Message& m : messages) last_start_ = std::max(last_start_, m.begun);
   }
 
   void barrier(const LaunchContext&) override {

@@ -38,14 +38,17 @@ class Communicator {
   virtual void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
                           const std::vector<int64_t>& receives, const LaunchContext& context) = 0;
   virtual void broadcast(Span data, int root, const LaunchContext& context) = 0;
-  virtual void exchange(const std::vector<Transfer>& transfers, const LaunchContext& context) = 0;
+  // `begun`: since when this rank has been ready for it.
+  virtual void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
+                        const LaunchContext& context) = 0;
   virtual void barrier(const LaunchContext& context) = 0;
 
   // Any thread, at any time: pending and later calls of all ranks throw, with the reason of the
   // first abort.
   virtual void abort(std::string_view reason) noexcept = 0;
 
-  // When all ranks had arrived at the last call, as far as the backend knows; else its beginning.
+  // When all ranks had arrived at the last call, or those that sent messages were ready for it, as
+  // far as the backend knows; else its beginning.
   virtual Clock::time_point last_start() const = 0;
 };
 

@@ -18,9 +18,12 @@ struct Group::State {
   int size() const { return int(ranks.size()); }
 
   // One call: run(communicator, context) in the order of `on`. `wire_bytes`: what a rank puts on
-  // the link in the best algorithm, for its emulation.
+  // the link in the best algorithm.
   template <class F>
   void enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run);
+  // The same for a collective: it ends when an emulated link has carried what was sent.
+  template <class F>
+  void enqueue_collective(Stream& on, LaunchInfo info, double wire_bytes, F run);
 };
 
 namespace {
@@ -50,8 +53,8 @@ void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run
   const uint64_t number = ++calls;
   const char* what = info.name;
   // Everything by value: the group may be gone when the work runs.
-  auto work = [c = communicator, link = link, name = name, members = ranks, me = rank, number, what,
-               wire_bytes, run = std::move(run)](const LaunchContext& context) {
+  auto work = [c = communicator, name = name, members = ranks, me = rank, number, what,
+               run = std::move(run)](const LaunchContext& context) {
     try {
       run(*c, context);
     } catch (const CommError& e) {
@@ -61,10 +64,19 @@ void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run
                       name, members[size_t(me)], me, members.size(), e.message()),
           e.hint());
     }
-    if (link) link->carry(wire_bytes, c->last_start());
   };
   info.wire_bytes = int64_t(wire_bytes);
   on.launch(std::move(info), std::move(work));
+}
+
+template <class F>
+void Group::State::enqueue_collective(Stream& on, LaunchInfo info, double wire_bytes, F run) {
+  enqueue(on, std::move(info), wire_bytes,
+          [link = link, wire_bytes, run = std::move(run)](Communicator& c,
+                                                          const LaunchContext& context) {
+            run(c, context);
+            if (link) link->carry(wire_bytes, c.last_start());
+          });
 }
 
 Group::Group(std::string name, std::vector<int> ranks, int rank,
@@ -103,10 +115,11 @@ void copy(const char* name, const Tensor& in, const Tensor& out, Stream& on) {
 void Group::all_reduce(const Tensor& data, Reduce op, Stream& on) const {
   if (size() == 1) return;
   const double wire = 2 * all_but_own(data.bytes(), size());
-  state_->enqueue(on, {.name = "all_reduce", .reads = {data}, .writes = {data}}, wire,
-                  [data = Span(data), op](Communicator& c, const LaunchContext& context) {
-                    c.all_reduce(data, op, context);
-                  });
+  state_->enqueue_collective(
+      on, {.name = "all_reduce", .reads = {data}, .writes = {data}}, wire,
+      [data = Span(data), op](Communicator& c, const LaunchContext& context) {
+        c.all_reduce(data, op, context);
+      });
 }
 
 void Group::reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& on) const {
@@ -114,7 +127,7 @@ void Group::reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Strea
            "reduce_scatter in {}: {} elements in, {} out, {} ranks", name(), in.count(),
            out.count(), size());
   if (size() == 1) return copy("reduce_scatter", in, out, on);
-  state_->enqueue(
+  state_->enqueue_collective(
       on, {.name = "reduce_scatter", .reads = {in}, .writes = {out}},
       all_but_own(in.bytes(), size()),
       [in = ConstSpan(in), out = Span(out), op](Communicator& c, const LaunchContext& context) {
@@ -127,7 +140,7 @@ void Group::all_gather(const Tensor& in, const Tensor& out, Stream& on) const {
            "all_gather in {}: {} elements in, {} out, {} ranks", name(), in.count(), out.count(),
            size());
   if (size() == 1) return copy("all_gather", in, out, on);
-  state_->enqueue(
+  state_->enqueue_collective(
       on, {.name = "all_gather", .reads = {in}, .writes = {out}}, all_but_own(out.bytes(), size()),
       [in = ConstSpan(in), out = Span(out)](Communicator& c, const LaunchContext& context) {
         c.all_gather(in, out, context);
@@ -153,11 +166,11 @@ void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, cons
            in.count(), sends.size(), received, out.count());
   if (size() == 1) return copy("all_to_all", in, out, on);
   const double wire = double(sent - sends[size_t(rank())]) * double(dtype_size(in.dtype()));
-  state_->enqueue(on, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
-                  [in = ConstSpan(in), out = Span(out), sends, receives](
-                      Communicator& c, const LaunchContext& context) {
-                    c.all_to_all(in, sends, out, receives, context);
-                  });
+  state_->enqueue_collective(on, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
+                             [in = ConstSpan(in), out = Span(out), sends, receives](
+                                 Communicator& c, const LaunchContext& context) {
+                               c.all_to_all(in, sends, out, receives, context);
+                             });
 }
 
 void Group::broadcast(const Tensor& data, int root, Stream& on) const {
@@ -165,10 +178,11 @@ void Group::broadcast(const Tensor& data, int root, Stream& on) const {
   if (size() == 1) return;
   LaunchInfo info{.name = "broadcast"};
   (rank() == root ? info.reads : info.writes).push_back(data);
-  state_->enqueue(on, std::move(info), double(data.bytes()),
-                  [data = Span(data), root](Communicator& c, const LaunchContext& context) {
-                    c.broadcast(data, root, context);
-                  });
+  state_->enqueue_collective(
+      on, std::move(info), double(data.bytes()),
+      [data = Span(data), root](Communicator& c, const LaunchContext& context) {
+        c.broadcast(data, root, context);
+      });
 }
 
 void Group::send(const Tensor& data, int to, Stream& on) const {
@@ -184,26 +198,35 @@ void Group::exchange(std::vector<Message> messages, Stream& on) const {
                               ? (messages[0].kind == Transfer::Kind::send ? "send" : "receive")
                               : "exchange"};
   std::vector<Transfer> transfers;
-  double sent = 0, received = 0;
+  double sent = 0;
   for (const Message& m : messages) {
     MT_CHECK(m.peer >= 0 && m.peer < size() && m.peer != rank(),
              "a message in {} between rank {} and rank {} of {}", name(), rank(), m.peer, size());
     const bool sends = m.kind == Transfer::Kind::send;
     (sends ? info.reads : info.writes).push_back(m.data);
-    (sends ? sent : received) += double(m.data.bytes());
+    if (sends) sent += double(m.data.bytes());
     transfers.push_back({m.kind, m.data, m.peer});
   }
   if (transfers.empty()) return;
-  state_->enqueue(on, std::move(info), std::max(sent, received),
-                  [transfers](Communicator& c, const LaunchContext& context) {
-                    c.exchange(transfers, context);
+  // An emulated link holds messages back where they are sent: a receive that was posted early gets
+  // them no sooner.
+  const bool sends = !info.reads.empty();
+  const auto link = sends ? state_->link : nullptr;
+  state_->enqueue(on, std::move(info), sent,
+                  [transfers, link, sent, sends](Communicator& c, const LaunchContext& context) {
+                    const auto begun = Communicator::Clock::now();
+                    if (link) link->carry(sent, begun);
+                    c.exchange(transfers, begun, context);
+                    if (!sends && context.idle_ns)
+                      *context.idle_ns = std::chrono::nanoseconds(c.last_start() - begun).count();
                   });
 }
 
 void Group::barrier(Stream& on) const {
   if (size() == 1) return;
-  state_->enqueue(on, {.name = "barrier"}, 0,
-                  [](Communicator& c, const LaunchContext& context) { c.barrier(context); });
+  state_->enqueue_collective(
+      on, {.name = "barrier"}, 0,
+      [](Communicator& c, const LaunchContext& context) { c.barrier(context); });
 }
 
 void Group::abort(std::string_view reason) const noexcept {

@@ -1,6 +1,7 @@
 #include "data/batch.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -82,7 +83,7 @@ class Share {
 
 }  // namespace
 
-Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks) {
+Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple) {
   const int64_t chunks = 2 * ranks;
   Batch share{.B = whole.B};
   Share to(whole, share);
@@ -100,6 +101,10 @@ Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks) {
     first += length;
   }
   MT_CHECK(first == whole.S, "documents of {} tokens in a sequence of {}", first, whole.S);
+  const int64_t rest =
+      whole.documents.empty() ? 0 : round_up(share.S, std::lcm(2, multiple)) - share.S;
+  to.pad(rest);
+  if (rest > 0) share.documents.push_back(rest / 2 * chunks);
   share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
   return share;
 }

@@ -27,8 +27,9 @@ struct Batch {
 // that is not packed, is cut into 2 * ranks chunks, of which it gets numbers rank and 2 * ranks - 1
 // - rank, so that all have the same work in causal attention. The sequence is a multiple of
 // 2 * ranks; documents are padded to one with masked tokens, and the share's `documents` are the
-// padded lengths. Runs number the tokens of the whole as it was, and padding from S on.
-Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks);
+// padded lengths. A last document of masked tokens makes the share of packed ones a multiple of
+// `multiple`. Runs number the tokens of the whole as it was, and padding from S on.
+Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple = 1);
 
 struct LoaderOptions {
   int64_t global_batch = 1;  // samples per step, over all data-parallel ranks

@@ -122,17 +122,19 @@ void Allocator::add_segment(int64_t bytes, Stream& home) {
 void Allocator::release(Storage& storage) noexcept {
   try {
     Pending pending{storage.block, {}};
+    const Stream& home = *storage.home;
     // Before the lock: a stream that launches may drop buffers, so its own lock comes first.
     std::exception_ptr failure;
     try {
-      for (Stream* s : storage.others) pending.events.push_back(s->record());
+      for (const Storage::Touch& t : storage.others)
+        if (!home.comes_after(*t.stream, t.items)) pending.uses.push_back({t, t.stream->record()});
     } catch (...) {
       failure = std::current_exception();
     }
     std::lock_guard lock(mutex_);
     account(storage.category, -storage.bytes);
     if (failure) return;
-    if (pending.events.empty()) return put_back(storage.block);
+    if (pending.uses.empty()) return put_back(storage.block);
     pending_.push_back(std::move(pending));
   } catch (...) {
   }
@@ -140,11 +142,17 @@ void Allocator::release(Storage& storage) noexcept {
 
 void Allocator::collect() {
   for (auto it = pending_.begin(); it != pending_.end();) {
-    if (!std::ranges::all_of(it->events, [](const Event& e) { return e.ready(); })) {
+    Stream& home = *it->block->home;
+    std::erase_if(it->uses, [&](const Use& u) {
+      if (home.comes_after(*u.touch.stream, u.touch.items)) return true;
+      if (!u.passed.ready()) return false;
+      home.host_saw(u.passed);
+      return true;
+    });
+    if (!it->uses.empty()) {
       ++it;
       continue;
     }
-    for (const Event& e : it->events) it->block->home->host_saw(e);
     put_back(it->block);
     it = pending_.erase(it);
   }

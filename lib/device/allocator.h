@@ -1,9 +1,10 @@
 // Stream-ordered caching allocator. A buffer belongs to the stream it was allocated on: when its
 // last owner drops it, the memory can at once be handed out again for later work of that stream
-// (the queue's order protects it). If other streams touched it, it waits until events recorded on
-// them at that moment have passed. Memory returns to the system at the end, or when the system
-// refuses more: then the streams are waited for, and segments that are free as a whole go back.
-// Small buffers have segments of their own, so that none of them keeps a large block cut in two.
+// (the queue's order protects it). If other streams touched it, it waits until home has waited for
+// them, or until events recorded on them at that moment have passed. Memory returns to the system
+// at the end, or when the system refuses more: then the streams are waited for, and segments that
+// are free as a whole go back. Small buffers have segments of their own, so that none of them keeps
+// a large block cut in two.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -39,7 +40,11 @@ struct Storage {
   uint64_t serial = 0;  // tells apart allocations that reuse the same memory
   MemoryCategory category = MemoryCategory::buffers;
   Stream* home = nullptr;
-  std::vector<Stream*> others;         // streams besides home that touched it
+  struct Touch {
+    Stream* stream;
+    uint64_t items;  // of the stream, with the last one that touched it
+  };
+  std::vector<Touch> others;           // streams besides home that touched it
   std::weak_ptr<Allocator> allocator;  // a buffer that outlives its device is no one's any more
   Block* block = nullptr;
 };
@@ -61,16 +66,20 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
 
  private:
   friend struct Storage;
+  struct Use {
+    Storage::Touch touch;
+    Event passed;
+  };
   struct Pending {
     Block* block;
-    std::vector<Event> events;
+    std::vector<Use> uses;
   };
   struct Segment {
     int64_t bytes;
     Block* first;
   };
   void release(Storage& storage) noexcept;
-  void collect();                            // frees pending blocks whose events have passed
+  void collect();                            // frees pending blocks that are safe by now
   Block* find(int64_t bytes, Stream& home);  // null where no cached block is large enough
   Block* find_or_add(int64_t bytes, Stream& home);
   void add_segment(int64_t bytes, Stream& home);

@@ -30,6 +30,8 @@ class LateFailure {
 // it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
   CUstream_st* cuda = nullptr;
+  // Null, or where work says for how long it has waited for another rank to begin its part.
+  int64_t* idle_ns = nullptr;
   std::shared_ptr<LateFailure> late{};  // null on the CPU, where work ends before it returns
 };
 using Work = std::function<void(const LaunchContext&)>;

@@ -21,7 +21,11 @@ LaunchTag Stream::watch(const LaunchInfo& info) {
     for (const Access& a : accesses) {
       if (!a.storage || !a.storage->home || a.storage->home == this) continue;
       auto& others = a.storage->others;
-      if (std::ranges::find(others, this) == others.end()) others.push_back(this);
+      const auto known = std::ranges::find(others, this, &Storage::Touch::stream);
+      if (known == others.end())
+        others.push_back({this, enqueued_ + 1});
+      else
+        known->items = enqueued_ + 1;
     }
   };
   mark(info.reads);
@@ -48,7 +52,14 @@ Event Stream::record() {
   if (auto* sanitizer = device_.sanitizer()) event.clock_ = sanitizer->on_record(id_);
   event.backend_ = backend_->record();
   event.stream_ = name_.c_str();
+  event.stream_id_ = id_;
+  event.number_ = enqueued_;
   return event;
+}
+
+bool Stream::comes_after(const Stream& other, uint64_t items) const {
+  const std::lock_guard lock(reached_mutex_);
+  return size_t(other.id_) < reached_.size() && reached_[size_t(other.id_)] >= items;
 }
 
 void Stream::wait(const Event& event) {
@@ -62,6 +73,10 @@ void Stream::wait(const Event& event) {
                   .sink = device_.timing_sink(),
                   .waits_for = event.stream_},
                  event.backend_);
+  const auto from = size_t(event.stream_id_);
+  const std::lock_guard reached(reached_mutex_);
+  if (reached_.size() <= from) reached_.resize(from + 1);
+  reached_[from] = std::max(reached_[from], event.number_);
 }
 
 void Stream::synchronize() {

@@ -22,6 +22,9 @@ struct Access {
   int64_t bytes = 0;
   std::shared_ptr<Storage> storage{};
   DType dtype = DType::u8;
+  // Of a write: it may leave parts as they were, or write infinities that mean something, so that
+  // what is not finite there is no sign of trouble.
+  bool partial = false;
 };
 
 struct LaunchInfo {
@@ -37,6 +40,7 @@ struct Timing {
   const char* stream;
   int64_t begin_ns, end_ns;
   int64_t wire_bytes = 0;
+  int64_t idle_ns = 0;  // at its beginning: another rank had not begun its part
 };
 
 // A time in which a stream stood still for another.
@@ -65,7 +69,9 @@ class Event {
  private:
   friend class Stream;
   std::shared_ptr<EventBackend> backend_;
-  const char* stream_ = "";      // that recorded it; streams live as long as their device
+  const char* stream_ = "";  // that recorded it; streams live as long as their device
+  int stream_id_ = -1;
+  uint64_t number_ = 0;          // of that stream's items before it
   std::vector<uint64_t> clock_;  // the sanitizer's: what has happened before this moment
 };
 
@@ -98,7 +104,10 @@ class Stream {
   void download(void* host, const Access& device);  // returns when the data is there
 
   uint64_t enqueued() const { return enqueued_; }  // items so far
-  uint64_t completed() const;         // of which finished, as far as known; any thread may ask
+  uint64_t completed() const;  // of which finished, as far as known; any thread may ask
+  // Whether what is enqueued from now on runs after so many items of another stream, by an event of
+  // that one which this one has waited for. Any thread.
+  bool comes_after(const Stream& other, uint64_t items) const;
   void host_saw(const Event& event);  // the host has found `event` ready: tells the sanitizer
 
   Device& device() const { return device_; }
@@ -116,6 +125,8 @@ class Stream {
   // queue: an event recorded between the two would promise work that it does not wait for.
   // Recursive, since a closure that ends under it may release memory, which records events.
   std::recursive_mutex order_;
+  mutable std::mutex reached_mutex_;
+  std::vector<uint64_t> reached_;  // items of other streams that were waited for, by their id
   std::unique_ptr<StreamBackend> backend_;
 };
 

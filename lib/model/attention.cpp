@@ -13,7 +13,7 @@ struct AttentionActivations {
                          // sixth of the memory
   Tensor raw_TN;         // q and k before their norms; absent without qk_norm
   Tensor rstd_q, rstd_k;
-  Tensor qkv_TN;
+  Tensor qkv_TN;    // absent where the core keeps what it needs of it
   CoreResult core;  // absent where the core is recomputed
 };
 
@@ -78,7 +78,7 @@ class AttentionSegment : public Segment {
     CoreResult core = core_->forward(step, a.qkv_TN);
     const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
     drop(step, out.delta_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
-    if (!recompute_core_) a.core = std::move(core);
+    if (!recompute_core_) a.core = std::move(core), a.qkv_TN = {};
     step.stash.push(std::move(a));
     return out;
   }
@@ -89,13 +89,16 @@ class AttentionSegment : public Segment {
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
     Tensor dproj =
         drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
-    const Tensor dout = proj_->dgrad(step, dproj);
+    Tensor dout = proj_->dgrad(step, dproj);
     proj_->wgrad(step, a.core.out_TN, dproj);
-    const Tensor dqkv = core_->backward(step, a.qkv_TN, a.core, dout);
+    // Memory that the rest needs: under sequence parallelism this gradient is of all ranks' tokens.
+    dproj = {};
+    Tensor dqkv = core_->backward(step, a.core, dout);
+    a.core = {}, a.qkv_TN = {}, dout = {};
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = qkv_->backward(step, y, dqkv);
+    const Tensor dy = qkv_->backward(step, y, std::move(dqkv));
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 

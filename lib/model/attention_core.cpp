@@ -11,16 +11,19 @@ class LocalAttention : public AttentionCore {
   explicit LocalAttention(const HeadConfig& heads) : heads_(heads) {}
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     const auto r = ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens);
-    return {r.out_TN, r.lse};
+    return {r.out_TN, Kept{qkv_TN, r.lse}};
   }
-  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
-                  const Tensor& dout_TN) override {
-    return ops::attention_backward(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens,
-                                   {forward.out_TN, std::any_cast<const Tensor&>(forward.kept)},
-                                   dout_TN);
+  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
+    const auto& kept = std::any_cast<const Kept&>(forward.kept);
+    return ops::attention_backward(step.compute, dims(step), kept.qkv_TN, step.seq.cu_seqlens,
+                                   {forward.out_TN, kept.lse}, dout_TN);
   }
 
  private:
+  struct Kept {
+    Tensor qkv_TN, lse;
+  };
+
   ops::AttentionDims dims(const Step& step) const {
     return {.B = step.seq.B,
             .S = step.seq.S,

@@ -17,7 +17,7 @@ struct HeadConfig {
 
 struct CoreResult {
   Tensor out_TN;  // (T, A * D)
-  std::any kept;  // what backward needs besides, of the core's own type
+  std::any kept;  // what backward needs besides, of the core's own type; its inputs among it
 };
 
 // The interface that context parallelism implements (ring, all-gather, all-to-all).
@@ -26,7 +26,7 @@ class AttentionCore {
   virtual ~AttentionCore() = default;
   // qkv_TN: (T, (A + 2 G) D), rotary applied
   virtual CoreResult forward(Step& step, const Tensor& qkv_TN) = 0;
-  virtual Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
+  virtual Tensor backward(Step& step, const CoreResult& forward,
                           const Tensor& dout_TN) = 0;  // dqkv
 };
 std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads);

@@ -93,6 +93,8 @@ Tensor Head::backward(Step& step) {
 }
 
 Tensor Head::logits(Step& step, const Hidden& h) {
+  MT_CHECK(tensor_->size() == 1, "logits of {} ranks, each of which has some of the vocabulary",
+           tensor_->size());
   const Device::Scope scope(step.compute.device(), kName);
   const Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH);
   return ops::matmul(step.compute, "matmul_output_fwd", y_TH, output_->value, {.b = true},

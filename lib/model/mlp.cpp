@@ -61,18 +61,20 @@ class MlpSegment : public Segment {
 
   Tensor backward(Step& step, const Tensor& d_TH) override {
     const Device::Scope scope(step.compute.device(), name_);
-    const auto a = step.stash.pop<MlpActivations>();
+    auto a = step.stash.pop<MlpActivations>();
     Tensor ddown =
         drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
-    const Tensor dact_TF = down_->dgrad(step, ddown);
-    const Tensor act_TF = dact_TF;  // the backward kernels overwrite the gradient with the
-                                    // activation that wgrad needs
-    const Tensor dup_TF =
-        c_.gated_mlp ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, act_TF)
-                     : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, c_.gelu_tanh);
+    Tensor dact_TF = down_->dgrad(step, ddown);
+    Tensor act_TF = dact_TF;  // the backward kernels overwrite the gradient with the activation
+                              // that wgrad needs
+    Tensor dup_TF = c_.gated_mlp
+                        ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, act_TF)
+                        : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, c_.gelu_tanh);
     down_->wgrad(step, act_TF, ddown);
+    // Memory that the rest needs: under sequence parallelism ddown is of all ranks' tokens.
+    a.up_TF = {}, dact_TF = {}, act_TF = {}, ddown = {};
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = up_->backward(step, y, dup_TF);
+    const Tensor dy = up_->backward(step, y, std::move(dup_TF));
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 

@@ -44,7 +44,8 @@ void ChromeTrace::add(Entry entry, std::string_view name, std::string_view track
 }
 
 void ChromeTrace::record(const Timing& t) {
-  add({.begin_ns = t.begin_ns, .end_ns = t.end_ns}, t.name, t.stream);
+  // A receive is drawn from when its sender was ready.
+  add({.begin_ns = t.begin_ns + t.idle_ns, .end_ns = t.end_ns}, t.name, t.stream);
 }
 
 size_t ChromeTrace::events() const {

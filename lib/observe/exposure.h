@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/stream.h"
 
@@ -16,20 +17,26 @@ struct Communication {
   Communication& operator+=(const Communication& o);
 };
 
-// By stream ("dp", "tp", ...): every stream other than compute and copy communicates.
+// By kind ("dp_grad", "tp", "pp", ...): that is the stream, and a pipeline's streams are one kind.
+// Every stream other than compute and copy communicates. Where a receive waits for a rank that has
+// not come to send yet, that is no communication: a pipeline's bubble is not exposed time.
 class Exposure : public TimingSink {
  public:
-  using ByStream = std::map<std::string, Communication, std::less<>>;
+  using ByKind = std::map<std::string, Communication, std::less<>>;
   void record(const Timing& timing) override;
   void waited(const Waiting& waiting) override;
-  ByStream take();  // since the last call
+  ByKind take();  // since the last call
 
  private:
+  struct Idle {
+    int64_t begin_ns, end_ns;
+  };
   std::mutex mutex_;
-  ByStream since_;
+  ByKind since_;
+  std::map<std::string, std::vector<Idle>, std::less<>> idle_;  // by stream, in the order of time
 };
 
 // "dp: 12.3 s at work, 1.1 s exposed (9 %), 4.2 GiB"
-std::string exposure_text(const Exposure::ByStream& communication);
+std::string exposure_text(const Exposure::ByKind& communication);
 
 }  // namespace mtrain

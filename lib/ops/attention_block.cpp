@@ -43,6 +43,18 @@ kernels::HeadView view_of(const AttentionBlock& b, const Heads& h, Rows rows) {
 kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, Rows rows) {
   return {heads_at(b, h, rows), h.x_TN.dim(1)};
 }
+// Of the rows, what is not these heads stays as it is.
+Access written(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
+  Access access = h.x_TN.rows(rows.begin * b.B, rows.end * b.B);
+  access.partial = h.x_TN.dim(1) != heads * b.D;
+  return access;
+}
+// Queries that see no key have -inf.
+Access written_lse(const Tensor& lse) {
+  Access access = lse;
+  access.partial = true;
+  return access;
+}
 Span lse_at(const AttentionBlock& b, const Tensor& lse) {
   return {static_cast<float*>(lse.data()) + b.q.begin, lse.count() - b.q.begin, DType::f32};
 }
@@ -106,7 +118,7 @@ void attention_block(Stream& on, const AttentionBlock& b, const Heads& q, const 
           {.name = "attention_block_fwd",
            .reads = {q.x_TN, k.x_TN, v.x_TN, b.q_documents.begin, b.q_documents.end,
                      b.kv_documents.begin, b.kv_documents.end},
-           .writes = {into.out_TN, into.lse}},
+           .writes = {written(b, out, b.A, b.q), written_lse(into.lse)}},
           kernels::AttentionForward{.shape = shape_of(b, into.lse.dim(2)),
                                     .q = view_of(b, q, b.q),
                                     .k = view_of(b, k, b.kv),
@@ -133,7 +145,7 @@ void attention_merge(Stream& on, const AttentionResult& block, const AttentionRe
   enqueue(on,
           {.name = "attention_merge",
            .reads = {block.out_TN, block.lse, into.out_TN, into.lse},
-           .writes = {into.out_TN, into.lse}},
+           .writes = {into.out_TN.rows(first * B, (first + S) * B), written_lse(into.lse)}},
           kernels::AttentionMerge{.block_out_TN = block.out_TN,
                                   .block_lse = block.lse,
                                   .out_TN = into.out_TN.rows(first * B, (first + S) * B),
@@ -177,7 +189,8 @@ void attention_block_backward(Stream& on, const AttentionBlock& b, const Heads& 
   enqueue(on,
           {.name = "attention_block_bwd",
            .reads = std::move(reads),
-           .writes = {grads.dq.x_TN, grads.dk.x_TN, grads.dv.x_TN}},
+           .writes = {written(b, grads.dq, b.A, b.q), written(b, grads.dk, b.G, b.kv),
+                      written(b, grads.dv, b.G, b.kv)}},
           kernels::AttentionBackward{.shape = shape_of(b, merged.lse.dim(2)),
                                      .q = view_of(b, q, b.q),
                                      .k = view_of(b, k, b.kv),

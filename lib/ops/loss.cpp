@@ -41,7 +41,9 @@ Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& lab
   MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_sums: vocabulary {} in rows of {}", here.V,
            logits_TV.dim(1));
   Tensor sums_T3 = Tensor::empty(on, {T, kernels::kCrossEntropySums}, DType::f32);
-  enqueue(on, {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {sums_T3}},
+  Access written = sums_T3;
+  written.partial = true;  // a rank without columns has a maximum of -inf
+  enqueue(on, {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {written}},
           kernels::CrossEntropySums{.logits_TV = logits_TV,
                                     .label_T = label_T,
                                     .sums_T3 = sums_T3,

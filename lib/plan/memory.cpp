@@ -57,8 +57,8 @@ class Estimator {
     const Count backward = T_ * (recomputed_at_once() + passing);
     out.activations = T_ * (kept_per_token() + (has_head() ? 2 * hidden() * e_ + 4 : 0)) + backward;
     out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
-    out.buffers = data_buffers() + reduction_buffers() + tensor_buffers() + context_buffers() +
-                  pipeline_buffers() + expert_buffers();
+    out.buffers = data_buffers() + reduction_buffers() + context_buffers() + pipeline_buffers() +
+                  expert_buffers();
     return out;
   }
 
@@ -74,6 +74,10 @@ class Estimator {
   Count hidden() const { return Count(m_.hidden_size); }
   // Norms, residuals and dropout see a shard of the tokens under sequence parallelism.
   Count residual() const { return hidden() / (r_.distributed.sequence_parallel ? tp_ : 1); }
+  // Where gathered tokens exist beside a rank's own.
+  Count sharded_residual() const {
+    return r_.distributed.sequence_parallel && l_.tp > 1 ? residual() : 0;
+  }
   Count attention_width() const { return Count(m_.num_attention_heads * m_.head_dim()) / tp_; }
   Count kv_width() const {
     return 2 * Count(m_.head_dim()) * std::max<Count>(1, Count(m_.kv_heads()) / tp_);
@@ -82,7 +86,9 @@ class Estimator {
   static Count data_ranks(int64_t ranks) { return Count(std::max<int64_t>(1, ranks)); }
 
   Count dense_parameters() const {
-    const auto layer = [&](const LayerParameters& p) { return p.split / tp_ + p.replicated; };
+    const auto layer = [&](const LayerParameters& p) {
+      return p.on_rank(tp_, Count(m_.kv_heads()));
+    };
     Count n = Count(dense_layers_) * layer(size_.dense) + Count(moe_layers_) * layer(size_.moe);
     // A tied table is on the first and on the last stage.
     if (first_stage()) n += size_.token_table / tp_ + size_.position_table;
@@ -134,11 +140,14 @@ class Estimator {
   }
 
   // Bytes per token that live only while one layer runs backward: gradients of its widest
-  // activations.
+  // activations. The MLP's own are gone when its first product runs backward, which under sequence
+  // parallelism has input and gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count dispatched = moe ? 2 * Count(m_.moe.router_topk) * hidden() : 0;
-    const Count mlp = (inputs() + 1) * width / tp_ + dispatched + 2 * hidden();
+    const Count mlp = std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual(),
+                               2 * hidden() + residual() + 2 * sharded_residual()) +
+                      dispatched;
     const Count attention = qkv_width() + 2 * attention_width() + 2 * hidden();
     return std::max(mlp, attention) * e_;
   }
@@ -193,8 +202,8 @@ class Estimator {
   // before and after the layers, which have memory of their own.
   Count whole_units(int64_t layers_at_once) const {
     const Count experts = size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_;
-    const Count layer = moe_layers_ ? size_.moe.split / tp_ + size_.moe.replicated + experts
-                                    : size_.dense.split / tp_ + size_.dense.replicated;
+    const Count layer = moe_layers_ ? size_.moe.on_rank(tp_, Count(m_.kv_heads())) + experts
+                                    : size_.dense.on_rank(tp_, Count(m_.kv_heads()));
     Count around = 0;
     if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
     if (has_head()) around += size_.final_norm + size_.output / tp_;
@@ -246,10 +255,6 @@ class Estimator {
                                 : ceil_div(layers() * std::min(kStagesGathered, stages), stages);
     return e_ * whole_units(reshard ? std::max(1 + ahead, again) : at_once);
   }
-  // Gathered tokens, in and out of the matmuls.
-  Count tensor_buffers() const {
-    return l_.tp > 1 && r_.distributed.sequence_parallel ? 2 * T_ * hidden() * e_ : 0;
-  }
   bool uses(CpCommType type) const {
     const auto& types = r_.distributed.cp_comm_type;
     return l_.cp > 1 && std::find(types.begin(), types.end(), type) != types.end();
@@ -267,14 +272,14 @@ class Estimator {
     }
     return bytes;
   }
-  // Kept by a layer whose core attends in another layout than the projections have.
+  // The output, twice, of a layer whose core attends in another layout than the projections have.
   Count context_kept() const {
     const auto& types = r_.distributed.cp_comm_type;
     if (l_.cp == 1 || recomputes(RecomputeModule::core_attn)) return 0;
     const auto exchanged = std::count_if(types.begin(), types.end(), [](CpCommType t) {
       return t == CpCommType::a2a || t == CpCommType::a2a_p2p;
     });
-    return Count(exchanged) / Count(types.size()) * (qkv_width() + attention_width());
+    return Count(exchanged) / Count(types.size()) * attention_width();
   }
   // One activation and one gradient in each direction.
   Count pipeline_buffers() const { return l_.pp > 1 ? 4 * T_ * residual() * e_ : 0; }

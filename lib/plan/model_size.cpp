@@ -32,6 +32,7 @@ LayerParameters layer_parameters(const ModelConfig& m, bool moe) {
   };
   LayerParameters p;
   p.split = H * qkv + (m.qkv_bias() ? qkv : 0) + AD * H;
+  p.keys_values = (H + (m.qkv_bias() ? 1 : 0)) * (qkv - AD);
   p.replicated =
       2 * H * (norm_bias ? 2 : 1) + (m.qk_layernorm ? 2 * D : 0) + (m.add_bias_linear ? 2 * H : 0);
   if (moe) {

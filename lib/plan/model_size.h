@@ -1,5 +1,6 @@
 // How many parameters a model has, by how they spread over ranks, and what a token costs.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "recipe/model.h"
@@ -12,11 +13,16 @@ using Count = double;
 
 // One transformer layer. H-sized matrices count with the biases that are cut the same way.
 struct LayerParameters {
-  Count split = 0;       // cut over tp: attention, MLP, shared expert
-  Count replicated = 0;  // whole on every tp rank: norms, row-parallel biases, router
-  Count expert = 0;      // one routed expert, cut over tp
-  Count experts = 0;     // number of routed experts, spread over ep
-  Count active = 0;      // of one token: all of the above with top-k experts
+  Count split = 0;        // cut over tp: attention, MLP, shared expert
+  Count keys_values = 0;  // of split: cut over no more ranks than there are heads of them
+  Count replicated = 0;   // whole on every tp rank: norms, row-parallel biases, router
+  Count expert = 0;       // one routed expert, cut over tp
+  Count experts = 0;      // number of routed experts, spread over ep
+  Count active = 0;       // of one token: all of the above with top-k experts
+  // What each of tp ranks has of split and replicated.
+  Count on_rank(Count tp, Count kv_heads) const {
+    return (split - keys_values) / tp + keys_values / std::min(tp, kv_heads) + replicated;
+  }
   Count total() const { return split + replicated + experts * expert; }
 };
 

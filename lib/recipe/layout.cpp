@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 
 #include <fmt/core.h>
 
@@ -85,6 +86,11 @@ bool is_sharded(const Recipe& r) {
 int64_t sample_length(const Recipe& r) {
   const int64_t packed = r.packed_sequence.packed_sequence_size;
   return packed > 0 ? packed : r.dataset.seq_length;
+}
+
+int64_t sequence_multiple(const Recipe& r, const Layout& l) {
+  const int64_t chunks = l.cp > 1 ? 2 * l.cp : 1;
+  return r.distributed.sequence_parallel ? std::lcm(chunks, l.tp * l.cp) : chunks;
 }
 
 std::string nearest_multiples(int64_t value, int64_t of) {

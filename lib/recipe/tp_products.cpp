@@ -104,26 +104,42 @@ std::string shown(const TpOverlapGemm& gemm) {
   return gemm.method == Method::pipeline ? fmt::format("{} x{}", method, gemm.num_splits) : method;
 }
 
+// Schedules in which a stage's weight gradients come later than its input gradients.
+bool splits_backward(const Recipe& r, const Layout& l) {
+  const auto kind = r.distributed.pipeline.pp_schedule;
+  return l.pp > 1 &&
+         (kind == PipelineScheduleName::zero_bubble || kind == PipelineScheduleName::v_schedule ||
+          kind == PipelineScheduleName::dualpipev);
+}
+
 }  // namespace
 
 void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
   const auto& c = r.comm_overlap;
-  const int64_t rows = l.micro_batch * r.dataset.seq_length / std::max<int64_t>(1, l.cp);
-  bool splits_dgrad = false;  // of the layer whose weight gradient comes next
+  const int64_t rows = l.micro_batch * sample_length(r) / std::max<int64_t>(1, l.cp);
+  bool splits_dgrad = false, for_gpus = false;  // of the layer whose weight gradient comes next
   for (size_t i = 0; i < kTpOverlapGemms.size(); ++i) {
     Product p = asked_for(c.tp_comm_overlap_cfg, i);
     const std::string asked = !p.asked ? "auto" : p.on ? shown(p.gemm) : "none";
     apply_switches(c, p);
     cut(l, rows, p);
+    if (is_wgrad(p) && p.on && splits_backward(r, l))
+      p.off("the schedule puts weight gradients off, and nothing is left beside the scatter");
     if (is_wgrad(p) && splits_dgrad && p.on)
       p.off("the product of the input gradient scatters its own result");
     if (p.on && p.why.empty()) p.why = behind(p);
     check_aggregate(l, p);
+    if (p.on && p.gemm.fp8_buf) p.why += "; without fp8_buf: the products are not 8-bit";
+    for_gpus = for_gpus || (p.asked && p.on);
     splits_dgrad = p.name.ends_with("dgrad") && p.on && p.gemm.method != Method::bulk;
     if (p.on) overlap.tp_products[p.name] = p.gemm;
     overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg." + p.name, asked,
                              p.on ? shown(p.gemm) : "none", p.why, false, p.on});
   }
+  if (for_gpus && r.train.device != DeviceChoice::cuda)
+    overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg.*.num_sm", "-", "none",
+                             "num_sm, cga_size and set_sm_margin divide a GPU's multiprocessors; "
+                             "this is a CPU"});
 }
 
 }  // namespace mtrain

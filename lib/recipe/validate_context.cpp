@@ -45,8 +45,10 @@ void check_hierarchy(const Recipe& r, const Layout& l, Problems& problems) {
                      {"distributed.use_decentralized_pg", field},
                      "decentralized process groups have no hierarchical levels",
                      "set use_decentralized_pg: false, or remove the sizes");
-  if (!uses(r, CpCommType::a2a_p2p)) {
-    if (!sizes.empty())
+  if (l.cp == 1 || !uses(r, CpCommType::a2a_p2p)) {
+    if (!sizes.empty() && l.cp == 1)
+      problems.warn(field, "is ignored, for cp_size is 1", "remove it, or set cp_size");
+    else if (!sizes.empty())
       problems.warn(field, "is ignored, for no layer uses a2a+p2p",
                     "set distributed.cp_comm_type: a2a+p2p, or remove it");
     return;
@@ -87,7 +89,7 @@ void validate_context(const Recipe& r, const Layout& l, Problems& problems) {
       fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}", r.dataset.seq_length,
                   2 * l.cp),
       fmt::format("use {}; each rank holds two chunks of a sequence",
-                  nearest_multiples(r.dataset.seq_length, 2 * l.cp)));
+                  nearest_multiples(r.dataset.seq_length, sequence_multiple(r, l))));
   if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", problems);
   problems.require(
       !r.model.window_size || (!uses(r, CpCommType::p2p) && !uses(r, CpCommType::a2a_p2p)),
@@ -122,7 +124,10 @@ void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
   if (l.cp > 1)
     problems.resolved(
         "packed_sequence.packed_sequence_size",
-        fmt::format("documents are padded to multiples of 2 x cp_size = {}", 2 * l.cp));
+        fmt::format("documents are padded to multiples of 2 x cp_size = {}{}", 2 * l.cp,
+                    r.distributed.sequence_parallel && l.tp > 1
+                        ? fmt::format(", and a rank's share of a pack to one of tp_size {}", l.tp)
+                        : ""));
 }
 
 }  // namespace mtrain

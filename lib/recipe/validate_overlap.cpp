@@ -46,7 +46,7 @@ void check_preset(const Recipe& r, const Layout& l, Problems& problems) {
   compare("hidden_size", preset->hidden_size, r.model.hidden_size);
   compare("tp_size", preset->tp_size, l.tp);
   compare("micro-batch", preset->micro_batch_size, l.micro_batch);
-  compare("seq_length", preset->seq_length, r.dataset.seq_length);
+  compare("seq_length", preset->seq_length, sample_length(r));
   compare("GPU", preset->gpu, enum_name(r.hardware.gpu));
   const bool fp8 = r.mixed_precision.fp8 != Fp8Format::none;
   const bool fp32 = r.mixed_precision.name == Precision::fp32;

@@ -96,14 +96,19 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Problems& problem
     problems.warn("distributed.sequence_parallel",
                   "has nothing to shard, for tp_size is 1; it stays off",
                   "remove it, or set tp_size");
-  const int64_t parts = l.tp * l.cp, S = r.dataset.seq_length;
+  const int64_t parts = l.tp * l.cp, S = sample_length(r);
+  const bool packed = r.packed_sequence.packed_sequence_size > 0;
+  // Documents that ranks share are padded to what divides. Of what 2 x cp_size does not divide,
+  // validate_context and validate_packing speak.
+  if (!r.distributed.sequence_parallel || l.tp == 1) return;
+  if (l.cp > 1 && (packed || S % (2 * l.cp) != 0)) return;
+  const char* field = packed ? "packed_sequence.packed_sequence_size" : "dataset.seq_length";
   problems.require(
-      !r.distributed.sequence_parallel || l.tp == 1 || S % parts == 0,
-      {"dataset.seq_length", "distributed.sequence_parallel"},
+      S % parts == 0, {field, "distributed.sequence_parallel"},
       fmt::format("sequence_parallel cuts a sequence into tp_size({}) x cp_size({}) = {} parts, "
-                  "which do not divide seq_length {}",
+                  "which do not divide its length {}",
                   l.tp, l.cp, parts, S),
-      fmt::format("use {}", nearest_multiples(S, parts)));
+      fmt::format("use {}", nearest_multiples(S, sequence_multiple(r, l))));
 }
 
 }  // namespace

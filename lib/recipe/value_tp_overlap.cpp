@@ -83,6 +83,14 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, C
     c.hint = "remove the method";
     return false;
   }
+  if (name.ends_with("wgrad") && gemm.method != Method::bulk) {
+    c.reason = fmt::format(
+        "{} has nothing to split: behind it travels the input gradient's sum, "
+        "which is bulk, not {}",
+        name, enum_name(gemm.method));
+    c.hint = "remove the method";
+    return false;
+  }
   if ((name == "proj_fprop" || name == "fc2_fprop") && gemm.method == Method::bulk) {
     c.reason =
         fmt::format("{} ends in the scatter of its own result, which bulk cannot hide", name);

@@ -41,7 +41,7 @@ Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int6
     checking = true;
     ++launches;
     for (const Access& a : info.writes) {
-      if (!a.data || (a.dtype != DType::f32 && a.dtype != DType::bf16)) continue;
+      if (!a.data || a.partial || (a.dtype != DType::f32 && a.dtype != DType::bf16)) continue;
       // A range as a tensor again: the check reads exactly what the launch wrote.
       const int64_t at = first_bad(on, Tensor::of(a));
       if (at < 0) continue;

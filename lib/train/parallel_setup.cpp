@@ -105,7 +105,8 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r) {
 
 SequenceShare sequence_share(const World& world, const Recipe& r) {
   const Layout l = layout_of(r, world.size());
-  return {mesh_of(l).coordinate(world.rank(), Axis::cp), l.cp};
+  return {mesh_of(l).coordinate(world.rank(), Axis::cp), l.cp,
+          r.distributed.sequence_parallel ? l.tp : 1};
 }
 
 DataGroups data_groups(World& world, Device& device, const Recipe& r) {

@@ -13,9 +13,9 @@ namespace mtrain {
 Mesh mesh_of(const Layout& layout);
 ModelParts model_parts(World& world, Device& device, const Recipe& recipe);
 
-// This rank among those that share every sequence.
+// This rank among those that share every sequence. A share of tokens is a multiple of `multiple`.
 struct SequenceShare {
-  int64_t rank = 0, ranks = 1;
+  int64_t rank = 0, ranks = 1, multiple = 1;
 };
 SequenceShare sequence_share(const World& world, const Recipe& recipe);
 

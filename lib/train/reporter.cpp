@@ -29,10 +29,7 @@ constexpr int64_t kWarmUpSteps =
 }  // namespace
 
 Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile, TimingSink* trace)
-    : trainer_(trainer),
-      recipe_(recipe),
-      flops_per_token_(
-          flops_per_token(recipe.model, trainer.config().vocab, recipe.dataset.seq_length)) {
+    : trainer_(trainer), recipe_(recipe) {
   if (profile) {
     profile_ = std::make_unique<Profile>();
     warm_profile_ = std::make_unique<Profile>();
@@ -69,9 +66,9 @@ void Reporter::start() {
 void Reporter::step(const StepStats& s) {
   const auto now = Clock::now();
   const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
-  const double mfu = peak_flops_ > 0
-                         ? rate * flops_per_token_ / (peak_flops_ * trainer_.world().size())
-                         : StepProgress::kUnknown;
+  const double flops = flops_per_token(recipe_.model, trainer_.config().vocab, s.attended);
+  const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
+                                     : StepProgress::kUnknown;
   last_ = now;
   tokens_ += s.tokens;
   ++steps_;
@@ -96,7 +93,8 @@ void Reporter::step(const StepStats& s) {
       {"tokens_per_s", rate},
       {"mfu", mfu},
       {"memory_peak", memory.total().peak},
-      {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak}};
+      {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak},
+      {"memory_peak.buffers", memory.usage(MemoryCategory::buffers).peak}};
   std::deque<std::string> names;  // Metric holds views
   if (exposure_)
     for (const auto& [stream, c] : exposure_->take()) {

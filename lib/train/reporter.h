@@ -32,7 +32,7 @@ class Reporter {
 
   Trainer& trainer_;
   const Recipe& recipe_;
-  double flops_per_token_, peak_flops_ = 0;  // peak: of the type that computes; 0 is unknown
+  double peak_flops_ = 0;  // peak: of the type that computes; 0 is unknown
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Exposure> exposure_;  // null for a single rank

@@ -65,9 +65,31 @@ struct WholeModel {
   std::vector<int> saver;
 };
 
+// Disks may take longer than ranks wait for each other: the others hear from rank 0 meanwhile.
+// `work` is rank 0's, and calls what it is given from time to time.
+void rank_0_in_touch(const Control& control,
+                     const std::function<void(const std::function<void()>&)>& work) {
+  if (control.rank() == 0) {
+    work([&] { control.any(false); });
+    control.any(true);
+  } else {
+    while (!control.any(false)) {
+    }
+  }
+}
+// The same for work on files alone, which cannot call.
+void rank_0_while_others_wait(const Control& control, const std::function<void()>& work) {
+  if (control.size() == 1) return work();
+  rank_0_in_touch(control, [&](const auto& call) {
+    std::future<void> end = std::async(std::launch::async, work);
+    while (end.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) call();
+    end.get();
+  });
+}
+
 // One file of flat tensors of whole units, which the ranks of a stage gather one after the other;
 // the first of them hands each parameter to rank 0, which (with a `path`) writes it, its name with
-// a suffix.
+// a suffix. No rank goes on to the next parameter before: what it has gathered would pile up.
 struct StateTensor {
   const char* suffix;
   std::function<Tensor(ParamUnit&)> whole;
@@ -95,15 +117,17 @@ void write_state(Trainer& t, const WholeModel& model, const std::optional<fs::pa
       for (const StateTensor& tensor : tensors)
         ranks.push_back(t.tensor_parallel().all_ranks(tensor.whole(*own->unit)));
     }
-    if (rank != saver && rank != 0) continue;
     for (size_t k = 0; k < tensors.size(); ++k) {
       Tensor whole;
       if (rank == saver) whole = assemble(t.compute(), *own, ranks[k]);
-      if (saver != 0) whole = t.pipeline().hand_on(whole, params[i]->whole_shape(), saver, 0);
-      if (writer) writer->write(params[i]->name + tensors[k].suffix, whole, t.compute());
+      if (saver != 0 && (rank == saver || rank == 0))
+        whole = t.pipeline().hand_on(whole, params[i]->whole_shape(), saver, 0);
+      rank_0_in_touch(t.control(), [&](const auto& call) {
+        writer->write(params[i]->name + tensors[k].suffix, whole, t.compute(), call);
+      });
     }
   }
-  if (writer) writer->commit();
+  rank_0_while_others_wait(t.control(), [&] { writer->commit(); });
 }
 
 std::vector<float> read_floats(const SafetensorsReader& file, const std::string& name,
@@ -186,20 +210,6 @@ void restore_choices(const TrainState& state, const World& world) {
   ops::restore_matmul_choices(state.text(same_ranks && state.contains(own) ? own : choices_of(0)));
 }
 
-// Disks may take longer than ranks wait for each other: the others hear from rank 0 meanwhile.
-fs::path rank_0_while_others_wait(const Control& control, const std::function<fs::path()>& work) {
-  if (control.size() == 1) return work();
-  std::future<fs::path> path;
-  if (control.rank() == 0) path = std::async(std::launch::async, work);
-  const auto done = [&] {
-    return path.valid() &&
-           path.wait_for(std::chrono::milliseconds(20)) == std::future_status::ready;
-  };
-  while (!control.any(done())) {
-  }
-  return path.valid() ? path.get() : fs::path();
-}
-
 }  // namespace
 
 fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
@@ -221,7 +231,8 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
   write_state(t, model, file(kOptimizer),
               {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
   const auto choices = t.control().texts(ops::matmul_choices());
-  return rank_0_while_others_wait(t.control(), [&] {
+  fs::path committed;
+  rank_0_while_others_wait(t.control(), [&] {
     TrainState state;
     state.set("step", t.steps_done());
     state.set("ranks", t.world().size());
@@ -230,8 +241,9 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
     state.save(writer->folder() / kState);
     write_file_atomic(writer->folder() / kRecipe, print_recipe(recipe));
     writer->set_step_hook(on_commit);
-    return writer->commit();
+    committed = writer->commit();
   });
+  return committed;
 }
 
 Recipe load_saved_recipe(const fs::path& folder) {

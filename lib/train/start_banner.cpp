@@ -25,9 +25,11 @@ std::string parameters_text(const Recipe& r, int64_t vocab) {
   const ModelParameters p = count_parameters(r.model, vocab);
   std::string text = human_count(p.total());
   if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
-  return fmt::format("{} ({} in matmuls), {} FLOPs per token", text,
-                     human_count(p.active() - p.looked_up()),
-                     human_count(flops_per_token(r.model, vocab, r.dataset.seq_length)));
+  // Attention in packs is bounded by documents.
+  const char* most = r.packed_sequence.packed_sequence_size > 0 ? "at most " : "";
+  return fmt::format("{} ({} in matmuls), {}{} FLOPs per token", text,
+                     human_count(p.active() - p.looked_up()), most,
+                     human_count(flops_per_token(r.model, vocab, sample_length(r))));
 }
 
 std::string batch_text(const Recipe& r, const Layout& l) {

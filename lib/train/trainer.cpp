@@ -16,6 +16,13 @@ int64_t unmasked(const std::vector<Batch>& batches) {
   return n;
 }
 
+int64_t attended(const std::vector<Batch>& batches, const Recipe& r) {
+  int64_t tokens = 0, pairs = 0;
+  for (const Batch& b : batches)
+    for (const int64_t length : b.documents) tokens += length, pairs += length * length;
+  return tokens ? pairs / tokens : sample_length(r);
+}
+
 std::unique_ptr<Pipeline> make_pipeline(Stream& on, ParamStore& params, World& world,
                                         Device& device, const Recipe& r, const GptConfig& config,
                                         const ModelParts& parts) {
@@ -100,7 +107,8 @@ StepStats Trainer::step() {
           .loss = total / double(std::max<int64_t>(counted, 1)),
           .grad_norm = norm,
           .lr = lr,
-          .tokens = recipe_.train.global_batch_size * sample_length(recipe_)};
+          .tokens = recipe_.train.global_batch_size * sample_length(recipe_),
+          .attended = attended(batches, recipe_)};
 }
 
 // Gradient of the reported loss with respect to a token's.
@@ -118,7 +126,8 @@ std::vector<Batch> Trainer::global_batch(int64_t step) {
 }
 
 Batch Trainer::share_of(Batch whole) const {
-  return share_.ranks == 1 ? std::move(whole) : share_of_batch(whole, share_.rank, share_.ranks);
+  return share_.ranks == 1 ? std::move(whole)
+                           : share_of_batch(whole, share_.rank, share_.ranks, share_.multiple);
 }
 
 // Forward and backward of every micro-batch; gradients add up in the parameters' main gradients.

@@ -25,6 +25,9 @@ struct StepStats {
   float grad_norm = 0;  // before clipping
   float lr = 0;
   int64_t tokens = 0;  // of the global batch, masked ones included
+  // Length of the sequence that attention gives a token: of its document where packs are, as a mean
+  // over the tokens of this data-parallel rank.
+  int64_t attended = 0;
 };
 
 class Trainer {

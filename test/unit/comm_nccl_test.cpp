@@ -221,7 +221,7 @@ TEST_CASE("nccl: what is called") {
     r.group->exchange({{Transfer::Kind::receive, r.data(8, 2), 0},
                        {Transfer::Kind::send, r.data(0, 2), 2},
                        {Transfer::Kind::send, r.data(2, 1), 2}},
-                      r.context);
+                      {}, r.context);
     CHECK(called() ==
           "group_start; receive 2 at 8 from 0; send 2 at 0 to 2; send 1 at 2 to 2; group_end");
   }
@@ -316,7 +316,7 @@ TEST_CASE("nccl: messages that never end name their peers") {
   FakeGroup g(3, 300ms);
   Rank& r = g.ranks[0];
   r.nccl->ends = false;
-  r.group->exchange({{Transfer::Kind::send, r.data(0, 1), 2}}, r.context);
+  r.group->exchange({{Transfer::Kind::send, r.data(0, 1), 2}}, {}, r.context);
   CHECK_THAT(r.await_late(), Contains("messages with rank 2 did not end after 0.3 s"));
 }
 

@@ -130,7 +130,14 @@ TEST_CASE("documents are padded to two chunks a rank, which changes no token") {
   for (const int64_t ranks : {1, 2, 3, 4}) {
     std::vector<int32_t> labels;
     for (int64_t rank = 0; rank < ranks; ++rank) {
+      // A last document of padding makes a share what sequence parallelism can divide.
+      const Batch divisible = share_of_batch(whole, rank, ranks, 5);
+      CHECK(divisible.S % 10 == 0);
+      CHECK(int64_t(divisible.input.size()) == divisible.S);
+      CHECK(std::reduce(divisible.documents.begin(), divisible.documents.end()) ==
+            divisible.S * ranks);
       const Batch share = share_of_batch(whole, rank, ranks);
+      CHECK(divisible.unmasked == share.unmasked);
       int64_t padded = 0;
       for (size_t d = 0; d < 4; ++d) {
         CHECK(share.documents[d] % (2 * ranks) == 0);

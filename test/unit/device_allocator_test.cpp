@@ -68,6 +68,46 @@ TEST_CASE("memory that another stream may still touch is not handed out") {
   CHECK(take(*device, compute, kMiB)->data == memory);
 }
 
+TEST_CASE("memory whose stream has waited for the others is handed out while all still run") {
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  Stream &compute = device->stream("compute"), &tp = device->stream("tp");
+  Gate gate;
+  gate.block(tp);
+  const auto touch = [](Stream& s, const char* name, const Buffer& b) {
+    s.launch({.name = name, .writes = {all_of(b)}}, [](const LaunchContext&) {});
+  };
+  const auto through_tp = [&](const Buffer& b) {
+    touch(compute, "make", b);
+    tp.wait(compute.record());
+    touch(tp, "gather", b);
+  };
+  // A step of layers, whose host is far ahead: every one takes the memory of the one before.
+  void* memory = nullptr;
+  for (int layer = 0; layer < 50; ++layer) {
+    const Buffer b = take(*device, compute, kMiB);
+    if (layer == 0) memory = b->data;
+    REQUIRE(b->data == memory);
+    through_tp(b);
+    compute.wait(tp.record());
+  }
+  // Dropped before its home waits; and a use after the event that home waits for.
+  Buffer early = take(*device, compute, kMiB);
+  through_tp(early);
+  early.reset();
+  CHECK(take(*device, compute, kMiB)->data != memory);
+  compute.wait(tp.record());
+  Buffer late = take(*device, compute, kMiB);
+  CHECK(late->data == memory);
+  through_tp(late);
+  const Event before = tp.record();
+  touch(tp, "again", late);
+  compute.wait(before);
+  late.reset();
+  CHECK(take(*device, compute, kMiB)->data != memory);
+  gate.open();
+  device->synchronize();  // the sanitizer has seen nothing wrong
+}
+
 TEST_CASE("a buffer that only a queued closure owns lives until that has run") {
   const auto device = Device::cpu(1);
   Stream &compute = device->stream("compute"), &dp = device->stream("dp");

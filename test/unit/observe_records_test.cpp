@@ -304,6 +304,17 @@ TEST_CASE("exposed is the time in which compute stood still for a communication"
   CHECK(first.at("dp").exposed_ns == 400);
   CHECK(first.at("dp").bytes == 700);
   CHECK(e.take().empty());
+
+  // A receive that was posted at 100, whose sender was ready at 400: compute waits from 200 on.
+  e.record({"receive", "pp_recv_0", 100, 500, 0, 300});
+  e.waited({"compute", "pp_recv_0", 200, 510});
+  e.record({"send", "pp_send_2", 500, 600, 80});
+  e.waited({"compute", "pp_send_2", 510, 600});
+  const auto pipeline = e.take();
+  REQUIRE(pipeline.size() == 1);
+  CHECK(pipeline.at("pp").busy_ns == 200);
+  CHECK(pipeline.at("pp").exposed_ns == 110 + 90);
+  CHECK(pipeline.at("pp").bytes == 80);
   CHECK(exposure_text(first).find("(27 %)") != std::string::npos);
 }
 

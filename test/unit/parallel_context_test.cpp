@@ -97,7 +97,7 @@ Values reference(const Problem& problem) {
   const auto core = local_attention(problem.heads());
   const Tensor qkv = wide(problem.qkv(on));
   const CoreResult forward = core->forward(step, qkv);
-  const Tensor dqkv = core->backward(step, qkv, forward, wide(problem.dout(on)));
+  const Tensor dqkv = core->backward(step, forward, wide(problem.dout(on)));
   return {forward.out_TN.to_host_float(on), dqkv.to_host_float(on)};
 }
 
@@ -166,7 +166,7 @@ std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, 
       forwards.push_back(cores.back()->forward(step, qkv));
     }
     for (size_t i = types.size(); i-- > 0;)
-      gradients[i] = cores[i]->backward(step, qkv, forwards[i], dout);
+      gradients[i] = cores[i]->backward(step, forwards[i], dout);
     for (size_t i = 0; i < types.size(); ++i)
       of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(on),
                                          gradients[i].to_host_float(on)};

@@ -131,6 +131,12 @@ TEST_CASE("tensor-parallel overlap asked for must be possible") {
        E,
        "comm_overlap.tp_comm_overlap_cfg",
        "ring_exchange"},
+      {"a weight gradient cannot be split",
+       1,
+       {"model.tp_comm_overlap_cfg={qkv_wgrad: {method: ring_exchange}}"},
+       E,
+       "comm_overlap.tp_comm_overlap_cfg",
+       "nothing to split"},
       {"dgrad with wgrad",
        1,
        {"model.tp_comm_overlap_cfg={qkv_dgrad: {method: pipeline}, qkv_wgrad: {method: bulk}}"},
@@ -397,6 +403,10 @@ TEST_CASE("the table tells each product's method, or why it has none") {
                                        {"tp_comm_overlap_rs", "fc2_fprop"}})
     CHECK(row({fmt::format("comm_overlap.{}=false", field)}, product) ==
           fmt::format("auto | none | comm_overlap.{} is false", field));
+  const Overrides bubbles{"distributed.pp_size=2", "distributed.tp_size=2",
+                          "distributed.pipeline.pp_schedule=zero_bubble"};
+  CHECK_THAT(row(bubbles, "fc1_wgrad"),
+             Contains("auto | none | the schedule puts weight gradients"));
   // Too short to be split, unless asked for by name.
   const Overrides shorter{"dataset.seq_length=128"};
   CHECK_THAT(row(shorter, "qkv_fprop"), Contains("auto | none | 128 rows make 4 chunks of 32"));
@@ -411,6 +421,13 @@ TEST_CASE("the table tells each product's method, or why it has none") {
   CHECK_THAT(row(ring, "qkv_dgrad"), Contains("ring_exchange | ring_exchange"));
   CHECK_THAT(row(ring, "qkv_wgrad"), Contains("none") && Contains("scatters its own result"));
   CHECK_THAT(row(ring, "fc1_fprop"), Contains("two at a time"));
+  // What only a GPU has is told to have no effect where the recipe gives it.
+  CHECK_THAT(row(ring, "*.num_sm"), Contains("- | none | num_sm, cga_size and set_sm_margin"));
+  CHECK(row({}, "*.num_sm") == "no row");
+  CHECK_THAT(row({"comm_overlap.tp_comm_overlap_cfg="
+                  "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora"},
+                 "proj_fprop"),
+             Contains("without fp8_buf"));
 }
 
 TEST_CASE("a feature without execution is refused by name") {

@@ -243,6 +243,20 @@ TEST_CASE("the world must be divisible as the recipe divides it") {
        W,
        "distributed.hierarchical_context_parallel_sizes",
        "leaves the 8 GPUs"},
+      {"levels without context parallelism",
+       1,
+       {"distributed.cp_comm_type=a2a+p2p",
+        "distributed.hierarchical_context_parallel_sizes=[2,2]"},
+       E,
+       nullptr,
+       ""},
+      {"levels are ignored then",
+       1,
+       {"distributed.cp_comm_type=a2a+p2p",
+        "distributed.hierarchical_context_parallel_sizes=[2,2]"},
+       W,
+       "distributed.hierarchical_context_parallel_sizes",
+       "cp_size is 1"},
   });
 }
 
@@ -543,4 +557,56 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
 
 TEST_CASE("Hydra's keys are ignored with a warning, as overrides too") {
   run({{"override", 1, {"model._target_=x"}, W, "model._target_", "Hydra"}});
+}
+
+TEST_CASE("lengths under sequence parallelism") {
+  run({
+      {"sp, cp and sequence",
+       6,
+       {"distributed.tp_size=2", "distributed.cp_size=3", "distributed.sequence_parallel=true",
+        "model.ffn_hidden_size=704", "dataset.seq_length=1023"},
+       E,
+       "dataset.seq_length",
+       "not a multiple of 2 x cp_size = 6"},
+      {"sp, cp and sequence of two chunks",
+       8,
+       {"distributed.tp_size=4", "distributed.cp_size=2", "distributed.sequence_parallel=true",
+        "dataset.seq_length=1020"},
+       E,
+       "dataset.seq_length",
+       "tp_size(4) x cp_size(2) = 8 parts, which do not divide its length 1020"},
+      {"sp and packs",
+       4,
+       {"distributed.tp_size=4", "distributed.sequence_parallel=true",
+        "packed_sequence.packed_sequence_size=1022"},
+       E,
+       "packed_sequence.packed_sequence_size",
+       "do not divide its length 1022"},
+      {"sp and packs, whatever the length of other samples",
+       4,
+       {"distributed.tp_size=4", "distributed.sequence_parallel=true", "dataset.seq_length=1022",
+        "packed_sequence.packed_sequence_size=2048"},
+       E,
+       nullptr,
+       ""},
+      {"sp and packs that ranks share are padded",
+       8,
+       {"distributed.tp_size=4", "distributed.cp_size=2", "distributed.sequence_parallel=true",
+        "packed_sequence.packed_sequence_size=2044"},
+       A,
+       "packed_sequence.packed_sequence_size",
+       "a rank's share of a pack to one of tp_size 4"},
+  });
+}
+
+TEST_CASE("the lengths that a hint names are legal for every rule about them") {
+  const Problems problems =
+      check(8, {"distributed.tp_size=4", "distributed.cp_size=2",
+                "distributed.sequence_parallel=true", "dataset.seq_length=1022"});
+  REQUIRE(problems.sorted().size() >= 1);
+  for (const auto& p : problems.sorted())
+    if (p.severity == Severity::error) {
+      CHECK(p.field == "dataset.seq_length");
+      CHECK(p.hint.find("1016 or 1024") != std::string::npos);
+    }
 }

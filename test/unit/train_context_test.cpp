@@ -1,5 +1,6 @@
 // Context parallelism against the single rank: losses, gradients, weights; watched by the stream
 // sanitizer.
+#include <algorithm>
 #include <filesystem>
 
 #include <catch2/catch.hpp>
@@ -149,24 +150,6 @@ TEST_CASE("a sliding window reaches over the ranks that share a sequence") {
 
 namespace {
 
-// Every sample is documents of 1 to 10 tokens, and a masked rest: no length is a multiple of
-// anything.
-class PackedCountingData : public CountingData {
- public:
-  void sample(int64_t index, Sample& out) const override {
-    CountingData::sample(index, out);
-    out.documents.clear();
-    for (int64_t at = 0, d = 0; at < kSeq; ++d) {
-      const auto drawn = int64_t(1 + uniform_below(11, uint64_t(index * kSeq + d), 10));
-      const int64_t length = std::min(drawn, kSeq - at);
-      for (int64_t s = 0; s < length; ++s) out.position[size_t(at + s)] = int32_t(s);
-      out.documents.push_back(length);
-      at += length;
-      if (at == kSeq) std::fill(out.label.end() - length, out.label.end(), -1);
-    }
-  }
-};
-
 // Each of the packed documents in a sample of its own.
 class AloneCountingData : public CountingData {
  public:
@@ -231,6 +214,16 @@ TEST_CASE("packed documents do not see each other") {
     Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), data);
     return t.evaluate(ValidationLoader(data, samples, {.micro_batch = 1}));
   };
+  // Which is what a step says about its attention: of two samples here.
+  int64_t pairs = 0;
+  for (const int64_t i : {0, 1}) {
+    Sample sample;
+    PackedCountingData().sample(i, sample);
+    for (const int64_t length : sample.documents) pairs += length * length;
+  }
+  Trainer t(*device, packed, gpt_config(packed.model, kVocab, kSeq),
+            std::make_shared<PackedCountingData>());
+  CHECK(t.step().attended == pairs / (2 * kSeq));
   const auto alone = std::make_shared<AloneCountingData>(5);
   CHECK(loss(packed, std::make_shared<PackedCountingData>(), 5) ==
         Approx(loss(plain, alone, alone->size())).epsilon(1e-6));
@@ -303,5 +296,52 @@ TEST_CASE("what is not finite is told by the rank whose positions it came from")
     CAPTURE(c.name, messages[0], messages[1], messages[2], messages[3]);
     CHECK(messages[0].find("run: step 1") == 0);
     for (const size_t rank : {1, 2, 3}) CHECK(messages[rank].find("comm: step 1") == 0);
+  }
+}
+
+// Queries that see no key of a block have a log-sum of -inf, and ranks without a real column of the
+// vocabulary a maximum of -inf: an overflow behind them is what is told.
+TEST_CASE("infinities that mean something are not taken for trouble") {
+  struct Case {
+    int ranks;
+    Changes layout;
+    std::vector<std::string> places;
+  };
+  const std::vector<std::string> qkv{"matmul_qkv_fwd", "layers.1.attention"};
+  const std::vector<Case> cases{
+      {2, with(kPacked, cp_of(2, "p2p")), qkv},
+      {2, with(kPacked, cp_of(2, "all_gather")), qkv},
+      {4, with(with(kPacked, cp_of(4, "a2a+p2p")), kLevels), qkv},
+      {4, {"distributed.tp_size=4", "model.num_query_groups=4"}, {"", ""}}};
+  for (const Case& c : cases) {
+    const bool of_loss = c.places[0].empty();
+    const Recipe r = tiny(with(c.layout, {"distributed.strategy=megatron_ddp"}), c.ranks);
+    const GptConfig config = gpt_config(r.model, kVocab, sample_length(r), r.distributed.tp_size);
+    std::vector<std::string> messages(size_t(c.ranks));
+    run_thread_ranks(c.ranks, [&](World& world) {
+      const auto device = Device::cpu(1, {.stream_sanitizer = true});
+      std::shared_ptr<CountingData> data = std::make_shared<PackedCountingData>();
+      if (of_loss) data = std::make_shared<CountingData>();
+      Trainer t(*device, r, config, data, world);
+      t.change_weights([&] {
+        // Finite, but their products are not; where the loss is meant, in its gradient alone.
+        Parameter* p =
+            t.params().find(of_loss ? "final_norm.weight" : "layers.1.attention.qkv.weight");
+        std::vector<float> values(size_t(p->whole_shape().count()), of_loss ? 1e38f : 3e38f);
+        t.params().set_master(t.compute(), *p, values);
+      });
+      try {
+        t.step();
+      } catch (const Error& e) {
+        messages[size_t(world.rank())] = e.message();
+      }
+    });
+    for (const std::string& message : messages) {
+      CAPTURE(c.layout, message);
+      CHECK(message.find("attention_block") == std::string::npos);
+      CHECK(message.find("cross_entropy_sums") == std::string::npos);
+    }
+    for (const std::string& place : c.places)
+      CHECK(std::ranges::any_of(messages, [&](const auto& m) { return m.find(place) != m.npos; }));
   }
 }

@@ -1,4 +1,6 @@
 // The plan against the run: parameters, and memory by category, of what exists.
+#include <map>
+
 #include <catch2/catch.hpp>
 
 #include "comm/thread/thread_transport.h"
@@ -158,6 +160,7 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       "train.global_batch_size=2", "train.micro_batch_size=1",
       "dataset.seq_length=512",    "distributed.strategy=megatron_ddp",
       "distributed.cp_size=4",     "distributed.hierarchical_context_parallel_sizes=[2,2]"};
+  std::map<std::string, double> kept;
   for (const char* type : {"p2p", "all_gather", "a2a", "a2a+p2p", "[p2p,p2p,a2a,a2a,p2p,a2a]"})
     for (const char* precision : {"fp32", "bf16_mixed"}) {
       Overrides all = base;
@@ -177,10 +180,16 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
         buffers = device->allocator().usage(MemoryCategory::buffers);
         total = device->allocator().total();
       });
+      if (precision == std::string("fp32")) kept[type] = double(activations.peak);
       CAPTURE(type, precision, planned.buffers, buffers.peak);
       CHECK(planned.activations + planned.logits == Approx(double(activations.peak)).epsilon(0.1));
       CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
     }
+  // Heads that were exchanged are kept in place of a rank's own; only outputs are kept both ways.
+  for (const char* type : {"a2a", "a2a+p2p"}) {
+    CAPTURE(type);
+    CHECK(kept[type] - kept["p2p"] == Approx(6 * (512 / 4) * 192 * 4).epsilon(0.02));
+  }
 }
 
 TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's step takes") {
@@ -189,13 +198,16 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
       for (const bool sequence : {false, true})
         for (const char* precision : {"fp32", "bf16_mixed"}) {
           if (sequence != (family == std::string("model.architecture=llama")) && tp == 2) continue;
-          const Recipe r = recipe({family, "model.num_query_groups=4", "model.hidden_size=192",
-                                   fmt::format("mixed_precision={}", precision),
-                                   fmt::format("distributed.tp_size={}", tp),
-                                   fmt::format("distributed.sequence_parallel={}", sequence)},
-                                  tp);
+          // Two heads of keys and values for four ranks.
+          const int kv = tp == 4 && family == std::string("model.architecture=llama") ? 2 : 4;
+          const Recipe r =
+              recipe({family, fmt::format("model.num_query_groups={}", kv), "model.hidden_size=192",
+                      fmt::format("mixed_precision={}", precision),
+                      fmt::format("distributed.tp_size={}", tp),
+                      fmt::format("distributed.sequence_parallel={}", sequence)},
+                     tp);
           const MemoryEstimate planned = peak_memory(r, layout_of(r, tp), kVocab);
-          MemoryUsage total, params;
+          MemoryUsage total, params, activations;
           run_thread_ranks(tp, [&](World& world) {
             const auto device = Device::cpu(1, {});
             Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, tp),
@@ -205,12 +217,37 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
             if (world.rank() != 0) return;
             total = device->allocator().total();
             params = device->allocator().usage(MemoryCategory::params);
+            activations = device->allocator().usage(MemoryCategory::activations);
           });
           CAPTURE(family, tp, sequence, precision, planned.activations, planned.logits,
                   planned.buffers);
           CHECK(planned.params == Approx(double(params.peak)).epsilon(0.1));
+          CHECK(planned.activations + planned.logits ==
+                Approx(double(activations.peak)).epsilon(0.1));
           CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
         }
+}
+
+TEST_CASE("a step of many micro-batches takes no more memory from the system than one of few") {
+  for (const char* layout : {"distributed.tp_size=2", "distributed.cp_size=2"}) {
+    int64_t reserved[2] = {};
+    for (const int micro_batches : {2, 12}) {
+      const Recipe r = recipe(
+          {"model.num_query_groups=4", "model.hidden_size=192", "train.micro_batch_size=1",
+           "dataset.seq_length=512", fmt::format("train.global_batch_size={}", micro_batches),
+           layout, "distributed.sequence_parallel=true", "distributed.strategy=megatron_ddp"},
+          2);
+      run_thread_ranks(2, [&](World& world) {
+        const auto device = Device::cpu(1, {});
+        Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, 2),
+                        std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+        trainer.step();
+        if (world.rank() == 0) reserved[micro_batches > 2] = device->allocator().reserved().peak;
+      });
+    }
+    CAPTURE(layout, reserved[0], reserved[1]);
+    CHECK(double(reserved[1]) <= 1.1 * double(reserved[0]));
+  }
 }
 
 TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any world") {

@@ -10,6 +10,7 @@
 #include "train/model_setup.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
+#include "train_pieces.h"
 #include "train_testing.h"
 
 using namespace mtrain;
@@ -28,28 +29,11 @@ Changes with(Changes a, const Changes& b) {
 // Rows on three of four ranks, of which the third has a part: 128 rows each.
 constexpr int64_t kWords = 300;
 
-// A rank's elements of a parameter.
-struct Piece {
-  std::vector<ElementRun> runs;
-  std::vector<float> values;
-};
-using Pieces = std::map<std::string, Piece>;
-
 struct Result {
   std::vector<double> losses, norms;
   double evaluation = 0;
   Pieces first_grads, weights;  // gradients only where they stay whole
 };
-
-Pieces pieces(Trainer& t, const std::function<Tensor(ParamUnit&)>& whole) {
-  Pieces all;
-  for (ParamUnit* unit : t.params().units()) {
-    const Tensor values = whole(*unit);
-    for (const Parameter* p : unit->params)
-      all[p->name] = {p->runs(), values.flat(p->begin, p->shape).to_host<float>(t.compute())};
-  }
-  return all;
-}
 
 struct Setup {
   Recipe recipe;
@@ -97,42 +81,6 @@ std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_t steps
     results[size_t(rank.rank())] = train(setup, rank.device, rank.world, steps);
   });
   return results;
-}
-
-// The layout-free tensor from the ranks' pieces: what several have must be the same bits.
-std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,
-                            const std::string& name) {
-  std::map<int64_t, float> elements;
-  bool same = true;
-  for (const Result& r : ranks) {
-    const Piece& piece = (r.*which).at(name);
-    for (const ElementRun& run : piece.runs)
-      for (int64_t i = 0; i < run.count; ++i) {
-        const float value = piece.values[size_t(run.here + i)];
-        same = same && elements.emplace(run.whole + i, value).first->second == value;
-      }
-  }
-  INFO(name);
-  CHECK(same);
-  std::vector<float> whole;
-  for (const auto& [index, value] : elements) whole.push_back(value);
-  CHECK(elements.rbegin()->first == int64_t(whole.size()) - 1);
-  return whole;
-}
-
-void check_tensors(const Result& one, const std::vector<Result>& ranks, Pieces Result::*which,
-                   double bound) {
-  for (const auto& [name, piece] : one.*which) {
-    const auto got = assemble(ranks, which, name), want = assemble({one}, which, name);
-    REQUIRE(got.size() == want.size());
-    double difference = 0, size = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      difference += std::pow(double(got[i]) - double(want[i]), 2);
-      size += std::pow(double(want[i]), 2);
-    }
-    INFO(name << " relative L2 " << std::sqrt(difference / size));
-    CHECK(difference <= bound * bound * size);
-  }
 }
 
 Changes layout(int tp, bool sequence, const Changes& more = {}) {

@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kPieceBytes = 1 << 20;   // a longer one would hold its connection for too long
 constexpr int64_t kDirectBytes = 8 << 10;  // up to here latency counts, not bandwidth
 constexpr int64_t kScratchBytes = 4 << 20;
+constexpr auto kPartingTime = std::chrono::nanoseconds(std::chrono::seconds(5));
 
 const char* name(Reduce op) {
   return op == Reduce::sum ? "sum" : op == Reduce::max ? "maximum" : "average";
@@ -46,6 +47,10 @@ class GlooCommunicator : public Communicator {
         ranks_(mesh_->ranks()),
         sent_(size_t(ranks_)),
         received_(size_t(ranks_)) {}
+
+  ~GlooCommunicator() override {
+    if (!dead_ && !aborted_) mesh_->part(Clock::now() + std::min(timeout_, kPartingTime));
+  }
 
   void all_reduce(Span data, Reduce op, const LaunchContext&) override {
     collective(
@@ -110,7 +115,8 @@ class GlooCommunicator : public Communicator {
         });
   }
 
-  void exchange(const std::vector<Transfer>& transfers, const LaunchContext&) override {
+  void exchange(const std::vector<Transfer>& transfers, Clock::time_point,
+                const LaunchContext&) override {
     // Slots count the messages of each direction between two ranks, which only these two know.
     call({calls_, "messages", true}, [&] {
       for (const Transfer& t : transfers) {

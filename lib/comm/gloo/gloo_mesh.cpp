@@ -23,6 +23,7 @@ namespace mtrain {
 namespace {
 
 constexpr uint64_t kNeverSent = std::numeric_limits<uint64_t>::max();  // a slot
+constexpr uint64_t kParting = kNeverSent - 1;
 
 bool has_address(int fd, const sockaddr_storage& wanted) {
   sockaddr_storage own{};
@@ -142,6 +143,22 @@ void GlooMesh::await_send(int to, Clock::time_point deadline) {
 void GlooMesh::await_receive(int from, Clock::time_point deadline) {
   guarded(from, false, deadline,
           [&] { peers_[size_t(from)].buffer->waitRecv(nullptr, left(deadline)); });
+}
+
+void GlooMesh::part(Clock::time_point deadline) noexcept {
+  const auto with_peers = [&](const auto& f) {
+    for (int r = 0; r < ranks_; ++r) {
+      try {
+        if (r != rank_) f(r);
+      } catch (const CallFailure&) {
+        // It has gone.
+      }
+    }
+  };
+  with_peers([&](int r) { receive(r, kParting, nullptr, 0); });
+  with_peers([&](int r) { send(r, kParting, nullptr, 0); });
+  with_peers([&](int r) { await_receive(r, deadline); });
+  with_peers([&](int r) { await_send(r, deadline); });
 }
 
 void GlooMesh::break_off() noexcept {

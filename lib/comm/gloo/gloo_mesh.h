@@ -41,6 +41,10 @@ class GlooMesh {
   void await_send(int to, Clock::time_point deadline);
   void await_receive(int from, Clock::time_point deadline);
 
+  // Returns when every peer has called it too, has gone, or `deadline` has come. A connection that
+  // breaks while a peer still waits for its last pieces would take them from it.
+  void part(Clock::time_point deadline) noexcept;
+
   // Breaks every connection: pending pieces of all ranks fail. Any thread.
   void break_off() noexcept;
   // The same, and no memory is touched any more when it returns.

@@ -100,7 +100,8 @@ class NcclCommunicator : public Communicator {
                context, [&] { return api_->broadcast(data, root, comm_, context.cuda); });
   }
 
-  void exchange(const std::vector<Transfer>& transfers, const LaunchContext& context) override {
+  void exchange(const std::vector<Transfer>& transfers, Clock::time_point,
+                const LaunchContext& context) override {
     std::set<int> peers;
     for (const Transfer& t : transfers) peers.insert(t.peer);
     call({collectives_, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true},

@@ -88,10 +88,10 @@ class Slowdown {
  public:
   explicit Slowdown(double factor) : factor_(factor) {}
 
-  void run(const Work& work) {
-    if (factor_ <= 1) return work({});
+  void run(const Work& work, const LaunchContext& context) {
+    if (factor_ <= 1) return work(context);
     const int64_t begin = now_ns(), used = processor_ns();
-    work({});
+    work(context);
     // Where others held the processor, work took longer already, and later work makes up for it.
     owed_ns_ += int64_t(factor_ * double(processor_ns() - used)) - (now_ns() - begin);
     owed_ns_ = std::max(owed_ns_, -kForgotten);
@@ -205,19 +205,22 @@ class CpuStream : public StreamBackend {
     try {
       TimingSink* const sink = item.tag.sink;
       const int64_t begin = sink ? now_ns() : 0;
-      item.own ? slowdown_.run(item.work) : item.work({});
-      if (sink) tell(*sink, item.tag, begin, now_ns());
+      int64_t idle = 0;
+      const LaunchContext context{.idle_ns = &idle};
+      item.own ? slowdown_.run(item.work, context) : item.work(context);
+      if (sink) tell(*sink, item.tag, begin, now_ns(), idle);
     } catch (...) {
       const auto failure = std::current_exception();
       progress_->fail(item.own ? with_culprit(failure, item.tag, name_) : failure);
     }
   }
 
-  void tell(TimingSink& sink, const LaunchTag& tag, int64_t begin, int64_t end) const {
+  void tell(TimingSink& sink, const LaunchTag& tag, int64_t begin, int64_t end,
+            int64_t idle) const {
     if (tag.waits_for)
       sink.waited({name_.c_str(), tag.waits_for, begin, end});
     else
-      sink.record({tag.name, name_.c_str(), begin, end, tag.wire_bytes});
+      sink.record({tag.name, name_.c_str(), begin, end, tag.wire_bytes, idle});
   }
 
   std::string name_;

@@ -109,7 +109,7 @@ class CudaStream : public StreamBackend {
     ++enqueued_;
     auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
     try {
-      work({stream_, late_});
+      work({.cuda = stream_, .late = late_});
     } catch (...) {
       std::rethrow_exception(with_culprit(std::current_exception(), tag, name_));
     }

@@ -28,12 +28,11 @@ class A2aAttention : public AttentionCore {
     return {out.finish(), std::move(kept)};
   }
 
-  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
-                  const Tensor& dout_TN) override {
+  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const std::vector<Piece>&>(forward.kept);
     HeadsIn in(e, step.compute, dout_TN, {heads_.A * heads_.D});
-    HeadsOut out(e, step.compute, qkv_sections(), qkv_TN.dtype());
+    HeadsOut out(e, step.compute, qkv_sections(), dout_TN.dtype());
     for (int64_t p = 0; p < pieces_; ++p) {
       const Piece& piece = kept[size_t(p)];
       out.put(p, ops::attention_backward(step.compute, dims(e), piece.qkv_TN, step.seq.cu_seqlens,
@@ -43,7 +42,8 @@ class A2aAttention : public AttentionCore {
   }
 
  private:
-  // Of whole sequences. Kept, since a second exchange in backward would cost more than the memory.
+  // Of whole sequences, and in place of what was exchanged; the output alone is kept both ways,
+  // since a second exchange in backward would cost more than the memory.
   struct Piece {
     Tensor qkv_TN;
     ops::AttentionResult result;

@@ -28,12 +28,11 @@ class A2aP2pAttention : public AttentionCore {
     return {out.finish(), Kept{qkv, std::move(result)}};
   }
 
-  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
-                  const Tensor& dout_TN) override {
+  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
     const Tensor dout = HeadsIn(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);
-    HeadsOut out(e, step.compute, qkv_sections(), qkv_TN.dtype());
+    HeadsOut out(e, step.compute, qkv_sections(), dout_TN.dtype());
     out.put(0, ring_.backward(step.compute, ring_sequence(step), kept.qkv_TN, kept.result, dout));
     return out.finish();
   }

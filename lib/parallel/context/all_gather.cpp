@@ -22,14 +22,13 @@ class AllGatherAttention : public AttentionCore {
       const Tensor kv = gather.next();
       attend(compute, seq, p, qkv_TN, kv, {out, lse_of(lse, p)});
     }
-    return {out, lse};
+    return {out, Kept{qkv_TN, lse}};
   }
 
-  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
-                  const Tensor& dout_TN) override {
+  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
-    const auto& lse = std::any_cast<const Tensor&>(forward.kept);
+    const auto& [qkv_TN, lse] = std::any_cast<const Kept&>(forward.kept);
     const DType dtype = qkv_TN.dtype();
     const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
     const Tensor dq =
@@ -63,6 +62,10 @@ class AllGatherAttention : public AttentionCore {
   }
 
  private:
+  struct Kept {
+    Tensor qkv_TN, lse;
+  };
+
   // Keys and values of one piece of heads after the other; the next travels meanwhile.
   class Gather {
    public:

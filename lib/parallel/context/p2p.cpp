@@ -12,15 +12,19 @@ class P2pAttention : public AttentionCore {
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     const auto r = ring_.forward(step.compute, sequence(step), qkv_TN);
-    return {r.out_TN, r.lse};
+    return {r.out_TN, Kept{qkv_TN, r.lse}};
   }
-  Tensor backward(Step& step, const Tensor& qkv_TN, const CoreResult& forward,
-                  const Tensor& dout_TN) override {
-    return ring_.backward(step.compute, sequence(step), qkv_TN,
-                          {forward.out_TN, std::any_cast<const Tensor&>(forward.kept)}, dout_TN);
+  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
+    const auto& kept = std::any_cast<const Kept&>(forward.kept);
+    return ring_.backward(step.compute, sequence(step), kept.qkv_TN, {forward.out_TN, kept.lse},
+                          dout_TN);
   }
 
  private:
+  struct Kept {
+    Tensor qkv_TN, lse;
+  };
+
   static ContextSequence sequence(const Step& step) {
     return {step.seq.B, step.seq.S, step.seq.documents};
   }
