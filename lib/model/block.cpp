@@ -16,10 +16,4 @@ Hidden Block::forward(Step& step, Hidden h) {
   return h;
 }
 
-Tensor Block::backward(Step& step, Tensor d_TH) {
-  for (auto it = segments_.rbegin(); it != segments_.rend(); ++it)
-    d_TH = (*it)->backward(step, d_TH);
-  return d_TH;
-}
-
 }  // namespace mtrain

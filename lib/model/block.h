@@ -14,7 +14,9 @@ class Block {
   Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
         bool recompute_core, const ModelParts& parts);
   Hidden forward(Step& step, Hidden h);
-  Tensor backward(Step& step, Tensor d_TH);
+
+  size_t size() const { return segments_.size(); }
+  Segment& segment(size_t i) { return *segments_[i]; }
 
  private:
   std::vector<std::unique_ptr<Segment>> segments_;

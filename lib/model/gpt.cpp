@@ -1,6 +1,7 @@
 #include "model/gpt.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/math.h"
 
@@ -34,6 +35,16 @@ Shape Gpt::hidden_shape(const SequenceInfo& seq) const {
   return {tensor_->sequence() ? exact_div(seq.T(), int64_t(tensor_->size())) : seq.T(), c_.hidden};
 }
 
+std::vector<ParamUnit*> Gpt::units() const {
+  std::vector<ParamUnit*> all = embedding_units_;
+  all.insert(all.end(), block_units_.begin(), block_units_.end());
+  if (!part_.head) return all;
+  all.push_back(head_unit_);
+  if (c_.tied_embeddings && std::ranges::find(all, table_unit_) == all.end())
+    all.push_back(table_unit_);
+  return all;
+}
+
 // The head's gradients come together with the loss; but for its norm's, for which its unit stays.
 void Gpt::before_head(Step& step) {
   UnitUse& use = step.units();
@@ -56,93 +67,126 @@ void Gpt::after_head(Step& step) {
 
 Tensor Gpt::forward(Step& step, const MicroBatch& batch, const LossRequest& request,
                     const Tensor& x_TH) {
-  const Hidden h = run_blocks(step, batch, x_TH);
-  if (!part_.head) return materialize(step, h);
-  before_head(step);
-  head_->loss(step, h, request);
-  after_head(step);
-  return {};
+  return forward_pass(step, batch, request, x_TH).finish();
 }
 
 Tensor Gpt::backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH) {
-  UnitUse& use = step.units();
-  Tensor d_TH = dy_TH;
-  if (part_.head) {
-    d_TH = head_->backward(step);
-    use.after_backward(*head_unit_);
-  }
-  for (auto g = groups_.rbegin(); g != groups_.rend(); ++g)
-    d_TH = backward_group(step, *g, std::move(d_TH));
-  if (part_.embedding) {
-    for (ParamUnit* u : embedding_units_) use.before_backward(*u);
-    embedding_->backward(step, batch.input_T, d_TH);
-    for (ParamUnit* u : embedding_units_) use.after_backward(*u);
-    d_TH = {};
-  }
-  MT_CHECK(step.stash.empty(), "activations left after backward");
-  return d_TH;
+  return backward_pass(step, batch, dy_TH).finish();
 }
 
 Tensor Gpt::logits(Step& step, const MicroBatch& batch) {
-  const Hidden h = run_blocks(step, batch, {});
+  StagePass pass = blocks_pass(step, batch, {});
+  pass.finish();
   before_head(step);
-  const Tensor logits = head_->logits(step, h);
+  const Tensor logits = head_->logits(step, pass.h_);
   after_head(step);
   return logits;
 }
 
-Hidden Gpt::run_blocks(Step& step, const MicroBatch& batch, const Tensor& x_TH) {
-  Hidden h{x_TH, {}};
-  if (part_.embedding) {
-    for (ParamUnit* u : embedding_units_) step.units().before_forward(*u);
-    h.x_TH = embedding_->forward(step, batch.input_T);
-    for (ParamUnit* u : embedding_units_) step.units().after_forward(*u);
-  }
-  MT_CHECK(h.x_TH, "stage from layer {} on without its input", part_.begin);
-  for (const Group& g : groups_) h = forward_group(step, g, std::move(h));
-  return h;
+StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request,
+                            const Tensor& x_TH) {
+  StagePass pass = blocks_pass(step, batch, x_TH);
+  if (part_.head)
+    pass.add({-1, "head"}, [this, request](StagePass& p) {
+      before_head(p.step_);
+      head_->loss(p.step_, std::exchange(p.h_, {}), request);
+      after_head(p.step_);
+    });
+  else
+    pass.add({-1, "output"},
+             [](StagePass& p) { p.result_ = materialize(p.step_, std::exchange(p.h_, {})); });
+  return pass;
 }
 
-Hidden Gpt::forward_group(Step& step, const Group& g, Hidden h) {
+StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH) {
+  MT_CHECK(part_.embedding || x_TH, "stage from layer {} on without its input", part_.begin);
+  StagePass pass(step);
+  pass.h_.x_TH = x_TH;
+  if (part_.embedding)
+    pass.add({-1, "embedding"}, [this, &batch](StagePass& p) {
+      UnitUse& use = p.step_.units();
+      for (ParamUnit* u : embedding_units_) use.before_forward(*u);
+      p.h_.x_TH = embedding_->forward(p.step_, batch.input_T);
+      for (ParamUnit* u : embedding_units_) use.after_forward(*u);
+    });
+  for (const Group& g : groups_)
+    for (size_t i = g.begin; i < g.end; ++i)
+      for (size_t s = 0; s < blocks_[i].size(); ++s)
+        pass.add({int64_t(i), blocks_[i].segment(s).name()},
+                 [this, &g, i, s](StagePass& p) { forward_segment(p, g, i, s); });
+  return pass;
+}
+
+void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
+  Step& step = p.step_;
   const bool keep = step.training && !g.recompute;
-  if (step.training && g.recompute) {
-    h = {materialize(step, h), {}};
-    step.stash.push(h.x_TH);
+  if (segment == 0) {
+    if (step.training && g.recompute && layer == g.begin) {
+      p.h_ = {materialize(step, p.h_), {}};
+      step.stash.push(p.h_.x_TH);
+    }
+    step.units().before_forward(*block_units_[layer]);
   }
-  for (size_t i = g.begin; i < g.end; ++i) {
-    // Recomputed, or forward only: activations go to a stash that dies with the layer.
-    Stash discarded;
-    Step inner = step.with(discarded);
-    step.units().before_forward(*block_units_[i]);
-    h = blocks_[i].forward(keep ? step : inner, std::move(h));
-    step.units().after_forward(*block_units_[i]);
-  }
-  return h;
+  // Recomputed, or forward only: activations go to a stash that is emptied with the layer.
+  Step inner = step.with(p.not_kept_);
+  p.h_ = blocks_[layer].segment(segment).forward(keep ? step : inner, p.h_);
+  if (segment + 1 < blocks_[layer].size()) return;
+  p.not_kept_ = {};
+  step.units().after_forward(*block_units_[layer]);
 }
 
-Tensor Gpt::backward_group(Step& step, const Group& g, Tensor d_TH) {
-  Stash again;
-  Step inner = step.with(again);
-  UnitUse& use = step.units();
-  if (g.recompute) {
-    Hidden h{step.stash.pop<Tensor>(), {}};
-    for (size_t i = g.begin; i < g.end; ++i) {
-      const bool last = i + 1 == g.end;  // its backward comes next
-      if (last)
-        use.before_backward(*block_units_[i]);
-      else
-        use.before_recompute(*block_units_[i], block_units_[i + 1]);
-      h = blocks_[i].forward(inner, std::move(h));
-      if (!last) use.after_forward(*block_units_[i]);
-    }
+StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH) {
+  StagePass pass(step);
+  pass.empties_stash_ = true;
+  pass.result_ = dy_TH;
+  if (part_.head)
+    pass.add({-1, "head"}, [this](StagePass& p) {
+      p.result_ = head_->backward(p.step_);
+      p.step_.units().after_backward(*head_unit_);
+    });
+  for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
+    if (g->recompute)
+      for (size_t i = g->begin; i < g->end; ++i)
+        pass.add({int64_t(i), "recompute"},
+                 [this, &group = *g, i](StagePass& p) { recompute(p, group, i); });
+    for (size_t i = g->end; i-- > g->begin;)
+      for (size_t s = blocks_[i].size(); s-- > 0;)
+        pass.add({int64_t(i), blocks_[i].segment(s).name()},
+                 [this, &group = *g, i, s](StagePass& p) { backward_segment(p, group, i, s); });
   }
-  Step& from = g.recompute ? inner : step;
-  for (size_t i = g.end; i-- > g.begin;) {
-    if (!g.recompute || i + 1 < g.end) use.before_backward(*block_units_[i]);
-    d_TH = blocks_[i].backward(from, std::move(d_TH));
-    use.after_backward(*block_units_[i]);
-  }
-  return d_TH;
+  if (part_.embedding)
+    pass.add({-1, "embedding"}, [this, &batch](StagePass& p) {
+      UnitUse& use = p.step_.units();
+      for (ParamUnit* u : embedding_units_) use.before_backward(*u);
+      embedding_->backward(p.step_, batch.input_T, std::exchange(p.result_, {}));
+      for (ParamUnit* u : embedding_units_) use.after_backward(*u);
+    });
+  return pass;
+}
+
+void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
+  UnitUse& use = p.step_.units();
+  if (layer == g.begin) p.h_ = {p.step_.stash.pop<Tensor>(), {}};
+  const bool last = layer + 1 == g.end;  // its backward comes next
+  if (last)
+    use.before_backward(*block_units_[layer]);
+  else
+    use.before_recompute(*block_units_[layer], block_units_[layer + 1]);
+  Step inner = p.step_.with(p.not_kept_);
+  p.h_ = blocks_[layer].forward(inner, std::move(p.h_));
+  if (last)
+    p.h_ = {};
+  else
+    use.after_forward(*block_units_[layer]);
+}
+
+void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
+  UnitUse& use = p.step_.units();
+  const bool first = segment + 1 == blocks_[layer].size();
+  if (first && (!g.recompute || layer + 1 < g.end)) use.before_backward(*block_units_[layer]);
+  Step inner = p.step_.with(p.not_kept_);
+  p.result_ = blocks_[layer].segment(segment).backward(g.recompute ? inner : p.step_, p.result_);
+  if (segment == 0) use.after_backward(*block_units_[layer]);
 }
 
 }  // namespace mtrain

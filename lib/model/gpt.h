@@ -8,6 +8,7 @@
 #include "model/block.h"
 #include "model/embedding.h"
 #include "model/head.h"
+#include "model/stage_pass.h"
 
 namespace mtrain {
 
@@ -51,11 +52,20 @@ class Gpt {
   // The mirror of the last forward() with this stash; accumulates every parameter's gradient.
   // dy_TH: of what forward() returned. Returns that of x_TH.
   Tensor backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
+  // The same in parts. They use `batch` and what `step` refers to until they are done.
+  StagePass forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request,
+                         const Tensor& x_TH = {});
+  StagePass backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
   // (T, this rank's rows of the padded vocabulary), fp32.
   Tensor logits(Step& step, const MicroBatch& batch);
 
   const GptConfig& config() const { return c_; }
   const GptPart& part() const { return part_; }
+  // Of all the parameters that it uses.
+  std::vector<ParamUnit*> units() const;
+  // Units of its parameters before the head's, which are the first of a ParamStore to which it is
+  // the first to add.
+  size_t units_before_head() const { return embedding_units_.size() + block_units_.size(); }
   // Of this rank's rows of what goes from stage to stage.
   Shape hidden_shape(const SequenceInfo& seq) const;
 
@@ -64,11 +74,13 @@ class Gpt {
     size_t begin, end;  // of blocks_
     bool recompute;
   };
-  Hidden run_blocks(Step& step, const MicroBatch& batch, const Tensor& x_TH);
+  // Up to the head.
+  StagePass blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH);
   void before_head(Step& step);
   void after_head(Step& step);
-  Hidden forward_group(Step& step, const Group& g, Hidden h);
-  Tensor backward_group(Step& step, const Group& g, Tensor d_TH);
+  void forward_segment(StagePass& p, const Group& g, size_t layer, size_t segment);
+  void recompute(StagePass& p, const Group& g, size_t layer);
+  void backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment);
 
   // The output layer has the embedding's table, which becomes ready with the embedding.
   bool borrows_table() const { return c_.tied_embeddings && !part_.shares_table; }

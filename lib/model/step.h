@@ -64,6 +64,9 @@ class UnitUse {
   virtual void after_backward(ParamUnit&) {}   // gradients stay until they are ready
   // Gradients to add to, of a unit whose own backward comes later.
   virtual void before_grads(ParamUnit&) {}
+  // Its values are on their way from here on, and stay through all uses until they are let go.
+  virtual void keep(ParamUnit&) {}
+  virtual void let_go(ParamUnit&) {}
 };
 
 struct Step {

@@ -1,5 +1,6 @@
 #include "model/wgrad_queue.h"
 
+#include <cstddef>
 #include <utility>
 
 namespace mtrain {
@@ -25,6 +26,19 @@ size_t WgradQueue::drain(size_t most) {
     finish(entry);
   }
   return ran;
+}
+
+void WgradQueue::drain_behind(size_t kept) {
+  while (held_.size() > kept) {
+    Entry entry = std::move(held_[kept]);
+    held_.erase(held_.begin() + std::ptrdiff_t(kept));
+    finish(entry);
+  }
+}
+
+void WgradQueue::hand_over(WgradQueue& other) {
+  for (Entry& entry : held_) other.held_.push_back(std::move(entry));
+  held_.clear();
 }
 
 void WgradQueue::finish(Entry& entry) {

@@ -30,6 +30,10 @@ class WgradQueue {
       bool on);  // from now on entries wait (true) or run at once (false; held ones keep waiting)
   size_t drain(size_t most =
                    SIZE_MAX);  // runs up to `most` held entries, oldest first; returns how many ran
+  // Runs the held entries behind the `kept` oldest.
+  void drain_behind(size_t kept);
+  // Held entries go on waiting there.
+  void hand_over(WgradQueue& other);
   size_t held() const { return held_.size(); }
 
  private:

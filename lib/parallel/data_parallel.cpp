@@ -13,7 +13,7 @@ class OverRanks : public DataParallel {
     else if (o.shard == Shard::parameters)
       values_ = sharded_params(params, groups_, o.gather);
     else
-      values_ = gathered_params(params, groups_, o.overlap_param_gather);
+      values_ = gathered_params(params, groups_, o.gather_updated);
     if (o.shard == Shard::gradients || o.shard == Shard::parameters)
       grads_ = sharded_grads(params, groups_, o.reduce, o.defer_reduce, o.overlap_grad_reduce);
     else
@@ -35,6 +35,8 @@ class OverRanks : public DataParallel {
   void after_backward(ParamUnit& u) override { values_->after_backward(u); }
 
   void before_grads(ParamUnit& u) override { grads_->before_grads(u); }
+  void keep(ParamUnit& u) override { values_->keep(u); }
+  void let_go(ParamUnit& u) override { values_->let_go(u); }
 
   void begin_step(int64_t micro_batches) override { grads_->begin_step(micro_batches); }
   void grad_ready(Parameter& p) override { grads_->ready(p); }

@@ -13,10 +13,11 @@ enum class Shard { nothing, optimizer, gradients, parameters };  // each with th
 struct DataParallelOptions {
   Shard shard = Shard::nothing;
   ReduceOptions reduce;
-  bool overlap_grad_reduce = true, overlap_param_gather = true;
+  bool overlap_grad_reduce = true;
   int64_t bucket_size = 40'000'000;  // parameters reduced at once; units are cut for smaller ones
   bool defer_reduce = true;          // sharded gradients: reduce with the last micro-batch only
-  ShardedParamsOptions gather;       // of sharded parameters
+  GatheredParamsOptions gather_updated;  // of whole parameters, each rank's part of them updated
+  ShardedParamsOptions gather;           // of sharded parameters
 };
 
 // How parameters must be materialized for data_parallel().

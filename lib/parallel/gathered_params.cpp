@@ -1,5 +1,7 @@
-#include <unordered_map>
+#include <algorithm>
+#include <vector>
 
+#include "base/error.h"
 #include "model/parameters.h"
 #include "parallel/param_side.h"
 
@@ -11,36 +13,65 @@ class ReplicatedParams : public ParamSide {};
 
 class GatheredParams : public ParamSide {
  public:
-  GatheredParams(ParamStore& params, const DataGroups& groups, bool overlap)
-      : groups_(groups), overlap_(overlap) {
-    for (const ParamUnit* unit : params.units()) gathered_[unit] = {};
+  GatheredParams(ParamStore& params, const DataGroups& groups, const GatheredParamsOptions& options)
+      : groups_(groups), options_(options) {
+    for (ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 
-  void before_forward(ParamUnit& unit) override { await(unit); }
-  void before_backward(ParamUnit& unit) override { await(unit); }
+  void before_forward(ParamUnit& unit) override { use(unit); }
+  void before_backward(ParamUnit& unit) override { use(unit); }
 
+  // Units come in their order.
   void updated(ParamUnit& unit) override {
-    Stream& on = *groups_.param_stream;
-    on.wait(groups_.compute->record());  // edge: the unit's update -> its gather
-    for (const Piece& piece : unit.pieces)
-      groups_.gather.all_gather(unit.part(unit.value, piece), unit.whole(unit.value, piece), on);
-    gathered_.at(&unit) = on.record();
-    if (!overlap_) await(unit);
+    State& state = state_of(unit);
+    const auto at = size_t(&state - states_.data());
+    state.updated = groups_.compute->record();
+    state.pending = true;
+    if (!options_.overlap) return use(unit);
+    if (at < options_.during_update) gather(state);
+    if (&state != &states_.back() || !options_.together) return;
+    for (State& s : states_) gather(s);
   }
 
   // A unit that no forward has used is still on its way.
   void before_update() override { groups_.compute->wait(groups_.param_stream->record()); }
 
  private:
-  void await(const ParamUnit& unit) {
-    Event& gathered = gathered_.at(&unit);
-    groups_.compute->wait(gathered);  // edge: the unit's gather -> what reads it
-    gathered = {};                    // once is enough
+  struct State {
+    ParamUnit* unit;
+    bool pending = false;  // its gather has not begun
+    Event updated{}, gathered{};
+  };
+
+  // The next unit's values travel meanwhile.
+  void use(ParamUnit& unit) {
+    State& state = state_of(unit);
+    gather(state);
+    if (options_.overlap && &state != &states_.back()) gather(*(&state + 1));
+    groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
+    state.gathered = {};                    // once is enough
+  }
+
+  void gather(State& state) {
+    if (!state.pending) return;
+    state.pending = false;
+    Stream& on = *groups_.param_stream;
+    on.wait(state.updated);  // edge: the unit's update -> its gather
+    const ParamUnit& unit = *state.unit;
+    for (const Piece& piece : unit.pieces)
+      groups_.gather.all_gather(unit.part(unit.value, piece), unit.whole(unit.value, piece), on);
+    state.gathered = on.record();
+  }
+
+  State& state_of(const ParamUnit& unit) {
+    const auto at = std::ranges::find(states_, &unit, &State::unit);
+    MT_CHECK(at != states_.end(), "unit {} is not gathered here", unit.name);
+    return *at;
   }
 
   const DataGroups& groups_;
-  const bool overlap_;
-  std::unordered_map<const ParamUnit*, Event> gathered_;
+  const GatheredParamsOptions options_;
+  std::vector<State> states_;
 };
 
 }  // namespace
@@ -48,8 +79,8 @@ class GatheredParams : public ParamSide {
 std::unique_ptr<ParamSide> replicated_params() { return std::make_unique<ReplicatedParams>(); }
 
 std::unique_ptr<ParamSide> gathered_params(ParamStore& params, const DataGroups& groups,
-                                           bool overlap) {
-  return std::make_unique<GatheredParams>(params, groups, overlap);
+                                           const GatheredParamsOptions& options) {
+  return std::make_unique<GatheredParams>(params, groups, options);
 }
 
 }  // namespace mtrain

@@ -1,5 +1,6 @@
 // The parameters' half of a data-parallel strategy: where they live, and when they are gathered.
 #pragma once
+#include <limits>
 #include <memory>
 
 #include "model/parameters.h"
@@ -19,11 +20,18 @@ class ParamSide : public UnitUse {
 // Every rank owns everything (ddp).
 std::unique_ptr<ParamSide> replicated_params();
 
+struct GatheredParamsOptions {
+  bool overlap = true;  // behind the updates of later units and the next forward, else at once
+  // Of so many first units the gather starts with their own update, of the others after the last
+  // unit's.
+  size_t during_update = std::numeric_limits<size_t>::max();
+  bool together = true;  // those all start then; else each when forward comes to the unit before it
+};
+
 // Whole values on every rank, of which each updates a part (ZeRO-1 and -2): gathered from the
-// owners after an update. `overlap`: behind the updates of later units and the next forward, else
-// at once.
+// owners after an update.
 std::unique_ptr<ParamSide> gathered_params(ParamStore& params, const DataGroups& groups,
-                                           bool overlap);
+                                           const GatheredParamsOptions& options);
 
 struct ShardedParamsOptions {
   bool reshard_after_forward = true;  // give whole values up between forward and backward

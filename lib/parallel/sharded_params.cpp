@@ -32,12 +32,24 @@ class ShardedParams : public ParamSide {
     State& state = state_of(unit);
     ++state.uses;
     gather(state);
-    if (next && options_.backward_prefetch > 0) gather(state_of(*next));
+    if (next && options_.backward_prefetch > 0 && !state.kept) gather(state_of(*next));
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
   }
   void before_backward(ParamUnit& unit) override { use(unit, -1, options_.backward_prefetch); }
   void after_backward(ParamUnit& unit) override {
     State& state = state_of(unit);
+    if (--state.uses == 0) release(state);
+  }
+
+  void keep(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    ++state.kept;
+    ++state.uses;
+    gather(state);
+  }
+  void let_go(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    --state.kept;
     if (--state.uses == 0) release(state);
   }
 
@@ -61,7 +73,7 @@ class ShardedParams : public ParamSide {
   struct State {
     ParamUnit* unit;
     Slot* slot = nullptr;  // with the whole values, even if nobody uses them any more
-    int uses = 0;
+    int uses = 0, kept = 0;
     Event updated{}, gathered{};
   };
 
@@ -69,6 +81,8 @@ class ShardedParams : public ParamSide {
   void use(ParamUnit& unit, int direction, int64_t ahead) {
     State& state = state_of(unit);
     ++state.uses;
+    // Who keeps units knows what comes next.
+    if (state.kept) ahead = 0;
     for (int64_t i = 0; i <= ahead; ++i) {
       const int64_t at = (&state - states_.data()) + direction * i;
       if (at >= 0 && at < int64_t(states_.size())) gather(states_[size_t(at)]);

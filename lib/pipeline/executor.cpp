@@ -1,6 +1,6 @@
 #include "pipeline/executor.h"
 
-#include <optional>
+#include <string_view>
 
 #include "device/device.h"
 
@@ -12,64 +12,171 @@ namespace {
 constexpr size_t kAhead = 8;
 }  // namespace
 
+// What is enqueued meanwhile belongs to a computation.
+class Executor::Place {
+ public:
+  Place(Executor& e, const Action& a, const char* prefix = "") {
+    const int64_t all = e.all_stages_;
+    e.place_ =
+        2 * all * a.micro_batch + (a.kind == ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
+    if (e.links_.size > 1) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
+  }
+
+ private:
+  std::optional<Device::Scope> scope_;
+};
+
 void Executor::run(const ActionList& list) {
-  for (const Action& a : list) {
-    std::optional<Device::Scope> scope;
-    if (links_.size > 1) scope.emplace(links_.compute->device(), to_string(a));
+  for (size_t next = 0; next < list.size();) {
+    const Action& a = list[next];
+    if (is_compute(a.kind)) {
+      next = compute(list, next);
+      continue;
+    }
     if (is_send(a.kind))
       send(a);
     else if (is_receive(a.kind))
       receive(a);
     else
-      compute(a);
+      shard(a);
+    ++next;
+  }
+  run_delayed();
+  if (outputs_.held()) {
+    const Device::Scope scope(links_.compute->device(), "deferred output");
+    outputs_.drain();
   }
   for (const auto& [key, c] : chunks_)
     MT_CHECK(!work_.training || (c.stash.empty() && c.wgrad.held() == 0),
              "stage {} keeps activations of micro-batch {}", key.first, key.second);
 }
 
-void Executor::compute(const Action& a) {
+size_t Executor::compute(const ActionList& list, size_t next) {
+  run_delayed();  // behind the sends, before compute waits for a message
   for (const Event& message : messages_) links_.compute->wait(message);
   messages_.clear();
-  place_ = 2 * all_stages_ * a.micro_batch +
-           (a.kind == ActionKind::F ? a.stage : 2 * all_stages_ - 1 - a.stage);
-  if (a.kind == ActionKind::F)
-    forward(a);
-  else if (a.kind == ActionKind::W)
-    chunk(a.stage, a.micro_batch).wgrad.drain();
-  else
-    backward(a);
+  const Action& a = list[next];
+  if (a.with_next && next + 1 < list.size()) {
+    next = pair(list, next);
+  } else {
+    if (a.kind == ActionKind::W) {
+      weight_gradients(a);
+    } else {
+      Running r = start(a);
+      while (!r.done()) advance(r);
+      finish(r);
+    }
+    ++next;
+  }
   if (links_.size > 1) stay_near();
+  return next;
 }
 
-void Executor::forward(const Action& a) {
-  Chunk& c = chunk(a.stage, a.micro_batch);
+size_t Executor::pair(const ActionList& list, size_t next) {
+  Running forward = start(list[next]), backward = start(list[next + 1]);
+  next += 2;
+  // What has ended is sent before the other's end, but in the list's order.
+  const auto send_ended = [&] {
+    for (; next < list.size() && is_send(list[next].kind); ++next) {
+      const bool gradient = list[next].kind == ActionKind::send_b;
+      Running& r = gradient ? backward : forward;
+      if (!r.done() || (gradient && !options_.gradients_first)) return;
+      finish(r);
+      send(list[next]);
+    }
+  };
+  while (!backward.done() || !forward.done())
+    for (Running* r : {&backward, &forward}) {
+      if (r->done()) continue;
+      advance(*r);
+      if (options_.overlap) send_ended();
+    }
+  finish(forward);
+  finish(backward);
+  return next;
+}
+
+StagePass Executor::pass_of(const Running& r) {
+  const Action& a = r.action;
   Gpt& stage = *stages_.at(a.stage);
   const MicroBatch& batch = work_.batches[size_t(a.micro_batch)];
-  Step step = step_of(a, c);
-  const Tensor y =
-      stage.forward(step, batch, {batch.label_T, work_.loss, work_.grad_scale}, await(c.x));
-  if (a.stage + 1 == all_stages_) return;
-  if (stages_.contains(a.stage + 1))
-    chunk(a.stage + 1, a.micro_batch).x.data = y;
-  else
-    c.y = y;
+  const Step step = step_of(a, *r.chunk);
+  if (a.kind != ActionKind::F) return stage.backward_pass(step, batch, await(r.chunk->dy));
+  return stage.forward_pass(step, batch, {batch.label_T, work_.loss, work_.grad_scale},
+                            await(r.chunk->x));
 }
 
-void Executor::backward(const Action& a) {
-  Chunk& c = chunk(a.stage, a.micro_batch);
-  Step step = step_of(a, c);
-  c.wgrad.hold(a.kind == ActionKind::I);
-  const Tensor dx =
-      stages_.at(a.stage)->backward(step, work_.batches[size_t(a.micro_batch)], await(c.dy));
-  if (a.stage == 0) return;
-  if (stages_.contains(a.stage - 1))
-    chunk(a.stage - 1, a.micro_batch).dy.data = dx;
-  else
-    c.dx = dx;
+void Executor::advance(Running& r) {
+  const Place place(*this, r.action);
+  if (!r.pass) r.pass.emplace(pass_of(r));
+  if (r.done()) return;  // a stage without layers
+  WgradQueue& wgrad = r.chunk->wgrad;
+  const bool at_end = waits_for_end(r);
+  const bool later = r.action.kind == ActionKind::I || waits_for_send(r) || at_end;
+  const size_t held = wgrad.held();
+  wgrad.hold(later || options_.split_wgrad);
+  r.pass->run_next();
+  if (!later) wgrad.drain_behind(held);
+  if (at_end) wgrad.hand_over(outputs_);
+}
+
+// Hands on what came out; again for the same one, nothing.
+void Executor::finish(Running& r) {
+  if (!r.chunk) return;
+  const Action& a = r.action;
+  const bool forward = a.kind == ActionKind::F;
+  if (a.kind == ActionKind::B && r.chunk->wgrad.held()) delayed_.push_back(a);
+  const Tensor result = r.pass->result();
+  const int64_t to = a.stage + (forward ? 1 : -1);
+  if (to >= 0 && to < all_stages_) {
+    if (stages_.contains(to)) {
+      Chunk& other = chunk(to, a.micro_batch);
+      (forward ? other.x : other.dy).data = result;
+    } else {
+      (forward ? r.chunk->y : r.chunk->dx) = result;
+    }
+  }
+  r.chunk = nullptr;
+}
+
+// Whether the next part's weight gradients can run while the gradient travels.
+bool Executor::waits_for_send(const Running& r) const {
+  const Action& a = r.action;
+  if (a.kind != ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1)) return false;
+  const StagePass::Part& part = r.pass->next();
+  return part.layer >= 0 && part.layer < options_.delayed_layers &&
+         (options_.delay_whole_layers || std::string_view(part.what) == "attention");
+}
+
+bool Executor::waits_for_end(const Running& r) const {
+  const Action& a = r.action;
+  const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
+  return a.kind == ActionKind::F && a.stage + 1 == all_stages_ && a.micro_batch >= first &&
+         work_.training && std::string_view(r.pass->next().what) == "head";
+}
+
+void Executor::weight_gradients(const Action& a) {
+  const Place place(*this, a);
+  chunk(a.stage, a.micro_batch).wgrad.drain();
+}
+
+void Executor::run_delayed() {
+  for (const Action& a : std::exchange(delayed_, {})) {
+    const Place place(*this, a, "delayed ");
+    chunk(a.stage, a.micro_batch).wgrad.drain();
+  }
+}
+
+// Gradients need no word: each is reduced when the last micro-batch has added to it.
+void Executor::shard(const Action& a) {
+  if (a.kind == ActionKind::reduce || !work_.use) return;
+  const Device::Scope scope(links_.compute->device(), to_string(a));
+  for (ParamUnit* unit : stages_.at(a.stage)->units())
+    a.kind == ActionKind::unshard ? work_.use->keep(*unit) : work_.use->let_go(*unit);
 }
 
 void Executor::send(const Action& a) {
+  const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
   Tensor& data = a.kind == ActionKind::send_f ? c.y : c.dx;
   const Channel& channel = links_.to.at(a.peer);
@@ -81,6 +188,7 @@ void Executor::send(const Action& a) {
 
 // The memory belongs to the channel's stream, which need not wait for compute to write there.
 void Executor::receive(const Action& a) {
+  const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
   const Channel& channel = links_.from.at(a.peer);
   const Shape shape = stages_.at(a.stage)->hidden_shape(work_.batches[size_t(a.micro_batch)].seq);

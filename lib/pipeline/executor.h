@@ -2,6 +2,7 @@
 #pragma once
 #include <deque>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace mtrain {
 // send. Without, the messages between two computations start together, when compute has come
 // there, and compute waits for them. (Where sends that block would make ranks wait for each other
 // for ever, for the receives among them.)
+//
+// A forward and a backward that run together take turns, segment by segment of their layers, the
+// backward first; what one of them sends need not wait for the other's end.
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
@@ -25,7 +29,8 @@ class Executor {
         options_(options),
         work_(work),
         wait_for_sends_(wait_for_sends),
-        place_(place) {}
+        place_(place),
+        outputs_(work.on_ready) {}
 
   void run(const ActionList& list);
 
@@ -44,10 +49,27 @@ class Executor {
     WgradQueue wgrad;
   };
 
+  class Place;
+  // A forward or a backward on its way; it awaits its input when its first part is enqueued.
+  struct Running {
+    Action action;
+    Chunk* chunk;
+    std::optional<StagePass> pass = {};
+    bool done() const { return pass && pass->done(); }
+  };
+
   Chunk& chunk(int64_t stage, int64_t micro_batch);
-  void compute(const Action& a);
-  void forward(const Action& a);
-  void backward(const Action& a);
+  size_t compute(const ActionList& list, size_t next);  // returns what comes next
+  size_t pair(const ActionList& list, size_t next);
+  Running start(const Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
+  StagePass pass_of(const Running& r);
+  void advance(Running& r);
+  void finish(Running& r);
+  bool waits_for_send(const Running& r) const;
+  bool waits_for_end(const Running& r) const;
+  void weight_gradients(const Action& a);
+  void run_delayed();
+  void shard(const Action& a);
   void send(const Action& a);
   void receive(const Action& a);
   Tensor await(Incoming& incoming);
@@ -62,6 +84,8 @@ class Executor {
   const bool wait_for_sends_;
   int64_t& place_;
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
+  std::vector<Action> delayed_;  // backwards whose weight gradients wait for the gradient's send
+  WgradQueue outputs_;           // of the output layer, which wait for the list's end
   std::vector<Event> messages_;  // that the next computation waits for, without overlap
   std::deque<Event> computed_;   // after the last few computations
 };

@@ -10,9 +10,15 @@ namespace mtrain {
 Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const Schedule& schedule,
                    const PipelineOptions& options)
     : links_(std::move(links)), stages_(std::move(stages)), placed_(schedule), options_(options) {
-  const Schedule lowered = with_messages(placed_);
+  const Schedule lowered = lower(placed_);
   list_ = lowered.ranks[size_t(links_.rank)];
   wait_for_sends_ = sends_may_block(lowered);
+}
+
+Schedule Pipeline::lower(const Schedule& computations) const {
+  return with_messages(
+      options_.most_gathered ? with_sharding(computations, options_.most_gathered) : computations,
+      options_.gradients_first);
 }
 
 void Pipeline::run(const MicroBatches& work) {
@@ -22,7 +28,7 @@ void Pipeline::run(const MicroBatches& work) {
 }
 
 void Pipeline::forward(const MicroBatches& work) {
-  const Schedule lowered = with_messages(forward_only(placed_, int64_t(work.batches.size())));
+  const Schedule lowered = lower(forward_only(placed_, int64_t(work.batches.size())));
   Executor(links_, stages_, placed_.stages, options_, work, sends_may_block(lowered), place_)
       .run(lowered.ranks[size_t(links_.rank)]);
 }

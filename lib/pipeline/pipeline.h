@@ -17,6 +17,20 @@ using PipelineStages = std::map<int64_t, std::unique_ptr<Gpt>>;  // of this rank
 struct PipelineOptions {
   bool overlap = false;      // messages travel while the rank computes
   DType dtype = DType::f32;  // of messages: the compute dtype
+  // A forward and a backward that run together: the gradient leaves as soon as it is there, else
+  // with their end.
+  bool gradients_first = false;
+  // Weight gradients of so many first layers of a stage, of attention or of all of a layer, wait
+  // until the gradient of its input is on its way.
+  int64_t delayed_layers = 0;
+  bool delay_whole_layers = false;
+  // A segment's weight gradients follow its input gradient, instead of standing in its midst.
+  bool split_wgrad = false;
+  // Parameters that are sharded over data-parallel ranks: of so many stages they are kept gathered
+  // at once, by the list. 0: they come and go with their uses.
+  int64_t most_gathered = 0;
+  // The output layer's weight gradients of so many last micro-batches wait for the list's end.
+  int64_t deferred_outputs = 0;
 };
 
 // What a rank is given to do. Every rank of the pipeline has the same micro-batches.
@@ -54,12 +68,15 @@ class Pipeline {
   Tensor hand_on(const Tensor& data, const Shape& shape, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }
-  const ActionList& actions() const { return list_; }  // of this rank, with sends and receives
+  const Gpt& first_stage() const { return *stages_.begin()->second; }  // of this rank
+  const ActionList& actions() const { return list_; }  // of this rank, with all that it does
   // Where in the step's data flow the computation stands that was enqueued last: what it depends
   // on has a lower number on every rank, and what follows from it a higher one.
   int64_t place() const { return place_; }
 
  private:
+  Schedule lower(const Schedule& computations) const;
+
   const PipelineLinks links_;
   const PipelineStages stages_;
   const Schedule placed_;

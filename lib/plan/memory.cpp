@@ -56,7 +56,7 @@ class Estimator {
         std::max(passing_per_token(false), moe_layers_ ? passing_per_token(true) : 0);
     const Count backward = T_ * (recomputed_at_once() + passing);
     out.activations = T_ * (kept_per_token() + (has_head() ? 2 * hidden() * e_ + 4 : 0)) + backward;
-    out.logits = has_head() ? std::max<Count>(0, logits() - backward) : 0;
+    out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
     out.buffers = data_buffers() + reduction_buffers() + context_buffers() + pipeline_buffers() +
                   expert_buffers();
     return out;
@@ -192,6 +192,12 @@ class Estimator {
     return T_ / chunks * row / 4 * e_;
   }
 
+  // Logits' gradients, and what the output layer multiplied, to the end of the step.
+  Count deferred() const {
+    if (!resolve_overlap(r_, l_).defer_embedding_wgrad_compute) return 0;
+    return Count(deferred_outputs(r_, l_)) * T_ * (Count(padded_vocab_) / tp_ + hidden()) * e_;
+  }
+
   // Elements of whole units that exist beside the sharded ones: so many layers at once, and what is
   // before and after the layers, which have memory of their own.
   Count whole_units(int64_t layers_at_once) const {
@@ -243,7 +249,11 @@ class Estimator {
               : int64_t(r_.ddp.overlap_param_gather.value_or(true));
     // Layers that are computed again have been gathered ahead from their group's end, too.
     const int64_t again = recomputes_layers() ? std::min(recompute_group(), ahead + 2) : 0;
-    return e_ * whole_units(reshard ? std::max(1 + ahead, again) : layers());
+    const auto stages = int64_t(stages_.size());
+    const int64_t at_once = !fsdp2 || d.reshard_after_forward
+                                ? layers()
+                                : ceil_div(layers() * std::min(kStagesGathered, stages), stages);
+    return e_ * whole_units(reshard ? std::max(1 + ahead, again) : at_once);
   }
   bool uses(CpCommType type) const {
     const auto& types = r_.distributed.cp_comm_type;

@@ -1,5 +1,6 @@
 #include "plan/schedule_bounds.h"
 
+#include "recipe/overlap.h"
 #include "schedule/catalog.h"
 
 namespace mtrain {
@@ -16,7 +17,8 @@ ScheduleShape schedule_shape(const Recipe& r, const Layout& l) {
   s.stages_per_rank = l.stages_per_rank;
   s.micro_batches = l.micro_batches;
   s.group = p.microbatch_group_size_per_vp_stage.value_or(0);
-  s.moe_overlap = r.comm_overlap.overlap_moe_expert_parallel_comm;
+  const Overlap overlap = resolve_overlap(r, l);
+  s.moe_overlap = overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b;
   return s;
 }
 

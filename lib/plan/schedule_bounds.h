@@ -15,8 +15,9 @@ struct ScheduleShape {
   PipelineScheduleName schedule = PipelineScheduleName::one_f_one_b;
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
   int64_t group = 0;  // interleaved: micro-batches in a row per stage; 0: M / rounds
-  bool moe_overlap =
-      false;  // one more warm-up forward, so that paired micro-batches are independent
+  // Forwards run together with backwards, also in the fine-grained 1F1B: one more warm-up forward,
+  // so that paired micro-batches are independent.
+  bool moe_overlap = false;
 };
 ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout);
 ScheduleSize schedule_size(const ScheduleShape& shape);

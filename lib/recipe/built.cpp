@@ -13,27 +13,10 @@ namespace {
 template <class Missing>
 void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
   if (r.distributed.pp_size == 1) return;
-  const auto& c = r.comm_overlap;
-  const char* off = "leave it out";
-  missing(c.overlap_p2p_backward_on_comm_stream, "comm_overlap.overlap_p2p_backward_on_comm_stream",
-          "the fine-grained 1F1B", off);
-  missing(c.overlap_p2p_wgrad_delayed_layer_number > 1,
-          "comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "the fine-grained 1F1B",
-          "set it to 1");
-  missing(c.overlap_p2p_with_transformer_layer_wgrad,
-          "comm_overlap.overlap_p2p_with_transformer_layer_wgrad", "the fine-grained 1F1B", off);
-  missing(c.defer_embedding_wgrad_compute, "comm_overlap.defer_embedding_wgrad_compute",
-          "output-layer weight gradients after the last micro-batch", off);
-  missing(r.ddp.overlap_param_gather_with_optimizer_step,
-          "ddp.overlap_param_gather_with_optimizer_step",
-          "stages whose parameters are gathered during the optimizer's step", off);
-  // After an update every stage's rank gathers at once.
-  missing(r.ddp.align_param_gather && !*r.ddp.align_param_gather, "ddp.align_param_gather",
-          "gathers at the time of each stage's own", "leave it out, or set it to true");
   const auto& dtype = r.distributed.pipeline.dtype;
   missing(dtype && *dtype != (fp32 ? ElementType::fp32 : ElementType::bf16),
           "distributed.pipeline.dtype", "activations that travel in another type than the weights'",
-          off);
+          "leave it out");
 }
 
 }  // namespace

@@ -225,7 +225,8 @@ struct DistributedConfig {
             {.strategies = "fsdp2"}},
       Field{"reshard_after_forward",
             &DistributedConfig::reshard_after_forward,
-            "free gathered weights between forward and backward; auto: unless pp_size > 1",
+            "free gathered weights between forward and backward; auto: with a pipeline, those of "
+            "stages beyond the three used next",
             {.strategies = "fsdp2"}},
       Field{"fsdp2_forward_prefetch_depth",
             &DistributedConfig::fsdp2_forward_prefetch_depth,

@@ -62,6 +62,11 @@ bool is_interleaved(Schedule s) {
   return s == Schedule::interleaved_1f1b || s == Schedule::dfs || s == Schedule::zero_bubble;
 }
 
+int64_t deferred_outputs(const Recipe& r, const Layout& l) {
+  const int64_t limit = r.comm_overlap.wgrad_deferral_limit;
+  return limit == 0 ? l.micro_batches : std::min(limit, l.micro_batches);
+}
+
 bool shards_gradients(const Recipe& r) {
   const auto& d = r.distributed;
   return d.strategy == Strategy::fsdp2 ||

@@ -37,8 +37,13 @@ int64_t padded_vocab(int64_t vocab, int64_t tp);
 
 bool is_single_stage(PipelineScheduleName schedule);  // 1f1b, gpipe
 bool is_interleaved(PipelineScheduleName schedule);   // orders micro-batches in groups
-bool is_sharded(const Recipe& recipe);                // the optimizer's state is spread over ranks
-bool shards_gradients(const Recipe& recipe);          // and gradients, too
+// fsdp2 in a pipeline, where reshard_after_forward is auto: so many of a rank's stages have whole
+// parameters at once, those that are used soonest.
+constexpr int64_t kStagesGathered = 3;
+// Micro-batches whose output-layer weight gradients wait, where they are deferred.
+int64_t deferred_outputs(const Recipe& recipe, const Layout& layout);
+bool is_sharded(const Recipe& recipe);        // the optimizer's state is spread over ranks
+bool shards_gradients(const Recipe& recipe);  // and gradients, too
 
 // "12 or 16": the nearest multiples, for hints.
 std::string nearest_multiples(int64_t value, int64_t of);

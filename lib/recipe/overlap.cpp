@@ -21,10 +21,10 @@ struct Need {
   bool ok;
   std::string otherwise;
 };
-Condition all(std::initializer_list<Need> needs, const char* why = "") {
+Condition all(std::initializer_list<Need> needs, std::string why = "") {
   for (const auto& need : needs)
     if (!need.ok) return {false, need.otherwise};
-  return {true, why};
+  return {true, std::move(why)};
 }
 
 // Parameters that fsdp2 reduces at once, at least: enough for a link's full speed, and little left
@@ -114,11 +114,12 @@ class Resolver {
         "ddp.overlap_param_gather_with_optimizer_step", d.overlap_param_gather_with_optimizer_step,
         all({{is_sharded(r_), "it needs use_distributed_optimizer: true"},
              {o_.overlap_param_gather, "it needs overlap_param_gather, which is off"},
-             {l_.stages_per_rank > 1, "it needs several stages per rank"}}));
+             {l_.stages_per_rank > 1, "it needs several stages per rank"}},
+            "a rank's first stage is gathered while its others are updated"));
     Condition align = several_stages();
     if (align.ok)
       align = all({{o_.overlap_param_gather, "overlap_param_gather is off"}},
-                  "several stages per rank");
+                  "gathers of all stages start behind the last update");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
     resolve_buckets();
     if (fsdp2) resolve_prefetch();
@@ -181,7 +182,7 @@ class Resolver {
         all({{l_.cp > 1, "there is no context parallelism (cp_size 1)"},
              {any_layer([&](CpCommType t) { return can_hide(t); }),
               "each exchange of heads is waited for, since a rank has one kv head to compute"}},
-            context_text().c_str()));
+            context_text()));
   }
 
   template <class F>
@@ -218,38 +219,82 @@ class Resolver {
 
   void resolve_wgrad() {
     const auto& c = r_.comm_overlap;
-    o_.defer_embedding_wgrad_compute =
-        decide("comm_overlap.defer_embedding_wgrad_compute", c.defer_embedding_wgrad_compute,
-               all({{l_.pp > 1, "there is no pipeline (pp_size 1)"}}));
-    Condition fine = several_stages();
-    if (fine.ok && !o_.overlap_p2p_comm) fine = {false, "it needs overlap_p2p_comm, which is off"};
-    o_.overlap_p2p_backward_on_comm_stream =
-        decide("comm_overlap.overlap_p2p_backward_on_comm_stream",
-               c.overlap_p2p_backward_on_comm_stream, fine);
+    o_.defer_embedding_wgrad_compute = decide("comm_overlap.defer_embedding_wgrad_compute",
+                                              c.defer_embedding_wgrad_compute, deferral());
+    const Condition fine = fine_grained();
+    const auto active = [&](const char* what) {
+      Condition c = fine;
+      if (c.ok) c.why = std::string(what) + "; " + c.why;
+      return c;
+    };
+    o_.overlap_p2p_backward_on_comm_stream = decide(
+        "comm_overlap.overlap_p2p_backward_on_comm_stream", c.overlap_p2p_backward_on_comm_stream,
+        active("a gradient is sent before the forward beside it ends"));
+    o_.overlap_p2p_with_transformer_layer_wgrad = decide(
+        "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+        c.overlap_p2p_with_transformer_layer_wgrad, active("MLPs' weight gradients wait, too"));
     resolve_delayed_layers(fine);
-    o_.overlap_p2p_with_transformer_layer_wgrad =
-        decide("comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
-               c.overlap_p2p_with_transformer_layer_wgrad, fine);
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
                moe_condition());
-    const bool fine_grained = o_.overlap_p2p_backward_on_comm_stream ||
-                              o_.overlap_p2p_wgrad_delayed_layer_number > 1 ||
-                              o_.overlap_p2p_with_transformer_layer_wgrad;
     o_.delay_wgrad_compute = decide(
         "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
-        all({{o_.overlap_moe_expert_parallel_comm || fine_grained,
+        all({{o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b,
               "it needs overlap_moe_expert_parallel_comm, or one of the overlap_p2p_* flags of the "
               "fine-grained 1F1B"}}));
+  }
+
+  // The rank with the head must be one that ends before others do.
+  Condition deferral() const {
+    const auto& p = r_.distributed.pipeline;
+    const bool v = p.pp_schedule == PipelineScheduleName::v_schedule ||
+                   p.pp_schedule == PipelineScheduleName::dualpipev;
+    const int64_t held = deferred_outputs(r_, l_);
+    return all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
+                {!p.pp_schedule_csv, "a schedule from a file says itself what runs when"},
+                {!v, fmt::format("{} has the output layer on the first rank, which is busy to the "
+                                 "end",
+                                 enum_name(p.pp_schedule))}},
+               fmt::format("logits' gradients of {} micro-batch{} are kept to the last rank's end",
+                           held, held == 1 ? "" : "es"));
+  }
+
+  // Schedules in which forwards and backwards take turns, with several stages per rank.
+  Condition fine_grained() const {
+    using Name = PipelineScheduleName;
+    const auto& p = r_.distributed.pipeline;
+    const Name name = p.pp_schedule;
+    Condition c = several_stages();
+    if (!c.ok) return c;
+    return all({{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
+                {!p.pp_schedule_csv, "a schedule from a file runs no forward with a backward"},
+                {name == Name::interleaved_1f1b || name == Name::dfs || name == Name::dualpipev,
+                 fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
+                             "dualpipev do",
+                             enum_name(name))}},
+               "fine-grained 1F1B: a forward and a backward take turns, segment by segment");
   }
 
   void resolve_delayed_layers(const Condition& fine) {
     const int64_t asked = r_.comm_overlap.overlap_p2p_wgrad_delayed_layer_number;
     o_.overlap_p2p_wgrad_delayed_layer_number = fine.ok ? asked : 1;
+    o_.fine_grained_1f1b = o_.overlap_p2p_backward_on_comm_stream ||
+                           o_.overlap_p2p_wgrad_delayed_layer_number > 1 ||
+                           o_.overlap_p2p_with_transformer_layer_wgrad;
+    const std::string what =
+        fmt::format("{} of a stage's first {} wait until its gradient is sent",
+                    o_.overlap_p2p_with_transformer_layer_wgrad ? "all weight gradients"
+                                                                : "attention's weight gradients",
+                    o_.overlap_p2p_wgrad_delayed_layer_number == 1
+                        ? "layer"
+                        : fmt::format("{} layers", o_.overlap_p2p_wgrad_delayed_layer_number));
     o_.table.push_back({"comm_overlap.overlap_p2p_wgrad_delayed_layer_number",
                         fmt::format("{}", asked),
                         fmt::format("{}", o_.overlap_p2p_wgrad_delayed_layer_number),
-                        asked == 1 ? "not asked for" : fine.why, asked != 1 && !fine.ok});
+                        o_.fine_grained_1f1b ? what
+                        : asked == 1         ? "not asked for"
+                                             : fine.why,
+                        asked != 1 && !fine.ok, o_.fine_grained_1f1b});
   }
 
   Condition moe_condition() const {

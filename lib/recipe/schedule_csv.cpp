@@ -21,6 +21,45 @@ bool parse_cell(std::string_view text, ScheduleCell& cell) {
   return micro.ec == std::errc() && micro.ptr == end && cell.stage >= 0 && cell.micro_batch >= 0;
 }
 
+std::string text_of(const ScheduleCell& c) {
+  return fmt::format("{}{}{}", c.stage, c.action, c.micro_batch);
+}
+
+// Plays rows that are complete, each in its order; says where a rank would wait for ever.
+std::string deadlock(const ScheduleRows& rows, int64_t stages, int64_t micro_batches) {
+  std::vector<char> done[2];  // forwards, and input gradients; by stage and micro-batch
+  for (auto& way : done) way.resize(size_t(stages * micro_batches));
+  const auto at = [&](int64_t stage, int64_t m) { return size_t(stage * micro_batches + m); };
+  // The stage whose result it takes; -1 for none.
+  const auto before = [&](const ScheduleCell& c) {
+    if (c.action == 'W') return int64_t(-1);
+    return c.action == 'F' ? c.stage - 1 : c.stage + 1 < stages ? c.stage + 1 : -1;
+  };
+  std::vector<size_t> next(rows.size());
+  const auto advances = [&](size_t rank) {
+    if (next[rank] == rows[rank].size()) return false;
+    const ScheduleCell& c = rows[rank][next[rank]];
+    const bool back = c.action != 'F';
+    if (c.action && before(c) >= 0 && !done[back][at(before(c), c.micro_batch)]) return false;
+    if (c.action && c.action != 'W') done[back][at(c.stage, c.micro_batch)] = true;
+    ++next[rank];
+    return true;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < rows.size(); ++rank)
+      while (advances(rank)) moved = true;
+  }
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    if (next[rank] == rows[rank].size()) continue;
+    const ScheduleCell& c = rows[rank][next[rank]];
+    return fmt::format(
+        "{} in row {}, cell {} would wait for ever for the {} of stage {} (deadlock)", text_of(c),
+        rank + 1, next[rank] + 1, c.action == 'F' ? "output" : "gradient", before(c));
+  }
+  return "";
+}
+
 }  // namespace
 
 bool parse_schedule_csv(std::string_view text, ScheduleRows& rows, std::string& reason) {
@@ -53,7 +92,7 @@ std::string schedule_fault(const ScheduleRows& rows, int64_t ranks, int64_t stag
   for (size_t rank = 0; rank < rows.size(); ++rank)
     for (const ScheduleCell& c : rows[rank]) {
       if (!c.action) continue;
-      const std::string cell = fmt::format("{}{}{}", c.stage, c.action, c.micro_batch);
+      const std::string cell = text_of(c);
       if (c.stage >= stages)
         return fmt::format("{} in row {}: there are {} stages", cell, rank + 1, stages);
       if (c.micro_batch >= micro_batches)
@@ -79,7 +118,7 @@ std::string schedule_fault(const ScheduleRows& rows, int64_t ranks, int64_t stag
         return fmt::format("stage {} ends micro-batch {} after `{}`, instead of FB or FIW", s, m,
                            done);
     }
-  return "";
+  return deadlock(rows, stages, micro_batches);
 }
 
 }  // namespace mtrain

@@ -20,7 +20,7 @@ using ScheduleRows = std::vector<std::vector<ScheduleCell>>;  // [rank][time]
 bool parse_schedule_csv(std::string_view text, ScheduleRows& rows, std::string& reason);
 
 // What is missing from, or too much in, a schedule of these sizes; empty if every stage sits on one
-// rank and does each micro-batch once: F, then B or I and W.
+// rank and does each micro-batch once: F, then B or I and W, and no rank waits for ever.
 std::string schedule_fault(const ScheduleRows& rows, int64_t ranks, int64_t stages,
                            int64_t micro_batches);
 

@@ -29,8 +29,8 @@ void check_delayed_layers(const Layout& l, const Overlap& o, Problems& problems)
   for (int64_t layers : l.layers_of_stage) fewest = std::min(fewest, layers);
   problems.require(n <= fewest,
                    {"comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "model.num_layers"},
-                   fmt::format("{} layers are to wait, but a chunk has {} layers", n, fewest),
-                   fmt::format("choose 1 to {}", fewest));
+                   fmt::format("{} layers are to wait, but a chunk has {}", n, fewest),
+                   fewest <= 1 ? "leave it at 1" : fmt::format("choose 1 to {}", fewest));
 }
 
 void check_preset(const Recipe& r, const Layout& l, Problems& problems) {

@@ -64,10 +64,13 @@ void check_split(const Recipe& r, const Layout& l, Problems& problems) {
               *r.distributed.vpp_size, *p.layers_per_stage, l.stages_per_rank),
           "give one of the two");
   }
-  problems.require(r.model.num_layers >= l.stages, {"model.num_layers", "distributed.pp_size"},
-                   fmt::format("{} layers are fewer than the {} stages (pp_size {} x {} per rank)",
-                               r.model.num_layers, l.stages, l.pp, l.stages_per_rank),
-                   "use a smaller pp_size or fewer stages per rank");
+  problems.require(
+      r.model.num_layers >= l.stages, {"model.num_layers", "distributed.pp_size"},
+      fmt::format("{} layers are fewer than the {} stages (pp_size {} x {} per rank)",
+                  r.model.num_layers, l.stages, l.pp, l.stages_per_rank),
+      fmt::format("use at least {} layers, or at most {} stages: a smaller pp_size, or "
+                  "fewer per rank",
+                  l.stages, r.model.num_layers));
   if (!p.layout && r.model.num_layers >= l.stages && r.model.num_layers % l.stages != 0)
     problems.resolved(
         "distributed.pipeline",
@@ -116,7 +119,9 @@ void check_stage_count(const Recipe& r, const Layout& l, Problems& problems) {
         fmt::format("{} needs {} per rank, the recipe gives {}", enum_name(s), need, n), hint);
   };
   if (is_single_stage(s))
-    refuse(n == 1, "one stage", "use interleaved_1f1b, or pp_size x layers_per_stage = num_layers");
+    refuse(n == 1, "one stage",
+           "use interleaved_1f1b, or one per rank: vpp_size: 1, or pp_size x layers_per_stage = "
+           "num_layers");
   else if (s == Schedule::v_schedule || s == Schedule::dualpipev)
     refuse(n == 2, "exactly two stages", "set vpp_size: 2 or a fitting layers_per_stage");
   else if (s != Schedule::zero_bubble)

@@ -44,19 +44,37 @@ bool needed_message(const Schedule& s, const Action& a, Action& receive) {
   return true;
 }
 
-Channels messages_in_order(const Schedule& s) {
-  Channels channels;
+// How many computations run together from here on.
+size_t together_at(const ActionList& computing, size_t at) {
+  return computing[at].with_next && at + 1 < computing.size() ? 2 : 1;
+}
+
+// Calls `f` for the messages of each computation, or two that run together, in their order.
+template <class F>
+void for_sends(const Schedule& s, const ActionList& computing, size_t at, bool gradients_first,
+               const F& f) {
+  const size_t together = together_at(computing, at);
   Transfer t;
-  for (int64_t rank = 0; rank < s.pp; ++rank)
-    for (const Action& a : s.ranks[size_t(rank)])
-      if (transfer_of(s, a, t)) channels[{rank, t.send.peer}].receives.push_back(t.receive);
+  for (size_t k = 0; k < together; ++k)
+    if (transfer_of(s, computing[at + (gradients_first ? together - 1 - k : k)], t)) f(t);
+}
+
+Channels messages_in_order(const Schedule& s, bool gradients_first) {
+  Channels channels;
+  for (int64_t rank = 0; rank < s.pp; ++rank) {
+    const ActionList& list = s.ranks[size_t(rank)];
+    for (size_t i = 0; i < list.size(); i += together_at(list, i))
+      for_sends(s, list, i, gradients_first, [&](const Transfer& t) {
+        channels[{rank, t.send.peer}].receives.push_back(t.receive);
+      });
+  }
   return channels;
 }
 
 }  // namespace
 
-Schedule with_messages(const Schedule& s) {
-  Channels channels = messages_in_order(s);
+Schedule with_messages(const Schedule& s, bool gradients_first) {
+  Channels channels = messages_in_order(s, gradients_first);
   std::vector<bool> have[2];  // by way, then the receiving stage and micro-batch
   for (auto& way : have) way.resize(size_t(s.stages * s.micro_batches));
   const auto has = [&](const Action& message) -> std::vector<bool>::reference {
@@ -78,17 +96,13 @@ Schedule with_messages(const Schedule& s) {
         has(list.back()) = true;
       }
     };
-    const auto send_from = [&](const Action& a) {
-      Transfer t;
-      if (transfer_of(s, a, t)) list.push_back(t.send);
-    };
     const ActionList& computing = s.ranks[size_t(rank)];
-    for (size_t i = 0; i < computing.size(); ++i) {
-      const size_t together = computing[i].with_next && i + 1 < computing.size() ? 2 : 1;
+    for (size_t i = 0; i < computing.size(); i += together_at(computing, i)) {
+      const size_t together = together_at(computing, i);
       for (size_t k = 0; k < together; ++k) receive_for(computing[i + k]);
       for (size_t k = 0; k < together; ++k) list.push_back(computing[i + k]);
-      for (size_t k = 0; k < together; ++k) send_from(computing[i + k]);
-      i += together - 1;
+      for_sends(s, computing, i, gradients_first,
+                [&](const Transfer& t) { list.push_back(t.send); });
     }
   }
   return lowered;
@@ -136,8 +150,9 @@ ActionList sharded(const ActionList& list, size_t most_gathered) {
         if (gathered.insert(stage).second) out.push_back({ActionKind::unshard, stage});
     }
     out.push_back(a);
-    if (is_compute(a.kind) && ++used[a.stage] == uses.at(a.stage).size())
-      out.push_back({ActionKind::reduce, a.stage});
+    if (!is_compute(a.kind)) continue;
+    const bool last = ++used[a.stage] == uses.at(a.stage).size();
+    if (last && a.kind != ActionKind::F) out.push_back({ActionKind::reduce, a.stage});
   }
   let_go({});
   return out;
@@ -191,6 +206,8 @@ bool sends_may_block(const Schedule& s) {
         } else if (is_receive(a.kind)) {
           Begun& channel = channels[{a.peer, own}];
           waits[rank].push_back({&channel, ++channel.receives});
+        } else if (!is_compute(a.kind)) {
+          // waits for nothing
         } else if (std::ranges::all_of(
                        waits[rank], [](const Wait& w) { return w.channel->taken() >= w.taken; })) {
           waits[rank].clear();

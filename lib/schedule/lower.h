@@ -8,13 +8,14 @@ namespace mtrain {
 // that needs another rank's. Between two ranks messages are received in the order in which they are
 // sent, and no earlier than needed. So a receive only ever waits for what the computation behind it
 // waits for anyway: with sends that do not block, the lists can deadlock no more than the
-// computations' own order can. Every stage must do every micro-batch.
-Schedule with_messages(const Schedule& schedule);
+// computations' own order can. Every stage must do every micro-batch. Of a forward and a backward
+// that run together, the forward's result is sent first, or the gradient (`gradients_first`).
+Schedule with_messages(const Schedule& schedule, bool gradients_first = false);
 
 // For weights that are sharded over data-parallel ranks: a stage's weights are gathered before they
 // are used, at most `most_gathered` (2 or more) stages' per rank at once, which are those used
-// soonest; its gradients are reduced after its last backward. To be done before with_messages(), so
-// that weights travel while a rank waits for activations.
+// soonest; its gradients are whole after its last backward (if it has one), and reduced. To be done
+// before with_messages(), so that weights travel while a rank waits for activations.
 Schedule with_sharding(const Schedule& schedule, int64_t most_gathered = 3);
 
 // For evaluation: every stage's forward of so many micro-batches on the same ranks, a few at a

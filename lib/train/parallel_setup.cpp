@@ -127,7 +127,7 @@ DataGroups data_groups(World& world, Device& device, const Recipe& r) {
   return g;
 }
 
-DataParallelOptions data_parallel_options(const Recipe& r, int world) {
+DataParallelOptions data_parallel_options(const Recipe& r, int world, size_t first_stage_units) {
   const auto& d = r.distributed;
   const Overlap overlap = resolve_overlap(r, layout_of(r, world));
   DataParallelOptions o;
@@ -143,9 +143,14 @@ DataParallelOptions data_parallel_options(const Recipe& r, int world) {
     return o;
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
-  o.overlap_param_gather = overlap.overlap_param_gather;
+  o.gather_updated.overlap = overlap.overlap_param_gather;
+  if (layout_of(r, world).stages_per_rank > 1 && d.pp_size > 1) {
+    o.gather_updated.during_update =
+        overlap.overlap_param_gather_with_optimizer_step ? first_stage_units : 0;
+    o.gather_updated.together = overlap.align_param_gather;
+  }
   o.defer_reduce = false;
-  const int64_t ahead = o.overlap_param_gather ? 1 : 0;
+  const int64_t ahead = overlap.overlap_param_gather ? 1 : 0;
   o.gather = {.forward_prefetch = ahead, .backward_prefetch = ahead};
   return o;
 }

@@ -20,6 +20,8 @@ struct SequenceShare {
 SequenceShare sequence_share(const World& world, const Recipe& recipe);
 
 DataGroups data_groups(World& world, Device& device, const Recipe& recipe);
-DataParallelOptions data_parallel_options(const Recipe& recipe, int world);
+// `first_stage_units`: of the rank's first stage, which come first.
+DataParallelOptions data_parallel_options(const Recipe& recipe, int world,
+                                          size_t first_stage_units);
 
 }  // namespace mtrain

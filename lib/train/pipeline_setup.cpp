@@ -83,8 +83,20 @@ PipelineLinks pipeline_links(World& world, Device& device, const Layout& l, cons
 }
 
 PipelineOptions pipeline_options(const Recipe& r, const Layout& l) {
-  return {.overlap = resolve_overlap(r, l).overlap_p2p_comm,
-          .dtype = compute_dtype(r.mixed_precision)};
+  const Overlap o = resolve_overlap(r, l);
+  PipelineOptions options{.overlap = o.overlap_p2p_comm,
+                          .dtype = compute_dtype(r.mixed_precision),
+                          .split_wgrad = o.delay_wgrad_compute};
+  const auto& d = r.distributed;
+  if (d.strategy == Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
+      !d.reshard_after_forward)
+    options.most_gathered = kStagesGathered;
+  if (o.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
+  if (!o.fine_grained_1f1b) return options;
+  options.gradients_first = o.overlap_p2p_backward_on_comm_stream;
+  options.delayed_layers = o.overlap_p2p_wgrad_delayed_layer_number;
+  options.delay_whole_layers = o.overlap_p2p_with_transformer_layer_wgrad;
+  return options;
 }
 
 }  // namespace mtrain

@@ -36,11 +36,12 @@ std::unique_ptr<Pipeline> make_pipeline(Stream& on, ParamStore& params, World& w
 
 // Parameters have memory before anything else looks at them.
 std::unique_ptr<DataParallel> materialize(ParamStore& params, World& world, Device& device,
-                                          const Recipe& r) {
+                                          const Recipe& r, const Gpt& first_stage) {
   Stream& on = device.stream("compute");
   const DataGroups groups = data_groups(world, device, r);
   const bool alone = groups.all.size() == 0;
-  const DataParallelOptions options = data_parallel_options(r, world.size());
+  const DataParallelOptions options =
+      data_parallel_options(r, world.size(), first_stage.units_before_head());
   params.materialize(on, compute_dtype(r.mixed_precision), true,
                      alone ? Sharding{} : sharding_of(groups, options));
   if (alone) return std::make_unique<SingleRank>();
@@ -58,7 +59,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       parts_(model_parts(world_, device, r)),
       config_(config),
       pipeline_(make_pipeline(compute_, params_, world_, device, r, config, parts_)),
-      data_parallel_(materialize(params_, world_, device, r)),
+      data_parallel_(materialize(params_, world_, device, r, pipeline_->first_stage())),
       share_(sequence_share(world_, r)),
       adamw_(compute_, params_, r.optimizer),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),

@@ -99,5 +99,5 @@ TEST_CASE("a table that cannot be run is refused with its place") {
   CHECK_THAT(refused("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0,\n,2F0\n"),
              Catch::Contains("stage 2 ends micro-batch 0"));
   CHECK_THAT(refused("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"),
-             Catch::Contains("deadlock: rank 0 waits at 0RECV_B0 for rank 1"));
+             Catch::Contains("0B0 in row 1, cell 2 would wait for ever"));
 }

@@ -526,6 +526,7 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
   };
   const char* field = "distributed.pipeline.pp_schedule_csv";
   run({{"whole", 2, with_file("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1I1,1W1\n"), E, nullptr, ""}});
+  run({{"crossed", 2, with_file("0F1,0F0,0B1,0B0\n1F0,1B0,1F1,1B1\n"), E, nullptr, ""}});
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"0F0,0F1,,0B0,0B1\n", "has 1 rows, but pp_size is 2"},
            {"", "has 0 rows"},
@@ -536,7 +537,9 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
            {"0F0,0F0\n1F0\n", "comes after `F`"},
            {"0B0\n1F0\n", "comes after ``"},
            {"0F0,0W0\n1F0\n", "comes after `F`"},
-           {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "stage 1 ends micro-batch 1 after `FI`"}})
+           {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "stage 1 ends micro-batch 1 after `FI`"},
+           {"0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
+            "0B0 in row 1, cell 2 would wait for ever for the gradient of stage 1 (deadlock)"}})
     run({{text.c_str(), 2, with_file(text), E, field, part.c_str()}});
   run({{"no file",
         2,

@@ -1,192 +1,15 @@
 // Pipelines against the single rank: losses, gradients, weights, checkpoints; watched by the stream
 // sanitizer.
 #include <fstream>
-#include <map>
-#include <optional>
 
-#include <catch2/catch.hpp>
-
-#include "comm_testing.h"
 #include "recipe/layout.h"
 #include "temporary_folder.h"
-#include "train/model_setup.h"
 #include "train/snapshot.h"
-#include "train/trainer.h"
-#include "train_testing.h"
+#include "train_pipeline_testing.h"
 
 using namespace mtrain;
-using namespace train_testing;
+using namespace pipeline_testing;
 namespace fs = std::filesystem;
-
-namespace {
-
-using Changes = std::vector<std::string>;
-
-Changes with(Changes a, const Changes& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-using Values = std::map<std::string, std::vector<float>>;  // by parameter
-
-struct Result {
-  std::vector<double> losses, norms;
-  double evaluation = 0;
-  Values first_grads, weights;                // not where ranks have parts of them
-  std::vector<std::string> executed, listed;  // of a rank that has layers
-};
-
-struct Setup {
-  Recipe recipe;
-  GptConfig config;
-  std::shared_ptr<const Dataset> data = std::make_shared<CountingData>();
-  explicit Setup(const Changes& changes, int ranks = 1)
-      : recipe(tiny(with({"model.num_layers=8", "model.hidden_size=32", "model.ffn_hidden_size=48",
-                          "train.micro_batch_size=1", "optimizer.lr=3e-3"},
-                         changes),
-                    ranks)),
-        config(gpt_config(recipe.model, kVocab, kSeq, recipe.distributed.tp_size)) {}
-};
-
-Values values(Trainer& t, const std::function<Tensor(ParamUnit&)>& whole) {
-  Values all;
-  for (ParamUnit* unit : t.params().units()) {
-    const Tensor flat = whole(*unit);
-    for (const Parameter* p : unit->params)
-      all[p->name] = flat.flat(p->begin, p->shape).to_host<float>(t.compute());
-  }
-  return all;
-}
-
-// The actions of a step as launches show them: the scope in which each was enqueued.
-class Watch {
- public:
-  Watch(Device& device, std::vector<std::string>& actions) : device_(device) {
-    device.set_launch_check([&](Stream&, const LaunchInfo&) {
-      const std::string action = device.scope().substr(0, device.scope().find(" > "));
-      const bool starts = !action.empty() && action[0] >= '0' && action[0] <= '9';
-      if (starts && (actions.empty() || actions.back() != action)) actions.push_back(action);
-    });
-  }
-  ~Watch() { device_.set_launch_check({}); }
-
- private:
-  Device& device_;
-};
-
-Result train(const Setup& s, Device& device, World world, int64_t steps) {
-  Trainer t(device, s.recipe, s.config, s.data, std::move(world));
-  // 5 samples: a last batch that is not full.
-  const ValidationLoader validation(
-      s.data, 5,
-      {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
-  Result result;
-  for (int64_t i = 0; i < steps; ++i) {
-    std::optional<Watch> watch;
-    if (i == 0) watch.emplace(device, result.executed);
-    const StepStats stats = t.step();
-    watch.reset();
-    result.losses.push_back(stats.loss);
-    result.norms.push_back(stats.grad_norm);
-    const auto& d = s.recipe.distributed;
-    if (i == 0 && t.data_parallel().size() == 1 && d.tp_size == 1 && d.cp_size == 1)
-      result.first_grads = values(t, [](ParamUnit& unit) { return unit.grad; });
-    if (i == steps / 2) t.evaluate(validation);  // leaves no trace
-  }
-  result.evaluation = t.evaluate(validation);
-  if (t.tensor_parallel().size() == 1)
-    result.weights =
-        values(t, [&](ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
-  for (const Action& a : t.pipeline().actions()) result.listed.push_back(to_string(a));
-  if (t.params().params().empty()) result.executed = result.listed;
-  return result;
-}
-
-Result train_alone(const Changes& changes, int64_t steps) {
-  const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return train(Setup(changes), *device, World::alone(), steps);
-}
-
-std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_t steps,
-                                const std::string& backend = "thread") {
-  const Setup setup(changes, ranks);
-  std::vector<Result> results(static_cast<size_t>(ranks));
-  run_ranks(ranks, backend, [&](TestRank& rank) {
-    results[size_t(rank.rank())] = train(setup, rank.device, rank.world, steps);
-  });
-  return results;
-}
-
-void check_values(const Result& one, const std::vector<Result>& ranks, Values Result::*which,
-                  double bound) {
-  for (const auto& [name, want] : one.*which) {
-    int found = 0;
-    for (const Result& r : ranks) {
-      const auto at = (r.*which).find(name);
-      if (at == (r.*which).end()) continue;
-      ++found;
-      REQUIRE(at->second.size() == want.size());
-      double difference = 0, size = 0;
-      for (size_t i = 0; i < want.size(); ++i) {
-        difference += std::pow(double(at->second[i]) - double(want[i]), 2);
-        size += std::pow(double(want[i]), 2);
-      }
-      INFO(name << " relative L2 " << std::sqrt(difference / size));
-      CHECK(difference <= bound * bound * size);
-    }
-    INFO(name);
-    CHECK(found > 0);
-  }
-}
-
-// The numerics contract: 20 losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
-void check_parity(const Result& one, const std::vector<Result>& ranks, double bound = 1e-5) {
-  check_close(one.losses, ranks[0].losses, bound);
-  check_close(one.norms, ranks[0].norms, 10 * bound);
-  CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(bound));
-  for (const Result& other : ranks) {
-    CHECK((other.losses == ranks[0].losses));
-    CHECK((other.norms == ranks[0].norms));
-    CHECK(other.evaluation == ranks[0].evaluation);
-    CHECK(other.executed == other.listed);
-  }
-  if (bound > 1e-5) return;
-  if (!ranks[0].first_grads.empty()) check_values(one, ranks, &Result::first_grads, bound);
-  if (!ranks[0].weights.empty())
-    check_values(one, ranks, &Result::weights, 1e-2);  // Adam turns small gradients' signs
-}
-
-Changes pipeline(const std::string& schedule, int pp, int stages = 1) {
-  return {fmt::format("distributed.pp_size={}", pp), fmt::format("distributed.vpp_size={}", stages),
-          "distributed.pipeline.pp_schedule=" + schedule};
-}
-Changes batch(int64_t samples) { return {fmt::format("train.global_batch_size={}", samples)}; }
-
-const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
-    kFsdp2{"distributed.strategy=fsdp2"},
-    kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
-    kTied{"model.share_embeddings_and_output_weights=true"},
-    // Learned positions, tied, dropout.
-    kGpt2{"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1",
-          "model.embedding_dropout=0.1"};
-
-struct Kind {
-  const char* name;
-  int stages;  // per rank
-};
-const std::vector<Kind> kKinds{{"gpipe", 1},       {"1f1b", 1},       {"zero_bubble", 1},
-                               {"zero_bubble", 2}, {"looped_bfs", 2}, {"interleaved_1f1b", 2},
-                               {"dfs", 2},         {"v_schedule", 2}, {"dualpipev", 2}};
-
-// Single ranks are trained once per model and batch.
-const Result& alone(const Changes& changes, int64_t steps = 20) {
-  static std::map<std::pair<Changes, int64_t>, Result> results;
-  const auto at = results.find({changes, steps});
-  if (at != results.end()) return at->second;
-  return results[{changes, steps}] = train_alone(changes, steps);
-}
-
-}  // namespace
 
 TEST_CASE("every schedule trains as a single rank does") {
   struct Case {
@@ -283,7 +106,8 @@ TEST_CASE("overlap of messages changes when they travel, never a bit of what is 
   const auto overlap = [](const char* on) {
     return Changes{fmt::format("comm_overlap.overlap_p2p_comm={}", on)};
   };
-  for (const char* schedule : {"interleaved_1f1b", "zero_bubble", "v_schedule", "looped_bfs"}) {
+  for (const char* schedule :
+       {"interleaved_1f1b", "zero_bubble", "v_schedule", "looped_bfs", "dualpipev"}) {
     const Changes base = with(with(pipeline(schedule, 2, 2), kMegatron), batch(8));
     const auto on = train_ranks(4, with(base, overlap("true")), 5),
                off = train_ranks(4, with(base, overlap("false")), 5),
@@ -305,6 +129,7 @@ TEST_CASE("messages larger than what is on its way between two ranks do not make
   for (const auto& layout : std::vector<Changes>{
            pipeline("1f1b", 2), pipeline("interleaved_1f1b", 2, 2),
            with(pipeline("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"}),
+           with(pipeline("interleaved_1f1b", 2, 2), kGradientsFirst),
            with(pipeline("zero_bubble", 2), {}),
            with(pipeline("v_schedule", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
     CAPTURE(layout);

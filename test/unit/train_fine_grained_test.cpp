@@ -1,0 +1,278 @@
+// What moves work of a pipeline in time: the fine-grained 1F1B's flags, and deferred weight
+// gradients of the output layer. Watched by the stream sanitizer.
+#include "plan/memory.h"
+#include "recipe/layout.h"
+#include "train_pipeline_testing.h"
+
+using namespace pipeline_testing;
+
+namespace {
+// One of those whose scope and name begin so, from `first` on; the number of launches where there
+// is none.
+size_t find_launch(const Result& r, const std::string& action, const std::string& name,
+                   size_t first = 0) {
+  for (size_t i = first; i < r.launches.size(); ++i)
+    if (r.launches[i].action.starts_with(action) && r.launches[i].name.starts_with(name)) return i;
+  return r.launches.size();
+}
+
+size_t count_launches(const Result& r, const std::string& action, const std::string& end) {
+  return size_t(std::ranges::count_if(r.launches, [&](const Launched& l) {
+    return l.action.starts_with(action) && l.name.ends_with(end);
+  }));
+}
+}  // namespace
+
+TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is computed") {
+  for (const char* schedule : {"interleaved_1f1b", "dualpipev"})
+    for (const bool sharded : {false, true}) {
+      const Changes base =
+          with(with(pipeline(schedule, 2, 2), sharded ? kFsdp2 : kMegatron), batch(16));
+      const auto plain = train_ranks(4, base, 4);
+      for (int flags = 1; flags < 16; ++flags) {
+        if (flags == 8) continue;  // split weight gradients alone are no fine-grained 1F1B
+        // All in one combination each, and every other with the second strategy.
+        if (sharded && flags % 3 != 0) continue;
+        Changes asked = base;
+        for (const auto& [bit, flag] :
+             {std::pair{1, kGradientsFirst}, {2, kTwoLayers}, {4, kWholeLayers}, {8, kSplit}})
+          if (flags & bit) asked = with(asked, flag);
+        CAPTURE(schedule, sharded, flags);
+        const auto ranks = train_ranks(4, asked, 4);
+        for (size_t r = 0; r < ranks.size(); ++r) {
+          CAPTURE(r);
+          CHECK((ranks[r].losses == plain[r].losses));
+          CHECK((ranks[r].norms == plain[r].norms));
+          CHECK((ranks[r].weights == plain[r].weights));
+          CHECK(ranks[r].evaluation == plain[r].evaluation);
+          CHECK(ranks[r].executed == ranks[r].listed);
+        }
+      }
+    }
+}
+
+TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
+  struct Case {
+    int ranks;
+    Changes model, layout;
+    double bound = 1e-5;
+    std::string backend = "thread";
+  };
+  const Changes all = with(with(kGradientsFirst, kTwoLayers), with(kWholeLayers, kSplit));
+  const auto fine = [&](int pp, const Changes& more) {
+    return with(with(pipeline("interleaved_1f1b", pp, 2), more),
+                pp == 4 ? with(kGradientsFirst, kWholeLayers) : all);
+  };
+  const Changes sequence{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
+  const std::vector<Case> cases{
+      {2, kTied, fine(2, {})},
+      {4, {}, fine(4, {})},
+      {8, kGpt2, fine(4, kFsdp2)},
+      {4, kTied, fine(2, kAtOnce)},
+      {4, kTied, with(with(pipeline("dualpipev", 2, 2), all), kMegatron)},
+      {2, {}, fine(2, {"recompute.granularity=full"})},
+      {2,
+       {},
+       fine(2, {"recompute.granularity=full", "recompute.method=block", "recompute.num_layers=1"})},
+      {4, kGpt2, fine(2, sequence)},
+      {8, kTied, fine(2, with(sequence, {"distributed.cp_size=2"}))},
+      {2, {"model.num_layers=7"}, with(pipeline("interleaved_1f1b", 2, 3), kGradientsFirst)},
+      {2, {}, with(pipeline("dfs", 2, 4), kWholeLayers), 1e-5, "gloo"},
+      {4, {}, fine(4, {}), 1e-5, "shared_memory"},
+      {4, {"mixed_precision.name=bf16_mixed"}, fine(2, kFsdp2), 2e-2}};
+  for (const Case& c : cases) {
+    CAPTURE(c.ranks, c.model, c.layout, c.backend);
+    const Changes model = with(c.model, batch(16));
+    check_parity(alone(model, 10), train_ranks(c.ranks, with(model, c.layout), 10, c.backend),
+                 c.bound);
+  }
+}
+
+TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
+  const Changes base = with(pipeline("interleaved_1f1b", 2, 2), batch(8));
+  const auto plain = train_ranks(2, base, 1)[1];
+  const auto first = train_ranks(2, with(base, kGradientsFirst), 1)[1],
+             two = train_ranks(2, with(base, kTwoLayers), 1)[1],
+             whole = train_ranks(2, with(base, kWholeLayers), 1)[1],
+             split = train_ranks(2, with(base, with(kTwoLayers, kSplit)), 1)[1];
+  // Without: whole micro-batches one after the other; nothing is delayed.
+  CHECK(find_launch(plain, "delayed", "") == plain.launches.size());
+  // The second rank's first pair: a micro-batch's way back through the head's stage.
+  std::string f, b;
+  for (size_t i = 0; i + 1 < two.listed.size() && f.empty(); ++i)
+    if (two.listed[i][1] == 'B' && two.listed[i + 1][1] == 'F')
+      b = two.listed[i], f = two.listed[i + 1];
+  REQUIRE(b == "3B0");
+  const auto turns = [&](const Result& r) {
+    std::string order;
+    for (const Launched& l : r.launches)
+      if (l.stream == "compute" && (l.action == f || l.action == b)) {
+        const char which = l.action == f ? 'F' : 'B';
+        if (order.empty() || order.back() != which) order += which;
+      }
+    return order;
+  };
+  // Head, two layers of two segments each; two layers and the head, or what is handed on.
+  CAPTURE(f);
+  CHECK(turns(two) == "BFBFBFBFBF");
+  CHECK(turns(plain).size() == 2);
+  const std::string sent = b.substr(0, 1) + "SEND_B" + b.substr(2);
+  const auto last_forward = [&](const Result& r) {
+    size_t last = 0;
+    for (size_t i = 0; i < r.launches.size(); ++i)
+      if (r.launches[i].action == f) last = i;
+    return last;
+  };
+  // On its own stream, the gradient leaves before the forward's end.
+  CHECK(find_launch(first, sent, "") < last_forward(first));
+  CHECK(find_launch(two, sent, "") > last_forward(two));
+  // Behind it: so many layers' weight gradients.
+  for (const auto& [r, proj, fc2] : {std::tuple{&first, 1, 0}, {&two, 2, 0}, {&whole, 1, 1}}) {
+    CHECK(count_launches(*r, "delayed " + b, "matmul_proj_wgrad") == size_t(proj));
+    CHECK(count_launches(*r, "delayed " + b, "matmul_qkv_wgrad") == size_t(proj));
+    CHECK(count_launches(*r, "delayed " + b, "matmul_fc1_wgrad") == size_t(fc2));
+    CHECK(count_launches(*r, "delayed " + b, "matmul_fc2_wgrad") == size_t(fc2));
+    CHECK(find_launch(*r, "delayed " + b, "") > find_launch(*r, sent, ""));
+    // A first stage's gradient goes nowhere, and its weight gradients wait for nothing.
+    CHECK(count_launches(*r, "delayed 0B", "wgrad") == 0);
+  }
+  // Split: a segment's weight gradients behind its last input gradient.
+  const auto gap = [&](const Result& r) {
+    const size_t fc2 = find_launch(r, b, "matmul_fc2_wgrad");
+    return int64_t(find_launch(r, b, "matmul_fc1_dgrad")) - int64_t(fc2);
+  };
+  CHECK(gap(two) > 0);
+  CHECK(gap(split) < 0);
+}
+
+TEST_CASE("deferred weight gradients of the output layer run last, with the same bits") {
+  const Changes defer{"comm_overlap.defer_embedding_wgrad_compute=true"},
+      three{"comm_overlap.wgrad_deferral_limit=3"};
+  struct Case {
+    int ranks;
+    Changes model, layout;
+  };
+  // Of the fourth all ranks' gradients are added up once, not after every micro-batch: the order of
+  // a sum, and so its rounding, changes.
+  for (const Case& c : std::vector<Case>{
+           {2, {}, pipeline("1f1b", 2)},
+           {4, kTied, with(pipeline("interleaved_1f1b", 2, 2), kMegatron)},
+           {4, kTied, with(with(pipeline("interleaved_1f1b", 2, 2), kFsdp2), kWholeLayers)},
+           {4, {}, with(pipeline("zero_bubble", 2), kAtOnce)},
+           {4, kTied, with(pipeline("gpipe", 2), {"distributed.tp_size=2"})}}) {
+    const Changes base = with(with(c.model, c.layout), batch(16));
+    const auto off = train_ranks(c.ranks, base, 4),
+               all = train_ranks(c.ranks, with(base, defer), 4),
+               some = train_ranks(c.ranks, with(with(base, defer), three), 4);
+    CAPTURE(c.ranks, c.model, c.layout);
+    for (const auto* on : {&all, &some})
+      for (size_t r = 0; r < off.size(); ++r) {
+        check_close((*on)[r].losses, off[r].losses, 1e-6);
+        if (c.layout.back() == kAtOnce.back()) continue;
+        CHECK(((*on)[r].losses == off[r].losses));
+        CHECK(((*on)[r].weights == off[r].weights));
+        CHECK(((*on)[r].norms == off[r].norms));
+      }
+    const Result &last = all.back(), &last_of_some = some.back();
+    const Setup s(with(base, defer), c.ranks);
+    const int64_t micro_batches = layout_of(s.recipe, c.ranks).micro_batches;
+    const char* wgrad = "matmul_output_wgrad";
+    CHECK(count_launches(last, "deferred output", wgrad) == size_t(micro_batches));
+    CHECK(count_launches(last_of_some, "deferred output", wgrad) == 3);
+    CHECK(count_launches(last_of_some, "", wgrad) == size_t(micro_batches));
+    CHECK(count_launches(off.back(), "deferred", "") == 0);
+    // Behind the last of everything else that the schedule lists.
+    const std::string end = last.listed.back();
+    CHECK(find_launch(last, "deferred output", "") > find_launch(last, end, ""));
+    // What is kept is what the plan says, but for one that is there at any rate.
+    const auto planned = [&](const Changes& changes) {
+      const Setup one(changes, c.ranks);
+      const Layout l = layout_of(one.recipe, c.ranks);
+      return estimate_memory(one.recipe, l, kVocab, l.pp - 1).logits;
+    };
+    const double kept = double(last.most_activations - off.back().most_activations),
+                 expected = planned(with(base, defer)) - planned(base);
+    CAPTURE(kept, expected);
+    CHECK(kept <= 1.05 * expected);
+    CHECK(kept >= 0.95 * expected * double(micro_batches - 1) / double(micro_batches));
+    CHECK(last_of_some.most_activations < last.most_activations);
+  }
+}
+
+TEST_CASE("parameters of stages are gathered when they are asked to be, with the same bits") {
+  const Changes apart{"ddp.align_param_gather=false"},
+      during{"ddp.overlap_param_gather_with_optimizer_step=true"};
+  const Changes base = with(with(pipeline("interleaved_1f1b", 2, 2), kMegatron), batch(8));
+  const auto plain = train_ranks(4, with(base, {"ddp.overlap_param_gather=false"}), 4);
+  // The first step's updates and gathers in turns; before them, whether anything was gathered in
+  // forward.
+  const auto order = [](const Result& r) {
+    std::string text;
+    for (const Launched& l : r.launches) {
+      const char what = l.name == "adamw" ? 'U' : l.stream == "dp_param" ? 'g' : ' ';
+      if (what != ' ' && (text.empty() || text.back() != what)) text += what;
+    }
+    return text;
+  };
+  struct Case {
+    Changes flags;
+    const char *first, *second;  // orders of the pipeline's two ranks
+  };
+  // The first rank's first stage has three units, the second's two.
+  for (const Case& c : std::vector<Case>{{{}, "Ug", "Ug"},
+                                         {during, "UgUgUgUg", "UgUgUg"},
+                                         {apart, "gU", "gU"},
+                                         {with(apart, during), "gUgUgUgU", "gUgUgU"}}) {
+    CAPTURE(c.flags);
+    const auto ranks = train_ranks(4, with(base, c.flags), 4);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      CHECK((ranks[r].losses == plain[r].losses));
+      CHECK((ranks[r].weights == plain[r].weights));
+      CHECK(ranks[r].evaluation == plain[r].evaluation);
+      CHECK(order(ranks[r]) == (r < 2 ? c.first : c.second));
+    }
+  }
+}
+
+TEST_CASE("sharded parameters and gradients of stages travel when the list says") {
+  struct Case {
+    const char* schedule;
+    int stages;  // per rank
+    bool defer;
+  };
+  for (const Case& c : std::vector<Case>{{"1f1b", 1, true},
+                                         {"1f1b", 1, false},
+                                         {"interleaved_1f1b", 2, true},
+                                         {"interleaved_1f1b", 4, true},
+                                         {"interleaved_1f1b", 4, false},
+                                         {"zero_bubble", 4, true},
+                                         {"looped_bfs", 4, true}}) {
+    CAPTURE(c.schedule, c.stages, c.defer);
+    const Changes model = batch(8);
+    const auto ranks = train_ranks(
+        4, with(model, with(pipeline(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)), 10);
+    check_parity(alone(model, 10), ranks);
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const Result& r = ranks[rank];
+      std::map<std::string, int64_t> sent;
+      for (const Launched& l : r.launches) sent[l.stream + " " + l.name] += l.wire_bytes;
+      // Each way half of everything, for there are two ranks. Layers of a stage that was let go
+      // have given their memory to another's; tables have memory of their own.
+      std::map<int64_t, int64_t> gathers;
+      for (const Action& a : r.actions)
+        if (a.kind == ActionKind::unshard) ++gathers[a.stage];
+      const int64_t layers = 8 / (2 * c.stages), micro_batches = 4;
+      int64_t gathered = 0, whole = 0;
+      for (const auto& [name, bytes] : r.units) {
+        whole += bytes / 2;
+        const int64_t stage =
+            name.starts_with("layers.") ? std::stoll(name.substr(7)) / layers : -1;
+        gathered += bytes / 2 * (stage < 0 ? 1 : gathers.at(stage));
+      }
+      CAPTURE(rank);
+      CHECK(sent["dp_param all_gather"] == gathered);
+      CHECK((gathered > whole) == (c.stages > 3));
+      CHECK(sent["dp_grad reduce_scatter"] == (c.defer ? 1 : micro_batches) * whole);
+    }
+  }
+}

@@ -1,0 +1,224 @@
+// Pipelines in tests: what a training comes to, what it launches, and how it is held against the
+// single rank.
+#pragma once
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include <catch2/catch.hpp>
+
+#include "comm_testing.h"
+#include "train/model_setup.h"
+#include "train/trainer.h"
+#include "train_testing.h"
+
+namespace pipeline_testing {
+
+using namespace train_testing;
+
+using Changes = std::vector<std::string>;
+
+inline Changes with(Changes a, const Changes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+using Values = std::map<std::string, std::vector<float>>;  // by parameter
+
+struct Launched {
+  std::string action, stream, name;  // the scope in which it was enqueued
+  int64_t wire_bytes;
+};
+
+struct Result {
+  std::vector<double> losses, norms;
+  double evaluation = 0;
+  Values first_grads, weights;                // not where ranks have parts of them
+  std::vector<std::string> executed, listed;  // of a rank that has layers
+  std::vector<Launched> launches;             // of the first step
+  int64_t most_activations = 0;               // bytes
+  std::map<std::string, int64_t> units;       // bytes of their gradients
+  ActionList actions;
+};
+
+struct Setup {
+  Recipe recipe;
+  GptConfig config;
+  std::shared_ptr<const Dataset> data = std::make_shared<CountingData>();
+  explicit Setup(const Changes& changes, int ranks = 1)
+      : recipe(tiny(with({"model.num_layers=8", "model.hidden_size=32", "model.ffn_hidden_size=48",
+                          "train.micro_batch_size=1", "optimizer.lr=3e-3"},
+                         changes),
+                    ranks)),
+        config(gpt_config(recipe.model, kVocab, kSeq, recipe.distributed.tp_size)) {}
+};
+
+inline Values values(Trainer& t, const std::function<Tensor(ParamUnit&)>& whole) {
+  Values all;
+  for (ParamUnit* unit : t.params().units()) {
+    const Tensor flat = whole(*unit);
+    for (const Parameter* p : unit->params)
+      all[p->name] = flat.flat(p->begin, p->shape).to_host<float>(t.compute());
+  }
+  return all;
+}
+
+// The launches of a step, and the actions that they show, in the order of their first launches.
+class Watch {
+ public:
+  Watch(Device& device, std::vector<std::string>& actions, std::vector<Launched>& launches)
+      : device_(device) {
+    device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
+      const std::string action = device.scope().substr(0, device.scope().find(" > "));
+      launches.push_back({action, on.name(), info.name, info.wire_bytes});
+      const bool starts =
+          !action.empty() && action[0] >= '0' && action[0] <= '9' && !action.ends_with("SHARD");
+      // One that was begun goes on only in turns with another, and with what that one sends.
+      const size_t recent = actions.size() - std::min<size_t>(3, actions.size());
+      if (starts &&
+          std::find(actions.begin() + ptrdiff_t(recent), actions.end(), action) == actions.end())
+        actions.push_back(action);
+    });
+  }
+  ~Watch() { device_.set_launch_check({}); }
+
+ private:
+  Device& device_;
+};
+
+// Computations and messages: where parameters are gathered already, nothing is launched. Of those
+// that take turns the backward is first.
+inline std::vector<std::string> expected_actions(const ActionList& list) {
+  std::vector<std::string> actions;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!is_compute(list[i].kind) && !is_send(list[i].kind) && !is_receive(list[i].kind)) continue;
+    actions.push_back(to_string(list[i]));
+    if (i > 0 && list[i - 1].with_next) std::iter_swap(actions.end() - 1, actions.end() - 2);
+  }
+  return actions;
+}
+
+inline Result train(const Setup& s, Device& device, World world, int64_t steps) {
+  Trainer t(device, s.recipe, s.config, s.data, std::move(world));
+  // 5 samples: a last batch that is not full.
+  const ValidationLoader validation(
+      s.data, 5,
+      {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
+  Result result;
+  for (int64_t i = 0; i < steps; ++i) {
+    std::optional<Watch> watch;
+    if (i == 0) watch.emplace(device, result.executed, result.launches);
+    const StepStats stats = t.step();
+    watch.reset();
+    result.losses.push_back(stats.loss);
+    result.norms.push_back(stats.grad_norm);
+    const auto& d = s.recipe.distributed;
+    if (i == 0 && t.data_parallel().size() == 1 && d.tp_size == 1 && d.cp_size == 1)
+      result.first_grads = values(t, [](ParamUnit& unit) { return unit.grad; });
+    if (i == steps / 2) t.evaluate(validation);  // leaves no trace
+  }
+  result.evaluation = t.evaluate(validation);
+  if (t.tensor_parallel().size() == 1)
+    result.weights =
+        values(t, [&](ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
+  result.most_activations = device.allocator().usage(MemoryCategory::activations).peak;
+  result.actions = t.pipeline().actions();
+  result.listed = expected_actions(result.actions);
+  for (const ParamUnit* unit : t.params().units()) result.units[unit->name] = unit->count * 4;
+  if (t.params().params().empty()) result.executed = result.listed;
+  return result;
+}
+
+inline Result train_alone(const Changes& changes, int64_t steps) {
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  return train(Setup(changes), *device, World::alone(), steps);
+}
+
+inline std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_t steps,
+                                       const std::string& backend = "thread") {
+  const Setup setup(changes, ranks);
+  std::vector<Result> results(static_cast<size_t>(ranks));
+  run_ranks(ranks, backend, [&](TestRank& rank) {
+    results[size_t(rank.rank())] = train(setup, rank.device, rank.world, steps);
+  });
+  return results;
+}
+
+inline void check_values(const Result& one, const std::vector<Result>& ranks, Values Result::*which,
+                         double bound) {
+  for (const auto& [name, want] : one.*which) {
+    int found = 0;
+    for (const Result& r : ranks) {
+      const auto at = (r.*which).find(name);
+      if (at == (r.*which).end()) continue;
+      ++found;
+      REQUIRE(at->second.size() == want.size());
+      double difference = 0, size = 0;
+      for (size_t i = 0; i < want.size(); ++i) {
+        difference += std::pow(double(at->second[i]) - double(want[i]), 2);
+        size += std::pow(double(want[i]), 2);
+      }
+      INFO(name << " relative L2 " << std::sqrt(difference / size));
+      CHECK(difference <= bound * bound * size);
+    }
+    INFO(name);
+    CHECK(found > 0);
+  }
+}
+
+// The numerics contract: 20 losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
+inline void check_parity(const Result& one, const std::vector<Result>& ranks, double bound = 1e-5) {
+  check_close(one.losses, ranks[0].losses, bound);
+  check_close(one.norms, ranks[0].norms, 10 * bound);
+  CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(bound));
+  for (const Result& other : ranks) {
+    CHECK((other.losses == ranks[0].losses));
+    CHECK((other.norms == ranks[0].norms));
+    CHECK(other.evaluation == ranks[0].evaluation);
+    CHECK(other.executed == other.listed);
+  }
+  if (bound > 1e-5) return;
+  if (!ranks[0].first_grads.empty()) check_values(one, ranks, &Result::first_grads, bound);
+  if (!ranks[0].weights.empty())
+    check_values(one, ranks, &Result::weights, 1e-2);  // Adam turns small gradients' signs
+}
+
+inline Changes pipeline(const std::string& schedule, int pp, int stages = 1) {
+  return {fmt::format("distributed.pp_size={}", pp), fmt::format("distributed.vpp_size={}", stages),
+          "distributed.pipeline.pp_schedule=" + schedule};
+}
+inline Changes batch(int64_t samples) {
+  return {fmt::format("train.global_batch_size={}", samples)};
+}
+
+inline const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
+    kFsdp2{"distributed.strategy=fsdp2"},
+    kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
+    kTied{"model.share_embeddings_and_output_weights=true"},
+    // Learned positions, tied, dropout.
+    kGpt2{"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1",
+          "model.embedding_dropout=0.1"};
+
+struct Kind {
+  const char* name;
+  int stages;  // per rank
+};
+inline const std::vector<Kind> kKinds{
+    {"gpipe", 1},       {"1f1b", 1},       {"zero_bubble", 1},
+    {"zero_bubble", 2}, {"looped_bfs", 2}, {"interleaved_1f1b", 2},
+    {"dfs", 2},         {"v_schedule", 2}, {"dualpipev", 2}};
+
+inline const Changes kGradientsFirst{"comm_overlap.overlap_p2p_backward_on_comm_stream=true"},
+    kTwoLayers{"comm_overlap.overlap_p2p_wgrad_delayed_layer_number=2"},
+    kWholeLayers{"comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true"},
+    kSplit{"comm_overlap.delay_wgrad_compute=true"};
+
+// Single ranks are trained once per model and batch.
+inline const Result& alone(const Changes& changes, int64_t steps = 20) {
+  static std::map<std::pair<Changes, int64_t>, Result> results;
+  const auto at = results.find({changes, steps});
+  if (at != results.end()) return at->second;
+  return results[{changes, steps}] = train_alone(changes, steps);
+}
+
+}  // namespace pipeline_testing
