@@ -2,7 +2,8 @@
 // ranks are threads that train a tiny model; before the first launch of each action their compute
 // stream sleeps, one unit for F, I and W and two for B. So all stages cost the same, and no core is
 // short.
-//   bench_bubble [ms per unit, default 20] [ranks, default 4] [micro-batches, default 8]
+//   bench_bubble [ms per unit, default 100] [ranks, default 4] [micro-batches, default 8]
+//   [schedule]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -197,7 +198,7 @@ Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_b
 }  // namespace
 
 int main(int argc, char** argv) {
-  const double unit = (argc > 1 ? std::atof(argv[1]) : 20) * 1e-3;
+  const double unit = (argc > 1 ? std::atof(argv[1]) : 100) * 1e-3;
   const int ranks = argc > 2 ? std::atoi(argv[2]) : 4;
   const int micro_batches = argc > 3 ? std::atoi(argv[3]) : 8;
   fmt::print(

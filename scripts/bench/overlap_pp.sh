@@ -3,10 +3,10 @@
 # overlap_p2p_comm off and on, then with each flag of the fine-grained 1F1B, over an emulated link on which a rank's
 # messages take a given share of its compute time.
 #   scripts/bench/overlap_pp.sh [ranks, default 2] [share in per cent, default 25] [rounds, default 3] [setting...]
-# Figures are medians. What is exposed is how much longer rank 0 stands still for messages than in the same order without a
-# link: idle time of the schedule itself is in both. The link delays completion without burning CPU, but ranks that share a
-# core wait for each other: with fewer cores than ranks, slow computations down (debug.compute_slowdown=16) and make them
-# small. Further settings, such as train.global_batch_size=32, hold for every run.
+# Figures are medians. Exposed is the time in which rank 0 stands still for messages that are on their way; lost is how much
+# longer a step takes than in the same order without a link, which counts what other ranks wait for, too. The link delays
+# completion without burning CPU, but ranks that share a core wait for each other: with fewer cores than ranks, slow
+# computations down (debug.compute_slowdown=8). Further settings, such as train.global_batch_size=32, hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
@@ -31,56 +31,47 @@ train() {
     "train.run_dir=$work/$name" "${everywhere[@]}" "$@" >"$work/$name.log" 2>&1 ||
     { cat "$work/$name.log" && die "training failed"; }
 }
-# median <name> <field>: without the first steps; the sum where several match
+# median <name> <field>: without the first steps
 median() {
-  tail -n +4 "$work/$1/metrics.jsonl" | awk -v field="$2" '{
-    sum = 0
-    while (match($0, "\"" field "\":[0-9.e+-]*")) {
-      pair = substr($0, RSTART, RLENGTH)
-      sub(/.*:/, "", pair)
-      sum += pair
-      $0 = substr($0, RSTART + RLENGTH)
-    }
-    print sum
-  }' | sort -g | awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
+  sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" "$work/$1/metrics.jsonl" | tail -n +4 | sort -g |
+    awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
 }
 
-waits='comm[.]pp_[a-z]*_[0-9]*[.]exposed_ms'
 off=comm_overlap.overlap_p2p_comm=false on=comm_overlap.overlap_p2p_comm=true
 first=comm_overlap.overlap_p2p_backward_on_comm_stream=true
 two=comm_overlap.overlap_p2p_wgrad_delayed_layer_number=2
 layers=comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true
 split=comm_overlap.delay_wgrad_compute=true
 train free "$on"
-compute=$(median free step_ms) bytes=$(median free 'comm[.]pp_send_[0-9]*[.]bytes')
+compute=$(median free step_ms) bytes=$(median free comm.pp.bytes)
 gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
 say "pp $ranks: a step of $compute ms; rank 0 sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
 
-# measure <name> <free run's step> <and waits> <setting>...: its exposed time against that of `off`
+# measure <name> <free run's step> <setting>...: beside `off`
 measure() {
-  local name=$1 free_step=$2 free_waits=$3
-  shift 3
+  local name=$1 free_step=$2
+  shift 2
   train run "comm.link.gbps=$gbps" "$@"
-  local exposed
-  exposed=$(awk "BEGIN { print $(median run "$waits") - $free_waits }")
-  [[ $name == off ]] && exposed_off=$exposed
-  awk -v name="$name" -v step="$(median run step_ms)" -v without="$free_step" -v exposed="$exposed" -v off="$exposed_off" '
-    BEGIN { printf "  %-34s exposed %5.0f ms (%3.0f %% of that without overlap); step %5.0f ms, %.2f x that without a link\n",
-      name, exposed, (off > 0 ? 100 * exposed / off : 0), step, step / without }'
+  local step exposed
+  step=$(median run step_ms) exposed=$(median run comm.pp.exposed_ms)
+  [[ $name == off ]] && step_off=$step free_off=$free_step exposed_off=$exposed
+  awk -v name="$name" -v step="$step" -v without="$free_step" -v exposed="$exposed" -v off="$exposed_off" -v lost_off="$(awk "BEGIN { print $step_off - $free_off }")" '
+    BEGIN { printf "  %-34s exposed %5.0f ms (%3.0f %% of off)   step %5.0f ms, lost %5.0f ms (%3.0f %% of off)\n",
+      name, exposed, (off > 0 ? 100 * exposed / off : 0), step, step - without, (lost_off > 0 ? 100 * (step - without) / lost_off : 0) }'
 }
 for ((round = 1; round <= rounds; ++round)); do
   train free "$on"
-  plain=("$(median free step_ms)" "$(median free "$waits")")
+  plain=$(median free step_ms)
   # The pairs' order, which has one more micro-batch of warm-up.
   train free "$on" "$first"
-  pairs=("$(median free step_ms)" "$(median free "$waits")")
-  say "round $round: without a link ${plain[0]} ms, in which rank 0 stands still for ${plain[1]} ms; with forwards and backwards in turns ${pairs[0]} and ${pairs[1]} ms"
-  measure off "${plain[@]}" "$off"
-  measure "overlap_p2p_comm" "${plain[@]}" "$on"
-  measure "+ backward_on_comm_stream" "${pairs[@]}" "$on" "$first"
-  measure "+ delayed_layer_number 2" "${pairs[@]}" "$on" "$two"
-  measure "+ with_transformer_layer_wgrad" "${pairs[@]}" "$on" "$layers"
-  measure "+ 2 delayed layers, whole" "${pairs[@]}" "$on" "$two" "$layers"
-  measure "+ all three" "${pairs[@]}" "$on" "$first" "$two" "$layers"
-  measure "+ all three, delay_wgrad_compute" "${pairs[@]}" "$on" "$first" "$two" "$layers" "$split"
+  pairs=$(median free step_ms)
+  say "round $round: without a link $plain ms; with forwards and backwards in turns $pairs ms"
+  measure off "$plain" "$off"
+  measure "overlap_p2p_comm" "$plain" "$on"
+  measure "+ backward_on_comm_stream" "$pairs" "$on" "$first"
+  measure "+ delayed_layer_number 2" "$pairs" "$on" "$two"
+  measure "+ with_transformer_layer_wgrad" "$pairs" "$on" "$layers"
+  measure "+ 2 delayed layers, whole" "$pairs" "$on" "$two" "$layers"
+  measure "+ all three" "$pairs" "$on" "$first" "$two" "$layers"
+  measure "+ all three, delay_wgrad_compute" "$pairs" "$on" "$first" "$two" "$layers" "$split"
 done
