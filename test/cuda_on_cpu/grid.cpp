@@ -51,6 +51,7 @@ struct Engine {
   std::unique_ptr<unsigned char[]> shared;
   unsigned char* shared_begin = nullptr;
   bool descending = false;
+  uint64_t grids = 0;
 };
 Engine& engine() {
   static Engine e;
@@ -157,12 +158,14 @@ void stop(const char* why) {
 const Position& here() { return engine().running->position; }
 int lane() { return engine().running->index % kWarp; }
 void set_descending(bool descending) { engine().descending = descending; }
+uint64_t grids_run() { return engine().grids; }
 unsigned char* shared_memory() { return engine().shared_begin; }
 
 void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
               const std::function<void()>& thread) {
   Engine& e = engine();
   e.kernel = kernel;
+  ++e.grids;
   e.thread = &thread;
   const unsigned threads = block.x * block.y * block.z;
   constexpr size_t kMostShared = 227 * 1024;  // of compute capability 9.0

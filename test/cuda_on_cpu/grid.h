@@ -28,6 +28,8 @@ void set_descending(bool descending);
 void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
               const std::function<void()>& thread);
 
+uint64_t grids_run();  // so far
+
 unsigned char* shared_memory();  // aligned to 128 bytes; NaN in every block anew
 
 void wait_for_block(const char* operation);

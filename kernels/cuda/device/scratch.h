@@ -1,6 +1,9 @@
 // Copies, and memory for the time of a few launches: taken and given back in the stream's order.
 #pragma once
-#include "kernels/cuda/device/platform.h"
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
 
 namespace mtrain::kernels::cuda {
 

@@ -123,12 +123,12 @@ inline float fast_exp2(float x) {
 }
 
 // The fragments as the instruction's definition gives them (PTX ISA, mma.m16n8k16).
-inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
     uint32_t a[4], b[2];
   } mine, of[32];
   std::memcpy(mine.a, a, sizeof mine.a);
-  std::memcpy(mine.b, b, sizeof mine.b);
+  mine.b[0] = b0, mine.b[1] = b1;
   const unsigned char* all = cpu_grid::exchange("mma", &mine, sizeof mine);
   for (size_t i = 0; i < 32; ++i)
     std::memcpy(&of[i], all + i * cpu_grid::kExchangeBytes, sizeof mine);
