@@ -33,10 +33,10 @@ int default_threads(const Job& job) {
 }
 
 std::unique_ptr<Device> open_device(const Recipe& r, const Job& job) {
-  if (r.train.device == DeviceChoice::cuda)
-    throw UserError("train.device=cuda: training on GPUs is not built yet", "use train.device=cpu");
+  const DeviceOptions options{.stream_sanitizer = r.debug.stream_sanitizer};
+  if (r.train.device == DeviceChoice::cuda) return Device::cuda(job.local_rank, options);
   const int threads = r.train.threads ? int(r.train.threads) : default_threads(job);
-  return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer});
+  return Device::cpu(threads, options);
 }
 
 ProcessBackend process_backend(CommBackend backend) {
