@@ -260,8 +260,9 @@ bool whole_vectors(const Rows& r) {
 // Rows of threads of the backward's grid: as many as the largest GPUs hold, by the sizes alone, for
 // the order of the sums is theirs.
 int64_t slots_of(const Rows& rows, unsigned threads) {
-  constexpr int64_t kThreadsInFlight = 132 * 1536;
-  return std::clamp<int64_t>(kThreadsInFlight / threads, 1, rows.count);
+  constexpr int64_t kMultiprocessors = 132, kThreadsEach = 768;
+  const int64_t each = div_up(kThreadsEach, int64_t(threads));
+  return std::min(kMultiprocessors * each, rows.count);
 }
 
 template <int HELD, class T>

@@ -13,9 +13,9 @@ __device__ __forceinline__ Words philox(uint64_t key, uint64_t counter) {
   Words w{{uint32_t(counter), uint32_t(counter >> 32), 0, 0}};
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    const uint32_t a_high = __umulhi(0xD2511F53u, w.x[0]), a = 0xD2511F53u * w.x[0];
-    const uint32_t b_high = __umulhi(0xCD9E8D57u, w.x[2]), b = 0xCD9E8D57u * w.x[2];
-    w = {{b_high ^ w.x[1] ^ k0, b, a_high ^ w.x[3] ^ k1, a}};
+    const uint64_t a = uint64_t(0xD2511F53u) * w.x[0], b = uint64_t(0xCD9E8D57u) * w.x[2];
+    w = {{uint32_t(b >> 32) ^ w.x[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ w.x[3] ^ k1,
+          uint32_t(a)}};
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }

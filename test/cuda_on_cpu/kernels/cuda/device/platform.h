@@ -53,7 +53,6 @@ inline int2 make_int2(int32_t x, int32_t y) { return {x, y}; }
 inline float __uint_as_float(uint32_t u) { return std::bit_cast<float>(u); }
 inline uint32_t __float_as_uint(float f) { return std::bit_cast<uint32_t>(f); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 using std::isfinite;
