@@ -84,6 +84,9 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
   if (k.epilogue == Epilogue::bias) {  // a value for each of C^T's rows
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.c));
+    // Without an address the library finds no algorithm; the run's own replaces this one.
+    const void* const any = reinterpret_cast<const void*>(uintptr_t(k.bias_alignment));
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any);
   }
   plan->first = layout(k.operands, k.b_stride(), k.trans_b ? k.N : k.K);
   plan->second = layout(k.operands, k.a_stride(), k.trans_a ? k.K : k.M);
