@@ -194,7 +194,7 @@ void run(const Matmul& m, CUstream_st* stream) {
   const Converted a(m.a, m.M * m.K, DType::f32, convert.a, stream);
   const Converted b(m.b, m.K * m.N, DType::f32, convert.b, stream);
   const DType c_type = wide ? DType::f32 : m.c_MN.dtype;
-  const Converted bias(m.bias_N, m.N, c_type, m.bias_N && m.bias_N.dtype != c_type, stream);
+  const Converted bias(m.bias_N, m.N, c_type, must_copy_bias(m, c_type), stream);
   const Scratch<float> wide_c(wide ? m.M * m.N : 0, stream);
   Matmul same = m;
   same.a = a.span(), same.b = b.span(), same.bias_N = bias.span();

@@ -67,6 +67,12 @@ inline bool needs_wide_c(const Matmul& m) {
   return wide_operands && m.c_MN.dtype == DType::bf16;
 }
 
+// Whether the bias is copied first, to c's type or to a 16-byte border: the library reads it by
+// vectors, whatever its address.
+inline bool must_copy_bias(const Matmul& m, DType c) {
+  return m.bias_N && (m.bias_N.dtype != c || alignment_of(m.bias_N.data) < 16);
+}
+
 // The plan of each key, made once. Thread safe; two threads that meet a new key make one plan.
 template <class Plan>
 class PlanCache {

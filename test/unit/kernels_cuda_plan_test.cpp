@@ -93,6 +93,16 @@ TEST_CASE("operands of two types meet in fp32, and fp32 products become bf16 in 
   }
 }
 
+TEST_CASE("a bias of another type, or off 16-byte borders, is copied") {
+  alignas(16) float memory[8];
+  const auto with = [&](Span bias) { return Matmul{.bias_N = bias}; };
+  const DType f32 = DType::f32, bf16 = DType::bf16;
+  REQUIRE(!cuda::must_copy_bias(with({memory, 4, f32}), f32));
+  REQUIRE(cuda::must_copy_bias(with({memory, 4, f32}), bf16));
+  REQUIRE(cuda::must_copy_bias(with({memory + 1, 4, f32}), f32));
+  REQUIRE(!cuda::must_copy_bias(with({}), bf16));
+}
+
 TEST_CASE("a plan is made once for a key, and asked for again where making it failed") {
   cuda::PlanCache<int> plans;
   int made = 0;
