@@ -14,7 +14,7 @@ using namespace mtrain::test;
 
 namespace {
 
-std::vector<int64_t> sizes() { return {1, 3, 8, 31, 1003, size_of_test(3000, 3000001)}; }
+std::vector<int64_t> sizes() { return {1, 3, 8, 31, 1003, size_of_test(3000, 300001)}; }
 
 }  // namespace
 
