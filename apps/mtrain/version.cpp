@@ -9,11 +9,9 @@ namespace mtrain {
 
 std::string version_text() {
   constexpr std::string_view cuda = MTRAIN_CUDA_VERSION;
-  return fmt::format("mtrain {}\n  cpu   oneDNN, OpenBLAS (loaded at run time)\n  cuda  {}",
-                     MTRAIN_VERSION,
-                     cuda.empty() ? "not in this build"
-                                  : fmt::format("runtime {}, {}; training on it is not built yet",
-                                                cuda, nccl_description()));
+  return fmt::format(
+      "mtrain {}\n  cpu   oneDNN, OpenBLAS (loaded at run time)\n  cuda  {}", MTRAIN_VERSION,
+      cuda.empty() ? "not in this build" : fmt::format("runtime {}, {}", cuda, nccl_description()));
 }
 
 }  // namespace mtrain

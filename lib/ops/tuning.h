@@ -21,7 +21,7 @@ void restore_matmul_choices(
 void fix_matmul_choices(bool fixed);
 
 // The rate of multiply-adds in registers with the device's threads, FLOP/s: fp32's, or the fastest
-// that a product of bf16 operands can have; 0 where unknown.
+// that a product of bf16 operands can have; of a GPU what its vendor rates it at. 0 where unknown.
 double measured_peak_flops(Device& device, DType dtype);
 
 }  // namespace mtrain::ops

@@ -51,7 +51,7 @@ struct TrainConfig {
             "CPU threads of a rank; 0: the host's cores divided by its ranks",
             {.min = 0, .max = 4096}},
       Field{"device", &TrainConfig::device,
-            "cpu or cuda; auto takes the CPU until training on GPUs is built"},
+            "cpu or cuda: each rank of a host takes the GPU of its number; auto takes the CPU"},
       Field{"log_every",
             &TrainConfig::log_every,
             "steps between two log lines",

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <chrono>
+#include <cstdlib>
 #include <optional>
 
 #include "base/log.h"
@@ -11,6 +12,7 @@
 #include "launch/error_file.h"
 #include "ops/tuning.h"
 #include "recipe/layout.h"
+#include "recipe/overlap.h"
 #include "train/agreement.h"
 #include "train/data_setup.h"
 #include "train/fault.h"
@@ -32,12 +34,21 @@ int default_threads(const Job& job) {
   return std::max(1, cores / job.local_size);
 }
 
+// CUDA reads it when it starts, which communication may cause before there is a device. What the
+// user has set stays.
+void set_connections(const Recipe& r, const Job& job) {
+  if (r.train.device != DeviceChoice::cuda) return;
+  const Overlap overlap = resolve_overlap(r, layout_of(r, job.size));
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections).c_str(),
+         0);
+}
+
 std::unique_ptr<Device> open_device(const Recipe& r, const Job& job) {
-  if (r.train.device == DeviceChoice::cuda)
-    throw UserError("train.device=cuda: training on GPUs is not built yet", "use train.device=cpu");
+  const DeviceOptions options{.stream_sanitizer = r.debug.stream_sanitizer,
+                              .compute_slowdown = r.debug.compute_slowdown};
+  if (r.train.device == DeviceChoice::cuda) return Device::cuda(job.local_rank, options);
   const int threads = r.train.threads ? int(r.train.threads) : default_threads(job);
-  return Device::cpu(threads, {.stream_sanitizer = r.debug.stream_sanitizer,
-                               .compute_slowdown = r.debug.compute_slowdown});
+  return Device::cpu(threads, options);
 }
 
 ProcessBackend process_backend(CommBackend backend) {
@@ -213,6 +224,7 @@ class Training {
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
   const SurvivePipes pipes;
+  set_connections(recipe, options.job);
   World world = open_world(recipe, options.job);
   try {
     const auto start = claim_run_folder(recipe);

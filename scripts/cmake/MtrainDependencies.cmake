@@ -44,6 +44,7 @@ if(NOT MTRAIN_CUDA STREQUAL "OFF")
     set(MTRAIN_HAS_CUDA ON)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 80 90a)
+      set(MTRAIN_CUDA_TUNED ON)   # what the kernels' registers were counted for
     endif()
     set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
     enable_language(CUDA)

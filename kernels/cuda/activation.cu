@@ -1,0 +1,171 @@
+#include "kernels/activation.h"
+
+#include "kernels/cuda/device/grid.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+constexpr float kC = 0.79788456080286536f;  // sqrt(2 / pi)
+constexpr float kA = 0.044715f;
+
+struct Gate {
+  float open, shut;  // shut = 1 - open, without the cancellation
+};
+// e^-x may overflow: then open is 0, and shut must not become inf * 0.
+__device__ __forceinline__ Gate sigmoid_gate(float x) {
+  const float e = expf(-fabsf(x)), large = 1.0f / (1.0f + e), small = e * large;
+  return x >= 0 ? Gate{large, small} : Gate{small, large};
+}
+
+template <bool TANH>
+__device__ __forceinline__ float gelu(float x) {
+  if constexpr (TANH)
+    return x * sigmoid_gate(2 * kC * x * (1.0f + kA * x * x)).open;
+  else
+    return x * 0.5f * erfcf(-0.70710678118654752f * x);
+}
+template <bool TANH>
+__device__ __forceinline__ float gelu_slope(float x, float& y) {
+  if constexpr (TANH) {
+    const Gate g = sigmoid_gate(2 * kC * x * (1.0f + kA * x * x));
+    y = x * g.open;
+    return g.open + y * g.shut * (2 * kC * (1.0f + 3 * kA * x * x));
+  } else {
+    const float open = 0.5f * erfcf(-0.70710678118654752f * x);
+    y = x * open;
+    return open + x * (0.3989422804014327f * expf(-0.5f * (x * x)));
+  }
+}
+
+template <bool TANH, int N, class T>
+__global__ void gelu_forward(const T* x, T* y, int64_t count) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+    load<L>(x + i, v);
+#pragma unroll
+    for (int j = 0; j < L; ++j) v[j] = gelu<TANH>(v[j]);
+    store<L>(y + i, v);
+  });
+}
+
+template <bool TANH, int N, class T>
+__global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t count) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L], d[L], again[L];
+    load<L>(x + i, v);
+    load<L>(dy + i, d);
+#pragma unroll
+    for (int j = 0; j < L; ++j) d[j] *= gelu_slope<TANH>(v[j], again[j]);
+    store<L>(dx + i, d);
+    if (y) store<L>(y + i, again);
+  });
+}
+
+// f(row, i) for every vector of N of F elements a row; a block has a part of one row.
+template <int N, class Body>
+__device__ __forceinline__ void for_rows(int64_t T, int64_t F, unsigned parts, const Body& f) {
+  const int64_t tasks = T * parts;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t row = task / parts, i = (task % parts * blockDim.x + threadIdx.x) * N;
+    if (i < F) f(row, i);
+  }
+}
+
+template <int N, class T>
+__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, unsigned parts) {
+  for_rows<N>(rows, F, parts, [=](int64_t row, int64_t i) {
+    const T* gate = gate_up + row * 2 * F + i;
+    float g[N], u[N];
+    load<N>(gate, g);
+    load<N>(gate + F, u);
+#pragma unroll
+    for (int j = 0; j < N; ++j) g[j] *= sigmoid_gate(g[j]).open * u[j];
+    store<N>(y + row * F + i, g);
+  });
+}
+
+template <int N, class T>
+__global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y, int64_t rows,
+                                int64_t F, unsigned parts) {
+  for_rows<N>(rows, F, parts, [=](int64_t row, int64_t i) {
+    const int64_t at = row * 2 * F + i;
+    float g[N], u[N], d[N], again[N];
+    load<N>(gate_up + at, g);
+    load<N>(gate_up + at + F, u);
+    load<N>(dy + row * F + i, d);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const Gate s = sigmoid_gate(g[j]);
+      const float silu = g[j] * s.open;
+      again[j] = silu * u[j];
+      g[j] = d[j] * u[j] * (s.open + silu * s.shut);
+      u[j] = d[j] * silu;
+    }
+    store<N>(dgate_up + at, g);
+    store<N>(dgate_up + at + F, u);
+    if (y) store<N>(y + row * F + i, again);
+  });
+}
+
+}  // namespace
+
+void run(const SwigluForward& a, CUstream_st* stream) {
+  if (a.T <= 0 || a.F <= 0) return;
+  with_float(a.y_TF.dtype, [&]<class T>() {
+    const bool vectors = aligned({a.gate_up_T2F.data, a.y_TF.data}) && a.F % kVector<T> == 0;
+    with_width<T>(vectors, [&]<int N>() {
+      const unsigned parts = unsigned(div_up(a.F, kFlatThreads * N));
+      MT_LAUNCH((swiglu_forward<N, T>), blocks_for(a.T * parts, 1), kFlatThreads, 0, stream,
+                data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, parts);
+    });
+  });
+}
+
+void run(const SwigluBackward& a, CUstream_st* stream) {
+  if (a.T <= 0 || a.F <= 0) return;
+  with_float(a.dgate_up_T2F.dtype, [&]<class T>() {
+    const bool vectors =
+        aligned({a.gate_up_T2F.data, a.dy_TF.data, a.dgate_up_T2F.data, a.y_TF.data}) &&
+        a.F % kVector<T> == 0;
+    with_width<T>(vectors, [&]<int N>() {
+      const unsigned parts = unsigned(div_up(a.F, kFlatThreads * N));
+      MT_LAUNCH((swiglu_backward<N, T>), blocks_for(a.T * parts, 1), kFlatThreads, 0, stream,
+                data<T>(a.gate_up_T2F), data<T>(a.dy_TF), data<T>(a.dgate_up_T2F), data<T>(a.y_TF),
+                a.T, a.F, parts);
+    });
+  });
+}
+
+void run(const GeluForward& a, CUstream_st* stream) {
+  if (a.count <= 0) return;
+  with_float(a.y.dtype, [&]<class T>() {
+    with_width<T>(aligned({a.x.data, a.y.data}), [&]<int N>() {
+      const unsigned blocks = flat_blocks(a.count, N);
+      if (a.tanh)
+        MT_LAUNCH((gelu_forward<true, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
+                  data<T>(a.y), a.count);
+      else
+        MT_LAUNCH((gelu_forward<false, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
+                  data<T>(a.y), a.count);
+    });
+  });
+}
+
+void run(const GeluBackward& a, CUstream_st* stream) {
+  if (a.count <= 0) return;
+  with_float(a.dx.dtype, [&]<class T>() {
+    with_width<T>(aligned({a.x.data, a.dy.data, a.dx.data, a.y.data}), [&]<int N>() {
+      const unsigned blocks = flat_blocks(a.count, N);
+      if (a.tanh)
+        MT_LAUNCH((gelu_backward<true, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
+                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count);
+      else
+        MT_LAUNCH((gelu_backward<false, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
+                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count);
+    });
+  });
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,38 @@
+#include "kernels/attention.h"
+
+#include "base/error.h"
+#include "kernels/cuda/device/attention_kernels.h"
+#include "kernels/cuda/device/scratch.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+void check(const AttentionShape& s) {
+  if (s.D > kMostHeadDim)
+    throw UserError(fmt::format("attention on a GPU: heads of {} elements", s.D),
+                    fmt::format("use heads of at most {}, or the CPU", kMostHeadDim));
+  MT_CHECK(s.B * s.A * s.Sq < INT32_MAX && s.B * s.A * s.Skv < INT32_MAX,
+           "attention: B {} A {} S {}", s.B, s.A, s.Sq);
+}
+
+}  // namespace
+
+void run(const AttentionForward& f, CUstream_st* stream) {
+  check(f.shape);
+  if (f.shape.B * f.shape.Sq == 0) return;
+  tensor_cores_can(f) ? attention_on_tensor_cores(f, stream) : attention_plain(f, stream);
+}
+
+void run(const AttentionBackward& b, CUstream_st* stream) {
+  check(b.shape);
+  const AttentionShape& s = b.shape;
+  if (s.B == 0) return;
+  const Scratch<float> delta(s.B * s.A * s.Sq, stream);
+  if (s.Sq > 0) attention_delta(b, delta.get(), stream);
+  if (tensor_cores_can(b))
+    attention_on_tensor_cores(b, delta.get(), stream);
+  else
+    attention_plain(b, delta.get(), stream);
+}
+
+}  // namespace mtrain::kernels::cuda

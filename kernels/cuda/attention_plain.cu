@@ -1,0 +1,103 @@
+// Flash attention's forward without tensor cores: fp32, and whatever shape or alignment the other
+// kernels refuse. A block has 32 queries of a head and goes through their keys.
+#include "kernels/cuda/device/attention_kernels.h"
+#include "kernels/cuda/device/attention_tile.h"
+#include "kernels/cuda/device/grid.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    forward(AnyHeads q_heads, AnyHeads k_heads, AnyHeads v_heads, AnyHeads out_heads, float* lse,
+            int64_t lse_stride, Sight sight, int A, int group, float scale) {
+  const int tiles = (sight.Sq + kTile - 1) / kTile;
+  const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B, D = q_heads.D;
+  // Under a causal mask the last queries see most keys: they go first.
+  const int q0 = (tiles - 1 - int(blockIdx.x) / A / q_heads.B) * kTile;
+  float* const shared = dynamic_shared<float>();
+  using T_ = Tile<DIM>;
+  const T_ q{shared}, k{shared + T_::kFloats}, v{shared + 2 * T_::kFloats};
+  float* const p = shared + 3 * T_::kFloats;
+
+  Range seen[kMyRows];
+  float top[kMyRows], sum[kMyRows];
+#pragma unroll
+  for (int i = 0; i < kMyRows; ++i) {
+    const int row = q0 + my_row(i);
+    seen[i] = row < sight.Sq ? sight(row) : Range{0, 0};
+    top[i] = -INFINITY, sum[i] = 0;
+  }
+  Sums<DIM> out{};
+  fill_tile(q, q_heads.of(b, head), q0, sight.Sq, D);
+  const AnyRows keys = k_heads.of(b, head / group), values = v_heads.of(b, head / group);
+  const int end = sight(min(q0 + kTile, sight.Sq) - 1).end;
+  for (int key0 = sight(q0).begin; key0 < end; key0 += kTile) {
+    __syncthreads();  // the tiles have been read
+    fill_tile(k, keys, key0, sight.Skv, D);
+    fill_tile(v, values, key0, sight.Skv, D);
+    __syncthreads();
+    float s[kMyRows][kMyColumns];
+    multiply(q, k, s);
+#pragma unroll
+    for (int i = 0; i < kMyRows; ++i) {
+      float most = top[i];
+#pragma unroll
+      for (int j = 0; j < kMyColumns; ++j) {
+        const int key = key0 + my_column(j);
+        s[i][j] = key >= seen[i].begin && key < seen[i].end ? s[i][j] * (scale * kAttentionLog2E)
+                                                            : -INFINITY;
+        most = fmaxf(most, s[i][j]);
+      }
+      most = across_max(most);
+      const float shift = most == -INFINITY ? 0.0f : most, decay = exp2f(top[i] - shift);
+      float mine = 0;
+#pragma unroll
+      for (int j = 0; j < kMyColumns; ++j) {
+        s[i][j] = exp2f(s[i][j] - shift);
+        mine += s[i][j];
+        p[my_row(i) * kScoreStride + my_column(j)] = s[i][j];
+      }
+      sum[i] = sum[i] * decay + across_sum(mine);
+      top[i] = most;
+#pragma unroll
+      for (int part = 0; part < Sums<DIM>::kParts; ++part)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) out.at[i][part][c] *= decay;
+    }
+    __syncwarp();  // a row of p is read by the warp that has written it
+    out.add(v, [&](int row, int key) { return p[row * kScoreStride + key]; });
+  }
+  out.put(out_heads.of(b, head), q0, sight.Sq, D, false,
+          [&](int i) { return sum[i] == 0 ? 0.0f : 1.0f / sum[i]; });
+#pragma unroll
+  for (int i = 0; i < kMyRows; ++i) {
+    const int row = q0 + my_row(i);
+    if (row < sight.Sq && my_column(0) == 0)
+      lse[(int64_t(b) * A + head) * lse_stride + row] =
+          sum[i] == 0 ? -INFINITY : top[i] * kAttentionLn2 + logf(sum[i]);
+  }
+}
+
+template <int DIM>
+void start(const AttentionForward& f, CUstream_st* stream) {
+  const AttentionShape& s = f.shape;
+  const unsigned blocks = unsigned(div_up(s.Sq, kTile) * s.A * s.B);
+  const size_t shared = (3 * Tile<DIM>::kFloats + kTile * kScoreStride) * sizeof(float);
+  MT_LAUNCH((forward<DIM>), blocks, kTileThreads, shared, stream, any_heads(f.q, s),
+            any_heads(f.k, s), any_heads(f.v, s), any_heads(f.out, s), data<float>(f.lse),
+            s.lse_stride ? s.lse_stride : s.Sq, Sight(s), int(s.A), int(s.A / s.G), s.scale);
+}
+
+}  // namespace
+
+void attention_plain(const AttentionForward& f, CUstream_st* stream) {
+  if (f.shape.D <= 64)
+    start<64>(f, stream);
+  else if (f.shape.D <= 128)
+    start<128>(f, stream);
+  else
+    start<kMostHeadDim>(f, stream);
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,181 @@
+// Flash attention's backward without tensor cores. One kernel has a block of keys and goes through
+// the queries that see them, another a block of queries and goes through its keys: both compute the
+// probabilities anew, and no sum depends on the order of blocks.
+#include "kernels/cuda/device/attention_kernels.h"
+#include "kernels/cuda/device/attention_tile.h"
+#include "kernels/cuda/device/grid.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+struct Operands {
+  AnyHeads q, k, v, dout;
+  const float *lse, *delta;
+  int64_t lse_stride;
+  Sight sight;
+  int A, group;
+  float scale;
+};
+
+// What a block has in shared memory.
+template <int DIM>
+struct Shared {
+  Tile<DIM> q, dout, k, v;
+  float *p, *ds;
+  static constexpr size_t kBytes =
+      (4 * Tile<DIM>::kFloats + 2 * kTile * kScoreStride) * sizeof(float);
+  __device__ __forceinline__ explicit Shared(float* at)
+      : q{at},
+        dout{at + Tile<DIM>::kFloats},
+        k{at + 2 * Tile<DIM>::kFloats},
+        v{at + 3 * Tile<DIM>::kFloats},
+        p(at + 4 * Tile<DIM>::kFloats),
+        ds(p + kTile * kScoreStride) {}
+};
+
+// Probabilities p and gradients of scores ds (without the scale) of the tiles at hand.
+template <int DIM>
+__device__ __forceinline__ void scores(const Shared<DIM>& tiles, const Operands& a, int b, int head,
+                                       int q0, int key0) {
+  float s[kMyRows][kMyColumns], dp[kMyRows][kMyColumns];
+  multiply(tiles.q, tiles.k, s);
+  multiply(tiles.dout, tiles.v, dp);
+#pragma unroll
+  for (int i = 0; i < kMyRows; ++i) {
+    const int row = q0 + my_row(i);
+    const bool inside = row < a.sight.Sq;
+    const Range seen = inside ? a.sight(row) : Range{0, 0};
+    const int64_t at = int64_t(b) * a.A + head;
+    const float lse = inside ? a.lse[at * a.lse_stride + row] * kAttentionLog2E : 0.0f;
+    const float delta = inside ? a.delta[at * a.sight.Sq + row] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kMyColumns; ++j) {
+      const int key = key0 + my_column(j);
+      const bool sees = key >= seen.begin && key < seen.end;
+      const float p = sees ? exp2f(s[i][j] * (a.scale * kAttentionLog2E) - lse) : 0.0f;
+      const int to = my_row(i) * kScoreStride + my_column(j);
+      tiles.p[to] = p;
+      tiles.ds[to] = sees ? p * (dp[i][j] - delta) : 0.0f;
+    }
+  }
+}
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    backward_of_keys(Operands a, AnyHeads dk_heads, AnyHeads dv_heads, bool add) {
+  const int G = a.A / a.group, D = a.q.D;
+  const int g = int(blockIdx.x) % G, b = int(blockIdx.x) / G % a.q.B;
+  const int key0 = int(blockIdx.x) / G / a.q.B * kTile;
+  const Shared<DIM> tiles(dynamic_shared<float>());
+  Sums<DIM> dk{}, dv{};
+  fill_tile(tiles.k, a.k.of(b, g), key0, a.sight.Skv, D);
+  fill_tile(tiles.v, a.v.of(b, g), key0, a.sight.Skv, D);
+  const Range rows = a.sight.rows_that_see(key0, min(key0 + kTile, a.sight.Skv));
+  for (int head = g * a.group; head < (g + 1) * a.group; ++head)
+    for (int q0 = rows.begin; q0 < rows.end; q0 += kTile) {
+      __syncthreads();  // the tiles have been read
+      fill_tile(tiles.q, a.q.of(b, head), q0, a.sight.Sq, D);
+      fill_tile(tiles.dout, a.dout.of(b, head), q0, a.sight.Sq, D);
+      __syncthreads();
+      scores(tiles, a, b, head, q0, key0);
+      __syncthreads();
+      dv.add(tiles.dout, [&](int key, int q) { return tiles.p[q * kScoreStride + key]; });
+      dk.add(tiles.q, [&](int key, int q) { return tiles.ds[q * kScoreStride + key]; });
+    }
+  dk.put(dk_heads.of(b, g), key0, a.sight.Skv, D, add, [&](int) { return a.scale; });
+  dv.put(dv_heads.of(b, g), key0, a.sight.Skv, D, add, [](int) { return 1.0f; });
+}
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    backward_of_queries(Operands a, AnyHeads dq_heads, bool add) {
+  const int tiles_of_q = (a.sight.Sq + kTile - 1) / kTile, D = a.q.D;
+  const int head = int(blockIdx.x) % a.A, b = int(blockIdx.x) / a.A % a.q.B;
+  const int q0 = (tiles_of_q - 1 - int(blockIdx.x) / a.A / a.q.B) * kTile;
+  const Shared<DIM> tiles(dynamic_shared<float>());
+  Sums<DIM> dq{};
+  fill_tile(tiles.q, a.q.of(b, head), q0, a.sight.Sq, D);
+  fill_tile(tiles.dout, a.dout.of(b, head), q0, a.sight.Sq, D);
+  const int end = a.sight(min(q0 + kTile, a.sight.Sq) - 1).end;
+  for (int key0 = a.sight(q0).begin; key0 < end; key0 += kTile) {
+    __syncthreads();  // the tiles have been read
+    fill_tile(tiles.k, a.k.of(b, head / a.group), key0, a.sight.Skv, D);
+    fill_tile(tiles.v, a.v.of(b, head / a.group), key0, a.sight.Skv, D);
+    __syncthreads();
+    scores(tiles, a, b, head, q0, key0);
+    __syncwarp();  // a row of ds is read by the warp that has written it
+    dq.add(tiles.k, [&](int q, int key) { return tiles.ds[q * kScoreStride + key]; });
+  }
+  dq.put(dq_heads.of(b, head), q0, a.sight.Sq, D, add, [&](int) { return a.scale; });
+}
+
+constexpr int kDeltaWarps = 8;
+template <int N, class T>
+__global__ void delta(Heads<const T> out, Heads<const T> dout, float* delta, int A, int Sq) {
+  const int64_t rows = int64_t(out.B) * A * Sq, step = int64_t(gridDim.x) * kDeltaWarps;
+  for (int64_t i = int64_t(blockIdx.x) * kDeltaWarps + threadIdx.y; i < rows; i += step) {
+    // Heads of a token are neighbours in memory.
+    const int head = int(i % A), b = int(i / A % out.B), row = int(i / A / out.B);
+    const T *x = out.of(b, head).row(row), *y = dout.of(b, head).row(row);
+    float sum = 0;
+    for (int d = int(threadIdx.x) * N; d < out.D; d += kWarp * N) {
+      float u[N], v[N];
+      load<N>(x + d, u);
+      load<N>(y + d, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum += u[j] * v[j];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0) delta[(int64_t(b) * A + head) * Sq + row] = sum;
+  }
+}
+
+template <int DIM>
+void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) {
+  const AttentionShape& s = g.shape;
+  const Operands a{any_heads(g.q, s),
+                   any_heads(g.k, s),
+                   any_heads(g.v, s),
+                   any_heads(g.dout, s),
+                   data<float>(g.lse),
+                   delta,
+                   s.lse_stride ? s.lse_stride : s.Sq,
+                   Sight(s),
+                   int(s.A),
+                   int(s.A / s.G),
+                   s.scale};
+  constexpr size_t kBytes = Shared<DIM>::kBytes;
+  if (s.Skv > 0)
+    MT_LAUNCH((backward_of_keys<DIM>), unsigned(div_up(s.Skv, kTile) * s.G * s.B), kTileThreads,
+              kBytes, stream, a, any_heads(g.dk, s), any_heads(g.dv, s), g.add_dkv);
+  if (s.Sq > 0)
+    MT_LAUNCH((backward_of_queries<DIM>), unsigned(div_up(s.Sq, kTile) * s.A * s.B), kTileThreads,
+              kBytes, stream, a, any_heads(g.dq, s), g.add_dq);
+}
+
+}  // namespace
+
+void attention_delta(const AttentionBackward& b, float* to, CUstream_st* stream) {
+  const AttentionShape& s = b.shape;
+  constexpr int N = 4;
+  const bool vectors = aligned({b.out.data.data, b.dout.data.data}) && s.D % N == 0 &&
+                       b.out.token_stride % N == 0 && b.dout.token_stride % N == 0;
+  with_float(b.q.data.dtype, [&]<class T>() {
+    const auto start = [&](void (*kernel)(Heads<const T>, Heads<const T>, float*, int, int)) {
+      MT_LAUNCH(kernel, blocks_for(s.B * s.A * s.Sq, kDeltaWarps), dim3(kWarp, kDeltaWarps), 0,
+                stream, heads_of<T>(b.out, s), heads_of<T>(b.dout, s), to, int(s.A), int(s.Sq));
+    };
+    start(vectors ? delta<N, T> : delta<1, T>);
+  });
+}
+
+void attention_plain(const AttentionBackward& b, const float* delta, CUstream_st* stream) {
+  if (b.shape.D <= 64)
+    start<64>(b, delta, stream);
+  else if (b.shape.D <= 128)
+    start<128>(b, delta, stream);
+  else
+    start<kMostHeadDim>(b, delta, stream);
+}
+
+}  // namespace mtrain::kernels::cuda

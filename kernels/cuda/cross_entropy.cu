@@ -1,0 +1,238 @@
+// A block has a row at a time: one reading for the maximum and the sum, one, mostly of the L2
+// cache, for the gradient.
+#include "kernels/cross_entropy.h"
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/reduce.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
+constexpr float kLog2E = 1.44269504088896341f;
+
+struct RowSum {
+  float max;  // running maximum m
+  float sum;  // of e^(x - m)
+};
+
+// What is subtracted before an exponential: the maximum, or 0 where all is -inf so far (-inf - -inf
+// would be NaN).
+__device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.0f : max; }
+__device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * kLog2E); }
+
+template <int N>
+__device__ __forceinline__ void include(RowSum& row, const float (&v)[N]) {
+  float max = row.max;
+#pragma unroll
+  for (int j = 0; j < N; ++j) max = fmaxf(max, v[j]);  // passes a NaN by; the sum has it
+  const float shift = shift_of(max);
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum += exp_of(v[j] - shift);
+  row.sum = row.sum * exp_of(row.max - shift) + sum;
+  row.max = max;
+}
+
+// The same for every thread. `slots`: shared, a value per warp.
+__device__ __forceinline__ RowSum combine(RowSum row, float* slots) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const float in_warp = warp_max(row.max);
+  if (lane == 0) slots[warp] = in_warp;
+  __syncthreads();
+  const float max = warp_max(slots[lane]), shift = shift_of(max);
+  __syncthreads();
+  // A NaN has passed the maxima by: it is in the sum.
+  return {max, row_sum(row.sum * exp_of(row.max - shift), kWarps, slots)};
+}
+static_assert(kWarps == kWarp);
+
+template <int N, class T>
+__device__ __forceinline__ RowSum read_row(const T* x, int64_t V, float* slots) {
+  RowSum row{-INFINITY, 0};
+  constexpr int kAhead = 2;  // vectors in flight
+  const int64_t whole = V / N, stride = kThreads;
+  int64_t i = threadIdx.x;
+  for (; i + (kAhead - 1) * stride < whole; i += kAhead * stride) {
+    float v[kAhead][N];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) load<N>(x + (i + k * stride) * N, v[k]);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) include<N>(row, v[k]);
+  }
+  for (; i < whole; i += stride) {
+    float v[N];
+    load<N>(x + i * N, v);
+    include<N>(row, v);
+  }
+  if (const int64_t at = whole * N + threadIdx.x; at < V) {
+    const float v[1] = {load_one(x + at)};
+    include<1>(row, v);
+  }
+  return combine(row, slots);
+}
+
+// x[i] = scale e^(x[i] - log_sum) for i < V, except at_label for i == label; 0 in the padding, up
+// to `columns`.
+template <int N, class T>
+__device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns, double log_sum,
+                                               float scale, int64_t label, float at_label) {
+  const float shift = float(log_sum);
+  const int64_t whole = columns / N;
+  const auto value = [=](float v, int64_t i) {
+    return i == label ? at_label : i < V ? scale * exp_of(v - shift) : 0.0f;
+  };
+#pragma unroll 2
+  for (int64_t i = threadIdx.x; i < whole; i += kThreads) {
+    float v[N];
+    load<N>(x + i * N, v);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] = value(v[j], i * N + j);
+    store<N>(x + i * N, v);
+  }
+  if (const int64_t i = whole * N + threadIdx.x; i < columns)
+    store_one(x + i, value(load_one(x + i), i));
+}
+template <int N, class T>
+__device__ __forceinline__ void clear_row(T* x, int64_t columns) {
+  const float zero[N] = {};
+  for (int64_t i = threadIdx.x; i < columns / N; i += kThreads) store<N>(x + i * N, zero);
+  if (const int64_t i = columns / N * N + threadIdx.x; i < columns) store_one(x + i, 0.0f);
+}
+
+template <class T>
+struct Logits {
+  T* data;
+  int64_t count, T_, V, row_stride;
+  __device__ __forceinline__ T* row(int64_t t) const { return data + t * row_stride; }
+  // Elements of row t that may be written: the last row may end with the true vocabulary.
+  __device__ __forceinline__ int64_t columns(int64_t t) const {
+    return t + 1 == T_ ? min(row_stride, count - t * row_stride) : row_stride;
+  }
+};
+struct Gradient {
+  float scale;
+  bool write;
+};
+
+// A label that the vocabulary does not have cannot be reported from here: its loss is NaN.
+__device__ __forceinline__ float checked(double loss, bool known) {
+  return known ? float(loss) : __uint_as_float(0x7fc00000u);
+}
+
+template <int N, class T>
+__global__ void __launch_bounds__(kThreads)
+    whole_rows(Logits<T> logits, const int32_t* label_T, float* loss_T, Gradient gradient) {
+  __shared__ float slots[kWarp];
+  for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
+    T* const x = logits.row(t);
+    const int64_t label = label_T[t];
+    if (label < 0) {
+      if (threadIdx.x == 0) loss_T[t] = 0;
+      if (gradient.write) clear_row<N>(x, logits.columns(t));
+      continue;
+    }
+    const bool known = label < logits.V;
+    const float at_label = known ? load_one(x + label) : 0.0f;
+    const RowSum row = read_row<N>(x, logits.V, slots);  // its barriers: all have read at_label
+    const double log_sum = double(shift_of(row.max)) + log(double(row.sum));
+    if (threadIdx.x == 0) loss_T[t] = checked(log_sum - double(at_label), known);
+    if (gradient.write)
+      write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale, label,
+                        gradient.scale * float(expm1(double(at_label) - log_sum)));
+  }
+}
+
+template <int N, class T>
+__global__ void __launch_bounds__(kThreads)
+    part_sums(Logits<const T> logits, const int32_t* label_T, float* sums_T3, int64_t first) {
+  __shared__ float slots[kWarp];
+  for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
+    const T* const x = logits.row(t);
+    const int64_t label = int64_t(label_T[t]) - first;
+    const RowSum row = read_row<N>(x, logits.V, slots);
+    if (threadIdx.x != 0) continue;
+    float* const sums = sums_T3 + t * kCrossEntropySums;
+    sums[0] = row.max;
+    sums[1] = row.sum;
+    sums[2] = label >= 0 && label < logits.V ? load_one(x + label) : 0.0f;
+  }
+}
+
+template <int N, class T>
+__global__ void __launch_bounds__(kThreads)
+    rows_from_sums(Logits<T> logits, const int32_t* label_T, const float* sums_PT3, int64_t P,
+                   float* loss_T, int64_t first, int64_t vocabulary, Gradient gradient) {
+  for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
+    T* const x = logits.row(t);
+    const int64_t label = label_T[t];
+    if (label < 0) {
+      if (threadIdx.x == 0) loss_T[t] = 0;
+      if (gradient.write) clear_row<N>(x, logits.columns(t));
+      continue;
+    }
+    // Every thread adds up the few numbers of the ranks, in the same order.
+    const float* const sums = sums_PT3 + t * kCrossEntropySums;
+    const int64_t stride = logits.T_ * kCrossEntropySums;
+    float max = -INFINITY;
+    for (int64_t p = 0; p < P; ++p) max = fmaxf(max, sums[p * stride]);
+    const double shift = double(shift_of(max));
+    double sum = 0, at_label = 0;
+    for (int64_t p = 0; p < P; ++p) {
+      sum += double(sums[p * stride + 1]) * exp(double(sums[p * stride]) - shift);
+      at_label += double(sums[p * stride + 2]);
+    }
+    const double log_sum = shift + log(sum);
+    if (threadIdx.x == 0) loss_T[t] = checked(log_sum - at_label, label < vocabulary);
+    if (gradient.write) {
+      const int64_t here = label - first;
+      write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale,
+                        here >= 0 && here < logits.V ? here : -1,
+                        gradient.scale * float(expm1(at_label - log_sum)));
+    }
+  }
+}
+
+template <class T, class Args, class F>
+void with_logits_width(const Args& a, const F& f) {
+  with_width<T>(aligned({a.logits_TV.data}) && a.row_stride % kVector<T> == 0, f);
+}
+
+}  // namespace
+
+void run(const CrossEntropy& a, CUstream_st* stream) {
+  if (a.T <= 0) return;
+  with_float(a.logits_TV.dtype, [&]<class T>() {
+    with_logits_width<T>(a, [&]<int N>() {
+      MT_LAUNCH((whole_rows<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
+                (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
+                data<int32_t>(a.label_T), data<float>(a.loss_T),
+                (Gradient{a.grad_scale, a.write_grad}));
+    });
+  });
+}
+
+void run(const CrossEntropySums& a, CUstream_st* stream) {
+  if (a.T <= 0) return;
+  with_float(a.logits_TV.dtype, [&]<class T>() {
+    with_logits_width<T>(a, [&]<int N>() {
+      MT_LAUNCH((part_sums<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
+                (Logits<const T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
+                data<int32_t>(a.label_T), data<float>(a.sums_T3), a.first);
+    });
+  });
+}
+
+void run(const CrossEntropyFromSums& a, CUstream_st* stream) {
+  if (a.T <= 0) return;
+  with_float(a.logits_TV.dtype, [&]<class T>() {
+    with_logits_width<T>(a, [&]<int N>() {
+      MT_LAUNCH((rows_from_sums<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
+                (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
+                data<int32_t>(a.label_T), data<float>(a.sums_PT3), a.P, data<float>(a.loss_T),
+                a.first, a.vocabulary, (Gradient{a.grad_scale, a.write_grad}));
+    });
+  });
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,31 @@
+// cuBLASLt, loaded when the first matmul asks for it: it takes 200 MB and a good part of a second,
+// which a run without a GPU should not pay, and a build with it also starts where it is missing.
+#pragma once
+#include <cublasLt.h>
+
+namespace mtrain::kernels::cuda {
+
+struct Cublas {
+#define MT_CUBLAS_FUNCTIONS(F)            \
+  F(cublasLtCreate)                       \
+  F(cublasLtGetStatusName)                \
+  F(cublasLtGetStatusString)              \
+  F(cublasLtMatmul)                       \
+  F(cublasLtMatmulAlgoGetHeuristic)       \
+  F(cublasLtMatmulDescCreate)             \
+  F(cublasLtMatmulDescDestroy)            \
+  F(cublasLtMatmulDescSetAttribute)       \
+  F(cublasLtMatmulPreferenceCreate)       \
+  F(cublasLtMatmulPreferenceDestroy)      \
+  F(cublasLtMatmulPreferenceSetAttribute) \
+  F(cublasLtMatrixLayoutCreate)           \
+  F(cublasLtMatrixLayoutDestroy)
+#define MT_CUBLAS_MEMBER(name) decltype(&::name) name;
+  MT_CUBLAS_FUNCTIONS(MT_CUBLAS_MEMBER)
+#undef MT_CUBLAS_MEMBER
+};
+
+// Throws UserError where the library is missing or lacks a function.
+const Cublas& cublas();
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,128 @@
+// Tiles of bf16 in shared memory and what tensor cores take of them.
+#pragma once
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/seen.h"
+#include "kernels/cuda/device/vector.h"
+
+namespace mtrain::kernels::cuda {
+
+// Rows of DIM elements. The 16-byte chunks of a row change places by its number, so that the same
+// chunk of eight rows, which is what load_matrices reads at once, lies in different banks.
+template <int DIM>
+struct HalfTile {
+  static constexpr int kChunks = DIM / 8, kRowBytes = DIM * 2;
+  unsigned char* at;
+  __device__ __forceinline__ unsigned char* chunk(int row, int c) const {
+    return at + row * kRowBytes + (c ^ (row & 7)) * 16;
+  }
+};
+
+// Starts to copy rows first .. first + ROWS of x; 0 beyond `rows` (at least 1) and D.
+template <int ROWS, int THREADS, int DIM>
+__device__ __forceinline__ void copy_rows(const HalfTile<DIM>& tile, const HeadRows<const bf16>& x,
+                                          int first, int rows, int D) {
+  constexpr int kChunks = HalfTile<DIM>::kChunks;
+  static_assert(ROWS * kChunks % THREADS == 0);
+#pragma unroll
+  for (int n = 0; n < ROWS * kChunks / THREADS; ++n) {
+    const int i = n * THREADS + int(threadIdx.x), r = i / kChunks, c = i % kChunks;
+    const bool valid = first + r < rows && c * 8 < D;
+    copy_async(tile.chunk(r, c), valid ? x.row(first + r) + c * 8 : x.data, valid);
+  }
+}
+
+// The operand a (16, 16): rows row0 .., columns 16 k ..
+template <int DIM>
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], const HalfTile<DIM>& tile, int row0,
+                                       int k) {
+  const int lane = int(threadIdx.x) % kWarp;
+  load_matrices<false>(a, tile.chunk(row0 + lane % 16, 2 * k + lane / 16));
+}
+// Two operands b (16, 8) of the tile's transpose: its rows row0 .. are the columns; b[0], b[1] of
+// the first eight, b[2], b[3] of the others.
+template <int DIM>
+__device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], const HalfTile<DIM>& tile,
+                                                  int row0, int k) {
+  const int lane = int(threadIdx.x) % kWarp, matrix = lane / 8;
+  load_matrices<false>(b, tile.chunk(row0 + matrix / 2 * 8 + lane % 8, 2 * k + matrix % 2));
+}
+// Two operands b (16, 8): rows row0 .., columns 16 n ..
+template <int DIM>
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], const HalfTile<DIM>& tile, int row0,
+                                       int n) {
+  const int lane = int(threadIdx.x) % kWarp, matrix = lane / 8;
+  load_matrices<true>(b, tile.chunk(row0 + matrix % 2 * 8 + lane % 8, 2 * n + matrix / 2));
+}
+
+// Products of (16, .) in registers: block n of 8 columns has elements (row g, columns 2 t, 2 t + 1)
+// and then those of row g + 8, where g = lane / 4, t = lane % 4. Two blocks, rounded, are an
+// operand a of the next product.
+__device__ __forceinline__ void as_operand(uint32_t (&a)[4], const float (&left)[4],
+                                           const float (&right)[4]) {
+  a[0] = pack_bf16(left[0], left[1]);
+  a[1] = pack_bf16(left[2], left[3]);
+  a[2] = pack_bf16(right[0], right[1]);
+  a[3] = pack_bf16(right[2], right[3]);
+}
+
+// c (16, 16 N) += the operands `a` times rows row0 .. of the tile.
+template <int DIM>
+__device__ __forceinline__ void multiply_rows(float (&c)[DIM / 8][4], const uint32_t (&a)[4],
+                                              const HalfTile<DIM>& tile, int row0) {
+#pragma unroll
+  for (int n = 0; n < DIM / 16; ++n) {
+    uint32_t b[4];
+    load_b(b, tile, row0, n);
+    mma_bf16(c[2 * n], a, b[0], b[1]);
+    mma_bf16(c[2 * n + 1], a, b[2], b[3]);
+  }
+}
+
+// Two neighbours of a row, in either type.
+struct PairRows {
+  char* data;
+  int64_t stride;
+  bool half;
+  __device__ __forceinline__ void put(int row, int d, float x, float y, bool add) const {
+    const int64_t i = row * stride + d;
+    if (half) {
+      uint32_t* const to = reinterpret_cast<uint32_t*>(reinterpret_cast<uint16_t*>(data) + i);
+      if (add) x += bf16_low(*to), y += bf16_high(*to);
+      *to = pack_bf16(x, y);
+    } else {
+      float2* const to = reinterpret_cast<float2*>(reinterpret_cast<float*>(data) + i);
+      if (add) x += to->x, y += to->y;
+      *to = make_float2(x, y);
+    }
+  }
+};
+struct PairHeads {
+  char* data;
+  int64_t token_stride;
+  int B, D;
+  bool half;
+  __device__ __forceinline__ PairRows of(int b, int head) const {
+    const int64_t first = b * token_stride + int64_t(head) * D;
+    return {data + first * (half ? 2 : 4), B * token_stride, half};
+  }
+};
+inline PairHeads pairs_of(const HeadSpan& v, const AttentionShape& s) {
+  return {v.data.as<char>(), v.token_stride, int(s.B), int(s.D), v.data.dtype == DType::bf16};
+}
+
+// Rows row0 + g and row0 + g + 8 of the warp's (16, DIM) sums, times a factor each.
+template <int DIM>
+__device__ __forceinline__ void put_sums(const PairRows& to, const float (&c)[DIM / 8][4], int row0,
+                                         int rows, int D, float factor, float factor_of_8,
+                                         bool add) {
+  const int lane = int(threadIdx.x) % kWarp, row = row0 + lane / 4;
+#pragma unroll
+  for (int n = 0; n < DIM / 8; ++n) {
+    const int d = n * 8 + lane % 4 * 2;
+    if (d >= D) continue;
+    if (row < rows) to.put(row, d, c[n][0] * factor, c[n][1] * factor, add);
+    if (row + 8 < rows) to.put(row + 8, d, c[n][2] * factor_of_8, c[n][3] * factor_of_8, add);
+  }
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,155 @@
+// Tiles of attention in shared memory, as fp32, for the plain kernels: 32 rows by 32 keys, 128
+// threads as 8 by 16.
+#pragma once
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/seen.h"
+#include "kernels/cuda/device/vector.h"
+
+namespace mtrain::kernels::cuda {
+
+constexpr int kTile = 32, kTileThreads = 128, kAcross = 16;
+constexpr int kMyRows = 4, kMyColumns = 2;  // of the tile of scores, a thread's
+constexpr int kScoreStride = kTile + 1;
+
+// Heads of either type: one kernel serves both.
+struct AnyRows {
+  char* data;
+  int64_t stride;
+  bool half;  // bf16
+  __device__ __forceinline__ float get(int64_t row, int d) const {
+    const int64_t i = row * stride + d;
+    return half ? load_one(reinterpret_cast<const bf16*>(data) + i)
+                : reinterpret_cast<const float*>(data)[i];
+  }
+  __device__ __forceinline__ void set(int64_t row, int d, float x) const {
+    const int64_t i = row * stride + d;
+    if (half)
+      store_one(reinterpret_cast<bf16*>(data) + i, x);
+    else
+      reinterpret_cast<float*>(data)[i] = x;
+  }
+};
+struct AnyHeads {
+  char* data;
+  int64_t token_stride;
+  int B, D;
+  bool half;
+  __device__ __forceinline__ AnyRows of(int b, int head) const {
+    const int64_t first = b * token_stride + int64_t(head) * D;
+    return {data + first * (half ? 2 : 4), B * token_stride, half};
+  }
+};
+template <class View>
+AnyHeads any_heads(const View& v, const AttentionShape& s) {
+  return {static_cast<char*>(const_cast<void*>(static_cast<const void*>(v.data.data))),
+          v.token_stride, int(s.B), int(s.D), v.data.dtype == DType::bf16};
+}
+
+// Of DIM columns, and as many floats more as keep 16-byte accesses of rows off each other's banks.
+template <int DIM>
+struct Tile {
+  static constexpr int kStride = DIM + 4, kFloats = kTile * kStride;
+  float* at;
+  __device__ __forceinline__ float* row(int i) const { return at + i * kStride; }
+};
+
+// Rows first .. of x; 0 beyond `rows` and beyond D.
+template <int DIM>
+__device__ __forceinline__ void fill_tile(const Tile<DIM>& tile, const AnyRows& x, int first,
+                                          int rows, int D) {
+  for (int i = int(threadIdx.x); i < kTile * DIM; i += kTileThreads) {
+    const int r = i / DIM, d = i % DIM;
+    tile.row(r)[d] = first + r < rows && d < D ? x.get(first + r, d) : 0.0f;
+  }
+}
+
+// Row and column of the tile of scores that element (i, j) of this thread is.
+__device__ __forceinline__ int my_row(int i) { return int(threadIdx.x) / kAcross * kMyRows + i; }
+__device__ __forceinline__ int my_column(int j) { return int(threadIdx.x) % kAcross + j * kAcross; }
+
+// s = rows of a times rows of b.
+template <int DIM>
+__device__ __forceinline__ void multiply(const Tile<DIM>& a, const Tile<DIM>& b,
+                                         float (&s)[kMyRows][kMyColumns]) {
+#pragma unroll
+  for (int i = 0; i < kMyRows; ++i)
+#pragma unroll
+    for (int j = 0; j < kMyColumns; ++j) s[i][j] = 0;
+#pragma unroll 4
+  for (int d = 0; d < DIM; d += 4) {
+    float x[kMyRows][4], y[kMyColumns][4];
+#pragma unroll
+    for (int i = 0; i < kMyRows; ++i) load<4>(a.row(my_row(i)) + d, x[i]);
+#pragma unroll
+    for (int j = 0; j < kMyColumns; ++j) load<4>(b.row(my_column(j)) + d, y[j]);
+#pragma unroll
+    for (int i = 0; i < kMyRows; ++i)
+#pragma unroll
+      for (int j = 0; j < kMyColumns; ++j)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) s[i][j] += x[i][k] * y[j][k];
+  }
+}
+
+// A thread's rows of a (32, DIM) accumulator: columns 4 across, every 64.
+template <int DIM>
+struct Sums {
+  static constexpr int kParts = DIM / (4 * kAcross);
+  float at[kMyRows][kParts][4];
+
+  __device__ __forceinline__ static int column(int part) {
+    return int(threadIdx.x) % kAcross * 4 + part * 4 * kAcross;
+  }
+  // += weights (or their transpose) times the tile: weight(row, k) of k < 32.
+  template <class Weight>
+  __device__ __forceinline__ void add(const Tile<DIM>& tile, const Weight& weight) {
+#pragma unroll 4
+    for (int k = 0; k < kTile; ++k) {
+      float w[kMyRows];
+#pragma unroll
+      for (int i = 0; i < kMyRows; ++i) w[i] = weight(my_row(i), k);
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        float x[4];
+        load<4>(tile.row(k) + column(p), x);
+#pragma unroll
+        for (int i = 0; i < kMyRows; ++i)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) at[i][p][c] += w[i] * x[c];
+      }
+    }
+  }
+  // Rows first .. of x = (x, where ADD, +) factor(i) * sums.
+  template <class Factor>
+  __device__ __forceinline__ void put(const AnyRows& x, int first, int rows, int D, bool add,
+                                      const Factor& factor) const {
+#pragma unroll
+    for (int i = 0; i < kMyRows; ++i) {
+      const int r = first + my_row(i);
+      if (r >= rows) continue;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int d = column(p) + c;
+          if (d >= D) continue;
+          const float value = at[i][p][c] * factor(i);
+          x.set(r, d, add ? x.get(r, d) + value : value);
+        }
+    }
+  }
+};
+
+// Over the 16 threads that share rows.
+__device__ __forceinline__ float across_max(float x) {
+#pragma unroll
+  for (int i = kAcross / 2; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, i));
+  return x;
+}
+__device__ __forceinline__ float across_sum(float x) {
+#pragma unroll
+  for (int i = kAcross / 2; i > 0; i /= 2) x += __shfl_xor_sync(kAllLanes, x, i);
+  return x;
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,13 @@
+// Sums of columns over rows, in an order that the sizes alone decide: slices of the rows first,
+// then the slices' sums.
+#pragma once
+#include "kernels/cuda/device/platform.h"
+
+namespace mtrain::kernels::cuda {
+
+// out[i] += partials[0][i] + partials[1][i] + ..., for i < width; partials have `stride` floats a
+// row.
+void add_partials(const float* partials, int64_t rows, int64_t stride, int64_t width, float* out,
+                  CUstream_st* stream);
+
+}  // namespace mtrain::kernels::cuda

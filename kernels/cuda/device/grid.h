@@ -1,0 +1,57 @@
+// Sizes of grids, and the loop over flat arrays.
+#pragma once
+#include <algorithm>
+
+#include "base/span.h"
+#include "kernels/cuda/device/vector.h"
+
+namespace mtrain::kernels::cuda {
+
+constexpr int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks for `work` at `per_block` each. Kernels stride over what a grid of `most` leaves.
+inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = 1 << 20) {
+  return unsigned(std::clamp<int64_t>(div_up(work, per_block), 1, most));
+}
+
+template <class T>
+const T* data(const ConstSpan& s) {
+  return static_cast<const T*>(s.data);
+}
+template <class T>
+T* data(const Span& s) {
+  return static_cast<T*>(s.data);
+}
+
+// f(constant<N>, i) for every vector of N elements that begins at i, and f(constant<1>, i) for the
+// elements behind the last whole one.
+template <int N>
+struct Lanes {
+  static constexpr int value = N;
+};
+template <int N, class F>
+__device__ __forceinline__ void for_vectors(int64_t count, const F& f) {
+  const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t threads = int64_t(gridDim.x) * blockDim.x, vectors = count / N;
+  for (int64_t i = thread; i < vectors; i += threads) f(Lanes<N>{}, i * N);
+  if constexpr (N > 1) {
+    const int64_t i = vectors * N + thread;
+    if (i < count) f(Lanes<1>{}, i);
+  }
+}
+constexpr int kFlatThreads = 256;
+// A vector a thread, until the grid is full.
+inline unsigned flat_blocks(int64_t count, int width) {
+  return blocks_for(div_up(count, width), kFlatThreads);
+}
+
+// with_width<T>(16-byte accesses are possible, [&]<int N>() { ... }): N elements an access, or 1.
+template <class T, class F>
+void with_width(bool vectors, const F& f) {
+  if (vectors)
+    f.template operator()<kVector<T>>();
+  else
+    f.template operator()<1>();
+}
+
+}  // namespace mtrain::kernels::cuda

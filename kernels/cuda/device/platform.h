@@ -1,0 +1,98 @@
+// What the kernels need of CUDA beyond its C++: launches that are checked, and instructions that
+// have no name in it. test/cuda_on_cpu has a second file of this name, under which the same kernels
+// run, slowly, on a CPU: kernels include CUDA through this file alone.
+#pragma once
+#include <cstdint>
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/device/check.h"
+
+namespace mtrain::kernels::cuda {
+
+// MT_LAUNCH((kernel<T, 4>), grid, block, bytes of dynamic shared memory, stream, arguments...)
+#define MT_LAUNCH(kernel, grid, block, shared, stream, ...)                                       \
+  ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), kernel, grid, block, size_t(shared), stream, \
+                                  __VA_ARGS__)
+
+template <class... Parameters, class... Args>
+void launch(const Place& at, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+            CUstream_st* stream, const Args&... args) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  if (shared > kWithoutAsking)
+    check_runtime(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), at);
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  check_runtime(cudaLaunchKernelEx(&config, kernel, Parameters(args)...), at);
+}
+
+// The launch's dynamic shared memory.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char mtrain_dynamic_shared[];
+  return reinterpret_cast<T*>(mtrain_dynamic_shared);
+}
+
+// Rounded to nearest even; the first in the low half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// 2^x to 2 ulp, one instruction; denormal results are 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// c (16, 8) += a (16, 16) b (16, 8) over the warp's lanes, in the fragments of mma.m16n8k16.
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices of 16-bit elements from shared memory: lanes 8 i .. 8 i + 7 name the rows of
+// matrix i (16 bytes each, aligned); a lane gets elements 2 (lane % 4) and the next of row lane /
+// 4, of the transpose where TRANS.
+template <bool TRANS>
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* row) {
+  const uint32_t at = uint32_t(__cvta_generic_to_shared(row));
+  if constexpr (TRANS)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// 16 bytes from global to shared memory behind the thread's back, or zeros where not `valid`.
+// Copies since the last commit form a group; wait<N> returns when at most the N newest groups are
+// under way.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   uint32_t(__cvta_generic_to_shared(shared))),
+               "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace mtrain::kernels::cuda

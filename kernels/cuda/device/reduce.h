@@ -1,0 +1,37 @@
+// Sums and maxima over a warp and over a row's threads, in a fixed order.
+#pragma once
+#include "kernels/cuda/device/platform.h"
+
+namespace mtrain::kernels::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Every lane gets the result, and every lane the same bits.
+template <class V>
+__device__ __forceinline__ V warp_sum(V x) {
+#pragma unroll
+  for (int i = kWarp / 2; i > 0; i /= 2) x += __shfl_xor_sync(kAllLanes, x, i);
+  return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int i = kWarp / 2; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, i));
+  return x;
+}
+
+// The sum over `warps` whole warps, all of the block's, for each of its threads; of one warp it
+// needs no barrier. `slots`: shared, 32 values.
+template <class V>
+__device__ __forceinline__ V row_sum(V x, int warps, V* slots) {
+  x = warp_sum(x);
+  if (warps == 1) return x;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  if (lane == 0) slots[warp] = x;
+  __syncthreads();
+  x = warp_sum(lane < warps ? slots[lane] : V(0));
+  __syncthreads();  // slots may be written again
+  return x;
+}
+
+}  // namespace mtrain::kernels::cuda

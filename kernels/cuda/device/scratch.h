@@ -1,0 +1,36 @@
+// Copies, and memory for the time of a few launches: taken and given back in the stream's order.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace mtrain::kernels::cuda {
+
+// From the device's pool, which keeps what is given back.
+void* take_scratch(size_t bytes, CUstream_st* stream);
+void give_scratch(void* memory, CUstream_st* stream) noexcept;
+
+// Copies and zeros whole ranges; the two ranges of a copy are one, or apart.
+void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st* stream);
+void clear_memory(void* memory, int64_t bytes, CUstream_st* stream);
+
+template <class T>
+class Scratch {
+ public:
+  Scratch(int64_t count, CUstream_st* stream)
+      : memory_(count > 0 ? take_scratch(size_t(count) * sizeof(T), stream) : nullptr),
+        stream_(stream) {}
+  ~Scratch() {
+    if (memory_) give_scratch(memory_, stream_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  T* get() const { return static_cast<T*>(memory_); }
+
+ private:
+  void* memory_;
+  CUstream_st* stream_;
+};
+
+}  // namespace mtrain::kernels::cuda

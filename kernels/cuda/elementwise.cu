@@ -1,0 +1,98 @@
+#include "kernels/elementwise.h"
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/scratch.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+template <int N, class Y, class A, class B>
+__global__ void add(const A* a, const B* b, Y* y, int64_t count) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float l[L], r[L];
+    load<L>(a + i, l);
+    load<L>(b + i, r);
+#pragma unroll
+    for (int j = 0; j < L; ++j) l[j] += r[j];
+    store<L>(y + i, l);
+  });
+}
+
+template <int N, class Y, class X>
+__global__ void cast(const X* x, Y* y, int64_t count) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+    load<L>(x + i, v);
+    store<L>(y + i, v);
+  });
+}
+
+template <int N, class Y>
+__global__ void fill(Y* y, float value, int64_t count) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+#pragma unroll
+    for (int j = 0; j < L; ++j) v[j] = value;
+    store<L>(y + i, v);
+  });
+}
+
+// Vectors of eight where one operand is bf16: 16 bytes of it, twice as many of fp32.
+template <class... T>
+constexpr int kLanesOf = std::min({4, (sizeof(T) == 4 ? 4 : 0)...}) == 4 ? 4 : 8;
+
+}  // namespace
+
+void run(const Add& a, CUstream_st* stream) {
+  if (a.y.count <= 0) return;
+  with_float(a.y.dtype, [&]<class Y>() {
+    with_float(a.a.dtype, [&]<class A>() {
+      with_float(a.b.dtype, [&]<class B>() {
+        constexpr int N = kLanesOf<Y, A, B>;
+        const int64_t n = a.y.count;
+        if (aligned({a.a.data, a.b.data, a.y.data}))
+          MT_LAUNCH((add<N, Y, A, B>), flat_blocks(n, N), kFlatThreads, 0, stream, data<A>(a.a),
+                    data<B>(a.b), data<Y>(a.y), n);
+        else
+          MT_LAUNCH((add<1, Y, A, B>), flat_blocks(n, 1), kFlatThreads, 0, stream, data<A>(a.a),
+                    data<B>(a.b), data<Y>(a.y), n);
+      });
+    });
+  });
+}
+
+void run(const Cast& a, CUstream_st* stream) {
+  if (a.y.count <= 0) return;
+  if (a.x.dtype == a.y.dtype) return copy_memory(a.y.data, a.x.data, a.y.bytes(), stream);
+  const int64_t n = a.y.count;
+  const bool vectors = aligned({a.x.data, a.y.data});
+  const auto cast_to = [&]<class Y, class X>() {
+    if (vectors)
+      MT_LAUNCH((cast<8, Y, X>), flat_blocks(n, 8), kFlatThreads, 0, stream, data<X>(a.x),
+                data<Y>(a.y), n);
+    else
+      MT_LAUNCH((cast<1, Y, X>), flat_blocks(n, 1), kFlatThreads, 0, stream, data<X>(a.x),
+                data<Y>(a.y), n);
+  };
+  with_float(a.y.dtype, [&]<class Y>() {
+    with_float(a.x.dtype, [&]<class X>() {
+      if constexpr (sizeof(X) != sizeof(Y)) cast_to.template operator()<Y, X>();
+    });
+  });
+}
+
+void run(const Fill& a, CUstream_st* stream) {
+  if (a.y.count <= 0) return;
+  if (a.value == 0) return clear_memory(a.y.data, a.y.bytes(), stream);  // in every type
+  with_float(a.y.dtype, [&]<class Y>() {
+    with_width<Y>(aligned({a.y.data}), [&]<int N>() {
+      MT_LAUNCH((fill<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),
+                a.value, a.y.count);
+    });
+  });
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,141 @@
+#include "kernels/embedding.h"
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/reduce.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// A block has a part of one token's row. An id or position that is in no table cannot be reported
+// from here: its row becomes NaN, which the loss then is.
+template <int N, class W, class T>
+__global__ void __launch_bounds__(kThreads)
+    lookup(const int32_t* id_T, const W* table, const int32_t* position_T, const W* position_table,
+           T* out, int64_t tokens, int64_t H, int64_t V, int64_t first_row, int64_t vocabulary,
+           int64_t positions, unsigned parts) {
+  for (int64_t task = blockIdx.x; task < tokens * parts; task += gridDim.x) {
+    const int64_t t = task / parts, i = (task % parts * kThreads + threadIdx.x) * N;
+    if (i >= H) continue;
+    const int64_t id = id_T[t], row = id - first_row;
+    const int64_t position = position_table ? position_T[t] : 0;
+    const bool known =
+        id >= 0 && id < vocabulary && (!position_table || (position >= 0 && position < positions));
+    float v[N], at[N];
+    if (known && row >= 0 && row < V) {
+      load<N>(table + row * H + i, v);
+      if (position_table) {
+        load<N>(position_table + position * H + i, at);
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[j] += at[j];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] = known ? 0.0f : __uint_as_float(0x7fc00000u);
+    }
+    store<N>(out + t * H + i, v);
+  }
+}
+
+// The block of a token that is the first of its id adds up the id's tokens, in their order; the
+// others end when they find an earlier one. Ids are few beside the rows of dout, and stay in the
+// caches.
+constexpr int kScan = 4;  // ids of a thread at once
+template <int N, class T>
+__global__ void __launch_bounds__(kThreads)
+    add_by_id(const int32_t* id_T, const T* dout, float* dtable, int64_t tokens, int64_t H,
+              int64_t V, int64_t first_row) {
+  constexpr int kIds = kThreads * kScan, kWords = kIds / kWarp;
+  __shared__ unsigned found[kWords];
+  __shared__ int16_t matches[kIds];
+  const int64_t mine = blockIdx.x, row = int64_t(id_T[mine]) - first_row;
+  if (row < 0 || row >= V) return;
+  const int32_t id = id_T[mine];
+  const int thread = int(threadIdx.x), warp = thread / kWarp;
+  for (int64_t base = 0; base < mine; base += kIds) {
+    int earlier = 0;
+#pragma unroll
+    for (int k = 0; k < kScan; ++k) {
+      const int64_t t = base + k * kThreads + thread;
+      earlier |= t < mine && id_T[t] == id;
+    }
+    if (__syncthreads_or(earlier)) return;
+  }
+  const int64_t i = (int64_t(blockIdx.y) * kThreads + thread) * N;
+  const bool has_columns = i < H;
+  float sum[N] = {};
+  if (has_columns) load<N>(dtable + row * H + i, sum);
+  for (int64_t base = mine; base < tokens; base += kIds) {
+    int any = 0;
+    unsigned words[kScan];
+#pragma unroll
+    for (int k = 0; k < kScan; ++k) {
+      const int64_t t = base + k * kThreads + thread;
+      words[k] = __ballot_sync(kAllLanes, t < tokens && id_T[t] == id);
+      if (thread % kWarp == 0) found[k * (kThreads / kWarp) + warp] = words[k];
+      any |= words[k] != 0;
+    }
+    if (!__syncthreads_or(any)) continue;  // the next round's writes are behind its barrier too
+    int n = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      // Lane l of the warp and round that had the word puts down its match, if it has one.
+      const int k = w / (kThreads / kWarp), lane = thread % kWarp;
+      if (w % (kThreads / kWarp) == warp && (words[k] >> lane & 1))
+        matches[n + __popc(words[k] & ((1u << lane) - 1))] = int16_t(w * kWarp + lane);
+      n += __popc(found[w]);
+    }
+    __syncthreads();
+    constexpr int kAhead = 4;  // loads in flight
+    for (int m = 0; m < n && has_columns; m += kAhead) {
+      float v[kAhead][N];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (m + k < n) load<N>(dout + (base + matches[m + k]) * H + i, v[k]);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+          if (m + k < n) sum[j] += v[k][j];
+    }
+    __syncthreads();  // found and matches may be written again
+  }
+  if (has_columns) store<N>(dtable + row * H + i, sum);
+}
+
+}  // namespace
+
+void run(const EmbeddingForward& a, CUstream_st* stream) {
+  if (a.T <= 0 || a.H <= 0) return;
+  const int64_t positions = a.position_table_PH.count / a.H;
+  with_float(a.table_VH.dtype, [&]<class W>() {
+    with_float(a.out_TH.dtype, [&]<class T>() {
+      const auto start = [&]<int N>() {
+        const unsigned parts = unsigned(div_up(a.H, kThreads * N));
+        MT_LAUNCH((lookup<N, W, T>), blocks_for(a.T * parts, 1), kThreads, 0, stream,
+                  data<int32_t>(a.id_T), data<W>(a.table_VH), data<int32_t>(a.position_T),
+                  data<W>(a.position_table_PH), data<T>(a.out_TH), a.T, a.H, a.V, a.first_row,
+                  a.vocabulary ? a.vocabulary : a.V, positions, parts);
+      };
+      if (aligned({a.table_VH.data, a.position_table_PH.data, a.out_TH.data}) && a.H % 8 == 0)
+        start.template operator()<8>();
+      else
+        start.template operator()<1>();
+    });
+  });
+}
+
+void run(const EmbeddingBackward& a, CUstream_st* stream) {
+  if (a.T <= 0 || a.H <= 0) return;
+  with_float(a.dout_TH.dtype, [&]<class T>() {
+    const bool vectors = aligned({a.dout_TH.data, a.dtable_VH.data}) && a.H % kVector<T> == 0;
+    with_width<T>(vectors, [&]<int N>() {
+      const dim3 grid(unsigned(a.T), unsigned(div_up(a.H, kThreads * N)));
+      MT_LAUNCH((add_by_id<N, T>), grid, kThreads, 0, stream, data<int32_t>(a.id_T),
+                data<T>(a.dout_TH), data<float>(a.dtable_VH), a.T, a.H, a.V, a.first_row);
+    });
+  });
+}
+
+}  // namespace mtrain::kernels::cuda

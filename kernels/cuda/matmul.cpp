@@ -1,0 +1,206 @@
+// Matmul through cuBLASLt: fp32 accumulation, the algorithm that the library's heuristic names
+// first, kept per shape.
+#include "kernels/matmul.h"
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include <cuda_runtime_api.h>
+
+#include "base/error.h"
+#include "kernels/cuda/cublas_library.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/scratch.h"
+#include "kernels/cuda/matmul_plan.h"
+#include "kernels/elementwise.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+void check_blas(cublasStatus_t status, const Place& at) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  const char* slash = std::strrchr(at.file, '/');
+  throw RunError(fmt::format("{} failed at {}:{}: {} ({})", at.call, slash ? slash + 1 : at.file,
+                             at.line, cublas().cublasLtGetStatusString(status),
+                             cublas().cublasLtGetStatusName(status)));
+}
+#define MT_BLAS(call) check_blas(call, MT_PLACE(#call))
+
+cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+struct Destroy {
+  void operator()(cublasLtMatmulDescOpaque_t* d) const { cublas().cublasLtMatmulDescDestroy(d); }
+  void operator()(cublasLtMatrixLayoutOpaque_t* d) const {
+    cublas().cublasLtMatrixLayoutDestroy(d);
+  }
+  void operator()(cublasLtMatmulPreferenceOpaque_t* d) const {
+    cublas().cublasLtMatmulPreferenceDestroy(d);
+  }
+};
+template <class T>
+using Owned = std::unique_ptr<T, Destroy>;
+using Layout = Owned<cublasLtMatrixLayoutOpaque_t>;
+
+template <class T>
+void set(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  MT_BLAS(cublas().cublasLtMatmulDescSetAttribute(d, attribute, &value, sizeof value));
+}
+template <class T>
+void set(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attribute,
+         const T& value) {
+  MT_BLAS(cublas().cublasLtMatmulPreferenceSetAttribute(p, attribute, &value, sizeof value));
+}
+
+// Row-major rows of `columns`, the next `stride` behind: column-major columns of that many rows.
+Layout layout(DType dtype, int64_t columns, int64_t rows) {
+  cublasLtMatrixLayout_t made = nullptr;
+  MT_BLAS(cublas().cublasLtMatrixLayoutCreate(&made, type_of(dtype), uint64_t(columns),
+                                              uint64_t(rows), columns));
+  return Layout(made);
+}
+
+// All but the addresses. Shared, since descriptors of a plan that is running may not change: the
+// bias's address is set in a copy.
+struct Plan {
+  Owned<cublasLtMatmulDescOpaque_t> operation;
+  Layout first, second, c;
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace = 0;
+};
+
+constexpr size_t kMostWorkspace = 32 << 20;  // what the vendor advises for Hopper
+
+std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& k) {
+  auto plan = std::make_shared<Plan>();
+  cublasLtMatmulDesc_t operation = nullptr;
+  MT_BLAS(cublas().cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  plan->operation.reset(operation);
+  const cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, first);
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, second);
+  if (k.epilogue == Epilogue::bias) {  // a value for each of C^T's rows
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.c));
+    // Without an address the library finds no algorithm; the run's own replaces this one.
+    const void* const any = reinterpret_cast<const void*>(uintptr_t(k.bias_alignment));
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any);
+  }
+  plan->first = layout(k.operands, k.b_stride(), k.trans_b ? k.N : k.K);
+  plan->second = layout(k.operands, k.a_stride(), k.trans_a ? k.K : k.M);
+  plan->c = layout(k.c, k.N, k.M);
+
+  cublasLtMatmulPreference_t made = nullptr;
+  MT_BLAS(cublas().cublasLtMatmulPreferenceCreate(&made));
+  const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made);
+  set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kMostWorkspace));
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(k.b_alignment));
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(k.a_alignment));
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(k.c_alignment));
+  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(k.c_alignment));
+  cublasLtMatmulHeuristicResult_t result{};
+  int found = 0;
+  MT_BLAS(cublas().cublasLtMatmulAlgoGetHeuristic(handle, operation, plan->first.get(),
+                                                  plan->second.get(), plan->c.get(), plan->c.get(),
+                                                  made, 1, &result, &found));
+  if (found == 0)
+    throw RunError(fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} to {}", k.M, k.N,
+                               k.K, dtype_name(k.operands), dtype_name(k.c)));
+  plan->algorithm = result.algo;
+  plan->workspace = result.workspaceSize;
+  return plan;
+}
+
+// Of one GPU; the library's handle belongs to it.
+struct Library {
+  cublasLtHandle_t handle = nullptr;
+  PlanCache<std::shared_ptr<const Plan>> plans;
+};
+
+Library& library_here() {
+  constexpr int kMostDevices = 64;
+  static std::mutex mutex;
+  static std::array<std::unique_ptr<Library>, kMostDevices> libraries;  // for the process's life
+  int device = 0;
+  MT_CUDA(cudaGetDevice(&device));
+  MT_CHECK(device < kMostDevices, "CUDA device {}", device);
+  std::lock_guard lock(mutex);
+  auto& library = libraries[size_t(device)];
+  if (!library) {
+    auto made = std::make_unique<Library>();
+    MT_BLAS(cublas().cublasLtCreate(&made->handle));
+    library = std::move(made);
+  }
+  return *library;
+}
+
+// The operand as `dtype`: itself, or converted for as long as this lives.
+class Converted {
+ public:
+  Converted(ConstSpan s, int64_t count, DType dtype, bool convert, CUstream_st* stream)
+      : memory_(convert ? count * dtype_size(dtype) : 0, stream), span_(s) {
+    if (!convert) return;
+    const Span to{memory_.get(), count, dtype};
+    run(Cast{.x = {s.data, count, s.dtype}, .y = to}, stream);
+    span_ = to;
+  }
+  ConstSpan span() const { return span_; }
+
+ private:
+  Scratch<char> memory_;
+  ConstSpan span_;
+};
+
+// C = the bias in every row, or zero.
+void run_empty_sum(const Matmul& m, CUstream_st* stream) {
+  if (m.accumulate) return;
+  run(Fill{.y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}}, stream);
+  const int64_t size = dtype_size(m.c_MN.dtype);
+  for (int64_t row = 0; m.bias_N && row < m.M; ++row)
+    run(Cast{.x = {m.bias_N.data, m.N, m.bias_N.dtype},
+             .y = {m.c_MN.as<char>() + row * m.N * size, m.N, m.c_MN.dtype}},
+        stream);
+}
+
+void multiply(const Matmul& m, CUstream_st* stream) {
+  Library& library = library_here();
+  const MatmulKey key = key_of(m);
+  const auto plan = library.plans.get(key, [&] { return make_plan(library.handle, key); });
+  cublasLtMatmulDescOpaque_t operation = *plan->operation;
+  if (m.bias_N) set(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, m.bias_N.data);
+  const Scratch<char> workspace(int64_t(plan->workspace), stream);
+  const float alpha = 1, beta = m.accumulate ? 1.0f : 0.0f;
+  MT_BLAS(cublas().cublasLtMatmul(library.handle, &operation, &alpha, m.b.data, plan->first.get(),
+                                  m.a.data, plan->second.get(), &beta, m.c_MN.data, plan->c.get(),
+                                  m.c_MN.data, plan->c.get(), &plan->algorithm, workspace.get(),
+                                  plan->workspace, stream));
+}
+
+}  // namespace
+
+void run(const Matmul& m, CUstream_st* stream) {
+  MT_CHECK(m.M >= 0 && m.N >= 0 && m.K >= 0 && m.a.count >= m.M * m.K && m.b.count >= m.K * m.N &&
+               m.c_MN.count >= m.M * m.N,
+           "matmul: M {} N {} K {} with {}, {} and {} elements", m.M, m.N, m.K, m.a.count,
+           m.b.count, m.c_MN.count);
+  MT_CHECK(!m.accumulate || (m.c_MN.dtype == DType::f32 && !m.bias_N),
+           "matmul: accumulation needs an fp32 C and no bias");
+  if (m.M == 0 || m.N == 0) return;
+  if (m.K == 0) return run_empty_sum(m, stream);
+  const Conversions convert = conversions_of(m);
+  const bool wide = needs_wide_c(m);
+  const Converted a(m.a, m.M * m.K, DType::f32, convert.a, stream);
+  const Converted b(m.b, m.K * m.N, DType::f32, convert.b, stream);
+  const DType c_type = wide ? DType::f32 : m.c_MN.dtype;
+  const Converted bias(m.bias_N, m.N, c_type, must_copy_bias(m, c_type), stream);
+  const Scratch<float> wide_c(wide ? m.M * m.N : 0, stream);
+  Matmul same = m;
+  same.a = a.span(), same.b = b.span(), same.bias_N = bias.span();
+  if (wide) same.c_MN = {wide_c.get(), m.M * m.N, DType::f32};
+  multiply(same, stream);
+  if (wide) run(Cast{.x = same.c_MN, .y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}}, stream);
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,97 @@
+// What decides how cuBLASLt computes a matmul, and a table of choices. Knows nothing of CUDA.
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "kernels/matmul.h"
+
+namespace mtrain::kernels::cuda {
+
+enum class Epilogue : uint8_t { none, bias };
+
+// C (M, N), row-major, is for the library the column-major C^T (N, M) = op(B)^T op(A)^T: a
+// row-major matrix and its transpose are the same memory. So b comes first, and is transposed there
+// where it is here.
+struct MatmulKey {
+  int64_t M, N, K;
+  bool trans_a, trans_b, accumulate;
+  Epilogue epilogue;
+  DType operands, c;
+  uint8_t a_alignment, b_alignment, c_alignment, bias_alignment;  // bytes, a power of 2 up to 128
+  auto operator<=>(const MatmulKey&) const = default;
+
+  int64_t a_stride() const { return trans_a ? M : K; }  // of the rows, as stored
+  int64_t b_stride() const { return trans_b ? K : N; }
+};
+
+// The largest power of 2, up to 128, that the address is a multiple of.
+inline uint8_t alignment_of(const void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  uint8_t alignment = 128;
+  while (address % alignment != 0) alignment /= 2;
+  return alignment;
+}
+
+// Of a matmul whose operands are of one type, and whose bias is of c's.
+inline MatmulKey key_of(const Matmul& m) {
+  return {.M = m.M,
+          .N = m.N,
+          .K = m.K,
+          .trans_a = m.trans_a,
+          .trans_b = m.trans_b,
+          .accumulate = m.accumulate,
+          .epilogue = m.bias_N ? Epilogue::bias : Epilogue::none,
+          .operands = m.a.dtype,
+          .c = m.c_MN.dtype,
+          .a_alignment = alignment_of(m.a.data),
+          .b_alignment = alignment_of(m.b.data),
+          .c_alignment = alignment_of(m.c_MN.data),
+          .bias_alignment = alignment_of(m.bias_N.data)};
+}
+
+// Which operands must become fp32 first: the library's are of one type.
+struct Conversions {
+  bool a, b;
+};
+inline Conversions conversions_of(const Matmul& m) {
+  const bool mixed = m.a.dtype != m.b.dtype;
+  return {mixed && m.a.dtype != DType::f32, mixed && m.b.dtype != DType::f32};
+}
+// Whether the result is computed as fp32 and then rounded: the library has no product of fp32
+// operands with a bf16 result.
+inline bool needs_wide_c(const Matmul& m) {
+  const bool wide_operands = m.a.dtype == DType::f32 || m.b.dtype == DType::f32;
+  return wide_operands && m.c_MN.dtype == DType::bf16;
+}
+
+// Whether the bias is copied first, to c's type or to a 16-byte border: the library reads it by
+// vectors, whatever its address.
+inline bool must_copy_bias(const Matmul& m, DType c) {
+  return m.bias_N && (m.bias_N.dtype != c || alignment_of(m.bias_N.data) < 16);
+}
+
+// The plan of each key, made once. Thread safe; two threads that meet a new key make one plan.
+template <class Plan>
+class PlanCache {
+ public:
+  // make(): throws where there is no plan, and is asked again next time.
+  template <class Make>
+  Plan get(const MatmulKey& key, const Make& make) {
+    std::lock_guard lock(mutex_);
+    if (const auto known = plans_.find(key); known != plans_.end()) return known->second;
+    return plans_.emplace(key, make()).first->second;
+  }
+  size_t size() const {
+    std::lock_guard lock(mutex_);
+    return plans_.size();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<MatmulKey, Plan> plans_;
+};
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,326 @@
+#include "kernels/norm.h"
+
+#include "kernels/cuda/device/column_sum.h"
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/scratch.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+constexpr int kHeld = 4;             // vectors of a row that a thread keeps in registers
+constexpr int kMostThreads = 512;    // of a row: more would leave too few registers each
+constexpr int kHeldInBackward = 16;  // elements: four arrays of them are in registers
+constexpr int kSmallRows = 8;        // rows of a block where each has one warp
+
+// Row r = token * heads + head starts at token * token_stride + head * H.
+struct Rows {
+  int64_t count, H, heads, token_stride;
+  float per_element;  // 1 / H
+  __device__ __forceinline__ int64_t start(int64_t r) const {
+    return heads == 1 ? r * token_stride : r / heads * token_stride + r % heads * H;
+  }
+};
+template <class Args>
+Rows rows_of(const Args& a) {
+  return {a.T * a.heads, a.H, a.heads, a.token_stride ? a.token_stride : a.heads * a.H,
+          1.0f / float(a.H)};
+}
+
+template <class T>
+struct Forward {
+  const T *x, *residual, *w, *b;
+  T *sum, *y;
+  float *rstd, *mean;
+  float eps;
+  bool layer;
+};
+
+// Threads x of row y; rows of more than one warp have a block of their own.
+template <int N, class T>
+__global__ void __launch_bounds__(kMostThreads) forward(Forward<T> a, Rows rows) {
+  __shared__ float slots[kWarp];
+  const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
+  const int64_t step = int64_t(gridDim.x) * blockDim.y;
+  for (int64_t r = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; r < rows.count; r += step) {
+    const int64_t start = rows.start(r), first = int64_t(threadIdx.x) * N;
+    float x[kHeld][N];
+    float total = 0;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (first + k * stride < rows.H) load<N>(a.x + start + first + k * stride, x[k]);
+    if (a.residual) {
+      // Statistics are of the sum as it is kept, rounding included: backward sees the same numbers.
+      float residual[kHeld][N];
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k)
+        if (first + k * stride < rows.H)
+          load<N>(a.residual + start + first + k * stride, residual[k]);
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k)
+        if (first + k * stride < rows.H) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) x[k][j] = rounded<T>(x[k][j] + residual[k][j]);
+          store<N>(a.sum + start + first + k * stride, x[k]);
+        }
+    }
+    float mean = 0;
+    if (a.layer) {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k)
+        if (first + k * stride < rows.H)
+#pragma unroll
+          for (int j = 0; j < N; ++j) total += x[k][j];
+      mean = row_sum(total, warps, slots) * rows.per_element;
+      total = 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (first + k * stride < rows.H)
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          x[k][j] -= mean;
+          total += x[k][j] * x[k][j];
+        }
+    const float rstd = 1.0f / sqrtf(row_sum(total, warps, slots) * rows.per_element + a.eps);
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (const int64_t i = first + k * stride; i < rows.H) {
+        float w[N];
+        load<N>(a.w + i, w);
+#pragma unroll
+        for (int j = 0; j < N; ++j) x[k][j] *= rstd * w[j];
+        if (a.b) {
+          load<N>(a.b + i, w);
+#pragma unroll
+          for (int j = 0; j < N; ++j) x[k][j] += w[j];
+        }
+        store<N>(a.y + start + i, x[k]);
+      }
+    if (threadIdx.x == 0) {
+      if (a.rstd) a.rstd[r] = rstd;
+      if (a.mean) a.mean[r] = mean;
+    }
+  }
+}
+
+// Rows off their alignment, or longer than a block's registers hold: element by element, each read
+// again where it is needed.
+template <class T>
+__global__ void __launch_bounds__(kMostThreads) forward_any(Forward<T> a, Rows rows) {
+  __shared__ float slots[kWarp];
+  const int warps = int(blockDim.x) / kWarp;
+  for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
+    const int64_t start = rows.start(r);
+    const T* x = a.x + start;
+    float total = 0, mean = 0;
+    for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
+      float v = load_one(x + i);
+      if (a.residual) {
+        v = rounded<T>(v + load_one(a.residual + start + i));
+        store_one(a.sum + start + i, v);
+      }
+      total += a.layer ? v : v * v;
+    }
+    if (a.residual) x = a.sum + start;  // a thread reads what it has written itself
+    total = row_sum(total, warps, slots);
+    if (a.layer) {
+      mean = total * rows.per_element;
+      total = 0;
+      for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
+        const float d = load_one(x + i) - mean;
+        total += d * d;
+      }
+      total = row_sum(total, warps, slots);
+    }
+    const float rstd = 1.0f / sqrtf(total * rows.per_element + a.eps);
+    for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
+      float v = (load_one(x + i) - mean) * rstd * load_one(a.w + i);
+      if (a.b) v += load_one(a.b + i);
+      store_one(a.y + start + i, v);
+    }
+    if (threadIdx.x == 0) {
+      if (a.rstd) a.rstd[r] = rstd;
+      if (a.mean) a.mean[r] = mean;
+    }
+  }
+}
+
+template <class T>
+struct Backward {
+  const T *dy, *x, *w, *dresidual;
+  const float *rstd, *mean;
+  T* dx;
+  float* partials;  // a row for each row of threads: dw, then db where wanted
+  bool layer, db;
+};
+
+// With xhat = (x - mean) rstd and g = dy w: dx = rstd (g - [mean of g] - xhat * mean of (g xhat)),
+// [] in layer norm only; dw += dy xhat; db += dy. A row of threads goes through rows a grid apart
+// and sums dw and db in registers.
+template <int N, int HELD, class T>
+__global__ void __launch_bounds__(kMostThreads) backward(Backward<T> a, Rows rows) {
+  __shared__ float slots[kWarp];
+  const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
+  const int64_t slot = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int64_t step = int64_t(gridDim.x) * blockDim.y, first = int64_t(threadIdx.x) * N;
+  float dw[HELD][N] = {}, db[HELD][N] = {};
+  for (int64_t r = slot; r < rows.count; r += step) {
+    const int64_t start = rows.start(r);
+    const float rstd = a.rstd[r], mean = a.layer ? a.mean[r] : 0.0f;
+    float dy[HELD][N], xhat[HELD][N];
+    float sum_g = 0, sum_gx = 0;
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+      if (const int64_t i = first + k * stride; i < rows.H) {
+        load<N>(a.dy + start + i, dy[k]);
+        load<N>(a.x + start + i, xhat[k]);
+      }
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+      if (const int64_t i = first + k * stride; i < rows.H) {
+        float w[N];
+        load<N>(a.w + i, w);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          xhat[k][j] = (xhat[k][j] - mean) * rstd;
+          dw[k][j] += dy[k][j] * xhat[k][j];
+          db[k][j] += dy[k][j];
+          dy[k][j] *= w[j];  // g from here on
+          sum_g += dy[k][j];
+          sum_gx += dy[k][j] * xhat[k][j];
+        }
+      }
+    const float mean_gx = row_sum(sum_gx, warps, slots) * rows.per_element;
+    const float mean_g = a.layer ? row_sum(sum_g, warps, slots) * rows.per_element : 0.0f;
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+      if (const int64_t i = first + k * stride; i < rows.H) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) dy[k][j] = rstd * (dy[k][j] - mean_g - xhat[k][j] * mean_gx);
+        if (a.dresidual) {
+          load<N>(a.dresidual + start + i, xhat[k]);
+#pragma unroll
+          for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
+        }
+        store<N>(a.dx + start + i, dy[k]);
+      }
+  }
+  float* const out = a.partials + slot * rows.H * (a.db ? 2 : 1);
+#pragma unroll
+  for (int k = 0; k < HELD; ++k)
+    if (const int64_t i = first + k * stride; i < rows.H) {
+      store<N>(out + i, dw[k]);
+      if (a.db) store<N>(out + rows.H + i, db[k]);
+    }
+}
+
+// As forward_any. A block's sums are kept in its row of partials.
+template <class T>
+__global__ void __launch_bounds__(kMostThreads) backward_any(Backward<T> a, Rows rows) {
+  __shared__ float slots[kWarp];
+  const int warps = int(blockDim.x) / kWarp;
+  float* const dw = a.partials + blockIdx.x * rows.H * (a.db ? 2 : 1);
+  float* const db = dw + rows.H;
+  for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
+    const bool begin = r == int64_t(blockIdx.x);
+    const int64_t start = rows.start(r);
+    const float rstd = a.rstd[r], mean = a.layer ? a.mean[r] : 0.0f;
+    float sum_g = 0, sum_gx = 0;
+    for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
+      const float d = load_one(a.dy + start + i), g = d * load_one(a.w + i);
+      const float xhat = (load_one(a.x + start + i) - mean) * rstd;
+      sum_g += g;
+      sum_gx += g * xhat;
+      dw[i] = (begin ? 0.0f : dw[i]) + d * xhat;
+      if (a.db) db[i] = (begin ? 0.0f : db[i]) + d;
+    }
+    const float mean_gx = row_sum(sum_gx, warps, slots) * rows.per_element;
+    const float mean_g = a.layer ? row_sum(sum_g, warps, slots) * rows.per_element : 0.0f;
+    for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
+      const float xhat = (load_one(a.x + start + i) - mean) * rstd;
+      float v = load_one(a.dy + start + i) * load_one(a.w + i);
+      v = rstd * (v - mean_g - xhat * mean_gx);
+      if (a.dresidual) v += load_one(a.dresidual + start + i);
+      store_one(a.dx + start + i, v);
+    }
+  }
+}
+
+unsigned threads_of(int64_t H, int64_t per_thread) {
+  return unsigned(std::min<int64_t>(kMostThreads, div_up(div_up(H, per_thread), kWarp) * kWarp));
+}
+dim3 block_of(unsigned threads) { return dim3(threads, threads == kWarp ? kSmallRows : 1); }
+
+template <class T>
+bool whole_vectors(const Rows& r) {
+  return r.H % kVector<T> == 0 && r.token_stride % kVector<T> == 0;
+}
+
+// Rows of threads of the backward's grid: as many as the largest GPUs hold, by the sizes alone, for
+// the order of the sums is theirs.
+int64_t slots_of(const Rows& rows, unsigned threads) {
+  constexpr int64_t kMultiprocessors = 132, kThreadsEach = 768;
+  const int64_t each = div_up(kThreadsEach, int64_t(threads));
+  return std::min(kMultiprocessors * each, rows.count);
+}
+
+template <int HELD, class T>
+void start_backward(const Backward<T>& b, const Rows& rows, unsigned threads, unsigned blocks,
+                    CUstream_st* stream) {
+  MT_LAUNCH((backward<kVector<T>, HELD, T>), blocks, block_of(threads), 0, stream, b, rows);
+}
+
+}  // namespace
+
+void run(const NormForward& a, CUstream_st* stream) {
+  const Rows rows = rows_of(a);
+  if (rows.count <= 0) return;
+  with_float(a.x_TH.dtype, [&]<class T>() {
+    const Forward<T> f{data<T>(a.x_TH),          data<T>(a.residual_TH), data<T>(a.w_H),
+                       data<T>(a.b_H),           data<T>(a.sum_TH),      data<T>(a.y_TH),
+                       data<float>(a.rstd_T),    data<float>(a.mean_T),  a.eps,
+                       a.kind == NormKind::layer};
+    constexpr int N = kVector<T>;
+    if (rows.H <= kMostThreads * kHeld * N && whole_vectors<T>(rows) &&
+        aligned({f.x, f.residual, f.w, f.b, f.sum, f.y})) {
+      const dim3 block = block_of(threads_of(rows.H, kHeld * N));
+      MT_LAUNCH((forward<N, T>), blocks_for(rows.count, block.y), block, 0, stream, f, rows);
+    } else {
+      MT_LAUNCH((forward_any<T>), blocks_for(rows.count, 1), threads_of(rows.H, 4), 0, stream, f,
+                rows);
+    }
+  });
+}
+
+void run(const NormBackward& a, CUstream_st* stream) {
+  const Rows rows = rows_of(a);
+  if (rows.count <= 0) return;
+  with_float(a.x_TH.dtype, [&]<class T>() {
+    constexpr int N = kVector<T>;
+    const int64_t width = a.db_H ? 2 * rows.H : rows.H;
+    const bool vectors =
+        whole_vectors<T>(rows) && rows.H <= kMostThreads * kHeldInBackward &&
+        aligned({a.dy_TH.data, a.x_TH.data, a.w_H.data, a.dresidual_TH.data, a.dx_TH.data});
+    const unsigned threads = threads_of(rows.H, vectors ? N : 4);
+    const unsigned per_block = vectors ? block_of(threads).y : 1;
+    const unsigned blocks = unsigned(div_up(slots_of(rows, threads), per_block));
+    const int64_t slots = int64_t(blocks) * per_block;
+    const Scratch<float> partials(slots * width, stream);
+    const Backward<T> b{
+        data<T>(a.dy_TH),          data<T>(a.x_TH),       data<T>(a.w_H),   data<T>(a.dresidual_TH),
+        data<float>(a.rstd_T),     data<float>(a.mean_T), data<T>(a.dx_TH), partials.get(),
+        a.kind == NormKind::layer, bool(a.db_H)};
+    if (!vectors)
+      MT_LAUNCH((backward_any<T>), blocks, threads, 0, stream, b, rows);
+    else if (rows.H <= kMostThreads * N)
+      start_backward<1>(b, rows, threads, blocks, stream);
+    else
+      start_backward<kHeldInBackward / N>(b, rows, threads, blocks, stream);
+    add_partials(partials.get(), slots, width, rows.H, data<float>(a.dw_H), stream);
+    if (a.db_H)
+      add_partials(partials.get() + rows.H, slots, width, rows.H, data<float>(a.db_H), stream);
+  });
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,131 @@
+// Whole-array reductions in two launches: the number of blocks and what each has depend on the
+// count alone, and the second launch adds the blocks' results in order.
+#include "kernels/reduce.h"
+
+#include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/scratch.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / kWarp;
+constexpr int kMostBlocks = 1024;  // two results a thread of the last launch
+
+__device__ __forceinline__ void block_sum(double sum, double* out) {
+  __shared__ double slots[kWarp];
+  sum = row_sum(sum, kWarps, slots);
+  if (threadIdx.x == 0) *out = sum;
+}
+
+template <bool SQUARE, int N, class T>
+__global__ void __launch_bounds__(kThreads) sums(const T* x, int64_t count, double* partials) {
+  double sum = 0;
+  for_vectors<N>(count, [&](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+    load<L>(x + i, v);
+#pragma unroll
+    for (int j = 0; j < L; ++j) sum += SQUARE ? double(v[j]) * double(v[j]) : double(v[j]);
+  });
+  block_sum(sum, partials + blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads) add_sums(const double* partials, int n, double* out) {
+  __shared__ double total;
+  double sum = 0;
+  for (int i = int(threadIdx.x); i < n; i += kThreads) sum += partials[i];
+  block_sum(sum, &total);
+  if (threadIdx.x == 0) *out += total;
+}
+
+// The smallest over the block; -1, seen as unsigned, is beyond all.
+__device__ __forceinline__ void block_min(uint64_t first, int64_t* out) {
+  __shared__ uint64_t slots[kWarps];
+#pragma unroll
+  for (int i = kWarp / 2; i > 0; i /= 2)
+    first = min(first, uint64_t(__shfl_xor_sync(kAllLanes, (unsigned long long)first, i)));
+  if (threadIdx.x % kWarp == 0) slots[threadIdx.x / kWarp] = first;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kWarps; ++w) first = min(first, slots[w]);
+  *out = int64_t(first);
+}
+
+template <int N, class T>
+__global__ void __launch_bounds__(kThreads)
+    first_non_finite(const T* x, int64_t count, int64_t* partials) {
+  uint64_t first = ~uint64_t(0);
+  for_vectors<N>(count, [&](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+    load<L>(x + i, v);
+#pragma unroll
+    for (int j = L - 1; j >= 0; --j)
+      if (!isfinite(v[j])) first = min(first, uint64_t(i + j));
+  });
+  block_min(first, partials + blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    min_first(const int64_t* partials, int n, int64_t* out) {
+  uint64_t first = ~uint64_t(0);
+  for (int i = int(threadIdx.x); i < n; i += kThreads) first = min(first, uint64_t(partials[i]));
+  block_min(first, out);
+}
+
+__global__ void clip(const double* sum_squares, const double* loss, float* norm, float* scale,
+                     float max_norm) {
+  const double root = sqrt(*sum_squares);
+  *norm = float(root);
+  const double fitting = double(max_norm) / (root + 1e-6);
+  // What the host will see decides, so that it and the optimizer never disagree.
+  if (!isfinite(float(root)) || (loss && !isfinite(*loss)))
+    *scale = __uint_as_float(0x7fc00000u);  // NaN
+  else
+    *scale = max_norm == 0 || fitting > 1 ? 1.0f : float(fitting);
+}
+
+// Four vectors a thread, in flight together.
+unsigned blocks_of(int64_t count, int width) {
+  return blocks_for(count, int64_t(kThreads) * width * 4, kMostBlocks);
+}
+
+template <bool SQUARE>
+void add_sum(const ConstSpan& x, const Span& out, CUstream_st* stream) {
+  if (x.count <= 0) return;
+  with_float(x.dtype, [&]<class T>() {
+    with_width<T>(aligned({x.data}), [&]<int N>() {
+      const unsigned blocks = blocks_of(x.count, N);
+      const Scratch<double> partials(blocks, stream);
+      MT_LAUNCH((sums<SQUARE, N, T>), blocks, kThreads, 0, stream, data<T>(x), x.count,
+                partials.get());
+      MT_LAUNCH(add_sums, 1, kThreads, 0, stream, partials.get(), int(blocks), data<double>(out));
+    });
+  });
+}
+
+}  // namespace
+
+void run(const SumSquares& a, CUstream_st* stream) { add_sum<true>(a.x, a.out, stream); }
+void run(const Sum& a, CUstream_st* stream) { add_sum<false>(a.x, a.out, stream); }
+
+void run(const FirstNonFinite& a, CUstream_st* stream) {
+  with_float(a.x.dtype, [&]<class T>() {
+    with_width<T>(aligned({a.x.data}), [&]<int N>() {
+      const unsigned blocks = blocks_of(a.x.count, N);
+      const Scratch<int64_t> partials(blocks, stream);
+      MT_LAUNCH((first_non_finite<N, T>), blocks, kThreads, 0, stream, data<T>(a.x), a.x.count,
+                partials.get());
+      MT_LAUNCH(min_first, 1, kThreads, 0, stream, partials.get(), int(blocks),
+                data<int64_t>(a.out));
+    });
+  });
+}
+
+void run(const ClipScale& a, CUstream_st* stream) {
+  MT_LAUNCH(clip, 1, 1, 0, stream, data<double>(a.sum_squares), data<double>(a.loss),
+            data<float>(a.norm), data<float>(a.scale), a.max_norm);
+}
+
+}  // namespace mtrain::kernels::cuda

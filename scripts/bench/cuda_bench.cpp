@@ -1,0 +1,332 @@
+// What the CUDA kernels reach on this GPU: memory-bound ones in GB/s and as a part of what a copy
+// reaches, attention and matmul in TFLOP/s, at the shapes of two models.
+//   bench_cuda [rounds]
+// Medians over rounds, each timed by events around one call. Bytes are what a kernel must read and
+// write once.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "base/error.h"
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/attention.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/norm.h"
+#include "kernels/reduce.h"
+#include "kernels/rope.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+
+namespace {
+
+struct Model {
+  const char* name;
+  int64_t H, F, V, A, G, D;
+};
+constexpr Model kModels[] = {{"1.5B", 1536, 8960, 151936, 12, 2, 128},
+                             {"8B", 4096, 14336, 128256, 32, 8, 128}};
+constexpr int64_t kTokens = 8192;
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw RunError(cudaGetErrorString(status));
+}
+
+class Gpu {
+ public:
+  explicit Gpu(int rounds) : rounds_(rounds) {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    check(cudaEventCreate(&begin_));
+    check(cudaEventCreate(&end_));
+  }
+  CUstream_st* stream() const { return stream_; }
+
+  // Normal numbers: what the values are changes the clocks. Freed by free_all().
+  Span normal(int64_t count, DType dtype, float std = 1) {
+    const Span wide = raw(count, DType::f32);
+    cuda::run(FillNormal{.y = wide, .key = ++key_, .std = std}, stream_);
+    if (dtype == DType::f32) return wide;
+    const Span narrow = raw(count, dtype);
+    cuda::run(Cast{.x = wide, .y = narrow}, stream_);
+    check(cudaStreamSynchronize(stream_));
+    check(cudaFree(wide.data));
+    taken_.erase(std::find(taken_.begin(), taken_.end(), wide.data));
+    return narrow;
+  }
+  Span ids(int64_t count, int64_t below) {
+    std::vector<int32_t> host(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) host[size_t(i)] = int32_t(i * 7919 % below);
+    const Span s = raw(count, DType::i32);
+    check(cudaMemcpy(s.data, host.data(), size_t(s.bytes()), cudaMemcpyHostToDevice));
+    return s;
+  }
+  Span raw(int64_t count, DType dtype) {
+    Span s{nullptr, count, dtype};
+    check(cudaMalloc(&s.data, size_t(std::max<int64_t>(1, s.bytes()))));
+    taken_.push_back(s.data);
+    return s;
+  }
+  void free_all() {
+    check(cudaStreamSynchronize(stream_));
+    for (void* p : taken_) check(cudaFree(p));
+    taken_.clear();
+  }
+
+  double median_seconds(const std::function<void()>& call) {
+    std::vector<double> seconds;
+    for (int round = -3; round < rounds_; ++round) {
+      check(cudaEventRecord(begin_, stream_));
+      call();
+      check(cudaEventRecord(end_, stream_));
+      check(cudaEventSynchronize(end_));
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, begin_, end_));
+      if (round >= 0) seconds.push_back(double(ms) * 1e-3);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+
+  template <class Args>
+  void bandwidth(const char* name, const Args& args, double bytes) {
+    const double s = median_seconds([&] { cuda::run(args, stream_); });
+    std::printf("%-28s %8.1f us %8.0f GB/s  %5.1f %% of a copy\n", name, s * 1e6, bytes / s * 1e-9,
+                100 * bytes / s / copy_);
+  }
+  template <class Args>
+  void arithmetic(const char* name, const Args& args, double flops) {
+    const double s = median_seconds([&] { cuda::run(args, stream_); });
+    std::printf("%-28s %8.1f us %8.0f TFLOP/s\n", name, s * 1e6, flops / s * 1e-12);
+  }
+  void measure_copy() {
+    const Span from = raw(int64_t(1) << 30, DType::u8), to = raw(int64_t(1) << 30, DType::u8);
+    const double s = median_seconds([&] {
+      check(cudaMemcpyAsync(to.data, from.data, size_t(from.count), cudaMemcpyDeviceToDevice,
+                            stream_));
+    });
+    copy_ = 2 * double(from.count) / s;
+    std::printf("%-28s %8.1f us %8.0f GB/s\n", "copy of 1 GiB", s * 1e6, copy_ * 1e-9);
+    free_all();
+  }
+
+ private:
+  int rounds_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::vector<void*> taken_;
+  uint64_t key_ = 0;
+  double copy_ = 1;  // bytes per second, read and written
+};
+
+void bench_norms(Gpu& gpu, const Model& m, DType t) {
+  const int64_t T = kTokens, n = T * m.H;
+  const double row = double(n * dtype_size(t));
+  const Span x = gpu.normal(n, t), r = gpu.normal(n, t), sum = gpu.raw(n, t), y = gpu.raw(n, t);
+  const Span w = gpu.normal(m.H, t), rstd = gpu.raw(T, DType::f32),
+             dw = gpu.normal(m.H, DType::f32);
+  gpu.bandwidth("norm and residual, forward",
+                NormForward{.x_TH = x,
+                            .residual_TH = r,
+                            .sum_TH = sum,
+                            .w_H = w,
+                            .y_TH = y,
+                            .rstd_T = rstd,
+                            .T = T,
+                            .H = m.H},
+                4 * row);
+  gpu.bandwidth("norm, backward",
+                NormBackward{.dy_TH = r,
+                             .x_TH = x,
+                             .w_H = w,
+                             .rstd_T = rstd,
+                             .dresidual_TH = sum,
+                             .dx_TH = y,
+                             .dw_H = dw,
+                             .T = T,
+                             .H = m.H},
+                4 * row);
+  gpu.bandwidth("add", Add{.a = x, .b = r, .y = y}, 3 * row);
+  gpu.bandwidth("dropout", Dropout{.x = x, .y = y, .key = 1, .p = 0.1f}, 2 * row);
+  gpu.bandwidth("column sum", ColumnSum{.x_TN = x, .out_N = dw, .T = T, .N = m.H}, row);
+  const Span id = gpu.ids(T, m.V), table = gpu.normal(m.V * m.H, t),
+             grad = gpu.normal(m.V * m.H, DType::f32);
+  gpu.bandwidth(
+      "embedding, forward",
+      EmbeddingForward{.id_T = id, .table_VH = table, .out_TH = y, .T = T, .H = m.H, .V = m.V},
+      2 * row);
+  gpu.bandwidth(
+      "embedding, backward",
+      EmbeddingBackward{.id_T = id, .dout_TH = x, .dtable_VH = grad, .T = T, .H = m.H, .V = m.V},
+      row + 8.0 * double(n));
+  gpu.free_all();
+}
+
+void bench_mlp(Gpu& gpu, const Model& m, DType t) {
+  const int64_t T = kTokens, n = T * m.F;
+  const double row = double(n * dtype_size(t));
+  const Span gate_up = gpu.normal(2 * n, t), y = gpu.normal(n, t), d = gpu.raw(2 * n, t);
+  gpu.bandwidth("swiglu, forward", SwigluForward{gate_up, y, T, m.F}, 3 * row);
+  gpu.bandwidth("swiglu, backward", SwigluBackward{gate_up, y, d, {}, T, m.F}, 5 * row);
+  gpu.bandwidth("gelu, forward", GeluForward{gate_up, d, 2 * n}, 4 * row);
+  gpu.bandwidth("gelu, backward", GeluBackward{gate_up, gate_up, d, {}, 2 * n}, 4 * row);
+  gpu.free_all();
+}
+
+void bench_loss(Gpu& gpu, const Model& m, DType t) {
+  const int64_t T = kTokens / 2;
+  const Span logits = gpu.normal(T * m.V, t), label = gpu.ids(T, m.V),
+             loss = gpu.raw(T, DType::f32);
+  gpu.bandwidth("cross entropy and gradient",
+                CrossEntropy{.logits_TV = logits,
+                             .label_T = label,
+                             .loss_T = loss,
+                             .T = T,
+                             .V = m.V,
+                             .row_stride = m.V,
+                             .grad_scale = 1e-4f},
+                2.0 * double(logits.bytes()));
+  gpu.free_all();
+}
+
+void bench_optimizer(Gpu& gpu) {
+  const int64_t n = int64_t(1) << 28;
+  const DType f = DType::f32;
+  const Span w = gpu.normal(n, f), m = gpu.normal(n, f), v = gpu.raw(n, f), g = gpu.normal(n, f);
+  cuda::run(Fill{.y = v, .value = 1}, gpu.stream());
+  const Span p = gpu.raw(n, DType::bf16), total = gpu.raw(1, DType::f64), one = gpu.raw(1, f);
+  cuda::run(Fill{.y = one, .value = 1}, gpu.stream());
+  gpu.bandwidth("adamw",
+                AdamW{.master = w,
+                      .m = m,
+                      .v = v,
+                      .grad = g,
+                      .param = p,
+                      .grad_scale = one,
+                      .lr = 1e-4f,
+                      .beta1 = 0.9f,
+                      .beta2 = 0.95f,
+                      .eps = 1e-8f,
+                      .weight_decay = 0.1f,
+                      .step = 5},
+                30.0 * double(n));
+  gpu.bandwidth("sum of squares", SumSquares{.x = g, .out = total}, 4.0 * double(n));
+  gpu.bandwidth("cast fp32 to bf16", Cast{.x = g, .y = p}, 6.0 * double(n));
+  gpu.bandwidth("fill", Fill{.y = g, .value = 1}, 4.0 * double(n));
+  gpu.free_all();
+}
+
+void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S) {
+  const int64_t B = kTokens / S, N = (m.A + 2 * m.G) * m.D, AD = m.A * m.D;
+  const Span qkv = gpu.normal(kTokens * N, t), out = gpu.raw(kTokens * AD, t),
+             dout = gpu.normal(kTokens * AD, t);
+  const Span dqkv = gpu.raw(kTokens * N, t), lse = gpu.raw(B * m.A * S, DType::f32);
+  const auto from = [&](const Span& s, int64_t head) {
+    return Span{s.as<char>() + head * m.D * dtype_size(t), s.count - head * m.D, t};
+  };
+  const AttentionShape shape{
+      .B = B, .Sq = S, .Skv = S, .A = m.A, .G = m.G, .D = m.D, .scale = 1 / std::sqrt(float(m.D))};
+  const HeadView q{from(qkv, 0), N}, k{from(qkv, m.A), N}, v{from(qkv, m.A + m.G), N};
+  // Two products over the half of the scores that a causal mask leaves.
+  const double flops = 2 * 2.0 * double(B * m.A * S * S * m.D) / 2;
+  char name[64];
+  std::snprintf(name, sizeof name, "attention S %d, forward", int(S));
+  gpu.arithmetic(
+      name, AttentionForward{.shape = shape, .q = q, .k = k, .v = v, .out = {out, AD}, .lse = lse},
+      flops);
+  std::snprintf(name, sizeof name, "attention S %d, backward", int(S));
+  gpu.arithmetic(name,
+                 AttentionBackward{.shape = shape,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .out = {out, AD},
+                                   .dout = {dout, AD},
+                                   .lse = lse,
+                                   .dq = {from(dqkv, 0), N},
+                                   .dk = {from(dqkv, m.A), N},
+                                   .dv = {from(dqkv, m.A + m.G), N}},
+                 2.5 * flops);
+  const Span cos = gpu.normal(S * m.D / 2, DType::f32), sin = gpu.normal(S * m.D / 2, DType::f32),
+             position = gpu.ids(kTokens, S);
+  gpu.bandwidth("rope",
+                Rope{.x = qkv,
+                     .cos_PR = cos,
+                     .sin_PR = sin,
+                     .position_T = position,
+                     .T = kTokens,
+                     .heads = m.A + m.G,
+                     .D = m.D,
+                     .token_stride = N},
+                2.0 * double(kTokens * (m.A + m.G) * m.D * dtype_size(t)));
+  gpu.free_all();
+}
+
+void bench_matmul(Gpu& gpu, const Model& m, DType t) {
+  const struct {
+    const char* name;
+    int64_t N, K;
+  } layers[] = {{"qkv", (m.A + 2 * m.G) * m.D, m.H},
+                {"out", m.H, m.A * m.D},
+                {"up", 2 * m.F, m.H},
+                {"down", m.H, m.F}};
+  for (const auto& l : layers) {
+    const int64_t T = kTokens;
+    const Span x = gpu.normal(T * l.K, t), w = gpu.normal(l.N * l.K, t), y = gpu.normal(T * l.N, t);
+    const Span dw = gpu.normal(l.N * l.K, DType::f32), dx = gpu.raw(T * l.K, t);
+    const double flops = 2.0 * double(T) * double(l.N) * double(l.K);
+    char name[64];
+    std::snprintf(name, sizeof name, "%s, forward", l.name);
+    gpu.arithmetic(name,
+                   Matmul{.a = x, .b = w, .c_MN = y, .M = T, .N = l.N, .K = l.K, .trans_b = true},
+                   flops);
+    std::snprintf(name, sizeof name, "%s, of the input", l.name);
+    gpu.arithmetic(name, Matmul{.a = y, .b = w, .c_MN = dx, .M = T, .N = l.K, .K = l.N}, flops);
+    std::snprintf(name, sizeof name, "%s, of the weight", l.name);
+    gpu.arithmetic(name,
+                   Matmul{.a = y,
+                          .b = x,
+                          .c_MN = dw,
+                          .M = l.N,
+                          .N = l.K,
+                          .K = T,
+                          .trans_a = true,
+                          .accumulate = true},
+                   flops);
+    gpu.free_all();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    Gpu gpu(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20);
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, 0));
+    std::printf("%s\n", properties.name);
+    gpu.measure_copy();
+    bench_optimizer(gpu);
+    for (const Model& m : kModels)
+      for (DType t : {DType::bf16, DType::f32}) {
+        std::printf("--- %s, %s, %d tokens\n", m.name, std::string(dtype_name(t)).c_str(),
+                    int(kTokens));
+        bench_norms(gpu, m, t);
+        bench_mlp(gpu, m, t);
+        bench_loss(gpu, m, t);
+        for (int64_t S : {1024, 4096}) bench_attention(gpu, m, t, S);
+        bench_matmul(gpu, m, t);
+      }
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_cuda: %s\n", e.what());
+    return 1;
+  }
+}

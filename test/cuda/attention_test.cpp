@@ -1,0 +1,188 @@
+#include <cmath>
+
+#include "kernels/attention.h"
+#include "mirror.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t B, Sq, Skv, A, G, D;
+  bool causal = true;
+  int64_t q_start = 0, window = 0;
+  std::vector<int32_t> q_begin = {}, q_end = {}, kv_begin = {}, kv_end = {};
+  bool gaps = false;
+};
+
+std::vector<Case> with_documents() {
+  const auto from = [](std::vector<int32_t> cu) {
+    return std::pair{std::vector<int32_t>(cu.begin(), cu.end() - 1),
+                     std::vector<int32_t>(cu.begin() + 1, cu.end())};
+  };
+  std::vector<Case> cases;
+  for (bool causal : {true, false})
+    for (int64_t window : {0, 20}) {
+      const auto [begin, end] = from({0, 1, 70, 70, 101, 130});
+      cases.push_back(
+          {"documents", 1, 130, 130, 4, 2, 64, causal, 0, window, begin, end, begin, end});
+      // Of a rank of context parallelism: its queries see keys of the document's other rows too.
+      cases.push_back({"documents with gaps",
+                       1,
+                       90,
+                       140,
+                       2,
+                       1,
+                       64,
+                       causal,
+                       0,
+                       window,
+                       {5, 40, 60},
+                       {30, 55, 90},
+                       {0, 50, 90},
+                       {45, 90, 140},
+                       true});
+    }
+  return cases;
+}
+
+const std::vector<Case> kCases = {{"one", 1, 1, 1, 1, 1, 64},
+                                  {"seven", 2, 7, 7, 4, 2, 32},
+                                  {"square", 2, 64, 64, 2, 2, 64},
+                                  {"grouped", 1, 130, 130, 8, 2, 80},
+                                  {"several blocks", 1, 257, 257, 2, 1, 128},
+                                  {"odd head", 2, 33, 33, 3, 1, 37},
+                                  {"tiny head", 1, 40, 40, 2, 2, 3},
+                                  {"large head", 1, 70, 70, 1, 1, 200},
+                                  {"all keys", 2, 130, 130, 2, 1, 64, false},
+                                  {"more keys, all", 2, 30, 290, 4, 2, 32, false},
+                                  {"more keys", 1, 64, 257, 2, 2, 64, true, 193},
+                                  {"some rows see nothing", 1, 130, 64, 2, 1, 64, true, -50},
+                                  {"no row sees a key", 1, 20, 20, 2, 1, 32, true, -20},
+                                  {"window", 2, 257, 257, 2, 1, 32, true, 0, 40},
+                                  {"window of one", 1, 70, 70, 1, 1, 128, true, 0, 1},
+                                  {"window beyond the keys", 1, 70, 40, 1, 1, 64, true, 40, 30}};
+
+constexpr int64_t kGap = 8;  // of elements between the tokens of a fused row
+
+struct Operands {
+  Mirror q, k, v, dout, out, lse, dq, dk, dv, q_begin, q_end, kv_begin, kv_end;
+  int64_t q_stride, k_stride, lse_stride;
+  const Case& c;
+
+  Operands(const Case& c, DType type, DType results, int64_t offset)
+      : q(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 1), offset),
+        k(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 2), offset),
+        v(Array::normal(type, k.host().size(), 3), offset),
+        dout(Array::normal(type, q.host().size(), 4), offset),
+        out(Array::normal(results, q.host().size(), 5), offset),
+        lse(Array(DType::f32, c.B * c.A * (c.Sq + 3)), offset),
+        dq(Array::normal(results, q.host().size(), 6), offset),
+        dk(Array::normal(results, k.host().size(), 7), offset),
+        dv(Array::normal(results, k.host().size(), 8), offset),
+        q_begin(Array::ids(c.q_begin)),
+        q_end(Array::ids(c.q_end)),
+        kv_begin(Array::ids(c.kv_begin)),
+        kv_end(Array::ids(c.kv_end)),
+        q_stride(c.A * c.D + kGap),
+        k_stride(c.G * c.D + kGap),
+        lse_stride(c.Sq + 3),
+        c(c) {}
+
+  template <class Of>
+  AttentionShape shape(const Of& of) {
+    AttentionShape s{.B = c.B,
+                     .Sq = c.Sq,
+                     .Skv = c.Skv,
+                     .A = c.A,
+                     .G = c.G,
+                     .D = c.D,
+                     .causal = c.causal,
+                     .q_start = c.q_start,
+                     .window = c.window,
+                     .document_gaps = c.gaps,
+                     .scale = 1 / std::sqrt(float(c.D)),
+                     .lse_stride = lse_stride};
+    if (!c.q_begin.empty()) {
+      s.q_documents = {of(q_begin), of(q_end)};
+      s.kv_documents = {of(kv_begin), of(kv_end)};
+    }
+    return s;
+  }
+  template <class Of>
+  AttentionForward forward(const Of& of) {
+    return {.shape = shape(of),
+            .q = {of(q), q_stride},
+            .k = {of(k), k_stride},
+            .v = {of(v), k_stride},
+            .out = {of(out), q_stride},
+            .lse = of(lse)};
+  }
+  template <class Of>
+  AttentionBackward backward(const Of& of, Mirror& merged, bool add) {
+    return {.shape = shape(of),
+            .q = {of(q), q_stride},
+            .k = {of(k), k_stride},
+            .v = {of(v), k_stride},
+            .out = {of(merged), q_stride},
+            .dout = {of(dout), q_stride},
+            .lse = of(lse),
+            .dq = {of(dq), q_stride},
+            .dk = {of(dk), k_stride},
+            .dv = {of(dv), k_stride},
+            .add_dq = add,
+            .add_dkv = add};
+  }
+};
+Span on_host(Mirror& m) { return m.host(); }
+Span on_device(Mirror& m) { return m.device(); }
+
+void check(const Case& c, DType type, DType results, bool add, int64_t offset, Closeness& close) {
+  INFO(c.name << " " << dtype_name(type) << " to " << dtype_name(results) << " D " << c.D);
+  Operands o(c, type, results, offset);
+  cpu::run(o.forward(on_host));
+  cuda::run(o.forward(on_device), device_stream());
+  // On tensor cores probabilities and gradients of scores are operands in bf16: each term of a sum
+  // over keys or rows, which add up to about 1, is off by up to eps(bf16) / 2 times its size.
+  const double rows = double(c.Sq * c.A / c.G);
+  const auto rule = [&](double terms, double scale) {
+    return Rule{.dtype = results, .K = terms, .scale = scale, .sums = type};
+  };
+  const bool exact = type == DType::f32;
+  REQUIRE(o.out.compare(close, rule(exact ? double(c.D) : 1, exact ? 4 : 1)) == "");
+  const Array lse = o.lse.result();
+  for (int64_t i = 0; i < lse.size(); ++i) {
+    const double want = o.lse.host()[i];
+    REQUIRE((lse[i] == want || std::abs(lse[i] - want) <= 1e-5 * (4 + std::abs(want))));
+  }
+  // out as the backward reads it, of the operands' type.
+  Mirror merged(Array(type, o.out.host().values()), offset);
+  cpu::run(o.backward(on_host, merged, add));
+  cuda::run(o.backward(on_device, merged, add), device_stream());
+  const double D = exact ? double(c.D) : 1, shared = exact ? rows : double(c.A / c.G);
+  const double scale = exact ? 8 : 3;
+  REQUIRE(o.dq.compare(close, rule(D, scale)) == "");
+  REQUIRE(o.dv.compare(close, rule(D + shared, scale)) == "");
+  REQUIRE(o.dk.compare(close, rule(D + shared, scale)) == "");
+}
+
+}  // namespace
+
+TEST_CASE("attention: forward and backward equal the CPU's, every mask and type") {
+  for (DType type : kFloats) {
+    Closeness close("attention " + std::string(dtype_name(type)));
+    for (const auto& cases : {kCases, with_documents()})
+      for (const Case& c : cases) {
+        for_each_order([&] { check(c, type, type, false, 0, close); });
+        check(c, type, DType::f32, true, 1, close);
+      }
+  }
+}
+
+TEST_CASE("attention: results in fp32 and added to, aligned, as blocks of keys are") {
+  Closeness close("attention blocks");
+  for (const Case& c : kCases) check(c, DType::bf16, DType::f32, true, 0, close);
+}

@@ -1,0 +1,248 @@
+// Element-wise kernels: every element is a function of a few others, so few sizes suffice.
+#include <cstdint>
+
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/copy_blocks.h"
+#include "kernels/elementwise.h"
+#include "kernels/rope.h"
+#include "mirror.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+
+namespace {
+
+std::vector<int64_t> sizes() { return {1, 3, 8, 31, 1003, size_of_test(3000, 300001)}; }
+
+}  // namespace
+
+TEST_CASE("add, cast and fill have the CPU's bits") {
+  for (int64_t n : sizes())
+    for (DType a : kFloats)
+      for (DType b : kFloats)
+        for (DType y : kFloats)
+          for_each_way([&](int64_t offset) {
+            CAPTURE(n, a, b, y);
+            Mirror l(Array::normal(a, n, 1), offset), r(Array::normal(b, n, 2), 2 * offset);
+            Mirror sum(Array(y, n), offset), copy(Array(y, n)),
+                filled(Array::normal(y, n, 3), offset);
+            cpu::run(Add{l.host(), r.host(), sum.host()});
+            cuda::run(Add{l.device(), r.device(), sum.device()}, device_stream());
+            REQUIRE(sum.same());
+            cpu::run(Cast{l.host(), copy.host()});
+            cuda::run(Cast{l.device(), copy.device()}, device_stream());
+            REQUIRE(copy.same());
+            for (float value : {1.7f, 0.0f}) {
+              cpu::run(Fill{filled.host(), value});
+              cuda::run(Fill{filled.device(), value}, device_stream());
+              REQUIRE(filled.same());
+            }
+          });
+}
+
+TEST_CASE("casts round NaN, infinities and ties as the CPU does") {
+  std::vector<double> values = {0.0,        -0.0,       INFINITY, -INFINITY,
+                                1 + 0x1p-8, 1 + 0x3p-8, 0x1p-140, 3e38};
+  Mirror x(Array(DType::f32, values)), y(Array(DType::bf16, int64_t(values.size())));
+  cpu::run(Cast{x.host(), y.host()});
+  cuda::run(Cast{x.device(), y.device()}, device_stream());
+  REQUIRE(y.same());
+  Mirror nan(Array::one(DType::f32, NAN)), got(Array(DType::bf16, 1));
+  cuda::run(Cast{nan.device(), got.device()}, device_stream());
+  REQUIRE(std::isnan(got.result()[0]));
+}
+
+TEST_CASE("dropout drops the CPU's elements") {
+  for (int64_t n : sizes())
+    for (DType dtype : kFloats)
+      for (int64_t first : {int64_t(0), int64_t(5), int64_t(8), (int64_t(1) << 34) + 3})
+        for_each_way([&](int64_t offset) {
+          CAPTURE(n, dtype, first);
+          Mirror x(Array::normal(dtype, n, 1), offset), y(Array(dtype, n), offset);
+          const Dropout a{.x = x.host(),
+                          .y = y.host(),
+                          .key = 0x123456789abcdefull,
+                          .first_index = first,
+                          .p = 0.3f};
+          cpu::run(a);
+          cuda::run(
+              Dropout{
+                  .x = x.device(), .y = y.device(), .key = a.key, .first_index = first, .p = a.p},
+              device_stream());
+          REQUIRE(y.same());
+        });
+}
+
+TEST_CASE("normal numbers are the CPU's") {
+  Closeness close("fill_normal");
+  for (int64_t n : sizes())
+    for (int64_t first : {0, 1, 6})
+      for_each_way([&](int64_t offset) {
+        Mirror y(Array(DType::f32, n), offset);
+        const FillNormal a{.y = y.host(), .key = 77, .first_index = first, .std = 0.02f};
+        cpu::run(a);
+        cuda::run(FillNormal{y.device(), a.key, first, a.std}, device_stream());
+        REQUIRE(y.compare(close, {.K = 0}) == "");
+      });
+}
+
+TEST_CASE("swiglu: forward and backward equal the CPU's") {
+  for (DType dtype : kFloats) {
+    Closeness close("swiglu " + std::string(dtype_name(dtype)));
+    const Rule rule{.dtype = dtype, .K = 4, .scale = 4, .sums = DType::f32};
+    for (int64_t F : {1, 7, 64, 1000, 4100})
+      for_each_way([&](int64_t offset) {
+        const int64_t T = 3;
+        CAPTURE(F);
+        Mirror x(Array::normal(dtype, 2 * T * F, 1, 3), offset),
+            dy(Array::normal(dtype, T * F, 2), offset);
+        Mirror y(Array(dtype, T * F), offset), again(Array(dtype, T * F)),
+            dx(Array(dtype, 2 * T * F), offset);
+        cpu::run(SwigluForward{x.host(), y.host(), T, F});
+        cuda::run(SwigluForward{x.device(), y.device(), T, F}, device_stream());
+        REQUIRE(y.compare(close, rule) == "");
+        cpu::run(SwigluBackward{x.host(), dy.host(), dx.host(), again.host(), T, F});
+        cuda::run(SwigluBackward{x.device(), dy.device(), dx.device(), again.device(), T, F},
+                  device_stream());
+        REQUIRE(dx.compare(close, rule) == "");
+        REQUIRE(again.compare(close, rule) == "");
+        cuda::run(SwigluBackward{x.device(), dy.device(), x.device(), dy.device(), T, F},
+                  device_stream());  // in place
+        const Array want_dx = dx.host(), want_y = again.host();
+        REQUIRE(close(x.result(), want_dx.values(), rule) == "");
+        REQUIRE(close(dy.result(), want_y.values(), rule) == "");
+      });
+  }
+}
+
+TEST_CASE("gelu: both forms, forward and backward, equal the CPU's; large arguments stay finite") {
+  for (DType dtype : kFloats)
+    for (bool tanh : {true, false}) {
+      Closeness close(std::string("gelu ") + (tanh ? "tanh " : "erf ") +
+                      std::string(dtype_name(dtype)));
+      const Rule rule{.dtype = dtype, .K = 4, .scale = 4, .sums = DType::f32};
+      for (int64_t n : sizes())
+        for_each_way([&](int64_t offset) {
+          Array values = Array::normal(dtype, n, 1, 3);
+          if (n > 30)
+            values.set(3, 200), values.set(4, -200), values.set(5, 12), values.set(6, -12);
+          Mirror x(values, offset), dy(Array::normal(dtype, n, 2), offset),
+              y(Array(dtype, n), offset);
+          Mirror dx(Array(dtype, n), offset), again(Array(dtype, n), offset);
+          cpu::run(GeluForward{x.host(), y.host(), n, tanh});
+          cuda::run(GeluForward{x.device(), y.device(), n, tanh}, device_stream());
+          REQUIRE(y.compare(close, rule) == "");
+          cpu::run(GeluBackward{x.host(), dy.host(), dx.host(), again.host(), n, tanh});
+          cuda::run(GeluBackward{x.device(), dy.device(), dx.device(), again.device(), n, tanh},
+                    device_stream());
+          REQUIRE(dx.compare(close, rule) == "");
+          REQUIRE(again.compare(close, rule) == "");
+        });
+    }
+}
+
+TEST_CASE("adamw equals the CPU's, and a scale that is not finite leaves everything as it is") {
+  Closeness close("adamw");
+  for (int64_t n : sizes())
+    for (bool copy : {false, true})
+      for (double scale : {0.5, double(NAN)})
+        for_each_way([&](int64_t offset) {
+          Array v_start = Array::normal(DType::f32, n, 4, 0.01f);
+          for (int64_t i = 0; i < n; ++i) v_start.set(i, std::abs(v_start[i]));
+          Mirror w(Array::normal(DType::f32, n, 1), offset),
+              m(Array::normal(DType::f32, n, 3, 0.1f), offset);
+          Mirror v(v_start, offset), g(Array::normal(DType::f32, n, 2), offset);
+          Mirror param(Array(DType::bf16, n), offset), s(Array::one(DType::f32, scale));
+          const auto args = [&](auto&& of) {
+            return AdamW{.master = of(w),
+                         .m = of(m),
+                         .v = of(v),
+                         .grad = of(g),
+                         .param = copy ? Span(of(param)) : Span{},
+                         .grad_scale = of(s),
+                         .lr = 0.01f,
+                         .beta1 = 0.9f,
+                         .beta2 = 0.95f,
+                         .eps = 1e-8f,
+                         .weight_decay = 0.1f,
+                         .step = 3};
+          };
+          cpu::run(args([](Mirror& x) { return x.host().span(); }));
+          cuda::run(args([](Mirror& x) { return x.device(); }), device_stream());
+          // v is a sum of two terms of one sign; the step divides by its root.
+          for (Mirror* x : {&w, &m, &v}) REQUIRE(x->compare(close, {.K = 4, .scale = 1}) == "");
+          REQUIRE(param.compare(
+                      close, {.dtype = DType::bf16, .K = 1, .scale = 1, .sums = DType::f32}) == "");
+        });
+}
+
+TEST_CASE("rope rotates the heads inside a fused row, forward and back") {
+  for (DType dtype : kFloats) {
+    Closeness close("rope " + std::string(dtype_name(dtype)));
+    for (auto [D, heads, gap] : {std::tuple<int64_t, int64_t, int64_t>{2, 1, 0},
+                                 {64, 3, 128},
+                                 {80, 5, 0},
+                                 {128, 40, 64},
+                                 {6, 2, 3}})
+      for_each_way([&](int64_t offset) {
+        const int64_t T = 7, P = 11, R = D / 2, stride = heads * D + gap;
+        CAPTURE(D, heads, gap);
+        Mirror x(Array::normal(dtype, T * stride, 1), offset);
+        Mirror cos(Array::normal(DType::f32, P * R, 2), offset),
+            sin(Array::normal(DType::f32, P * R, 3), offset);
+        Mirror position(Array::ids({3, 0, 10, 5, 5, 1, 9}));
+        for (bool backward : {false, true}) {
+          Rope a{.x = x.host(),
+                 .cos_PR = cos.host(),
+                 .sin_PR = sin.host(),
+                 .position_T = position.host(),
+                 .T = T,
+                 .heads = heads,
+                 .D = D,
+                 .token_stride = stride,
+                 .backward = backward};
+          cpu::run(a);
+          a.x = x.device(), a.cos_PR = cos.device(), a.sin_PR = sin.device(),
+          a.position_T = position.device();
+          cuda::run(a, device_stream());
+          REQUIRE(x.compare(close, {.dtype = dtype,
+                                    .K = backward ? 8.0 : 2.0,
+                                    .scale = 8,
+                                    .sums = backward ? dtype : DType::f32}) == "");
+        }
+      });
+  }
+}
+
+TEST_CASE("copy_blocks copies rectangles of every width and alignment") {
+  for (DType dtype : {DType::bf16, DType::f32, DType::f64})
+    for (int64_t unit : {1, 2, 3, 8})
+      for_each_way([&](int64_t offset) {
+        CAPTURE(dtype, unit);
+        const int64_t from_width = 12 * unit, to_width = 20 * unit, rows = 70;
+        std::vector<double> values(size_t(rows * from_width));
+        for (size_t i = 0; i < values.size(); ++i) values[i] = double(i % 251);
+        Mirror from(Array(dtype, values), offset), to(Array(dtype, rows * to_width), offset);
+        CopyBlocks a{
+            .from = from.host(), .to = to.host(), .from_width = from_width, .to_width = to_width};
+        for (int64_t r = 0; r + 1 < rows; ++r)  // more than one launch holds
+          a.blocks.push_back({r, r % 3 * unit, rows - 2 - r, (r % 5) * unit, 1, (r % 9) * unit});
+        cpu::run(a);
+        a.from = from.device(), a.to = to.device();
+        cuda::run(a, device_stream());
+        REQUIRE(to.same());
+        Mirror wide(Array(dtype, rows * to_width), offset);
+        CopyBlocks b{
+            .from = from.host(),
+            .to = wide.host(),
+            .from_width = from_width,
+            .to_width = to_width,
+            .blocks = {{0, 0, 0, 8 * unit, rows, 12 * unit}, {1, 2 * unit, 0, 0, 60, 4 * unit}}};
+        cpu::run(b);
+        b.from = from.device(), b.to = wide.device();
+        cuda::run(b, device_stream());
+        REQUIRE(wide.same());
+      });
+}

@@ -1,0 +1,39 @@
+// A device that says it is a GPU, over cuda_on_cpu: every operation takes the CUDA way, and finds
+// the kernels that this program has in place of the library's.
+#include "../../cuda_on_cpu/grid.h"
+#include "device/backend.h"
+#include "device_under_test.h"
+#include "kernels/matmul.h"
+
+using namespace mtrain;
+
+namespace {
+
+// The CPU's streams and memory under a GPU's name. Kernels run on the stream's thread; the fibers'
+// engine is for one thread at a time, as a rank's compute stream is.
+class GridBackend : public DeviceBackend {
+ public:
+  std::string description() const override { return "a grid on the CPU"; }
+  bool is_cuda() const override { return true; }
+  int threads() const override { return 1; }
+  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
+    return cpu_->make_stream(name);
+  }
+  void* allocate(int64_t bytes) override { return cpu_->allocate(bytes); }
+  void release(void* memory, int64_t bytes) override { cpu_->release(memory, bytes); }
+
+ private:
+  std::unique_ptr<DeviceBackend> cpu_ = make_cpu_backend(1);
+};
+
+}  // namespace
+
+std::unique_ptr<Device> device_under_test() {
+  return Device::on(std::make_unique<GridBackend>(), {.stream_sanitizer = true});
+}
+uint64_t kernels_run() { return cpu_grid::grids_run(); }
+
+// The one CUDA kernel that cuda_on_cpu cannot run: cuBLASLt's.
+namespace mtrain::kernels::cuda {
+void run(const Matmul& m, CUstream_st*) { cpu::run(m); }
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,10 @@
+#include "device_under_test.h"
+
+using namespace mtrain;
+
+std::unique_ptr<Device> device_under_test() { return Device::cuda(0, {.stream_sanitizer = true}); }
+// There are no other kernels that could run on a GPU's memory.
+uint64_t kernels_run() {
+  static uint64_t n = 0;
+  return n += 1 << 20;
+}

@@ -1,0 +1,47 @@
+// Whole trainings over the CUDA kernels against the CPU's.
+#include <catch2/catch.hpp>
+
+#include "../../unit/train_testing.h"
+#include "device_under_test.h"
+#include "train/model_setup.h"
+#include "train/trainer.h"
+
+using namespace mtrain;
+using namespace train_testing;
+
+namespace {
+
+std::vector<double> losses(std::unique_ptr<Device> device, const Recipe& recipe, int64_t steps) {
+  Trainer trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
+                  std::make_shared<CountingData>());
+  std::vector<double> out;
+  for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
+  return out;
+}
+std::vector<double> on_cpu(const Recipe& recipe, int64_t steps) {
+  return losses(Device::cpu(1, {.stream_sanitizer = true}), recipe, steps);
+}
+std::vector<double> on_cuda(const Recipe& recipe, int64_t steps) {
+  const uint64_t before = kernels_run();
+  auto out = losses(device_under_test(), recipe, steps);
+  REQUIRE(kernels_run() - before > uint64_t(50 * steps));  // and not others
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
+  // The numerics contract: 20 losses to 1e-5 relative.
+  const Recipe recipe = tiny();
+  check_close(on_cpu(recipe, 20), on_cuda(recipe, 20), 1e-5);
+}
+
+TEST_CASE("training on CUDA kernels follows the CPU in bf16, other blocks and dropout too") {
+  for (const auto& changes : std::vector<std::vector<std::string>>{
+           {"mixed_precision.name=bf16_mixed"},
+           {"mixed_precision.name=bf16_mixed", "model.architecture=gpt2",
+            "model.num_query_groups=4", "model.hidden_dropout=0.1", "train.micro_batch_size=3"}}) {
+    const Recipe recipe = tiny(changes);
+    check_close(on_cpu(recipe, 10), on_cuda(recipe, 10), 2e-2);
+  }
+}

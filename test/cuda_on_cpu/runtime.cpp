@@ -1,0 +1,30 @@
+// The CUDA calls of the kernels' host code, on host memory.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "kernels/cuda/device/check.h"
+
+struct CUstream_st;
+
+namespace mtrain::kernels::cuda {
+
+void fail_runtime(int, const Place&) { std::abort(); }
+
+void* take_scratch(size_t bytes, CUstream_st*) {
+  void* memory = ::operator new(bytes, std::align_val_t(256));
+  std::memset(memory, 0xff, bytes);  // NaN: what nobody wrote shows
+  return memory;
+}
+void give_scratch(void* memory, CUstream_st*) noexcept {
+  ::operator delete(memory, std::align_val_t(256));
+}
+void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st*) {
+  std::memmove(to, from, size_t(bytes));
+}
+void clear_memory(void* memory, int64_t bytes, CUstream_st*) {
+  std::memset(memory, 0, size_t(bytes));
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,118 @@
+// What cuBLASLt is asked for, held against a stand-in that computes as the library is documented
+// to: column-major matrices, an operation on each operand.
+#include <catch2/catch.hpp>
+
+#include <stdexcept>
+
+#include "kernels/cuda/matmul_plan.h"
+#include "kernels_testing.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+
+namespace {
+
+// Element (row, column) of op(x), where x has columns `stride` apart.
+double column_major(const Array& x, int64_t stride, bool transposed, int64_t row, int64_t column) {
+  return transposed ? x[row * stride + column] : x[column * stride + row];
+}
+
+// D (N, M) = op(first) op(second), column-major: first is b, second is a.
+std::vector<double> library(const cuda::MatmulKey& key, const Array& a, const Array& b) {
+  std::vector<double> d(size_t(key.M * key.N));
+  for (int64_t column = 0; column < key.M; ++column)
+    for (int64_t row = 0; row < key.N; ++row)
+      for (int64_t k = 0; k < key.K; ++k)
+        d[size_t(column * key.N + row)] += column_major(b, key.b_stride(), key.trans_b, row, k) *
+                                           column_major(a, key.a_stride(), key.trans_a, k, column);
+  return d;
+}
+
+}  // namespace
+
+TEST_CASE("the key asks a column-major library for the row-major product") {
+  const int64_t M = 5, N = 7, K = 3;
+  const Array a = Array::normal(DType::f32, M * K, 1), b = Array::normal(DType::f32, K * N, 2);
+  for (bool trans_a : {false, true})
+    for (bool trans_b : {false, true}) {
+      CAPTURE(trans_a, trans_b);
+      Array c(DType::f32, M * N);
+      const Matmul m{.a = a,
+                     .b = b,
+                     .c_MN = c,
+                     .M = M,
+                     .N = N,
+                     .K = K,
+                     .trans_a = trans_a,
+                     .trans_b = trans_b};
+      cpu::run(m);
+      Closeness close("cuBLASLt key");
+      REQUIRE(close(c, library(cuda::key_of(m), a, b), {.K = 3, .scale = 4}) == "");
+    }
+}
+
+TEST_CASE("what changes the algorithm changes the key") {
+  alignas(128) float memory[128];
+  const auto at = [&](int64_t offset, DType type = DType::f32) {
+    return Span{memory + offset, 16, type};
+  };
+  const Matmul m{.a = at(0), .b = at(32), .c_MN = at(64), .M = 4, .N = 4, .K = 4};
+  const cuda::MatmulKey key = cuda::key_of(m);
+  REQUIRE(key == cuda::key_of(m));
+  REQUIRE(key.a_alignment == 128);
+  const auto differs = [&](auto change) {
+    Matmul other = m;
+    change(other);
+    return cuda::key_of(other) != key;
+  };
+  CHECK(differs([](Matmul& x) { x.M = 3; }));
+  CHECK(differs([](Matmul& x) { x.K = 3; }));
+  CHECK(differs([](Matmul& x) { x.trans_a = true; }));
+  CHECK(differs([](Matmul& x) { x.accumulate = true; }));
+  CHECK(differs([&](Matmul& x) { x.bias_N = at(100); }));
+  CHECK(differs([&](Matmul& x) { x.a = at(1); }));  // 4 bytes off: other accesses
+  CHECK(differs([&](Matmul& x) { x.c_MN = at(64, DType::bf16); }));
+  CHECK(!differs([&](Matmul& x) { x.a = at(96); }));
+  REQUIRE(cuda::alignment_of(memory + 1) == 4);
+  REQUIRE(cuda::alignment_of(memory + 4) == 16);
+}
+
+TEST_CASE("operands of two types meet in fp32, and fp32 products become bf16 in a second step") {
+  const auto of = [](DType a, DType b, DType c) {
+    return Matmul{.a = {nullptr, 0, a}, .b = {nullptr, 0, b}, .c_MN = {nullptr, 0, c}};
+  };
+  const DType f32 = DType::f32, bf16 = DType::bf16;
+  for (DType c : {f32, bf16}) {
+    const auto one = cuda::conversions_of(of(bf16, f32, c)),
+               two = cuda::conversions_of(of(f32, bf16, c));
+    REQUIRE((one.a && !one.b && !two.a && two.b));
+    REQUIRE(cuda::needs_wide_c(of(bf16, f32, c)) == (c == bf16));
+    const auto same = cuda::conversions_of(of(bf16, bf16, c));
+    REQUIRE((!same.a && !same.b && !cuda::needs_wide_c(of(bf16, bf16, c))));
+  }
+}
+
+TEST_CASE("a bias of another type, or off 16-byte borders, is copied") {
+  alignas(16) float memory[8];
+  const auto with = [&](Span bias) { return Matmul{.bias_N = bias}; };
+  const DType f32 = DType::f32, bf16 = DType::bf16;
+  REQUIRE(!cuda::must_copy_bias(with({memory, 4, f32}), f32));
+  REQUIRE(cuda::must_copy_bias(with({memory, 4, f32}), bf16));
+  REQUIRE(cuda::must_copy_bias(with({memory + 1, 4, f32}), f32));
+  REQUIRE(!cuda::must_copy_bias(with({}), bf16));
+}
+
+TEST_CASE("a plan is made once for a key, and asked for again where making it failed") {
+  cuda::PlanCache<int> plans;
+  int made = 0;
+  const auto make = [&] { return ++made; };
+  cuda::MatmulKey key{.M = 1, .N = 2, .K = 3};
+  REQUIRE_THROWS(plans.get(key, []() -> int { throw std::runtime_error("no algorithm"); }));
+  REQUIRE(plans.size() == 0);
+  REQUIRE(plans.get(key, make) == 1);
+  REQUIRE(plans.get(key, make) == 1);
+  key.trans_b = true;
+  REQUIRE(plans.get(key, make) == 2);
+  REQUIRE(plans.size() == 2);
+}
