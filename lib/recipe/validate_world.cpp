@@ -75,6 +75,9 @@ void check_backend(const Recipe& r, Problems& problems) {
                    "backend nccl moves GPU memory, and train.device is cpu", "set it to auto");
   problems.require(r.comm.backend != CommBackend::gloo || !gpu, {"comm.backend", "train.device"},
                    "backend gloo moves host memory, and train.device is cuda", "set it to auto");
+  problems.require(
+      !gpu || (r.comm.link.gbps == 0 && r.comm.link.latency_us == 0), {"comm.link", "train.device"},
+      "a link is emulated between ranks on CPUs, and train.device is cuda", "leave it out");
   problems.require(!gpu || r.debug.compute_slowdown == 1,
                    {"debug.compute_slowdown", "train.device"},
                    "slows computations on the CPU, and train.device is cuda", "leave it out");

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # How much communication context parallelism hides: the same training with overlap off and on, over an emulated link on
 # which what the attention sends takes a given share of the attention's time.
-#   scripts/bench/overlap_cp.sh [ranks, default 4] [share in per cent, default 60] [rounds, default 3] [setting...]
+#   scripts/bench/overlap_cp.sh [ranks, default 4] [share in per cent, default 60; 0: the real link alone] [rounds, default 3] [setting...]
 # Steps and exposed times are medians. The link delays completion without burning CPU, but ranks that share a core wait
 # for each other: figures mean something where every rank has a core. Further settings hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -41,7 +41,7 @@ compare() {
   train free "$@" --profile
   local attended bytes gbps
   attended=$(attention free) bytes=$(median free comm.cp.bytes)
-  gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $attended * 1e-3) / 1e9 }")
+  gbps=$(awk "BEGIN { share = $share; print (share > 0 ? $bytes * 8 / (share / 100 * $attended * 1e-3) / 1e9 : 0) }")
   say "$*: a step attends for $attended ms and sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
   for ((round = 1; round <= rounds; ++round)); do
     train off "$@" "comm.link.gbps=$gbps" comm_overlap.cp_overlap=false

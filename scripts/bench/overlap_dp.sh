@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # How much communication data parallelism hides: the same training with overlap off and on, over an emulated link on
 # which all of it takes a given share of the compute time.
-#   scripts/bench/overlap_dp.sh [ranks, default 4] [share in per cent, default 50] [rounds, default 3] [setting...]
+#   scripts/bench/overlap_dp.sh [ranks, default 4] [share in per cent, default 50; 0: the real link alone] [rounds, default 3] [setting...]
 # Steps and exposed times are medians. The link delays completion without burning CPU. Further settings, such as
 # comm.backend=gloo, hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -41,7 +41,7 @@ compare() {
   train free "${common[@]}" "${on[@]}"
   local compute bytes gbps
   compute=$(median free step_ms) bytes=$(awk "BEGIN { print $(median free comm.dp_grad.bytes) + $(median free comm.dp_param.bytes) }")
-  gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
+  gbps=$(awk "BEGIN { share = $share; print (share > 0 ? $bytes * 8 / (share / 100 * $compute * 1e-3) / 1e9 : 0) }")
   say "${common[*]}: a step of $compute ms sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
   for ((round = 1; round <= rounds; ++round)); do
     train off "comm.link.gbps=$gbps" "${common[@]}" "${off[@]}"

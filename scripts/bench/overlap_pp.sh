@@ -2,7 +2,7 @@
 # How much communication between stages the interleaved 1F1B hides, two stages per rank: the same training with
 # overlap_p2p_comm off and on, then with each flag of the fine-grained 1F1B, over an emulated link on which a rank's
 # messages take a given share of its compute time.
-#   scripts/bench/overlap_pp.sh [ranks, default 2] [share in per cent, default 25] [rounds, default 3] [setting...]
+#   scripts/bench/overlap_pp.sh [ranks, default 2] [share in per cent, default 25; 0: the real link alone] [rounds, default 3] [setting...]
 # Figures are medians. Exposed is the time in which rank 0 stands still for messages that are on their way; lost is how much
 # longer a step takes than in the same order without a link, which counts what other ranks wait for, too. The link delays
 # completion without burning CPU, but ranks that share a core wait for each other: with fewer cores than ranks, slow
@@ -44,7 +44,7 @@ layers=comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true
 split=comm_overlap.delay_wgrad_compute=true
 train free "$on"
 compute=$(median free step_ms) bytes=$(median free comm.pp.bytes)
-gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
+gbps=$(awk "BEGIN { share = $share; print (share > 0 ? $bytes * 8 / (share / 100 * $compute * 1e-3) / 1e9 : 0) }")
 say "pp $ranks: a step of $compute ms; rank 0 sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
 
 # measure <name> <free run's step> <setting>...: beside `off`

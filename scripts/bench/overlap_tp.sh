@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # How much communication tensor parallelism hides: the same training, with sequence parallelism, with overlap off and on,
 # over an emulated link on which all of it takes a given share of the compute time.
-#   scripts/bench/overlap_tp.sh [ranks, default 4] [share in per cent, default 25] [rounds, default 3] [setting...]
+#   scripts/bench/overlap_tp.sh [ranks, default 4] [share in per cent, default 25; 0: the real link alone] [rounds, default 3] [setting...]
 # Steps and exposed times are medians. The link delays completion without burning CPU. Further settings, such as
 # comm_overlap.tp_comm_overlap_cfg={...}, hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -36,7 +36,7 @@ median() {
 off=comm_overlap.tp_comm_overlap=false on=comm_overlap.tp_comm_overlap=true
 train free "$on"
 compute=$(median free step_ms) bytes=$(median free comm.tp.bytes)
-gbps=$(awk "BEGIN { print $bytes * 8 / ($share / 100 * $compute * 1e-3) / 1e9 }")
+gbps=$(awk "BEGIN { share = $share; print (share > 0 ? $bytes * 8 / (share / 100 * $compute * 1e-3) / 1e9 : 0) }")
 say "tp $ranks: a step of $compute ms sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
 for ((round = 1; round <= rounds; ++round)); do
   train off "comm.link.gbps=$gbps" "$off"
