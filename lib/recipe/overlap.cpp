@@ -93,7 +93,9 @@ class Resolver {
     o_.batch_p2p_comm =
         decide("comm_overlap.batch_p2p_comm", c.batch_p2p_comm,
                all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
-                    {!o_.overlap_p2p_comm, "overlap_p2p_comm sends and receives one by one"}}));
+                    {!o_.overlap_p2p_comm, "overlap_p2p_comm sends and receives one by one"}},
+                   "messages between two computations go together, and hide nothing"));
+    o_.table.back().active = false;
   }
 
   void resolve_data_parallel() {

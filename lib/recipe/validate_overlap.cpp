@@ -86,6 +86,11 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o, Proble
                    {"comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"},
                    "overlap_p2p_comm and batch_p2p_comm exclude each other",
                    "keep overlap_p2p_comm with several stages per rank, batch_p2p_comm with one");
+  problems.require(l.pp == 1 || o.overlap_p2p_comm || c.batch_p2p_comm.value_or(true),
+                   {"comm_overlap.batch_p2p_comm"},
+                   "not built yet: messages one by one that nothing overlaps; those between two "
+                   "computations always go together",
+                   "leave it out");
   check_refused(r, o, problems);
   check_delayed_layers(l, o, problems);
   if (o.tp_comm_overlap) check_preset(r, l, problems);

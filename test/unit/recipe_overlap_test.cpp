@@ -164,6 +164,8 @@ TEST_CASE("overlap of pipeline, gradients and context asked for must be possible
        "no pipeline"},
       {"p2p", 4, interleaved({"model.overlap_p2p_comm=true"}), E, nullptr, ""},
       {"batch", 4, interleaved({"model.batch_p2p_comm=true"}), E, nullptr, ""},
+      {"neither", 4, pipeline({"model.batch_p2p_comm=false"}), E, "comm_overlap.batch_p2p_comm",
+       "one by one"},
       {"batch, no pipeline",
        1,
        {"model.batch_p2p_comm=true"},
