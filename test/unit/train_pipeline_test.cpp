@@ -36,6 +36,44 @@ TEST_CASE("every schedule trains as a single rank does") {
   }
 }
 
+TEST_CASE("odd numbers of micro-batches, and four stages per rank, train as a single rank does") {
+  struct Case {
+    const char* schedule;
+    int pp, stages, micro_batches;
+    int dp = 1;
+  };
+  const Changes sixteen{"model.num_layers=16"};
+  const std::vector<Case> cases{{"1f1b", 2, 1, 5},
+                                {"1f1b", 4, 1, 3},
+                                {"gpipe", 4, 1, 3},
+                                {"zero_bubble", 2, 1, 3},
+                                {"zero_bubble", 2, 2, 3},
+                                {"v_schedule", 2, 2, 3},
+                                {"dualpipev", 2, 2, 5},
+                                {"looped_bfs", 2, 2, 3},
+                                {"interleaved_1f1b", 4, 2, 7},
+                                {"dfs", 4, 2, 7},
+                                {"interleaved_1f1b", 2, 4, 4},
+                                {"looped_bfs", 2, 4, 4},
+                                {"dfs", 2, 4, 4},
+                                {"zero_bubble", 2, 4, 4},
+                                {"interleaved_1f1b", 2, 4, 4, 2},
+                                {"interleaved_1f1b", 4, 4, 8},
+                                {"zero_bubble", 4, 4, 4},
+                                {"looped_bfs", 4, 4, 5}};
+  size_t turn = 0;
+  for (const Case& c : cases) {
+    CAPTURE(c.schedule, c.pp, c.stages, c.micro_batches, c.dp);
+    Changes model = batch(c.micro_batches * c.dp);
+    if (c.pp * c.stages > 8) model = with(model, sixteen);
+    const auto ranks = train_ranks(
+        c.pp * c.dp,
+        with(with(model, pipeline(c.schedule, c.pp, c.stages)), turn++ % 2 ? kMegatron : kFsdp2),
+        10);
+    check_parity(alone(model, 10), ranks);
+  }
+}
+
 TEST_CASE("pipelines train every model, split and strategy as a single rank does") {
   struct Case {
     int ranks;
