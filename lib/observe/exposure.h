@@ -19,7 +19,8 @@ struct Communication {
 
 // By kind ("dp_grad", "tp", "pp", ...): that is the stream, and a pipeline's streams are one kind.
 // Every stream other than compute and copy communicates. Where a receive waits for a rank that has
-// not come to send yet, that is no communication: a pipeline's bubble is not exposed time.
+// not come to send yet, that is no communication: a pipeline's bubble is not exposed time. Ranks
+// that share memory know it; over other backends such waits are in the figures.
 class Exposure : public TimingSink {
  public:
   using ByKind = std::map<std::string, Communication, std::less<>>;

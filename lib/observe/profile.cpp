@@ -17,7 +17,7 @@ void Profile::record(const Timing& timing) {
   auto sum = stream->second.find(std::string_view(timing.name));
   if (sum == stream->second.end()) sum = stream->second.emplace(timing.name, Sum{}).first;
   ++sum->second.count;
-  sum->second.total_ns += timing.end_ns - timing.begin_ns;
+  sum->second.total_ns += timing.end_ns - timing.begin_ns - timing.idle_ns;
 }
 
 int64_t Profile::compute_busy_locked() const {

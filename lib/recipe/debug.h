@@ -47,7 +47,7 @@ struct DebugConfig {
       Field{"compute_slowdown",
             &DebugConfig::compute_slowdown,
             "computations on the CPU take so many times as long, asleep for the rest: shows on few "
-            "cores how ranks with a core each overlap",
+            "cores how ranks with a core each overlap (of one thread: train.threads=1)",
             {.min = 1}},
       Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
 };

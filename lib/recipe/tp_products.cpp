@@ -108,7 +108,8 @@ std::string shown(const TpOverlapGemm& gemm) {
 bool splits_backward(const Recipe& r, const Layout& l) {
   const auto kind = r.distributed.pipeline.pp_schedule;
   return l.pp > 1 &&
-         (kind == PipelineScheduleName::zero_bubble || kind == PipelineScheduleName::v_schedule ||
+         (r.comm_overlap.delay_wgrad_compute || r.distributed.pipeline.pp_schedule_csv ||
+          kind == PipelineScheduleName::zero_bubble || kind == PipelineScheduleName::v_schedule ||
           kind == PipelineScheduleName::dualpipev);
 }
 

@@ -49,9 +49,12 @@ Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
 
 void Reporter::start() {
   const DType dtype = compute_dtype(recipe_.mixed_precision);
-  const double fp32_peak = ops::measured_peak_flops(trainer_.device(), DType::f32);
-  peak_flops_ =
-      dtype == DType::f32 ? fp32_peak : ops::measured_peak_flops(trainer_.device(), dtype);
+  // A slowed device is measured at its own speed.
+  const auto peak = [&](DType d) {
+    return ops::measured_peak_flops(trainer_.device(), d) / recipe_.debug.compute_slowdown;
+  };
+  const double fp32_peak = peak(DType::f32);
+  peak_flops_ = dtype == DType::f32 ? fp32_peak : peak(dtype);
   const std::filesystem::path folder = recipe_.train.run_dir;
   write_file_atomic(folder / "recipe.yaml", print_recipe(recipe_));
   metrics_ = std::make_unique<MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
@@ -117,7 +120,7 @@ void Reporter::validation(double loss, int64_t samples) {
   note(fmt::format(
       "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples",
       trainer_.steps_done(), loss, std::exp(loss), samples));
-  last_ = Clock::now();  // the next step's time starts here
+  begin_step();
 }
 
 void Reporter::note(const std::string& text) {
@@ -125,7 +128,13 @@ void Reporter::note(const std::string& text) {
     progress_->note(text);
   else
     std::fprintf(stderr, "%s\n", text.c_str());
+  begin_step();
+}
+
+// What was between two steps, such as a save, belongs to neither.
+void Reporter::begin_step() {
   last_ = Clock::now();
+  if (exposure_) exposure_->take();
 }
 
 void Reporter::finish() {

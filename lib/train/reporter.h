@@ -28,6 +28,7 @@ class Reporter {
   void finish();  // closing lines; prints the profile
 
  private:
+  void begin_step();
   using Clock = std::chrono::steady_clock;
 
   Trainer& trainer_;

@@ -126,6 +126,7 @@ class Training {
     std::string end;  // why the run ends before its last step
     while (end.empty() && trainer_.steps_done() < recipe_.train.steps) {
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
+      if (trace_) trace_->step_begins();
       const StepStats stats = trainer_.step();
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);

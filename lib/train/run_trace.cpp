@@ -5,7 +5,6 @@
 #include <cstring>
 #include <fstream>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
 #include "observe/timeline.h"
@@ -33,15 +32,15 @@ RunTrace::RunTrace(Trainer& trainer, fs::path path)
                 steady = now_ns<std::chrono::steady_clock>();
   const int64_t origin = std::stoll(trainer_.control().texts(std::to_string(day))[0]);
   trace_.set_origin(steady - (day - origin));
-  step_began_ns_ = steady;
 }
 
+void RunTrace::step_begins() { step_began_ns_ = now_ns<std::chrono::steady_clock>(); }
+
 void RunTrace::step_done(int64_t step) {
-  const int64_t now = now_ns<std::chrono::steady_clock>();
   trace_.record({.name = fmt::format("step {}", step).c_str(),
                  .stream = kStepTrack,
-                 .begin_ns = std::exchange(step_began_ns_, now),
-                 .end_ns = now});
+                 .begin_ns = step_began_ns_,
+                 .end_ns = now_ns<std::chrono::steady_clock>()});
 }
 
 RunTrace::~RunTrace() {

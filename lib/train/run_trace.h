@@ -16,7 +16,8 @@ class RunTrace {
   ~RunTrace();  // launches are not timed any more
 
   TimingSink& sink() { return trace_; }
-  // The step that the host has just seen end, on a track of its own; the next one begins now.
+  // Steps as the host sees them, on a track of their own.
+  void step_begins();
   void step_done(int64_t step);
   // All ranks call it. Rank 0 is told what was written, or why nothing was; the others nothing.
   std::string finish();
@@ -29,7 +30,7 @@ class RunTrace {
   Trainer& trainer_;
   const std::filesystem::path path_;
   ChromeTrace trace_;
-  int64_t step_began_ns_;
+  int64_t step_began_ns_ = 0;
 };
 
 }  // namespace mtrain

@@ -66,7 +66,8 @@ struct WholeModel {
 };
 
 // Disks may take longer than ranks wait for each other: the others hear from rank 0 meanwhile.
-// `work` is rank 0's, and calls what it is given from time to time.
+// `work` is rank 0's, and calls what it is given from time to time. Where it throws, the others
+// hear of it when the caller aborts the world.
 void rank_0_in_touch(const Control& control,
                      const std::function<void(const std::function<void()>&)>& work) {
   if (control.rank() == 0) {
