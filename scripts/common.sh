@@ -1,6 +1,7 @@
 # Sourced by the scripts beside it: the repository as working directory, messages, and phases with their time.
 set -euo pipefail
 export LC_ALL=C.UTF-8  # a decimal comma of the user's would break what awk, printf and sort read
+script=$(realpath "$0")  # before the working directory changes
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '%s\n' "$*"; }
@@ -10,7 +11,7 @@ die() {
 }
 
 # usage: prints the comment at the head of the calling script.
-usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "scripts/$(basename "$0")"; }
+usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$script"; }
 
 declare -a phase_names=() phase_times=()
 # phase <name> <command...>: says what begins, runs it, and remembers how long it took.

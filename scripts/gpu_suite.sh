@@ -57,6 +57,7 @@ if [[ $device == cuda ]]; then
     skip "kernels under compute-sanitizer" "there is no compute-sanitizer"
   fi
 fi
+export MTRAIN_BUILD=$build
 part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$output/layouts"
 if [[ $device == cuda ]]; then
   for kind in dp tp cp pp; do

@@ -1,7 +1,6 @@
 #include "comm/roll_call.h"
 
 #include <algorithm>
-#include <set>
 #include <sstream>
 #include <thread>
 
@@ -103,6 +102,23 @@ CommError RollCall::explain(const GroupCall& call, const CallFailure& failure) {
   }
 }
 
+// Whom a collective waits for: who does not answer; else who is at the earliest call. A rank that
+// answers from an earlier one waits itself.
+std::set<int> RollCall::behind(uint64_t number, const std::map<int, Report>& reports) const {
+  std::set<int> silent, earliest;
+  uint64_t lowest = number;
+  for (int r = 0; r < ranks_; ++r) {
+    if (!reports.contains(r))
+      silent.insert(r);
+    else
+      lowest = std::min(lowest, reports.at(r).number);
+  }
+  if (!silent.empty()) return silent;
+  for (const auto& [rank, r] : reports)
+    if (r.number == lowest && lowest < number) earliest.insert(rank);
+  return earliest;
+}
+
 CommError RollCall::verdict(const GroupCall& call, const CallFailure& failure,
                             const std::map<int, Report>& reports) const {
   bool slow = false;
@@ -121,9 +137,7 @@ CommError RollCall::verdict(const GroupCall& call, const CallFailure& failure,
       if (r.peer >= 0 && silent(r.peer)) culprits.insert(r.peer);
   if (culprits.empty()) {
     if (call.message && failure.peer >= 0 && silent(failure.peer)) culprits.insert(failure.peer);
-    if (!call.message)
-      for (int r = 0; r < ranks_; ++r)
-        if (silent(r) || reports.at(r).number < call.number) culprits.insert(r);
+    if (!call.message) culprits = behind(call.number, reports);
   }
   const std::string names = fmt::format("rank {} of the group", fmt::join(culprits, ", "));
   if (failure.peer < 0 && (call.message || !slow)) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -55,6 +56,7 @@ class RollCall {
   std::string key(std::string_view what) const;
   std::string abort_reason();  // "" while none has aborted
   void collect(std::map<int, Report>& reports);
+  std::set<int> behind(uint64_t number, const std::map<int, Report>& reports) const;
   CommError verdict(const GroupCall& call, const CallFailure& failure,
                     const std::map<int, Report>& reports) const;
 

@@ -219,6 +219,7 @@ int main(int argc, char** argv) {
                            {"dfs", 2},
                            {"v_schedule", 2},
                            {"dualpipev", 2}}) {
+    if (argc > 4 && std::string(argv[4]) != kind.name) continue;
     const Recipe r = recipe_of(kind.name, kind.stages, ranks, micro_batches);
     const Timeline simulated = simulate(with_messages(recipe_schedule(r, layout_of(r, ranks))), {});
     const Measured m = measure(r, ranks, unit);

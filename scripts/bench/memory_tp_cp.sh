@@ -4,17 +4,10 @@
 #   scripts/bench/memory_tp_cp.sh [longest sequence, default 32768] [shortest, default 1024] [setting...]
 # ideal: the single rank's activations / (tp x cp). growth: per doubling of the sequence; 2.00 is linear, 4.00 would be an
 # S x S matrix. "one S x S": what the scores of a single head would take in fp32, if they existed.
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
-case ${1:-} in -h | --help) usage && exit 0 ;; esac
 longest=${1:-32768} shortest=${2:-1024}
 settings=("${@:3}")
-launch=build/release/apps/mtrain-launch/mtrain-launch mtrain=build/release/apps/mtrain/mtrain
-[[ -x $launch ]] || die "$launch is not built"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-seq 1 200000 >"$work/text"
-"$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null
 
 sp="distributed.sequence_parallel=true"
 layouts=(
@@ -31,11 +24,9 @@ layouts=(
 
 # train <ranks> <sequence> <setting>...
 train() {
-  rm -rf "$work/run"
-  "$launch" --nproc_per_node="$1" --recipe recipes/bench/a.yaml "dataset.train=$work/set" train.steps=1 "dataset.seq_length=$2" \
-    train.micro_batch_size=1 train.global_batch_size=1 model.num_layers=2 model.hidden_size=128 model.num_attention_heads=8 \
-    model.num_query_groups=8 model.ffn_hidden_size=352 model.vocab_size=512 distributed.strategy=megatron_ddp train.threads=1 \
-    "train.run_dir=$work/run" "${settings[@]}" "${@:3}" >"$work/log" 2>&1 || { cat "$work/log" && die "training failed"; }
+  train_recipe run recipes/bench/a.yaml "$1" train.steps=1 "dataset.seq_length=$2" train.micro_batch_size=1 \
+    train.global_batch_size=1 model.num_layers=2 model.hidden_size=128 model.num_attention_heads=8 model.num_query_groups=8 \
+    model.ffn_hidden_size=352 model.vocab_size=512 distributed.strategy=megatron_ddp "${settings[@]}" "${@:3}"
 }
 peak() { sed -n "s/.*\"memory_peak.$1\":\([0-9]*\).*/\1/p" "$work/run/metrics.jsonl" | tail -n 1; }
 

@@ -7,34 +7,18 @@
 # longer a step takes than in the same order without a link, which counts what other ranks wait for, too. The link delays
 # completion without burning CPU, but ranks that share a core wait for each other: with fewer cores than ranks, slow
 # computations down (debug.compute_slowdown=8). Further settings, such as train.global_batch_size=32, hold for every run.
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
-case ${1:-} in -h | --help) usage && exit 0 ;; esac
 ranks=${1:-2} share=${2:-25} rounds=${3:-3}
 everywhere=("${@:4}")
-launch=build/release/apps/mtrain-launch/mtrain-launch mtrain=build/release/apps/mtrain/mtrain
-[[ -x $launch ]] || die "$launch is not built"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-seq 1 200000 >"$work/text"
-"$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null
 
 # train <name> <setting>...: two layers per stage
 train() {
-  local name=$1
-  shift
-  rm -rf "${work:?}/$name"
-  "$launch" --nproc_per_node="$ranks" --recipe recipes/bench/b.yaml "dataset.train=$work/set" train.steps=10 \
+  train_recipe "$1" recipes/bench/b.yaml "$ranks" train.steps=10 \
     "model.num_layers=$((4 * ranks))" model.vocab_size=1024 dataset.seq_length=256 model.share_embeddings_and_output_weights=false \
     "distributed.pp_size=$ranks" distributed.vpp_size=2 distributed.pipeline.pp_schedule=interleaved_1f1b \
-    train.micro_batch_size=1 "train.global_batch_size=$((6 * ranks))" train.threads=1 train.log_every=100 \
-    "train.run_dir=$work/$name" "${everywhere[@]}" "$@" >"$work/$name.log" 2>&1 ||
-    { cat "$work/$name.log" && die "training failed"; }
-}
-# median <name> <field>: without the first steps
-median() {
-  sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" "$work/$1/metrics.jsonl" | tail -n +4 | sort -g |
-    awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
+    train.micro_batch_size=1 "train.global_batch_size=$((6 * ranks))" \
+    "${everywhere[@]}" "${@:2}"
 }
 
 off=comm_overlap.overlap_p2p_comm=false on=comm_overlap.overlap_p2p_comm=true
@@ -44,7 +28,7 @@ layers=comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true
 split=comm_overlap.delay_wgrad_compute=true
 train free "$on"
 compute=$(median free step_ms) bytes=$(median free comm.pp.bytes)
-gbps=$(awk "BEGIN { share = $share; print (share > 0 ? $bytes * 8 / (share / 100 * $compute * 1e-3) / 1e9 : 0) }")
+gbps=$(link_gbps "$bytes" "$compute" "$share")
 say "pp $ranks: a step of $compute ms; rank 0 sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
 
 # measure <name> <free run's step> <setting>...: beside `off`

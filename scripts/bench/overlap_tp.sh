@@ -4,39 +4,23 @@
 #   scripts/bench/overlap_tp.sh [ranks, default 4] [share in per cent, default 25; 0: the real link alone] [rounds, default 3] [setting...]
 # Steps and exposed times are medians. The link delays completion without burning CPU. Further settings, such as
 # comm_overlap.tp_comm_overlap_cfg={...}, hold for every run.
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
-case ${1:-} in -h | --help) usage && exit 0 ;; esac
 ranks=${1:-4} share=${2:-25} rounds=${3:-3}
 everywhere=("${@:4}")
-launch=build/release/apps/mtrain-launch/mtrain-launch mtrain=build/release/apps/mtrain/mtrain
-[[ -x $launch ]] || die "$launch is not built"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-seq 1 200000 >"$work/text"
-"$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null
 
 # train <name> <setting>...
 train() {
-  local name=$1
-  shift
-  rm -rf "${work:?}/$name"
-  "$launch" --nproc_per_node="$ranks" --recipe recipes/bench/b.yaml "dataset.train=$work/set" train.steps=14 \
+  train_recipe "$1" recipes/bench/b.yaml "$ranks" train.steps=14 \
     "distributed.tp_size=$ranks" distributed.sequence_parallel=true distributed.strategy=fsdp2 \
     dataset.seq_length=512 train.micro_batch_size=1 train.global_batch_size=1 model.vocab_size=1024 \
-    train.threads=1 train.log_every=100 "train.run_dir=$work/$name" "${everywhere[@]}" "$@" >"$work/$name.log" 2>&1 ||
-    { cat "$work/$name.log" && die "training failed"; }
-}
-# median <name> <field>: without the first steps
-median() {
-  sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" "$work/$1/metrics.jsonl" | tail -n +5 | sort -g |
-    awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
+    "${everywhere[@]}" "${@:2}"
 }
 
 off=comm_overlap.tp_comm_overlap=false on=comm_overlap.tp_comm_overlap=true
 train free "$on"
 compute=$(median free step_ms) bytes=$(median free comm.tp.bytes)
-gbps=$(awk "BEGIN { share = $share; print (share > 0 ? $bytes * 8 / (share / 100 * $compute * 1e-3) / 1e9 : 0) }")
+gbps=$(link_gbps "$bytes" "$compute" "$share")
 say "tp $ranks: a step of $compute ms sends $bytes bytes; a link of $gbps Gbit/s takes $share % of that time"
 for ((round = 1; round <= rounds; ++round)); do
   train off "comm.link.gbps=$gbps" "$off"

@@ -1,17 +1,10 @@
 #!/usr/bin/env bash
 # From `mtrain-launch` to the end of the first step: rendezvous, groups, weights, data. Medians of rounds.
 #   scripts/bench/start_ranks.sh [ranks, default 8] [rounds, default 5] [setting...]
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
-case ${1:-} in -h | --help) usage && exit 0 ;; esac
 ranks=${1:-8} rounds=${2:-5}
 settings=("${@:3}")
-launch=build/release/apps/mtrain-launch/mtrain-launch mtrain=build/release/apps/mtrain/mtrain
-[[ -x $launch ]] || die "$launch is not built"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-seq 1 200000 >"$work/text"
-"$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null
 
 for strategy in ddp megatron_ddp fsdp2; do
   for ((round = 1; round <= rounds; ++round)); do

@@ -1,0 +1,28 @@
+# Sourced by the benches beside it that train: the programs, a small data set, a folder for runs, and what they measured.
+# MTRAIN_BUILD names another build folder.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+build_folder=${MTRAIN_BUILD:-build/release}
+launch=$build_folder/apps/mtrain-launch/mtrain-launch mtrain=$build_folder/apps/mtrain/mtrain
+[[ -x $launch && -x $mtrain ]] || die "$launch and $mtrain are not built"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+seq 1 200000 >"$work/text"
+"$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null
+
+# train_recipe <name> <recipe> <ranks> <setting>...: into $work/<name>; the last word on a setting is the last one's
+train_recipe() {
+  local name=$1 recipe=$2 ranks=$3
+  shift 3
+  rm -rf "${work:?}/$name"
+  "$launch" --nproc_per_node="$ranks" --recipe "$recipe" "dataset.train=$work/set" train.threads=1 train.log_every=100 \
+    "train.run_dir=$work/$name" "$@" >"$work/$name.log" 2>&1 || { cat "$work/$name.log" && die "training failed"; }
+}
+# median <name> <field>: without the first steps; 0 where no step has it
+median() {
+  sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" "$work/$1/metrics.jsonl" | tail -n +5 | sort -g |
+    awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
+}
+# link_gbps <bytes> <ms> <share>: of a link on which the bytes take that many per cent of the time; 0 for a share of 0
+link_gbps() { awk -v bytes="$1" -v ms="$2" -v share="$3" 'BEGIN { print (share > 0 ? bytes * 8 / (share / 100 * ms * 1e-3) / 1e9 : 0) }'; }
