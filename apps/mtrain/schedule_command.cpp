@@ -68,7 +68,7 @@ void show_schedule(ScheduleOptions o) {
     s = schedule_from_csv(o.from_csv);
   }
   if (o.gathered > 0) s = with_sharding(s, o.gathered);
-  s = with_messages(s);
+  s = o.no_overlap ? with_batched_messages(s) : with_messages(s);
   const std::vector<std::string> faults = schedule_faults(s, bounds);
   MT_CHECK(faults.empty(), "{}: {}", s.name, faults[0]);
   const Timeline timeline = simulate(s, o.costs);
@@ -133,6 +133,10 @@ void add_schedule_command(CLI::App& app) {
       ->check(time);
   command->add_option("--p2p-transfer", o->costs.p2p_transfer, "time that it keeps its link busy")
       ->check(time);
+  command
+      ->add_option("--delayed-wgrad", o->costs.delayed_wgrad,
+                   "share of a backward's weight gradients that follow the sending of its gradient")
+      ->check(CLI::Range(0.0, 1.0));
   command->add_flag("--no-overlap", o->no_overlap, "ranks wait until what they sent has arrived");
   command
       ->add_option("--gathered", o->gathered,

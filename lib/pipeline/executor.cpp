@@ -183,7 +183,7 @@ void Executor::send(const Action& a) {
   channel.on->wait(links_.compute->record());  // edge: the computation -> its result's way
   channel.group.send(data, 1 - channel.group.rank(), *channel.on);
   data = {};
-  if (!options_.overlap && wait_for_sends_) messages_.push_back(channel.on->record());
+  if (!options_.overlap) messages_.push_back(channel.on->record());
 }
 
 // The memory belongs to the channel's stream, which need not wait for compute to write there.

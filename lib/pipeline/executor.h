@@ -13,22 +13,19 @@ namespace mtrain {
 // Compute waits for the receive of what it needs, and a send for the compute before it. With
 // overlap a receive waits for nothing but the one before it on its channel, and compute for no
 // send. Without, the messages between two computations start together, when compute has come
-// there, and compute waits for them. (Where sends that block would make ranks wait for each other
-// for ever, for the receives among them.)
+// there, and compute waits for them.
 //
 // A forward and a backward that run together take turns, segment by segment of their layers, the
 // backward first; what one of them sends need not wait for the other's end.
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
-           const PipelineOptions& options, const MicroBatches& work, bool wait_for_sends,
-           int64_t& place)
+           const PipelineOptions& options, const MicroBatches& work, int64_t& place)
       : links_(links),
         stages_(stages),
         all_stages_(all_stages),
         options_(options),
         work_(work),
-        wait_for_sends_(wait_for_sends),
         place_(place),
         outputs_(work.on_ready) {}
 
@@ -81,7 +78,6 @@ class Executor {
   const int64_t all_stages_;
   const PipelineOptions& options_;
   const MicroBatches& work_;
-  const bool wait_for_sends_;
   int64_t& place_;
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
   std::vector<Action> delayed_;  // backwards whose weight gradients wait for the gradient's send

@@ -10,26 +10,24 @@ namespace mtrain {
 Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const Schedule& schedule,
                    const PipelineOptions& options)
     : links_(std::move(links)), stages_(std::move(stages)), placed_(schedule), options_(options) {
-  const Schedule lowered = lower(placed_);
-  list_ = lowered.ranks[size_t(links_.rank)];
-  wait_for_sends_ = sends_may_block(lowered);
+  list_ = lower(placed_).ranks[size_t(links_.rank)];
 }
 
 Schedule Pipeline::lower(const Schedule& computations) const {
-  return with_messages(
-      options_.most_gathered ? with_sharding(computations, options_.most_gathered) : computations,
-      options_.gradients_first);
+  const Schedule s =
+      options_.most_gathered ? with_sharding(computations, options_.most_gathered) : computations;
+  return options_.overlap ? with_messages(s, options_.gradients_first) : with_batched_messages(s);
 }
 
 void Pipeline::run(const MicroBatches& work) {
   MT_CHECK(int64_t(work.batches.size()) == placed_.micro_batches,
            "{} micro-batches for a schedule of {}", work.batches.size(), placed_.micro_batches);
-  Executor(links_, stages_, placed_.stages, options_, work, wait_for_sends_, place_).run(list_);
+  Executor(links_, stages_, placed_.stages, options_, work, place_).run(list_);
 }
 
 void Pipeline::forward(const MicroBatches& work) {
   const Schedule lowered = lower(forward_only(placed_, int64_t(work.batches.size())));
-  Executor(links_, stages_, placed_.stages, options_, work, sends_may_block(lowered), place_)
+  Executor(links_, stages_, placed_.stages, options_, work, place_)
       .run(lowered.ranks[size_t(links_.rank)]);
 }
 

@@ -82,7 +82,6 @@ class Pipeline {
   const Schedule placed_;
   const PipelineOptions options_;
   ActionList list_;
-  bool wait_for_sends_;
   int64_t place_ = 0;
 };
 

@@ -76,9 +76,8 @@ Schedule schedule_from_csv(const std::string& path) {
 }
 
 Schedule recipe_schedule(const Recipe& r, const Layout& l) {
-  const auto& csv = r.distributed.pipeline.pp_schedule_csv;
-  if (csv) return schedule_from_csv(*csv);
   const ScheduleShape shape = schedule_shape(r, l);
+  if (shape.table) return *shape.table;
   return make_schedule(enum_name(shape.schedule), schedule_size(shape));
 }
 

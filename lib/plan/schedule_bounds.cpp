@@ -1,7 +1,10 @@
 #include "plan/schedule_bounds.h"
 
+#include "plan/recipe_schedule.h"
 #include "recipe/overlap.h"
 #include "schedule/catalog.h"
+#include "schedule/lower.h"
+#include "schedule/simulator.h"
 
 namespace mtrain {
 
@@ -18,7 +21,10 @@ ScheduleShape schedule_shape(const Recipe& r, const Layout& l) {
   s.micro_batches = l.micro_batches;
   s.group = p.microbatch_group_size_per_vp_stage.value_or(0);
   const Overlap overlap = resolve_overlap(r, l);
-  s.moe_overlap = overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b;
+  s.moe_overlap =
+      overlap.overlap_moe_expert_parallel_comm || overlap.overlap_p2p_backward_on_comm_stream;
+  if (p.pp_schedule_csv)
+    s.table = std::make_shared<const Schedule>(schedule_from_csv(*p.pp_schedule_csv));
   return s;
 }
 
@@ -28,14 +34,22 @@ ScheduleSize schedule_size(const ScheduleShape& s) {
 }
 
 int64_t chunks_in_flight(const ScheduleShape& s, int64_t pp_rank) {
+  if (s.table) return peak_in_flight(s.table->ranks[size_t(pp_rank)]).to_weight_gradient;
   return chunks_in_flight(kind_of(s), schedule_size(s), pp_rank);
 }
 
 double bubble_fraction(const ScheduleShape& s) {
+  if (s.table) return simulate(with_messages(*s.table), {}).bubble();
   return bubble_fraction(kind_of(s), schedule_size(s));
 }
 
 std::vector<int64_t> stages_of_rank(const ScheduleShape& s, int64_t pp_rank) {
+  if (s.table) {
+    std::vector<int64_t> stages;
+    for (int64_t stage = 0; stage < s.table->stages; ++stage)
+      if (s.table->home(stage) == pp_rank) stages.push_back(stage);
+    return stages;
+  }
   return stages_of_rank(kind_of(s), schedule_size(s), pp_rank);
 }
 

@@ -3,12 +3,14 @@
 // length and communication of none.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "recipe/layout.h"
 
 namespace mtrain {
 
+struct Schedule;
 struct ScheduleSize;
 
 struct ScheduleShape {
@@ -18,7 +20,9 @@ struct ScheduleShape {
   // Forwards run together with backwards, also in the fine-grained 1F1B: one more warm-up forward,
   // so that paired micro-batches are independent.
   bool moe_overlap = false;
+  std::shared_ptr<const Schedule> table;  // from a file: its lists say it all, not `schedule`
 };
+// Reads the file of a schedule that has one (UserError).
 ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout);
 ScheduleSize schedule_size(const ScheduleShape& shape);
 
@@ -26,7 +30,7 @@ ScheduleSize schedule_size(const ScheduleShape& shape);
 // once, counted from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 
-// Idle time / whole time of a step.
+// Idle time / whole time of a step, by formula; of a table by its lists, for F = I = W.
 double bubble_fraction(const ScheduleShape& shape);
 
 // The stages that `pp_rank` holds, in the order of the model. Schedules with a V place stage i and

@@ -131,19 +131,19 @@ struct CommOverlapConfig {
             &CommOverlapConfig::delay_wgrad_compute,
             "compute each segment's weight gradients behind its input gradients",
             {.aliases = "model.delay_wgrad_compute"}},
-      Field{
-          "overlap_p2p_backward_on_comm_stream",
-          &CommOverlapConfig::overlap_p2p_backward_on_comm_stream,
-          "fine-grained 1F1B: a gradient is sent before the forward that runs beside it has ended",
-          {.aliases = "model.overlap_p2p_backward_on_comm_stream"}},
+      Field{"overlap_p2p_backward_on_comm_stream",
+            &CommOverlapConfig::overlap_p2p_backward_on_comm_stream,
+            "fine-grained 1F1B: a forward and a backward take turns, segment by segment, and the "
+            "gradient is sent before the forward has ended",
+            {.aliases = "model.overlap_p2p_backward_on_comm_stream"}},
       Field{"overlap_p2p_wgrad_delayed_layer_number",
             &CommOverlapConfig::overlap_p2p_wgrad_delayed_layer_number,
-            "fine-grained 1F1B: first layers of a chunk whose attention's weight gradients wait "
-            "until its gradient is sent",
+            "first layers of a chunk whose attention's weight gradients wait until its gradient is "
+            "sent",
             {.aliases = "model.overlap_p2p_wgrad_delayed_layer_number", .min = 1}},
       Field{"overlap_p2p_with_transformer_layer_wgrad",
             &CommOverlapConfig::overlap_p2p_with_transformer_layer_wgrad,
-            "fine-grained 1F1B: those layers' MLPs wait, too",
+            "those layers' MLPs wait, too (alone: the first layer's)",
             {.aliases = "model.overlap_p2p_with_transformer_layer_wgrad"}},
       Field{"cp_overlap",
             &CommOverlapConfig::cp_overlap,

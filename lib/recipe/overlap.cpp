@@ -223,25 +223,13 @@ class Resolver {
     const auto& c = r_.comm_overlap;
     o_.defer_embedding_wgrad_compute = decide("comm_overlap.defer_embedding_wgrad_compute",
                                               c.defer_embedding_wgrad_compute, deferral());
-    const Condition fine = fine_grained();
-    const auto active = [&](const char* what) {
-      Condition c = fine;
-      if (c.ok) c.why = std::string(what) + "; " + c.why;
-      return c;
-    };
-    o_.overlap_p2p_backward_on_comm_stream = decide(
-        "comm_overlap.overlap_p2p_backward_on_comm_stream", c.overlap_p2p_backward_on_comm_stream,
-        active("a gradient is sent before the forward beside it ends"));
-    o_.overlap_p2p_with_transformer_layer_wgrad = decide(
-        "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
-        c.overlap_p2p_with_transformer_layer_wgrad, active("MLPs' weight gradients wait, too"));
-    resolve_delayed_layers(fine);
+    resolve_fine_grained();
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
                moe_condition());
     o_.delay_wgrad_compute = decide(
         "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
-        all({{o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b,
+        all({{o_.overlap_moe_expert_parallel_comm || o_.delays_wgrads,
               "it needs overlap_moe_expert_parallel_comm, or one of the overlap_p2p_* flags of the "
               "fine-grained 1F1B"}}));
   }
@@ -261,44 +249,59 @@ class Resolver {
                            held, held == 1 ? "" : "es"));
   }
 
-  // Schedules in which forwards and backwards take turns, with several stages per rank.
-  Condition fine_grained() const {
-    using Name = PipelineScheduleName;
-    const auto& p = r_.distributed.pipeline;
-    const Name name = p.pp_schedule;
+  // What is common to the fine-grained 1F1B's flags.
+  Condition several_stages_overlap(const char* csv) const {
     Condition c = several_stages();
     if (!c.ok) return c;
-    return all(
-        {{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
-         {!p.pp_schedule_csv, "a schedule from a file runs no forward with a backward"},
-         {name == Name::interleaved_1f1b || name == Name::dfs || name == Name::dualpipev,
-          fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
-                      "dualpipev do",
-                      enum_name(name))}},
-        "fine-grained 1F1B: a forward and a backward take turns, segment by segment; without "
-        "experts the plain order has measured faster");
+    return all({{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
+                {!r_.distributed.pipeline.pp_schedule_csv, csv}});
   }
 
-  void resolve_delayed_layers(const Condition& fine) {
+  void resolve_fine_grained() {
+    using Name = PipelineScheduleName;
+    const auto& c = r_.comm_overlap;
+    const Name name = r_.distributed.pipeline.pp_schedule;
+    Condition turns =
+        several_stages_overlap("a schedule from a file runs no forward with a backward");
+    if (turns.ok)
+      turns = all({{name == Name::interleaved_1f1b || name == Name::dfs || name == Name::dualpipev,
+                    fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
+                                "dualpipev do",
+                                enum_name(name))}},
+                  "a forward and a backward take turns, segment by segment, and the gradient is "
+                  "sent before "
+                  "the forward ends; without experts the plain order is faster");
+    o_.overlap_p2p_backward_on_comm_stream =
+        decide("comm_overlap.overlap_p2p_backward_on_comm_stream",
+               c.overlap_p2p_backward_on_comm_stream, turns);
+
+    Condition delays = several_stages_overlap("a schedule from a file says itself what runs when");
+    if (delays.ok)
+      delays = all({{name != Name::zero_bubble && name != Name::v_schedule,
+                     fmt::format("{} puts all weight gradients off by itself", enum_name(name))}},
+                   "MLPs' weight gradients wait, too");
+    o_.overlap_p2p_with_transformer_layer_wgrad =
+        decide("comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+               c.overlap_p2p_with_transformer_layer_wgrad, delays);
+    resolve_delayed_layers(delays);
+  }
+
+  void resolve_delayed_layers(const Condition& delays) {
     const int64_t asked = r_.comm_overlap.overlap_p2p_wgrad_delayed_layer_number;
-    o_.overlap_p2p_wgrad_delayed_layer_number = fine.ok ? asked : 1;
-    o_.fine_grained_1f1b = o_.overlap_p2p_backward_on_comm_stream ||
-                           o_.overlap_p2p_wgrad_delayed_layer_number > 1 ||
-                           o_.overlap_p2p_with_transformer_layer_wgrad;
+    const int64_t layers = o_.overlap_p2p_wgrad_delayed_layer_number = delays.ok ? asked : 1;
+    o_.delays_wgrads = o_.overlap_p2p_backward_on_comm_stream || layers > 1 ||
+                       o_.overlap_p2p_with_transformer_layer_wgrad;
     const std::string what =
-        fmt::format("{} of a stage's first {} wait until its gradient is sent",
+        fmt::format("{} of a stage's first {} run while its gradient travels",
                     o_.overlap_p2p_with_transformer_layer_wgrad ? "all weight gradients"
                                                                 : "attention's weight gradients",
-                    o_.overlap_p2p_wgrad_delayed_layer_number == 1
-                        ? "layer"
-                        : fmt::format("{} layers", o_.overlap_p2p_wgrad_delayed_layer_number));
+                    layers == 1 ? "layer" : fmt::format("{} layers", layers));
     o_.table.push_back({"comm_overlap.overlap_p2p_wgrad_delayed_layer_number",
-                        fmt::format("{}", asked),
-                        fmt::format("{}", o_.overlap_p2p_wgrad_delayed_layer_number),
-                        o_.fine_grained_1f1b ? what
-                        : asked == 1         ? "not asked for"
-                                             : fine.why,
-                        asked != 1 && !fine.ok, o_.fine_grained_1f1b});
+                        fmt::format("{}", asked), fmt::format("{}", layers),
+                        o_.delays_wgrads ? what
+                        : asked == 1     ? "not asked for"
+                                         : delays.why,
+                        asked != 1 && !delays.ok, o_.delays_wgrads});
   }
 
   Condition moe_condition() const {

@@ -30,7 +30,7 @@ struct Overlap {
   bool overlap_p2p_backward_on_comm_stream = false;
   bool overlap_p2p_with_transformer_layer_wgrad = false;
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
-  bool fine_grained_1f1b = false;  // one of the three is asked for, and can be; it has no row
+  bool delays_wgrads = false;  // one of these three is on; it has no row
   bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
   int64_t cuda_device_max_connections = 32, layernorm_sm_margin = 0;
   std::vector<OverlapRow> table;  // one row per feature, in the order above

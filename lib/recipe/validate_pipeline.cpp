@@ -225,10 +225,10 @@ void validate_pipeline(const Recipe& r, const Layout& l, Problems& problems) {
                    "add `pipeline: {}` below distributed to take the defaults (1f1b)");
   check_layout_string(r, l, problems);
   check_split(r, l, problems);
-  check_stage_count(r, l, problems);
   check_micro_batch_size(r, problems);
+  if (r.distributed.pipeline.pp_schedule_csv) return check_csv(r, l, problems);
+  check_stage_count(r, l, problems);
   check_micro_batches(r, l, problems);
-  check_csv(r, l, problems);
 }
 
 }  // namespace mtrain

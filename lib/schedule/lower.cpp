@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "schedule/messages.h"
 
 namespace mtrain {
 
@@ -16,33 +17,6 @@ struct Channel {
   size_t taken = 0;
 };
 using Channels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender and receiver
-
-struct Transfer {
-  Action send, receive;
-};
-
-// What this computation sends to another rank; false for nothing.
-bool transfer_of(const Schedule& s, const Action& a, Transfer& t) {
-  const bool forward = a.kind == ActionKind::F;
-  if (!forward && !gives_gradient(a.kind)) return false;
-  const int64_t to = a.stage + (forward ? 1 : -1);
-  if (to < 0 || to >= s.stages || s.home(to) == s.home(a.stage)) return false;
-  t.send = {forward ? ActionKind::send_f : ActionKind::send_b, a.stage, a.micro_batch, s.home(to)};
-  t.receive = {forward ? ActionKind::recv_f : ActionKind::recv_b, to, a.micro_batch,
-               s.home(a.stage)};
-  return true;
-}
-
-// The message that this computation waits for; false for none.
-bool needed_message(const Schedule& s, const Action& a, Action& receive) {
-  const bool forward = a.kind == ActionKind::F;
-  if (!forward && !gives_gradient(a.kind)) return false;
-  const int64_t from = a.stage + (forward ? -1 : 1);
-  if (from < 0 || from >= s.stages || s.home(from) == s.home(a.stage)) return false;
-  receive = {forward ? ActionKind::recv_f : ActionKind::recv_b, a.stage, a.micro_batch,
-             s.home(from)};
-  return true;
-}
 
 // How many computations run together from here on.
 size_t together_at(const ActionList& computing, size_t at) {

@@ -12,6 +12,13 @@ namespace mtrain {
 // that run together, the forward's result is sent first, or the gradient (`gradients_first`).
 Schedule with_messages(const Schedule& schedule, bool gradients_first = false);
 
+// Without overlap: messages move between computations alone, all that stand there together, and the
+// rank computes nothing until they have been taken, also what it sends (sends_may_block() holds).
+// Where receives that stand as above would make ranks wait for each other for ever, they stand
+// where the message is sent; and with several stages per rank a forward and the backward behind it
+// exchange theirs as one batch.
+Schedule with_batched_messages(const Schedule& schedule);
+
 // For weights that are sharded over data-parallel ranks: a stage's weights are gathered before they
 // are used, at most `most_gathered` (2 or more) stages' per rank at once, which are those used
 // soonest; its gradients are whole after its last backward (if it has one), and reduced. To be done

@@ -16,6 +16,7 @@ class Player {
         costs_(costs),
         next_(size_t(s.pp)),
         clock_(size_t(s.pp)),
+        computed_(size_t(s.pp)),
         waiting_{table<int64_t>(-1), table<int64_t>(-1)},
         done_{table(kNever), table(kNever)},
         arrival_{table(kNever), table(kNever)} {
@@ -68,9 +69,13 @@ class Player {
     return true;
   }
 
-  double length(const Action& a) const {
+  const StageCost& cost(const Action& a) const {
     const auto& table = costs_.stages;
-    const StageCost& c = table[table.size() == 1 ? 0 : size_t(a.stage)];
+    return table[table.size() == 1 ? 0 : size_t(a.stage)];
+  }
+
+  double length(const Action& a) const {
+    const StageCost& c = cost(a);
     switch (a.kind) {
       case ActionKind::F: return c.F;
       case ActionKind::B: return c.I + c.W;
@@ -80,17 +85,24 @@ class Player {
     }
   }
 
+  double delayed(const Action& a) const {
+    return a.kind == ActionKind::B ? costs_.delayed_wgrad * cost(a).W : 0;
+  }
+
   // The end of the send; wakes who waits for it.
   double send(int64_t rank, const Action& a) {
     const bool back = a.kind == ActionKind::send_b;
     double& link_free = link_free_[{rank, a.peer}];
-    const double begin = std::max(clock_[size_t(rank)], link_free);
+    // Without overlap messages that stand together start together.
+    const double ready =
+        costs_.overlap_p2p ? done_[back][at(a.stage, a.micro_batch)] : computed_[size_t(rank)];
+    const double begin = std::max(ready, link_free);
     link_free = begin + costs_.p2p_transfer;
     const double arrival = link_free + costs_.p2p_latency;
     const size_t message = at(a.stage + (back ? -1 : 1), a.micro_batch);
     arrival_[back][message] = arrival;
     if (waiting_[back][message] >= 0) ready_.push_back(waiting_[back][message]);
-    return costs_.overlap_p2p ? clock_[size_t(rank)] : arrival;
+    return costs_.overlap_p2p ? clock_[size_t(rank)] : std::max(clock_[size_t(rank)], arrival);
   }
 
   // Does the rank's next action, or says that it has to wait.
@@ -111,8 +123,9 @@ class Player {
       record(rank, clock + share * length(a));
       if (pair) record(rank, clock + share * length(b));
       timeline_.busy[size_t(rank)] += clock - begin;
-      finish(a, clock);
-      if (pair) finish(b, clock);
+      computed_[size_t(rank)] = clock;
+      finish(a, clock - delayed(a));
+      if (pair) finish(b, clock - delayed(b));
     }
     return true;
   }
@@ -133,7 +146,7 @@ class Player {
   Timeline timeline_;
   std::vector<int64_t> ready_;
   std::vector<size_t> next_;
-  std::vector<double> clock_;
+  std::vector<double> clock_, computed_;  // computed_: when the last computation ended
   // By way (forward, backward), then stage and micro-batch. Messages go by the receiver's stage.
   std::vector<int64_t> waiting_[2];
   std::vector<double> done_[2], arrival_[2];

@@ -14,10 +14,13 @@ struct ScheduleCosts {
   // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
   // bandwidth), and arrives `p2p_latency` after that.
   double p2p_latency = 0, p2p_transfer = 0;
+  // What a B computes of its weight gradients once its input gradient is on its way: a share of W.
+  double delayed_wgrad = 0;
   // A forward and a backward that run together take this share of their times, and both have ended
   // only then.
   double together = 1;
-  bool overlap_p2p = true;  // false: the sender computes nothing until its message has arrived
+  // false: the sender computes nothing until its message has arrived (with_batched_messages()).
+  bool overlap_p2p = true;
   // Gathering and reducing take no time here: what hides them is not the pipeline's order.
 };
 

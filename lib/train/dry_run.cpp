@@ -120,9 +120,11 @@ std::string pipeline_text(const Recipe& r, const Layout& l) {
       *fewest == *most ? fmt::format("{}", *most) : fmt::format("{} to {}", *fewest, *most);
   return fmt::format(
       "{}: {} stages of {} layers, {} per rank; {} micro-batches; rank 0 holds up to {} chunks; "
-      "idle {:.1f} % of a step by formula",
-      enum_name(r.distributed.pipeline.pp_schedule), l.stages, layers, l.stages_per_rank,
-      l.micro_batches, chunks_in_flight(shape, 0), 100 * bubble_fraction(shape));
+      "idle {:.1f} % of a step {}",
+      shape.table ? *r.distributed.pipeline.pp_schedule_csv
+                  : std::string(enum_name(r.distributed.pipeline.pp_schedule)),
+      l.stages, layers, l.stages_per_rank, l.micro_batches, chunks_in_flight(shape, 0),
+      100 * bubble_fraction(shape), shape.table ? "for F = I = W" : "by formula");
 }
 
 std::string layout_text(const Recipe& r, const Layout& l) {

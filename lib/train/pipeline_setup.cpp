@@ -92,7 +92,7 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l) {
       !d.reshard_after_forward)
     options.most_gathered = kStagesGathered;
   if (o.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
-  if (!o.fine_grained_1f1b) return options;
+  if (!o.delays_wgrads) return options;
   options.gradients_first = o.overlap_p2p_backward_on_comm_stream;
   options.delayed_layers = o.overlap_p2p_wgrad_delayed_layer_number;
   options.delay_whole_layers = o.overlap_p2p_with_transformer_layer_wgrad;

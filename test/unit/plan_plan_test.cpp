@@ -6,7 +6,7 @@
 #include "recipe/recipe.h"
 
 using namespace mtrain;
-using Schedule = PipelineScheduleName;
+using Name = PipelineScheduleName;
 
 namespace {
 
@@ -50,29 +50,29 @@ TEST_CASE("a mixture of experts costs what a token meets") {
 TEST_CASE("chunks in flight and idle time, against a simulator") {
   // F = I = W = 1, no communication: the figures of a separate simulator.
   struct Case {
-    Schedule schedule;
+    Name schedule;
     int64_t pp, chunks, micro_batches;
     double idle_over_busy;
     std::vector<int64_t> in_flight;
     bool moe_overlap = false;
   };
   for (const auto& c : std::vector<Case>{
-           {Schedule::gpipe, 4, 1, 8, 0.375, {8, 8, 8, 8}},
-           {Schedule::one_f_one_b, 4, 1, 8, 0.375, {4, 3, 2, 1}},
-           {Schedule::zero_bubble, 4, 1, 8, 0.125, {4, 4, 4, 4}},
-           {Schedule::interleaved_1f1b, 4, 2, 8, 0.1875, {11, 9, 7, 5}},
-           {Schedule::interleaved_1f1b, 4, 4, 8, 0.09375, {19, 17, 15, 13}},
-           {Schedule::interleaved_1f1b, 4, 2, 8, 0.1875, {12, 10, 8, 6}, true},
-           {Schedule::looped_bfs, 4, 2, 8, 0.1875, {16, 16, 16, 16}},
-           {Schedule::zero_bubble, 4, 2, 8, 0.0625, {8, 8, 8, 8}},
-           {Schedule::v_schedule, 4, 2, 8, 0.0625, {8, 8, 8, 8}},
-           {Schedule::dualpipev, 4, 2, 8, 0.125, {9, 9, 9, 9}},
-           {Schedule::gpipe, 4, 1, 16, 0.1875, {16, 16, 16, 16}},
-           {Schedule::one_f_one_b, 8, 1, 32, 0.21875, {8, 7, 6, 5, 4, 3, 2, 1}},
-           {Schedule::zero_bubble, 8, 1, 32, 0.0729166667, {8, 8, 8, 8, 8, 8, 8, 8}},
-           {Schedule::interleaved_1f1b, 8, 4, 32, 0.0546875, {39, 37, 35, 33, 31, 29, 27, 25}},
-           {Schedule::v_schedule, 8, 2, 32, 0.0364583333, std::vector<int64_t>(8, 16)},
-           {Schedule::dualpipev, 8, 2, 32, 0.0729166667, std::vector<int64_t>(8, 17)}}) {
+           {Name::gpipe, 4, 1, 8, 0.375, {8, 8, 8, 8}},
+           {Name::one_f_one_b, 4, 1, 8, 0.375, {4, 3, 2, 1}},
+           {Name::zero_bubble, 4, 1, 8, 0.125, {4, 4, 4, 4}},
+           {Name::interleaved_1f1b, 4, 2, 8, 0.1875, {11, 9, 7, 5}},
+           {Name::interleaved_1f1b, 4, 4, 8, 0.09375, {19, 17, 15, 13}},
+           {Name::interleaved_1f1b, 4, 2, 8, 0.1875, {12, 10, 8, 6}, true},
+           {Name::looped_bfs, 4, 2, 8, 0.1875, {16, 16, 16, 16}},
+           {Name::zero_bubble, 4, 2, 8, 0.0625, {8, 8, 8, 8}},
+           {Name::v_schedule, 4, 2, 8, 0.0625, {8, 8, 8, 8}},
+           {Name::dualpipev, 4, 2, 8, 0.125, {9, 9, 9, 9}},
+           {Name::gpipe, 4, 1, 16, 0.1875, {16, 16, 16, 16}},
+           {Name::one_f_one_b, 8, 1, 32, 0.21875, {8, 7, 6, 5, 4, 3, 2, 1}},
+           {Name::zero_bubble, 8, 1, 32, 0.0729166667, {8, 8, 8, 8, 8, 8, 8, 8}},
+           {Name::interleaved_1f1b, 8, 4, 32, 0.0546875, {39, 37, 35, 33, 31, 29, 27, 25}},
+           {Name::v_schedule, 8, 2, 32, 0.0364583333, std::vector<int64_t>(8, 16)},
+           {Name::dualpipev, 8, 2, 32, 0.0729166667, std::vector<int64_t>(8, 17)}}) {
     CAPTURE(enum_name(c.schedule), c.pp, c.chunks, c.micro_batches);
     const ScheduleShape shape{c.schedule, c.pp, c.chunks, c.micro_batches, c.pp, c.moe_overlap};
     for (int64_t rank = 0; rank < c.pp; ++rank)
@@ -82,7 +82,7 @@ TEST_CASE("chunks in flight and idle time, against a simulator") {
 }
 
 TEST_CASE("every stage has one rank") {
-  for (const Schedule s : {Schedule::interleaved_1f1b, Schedule::v_schedule}) {
+  for (const Name s : {Name::interleaved_1f1b, Name::v_schedule}) {
     std::vector<int> seen(8);
     for (int64_t rank = 0; rank < 4; ++rank)
       for (const int64_t stage : stages_of_rank({s, 4, 2, 8}, rank)) ++seen[size_t(stage)];

@@ -2,10 +2,12 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "plan/recipe_schedule.h"
 #include "plan/schedule_bounds.h"
 #include "schedule/catalog.h"
 #include "schedule/render.h"
+#include "temporary_folder.h"
 
 using namespace mtrain;
 
@@ -87,6 +89,32 @@ TEST_CASE("a schedule survives its table") {
     const Schedule read = from_text(schedule_csv(made));
     CHECK(read.rank_of_stage == made.rank_of_stage);
     CHECK(schedule_csv(read) == schedule_csv(made));
+  }
+}
+
+TEST_CASE("what a table costs is what its lists say") {
+  const TemporaryFolder folder;
+  const std::string path = (folder / "schedule.csv").string();
+  for (const ScheduleKind& kind : schedule_kinds()) {
+    // Of another name's rules nothing is left: the table alone counts.
+    const ScheduleSize size{2, kind.fewest_stages, 8};
+    write_file_atomic(path, schedule_csv(make_schedule(kind.name, size)));
+    Problems problems;
+    const Recipe r = load_recipe_text(
+        kBase, "test.yaml",
+        {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", kind.fewest_stages),
+         "distributed.pipeline.pp_schedule_csv=" + path, "train.global_batch_size=8"},
+        problems, 2);
+    INFO(kind.name << problems.text(Severity::error));
+    REQUIRE_FALSE(problems.has_errors());
+    const ScheduleShape shape = schedule_shape(r, layout_of(r, 2));
+    // A table has no pairs, whose results come at their common end.
+    if (kind.name != "dualpipev")
+      CHECK(bubble_fraction(shape) == Approx(bubble_fraction(kind, size)));
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      CHECK(chunks_in_flight(shape, rank) == chunks_in_flight(kind, size, rank));
+      CHECK(stages_of_rank(shape, rank) == stages_of_rank(kind, size, rank));
+    }
   }
 }
 

@@ -242,6 +242,7 @@ TEST_CASE("overlap of pipeline, gradients and context asked for must be possible
 
 TEST_CASE("the fine-grained 1F1B and deferred outputs need schedules that have room for them") {
   const char* stream = "comm_overlap.overlap_p2p_backward_on_comm_stream";
+  const char* delayed = "comm_overlap.overlap_p2p_with_transformer_layer_wgrad";
   const char* deferred = "comm_overlap.defer_embedding_wgrad_compute";
   const auto with = [](const char* schedule, const char* field) {
     return interleaved({std::string("distributed.pipeline.pp_schedule=") + schedule,
@@ -251,6 +252,9 @@ TEST_CASE("the fine-grained 1F1B and deferred outputs need schedules that have r
       {"breadth first", 4, with("looped_bfs", stream), E, stream, "looped_bfs runs no forward"},
       {"zero bubble", 4, with("zero_bubble", stream), E, stream, "dfs and dualpipev do"},
       {"depth first", 4, with("dfs", stream), E, nullptr, ""},
+      {"breadth first, delays", 4, with("looped_bfs", delayed), E, nullptr, ""},
+      {"zero bubble, delays", 4, with("zero_bubble", delayed), E, delayed, "by itself"},
+      {"V, delays", 4, with("v_schedule", delayed), E, delayed, "by itself"},
       {"dualpipev", 4, with("dualpipev", stream), E, nullptr, ""},
       {"output in a V", 4, with("v_schedule", deferred), E, deferred, "first rank"},
       {"output", 4, with("zero_bubble", deferred), E, nullptr, ""},

@@ -54,6 +54,11 @@ void prove(const ScheduleKind& kind, const ScheduleSize& size) {
     faults = schedule_faults(with_messages(with_sharding(s, 2 + size.micro_batches % 3)));
   const bool pairs = std::ranges::any_of(s.ranks[0], [](const Action& a) { return a.with_next; });
   if (faults.empty() && pairs) faults = schedule_faults(with_messages(s, true));
+  if (faults.empty() && size.micro_batches < 18) {
+    const Schedule batched = with_batched_messages(s);
+    faults = schedule_faults(batched, bounds(kind, size));
+    if (!sends_may_block(batched)) faults.push_back("batches wait for each other");
+  }
   INFO(text(kind, size));
   REQUIRE(faults == std::vector<std::string>{});
 }
@@ -195,7 +200,9 @@ TEST_CASE("forwards alone go through every placement") {
     for (const int64_t pp : {1, 2, 4})
       for (const int64_t m : {1, 3, 8}) {
         const ScheduleSize size{pp, kind.fewest_stages, 2 * pp};
-        const Schedule s = with_messages(forward_only(make_schedule(kind.name, size), m));
+        const Schedule order = forward_only(make_schedule(kind.name, size), m);
+        const Schedule s = with_messages(order);
+        CHECK(sends_may_block(with_batched_messages(order)));
         INFO(text(kind, size) << ", " << m << " forwards");
         std::vector<StuckRank> stuck;
         play(s, {}, stuck);
@@ -222,6 +229,11 @@ TEST_CASE("short lists, written out by hand") {
         "1W2");
   CHECK(list("dualpipev", {1, 2, 2}, 0) ==
         "0F0, 1F0, 0F1, 1B0, (1F1;0B0)OVERLAP_F_B, 1B1, 0I1, 0W1");
+  // What the last rank hands on to the first is taken at once, and a forward and the backward
+  // behind it exchange all of theirs.
+  CHECK(to_string(with_batched_messages(make_schedule("interleaved_1f1b", {2, 2, 4})).ranks[0])
+            .starts_with("0F0, 0SEND_F0, 0F1, 0SEND_F1, 2RECV_F0, 2F0, 2SEND_F0, 2RECV_F1, 2F1, "
+                         "2SEND_F1, 2RECV_B0, 0F2, 2B0, 0SEND_F2, 2SEND_B0, 2RECV_B1, 0F3, 2B1, "));
 }
 
 TEST_CASE("sizes that a schedule cannot have are told with the nearest that it can") {

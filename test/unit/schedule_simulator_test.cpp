@@ -45,6 +45,15 @@ TEST_CASE("a pipeline of two, by hand") {
     costs.p2p_latency = 2;
     CHECK(simulate(s, costs).times[1][2].end == 9);
   }
+  SECTION("a gradient leaves before the weight gradients that wait for it") {
+    costs.delayed_wgrad = 1;  // 1B0 [5,9] gives its gradient at 8
+    const Timeline delayed = simulate(s, costs);
+    CHECK(delayed.times[0][5].begin == 8);
+    CHECK(delayed.step == 15);
+    CHECK(delayed.busy == t.busy);
+    costs.overlap_p2p = false;
+    CHECK(simulate(s, costs).step == 16);
+  }
   SECTION("without overlap the sender waits, too") {
     costs.p2p_latency = 0.25;
     costs.p2p_transfer = 0.25;

@@ -1,0 +1,17 @@
+// Which messages a computation gives rise to.
+#pragma once
+#include "schedule/action.h"
+
+namespace mtrain {
+
+struct Transfer {
+  Action send, receive;
+};
+
+// What this computation sends to another rank; false for nothing.
+bool transfer_of(const Schedule& s, const Action& a, Transfer& t);
+
+// The message that this computation waits for; false for none.
+bool needed_message(const Schedule& s, const Action& a, Action& receive);
+
+}  // namespace mtrain
