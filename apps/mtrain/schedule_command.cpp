@@ -133,11 +133,12 @@ void add_schedule_command(CLI::App& app) {
       ->check(time);
   command->add_option("--p2p-transfer", o->costs.p2p_transfer, "time that it keeps its link busy")
       ->check(time);
-  command
-      ->add_option("--delayed-wgrad", o->costs.delayed_wgrad,
-                   "share of a backward's weight gradients that follow the sending of its gradient")
-      ->check(CLI::Range(0.0, 1.0));
-  command->add_flag("--no-overlap", o->no_overlap, "ranks wait until what they sent has arrived");
+  auto* delayed = command->add_option(
+      "--delayed-wgrad", o->costs.delayed_wgrad,
+      "share of a backward's weight gradients that follow the sending of its gradient");
+  delayed->check(CLI::Range(0.0, 1.0));
+  command->add_flag("--no-overlap", o->no_overlap, "ranks wait until what they sent has arrived")
+      ->excludes(delayed);
   command
       ->add_option("--gathered", o->gathered,
                    "sharded weights: stages whose weights a rank may gather at once")

@@ -42,6 +42,7 @@ void Executor::run(const ActionList& list) {
     ++next;
   }
   run_delayed();
+  await_messages();
   if (outputs_.held()) {
     const Device::Scope scope(links_.compute->device(), "deferred output");
     outputs_.drain();
@@ -53,8 +54,7 @@ void Executor::run(const ActionList& list) {
 
 size_t Executor::compute(const ActionList& list, size_t next) {
   run_delayed();  // behind the sends, before compute waits for a message
-  for (const Event& message : messages_) links_.compute->wait(message);
-  messages_.clear();
+  await_messages();
   const Action& a = list[next];
   if (a.with_next && next + 1 < list.size()) {
     next = pair(list, next);
@@ -198,6 +198,10 @@ void Executor::receive(const Action& a) {
   channel.group.receive(data, 1 - channel.group.rank(), *channel.on);
   (a.kind == ActionKind::recv_f ? c.x : c.dy) = {data, channel.on->record()};
   if (!options_.overlap) messages_.push_back(channel.on->record());
+}
+
+void Executor::await_messages() {
+  for (const Event& message : std::exchange(messages_, {})) links_.compute->wait(message);
 }
 
 Tensor Executor::await(Incoming& incoming) {

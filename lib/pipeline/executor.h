@@ -69,6 +69,7 @@ class Executor {
   void shard(const Action& a);
   void send(const Action& a);
   void receive(const Action& a);
+  void await_messages();
   Tensor await(Incoming& incoming);
   Step step_of(const Action& a, Chunk& c);
   void stay_near();

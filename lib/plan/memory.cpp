@@ -14,13 +14,14 @@ namespace {
 // T tokens of a micro-batch on this rank; e bytes of an element of the compute type.
 class Estimator {
  public:
-  Estimator(const Recipe& r, const Layout& l, int64_t vocab, int64_t pp_rank)
+  Estimator(const Recipe& r, const Layout& l, const ScheduleShape& shape, int64_t vocab,
+            int64_t pp_rank)
       : r_(r),
         m_(r.model),
         l_(l),
         size_(count_parameters(r.model, padded_vocab(vocab, l.tp))),
         padded_vocab_(padded_vocab(vocab, l.tp)),
-        shape_(schedule_shape(r, l)),
+        shape_(shape),
         pp_rank_(pp_rank),
         stages_(stages_of_rank(shape_, pp_rank)),
         e_(r.mixed_precision.name == Precision::fp32 ? 4 : 2),
@@ -175,8 +176,18 @@ class Estimator {
       all = all * Count(layers() - recomputed) / Count(layers()) +
             Count(ceil_div(recomputed, recompute_group())) * residual() * e_;
     }
-    if (l_.pp == 1) return all;
-    return all * Count(chunks_in_flight(shape_, pp_rank_)) / Count(stages_.size());
+    if (l_.pp == 1 || all == 0) return all;
+    const Count behind = Count(dense_layers_) * behind_per_token(false) +
+                         Count(moe_layers_) * (moe_layers_ ? behind_per_token(true) : 0);
+    return all * chunks_held(shape_, pp_rank_, behind / all) / Count(stages_.size());
+  }
+
+  // Bytes per token that a layer keeps from its input gradient to its weight gradient: inputs of
+  // its products, and gradients of their outputs. Of a sequence that is sharded, all ranks' tokens.
+  Count behind_per_token(bool moe) const {
+    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
+    const Count rows = (moe ? Count(m_.moe.router_topk) : 1) * 2 * hidden() + 2 * hidden();
+    return (rows + attention_width() + qkv_width() + (1 + inputs()) * width / tp_) * e_;
   }
 
   // Of the layers that backward computes again together.
@@ -292,7 +303,7 @@ class Estimator {
   const Layout& l_;
   const ModelParameters size_;
   const int64_t padded_vocab_;
-  const ScheduleShape shape_;
+  const ScheduleShape& shape_;
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
   const Count e_, tp_, T_;
@@ -302,13 +313,19 @@ class Estimator {
 }  // namespace
 
 MemoryEstimate estimate_memory(const Recipe& r, const Layout& l, int64_t vocab, int64_t pp_rank) {
-  return Estimator(r, l, vocab, pp_rank).estimate();
+  return estimate_memory(r, l, schedule_shape(r, l), vocab, pp_rank);
+}
+
+MemoryEstimate estimate_memory(const Recipe& r, const Layout& l, const ScheduleShape& shape,
+                               int64_t vocab, int64_t pp_rank) {
+  return Estimator(r, l, shape, vocab, pp_rank).estimate();
 }
 
 MemoryEstimate peak_memory(const Recipe& r, const Layout& l, int64_t vocab) {
+  const ScheduleShape shape = schedule_shape(r, l);
   MemoryEstimate most;
   for (int64_t rank = 0; rank < l.pp; ++rank) {
-    const MemoryEstimate m = estimate_memory(r, l, vocab, rank);
+    const MemoryEstimate m = estimate_memory(r, l, shape, vocab, rank);
     if (m.total() > most.total()) most = m;
   }
   return most;

@@ -12,6 +12,8 @@ namespace mtrain {
 // matter little beside a model with such a vocabulary.
 inline constexpr int64_t kLogitsBytes = 64ll << 20;
 
+struct ScheduleShape;
+
 struct MemoryEstimate {
   Count parameters = 0;  // elements of this rank, before they are sharded over data parallelism
   Count params = 0, grads = 0, optimizer = 0;  // bytes, from here on
@@ -24,6 +26,8 @@ struct MemoryEstimate {
 // For the ranks of one pipeline rank; they are alike.
 MemoryEstimate estimate_memory(const Recipe& recipe, const Layout& layout, int64_t vocab,
                                int64_t pp_rank);
+MemoryEstimate estimate_memory(const Recipe& recipe, const Layout& layout,
+                               const ScheduleShape& shape, int64_t vocab, int64_t pp_rank);
 
 // Of the fullest pipeline rank.
 MemoryEstimate peak_memory(const Recipe& recipe, const Layout& layout, int64_t vocab);

@@ -1,5 +1,7 @@
 #include "plan/schedule_bounds.h"
 
+#include <algorithm>
+
 #include "plan/recipe_schedule.h"
 #include "recipe/overlap.h"
 #include "schedule/catalog.h"
@@ -36,6 +38,20 @@ ScheduleSize schedule_size(const ScheduleShape& s) {
 int64_t chunks_in_flight(const ScheduleShape& s, int64_t pp_rank) {
   if (s.table) return peak_in_flight(s.table->ranks[size_t(pp_rank)]).to_weight_gradient;
   return chunks_in_flight(kind_of(s), schedule_size(s), pp_rank);
+}
+
+double chunks_held(const ScheduleShape& s, int64_t pp_rank, double behind) {
+  const ActionList list =
+      s.table ? s.table->ranks[size_t(pp_rank)] : kind_of(s).list(schedule_size(s), pp_rank);
+  double held = 0, most = 0;
+  for (const Action& a : list) {
+    held += a.kind == ActionKind::F   ? 1
+            : a.kind == ActionKind::B ? -1
+            : a.kind == ActionKind::I ? behind - 1
+                                      : -behind;
+    most = std::max(most, held);
+  }
+  return most;
 }
 
 double bubble_fraction(const ScheduleShape& s) {

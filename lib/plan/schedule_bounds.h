@@ -30,6 +30,10 @@ ScheduleSize schedule_size(const ScheduleShape& shape);
 // once, counted from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 
+// The most memory that `pp_rank` has for chunks at once, where one that waits for its input
+// gradient counts 1, and one that waits for its weight gradient `behind`.
+double chunks_held(const ScheduleShape& shape, int64_t pp_rank, double behind);
+
 // Idle time / whole time of a step, by formula; of a table by its lists, for F = I = W.
 double bubble_fraction(const ScheduleShape& shape);
 

@@ -113,7 +113,7 @@ struct CommOverlapConfig {
             {.aliases = "model.overlap_p2p_comm model.overlap_p2p_communication"}},
       Field{"batch_p2p_comm",
             &CommOverlapConfig::batch_p2p_comm,
-            "send and receive between stages in one call",
+            "send and receive between stages together, between two computations",
             {.aliases = "model.batch_p2p_comm"}},
       Field{"defer_embedding_wgrad_compute",
             &CommOverlapConfig::defer_embedding_wgrad_compute,

@@ -88,7 +88,7 @@ class Resolver {
     const auto& c = r_.comm_overlap;
     Condition overlap = several_stages();
     if (overlap.ok && c.batch_p2p_comm.value_or(false))
-      overlap = {false, "batch_p2p_comm sends and receives in one call"};
+      overlap = {false, "batch_p2p_comm sends and receives between computations"};
     o_.overlap_p2p_comm = decide("comm_overlap.overlap_p2p_comm", c.overlap_p2p_comm, overlap);
     o_.batch_p2p_comm =
         decide("comm_overlap.batch_p2p_comm", c.batch_p2p_comm,
@@ -264,13 +264,14 @@ class Resolver {
     Condition turns =
         several_stages_overlap("a schedule from a file runs no forward with a backward");
     if (turns.ok)
-      turns = all({{name == Name::interleaved_1f1b || name == Name::dfs || name == Name::dualpipev,
-                    fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
-                                "dualpipev do",
-                                enum_name(name))}},
-                  "a forward and a backward take turns, segment by segment, and the gradient is "
-                  "sent before "
-                  "the forward ends; without experts the plain order is faster");
+      turns =
+          all({{name == Name::interleaved_1f1b || name == Name::dfs || name == Name::dualpipev,
+                fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
+                            "dualpipev do",
+                            enum_name(name))}},
+              "a forward and a backward take turns, segment by segment, and the gradient is sent "
+              "before "
+              "the forward ends; both end together, which hides fewer messages without experts");
     o_.overlap_p2p_backward_on_comm_stream =
         decide("comm_overlap.overlap_p2p_backward_on_comm_stream",
                c.overlap_p2p_backward_on_comm_stream, turns);

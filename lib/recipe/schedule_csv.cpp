@@ -1,5 +1,6 @@
 #include "recipe/schedule_csv.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 
@@ -89,7 +90,9 @@ std::string schedule_fault(const ScheduleRows& rows, int64_t ranks, int64_t stag
     return fmt::format("has {} rows, but pp_size is {}", rows.size(), ranks);
   std::map<std::pair<int64_t, int64_t>, std::string> seen;  // (stage, micro-batch): actions so far
   std::map<int64_t, int64_t> home;                          // of a stage
-  for (size_t rank = 0; rank < rows.size(); ++rank)
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    if (std::ranges::none_of(rows[rank], &ScheduleCell::action))
+      return fmt::format("row {} holds no actions: every rank needs a stage", rank + 1);
     for (const ScheduleCell& c : rows[rank]) {
       if (!c.action) continue;
       const std::string cell = text_of(c);
@@ -110,6 +113,7 @@ std::string schedule_fault(const ScheduleRows& rows, int64_t ranks, int64_t stag
                            rank + 1, done);
       done += c.action;
     }
+  }
   for (int64_t s = 0; s < stages; ++s)
     for (int64_t m = 0; m < micro_batches; ++m) {
       const auto at = seen.find({s, m});

@@ -113,6 +113,21 @@ bool splits_backward(const Recipe& r, const Layout& l) {
           kind == PipelineScheduleName::dualpipev);
 }
 
+// In which layers nothing is left beside the scatter, for their weight gradients wait longer.
+std::string delayed_text(const Recipe& r, const Layout& l, const Product& p) {
+  const auto& c = r.comm_overlap;
+  const bool whole = c.overlap_p2p_with_transformer_layer_wgrad;
+  const int64_t layers = c.overlap_p2p_wgrad_delayed_layer_number;
+  const bool delays = whole || layers > 1 || c.overlap_p2p_backward_on_comm_stream;
+  const bool attention = p.name.starts_with("qkv") || p.name.starts_with("proj");
+  if (!delays || l.stages_per_rank == 1 || !(attention || whole)) return "";
+  return layers == 1 ? "; not in a stage's first layer, where it waits for the gradient's sending"
+                     : fmt::format(
+                           "; not in a stage's first {} layers, where it waits for the "
+                           "gradient's sending",
+                           layers);
+}
+
 }  // namespace
 
 void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
@@ -129,6 +144,7 @@ void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
     if (is_wgrad(p) && splits_dgrad && p.on)
       p.off("the product of the input gradient scatters its own result");
     if (p.on && p.why.empty()) p.why = behind(p);
+    if (is_wgrad(p) && p.on) p.why += delayed_text(r, l, p);
     check_aggregate(l, p);
     if (p.on && p.gemm.fp8_buf) p.why += "; without fp8_buf: the products are not 8-bit";
     for_gpus = for_gpus || (p.asked && p.on);

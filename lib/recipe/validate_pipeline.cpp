@@ -172,8 +172,10 @@ constexpr uintmax_t kMostCsv = 64 << 20;  // bytes
 
 void check_csv(const Recipe& r, const Layout& l, Problems& problems) {
   const auto& path = r.distributed.pipeline.pp_schedule_csv;
-  if (!path) return;
   const char* field = "distributed.pipeline.pp_schedule_csv";
+  for (const char* other : {"distributed.pipeline.pp_schedule",
+                            "distributed.pipeline.microbatch_group_size_per_vp_stage"})
+    if (r.given(other)) problems.warn(other, "is ignored, for pp_schedule_csv says it all");
   std::string text, reason;
   // A device or a pipe may never end.
   std::error_code ignored;

@@ -82,9 +82,9 @@ class Play {
     batch.starts = starts;
     double& ended = ended_[rank] = starts;
     for (size_t i = batch.begin; i < batch.end; ++i) ended += length(list[i].kind);
-    Transfer t;
+    StageMessage t;
     for (size_t i = batch.begin; i < batch.end; ++i) {
-      if (!transfer_of(s_, list[i], t)) continue;
+      if (!message_of(s_, list[i], t)) continue;
       sent_[key(t.receive)] = ended;
       channels[{int64_t(rank), t.send.peer}].push_back({t.receive, ended});
     }
@@ -100,7 +100,8 @@ class Play {
 }  // namespace
 
 Schedule with_batched_messages(const Schedule& s) {
-  if (const Schedule as_needed = with_messages(s); sends_may_block(as_needed)) return as_needed;
+  if (const Schedule as_needed = with_messages(s); runs_with_blocking_sends(as_needed))
+    return as_needed;
   Channels channels;
   Batches batches = batches_of(s, true);
   if (!Play(s, batches).run(channels)) {
@@ -121,9 +122,9 @@ Schedule with_batched_messages(const Schedule& s) {
           out.push_back(messages.front().receive);
       out.insert(out.end(), list.begin() + ptrdiff_t(batch.begin),
                  list.begin() + ptrdiff_t(batch.end));
-      Transfer t;
+      StageMessage t;
       for (size_t i = batch.begin; i < batch.end; ++i)
-        if (transfer_of(s, list[i], t)) out.push_back(t.send);
+        if (message_of(s, list[i], t)) out.push_back(t.send);
     }
   }
   return lowered;

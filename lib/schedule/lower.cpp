@@ -28,9 +28,9 @@ template <class F>
 void for_sends(const Schedule& s, const ActionList& computing, size_t at, bool gradients_first,
                const F& f) {
   const size_t together = together_at(computing, at);
-  Transfer t;
+  StageMessage t;
   for (size_t k = 0; k < together; ++k)
-    if (transfer_of(s, computing[at + (gradients_first ? together - 1 - k : k)], t)) f(t);
+    if (message_of(s, computing[at + (gradients_first ? together - 1 - k : k)], t)) f(t);
 }
 
 Channels messages_in_order(const Schedule& s, bool gradients_first) {
@@ -38,7 +38,7 @@ Channels messages_in_order(const Schedule& s, bool gradients_first) {
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     const ActionList& list = s.ranks[size_t(rank)];
     for (size_t i = 0; i < list.size(); i += together_at(list, i))
-      for_sends(s, list, i, gradients_first, [&](const Transfer& t) {
+      for_sends(s, list, i, gradients_first, [&](const StageMessage& t) {
         channels[{rank, t.send.peer}].receives.push_back(t.receive);
       });
   }
@@ -76,7 +76,7 @@ Schedule with_messages(const Schedule& s, bool gradients_first) {
       for (size_t k = 0; k < together; ++k) receive_for(computing[i + k]);
       for (size_t k = 0; k < together; ++k) list.push_back(computing[i + k]);
       for_sends(s, computing, i, gradients_first,
-                [&](const Transfer& t) { list.push_back(t.send); });
+                [&](const StageMessage& t) { list.push_back(t.send); });
     }
   }
   return lowered;
@@ -156,7 +156,7 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
   return out;
 }
 
-bool sends_may_block(const Schedule& s) {
+bool runs_with_blocking_sends(const Schedule& s) {
   struct Begun {
     int64_t sends = 0, receives = 0;
     int64_t taken() const { return std::min(sends, receives); }

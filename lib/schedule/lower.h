@@ -13,10 +13,11 @@ namespace mtrain {
 Schedule with_messages(const Schedule& schedule, bool gradients_first = false);
 
 // Without overlap: messages move between computations alone, all that stand there together, and the
-// rank computes nothing until they have been taken, also what it sends (sends_may_block() holds).
-// Where receives that stand as above would make ranks wait for each other for ever, they stand
-// where the message is sent; and with several stages per rank a forward and the backward behind it
-// exchange theirs as one batch.
+// rank computes nothing until they have been taken, also what it sends
+// (runs_with_blocking_sends() holds). Where receives that stand as above would make ranks wait for
+// each other for ever, they stand where the message is sent, and a forward and the whole backward
+// (B) behind it exchange theirs as one batch: a rank then waits only for what comes earlier in a
+// play of the lists.
 Schedule with_batched_messages(const Schedule& schedule);
 
 // For weights that are sharded over data-parallel ranks: a stage's weights are gathered before they
@@ -32,6 +33,6 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches);
 // Whether lists with messages reach their ends where a rank computes nothing before all messages
 // that stand before its computation have been taken: sends block, too, but messages between two
 // computations are begun together.
-bool sends_may_block(const Schedule& schedule);
+bool runs_with_blocking_sends(const Schedule& schedule);
 
 }  // namespace mtrain

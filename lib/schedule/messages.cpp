@@ -2,7 +2,7 @@
 
 namespace mtrain {
 
-bool transfer_of(const Schedule& s, const Action& a, Transfer& t) {
+bool message_of(const Schedule& s, const Action& a, StageMessage& t) {
   const bool forward = a.kind == ActionKind::F;
   if (!forward && !gives_gradient(a.kind)) return false;
   const int64_t to = a.stage + (forward ? 1 : -1);

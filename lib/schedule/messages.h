@@ -4,12 +4,12 @@
 
 namespace mtrain {
 
-struct Transfer {
+struct StageMessage {
   Action send, receive;
 };
 
 // What this computation sends to another rank; false for nothing.
-bool transfer_of(const Schedule& s, const Action& a, Transfer& t);
+bool message_of(const Schedule& s, const Action& a, StageMessage& t);
 
 // The message that this computation waits for; false for none.
 bool needed_message(const Schedule& s, const Action& a, Action& receive);

@@ -124,8 +124,8 @@ class Player {
       if (pair) record(rank, clock + share * length(b));
       timeline_.busy[size_t(rank)] += clock - begin;
       computed_[size_t(rank)] = clock;
-      finish(a, clock - delayed(a));
-      if (pair) finish(b, clock - delayed(b));
+      finish(a, clock - share * delayed(a));
+      if (pair) finish(b, clock - share * delayed(b));
     }
     return true;
   }

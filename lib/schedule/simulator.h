@@ -15,11 +15,14 @@ struct ScheduleCosts {
   // bandwidth), and arrives `p2p_latency` after that.
   double p2p_latency = 0, p2p_transfer = 0;
   // What a B computes of its weight gradients once its input gradient is on its way: a share of W.
+  // Without overlap nothing is sent before its end.
   double delayed_wgrad = 0;
   // A forward and a backward that run together take this share of their times, and both have ended
   // only then.
   double together = 1;
-  // false: the sender computes nothing until its message has arrived (with_batched_messages()).
+  // false: the sender computes nothing until its message has arrived, as in the lists of
+  // with_batched_messages(). Messages begin when their sender has come there; that they would wait
+  // for their receiver, too, is left out.
   bool overlap_p2p = true;
   // Gathering and reducing take no time here: what hides them is not the pipeline's order.
 };

@@ -91,7 +91,8 @@ int64_t layers_of(const Layout& l, const std::vector<int64_t>& stages) {
 std::string memory_table(const Recipe& r, const Layout& l, int64_t vocab) {
   const ScheduleShape shape = schedule_shape(r, l);
   std::vector<MemoryEstimate> ranks;
-  for (int64_t rank = 0; rank < l.pp; ++rank) ranks.push_back(estimate_memory(r, l, vocab, rank));
+  for (int64_t rank = 0; rank < l.pp; ++rank)
+    ranks.push_back(estimate_memory(r, l, shape, vocab, rank));
   const auto fullest =
       std::max_element(ranks.begin(), ranks.end(),
                        [](const auto& a, const auto& b) { return a.total() < b.total(); });

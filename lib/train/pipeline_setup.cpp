@@ -29,6 +29,16 @@ std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
   return pairs;
 }
 
+// The first message of a channel connects its ranks, for which NCCL makes their hosts meet: here,
+// where all come by in the same order. In a schedule a host may wait for one that waits for it.
+void connect(const Channel& channel, bool sends) {
+  const Tensor word =
+      Tensor::from_host(*channel.on, {1}, std::vector<float>(1), MemoryCategory::buffers);
+  const int peer = 1 - channel.group.rank();
+  sends ? channel.group.send(word, peer, *channel.on)
+        : channel.group.receive(word, peer, *channel.on);
+}
+
 }  // namespace
 
 Schedule training_schedule(const Recipe& r, const Layout& l) {
@@ -72,9 +82,12 @@ PipelineLinks pipeline_links(World& world, Device& device, const Layout& l, cons
   for (const auto& [from, to] : channels(s)) {
     const std::string name = fmt::format("pp {}>{}", from, to);
     if (links.rank == from)
-      links.to[to] = {pair(name, from, to), &device.stream(fmt::format("pp_send_{}", to))};
+      connect(links.to[to] = {pair(name, from, to), &device.stream(fmt::format("pp_send_{}", to))},
+              true);
     if (links.rank == to)
-      links.from[from] = {pair(name, from, to), &device.stream(fmt::format("pp_recv_{}", from))};
+      connect(links.from[from] = {pair(name, from, to),
+                                  &device.stream(fmt::format("pp_recv_{}", from))},
+              false);
   }
   const int64_t first = s.home(0), last = s.home(s.stages - 1);
   if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))

@@ -536,6 +536,7 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"0F0,0F1,,0B0,0B1\n", "has 1 rows, but pp_size is 2"},
            {"", "has 0 rows"},
+           {"0F0,1F0,1B0,0B0,0F1,1F1,1B1,0B1\n,\n", "row 2 holds no actions"},
            {"0F0,x\n1F0\n", "row 1, cell 2: `x` is no action"},
            {"0F0,0B0,0F1,0B1\n2F0\n", "there are 2 stages"},
            {"0F0,0B0,0F1,0B1,0F2\n1F0\n", "there are 2 micro-batches"},

@@ -55,9 +55,12 @@ void prove(const ScheduleKind& kind, const ScheduleSize& size) {
   const bool pairs = std::ranges::any_of(s.ranks[0], [](const Action& a) { return a.with_next; });
   if (faults.empty() && pairs) faults = schedule_faults(with_messages(s, true));
   if (faults.empty() && size.micro_batches < 18) {
-    const Schedule batched = with_batched_messages(s);
+    const Schedule batched = with_batched_messages(s),
+                   sharded = with_batched_messages(with_sharding(s, 2));
     faults = schedule_faults(batched, bounds(kind, size));
-    if (!sends_may_block(batched)) faults.push_back("batches wait for each other");
+    if (faults.empty()) faults = schedule_faults(sharded);
+    for (const Schedule* b : {&batched, &sharded})
+      if (!runs_with_blocking_sends(*b)) faults.push_back("batches wait for each other");
   }
   INFO(text(kind, size));
   REQUIRE(faults == std::vector<std::string>{});
@@ -178,7 +181,7 @@ TEST_CASE("steps, idle time and activations of a separate simulator") {
 
 TEST_CASE("sends may block where messages of neighbours meet, and not where they cross") {
   const auto may_block = [](const char* name, const ScheduleSize& size) {
-    return sends_may_block(with_messages(make_schedule(name, size)));
+    return runs_with_blocking_sends(with_messages(make_schedule(name, size)));
   };
   for (const int64_t pp : {2, 3, 4, 8})
     for (const int64_t m : {1, 2, 4, 8, 16})
@@ -192,7 +195,7 @@ TEST_CASE("sends may block where messages of neighbours meet, and not where they
       .ranks = {
           {{ActionKind::send_f, 0, 0, 1}, {ActionKind::F, 0, 1}, {ActionKind::recv_b, 0, 0, 1}},
           {{ActionKind::send_b, 1, 0, 0}, {ActionKind::F, 1, 1}, {ActionKind::recv_f, 1, 0, 0}}}};
-  CHECK_FALSE(sends_may_block(crossed));
+  CHECK_FALSE(runs_with_blocking_sends(crossed));
 }
 
 TEST_CASE("forwards alone go through every placement") {
@@ -202,7 +205,7 @@ TEST_CASE("forwards alone go through every placement") {
         const ScheduleSize size{pp, kind.fewest_stages, 2 * pp};
         const Schedule order = forward_only(make_schedule(kind.name, size), m);
         const Schedule s = with_messages(order);
-        CHECK(sends_may_block(with_batched_messages(order)));
+        CHECK(runs_with_blocking_sends(with_batched_messages(order)));
         INFO(text(kind, size) << ", " << m << " forwards");
         std::vector<StuckRank> stuck;
         play(s, {}, stuck);

@@ -159,6 +159,40 @@ TEST_CASE("overlap of messages changes when they travel, never a bit of what is 
   }
 }
 
+namespace {
+// Launches of a step that do not come after all that this rank has sent before them.
+int64_t launches_beside_sends(const Changes& changes, int ranks) {
+  const Setup setup(changes, ranks);
+  std::atomic<int64_t> beside = 0;
+  run_ranks(ranks, "thread", [&](TestRank& rank) {
+    Trainer t(rank.device, setup.recipe, setup.config, setup.data, std::move(rank.world));
+    std::map<Stream*, uint64_t> sent;  // items of each stream that sends
+    rank.device.set_launch_check([&](Stream& on, const LaunchInfo&) {
+      if (on.name().starts_with("pp_send_")) sent[&on] = on.enqueued();
+      if (on.name() != "compute") return;
+      for (const auto& [stream, items] : sent) beside += !on.comes_after(*stream, items);
+    });
+    t.step();
+    rank.device.set_launch_check({});
+  });
+  return beside;
+}
+}  // namespace
+
+TEST_CASE("without overlap nothing is computed beside a message") {
+  const Changes off{"comm_overlap.overlap_p2p_comm=false"};
+  for (const auto& layout : std::vector<Changes>{
+           pipeline("1f1b", 2), pipeline("zero_bubble", 2),
+           with(pipeline("interleaved_1f1b", 4, 2), off), with(pipeline("looped_bfs", 2, 2), off),
+           with(pipeline("v_schedule", 2, 2), off),
+           with(pipeline("1f1b", 2), {"comm_overlap.defer_embedding_wgrad_compute=true"})}) {
+    CAPTURE(layout);
+    const int ranks = layout[0].back() - '0';
+    CHECK(launches_beside_sends(with(batch(8), layout), ranks) == 0);
+  }
+  CHECK(launches_beside_sends(with(batch(8), pipeline("interleaved_1f1b", 2, 2)), 2) > 0);
+}
+
 TEST_CASE("messages larger than what is on its way between two ranks do not make them wait") {
   // 192 rows of 768: 576 KiB. Ranks on shared memory pass 512 KiB on before anybody takes it.
   const Changes base{"model.num_layers=4", "model.hidden_size=768", "train.global_batch_size=32",

@@ -192,6 +192,64 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
   }
 }
 
+TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what its step takes") {
+  struct Case {
+    const char* schedule;
+    int pp, stages;
+    Overrides more = {};
+  };
+  const Overrides delayed{"comm_overlap.overlap_p2p_wgrad_delayed_layer_number=2",
+                          "comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true"};
+  for (const Case& c : std::vector<Case>{
+           {"1f1b", 4, 1},
+           {"gpipe", 2, 1},
+           {"zero_bubble", 2, 1},
+           {"zero_bubble", 4, 1},
+           {"zero_bubble", 2, 2},
+           {"zero_bubble", 2, 1, {"recompute=full"}},
+           {"zero_bubble", 4, 1, {"mixed_precision=bf16_mixed"}},
+           {"zero_bubble", 2, 1, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
+           {"v_schedule", 4, 2},
+           {"dualpipev", 2, 2},
+           {"looped_bfs", 2, 2},
+           {"interleaved_1f1b", 4, 2},
+           {"interleaved_1f1b", 2, 2, delayed},
+           {"interleaved_1f1b", 2, 2, {"comm_overlap.overlap_p2p_comm=false"}}}) {
+    Overrides all{"model.num_layers=16",
+                  "model.hidden_size=192",
+                  "dataset.seq_length=256",
+                  "train.global_batch_size=8",
+                  "train.micro_batch_size=1",
+                  "distributed.strategy=megatron_ddp",
+                  fmt::format("distributed.pp_size={}", c.pp),
+                  fmt::format("distributed.vpp_size={}", c.stages),
+                  fmt::format("distributed.pipeline.pp_schedule={}", c.schedule)};
+    all.insert(all.end(), c.more.begin(), c.more.end());
+    const bool tensor = std::ranges::count(c.more, "distributed.tp_size=2") > 0;
+    const int ranks = c.pp * (tensor ? 2 : 1);
+    const Recipe r = recipe(all, ranks);
+    const Layout l = layout_of(r, ranks);
+    std::vector<double> activations(static_cast<size_t>(ranks)), totals = activations;
+    run_thread_ranks(ranks, [&](World& world) {
+      const auto device = Device::cpu(1, {});
+      Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, int(l.tp)),
+                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+      trainer.step();
+      trainer.step();
+      const auto rank = size_t(world.rank());
+      activations[rank] = double(device->allocator().usage(MemoryCategory::activations).peak);
+      totals[rank] = double(device->allocator().total().peak);
+    });
+    for (int64_t stage = 0; stage < c.pp; ++stage) {
+      const MemoryEstimate planned = estimate_memory(r, l, kVocab, stage);
+      const auto rank = size_t(stage * l.tp);
+      CAPTURE(c.schedule, c.pp, c.stages, c.more, stage, planned.activations, planned.logits,
+              activations[rank]);
+      CHECK(planned.total() == Approx(totals[rank]).epsilon(0.1));
+    }
+  }
+}
+
 TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's step takes") {
   for (const char* family : {"model.architecture=llama", "model.architecture=gpt2"})
     for (const int tp : {2, 4})
