@@ -165,7 +165,7 @@ int64_t launches_beside_sends(const Changes& changes, int ranks) {
   const Setup setup(changes, ranks);
   std::atomic<int64_t> beside = 0;
   run_ranks(ranks, "thread", [&](TestRank& rank) {
-    Trainer t(rank.device, setup.recipe, setup.config, setup.data, std::move(rank.world));
+    Trainer t(rank.device, setup.recipe, setup.config, setup.data, rank.world);
     std::map<Stream*, uint64_t> sent;  // items of each stream that sends
     rank.device.set_launch_check([&](Stream& on, const LaunchInfo&) {
       if (on.name().starts_with("pp_send_")) sent[&on] = on.enqueued();
@@ -191,6 +191,27 @@ TEST_CASE("without overlap nothing is computed beside a message") {
     CHECK(launches_beside_sends(with(batch(8), layout), ranks) == 0);
   }
   CHECK(launches_beside_sends(with(batch(8), pipeline("interleaved_1f1b", 2, 2)), 2) > 0);
+}
+
+TEST_CASE("channels are connected before a schedule runs, by all ranks in the same order") {
+  // Stage s is on rank s % 3: forwards go round, and gradients the other way.
+  const std::vector<std::vector<std::string>> expected{
+      {"pp_send_1", "pp_send_2", "pp_recv_1", "pp_recv_2"},
+      {"pp_recv_0", "pp_send_0", "pp_send_2", "pp_recv_2"},
+      {"pp_recv_0", "pp_recv_1", "pp_send_0", "pp_send_1"}};
+  const Setup setup(with(pipeline("interleaved_1f1b", 3, 2), batch(6)), 3);
+  std::vector<std::vector<std::string>> connected(3);
+  run_ranks(3, "thread", [&](TestRank& rank) {
+    auto& own = connected[size_t(rank.rank())];
+    rank.device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
+      if (on.name().starts_with("pp_") && std::string_view(info.name) != "upload")
+        own.push_back(on.name());
+    });
+    const Trainer t(rank.device, setup.recipe, setup.config, setup.data, rank.world);
+    rank.device.set_launch_check({});
+    rank.device.synchronize();
+  });
+  CHECK(connected == expected);
 }
 
 TEST_CASE("messages larger than what is on its way between two ranks do not make them wait") {
