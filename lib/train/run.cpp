@@ -138,7 +138,7 @@ class Training {
     }
     if (end.empty()) evaluate();
     note(end);
-    if (saved_ != trainer_.steps_done()) save();
+    if (recipe_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     all_ranks_here();  // rank 0 serves the others until they are done
@@ -147,15 +147,15 @@ class Training {
   // All ranks give the same answer but for its words.
   std::string early_end(const Interrupt& interrupt, std::chrono::duration<double> elapsed) {
     const auto& t = recipe_.train;
+    const char* then = recipe_.checkpoint.at_end ? "saving and ending" : "ending";
     if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
-      return fmt::format("train.exit_interval={}: saving and ending", *t.exit_interval);
+      return fmt::format("train.exit_interval={}: {}", *t.exit_interval, then);
     const bool late = t.exit_duration_in_mins && elapsed.count() > *t.exit_duration_in_mins * 60;
     if (!trainer_.any_rank(interrupt.signal() || late)) return "";
     if (late)
-      return fmt::format("train.exit_duration_in_mins={}: saving and ending",
-                         *t.exit_duration_in_mins);
-    return interrupt.signal() ? fmt::format("signal {}: saving and ending", interrupt.signal())
-                              : "another rank was told to end: saving and ending";
+      return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_duration_in_mins, then);
+    return interrupt.signal() ? fmt::format("signal {}: {}", interrupt.signal(), then)
+                              : fmt::format("another rank was told to end: {}", then);
   }
 
   static void tell_last_launches(const std::vector<std::string>& lines) {

@@ -176,6 +176,16 @@ TEST_CASE("a run that died before its first checkpoint keeps its metrics") {
   CHECK(read_file(lab / "a/metrics.jsonl.abandoned") == "{\"step\":1,\"loss\":5.0}\n");
 }
 
+TEST_CASE("without at_end a run leaves the checkpoints of every_steps, and no others") {
+  Lab lab;
+  lab.train("none", {"checkpoint.every_steps=0", "checkpoint.at_end=false"});
+  REQUIRE(lab.steps("none").size() == 4);
+  REQUIRE(!fs::exists(lab.step("none", 4)));
+  lab.train("some", {"checkpoint.every_steps=3", "checkpoint.at_end=false"});
+  REQUIRE(fs::exists(lab.step("some", 3)));
+  REQUIRE(!fs::exists(lab.step("some", 4)));
+}
+
 TEST_CASE("a run that goes back sets the later checkpoints aside") {
   const Lab lab;
   lab.train("a", {"train.steps=8"});
