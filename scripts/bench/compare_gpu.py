@@ -36,6 +36,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
 TARGET_OPERATION = 0.05  # of a step, for what is neither a matmul nor attention
+RULES = """Both programs: products in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
+weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTorch compiles blocks and loss, with fused AdamW and the fastest
+of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
+
+"""
 SECONDS_LEAST = 45       # for a model: less is not begun
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
 PROFILED = re.compile(r"steps profiled: (\d+)")
@@ -307,7 +312,7 @@ def main():
                 row["mtrain"]["tokens_per_s"], row["torch"]["tokens_per_s"], row["ratio"])), flush=True)
             args.output.parent.mkdir(parents=True, exist_ok=True)
             args.output.with_suffix(".json").write_text(json.dumps(dict(gpu=args.gpu, rows=rows), indent=1) + "\n")
-            args.output.with_suffix(".md").write_text(table(rows) + operations_table(rows))
+            args.output.with_suffix(".md").write_text(RULES + table(rows) + operations_table(rows))
     sys.exit(1 if any("failed" in r and not r.get("skipped") for r in rows) else 0)
 
 

@@ -20,37 +20,43 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-BACKENDS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+BACKENDS = ("cudnn", "flash", "mem_efficient")
 MATMUL = ("gemm", "nvjet", "cutlass", "xmma", "matmul", "addmm", "mm")
 ATTENTION = ("flash", "fmha", "attention", "sdpa", "cudnn_generated")
 
 
-def attention(q, k, v, backend, grouped):
-    if not grouped and q.shape[1] != k.shape[1]:
-        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        grouped = False
-    options = {"enable_gqa": True} if grouped and q.shape[1] != k.shape[1] else {}
-    if backend is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-    with torch.nn.attention.sdpa_kernel([getattr(torch.nn.attention.SDPBackend, backend)]):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+def attention(q, k, v, grouped):
+    """grouped: SDPA takes fewer key heads as they are."""
+    if q.shape[1] == k.shape[1]:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if grouped:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def use_backend(backend):
+    """For the whole process: a context around each call could break the compiled graphs."""
+    for name in (*BACKENDS, "math"):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend)
 
 
 def fastest_attention(s, device, dtype):
-    """(backend, whether it takes fewer key heads as they are), by a short measurement; (None, False) where there is no choice."""
+    """Chooses the backend by a short measurement. -> (its name, whether grouped), milliseconds of those that take the shape."""
     if device != "cuda":
-        return (None, False), {}
+        return ("default", False), {}
     shape = lambda heads: (s["micro_batch"], heads, s["seq"], s["head_dim"])
     q, k, v = (torch.randn(shape(h), device=device, dtype=dtype, requires_grad=True) for h in (s["heads"], s["kv_heads"], s["kv_heads"]))
     tried = {}
-    for backend in BACKENDS[:3]:
+    for backend in BACKENDS:
+        use_backend(backend)
         for grouped in ([True, False] if s["heads"] != s["kv_heads"] else [False]):
             try:
                 times = []
                 for _ in range(6):
                     torch.cuda.synchronize()
                     began = time.perf_counter()
-                    attention(q, k, v, backend, grouped).sum().backward()
+                    attention(q, k, v, grouped).sum().backward()
                     torch.cuda.synchronize()
                     times.append(time.perf_counter() - began)
                 tried[backend, grouped] = min(times)
@@ -58,7 +64,8 @@ def fastest_attention(s, device, dtype):
                 pass  # this backend refuses the shape
     del q, k, v
     torch.cuda.empty_cache()
-    best = min(tried, key=tried.get) if tried else (None, False)
+    best = min(tried, key=tried.get) if tried else ("math", False)
+    use_backend(best[0])
     return best, {f"{b}{' grouped' if g else ''}": round(1e3 * t, 3) for (b, g), t in tried.items()}
 
 
@@ -78,9 +85,9 @@ def rotate(x, cos, sin):
 
 
 class Block(nn.Module):
-    def __init__(self, s, choice):
+    def __init__(self, s, grouped):
         super().__init__()
-        h, self.d, self.a, self.g, self.choice = s["hidden"], s["head_dim"], s["heads"], s["kv_heads"], choice
+        h, self.d, self.a, self.g, self.grouped = s["hidden"], s["head_dim"], s["heads"], s["kv_heads"], grouped
         self.norm1, self.norm2 = Norm(h), Norm(h)
         self.qkv = nn.Linear(h, (self.a + 2 * self.g) * self.d, bias=s["qkv_bias"])
         self.out = nn.Linear(self.a * self.d, h, bias=False)
@@ -91,17 +98,17 @@ class Block(nn.Module):
         batch, seq, _ = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, seq, -1, self.d).split((self.a, self.g, self.g), 2)
         q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
-        y = attention(q, k, v, *self.choice).transpose(1, 2).reshape(batch, seq, -1)
+        y = attention(q, k, v, self.grouped).transpose(1, 2).reshape(batch, seq, -1)
         x = x + self.out(y)
         gate, up = self.up(self.norm2(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
 
 class Model(nn.Module):
-    def __init__(self, s, choice, compiled):
+    def __init__(self, s, grouped, compiled):
         super().__init__()
         self.table = nn.Embedding(s["vocab"], s["hidden"])
-        self.blocks = nn.ModuleList(Block(s, choice) for _ in range(s["layers"]))
+        self.blocks = nn.ModuleList(Block(s, grouped) for _ in range(s["layers"]))
         self.norm, self.head = Norm(s["hidden"]), nn.Linear(s["hidden"], s["vocab"], bias=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
@@ -135,9 +142,9 @@ class Training:
         torch.set_float32_matmul_precision("high")
         dtype = torch.bfloat16 if self.bf16 else torch.float32
         choice, self.attention_ms = fastest_attention(s, args.device, dtype)
-        self.attention = f"{choice[0] or 'default'}{' grouped' if choice[1] else ''}"
+        self.attention = choice[0] + (" grouped" if choice[1] else "")
         with torch.device(args.device):
-            self.model = Model(s, choice, args.compile)
+            self.model = Model(s, choice[1], args.compile)
             angles = torch.outer(torch.arange(s["seq"]).float(),
                                  s["rotary_base"] ** (-torch.arange(0, s["head_dim"], 2).float() / s["head_dim"]))
         self.cos, self.sin = (f(angles)[:, None].to(dtype) for f in (torch.cos, torch.sin))
