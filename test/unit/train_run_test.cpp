@@ -105,6 +105,27 @@ TEST_CASE("a run and its continuation write the metrics of one run") {
   }
 }
 
+TEST_CASE("a run in bf16 without master weights continues bit for bit") {
+  const Lab lab;
+  const std::vector<std::string> bf16{"mixed_precision.name=bf16_mixed", "train.steps=6"},
+      alone{"optimizer.master_weights=false"};
+  const auto with = [](std::vector<std::string> a, const std::vector<std::string>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  lab.train("master", bf16);
+  lab.train("whole", with(bf16, alone));
+  lab.train("cut", with(with(bf16, alone), {"train.steps=4"}));
+  lab.train("cut", with(with(bf16, alone), {"checkpoint.load=latest"}));
+  const auto master = lab.steps("master"), whole = lab.steps("whole"), cut = lab.steps("cut");
+  REQUIRE(cut.size() == 6);
+  for (size_t i = 0; i < 6; ++i) {
+    CHECK(cut[i]["loss"] == whole[i]["loss"]);
+    CHECK(double(whole[i]["loss"]) == Approx(double(master[i]["loss"])).epsilon(2e-2));
+  }
+  CHECK(whole[5]["loss"] != master[5]["loss"]);
+}
+
 TEST_CASE("a checkpoint of another model or other data is refused with every difference") {
   const Lab lab;
   lab.train("saved", {"train.steps=2"});
