@@ -34,18 +34,22 @@ int default_threads(const Job& job) {
   return std::max(1, cores / job.local_size);
 }
 
+Overlap overlap_of(const Recipe& r, const Job& job) {
+  return resolve_overlap(r, layout_of(r, job.size));
+}
+
 // CUDA reads it when it starts, which communication may cause before there is a device. What the
 // user has set stays.
 void set_connections(const Recipe& r, const Job& job) {
   if (r.train.device != DeviceChoice::cuda) return;
-  const Overlap overlap = resolve_overlap(r, layout_of(r, job.size));
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections).c_str(),
-         0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS",
+         std::to_string(overlap_of(r, job).cuda_device_max_connections).c_str(), 0);
 }
 
-std::unique_ptr<Device> open_device(const Recipe& r, const Job& job) {
+std::unique_ptr<Device> open_device(const Recipe& r, const Job& job, int64_t norm_sm_margin = 0) {
   const DeviceOptions options{.stream_sanitizer = r.debug.stream_sanitizer,
-                              .compute_slowdown = r.debug.compute_slowdown};
+                              .compute_slowdown = r.debug.compute_slowdown,
+                              .norm_sm_margin = norm_sm_margin};
   if (r.train.device == DeviceChoice::cuda) return Device::cuda(job.local_rank, options);
   const int threads = r.train.threads ? int(r.train.threads) : default_threads(job);
   return Device::cpu(threads, options);
@@ -80,7 +84,8 @@ class Training {
            std::optional<CheckpointRef> start)
       : recipe_(recipe),
         start_(std::move(start)),
-        device_(open_device(recipe, options.job)),
+        device_(
+            open_device(recipe, options.job, overlap_of(recipe, options.job).layernorm_sm_margin)),
         config_(gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe),
                            recipe.distributed.tp_size)),
         data_(open_training_data(recipe, config_.vocab)),
