@@ -26,6 +26,7 @@ struct NormForward {
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;  // 0: heads * H
   float eps = 1e-5f;
+  int64_t sm_margin = 0;  // multiprocessors of a GPU that are left to other work
 };
 
 struct NormBackward {
@@ -37,6 +38,7 @@ struct NormBackward {
   Span dw_H, db_H;         // fp32, accumulated into; db_H optional
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;
+  int64_t sm_margin = 0;  // as in NormForward; sums over tokens get another order by it
 };
 
 namespace cpu {

@@ -1,75 +1,142 @@
 #!/usr/bin/env bash
-# Everything that a machine with GPUs can prove and measure: kernels against the CPU's, training against the CPU's,
-# layouts of ranks against one rank, what their overlap hides, and the kernels' speed.
+# Everything that a machine with GPUs can prove and measure, within 8 minutes: kernels against the CPU's, training against
+# the CPU's, speed and memory against PyTorch, memory errors and races of the kernels, layouts of ranks against one rank,
+# and what their overlap hides.
 #   scripts/gpu_suite.sh [--device cuda|cpu] [--build build/release] [--output folder, default build/gpu_suite]
+#     [--minutes 8] [--only word,word...] [--dry-run]
 #     --device cpu   the layouts alone, on the CPU: that the list itself is right
-# Programs that are there are used as they are; what is missing is built. Cases for which there are too few GPUs are
-# listed as not run: every rank needs one of its own. Ends with 1 where something failed, after running all of it.
+#     --build        a build folder, or what scripts/carry_build.sh packed, which is unpacked there and never built
+#     --only         the parts with one of these words in their name
+#     --dry-run      lists the parts with their limits, and runs none
+# Programs that are there are used as they are; what is missing in a build folder is built. Every part has a limit of its
+# own and ends with the suite's; what the time does not suffice for, and cases for which there are too few GPUs (every
+# rank needs one of its own), are listed as not run. Writes summary.md and summary.json (date, GPU, commit, results,
+# tables) and logs.tar.gz. Ends with 1 where something failed, after running all of it.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-device=cuda build=build/release output=build/gpu_suite
+device=cuda build=build/release output=build/gpu_suite minutes=8 only='' dry=0
 while (($#)); do
   case $1 in
     --device) device=${2:-} && shift 2 ;;
     --build) build=${2:-} && shift 2 ;;
     --output) output=${2:-} && shift 2 ;;
+    --minutes) minutes=${2:-} && shift 2 ;;
+    --only) only=${2:-} && shift 2 ;;
+    --dry-run) dry=1 && shift ;;
     -h | --help) usage && exit 0 ;;
     *) die "unknown option $1" ;;
   esac
 done
 [[ $device == cuda || $device == cpu ]] || die "--device is cuda or cpu, not $device"
-mkdir -p "$output"
-summary=$output/summary.md
-printf '# GPU suite, %s, %s\n\n' "$(git describe --always --dirty 2>/dev/null || echo 'no commit')" "$(date -u +%F)" >"$summary"
+[[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--minutes is a number, not $minutes"
+end=$((SECONDS + $(awk "BEGIN { print int(60 * $minutes) }")))
+gpus=0
+[[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+((dry || gpus > 0)) || [[ $device == cpu ]] || die "no GPU: nvidia-smi lists none; --device cpu runs the layouts on the CPU"
+
+carried=0
+if [[ -e $build/carry.tar.gz ]]; then
+  carried=1
+  commit=$(cat "$build/commit")
+  ((dry)) || { mkdir -p "$build/unpacked" && tar -xzf "$build/carry.tar.gz" -C "$build/unpacked"; }
+  build=$build/unpacked
+else
+  commit=$(git describe --always --dirty 2>/dev/null || echo 'no commit')
+fi
+logs=$output/logs
+((dry)) || { rm -rf "$logs" && mkdir -p "$logs"; }
+
+# cuBLASLt, cuDNN and NCCL are loaded by name: from where PyTorch's packages have them, else from the toolkit.
+cuda_libraries() {
+  python3 -c 'import glob, sys; print(*(f for p in sys.path if p for f in sorted(glob.glob(p + "/nvidia/*/lib"))), sep="\n")' || true
+  printf '%s\n' /usr/local/cuda/lib64 /usr/local/cuda/lib
+}
+if [[ $device == cuda ]]; then
+  found=$(cuda_libraries | while read -r folder; do [[ ! -d $folder ]] || printf '%s:' "$folder"; done)
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${found%:}
+fi
+
 failed=0
-# part <name> <command...>: into the summary, and a log of its own
-part() {
-  local name=$1 log="$output/${1// /_}.log" began=$SECONDS result=passed
-  shift
-  say "== $name"
-  if ! "$@" 2>&1 | tee "$log"; then
-    result=FAILED
-    failed=1
-  fi
-  printf -- '- %s: %s, %d s\n' "$name" "$result" $((SECONDS - began)) >>"$summary"
+record() { printf '%s\t%s\t%s\n' "$@" >>"$logs/parts.tsv"; } # name, result, seconds
+wanted() {
+  local word
+  local -a words
+  [[ -n $only ]] || return 0
+  IFS=, read -ra words <<<"$only"
+  for word in "${words[@]}"; do [[ $1 != *"$word"* ]] || return 0; done
+  return 1
 }
 skip() {
+  wanted "$1" || return 0
   say "== $1: not run: $2"
-  printf -- '- %s: not run: %s\n' "$1" "$2" >>"$summary"
+  ((dry)) || record "$1" "not run: $2" 0
+}
+# part <name> <seconds at most> <command...>: its result and time, and a log of its own
+part() {
+  local name=$1 limit=$2 log="$logs/${1// /_}.log" began=$SECONDS left=$((end - SECONDS)) code=0
+  shift 2
+  wanted "$name" || return 0
+  if ((dry)); then
+    printf '%4d s  %s: %s\n' "$limit" "$name" "$*"
+    return 0
+  fi
+  if ((left < 5)); then
+    skip "$name" "the time is spent"
+    return 0
+  fi
+  ((limit < left)) || limit=$left
+  say "== $name"
+  timeout -k 5 "$limit" "$@" 2>&1 | tee "$log" || code=$?
+  case $code in
+    0) record "$name" passed $((SECONDS - began)) ;;
+    124 | 137) record "$name" "FAILED: longer than $limit s" $((SECONDS - began)) && failed=1 ;;
+    *) record "$name" "FAILED: ended with $code" $((SECONDS - began)) && failed=1 ;;
+  esac
 }
 # program <path in the build folder> <its target>
-program() { [[ -x $build/$1 ]] || cmake --build "$build" --target "$2" >/dev/null; }
-
-gpus=0
-[[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+program() {
+  ((!dry)) && [[ ! -x $build/$1 ]] || return 0
+  ((!carried)) || die "the packed build has no $1"
+  cmake --build "$build" --target "$2" >/dev/null
+}
+# sanitized <name> <tool> <seconds> <tests>...
+sanitized() {
+  local name=$1 tool=$2 limit=$3 sanitizer
+  shift 3
+  if sanitizer=$(command -v compute-sanitizer) || ((dry)); then
+    part "$name" "$limit" "${sanitizer:-compute-sanitizer}" --tool "$tool" --error-exitcode 1 "$build/test/cuda/test_cuda" "$@"
+  else
+    skip "$name" "there is no compute-sanitizer"
+  fi
+}
+export MTRAIN_BUILD=$build
 if [[ $device == cuda ]]; then
-  ((gpus > 0)) || die "no GPU: nvidia-smi lists none; --device cpu runs the layouts on the CPU"
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | sed 's/^/- GPU: /' >>"$summary"
   program test/cuda/test_cuda test_cuda
   program test/cuda/test_cuda_training test_cuda_training
-  part "kernels against the CPU" "$build/test/cuda/test_cuda"
-  part "training against the CPU" "$build/test/cuda/test_cuda_training"
-  if sanitizer=$(command -v compute-sanitizer); then
-    for tool in memcheck racecheck; do
-      part "kernels under $tool" timeout 120 "$sanitizer" --tool "$tool" --error-exitcode 1 "$build/test/cuda/test_cuda"
-    done
-  else
-    skip "kernels under compute-sanitizer" "there is no compute-sanitizer"
-  fi
+  program scripts/bench/bench_cuda bench_cuda
+  part "kernels against the CPU" 60 "$build/test/cuda/test_cuda"
+  part "training against the CPU" 60 "$build/test/cuda/test_cuda_training"
+  part "speed against PyTorch" 280 scripts/bench/compare_gpu.py --build "$build" --output "$logs/compare" \
+    --seconds $((end - SECONDS < 285 ? end - SECONDS - 10 : 270))
+  part "speed of the kernels" 30 "$build/scripts/bench/bench_cuda"
+  # Products are cuBLASLt's own kernels, and attention's many shapes would take all of the time.
+  sanitized "kernels under memcheck" memcheck 45 '~matmul*' '~attention:*'
+  sanitized "kernels under racecheck" racecheck 45 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
 fi
-export MTRAIN_BUILD=$build
-part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$output/layouts"
+part "layouts" 120 scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts"
 if [[ $device == cuda ]]; then
   for kind in dp tp cp pp; do
     if ((gpus >= 2)); then
-      part "overlap of $kind" "scripts/bench/overlap_$kind.sh" $((gpus < 4 ? 2 : 4)) 0 1 train.device=cuda
+      part "overlap of $kind" 120 "scripts/bench/overlap_$kind.sh" $((gpus < 4 ? 2 : 4)) 0 1 train.device=cuda
     else
       skip "overlap of $kind" "1 GPU for 2 ranks"
     fi
   done
-  program scripts/bench/bench_cuda bench_cuda
-  part "speed of the kernels" "$build/scripts/bench/bench_cuda"
+  sanitized "attention under racecheck" racecheck 60 'attention: results*'
 fi
-[[ ! -e $output/layouts.md ]] || { printf '\n' && cat "$output/layouts.md"; } >>"$summary"
-say "$summary"
+((!dry)) || exit 0
+scripts/bench/gpu_report.py --logs "$logs" --commit "$commit" --device "$device" --output "$output/summary"
+tar -czf "$output/logs.tar.gz" -C "$output" logs
+rm -rf "$logs"
+say "$output/summary.md"
 exit $failed

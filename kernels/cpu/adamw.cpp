@@ -7,11 +7,11 @@ namespace mtrain::kernels::cpu {
 namespace {
 
 void check_adamw(const AdamW& a) {
-  check("adamw", "master", a.master, 0, DType::f32);
-  check("adamw", "m", a.m, a.master.count, DType::f32);
-  check("adamw", "v", a.v, a.master.count, DType::f32);
-  check("adamw", "grad", a.grad, a.master.count, DType::f32);
-  if (a.param) check("adamw", "param", a.param, a.master.count, DType::bf16);
+  if (a.master) check("adamw", "master", a.master, 0, DType::f32);
+  check("adamw", "m", a.m, a.count(), DType::f32);
+  check("adamw", "v", a.v, a.count(), DType::f32);
+  check("adamw", "grad", a.grad, a.count(), DType::f32);
+  if (a.param || !a.master) check("adamw", "param", a.param, a.count(), DType::bf16);
   if (a.grad_scale) check("adamw", "grad_scale", a.grad_scale, 1, DType::f32);
   MT_CHECK(a.step >= 1, "adamw: step {} must count from 1", a.step);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/philox.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -11,6 +12,25 @@ struct Update {
   float beta1, beta2, eps, step_size, v_correction, keep;
 };
 
+// The weights of elements i to i + L after the update; their moments are written.
+template <int L>
+__device__ __forceinline__ void update(const Update& u, float scale, float* m, float* v,
+                                       const float* grad, int64_t i, float (&w)[L]) {
+  float g[L], m1[L], v1[L];
+  load<L>(grad + i, g);
+  load<L>(m + i, m1);
+  load<L>(v + i, v1);
+#pragma unroll
+  for (int j = 0; j < L; ++j) {
+    g[j] *= scale;
+    m1[j] = u.beta1 * m1[j] + (1.0f - u.beta1) * g[j];
+    v1[j] = u.beta2 * v1[j] + (1.0f - u.beta2) * (g[j] * g[j]);
+    w[j] = u.keep * w[j] - u.step_size * m1[j] / (sqrtf(v1[j] * u.v_correction) + u.eps);
+  }
+  store<L>(m + i, m1);
+  store<L>(v + i, v1);
+}
+
 template <int N>
 __global__ void adamw(float* master, float* m, float* v, const float* grad, bf16* param,
                       const float* grad_scale, Update u, int64_t count) {
@@ -18,29 +38,78 @@ __global__ void adamw(float* master, float* m, float* v, const float* grad, bf16
   if (!isfinite(scale)) return;
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
-    float g[L], m1[L], v1[L], w[L];
-    load<L>(grad + i, g);
-    load<L>(m + i, m1);
-    load<L>(v + i, v1);
+    float w[L];
     load<L>(master + i, w);
-#pragma unroll
-    for (int j = 0; j < L; ++j) {
-      g[j] *= scale;
-      m1[j] = u.beta1 * m1[j] + (1.0f - u.beta1) * g[j];
-      v1[j] = u.beta2 * v1[j] + (1.0f - u.beta2) * (g[j] * g[j]);
-      w[j] = u.keep * w[j] - u.step_size * m1[j] / (sqrtf(v1[j] * u.v_correction) + u.eps);
-    }
-    store<L>(m + i, m1);
-    store<L>(v + i, v1);
+    update<L>(u, scale, m, v, grad, i, w);
     store<L>(master + i, w);
     if (param) store<L>(param + i, w);
+  });
+}
+
+__device__ __forceinline__ uint16_t round_at_random(float w, uint32_t random) {
+  const uint32_t bits = __float_as_uint(w);
+  if ((bits & 0x7f800000u) == 0x7f800000u)
+    return uint16_t(pack_bf16(w, 0.0f));  // nothing to add to
+  return uint16_t((bits + random) >> 16);
+}
+
+// Half-word n % 8 of a block; a register cannot be indexed.
+__device__ __forceinline__ uint32_t half_of(const Words& w, int64_t n) {
+  const uint32_t low = n & 2 ? w.x[1] : w.x[0], high = n & 2 ? w.x[3] : w.x[2];
+  const uint32_t word = n & 4 ? high : low;
+  return n & 1 ? word >> 16 : word & 0xffffu;
+}
+
+// The numbers of elements i to i + L of the buffer, see AdamWRounding.
+template <int L>
+__device__ __forceinline__ void numbers_of(const AdamWRounding& r, int64_t i, int64_t (&n)[L]) {
+  int64_t at = r.at + i, row = 0;
+  if (r.columns > 0) {
+    row = at / r.columns;
+    at -= row * r.columns;
+  }
+#pragma unroll
+  for (int j = 0; j < L; ++j, ++at) {
+    if (r.columns > 0 && at >= r.columns) at -= r.columns, ++row;
+    n[j] = r.first + row * r.stride + at;
+  }
+}
+
+// Without master weights.
+template <int N>
+__global__ void adamw_bf16(bf16* param, float* m, float* v, const float* grad,
+                           const float* grad_scale, Update u, AdamWRounding rounding,
+                           int64_t count) {
+  const float scale = grad_scale ? *grad_scale : 1.0f;
+  if (!isfinite(scale)) return;
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float w[L];
+    load<L>(param + i, w);
+    update<L>(u, scale, m, v, grad, i, w);
+    if (rounding.random) {
+      int64_t n[L];
+      numbers_of<L>(rounding, i, n);
+      int64_t block = n[0] / 8;
+      Words words = philox(rounding.key, uint64_t(block));
+#pragma unroll
+      for (int j = 0; j < L; ++j) {
+        if (n[j] / 8 != block) {
+          block = n[j] / 8;
+          words = philox(rounding.key, uint64_t(block));
+        }
+        // What store() rounds no further.
+        w[j] = __uint_as_float(uint32_t(round_at_random(w[j], half_of(words, n[j]))) << 16);
+      }
+    }
+    store<L>(param + i, w);
   });
 }
 
 }  // namespace
 
 void run(const AdamW& a, CUstream_st* stream) {
-  const int64_t n = a.master.count;
+  const int64_t n = a.count();
   if (n <= 0) return;
   const Update u{.beta1 = a.beta1,
                  .beta2 = a.beta2,
@@ -50,9 +119,14 @@ void run(const AdamW& a, CUstream_st* stream) {
                  .keep = 1.0f - a.lr * a.weight_decay};
   with_width<float>(
       aligned({a.master.data, a.m.data, a.v.data, a.grad.data, a.param.data}), [&]<int N>() {
-        MT_LAUNCH((adamw<N>), flat_blocks(n, N), kFlatThreads, 0, stream, data<float>(a.master),
-                  data<float>(a.m), data<float>(a.v), data<float>(a.grad), data<bf16>(a.param),
-                  data<float>(a.grad_scale), u, n);
+        if (a.master)
+          MT_LAUNCH((adamw<N>), flat_blocks(n, N), kFlatThreads, 0, stream, data<float>(a.master),
+                    data<float>(a.m), data<float>(a.v), data<float>(a.grad), data<bf16>(a.param),
+                    data<float>(a.grad_scale), u, n);
+        else
+          MT_LAUNCH((adamw_bf16<N>), flat_blocks(n, N), kFlatThreads, 0, stream,
+                    data<bf16>(a.param), data<float>(a.m), data<float>(a.v), data<float>(a.grad),
+                    data<float>(a.grad_scale), u, a.rounding, n);
       });
 }
 

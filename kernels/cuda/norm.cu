@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/device/column_sum.h"
 #include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/norm_grid.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/device/scratch.h"
 
@@ -258,11 +259,18 @@ bool whole_vectors(const Rows& r) {
 }
 
 // Rows of threads of the backward's grid: as many as the largest GPUs hold, by the sizes alone, for
-// the order of the sums is theirs.
-int64_t slots_of(const Rows& rows, unsigned threads) {
-  constexpr int64_t kMultiprocessors = 132, kThreadsEach = 768;
-  const int64_t each = div_up(kThreadsEach, int64_t(threads));
-  return std::min(kMultiprocessors * each, rows.count);
+// the order of the sums is theirs; with a margin, by this GPU's multiprocessors.
+int64_t slots_of(const Rows& rows, unsigned threads, int64_t margin) {
+  constexpr int64_t kMultiprocessors = 132;
+  const int64_t there = margin > 0 ? multiprocessors() : kMultiprocessors;
+  return std::min(norm_rows_at_once(threads, there, margin), rows.count);
+}
+
+// The forward's rows are independent of each other: a full grid, but for the margin.
+unsigned forward_blocks(const Rows& rows, dim3 block, int64_t margin) {
+  if (margin <= 0) return blocks_for(rows.count, block.y);
+  const int64_t most = norm_rows_at_once(block.x, multiprocessors(), margin);
+  return blocks_for(std::min(rows.count, most), block.y);
 }
 
 template <int HELD, class T>
@@ -285,10 +293,12 @@ void run(const NormForward& a, CUstream_st* stream) {
     if (rows.H <= kMostThreads * kHeld * N && whole_vectors<T>(rows) &&
         aligned({f.x, f.residual, f.w, f.b, f.sum, f.y})) {
       const dim3 block = block_of(threads_of(rows.H, kHeld * N));
-      MT_LAUNCH((forward<N, T>), blocks_for(rows.count, block.y), block, 0, stream, f, rows);
-    } else {
-      MT_LAUNCH((forward_any<T>), blocks_for(rows.count, 1), threads_of(rows.H, 4), 0, stream, f,
+      MT_LAUNCH((forward<N, T>), forward_blocks(rows, block, a.sm_margin), block, 0, stream, f,
                 rows);
+    } else {
+      const unsigned threads = threads_of(rows.H, 4);
+      MT_LAUNCH((forward_any<T>), forward_blocks(rows, dim3(threads, 1), a.sm_margin), threads, 0,
+                stream, f, rows);
     }
   });
 }
@@ -304,7 +314,7 @@ void run(const NormBackward& a, CUstream_st* stream) {
         aligned({a.dy_TH.data, a.x_TH.data, a.w_H.data, a.dresidual_TH.data, a.dx_TH.data});
     const unsigned threads = threads_of(rows.H, vectors ? N : 4);
     const unsigned per_block = vectors ? block_of(threads).y : 1;
-    const unsigned blocks = unsigned(div_up(slots_of(rows, threads), per_block));
+    const unsigned blocks = unsigned(div_up(slots_of(rows, threads, a.sm_margin), per_block));
     const int64_t slots = int64_t(blocks) * per_block;
     const Scratch<float> partials(slots * width, stream);
     const Backward<T> b{

@@ -21,6 +21,7 @@ struct DeviceOptions {
   bool stream_sanitizer =
       false;  // check that events order all conflicting accesses of different streams
   double compute_slowdown = 1;  // as DebugConfig says; of CPU devices
+  int64_t norm_sm_margin = 0;   // multiprocessors of a GPU that norms leave to other work
 };
 
 class Device {
@@ -36,6 +37,7 @@ class Device {
   std::string description() const;
   bool is_cuda() const;
   int threads() const;
+  int64_t norm_sm_margin() const { return norm_sm_margin_; }
 
   // The stream of that name ("compute", "tp", "dp", "copy", ...), created at its first use.
   Stream& stream(const std::string& name);
@@ -77,6 +79,7 @@ class Device {
   void drain() noexcept;  // all streams, to their ends; failures stay where they are
 
   std::unique_ptr<DeviceBackend> backend_;
+  const int64_t norm_sm_margin_;
   std::shared_ptr<Allocator> allocator_;  // weakly held by its buffers
   std::unique_ptr<FlightRecorder> recorder_;
   std::unique_ptr<Sanitizer> sanitizer_;

@@ -4,7 +4,7 @@ namespace mtrain {
 
 Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
   if (unit.own_master) return data_parallel.whole(unit, unit.own_master);
-  // fp32: what computes is the master.
+  // What computes is what is updated.
   if (unit.own_value) return data_parallel.whole(unit, unit.own_value);
   data_parallel.before_forward(unit);  // it may still be on its way
   data_parallel.after_forward(unit);

@@ -39,7 +39,7 @@ class DataParallel : public UnitUse {
   virtual Tensor whole(const ParamUnit& unit, const Tensor& own) = 0;
 };
 
-// fp32, of the whole unit.
+// Of the whole unit, fp32; bf16 where that is trained without master weights.
 Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit);
 
 // One rank alone: nothing to reduce.

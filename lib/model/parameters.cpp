@@ -59,14 +59,14 @@ Tensor zeros(Stream& on, int64_t count, DType dtype, MemoryCategory category) {
   return t;
 }
 
-void allocate(Stream& on, ParamUnit& unit, DType compute, bool training) {
+void allocate(Stream& on, ParamUnit& unit, DType compute, bool training, bool masters) {
   const Sharding& s = unit.sharding;
   const bool half = compute != DType::f32;
   if (s.values)
     unit.own_value = zeros(on, unit.own_count(), compute, MemoryCategory::params);
   else
     ParamStore::set_value(unit, zeros(on, unit.count, compute, MemoryCategory::params));
-  if (half && training)
+  if (half && training && masters)
     unit.own_master = zeros(on, unit.own_count(), DType::f32, MemoryCategory::optimizer);
   if (!training) return;
   if (s.grads)
@@ -161,11 +161,12 @@ Parameter* ParamStore::add(const std::string& name, ParamSpec spec) {
   return &params_.back();
 }
 
-void ParamStore::materialize(Stream& on, DType compute, bool training, const Sharding& sharding) {
+void ParamStore::materialize(Stream& on, DType compute, bool training, const Sharding& sharding,
+                             bool masters) {
   for (ParamUnit& unit : units_) {
     unit.sharding = sharding;
     lay_out(unit);
-    allocate(on, unit, compute, training);
+    allocate(on, unit, compute, training, masters);
     find_owned(unit, compute);
     // Whole master weights may be looked at by parameter.
     const Tensor whole = compute == DType::f32 ? unit.value

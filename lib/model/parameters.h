@@ -41,10 +41,11 @@ struct ParamUnit;
 
 struct Parameter : ParamSpec {
   ParamUnit* unit = nullptr;
-  int64_t begin = 0;   // of its elements in the unit
-  Tensor value;        // in the compute dtype: what forward and backward read; absent while sharded
-  Tensor master;       // fp32; the same memory as `value` where that is fp32; absent where sharded
-  Tensor grad;         // fp32 main gradient; absent while sharded
+  int64_t begin = 0;  // of its elements in the unit
+  Tensor value;       // in the compute dtype: what forward and backward read; absent while sharded
+  Tensor master;  // fp32; the same memory as `value` where that is fp32; absent where sharded, and
+                  // where bf16 values are trained without
+  Tensor grad;    // fp32 main gradient; absent while sharded
   bool fresh = false;  // no contribution since zero_grads(): the first matmul writes instead of
                        // adding, so that its buffer needs no clearing
   // True once per step for a matmul gradient: this contribution overwrites.
@@ -78,8 +79,11 @@ struct Piece {
 struct OwnedRange {
   int64_t begin, count;  // in the unit
   bool decay;
-  Tensor master, grad;
+  Tensor master;  // fp32; absent where bf16 values are trained without
+  Tensor grad;
   Tensor value;  // in the compute dtype; absent where the master computes
+
+  const Tensor& weights() const { return master ? master : value; }  // what an update starts from
 };
 
 struct ParamUnit {
@@ -107,8 +111,9 @@ class ParamStore {
   // stays valid.
   Parameter* add(const std::string& unit, ParamSpec spec);
   // Allocates what `sharding` lets this rank keep; `compute` is fp32 or bf16. Gradients and master
-  // weights only where `training`.
-  void materialize(Stream& on, DType compute, bool training, const Sharding& sharding = {});
+  // weights only where `training`, the latter where `masters`, too.
+  void materialize(Stream& on, DType compute, bool training, const Sharding& sharding = {},
+                   bool masters = true);
   // Every element is a function of (seed, name, its index in the layout-free tensor). Writes what
   // this rank owns.
   void initialize(Stream& on, uint64_t seed);

@@ -28,7 +28,7 @@ NormResult norm(Stream& on, const NormWeights& w, const Tensor& x_TH, const Tens
   if (residual_TH) args.sum_TH = r.sum_TH;
   args.w_H = w.w_H, args.b_H = w.b_H;
   args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
-  args.T = T, args.H = H, args.eps = w.eps;
+  args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = on.device().norm_sm_margin();
   std::vector<Access> writes{r.y_TH, r.rstd_T, r.mean_T};
   if (residual_TH) writes.push_back(r.sum_TH);
   enqueue(
@@ -67,7 +67,8 @@ Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& f, cons
                              .dw_H = dw_H,
                              .db_H = db_H,
                              .T = T,
-                             .H = H};
+                             .H = H,
+                             .sm_margin = on.device().norm_sm_margin()};
   enqueue(on,
           {.name = "norm_bwd",
            .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H},
@@ -98,7 +99,7 @@ Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Te
   kernels::NormForward args{.kind = NormKind::rms, .x_TH = head_part(in_TN, range)};
   args.w_H = w.w_H, args.y_TH = head_part(out_TN, range), args.rstd_T = rstd;
   args.T = T, args.H = range.D, args.heads = range.heads, args.token_stride = in_TN.dim(1),
-  args.eps = w.eps;
+  args.eps = w.eps, args.sm_margin = on.device().norm_sm_margin();
   enqueue(on, {.name = "head_norm_fwd", .reads = {in_TN, w.w_H}, .writes = {out_TN, rstd}}, args);
   return rstd;
 }
@@ -122,7 +123,8 @@ void head_norm_backward(Stream& on, const NormWeights& w, const Tensor& in_TN, c
                              .T = in_TN.dim(0),
                              .H = range.D,
                              .heads = range.heads,
-                             .token_stride = in_TN.dim(1)};
+                             .token_stride = in_TN.dim(1),
+                             .sm_margin = on.device().norm_sm_margin()};
   enqueue(
       on,
       {.name = "head_norm_bwd", .reads = {in_TN, w.w_H, rstd, d_TN, dw_D}, .writes = {d_TN, dw_D}},

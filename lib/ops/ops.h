@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/adamw.h"
 #include "kernels/copy_blocks.h"
 #include "kernels/norm.h"
 #include "tensor/tensor.h"
@@ -193,8 +194,10 @@ Clip clip_scale(Stream& on, const Tensor& sum_squares, const Tensor& loss, float
 struct AdamWHyper {
   float lr, beta1, beta2, eps, weight_decay;
   int64_t step;
+  kernels::AdamWRounding rounding = {};  // of param, where there is no master
 };
-// param: bf16 copy of master, optional. A non-finite grad_scale leaves everything as it is.
+// param: bf16 copy of master, optional; without master, itself what is updated. A non-finite
+// grad_scale leaves everything as it is.
 void adamw(Stream& on, const AdamWHyper& hyper, const Tensor& master, const Tensor& m,
            const Tensor& v, const Tensor& grad, const Tensor& grad_scale, const Tensor& param);
 

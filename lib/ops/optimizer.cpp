@@ -9,24 +9,27 @@ namespace mtrain::ops {
 
 void adamw(Stream& on, const AdamWHyper& h, const Tensor& master, const Tensor& m, const Tensor& v,
            const Tensor& grad, const Tensor& grad_scale, const Tensor& param) {
+  const Tensor& weights = master ? master : param;
   for (const Tensor* t : {&m, &v, &grad})
-    MT_CHECK(t->count() == master.count(), "adamw: {} of {} parameters", t->count(),
-             master.count());
-  enqueue(
-      on,
-      {.name = "adamw", .reads = {master, m, v, grad, grad_scale}, .writes = {master, m, v, param}},
-      kernels::AdamW{.master = master,
-                     .m = m,
-                     .v = v,
-                     .grad = grad,
-                     .param = param,
-                     .grad_scale = grad_scale,
-                     .lr = h.lr,
-                     .beta1 = h.beta1,
-                     .beta2 = h.beta2,
-                     .eps = h.eps,
-                     .weight_decay = h.weight_decay,
-                     .step = h.step});
+    MT_CHECK(t->count() == weights.count(), "adamw: {} of {} parameters", t->count(),
+             weights.count());
+  enqueue(on,
+          {.name = "adamw",
+           .reads = {weights, m, v, grad, grad_scale},
+           .writes = {master, m, v, param}},
+          kernels::AdamW{.master = master,
+                         .m = m,
+                         .v = v,
+                         .grad = grad,
+                         .param = param,
+                         .grad_scale = grad_scale,
+                         .lr = h.lr,
+                         .beta1 = h.beta1,
+                         .beta2 = h.beta2,
+                         .eps = h.eps,
+                         .weight_decay = h.weight_decay,
+                         .step = h.step,
+                         .rounding = h.rounding});
 }
 
 }  // namespace mtrain::ops

@@ -2,9 +2,49 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
+#include "base/rng.h"
+
 namespace mtrain {
 
-AdamW::AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config) : config_(config) {
+namespace {
+
+// Where in the moments an owned range begins: they follow each other.
+int64_t begin_in_moments(const ParamUnit& unit, const OwnedRange& range) {
+  int64_t first = 0;
+  for (const OwnedRange* r = unit.owned.data(); r != &range; ++r) first += r->count;
+  return first;
+}
+
+// Elements of a parameter whose numbers in the layout-free tensor one rule gives.
+struct Numbered {
+  int64_t begin, count;  // in the rank's tensor
+  kernels::AdamWRounding rounding;
+};
+
+std::vector<Numbered> numbered(const Parameter& p, const OwnedPart& part) {
+  const std::vector<ElementRun> runs = p.runs();
+  if (p.cut.dim == Cut::Dim::columns)  // a run is a row's part, and rows are a whole row apart
+    return {{part.in_param,
+             part.count,
+             {.first = runs.front().whole,
+              .at = part.in_param,
+              .columns = p.columns(),
+              .stride = p.columns() * p.cut.ranks}}};
+  std::vector<Numbered> out;
+  for (const ElementRun& r : runs) {
+    const int64_t begin = std::max(r.here, part.in_param),
+                  end = std::min(r.here + r.count, part.in_param + part.count);
+    if (begin < end) out.push_back({begin, end - begin, {.first = r.whole + begin - r.here}});
+  }
+  return out;
+}
+
+}  // namespace
+
+AdamW::AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config, uint64_t seed)
+    : config_(config), seed_(seed) {
   for (ParamUnit* unit : params.units()) {
     State state{unit, {}};
     for (Tensor* t : {&state.moments.m, &state.moments.v}) {
@@ -15,22 +55,47 @@ AdamW::AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config) : co
   }
 }
 
+ops::AdamWHyper AdamW::hyper(int64_t step, float lr, bool decay) const {
+  return {lr,
+          float(config_.betas[0]),
+          float(config_.betas[1]),
+          float(config_.eps),
+          decay ? float(config_.weight_decay) : 0,
+          step};
+}
+
+void AdamW::update(Stream& on, const ops::AdamWHyper& hyper, const State& s, const OwnedRange& r,
+                   int64_t in_range, int64_t count, const Tensor& grad_scale) const {
+  const int64_t first = begin_in_moments(*s.unit, r) + in_range;
+  const auto at = [&](const Tensor& t) { return t ? t.flat(in_range, {count}) : Tensor(); };
+  ops::adamw(on, hyper, at(r.master), s.moments.m.flat(first, {count}),
+             s.moments.v.flat(first, {count}), at(r.grad), grad_scale, at(r.value));
+}
+
+void AdamW::update_rounded(Stream& on, int64_t step, float lr, const State& s,
+                           const Tensor& grad_scale) const {
+  for (const Parameter* p : s.unit->params) {
+    const uint64_t key = rng_key(seed_, fmt::format("rounding.{}.{}", step, p->name));
+    for (const OwnedPart& part : owned_parts(*p))
+      for (const Numbered& n : numbered(*p, part)) {
+        ops::AdamWHyper h = hyper(step, lr, p->decay);
+        h.rounding = n.rounding;
+        h.rounding.random = true;
+        h.rounding.key = key;
+        update(on, h, s, *part.range, part.in_range + n.begin - part.in_param, n.count, grad_scale);
+      }
+  }
+}
+
 void AdamW::step(Stream& on, int64_t step, float lr, const Tensor& grad_scale,
                  const std::function<void(ParamUnit&)>& updated) {
   for (const State& s : states_) {
-    int64_t first = 0;  // owned ranges follow each other in the moments
-    for (const OwnedRange& r : s.unit->owned) {
-      const ops::AdamWHyper hyper{lr,
-                                  float(config_.betas[0]),
-                                  float(config_.betas[1]),
-                                  float(config_.eps),
-                                  r.decay ? float(config_.weight_decay) : 0,
-                                  step};
-      const auto part = [&](const Tensor& t) { return t.flat(first, {r.count}); };
-      ops::adamw(on, hyper, r.master, part(s.moments.m), part(s.moments.v), r.grad, grad_scale,
-                 r.value);
-      first += r.count;
-    }
+    const bool masters = s.unit->owned.empty() || s.unit->owned.front().master;
+    if (!masters && config_.rounds_at_random())
+      update_rounded(on, step, lr, s, grad_scale);
+    else
+      for (const OwnedRange& r : s.unit->owned)
+        update(on, hyper(step, lr, r.decay), s, r, 0, r.count, grad_scale);
     if (updated) updated(*s.unit);
   }
 }

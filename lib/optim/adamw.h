@@ -1,5 +1,7 @@
 // AdamW over what a rank owns of all units: fp32 moments, fp32 master weights, and a bf16 copy
-// where that is what computes.
+// where that is what computes. Without master weights the bf16 weights are updated, and rounded at
+// random (Gupta et al. 2015) by numbers that are functions of seed, step, parameter and its element
+// alone, so that every layout rounds alike.
 #pragma once
 #include <functional>
 #include <vector>
@@ -13,7 +15,7 @@ namespace mtrain {
 class AdamW {
  public:
   // Of materialized parameters.
-  AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config);
+  AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config, uint64_t seed = 0);
 
   // Update number `step` (from 1). Parameters whose spec says decay = false do not decay.
   // grad_scale: one fp32, multiplied into the gradients; where it is not finite nothing changes.
@@ -31,7 +33,14 @@ class AdamW {
     ParamUnit* unit;
     Moments moments;
   };
+  ops::AdamWHyper hyper(int64_t step, float lr, bool decay) const;
+  void update(Stream& on, const ops::AdamWHyper& hyper, const State& s, const OwnedRange& range,
+              int64_t in_range, int64_t count, const Tensor& grad_scale) const;
+  void update_rounded(Stream& on, int64_t step, float lr, const State& s,
+                      const Tensor& grad_scale) const;
+
   OptimizerConfig config_;
+  uint64_t seed_;
   std::vector<State> states_;
 };
 

@@ -48,11 +48,6 @@ void check_built(const Recipe& r, Problems& problems) {
   missing(r.mixed_precision.name == Precision::fp16_mixed, "mixed_precision.name", "fp16_mixed",
           "use bf16_mixed or fp32");
   missing(r.mixed_precision.fp8 != Fp8Format::none, "mixed_precision.fp8", "8-bit products");
-  missing(!r.optimizer.master_weights && r.mixed_precision.name != Precision::fp32,
-          "optimizer.master_weights", "training without fp32 master weights", "set it to true");
-  missing(r.train.device == DeviceChoice::cuda && r.launch.layernorm_sm_margin.value_or(0) > 0,
-          "launch.layernorm_sm_margin", "norms that leave multiprocessors to others",
-          "leave it out");
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
   bool other_module = false;

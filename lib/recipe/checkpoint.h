@@ -18,6 +18,7 @@ constexpr auto enum_names(SaveFormat) {
 struct CheckpointConfig {
   std::string dir;
   int64_t every_steps = 0, keep = 2;
+  bool at_end = true;
   std::optional<std::string> load;
   SaveFormat model_save_format = SaveFormat::safetensors;
   bool save_consolidated = false, async = false;
@@ -29,10 +30,12 @@ struct CheckpointConfig {
                        {.aliases = "checkpoint.save checkpoint.checkpoint_dir"}},
                  Field{"every_steps",
                        &CheckpointConfig::every_steps,
-                       "steps between two checkpoints; 0: only at the end and when stopped",
+                       "steps between two checkpoints; 0: none but those of at_end",
                        {.aliases = "checkpoint.save_interval step_scheduler.ckpt_every_steps",
                         .unit = "steps",
                         .min = 0}},
+                 Field{"at_end", &CheckpointConfig::at_end,
+                       "save when the run ends or is stopped; false suits measurements"},
                  Field{"keep",
                        &CheckpointConfig::keep,
                        "how many of the newest stay; 0 keeps all",

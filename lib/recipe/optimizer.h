@@ -21,6 +21,9 @@ struct OptimizerConfig {
   std::array<double, 2> betas{0.9, 0.95};
   double eps = 1e-8, weight_decay = 0.1, clip_grad = 1.0;
   bool master_weights = true;
+  Auto<bool> stochastic_rounding;  // auto: without master weights
+
+  bool rounds_at_random() const { return stochastic_rounding.value_or(!master_weights); }
 
   static constexpr auto fields =
       std::tuple{Field{"name",
@@ -48,7 +51,10 @@ struct OptimizerConfig {
                        "clip the global gradient norm to this; 0 turns clipping off",
                        {.aliases = "clip_grad_norm.max_norm", .min = 0}},
                  Field{"master_weights", &OptimizerConfig::master_weights,
-                       "keep fp32 weights beside bf16 ones"}};
+                       "keep fp32 weights beside bf16 ones"},
+                 Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,
+                       "round bf16 weights without fp32 ones at random, right in the mean; auto: "
+                       "where there are no fp32 ones"}};
 };
 
 enum class LrStyle { cosine, linear, constant, wsd };

@@ -16,6 +16,15 @@ void validate_optimizer(const Recipe& r, Problems& problems) {
   problems.require(s.min_lr <= r.optimizer.lr, {"lr_scheduler.min_lr", "optimizer.lr"},
                    fmt::format("min_lr {} is above optimizer.lr {}", s.min_lr, r.optimizer.lr),
                    "min_lr is the rate at the end; a tenth of lr is usual");
+  const auto& o = r.optimizer;
+  problems.require(!o.stochastic_rounding.value_or(false) || !o.master_weights,
+                   {"optimizer.stochastic_rounding", "optimizer.master_weights"},
+                   "nothing rounds weights at random where fp32 master weights are updated",
+                   "set master_weights: false, or leave it out");
+  problems.require(o.master_weights || r.mixed_precision.name != Precision::fp32,
+                   {"optimizer.master_weights", "mixed_precision.name"},
+                   "fp32 weights are their own master weights: there is nothing to leave out",
+                   "set master_weights: true, or mixed_precision: bf16_mixed");
   const bool wsd = s.style == LrStyle::wsd;
   problems.require(!wsd || s.wsd_decay_steps,
                    {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},

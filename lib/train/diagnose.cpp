@@ -16,7 +16,7 @@ Diagnosis::Finding Diagnosis::bad_parameter() {
   trainer_.data_parallel_->before_update();  // gathers that write beside these have ended
   for (const Parameter* p : trainer_.params_.params())
     for (const OwnedPart& part : owned_parts(*p)) {
-      const Tensor x = part.range->master.flat(part.in_range, {part.count});
+      const Tensor x = part.range->weights().flat(part.in_range, {part.count});
       if (const int64_t at = first_bad(trainer_.compute_, x); at >= 0)
         return {
             fmt::format("parameter {} at element {}", p->name, p->whole_index(part.in_param + at)),

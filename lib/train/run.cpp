@@ -34,18 +34,22 @@ int default_threads(const Job& job) {
   return std::max(1, cores / job.local_size);
 }
 
+Overlap overlap_of(const Recipe& r, const Job& job) {
+  return resolve_overlap(r, layout_of(r, job.size));
+}
+
 // CUDA reads it when it starts, which communication may cause before there is a device. What the
 // user has set stays.
 void set_connections(const Recipe& r, const Job& job) {
   if (r.train.device != DeviceChoice::cuda) return;
-  const Overlap overlap = resolve_overlap(r, layout_of(r, job.size));
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections).c_str(),
-         0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS",
+         std::to_string(overlap_of(r, job).cuda_device_max_connections).c_str(), 0);
 }
 
-std::unique_ptr<Device> open_device(const Recipe& r, const Job& job) {
+std::unique_ptr<Device> open_device(const Recipe& r, const Job& job, int64_t norm_sm_margin = 0) {
   const DeviceOptions options{.stream_sanitizer = r.debug.stream_sanitizer,
-                              .compute_slowdown = r.debug.compute_slowdown};
+                              .compute_slowdown = r.debug.compute_slowdown,
+                              .norm_sm_margin = norm_sm_margin};
   if (r.train.device == DeviceChoice::cuda) return Device::cuda(job.local_rank, options);
   const int threads = r.train.threads ? int(r.train.threads) : default_threads(job);
   return Device::cpu(threads, options);
@@ -80,7 +84,8 @@ class Training {
            std::optional<CheckpointRef> start)
       : recipe_(recipe),
         start_(std::move(start)),
-        device_(open_device(recipe, options.job)),
+        device_(
+            open_device(recipe, options.job, overlap_of(recipe, options.job).layernorm_sm_margin)),
         config_(gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe),
                            recipe.distributed.tp_size)),
         data_(open_training_data(recipe, config_.vocab)),
@@ -138,7 +143,7 @@ class Training {
     }
     if (end.empty()) evaluate();
     note(end);
-    if (saved_ != trainer_.steps_done()) save();
+    if (recipe_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     all_ranks_here();  // rank 0 serves the others until they are done
@@ -147,15 +152,15 @@ class Training {
   // All ranks give the same answer but for its words.
   std::string early_end(const Interrupt& interrupt, std::chrono::duration<double> elapsed) {
     const auto& t = recipe_.train;
+    const char* then = recipe_.checkpoint.at_end ? "saving and ending" : "ending";
     if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
-      return fmt::format("train.exit_interval={}: saving and ending", *t.exit_interval);
+      return fmt::format("train.exit_interval={}: {}", *t.exit_interval, then);
     const bool late = t.exit_duration_in_mins && elapsed.count() > *t.exit_duration_in_mins * 60;
     if (!trainer_.any_rank(interrupt.signal() || late)) return "";
     if (late)
-      return fmt::format("train.exit_duration_in_mins={}: saving and ending",
-                         *t.exit_duration_in_mins);
-    return interrupt.signal() ? fmt::format("signal {}: saving and ending", interrupt.signal())
-                              : "another rank was told to end: saving and ending";
+      return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_duration_in_mins, then);
+    return interrupt.signal() ? fmt::format("signal {}: {}", interrupt.signal(), then)
+                              : fmt::format("another rank was told to end: {}", then);
   }
 
   static void tell_last_launches(const std::vector<std::string>& lines) {

@@ -46,6 +46,14 @@ Tensor assemble(Stream& on, const Parameter& p, const Tensor& units) {
   return whole.view(p.whole_shape());
 }
 
+// Files hold fp32, also of weights that are trained in bf16 alone.
+Tensor as_fp32(Stream& on, const Tensor& x) {
+  if (x.dtype() == DType::f32) return x;
+  const Tensor wide = Tensor::empty(on, {x.count()}, DType::f32, MemoryCategory::buffers);
+  ops::cast(on, x, wide);
+  return wide;
+}
+
 // The parameters of the whole model, and for each the first rank that saves it.
 struct WholeModel {
   explicit WholeModel(Trainer& t) : params(t.declare_whole()) {
@@ -227,8 +235,9 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
     };
   };
   const WholeModel model(t);
-  write_state(t, model, file(kModel),
-              {{"", [&](ParamUnit& unit) { return whole_master(dp, unit); }}});
+  write_state(
+      t, model, file(kModel),
+      {{"", [&](ParamUnit& unit) { return as_fp32(t.compute(), whole_master(dp, unit)); }}});
   write_state(t, model, file(kOptimizer),
               {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
   const auto choices = t.control().texts(ops::matmul_choices());

@@ -43,7 +43,7 @@ std::unique_ptr<DataParallel> materialize(ParamStore& params, World& world, Devi
   const DataParallelOptions options =
       data_parallel_options(r, world.size(), first_stage.units_before_head());
   params.materialize(on, compute_dtype(r.mixed_precision), true,
-                     alone ? Sharding{} : sharding_of(groups, options));
+                     alone ? Sharding{} : sharding_of(groups, options), r.optimizer.master_weights);
   if (alone) return std::make_unique<SingleRank>();
   return data_parallel(params, groups, options);
 }
@@ -61,7 +61,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       pipeline_(make_pipeline(compute_, params_, world_, device, r, config, parts_)),
       data_parallel_(materialize(params_, world_, device, r, pipeline_->first_stage())),
       share_(sequence_share(world_, r)),
-      adamw_(compute_, params_, r.optimizer),
+      adamw_(compute_, params_, r.optimizer, uint64_t(r.train.seed)),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
       loader_(std::move(data), {.global_batch = r.train.global_batch_size,
                                 .micro_batch = layout_of(r, world_.size()).micro_batch,

@@ -218,6 +218,20 @@ void bench_optimizer(Gpu& gpu) {
                       .weight_decay = 0.1f,
                       .step = 5},
                 30.0 * double(n));
+  gpu.bandwidth("adamw without master",
+                AdamW{.m = m,
+                      .v = v,
+                      .grad = g,
+                      .param = p,
+                      .grad_scale = one,
+                      .lr = 1e-4f,
+                      .beta1 = 0.9f,
+                      .beta2 = 0.95f,
+                      .eps = 1e-8f,
+                      .weight_decay = 0.1f,
+                      .step = 5,
+                      .rounding = {.random = true, .key = 1}},
+                24.0 * double(n));
   gpu.bandwidth("sum of squares", SumSquares{.x = g, .out = total}, 4.0 * double(n));
   gpu.bandwidth("cast fp32 to bf16", Cast{.x = g, .y = p}, 6.0 * double(n));
   gpu.bandwidth("fill", Fill{.y = g, .value = 1}, 4.0 * double(n));

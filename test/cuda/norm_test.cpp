@@ -1,4 +1,5 @@
 #include "kernels/norm.h"
+#include "kernels/cuda/device/norm_grid.h"
 #include "mirror.h"
 
 using namespace mtrain;
@@ -131,4 +132,34 @@ TEST_CASE("norms work in place, and the backward's sums have the same bits every
       REQUIRE(first[0] == dw);
     });
   }
+}
+
+TEST_CASE("norms that leave multiprocessors to others give the same rows") {
+  CHECK(mtrain::kernels::cuda::norm_rows_at_once(256, 132, 0) == 132 * 3);
+  CHECK(mtrain::kernels::cuda::norm_rows_at_once(256, 132, 16) == 116 * 3);
+  CHECK(mtrain::kernels::cuda::norm_rows_at_once(512, 132, 500) == 2);  // one is always used
+  // Plain, of heads, and longer than registers hold: one kernel each.
+  for (const Sizes& s :
+       {Sizes{size_of_test(400, 5000), 1, 256, 0}, Sizes{700, 2, 64, 8}, Sizes{70, 1, 1001, 0}})
+    for (DType type : kFloats) {
+      Closeness close(name("norm with a margin", NormKind::layer, type));
+      for (int64_t margin : {4, 1000}) {
+        CAPTURE(s.H, margin);
+        Operands a(s, type, 0), b(s, type, 0);
+        cuda::run(forward(a, s, NormKind::layer, false, on_device), device_stream());
+        NormForward f = forward(b, s, NormKind::layer, false, on_device);
+        f.sm_margin = margin;
+        cuda::run(f, device_stream());
+        REQUIRE(b.y.result() == a.y.result());
+        cuda::run(backward(a, s, NormKind::layer, false, on_device), device_stream());
+        NormBackward g = backward(b, s, NormKind::layer, false, on_device);
+        g.sm_margin = margin;
+        cuda::run(g, device_stream());
+        REQUIRE(b.dx.result() == a.dx.result());
+        // Other rows of threads have the sums' terms.
+        const double K = double(s.T * s.heads);
+        REQUIRE(close(b.dw.result(), a.dw.result().values(), {.K = K, .scale = 8}) == "");
+        REQUIRE(close(b.db.result(), a.db.result().values(), {.K = K, .scale = 8}) == "");
+      }
+    }
 }

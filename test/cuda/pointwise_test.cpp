@@ -178,6 +178,38 @@ TEST_CASE("adamw equals the CPU's, and a scale that is not finite leaves everyth
         });
 }
 
+TEST_CASE("adamw without master weights rounds as the CPU does, bit for bit") {
+  for (int64_t n : sizes())
+    for (const AdamWRounding& rounding :
+         {AdamWRounding{}, AdamWRounding{.random = true, .key = 9, .first = (int64_t(1) << 34) + 3},
+          AdamWRounding{.random = true, .key = 9, .first = 5, .at = 2, .columns = 6, .stride = 21}})
+      for_each_way([&](int64_t offset) {
+        CAPTURE(n, rounding.columns);
+        Mirror m(Array(DType::f32, n), offset), v(Array(DType::f32, n), offset);
+        Mirror g(Array::normal(DType::f32, n, 2), offset),
+            w(Array::normal(DType::bf16, n, 1), offset);
+        // Betas and eps of 0: the update is exactly lr up or down, whatever a compiler fuses.
+        const auto args = [&](auto&& of) {
+          return AdamW{.m = of(m),
+                       .v = of(v),
+                       .grad = of(g),
+                       .param = of(w),
+                       .lr = 0x1p-11f,
+                       .beta1 = 0,
+                       .beta2 = 0,
+                       .eps = 0,
+                       .weight_decay = 0,
+                       .step = 1,
+                       .rounding = rounding};
+        };
+        for (int64_t i = 0; i < n; ++i) g.host().set(i, i % 3 ? 1.0 : -1.0);
+        to_device(g.device().data, g.host().span().data, size_t(n) * 4);
+        cpu::run(args([](Mirror& x) { return x.host().span(); }));
+        cuda::run(args([](Mirror& x) { return x.device(); }), device_stream());
+        for (Mirror* x : {&w, &m, &v}) REQUIRE(x->same());
+      });
+}
+
 TEST_CASE("rope rotates the heads inside a fused row, forward and back") {
   for (DType dtype : kFloats) {
     Closeness close("rope " + std::string(dtype_name(dtype)));

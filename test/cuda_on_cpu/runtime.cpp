@@ -20,6 +20,8 @@ void* take_scratch(size_t bytes, CUstream_st*) {
 void give_scratch(void* memory, CUstream_st*) noexcept {
   ::operator delete(memory, std::align_val_t(256));
 }
+int multiprocessors() { return 6; }
+
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st*) {
   std::memmove(to, from, size_t(bytes));
 }

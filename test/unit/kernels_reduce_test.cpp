@@ -158,6 +158,88 @@ TEST_CASE("AdamW equals its definition over several steps") {
       });
 }
 
+namespace {
+
+// One step on bf16 weights alone whose update is lr, whatever the gradient's size: from `w`, in
+// arithmetic without rounding.
+Array without_master(const Array& w, float lr, AdamWRounding rounding) {
+  const int64_t n = w.size();
+  Array param = w, m(DType::f32, n), v(DType::f32, n);
+  const Array grad(DType::f32, std::vector<double>(size_t(n), 1.0));
+  cpu::run(AdamW{.m = m,
+                 .v = v,
+                 .grad = grad,
+                 .param = param,
+                 .lr = lr,
+                 .beta1 = 0,
+                 .beta2 = 0,
+                 .eps = 0,
+                 .weight_decay = 0,
+                 .step = 1,
+                 .rounding = rounding});
+  REQUIRE((param.margin_untouched() && m.margin_untouched() && v.margin_untouched()));
+  return param;
+}
+double mean(const Array& x) {
+  double sum = 0;
+  for (double v : x.values()) sum += v;
+  return sum / double(x.size());
+}
+
+}  // namespace
+
+TEST_CASE("without master weights, updates below half a step are kept in the mean") {
+  const int64_t n = 200000;
+  // Spaced 2^-8 below 1, 2^-7 above: 2^-12 is a sixteenth and a thirty-second of a step.
+  const Array one(DType::bf16, std::vector<double>(size_t(n), 1.0)),
+      more(DType::bf16, std::vector<double>(size_t(n), -1.5));
+  for_each_isa([&](const char* isa) {
+    CAPTURE(isa);
+    const float lr = 0x1p-12f;
+    REQUIRE(without_master(one, lr, {}) == one);  // rounded to nearest it stays for ever
+    // The mean of n numbers that are a step d apart with probability p: d sqrt(p (1 - p) / n); six
+    // of these.
+    const auto allowed = [&](double d, double p) {
+      return 6 * d * std::sqrt(p * (1 - p) / double(n));
+    };
+    const Array below = without_master(one, lr, {.random = true, .key = 7});
+    CHECK(std::abs(mean(below) - (1 - lr)) < allowed(0x1p-8, 0x1p-4));
+    for (double w : below.values()) REQUIRE((w == 1 || w == 1 - 0x1p-8));
+    const Array beyond = without_master(more, lr, {.random = true, .key = 7});
+    CHECK(std::abs(mean(beyond) - (-1.5 - lr)) < allowed(0x1p-7, 0x1p-5));
+    CHECK(!(without_master(one, lr, {.random = true, .key = 8}) == below));
+  });
+}
+
+TEST_CASE("what is rounded at random is a function of the element's number alone") {
+  const int64_t rows = 13, columns = 37, n = rows * columns;
+  const AdamWRounding all{.random = true, .key = 3, .first = 0};
+  const Array start = Array::normal(DType::bf16, n, 5);
+  const auto cut = [&](const Array& from, const std::vector<int64_t>& where) {
+    std::vector<double> values;
+    for (int64_t i : where) values.push_back(from[i]);
+    return Array(DType::bf16, values);
+  };
+  for_each_isa([&](const char* isa) {
+    CAPTURE(isa);
+    const Array whole = without_master(start, 1e-3f, all);
+    std::vector<int64_t> range, block;
+    for (int64_t i = 101; i < 350; ++i) range.push_back(i);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 11; c < 30; ++c) block.push_back(r * columns + c);
+    AdamWRounding part = all;
+    part.first = 101;
+    REQUIRE(without_master(cut(start, range), 1e-3f, part) == cut(whole, range));
+    // Columns 11 to 29, from the block's element 40 on.
+    const std::vector<int64_t> rest(block.begin() + 40, block.end());
+    part = {.random = true, .key = 3, .first = 11, .at = 40, .columns = 19, .stride = columns};
+    REQUIRE(without_master(cut(start, rest), 1e-3f, part) == cut(whole, rest));
+  });
+  const Array odd(DType::bf16, {INFINITY, -INFINITY, NAN, 0.0});
+  const Array got = without_master(odd, 0, all);
+  CHECK((got[0] == INFINITY && got[1] == -INFINITY && std::isnan(got[2]) && got[3] == 0));
+}
+
 TEST_CASE("any number of threads gives the same bits") {
   const int64_t T = 700, H = 130, V = 9001;
   const auto all = [&](int threads) {

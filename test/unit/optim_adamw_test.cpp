@@ -90,6 +90,104 @@ TEST_CASE("three updates equal the float64 rule, with decay only where a paramet
   }
 }
 
+namespace {
+
+// What tensor parallelism and sharding leave a rank of a model in bf16, its gradients, and three
+// updates without master weights.
+struct Rounded {
+  Rounded(int tp, int tp_rank, const Sharding& sharding)
+      : device(Device::cpu(1, {})), on(device->stream("compute")) {
+    const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
+      cut.ranks = tp, cut.rank = tp_rank;
+      params.add(
+          "a", {.name = name, .shape = shape, .decay = shape.rank() > 1, .rows = rows, .cut = cut});
+    };
+    const std::vector<Cut::Section> heads{{8, 3}, {2, 3}};
+    add("qkv", {heads[0].rows_here(tp) + heads[1].rows_here(tp), 5},
+        {.dim = Cut::Dim::rows, .sections = heads});
+    add("proj", {7, 24 / tp}, {.dim = Cut::Dim::columns});
+    add("norm", {77}, {});
+    add("table", {16 / tp, 7}, {.dim = Cut::Dim::rows, .sections = {{16, 1}}}, 11);
+    params.materialize(on, DType::bf16, true, sharding, false);
+    OptimizerConfig c = config();
+    c.master_weights = false;
+    AdamW adamw(on, params, c, 17);
+    for (Parameter* p : params.params()) {
+      CHECK(!p->master);
+      std::vector<float> whole(size_t(p->whole_shape().count()));
+      for (size_t i = 0; i < whole.size(); ++i) whole[i] = float(std::sin(1.0 + double(i)));
+      params.set_master(on, *p, whole);
+      for (float& g : whole) g = 3 * g + 1;
+      const auto here = p->take_real(whole);
+      for (const OwnedPart& part : owned_parts(*p)) {
+        const auto keep = std::make_shared<std::vector<float>>(here);
+        on.upload(part.range->grad.flat(part.in_range, {part.count}), keep,
+                  keep->data() + part.in_param);
+      }
+    }
+    const Tensor scale = Tensor::from_host<float>(on, {1}, {1.0f});
+    for (int64_t step = 1; step <= 3; ++step) adamw.step(on, step, 0.01f, scale);
+  }
+  // Puts what this rank owns of a parameter where it belongs in the layout-free one.
+  void collect(const std::string& name, std::vector<float>& whole) {
+    const Parameter& p = *params.find(name);
+    whole.resize(size_t(p.whole_shape().count()), -1e9f);
+    for (const OwnedPart& part : owned_parts(p)) {
+      const auto got = part.range->value.flat(part.in_range, {part.count}).to_host_float(on);
+      for (int64_t i = 0; i < part.count; ++i)
+        whole[size_t(p.whole_index(part.in_param + i))] = got[size_t(i)];
+    }
+  }
+  std::unique_ptr<Device> device;
+  Stream& on;
+  ParamStore params;
+};
+
+}  // namespace
+
+TEST_CASE("without master weights every layout rounds alike, bit for bit") {
+  Rounded alone(1, 0, {});
+  for (const char* name : {"qkv", "proj", "norm", "table"}) {
+    std::vector<float> want;
+    alone.collect(name, want);
+    for (const int tp : {1, 2, 4})
+      for (const int ranks : {1, 3}) {
+        CAPTURE(name, tp, ranks);
+        std::vector<float> got;
+        for (int t = 0; t < tp; ++t)
+          for (int rank = 0; rank < ranks; ++rank)
+            Rounded(tp, t,
+                    {.ranks = ranks,
+                     .rank = rank,
+                     .values = rank % 2 == 0,
+                     .grads = true,
+                     .piece = 100})
+                .collect(name, got);
+        CHECK(got == want);
+      }
+  }
+}
+
+TEST_CASE("stochastic_rounding: false rounds to nearest") {
+  for (const bool random : {true, false}) {
+    Fixture f(DType::bf16);
+    ParamStore params;
+    Parameter* p = params.add("a", {.name = "w", .shape = {64}});
+    params.materialize(f.on, DType::bf16, true, {}, false);
+    OptimizerConfig c = config();
+    c.master_weights = false, c.weight_decay = 0;
+    if (!random) c.stochastic_rounding = {false};
+    AdamW adamw(f.on, params, c, 1);
+    params.set_master(f.on, *p, std::vector<float>(64, 1.0f));
+    ops::fill(f.on, p->grad, 1);
+    // A tenth of half a step each.
+    for (int64_t step = 1; step <= 20; ++step)
+      adamw.step(f.on, step, 0x1p-9f / 10, Tensor::from_host<float>(f.on, {1}, {1.0f}));
+    const auto w = p->value.to_host_float(f.on);
+    CHECK((w == std::vector<float>(64, 1.0f)) != random);
+  }
+}
+
 TEST_CASE("moments lie as the unit's parameters do") {
   Fixture f;
   AdamW adamw(f.on, f.params, config());

@@ -374,3 +374,15 @@ TEST_CASE("flags of other systems that say no, or say it in other words") {
   REQUIRE_THAT(errors(kMinimal + "model: {gated_linear_unit: true, hidden_act: gelu}\n"),
                Contains("set twice"));
 }
+
+TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {
+  const std::string bf16 = kMinimal + "mixed_precision: bf16_mixed\n";
+  REQUIRE_FALSE(load(bf16).optimizer.rounds_at_random());
+  REQUIRE(load(bf16 + "optimizer: {master_weights: false}\n").optimizer.rounds_at_random());
+  REQUIRE_FALSE(load(bf16 + "optimizer: {master_weights: false, stochastic_rounding: false}\n")
+                    .optimizer.rounds_at_random());
+  REQUIRE_THAT(errors(bf16 + "optimizer: {stochastic_rounding: true}\n"),
+               Contains("optimizer.stochastic_rounding") && Contains("master_weights: false"));
+  REQUIRE_THAT(errors(kMinimal + "mixed_precision: fp32\noptimizer: {master_weights: false}\n"),
+               Contains("optimizer.master_weights") && Contains("bf16_mixed"));
+}

@@ -105,6 +105,27 @@ TEST_CASE("a run and its continuation write the metrics of one run") {
   }
 }
 
+TEST_CASE("a run in bf16 without master weights continues bit for bit") {
+  const Lab lab;
+  const std::vector<std::string> bf16{"mixed_precision.name=bf16_mixed", "train.steps=6"},
+      alone{"optimizer.master_weights=false"};
+  const auto with = [](std::vector<std::string> a, const std::vector<std::string>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  lab.train("master", bf16);
+  lab.train("whole", with(bf16, alone));
+  lab.train("cut", with(with(bf16, alone), {"train.steps=4"}));
+  lab.train("cut", with(with(bf16, alone), {"checkpoint.load=latest"}));
+  const auto master = lab.steps("master"), whole = lab.steps("whole"), cut = lab.steps("cut");
+  REQUIRE(cut.size() == 6);
+  for (size_t i = 0; i < 6; ++i) {
+    CHECK(cut[i]["loss"] == whole[i]["loss"]);
+    CHECK(double(whole[i]["loss"]) == Approx(double(master[i]["loss"])).epsilon(2e-2));
+  }
+  CHECK(whole[5]["loss"] != master[5]["loss"]);
+}
+
 TEST_CASE("a checkpoint of another model or other data is refused with every difference") {
   const Lab lab;
   lab.train("saved", {"train.steps=2"});
@@ -174,6 +195,16 @@ TEST_CASE("a run that died before its first checkpoint keeps its metrics") {
   lab.train("a", {"checkpoint.load=latest"});
   CHECK(lab.steps("a").size() == 4);
   CHECK(read_file(lab / "a/metrics.jsonl.abandoned") == "{\"step\":1,\"loss\":5.0}\n");
+}
+
+TEST_CASE("without at_end a run leaves the checkpoints of every_steps, and no others") {
+  Lab lab;
+  lab.train("none", {"checkpoint.every_steps=0", "checkpoint.at_end=false"});
+  REQUIRE(lab.steps("none").size() == 4);
+  REQUIRE(!fs::exists(lab.step("none", 4)));
+  lab.train("some", {"checkpoint.every_steps=3", "checkpoint.at_end=false"});
+  REQUIRE(fs::exists(lab.step("some", 3)));
+  REQUIRE(!fs::exists(lab.step("some", 4)));
 }
 
 TEST_CASE("a run that goes back sets the later checkpoints aside") {

@@ -3,29 +3,100 @@
 #include "kernels/cpu/simd.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
+namespace {
 
-// With mhat = m / (1 - beta1^t) and vhat = v / (1 - beta2^t): master -= lr * (mhat / (sqrt(vhat) +
-// eps) + weight_decay * master).
+// With mhat = m / (1 - beta1^t) and vhat = v / (1 - beta2^t): w -= lr * (mhat / (sqrt(vhat) + eps)
+// + weight_decay * w).
+struct Update {
+  explicit Update(const AdamW& a)
+      : beta1(a.beta1),
+        beta2(a.beta2),
+        eps(a.eps),
+        step_size(float(a.lr / (1.0 - __builtin_pow(double(a.beta1), double(a.step))))),
+        v_correction(float(1.0 / (1.0 - __builtin_pow(double(a.beta2), double(a.step))))),
+        keep(1.0f - a.lr * a.weight_decay),
+        scale(a.grad_scale.data ? *data_of<float>(a.grad_scale) : 1.0f),
+        m(data_of<float>(a.m)),
+        v(data_of<float>(a.v)),
+        grad(data_of<float>(a.grad)) {}
+
+  // Element i's weight after the update; its moments are written.
+  template <class Lanes>
+  __attribute__((always_inline)) Vf operator()(int64_t i, Vf w, Lanes lanes) const {
+    const Vf g = load(grad + i, lanes) * scale;
+    const Vf m1 = beta1 * load(m + i, lanes) + (1.0f - beta1) * g;
+    const Vf v1 = beta2 * load(v + i, lanes) + (1.0f - beta2) * (g * g);
+    store(m + i, m1, lanes);
+    store(v + i, v1, lanes);
+    return keep * w - step_size * m1 / (vsqrt(v1 * v_correction) + eps);
+  }
+
+  float beta1, beta2, eps, step_size, v_correction, keep, scale;
+  float *m, *v;
+  const float* grad;
+};
+
+// base/rng.h's Philox, of which nothing may be inlined here, by half-words.
+struct Random {
+  __attribute__((always_inline)) uint32_t half(uint64_t key, int64_t n) {
+    if (n / 8 != block) {
+      block = n / 8;
+      fill(key);
+    }
+    return x[n % 8 / 2] >> (n % 2 * 16) & 0xffff;
+  }
+  __attribute__((always_inline)) void fill(uint64_t key) {
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    x[0] = uint32_t(uint64_t(block)), x[1] = uint32_t(uint64_t(block) >> 32), x[2] = x[3] = 0;
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = 0xD2511F53ull * x[0], b = 0xCD9E8D57ull * x[2];
+      x[0] = uint32_t(b >> 32) ^ x[1] ^ k0, x[1] = uint32_t(b);
+      x[2] = uint32_t(a >> 32) ^ x[3] ^ k1, x[3] = uint32_t(a);
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+  }
+  int64_t block = -1;
+  uint32_t x[4];
+};
+
+MT_INLINE int64_t number_of(const AdamWRounding& r, int64_t i) {
+  const int64_t at = r.at + i;
+  return r.first + (r.columns > 0 ? at / r.columns * r.stride + at % r.columns : at);
+}
+
+MT_INLINE bf16 round_at_random(float w, uint32_t random) {
+  const uint32_t u = __builtin_bit_cast(uint32_t, w);
+  if ((u & 0x7f800000u) == 0x7f800000u) return from_float<bf16>(w);  // nothing to add to
+  return __builtin_bit_cast(bf16, uint16_t((u + random) >> 16));
+}
+
+void update_param(const AdamW& a, const Update& update) {
+  bf16* param = data_of<bf16>(a.param);
+  parallel(a.param.count, 16384, [=, rounding = a.rounding](int64_t begin, int64_t end) {
+    Random random;
+    for_lanes(end - begin, [&](int64_t j, auto lanes) {
+      const int64_t i = begin + j;
+      const Vf w = update(i, load(param + i, lanes), lanes);
+      if (!rounding.random) return store(param + i, w, lanes);
+      for (int k = 0; k < lanes.count; ++k)
+        param[i + k] = round_at_random(w[k], random.half(rounding.key, number_of(rounding, i + k)));
+    });
+  });
+}
+
+}  // namespace
+
 void run(const AdamW& a) {
-  const float beta1 = a.beta1, beta2 = a.beta2, eps = a.eps;
-  const float step_size = float(a.lr / (1.0 - __builtin_pow(double(beta1), double(a.step))));
-  const float v_correction = float(1.0 / (1.0 - __builtin_pow(double(beta2), double(a.step))));
-  const float keep = 1.0f - a.lr * a.weight_decay;
-  const float scale = a.grad_scale.data ? *data_of<float>(a.grad_scale) : 1.0f;
-  if (!__builtin_isfinite(scale)) return;
-  const float* grad = data_of<float>(a.grad);
-  float *master = data_of<float>(a.master), *m = data_of<float>(a.m), *v = data_of<float>(a.v);
+  const Update update(a);
+  if (!__builtin_isfinite(update.scale)) return;
+  if (!a.master.data) return update_param(a, update);
+  float* master = data_of<float>(a.master);
   bf16* param = data_of<bf16>(a.param);
   parallel(a.master.count, 16384, [=](int64_t begin, int64_t end) {
     for_lanes(end - begin, [=](int64_t j, auto lanes) {
       const int64_t i = begin + j;
-      const Vf g = load(grad + i, lanes) * scale;
-      const Vf m1 = beta1 * load(m + i, lanes) + (1.0f - beta1) * g;
-      const Vf v1 = beta2 * load(v + i, lanes) + (1.0f - beta2) * (g * g);
-      const Vf w =
-          keep * load(master + i, lanes) - step_size * m1 / (vsqrt(v1 * v_correction) + eps);
-      store(m + i, m1, lanes);
-      store(v + i, v1, lanes);
+      const Vf w = update(i, load(master + i, lanes), lanes);
       store(master + i, w, lanes);
       if (param) store(param + i, w, lanes);
     });

@@ -14,6 +14,8 @@ inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = 1 << 
   return unsigned(std::clamp<int64_t>(div_up(work, per_block), 1, most));
 }
 
+int multiprocessors();  // of the thread's device
+
 template <class T>
 const T* data(const ConstSpan& s) {
   return static_cast<const T*>(s.data);

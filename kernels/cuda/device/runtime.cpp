@@ -34,6 +34,13 @@ void* take_scratch(size_t bytes, CUstream_st* stream) {
 
 void give_scratch(void* memory, CUstream_st* stream) noexcept { cudaFreeAsync(memory, stream); }
 
+int multiprocessors() {
+  int device = 0, count = 0;
+  MT_CUDA(cudaGetDevice(&device));
+  MT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
   if (to != from)
     MT_CUDA(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream));

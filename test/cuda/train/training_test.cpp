@@ -39,6 +39,7 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
 TEST_CASE("training on CUDA kernels follows the CPU in bf16, other blocks and dropout too") {
   for (const auto& changes : std::vector<std::vector<std::string>>{
            {"mixed_precision.name=bf16_mixed"},
+           {"mixed_precision.name=bf16_mixed", "optimizer.master_weights=false"},
            {"mixed_precision.name=bf16_mixed", "model.architecture=gpt2",
             "model.num_query_groups=4", "model.hidden_dropout=0.1", "train.micro_batch_size=3"}}) {
     const Recipe recipe = tiny(changes);

@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+"""Training speed, MFU, memory and time per operation of mtrain on a GPU against PyTorch's, same models, same GPU.
+
+  scripts/bench/compare_gpu.py [--models gpu_124m gpu_1b gpu_7b] [--build build/release] [--output build/gpu/compare]
+    [--seconds 270] [--python python3] [path=value ...]
+
+The models are those of recipes/bench; settings after the options change both programs' model. PyTorch is torch_train.py
+beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: products
+in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py measures on the CPU: there a fair peer
+needs a choice of interpreters and BLAS kernels and an idle machine, here one process with the GPU to itself.)
+
+Tokens/s are of the median step, by the wall clock. MFU counts 6 FLOPs per token and weight of a matmul, and attention's
+of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw in
+use above what was before, the same for both; beside it stands what each allocator had handed out. Where one of the two
+has no memory for a micro-batch, both take half of it, and the table says so. A model for which the seconds do not suffice
+is listed as not measured. Writes FILE.json and FILE.md; exit code 1 where a program fails.
+"""
+import argparse
+import array
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
+TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
+TARGET_OPERATION = 0.05  # of a step, for what is neither a matmul nor attention
+RULES = """Both programs: products in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
+weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTorch compiles blocks and loss, with fused AdamW and the fastest
+of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
+
+"""
+SECONDS_LEAST = 45       # for a model: less is not begun
+OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
+PROFILED = re.compile(r"steps profiled: (\d+)")
+OUT_OF_MEMORY = re.compile(r"out of (?:GPU )?memory|OutOfMemoryError|no memory for", re.I)
+
+
+class Failed(Exception):
+    pass
+
+
+class OutOfMemory(Exception):
+    pass
+
+
+def write_data(prefix, vocab, tokens):
+    """Token files as `mtrain data build` makes them; ids of a natural text's frequencies (log-uniform), i32."""
+    draw = random.Random(1)
+    ids = array.array("i", (min(vocab - 1, int(vocab ** draw.random()) - 1) for _ in range(tokens)))
+    pathlib.Path(f"{prefix}.bin").write_bytes(ids.tobytes())
+    pathlib.Path(f"{prefix}.idx").write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) +
+                                              struct.pack("<iqqq", tokens, 0, 0, 1))
+
+
+def settings_of(printed):
+    """{path: value} of the text that --print-recipe prints."""
+    found, scopes = {}, []
+    for line in printed.splitlines():
+        match = re.match(r"^( *)([\w.]+):(?: +(.*?))?(?: +#.*)?$", line)
+        if match:
+            depth = len(match[1]) // 2
+            scopes[depth:] = [match[2]]
+            if match[3]:
+                found[".".join(scopes)] = match[3]
+    return found
+
+
+def shape_of(settings):
+    number = lambda path: float(settings[path]) if "." in settings[path] or "e" in settings[path] else int(settings[path])
+    yes = lambda path: settings[path] == "true"
+    model = lambda name: number(f"model.{name}")
+    return dict(
+        layers=model("num_layers"), hidden=model("hidden_size"), heads=model("num_attention_heads"),
+        kv_heads=model("num_query_groups"), head_dim=model("kv_channels"), ffn=model("ffn_hidden_size"), vocab=model("vocab_size"),
+        rotary_base=model("rotary_base"), qkv_bias=yes("model.add_qkv_bias"), tied=yes("model.share_embeddings_and_output_weights"),
+        seq=number("dataset.seq_length"), global_batch=number("train.global_batch_size"),
+        micro_batch=number("train.micro_batch_size"), precision=settings["mixed_precision.name"])
+
+
+def flops_per_token(s):
+    """Training, causal attention."""
+    qkv, attention = (s["heads"] + 2 * s["kv_heads"]) * s["head_dim"], s["heads"] * s["head_dim"]
+    weights = s["layers"] * (s["hidden"] * (qkv + attention) + 3 * s["hidden"] * s["ffn"]) + s["vocab"] * s["hidden"]
+    return 6 * weights + 6 * s["layers"] * attention * s["seq"]
+
+
+class GpuMemory:
+    """The most memory in use on the GPU, beyond what was before, as nvidia-smi sees it ten times a second."""
+
+    def __enter__(self):
+        self.seen, self.process = [], None
+        try:
+            self.process = subprocess.Popen(["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits",
+                                             "-lms", "100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        except FileNotFoundError:
+            return self
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        end = time.monotonic() + 3
+        while not self.seen and self.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        return self
+
+    def read(self):
+        for line in self.process.stdout:
+            if line.strip().isdigit():
+                self.seen.append(int(line))
+
+    def __exit__(self, *_):
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
+            self.reader.join()
+
+    def most_mib(self):
+        return max(self.seen) - self.seen[0] if self.seen else None
+
+
+def execute(command, seconds, cwd=ROOT):
+    """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, or Failed with the end of what was said."""
+    if seconds <= 1:
+        raise Failed("no time was left")
+    with GpuMemory() as memory, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen([str(c) for c in command], cwd=cwd, stdout=out, stderr=err, start_new_session=True)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = "the time limit"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        out.seek(0), err.seek(0)
+        said, complained = out.read(), err.read()
+    if code == 0:
+        return said, memory.most_mib()
+    if OUT_OF_MEMORY.search(complained + said):
+        raise OutOfMemory()
+    raise Failed(f"{pathlib.Path(command[0]).name} ended with {code}: {' '.join((complained or said).split())[-400:]}")
+
+
+def measured(s, step_ms, memory, allocated, peak, **more):
+    ms = statistics.median(step_ms)
+    rate = s["global_batch"] * s["seq"] / ms * 1e3
+    return dict(tokens_per_s=rate, step_ms=[round(x, 2) for x in step_ms], mfu=rate * flops_per_token(s) / peak if peak else None,
+                memory_mib=memory, allocated_mib=round(allocated / 2**20), **more)
+
+
+class Comparison:
+    def __init__(self, args, work):
+        self.args, self.work = args, work
+        self.mtrain = (ROOT / args.build / "apps/mtrain/mtrain").resolve()
+        if not self.mtrain.exists():
+            sys.exit(f"{self.mtrain} is not built")
+        self.deadline = time.monotonic() + args.seconds
+        self.peak = next((flops for name, flops in PEAK.items() if name in args.gpu), None)
+
+    def left(self):
+        return self.deadline - time.monotonic()
+
+    def command(self, model, *settings):
+        return [self.mtrain, "--recipe", ROOT / f"recipes/bench/{model}.yaml", f"dataset.train={self.work}/{model}",
+                f"train.device={self.args.device}", *self.args.settings, *settings]
+
+    def shape(self, model):
+        printed = subprocess.run([*self.command(model), "--print-recipe"], capture_output=True, text=True, cwd=ROOT)
+        if printed.returncode != 0:
+            raise Failed(printed.stderr.strip())
+        return shape_of(settings_of(printed.stdout))
+
+    def run_mtrain(self, model, s):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.work)) / "run"
+        settings = [f"train.run_dir={folder}", f"train.micro_batch_size={s['micro_batch']}"]
+        _, memory = execute(self.command(model, *settings, f"train.steps={self.args.warmup + self.args.steps}"), self.left())
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [line for line in lines if "step_ms" in line]
+        result = measured(s, [line["step_ms"] for line in lines[self.args.warmup:]], memory, lines[-1]["memory_peak"], self.peak,
+                          losses=[line["loss"] for line in lines])
+        # By itself: events around every launch, and no graphs.
+        said, _ = execute([*self.command(model, f"train.run_dir={folder}_profiled", settings[1], "train.steps=5"), "--profile"],
+                          self.left())
+        steps = int(PROFILED.search(said)[1])
+        rows = [[m[0], float(m[2]) / steps, "attention" if "attention" in m[0] else "matmul" if "matmul" in m[0] else "other"]
+                for m in OPERATION.findall(said) if m[4]]
+        return dict(result, operations=rows, operations_ms=sum(row[1] for row in rows))
+
+    def run_torch(self, model, s):
+        said, memory = execute(
+            [self.args.python, ROOT / "scripts/bench/torch_train.py", "--shape", json.dumps(s), "--data", self.work / model,
+             "--steps", self.args.steps, "--warmup", self.args.warmup, "--profile", 2, "--device", self.args.device,
+             "--compile", int(self.args.compile)], self.left(), cwd=self.work)
+        result = json.loads(said.splitlines()[-1])
+        return measured(s, result.pop("step_ms"), memory, result.pop("memory_allocated"), self.peak, **result)
+
+    def model(self, name):
+        s = self.shape(name)
+        write_data(self.work / name, s["vocab"], max(1 << 19, 4 * s["global_batch"] * s["seq"]))
+        row = dict(model=name, shape=s, notes=[])
+        while True:
+            try:
+                side = "mtrain"
+                row["mtrain"] = self.run_mtrain(name, s)
+                side = "PyTorch"
+                row["torch"] = self.run_torch(name, s)
+                break
+            except OutOfMemory:
+                row["notes"].append(f"{side} has no memory for micro-batches of {s['micro_batch']}")
+                if s["micro_batch"] == 1:
+                    raise Failed("; ".join(row["notes"])) from None
+                s["micro_batch"] //= 2
+        ours, theirs = row["mtrain"], row["torch"]
+        row["ratio"] = ours["tokens_per_s"] / theirs["tokens_per_s"]
+        if not all(map(math.isfinite, ours["losses"] + theirs["losses"])):
+            raise Failed("a loss is not finite")
+        if ours["memory_mib"] and theirs["memory_mib"]:
+            row["memory_ratio"] = ours["memory_mib"] / theirs["memory_mib"]
+        row["largest_other"] = max(([ms / ours["operations_ms"], op] for op, ms, kind in ours["operations"] if kind == "other"),
+                                   default=[0, ""])
+        return row
+
+
+def percent(x):
+    return "" if x is None else f"{100 * x:.1f} %"
+
+
+def verdict(good):
+    return "" if good else ", short"
+
+
+def table(rows):
+    lines = ["| model | batch x S, micro | mtrain tok/s | PyTorch tok/s | ratio (>= 1.15) | MFU | PyTorch's | GPU memory MiB, mtrain / PyTorch "
+             "| handed out MiB | largest operation but matmul and attention (<= 5 %) | notes |", "|---" * 11 + "|"]
+    for r in rows:
+        if "failed" in r:
+            lines.append(f"| {r['model']} | | {r['failed']} |" + " |" * 8)
+            continue
+        s, ours, theirs = r["shape"], r["mtrain"], r["torch"]
+        share, operation = r["largest_other"]
+        target = TARGET_MFU.get(r["model"])
+        lines.append("| {} | {} x {}, {} | {:.0f} | {:.0f} | **{:.2f}**{} | {}{} | {} | {} / {}{} | {} / {} | {} {}{} | {} |".format(
+            r["model"], s["global_batch"], s["seq"], s["micro_batch"], ours["tokens_per_s"], theirs["tokens_per_s"], r["ratio"],
+            verdict(r["ratio"] >= TARGET_SPEED), percent(ours["mfu"]),
+            "" if target is None or ours["mfu"] is None else f" (>= {percent(target)}){verdict(ours['mfu'] >= target)}",
+            percent(theirs["mfu"]), ours["memory_mib"], theirs["memory_mib"], verdict(r.get("memory_ratio", 1) <= 1),
+            ours["allocated_mib"], theirs["allocated_mib"], operation, percent(share), verdict(share <= TARGET_OPERATION),
+            "; ".join([f"SDPA {theirs['attention']}", *r["notes"]])))
+    return "\n".join(lines) + "\n"
+
+
+def operations_table(rows):
+    lines = []
+    for r in (r for r in rows if "failed" not in r):
+        for side in ("mtrain", "torch"):
+            run = r[side]
+            sums = {kind: sum(ms for _, ms, k in run["operations"] if k == kind) for kind in ("matmul", "attention", "other")}
+            lines += ["", f"{r['model']}, {'PyTorch' if side == 'torch' else side}: {run['operations_ms']:.1f} ms of operations a step; "
+                      + ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in sums.items()), "", "| operation | ms a step | share |", "|---|---|---|"]
+            lines += [f"| `{name}` | {ms:.2f} | {percent(ms / run['operations_ms'])} |" for name, ms, _ in run["operations"][:12]]
+    return "\n".join(lines) + "\n"
+
+
+def gpu_name():
+    try:
+        found = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return found.stdout.splitlines()[0].strip() if found.returncode == 0 and found.stdout else ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["gpu_124m", "gpu_1b", "gpu_7b"])
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/gpu/compare")
+    parser.add_argument("--seconds", type=float, default=270)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=4)
+    parser.add_argument("--python", default="python3", help="with PyTorch")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: that the comparison itself works")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    args, args.settings = parser.parse_known_args()
+    if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
+        parser.error(f"what is {wrong[0]}?")
+    args.gpu = gpu_name()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended by execute()
+    rows = []
+    with tempfile.TemporaryDirectory() as work:
+        comparison = Comparison(args, pathlib.Path(work))
+        for name in args.models:
+            began = time.monotonic()
+            try:
+                if comparison.left() < SECONDS_LEAST:
+                    rows.append(dict(model=name, failed="not measured: the time is spent", skipped=True))
+                else:
+                    rows.append(comparison.model(name))
+            except Failed as e:
+                rows.append(dict(model=name, failed=f"FAILED: {e}"))
+            row = rows[-1]
+            print(f"{name:10} {time.monotonic() - began:4.0f} s  " + (row.get("failed") or "mtrain {:.0f} tokens/s, PyTorch {:.0f}: {:.2f} x".format(
+                row["mtrain"]["tokens_per_s"], row["torch"]["tokens_per_s"], row["ratio"])), flush=True)
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            args.output.with_suffix(".json").write_text(json.dumps(dict(gpu=args.gpu, rows=rows), indent=1) + "\n")
+            args.output.with_suffix(".md").write_text(RULES + table(rows) + operations_table(rows))
+    sys.exit(1 if any("failed" in r and not r.get("skipped") for r in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# scripts/gpu_suite.sh without a GPU: stand-ins for nvidia-smi, compute-sanitizer, PyTorch and the programs that need a GPU,
+# and the real mtrain, told to take the CPU. What the suite runs, what it says of each part, and that a part that fails or
+# hangs does not stop the others.
+#   test/cli/gpu_suite_test.sh <mtrain>
+set -u
+mtrain=$(realpath "$1")
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+fail() {
+  echo "FAILED: $1"
+  sed 's/^/    /' "$work/out"
+  failures=$((failures + 1))
+}
+# stub <path> <text of a shell script>
+stub() {
+  mkdir -p "${1%/*}"
+  printf '#!/usr/bin/env bash\n%s\n' "$2" >"$1"
+  chmod +x "$1"
+}
+# suite <exit code> <argument>...: with the stand-ins first on PATH
+suite() {
+  local code=$1 got=0
+  shift
+  PATH=$work/bin:$PATH scripts/gpu_suite.sh --output "$work/result" "$@" >"$work/out" 2>&1 || got=$?
+  ((got == code)) || fail "$*: exit code $got instead of $code"
+}
+says() { grep -qF -- "$2" "$1" || fail "${1##*/} does not say: $2"; }
+lacks() { ! grep -qF -- "$2" "$1" || fail "${1##*/} says: $2"; }
+
+stub "$work/bin/nvidia-smi" 'case "$*" in
+  -L) echo "GPU 0: NVIDIA H200 (UUID: stand-in)" ;;
+  *memory.used*) echo 500; sleep 0.3; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
+  *) echo "NVIDIA H200, 580.0, 143771 MiB" ;;
+esac'
+stub "$work/bin/compute-sanitizer" 'echo "$*"; [[ "$*" != *racecheck* ]]'
+build=$work/build
+stub "$build/test/cuda/test_cuda" 'echo All tests passed'
+stub "$build/test/cuda/test_cuda_training" 'echo the GPU lied; exit 3'
+stub "$build/scripts/bench/bench_cuda" 'printf "copy of 1 GiB  500.0 us  4295 GB/s\n--- 1.5B, bf16, 8192 tokens\nadd  10.0 us  3000 GB/s   70.0 %% of a copy\n"'
+stub "$build/apps/mtrain/mtrain" "exec $mtrain \"\${@/train.device=cuda/train.device=cpu}\""
+
+suite 0 --build "$build" --dry-run
+says "$work/out" "speed against PyTorch"
+[[ ! -e $work/result ]] || fail "a dry run left files"
+
+# A part that fails, and the sanitizer's finding, are told; the rest runs.
+suite 1 --build "$build" --only kernels,training,overlap
+says "$work/result/summary.md" "- kernels against the CPU: passed"
+says "$work/result/summary.md" "- training against the CPU: FAILED: ended with 3"
+says "$work/result/summary.md" "- kernels under memcheck: passed"
+says "$work/result/summary.md" "- kernels under racecheck: FAILED: ended with 1"
+says "$work/result/summary.md" "- overlap of tp: not run: 1 GPU for 2 ranks"
+says "$work/result/summary.md" "| 1.5B, bf16, 8192 tokens | add | 10.0 | 3000 GB/s | 70.0 %, short |"
+says "$work/result/summary.md" "- GPU: NVIDIA H200, 580.0, 143771 MiB"
+lacks "$work/result/summary.md" "layouts"
+python3 -c '
+import json, sys
+found = json.load(open(sys.argv[1]))
+assert found["date"] and found["commit"] and [p["result"] for p in found["parts"]].count("passed") == 3, found' \
+  "$work/result/summary.json" || fail "summary.json"
+tar -tzf "$work/result/logs.tar.gz" | grep -q training_against_the_CPU.log || fail "no log of the training"
+
+# What hangs ends with the suite's time, and what follows is not begun.
+stub "$build/test/cuda/test_cuda" 'sleep 600'
+suite 1 --minutes 0.1 --build "$build" --only "kernels against,training against"
+says "$work/result/summary.md" "- kernels against the CPU: FAILED: longer than"
+says "$work/result/summary.md" "- training against the CPU: not run: the time is spent"
+
+# What was packed is unpacked, and never built.
+stub "$build/test/cuda/test_cuda" 'echo All tests passed'
+mkdir -p "$work/carry"
+tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test/cuda/test_cuda
+echo abc1234 >"$work/carry/commit"
+suite 1 --build "$work/carry" --only "kernels against"
+says "$work/out" "the packed build has no test/cuda/test_cuda_training"
+tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test
+suite 0 --build "$work/carry" --only "kernels against"
+says "$work/result/summary.md" "# GPU suite, abc1234"
+
+# Against PyTorch, of which the last line is made up; mtrain really trains, and its operations are there.
+tiny=(model.num_layers=1 model.hidden_size=64 model.num_attention_heads=4 model.num_query_groups=2 model.ffn_hidden_size=128
+  model.vocab_size=512 dataset.seq_length=64 train.global_batch_size=4 train.micro_batch_size=4 train.threads=1)
+stub "$work/bin/torch" '[[ "$*" != *"\"micro_batch\": 4"* ]] || { echo "torch.OutOfMemoryError: CUDA out of memory" >&2; exit 1; }
+echo "{\"torch\": \"0\", \"attention\": \"FLASH\", \"attention_ms\": {}, \"parameters\": 1, \"step_ms\": [1000, 1000], \"losses\": [5.0],
+  \"memory_allocated\": 1048576, \"operations\": [[\"gemm\", 2.0, \"matmul\"]], \"operations_ms\": 2.0}" | tr -d "\n"'
+got=0
+PATH=$work/bin:$PATH python3 scripts/bench/compare_gpu.py --build "$build" --models gpu_1b --python "$work/bin/torch" --device cpu \
+  --steps 2 --warmup 1 --seconds 100 --output "$work/compare" "${tiny[@]}" >"$work/out" 2>&1 || got=$?
+((got == 0)) || fail "compare_gpu.py: exit code $got"
+python3 - "$work/compare.json" >>"$work/out" 2>&1 <<'PYTHON' || fail "compare.json"
+import json, sys
+row = json.load(open(sys.argv[1]))["rows"][0]
+ours, theirs = row["mtrain"], row["torch"]
+assert row["notes"] == ["PyTorch has no memory for micro-batches of 4"], row["notes"]
+assert row["shape"]["micro_batch"] == 2 and row["shape"]["qkv_bias"] and row["shape"]["tied"], row["shape"]
+assert abs(theirs["tokens_per_s"] - 4 * 64) < 1e-6 and ours["memory_mib"] == 4096, (theirs, ours["memory_mib"])
+assert len(ours["step_ms"]) == 2 and len(ours["losses"]) == 3 and ours["allocated_mib"] > 0
+weights = 64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 128 + 512 * 64
+assert abs(theirs["mfu"] - 256 * (6 * weights + 6 * 64 * 64) / 989.4e12) < 1e-12, theirs["mfu"]
+assert {"matmul", "attention", "other"} == {kind for _, _, kind in ours["operations"]}, ours["operations"]
+PYTHON
+says "$work/compare.md" "| gpu_1b | 4 x 64, 2 |"
+
+((failures == 0)) && echo "all well"
+exit $((failures > 0))
