@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/check.h"
 
 struct CUstream_st;
@@ -26,5 +27,9 @@ void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st*) {
 void clear_memory(void* memory, int64_t bytes, CUstream_st*) {
   std::memset(memory, 0, size_t(bytes));
 }
+
+// No GPU that cuDNN could use: our own kernels are what runs here.
+bool attention_by_cudnn(const AttentionForward&, CUstream_st*) { return false; }
+bool attention_by_cudnn(const AttentionBackward&, CUstream_st*) { return false; }
 
 }  // namespace mtrain::kernels::cuda
