@@ -22,7 +22,9 @@ struct Case {
   int64_t window = 0;
 };
 
-constexpr int64_t kGap = 8;  // of elements between the tokens of a fused row
+// Elements between the tokens of fused rows, of another number in each tensor.
+constexpr int64_t kGap = 8, kQueryGradientGap = 16, kKeyGradientGap = 24, kValueGap = 32,
+                  kValueGradientGap = 40, kOutGradientGap = 48;
 alignas(16) char aligned[32];
 ConstSpan at(int64_t offset, DType type = DType::bf16) { return {aligned + offset, 0, type}; }
 
@@ -33,15 +35,19 @@ struct Operands {
 
   explicit Operands(const Case& c)
       : c(c),
-        q(Array::normal(DType::bf16, c.B * c.Sq * (c.A * c.D + kGap), 1)),
-        k(Array::normal(DType::bf16, c.B * c.Skv * (c.G * c.D + kGap), 2)),
-        v(Array::normal(DType::bf16, k.size(), 3)),
-        dout(Array::normal(DType::bf16, q.size(), 4)),
-        out(DType::bf16, q.size()),
+        q(Array::normal(DType::bf16, queries(kGap), 1)),
+        k(Array::normal(DType::bf16, keys(kGap), 2)),
+        v(Array::normal(DType::bf16, keys(kValueGap), 3)),
+        dout(Array::normal(DType::bf16, queries(kOutGradientGap), 4)),
+        out(DType::bf16, queries(kGap)),
         lse(DType::f32, c.B * c.A * c.Sq),
-        dq(DType::bf16, q.size()),
-        dk(DType::bf16, k.size()),
-        dv(DType::bf16, k.size()) {}
+        dq(DType::bf16, queries(kQueryGradientGap)),
+        dk(DType::bf16, keys(kKeyGradientGap)),
+        dv(DType::bf16, keys(kValueGradientGap)) {}
+  int64_t query_row(int64_t gap) const { return c.A * c.D + gap; }
+  int64_t key_row(int64_t gap) const { return c.G * c.D + gap; }
+  int64_t queries(int64_t gap) const { return c.B * c.Sq * query_row(gap); }
+  int64_t keys(int64_t gap) const { return c.B * c.Skv * key_row(gap); }
 
   AttentionShape shape() const {
     return {.B = c.B,
@@ -55,26 +61,24 @@ struct Operands {
             .scale = 1 / std::sqrt(float(c.D))};
   }
   AttentionForward forward() {
-    const int64_t q_stride = c.A * c.D + kGap, k_stride = c.G * c.D + kGap;
     return {.shape = shape(),
-            .q = {q, q_stride},
-            .k = {k, k_stride},
-            .v = {v, k_stride},
-            .out = {out, q_stride},
+            .q = {q, query_row(kGap)},
+            .k = {k, key_row(kGap)},
+            .v = {v, key_row(kValueGap)},
+            .out = {out, query_row(kGap)},
             .lse = lse};
   }
   AttentionBackward backward() {
-    const int64_t q_stride = c.A * c.D + kGap, k_stride = c.G * c.D + kGap;
     return {.shape = shape(),
-            .q = {q, q_stride},
-            .k = {k, k_stride},
-            .v = {v, k_stride},
-            .out = {out, q_stride},
-            .dout = {dout, q_stride},
+            .q = {q, query_row(kGap)},
+            .k = {k, key_row(kGap)},
+            .v = {v, key_row(kValueGap)},
+            .out = {out, query_row(kGap)},
+            .dout = {dout, query_row(kOutGradientGap)},
             .lse = lse,
-            .dq = {dq, q_stride},
-            .dk = {dk, k_stride},
-            .dv = {dv, k_stride}};
+            .dq = {dq, query_row(kQueryGradientGap)},
+            .dk = {dk, key_row(kKeyGradientGap)},
+            .dv = {dv, key_row(kValueGradientGap)}};
   }
 };
 

@@ -47,8 +47,8 @@ std::string why_not_cudnn(const AttentionBackward& b, const CudnnTarget& target)
 // softmax(scale q k^T + mask) v, and the logarithm of the softmax's sums.
 OperationGraph forward_graph(const CudnnAttentionKey& key);
 // The gradients of q, k and v. With key.deterministic the sums that make dq are one product over
-// all keys instead of additions in memory as blocks of keys are done, for which cuDNN wants memory
-// of the scores' size.
+// all keys, for which cuDNN wants memory of the scores' size, instead of additions in memory as
+// blocks of keys are done. That choice is the graph's: cuDNN's engines note neither way.
 OperationGraph backward_graph(const CudnnAttentionKey& key);
 
 }  // namespace mtrain::kernels::cuda

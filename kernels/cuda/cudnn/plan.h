@@ -15,7 +15,7 @@ struct CudnnPlace {
 };
 
 struct CudnnPlanOptions {
-  bool deterministic = true;           // engines that say they are not are passed over
+  bool deterministic = true;           // passes over engines that note they are not
   int64_t most_workspace = INT64_MAX;  // bytes, engines that need more are passed over
 };
 
