@@ -4,6 +4,7 @@
 
 #include "comm/nccl/nccl_library.h"
 #include "commands.h"
+#include "kernels/cuda/cudnn/api.h"
 
 namespace mtrain {
 
@@ -11,7 +12,9 @@ std::string version_text() {
   constexpr std::string_view cuda = MTRAIN_CUDA_VERSION;
   return fmt::format(
       "mtrain {}\n  cpu   oneDNN, OpenBLAS (loaded at run time)\n  cuda  {}", MTRAIN_VERSION,
-      cuda.empty() ? "not in this build" : fmt::format("runtime {}, {}", cuda, nccl_description()));
+      cuda.empty() ? "not in this build"
+                   : fmt::format("runtime {}, {}, {}", cuda, kernels::cuda::cudnn_description(),
+                                 nccl_description()));
 }
 
 }  // namespace mtrain

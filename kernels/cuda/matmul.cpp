@@ -116,7 +116,7 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
 // Of one GPU; the library's handle belongs to it.
 struct Library {
   cublasLtHandle_t handle = nullptr;
-  PlanCache<std::shared_ptr<const Plan>> plans;
+  PlanCache<MatmulKey, std::shared_ptr<const Plan>> plans;
 };
 
 Library& library_here() {

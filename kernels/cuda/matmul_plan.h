@@ -1,11 +1,10 @@
-// What decides how cuBLASLt computes a matmul, and a table of choices. Knows nothing of CUDA.
+// What decides how cuBLASLt computes a matmul. Knows nothing of CUDA.
 #pragma once
 #include <compare>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <optional>
 
+#include "kernels/cuda/plan_cache.h"
 #include "kernels/matmul.h"
 
 namespace mtrain::kernels::cuda {
@@ -72,26 +71,5 @@ inline bool needs_wide_c(const Matmul& m) {
 inline bool must_copy_bias(const Matmul& m, DType c) {
   return m.bias_N && (m.bias_N.dtype != c || alignment_of(m.bias_N.data) < 16);
 }
-
-// The plan of each key, made once. Thread safe; two threads that meet a new key make one plan.
-template <class Plan>
-class PlanCache {
- public:
-  // make(): throws where there is no plan, and is asked again next time.
-  template <class Make>
-  Plan get(const MatmulKey& key, const Make& make) {
-    std::lock_guard lock(mutex_);
-    if (const auto known = plans_.find(key); known != plans_.end()) return known->second;
-    return plans_.emplace(key, make()).first->second;
-  }
-  size_t size() const {
-    std::lock_guard lock(mutex_);
-    return plans_.size();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::map<MatmulKey, Plan> plans_;
-};
 
 }  // namespace mtrain::kernels::cuda

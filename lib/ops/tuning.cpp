@@ -1,6 +1,7 @@
 #include "ops/tuning.h"
 
 #include "base/thread_pool.h"
+#include "kernels/attention.h"
 #include "kernels/cpu/matmul_plan.h"
 #include "kernels/cpu/openblas.h"
 #include "kernels/cpu/peak.h"
@@ -13,6 +14,7 @@ void load_matmul_libraries() { kernels::cpu::openblas::load(); }
 std::string matmul_choices() { return plan::save(); }
 void restore_matmul_choices(std::string_view choices) { plan::load(choices); }
 void fix_matmul_choices(bool fixed) { plan::use_static_rule(fixed); }
+void fix_attention_order(bool fixed) { kernels::cuda::fix_attention_order(fixed); }
 
 namespace {
 

@@ -236,6 +236,7 @@ void run_training(const Recipe& recipe, const RunOptions& options) {
     const auto start = claim_run_folder(recipe);
     ops::load_matmul_libraries();  // before the device has threads
     ops::fix_matmul_choices(recipe.debug.deterministic);
+    ops::fix_attention_order(recipe.debug.deterministic);
     Training(recipe, options, world, start).run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // peers wait for this rank, or will

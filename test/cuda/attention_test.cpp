@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/device/attention_kernels.h"
 #include "mirror.h"
 
 using namespace mtrain;
@@ -73,13 +74,13 @@ struct Operands {
   int64_t q_stride, k_stride, lse_stride;
   const Case& c;
 
-  Operands(const Case& c, DType type, DType results, int64_t offset)
+  Operands(const Case& c, DType type, DType results, int64_t offset, int64_t lse_gap = 3)
       : q(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 1), offset),
         k(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 2), offset),
         v(Array::normal(type, k.host().size(), 3), offset),
         dout(Array::normal(type, q.host().size(), 4), offset),
         out(Array::normal(results, q.host().size(), 5), offset),
-        lse(Array(DType::f32, c.B * c.A * (c.Sq + 3)), offset),
+        lse(Array(DType::f32, c.B * c.A * (c.Sq + lse_gap)), offset),
         dq(Array::normal(results, q.host().size(), 6), offset),
         dk(Array::normal(results, k.host().size(), 7), offset),
         dv(Array::normal(results, k.host().size(), 8), offset),
@@ -89,7 +90,7 @@ struct Operands {
         kv_end(Array::ids(c.kv_end)),
         q_stride(c.A * c.D + kGap),
         k_stride(c.G * c.D + kGap),
-        lse_stride(c.Sq + 3),
+        lse_stride(c.Sq + lse_gap),
         c(c) {}
 
   template <class Of>
@@ -140,11 +141,26 @@ struct Operands {
 Span on_host(Mirror& m) { return m.host(); }
 Span on_device(Mirror& m) { return m.device(); }
 
-void check(const Case& c, DType type, DType results, bool add, int64_t offset, Closeness& close) {
+template <class Args>
+void run_on_device(const Args& args) {
+  cuda::run(args, device_stream());
+}
+// By cuDNN where there is a GPU; over cuda_on_cpu by our own kernels, which then are what is held.
+template <class Args>
+void run_by_cudnn(const Args& args) {
+  const bool gpu = size_of_test(0, 1) == 1;
+  REQUIRE(cuda::attention_by_cudnn(args, device_stream()) == gpu);
+  if (!gpu) cuda::run(args, device_stream());
+}
+
+// Forward and backward against the CPU's.
+template <class Run>
+void check(Operands& o, DType type, DType results, bool add, int64_t offset, Closeness& close,
+           const Run& run) {
+  const Case& c = o.c;
   INFO(c.name << " " << dtype_name(type) << " to " << dtype_name(results) << " D " << c.D);
-  Operands o(c, type, results, offset);
   cpu::run(o.forward(on_host));
-  cuda::run(o.forward(on_device), device_stream());
+  run(o.forward(on_device));
   // On tensor cores probabilities and gradients of scores are operands in bf16: each term of a sum
   // over keys or rows, which add up to about 1, is off by up to eps(bf16) / 2 times its size.
   const double rows = double(c.Sq * c.A / c.G);
@@ -161,13 +177,22 @@ void check(const Case& c, DType type, DType results, bool add, int64_t offset, C
   // out as the backward reads it, of the operands' type.
   Mirror merged(Array(type, o.out.host().values()), offset);
   cpu::run(o.backward(on_host, merged, add));
-  cuda::run(o.backward(on_device, merged, add), device_stream());
+  run(o.backward(on_device, merged, add));
   const double D = exact ? double(c.D) : 1, shared = exact ? rows : double(c.A / c.G);
   const double scale = exact ? 8 : 3;
   REQUIRE(o.dq.compare(close, rule(D, scale)) == "");
   REQUIRE(o.dv.compare(close, rule(D + shared, scale)) == "");
   REQUIRE(o.dk.compare(close, rule(D + shared, scale)) == "");
 }
+void check(const Case& c, DType type, DType results, bool add, int64_t offset, Closeness& close) {
+  Operands o(c, type, results, offset);
+  check(o, type, results, add, offset, close, [](const auto& args) { run_on_device(args); });
+}
+
+struct KeepOrder {  // of the backward's sums, for the tests that follow
+  bool fixed = cuda::attention_order_is_fixed();
+  ~KeepOrder() { cuda::fix_attention_order(fixed); }
+};
 
 }  // namespace
 
@@ -185,4 +210,31 @@ TEST_CASE("attention: forward and backward equal the CPU's, every mask and type"
 TEST_CASE("attention: results in fp32 and added to, aligned, as blocks of keys are") {
   Closeness close("attention blocks");
   for (const Case& c : kCases) check(c, DType::bf16, DType::f32, true, 0, close);
+}
+
+TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sums in any order") {
+  Closeness close("attention by cuDNN");
+  const KeepOrder keep;
+  const int64_t S = size_of_test(70, 1024), odd = size_of_test(65, 523);
+  const std::vector<Case> cases = {{"short", 2, 7, 7, 4, 2, 32},
+                                   {"one head per group", 2, S, S, 2, 2, 64},
+                                   {"grouped", 1, S, S, 8, 2, 128},
+                                   {"one kv head", 2, odd, odd, 4, 1, 80},
+                                   {"all keys", 2, odd, odd, 2, 1, 64, false},
+                                   {"more keys, all", 2, 30, odd, 4, 2, 32, false},
+                                   {"window", 2, odd, odd, 4, 2, 64, true, 0, 40}};
+  for (bool fixed : {true, false})
+    for (const Case& c : cases) {
+      CAPTURE(fixed);
+      cuda::fix_attention_order(fixed);
+      const DType bf16 = DType::bf16;
+      Operands o(c, bf16, bf16, 0, 0), again(c, bf16, bf16, 0, 0);
+      check(o, bf16, bf16, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
+      if (!fixed) continue;  // else equal calls give equal bits
+      check(again, bf16, bf16, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
+      REQUIRE(o.out.result() == again.out.result());
+      REQUIRE(o.dq.result() == again.dq.result());
+      REQUIRE(o.dk.result() == again.dk.result());
+      REQUIRE(o.dv.result() == again.dv.result());
+    }
 }

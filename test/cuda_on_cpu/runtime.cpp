@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/check.h"
 
 struct CUstream_st;
@@ -28,5 +29,11 @@ void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st*) {
 void clear_memory(void* memory, int64_t bytes, CUstream_st*) {
   std::memset(memory, 0, size_t(bytes));
 }
+
+// No GPU that cuDNN could use: our own kernels are what runs here.
+bool attention_by_cudnn(const AttentionForward&, CUstream_st*) { return false; }
+bool attention_by_cudnn(const AttentionBackward&, CUstream_st*) { return false; }
+void fix_attention_order(bool) {}  // theirs always is
+bool attention_order_is_fixed() { return true; }
 
 }  // namespace mtrain::kernels::cuda

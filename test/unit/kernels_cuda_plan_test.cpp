@@ -104,7 +104,7 @@ TEST_CASE("a bias of another type, or off 16-byte borders, is copied") {
 }
 
 TEST_CASE("a plan is made once for a key, and asked for again where making it failed") {
-  cuda::PlanCache<int> plans;
+  cuda::PlanCache<cuda::MatmulKey, int> plans;
   int made = 0;
   const auto make = [&] { return ++made; };
   cuda::MatmulKey key{.M = 1, .N = 2, .K = 3};

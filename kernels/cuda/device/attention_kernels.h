@@ -1,10 +1,15 @@
-// The kernels behind run(AttentionForward) and run(AttentionBackward).
+// The kernels behind run(AttentionForward) and run(AttentionBackward): cuDNN's where it takes the
+// shape, else our own.
 #pragma once
 #include "kernels/attention.h"
 
 namespace mtrain::kernels::cuda {
 
 constexpr int64_t kMostHeadDim = 256;
+
+// By cuDNN's flash engines; false, with nothing enqueued, where cuDNN is missing or does not do it.
+bool attention_by_cudnn(const AttentionForward& f, CUstream_st* stream);
+bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream);
 
 // Any type, head dim up to kMostHeadDim and alignment: fp32 multiply-adds.
 void attention_plain(const AttentionForward& f, CUstream_st* stream);

@@ -1,0 +1,49 @@
+// Attention through one handle of cuDNN: asks for plans, keeps them, executes them. Says which
+// attention is not for cuDNN. Knows nothing of CUDA.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "kernels/cuda/cudnn/attention_graph.h"
+#include "kernels/cuda/cudnn/plan.h"
+#include "kernels/cuda/plan_cache.h"
+
+namespace mtrain::kernels::cuda {
+
+class CudnnAttention {
+ public:
+  // Memory in a stream's order.
+  struct Memory {
+    void* (*take)(size_t bytes, CUstream_st* stream);
+    void (*give)(void* memory, CUstream_st* stream) noexcept;
+  };
+  // The handle is of the current GPU, and its owner's.
+  CudnnAttention(const CudnnApi& api, cudnnContext* handle, const CudnnTarget& target,
+                 const Memory& memory)
+      : api_(api), handle_(handle), target_(target), memory_(memory) {}
+
+  // False, with nothing enqueued, where cuDNN is not asked or has refused: a refusal is remembered,
+  // and told once. Throws RunError where cuDNN fails to execute its plan. Thread safe.
+  bool run(const AttentionForward& f, CUstream_st* stream);
+  bool run(const AttentionBackward& b, bool deterministic, CUstream_st* stream);
+
+  size_t plans() const { return plans_.size(); }  // refusals included
+
+ private:
+  struct Entry {
+    std::shared_ptr<const CudnnPlan> plan;  // null: cuDNN has refused
+  };
+  bool run(const CudnnAttentionKey& key, const std::map<int64_t, const void*>& memory,
+           CUstream_st* stream);
+  Entry make(const CudnnAttentionKey& key) const;
+
+  const CudnnApi& api_;
+  cudnnContext* handle_;
+  CudnnTarget target_;
+  Memory memory_;
+  std::mutex executing_;  // the handle has one stream at a time
+  PlanCache<CudnnAttentionKey, Entry> plans_;
+};
+
+}  // namespace mtrain::kernels::cuda

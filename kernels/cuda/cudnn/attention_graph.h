@@ -1,0 +1,54 @@
+// Attention as cuDNN's flash engines want it described, and which attention they are asked for.
+// Knows nothing of CUDA.
+#pragma once
+#include <compare>
+#include <string>
+
+#include "kernels/attention.h"
+#include "kernels/cuda/cudnn/operation_graph.h"
+
+namespace mtrain::kernels::cuda {
+
+// Of the caller's tensors in the graphs.
+enum AttentionTensor : int64_t {
+  kQuery = 1,
+  kKey,
+  kValue,
+  kOut,
+  kLse,
+  kOutGradient,
+  kQueryGradient,
+  kKeyGradient,
+  kValueGradient
+};
+
+// All that decides the graph, and so the plan.
+struct CudnnAttentionKey {
+  bool backward, causal;
+  bool deterministic;  // the backward's sums over keys in a fixed order
+  int64_t B, Sq, Skv, A, G, D, window;
+  float scale;
+  // From a token to the next, in elements; of the gradients 0 in a forward.
+  int64_t q, k, v, out, dout, dq, dk, dv;
+  auto operator<=>(const CudnnAttentionKey&) const = default;
+};
+CudnnAttentionKey key_of(const AttentionForward& f);
+CudnnAttentionKey key_of(const AttentionBackward& b, bool deterministic);
+
+// What runs the plans.
+struct CudnnTarget {
+  size_t version = 0;    // of cuDNN: 91900 is 9.19.0
+  int architecture = 0;  // of the GPU: 90 is sm_90
+};
+// Why cuDNN is not asked; "" where it is. It may still refuse.
+std::string why_not_cudnn(const AttentionForward& f, const CudnnTarget& target);
+std::string why_not_cudnn(const AttentionBackward& b, const CudnnTarget& target);
+
+// softmax(scale q k^T + mask) v, and the logarithm of the softmax's sums.
+OperationGraph forward_graph(const CudnnAttentionKey& key);
+// The gradients of q, k and v. With key.deterministic the sums that make dq are one product over
+// all keys, for which cuDNN wants memory of the scores' size, instead of additions in memory as
+// blocks of keys are done. That choice is the graph's: cuDNN's engines note neither way.
+OperationGraph backward_graph(const CudnnAttentionKey& key);
+
+}  // namespace mtrain::kernels::cuda

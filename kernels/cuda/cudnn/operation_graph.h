@@ -1,0 +1,89 @@
+// What a library of fused operations is asked to compute: tensors, and operations between them.
+// A description only; knows nothing of CUDA.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace mtrain::kernels::cuda {
+
+enum class Element : uint8_t { f32, bf16, i32, boolean };
+
+enum class Operation : uint8_t {
+  matmul,         // x (.., M, K) y (.., K, N); a dim of 1 or a divisor among the others is repeated
+  reshape,        // the same elements at other strides
+  reduce_add,     // over the dims in which the output is smaller
+  reduce_max,     //
+  add,            // x and y
+  sub,            //
+  mul,            //
+  div,            //
+  exp,            // x alone
+  log,            //
+  identity,       //
+  index,          // the position in dim `axis`
+  greater,        // x > y
+  greater_equal,  //
+  select          // z ? x : y
+};
+
+using Sizes = std::vector<int64_t>;
+
+struct GraphTensor {
+  enum class Place : uint8_t {
+    memory,     // the caller's
+    workspace,  // memory for the time of an execution
+    inside,     // never written to memory
+    value       // a number given with each execution
+  };
+  int64_t id;
+  Sizes dims, strides;  // in elements
+  Element type;
+  Place place;
+  float value = 0;
+
+  int64_t bytes() const;  // from the first element to the end of the last
+};
+
+struct GraphOperation {
+  Operation kind;
+  Element compute;
+  std::vector<int64_t> inputs;  // x, y, z
+  int64_t output;
+  int64_t axis = -1;
+};
+
+class OperationGraph {
+ public:
+  // --- tensors; the id of each ---
+  int64_t memory(int64_t id, Sizes dims, Sizes strides, Element type);
+  int64_t workspace(Sizes dims, Element type);
+  int64_t value(float value);
+
+  // --- operations in the order in which they are added; the id of the output ---
+  // Output: given, or made, inside and of fp32.
+  int64_t matmul(int64_t x, int64_t y);
+  void matmul_into(int64_t x, int64_t y, int64_t into);
+  int64_t reshape(int64_t x, Sizes dims, Sizes strides, Element type);
+  int64_t reduce(Operation kind, int64_t x, Sizes dims);
+  void reduce_into(Operation kind, int64_t x, int64_t into);
+  int64_t pointwise(Operation kind, const std::vector<int64_t>& inputs);
+  void pointwise_into(Operation kind, const std::vector<int64_t>& inputs, int64_t into);
+  int64_t index(int64_t x, int64_t axis);
+  int64_t compare(Operation kind, int64_t x, int64_t y);
+  void round(int64_t id, Element type) { at(id).type = type; }  // what an inside tensor becomes
+
+  const GraphTensor& tensor(int64_t id) const;
+  const std::vector<GraphTensor>& tensors() const { return tensors_; }
+  const std::vector<GraphOperation>& operations() const { return operations_; }
+
+ private:
+  GraphTensor& at(int64_t id);
+  int64_t inside(Sizes dims, Element type);
+  std::vector<GraphTensor> tensors_;
+  std::vector<GraphOperation> operations_;
+  int64_t next_id_ = 100;  // beyond the callers'
+};
+
+Sizes packed_strides(const Sizes& dims);
+
+}  // namespace mtrain::kernels::cuda

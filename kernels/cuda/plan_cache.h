@@ -1,0 +1,30 @@
+// What a library needs to know for each kind of call, found out once.
+#pragma once
+#include <cstddef>
+#include <map>
+#include <mutex>
+
+namespace mtrain::kernels::cuda {
+
+// The plan of each key, made once. Thread safe; two threads that meet a new key make one plan.
+template <class Key, class Plan>
+class PlanCache {
+ public:
+  // make(): throws where there is no plan, and is asked again next time.
+  template <class Make>
+  Plan get(const Key& key, const Make& make) {
+    std::lock_guard lock(mutex_);
+    if (const auto known = plans_.find(key); known != plans_.end()) return known->second;
+    return plans_.emplace(key, make()).first->second;
+  }
+  size_t size() const {
+    std::lock_guard lock(mutex_);
+    return plans_.size();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<Key, Plan> plans_;
+};
+
+}  // namespace mtrain::kernels::cuda

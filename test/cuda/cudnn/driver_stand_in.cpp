@@ -1,0 +1,68 @@
+// A CUDA driver without a GPU: cuDNN loads its engines only beside a driver, and loads what it has
+// compiled into one. Nothing can be run.
+#define MT_FAILING(F)                            \
+  F(cuCtxGetCurrent)                             \
+  F(cuCtxGetDevice)                              \
+  F(cuCtxGetLimit)                               \
+  F(cuCtxPopCurrent)                             \
+  F(cuCtxPushCurrent)                            \
+  F(cuDeviceGet)                                 \
+  F(cuDeviceGetAttribute)                        \
+  F(cuDeviceGetCount)                            \
+  F(cuDevicePrimaryCtxRelease)                   \
+  F(cuDevicePrimaryCtxReset)                     \
+  F(cuDevicePrimaryCtxRetain)                    \
+  F(cuDriverGetVersion)                          \
+  F(cuGetErrorName)                              \
+  F(cuGetErrorString)                            \
+  F(cuGetProcAddress_v2)                         \
+  F(cuInit)                                      \
+  F(cuLaunchCooperativeKernel)                   \
+  F(cuLaunchKernel)                              \
+  F(cuLaunchKernelEx)                            \
+  F(cuLibraryLoadFromFile)                       \
+  F(cuLinkAddData)                               \
+  F(cuLinkAddData_v2)                            \
+  F(cuLinkAddFile_v2)                            \
+  F(cuLinkComplete)                              \
+  F(cuLinkCreate)                                \
+  F(cuLinkCreate_v2)                             \
+  F(cuLinkDestroy)                               \
+  F(cuMemcpyDtoH_v2)                             \
+  F(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
+  F(cuOccupancyMaxPotentialClusterSize)          \
+  F(cuStreamGetCtx)                              \
+  F(cuStreamSynchronize)                         \
+  F(cuTensorMapEncodeTiled)
+#define MT_DOING_NOTHING(F) \
+  F(cuFuncGetAttribute)     \
+  F(cuFuncSetAttribute)     \
+  F(cuKernelGetAttribute)   \
+  F(cuKernelSetAttribute)   \
+  F(cuLibraryUnload)        \
+  F(cuModuleUnload)
+// Of modules, libraries and their kernels: something that is not null.
+#define MT_GIVING(F)      \
+  F(cuLibraryGetKernel)   \
+  F(cuLibraryLoadData)    \
+  F(cuModuleGetFunction)  \
+  F(cuModuleGetGlobal_v2) \
+  F(cuModuleLoadData)     \
+  F(cuModuleLoadDataEx)   \
+  F(cuModuleLoadFatBinary)
+
+extern "C" {
+#define MT_FAIL(name) \
+  int name() { return 34; } /* CUDA_ERROR_STUB_LIBRARY */
+#define MT_NOTHING(name) \
+  int name() { return 0; }
+#define MT_GIVE(name)      \
+  int name(void** made) {  \
+    static char something; \
+    *made = &something;    \
+    return 0;              \
+  }
+MT_FAILING(MT_FAIL)
+MT_DOING_NOTHING(MT_NOTHING)
+MT_GIVING(MT_GIVE)
+}

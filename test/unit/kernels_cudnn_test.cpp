@@ -1,0 +1,340 @@
+// What cuDNN is asked for, through a stand-in of the library that computes the graphs it is given.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <optional>
+
+#include "base/error.h"
+#include "cudnn_stand_in.h"
+#include "kernels/cuda/cudnn/attention.h"
+#include "kernels_testing.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t B, Sq, Skv, A, G, D;
+  bool causal = true;
+  int64_t window = 0;
+};
+
+// Elements between the tokens of fused rows, of another number in each tensor.
+constexpr int64_t kGap = 8, kQueryGradientGap = 16, kKeyGradientGap = 24, kValueGap = 32,
+                  kValueGradientGap = 40, kOutGradientGap = 48;
+alignas(16) char aligned[32];
+ConstSpan at(int64_t offset, DType type = DType::bf16) { return {aligned + offset, 0, type}; }
+
+// Attention whose operands lie as the model's do: q, k and v in one row of a token.
+struct Operands {
+  Case c;
+  Array q, k, v, dout, out, lse, dq, dk, dv;
+
+  explicit Operands(const Case& c)
+      : c(c),
+        q(Array::normal(DType::bf16, queries(kGap), 1)),
+        k(Array::normal(DType::bf16, keys(kGap), 2)),
+        v(Array::normal(DType::bf16, keys(kValueGap), 3)),
+        dout(Array::normal(DType::bf16, queries(kOutGradientGap), 4)),
+        out(DType::bf16, queries(kGap)),
+        lse(DType::f32, c.B * c.A * c.Sq),
+        dq(DType::bf16, queries(kQueryGradientGap)),
+        dk(DType::bf16, keys(kKeyGradientGap)),
+        dv(DType::bf16, keys(kValueGradientGap)) {}
+  int64_t query_row(int64_t gap) const { return c.A * c.D + gap; }
+  int64_t key_row(int64_t gap) const { return c.G * c.D + gap; }
+  int64_t queries(int64_t gap) const { return c.B * c.Sq * query_row(gap); }
+  int64_t keys(int64_t gap) const { return c.B * c.Skv * key_row(gap); }
+
+  AttentionShape shape() const {
+    return {.B = c.B,
+            .Sq = c.Sq,
+            .Skv = c.Skv,
+            .A = c.A,
+            .G = c.G,
+            .D = c.D,
+            .causal = c.causal,
+            .window = c.window,
+            .scale = 1 / std::sqrt(float(c.D))};
+  }
+  AttentionForward forward() {
+    return {.shape = shape(),
+            .q = {q, query_row(kGap)},
+            .k = {k, key_row(kGap)},
+            .v = {v, key_row(kValueGap)},
+            .out = {out, query_row(kGap)},
+            .lse = lse};
+  }
+  AttentionBackward backward() {
+    return {.shape = shape(),
+            .q = {q, query_row(kGap)},
+            .k = {k, key_row(kGap)},
+            .v = {v, key_row(kValueGap)},
+            .out = {out, query_row(kGap)},
+            .dout = {dout, query_row(kOutGradientGap)},
+            .lse = lse,
+            .dq = {dq, query_row(kQueryGradientGap)},
+            .dk = {dk, key_row(kKeyGradientGap)},
+            .dv = {dv, key_row(kValueGradientGap)}};
+  }
+};
+
+int taken = 0;
+void* take(size_t bytes, CUstream_st*) {
+  ++taken;
+  CudnnStandIn::it().most_workspace_used =
+      std::max(CudnnStandIn::it().most_workspace_used, int(bytes));
+  auto* memory = new std::vector<unsigned char>(bytes + sizeof(void*) + 256, 0xff);
+  auto address = (reinterpret_cast<uintptr_t>(memory->data()) + sizeof(void*) + 255) / 256 * 256;
+  std::memcpy(reinterpret_cast<void*>(address - sizeof(void*)), &memory, sizeof memory);
+  return reinterpret_cast<void*>(address);
+}
+void give(void* memory, CUstream_st*) noexcept {
+  --taken;
+  std::vector<unsigned char>* whole = nullptr;
+  std::memcpy(&whole, static_cast<char*>(memory) - sizeof(void*), sizeof whole);
+  delete whole;
+}
+
+// A fresh library, and attention through it on an H200.
+struct Bench {
+  CudnnStandIn& library = CudnnStandIn::it();
+  std::optional<cuda::CudnnAttention> attention;
+  Bench() {
+    library = CudnnStandIn{};
+    attention.emplace(CudnnStandIn::api(), reinterpret_cast<cudnnContext*>(&library),
+                      cuda::CudnnTarget{.version = 91900, .architecture = 90},
+                      cuda::CudnnAttention::Memory{take, give});
+  }
+  ~Bench() {
+    attention.reset();
+    CHECK(library.alive == 0);  // no descriptor is left behind
+    CHECK(taken == 0);
+  }
+};
+
+const std::vector<Case> kCases = {
+    {"square", 2, 16, 16, 2, 2, 8},          {"grouped", 1, 12, 12, 6, 2, 16},
+    {"one kv head", 2, 9, 9, 3, 1, 8},       {"all keys", 2, 7, 7, 2, 1, 8, false},
+    {"more keys", 1, 5, 11, 4, 2, 8, false}, {"more keys, causal", 2, 5, 11, 2, 1, 8},
+    {"window", 2, 17, 17, 4, 2, 8, true, 5}};
+
+}  // namespace
+
+TEST_CASE("the graphs compute attention and its gradients, as the CPU kernels do") {
+  Closeness close("cuDNN's graphs");
+  for (const Case& c : kCases)
+    for (bool deterministic : {true, false}) {
+      CAPTURE(c.name, deterministic);
+      Bench bench;
+      Operands got(c), want(c);
+      REQUIRE(bench.attention->run(got.forward(), nullptr));
+      cpu::run(want.forward());
+      // Probabilities and the scores' gradients are bf16 operands, of which K add up to about 1.
+      const Rule rule{.dtype = DType::bf16, .K = 1, .scale = 1};
+      REQUIRE(close(got.out, want.out.values(), rule) == "");
+      for (int64_t i = 0; i < want.lse.size(); ++i)  // natural logarithms
+        REQUIRE(std::abs(got.lse[i] - want.lse[i]) <= 1e-5 * (4 + std::abs(want.lse[i])));
+      REQUIRE(bench.attention->run(got.backward(), deterministic, nullptr));
+      cpu::run(want.backward());
+      const Rule sums{.dtype = DType::bf16, .K = double(c.D + c.A / c.G), .scale = 3};
+      REQUIRE(close(got.dq, want.dq.values(), sums) == "");
+      REQUIRE(close(got.dk, want.dk.values(), sums) == "");
+      REQUIRE(close(got.dv, want.dv.values(), sums) == "");
+      // The gaps between tokens are nobody's.
+      REQUIRE((got.dk.margin_untouched() && got.out.margin_untouched()));
+      for (int64_t i = c.A * c.D; i < c.A * c.D + kGap; ++i) REQUIRE(got.out[i] == 0);
+    }
+}
+
+TEST_CASE("tensors are described by where the caller's elements are") {
+  const Case c{"", 3, 10, 12, 6, 2, 8, false};
+  Operands o(c);
+  const cuda::OperationGraph g = cuda::forward_graph(cuda::key_of(o.forward()));
+  using S = cuda::Sizes;
+  const auto& q = g.tensor(cuda::kQuery);
+  REQUIRE(q.dims == S{3, 6, 10, 8});
+  REQUIRE(q.strides == S{56, 8, 3 * 56, 1});
+  const auto& k = g.tensor(cuda::kKey);  // transposed, with its own number of heads
+  REQUIRE(k.dims == S{3, 2, 8, 12});
+  REQUIRE(k.strides == S{24, 8, 1, 3 * 24});
+  REQUIRE(g.tensor(cuda::kLse).strides == S{60, 10, 1, 1});
+  REQUIRE(g.tensor(cuda::kLse).type == cuda::Element::f32);
+  int scales = 0;
+  for (const auto& t : g.tensors())
+    scales += t.place == cuda::GraphTensor::Place::value && t.value == 1 / std::sqrt(8.0f);
+  REQUIRE(scales == 1);
+}
+
+TEST_CASE("a mask is described only where there is one") {
+  const auto selects = [](bool causal, int64_t window, bool backward) {
+    Operands o({"", 1, 8, 8, 1, 1, 8, causal, window});
+    const auto g = backward ? cuda::backward_graph(cuda::key_of(o.backward(), true))
+                            : cuda::forward_graph(cuda::key_of(o.forward()));
+    int n = 0;
+    for (const auto& op : g.operations()) n += op.kind == cuda::Operation::select;
+    return n;
+  };
+  for (bool backward : {false, true}) {
+    REQUIRE(selects(false, 0, backward) == 0);
+    REQUIRE(selects(true, 0, backward) == 1);
+    REQUIRE(selects(true, 3, backward) == 2);
+  }
+}
+
+TEST_CASE("what changes the plan changes the key, what does not does not") {
+  Operands o({"", 2, 8, 8, 2, 1, 8});
+  const AttentionBackward b = o.backward();
+  const auto key = cuda::key_of(b, true);
+  REQUIRE(key == cuda::key_of(b, true));
+  REQUIRE(key != cuda::key_of(b, false));
+  REQUIRE(key != cuda::key_of(o.forward()));
+  const auto differs = [&](auto change) {
+    AttentionBackward other = b;
+    change(other);
+    return cuda::key_of(other, true) != key;
+  };
+  CHECK(differs([](auto& x) { x.shape.B = 1; }));
+  CHECK(differs([](auto& x) { x.shape.Skv = 4; }));
+  CHECK(differs([](auto& x) { x.shape.G = 2; }));
+  CHECK(differs([](auto& x) { x.shape.causal = false; }));
+  CHECK(differs([](auto& x) { x.shape.window = 4; }));
+  CHECK(differs([](auto& x) { x.shape.scale = 1; }));
+  CHECK(differs([](auto& x) { x.q.token_stride += 8; }));
+  CHECK(differs([](auto& x) { x.dv.token_stride += 8; }));
+  CHECK(!differs([](auto& x) { x.q.data = x.dout.data; }));
+}
+
+TEST_CASE("attention that is not for cuDNN is named with the reason") {
+  const cuda::CudnnTarget h200{.version = 91900, .architecture = 90};
+  Operands o({"", 1, 8, 8, 2, 1, 8});
+  const auto why = [&](auto change, cuda::CudnnTarget t) {
+    AttentionForward f = o.forward();
+    change(f);
+    return cuda::why_not_cudnn(f, t);
+  };
+  const auto nothing = [](AttentionForward&) {};
+  REQUIRE(why(nothing, h200) == "");
+  using Catch::Contains;
+  CHECK_THAT(why(nothing, {90800, 90}), Contains("9.8 is older"));
+  CHECK_THAT(why(nothing, {91900, 75}), Contains("sm_75"));
+  CHECK_THAT(why([](auto& f) { f.q.data.dtype = DType::f32; }, h200), Contains("q is fp32"));
+  CHECK_THAT(why([](auto& f) { f.out.data.dtype = DType::f32; }, h200), Contains("out is fp32"));
+  CHECK_THAT(why([](auto& f) { f.v.data = at(2); }, h200), Contains("v is not on 16-byte"));
+  CHECK_THAT(why([](auto& f) { f.k.token_stride = 20; }, h200), Contains("k is not on 16-byte"));
+  CHECK_THAT(why([](auto& f) { f.shape.q_documents.begin = at(0, DType::i32); }, h200),
+             Contains("documents"));
+  CHECK_THAT(why([](auto& f) { f.shape.q_start = 3; }, h200), Contains("another position"));
+  CHECK_THAT(why([](auto& f) { f.shape.lse_stride = 9; }, h200), Contains("lse"));
+  CHECK_THAT(why([](auto& f) { f.shape.Sq = f.shape.Skv = 1; }, h200), Contains("one token"));
+  CHECK_THAT(why([](auto& f) { f.shape.D = 12; }, h200), Contains("heads of 12"));
+  const auto large = [](AttentionForward& f) { f.shape.D = 256; };
+  CHECK(why(large, h200) == "");
+  CHECK_THAT(why(large, {91900, 80}), Contains("up to 128"));
+  const auto window = [](AttentionForward& f) { f.shape.window = 4; };
+  CHECK(why(window, h200) == "");
+  CHECK_THAT(why([&](auto& f) { window(f), f.shape.causal = false; }, h200), Contains("window"));
+  CHECK_THAT(why([&](auto& f) { window(f), f.shape.Sq = 9; }, h200), Contains("more queries"));
+
+  AttentionBackward b = o.backward();
+  REQUIRE(cuda::why_not_cudnn(b, h200) == "");
+  CHECK_THAT(cuda::why_not_cudnn(b, {91500, 90}), Contains("multiples of 128"));
+  b.dk.data.dtype = DType::f32;
+  CHECK_THAT(cuda::why_not_cudnn(b, h200), Contains("dk is fp32"));
+  b.add_dkv = true;
+  CHECK_THAT(cuda::why_not_cudnn(b, h200), Contains("added to"));
+}
+
+TEST_CASE("a plan is made once, and executed on the caller's stream") {
+  Bench bench;
+  Operands o(kCases[0]), other(kCases[0]);
+  auto* const stream = reinterpret_cast<CUstream_st*>(&o);
+  REQUIRE(bench.attention->run(o.forward(), stream));
+  REQUIRE(bench.attention->run(other.forward(), stream));  // another address, the same plan
+  REQUIRE((bench.library.plans == 1 && bench.library.executions == 2));
+  REQUIRE(bench.library.stream == stream);
+  REQUIRE(o.out == other.out);
+  REQUIRE(bench.attention->run(o.backward(), true, stream));
+  REQUIRE((bench.library.plans == 2 && bench.attention->plans() == 2));
+}
+
+TEST_CASE("what the rules leave to our kernels does not reach the library") {
+  Bench bench;
+  Operands o(kCases[0]);
+  AttentionForward f = o.forward();
+  f.shape.q_start = 1;
+  REQUIRE(!bench.attention->run(f, nullptr));
+  REQUIRE((bench.library.executions == 0 && bench.attention->plans() == 0));
+}
+
+TEST_CASE("a refusal at any step is remembered, and falls back") {
+  using Kind = CudnnStandIn::Kind;
+  for (Kind step : {Kind::tensor, Kind::operation_matmul, Kind::operation_graph, Kind::heuristics,
+                    Kind::execution_plan}) {
+    CAPTURE(int(step));
+    Bench bench;
+    Operands o(kCases[1]);
+    bench.library.refuse[step] = CudnnStandIn::Status::not_supported;
+    REQUIRE(!bench.attention->run(o.forward(), nullptr));
+    REQUIRE(bench.attention->plans() == 1);
+    bench.library.refuse.clear();
+    REQUIRE(!bench.attention->run(o.forward(), nullptr));  // not asked again
+    REQUIRE(bench.library.plans == 0);
+    REQUIRE(bench.attention->run(o.backward(), true, nullptr));  // the other half is its own plan
+  }
+}
+
+TEST_CASE("engines are tried in the heuristics' order, then the fallback mode's") {
+  using Status = CudnnStandIn::Status;
+  SECTION("the first that takes the graph") {
+    Bench bench;
+    Operands o(kCases[0]);
+    bench.library.engines = {{.plan = Status::not_supported}, {.workspace = 1000}};
+    REQUIRE(bench.attention->run(o.forward(), nullptr));
+    REQUIRE(bench.library.most_workspace_used == 1024);  // in whole borders of 256 bytes
+  }
+  SECTION("the fallback's") {
+    Bench bench;
+    Operands o(kCases[0]);
+    bench.library.engines = {{.plan = Status::not_supported}};
+    bench.library.fallback_engines = {{}};
+    REQUIRE(bench.attention->run(o.forward(), nullptr));
+  }
+  SECTION("none") {
+    Bench bench;
+    Operands o(kCases[0]);
+    bench.library.engines = {};
+    REQUIRE(!bench.attention->run(o.forward(), nullptr));
+  }
+  SECTION("not one that wants more memory than a run can spare") {
+    Bench bench;
+    Operands o(kCases[0]);
+    bench.library.engines = {{.workspace = int64_t(2) << 30}};
+    REQUIRE(!bench.attention->run(o.forward(), nullptr));
+  }
+}
+
+TEST_CASE("where the order of sums is fixed, engines without one are passed over") {
+  Bench bench;
+  Operands o(kCases[0]);
+  bench.library.engines = {{.deterministic = false}};
+  REQUIRE(!bench.attention->run(o.backward(), true, nullptr));
+  REQUIRE(bench.attention->run(o.backward(), false, nullptr));
+  bench.library.engines = {{.deterministic = false}, {.deterministic = true}};
+  Operands longer({"", 2, 24, 24, 2, 2, 8});
+  REQUIRE(bench.attention->run(longer.backward(), true, nullptr));
+}
+
+TEST_CASE("a plan that fails to execute is an error that names the call and the status") {
+  Bench bench;
+  Operands o(kCases[0]);
+  bench.library.executing = CudnnStandIn::Status::execution_failed;
+  REQUIRE_THROWS_AS(bench.attention->run(o.forward(), nullptr), RunError);
+  REQUIRE_THROWS_WITH(bench.attention->run(o.forward(), nullptr),
+                      Catch::Contains("cudnnBackendExecute failed") &&
+                          Catch::Contains("CUDNN_STATUS_EXECUTION_FAILED (5000)") &&
+                          Catch::Contains("the stand-in's why"));
+}
