@@ -36,18 +36,18 @@ void check_float8(const Recipe& r, Problems& problems) {
   const auto& m = r.model;
   const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
   const auto multiple = [&](const char* field, const char* what, int64_t n) {
-    problems.require(
-        n % kMultiple == 0, {field, "mixed_precision.fp8"},
-        fmt::format("8-bit products need {} per tp rank to be a multiple of {}, not {}", what,
-                    kMultiple, n),
-        "change it, or remove mixed_precision.fp8");
+    problems.require(n % kMultiple == 0, {field, "mixed_precision.fp8"},
+                     fmt::format("8-bit products need {} of a rank to be a multiple of {}, not {}",
+                                 what, kMultiple, n),
+                     "change it, or remove mixed_precision.fp8");
   };
   const int64_t q = m.num_attention_heads / tp * D,
                 kv = std::max<int64_t>(1, m.kv_heads() / tp) * D;
   multiple("model.hidden_size", "hidden_size", m.hidden_size);
   multiple("model.ffn_hidden_size", "ffn_hidden_size", m.ffn_size() / tp);
   multiple("model.num_attention_heads", "heads times their size", q);
-  multiple("model.num_query_groups", "the width of queries, keys and values", q + 2 * kv);
+  if (q % kMultiple == 0)
+    multiple("model.num_query_groups", "the width of queries, keys and values", q + 2 * kv);
 }
 
 }  // namespace
