@@ -6,7 +6,11 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct Matmul {      // a, b, bias_N and c_MN are fp32 or bf16, each for itself
+// a, b, bias_N and c_MN are fp32 or bf16, each for itself. Or a and b are 8-bit floats, not both
+// f8e5m2, with trans_b alone (both lie along K), K and N multiples of kFloat8Multiple and addresses
+// on 16-byte borders: what tensor cores take.
+constexpr int64_t kFloat8Multiple = 16;
+struct Matmul {
   ConstSpan a;       // (M, K), or (K, M) where trans_a
   ConstSpan b;       // (K, N), or (N, K) where trans_b
   ConstSpan bias_N;  // optional, added to every row; not together with accumulate
@@ -14,7 +18,19 @@ struct Matmul {      // a, b, bias_N and c_MN are fp32 or bf16, each for itself
   int64_t M, N, K;
   bool trans_a = false, trans_b = false;
   bool accumulate = false;  // C += instead of C =
+  // Of 8-bit operands, which stand for their elements times this; fp32, one element each.
+  ConstSpan a_inverse = {}, b_inverse = {};
+  bool fast = false;  // of 8-bit operands: the hardware's own, shorter sums
 };
+
+// Whether the product is one of 8 bits, and within the rules for those but the addresses'.
+inline bool is_float8(const Matmul& m) { return is_float8(m.a.dtype) || is_float8(m.b.dtype); }
+inline bool float8_fits(const Matmul& m) {
+  const bool types = is_float8(m.a.dtype) && is_float8(m.b.dtype) &&
+                     (m.a.dtype != DType::f8e5m2 || m.b.dtype != DType::f8e5m2);
+  return types && !m.trans_a && m.trans_b && m.K % kFloat8Multiple == 0 &&
+         m.N % kFloat8Multiple == 0 && m.a_inverse && m.b_inverse;
+}
 
 namespace cpu {
 void run(const Matmul&);

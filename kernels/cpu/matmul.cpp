@@ -18,7 +18,7 @@ bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16;
 
 void check(const Matmul& m) {
   MT_CHECK(m.M >= 0 && m.N >= 0 && m.K >= 0, "matmul: M {} N {} K {}", m.M, m.N, m.K);
-  MT_CHECK(is_float(m.a.dtype) && is_float(m.b.dtype) && is_float(m.c_MN.dtype),
+  MT_CHECK((is_float8(m) || (is_float(m.a.dtype) && is_float(m.b.dtype))) && is_float(m.c_MN.dtype),
            "matmul: a {} b {} c {}", dtype_name(m.a.dtype), dtype_name(m.b.dtype),
            dtype_name(m.c_MN.dtype));
   MT_CHECK(m.a.count >= m.M * m.K && m.b.count >= m.K * m.N && m.c_MN.count >= m.M * m.N,
@@ -118,6 +118,30 @@ void run_as_float(const Matmul& m, const F& library) {
     run(Cast{.x = {f.c_MN.data, count, DType::f32}, .y = {m.c_MN.data, count, DType::bf16}});
 }
 
+// An 8-bit operand as the fp32 numbers that it stands for, times `factor`.
+ConstSpan widened(ConstSpan s, int64_t count, float factor, Scratch& scratch) {
+  const Span wide{scratch.floats(size_t(count)), count, DType::f32};
+  with_float8(s.dtype, [&]<class T>() {
+    parallel_for(count, 1 << 14, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) wide.as<float>()[i] = float(s.as<T>()[i]) * factor;
+    });
+  });
+  return wide;
+}
+
+// As the reference of a GPU's: with exact operands, and the scales in one of them.
+void run_8_bit(const Matmul& m) {
+  MT_CHECK(float8_fits(m), "matmul: {} and {}, N {} K {}, transposed {} {}, scales {} {}",
+           dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.N, m.K, m.trans_a, m.trans_b,
+           m.a_inverse.count, m.b_inverse.count);
+  thread_local Scratch a, b;
+  Matmul wide = m;
+  const float scale = *m.a_inverse.as<float>() * *m.b_inverse.as<float>();
+  wide.a = widened(m.a, m.M * m.K, scale, a);
+  wide.b = widened(m.b, m.K * m.N, 1, b);
+  run(wide);
+}
+
 // K = 0: C is the bias, or zero.
 void run_empty_sum(const Matmul& m) {
   if (m.accumulate) return;
@@ -156,6 +180,10 @@ void run(const Matmul& m, MatmulWay way) {
   }
 }
 
-void run(const Matmul& m) { run(m, matmul_plan::choose(m)); }
+void run(const Matmul& m) {
+  if (!is_float8(m)) return run(m, matmul_plan::choose(m));
+  check(m);
+  if (m.M > 0 && m.N > 0) run_8_bit(m);
+}
 
 }  // namespace mtrain::kernels::cpu

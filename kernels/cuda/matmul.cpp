@@ -28,7 +28,14 @@ void check_blas(cublasStatus_t status, const Place& at) {
 }
 #define MT_BLAS(call) check_blas(call, MT_PLACE(#call))
 
-cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::f8e4m3: return CUDA_R_8F_E4M3;
+    case DType::f8e5m2: return CUDA_R_8F_E5M2;
+    default: return CUDA_R_32F;
+  }
+}
 
 struct Destroy {
   void operator()(cublasLtMatmulDescOpaque_t* d) const { cublas().cublasLtMatmulDescDestroy(d); }
@@ -62,7 +69,7 @@ Layout layout(DType dtype, int64_t columns, int64_t rows) {
 }
 
 // All but the addresses. Shared, since descriptors of a plan that is running may not change: the
-// bias's address is set in a copy.
+// bias's address and those of scales are set in a copy.
 struct Plan {
   Owned<cublasLtMatmulDescOpaque_t> operation;
   Layout first, second, c;
@@ -83,13 +90,20 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, second);
   if (k.epilogue == Epilogue::bias) {  // a value for each of C^T's rows
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.c));
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.bias));
     // Without an address the library finds no algorithm; the run's own replaces this one.
     const void* const any = reinterpret_cast<const void*>(uintptr_t(k.bias_alignment));
     set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any);
   }
-  plan->first = layout(k.operands, k.b_stride(), k.trans_b ? k.N : k.K);
-  plan->second = layout(k.operands, k.a_stride(), k.trans_a ? k.K : k.M);
+  if (is_float8(k.a)) {
+    set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(k.fast));
+    // Scales from memory, as with the bias: each run has its own.
+    const void* const any = reinterpret_cast<const void*>(uintptr_t(16));
+    set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, any);
+    set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, any);
+  }
+  plan->first = layout(k.b, k.b_stride(), k.trans_b ? k.N : k.K);
+  plan->second = layout(k.a, k.a_stride(), k.trans_a ? k.K : k.M);
   plan->c = layout(k.c, k.N, k.M);
 
   cublasLtMatmulPreference_t made = nullptr;
@@ -106,8 +120,8 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
                                                   plan->second.get(), plan->c.get(), plan->c.get(),
                                                   made, 1, &result, &found));
   if (found == 0)
-    throw RunError(fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} to {}", k.M, k.N,
-                               k.K, dtype_name(k.operands), dtype_name(k.c)));
+    throw RunError(fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}",
+                               k.M, k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c)));
   plan->algorithm = result.algo;
   plan->workspace = result.workspaceSize;
   return plan;
@@ -170,6 +184,10 @@ void multiply(const Matmul& m, CUstream_st* stream) {
   const auto plan = library.plans.get(key, [&] { return make_plan(library.handle, key); });
   cublasLtMatmulDescOpaque_t operation = *plan->operation;
   if (m.bias_N) set(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, m.bias_N.data);
+  if (is_float8(m)) {  // the library's first operand is b
+    set(&operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, m.b_inverse.data);
+    set(&operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, m.a_inverse.data);
+  }
   const Scratch<char> workspace(int64_t(plan->workspace), stream);
   const float alpha = 1, beta = m.accumulate ? 1.0f : 0.0f;
   MT_BLAS(cublas().cublasLtMatmul(library.handle, &operation, &alpha, m.b.data, plan->first.get(),
@@ -187,6 +205,9 @@ void run(const Matmul& m, CUstream_st* stream) {
            m.b.count, m.c_MN.count);
   MT_CHECK(!m.accumulate || (m.c_MN.dtype == DType::f32 && !m.bias_N),
            "matmul: accumulation needs an fp32 C and no bias");
+  MT_CHECK(!is_float8(m) || float8_fits_library(m),
+           "matmul: {} and {} of M {} N {} K {}, transposed {} {}, or their addresses",
+           dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.M, m.N, m.K, m.trans_a, m.trans_b);
   if (m.M == 0 || m.N == 0) return;
   if (m.K == 0) return run_empty_sum(m, stream);
   const Conversions convert = conversions_of(m);
@@ -194,7 +215,8 @@ void run(const Matmul& m, CUstream_st* stream) {
   const Converted a(m.a, m.M * m.K, DType::f32, convert.a, stream);
   const Converted b(m.b, m.K * m.N, DType::f32, convert.b, stream);
   const DType c_type = wide ? DType::f32 : m.c_MN.dtype;
-  const Converted bias(m.bias_N, m.N, c_type, must_copy_bias(m, c_type), stream);
+  const DType bias_as = bias_type(m, c_type);
+  const Converted bias(m.bias_N, m.N, bias_as, must_copy_bias(m, bias_as), stream);
   const Scratch<float> wide_c(wide ? m.M * m.N : 0, stream);
   Matmul same = m;
   same.a = a.span(), same.b = b.span(), same.bias_N = bias.span();

@@ -17,8 +17,9 @@ enum class Epilogue : uint8_t { none, bias };
 struct MatmulKey {
   int64_t M, N, K;
   bool trans_a, trans_b, accumulate;
+  bool fast;  // fp8's accumulation
   Epilogue epilogue;
-  DType operands, c;
+  DType a, b, c, bias;  // of one type but fp8's; bias: see bias_type
   uint8_t a_alignment, b_alignment, c_alignment, bias_alignment;  // bytes, a power of 2 up to 128
   auto operator<=>(const MatmulKey&) const = default;
 
@@ -34,7 +35,10 @@ inline uint8_t alignment_of(const void* p) {
   return alignment;
 }
 
-// Of a matmul whose operands are of one type, and whose bias is of c's.
+// The type in which the library takes a bias: C's, but that fp8 products have no fp32 one.
+inline DType bias_type(const Matmul& m, DType c) { return is_float8(m) ? DType::bf16 : c; }
+
+// Of a matmul whose operands are of one type or fp8, and whose bias is of bias_type.
 inline MatmulKey key_of(const Matmul& m) {
   return {.M = m.M,
           .N = m.N,
@@ -42,9 +46,12 @@ inline MatmulKey key_of(const Matmul& m) {
           .trans_a = m.trans_a,
           .trans_b = m.trans_b,
           .accumulate = m.accumulate,
+          .fast = is_float8(m) && m.fast,
           .epilogue = m.bias_N ? Epilogue::bias : Epilogue::none,
-          .operands = m.a.dtype,
+          .a = m.a.dtype,
+          .b = m.b.dtype,
           .c = m.c_MN.dtype,
+          .bias = bias_type(m, m.c_MN.dtype),
           .a_alignment = alignment_of(m.a.data),
           .b_alignment = alignment_of(m.b.data),
           .c_alignment = alignment_of(m.c_MN.data),
@@ -56,7 +63,7 @@ struct Conversions {
   bool a, b;
 };
 inline Conversions conversions_of(const Matmul& m) {
-  const bool mixed = m.a.dtype != m.b.dtype;
+  const bool mixed = m.a.dtype != m.b.dtype && !is_float8(m);
   return {mixed && m.a.dtype != DType::f32, mixed && m.b.dtype != DType::f32};
 }
 // Whether the result is computed as fp32 and then rounded: the library has no product of fp32
@@ -66,10 +73,16 @@ inline bool needs_wide_c(const Matmul& m) {
   return wide_operands && m.c_MN.dtype == DType::bf16;
 }
 
-// Whether the bias is copied first, to c's type or to a 16-byte border: the library reads it by
+// Whether the bias is copied first, to `type` or to a 16-byte border: the library reads it by
 // vectors, whatever its address.
-inline bool must_copy_bias(const Matmul& m, DType c) {
-  return m.bias_N && (m.bias_N.dtype != c || alignment_of(m.bias_N.data) < 16);
+inline bool must_copy_bias(const Matmul& m, DType type) {
+  return m.bias_N && (m.bias_N.dtype != type || alignment_of(m.bias_N.data) < 16);
+}
+
+// What the library asks of an fp8 product: see kernels/matmul.h.
+inline bool float8_fits_library(const Matmul& m) {
+  return float8_fits(m) && alignment_of(m.a.data) >= 16 && alignment_of(m.b.data) >= 16 &&
+         alignment_of(m.c_MN.data) >= 16;
 }
 
 }  // namespace mtrain::kernels::cuda

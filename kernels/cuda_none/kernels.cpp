@@ -8,6 +8,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "kernels/fp8.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
@@ -44,6 +45,9 @@ MT_NONE(FillNormal)
 MT_NONE(Dropout)
 MT_NONE(EmbeddingForward)
 MT_NONE(EmbeddingBackward)
+MT_NONE(Amax)
+MT_NONE(Quantize)
+MT_NONE(UpdateScales)
 MT_NONE(Matmul)
 MT_NONE(NormForward)
 MT_NONE(NormBackward)

@@ -11,7 +11,9 @@ int64_t dtype_size(DType dtype) {
     case DType::f64: return 8;
     case DType::i32: return 4;
     case DType::i64: return 8;
-    case DType::u8: return 1;
+    case DType::u8:
+    case DType::f8e4m3:
+    case DType::f8e5m2: return 1;
   }
   return 0;
 }
@@ -24,12 +26,17 @@ std::string_view dtype_name(DType dtype) {
     case DType::i32: return "int32";
     case DType::i64: return "int64";
     case DType::u8: return "uint8";
+    case DType::f8e4m3: return "fp8 e4m3";
+    case DType::f8e5m2: return "fp8 e5m2";
   }
   return "?";
 }
 
 void throw_not_float(DType dtype) {
   throw BugError(fmt::format("an operation for fp32 or bf16 was given {}", dtype_name(dtype)));
+}
+void throw_not_float8(DType dtype) {
+  throw BugError(fmt::format("an operation for 8-bit floats was given {}", dtype_name(dtype)));
 }
 
 }  // namespace mtrain

@@ -1,4 +1,4 @@
-// Element types, and bf16 as a storage type with fp32 arithmetic.
+// Element types; bf16 and two types of 8 bits as storage types with fp32 arithmetic.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace mtrain {
 
-enum class DType : uint8_t { f32, bf16, f64, i32, i64, u8 };
+enum class DType : uint8_t { f32, bf16, f64, i32, i64, u8, f8e4m3, f8e5m2 };
 
 int64_t dtype_size(DType dtype);           // bytes per element
 std::string_view dtype_name(DType dtype);  // "fp32", "bf16", ...
@@ -25,6 +25,51 @@ struct bf16 {
   explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 };
 
+// Floats of 8 bits: a sign, EXPONENT bits, MANTISSA bits (Micikevicius et al. 2022, "FP8 formats
+// for deep learning"). Conversion from fp32 rounds to nearest even and saturates, infinities too;
+// NaN becomes 0x7f, whatever its sign.
+template <int EXPONENT, int MANTISSA, uint8_t LARGEST>
+struct Float8 {
+  static constexpr int kBias = (1 << (EXPONENT - 1)) - 1;
+  static constexpr uint8_t kLargest = LARGEST;  // code of the largest finite number
+  uint8_t bits = 0;
+  Float8() = default;
+  explicit Float8(float f) {
+    const uint32_t u = std::bit_cast<uint32_t>(f), size = u & 0x7fffffffu;
+    if (size > 0x7f800000u) {
+      bits = 0x7f;
+      return;
+    }
+    constexpr uint32_t kSmallestNormal = uint32_t(128 - kBias) << 23;
+    uint32_t code = 0;
+    if (size < kSmallestNormal) {
+      // Beside this number the last place of fp32 is that of the 8-bit type's denormals.
+      const float step = std::bit_cast<float>(uint32_t(127 + 24 - kBias - MANTISSA) << 23);
+      code = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + step) -
+             std::bit_cast<uint32_t>(step);
+    } else {
+      constexpr int kCut = 23 - MANTISSA;
+      const uint32_t rounded = size + ((1u << (kCut - 1)) - 1) + ((size >> kCut) & 1);
+      code = (rounded >> kCut) - (uint32_t(127 - kBias) << MANTISSA);
+    }
+    bits = uint8_t((u >> 24 & 0x80) | (code < LARGEST ? code : LARGEST));
+  }
+  explicit operator float() const {
+    const uint32_t code = bits & 0x7fu, sign = uint32_t(bits & 0x80u) << 24;
+    if (code > LARGEST) {  // e5m2 has an infinity, e4m3 has not
+      const bool infinity = EXPONENT == 5 && code == LARGEST + 1u;
+      return std::bit_cast<float>(sign | (infinity ? 0x7f800000u : 0x7fc00000u));
+    }
+    if (code >> MANTISSA)
+      return std::bit_cast<float>(
+          sign | ((code + (uint32_t(127 - kBias) << MANTISSA)) << (23 - MANTISSA)));
+    const float unit = std::bit_cast<float>(uint32_t(128 - kBias - MANTISSA) << 23);
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float(code) * unit));
+  }
+};
+using f8e4m3 = Float8<4, 3, 0x7e>;  // up to 448
+using f8e5m2 = Float8<5, 2, 0x7b>;  // up to 57344
+
 template <class T>
 inline constexpr DType dtype_of = T::is_no_element_type;  // declared below for those that are
 template <>
@@ -39,8 +84,17 @@ template <>
 inline constexpr DType dtype_of<int64_t> = DType::i64;
 template <>
 inline constexpr DType dtype_of<uint8_t> = DType::u8;
+template <>
+inline constexpr DType dtype_of<f8e4m3> = DType::f8e4m3;
+template <>
+inline constexpr DType dtype_of<f8e5m2> = DType::f8e5m2;
+
+constexpr bool is_float8(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
+// The largest finite number of a type of 8 bits.
+constexpr float largest_float8(DType dtype) { return dtype == DType::f8e4m3 ? 448.0f : 57344.0f; }
 
 [[noreturn]] void throw_not_float(DType dtype);
+[[noreturn]] void throw_not_float8(DType dtype);
 
 // with_float(dtype, [&]<class T>() { ... }): calls f with T = float or bf16.
 template <class F>
@@ -48,6 +102,13 @@ decltype(auto) with_float(DType dtype, F&& f) {
   if (dtype == DType::f32) return f.template operator()<float>();
   if (dtype == DType::bf16) return f.template operator()<bf16>();
   throw_not_float(dtype);
+}
+// The same with T = f8e4m3 or f8e5m2.
+template <class F>
+decltype(auto) with_float8(DType dtype, F&& f) {
+  if (dtype == DType::f8e4m3) return f.template operator()<f8e4m3>();
+  if (dtype == DType::f8e5m2) return f.template operator()<f8e5m2>();
+  throw_not_float8(dtype);
 }
 
 }  // namespace mtrain

@@ -47,7 +47,7 @@ void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce o
     case DType::f64: return reduce<double>(parts, out, op);
     case DType::i32: return reduce<int32_t>(parts, out, op);
     case DType::i64: return reduce<int64_t>(parts, out, op);
-    case DType::u8: break;
+    default: break;
   }
   throw BugError(fmt::format("a reduction of {}", dtype_name(out.dtype)));
 }

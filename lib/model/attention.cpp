@@ -38,7 +38,8 @@ class AttentionSegment : public Segment {
                  c.qkv_bias,
                  c.init_std,
                  {"qkv", "matmul_qkv_fwd", "matmul_qkv_dgrad", "matmul_qkv_wgrad"},
-                 {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}}});
+                 {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}},
+                 parts.fp8});
     // Projections into the residual stream start smaller by sqrt(2 L) (GPT-2).
     proj_ = tensor_->row_linear(
         params, {unit(layer),
@@ -47,7 +48,9 @@ class AttentionSegment : public Segment {
                  c.hidden,
                  c.linear_bias,
                  c.init_std / std::sqrt(2.0f * float(c.layers)),
-                 {"proj", "matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"}});
+                 {"proj", "matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"},
+                 {},
+                 parts.fp8});
     if (c.qk_norm) {
       // Each rank normalizes its own heads, so that their gradients are sums over ranks.
       Cut cut = tensor_->copied();

@@ -32,6 +32,7 @@ class DataParallel : public UnitUse {
   // Sums over all ranks, of a few numbers; `on_host` blocks the host until they are there.
   virtual void sum(const Tensor& values) = 0;
   virtual std::vector<int64_t> sum_on_host(std::vector<int64_t> values) = 0;
+  virtual void max(const Tensor& values) = 0;  // over all ranks
   // Sums over ranks that own different parts.
   virtual void sum_parts(const Tensor& values) = 0;
   // The unit's elements from every rank's own part (ParamUnit::own), on `compute`. All ranks call
@@ -52,6 +53,7 @@ class SingleRank : public DataParallel {
   void finish_grads() override {}
   void sum(const Tensor&) override {}
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override { return values; }
+  void max(const Tensor&) override {}
   void sum_parts(const Tensor&) override {}
   Tensor whole(const ParamUnit&, const Tensor& own) override { return own; }
 };

@@ -7,6 +7,8 @@ namespace mtrain {
 
 namespace {
 
+using Role = Float8Scaling::Role;
+
 // Of a rank's part, in which padding does not occur.
 Shape part_of(Shape whole, const Cut& cut) {
   if (cut.dim == Cut::Dim::columns) whole[1] = exact_div(whole[1], int64_t(cut.ranks));
@@ -20,9 +22,9 @@ class PlainLinear : public Linear {
  public:
   PlainLinear(ParamStore& params, const LinearSpec& spec) : products_(params, spec) {}
   Tensor forward(Step& step, const Tensor& x_TI) override {
-    return products_.forward(step.compute, x_TI, true);
+    return products_.forward(step, x_TI, true);
   }
-  Tensor dgrad(Step& step, Tensor& dy_TO) override { return products_.dgrad(step.compute, dy_TO); }
+  Tensor dgrad(Step& step, Tensor& dy_TO) override { return products_.dgrad(step, dy_TO); }
   void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) override {
     products_.wgrad(step, x_TI, dy_TO);
   }
@@ -35,7 +37,8 @@ class PlainLinear : public Linear {
 
 LinearProducts::LinearProducts(ParamStore& params, const LinearSpec& s, const Cut& weight,
                                const Cut& bias)
-    : names_(s.names) {
+    : names_(s.names), fp8_(s.fp8) {
+  if (fp8_) number_ = fp8_->add(s.name);
   weight_ = params.add(s.unit, {.name = s.name + ".weight",
                                 .shape = part_of({s.O, s.I}, weight),
                                 .std = s.std,
@@ -49,33 +52,50 @@ LinearProducts::LinearProducts(ParamStore& params, const LinearSpec& s, const Cu
                                 .cut = bias});
 }
 
-Tensor LinearProducts::forward(Stream& on, const Tensor& x_TI, bool bias) const {
-  Tensor y = Tensor::empty(on, {x_TI.dim(0), O()}, x_TI.dtype());
-  forward_into(on, x_TI, y, bias);
+Tensor LinearProducts::forward(Step& step, const Tensor& x_TI, bool bias) const {
+  Tensor y = Tensor::empty(step.compute, {x_TI.dim(0), O()}, x_TI.dtype());
+  forward_into(step, x_TI, y, bias);
   return y;
 }
 
-void LinearProducts::forward_into(Stream& on, const Tensor& x_TI, const Tensor& y_TO,
+void LinearProducts::forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO,
                                   bool bias) const {
-  ops::matmul_into(on, names_.fwd, x_TI, weight_->value, {.b = true}, y_TO, false,
-                   bias && bias_ ? bias_->value : Tensor());
+  Stream& on = step.compute;
+  const Tensor b = bias && bias_ ? bias_->value : Tensor();
+  if (!fp8_)
+    return ops::matmul_into(on, names_.fwd, x_TI, weight_->value, {.b = true}, y_TO, false, b);
+  const auto x = quantized(on, Role::input, x_TI, false, step.training),
+             w = quantized(on, Role::weight, weight_->value, false, step.training);
+  ops::matmul_float8_into(on, names_.fwd, x, w, y_TO, false, /*fast=*/true, b);
 }
 
-Tensor LinearProducts::dgrad(Stream& on, const Tensor& dy_TO) const {
-  Tensor dx = Tensor::empty(on, {dy_TO.dim(0), I()}, dy_TO.dtype());
-  dgrad_into(on, dy_TO, dx);
+Tensor LinearProducts::dgrad(Step& step, const Tensor& dy_TO) const {
+  Tensor dx = Tensor::empty(step.compute, {dy_TO.dim(0), I()}, dy_TO.dtype());
+  dgrad_into(step, dy_TO, dx);
   return dx;
 }
 
-void LinearProducts::dgrad_into(Stream& on, const Tensor& dy_TO, const Tensor& dx_TI) const {
-  ops::matmul_into(on, names_.dgrad, dy_TO, weight_->value, {}, dx_TI);
+void LinearProducts::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const {
+  Stream& on = step.compute;
+  if (!fp8_) return ops::matmul_into(on, names_.dgrad, dy_TO, weight_->value, {}, dx_TI);
+  const auto dy = quantized(on, Role::gradient, dy_TO, false, true),
+             w = quantized(on, Role::weight, weight_->value, true, false);
+  ops::matmul_float8_into(on, names_.dgrad, dy, w, dx_TI, false, /*fast=*/false);
+}
+
+void LinearProducts::wgrad_into(Stream& on, const Tensor& x_TI, const Tensor& dy_TO) const {
+  const bool add = !weight_->take_fresh();
+  if (!fp8_)
+    return ops::matmul_into(on, names_.wgrad, dy_TO, x_TI, {.a = true}, weight_->grad, add);
+  const auto dy = quantized(on, Role::gradient, dy_TO, true, false),
+             x = quantized(on, Role::input, x_TI, true, false);
+  ops::matmul_float8_into(on, names_.wgrad, dy, x, weight_->grad, add, /*fast=*/false);
 }
 
 void LinearProducts::wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) const {
   WgradQueue::Entry entry;
   entry.run = [this, &on = step.compute, x_TI, dy_TO] {
-    ops::matmul_into(on, names_.wgrad, dy_TO, x_TI, {.a = true}, weight_->grad,
-                     !weight_->take_fresh());
+    wgrad_into(on, x_TI, dy_TO);
     if (bias_) ops::column_sum(on, dy_TO, bias_->grad);
   };
   entry.completes = {weight_};

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "model/fp8.h"
 #include "model/parameters.h"
 #include "model/step.h"
 
@@ -38,6 +39,7 @@ struct LinearSpec {
   float std;  // of the initial weight
   LinearNames names;
   std::vector<Cut::Section> sections = {};  // of O, where its rows may be cut
+  std::shared_ptr<Float8Scaling> fp8 = {};  // its products are in 8 bits
 };
 
 // A rank's parameters of a linear, and the products with them.
@@ -46,17 +48,25 @@ class LinearProducts {
   LinearProducts(ParamStore& params, const LinearSpec& spec, const Cut& weight = {},
                  const Cut& bias = {});
 
-  Tensor forward(Stream& on, const Tensor& x_TI, bool bias) const;
-  void forward_into(Stream& on, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
-  Tensor dgrad(Stream& on, const Tensor& dy_TO) const;
-  void dgrad_into(Stream& on, const Tensor& dy_TO, const Tensor& dx_TI) const;
+  Tensor forward(Step& step, const Tensor& x_TI, bool bias) const;
+  void forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
+  Tensor dgrad(Step& step, const Tensor& dy_TO) const;
+  void dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const;
   void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) const;  // pushes to step.wgrad
   int64_t I() const { return weight_->shape[1]; }                         // of this rank
   int64_t O() const { return weight_->shape[0]; }
 
  private:
+  void wgrad_into(Stream& on, const Tensor& x_TI, const Tensor& dy_TO) const;
+  ops::Float8Tensor quantized(Stream& on, Float8Scaling::Role role, const Tensor& x,
+                              bool transposed, bool record) const {
+    return fp8_->quantize(on, number_, role, x, transposed, record);
+  }
+
   LinearNames names_;
   Parameter *weight_, *bias_ = nullptr;
+  std::shared_ptr<Float8Scaling> fp8_;
+  int64_t number_ = 0;  // among fp8_'s
 };
 
 std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec);

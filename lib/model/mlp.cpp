@@ -32,15 +32,18 @@ class MlpSegment : public Segment {
                                   c.linear_bias,
                                   c.init_std,
                                   {"fc1", "matmul_fc1_fwd", "matmul_fc1_dgrad", "matmul_fc1_wgrad"},
-                                  sections});
-    down_ = tensor_->row_linear(
-        params, {unit,
-                 name_ + ".down",
-                 c.ffn,
-                 c.hidden,
-                 c.linear_bias,
-                 c.init_std / std::sqrt(2.0f * float(c.layers)),
-                 {"fc2", "matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"}});
+                                  sections,
+                                  parts.fp8});
+    down_ = tensor_->row_linear(params,
+                                {unit,
+                                 name_ + ".down",
+                                 c.ffn,
+                                 c.hidden,
+                                 c.linear_bias,
+                                 c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                 {"fc2", "matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"},
+                                 {},
+                                 parts.fp8});
   }
 
   const char* name() const override { return "mlp"; }

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "model/attention_core.h"
+#include "model/fp8.h"
 #include "model/tensor_parallel.h"
 
 namespace mtrain {
@@ -11,6 +12,7 @@ namespace mtrain {
 struct ModelParts {
   std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
+  std::shared_ptr<Float8Scaling> fp8;  // the layers' linears multiply in 8 bits
 };
 
 }  // namespace mtrain

@@ -34,6 +34,7 @@ class TensorParallel {
   // DataParallel::finish_grads().
   virtual void finish_grads(ParamStore&) {}
   virtual void sum(const Tensor&) {}  // over ranks
+  virtual void max(const Tensor&) {}
   // The unit's elements of every rank, one after the other, on `compute`.
   virtual Tensor all_ranks(const Tensor& unit) { return unit; }
 

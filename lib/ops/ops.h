@@ -27,6 +27,33 @@ Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Tr
 void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
                  const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {});
 
+// --- 8 bits, of a scale each: x ~ data * inverse. kernels/fp8.h ---
+struct Float8Scale {
+  Tensor scale, inverse;  // fp32, one element each
+};
+struct Float8Tensor {
+  Tensor data;     // f8e4m3 or f8e5m2
+  Tensor inverse;  // fp32, one element
+};
+// The scale under which the largest of x is the type's largest over 2^margin.
+Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin);
+// amax (fp32, one element, optional) becomes x's where that is larger.
+Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+                      const Tensor& amax = {});
+// (N, T), T rounded up to a multiple of kernels::kFloat8Multiple by zeros.
+Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
+                                 const Float8Scale& scale, const Tensor& amax = {});
+// Of the next step, for C tensors: kernels/fp8.h.
+struct DelayedScales {
+  Tensor amax_C, history_CL, scale_C, inverse_C;
+};
+void update_scales(Stream& on, const DelayedScales& of, int64_t place, bool most_recent, DType type,
+                   int margin);
+// c_MN = a b^T (+ bias_N, optional), or += where `accumulate`: see kernels/matmul.h for what fits.
+void matmul_float8_into(Stream& on, const char* name, const Float8Tensor& a_MK,
+                        const Float8Tensor& b_NK, const Tensor& c_MN, bool accumulate, bool fast,
+                        const Tensor& bias_N = {});
+
 // --- norms ---
 using kernels::NormKind;
 struct NormWeights {

@@ -51,9 +51,10 @@ class OverRanks : public DataParallel {
   void before_update() override { values_->before_update(); }
   void updated(ParamUnit& u) override { values_->updated(u); }
 
-  void sum(const Tensor& values) override { sum_over(groups_.all, values); }
+  void sum(const Tensor& values) override { reduce_over(groups_.all, values, Reduce::sum); }
+  void max(const Tensor& values) override { reduce_over(groups_.all, values, Reduce::max); }
   void sum_parts(const Tensor& values) override {
-    if (owns_part_) sum_over(groups_.shards, values);
+    if (owns_part_) reduce_over(groups_.shards, values, Reduce::sum);
   }
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override {
     const auto n = int64_t(values.size());
@@ -78,9 +79,9 @@ class OverRanks : public DataParallel {
   Stream& compute() const { return *groups_.compute; }
   Stream& grad_stream() const { return *groups_.grad_stream; }
 
-  void sum_over(const Group& group, const Tensor& values) const {
-    grad_stream().wait(compute().record());  // edge: values -> their sum
-    group.all_reduce(values, Reduce::sum, grad_stream());
+  void reduce_over(const Group& group, const Tensor& values, Reduce how) const {
+    grad_stream().wait(compute().record());  // edge: values -> their sum or maximum
+    group.all_reduce(values, how, grad_stream());
     compute().wait(grad_stream().record());
   }
 

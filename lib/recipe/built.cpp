@@ -19,6 +19,20 @@ void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
           "leave it out");
 }
 
+template <class Missing>
+void check_float8(const Recipe& r, const Missing& missing) {
+  const auto& p = r.mixed_precision;
+  if (p.fp8 == Fp8Format::none) return;
+  missing(p.fp8_recipe == Fp8Recipe::blockwise || p.fp8_recipe == Fp8Recipe::mxfp8,
+          "mixed_precision.fp8_recipe", "scales of blocks (blockwise, mxfp8)",
+          "use tensorwise or delayed");
+  missing(p.fp8_param_gather, "mixed_precision.fp8_param_gather",
+          "parameters that travel in 8 bits", "leave it out: they travel in bf16");
+  missing(r.train.device != DeviceChoice::cuda && !r.debug.emulate_fp8, "mixed_precision.fp8",
+          "fast 8-bit products on a CPU",
+          "set train.device: cuda; or debug.emulate_fp8: true, to try what they compute");
+}
+
 }  // namespace
 
 void check_built(const Recipe& r, Problems& problems) {
@@ -47,7 +61,7 @@ void check_built(const Recipe& r, Problems& problems) {
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
   missing(r.mixed_precision.name == Precision::fp16_mixed, "mixed_precision.name", "fp16_mixed",
           "use bf16_mixed or fp32");
-  missing(r.mixed_precision.fp8 != Fp8Format::none, "mixed_precision.fp8", "8-bit products");
+  check_float8(r, missing);
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
   bool other_module = false;

@@ -31,6 +31,7 @@ struct DebugConfig {
   bool stream_sanitizer = false;
   std::optional<std::string> trace;
   bool deterministic = false, strict = true, check_nan = true;
+  bool emulate_fp8 = false;
   double compute_slowdown = 1;
   FaultConfig fault;
 
@@ -44,6 +45,9 @@ struct DebugConfig {
             "refuse an overlap that cannot be active; false turns it off with a warning"},
       Field{"check_nan", &DebugConfig::check_nan,
             "stop at the first loss or gradient that is not finite and name its tensor"},
+      Field{"emulate_fp8", &DebugConfig::emulate_fp8,
+            "let a CPU compute what mixed_precision.fp8 asks for: rounded as on a GPU, and slower "
+            "than bf16"},
       Field{"compute_slowdown",
             &DebugConfig::compute_slowdown,
             "computations on the CPU take so many times as long, asleep for the rest: shows on few "

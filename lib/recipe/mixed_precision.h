@@ -31,12 +31,20 @@ constexpr auto enum_names(Fp8Recipe) {
       EnumName{Fp8Recipe::blockwise, "blockwise"}, EnumName{Fp8Recipe::mxfp8, "mxfp8"}};
 }
 
+enum class Fp8AmaxChoice { most_recent, max };
+constexpr auto enum_names(Fp8AmaxChoice) {
+  return std::array{EnumName{Fp8AmaxChoice::most_recent, "most_recent"},
+                    EnumName{Fp8AmaxChoice::max, "max"}};
+}
+
 struct MixedPrecisionConfig {
   Precision name = Precision::bf16_mixed;
   Auto<ElementType> params_dtype;
   bool grad_reduce_in_fp32 = true;
   Fp8Format fp8 = Fp8Format::none;
   Fp8Recipe fp8_recipe = Fp8Recipe::tensorwise;
+  int64_t fp8_margin = 0, fp8_amax_history_len = 1;
+  Fp8AmaxChoice fp8_amax_compute_algo = Fp8AmaxChoice::most_recent;
   bool fp8_param_gather = false;
   Auto<double> loss_scale;
 
@@ -54,12 +62,24 @@ struct MixedPrecisionConfig {
                         "comm_overlap.grad_reduce_in_fp32"}},
       Field{"fp8",
             &MixedPrecisionConfig::fp8,
-            "8-bit matrix products",
+            "8-bit matrix products of the layers' linears; hybrid: e4m3, with gradients in e5m2",
             {.aliases = "model.fp8 model.fp8_format"}},
       Field{"fp8_recipe",
             &MixedPrecisionConfig::fp8_recipe,
-            "how 8-bit scales are found",
+            "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps",
             {.aliases = "model.fp8_recipe"}},
+      Field{"fp8_margin",
+            &MixedPrecisionConfig::fp8_margin,
+            "leave room for numbers 2^margin times as large",
+            {.aliases = "model.fp8_margin", .min = 0, .max = 16}},
+      Field{"fp8_amax_history_len",
+            &MixedPrecisionConfig::fp8_amax_history_len,
+            "of fp8_recipe delayed",
+            {.aliases = "model.fp8_amax_history_len", .unit = "steps", .min = 1, .max = 4096}},
+      Field{"fp8_amax_compute_algo",
+            &MixedPrecisionConfig::fp8_amax_compute_algo,
+            "which of the history decides, of fp8_recipe delayed",
+            {.aliases = "model.fp8_amax_compute_algo"}},
       Field{"fp8_param_gather",
             &MixedPrecisionConfig::fp8_param_gather,
             "gather parameters in 8 bits",

@@ -1,4 +1,6 @@
 // Element types are set in one place; where they are set in two, they agree.
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "recipe/validate.h"
@@ -13,6 +15,39 @@ ElementType type_of(Precision precision) {
     case Precision::fp16_mixed: return ElementType::fp16;
   }
   return ElementType::bf16;
+}
+
+// Rows of 8-bit operands lie on 16-byte borders.
+constexpr int64_t kMultiple = 16;
+
+void check_float8(const Recipe& r, Problems& problems) {
+  const auto& p = r.mixed_precision;
+  const bool fp8 = p.fp8 != Fp8Format::none, delayed = p.fp8_recipe == Fp8Recipe::delayed;
+  problems.require(!r.debug.emulate_fp8 || fp8, {"debug.emulate_fp8", "mixed_precision.fp8"},
+                   "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
+                   "set mixed_precision.fp8: hybrid, or remove it");
+  if (!fp8) return;
+  problems.require(delayed || (p.fp8_amax_history_len == 1 &&
+                               p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent),
+                   {"mixed_precision.fp8_amax_history_len", "mixed_precision.fp8_amax_compute_algo",
+                    "mixed_precision.fp8_recipe"},
+                   fmt::format("fp8_recipe {} keeps no history of maxima", enum_name(p.fp8_recipe)),
+                   "set mixed_precision.fp8_recipe: delayed, or remove them");
+  const auto& m = r.model;
+  const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
+  const auto multiple = [&](const char* field, const char* what, int64_t n) {
+    problems.require(n % kMultiple == 0, {field, "mixed_precision.fp8"},
+                     fmt::format("8-bit products need {} of a rank to be a multiple of {}, not {}",
+                                 what, kMultiple, n),
+                     "change it, or remove mixed_precision.fp8");
+  };
+  const int64_t q = m.num_attention_heads / tp * D,
+                kv = std::max<int64_t>(1, m.kv_heads() / tp) * D;
+  multiple("model.hidden_size", "hidden_size", m.hidden_size);
+  multiple("model.ffn_hidden_size", "ffn_hidden_size", m.ffn_size() / tp);
+  multiple("model.num_attention_heads", "heads times their size", q);
+  if (q % kMultiple == 0)
+    multiple("model.num_query_groups", "the width of queries, keys and values", q + 2 * kv);
 }
 
 }  // namespace
@@ -45,11 +80,15 @@ void validate_precision(const Recipe& r, Problems& problems) {
                    {"mixed_precision.fp8", "mixed_precision.name"},
                    "8-bit products need bf16_mixed or fp16_mixed", "set mixed_precision.name");
   const bool cpu = r.train.device == DeviceChoice::cpu;
-  problems.require(!fp8 || (!cpu && compute_capability(r.hardware.gpu) >= 9),
-                   {"mixed_precision.fp8", "hardware.gpu", "train.device"},
-                   fmt::format("{} has no 8-bit matrix products",
-                               cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
-                   "remove fp8, or set hardware.gpu to h100 or newer");
+  const bool emulate = r.debug.emulate_fp8 && r.train.device != DeviceChoice::cuda;
+  problems.require(
+      !fp8 || emulate || (!cpu && compute_capability(r.hardware.gpu) >= 9),
+      {"mixed_precision.fp8", "hardware.gpu", "train.device"},
+      fmt::format("{} has no 8-bit matrix products",
+                  cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
+      cpu ? "set train.device: cuda; or debug.emulate_fp8: true, to try what it computes"
+          : "remove fp8, or set hardware.gpu to h100 or newer");
+  check_float8(r, problems);
   problems.require(!p.loss_scale || p.name == Precision::fp16_mixed,
                    {"mixed_precision.loss_scale", "mixed_precision.name"},
                    fmt::format("a loss scale is for fp16_mixed, not for {}", enum_name(p.name)),

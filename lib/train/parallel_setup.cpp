@@ -57,6 +57,18 @@ TensorOverlap tensor_overlap(const Overlap& overlap) {
   return TensorOverlap(std::move(products));
 }
 
+// Null without 8-bit products.
+std::shared_ptr<Float8Scaling> float8_scaling(const MixedPrecisionConfig& p) {
+  if (p.fp8 == Fp8Format::none) return nullptr;
+  const bool delayed = p.fp8_recipe == Fp8Recipe::delayed;
+  return std::make_shared<Float8Scaling>(
+      Float8Options{.gradient = p.fp8 == Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
+                    .delayed = delayed,
+                    .margin = int(p.fp8_margin),
+                    .history = p.fp8_amax_history_len,
+                    .most_recent = p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent});
+}
+
 // A level of a2a+p2p.
 Group cp_level(World& world, const Mesh& mesh, const char* name, const Recipe& r, size_t level) {
   std::vector<int> ranks;
@@ -77,6 +89,7 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r) {
   const Layout l = layout_of(r, world.size());
   const Mesh mesh = mesh_of(l);
   ModelParts parts;
+  parts.fp8 = float8_scaling(r.mixed_precision);
   if (l.tp > 1)
     parts.tensor = tensor_parallel(tensor_groups(world, device, r, mesh),
                                    {.sequence = r.distributed.sequence_parallel,

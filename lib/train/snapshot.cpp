@@ -7,6 +7,7 @@
 #include <future>
 #include <optional>
 #include <set>
+#include <sstream>
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/state.h"
@@ -21,6 +22,8 @@ namespace {
 
 constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors",
                      *kState = "state.json", *kRecipe = "recipe.yaml";
+
+constexpr const char* kFloat8Scales = "fp8_scales";  // of state.json
 
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
@@ -219,6 +222,19 @@ void restore_choices(const TrainState& state, const World& world) {
   ops::restore_matmul_choices(state.text(same_ranks && state.contains(own) ? own : choices_of(0)));
 }
 
+// Delayed scales are the same on the ranks that share a layer; the lines of all layers, once.
+std::string float8_state(Trainer& t) {
+  const bool speaks = t.fp8() && t.data_parallel().rank() == 0 && t.tensor_parallel().rank() == 0;
+  std::set<std::string> lines;
+  for (const std::string& rank : t.control().texts(speaks ? t.fp8()->state(t.compute()) : "")) {
+    std::istringstream text(rank);
+    for (std::string line; std::getline(text, line);) lines.insert(line + "\n");
+  }
+  std::string all;
+  for (const std::string& line : lines) all += line;
+  return all;
+}
+
 }  // namespace
 
 fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
@@ -241,6 +257,7 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
   write_state(t, model, file(kOptimizer),
               {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
   const auto choices = t.control().texts(ops::matmul_choices());
+  const std::string float8 = float8_state(t);
   fs::path committed;
   rank_0_while_others_wait(t.control(), [&] {
     TrainState state;
@@ -248,6 +265,7 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
     state.set("ranks", t.world().size());
     for (size_t r = 0; r < choices.size(); ++r)
       if (r == 0 || choices[r] != choices[0]) state.set(choices_of(int(r)), choices[r]);
+    if (!float8.empty()) state.set(kFloat8Scales, float8);
     state.save(writer->folder() / kState);
     write_file_atomic(writer->folder() / kRecipe, print_recipe(recipe));
     writer->set_step_hook(on_commit);
@@ -297,6 +315,8 @@ void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
     set_moment(t.compute(), *p, own.v, read_floats(moments, p->name + ".v", p->whole_shape()));
   }
   restore_choices(state, t.world());
+  if (t.fp8() && state.contains(kFloat8Scales))
+    t.fp8()->restore(t.compute(), state.text(kFloat8Scales));
   t.set_steps_done(state.integer("step"));
 }
 

@@ -91,12 +91,18 @@ std::string ranks_text(const Recipe& r, const Layout& l) {
                                 : enum_name(r.distributed.pipeline.pp_schedule));
 }
 
+std::string precision(const MixedPrecisionConfig& p) {
+  if (p.fp8 == Fp8Format::none) return std::string(enum_name(p.name));
+  return fmt::format("{}, linears in 8 bits ({}, {})", enum_name(p.name), enum_name(p.fp8),
+                     enum_name(p.fp8_recipe));
+}
+
 }  // namespace
 
 std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
   return {{"model", model_text(r.model, vocab)},
           {"parameters", parameters_text(r, vocab)},
-          {"precision", std::string(enum_name(r.mixed_precision.name))},
+          {"precision", precision(r.mixed_precision)},
           {"batch", batch_text(r, l)},
           {"recompute", recompute_text(r)},
           {"memory", memory_text(r, l, vocab)}};

@@ -67,6 +67,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
                                 .micro_batch = layout_of(r, world_.size()).micro_batch,
                                 .dp_rank = data_parallel_->rank(),
                                 .dp_size = data_parallel_->size()}) {
+  if (parts_.fp8) parts_.fp8->materialize(compute_);
   change_weights([&] { params_.initialize(compute_, uint64_t(r.train.seed)); });
 }
 
@@ -98,6 +99,11 @@ StepStats Trainer::step() {
   // Leaves everything as it is where the norm or the loss is not finite.
   adamw_.step(compute_, number, lr, clip.scale,
               [this](ParamUnit& unit) { data_parallel_->updated(unit); });
+  if (parts_.fp8)
+    parts_.fp8->end_step(compute_, [this](const Tensor& amax) {
+      data_parallel_->max(amax);
+      parts_.tensor->max(amax);
+    });
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
   if (recipe_.debug.check_nan && !(std::isfinite(total) && std::isfinite(norm)))
@@ -200,7 +206,9 @@ double Trainer::evaluate(const ValidationLoader& loader) {
 
 std::unique_ptr<ParamStore> Trainer::declare_whole() {
   auto whole = std::make_unique<ParamStore>();
-  Gpt(compute_, *whole, config_, sample_length(recipe_), {}, parts_);
+  ModelParts parts = parts_;
+  parts.fp8 = {};  // its scales are of this rank's linears
+  Gpt(compute_, *whole, config_, sample_length(recipe_), {}, parts);
   return whole;
 }
 

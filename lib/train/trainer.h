@@ -61,6 +61,7 @@ class Trainer {
   DataParallel& data_parallel() { return *data_parallel_; }
   const Pipeline& pipeline() const { return *pipeline_; }
   TensorParallel& tensor_parallel() { return *parts_.tensor; }
+  Float8Scaling* fp8() { return parts_.fp8.get(); }  // null without 8-bit products
 
  private:
   friend class Diagnosis;

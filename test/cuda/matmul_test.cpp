@@ -53,3 +53,50 @@ TEST_CASE("matmul equals the CPU's: transposes, types, bias, accumulation, odd s
                 }
       }
 }
+
+TEST_CASE("products of 8 bits equal the CPU's: types, bias, accumulation, sums fast and exact") {
+  for (auto [ta, tb] : {std::pair{DType::f8e4m3, DType::f8e4m3},
+                        {DType::f8e5m2, DType::f8e4m3},
+                        {DType::f8e4m3, DType::f8e5m2}})
+    for (DType tc : kFloats) {
+      Closeness close("matmul " + std::string(dtype_name(ta)) + " " + std::string(dtype_name(tb)) +
+                      " to " + std::string(dtype_name(tc)));
+      for (auto [M, N, K] : {std::tuple<int64_t, int64_t, int64_t>{1, 16, 16},
+                             {33, 64, 128},
+                             {256, 48, 1008},
+                             {128, 256, 512}})
+        for (int extra : {0, 1, 2})  // nothing, a bias, accumulation
+          for (bool fast : {false, true}) {
+            if (extra == 2 && tc != DType::f32) continue;
+            CAPTURE(M, N, K, extra, fast);
+            Mirror a(Array::normal(ta, M * K, 1)), b(Array::normal(tb, K * N, 2));
+            Mirror bias(Array::normal(DType::bf16, N, 3)), c(Array::normal(tc, M * N, 4));
+            Mirror a_inverse(Array::one(DType::f32, 0.3)), b_inverse(Array::one(DType::f32, 2));
+            const auto args = [&, M = M, N = N, K = K](auto&& of) {
+              Matmul m{.a = of(a),
+                       .b = of(b),
+                       .c_MN = of(c),
+                       .M = M,
+                       .N = N,
+                       .K = K,
+                       .trans_b = true,
+                       .accumulate = extra == 2};
+              m.a_inverse = of(a_inverse), m.b_inverse = of(b_inverse), m.fast = fast;
+              if (extra == 1) m.bias_N = of(bias);
+              return m;
+            };
+            cpu::run(args([](Mirror& x) { return x.host().span(); }));
+            cuda::run(args([](Mirror& x) { return x.device(); }), device_stream());
+            // Tensor cores align the products of a step before they add them, at 13 bits of
+            // fraction or so: relative to the largest product, 2^-12 at worst. Fast sums stay so
+            // all along; the others are promoted to fp32 every 128 products.
+            const double lost = 0x1p-12 * (fast ? std::sqrt(double(K)) : 4);
+            const double size = 4 * std::sqrt(double(K + 1)), units = std::pow(2, 23);
+            const Rule rule{.dtype = tc,
+                            .K = double(K + 1),
+                            .scale = size + lost * units * 4 / std::sqrt(double(K + 1)),
+                            .sums = DType::f32};
+            REQUIRE(c.compare(close, rule) == "");
+          }
+    }
+}

@@ -77,6 +77,77 @@ TEST_CASE("bf16 rounds to nearest even, and keeps infinities and NaN") {
   }
 }
 
+namespace {
+
+// All codes with finite values of one sign, and the value of each: a bias, and bits of the
+// mantissa.
+std::vector<double> float8_values(int bias, int mantissa, int largest) {
+  std::vector<double> values;
+  for (int code = 0; code <= largest; ++code) {
+    const int exponent = code >> mantissa, fraction = code & ((1 << mantissa) - 1);
+    values.push_back(exponent ? std::ldexp(fraction + (1 << mantissa), exponent - bias - mantissa)
+                              : std::ldexp(fraction, 1 - bias - mantissa));
+  }
+  return values;
+}
+
+// The nearest of the values; between two, the one of the even code; beyond the last, the last.
+int nearest_float8(const std::vector<double>& values, double size) {
+  const auto above = std::lower_bound(values.begin(), values.end(), size);
+  if (above == values.begin()) return 0;
+  if (above == values.end()) return int(values.size()) - 1;
+  const int code = int(above - values.begin());
+  const double up = *above - size, down = size - *(above - 1);
+  return up < down || (up == down && code % 2 == 0) ? code : code - 1;
+}
+
+template <class F8>
+void check_float8(int bias, int mantissa, int largest) {
+  const auto values = float8_values(bias, mantissa, largest);
+  for (int code = 0; code < 256; ++code) {
+    const float f = float(std::bit_cast<F8>(uint8_t(code)));
+    CAPTURE(code, f);
+    if ((code & 0x7f) > largest) {
+      const bool infinity = mantissa == 2 && (code & 0x7f) == 0x7c;
+      REQUIRE((infinity ? std::isinf(f) : std::isnan(f)));
+      continue;
+    }
+    REQUIRE(double(f) == (code & 0x80 ? -1 : 1) * values[size_t(code & 0x7f)]);
+    REQUIRE(std::signbit(f) == (code >= 0x80));
+    REQUIRE(F8(f).bits == code);
+  }
+  const auto nearest = [&](float f) {
+    return nearest_float8(values, std::abs(double(f))) | (std::signbit(f) ? 0x80 : 0);
+  };
+  for (size_t i = 0; i + 1 < values.size(); ++i) {  // ties, and their neighbours
+    const float middle = float((values[i] + values[i + 1]) / 2);
+    for (const float f : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f)})
+      for (const float x : {f, -f}) REQUIRE(F8(x).bits == nearest(x));
+  }
+  for (uint32_t i = 0; i < 200'000; ++i) {
+    const auto random = Philox::block(2, i);
+    const float any = from_bits(random[0]);
+    // Of the exponents that matter.
+    const float near = from_bits((random[1] & 0x807fffffu) | (100 + random[2] % 46) << 23);
+    if (std::isfinite(any)) REQUIRE(F8(any).bits == nearest(any));
+    REQUIRE(F8(near).bits == nearest(near));
+  }
+  for (const float f : {INFINITY, std::numeric_limits<float>::max()}) {
+    CHECK(F8(f).bits == largest);
+    CHECK(F8(-f).bits == (largest | 0x80));
+  }
+  CHECK(F8(std::nanf("")).bits == 0x7f);
+  CHECK(F8(-std::nanf("")).bits == 0x7f);
+  CHECK(values.back() == double(largest_float8(dtype_of<F8>)));
+}
+
+}  // namespace
+
+TEST_CASE("e4m3 and e5m2: every code, and rounding to nearest even") {
+  check_float8<f8e4m3>(7, 3, 0x7e);
+  check_float8<f8e5m2>(15, 2, 0x7b);
+}
+
 TEST_CASE("dtypes know their sizes and names") {
   CHECK(dtype_size(DType::f32) == 4);
   CHECK(dtype_size(DType::bf16) == 2);
@@ -84,6 +155,8 @@ TEST_CASE("dtypes know their sizes and names") {
   CHECK(dtype_size(DType::i32) == 4);
   CHECK(dtype_size(DType::i64) == 8);
   CHECK(dtype_size(DType::u8) == 1);
+  CHECK(dtype_size(DType::f8e4m3) == 1);
+  CHECK(dtype_name(DType::f8e5m2) == "fp8 e5m2");
   CHECK(dtype_of<float> == DType::f32);
   CHECK(dtype_of<bf16> == DType::bf16);
   CHECK(dtype_name(DType::bf16) == "bf16");

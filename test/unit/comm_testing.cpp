@@ -45,6 +45,7 @@ Tensor TestRank::filled(int64_t count, DType dtype,
     case DType::i32: return upload<int32_t>(on, count, value);
     case DType::i64: return upload<int64_t>(on, count, value);
     case DType::u8: return upload<uint8_t>(on, count, value);
+    default: break;
   }
   throw BugError("dtype");
 }
@@ -57,6 +58,7 @@ std::vector<double> TestRank::values(const Tensor& t) const {
     case DType::i32: return download<int32_t>(on, t);
     case DType::i64: return download<int64_t>(on, t);
     case DType::u8: return download<uint8_t>(on, t);
+    default: break;
   }
   throw BugError("dtype");
 }

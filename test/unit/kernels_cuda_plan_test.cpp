@@ -103,6 +103,41 @@ TEST_CASE("a bias of another type, or off 16-byte borders, is copied") {
   REQUIRE(!cuda::must_copy_bias(with({}), bf16));
 }
 
+TEST_CASE("8-bit products go to the library as they are, if they fit it") {
+  alignas(128) uint8_t memory[4096];
+  const auto at = [&](int64_t offset, DType type) { return Span{memory + offset, 256, type}; };
+  const DType e4m3 = DType::f8e4m3, e5m2 = DType::f8e5m2;
+  float inverse = 1;
+  Matmul m{.a = at(0, e5m2), .b = at(256, e4m3), .c_MN = at(512, DType::bf16)};
+  m.M = 5, m.N = 16, m.K = 32, m.trans_b = true;
+  m.a_inverse = m.b_inverse = {&inverse, 1, DType::f32};
+  REQUIRE(cuda::float8_fits_library(m));
+  const auto convert = cuda::conversions_of(m);
+  REQUIRE((!convert.a && !convert.b && !cuda::needs_wide_c(m)));
+  // fp8 products to fp32 take a bf16 bias.
+  REQUIRE(cuda::bias_type(m, DType::f32) == DType::bf16);
+  REQUIRE(cuda::bias_type(Matmul{}, DType::f32) == DType::f32);
+  const cuda::MatmulKey key = cuda::key_of(m);
+  REQUIRE((key.a == e5m2 && key.b == e4m3 && key.a_stride() == 32 && key.b_stride() == 32));
+  const auto fits = [&](auto change) {
+    Matmul other = m;
+    change(other);
+    return cuda::float8_fits_library(other);
+  };
+  CHECK(!fits([](Matmul& x) { x.K = 24; }));
+  CHECK(!fits([](Matmul& x) { x.N = 8; }));
+  CHECK(!fits([](Matmul& x) { x.trans_a = true; }));
+  CHECK(!fits([](Matmul& x) { x.trans_b = false; }));
+  CHECK(!fits([&](Matmul& x) { x.b.dtype = e5m2; }));  // no hardware has e5m2 by e5m2
+  CHECK(!fits([&](Matmul& x) { x.a.dtype = DType::bf16; }));
+  CHECK(!fits([&](Matmul& x) { x.b = at(264, e4m3); }));
+  CHECK(!fits([&](Matmul& x) { x.a_inverse = {}; }));
+  CHECK(fits([&](Matmul& x) { x.M = 1; }));
+  Matmul fast = m;
+  fast.fast = true;
+  REQUIRE(cuda::key_of(fast) != key);
+}
+
 TEST_CASE("a plan is made once for a key, and asked for again where making it failed") {
   cuda::PlanCache<cuda::MatmulKey, int> plans;
   int made = 0;

@@ -50,6 +50,8 @@ class Array {
   void set(int64_t i, double v) {
     if (dtype_ == DType::bf16) static_cast<bf16*>(data())[i] = bf16(float(v));
     if (dtype_ == DType::f32) static_cast<float*>(data())[i] = float(v);
+    if (dtype_ == DType::f8e4m3) static_cast<f8e4m3*>(data())[i] = f8e4m3(float(v));
+    if (dtype_ == DType::f8e5m2) static_cast<f8e5m2*>(data())[i] = f8e5m2(float(v));
     if (dtype_ == DType::f64) static_cast<double*>(data())[i] = v;
   }
   std::vector<double> values(int64_t begin = 0, int64_t count = -1) const {

@@ -455,6 +455,21 @@ TEST_CASE("a feature without execution is refused by name") {
       built(2, {"distributed.strategy=fsdp2", "distributed.mp_policy.reduce_dtype=float16"}),
       Contains("travel in fp16"));
   REQUIRE_THAT(built(1, {"mixed_precision=fp16_mixed"}), Contains("fp16_mixed"));
+  const Overrides fp8{"mixed_precision.fp8=hybrid", "train.device=cuda"};
+  const auto fp8_and = [&](const char* more) {
+    Overrides o = fp8;
+    o.push_back(more);
+    return built(1, o);
+  };
+  REQUIRE(built(1, fp8).empty());
+  REQUIRE(fp8_and("mixed_precision.fp8_recipe=delayed").empty());
+  REQUIRE_THAT(fp8_and("mixed_precision.fp8_recipe=blockwise"),
+               Contains("mixed_precision.fp8_recipe: not built yet") && Contains("tensorwise"));
+  REQUIRE_THAT(fp8_and("mixed_precision.fp8_recipe=mxfp8"), Contains("mxfp8"));
+  REQUIRE_THAT(fp8_and("mixed_precision.fp8_param_gather=true"),
+               Contains("mixed_precision.fp8_param_gather: not built yet"));
+  REQUIRE_THAT(built(1, {"mixed_precision.fp8=hybrid"}), Contains("debug.emulate_fp8"));
+  REQUIRE(built(1, {"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"}).empty());
   REQUIRE(built(1, {"packed_sequence.packed_sequence_size=64"}).empty());
 }
 

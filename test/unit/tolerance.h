@@ -30,6 +30,8 @@ inline double element(const ConstSpan& s, int64_t i) {
   switch (s.dtype) {
     case DType::bf16: return double(float(s.as<bf16>()[i]));
     case DType::f32: return double(s.as<float>()[i]);
+    case DType::f8e4m3: return double(float(s.as<f8e4m3>()[i]));
+    case DType::f8e5m2: return double(float(s.as<f8e5m2>()[i]));
     default: return s.as<double>()[i];
   }
 }

@@ -4,8 +4,10 @@
 #pragma once
 #include <cstdint>
 
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "base/dtype.h"
 #include "kernels/cuda/device/check.h"
 
 namespace mtrain::kernels::cuda {
@@ -42,6 +44,13 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// As Y(low) and Y(high) round, where Y is f8e4m3 or f8e5m2; the first in the low byte.
+template <class Y>
+__device__ __forceinline__ uint16_t pack_float8(float low, float high) {
+  constexpr auto kFormat = Y::kBias == f8e5m2::kBias ? __NV_E5M2 : __NV_E4M3;
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
 }
 
 // 2^x to 2 ulp, one instruction; denormal results are 0.

@@ -86,6 +86,7 @@ ncclDataType_t nccl_type(DType dtype) {
     case DType::i32: return ncclInt32;
     case DType::i64: return ncclInt64;
     case DType::u8: return ncclUint8;
+    default: break;
   }
   throw BugError("a dtype without a name in NCCL");
 }

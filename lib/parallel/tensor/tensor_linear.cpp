@@ -40,17 +40,16 @@ class ColumnParallel : public Linear {
         products_(params, spec, rows_cut(spec, comm), rows_cut(spec, comm)) {}
 
   Tensor forward(Step& step, const Tensor& x_TI) override {
-    Stream& on = step.compute;
     if (fprop_.method == Method::ring_exchange)
       return ring_gather_product(
           comm_, x_TI, products_.O(), fprop_.aggregate,
-          [&](const Tensor& x, const Tensor& y) { products_.forward_into(on, x, y, true); });
-    return products_.forward(on, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
+          [&](const Tensor& x, const Tensor& y) { products_.forward_into(step, x, y, true); });
+    return products_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
   }
 
   Tensor dgrad(Step& step, Tensor& dy_TO) override {
     if (splits(dgrad_)) return split_dgrad(step, dy_TO);
-    const Tensor partial = products_.dgrad(step.compute, dy_TO);
+    const Tensor partial = products_.dgrad(step, dy_TO);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
@@ -68,7 +67,7 @@ class ColumnParallel : public Linear {
     if (splits(dgrad_)) {
       dx = {split_dgrad(step, dy_TO), {}};
     } else {
-      dx = comm_.reduce_scatter(products_.dgrad(step.compute, dy_TO));
+      dx = comm_.reduce_scatter(products_.dgrad(step, dy_TO));
       if (wgrad_.method == Method::none) comm_.await(dx);
     }
     products_.wgrad(step, comm_.await(x), dy_TO);
@@ -83,7 +82,7 @@ class ColumnParallel : public Linear {
   Tensor split_dgrad(Step& step, const Tensor& dy_TO) {
     return product_scatter(
         comm_, dgrad_, dy_TO, products_.I(),
-        [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step.compute, dy, dx); });
+        [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step, dy, dx); });
   }
 
   const TensorComm& comm_;
@@ -107,11 +106,10 @@ class RowParallel : public Linear {
   Tensor forward(Step& step, const Tensor& x_TI) override {
     const bool bias = comm_.rank() == 0;
     if (splits(fprop_))
-      return product_scatter(comm_, fprop_, x_TI, products_.O(),
-                             [&](const Tensor& x, const Tensor& y) {
-                               products_.forward_into(step.compute, x, y, bias);
-                             });
-    const Tensor partial = products_.forward(step.compute, x_TI, bias);
+      return product_scatter(
+          comm_, fprop_, x_TI, products_.O(),
+          [&](const Tensor& x, const Tensor& y) { products_.forward_into(step, x, y, bias); });
+    const Tensor partial = products_.forward(step, x_TI, bias);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
@@ -120,11 +118,10 @@ class RowParallel : public Linear {
       const Tensor own = dy_TO;
       return ring_gather_product(
           comm_, own, products_.I(), dgrad_.aggregate,
-          [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step.compute, dy, dx); },
-          &dy_TO);
+          [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step, dy, dx); }, &dy_TO);
     }
     if (sequence_) dy_TO = comm_.await(comm_.gather(dy_TO));
-    return products_.dgrad(step.compute, dy_TO);
+    return products_.dgrad(step, dy_TO);
   }
 
   void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) override {

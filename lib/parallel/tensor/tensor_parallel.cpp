@@ -36,6 +36,11 @@ class OverTensorRanks : public TensorParallel {
 
   void finish_grads(ParamStore& params) override { sum_copied_grads(params, comm_); }
   void sum(const Tensor& values) override { comm_.await(comm_.all_reduce(values)); }
+  void max(const Tensor& values) override {
+    comm_.after_compute();
+    comm_.all().all_reduce(values, Reduce::max, comm_.on());
+    comm_.before_compute();
+  }
   Tensor all_ranks(const Tensor& unit) override {
     const Tensor all = Tensor::empty(comm_.compute(), {unit.count() * size()}, unit.dtype(),
                                      MemoryCategory::buffers);

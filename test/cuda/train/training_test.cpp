@@ -36,12 +36,18 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
   check_close(on_cpu(recipe, 20), on_cuda(recipe, 20), 1e-5);
 }
 
-TEST_CASE("training on CUDA kernels follows the CPU in bf16, other blocks and dropout too") {
+TEST_CASE(
+    "training on CUDA kernels follows the CPU in bf16, other blocks, 8 bits and dropout too") {
   for (const auto& changes : std::vector<std::vector<std::string>>{
            {"mixed_precision.name=bf16_mixed"},
            {"mixed_precision.name=bf16_mixed", "optimizer.master_weights=false"},
            {"mixed_precision.name=bf16_mixed", "model.architecture=gpt2",
-            "model.num_query_groups=4", "model.hidden_dropout=0.1", "train.micro_batch_size=3"}}) {
+            "model.num_query_groups=4", "model.hidden_dropout=0.1", "train.micro_batch_size=3"},
+           {"mixed_precision={name: bf16_mixed, fp8: hybrid}", "model.hidden_size=64",
+            "optimizer.lr=2e-3", "debug.emulate_fp8=true"},
+           {"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
+            "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3",
+            "train.micro_batch_size=1"}}) {
     const Recipe recipe = tiny(changes);
     check_close(on_cpu(recipe, 10), on_cuda(recipe, 10), 2e-2);
   }

@@ -116,6 +116,10 @@ T* dynamic_shared() {
 inline uint32_t pack_bf16(float low, float high) {
   return bf16(low).bits | uint32_t(bf16(high).bits) << 16;
 }
+template <class Y>
+uint16_t pack_float8(float low, float high) {
+  return uint16_t(Y(low).bits | Y(high).bits << 8);
+}
 inline float fast_exp2(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;

@@ -1,0 +1,69 @@
+// The scales under which linears multiply in 8 bits (recipe: mixed_precision.fp8): of the input and
+// the weight in e4m3, of the output's gradient in e4m3 or e5m2. Current scaling takes each from the
+// tensor itself; delayed scaling from the maxima of earlier steps, which are state of the training
+// (Micikevicius et al. 2022, "FP8 formats for deep learning").
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/step.h"
+#include "ops/ops.h"
+
+namespace mtrain {
+
+struct Float8Options {
+  DType gradient = DType::f8e5m2;
+  bool delayed = false;
+  int margin = 0;
+  int64_t history = 1;      // steps
+  bool most_recent = true;  // else the largest of the history
+};
+
+class Float8Scaling {
+ public:
+  enum class Role { input, weight, gradient };
+
+  explicit Float8Scaling(const Float8Options& options) : options_(options) {}
+
+  // Declares a linear; its number.
+  int64_t add(const std::string& name);
+  // Allocates what delayed scaling keeps. After all linears are declared.
+  void materialize(Stream& on);
+
+  DType type(Role role) const { return role == Role::gradient ? options_.gradient : DType::f8e4m3; }
+  // `record`: the tensor counts in its history. Of a chunk of a tensor as of the tensor: delayed
+  // scales are those of the whole, and current ones of the chunk.
+  ops::Float8Tensor quantize(Stream& on, int64_t linear, Role role, const Tensor& x,
+                             bool transposed, bool record);
+
+  // The next step's scales. `over_ranks` makes a tensor the largest of all ranks that compute with
+  // other tokens or other parts of the same weights.
+  void end_step(Stream& on, const std::function<void(const Tensor&)>& over_ranks);
+
+  // What a checkpoint must hold, one line a tensor; empty without delayed scaling, and before the
+  // first step ends.
+  std::string state(Stream& on) const;
+  // UserError where a linear of this rank's is missing. Other linears may be there; an empty text
+  // is that of a run without 8 bits: the first step then takes current scales.
+  void restore(Stream& on, const std::string& state);
+
+ private:
+  // Inputs and weights in turn, then gradients: tensors of one type are neighbours.
+  int64_t index(int64_t linear, Role role) const;
+  std::string name(int64_t index) const;
+  int64_t tensors() const { return 3 * int64_t(linears_.size()); }
+  // Of the tensors [begin, end).
+  ops::DelayedScales range(int64_t begin, int64_t end) const;
+
+  const Float8Options options_;
+  std::vector<std::string> linears_;
+  ops::DelayedScales all_;  // of delayed scaling
+  // Of the step to come in the ring of histories. Whether a step has ended: without history the
+  // scales are current ones.
+  int64_t place_ = 0;
+  bool has_history_ = false;
+};
+
+}  // namespace mtrain

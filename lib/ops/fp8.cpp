@@ -1,0 +1,118 @@
+#include "kernels/fp8.h"
+
+#include "base/math.h"
+#include "kernels/matmul.h"
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(Amax)
+MT_KERNEL(Quantize)
+MT_KERNEL(UpdateScales)
+MT_KERNEL(Matmul)
+
+namespace mtrain::ops {
+
+namespace {
+
+Tensor one(Stream& on) { return Tensor::empty(on, {1}, DType::f32, MemoryCategory::buffers); }
+
+Float8Tensor quantize_as(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+                         const Tensor& amax, bool transposed) {
+  MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
+  MT_CHECK(is_float8(type), "quantize: to {}", dtype_name(type));
+  MT_FLOAT("quantize", x_TN);
+  const int64_t T = x_TN.dim(0), N = x_TN.dim(1);
+  kernels::Quantize args{.x_TN = x_TN, .scale = scale.scale, .amax = amax, .T = T, .N = N};
+  Tensor y;
+  if (transposed) {
+    args.stride = round_up(T, kernels::kFloat8Multiple);
+    args.y_NT = y = Tensor::empty(on, {N, args.stride}, type);
+  } else {
+    args.y_TN = y = Tensor::empty(on, {T, N}, type);
+  }
+  std::vector<Access> writes{y};
+  if (amax) writes.push_back(amax);
+  enqueue(on, {.name = "quantize", .reads = {x_TN, scale.scale, amax}, .writes = std::move(writes)},
+          args);
+  return {y, scale.inverse};
+}
+
+}  // namespace
+
+Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin) {
+  MT_FLOAT("current_scale", x);
+  const Tensor amax = one(on);
+  const Float8Scale s{one(on), one(on)};
+  enqueue(on, {.name = "amax", .reads = {x}, .writes = {amax, s.scale, s.inverse}},
+          kernels::Amax{.x = x,
+                        .amax = amax,
+                        .scale = s.scale,
+                        .inverse = s.inverse,
+                        .type = type,
+                        .margin = margin});
+  return s;
+}
+
+Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+                      const Tensor& amax) {
+  return quantize_as(on, x_TN, type, scale, amax, false);
+}
+
+Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
+                                 const Float8Scale& scale, const Tensor& amax) {
+  return quantize_as(on, x_TN, type, scale, amax, true);
+}
+
+void update_scales(Stream& on, const DelayedScales& of, int64_t place, bool most_recent, DType type,
+                   int margin) {
+  const int64_t C = of.amax_C.dim(0), L = of.history_CL.dim(1);
+  MT_SHAPE("update_scales", of.history_CL, {C, L});
+  MT_SHAPE("update_scales", of.scale_C, {C});
+  MT_SHAPE("update_scales", of.inverse_C, {C});
+  enqueue(on,
+          {.name = "update_scales",
+           .reads = {of.amax_C, of.history_CL, of.scale_C},
+           .writes = {of.amax_C, of.history_CL, of.scale_C, of.inverse_C}},
+          kernels::UpdateScales{.amax_C = of.amax_C,
+                                .history_CL = of.history_CL,
+                                .C = C,
+                                .L = L,
+                                .place = place,
+                                .most_recent = most_recent,
+                                .type = type,
+                                .margin = margin,
+                                .scale_C = of.scale_C,
+                                .inverse_C = of.inverse_C});
+}
+
+void matmul_float8_into(Stream& on, const char* name, const Float8Tensor& a_MK,
+                        const Float8Tensor& b_NK, const Tensor& c_MN, bool accumulate, bool fast,
+                        const Tensor& bias_N) {
+  const Tensor &a = a_MK.data, &b = b_NK.data;
+  if (accumulate) MT_DTYPE("matmul_float8", c_MN, DType::f32);
+  MT_CHECK(a.shape().rank() == 2 && b.shape().rank() == 2 && a.dim(1) == b.dim(1),
+           "matmul_float8: a {} and b {} do not share K", a.shape().str(), b.shape().str());
+  MT_SHAPE("matmul_float8", c_MN, {a.dim(0), b.dim(0)});
+  MT_FLOAT("matmul_float8", c_MN);
+  kernels::Matmul args{.a = a,
+                       .b = b,
+                       .bias_N = bias_N,
+                       .c_MN = c_MN,
+                       .M = a.dim(0),
+                       .N = b.dim(0),
+                       .K = a.dim(1),
+                       .trans_b = true,
+                       .accumulate = accumulate,
+                       .a_inverse = a_MK.inverse,
+                       .b_inverse = b_NK.inverse,
+                       .fast = fast};
+  MT_CHECK(kernels::float8_fits(args),
+           "matmul_float8: a {} {} and b {} {}: K and N are multiples of {}, one is e4m3",
+           dtype_name(a.dtype()), a.shape().str(), dtype_name(b.dtype()), b.shape().str(),
+           kernels::kFloat8Multiple);
+  std::vector<Access> reads{a, b, a_MK.inverse, b_NK.inverse, bias_N};
+  if (accumulate) reads.push_back(c_MN);
+  enqueue(on, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
+}
+
+}  // namespace mtrain::ops
