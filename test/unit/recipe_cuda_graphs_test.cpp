@@ -43,7 +43,11 @@ TEST_CASE("graphs asked for must be possible, or the reason is told") {
       {"one micro-batch", 2,
        asked(
            {"distributed.strategy=ddp", "train.global_batch_size=32", "train.micro_batch_size=16"}),
-       E, field, "each of a step's 1 micro-batch overlaps"},
+       E, field, "a step's only micro-batch overlaps"},
+      {"two micro-batches", 2,
+       asked({"distributed.strategy=megatron_ddp", "train.global_batch_size=32",
+              "train.micro_batch_size=8"}),
+       E, field, "each of a step's 2 micro-batches overlaps"},
       {"trace", 1, asked({"debug.trace=t.json"}), E, field, "debug.trace"},
       {"fault", 1, asked({"debug.fault.at=adamw"}), E, field, "debug.fault"},
       {"not strict",
