@@ -131,6 +131,22 @@ TEST_CASE("what cannot be captured is trained launch by launch, and said once") 
   }
 }
 
+TEST_CASE("what is not finite within a graph is found launch by launch") {
+  const Recipe r = recipe_of(kAccumulate, true);
+  const auto device = recording();
+  Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>());
+  for (int i = 0; i < 3; ++i) trainer.step();
+  REQUIRE(trainer.graphs()->replays() == 12 - 2);
+  Parameter* p = trainer.params().find("layers.1.attention.qkv.weight");
+  auto values = p->master.to_host<float>(trainer.compute());
+  for (float& v : values) v = 3e38f;
+  trainer.params().set_master(trainer.compute(), *p, values);
+  CHECK_THROWS_WITH(trainer.step(), Catch::Contains("step 4") &&
+                                        Catch::Contains("matmul_qkv_fwd") &&
+                                        Catch::Contains("layers.1.attention"));
+  CHECK(trainer.graphs()->replays() == 16 - 2);
+}
+
 TEST_CASE("a device without graphs trains without") {
   const Recipe r = recipe_of(kAccumulate, true);
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
