@@ -16,6 +16,7 @@ struct CrossEntropy {
   int64_t row_stride;    // >= V; columns V.. are padding and take no part
   float grad_scale = 1;  // usually 1 / (unmasked tokens of the global batch)
   bool write_grad = true;
+  ConstSpan scale_in_memory = {};  // optional, one fp32: read when it runs, instead of grad_scale
 };
 
 // The same over a vocabulary that is spread over ranks, without gathering logits: each rank sums

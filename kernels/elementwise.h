@@ -35,6 +35,7 @@ struct Dropout {
   uint64_t key;
   int64_t first_index = 0;
   float p;
+  ConstSpan key_in_memory = {};  // optional, one int64: read when it runs, instead of `key`
 };
 
 namespace cpu {

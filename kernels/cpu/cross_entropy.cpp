@@ -20,6 +20,7 @@ void check_cross_entropy(const CrossEntropy& a) {
   if (a.T > 0) check_holds("cross entropy", "logits", a.logits_TV, (a.T - 1) * a.row_stride + a.V);
   check("cross entropy", "loss", a.loss_T, a.T, DType::f32);
   check_labels("cross entropy", a.label_T, a.T, a.V);
+  if (a.scale_in_memory) check("cross entropy", "scale", a.scale_in_memory, 1, DType::f32);
 }
 
 template <class Args>

@@ -18,6 +18,7 @@ void check_cast(const Cast& a) {
 void check_dropout(const Dropout& a) {
   check("dropout", "x", a.x, a.y.count, a.y.dtype);
   MT_CHECK(a.p >= 0 && a.p < 1, "dropout: p = {} is not in [0, 1)", a.p);
+  if (a.key_in_memory) check("dropout", "key", a.key_in_memory, 1, DType::i64);
   MT_CHECK(a.first_index >= 0, "dropout: first_index = {}", a.first_index);
 }
 

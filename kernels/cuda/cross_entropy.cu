@@ -111,8 +111,10 @@ struct Logits {
   }
 };
 struct Gradient {
-  float scale;
+  float given;
   bool write;
+  const float* in_memory;  // may be null; else instead of `given`
+  __device__ __forceinline__ float scale() const { return in_memory ? *in_memory : given; }
 };
 
 // A label that the vocabulary does not have cannot be reported from here: its loss is NaN.
@@ -137,9 +139,10 @@ __global__ void __launch_bounds__(kThreads)
     const RowSum row = read_row<N>(x, logits.V, slots);  // its barriers: all have read at_label
     const double log_sum = double(shift_of(row.max)) + log(double(row.sum));
     if (threadIdx.x == 0) loss_T[t] = checked(log_sum - double(at_label), known);
-    if (gradient.write)
-      write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale, label,
-                        gradient.scale * float(expm1(double(at_label) - log_sum)));
+    if (!gradient.write) continue;
+    const float scale = gradient.scale();
+    write_gradient<N>(x, logits.V, logits.columns(t), log_sum, scale, label,
+                      scale * float(expm1(double(at_label) - log_sum)));
   }
 }
 
@@ -186,9 +189,10 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) loss_T[t] = checked(log_sum - at_label, label < vocabulary);
     if (gradient.write) {
       const int64_t here = label - first;
-      write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale,
+      const float scale = gradient.scale();
+      write_gradient<N>(x, logits.V, logits.columns(t), log_sum, scale,
                         here >= 0 && here < logits.V ? here : -1,
-                        gradient.scale * float(expm1(at_label - log_sum)));
+                        scale * float(expm1(at_label - log_sum)));
     }
   }
 }
@@ -207,7 +211,7 @@ void run(const CrossEntropy& a, CUstream_st* stream) {
       MT_LAUNCH((whole_rows<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
                 (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
                 data<int32_t>(a.label_T), data<float>(a.loss_T),
-                (Gradient{a.grad_scale, a.write_grad}));
+                (Gradient{a.grad_scale, a.write_grad, data<float>(a.scale_in_memory)}));
     });
   });
 }
@@ -230,7 +234,7 @@ void run(const CrossEntropyFromSums& a, CUstream_st* stream) {
       MT_LAUNCH((rows_from_sums<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
                 (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
                 data<int32_t>(a.label_T), data<float>(a.sums_PT3), a.P, data<float>(a.loss_T),
-                a.first, a.vocabulary, (Gradient{a.grad_scale, a.write_grad}));
+                a.first, a.vocabulary, (Gradient{a.grad_scale, a.write_grad, nullptr}));
     });
   });
 }

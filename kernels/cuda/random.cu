@@ -9,8 +9,9 @@ namespace {
 // A thread has the elements of BLOCKS blocks of the generator; the first and the last may be cut
 // off by the buffer's ends.
 template <int BLOCKS, bool VECTORS, class T>
-__global__ void dropout(const T* x, T* y, int64_t count, uint64_t key, int64_t first_index,
-                        uint32_t threshold, float scale) {
+__global__ void dropout(const T* x, T* y, int64_t count, uint64_t key, const int64_t* key_in_memory,
+                        int64_t first_index, uint32_t threshold, float scale) {
+  if (key_in_memory) key = uint64_t(*key_in_memory);
   constexpr int N = 4 * BLOCKS;
   const int64_t skip = first_index % N;  // elements of the first group before the buffer
   const int64_t groups = (skip + count + N - 1) / N;
@@ -74,10 +75,12 @@ void run(const Dropout& a, CUstream_st* stream) {
     const unsigned blocks = blocks_for(n / N + 2, kFlatThreads);
     if (aligned({a.x.data, a.y.data}) && a.first_index % N == 0)
       MT_LAUNCH((dropout<BLOCKS, true, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                data<T>(a.y), n, a.key, a.first_index, threshold, scale);
+                data<T>(a.y), n, a.key, data<int64_t>(a.key_in_memory), a.first_index, threshold,
+                scale);
     else
       MT_LAUNCH((dropout<BLOCKS, false, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                data<T>(a.y), n, a.key, a.first_index, threshold, scale);
+                data<T>(a.y), n, a.key, data<int64_t>(a.key_in_memory), a.first_index, threshold,
+                scale);
   });
 }
 

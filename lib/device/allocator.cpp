@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -25,7 +26,8 @@ struct Block {
   char* data;
   int64_t bytes;
   Stream* home;
-  bool small;  // of the pool of small buffers
+  bool small;  // of the segments of small buffers
+  int pool;    // 0: everybody's
   bool free = true;
   Block *previous = nullptr, *next = nullptr;
 };
@@ -47,6 +49,65 @@ Allocator::~Allocator() {
     for (Block* b = segment.first; b != nullptr;) delete std::exchange(b, b->next);
     backend_.release(memory, segment.bytes);
   }
+}
+
+MemoryPool::~MemoryPool() {
+  if (const auto owner = owner_.lock()) owner->dissolve(id_);
+}
+
+std::shared_ptr<MemoryPool> Allocator::make_pool() {
+  std::lock_guard lock(mutex_);
+  return std::shared_ptr<MemoryPool>(new MemoryPool(weak_from_this(), ++pools_));
+}
+
+Allocator::Open::Open(Allocator& allocator, const MemoryPool& pool)
+    : allocator_(allocator), before_(std::exchange(allocator.open_, pool.id())) {}
+
+// Streams' locks come before the allocator's.
+void Allocator::settle(const MemoryPool& pool) {
+  std::vector<Use> uses;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Pending& p : pending_)
+      if (p.block->pool == pool.id()) uses.insert(uses.end(), p.uses.begin(), p.uses.end());
+  }
+  for (Stream* home : homes(pool))
+    for (const Use& u : uses)
+      if (u.touch.stream != home) home->wait(u.passed);
+  joined(pool);
+}
+
+void Allocator::joined(const MemoryPool& pool) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(pending_, [&](const Pending& p) {
+    if (p.block->pool != pool.id()) return false;
+    put_back(p.block);
+    return true;
+  });
+}
+
+int64_t Allocator::in_use(const MemoryPool& pool) const {
+  std::lock_guard lock(mutex_);
+  const auto it = pool_use_.find(pool.id());
+  return it == pool_use_.end() ? 0 : it->second;
+}
+
+std::vector<Stream*> Allocator::homes(const MemoryPool& pool) const {
+  std::lock_guard lock(mutex_);
+  std::set<Stream*> all;
+  for (const auto& [memory, segment] : segments_)
+    if (segment.first->pool == pool.id()) all.insert(segment.first->home);
+  return {all.begin(), all.end()};
+}
+
+void Allocator::dissolve(int pool) noexcept {
+  std::lock_guard lock(mutex_);
+  for (auto& [memory, segment] : segments_)
+    for (Block* b = segment.first; b && b->pool == pool; b = b->next) {
+      if (b->free) free_.erase(key_of(*b));
+      b->pool = 0;
+      if (b->free) free_[key_of(*b)] = b;
+    }
 }
 
 Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home) {
@@ -76,19 +137,23 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   storage->serial = ++serial_;
   storage->allocator = weak_from_this();
   storage->block = block;
+  storage->pool = block->pool;
+  if (block->pool) pool_use_[block->pool] += block->bytes;
   account(category, block->bytes);
   return storage;
 }
 
 Block* Allocator::find(int64_t bytes, Stream& home) {
   const bool small = bytes < kSmall;
-  const auto it = free_.lower_bound({&home, small, bytes, nullptr});
-  if (it == free_.end() || it->second->home != &home || it->second->small != small) return nullptr;
+  const auto it = free_.lower_bound({open_, &home, small, bytes, nullptr});
+  if (it == free_.end()) return nullptr;
   Block* block = it->second;
+  if (block->pool != open_ || block->home != &home || block->small != small) return nullptr;
   free_.erase(it);
   block->free = false;
   if (block->bytes > bytes) {
-    auto* rest = new Block{block->data + bytes, block->bytes - bytes, block->home, block->small};
+    auto* rest = new Block{block->data + bytes, block->bytes - bytes, block->home, block->small,
+                           block->pool};
     rest->previous = block;
     rest->next = block->next;
     if (rest->next) rest->next->previous = rest;
@@ -112,7 +177,7 @@ void Allocator::add_segment(int64_t bytes, Stream& home) {
   auto* memory = static_cast<char*>(backend_.allocate(size));
   reserved_.current += size;
   reserved_.peak = std::max(reserved_.peak, reserved_.current);
-  auto* block = new Block{memory, size, &home, bytes < kSmall};
+  auto* block = new Block{memory, size, &home, bytes < kSmall, open_};
   segments_[memory] = {size, block};
   free_[key_of(*block)] = block;
 }
@@ -133,6 +198,7 @@ void Allocator::release(Storage& storage) noexcept {
     }
     std::lock_guard lock(mutex_);
     account(storage.category, -storage.bytes);
+    if (storage.pool) pool_use_[storage.pool] -= storage.bytes;
     if (failure) return;
     if (pending.uses.empty()) return put_back(storage.block);
     pending_.push_back(std::move(pending));
@@ -167,7 +233,7 @@ void Allocator::release_cached(Device& device, std::unique_lock<std::mutex>& loc
   std::erase_if(segments_, [&](const auto& entry) {
     const auto& [memory, segment] = entry;
     const Block* only = segment.first;
-    if (!only->free || only->next) return false;
+    if (!only->free || only->next || only->pool) return false;
     free_.erase(key_of(*only));
     delete only;
     backend_.release(memory, segment.bytes);
@@ -185,7 +251,9 @@ std::string Allocator::use() const {
                             human_bytes(double(reserved_.current - total_.current)));
 }
 
-Allocator::FreeKey Allocator::key_of(const Block& b) { return {b.home, b.small, b.bytes, b.data}; }
+Allocator::FreeKey Allocator::key_of(const Block& b) {
+  return {b.pool, b.home, b.small, b.bytes, b.data};
+}
 
 void Allocator::put_back(Block* block) {
   block->free = true;

@@ -4,7 +4,8 @@
 // them, or until events recorded on them at that moment have passed. Memory returns to the system
 // at the end, or when the system refuses more: then the streams are waited for, and segments that
 // are free as a whole go back. Small buffers have segments of their own, so that none of them keeps
-// a large block cut in two.
+// a large block cut in two. What a graph's launches touch comes from a pool of its own, since they
+// find the same addresses at every replay.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -32,6 +33,22 @@ struct MemoryUsage {
 class Allocator;
 struct Block;
 
+// Segments that serve no one but the allocations made while the pool is open. When it ends, what is
+// free goes to all others, and what is in use once it is dropped.
+class MemoryPool {
+ public:
+  ~MemoryPool();
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+  int id() const { return id_; }
+
+ private:
+  friend class Allocator;
+  MemoryPool(std::weak_ptr<Allocator> owner, int id) : owner_(std::move(owner)), id_(id) {}
+  const std::weak_ptr<Allocator> owner_;
+  const int id_;  // from 1
+};
+
 // One allocation. Owned through shared_ptr by tensors; launches mark the streams that touch it.
 struct Storage {
   ~Storage();
@@ -47,6 +64,7 @@ struct Storage {
   std::vector<Touch> others;           // streams besides home that touched it
   std::weak_ptr<Allocator> allocator;  // a buffer that outlives its device is no one's any more
   Block* block = nullptr;
+  int pool = 0;  // that it was drawn from; 0: none
 };
 using Buffer = std::shared_ptr<Storage>;
 
@@ -59,6 +77,27 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   // Only the rank's host thread allocates; any thread may drop a buffer.
   Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
 
+  std::shared_ptr<MemoryPool> make_pool();
+  // Allocations of the rank's host thread draw on `pool` as long as this lives.
+  class Open {
+   public:
+    Open(Allocator& allocator, const MemoryPool& pool);
+    ~Open() { allocator_.open_ = before_; }
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+   private:
+    Allocator& allocator_;
+    const int before_;
+  };
+  int open_pool() const { return open_; }  // its id; 0: none
+  // Buffers of the pool that other streams still use when their owners have dropped them: their
+  // home streams wait for those. Before a replay, which takes no notice of what it overwrites.
+  void settle(const MemoryPool& pool);
+  int64_t in_use(const MemoryPool& pool) const;  // bytes of its buffers that have owners
+  // The streams that touched dropped buffers of the pool have joined their homes: those are free.
+  void joined(const MemoryPool& pool);
+
   MemoryUsage usage(MemoryCategory category) const;
   MemoryUsage total() const;     // of what is handed out; peak is of the sum
   MemoryUsage reserved() const;  // taken from the system
@@ -66,6 +105,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
 
  private:
   friend struct Storage;
+  friend class MemoryPool;
   struct Use {
     Storage::Touch touch;
     Event passed;
@@ -79,6 +119,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
     Block* first;
   };
   void release(Storage& storage) noexcept;
+  void dissolve(int pool) noexcept;
+  std::vector<Stream*> homes(const MemoryPool& pool) const;
   void collect();                            // frees pending blocks that are safe by now
   Block* find(int64_t bytes, Stream& home);  // null where no cached block is large enough
   Block* find_or_add(int64_t bytes, Stream& home);
@@ -89,8 +131,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   void put_back(Block* block);
   void account(MemoryCategory category, int64_t bytes);
 
-  // Stream, pool, bytes, address: best fit first.
-  using FreeKey = std::tuple<Stream*, bool, int64_t, void*>;
+  // Pool, stream, small or not, bytes, address: best fit first.
+  using FreeKey = std::tuple<int, Stream*, bool, int64_t, void*>;
   static FreeKey key_of(const Block& block);
   DeviceBackend& backend_;
   mutable std::mutex mutex_;
@@ -100,6 +142,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   std::array<MemoryUsage, kMemoryCategories> usage_;
   MemoryUsage total_, reserved_;
   uint64_t serial_ = 0;
+  std::map<int, int64_t> pool_use_;  // bytes, by the pool's id
+  int pools_ = 0, open_ = 0;         // ids: the last one given, and of the pool that is open
 };
 
 }  // namespace mtrain

@@ -42,4 +42,7 @@ std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag
   }
 }
 
+void StreamBackend::begin_capture() { throw RunError("this device records no graphs"); }
+Work StreamBackend::end_capture() { throw BugError("a capture ends that has not begun"); }
+
 }  // namespace mtrain

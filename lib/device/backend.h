@@ -72,6 +72,12 @@ class StreamBackend {
   virtual void download(LaunchTag tag, void* host, const void* device, int64_t bytes) = 0;
   // Rethrows the first failure of this stream's work.
   virtual void synchronize() = 0;
+  // From here on items of this stream, and of those that wait for events recorded meanwhile, are
+  // recorded instead of run. The default throws RunError: nothing is recorded here.
+  virtual void begin_capture();
+  // Ends it. What was recorded, as the work of one launch of this stream; the streams that have
+  // joined must have been waited for. Throws where something could not be recorded.
+  virtual Work end_capture();
   // Items (launches, copies, waits) known to have finished well; any thread may ask.
   virtual uint64_t completed() const = 0;
 };

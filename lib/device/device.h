@@ -12,6 +12,7 @@
 
 namespace mtrain {
 
+class Capture;
 class DeviceBackend;
 class FlightRecorder;
 class Sanitizer;
@@ -74,7 +75,10 @@ class Device {
   void set_timing_sink(TimingSink* sink);
   TimingSink* timing_sink() const { return sink_; }
 
+  Capture* capture() const { return capture_; }  // that goes on; null: none
+
  private:
+  friend class Capture;
   Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
   void drain() noexcept;  // all streams, to their ends; failures stay where they are
 
@@ -85,6 +89,7 @@ class Device {
   std::unique_ptr<Sanitizer> sanitizer_;
   std::map<std::string, std::unique_ptr<Stream>> streams_;
   TimingSink* sink_ = nullptr;
+  Capture* capture_ = nullptr;
   LaunchCheck launch_check_;
   std::shared_ptr<const std::string> scope_;  // joined once, since every launch keeps it
 };

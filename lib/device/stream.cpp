@@ -7,6 +7,7 @@
 #include "device/allocator.h"
 #include "device/device.h"
 #include "device/flight_recorder.h"
+#include "device/graph.h"
 #include "device/sanitizer.h"
 
 namespace mtrain {
@@ -34,13 +35,14 @@ LaunchTag Stream::watch(const LaunchInfo& info) {
   return {.name = info.name,
           .number = enqueued_,
           .scope = device_.shared_scope(),
-          .sink = device_.timing_sink(),
+          .sink = device_.capture() ? nullptr : device_.timing_sink(),
           .wire_bytes = info.wire_bytes};
 }
 
 void Stream::launch(LaunchInfo info, Work work) {
   {
     const std::lock_guard lock(order_);
+    if (Capture* capture = device_.capture()) capture->add(*this, info);
     backend_->enqueue(watch(info), std::move(work));
   }
   if (device_.launch_check()) device_.launch_check()(*this, info);
@@ -54,6 +56,7 @@ Event Stream::record() {
   event.stream_ = name_.c_str();
   event.stream_id_ = id_;
   event.number_ = enqueued_;
+  event.capture_ = capture_;
   return event;
 }
 
@@ -65,12 +68,17 @@ bool Stream::comes_after(const Stream& other, uint64_t items) const {
 void Stream::wait(const Event& event) {
   if (!event.backend_) return;
   const std::lock_guard lock(order_);
+  if (Capture* capture = device_.capture())
+    capture->add_wait(*this, event.capture_, event.stream_);
+  else
+    MT_CHECK(!event.capture_, "stream {} waits for a moment of {} within a graph's capture", name_,
+             event.stream_);
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(id_, event.clock_);
   ++enqueued_;
   backend_->wait({.name = "wait",
                   .number = enqueued_,
                   .scope = device_.shared_scope(),
-                  .sink = device_.timing_sink(),
+                  .sink = device_.capture() ? nullptr : device_.timing_sink(),
                   .waits_for = event.stream_},
                  event.backend_);
   const auto from = size_t(event.stream_id_);
@@ -79,13 +87,21 @@ void Stream::wait(const Event& event) {
   reached_[from] = std::max(reached_[from], event.number_);
 }
 
+// The host's own steps do not happen again at a replay.
+void Stream::refuse_capture(const char* what) const {
+  if (capture_)
+    throw RunError(fmt::format("{} of stream {} cannot be part of a graph", what, name_));
+}
+
 void Stream::synchronize() {
+  refuse_capture("waiting for the end");
   backend_->synchronize();
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_host_wait(sanitizer->on_record(id_));
 }
 
 void Stream::synchronize(const Event& event) {
   if (!event.backend_) return;
+  refuse_capture("waiting for an event");
   event.backend_->wait();
   host_saw(event);
 }
@@ -96,12 +112,14 @@ void Stream::host_saw(const Event& event) {
 
 void Stream::upload(const Access& device, std::shared_ptr<const void> keep, const void* host) {
   if (device.bytes == 0) return;
+  refuse_capture("an upload");
   const std::lock_guard lock(order_);
   backend_->upload(watch({.name = "upload", .writes = {device}}), const_cast<void*>(device.data),
                    std::move(keep), host, device.bytes);
 }
 
 void Stream::download(void* host, const Access& device) {
+  refuse_capture("a download");
   if (device.bytes > 0) {
     const std::lock_guard lock(order_);
     backend_->download(watch({.name = "download", .reads = {device}}), host, device.data,

@@ -12,6 +12,7 @@
 
 namespace mtrain {
 
+class Capture;
 class Device;
 struct Storage;
 
@@ -72,6 +73,7 @@ class Event {
   const char* stream_ = "";  // that recorded it; streams live as long as their device
   int stream_id_ = -1;
   uint64_t number_ = 0;          // of that stream's items before it
+  uint64_t capture_ = 0;         // that it was recorded in; 0: none
   std::vector<uint64_t> clock_;  // the sanitizer's: what has happened before this moment
 };
 
@@ -87,6 +89,7 @@ class Stream {
   // Enqueues `work`, which touches exactly the memory that `info` names. Memory owned by a Buffer
   // stays valid until the work has run, whatever the host drops meanwhile. Throws what earlier work
   // of this stream, or of a stream that it waited for, threw; after a failure nothing more runs.
+  // While a graph is captured (device/graph.h) work is recorded; what cannot be throws RunError.
   void launch(LaunchInfo info, Work work);
 
   // An event after everything enqueued so far.
@@ -115,12 +118,15 @@ class Stream {
   int id() const { return id_; }
 
  private:
+  friend class Capture;
   LaunchTag watch(const LaunchInfo& info);
+  void refuse_capture(const char* what) const;
 
   Device& device_;
   std::string name_;
   int id_;
   uint64_t enqueued_ = 0;
+  uint64_t capture_ = 0;  // that it is part of; 0: none
   // Makes one moment of an item's place in the sanitizer's clock and its place in the backend's
   // queue: an event recorded between the two would promise work that it does not wait for.
   // Recursive, since a closure that ends under it may release memory, which records events.

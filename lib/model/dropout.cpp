@@ -1,30 +1,32 @@
 #include <algorithm>
 
 #include "base/rng.h"
+#include "model/replayed.h"
 #include "model/step.h"
 #include "ops/ops.h"
 
 namespace mtrain {
 
-namespace {
-uint64_t key(const Step& step, const std::string& place) {
-  return rng_key(step.seed, fmt::format("dropout/{}/{}/{}", place, step.step, step.micro_batch));
+uint64_t dropout_key(uint64_t seed, const std::string& place, int64_t step, int64_t micro_batch) {
+  return rng_key(seed, fmt::format("dropout/{}/{}/{}", place, step, micro_batch));
 }
 
+namespace {
 // Rows from `first_row` of this rank's on; numbered by the elements of the whole sequence.
 void drop_rows(const Step& step, const Tensor& x_TH, const std::string& place, float p,
                int64_t first_row) {
   const SequenceInfo& seq = step.seq;
-  const uint64_t stream = key(step, place);
+  const uint64_t stream = dropout_key(step.seed, place, step.step, step.micro_batch);
+  const Tensor stream_1 = step.replayed ? step.replayed->dropout_key(place) : Tensor();
   const int64_t H = x_TH.dim(1), end_row = first_row + x_TH.dim(0);
-  if (seq.runs.empty()) return ops::dropout(step.compute, x_TH, stream, first_row * H, p);
+  if (seq.runs.empty()) return ops::dropout(step.compute, x_TH, stream, first_row * H, p, stream_1);
   int64_t row = 0;
   for (const SequenceInfo::Run& run : seq.runs) {
     const int64_t begin = std::max(row, first_row),
                   end = std::min(row + run.count * seq.B, end_row);
     if (begin < end)
       ops::dropout(step.compute, x_TH.rows(begin - first_row, end - first_row), stream,
-                   (run.first * seq.B + begin - row) * H, p);
+                   (run.first * seq.B + begin - row) * H, p, stream_1);
     row += run.count * seq.B;
   }
   MT_CHECK(row >= end_row, "{} rows in runs of {}", end_row, row);

@@ -41,15 +41,17 @@ Head::Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool
 
 // Loss, and the gradient in place of the logits where step.training.
 void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
-                         const Tensor& loss_T, float grad_scale) {
+                         const Tensor& loss_T, const LossRequest& request) {
   Stream& on = step.compute;
   if (tensor_->size() == 1)
-    return ops::cross_entropy(on, logits_TV, label_T, loss_T, c_.vocab, grad_scale, step.training);
+    return ops::cross_entropy(on, logits_TV, label_T, loss_T, c_.vocab, request.grad_scale,
+                              step.training, request.grad_scale_1);
+  MT_CHECK(!request.grad_scale_1, "tp ranks are given the gradient's scale by value");
   const int64_t first = std::min(tensor_->rank() * output_->shape[0], c_.vocab);
   const ops::VocabularyColumns here{first, output_->real_rows(), c_.vocab};
   const Tensor sums_T3 = ops::cross_entropy_sums(on, logits_TV, label_T, here);
   ops::cross_entropy_from_sums(on, logits_TV, label_T, tensor_->gather_sums(step, sums_T3), loss_T,
-                               here, grad_scale, step.training);
+                               here, request.grad_scale, step.training);
 }
 
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
@@ -66,8 +68,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
     const Tensor y = y_TH.rows(first, end);
     const Tensor logits =
         ops::matmul(on, "matmul_output_fwd", y, output_->value, {.b = true}, y.dtype());
-    cross_entropy(step, logits, request.label_T.rows(first, end), loss_T.rows(first, end),
-                  request.grad_scale);
+    cross_entropy(step, logits, request.label_T.rows(first, end), loss_T.rows(first, end), request);
     if (!step.training) continue;
     ops::matmul_into(on, "matmul_output_dgrad", logits, output_->value, {},
                      a.dy_TH.rows(first, end));

@@ -11,6 +11,7 @@ struct LossRequest {
   Tensor total;          // fp64, one element: the summed loss of all unmasked tokens is added to it
   float grad_scale = 1;  // gradient of the reported loss with respect to a token's loss: 1 /
                          // unmasked tokens of the global batch
+  Tensor grad_scale_1 = {};  // fp32, one element, optional: the same, read when the launch runs
 };
 
 class Head {
@@ -26,7 +27,7 @@ class Head {
 
  private:
   void cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
-                     const Tensor& loss_T, float grad_scale);
+                     const Tensor& loss_T, const LossRequest& request);
 
   GptConfig c_;
   std::shared_ptr<TensorParallel> tensor_;

@@ -49,6 +49,7 @@ struct SequenceInfo {
 };
 
 struct ParamUnit;
+class ReplayedValues;
 
 // Told of every use of a unit's parameters, as its work is enqueued: what shards or renews
 // parameters has them there in time. Uses of the same unit may overlap.
@@ -74,11 +75,12 @@ struct Step {
   WgradQueue& wgrad;
   Stash& stash;
   const SequenceInfo& seq;
-  uint64_t seed = 0;        // of dropout
-  int64_t step = 0;         // training step, from 1
-  int64_t micro_batch = 0;  // number of the micro-batch in the global batch
-  bool training = true;     // false: no dropout, nothing stashed is needed
-  UnitUse* use = nullptr;   // null: all parameters are always there
+  uint64_t seed = 0;                   // of dropout
+  int64_t step = 0;                    // training step, from 1
+  int64_t micro_batch = 0;             // number of the micro-batch in the global batch
+  bool training = true;                // false: no dropout, nothing stashed is needed
+  UnitUse* use = nullptr;              // null: all parameters are always there
+  ReplayedValues* replayed = nullptr;  // not null: its launches may be replayed (model/replayed.h)
 
   UnitUse& units() const {
     static UnitUse whole;
@@ -95,9 +97,13 @@ struct Step {
             .step = step,
             .micro_batch = micro_batch,
             .training = training,
-            .use = use};
+            .use = use,
+            .replayed = replayed};
   }
 };
+
+// Of the stream of numbers that decides what `place` drops in a micro-batch.
+uint64_t dropout_key(uint64_t seed, const std::string& place, int64_t step, int64_t micro_batch);
 
 // Dropout of a (T, H) activation in place; nothing where p = 0 or outside training. The numbers
 // depend on (seed, place, step, micro-batch, element) alone: the same under every layout, and when

@@ -47,10 +47,14 @@ void fill_normal(Stream& on, const Tensor& x, uint64_t key, int64_t first_index,
           kernels::FillNormal{.y = x, .key = key, .first_index = first_index, .std = std});
 }
 
-void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p) {
+void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p,
+             const Tensor& key_1) {
   MT_FLOAT("dropout", x);
-  enqueue(on, {.name = "dropout", .reads = {x}, .writes = {x}},
-          kernels::Dropout{.x = x, .y = x, .key = key, .first_index = first_index, .p = p});
+  if (key_1) MT_DTYPE("dropout", key_1, DType::i64);
+  enqueue(
+      on, {.name = "dropout", .reads = {x, key_1}, .writes = {x}},
+      kernels::Dropout{
+          .x = x, .y = x, .key = key, .first_index = first_index, .p = p, .key_in_memory = key_1});
 }
 
 }  // namespace mtrain::ops

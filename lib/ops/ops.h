@@ -174,9 +174,10 @@ void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
                         const Tensor& dtable_VH, VocabularyShard shard = {});
 
 // --- loss (fp32): gradient in place of the logits where write_grad; V is the true vocabulary,
-// logits may be padded; labels int32, negative: masked ---
+// logits may be padded; labels int32, negative: masked. grad_scale_1 (one element, optional): read
+// when it runs, instead of grad_scale ---
 void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, const Tensor& loss_T,
-                   int64_t V, float grad_scale, bool write_grad);
+                   int64_t V, float grad_scale, bool write_grad, const Tensor& grad_scale_1 = {});
 // The same over a vocabulary spread over P ranks: a rank's logits begin with the columns
 // [first, first + V) of the true vocabulary, V may be 0, and the rest is padding.
 struct VocabularyColumns {
@@ -204,7 +205,9 @@ void fill(Stream& on, const Tensor& x, float value);  // fp64 too
 // Element i is number first_index + i of the stream `key` (base/rng.h), times std; fp32.
 void fill_normal(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float std);
 // In place; see kernels/elementwise.h for what decides an element's fate.
-void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p);
+// `key_1` (int64, one element, optional): the key, read when it runs.
+void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p,
+             const Tensor& key_1 = {});
 
 // --- reductions; `total` is one fp64 element; all but first_non_finite and clip_scale add ---
 void sum_squares(Stream& on, const Tensor& x, const Tensor& total);

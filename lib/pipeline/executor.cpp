@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "device/device.h"
+#include "model/replayed.h"
 
 namespace mtrain {
 
@@ -102,8 +103,12 @@ StagePass Executor::pass_of(const Running& r) {
   const MicroBatch& batch = work_.batches[size_t(a.micro_batch)];
   const Step step = step_of(a, *r.chunk);
   if (a.kind != ActionKind::F) return stage.backward_pass(step, batch, await(r.chunk->dy));
-  return stage.forward_pass(step, batch, {batch.label_T, work_.loss, work_.grad_scale},
-                            await(r.chunk->x));
+  return stage.forward_pass(step, batch, loss_request(batch), await(r.chunk->x));
+}
+
+LossRequest Executor::loss_request(const MicroBatch& batch) const {
+  return {batch.label_T, work_.loss, work_.grad_scale,
+          work_.replayed ? work_.replayed->grad_scale() : Tensor()};
 }
 
 void Executor::advance(Running& r) {
@@ -222,7 +227,8 @@ Step Executor::step_of(const Action& a, Chunk& c) {
           work_.step,
           work_.numbers[size_t(a.micro_batch)],
           work_.training,
-          work_.use};
+          work_.use,
+          work_.replayed};
 }
 
 void Executor::stay_near() {

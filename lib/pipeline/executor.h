@@ -59,6 +59,7 @@ class Executor {
   size_t compute(const ActionList& list, size_t next);  // returns what comes next
   size_t pair(const ActionList& list, size_t next);
   Running start(const Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
+  LossRequest loss_request(const MicroBatch& batch) const;
   StagePass pass_of(const Running& r);
   void advance(Running& r);
   void finish(Running& r);

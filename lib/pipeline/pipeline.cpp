@@ -25,6 +25,13 @@ void Pipeline::run(const MicroBatches& work) {
   Executor(links_, stages_, placed_.stages, options_, work, place_).run(list_);
 }
 
+void Pipeline::run_one(const MicroBatches& work) {
+  MT_CHECK(work.batches.size() == 1 && placed_.stages == 1, "{} micro-batches, {} stages",
+           work.batches.size(), placed_.stages);
+  Executor(links_, stages_, 1, options_, work, place_)
+      .run({{ActionKind::F, 0, 0}, {ActionKind::B, 0, 0}});
+}
+
 void Pipeline::forward(const MicroBatches& work) {
   const Schedule lowered = lower(forward_only(placed_, int64_t(work.batches.size())));
   Executor(links_, stages_, placed_.stages, options_, work, place_)

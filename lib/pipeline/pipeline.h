@@ -44,6 +44,7 @@ struct MicroBatches {
   float grad_scale = 1;  // as in LossRequest
   WgradQueue::OnReady on_ready = {};
   UnitUse* use = nullptr;
+  ReplayedValues* replayed = nullptr;  // as in Step; null: values are given to each launch
 };
 
 class Pipeline {
@@ -54,6 +55,8 @@ class Pipeline {
 
   // Forward and backward of the schedule's micro-batches, in the order of actions().
   void run(const MicroBatches& work);
+  // The same of a single one, by a rank that is alone in its pipeline: of a schedule's, in turn.
+  void run_one(const MicroBatches& work);
   // Forward alone, of any number of micro-batches.
   void forward(const MicroBatches& work);
 

@@ -43,6 +43,13 @@ const std::vector<Conversion>& conversions() {
        [](const std::string& t) { return choose(t, "megatron_fsdp", ""); }},
       {"dist.use_torch_fsdp2", "distributed.strategy",
        [](const std::string& t) { return choose(t, "fsdp2", ""); }},
+      {"model.cuda_graph_impl", "train.enable_cuda_graph",
+       [](const std::string& t) {
+         const std::string word = to_lower(t);
+         return word == "local" || word == "transformer_engine" ? "true"
+                : word == "none"                                ? "false"
+                                                                : t;
+       }},
       {"dist_env.timeout_minutes", "comm.timeout_s", minutes_to_seconds},
       {"dist.distributed_timeout_minutes", "comm.timeout_s", minutes_to_seconds},
   };

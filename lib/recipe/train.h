@@ -22,6 +22,7 @@ struct TrainConfig {
   int64_t seed = 1234;
   int64_t threads = 0;
   DeviceChoice device = DeviceChoice::automatic;
+  Auto<bool> enable_cuda_graph;
   int64_t log_every = 10;
   std::string run_dir;
   std::optional<int64_t> exit_interval;
@@ -52,6 +53,11 @@ struct TrainConfig {
             {.min = 0, .max = 4096}},
       Field{"device", &TrainConfig::device,
             "cpu or cuda: each rank of a host takes the GPU of its number; auto takes the CPU"},
+      Field{"enable_cuda_graph",
+            &TrainConfig::enable_cuda_graph,
+            "launch a micro-batch's forward and backward as one CUDA graph; auto: wherever that is "
+            "possible",
+            {.aliases = "model.enable_cuda_graph"}},
       Field{"log_every",
             &TrainConfig::log_every,
             "steps between two log lines",

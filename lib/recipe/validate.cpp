@@ -16,6 +16,7 @@ void validate_recipe(const Recipe& recipe, Problems& problems, int64_t world) {
   validate_pipeline(recipe, layout, problems);
   validate_context(recipe, layout, problems);
   validate_packing(recipe, layout, problems);
+  validate_cuda_graphs(recipe, layout, problems);
   validate_overlap(recipe, layout, resolve_overlap(recipe, layout), problems);
 }
 

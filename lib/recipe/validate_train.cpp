@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include "recipe/cuda_graphs.h"
 #include "recipe/validate.h"
 
 namespace mtrain {
@@ -42,6 +43,17 @@ void validate_train(const Recipe& r, Problems& problems) {
       low > 0 ? fmt::format("use {} or {}", low, low + micro)
               : fmt::format("use at least {}, or a smaller micro_batch_size", micro));
   validate_recompute(r, problems);
+}
+
+void validate_cuda_graphs(const Recipe& r, const Layout& l, Problems& problems) {
+  const CudaGraphs graphs = resolve_cuda_graphs(r, l);
+  if (!graphs.refused) return;
+  const char* field = "train.enable_cuda_graph";
+  if (r.debug.strict)
+    problems.require(false, {field}, fmt::format("cannot be active: {}", graphs.why),
+                     "set it to false or auto; debug.strict: false turns it off with a warning");
+  else
+    problems.warn(field, fmt::format("is turned off: {}", graphs.why));
 }
 
 }  // namespace mtrain

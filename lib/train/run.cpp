@@ -93,6 +93,8 @@ class Training {
         trainer_(*device_, recipe, config_, data_, std::move(world)) {
     if (recipe.debug.fault.at && options.job.restarts == 0)
       fault_.emplace(recipe.debug.fault, trainer_.world().rank(), *device_);
+    if (options.profile && trainer_.graphs())
+      trainer_.graphs()->turn_off("--profile times every launch");
     if (recipe.debug.trace) trace_.emplace(trainer_, *recipe.debug.trace);
     if (trainer_.world().rank() == 0)
       reporter_.emplace(trainer_, recipe, options.profile, trace_ ? &trace_->sink() : nullptr);
@@ -135,6 +137,7 @@ class Training {
       const StepStats stats = trainer_.step();
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
+      if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
       const int64_t step = trainer_.steps_done();
       if (due(recipe_.validation.every_steps, step) && step < recipe_.train.steps) evaluate();
       if (due(recipe_.checkpoint.every_steps, step)) save();

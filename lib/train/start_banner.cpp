@@ -4,6 +4,7 @@
 
 #include "base/strings.h"
 #include "plan/memory.h"
+#include "recipe/cuda_graphs.h"
 #include "recipe/overlap.h"
 
 namespace mtrain {
@@ -100,18 +101,22 @@ std::string precision(const MixedPrecisionConfig& p) {
 }  // namespace
 
 std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
-  return {{"model", model_text(r.model, vocab)},
-          {"parameters", parameters_text(r, vocab)},
-          {"precision", precision(r.mixed_precision)},
-          {"batch", batch_text(r, l)},
-          {"recompute", recompute_text(r)},
-          {"memory", memory_text(r, l, vocab)}};
+  std::vector<BannerRow> rows{{"model", model_text(r.model, vocab)},
+                              {"parameters", parameters_text(r, vocab)},
+                              {"precision", precision(r.mixed_precision)},
+                              {"batch", batch_text(r, l)},
+                              {"recompute", recompute_text(r)},
+                              {"memory", memory_text(r, l, vocab)}};
+  if (r.train.device == DeviceChoice::cuda)
+    rows.push_back({"CUDA graphs", print_cuda_graphs(resolve_cuda_graphs(r, l))});
+  return rows;
 }
 
 std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
   const double tokens =
       double(r.train.steps) * double(r.train.global_batch_size) * double(sample_length(r));
   std::vector<BannerRow> rows = plan_rows(r, layout_of(r, t.world().size()), t.config().vocab);
+  if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());  // as they are now
   rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
                                        r.train.steps, human_count(tokens))});
   rows.push_back(

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "ops/ops.h"
 #include "recipe/layout.h"
 #include "train/diagnose.h"
 #include "train/model_setup.h"
@@ -47,6 +48,13 @@ std::unique_ptr<DataParallel> materialize(ParamStore& params, World& world, Devi
   if (alone) return std::make_unique<SingleRank>();
   return data_parallel(params, groups, options);
 }
+// Null where the recipe rules them out.
+std::unique_ptr<MicroBatchGraphs> make_graphs(Stream& compute, ParamStore& params,
+                                              Pipeline& pipeline, const Recipe& r, int world) {
+  const CudaGraphs plan = resolve_cuda_graphs(r, layout_of(r, world));
+  if (!plan.on) return nullptr;
+  return std::make_unique<MicroBatchGraphs>(compute, params, pipeline, plan, r.model.num_layers);
+}
 }  // namespace
 
 Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
@@ -60,6 +68,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
       config_(config),
       pipeline_(make_pipeline(compute_, params_, world_, device, r, config, parts_)),
       data_parallel_(materialize(params_, world_, device, r, pipeline_->first_stage())),
+      graphs_(make_graphs(compute_, params_, *pipeline_, r, world_.size())),
       share_(sequence_share(world_, r)),
       adamw_(compute_, params_, r.optimizer, uint64_t(r.train.seed)),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
@@ -144,15 +153,24 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
   MicroBatches work{.batches = uploaded,
                     .seed = uint64_t(recipe_.train.seed),
                     .step = step,
-                    .loss = Tensor::from_host<double>(compute_, {1}, {0.0}),
+                    .loss = zero_loss(),
                     .grad_scale = grad_scale * data_parallel_->grad_factor(),
                     .on_ready = [this](Parameter& p) { data_parallel_->grad_ready(p); },
                     .use = data_parallel_.get()};
   for (size_t k = 0; k < batches.size(); ++k)
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
-  pipeline_->run(work);
+  graphs_ ? graphs_->run(work) : pipeline_->run(work);
   return work.loss;
+}
+
+// The same memory in every step where graphs know its address.
+Tensor Trainer::zero_loss() {
+  if (!graphs_) return Tensor::from_host<double>(compute_, {1}, {0.0});
+  if (!graphs_loss_)
+    graphs_loss_ = Tensor::empty(compute_, {1}, DType::f64, MemoryCategory::buffers);
+  ops::fill(compute_, graphs_loss_, 0);
+  return graphs_loss_;
 }
 
 std::vector<MicroBatch> Trainer::upload(const std::vector<Batch>& batches) {
@@ -191,6 +209,7 @@ double Trainer::evaluate(const ValidationLoader& loader) {
       counted += batches.back().unmasked;
     }
     const auto uploaded = upload(batches);
+    const auto memory = graphs_ ? graphs_->share_memory() : nullptr;
     pipeline_->forward({.batches = uploaded,
                         .numbers = numbers,
                         .step = step_,

@@ -15,6 +15,7 @@
 #include "parallel/data_parallel.h"
 #include "pipeline/pipeline.h"
 #include "recipe/recipe.h"
+#include "train/micro_batch_graphs.h"
 #include "train/parallel_setup.h"
 
 namespace mtrain {
@@ -60,6 +61,7 @@ class Trainer {
   const Control& control() const { return control_; }
   DataParallel& data_parallel() { return *data_parallel_; }
   const Pipeline& pipeline() const { return *pipeline_; }
+  MicroBatchGraphs* graphs() { return graphs_.get(); }  // null where the recipe has none
   TensorParallel& tensor_parallel() { return *parts_.tensor; }
   Float8Scaling* fp8() { return parts_.fp8.get(); }  // null without 8-bit products
 
@@ -71,6 +73,7 @@ class Trainer {
   // not deferred travel all the same.
   Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
                            bool finishes_step = true);
+  Tensor zero_loss();
   float grad_scale(int64_t counted, size_t micro_batches) const;
   std::vector<MicroBatch> upload(const std::vector<Batch>& batches);
   MicroBatch upload(const Batch& batch);
@@ -85,6 +88,8 @@ class Trainer {
   const GptConfig config_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<DataParallel> data_parallel_;
+  std::unique_ptr<MicroBatchGraphs> graphs_;
+  Tensor graphs_loss_;  // what they add to
   SequenceShare share_;
   AdamW adamw_;
   LrSchedule schedule_;

@@ -108,7 +108,8 @@ void run_process_like_ranks(int ranks, const std::string& backend,
 void run_ranks(int ranks, const std::string& backend, const std::function<void(TestRank&)>& body,
                const TestRanksOptions& options) {
   const auto as_rank = [&](World& world) {
-    const auto device = Device::cpu(1, {.stream_sanitizer = true});
+    const auto device =
+        options.device ? options.device() : Device::cpu(1, {.stream_sanitizer = true});
     TestRank rank{world, *device, device->stream("comm")};
     body(rank);
     device->synchronize();

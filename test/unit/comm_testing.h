@@ -1,6 +1,7 @@
 // Ranks as threads of the test, over every backend that this machine can run.
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ std::vector<std::string> comm_backends();
 struct TestRanksOptions {
   double timeout_s = 20;
   Link link{};
+  std::function<std::unique_ptr<Device>()> device = {};  // of each rank; a CPU unless given
 };
 
 // Runs `body` as every rank; a rank that throws unblocks its peers, and the first failure is thrown

@@ -83,6 +83,7 @@ template <class T>
 void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
   constexpr bool kKeepExp = sizeof(T) == 4;  // bf16 would round the exponentials
   const Scratch<float> shifts(div_up(a.V, kChunk));
+  const float scale = a.scale_in_memory.data ? *data_of<float>(a.scale_in_memory) : a.grad_scale;
   for (int64_t t = begin; t < end; ++t) {
     T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
     const int64_t label = data_of<int32_t>(a.label_T)[t];
@@ -99,8 +100,8 @@ void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
     const double log_sum = double(shift_of(row.max)) + __builtin_log(row.sum);
     loss = float(log_sum - double(at_label));
     if (!a.write_grad) continue;
-    row_gradient(x, a.V, kept, log_sum, a.grad_scale);
-    x[label] = from_float<T>(a.grad_scale * float(__builtin_expm1(double(at_label) - log_sum)));
+    row_gradient(x, a.V, kept, log_sum, scale);
+    x[label] = from_float<T>(scale * float(__builtin_expm1(double(at_label) - log_sum)));
     __builtin_memset(static_cast<void*>(x + a.V), 0, size_t(columns - a.V) * sizeof(T));
   }
 }

@@ -49,7 +49,7 @@ MT_INLINE void philox(uint64_t key, uint64_t counter, uint32_t* words) {
 }
 
 template <class T>
-void drop(const T* x, T* y, int64_t begin, int64_t end, const Dropout& a) {
+void drop(const T* x, T* y, int64_t begin, int64_t end, const Dropout& a, uint64_t key) {
   const uint32_t threshold = uint32_t(double(a.p) * 4294967296.0);
   const float scale = 1.0f / (1.0f - a.p);
   uint32_t words[kWords + kLanes] =
@@ -57,7 +57,7 @@ void drop(const T* x, T* y, int64_t begin, int64_t end, const Dropout& a) {
   for (int64_t i = begin; i < end;) {
     const uint64_t element = uint64_t(a.first_index) + uint64_t(i);
     const int64_t skip = int64_t(element % 4), n = min_of(kWords - skip, end - i);
-    philox(a.key, element / 4, words);
+    philox(key, element / 4, words);
     for_lanes(n, [&](int64_t j, auto m) {
       Vu word;
       __builtin_memcpy(&word, words + skip + j, sizeof word);
@@ -70,9 +70,10 @@ void drop(const T* x, T* y, int64_t begin, int64_t end, const Dropout& a) {
 }  // namespace
 
 void run(const Dropout& a) {
+  const uint64_t key = a.key_in_memory.data ? uint64_t(*data_of<int64_t>(a.key_in_memory)) : a.key;
   with_float(a.x.dtype, [&]<class T>() {
     parallel(a.y.count, 16384, [&](int64_t begin, int64_t end) {
-      drop(data_of<T>(a.x), data_of<T>(a.y), begin, end, a);
+      drop(data_of<T>(a.x), data_of<T>(a.y), begin, end, a, key);
     });
   });
 }

@@ -26,8 +26,9 @@ void check(cudaError_t status, const char* call, int line) {
 
 class CudaEvent : public EventBackend {
  public:
-  CudaEvent(cudaStream_t stream, unsigned flags, std::shared_ptr<LateFailure> late = {})
-      : late_(std::move(late)) {
+  CudaEvent(cudaStream_t stream, unsigned flags, std::shared_ptr<LateFailure> late = {},
+            bool captured = false)
+      : late_(std::move(late)), captured_(captured) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, flags));
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
       cudaEventDestroy(event_);  // no destructor runs for an object that was never whole
@@ -39,12 +40,14 @@ class CudaEvent : public EventBackend {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   bool ready() const override {
+    if (captured_) return false;
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) return false;
     check(status, "cudaEventQuery", __LINE__);
     return true;
   }
   void wait() const override {
+    MT_CHECK(!captured_, "the host waits for a moment within a graph");
     MT_CUDA(cudaEventSynchronize(event_));
     if (late_) late_->rethrow();
   }
@@ -53,6 +56,7 @@ class CudaEvent : public EventBackend {
  private:
   cudaEvent_t event_ = nullptr;
   std::shared_ptr<LateFailure> late_;  // null for events of timings
+  const bool captured_;                // an edge of a graph: it never happens by itself
 };
 
 // Timings of launches whose end the GPU has not reached yet; resolved in order, against one origin
@@ -92,8 +96,12 @@ class PendingTimings {
 
 class CudaStream : public StreamBackend {
  public:
-  CudaStream(std::string name, int ordinal, std::shared_ptr<LateFailure> late)
-      : name_(std::move(name)), ordinal_(ordinal), late_(std::move(late)) {
+  CudaStream(std::string name, int ordinal, std::shared_ptr<LateFailure> late,
+             std::shared_ptr<std::atomic<int>> captures)
+      : name_(std::move(name)),
+        ordinal_(ordinal),
+        late_(std::move(late)),
+        captures_(std::move(captures)) {
     MT_CUDA(cudaSetDevice(ordinal_));
     MT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     origin_ = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
@@ -119,7 +127,9 @@ class CudaStream : public StreamBackend {
   }
 
   std::shared_ptr<EventBackend> record() override {
-    auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming, late_);
+    const bool captured = is_captured();
+    auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming, late_, captured);
+    if (captured) return event;
     std::lock_guard lock(mutex_);
     marks_.emplace_back(event, enqueued_);
     while (!marks_.empty() && marks_.front().first->ready()) pass_mark();
@@ -156,6 +166,30 @@ class CudaStream : public StreamBackend {
     late_->rethrow();
   }
 
+  // Relaxed: a capture may need new memory, and threads that watch events go on.
+  void begin_capture() override {
+    MT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
+    ++*captures_;
+  }
+
+  // Streams that joined by waiting for an event of the capture leave it here.
+  Work end_capture() override {
+    --*captures_;
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    (void)cudaGetLastError();  // of a call that was not permitted; not sticky
+    check(ended, "cudaStreamEndCapture", __LINE__);
+    cudaGraphExec_t made = nullptr;
+    const cudaError_t status = cudaGraphInstantiateWithFlags(&made, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiateWithFlags", __LINE__);
+    const std::shared_ptr<CUgraphExec_st> graph_exec(
+        made, [](cudaGraphExec_t g) { cudaGraphExecDestroy(g); });
+    return [graph_exec](const LaunchContext& c) {
+      MT_CUDA(cudaGraphLaunch(graph_exec.get(), c.cuda));
+    };
+  }
+
   // What the last event found ready says; exact after synchronize().
   uint64_t completed() const override {
     std::lock_guard lock(mutex_);
@@ -168,6 +202,13 @@ class CudaStream : public StreamBackend {
   }
 
  private:
+  bool is_captured() const {
+    if (*captures_ == 0) return false;
+    auto status = cudaStreamCaptureStatusNone;
+    MT_CUDA(cudaStreamIsCapturing(stream_, &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+
   void pass_mark() {
     completed_ = marks_.front().second;
     marks_.pop_front();
@@ -176,6 +217,7 @@ class CudaStream : public StreamBackend {
   std::string name_;
   int ordinal_;
   std::shared_ptr<LateFailure> late_;
+  std::shared_ptr<std::atomic<int>> captures_;  // that go on, on streams of this device
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
   int64_t origin_ns_ = 0;
@@ -210,7 +252,7 @@ class CudaBackend : public DeviceBackend {
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
   std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return std::make_unique<CudaStream>(name, ordinal_, late_);
+    return std::make_unique<CudaStream>(name, ordinal_, late_, captures_);
   }
   void* allocate(int64_t bytes) override {
     void* memory = nullptr;
@@ -233,6 +275,7 @@ class CudaBackend : public DeviceBackend {
   cudaDeviceProp properties_{};
   // Of all streams: one that waited for failed work has failed too.
   const std::shared_ptr<LateFailure> late_ = std::make_shared<LateFailure>();
+  const std::shared_ptr<std::atomic<int>> captures_ = std::make_shared<std::atomic<int>>(0);
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A device that says it is a GPU, over cuda_on_cpu: every operation takes the CUDA way, and finds
 // the kernels that this program has in place of the library's.
 #include "../../cuda_on_cpu/grid.h"
+#include "../../unit/graph_testing.h"
 #include "device/backend.h"
 #include "device_under_test.h"
 #include "kernels/matmul.h"
@@ -9,8 +10,8 @@ using namespace mtrain;
 
 namespace {
 
-// The CPU's streams and memory under a GPU's name. Kernels run on the stream's thread; the fibers'
-// engine is for one thread at a time, as a rank's compute stream is.
+// The CPU's streams, which record graphs, and memory under a GPU's name. Kernels run on the
+// stream's thread; the fibers' engine is for one thread at a time, as a rank's compute stream is.
 class GridBackend : public DeviceBackend {
  public:
   std::string description() const override { return "a grid on the CPU"; }
@@ -23,7 +24,7 @@ class GridBackend : public DeviceBackend {
   void release(void* memory, int64_t bytes) override { cpu_->release(memory, bytes); }
 
  private:
-  std::unique_ptr<DeviceBackend> cpu_ = make_cpu_backend(1);
+  std::unique_ptr<DeviceBackend> cpu_ = std::make_unique<RecordingBackend>();
 };
 
 }  // namespace

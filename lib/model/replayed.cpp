@@ -1,0 +1,44 @@
+#include "model/replayed.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "model/step.h"
+
+namespace mtrain {
+
+namespace {
+template <class T>
+void write(Stream& on, const Tensor& to, std::vector<T> values) {
+  Access access = to;
+  access.bytes = int64_t(values.size() * sizeof(T));
+  auto keep = std::make_shared<std::vector<T>>(std::move(values));
+  const void* data = keep->data();
+  on.upload(access, std::move(keep), data);
+}
+}  // namespace
+
+ReplayedValues::ReplayedValues(Stream& on, int64_t dropouts)
+    : on_(on),
+      grad_scale_1_(Tensor::from_host<float>(on, {1}, {0.0f})),
+      keys_N_(Tensor::empty(on, {dropouts}, DType::i64, MemoryCategory::buffers)) {}
+
+Tensor ReplayedValues::dropout_key(const std::string& place) {
+  const auto known = std::ranges::find(places_, place);
+  const int64_t at = known - places_.begin();
+  if (at == keys_N_.dim(0))
+    throw RunError(fmt::format("{} is one more place of dropout than the {} expected", place, at));
+  if (known == places_.end()) places_.push_back(place);
+  return keys_N_.flat(at, {1});
+}
+
+void ReplayedValues::set(float grad_scale, uint64_t seed, int64_t step, int64_t micro_batch) {
+  if (grad_scale != set_grad_scale_) write<float>(on_, grad_scale_1_, {grad_scale});
+  set_grad_scale_ = grad_scale;
+  std::vector<int64_t> keys;
+  for (const std::string& place : places_)
+    keys.push_back(int64_t(mtrain::dropout_key(seed, place, step, micro_batch)));
+  if (!keys.empty()) write<int64_t>(on_, keys_N_, std::move(keys));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,80 @@
+#include "recipe/cuda_graphs.h"
+
+#include <initializer_list>
+
+#include <fmt/core.h>
+
+#include "recipe/overlap.h"
+
+namespace mtrain {
+
+namespace {
+
+// What a micro-batch must not have, and the reason; the first that it has is told.
+struct Obstacle {
+  bool here;
+  const char* why;
+};
+
+const char* first_of(std::initializer_list<Obstacle> obstacles) {
+  for (const Obstacle& o : obstacles)
+    if (o.here) return o.why;
+  return nullptr;
+}
+
+const char* obstacle(const Recipe& r, const Layout& l) {
+  const bool shared = l.gradient_ranks() > 1;
+  return first_of({
+      {r.train.device != DeviceChoice::cuda, "train.device is not cuda"},
+      {l.pp > 1, "pipeline ranks exchange messages between micro-batches"},
+      {l.tp > 1, "tp ranks communicate within a micro-batch"},
+      {l.cp > 1, "cp ranks communicate within a micro-batch"},
+      {l.ep > 1, "experts' ranks communicate within a micro-batch"},
+      {r.packed_sequence.packed_sequence_size > 0,
+       "packed documents end elsewhere in every micro-batch"},
+      {shared && shards_gradients(r),
+       "parameters or gradients that are sharded come and go within a micro-batch"},
+      {r.mixed_precision.fp8 != Fp8Format::none, "8-bit products are not recorded yet"},
+      {r.debug.trace.has_value(), "debug.trace shows every launch"},
+      {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name"},
+  });
+}
+
+}  // namespace
+
+CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l) {
+  CudaGraphs g;
+  const auto& asked = r.train.enable_cuda_graph;
+  const auto off = [&](std::string why) {
+    g.on = false;
+    g.refused = asked.value_or(false);
+    g.why = std::move(why);
+    return g;
+  };
+  if (const char* why = obstacle(r, l)) return off(why);
+  // A step's first micro-batch waits for parameters that are gathered behind the update; the last
+  // one's gradients are reduced bucket by bucket during its backward.
+  const Overlap o = resolve_overlap(r, l);
+  g.first = o.overlap_param_gather ? 1 : 0;
+  g.end = l.micro_batches - (o.overlap_grad_reduce ? 1 : 0);
+  if (g.first >= g.end) {
+    g.first = g.end = 0;
+    return off(fmt::format(
+        "{} overlaps with a gather of parameters or a reduction of gradients",
+        l.micro_batches == 1 ? "a step's only micro-batch"
+                             : fmt::format("each of a step's {} micro-batches", l.micro_batches)));
+  }
+  if (!asked.value_or(true)) return off("train.enable_cuda_graph is false");
+  g.on = true;
+  g.why = g.end - g.first == l.micro_batches
+              ? "every micro-batch"
+              : fmt::format("micro-batches {} to {} of {}, the others communicate", g.first + 1,
+                            g.end, l.micro_batches);
+  return g;
+}
+
+std::string print_cuda_graphs(const CudaGraphs& g) {
+  return fmt::format("{}: {}", g.on ? "on" : "off", g.why);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,126 @@
+#include "train/micro_batch_graphs.h"
+
+#include "base/error.h"
+#include "device/device.h"
+#include "ops/ops.h"
+
+namespace mtrain {
+
+namespace {
+
+// Runs that go before a capture: libraries choose their algorithms, and memory finds its size.
+constexpr int64_t kWarmUp = 1;
+
+void copy(Stream& on, const Tensor& from_T, const Tensor& to_T) {
+  if (from_T.data() == to_T.data()) return;  // the micro-batch that was captured
+  const int64_t T = from_T.count();
+  ops::copy_blocks(
+      on, from_T.view({1, T}), to_T.view({1, T}),
+      {{.from_row = 0, .from_column = 0, .to_row = 0, .to_column = 0, .rows = 1, .columns = T}});
+}
+
+}  // namespace
+
+// Each layer drops in two places, and there are the embedding's.
+MicroBatchGraphs::MicroBatchGraphs(Stream& compute, ParamStore& params, Pipeline& pipeline,
+                                   const CudaGraphs& plan, int64_t layers)
+    : compute_(compute),
+      params_(params),
+      pipeline_(pipeline),
+      plan_(plan),
+      pool_(compute.device().allocator().make_pool()),
+      values_(compute, 2 * layers + 2) {}
+
+void MicroBatchGraphs::turn_off(std::string why) {
+  graphs_.clear();
+  pool_.reset();  // its memory is everybody's again
+  plan_ = {.on = false, .why = std::move(why)};
+}
+
+std::unique_ptr<Allocator::Open> MicroBatchGraphs::share_memory() const {
+  if (!plan_.on) return nullptr;
+  return std::make_unique<Allocator::Open>(compute_.device().allocator(), *pool_);
+}
+
+void MicroBatchGraphs::run(const MicroBatches& work) {
+  for (size_t k = 0; k < work.batches.size(); ++k) {
+    const std::vector<MicroBatch> batch{work.batches[k]};
+    const MicroBatches one{.batches = batch,
+                           .numbers = {work.numbers[k]},
+                           .seed = work.seed,
+                           .step = work.step,
+                           .loss = work.loss,
+                           .grad_scale = work.grad_scale,
+                           .on_ready = work.on_ready,
+                           .use = work.use};
+    bool done = false;
+    if (const auto shared = share_memory()) {
+      done = possible(batch[0], int64_t(k)) && run_as_graph(one);
+      if (!done && plan_.on) {
+        pipeline_.run_one(one);
+        done = true;
+      }
+    }
+    if (!done) pipeline_.run_one(one);
+  }
+}
+
+bool MicroBatchGraphs::possible(const MicroBatch& batch, int64_t k) const {
+  return k >= plan_.first && k < plan_.end && batch.seq.documents.empty() &&
+         !compute_.device().launch_check();
+}
+
+bool MicroBatchGraphs::run_as_graph(const MicroBatches& one) {
+  const MicroBatch& batch = one.batches[0];
+  const Key key{{batch.seq.B, batch.seq.S}, fresh()};
+  if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp) capture(one, key);
+  const auto found = graphs_.find(key);
+  if (found == graphs_.end()) return false;
+  Captured& c = found->second;
+  copy(compute_, batch.input_T, c.inputs.input_T);
+  copy(compute_, batch.label_T, c.inputs.label_T);
+  copy(compute_, batch.seq.position_T, c.inputs.seq.position_T);
+  values_.set(one.grad_scale, one.seed, one.step, one.numbers[0]);
+  c.graph.replay();
+  ++replays_;
+  set_fresh(c.fresh);
+  for (Parameter* p : c.ready) one.on_ready(*p);
+  return true;
+}
+
+// Nothing runs, and nobody is told of gradients, so that what fails is done again without a graph.
+// The inputs of this micro-batch become the graph's.
+void MicroBatchGraphs::capture(const MicroBatches& one, const Key& key) {
+  const Allocator& memory = compute_.device().allocator();
+  std::vector<Parameter*> ready;
+  MicroBatches recorded = one;
+  recorded.on_ready = [&](Parameter& p) { ready.push_back(&p); };
+  recorded.replayed = &values_;
+  try {
+    if (const int64_t kept = memory.in_use(*pool_))
+      throw RunError(fmt::format("{} bytes of the one before outlive it", kept));
+    Capture capture(compute_, pool_);
+    pipeline_.run_one(recorded);
+    Graph graph = capture.finish("micro_batch");
+    if (const int64_t kept = memory.in_use(*pool_))
+      throw RunError(fmt::format("{} bytes outlive it", kept));
+    graphs_.emplace(key, Captured{std::move(graph), one.batches[0], std::move(ready), fresh()});
+  } catch (const RunError& e) {
+    failure_ = fmt::format("a micro-batch could not be captured as a graph: {}", e.message());
+    turn_off(failure_);
+  }
+  set_fresh(key.second);
+}
+
+std::vector<bool> MicroBatchGraphs::fresh() {
+  std::vector<bool> all;
+  for (const Parameter* p : params_.params()) all.push_back(p->fresh);
+  return all;
+}
+
+void MicroBatchGraphs::set_fresh(const std::vector<bool>& fresh) {
+  const auto params = params_.params();
+  for (size_t i = 0; i < params.size(); ++i) params[i]->fresh = fresh[i];
+}
+
+}  // namespace mtrain

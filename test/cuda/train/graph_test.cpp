@@ -1,0 +1,69 @@
+// Graphs of CUDA kernels: two streams in one, inputs that change, memory of its own, and what is
+// refused.
+#include <optional>
+
+#include <catch2/catch.hpp>
+
+#include "device/graph.h"
+#include "device_under_test.h"
+#include "ops/ops.h"
+#include "tensor/tensor.h"
+
+using namespace mtrain;
+
+namespace {
+
+Tensor numbers(Stream& on, float value) {
+  return Tensor::from_host<float>(on, {1000}, std::vector<float>(1000, value));
+}
+
+}  // namespace
+
+TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inputs") {
+  const auto device = device_under_test();
+  Stream &compute = device->stream("compute"), &other = device->stream("other");
+  const auto pool = device->allocator().make_pool();
+  const Tensor x = numbers(compute, 1), sum = numbers(compute, 0);
+  std::optional<Graph> graph;
+  {
+    Capture capture(compute, pool);
+    const Tensor twice = ops::add(compute, x, x);
+    other.wait(compute.record());
+    const Tensor four = ops::add(other, twice, twice);
+    compute.wait(other.record());
+    ops::add_into(compute, four, sum);
+    graph = capture.finish("region");
+  }
+  CHECK(graph->launches() == 3);
+  CHECK(sum.to_host<float>(compute)[7] == 0);
+  float expected = 0;
+  for (float value : {1.0f, 3.0f, 10.0f}) {
+    ops::fill(compute, x, value);
+    graph->replay();
+    // Would be the graph's memory, were it not its own.
+    const Tensor elsewhere = numbers(compute, -1);
+    expected += 4 * value;
+    CHECK(sum.to_host<float>(compute)[999] == expected);
+    CHECK(elsewhere.to_host<float>(compute)[0] == -1);
+  }
+}
+
+TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
+  const auto device = device_under_test();
+  Stream& compute = device->stream("compute");
+  const auto pool = device->allocator().make_pool();
+  const Tensor x = numbers(compute, 1);
+  {
+    Capture capture(compute, pool);
+    ops::fill(compute, x, 5);
+    CHECK_THROWS_WITH(x.to_host<float>(compute), Catch::Contains("cannot be part of a graph"));
+  }
+  CHECK(x.to_host<float>(compute)[3] == 1);
+  ops::fill(compute, x, 6);
+  CHECK(x.to_host<float>(compute)[3] == 6);
+  Capture capture(compute, pool);
+  ops::fill(compute, x, 7);
+  Graph graph = capture.finish("region");
+  graph.replay();
+  CHECK(x.to_host<float>(compute)[3] == 7);
+}

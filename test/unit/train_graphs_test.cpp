@@ -1,0 +1,197 @@
+// Micro-batches as graphs against the same launches one by one: the same bits. On a CPU that
+// records launches, watched by the stream sanitizer.
+#include <catch2/catch.hpp>
+
+#include "graph_testing.h"
+#include "train_ranks.h"
+
+using namespace mtrain;
+using namespace train_testing;
+
+namespace {
+
+struct GraphRun {
+  Result result;
+  int64_t replays = 0, reserved = 0;
+  std::string plan;
+  std::vector<std::string> failures;
+};
+
+std::unique_ptr<Device> recording(const std::string& refused = "") {
+  return Device::on(std::make_unique<RecordingBackend>(refused), {.stream_sanitizer = true});
+}
+
+// The recipe of a GPU, on a CPU that can do as much.
+Recipe recipe_of(const Changes& changes, bool graphs, int64_t world = 1) {
+  Recipe r = tiny(changes, world);
+  r.train.device = DeviceChoice::cuda;
+  r.train.enable_cuda_graph = graphs;
+  return r;
+}
+
+GraphRun train_graphs(const Recipe& r, Device& device, World world, int64_t steps = 20) {
+  const auto data = std::make_shared<CountingData>();
+  Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq), data, std::move(world));
+  const ValidationLoader validation(data, 13,
+                                    {.micro_batch = 2,
+                                     .dp_rank = trainer.data_parallel().rank(),
+                                     .dp_size = trainer.data_parallel().size()});
+  GraphRun run;
+  for (int64_t i = 0; i < steps; ++i) {
+    const StepStats s = trainer.step();
+    run.result.losses.push_back(s.loss);
+    run.result.norms.push_back(s.grad_norm);
+    if (i == steps / 2) run.result.evaluation = trainer.evaluate(validation);
+    if (!trainer.graphs()) continue;
+    const std::string failure = trainer.graphs()->take_failure();
+    if (!failure.empty()) run.failures.push_back(failure);
+  }
+  run.result.weights = whole_weights(trainer);
+  run.reserved = device.allocator().reserved().peak;
+  if (trainer.graphs()) {
+    run.replays = trainer.graphs()->replays();
+    run.plan = print_cuda_graphs(trainer.graphs()->plan());
+  }
+  return run;
+}
+
+GraphRun train_graphs(const Changes& changes, bool graphs, const std::string& refused = "") {
+  const Recipe r = recipe_of(changes, graphs);
+  const auto device = recording(refused);
+  return train_graphs(r, *device, World::alone());
+}
+
+void check_same(const Result& a, const Result& b) {
+  CHECK((a.losses == b.losses));
+  CHECK((a.norms == b.norms));
+  CHECK((a.weights == b.weights));
+  CHECK(a.evaluation == b.evaluation);
+}
+
+const Changes kAccumulate{"train.global_batch_size=8", "train.micro_batch_size=2"};
+
+}  // namespace
+
+TEST_CASE("graphs give the bits of single launches, with dropout, masks and recomputation") {
+  const std::vector<Changes> models{
+      {},
+      {"model.hidden_dropout=0.2", "model.embedding_dropout=0.1"},
+      {"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1",
+       "recompute.granularity=full"},
+      {"model.share_embeddings_and_output_weights=true", "mixed_precision.name=bf16_mixed",
+       "recompute.granularity=selective"}};
+  for (const Changes& model : models) {
+    CAPTURE(model);
+    const Changes all = with(kAccumulate, model);
+    const GraphRun off = train_graphs(all, false), on = train_graphs(all, true);
+    CHECK(off.replays == 0);
+    // Of 20 steps of 4: the first micro-batch of a step, which overwrites gradients, and one that
+    // adds to them go before as they are.
+    CHECK(on.replays == 80 - 2);
+    CHECK(on.plan == "on: every micro-batch");
+    check_same(off.result, on.result);
+    CHECK(on.result.losses.back() < 0.9 * on.result.losses.front());
+    const auto plain = Device::cpu(1, {.stream_sanitizer = true});
+    check_same(off.result, train_graphs(recipe_of(all, false), *plain, World::alone()).result);
+  }
+}
+
+TEST_CASE("graphs have no second copy of the activations") {
+  const Changes large{"model.hidden_size=256", "model.ffn_hidden_size=1024",
+                      "train.global_batch_size=128", "train.micro_batch_size=64"};
+  const auto reserved = [&](bool graphs) {
+    const Recipe r = recipe_of(large, graphs);
+    const auto device = recording();
+    const GraphRun run = train_graphs(r, *device, World::alone(), 3);
+    CHECK(run.replays == (graphs ? 4 : 0));
+    return double(run.reserved);
+  };
+  // A segment of the pool's own for each size of buffers may be half used.
+  CHECK(reserved(true) <= 1.15 * reserved(false));
+}
+
+TEST_CASE("a single micro-batch a step is a graph from the second step on") {
+  const Changes whole{"train.global_batch_size=6", "train.micro_batch_size=6"};
+  const GraphRun off = train_graphs(whole, false), on = train_graphs(whole, true);
+  CHECK(on.replays == 19);
+  check_same(off.result, on.result);
+}
+
+TEST_CASE("what cannot be captured is trained launch by launch, and said once") {
+  const GraphRun off = train_graphs(kAccumulate, false);
+  for (const char* refused : {"embedding_fwd", "cross_entropy", "matmul_output_wgrad"}) {
+    const GraphRun on = train_graphs(kAccumulate, true, refused);
+    INFO(refused << ": " << on.plan);
+    CHECK(on.replays == 0);
+    REQUIRE(on.failures.size() == 1);
+    CHECK_THAT(on.failures[0], Catch::Contains("could not be captured") &&
+                                   Catch::Contains("not permitted while a stream is capturing"));
+    CHECK(on.plan == "off: " + on.failures[0]);
+    check_same(off.result, on.result);
+  }
+}
+
+TEST_CASE("what is not finite within a graph is found launch by launch") {
+  const Recipe r = recipe_of(kAccumulate, true);
+  const auto device = recording();
+  Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>());
+  for (int i = 0; i < 3; ++i) trainer.step();
+  REQUIRE(trainer.graphs()->replays() == 12 - 2);
+  Parameter* p = trainer.params().find("layers.1.attention.qkv.weight");
+  auto values = p->master.to_host<float>(trainer.compute());
+  for (float& v : values) v = 3e38f;
+  trainer.params().set_master(trainer.compute(), *p, values);
+  CHECK_THROWS_WITH(trainer.step(), Catch::Contains("step 4") &&
+                                        Catch::Contains("matmul_qkv_fwd") &&
+                                        Catch::Contains("layers.1.attention"));
+  CHECK(trainer.graphs()->replays() == 16 - 2);
+}
+
+TEST_CASE("a device without graphs trains without") {
+  const Recipe r = recipe_of(kAccumulate, true);
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  const GraphRun on = train_graphs(r, *device, World::alone());
+  CHECK_THAT(on.plan, Catch::Contains("records no graphs"));
+  check_same(train_graphs(kAccumulate, false).result, on.result);
+}
+
+TEST_CASE("data-parallel ranks capture the micro-batches that do not communicate") {
+  struct Case {
+    const char* name;
+    Changes changes;
+    int64_t replays;  // of 20 steps of 4 micro-batches
+  };
+  const std::vector<Case> cases{
+      // Micro-batches 1 to 3: the last one's gradients are reduced during its backward.
+      {"ddp", {"distributed.strategy=ddp", "ddp.bucket_size=3000"}, 60 - 2},
+      // 2 and 3: the first waits for parameters.
+      {"megatron_ddp", {"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"}, 40 - 1},
+      {"megatron_ddp without overlap",
+       {"distributed.strategy=megatron_ddp", "ddp.overlap_grad_reduce=false",
+        "ddp.overlap_param_gather=false"},
+       80 - 2},
+      {"megatron_fsdp 1",
+       {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=1"},
+       40 - 1}};
+  const Changes batch{"train.global_batch_size=16", "train.micro_batch_size=2",
+                      "model.hidden_dropout=0.1"};
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    const auto all_ranks = [&](bool graphs) {
+      const Recipe r = recipe_of(with(batch, c.changes), graphs, 2);
+      std::vector<GraphRun> runs(2);
+      run_ranks(2, "thread",
+                [&](TestRank& rank) {
+                  runs[size_t(rank.rank())] = train_graphs(r, rank.device, rank.world);
+                },
+                {.device = [] { return recording(); }});
+      return runs;
+    };
+    const auto off = all_ranks(false), on = all_ranks(true);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      CHECK(on[rank].failures.empty());
+      CHECK(on[rank].replays == c.replays);
+      check_same(off[rank].result, on[rank].result);
+    }
+  }
+}
