@@ -41,8 +41,8 @@ std::unique_ptr<CudnnAttention> open(int device) {
       .version = lib.api.version(),
       .architecture = 10 * attribute_of(device, cudaDevAttrComputeCapabilityMajor) +
                       attribute_of(device, cudaDevAttrComputeCapabilityMinor)};
-  return std::make_unique<CudnnAttention>(lib.api, handle, target,
-                                          CudnnAttention::Memory{take_scratch, give_scratch});
+  return std::make_unique<CudnnAttention>(
+      lib.api, handle, target, CudnnAttention::Memory{take_scratch, give_scratch, clear_memory});
 }
 
 CudnnAttention* here() {

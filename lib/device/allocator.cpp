@@ -122,14 +122,19 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   Block* block = nullptr;
   try {
     block = find_or_add(rounded, home);
-  } catch (const RunError&) {
+  } catch (const RunError& first) {
+    const auto in_use = [&](const RunError& e) {
+      return RunError(
+          fmt::format("{}\n  in use on {}: {}", e.message(), home.device().description(), use()),
+          e.hint());
+    };
+    // What is recorded for a graph waits for nothing, and so cannot give cached memory back.
+    if (home.device().capture()) throw in_use(first);
     release_cached(home.device(), lock);
     try {
       block = find_or_add(rounded, home);
     } catch (const RunError& e) {
-      throw RunError(
-          fmt::format("{}\n  in use on {}: {}", e.message(), home.device().description(), use()),
-          e.hint());
+      throw in_use(e);
     }
   }
   storage->data = block->data;

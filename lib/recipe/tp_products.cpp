@@ -146,7 +146,7 @@ void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
     if (p.on && p.why.empty()) p.why = behind(p);
     if (is_wgrad(p) && p.on) p.why += delayed_text(r, l, p);
     check_aggregate(l, p);
-    if (p.on && p.gemm.fp8_buf) p.why += "; without fp8_buf: the products are not 8-bit";
+    if (p.on && p.gemm.fp8_buf) p.why += "; without fp8_buf: what travels is bf16";
     for_gpus = for_gpus || (p.asked && p.on);
     splits_dgrad = p.name.ends_with("dgrad") && p.on && p.gemm.method != Method::bulk;
     if (p.on) overlap.tp_products[p.name] = p.gemm;

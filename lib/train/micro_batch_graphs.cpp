@@ -77,6 +77,8 @@ bool MicroBatchGraphs::run_as_graph(const MicroBatches& one) {
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) return false;
   Captured& c = found->second;
+  MT_CHECK(compute_.device().allocator().in_use(*pool_) == 0,
+           "memory that a graph writes to is somebody's");
   copy(compute_, batch.input_T, c.inputs.input_T);
   copy(compute_, batch.label_T, c.inputs.label_T);
   copy(compute_, batch.seq.position_T, c.inputs.seq.position_T);

@@ -186,12 +186,17 @@ class Comparison:
         _, memory = execute(self.command(model, *settings, f"train.steps={self.args.warmup + self.args.steps}"), self.left())
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         lines = [line for line in lines if "step_ms" in line]
+        if len(lines) <= self.args.warmup:
+            raise Failed(f"{len(lines)} steps in {folder}/metrics.jsonl")
         result = measured(s, [line["step_ms"] for line in lines[self.args.warmup:]], memory, lines[-1]["memory_peak"], self.peak,
                           losses=[line["loss"] for line in lines])
         # By itself: events around every launch, and no graphs.
         said, _ = execute([*self.command(model, f"train.run_dir={folder}_profiled", settings[1], "train.steps=5"), "--profile"],
                           self.left())
-        steps = int(PROFILED.search(said)[1])
+        profiled = PROFILED.search(said)
+        if not profiled:
+            raise Failed("mtrain printed no profile")
+        steps = int(profiled[1])
         rows = [[m[0], float(m[2]) / steps, "attention" if "attention" in m[0] else "matmul" if "matmul" in m[0] else "other"]
                 for m in OPERATION.findall(said) if m[4]]
         return dict(result, operations=rows, operations_ms=sum(row[1] for row in rows))

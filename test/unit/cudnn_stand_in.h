@@ -146,7 +146,10 @@ class GraphRun {
         x_at[3] = y_at[2] = k;
         sum += read(x, x.offset(x_at, x_of)) * read(y, y.offset(y_at, y_of));
       }
-      write(z, z.offset(at, z.dims), sum);
+      // Sums in memory are added to, as blocks of keys are done.
+      const bool adds = !z.inside && z.type == DataType::float32;
+      const int64_t offset = z.offset(at, z.dims);
+      write(z, offset, sum + (adds ? read(z, offset) : 0));
     });
   }
   void reshape(const D& d) {  // the same memory, seen otherwise

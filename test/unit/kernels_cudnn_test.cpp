@@ -99,6 +99,8 @@ void give(void* memory, CUstream_st*) noexcept {
   delete whole;
 }
 
+void clear(void* memory, int64_t bytes, CUstream_st*) { std::memset(memory, 0, size_t(bytes)); }
+
 // A fresh library, and attention through it on an H200.
 struct Bench {
   CudnnStandIn& library = CudnnStandIn::it();
@@ -107,7 +109,7 @@ struct Bench {
     library = CudnnStandIn{};
     attention.emplace(CudnnStandIn::api(), reinterpret_cast<cudnnContext*>(&library),
                       cuda::CudnnTarget{.version = 91900, .architecture = 90},
-                      cuda::CudnnAttention::Memory{take, give});
+                      cuda::CudnnAttention::Memory{take, give, clear});
   }
   ~Bench() {
     attention.reset();

@@ -50,6 +50,8 @@ bool CudnnAttention::run(const CudnnAttentionKey& key, const std::map<int64_t, c
   const int64_t bytes = entry.plan->workspace();
   const Workspace workspace{memory_, stream,
                             bytes > 0 ? memory_.take(size_t(bytes), stream) : nullptr};
+  for (const CudnnPlan::Range& r : entry.plan->sums())
+    memory_.clear(static_cast<char*>(workspace.address) + r.begin, r.bytes, stream);
   std::lock_guard lock(executing_);
   if (const auto status = api_.set_stream(handle_, stream); status != CudnnStatus::success)
     throw RunError(fmt::format("cudnnSetStream failed: {}", api_.error_string(status)));

@@ -17,6 +17,7 @@ class CudnnAttention {
   struct Memory {
     void* (*take)(size_t bytes, CUstream_st* stream);
     void (*give)(void* memory, CUstream_st* stream) noexcept;
+    void (*clear)(void* memory, int64_t bytes, CUstream_st* stream);  // to 0
   };
   // The handle is of the current GPU, and its owner's.
   CudnnAttention(const CudnnApi& api, cudnnContext* handle, const CudnnTarget& target,

@@ -232,7 +232,7 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
   if (key.deterministic) {
     g.matmul_into(ds, k_rows, dq);
   } else {
-    const int64_t sum = g.workspace({key.B, key.A, key.Sq, key.D}, Element::f32);
+    const int64_t sum = g.sums({key.B, key.A, key.Sq, key.D});
     g.matmul_into(ds, k_rows, sum);
     g.pointwise_into(Operation::identity, {sum}, dq);
   }

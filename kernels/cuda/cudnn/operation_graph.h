@@ -32,6 +32,7 @@ struct GraphTensor {
   enum class Place : uint8_t {
     memory,     // the caller's
     workspace,  // memory for the time of an execution
+    sums,       // the same, 0 at its beginning: engines add to it
     inside,     // never written to memory
     value       // a number given with each execution
   };
@@ -41,6 +42,7 @@ struct GraphTensor {
   Place place;
   float value = 0;
 
+  bool in_workspace() const { return place == Place::workspace || place == Place::sums; }
   int64_t bytes() const;  // from the first element to the end of the last
 };
 
@@ -57,6 +59,7 @@ class OperationGraph {
   // --- tensors; the id of each ---
   int64_t memory(int64_t id, Sizes dims, Sizes strides, Element type);
   int64_t workspace(Sizes dims, Element type);
+  int64_t sums(Sizes dims);  // fp32
   int64_t value(float value);
 
   // --- operations in the order in which they are added; the id of the output ---

@@ -30,6 +30,11 @@ class CudnnPlan {
   CudnnPlan& operator=(const CudnnPlan&) = delete;
 
   int64_t workspace() const { return workspace_; }  // bytes, the graph's own included
+  // What of the workspace must be 0 when execute() begins.
+  struct Range {
+    int64_t begin, bytes;
+  };
+  const std::vector<Range>& sums() const { return sums_; }
   const OperationGraph& graph() const { return graph_; }
   // memory: an address for each of the graph's tensors in memory. One execution of a handle at a
   // time. Throws RunError where cuDNN fails.
@@ -43,6 +48,7 @@ class CudnnPlan {
   std::vector<void*> descriptors_;  // in the order of their making
   void* plan_ = nullptr;
   int64_t library_workspace_ = 0, workspace_ = 0;
+  std::vector<Range> sums_;
 };
 
 }  // namespace mtrain::kernels::cuda

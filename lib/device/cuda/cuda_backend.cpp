@@ -185,6 +185,8 @@ class CudaStream : public StreamBackend {
     check(status, "cudaGraphInstantiateWithFlags", __LINE__);
     const std::shared_ptr<CUgraphExec_st> graph_exec(
         made, [](cudaGraphExec_t g) { cudaGraphExecDestroy(g); });
+    // Its memory is found now, where a lack of it is told as the capture's.
+    check(cudaGraphUpload(made, stream_), "cudaGraphUpload", __LINE__);
     return [graph_exec](const LaunchContext& c) {
       MT_CUDA(cudaGraphLaunch(graph_exec.get(), c.cuda));
     };
