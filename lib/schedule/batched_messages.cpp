@@ -104,6 +104,8 @@ Schedule with_batched_messages(const Schedule& s) {
     return as_needed;
   Channels channels;
   Batches batches = batches_of(s, true);
+  // Where one rank's forward needs what another's backward of the same exchange gives, every
+  // computation has an exchange of its own.
   if (!Play(s, batches).run(channels)) {
     channels.clear();
     batches = batches_of(s, false);

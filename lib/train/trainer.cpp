@@ -48,6 +48,7 @@ std::unique_ptr<DataParallel> materialize(ParamStore& params, World& world, Devi
   if (alone) return std::make_unique<SingleRank>();
   return data_parallel(params, groups, options);
 }
+
 // Null where the recipe rules them out.
 std::unique_ptr<MicroBatchGraphs> make_graphs(Stream& compute, ParamStore& params,
                                               Pipeline& pipeline, const Recipe& r, int world) {

@@ -86,6 +86,14 @@ int64_t lse_tensor(OperationGraph& g, const CudnnAttentionKey& k) {
 
 constexpr int64_t kRowDim = 2, kColumnDim = 3;
 
+// Without direction and strides, which stay 0.
+CudnnAttentionKey key_of(const AttentionShape& s) {
+  CudnnAttentionKey key{};
+  key.causal = s.causal, key.window = s.window, key.scale = s.scale;
+  key.B = s.B, key.Sq = s.Sq, key.Skv = s.Skv, key.A = s.A, key.G = s.G, key.D = s.D;
+  return key;
+}
+
 // Scores that a row may not see become -infinity.
 int64_t masked(OperationGraph& g, const CudnnAttentionKey& key, int64_t scores) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
@@ -117,48 +125,19 @@ void into_kv_heads(OperationGraph& g, const CudnnAttentionKey& k, int64_t x, int
 }  // namespace
 
 CudnnAttentionKey key_of(const AttentionForward& f) {
-  const AttentionShape& s = f.shape;
-  return {.backward = false,
-          .causal = s.causal,
-          .deterministic = true,
-          .B = s.B,
-          .Sq = s.Sq,
-          .Skv = s.Skv,
-          .A = s.A,
-          .G = s.G,
-          .D = s.D,
-          .window = s.window,
-          .scale = s.scale,
-          .q = f.q.token_stride,
-          .k = f.k.token_stride,
-          .v = f.v.token_stride,
-          .out = f.out.token_stride,
-          .dout = 0,
-          .dq = 0,
-          .dk = 0,
-          .dv = 0};
+  CudnnAttentionKey key = key_of(f.shape);
+  key.backward = false, key.deterministic = true;
+  key.q = f.q.token_stride, key.k = f.k.token_stride, key.v = f.v.token_stride;
+  key.out = f.out.token_stride;
+  return key;
 }
 CudnnAttentionKey key_of(const AttentionBackward& b, bool deterministic) {
-  const AttentionShape& s = b.shape;
-  return {.backward = true,
-          .causal = s.causal,
-          .deterministic = deterministic,
-          .B = s.B,
-          .Sq = s.Sq,
-          .Skv = s.Skv,
-          .A = s.A,
-          .G = s.G,
-          .D = s.D,
-          .window = s.window,
-          .scale = s.scale,
-          .q = b.q.token_stride,
-          .k = b.k.token_stride,
-          .v = b.v.token_stride,
-          .out = b.out.token_stride,
-          .dout = b.dout.token_stride,
-          .dq = b.dq.token_stride,
-          .dk = b.dk.token_stride,
-          .dv = b.dv.token_stride};
+  CudnnAttentionKey key = key_of(b.shape);
+  key.backward = true, key.deterministic = deterministic;
+  key.q = b.q.token_stride, key.k = b.k.token_stride, key.v = b.v.token_stride;
+  key.out = b.out.token_stride, key.dout = b.dout.token_stride;
+  key.dq = b.dq.token_stride, key.dk = b.dk.token_stride, key.dv = b.dv.token_stride;
+  return key;
 }
 
 std::string why_not_cudnn(const AttentionForward& f, const CudnnTarget& target) {
