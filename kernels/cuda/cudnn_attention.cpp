@@ -42,7 +42,8 @@ std::unique_ptr<CudnnAttention> open(int device) {
       .architecture = 10 * attribute_of(device, cudaDevAttrComputeCapabilityMajor) +
                       attribute_of(device, cudaDevAttrComputeCapabilityMinor)};
   return std::make_unique<CudnnAttention>(
-      lib.api, handle, target, CudnnAttention::Memory{take_scratch, give_scratch, clear_memory});
+      lib.api, handle, target,
+      CudnnAttention::Device{take_scratch, give_scratch, clear_memory, run, run});
 }
 
 CudnnAttention* here() {

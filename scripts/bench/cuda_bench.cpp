@@ -238,7 +238,8 @@ void bench_optimizer(Gpu& gpu) {
   gpu.free_all();
 }
 
-void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S) {
+// Sequences of S tokens each; or `packed` into one, as documents of that length.
+void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) {
   const int64_t B = kTokens / S, N = (m.A + 2 * m.G) * m.D, AD = m.A * m.D;
   const Span qkv = gpu.normal(kTokens * N, t), out = gpu.raw(kTokens * AD, t),
              dout = gpu.normal(kTokens * AD, t);
@@ -246,17 +247,27 @@ void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S) {
   const auto from = [&](const Span& s, int64_t head) {
     return Span{s.as<char>() + head * m.D * dtype_size(t), s.count - head * m.D, t};
   };
-  const AttentionShape shape{
+  AttentionShape shape{
       .B = B, .Sq = S, .Skv = S, .A = m.A, .G = m.G, .D = m.D, .scale = 1 / std::sqrt(float(m.D))};
+  if (packed) {
+    const Span borders = gpu.raw(B + 1, DType::i32);
+    std::vector<int32_t> rows;
+    for (int64_t b = 0; b <= B; ++b) rows.push_back(int32_t(b * S));
+    check(cudaMemcpy(borders.data, rows.data(), size_t(borders.bytes()), cudaMemcpyHostToDevice));
+    shape.B = 1, shape.Sq = shape.Skv = kTokens;
+    shape.q_documents = {{borders.data, B, DType::i32}, {borders.as<int32_t>() + 1, B, DType::i32}};
+    shape.kv_documents = shape.q_documents;
+  }
   const HeadView q{from(qkv, 0), N}, k{from(qkv, m.A), N}, v{from(qkv, m.A + m.G), N};
   // Two products over the half of the scores that a causal mask leaves.
   const double flops = 2 * 2.0 * double(B * m.A * S * S * m.D) / 2;
   char name[64];
-  std::snprintf(name, sizeof name, "attention S %d, forward", int(S));
+  const char* const how = packed ? ", packed" : "";
+  std::snprintf(name, sizeof name, "attention S %d%s, forward", int(S), how);
   gpu.arithmetic(
       name, AttentionForward{.shape = shape, .q = q, .k = k, .v = v, .out = {out, AD}, .lse = lse},
       flops);
-  std::snprintf(name, sizeof name, "attention S %d, backward", int(S));
+  std::snprintf(name, sizeof name, "attention S %d%s, backward", int(S), how);
   gpu.arithmetic(name,
                  AttentionBackward{.shape = shape,
                                    .q = q,
@@ -269,6 +280,7 @@ void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S) {
                                    .dk = {from(dqkv, m.A), N},
                                    .dv = {from(dqkv, m.A + m.G), N}},
                  2.5 * flops);
+  if (packed) return gpu.free_all();
   const Span cos = gpu.normal(S * m.D / 2, DType::f32), sin = gpu.normal(S * m.D / 2, DType::f32),
              position = gpu.ids(kTokens, S);
   gpu.bandwidth("rope",
@@ -336,7 +348,8 @@ int main(int argc, char** argv) {
         bench_norms(gpu, m, t);
         bench_mlp(gpu, m, t);
         bench_loss(gpu, m, t);
-        for (int64_t S : {1024, 4096}) bench_attention(gpu, m, t, S);
+        for (int64_t S : {1024, 4096})
+          for (bool packed : {false, true}) bench_attention(gpu, m, t, S, packed);
         bench_matmul(gpu, m, t);
       }
   } catch (const std::exception& e) {

@@ -1,6 +1,8 @@
 #include <cmath>
+#include <tuple>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/cudnn/document_table.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "mirror.h"
 
@@ -19,11 +21,13 @@ struct Case {
   bool gaps = false;
 };
 
+// Borders of documents as where they begin and where they end.
+std::pair<std::vector<int32_t>, std::vector<int32_t>> from(const std::vector<int32_t>& cu) {
+  return {std::vector<int32_t>(cu.begin(), cu.end() - 1),
+          std::vector<int32_t>(cu.begin() + 1, cu.end())};
+}
+
 std::vector<Case> with_documents() {
-  const auto from = [](std::vector<int32_t> cu) {
-    return std::pair{std::vector<int32_t>(cu.begin(), cu.end() - 1),
-                     std::vector<int32_t>(cu.begin() + 1, cu.end())};
-  };
   std::vector<Case> cases;
   for (bool causal : {true, false})
     for (int64_t window : {0, 20}) {
@@ -109,7 +113,8 @@ struct Operands {
                      .lse_stride = lse_stride};
     if (!c.q_begin.empty()) {
       s.q_documents = {of(q_begin), of(q_end)};
-      s.kv_documents = {of(kv_begin), of(kv_end)};
+      const bool same = c.q_begin == c.kv_begin && c.q_end == c.kv_end;
+      s.kv_documents = same ? s.q_documents : DocumentRows{of(kv_begin), of(kv_end)};
     }
     return s;
   }
@@ -237,4 +242,47 @@ TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sum
       REQUIRE(o.dk.result() == again.dk.result());
       REQUIRE(o.dv.result() == again.dv.result());
     }
+}
+
+TEST_CASE("attention: packed documents that cuDNN takes equal the CPU's") {
+  Closeness close("packed attention by cuDNN");
+  const KeepOrder keep;
+  cuda::fix_attention_order(false);  // which would need memory of all scores
+  const int64_t S = size_of_test(384, 4096);
+  const auto at = [&](int64_t percent) { return int32_t(S * percent / 100); };
+  for (const auto& borders :
+       {std::vector<int32_t>{0, 9, at(60), int32_t(S)}, {0, at(30), at(30), int32_t(S)}})
+    for (const Case& c :
+         {Case{"same heads", 1, S, S, 2, 2, 64}, Case{"grouped", 1, S, S, 4, 2, 128, true, 0, 100},
+          Case{"all keys", 1, S, S, 2, 1, 64, false}}) {
+      Case packed = c;
+      std::tie(packed.q_begin, packed.q_end) = from(borders);
+      packed.kv_begin = packed.q_begin, packed.kv_end = packed.q_end;
+      Operands o(packed, DType::bf16, DType::bf16, 0, 0);
+      check(o, DType::bf16, DType::bf16, false, 0, close,
+            [](const auto& args) { run_by_cudnn(args); });
+    }
+}
+
+TEST_CASE("a table of documents says where each begins in every tensor, and how long it is") {
+  Mirror borders(Array::ids({0, 1, 70, 70, 101})), lengths(Array(DType::i32, 8)),
+      offsets(Array(DType::i32, 24));
+  const auto* const cu = borders.device().as<int32_t>();
+  for_each_order([&] {
+    cuda::run(cuda::DocumentTable{.begin = cu,
+                                  .end = cu + 1,
+                                  .documents = 4,
+                                  .room = 8,
+                                  .tensors = 2,
+                                  .strides = {1, 24},
+                                  .lengths = lengths.device().as<int32_t>(),
+                                  .offsets = offsets.device().as<int32_t>(),
+                                  .pitch = 12},
+              device_stream());
+    REQUIRE(lengths.result() == Array::ids({1, 69, 0, 31, 0, 0, 0, 0}));
+    // Where a document would begin behind the last: at the end.
+    REQUIRE(offsets.result() ==
+            Array::ids({0, 1,  70,   70,   101,  101,  101,  101,  101,  0, 0, 0,  //
+                        0, 24, 1680, 1680, 2424, 2424, 2424, 2424, 2424, 0, 0, 0}));
+  });
 }

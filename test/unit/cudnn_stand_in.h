@@ -1,11 +1,14 @@
 // A stand-in of cuDNN's backend API: records descriptors, refuses what it is told to, and executes
 // plans by computing their operations one after another, in float64 but for what the graph rounds.
+// Of batches of unequal length it reads nothing behind the end: NaN stands there, and what is
+// written there is lost.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/dtype.h"
@@ -55,6 +58,7 @@ struct CudnnStandIn {
   // --- what it looks at ---
   int alive = 0, plans = 0, executions = 0, most_workspace_used = 0;
   std::map<int64_t, std::vector<int64_t>> dims, strides;  // of tensors, by id
+  std::map<int64_t, int64_t> narrowest_row;               // of those with the same offsets
   std::vector<std::pair<int64_t, float>> numbers;         // given at the last execution
   CUstream_st* stream = nullptr;
 
@@ -87,28 +91,56 @@ class GraphRun {
     Sizes dims, strides;
     DataType type;
     bool inside, value;
+    const D* offsets = nullptr;
     explicit Tensor(const D& d)
         : id(d.one<int64_t>(Attribute::tensor_unique_id)),
           dims(d.all<int64_t>(Attribute::tensor_dimensions)),
           strides(d.all<int64_t>(Attribute::tensor_strides)),
           type(d.one<DataType>(Attribute::tensor_data_type)),
           inside(d.one<bool>(Attribute::tensor_is_virtual)),
-          value(d.one<bool>(Attribute::tensor_is_by_value)) {}
-    // Where a position of larger dims is in this tensor: repeated along dims that divide them.
-    int64_t offset(const Sizes& at, const Sizes& of) const {
-      int64_t sum = 0;
-      for (size_t i = 0; i < dims.size(); ++i) sum += at[i] * dims[i] / of[i] * strides[i];
-      return sum;
+          value(d.one<bool>(Attribute::tensor_is_by_value)) {
+      if (d.values.count(Attribute::tensor_ragged_offset))
+        offsets = &d.at(Attribute::tensor_ragged_offset);
     }
+    // Whose positions are the rows of a batch: the third dim, the last where it is transposed.
+    size_t row_dim() const { return strides[3] > strides[2] ? 3 : 2; }
   };
+  static constexpr int64_t kNowhere = -1;
+
+  // Where a position of larger dims is in a tensor: repeated along dims that divide them.
+  int64_t place(const Tensor& t, const Sizes& at, const Sizes& of) const {
+    int64_t sum = 0;
+    for (size_t i = t.offsets ? 1 : 0; i < t.dims.size(); ++i)
+      sum += at[i] * t.dims[i] / of[i] * t.strides[i];
+    if (!t.offsets) return sum;
+    const size_t row = t.row_dim();
+    const int64_t id = t.offsets->one<int64_t>(Attribute::tensor_unique_id), b = at[0];
+    const auto* const begins = static_cast<const int32_t*>(addresses_.at(id)) + b;
+    // A tensor of wider rows than the one that the offsets are of has them as many times.
+    const int64_t narrowest = CudnnStandIn::it().narrowest_row.at(id);
+    const int64_t times = t.strides[row] / narrowest;
+    if (at[row] * t.dims[row] / of[row] >= (begins[1] - begins[0]) / narrowest) return kNowhere;
+    return begins[0] * times + sum;
+  }
+  int64_t place(const Tensor& t, const Sizes& at) const { return place(t, at, t.dims); }
 
   double read(const Tensor& t, int64_t offset) {
-    if (t.inside) return inside_.at(t.id).at(offset);
+    if (offset == kNowhere) return std::nan("");
+    if (t.inside) {
+      const auto& known = inside_.at(t.id);
+      const auto value = known.find(offset);
+      return value == known.end() ? std::nan("") : value->second;
+    }
     const void* const p = addresses_.at(t.id);
     if (t.type == DataType::bfloat16) return float(static_cast<const bf16*>(p)[offset]);
+    if (t.type == DataType::int32) return static_cast<const int32_t*>(p)[offset];
     return static_cast<const float*>(p)[offset];
   }
+  double read(const Tensor& t, const Sizes& at, const Sizes& of) {
+    return read(t, place(t, at, of));
+  }
   void write(const Tensor& t, int64_t offset, double value) {
+    if (offset == kNowhere) return;
     if (t.type == DataType::bfloat16) value = float(bf16(float(value)));
     if (t.inside)
       inside_[t.id][offset] = value;
@@ -138,24 +170,33 @@ class GraphRun {
   void matmul(const D& d) {
     const Tensor x(d.at(Attribute::operation_matmul_a)), y(d.at(Attribute::operation_matmul_b)),
         z(d.at(Attribute::operation_matmul_c));
+    const auto within = [&](Attribute name, int64_t position, int64_t batch) {
+      if (!d.values.count(name)) return true;
+      const Tensor length(d.at(name));
+      return position < int64_t(read(length, batch));
+    };
     for_each(z.dims, [&](const Sizes& at) {
+      if (!within(Attribute::operation_matmul_m_override, at[2], at[0]) ||
+          !within(Attribute::operation_matmul_n_override, at[3], at[0]))
+        return write(z, z.inside ? place(z, at) : kNowhere, std::nan(""));
       Sizes x_at = at, y_at = at, x_of = z.dims, y_of = z.dims;
       x_of[3] = y_of[2] = x.dims[3];
       double sum = 0;
       for (int64_t k = 0; k < x.dims[3]; ++k) {
+        if (!within(Attribute::operation_matmul_k_override, k, at[0])) break;
         x_at[3] = y_at[2] = k;
-        sum += read(x, x.offset(x_at, x_of)) * read(y, y.offset(y_at, y_of));
+        sum += read(x, x_at, x_of) * read(y, y_at, y_of);
       }
       // Sums in memory are added to, as blocks of keys are done.
       const bool adds = !z.inside && z.type == DataType::float32;
-      const int64_t offset = z.offset(at, z.dims);
+      const int64_t offset = place(z, at);
       write(z, offset, sum + (adds ? read(z, offset) : 0));
     });
   }
   void reshape(const D& d) {  // the same memory, seen otherwise
     const Tensor x(d.at(Attribute::operation_reshape_x)), y(d.at(Attribute::operation_reshape_y));
     for_each(y.dims, [&](const Sizes& at) {
-      const int64_t offset = y.offset(at, y.dims);
+      const int64_t offset = place(y, at);
       write(y, offset, read(x, offset));
     });
   }
@@ -167,8 +208,8 @@ class GraphRun {
                       kernels::cuda::CudnnReduction::max;
     std::map<int64_t, double> result;
     for_each(x.dims, [&](const Sizes& at) {
-      const double value = read(x, x.offset(at, x.dims));
-      const auto [entry, is_first] = result.emplace(y.offset(at, x.dims), value);
+      const double value = read(x, at, x.dims);
+      const auto [entry, is_first] = result.emplace(place(y, at, x.dims), value);
       if (!is_first) entry->second = most ? std::max(entry->second, value) : entry->second + value;
     });
     for (const auto& [offset, value] : result) write(y, offset, value);
@@ -185,11 +226,11 @@ class GraphRun {
       double in[3] = {};
       for (size_t i = 0; i < inputs.size(); ++i)
         if (mode != kernels::cuda::CudnnPointwise::generate_index)
-          in[i] = read(inputs[i], inputs[i].offset(at, y.dims));
+          in[i] = read(inputs[i], at, y.dims);
       const double value = mode == kernels::cuda::CudnnPointwise::generate_index
                                ? double(at[size_t(how.one<int64_t>(Attribute::pointwise_axis))])
                                : compute(mode, in);
-      write(y, y.offset(at, y.dims), value);
+      write(y, place(y, at), value);
     });
   }
   static double compute(kernels::cuda::CudnnPointwise mode, const double* in) {
@@ -204,6 +245,8 @@ class GraphRun {
       case M::identity: return in[0];
       case M::compare_greater: return in[0] > in[1];
       case M::compare_greater_equal: return in[0] >= in[1];
+      case M::compare_less: return in[0] < in[1];
+      case M::logical_and: return in[0] != 0 && in[1] != 0;
       case M::binary_select: return in[2] != 0 ? in[0] : in[1];
       case M::generate_index: break;
     }
@@ -211,7 +254,7 @@ class GraphRun {
   }
 
   std::map<int64_t, void*> addresses_;
-  std::map<int64_t, std::map<int64_t, double>> inside_;  // by id and offset
+  std::map<int64_t, std::unordered_map<int64_t, double>> inside_;  // by id and offset
 };
 
 // --- the functions ---
@@ -236,7 +279,14 @@ inline S::Status finalize(void* p) {
   if (d.kind == S::Kind::tensor) {
     const int64_t id = d.one<int64_t>(S::Attribute::tensor_unique_id);
     s.dims[id] = d.all<int64_t>(S::Attribute::tensor_dimensions);
-    s.strides[id] = d.all<int64_t>(S::Attribute::tensor_strides);
+    const auto strides = s.strides[id] = d.all<int64_t>(S::Attribute::tensor_strides);
+    if (d.values.count(S::Attribute::tensor_ragged_offset)) {
+      const int64_t row = std::max(strides[2], strides[3]);
+      const int64_t offsets =
+          d.at(S::Attribute::tensor_ragged_offset).one<int64_t>(S::Attribute::tensor_unique_id);
+      const auto known = s.narrowest_row.emplace(offsets, row).first;
+      known->second = std::min(known->second, row);
+    }
   }
   if (d.kind == S::Kind::execution_plan) {
     const D& config = d.at(S::Attribute::plan_engine_config);

@@ -20,6 +20,7 @@ struct Case {
   int64_t B, Sq, Skv, A, G, D;
   bool causal = true;
   int64_t window = 0;
+  std::vector<int32_t> borders = {};  // of packed documents: cu_seqlens
 };
 
 // Elements between the tokens of fused rows, of another number in each tensor.
@@ -31,7 +32,7 @@ ConstSpan at(int64_t offset, DType type = DType::bf16) { return {aligned + offse
 // Attention whose operands lie as the model's do: q, k and v in one row of a token.
 struct Operands {
   Case c;
-  Array q, k, v, dout, out, lse, dq, dk, dv;
+  Array q, k, v, dout, out, lse, dq, dk, dv, borders;
 
   explicit Operands(const Case& c)
       : c(c),
@@ -43,13 +44,20 @@ struct Operands {
         lse(DType::f32, c.B * c.A * c.Sq),
         dq(DType::bf16, queries(kQueryGradientGap)),
         dk(DType::bf16, keys(kKeyGradientGap)),
-        dv(DType::bf16, keys(kValueGradientGap)) {}
+        dv(DType::bf16, keys(kValueGradientGap)),
+        borders(Array::ids(c.borders)) {}
   int64_t query_row(int64_t gap) const { return c.A * c.D + gap; }
   int64_t key_row(int64_t gap) const { return c.G * c.D + gap; }
   int64_t queries(int64_t gap) const { return c.B * c.Sq * query_row(gap); }
   int64_t keys(int64_t gap) const { return c.B * c.Skv * key_row(gap); }
 
-  AttentionShape shape() const {
+  AttentionShape shape() {
+    DocumentRows documents;
+    if (!c.borders.empty()) {
+      const ConstSpan all = borders;
+      const int64_t n = all.count - 1;
+      documents = {{all.as<int32_t>(), n, all.dtype}, {all.as<int32_t>() + 1, n, all.dtype}};
+    }
     return {.B = c.B,
             .Sq = c.Sq,
             .Skv = c.Skv,
@@ -58,6 +66,8 @@ struct Operands {
             .D = c.D,
             .causal = c.causal,
             .window = c.window,
+            .q_documents = documents,
+            .kv_documents = documents,
             .scale = 1 / std::sqrt(float(c.D))};
   }
   AttentionForward forward() {
@@ -101,6 +111,16 @@ void give(void* memory, CUstream_st*) noexcept {
 
 void clear(void* memory, int64_t bytes, CUstream_st*) { std::memset(memory, 0, size_t(bytes)); }
 
+void fill(const cuda::DocumentTable& t, CUstream_st*) {
+  for (int64_t d = 0; d <= t.room; ++d) {
+    const int32_t begin = d < t.documents ? t.begin[d] : t.end[t.documents - 1];
+    if (d < t.room) t.lengths[d] = d < t.documents ? t.end[d] - begin : 0;
+    for (int64_t i = 0; i < t.tensors; ++i)
+      t.offsets[i * t.pitch + d] = int32_t(begin * t.strides[i]);
+  }
+}
+void copy(const CopyBlocks& c, CUstream_st*) { cpu::run(c); }
+
 // A fresh library, and attention through it on an H200.
 struct Bench {
   CudnnStandIn& library = CudnnStandIn::it();
@@ -109,7 +129,7 @@ struct Bench {
     library = CudnnStandIn{};
     attention.emplace(CudnnStandIn::api(), reinterpret_cast<cudnnContext*>(&library),
                       cuda::CudnnTarget{.version = 91900, .architecture = 90},
-                      cuda::CudnnAttention::Memory{take, give, clear});
+                      cuda::CudnnAttention::Device{take, give, clear, fill, copy});
   }
   ~Bench() {
     attention.reset();
@@ -124,32 +144,92 @@ const std::vector<Case> kCases = {
     {"more keys", 1, 5, 11, 4, 2, 8, false}, {"more keys, causal", 2, 5, 11, 2, 1, 8},
     {"window", 2, 17, 17, 4, 2, 8, true, 5}};
 
+// Forward and backward through cuDNN's graphs against the CPU kernels.
+void compare(const Case& c, bool deterministic) {
+  static Closeness close("cuDNN's graphs");
+  Bench bench;
+  Operands got(c), want(c);
+  REQUIRE(bench.attention->run(got.forward(), nullptr));
+  cpu::run(want.forward());
+  // Probabilities and the scores' gradients are bf16 operands, of which K add up to about 1.
+  const Rule rule{.dtype = DType::bf16, .K = 1, .scale = 1};
+  REQUIRE(close(got.out, want.out.values(), rule) == "");
+  for (int64_t i = 0; i < want.lse.size(); ++i)  // natural logarithms
+    REQUIRE(std::abs(got.lse[i] - want.lse[i]) <= 1e-5 * (4 + std::abs(want.lse[i])));
+  REQUIRE(bench.attention->run(got.backward(), deterministic, nullptr));
+  cpu::run(want.backward());
+  const Rule sums{.dtype = DType::bf16, .K = double(c.D + c.A / c.G), .scale = 3};
+  REQUIRE(close(got.dq, want.dq.values(), sums) == "");
+  REQUIRE(close(got.dk, want.dk.values(), sums) == "");
+  REQUIRE(close(got.dv, want.dv.values(), sums) == "");
+  // The gaps between tokens are nobody's.
+  REQUIRE((got.dk.margin_untouched() && got.out.margin_untouched()));
+  for (int64_t i = c.A * c.D; i < c.A * c.D + kGap; ++i) REQUIRE(got.out[i] == 0);
+}
+
 }  // namespace
 
 TEST_CASE("the graphs compute attention and its gradients, as the CPU kernels do") {
-  Closeness close("cuDNN's graphs");
   for (const Case& c : kCases)
     for (bool deterministic : {true, false}) {
       CAPTURE(c.name, deterministic);
-      Bench bench;
-      Operands got(c), want(c);
-      REQUIRE(bench.attention->run(got.forward(), nullptr));
-      cpu::run(want.forward());
-      // Probabilities and the scores' gradients are bf16 operands, of which K add up to about 1.
-      const Rule rule{.dtype = DType::bf16, .K = 1, .scale = 1};
-      REQUIRE(close(got.out, want.out.values(), rule) == "");
-      for (int64_t i = 0; i < want.lse.size(); ++i)  // natural logarithms
-        REQUIRE(std::abs(got.lse[i] - want.lse[i]) <= 1e-5 * (4 + std::abs(want.lse[i])));
-      REQUIRE(bench.attention->run(got.backward(), deterministic, nullptr));
-      cpu::run(want.backward());
-      const Rule sums{.dtype = DType::bf16, .K = double(c.D + c.A / c.G), .scale = 3};
-      REQUIRE(close(got.dq, want.dq.values(), sums) == "");
-      REQUIRE(close(got.dk, want.dk.values(), sums) == "");
-      REQUIRE(close(got.dv, want.dv.values(), sums) == "");
-      // The gaps between tokens are nobody's.
-      REQUIRE((got.dk.margin_untouched() && got.out.margin_untouched()));
-      for (int64_t i = c.A * c.D; i < c.A * c.D + kGap; ++i) REQUIRE(got.out[i] == 0);
+      compare(c, deterministic);
     }
+}
+
+TEST_CASE("the graphs keep packed documents apart, as the CPU kernels do") {
+  // The engines are asked from 128 rows a document on.
+  for (const Case& c : {Case{"grouped", 1, 256, 256, 2, 1, 16, true, 0, {0, 9, 256}},
+                        Case{"an empty one", 1, 256, 256, 1, 1, 16, true, 0, {0, 256, 256}},
+                        Case{"window", 1, 256, 256, 1, 1, 16, true, 30, {0, 199, 256}},
+                        Case{"all keys", 1, 256, 256, 1, 1, 16, false, 0, {0, 140, 256}},
+                        Case{"room for one more", 1, 384, 384, 1, 1, 16, true, 0, {0, 1, 9, 384}},
+                        Case{"one document", 1, 128, 128, 2, 2, 16, true, 0, {0, 128}}}) {
+    CAPTURE(c.name);
+    compare(c, c.window > 0);
+  }
+}
+
+TEST_CASE("packs of about as many documents share a plan, and memory is that of their tokens") {
+  Bench bench;
+  const auto with = [](std::vector<int32_t> borders) {
+    return Operands({"", 1, 1024, 1024, 4, 2, 16, true, 0, std::move(borders)});
+  };
+  Operands five = with({0, 100, 200, 300, 400, 1024});
+  Operands seven = with({0, 1, 2, 3, 4, 500, 600, 1024}), four = with({0, 1, 2, 3, 1024});
+  REQUIRE(cuda::key_of(five.forward()) == cuda::key_of(seven.forward()));
+  REQUIRE(cuda::key_of(five.forward()) != cuda::key_of(four.forward()));
+  REQUIRE(cuda::key_of(five.backward(), false) == cuda::key_of(seven.backward(), false));
+  const auto g = cuda::backward_graph(cuda::key_of(five.backward(), false));
+  int64_t bytes = 0;
+  for (const auto& t : g.tensors())
+    if (t.in_workspace()) bytes += t.bytes();
+  // Sums of dq in fp32, dk and dv per query head in bf16, and out x dout.
+  REQUIRE(bytes == 1024 * 4 * (16 * (4 + 2 + 2) + 4));
+}
+
+TEST_CASE("packed documents that are not for cuDNN are named with the reason") {
+  const cuda::CudnnTarget h200{.version = 91900, .architecture = 90};
+  Operands o({"", 1, 512, 512, 2, 1, 16, true, 0, {0, 200, 400, 512}});
+  const auto why = [&](auto change, cuda::CudnnTarget t) {
+    AttentionForward f = o.forward();
+    change(f);
+    return cuda::why_not_cudnn(f, t);
+  };
+  const auto nothing = [](AttentionForward&) {};
+  REQUIRE(why(nothing, h200) == "");
+  using Catch::Contains;
+  CHECK_THAT(why(nothing, {91900, 80}), Contains("before sm_90"));
+  CHECK_THAT(why([](auto& f) { f.shape.document_gaps = true; }, h200), Contains("has parts"));
+  CHECK_THAT(why([](auto& f) { f.shape.kv_documents.begin = at(0, DType::i32); }, h200),
+             Contains("has parts"));
+  CHECK_THAT(why([](auto& f) { f.shape.q_documents.begin.count = 5; }, h200),
+             Contains("5 documents in 512 rows"));
+  CHECK_THAT(why([](auto& f) { f.shape.D = 8; }, h200), Contains("heads of 8"));
+  CHECK_THAT(why([](auto& f) { f.q.token_stride = 1 << 24; }, h200),
+             Contains("rows of 16777216 elements"));
+  // Lengths are told: keys behind the last are none.
+  CHECK(cuda::why_not_cudnn(o.backward(), {91500, 90}) == "");
 }
 
 TEST_CASE("tensors are described by where the caller's elements are") {
@@ -227,8 +307,6 @@ TEST_CASE("attention that is not for cuDNN is named with the reason") {
   CHECK_THAT(why([](auto& f) { f.out.data.dtype = DType::f32; }, h200), Contains("out is fp32"));
   CHECK_THAT(why([](auto& f) { f.v.data = at(2); }, h200), Contains("v is not on 16-byte"));
   CHECK_THAT(why([](auto& f) { f.k.token_stride = 20; }, h200), Contains("k is not on 16-byte"));
-  CHECK_THAT(why([](auto& f) { f.shape.q_documents.begin = at(0, DType::i32); }, h200),
-             Contains("documents"));
   CHECK_THAT(why([](auto& f) { f.shape.q_start = 3; }, h200), Contains("another position"));
   CHECK_THAT(why([](auto& f) { f.shape.lse_stride = 9; }, h200), Contains("lse"));
   CHECK_THAT(why([](auto& f) { f.shape.Sq = f.shape.Skv = 1; }, h200), Contains("one token"));

@@ -71,6 +71,7 @@ enum class CudnnAttribute : int {
   tensor_unique_id = 906,
   tensor_is_virtual = 907,
   tensor_is_by_value = 908,
+  tensor_ragged_offset = 913,
   variant_pack_unique_ids = 1000,
   variant_pack_data_pointers = 1001,
   variant_pack_workspace = 1003,
@@ -80,6 +81,9 @@ enum class CudnnAttribute : int {
   operation_matmul_b = 1521,
   operation_matmul_c = 1522,
   operation_matmul_descriptor = 1523,
+  operation_matmul_m_override = 1525,
+  operation_matmul_n_override = 1526,
+  operation_matmul_k_override = 1527,
   reduction_operator = 1600,
   reduction_compute_type = 1601,
   operation_reduction_x = 1610,
@@ -102,6 +106,8 @@ enum class CudnnPointwise : int {
   identity = 21,
   compare_greater = 302,
   compare_greater_equal = 303,
+  compare_less = 304,
+  logical_and = 400,
   generate_index = 501,
   binary_select = 601
 };

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/math.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -26,63 +27,179 @@ CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key) const {
         key.backward ? backward_graph(key) : forward_graph(key),
         CudnnPlanOptions{.deterministic = key.deterministic, .most_workspace = kMostWorkspace})};
   } catch (const RunError& e) {
-    log::info(
-        fmt::format("attention {} of {} x {} rows, {} keys, {} and {} heads of {}: mtrain's "
-                    "own kernels, since {}",
-                    key.backward ? "backward" : "forward", key.B, key.Sq, key.Skv, key.A, key.G,
-                    key.D, e.message()));
+    log::info(fmt::format(
+        "attention {} of {} {} {} rows, {} keys, {} and {} heads of {}: mtrain's own kernels, "
+        "since {}",
+        key.backward ? "backward" : "forward", key.B, key.documents ? "documents in" : "x", key.Sq,
+        key.Skv, key.A, key.G, key.D, e.message()));
     return {};
   }
 }
 
-bool CudnnAttention::run(const CudnnAttentionKey& key, const std::map<int64_t, const void*>& memory,
-                         CUstream_st* stream) {
-  const Entry entry = plans_.get(key, [&] { return make(key); });
-  if (!entry.plan) return false;
-  struct Workspace {
-    const Memory& memory;
-    CUstream_st* stream;
-    void* address;
-    ~Workspace() {
-      if (address) memory.give(address, stream);
-    }
-  };
-  const int64_t bytes = entry.plan->workspace();
-  const Workspace workspace{memory_, stream,
-                            bytes > 0 ? memory_.take(size_t(bytes), stream) : nullptr};
-  for (const CudnnPlan::Range& r : entry.plan->sums())
-    memory_.clear(static_cast<char*>(workspace.address) + r.begin, r.bytes, stream);
+std::shared_ptr<const CudnnPlan> CudnnAttention::plan_for(const CudnnAttentionKey& key) {
+  return plans_.get(key, [&] { return make(key); }).plan;
+}
+
+// Memory until the end of a scope.
+class CudnnAttention::Scratch {
+ public:
+  Scratch(const Device& device, int64_t bytes, CUstream_st* stream)
+      : device_(device),
+        stream_(stream),
+        address_(bytes > 0 ? device.take(size_t(bytes), stream) : nullptr) {}
+  ~Scratch() {
+    if (address_) device_.give(address_, stream_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  char* at(int64_t byte) const { return static_cast<char*>(address_) + byte; }
+  void* get() const { return address_; }
+
+ private:
+  const Device& device_;
+  CUstream_st* stream_;
+  void* address_;
+};
+
+void CudnnAttention::execute(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream) {
+  const Scratch workspace(device_, plan.workspace(), stream);
+  for (const CudnnPlan::Range& r : plan.sums())
+    device_.clear(workspace.at(r.begin), r.bytes, stream);
   std::lock_guard lock(executing_);
   if (const auto status = api_.set_stream(handle_, stream); status != CudnnStatus::success)
     throw RunError(fmt::format("cudnnSetStream failed: {}", api_.error_string(status)));
-  entry.plan->execute(handle_, memory, workspace.address);
-  return true;
+  plan.execute(handle_, memory, workspace.get());
 }
+
+// What cuDNN is told of packed documents, and its form of the lse, which has a token's heads side
+// by side where ours has a head's rows.
+class CudnnAttention::Documents {
+ public:
+  Documents(const Device& device, const AttentionShape& s, const CudnnAttentionKey& key,
+            CUstream_st* stream)
+      : device_(device),
+        shape_(s),
+        stream_(stream),
+        pitch_(round_up(key.B + 1, kBorder)),
+        table_(device, (1 + DocumentTable::kMostTensors) * pitch_ * int64_t(sizeof(int32_t)),
+               stream),
+        lse_(device, key.A * key.Sq * int64_t(sizeof(float)), stream) {
+    const std::pair<int64_t, int64_t> tensors[] = {
+        {kQuery, key.q},          {kKey, key.k},          {kValue, key.v},
+        {kOut, key.out},          {kLse, key.A},          {kOutGradient, key.dout},
+        {kQueryGradient, key.dq}, {kKeyGradient, key.dk}, {kValueGradient, key.dv}};
+    auto* const lengths = static_cast<int32_t*>(table_.get());
+    DocumentTable t{.begin = s.q_documents.begin.as<int32_t>(),
+                    .end = s.q_documents.end.as<int32_t>(),
+                    .documents = s.q_documents.begin.count,
+                    .room = key.B,
+                    .tensors = 0,
+                    .strides = {},
+                    .lengths = lengths,
+                    .offsets = lengths + pitch_,
+                    .pitch = pitch_};
+    addresses_[kQueryLengths] = addresses_[kKeyLengths] = lengths;
+    for (const auto& [tensor, stride] : tensors) {
+      if (stride == 0) continue;  // gradients, in a forward
+      addresses_[offsets_of(tensor)] = t.offsets + t.tensors * pitch_;
+      t.strides[t.tensors++] = stride;
+    }
+    addresses_[kLse] = lse_.get();
+    device.fill(t, stream);
+  }
+  const Addresses& addresses() const { return addresses_; }
+
+  void read_lse(const ConstSpan& lse) const {
+    CopyBlocks copy{
+        .from = lse, .to = lse_span(), .from_width = 1, .to_width = shape_.A, .blocks = {}};
+    for (int64_t a = 0; a < shape_.A; ++a)
+      copy.blocks.push_back({a * shape_.Sq, 0, 0, a, shape_.Sq, 1});
+    device_.copy(copy, stream_);
+  }
+  void write_lse(const Span& lse) const {
+    CopyBlocks copy{
+        .from = lse_span(), .to = lse, .from_width = shape_.A, .to_width = 1, .blocks = {}};
+    for (int64_t a = 0; a < shape_.A; ++a)
+      copy.blocks.push_back({0, a, a * shape_.Sq, 0, shape_.Sq, 1});
+    device_.copy(copy, stream_);
+  }
+  // (T, columns) into rows of the caller's.
+  void spread(const Scratch& from, const HeadSpan& to, int64_t columns) const {
+    const int64_t T = shape_.Sq;
+    device_.copy({.from = {from.get(), T * columns, DType::bf16},
+                  .to = to.data,
+                  .from_width = columns,
+                  .to_width = to.token_stride,
+                  .blocks = {{0, 0, 0, 0, T, columns}}},
+                 stream_);
+  }
+
+ private:
+  static constexpr int64_t kBorder = 4;  // elements: cuDNN is promised 16 bytes
+
+  Span lse_span() const { return {lse_.get(), shape_.A * shape_.Sq, DType::f32}; }
+
+  const Device& device_;
+  const AttentionShape& shape_;
+  CUstream_st* stream_;
+  int64_t pitch_;
+  Scratch table_, lse_;
+  Addresses addresses_;
+};
 
 bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
   if (!why_not_cudnn(f, target_).empty()) return false;
-  return run(key_of(f),
-             {{kQuery, f.q.data.data},
-              {kKey, f.k.data.data},
-              {kValue, f.v.data.data},
-              {kOut, f.out.data.data},
-              {kLse, f.lse.data}},
-             stream);
+  const CudnnAttentionKey key = key_of(f);
+  const auto plan = plan_for(key);
+  if (!plan) return false;
+  const Addresses memory{{kQuery, f.q.data.data},
+                         {kKey, f.k.data.data},
+                         {kValue, f.v.data.data},
+                         {kOut, f.out.data.data},
+                         {kLse, f.lse.data}};
+  if (!key.documents) {
+    execute(*plan, memory, stream);
+    return true;
+  }
+  const Documents documents(device_, f.shape, key, stream);
+  Addresses all = documents.addresses();  // its lse wins
+  all.insert(memory.begin(), memory.end());
+  execute(*plan, all, stream);
+  documents.write_lse(f.lse);
+  return true;
 }
 
 bool CudnnAttention::run(const AttentionBackward& b, bool deterministic, CUstream_st* stream) {
   if (!why_not_cudnn(b, target_).empty()) return false;
-  return run(key_of(b, deterministic),
-             {{kQuery, b.q.data.data},
-              {kKey, b.k.data.data},
-              {kValue, b.v.data.data},
-              {kOut, b.out.data.data},
-              {kLse, b.lse.data},
-              {kOutGradient, b.dout.data.data},
-              {kQueryGradient, b.dq.data.data},
-              {kKeyGradient, b.dk.data.data},
-              {kValueGradient, b.dv.data.data}},
-             stream);
+  const CudnnAttentionKey key = key_of(b, deterministic);
+  const auto plan = plan_for(key);
+  if (!plan) return false;
+  Addresses memory{{kQuery, b.q.data.data},
+                   {kKey, b.k.data.data},
+                   {kValue, b.v.data.data},
+                   {kOut, b.out.data.data},
+                   {kLse, b.lse.data},
+                   {kOutGradient, b.dout.data.data},
+                   {kQueryGradient, b.dq.data.data},
+                   {kKeyGradient, b.dk.data.data},
+                   {kValueGradient, b.dv.data.data}};
+  if (!key.documents) {
+    execute(*plan, memory, stream);
+    return true;
+  }
+  const Documents documents(device_, b.shape, key, stream);
+  documents.read_lse(b.lse);
+  const auto room = [&](int64_t columns) { return key.Sq * columns * dtype_size(DType::bf16); };
+  const Scratch dq(device_, room(key.dq), stream), dk(device_, room(key.dk), stream),
+      dv(device_, room(key.dv), stream);
+  Addresses all = documents.addresses();
+  all[kQueryGradient] = dq.get(), all[kKeyGradient] = dk.get(), all[kValueGradient] = dv.get();
+  all.insert(memory.begin(), memory.end());
+  execute(*plan, all, stream);
+  documents.spread(dq, b.dq, key.dq);
+  documents.spread(dk, b.dk, key.dk);
+  documents.spread(dv, b.dv, key.dv);
+  return true;
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -5,7 +5,9 @@
 #include <mutex>
 #include <string>
 
+#include "kernels/copy_blocks.h"
 #include "kernels/cuda/cudnn/attention_graph.h"
+#include "kernels/cuda/cudnn/document_table.h"
 #include "kernels/cuda/cudnn/plan.h"
 #include "kernels/cuda/plan_cache.h"
 
@@ -13,16 +15,18 @@ namespace mtrain::kernels::cuda {
 
 class CudnnAttention {
  public:
-  // Memory in a stream's order.
-  struct Memory {
+  // What is done beside the plans, in a stream's order.
+  struct Device {
     void* (*take)(size_t bytes, CUstream_st* stream);
     void (*give)(void* memory, CUstream_st* stream) noexcept;
     void (*clear)(void* memory, int64_t bytes, CUstream_st* stream);  // to 0
+    void (*fill)(const DocumentTable& table, CUstream_st* stream);
+    void (*copy)(const CopyBlocks& copy, CUstream_st* stream);
   };
   // The handle is of the current GPU, and its owner's.
   CudnnAttention(const CudnnApi& api, cudnnContext* handle, const CudnnTarget& target,
-                 const Memory& memory)
-      : api_(api), handle_(handle), target_(target), memory_(memory) {}
+                 const Device& device)
+      : api_(api), handle_(handle), target_(target), device_(device) {}
 
   // False, with nothing enqueued, where cuDNN is not asked or has refused: a refusal is remembered,
   // and told once. Throws RunError where cuDNN fails to execute its plan. Thread safe.
@@ -35,14 +39,19 @@ class CudnnAttention {
   struct Entry {
     std::shared_ptr<const CudnnPlan> plan;  // null: cuDNN has refused
   };
-  bool run(const CudnnAttentionKey& key, const std::map<int64_t, const void*>& memory,
-           CUstream_st* stream);
+  class Scratch;
+  class Documents;
+  using Addresses = std::map<int64_t, const void*>;  // by tensor
+
+  // Null: cuDNN has refused.
+  std::shared_ptr<const CudnnPlan> plan_for(const CudnnAttentionKey& key);
+  void execute(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
   Entry make(const CudnnAttentionKey& key) const;
 
   const CudnnApi& api_;
   cudnnContext* handle_;
   CudnnTarget target_;
-  Memory memory_;
+  Device device_;
   std::mutex executing_;  // the handle has one stream at a time
   PlanCache<CudnnAttentionKey, Entry> plans_;
 };

@@ -1,5 +1,7 @@
 #include "kernels/cuda/cudnn/attention_graph.h"
 
+#include <algorithm>
+#include <bit>
 #include <limits>
 
 #include <fmt/core.h>
@@ -30,9 +32,32 @@ std::string why_not_target(const CudnnTarget& t) {
   return "";
 }
 
+// Engines start blocks for the longest possible document for each that there is room for: short
+// ones would mostly start blocks that have nothing to do.
+constexpr int64_t kFewestRows = 128;  // of a document, in the mean
+
+std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
+  const int64_t documents = s.q_documents.begin.count;
+  if (t.architecture < 90) return "packed documents before sm_90";
+  if (s.document_gaps || s.q_documents.begin.data != s.kv_documents.begin.data)
+    return "documents of which a rank has parts";
+  if (documents * kFewestRows > s.Sq)
+    return fmt::format("{} documents in {} rows (cuDNN: from {} rows each)", documents, s.Sq,
+                       kFewestRows);
+  if (s.D % 16 != 0) return fmt::format("documents with heads of {} elements", s.D);
+  return "";
+}
+// Offsets of documents are 32 bits.
+std::string why_not_offsets(const AttentionShape& s, std::initializer_list<int64_t> strides) {
+  if (s.q_documents.begin && std::max(strides) * s.Sq > INT32_MAX)
+    return fmt::format("documents in {} rows of {} elements", s.Sq, std::max(strides));
+  return "";
+}
+
 std::string why_not_shape(const AttentionShape& s, const CudnnTarget& t) {
   if (auto why = why_not_target(t); !why.empty()) return why;
-  if (s.q_documents.begin) return "packed documents";
+  if (s.q_documents.begin)
+    if (auto why = why_not_documents(s, t); !why.empty()) return why;
   if (s.q_start != 0) return "queries that start at another position than the keys";
   if (s.window > 0 && !s.causal) return "a window that looks ahead";
   if (s.Sq > s.Skv && s.window > 0) return "more queries than keys, with a window";
@@ -59,30 +84,62 @@ std::pair<const char*, const View&> named(const char* name, const View& view) {
   return {name, view};
 }
 
-// Element (b, s, h, d) of a view is at (s B + b) token_stride + h D + d.
+int64_t offsets_tensor(OperationGraph& g, int64_t of, int64_t documents) {
+  return g.memory(offsets_of(of), {documents + 1, 1, 1, 1}, {1, 1, 1, 1}, Element::i32);
+}
+
+// Element (b, s, h, d) of a view is at (s B + b) token_stride + h D + d; of packed documents at
+// (offsets[b] + s token_stride) + h D + d.
 struct Layout {
   int64_t B, S, heads, D, token_stride;
+  bool documents;
 
-  int64_t rows() const { return B * token_stride; }  // from a position to the next
+  int64_t rows() const { return documents ? token_stride : B * token_stride; }  // to the next
   // Of one sequence the stride between sequences has no meaning: the one of a whole is given.
-  int64_t batch() const { return B == 1 ? S * token_stride : token_stride; }
+  int64_t batch() const { return documents || B == 1 ? S * token_stride : token_stride; }
+  int64_t room() const { return S * token_stride; }  // elements of all documents
   int64_t plain(OperationGraph& g, int64_t id) const {
-    return g.memory(id, {B, heads, S, D}, {batch(), D, rows(), 1}, Element::bf16);
+    return add(g, id, {B, heads, S, D}, {batch(), D, rows(), 1});
   }
   int64_t transposed(OperationGraph& g, int64_t id) const {
-    return g.memory(id, {B, heads, D, S}, {batch(), D, 1, rows()}, Element::bf16);
+    return add(g, id, {B, heads, D, S}, {batch(), D, 1, rows()});
+  }
+
+ private:
+  int64_t add(OperationGraph& g, int64_t id, Sizes dims, const Sizes& strides) const {
+    const int64_t offsets = documents ? offsets_tensor(g, id, B) : 0;
+    g.memory(id, std::move(dims), strides, Element::bf16);
+    g.set_offsets(id, offsets, strides, room());
+    return id;
   }
 };
 Layout query_layout(const CudnnAttentionKey& k, int64_t stride) {
-  return {k.B, k.Sq, k.A, k.D, stride};
+  return {k.B, k.Sq, k.A, k.D, stride, k.documents};
 }
 Layout key_layout(const CudnnAttentionKey& k, int64_t stride) {
-  return {k.B, k.Skv, k.G, k.D, stride};
+  return {k.B, k.Skv, k.G, k.D, stride, k.documents};
 }
 Sizes row_sizes(const CudnnAttentionKey& k) { return {k.B, k.A, k.Sq, 1}; }
-int64_t lse_tensor(OperationGraph& g, const CudnnAttentionKey& k) {
-  return g.memory(kLse, row_sizes(k), packed_strides(row_sizes(k)), Element::f32);
+Sizes row_strides(const CudnnAttentionKey& k) {
+  if (!k.documents) return packed_strides(row_sizes(k));
+  return {k.A * k.Sq, 1, k.A, 1};
 }
+int64_t lse_tensor(OperationGraph& g, const CudnnAttentionKey& k) {
+  const int64_t offsets = k.documents ? offsets_tensor(g, kLse, k.B) : 0;
+  g.memory(kLse, row_sizes(k), row_strides(k), Element::f32);
+  g.set_offsets(kLse, offsets, row_strides(k), k.A * k.Sq);
+  return kLse;
+}
+
+// The documents' lengths, where a graph has documents; else every length is 0: all.
+struct Lengths {
+  int64_t q = 0, kv = 0;
+  Lengths(OperationGraph& g, const CudnnAttentionKey& k) {
+    if (!k.documents) return;
+    q = g.memory(kQueryLengths, {k.B, 1, 1, 1}, {1, 1, 1, 1}, Element::i32);
+    kv = g.memory(kKeyLengths, {k.B, 1, 1, 1}, {1, 1, 1, 1}, Element::i32);
+  }
+};
 
 constexpr int64_t kRowDim = 2, kColumnDim = 3;
 
@@ -91,12 +148,26 @@ CudnnAttentionKey key_of(const AttentionShape& s) {
   CudnnAttentionKey key{};
   key.causal = s.causal, key.window = s.window, key.scale = s.scale;
   key.B = s.B, key.Sq = s.Sq, key.Skv = s.Skv, key.A = s.A, key.G = s.G, key.D = s.D;
+  key.documents = bool(s.q_documents.begin);
+  // Every pack has another number of documents: those of a power of two share a plan.
+  if (key.documents) key.B = int64_t(std::bit_ceil(uint64_t(s.q_documents.begin.count)));
   return key;
+}
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// Scores behind a document's last row or key become -infinity.
+int64_t within(OperationGraph& g, const Lengths& lengths, int64_t scores) {
+  if (lengths.q == 0) return scores;
+  const int64_t never = g.value(kNever);
+  const int64_t row = g.compare(Operation::less, g.index(scores, kRowDim), lengths.q);
+  const int64_t column = g.compare(Operation::less, g.index(scores, kColumnDim), lengths.kv);
+  const int64_t both = g.compare(Operation::logical_and, row, column);
+  return g.pointwise(Operation::select, {scores, never, both});
 }
 
 // Scores that a row may not see become -infinity.
 int64_t masked(OperationGraph& g, const CudnnAttentionKey& key, int64_t scores) {
-  constexpr float kNever = -std::numeric_limits<float>::infinity();
   if (key.causal) {
     const int64_t never = g.value(kNever);
     const int64_t row = g.index(scores, kRowDim), column = g.index(scores, kColumnDim);
@@ -114,11 +185,24 @@ int64_t masked(OperationGraph& g, const CudnnAttentionKey& key, int64_t scores) 
 }
 
 // dk or dv from a product per query head: the sum over those that share a kv head.
-void into_kv_heads(OperationGraph& g, const CudnnAttentionKey& k, int64_t x, int64_t y,
-                   int64_t into) {
-  if (k.A == k.G) return g.matmul_into(x, y, into);
-  const int64_t per_query_head = g.matmul(x, y);
-  g.round(per_query_head, Element::bf16);
+void into_kv_heads(OperationGraph& g, const CudnnAttentionKey& k, const Lengths& lengths, int64_t x,
+                   int64_t y, int64_t into) {
+  const MatmulLengths counts{.M = lengths.kv, .K = lengths.q};
+  if (k.A == k.G) return g.matmul_into(x, y, into, counts);
+  if (!k.documents) {
+    const int64_t per_query_head = g.matmul(x, y, counts);
+    g.round(per_query_head, Element::bf16);
+    return g.reduce_into(Operation::reduce_add, per_query_head, into);
+  }
+  // Documents of unequal length need memory, in which the engines take the kv heads' offsets times
+  // the query heads that share one.
+  const int64_t sharing = k.A / k.G;
+  const int64_t per_query_head = g.workspace({k.B, k.A, k.Skv, k.D}, Element::bf16);
+  const GraphTensor kv_heads = g.tensor(into);
+  Sizes strides = kv_heads.strides;
+  strides[0] *= sharing, strides[2] *= sharing;
+  g.set_offsets(per_query_head, kv_heads.offsets, strides, kv_heads.room * sharing);
+  g.matmul_into(x, y, per_query_head, counts);
   g.reduce_into(Operation::reduce_add, per_query_head, into);
 }
 
@@ -137,33 +221,43 @@ CudnnAttentionKey key_of(const AttentionBackward& b, bool deterministic) {
   key.q = b.q.token_stride, key.k = b.k.token_stride, key.v = b.v.token_stride;
   key.out = b.out.token_stride, key.dout = b.dout.token_stride;
   key.dq = b.dq.token_stride, key.dk = b.dk.token_stride, key.dv = b.dv.token_stride;
+  if (key.documents) key.dq = key.A * key.D, key.dk = key.dv = key.G * key.D;
   return key;
 }
 
 std::string why_not_cudnn(const AttentionForward& f, const CudnnTarget& target) {
-  return first_reason(f.shape, target, named("q", f.q), named("k", f.k), named("v", f.v),
-                      named("out", f.out));
+  if (auto why = first_reason(f.shape, target, named("q", f.q), named("k", f.k), named("v", f.v),
+                              named("out", f.out));
+      !why.empty())
+    return why;
+  return why_not_offsets(
+      f.shape, {f.q.token_stride, f.k.token_stride, f.v.token_stride, f.out.token_stride});
 }
 std::string why_not_cudnn(const AttentionBackward& b, const CudnnTarget& target) {
   if (b.add_dq || b.add_dkv) return "gradients that are added to";
   // Older ones compute with keys beyond the last, unless told each sequence's length.
-  if (target.version < 91600 && b.shape.Skv % 128 != 0)
+  if (target.version < 91600 && b.shape.Skv % 128 != 0 && !b.shape.q_documents.begin)
     return fmt::format("a backward of {} keys (before 9.16: multiples of 128)", b.shape.Skv);
-  return first_reason(b.shape, target, named("q", b.q), named("k", b.k), named("v", b.v),
-                      named("out", b.out), named("dout", b.dout), named("dq", b.dq),
-                      named("dk", b.dk), named("dv", b.dv));
+  if (auto why = first_reason(b.shape, target, named("q", b.q), named("k", b.k), named("v", b.v),
+                              named("out", b.out), named("dout", b.dout), named("dq", b.dq),
+                              named("dk", b.dk), named("dv", b.dv));
+      !why.empty())
+    return why;
+  return why_not_offsets(b.shape, {b.q.token_stride, b.k.token_stride, b.v.token_stride,
+                                   b.out.token_stride, b.dout.token_stride});
 }
 
 OperationGraph forward_graph(const CudnnAttentionKey& key) {
   OperationGraph g;
+  const Lengths lengths(g, key);
   const int64_t q = query_layout(key, key.q).plain(g, kQuery);
   const int64_t k = key_layout(key, key.k).transposed(g, kKey);
   const int64_t v = key_layout(key, key.v).plain(g, kValue);
   const int64_t out = query_layout(key, key.out).plain(g, kOut);
   const int64_t lse = lse_tensor(g, key);
-  const int64_t products = g.matmul(q, k);
-  const int64_t scores =
-      masked(g, key, g.pointwise(Operation::mul, {products, g.value(key.scale)}));
+  const int64_t products = g.matmul(q, k, {.M = lengths.q, .N = lengths.kv});
+  const int64_t scaled = g.pointwise(Operation::mul, {products, g.value(key.scale)});
+  const int64_t scores = masked(g, key, within(g, lengths, scaled));
   const int64_t most = g.reduce(Operation::reduce_max, scores, row_sizes(key));
   const int64_t weights =
       g.pointwise(Operation::exp, {g.pointwise(Operation::sub, {scores, most})});
@@ -171,12 +265,13 @@ OperationGraph forward_graph(const CudnnAttentionKey& key) {
   g.pointwise_into(Operation::add, {most, g.pointwise(Operation::log, {sum})}, lse);
   const int64_t probabilities = g.pointwise(Operation::div, {weights, sum});
   g.round(probabilities, Element::bf16);
-  g.matmul_into(probabilities, v, out);
+  g.matmul_into(probabilities, v, out, {.M = lengths.q, .K = lengths.kv});
   return g;
 }
 
 OperationGraph backward_graph(const CudnnAttentionKey& key) {
   OperationGraph g;
+  const Lengths lengths(g, key);
   const Layout query = query_layout(key, key.q), keys = key_layout(key, key.k);
   const int64_t q = query.plain(g, kQuery), k = keys.transposed(g, kKey);
   const int64_t v = key_layout(key, key.v).transposed(g, kValue);
@@ -187,32 +282,38 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
   const int64_t dv = key_layout(key, key.dv).plain(g, kValueGradient);
   const int64_t lse = lse_tensor(g, key);
   const int64_t scale = g.value(key.scale);
+  const MatmulLengths rows_keys{.M = lengths.q, .N = lengths.kv};
 
   // delta = sum of dout out over a head; the engines want the product with a number after it.
   const int64_t delta = g.workspace(row_sizes(key), Element::f32);
+  g.set_offsets(delta, g.tensor(lse).offsets, row_strides(key), key.A * key.Sq);
   const int64_t products = g.pointwise(Operation::mul, {dout, out});
   const int64_t sums = g.reduce(Operation::reduce_add, products, row_sizes(key));
   g.pointwise_into(Operation::mul, {sums, g.value(1)}, delta);
 
   // p = exp(scores - lse), dv = p^T dout. The mask comes last, so that what it hides is 0.
-  const int64_t scores = g.pointwise(Operation::mul, {g.matmul(q, k), scale});
-  const int64_t p =
-      g.pointwise(Operation::exp, {masked(g, key, g.pointwise(Operation::sub, {scores, lse}))});
+  const int64_t scaled = g.pointwise(Operation::mul, {g.matmul(q, k, rows_keys), scale});
+  const int64_t scores = g.pointwise(Operation::sub, {within(g, lengths, scaled), lse});
+  const int64_t p = g.pointwise(Operation::exp, {masked(g, key, scores)});
   const Sizes across{key.B, key.A, key.Skv, key.Sq};
   const Sizes across_strides{key.A * key.Sq * key.Skv, key.Sq * key.Skv, 1, key.Skv};
-  into_kv_heads(g, key, g.reshape(p, across, across_strides, Element::bf16), dout, dv);
+  into_kv_heads(g, key, lengths, g.reshape(p, across, across_strides, Element::bf16), dout, dv);
 
   // ds = scale p (dout v^T - delta), dk = ds^T q, dq = ds k
-  const int64_t dp = g.pointwise(Operation::sub, {g.matmul(dout, v), delta});
+  const int64_t dp = g.pointwise(Operation::sub, {g.matmul(dout, v, rows_keys), delta});
   const int64_t ds = g.pointwise(Operation::mul, {g.pointwise(Operation::mul, {dp, p}), scale});
-  into_kv_heads(g, key, g.reshape(ds, across, across_strides, Element::bf16), q, dk);
-  const int64_t k_rows = g.reshape(k, {key.B, key.G, key.Skv, key.D},
-                                   {keys.batch(), key.D, keys.rows(), 1}, Element::bf16);
+  into_kv_heads(g, key, lengths, g.reshape(ds, across, across_strides, Element::bf16), q, dk);
+  const Sizes key_rows{keys.batch(), key.D, keys.rows(), 1};
+  const int64_t k_rows = g.reshape(k, {key.B, key.G, key.Skv, key.D}, key_rows, Element::bf16);
+  g.set_offsets(k_rows, g.tensor(k).offsets, key_rows, keys.room());
+  const MatmulLengths rows_over_keys{.M = lengths.q, .K = lengths.kv};
   if (key.deterministic) {
-    g.matmul_into(ds, k_rows, dq);
+    g.matmul_into(ds, k_rows, dq, rows_over_keys);
   } else {
+    const GraphTensor into = g.tensor(dq);
     const int64_t sum = g.sums({key.B, key.A, key.Sq, key.D});
-    g.matmul_into(ds, k_rows, sum);
+    g.set_offsets(sum, into.offsets, into.strides, into.room);
+    g.matmul_into(ds, k_rows, sum, rows_over_keys);
     g.pointwise_into(Operation::identity, {sum}, dq);
   }
   return g;

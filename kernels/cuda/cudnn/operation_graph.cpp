@@ -16,9 +16,10 @@ Sizes packed_strides(const Sizes& dims) {
 }
 
 int64_t GraphTensor::bytes() const {
+  const int64_t size = type == Element::boolean ? 1 : type == Element::bf16 ? 2 : 4;
+  if (offsets != 0) return room * size;
   int64_t last = 0;
   for (size_t i = 0; i < dims.size(); ++i) last += (dims[i] - 1) * strides[i];
-  const int64_t size = type == Element::boolean ? 1 : type == Element::bf16 ? 2 : 4;
   return (last + 1) * size;
 }
 
@@ -58,17 +59,17 @@ int64_t OperationGraph::inside(Sizes dims, Element type) {
   return next_id_++;
 }
 
-int64_t OperationGraph::matmul(int64_t x, int64_t y) {
+int64_t OperationGraph::matmul(int64_t x, int64_t y, const MatmulLengths& lengths) {
   Sizes dims = tensor(x).dims;
   const Sizes& other = tensor(y).dims;
   dims.back() = other.back();
   for (size_t i = 0; i + 2 < dims.size(); ++i) dims[i] = std::max(dims[i], other[i]);
   const int64_t into = inside(std::move(dims), Element::f32);
-  matmul_into(x, y, into);
+  matmul_into(x, y, into, lengths);
   return into;
 }
-void OperationGraph::matmul_into(int64_t x, int64_t y, int64_t into) {
-  operations_.push_back({Operation::matmul, Element::f32, {x, y}, into});
+void OperationGraph::matmul_into(int64_t x, int64_t y, int64_t into, const MatmulLengths& lengths) {
+  operations_.push_back({Operation::matmul, Element::f32, {x, y}, into, -1, lengths});
 }
 
 int64_t OperationGraph::reshape(int64_t x, Sizes dims, Sizes strides, Element type) {
@@ -106,6 +107,12 @@ int64_t OperationGraph::compare(Operation kind, int64_t x, int64_t y) {
   const int64_t into = inside(tensor(x).dims, Element::boolean);
   operations_.push_back({kind, Element::boolean, {x, y}, into});
   return into;
+}
+
+void OperationGraph::set_offsets(int64_t id, int64_t offsets, Sizes strides, int64_t room) {
+  if (offsets == 0) return;
+  GraphTensor& t = at(id);
+  t.offsets = offsets, t.strides = std::move(strides), t.room = room;
 }
 
 }  // namespace mtrain::kernels::cuda

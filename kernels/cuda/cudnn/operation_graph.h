@@ -23,6 +23,8 @@ enum class Operation : uint8_t {
   index,          // the position in dim `axis`
   greater,        // x > y
   greater_equal,  //
+  less,           //
+  logical_and,    // x and y
   select          // z ? x : y
 };
 
@@ -41,9 +43,18 @@ struct GraphTensor {
   Element type;
   Place place;
   float value = 0;
+  // Batch b begins at element offsets[b] instead of b * strides[0]: the id of a tensor of B + 1
+  // int32, 0: none. `room`: the elements of all batches then.
+  int64_t offsets = 0, room = 0;
 
   bool in_workspace() const { return place == Place::workspace || place == Place::sums; }
   int64_t bytes() const;  // from the first element to the end of the last
+};
+
+// How many rows, columns and summands of a product count in each batch: ids of tensors of B int32,
+// 0: all.
+struct MatmulLengths {
+  int64_t M = 0, N = 0, K = 0;
 };
 
 struct GraphOperation {
@@ -52,6 +63,7 @@ struct GraphOperation {
   std::vector<int64_t> inputs;  // x, y, z
   int64_t output;
   int64_t axis = -1;
+  MatmulLengths lengths = {};
 };
 
 class OperationGraph {
@@ -64,8 +76,8 @@ class OperationGraph {
 
   // --- operations in the order in which they are added; the id of the output ---
   // Output: given, or made, inside and of fp32.
-  int64_t matmul(int64_t x, int64_t y);
-  void matmul_into(int64_t x, int64_t y, int64_t into);
+  int64_t matmul(int64_t x, int64_t y, const MatmulLengths& lengths);
+  void matmul_into(int64_t x, int64_t y, int64_t into, const MatmulLengths& lengths);
   int64_t reshape(int64_t x, Sizes dims, Sizes strides, Element type);
   int64_t reduce(Operation kind, int64_t x, Sizes dims);
   void reduce_into(Operation kind, int64_t x, int64_t into);
@@ -74,6 +86,8 @@ class OperationGraph {
   int64_t index(int64_t x, int64_t axis);
   int64_t compare(Operation kind, int64_t x, int64_t y);
   void round(int64_t id, Element type) { at(id).type = type; }  // what an inside tensor becomes
+  // Gives a tensor batches of unequal length, one behind the other. No effect where offsets is 0.
+  void set_offsets(int64_t id, int64_t offsets, Sizes strides, int64_t room);
 
   const GraphTensor& tensor(int64_t id) const;
   const std::vector<GraphTensor>& tensors() const { return tensors_; }

@@ -41,6 +41,8 @@ CudnnPointwise pointwise_mode(Operation kind) {
     case Operation::index: return CudnnPointwise::generate_index;
     case Operation::greater: return CudnnPointwise::compare_greater;
     case Operation::greater_equal: return CudnnPointwise::compare_greater_equal;
+    case Operation::less: return CudnnPointwise::compare_less;
+    case Operation::logical_and: return CudnnPointwise::logical_and;
     case Operation::select: return CudnnPointwise::binary_select;
     case Operation::matmul:
     case Operation::reshape:
@@ -114,6 +116,7 @@ class CudnnPlan::Builder {
     set(d, CudnnAttribute::tensor_byte_alignment, int64_t(16));
     set(d, CudnnAttribute::tensor_is_virtual, t.place == GraphTensor::Place::inside);
     set(d, CudnnAttribute::tensor_is_by_value, t.place == GraphTensor::Place::value);
+    if (t.offsets != 0) set(d, CudnnAttribute::tensor_ragged_offset, tensors_.at(t.offsets));
     finalize(d, "a tensor");
     return d;
   }
@@ -136,6 +139,12 @@ class CudnnPlan::Builder {
     set(d, CudnnAttribute::operation_matmul_b, tensors_.at(o.inputs[1]));
     set(d, CudnnAttribute::operation_matmul_c, tensors_.at(o.output));
     set(d, CudnnAttribute::operation_matmul_descriptor, how);
+    const auto limit = [&](CudnnAttribute name, int64_t length) {
+      if (length != 0) set(d, name, tensors_.at(length));
+    };
+    limit(CudnnAttribute::operation_matmul_m_override, o.lengths.M);
+    limit(CudnnAttribute::operation_matmul_n_override, o.lengths.N);
+    limit(CudnnAttribute::operation_matmul_k_override, o.lengths.K);
     finalize(d, "a matmul's operation");
     return d;
   }

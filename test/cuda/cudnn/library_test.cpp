@@ -73,6 +73,7 @@ MT_SAME(CudnnAttribute::tensor_strides, CUDNN_ATTR_TENSOR_STRIDES);
 MT_SAME(CudnnAttribute::tensor_unique_id, CUDNN_ATTR_TENSOR_UNIQUE_ID);
 MT_SAME(CudnnAttribute::tensor_is_virtual, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
 MT_SAME(CudnnAttribute::tensor_is_by_value, CUDNN_ATTR_TENSOR_IS_BY_VALUE);
+MT_SAME(CudnnAttribute::tensor_ragged_offset, CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC);
 MT_SAME(CudnnAttribute::variant_pack_unique_ids, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
 MT_SAME(CudnnAttribute::variant_pack_data_pointers, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
 MT_SAME(CudnnAttribute::variant_pack_workspace, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
@@ -82,6 +83,12 @@ MT_SAME(CudnnAttribute::operation_matmul_a, CUDNN_ATTR_OPERATION_MATMUL_ADESC);
 MT_SAME(CudnnAttribute::operation_matmul_b, CUDNN_ATTR_OPERATION_MATMUL_BDESC);
 MT_SAME(CudnnAttribute::operation_matmul_c, CUDNN_ATTR_OPERATION_MATMUL_CDESC);
 MT_SAME(CudnnAttribute::operation_matmul_descriptor, CUDNN_ATTR_OPERATION_MATMUL_DESC);
+MT_SAME(CudnnAttribute::operation_matmul_m_override,
+        CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC);
+MT_SAME(CudnnAttribute::operation_matmul_n_override,
+        CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC);
+MT_SAME(CudnnAttribute::operation_matmul_k_override,
+        CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC);
 MT_SAME(CudnnAttribute::reduction_operator, CUDNN_ATTR_REDUCTION_OPERATOR);
 MT_SAME(CudnnAttribute::reduction_compute_type, CUDNN_ATTR_REDUCTION_COMP_TYPE);
 MT_SAME(CudnnAttribute::operation_reduction_x, CUDNN_ATTR_OPERATION_REDUCTION_XDESC);
@@ -103,6 +110,8 @@ MT_SAME(CudnnPointwise::log, CUDNN_POINTWISE_LOG);
 MT_SAME(CudnnPointwise::identity, CUDNN_POINTWISE_IDENTITY);
 MT_SAME(CudnnPointwise::compare_greater, CUDNN_POINTWISE_CMP_GT);
 MT_SAME(CudnnPointwise::compare_greater_equal, CUDNN_POINTWISE_CMP_GE);
+MT_SAME(CudnnPointwise::compare_less, CUDNN_POINTWISE_CMP_LT);
+MT_SAME(CudnnPointwise::logical_and, CUDNN_POINTWISE_LOGICAL_AND);
 MT_SAME(CudnnPointwise::generate_index, CUDNN_POINTWISE_GEN_INDEX);
 MT_SAME(CudnnPointwise::binary_select, CUDNN_POINTWISE_BINARY_SELECT);
 MT_SAME(CudnnReduction::add, CUDNN_REDUCE_TENSOR_ADD);
@@ -209,6 +218,29 @@ TEST_CASE("cuDNN has plans for a described H200, forward and both backwards") {
       REQUIRE(gpu.plan(backward_of(c, deterministic), &workspace) == "");
       REQUIRE(workspace >= c.B * c.A * c.Sq * 4);  // the sums of out x dout at least
     }
+  }
+}
+
+TEST_CASE(
+    "cuDNN has plans for packed documents on a described H200, in memory of the tokens' size") {
+  REQUIRE(cudnn_library().problem == "");
+  const Described gpu(kH200);
+  for (const Case& c : {Case{16, 4096, 4096, 12, 2, 128}, Case{8, 8192, 8192, 32, 8, 128},
+                        Case{1, 300, 300, 4, 4, 64}, Case{4, 2048, 2048, 8, 2, 64, true, 300},
+                        Case{2, 1024, 1024, 8, 4, 128, false}}) {
+    CAPTURE(c.B, c.Sq, c.A, c.G, c.D);
+    int64_t workspace = 0;
+    CudnnAttentionKey forward = forward_of(c);
+    forward.documents = true;
+    REQUIRE(gpu.plan(forward, &workspace) == "");
+    CudnnAttentionKey backward = backward_of(c, false);
+    backward.documents = true;
+    backward.dq = c.A * c.D, backward.dk = backward.dv = c.G * c.D;
+    REQUIRE(gpu.plan(backward, &workspace) == "");
+    CAPTURE(workspace);
+    // Sums of dq in fp32, dk and dv of each query head, those of out x dout.
+    const int64_t per_query_head = c.Sq * c.A * c.D;
+    REQUIRE(workspace <= per_query_head * (4 + 2 + 2) + c.Sq * c.A * 4 + (1 << 20));
   }
 }
 
