@@ -21,6 +21,10 @@ struct Matmul {
   // Of 8-bit operands, which stand for their elements times this; fp32, one element each.
   ConstSpan a_inverse = {}, b_inverse = {};
   bool fast = false;  // of 8-bit operands: the hardware's own, shorter sums
+  // What is computed beside the product, at most one of them; not of 8-bit operands.
+  Span gelu_input_MN = {};     // the product goes here, and C = gelu(product), the tanh form
+  ConstSpan dgelu_of_MN = {};  // C = product * gelu'(this), the tanh form
+  Span a_sums_M = {};          // fp32: += the sums over K of op(A), where A is transposed
 };
 
 // Whether the product is one of 8 bits, and within the rules for those but the addresses'.
@@ -31,6 +35,8 @@ inline bool float8_fits(const Matmul& m) {
   return types && !m.trans_a && m.trans_b && m.K % kFloat8Multiple == 0 &&
          m.N % kFloat8Multiple == 0 && m.a_inverse && m.b_inverse;
 }
+
+inline bool has_epilogue(const Matmul& m) { return m.gelu_input_MN || m.dgelu_of_MN || m.a_sums_M; }
 
 namespace cpu {
 void run(const Matmul&);

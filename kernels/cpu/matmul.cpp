@@ -10,6 +10,7 @@
 #include "kernels/cpu/openblas.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/elementwise.h"
+#include "kernels/matmul_apart.h"
 
 namespace mtrain::kernels::cpu {
 namespace {
@@ -181,6 +182,8 @@ void run(const Matmul& m, MatmulWay way) {
 }
 
 void run(const Matmul& m) {
+  check_epilogue(m);
+  if (has_epilogue(m)) return run_apart(m, [](const auto& args) { run(args); });
   if (!is_float8(m)) return run(m, matmul_plan::choose(m));
   check(m);
   if (m.M > 0 && m.N > 0) run_8_bit(m);

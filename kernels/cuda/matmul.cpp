@@ -10,11 +10,13 @@
 #include <cuda_runtime_api.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "kernels/cuda/cublas_library.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
 #include "kernels/cuda/matmul_plan.h"
 #include "kernels/elementwise.h"
+#include "kernels/matmul_apart.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -68,8 +70,20 @@ Layout layout(DType dtype, int64_t columns, int64_t rows) {
   return Layout(made);
 }
 
-// All but the addresses. Shared, since descriptors of a plan that is running may not change: the
-// bias's address and those of scales are set in a copy.
+cublasLtEpilogue_t epilogue_of(Epilogue e) {
+  switch (e) {
+    case Epilogue::none: return CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::gelu: return CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::gelu_bias: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::dgelu: return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::sums: return CUBLASLT_EPILOGUE_BGRADB;  // the library's second operand is a
+  }
+  throw BugError("an epilogue without a name in cuBLASLt");
+}
+
+// All but the addresses. Shared, since descriptors of a plan that is running may not change: those
+// of the bias, scales and what the epilogue reads or writes are set in a copy.
 struct Plan {
   Owned<cublasLtMatmulDescOpaque_t> operation;
   Layout first, second, c;
@@ -79,6 +93,7 @@ struct Plan {
 
 constexpr size_t kMostWorkspace = 32 << 20;  // what the vendor advises for Hopper
 
+// Null: the library has no algorithm with the epilogue. Throws RunError where it has none at all.
 std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& k) {
   auto plan = std::make_shared<Plan>();
   cublasLtMatmulDesc_t operation = nullptr;
@@ -88,17 +103,24 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
   const cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, first);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, second);
-  if (k.epilogue == Epilogue::bias) {  // a value for each of C^T's rows
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  // Without addresses the library finds no algorithm; each run has its own in place of these.
+  const auto any_address = [](int64_t alignment) {
+    return reinterpret_cast<const void*>(uintptr_t(alignment));
+  };
+  const Epilogue e = k.epilogue;
+  set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(e));
+  // A value for each of C^T's rows, or of its columns.
+  if (e == Epilogue::bias || e == Epilogue::gelu_bias || e == Epilogue::sums) {
     set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.bias));
-    // Without an address the library finds no algorithm; the run's own replaces this one.
-    const void* const any = reinterpret_cast<const void*>(uintptr_t(k.bias_alignment));
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any);
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any_address(k.bias_alignment));
+  }
+  if (e == Epilogue::gelu || e == Epilogue::gelu_bias || e == Epilogue::dgelu) {
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, k.N);
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any_address(16));
   }
   if (is_float8(k.a)) {
     set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(k.fast));
-    // Scales from memory, as with the bias: each run has its own.
-    const void* const any = reinterpret_cast<const void*>(uintptr_t(16));
+    const void* const any = any_address(16);
     set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, any);
     set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, any);
   }
@@ -116,12 +138,18 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(k.c_alignment));
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  MT_BLAS(cublas().cublasLtMatmulAlgoGetHeuristic(handle, operation, plan->first.get(),
-                                                  plan->second.get(), plan->c.get(), plan->c.get(),
-                                                  made, 1, &result, &found));
-  if (found == 0)
-    throw RunError(fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}",
-                               k.M, k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c)));
+  const auto asked = cublas().cublasLtMatmulAlgoGetHeuristic(
+      handle, operation, plan->first.get(), plan->second.get(), plan->c.get(), plan->c.get(), made,
+      1, &result, &found);
+  if (asked != CUBLAS_STATUS_SUCCESS || found == 0) {
+    const std::string none = fmt::format(
+        "cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}, epilogue {} ({})", k.M,
+        k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c), int(epilogue_of(e)),
+        cublas().cublasLtGetStatusName(asked));
+    if (e == Epilogue::none || e == Epilogue::bias) throw RunError(none);
+    log::info(none + ": kernels of its own");
+    return nullptr;
+  }
   plan->algorithm = result.algo;
   plan->workspace = result.workspaceSize;
   return plan;
@@ -178,22 +206,43 @@ void run_empty_sum(const Matmul& m, CUstream_st* stream) {
         stream);
 }
 
-void multiply(const Matmul& m, CUstream_st* stream) {
+std::shared_ptr<const Plan> plan_of(const Matmul& m) {
   Library& library = library_here();
   const MatmulKey key = key_of(m);
-  const auto plan = library.plans.get(key, [&] { return make_plan(library.handle, key); });
-  cublasLtMatmulDescOpaque_t operation = *plan->operation;
-  if (m.bias_N) set(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, m.bias_N.data);
+  return library.plans.get(key, [&] { return make_plan(library.handle, key); });
+}
+
+void multiply(const Plan& plan, const Matmul& m, CUstream_st* stream) {
+  // The library writes sums where ours are added to.
+  const Scratch<float> sums(m.a_sums_M ? m.M : 0, stream);
+  cublasLtMatmulDescOpaque_t operation = *plan.operation;
+  const void* const bias = m.a_sums_M ? sums.get() : m.bias_N.data;
+  if (bias) set(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  const void* const beside = m.gelu_input_MN ? m.gelu_input_MN.data : m.dgelu_of_MN.data;
+  if (beside) set(&operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, beside);
   if (is_float8(m)) {  // the library's first operand is b
     set(&operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, m.b_inverse.data);
     set(&operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, m.a_inverse.data);
   }
-  const Scratch<char> workspace(int64_t(plan->workspace), stream);
+  const Scratch<char> workspace(int64_t(plan.workspace), stream);
   const float alpha = 1, beta = m.accumulate ? 1.0f : 0.0f;
-  MT_BLAS(cublas().cublasLtMatmul(library.handle, &operation, &alpha, m.b.data, plan->first.get(),
-                                  m.a.data, plan->second.get(), &beta, m.c_MN.data, plan->c.get(),
-                                  m.c_MN.data, plan->c.get(), &plan->algorithm, workspace.get(),
-                                  plan->workspace, stream));
+  MT_BLAS(cublas().cublasLtMatmul(library_here().handle, &operation, &alpha, m.b.data,
+                                  plan.first.get(), m.a.data, plan.second.get(), &beta, m.c_MN.data,
+                                  plan.c.get(), m.c_MN.data, plan.c.get(), &plan.algorithm,
+                                  workspace.get(), plan.workspace, stream));
+  if (m.a_sums_M)
+    run(Add{.a = {m.a_sums_M.data, m.M, DType::f32},
+            .b = {sums.get(), m.M, DType::f32},
+            .y = {m.a_sums_M.data, m.M, DType::f32}},
+        stream);
+}
+
+// Whether the library computes what stands beside the product with it.
+bool run_whole(const Matmul& m, CUstream_st* stream) {
+  if (!epilogue_fits_library(m)) return false;
+  const auto plan = plan_of(m);
+  if (plan) multiply(*plan, m, stream);
+  return bool(plan);
 }
 
 }  // namespace
@@ -208,7 +257,12 @@ void run(const Matmul& m, CUstream_st* stream) {
   MT_CHECK(!is_float8(m) || float8_fits_library(m),
            "matmul: {} and {} of M {} N {} K {}, transposed {} {}, or their addresses",
            dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.M, m.N, m.K, m.trans_a, m.trans_b);
+  check_epilogue(m);
   if (m.M == 0 || m.N == 0) return;
+  if (has_epilogue(m)) {
+    if (!run_whole(m, stream)) run_apart(m, [&](const auto& args) { run(args, stream); });
+    return;
+  }
   if (m.K == 0) return run_empty_sum(m, stream);
   const Conversions convert = conversions_of(m);
   const bool wide = needs_wide_c(m);
@@ -221,7 +275,7 @@ void run(const Matmul& m, CUstream_st* stream) {
   Matmul same = m;
   same.a = a.span(), same.b = b.span(), same.bias_N = bias.span();
   if (wide) same.c_MN = {wide_c.get(), m.M * m.N, DType::f32};
-  multiply(same, stream);
+  multiply(*plan_of(same), same, stream);
   if (wide) run(Cast{.x = same.c_MN, .y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}}, stream);
 }
 

@@ -9,7 +9,7 @@
 
 namespace mtrain::kernels::cuda {
 
-enum class Epilogue : uint8_t { none, bias };
+enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, dgelu, sums };
 
 // C (M, N), row-major, is for the library the column-major C^T (N, M) = op(B)^T op(A)^T: a
 // row-major matrix and its transpose are the same memory. So b comes first, and is transposed there
@@ -38,6 +38,13 @@ inline uint8_t alignment_of(const void* p) {
 // The type in which the library takes a bias: C's, but that fp8 products have no fp32 one.
 inline DType bias_type(const Matmul& m, DType c) { return is_float8(m) ? DType::bf16 : c; }
 
+inline Epilogue epilogue_of(const Matmul& m) {
+  if (m.gelu_input_MN) return m.bias_N ? Epilogue::gelu_bias : Epilogue::gelu;
+  if (m.dgelu_of_MN) return Epilogue::dgelu;
+  if (m.a_sums_M) return Epilogue::sums;
+  return m.bias_N ? Epilogue::bias : Epilogue::none;
+}
+
 // Of a matmul whose operands are of one type or fp8, and whose bias is of bias_type.
 inline MatmulKey key_of(const Matmul& m) {
   return {.M = m.M,
@@ -47,7 +54,7 @@ inline MatmulKey key_of(const Matmul& m) {
           .trans_b = m.trans_b,
           .accumulate = m.accumulate,
           .fast = is_float8(m) && m.fast,
-          .epilogue = m.bias_N ? Epilogue::bias : Epilogue::none,
+          .epilogue = epilogue_of(m),
           .a = m.a.dtype,
           .b = m.b.dtype,
           .c = m.c_MN.dtype,
@@ -55,7 +62,19 @@ inline MatmulKey key_of(const Matmul& m) {
           .a_alignment = alignment_of(m.a.data),
           .b_alignment = alignment_of(m.b.data),
           .c_alignment = alignment_of(m.c_MN.data),
-          .bias_alignment = alignment_of(m.bias_N.data)};
+          .bias_alignment = alignment_of(m.a_sums_M ? m.a_sums_M.data : m.bias_N.data)};
+}
+
+// Whether the library is asked for what is computed beside the product: it knows gelu's tanh form,
+// in bf16, of rows that are multiples of 8 elements. It may still have no algorithm.
+inline bool epilogue_fits_library(const Matmul& m) {
+  const auto on_border = [](const ConstSpan& s) { return !s || alignment_of(s.data) >= 16; };
+  const bool bf16 = m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16;
+  if (!bf16 || m.K == 0 || !on_border(m.a) || !on_border(m.b) || !on_border(m.c_MN)) return false;
+  if (m.a_sums_M) return m.c_MN.dtype == DType::f32;  // sums are of C's type
+  return m.c_MN.dtype == DType::bf16 && m.N % 8 == 0 && on_border(m.gelu_input_MN) &&
+         on_border(m.dgelu_of_MN) && (!m.bias_N || m.bias_N.dtype == DType::bf16) &&
+         on_border(m.bias_N);
 }
 
 // Which operands must become fp32 first: the library's are of one type.

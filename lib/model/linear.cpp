@@ -28,6 +28,14 @@ class PlainLinear : public Linear {
   void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) override {
     products_.wgrad(step, x_TI, dy_TO);
   }
+  ops::GeluResult forward_gelu(Step& step, const Tensor& x_TI) override {
+    if (products_.in_8_bits()) return Linear::forward_gelu(step, x_TI);
+    return products_.forward_gelu(step, x_TI);
+  }
+  ops::GeluGradients dgrad_gelu(Step& step, Tensor& dy_TO, const Tensor& x_TI) override {
+    if (products_.in_8_bits()) return Linear::dgrad_gelu(step, dy_TO, x_TI);
+    return products_.dgrad_gelu(step, dy_TO, x_TI);
+  }
 
  private:
   LinearProducts products_;
@@ -69,6 +77,16 @@ void LinearProducts::forward_into(Step& step, const Tensor& x_TI, const Tensor& 
   ops::matmul_float8_into(on, names_.fwd, x, w, y_TO, false, /*fast=*/true, b);
 }
 
+ops::GeluResult LinearProducts::forward_gelu(Step& step, const Tensor& x_TI) const {
+  return ops::matmul_gelu(step.compute, names_.fwd, x_TI, weight_->value, {.b = true},
+                          bias_ ? bias_->value : Tensor());
+}
+
+ops::GeluGradients LinearProducts::dgrad_gelu(Step& step, const Tensor& dy_TO,
+                                              const Tensor& x_TI) const {
+  return ops::matmul_dgelu(step.compute, names_.dgrad, dy_TO, weight_->value, {}, x_TI);
+}
+
 Tensor LinearProducts::dgrad(Step& step, const Tensor& dy_TO) const {
   Tensor dx = Tensor::empty(step.compute, {dy_TO.dim(0), I()}, dy_TO.dtype());
   dgrad_into(step, dy_TO, dx);
@@ -85,19 +103,18 @@ void LinearProducts::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& d
 
 void LinearProducts::wgrad_into(Stream& on, const Tensor& x_TI, const Tensor& dy_TO) const {
   const bool add = !weight_->take_fresh();
+  const Tensor db_O = bias_ ? bias_->grad : Tensor();
   if (!fp8_)
-    return ops::matmul_into(on, names_.wgrad, dy_TO, x_TI, {.a = true}, weight_->grad, add);
+    return ops::weight_gradient_into(on, names_.wgrad, dy_TO, x_TI, weight_->grad, add, db_O);
   const auto dy = quantized(on, Role::gradient, dy_TO, true, false),
              x = quantized(on, Role::input, x_TI, true, false);
   ops::matmul_float8_into(on, names_.wgrad, dy, x, weight_->grad, add, /*fast=*/false);
+  if (db_O) ops::column_sum(on, dy_TO, db_O);
 }
 
 void LinearProducts::wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) const {
   WgradQueue::Entry entry;
-  entry.run = [this, &on = step.compute, x_TI, dy_TO] {
-    wgrad_into(on, x_TI, dy_TO);
-    if (bias_) ops::column_sum(on, dy_TO, bias_->grad);
-  };
+  entry.run = [this, &on = step.compute, x_TI, dy_TO] { wgrad_into(on, x_TI, dy_TO); };
   entry.completes = {weight_};
   if (bias_) entry.completes.push_back(bias_);
   step.wgrad.push(std::move(entry));

@@ -24,6 +24,16 @@ class Linear {
     wgrad(step, x_TI, dy_TO);
     return dx;
   }
+  // With a gelu, in the tanh form, behind the output: y and what it is of; or before the input: the
+  // gradient of what that is of, x_TI, and the input again.
+  virtual ops::GeluResult forward_gelu(Step& step, const Tensor& x_TI) {
+    const Tensor y = forward(step, x_TI);
+    return {y, ops::gelu(step.compute, y, true)};
+  }
+  virtual ops::GeluGradients dgrad_gelu(Step& step, Tensor& dy_TO, const Tensor& x_TI) {
+    const Tensor d = dgrad(step, dy_TO);  // the kernel overwrites it with the input
+    return {ops::gelu_backward(step.compute, x_TI, d, d, true), d};
+  }
 };
 
 // Which product of a layer ("qkv", "proj", "fc1", "fc2"), and the names of its three matmuls in
@@ -50,6 +60,9 @@ class LinearProducts {
 
   Tensor forward(Step& step, const Tensor& x_TI, bool bias) const;
   void forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
+  ops::GeluResult forward_gelu(Step& step, const Tensor& x_TI) const;  // bf16 or fp32 products
+  ops::GeluGradients dgrad_gelu(Step& step, const Tensor& dy_TO, const Tensor& x_TI) const;
+  bool in_8_bits() const { return bool(fp8_); }
   Tensor dgrad(Step& step, const Tensor& dy_TO) const;
   void dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const;
   void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) const;  // pushes to step.wgrad

@@ -52,10 +52,16 @@ class MlpSegment : public Segment {
     const Device::Scope scope(step.compute.device(), name_);
     MlpActivations a;
     a.norm = norm_.forward(step, h);
-    a.up_TF = up_->forward(step, a.norm.y_TH);
+    Tensor act_TF;
+    if (gelu_in_products()) {
+      const auto r = up_->forward_gelu(step, a.norm.y_TH);
+      a.up_TF = r.x_MN, act_TF = r.y_MN;
+    } else {
+      a.up_TF = up_->forward(step, a.norm.y_TH);
+      act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF)
+                            : ops::gelu(step.compute, a.up_TF, false);
+    }
     a.norm.y_TH = {};
-    const Tensor act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF)
-                                       : ops::gelu(step.compute, a.up_TF, c_.gelu_tanh);
     const Hidden out{a.norm.sum_TH, down_->forward(step, act_TF)};
     drop(step, out.delta_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     step.stash.push(std::move(a));
@@ -67,21 +73,26 @@ class MlpSegment : public Segment {
     auto a = step.stash.pop<MlpActivations>();
     Tensor ddown =
         drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
-    Tensor dact_TF = down_->dgrad(step, ddown);
-    Tensor act_TF = dact_TF;  // the backward kernels overwrite the gradient with the activation
-                              // that wgrad needs
-    Tensor dup_TF = c_.gated_mlp
-                        ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, act_TF)
-                        : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, c_.gelu_tanh);
+    Tensor act_TF, dup_TF;  // the activation again, for wgrad
+    if (gelu_in_products()) {
+      const auto g = down_->dgrad_gelu(step, ddown, a.up_TF);
+      dup_TF = g.dx_MN, act_TF = g.y_MN;
+    } else {
+      const Tensor dact_TF = act_TF = down_->dgrad(step, ddown);  // which the kernels overwrite
+      dup_TF = c_.gated_mlp ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, act_TF)
+                            : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, false);
+    }
     down_->wgrad(step, act_TF, ddown);
     // Memory that the rest needs: under sequence parallelism ddown is of all ranks' tokens.
-    a.up_TF = {}, dact_TF = {}, act_TF = {}, ddown = {};
+    a.up_TF = {}, act_TF = {}, ddown = {};
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
     const Tensor dy = up_->backward(step, y, std::move(dup_TF));
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 
  private:
+  bool gelu_in_products() const { return !c_.gated_mlp && c_.gelu_tanh; }
+
   GptConfig c_;
   std::string name_;
   std::shared_ptr<TensorParallel> tensor_;

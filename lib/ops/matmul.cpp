@@ -47,4 +47,52 @@ void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b,
   enqueue(on, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
 }
 
+GeluResult matmul_gelu(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
+                       const Tensor& bias_N) {
+  if (!on.device().is_cuda()) {
+    const Tensor x = matmul(on, name, a, b, t, a.dtype(), bias_N);
+    return {x, gelu(on, x, true)};
+  }
+  const Shape shape{a.dim(t.a ? 1 : 0), b.dim(t.b ? 0 : 1)};
+  const GeluResult r{Tensor::empty(on, shape, a.dtype()), Tensor::empty(on, shape, a.dtype())};
+  auto args = describe(a, b, t, r.y_MN);
+  if (bias_N) MT_SHAPE("matmul_gelu", bias_N, {args.N});
+  args.bias_N = bias_N;
+  args.gelu_input_MN = r.x_MN;
+  enqueue(on, {.name = name, .reads = {a, b, bias_N}, .writes = {r.x_MN, r.y_MN}}, args);
+  return r;
+}
+
+GeluGradients matmul_dgelu(Stream& on, const char* name, const Tensor& a, const Tensor& b,
+                           Transpose t, const Tensor& x_MN) {
+  if (!on.device().is_cuda()) {  // one pass over memory makes both
+    const Tensor y = matmul(on, name, a, b, t, a.dtype());
+    return {gelu_backward(on, x_MN, y, y, true), y};
+  }
+  const GeluGradients r{Tensor::empty(on, x_MN.shape(), a.dtype()), gelu(on, x_MN, true)};
+  auto args = describe(a, b, t, r.dx_MN);
+  MT_DTYPE("matmul_dgelu", x_MN, a.dtype());
+  args.dgelu_of_MN = x_MN;
+  enqueue(on, {.name = name, .reads = {a, b, x_MN}, .writes = {r.dx_MN}}, args);
+  return r;
+}
+
+void weight_gradient_into(Stream& on, const char* name, const Tensor& dy_TO, const Tensor& x_TI,
+                          const Tensor& dw_OI, bool accumulate, const Tensor& db_O) {
+  if (!db_O || !on.device().is_cuda()) {
+    matmul_into(on, name, dy_TO, x_TI, {.a = true}, dw_OI, accumulate);
+    if (db_O) column_sum(on, dy_TO, db_O);
+    return;
+  }
+  MT_DTYPE("weight_gradient", dw_OI, DType::f32);
+  auto args = describe(dy_TO, x_TI, {.a = true}, dw_OI);
+  MT_SHAPE("weight_gradient", db_O, {args.M});
+  MT_DTYPE("weight_gradient", db_O, DType::f32);
+  args.accumulate = accumulate;
+  args.a_sums_M = db_O;
+  std::vector<Access> reads{dy_TO, x_TI, db_O};
+  if (accumulate) reads.push_back(dw_OI);
+  enqueue(on, {.name = name, .reads = std::move(reads), .writes = {dw_OI, db_O}}, args);
+}
+
 }  // namespace mtrain::ops

@@ -27,6 +27,23 @@ Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Tr
 void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
                  const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {});
 
+// gelu, in the tanh form, behind a product; on a GPU within it, from the sums before they are
+// rounded.
+struct GeluResult {
+  Tensor x_MN, y_MN;  // y = gelu(x)
+};
+GeluResult matmul_gelu(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
+                       const Tensor& bias_N = {});
+struct GeluGradients {
+  Tensor dx_MN, y_MN;  // y: the forward's again
+};
+// For dy = op(a) op(b).
+GeluGradients matmul_dgelu(Stream& on, const char* name, const Tensor& a, const Tensor& b,
+                           Transpose t, const Tensor& x_MN);
+// dw_OI = dy^T x, or += where `accumulate`; db_O += the sums of dy's columns, optional. fp32.
+void weight_gradient_into(Stream& on, const char* name, const Tensor& dy_TO, const Tensor& x_TI,
+                          const Tensor& dw_OI, bool accumulate, const Tensor& db_O);
+
 // --- 8 bits, of a scale each: x ~ data * inverse. kernels/fp8.h ---
 struct Float8Scale {
   Tensor scale, inverse;  // fp32, one element each

@@ -100,3 +100,44 @@ TEST_CASE("products of 8 bits equal the CPU's: types, bias, accumulation, sums f
           }
     }
 }
+
+TEST_CASE("what is computed beside a product equals the CPU's: gelu, its gradient, sums") {
+  Closeness close("matmul epilogues");
+  enum class Beside { gelu, gelu_bias, dgelu, sums };
+  // By the library's epilogues, and off their borders by kernels of their own.
+  for (auto [M, N, K] :
+       {std::tuple<int64_t, int64_t, int64_t>{64, 96, 128}, {256, 48, 1000}, {33, 65, 129}})
+    for (Beside beside : {Beside::gelu, Beside::gelu_bias, Beside::dgelu, Beside::sums})
+      for (DType t : kFloats)
+        for (bool accumulate : {false, true}) {
+          const bool sums = beside == Beside::sums;
+          if (accumulate && !sums) continue;
+          CAPTURE(M, N, K, int(beside), dtype_name(t), accumulate);
+          const DType tc = sums ? DType::f32 : t;
+          // Of unit deviation, as what goes into a gelu is.
+          const double small = 1 / std::sqrt(double(K));
+          Mirror a(Array::normal(t, M * K, 1)), b(Array::normal(t, K * N, 2, small)),
+              bias(Array::normal(t, N, 3)), c(Array::normal(tc, M * N, 4)),
+              x(Array::normal(t, M * N, 5)), totals(Array::normal(DType::f32, M, 6));
+          const auto args = [&, M = M, N = N, K = K](auto&& of) {
+            Matmul m{.a = of(a), .b = of(b), .c_MN = of(c), .M = M, .N = N, .K = K};
+            m.trans_b = !sums, m.trans_a = sums, m.accumulate = accumulate;
+            if (beside == Beside::gelu_bias) m.bias_N = of(bias);
+            if (beside == Beside::gelu || beside == Beside::gelu_bias) m.gelu_input_MN = of(x);
+            if (beside == Beside::dgelu) m.dgelu_of_MN = of(x);
+            if (sums) m.a_sums_M = of(totals);
+            return m;
+          };
+          cpu::run(args([](Mirror& m) { return m.host().span(); }));
+          cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
+          // The CPU rounds a product before what follows it, the library does not.
+          const Rule rule{.dtype = tc, .K = double(K), .scale = 8, .sums = t};
+          REQUIRE(c.compare(close, rule) == "");
+          REQUIRE(x.compare(close, rule) == "");
+          const Rule total{.dtype = DType::f32,
+                           .K = double(K),
+                           .scale = 4 * std::sqrt(double(K)),
+                           .sums = DType::f32};
+          REQUIRE(totals.compare(close, total) == "");
+        }
+}

@@ -52,6 +52,45 @@ TEST_CASE("the key asks a column-major library for the row-major product") {
     }
 }
 
+TEST_CASE("the library is asked for gelu and sums only where its rules allow") {
+  alignas(128) char memory[1024];
+  const auto at = [&](int64_t offset, DType type = DType::bf16) {
+    return Span{memory + offset, 64, type};
+  };
+  const Matmul product{.a = at(0), .b = at(128), .c_MN = at(256), .M = 8, .N = 8, .K = 8};
+  Matmul gelu = product, dgelu = product, sums = product;
+  gelu.gelu_input_MN = at(384);
+  dgelu.dgelu_of_MN = at(384);
+  sums.a_sums_M = at(384, DType::f32), sums.c_MN = at(256, DType::f32), sums.trans_a = true;
+  REQUIRE(cuda::epilogue_of(product) == cuda::Epilogue::none);
+  REQUIRE(cuda::epilogue_of(gelu) == cuda::Epilogue::gelu);
+  REQUIRE(cuda::epilogue_of(dgelu) == cuda::Epilogue::dgelu);
+  REQUIRE(cuda::epilogue_of(sums) == cuda::Epilogue::sums);
+  Matmul with_bias = gelu;
+  with_bias.bias_N = at(512);
+  REQUIRE(cuda::epilogue_of(with_bias) == cuda::Epilogue::gelu_bias);
+  for (const Matmul& m : {gelu, dgelu, sums, with_bias}) {
+    CAPTURE(int(cuda::epilogue_of(m)));
+    CHECK(cuda::epilogue_fits_library(m));
+    const auto fits = [&](auto change) {
+      Matmul other = m;
+      change(other);
+      return cuda::epilogue_fits_library(other);
+    };
+    CHECK(!fits([&](Matmul& x) { x.a = at(0, DType::f32), x.b = at(128, DType::f32); }));
+    CHECK(!fits([&](Matmul& x) { x.a = at(2); }));
+    CHECK(!fits([&](Matmul& x) { x.K = 0; }));
+    const bool is_sums = bool(m.a_sums_M);
+    CHECK(fits([&](Matmul& x) { x.N = 7; }) == is_sums);
+    CHECK(!fits([&](Matmul& x) { x.c_MN.dtype = is_sums ? DType::bf16 : DType::f32; }));
+    CHECK(cuda::key_of(m) != cuda::key_of(product));
+  }
+  with_bias.bias_N = at(512, DType::f32);
+  CHECK(!cuda::epilogue_fits_library(with_bias));
+  with_bias.bias_N = at(514);
+  CHECK(!cuda::epilogue_fits_library(with_bias));
+}
+
 TEST_CASE("what changes the algorithm changes the key") {
   alignas(128) float memory[128];
   const auto at = [&](int64_t offset, DType type = DType::f32) {

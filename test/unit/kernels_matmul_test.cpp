@@ -312,6 +312,53 @@ TEST_CASE("matmul: OpenBLAS takes this CPU's kernels and leaves the environment 
   }
 }
 
+TEST_CASE("matmul: gelu, its gradient and sums beside a product agree with float64") {
+  const int64_t M = 5, N = 7, K = 13;
+  const double pi = std::acos(-1.0);
+  const auto inner = [&](double x) { return std::sqrt(2 / pi) * (x + 0.044715 * x * x * x); };
+  const auto gelu = [&](double x) { return x / 2 * (1 + std::tanh(inner(x))); };
+  const auto slope = [&](double x) { return (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6; };
+  const Problem p(M, N, K, true, true, Extra::bias, DType::f32, DType::f32, DType::f32);
+  Array product(DType::f32, M * N), y(DType::f32, M * N), sums = Array::normal(DType::f32, M, 9);
+  const Array before = sums, at = Array::normal(DType::f32, M * N, 8);
+  const Matmul m{.a = p.a,
+                 .b = p.b,
+                 .bias_N = p.bias,
+                 .c_MN = y,
+                 .M = M,
+                 .N = N,
+                 .K = K,
+                 .trans_a = true,
+                 .trans_b = true};
+  Closeness close("matmul epilogues");
+  const auto expect = [&](const Array& got, const auto& of) {
+    std::vector<double> want(size_t(got.size()));
+    for (int64_t i = 0; i < got.size(); ++i) want[size_t(i)] = of(i);
+    REQUIRE(close(got, want, {.dtype = DType::f32, .K = double(K), .scale = 8}) == "");
+  };
+  const auto whole = [&](int64_t i) { return p.expected[size_t(i)]; };
+  Matmul forward = m;
+  forward.gelu_input_MN = product;
+  cpu::run(forward);
+  expect(product, whole);
+  expect(y, [&](int64_t i) { return gelu(whole(i)); });
+  Matmul backward = m;
+  backward.dgelu_of_MN = at;
+  cpu::run(backward);
+  expect(y, [&](int64_t i) { return whole(i) * slope(at[i]); });
+  Matmul with_sums = m;
+  with_sums.a_sums_M = sums;
+  cpu::run(with_sums);
+  expect(y, whole);
+  expect(sums, [&](int64_t row) {  // a is stored (K, M)
+    double sum = before[row];
+    for (int64_t k = 0; k < K; ++k) sum += p.a[k * M + row];
+    return sum;
+  });
+  with_sums.gelu_input_MN = product;
+  REQUIRE_THROWS_AS(cpu::run(with_sums), BugError);
+}
+
 TEST_CASE("matmul plan: measured once, saved, loaded, replaced by the static rule") {
   namespace plan = cpu::matmul_plan;
   plan::clear();
