@@ -85,6 +85,7 @@ void Trainer::change_weights(const std::function<void()>& write) {
   data_parallel_->before_update();
   write();
   for (ParamUnit* unit : params_.units()) data_parallel_->updated(*unit);
+  if (parts_.fp8) parts_.fp8->weights_changed();
 }
 
 StepStats Trainer::step() {
