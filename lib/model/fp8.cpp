@@ -7,9 +7,18 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "device/device.h"
 #include "kernels/matmul.h"
 
 namespace mtrain {
+
+namespace {
+// What is made once a step has no place in what is replayed for every micro-batch.
+void refuse_capture(Stream& on) {
+  if (on.device().capture())
+    throw RunError("8-bit weights that are not there yet cannot be made within a graph");
+}
+}  // namespace
 
 int64_t Float8Scaling::add(const std::string& name, const Parameter& weight) {
   MT_CHECK(!materialized_, "{} is declared after the scales have memory", name);
@@ -76,8 +85,9 @@ ops::Float8Tensor Float8Scaling::quantize(Stream& on, int64_t linear, Role role,
 ops::Float8Scale Float8Scaling::scale_of(Stream& on, int64_t linear) {
   if (has_history_) return delayed_scale(index(linear, Role::weight));
   Weight& w = weights_.at(size_t(linear));
-  if (!w.has_scale)
-    ops::current_scale_into(on, w.parameter->value, type(Role::weight), options_.margin, w.scale);
+  if (w.has_scale) return w.scale;
+  refuse_capture(on);
+  ops::current_scale_into(on, w.parameter->value, type(Role::weight), options_.margin, w.scale);
   w.has_scale = true;
   return w.scale;
 }
@@ -92,6 +102,7 @@ ops::Float8Tensor Float8Scaling::weight(Stream& on, int64_t linear, bool transpo
                       : ops::quantize(on, value, type(Role::weight), scale, amax);
   if ((transposed ? w.has_transposed : w.has_copy) && (w.recorded || !amax))
     return {kept, scale.inverse};
+  refuse_capture(on);
   // What a backward will want is made with what its forward wants: the weight is read once.
   const Tensor copy = transposed ? Tensor() : w.copy,
                other = transposed || record ? w.transposed : Tensor();
@@ -100,6 +111,15 @@ ops::Float8Tensor Float8Scaling::weight(Stream& on, int64_t linear, bool transpo
   w.has_transposed = w.has_transposed || other;
   w.recorded = w.recorded || amax;
   return {kept, scale.inverse};
+}
+
+void Float8Scaling::prepare(Stream& on) {
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const Weight& w = weights_[i];
+    if (w.copy) weight(on, int64_t(i), false, true);
+    if (w.transposed) weight(on, int64_t(i), true, false);
+    scale_of(on, int64_t(i));
+  }
 }
 
 void Float8Scaling::weights_changed() {
@@ -160,10 +180,15 @@ void Float8Scaling::restore(Stream& on, const std::string& state) {
     known = std::min(L, int64_t(values.size()) - 1);
     std::copy(values.end() - known, values.end(), history.begin() + i * L);
   }
-  all_.amax_C = Tensor::from_host(on, {C}, std::vector<float>(size_t(C)));
-  all_.history_CL = Tensor::from_host(on, {C, L}, history);
-  all_.scale_C = Tensor::from_host(on, {C}, scales);
-  all_.inverse_C = Tensor::from_host(on, {C}, inverses);
+  // The same memory, whose addresses graphs have.
+  const auto put = [&](std::vector<float>& values, const Tensor& to) {
+    const auto keep = std::make_shared<std::vector<float>>(std::move(values));
+    on.upload(to, keep, keep->data());
+  };
+  ops::fill(on, all_.amax_C, 0);
+  put(history, all_.history_CL);
+  put(scales, all_.scale_C);
+  put(inverses, all_.inverse_C);
   place_ = known % L;
   has_history_ = true;
   weights_changed();  // they are quantized under other scales

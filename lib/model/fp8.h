@@ -46,6 +46,10 @@ class Float8Scaling {
   ops::Float8Tensor weight(Stream& on, int64_t linear, bool transposed, bool record);
   // What is kept of the weights is out of date.
   void weights_changed();
+  // Makes what is kept of every weight: a graph's launches find it there, and do not make it.
+  void prepare(Stream& on);
+  // Whether every later step launches what this one does: delayed scaling's first does not.
+  bool steady() const { return !options_.delayed || has_history_; }
 
   // After the step's update: the next step's scales. `over_ranks` makes a tensor the largest of all
   // ranks that compute with other tokens or other parts of the same weights.
