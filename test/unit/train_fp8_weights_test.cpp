@@ -2,6 +2,7 @@
 // is quantized for each use.
 #include <map>
 #include <set>
+#include <utility>
 
 #include "graph_testing.h"
 #include "temporary_folder.h"
@@ -33,6 +34,7 @@ struct Outcome {
   std::vector<double> losses, evaluations;
   std::vector<float> norms, weights;
   std::string scales;
+  int64_t replays = 0;  // of graphs
   bool operator==(const Outcome&) const = default;
 };
 
@@ -53,6 +55,7 @@ Outcome outcome(Device& device, const Recipe& r, World world, bool keep, int64_t
   o.weights = whole_weights(t);
   o.scales = t.fp8()->state(t.compute());
   device.set_launch_check({});
+  if (t.graphs()) o.replays = t.graphs()->replays();
   return o;
 }
 
@@ -205,10 +208,13 @@ TEST_CASE(
   });
 }
 
+namespace {
+std::unique_ptr<Device> recording() {
+  return Device::on(std::make_unique<RecordingBackend>(), {.stream_sanitizer = true});
+}
+}  // namespace
+
 TEST_CASE("graphs find 8-bit weights that were made before them") {
-  const auto recording = [] {
-    return Device::on(std::make_unique<RecordingBackend>(), {.stream_sanitizer = true});
-  };
   const auto data = std::make_shared<CountingData>();
   const ValidationLoader validation(data, 13, {.micro_batch = 2});
   for (const bool delayed : {false, true})
@@ -220,7 +226,9 @@ TEST_CASE("graphs find 8-bit weights that were made before them") {
       const Outcome single = outcome(*plain, r, World::alone(), true);
       r.train.device = DeviceChoice::cuda;  // a recording CPU can do as much
       const auto device = recording(), another = recording();
-      CHECK((outcome(*device, r, World::alone(), true) == single));
+      Outcome graphs = outcome(*device, r, World::alone(), true);
+      CHECK(std::exchange(graphs.replays, 0) > 0);
+      CHECK((graphs == single));
       // Evaluations come before a capture, and before replays; a checkpoint between them.
       Trainer t(*another, r, gpt_config(r.model, kVocab, kSeq), data);
       std::vector<double> losses;
@@ -237,5 +245,36 @@ TEST_CASE("graphs find 8-bit weights that were made before them") {
       // All but a first of each kind, which are one or two, and the first step of delayed scaling.
       const int a_step = more == kAccumulate ? 3 : 1, kinds = more == kAccumulate ? 2 : 1;
       CHECK(t.graphs()->replays() == (delayed ? 6 : 7) * a_step - kinds);
+    }
+}
+
+// The first micro-batch waits for gathered parameters, and is no graph: it makes the copies.
+TEST_CASE("graphs beside micro-batches that communicate find their 8-bit weights") {
+  struct Case {
+    const char* strategy;
+    int64_t a_step, kinds;  // graphs in each of the 5 steps; each kind is run before its capture
+  };
+  for (const Case& c : std::vector<Case>{{"ddp", 3, 2}, {"megatron_ddp", 2, 1}})
+    for (const bool delayed : {false, true}) {
+      CAPTURE(c.strategy, delayed);
+      const auto all_ranks = [&](bool graphs) {
+        Recipe r = tiny(with(delayed ? kDelayed : kTensorwise,
+                             {std::string("distributed.strategy=") + c.strategy,
+                              "train.global_batch_size=8", "train.micro_batch_size=1"}),
+                        2);
+        r.train.device = DeviceChoice::cuda;
+        r.train.enable_cuda_graph = graphs;
+        std::vector<Outcome> all(2);
+        run_ranks(2, "thread",
+                  [&](TestRank& rank) {
+                    all[size_t(rank.rank())] = outcome(rank.device, r, rank.world, true);
+                  },
+                  {.device = [] { return recording(); }});
+        return all;
+      };
+      auto on = all_ranks(true);
+      for (Outcome& o : on)
+        CHECK(std::exchange(o.replays, 0) == (delayed ? 4 : 5) * c.a_step - c.kinds);
+      CHECK((on == all_ranks(false)));
     }
 }
