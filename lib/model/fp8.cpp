@@ -6,12 +6,24 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/math.h"
+#include "device/device.h"
+#include "kernels/matmul.h"
 
 namespace mtrain {
 
-int64_t Float8Scaling::add(const std::string& name) {
-  MT_CHECK(!all_.amax_C, "{} is declared after the scales have memory", name);
+namespace {
+// What is made once a step has no place in what is replayed for every micro-batch.
+void refuse_capture(Stream& on) {
+  if (on.device().capture())
+    throw RunError("8-bit weights that are not there yet cannot be made within a graph");
+}
+}  // namespace
+
+int64_t Float8Scaling::add(const std::string& name, const Parameter& weight) {
+  MT_CHECK(!materialized_, "{} is declared after the scales have memory", name);
   linears_.push_back(name);
+  weights_.push_back({.parameter = &weight});
   return int64_t(linears_.size()) - 1;
 }
 
@@ -27,14 +39,24 @@ std::string Float8Scaling::name(int64_t index) const {
 }
 
 void Float8Scaling::materialize(Stream& on) {
-  if (!options_.delayed || linears_.empty()) return;
-  const auto make = [&](Shape shape, float value) {
-    const Tensor t = Tensor::empty(on, shape, DType::f32, MemoryCategory::buffers);
-    ops::fill(on, t, value);
-    return t;
+  materialized_ = true;
+  const auto make = [&](Shape shape, DType type) {
+    return Tensor::empty(on, shape, type, MemoryCategory::buffers);
   };
+  const DType type = this->type(Role::weight);
+  for (Weight& w : weights_) {
+    const int64_t O = w.parameter->shape[0], I = w.parameter->shape[1];
+    w.scale = {make({1}, DType::f32), make({1}, DType::f32)};
+    if (options_.keep_weights) w.copy = make({O, I}, type);
+    if (options_.keep_transposed)
+      w.transposed = make({I, round_up(O, kernels::kFloat8Multiple)}, type);
+  }
+  if (!options_.delayed || linears_.empty()) return;
   const int64_t C = tensors();
-  all_ = {make({C}, 0), make({C, options_.history}, 0), make({C}, 1), make({C}, 1)};
+  all_ = {make({C}, DType::f32), make({C, options_.history}, DType::f32), make({C}, DType::f32),
+          make({C}, DType::f32)};
+  for (const Tensor& none : {all_.amax_C, all_.history_CL}) ops::fill(on, none, 0);
+  for (const Tensor& neutral : {all_.scale_C, all_.inverse_C}) ops::fill(on, neutral, 1);
 }
 
 ops::DelayedScales Float8Scaling::range(int64_t begin, int64_t end) const {
@@ -42,22 +64,70 @@ ops::DelayedScales Float8Scaling::range(int64_t begin, int64_t end) const {
           all_.scale_C.rows(begin, end), all_.inverse_C.rows(begin, end)};
 }
 
+ops::Float8Scale Float8Scaling::delayed_scale(int64_t index) const {
+  const ops::DelayedScales own = range(index, index + 1);
+  return {own.scale_C, own.inverse_C};
+}
+
+Tensor Float8Scaling::amax(int64_t index, bool record) const {
+  return record && options_.delayed ? range(index, index + 1).amax_C : Tensor();
+}
+
 ops::Float8Tensor Float8Scaling::quantize(Stream& on, int64_t linear, Role role, const Tensor& x,
                                           bool transposed, bool record) {
   const int64_t i = index(linear, role);
-  Tensor amax;
-  ops::Float8Scale scale;
-  if (options_.delayed) {
-    const ops::DelayedScales own = range(i, i + 1);
-    if (record) amax = own.amax_C;
-    if (has_history_) scale = {own.scale_C, own.inverse_C};
+  const ops::Float8Scale scale =
+      has_history_ ? delayed_scale(i) : ops::current_scale(on, x, type(role), options_.margin);
+  return transposed ? ops::quantize_transposed(on, x, type(role), scale, amax(i, record))
+                    : ops::quantize(on, x, type(role), scale, amax(i, record));
+}
+
+ops::Float8Scale Float8Scaling::scale_of(Stream& on, int64_t linear) {
+  if (has_history_) return delayed_scale(index(linear, Role::weight));
+  Weight& w = weights_.at(size_t(linear));
+  if (w.has_scale) return w.scale;
+  refuse_capture(on);
+  ops::current_scale_into(on, w.parameter->value, type(Role::weight), options_.margin, w.scale);
+  w.has_scale = true;
+  return w.scale;
+}
+
+ops::Float8Tensor Float8Scaling::weight(Stream& on, int64_t linear, bool transposed, bool record) {
+  Weight& w = weights_.at(size_t(linear));
+  const Tensor &value = w.parameter->value, &kept = transposed ? w.transposed : w.copy;
+  const ops::Float8Scale scale = scale_of(on, linear);
+  const Tensor amax = this->amax(index(linear, Role::weight), record);
+  if (!kept)
+    return transposed ? ops::quantize_transposed(on, value, type(Role::weight), scale, amax)
+                      : ops::quantize(on, value, type(Role::weight), scale, amax);
+  if ((transposed ? w.has_transposed : w.has_copy) && (w.recorded || !amax))
+    return {kept, scale.inverse};
+  refuse_capture(on);
+  // What a backward will want is made with what its forward wants: the weight is read once.
+  const Tensor copy = transposed ? Tensor() : w.copy,
+               other = transposed || record ? w.transposed : Tensor();
+  ops::quantize_into(on, value, scale, copy, other, amax);
+  w.has_copy = w.has_copy || copy;
+  w.has_transposed = w.has_transposed || other;
+  w.recorded = w.recorded || amax;
+  return {kept, scale.inverse};
+}
+
+void Float8Scaling::prepare(Stream& on) {
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const Weight& w = weights_[i];
+    if (w.copy) weight(on, int64_t(i), false, true);
+    if (w.transposed) weight(on, int64_t(i), true, false);
+    scale_of(on, int64_t(i));
   }
-  if (!scale.scale) scale = ops::current_scale(on, x, type(role), options_.margin);
-  return transposed ? ops::quantize_transposed(on, x, type(role), scale, amax)
-                    : ops::quantize(on, x, type(role), scale, amax);
+}
+
+void Float8Scaling::weights_changed() {
+  for (Weight& w : weights_) w.has_copy = w.has_transposed = w.has_scale = w.recorded = false;
 }
 
 void Float8Scaling::end_step(Stream& on, const std::function<void(const Tensor&)>& over_ranks) {
+  weights_changed();  // and delayed scales are others now
   if (!all_.amax_C) return;
   over_ranks(all_.amax_C);
   const auto both = 2 * int64_t(linears_.size());
@@ -110,12 +180,18 @@ void Float8Scaling::restore(Stream& on, const std::string& state) {
     known = std::min(L, int64_t(values.size()) - 1);
     std::copy(values.end() - known, values.end(), history.begin() + i * L);
   }
-  all_.amax_C = Tensor::from_host(on, {C}, std::vector<float>(size_t(C)));
-  all_.history_CL = Tensor::from_host(on, {C, L}, history);
-  all_.scale_C = Tensor::from_host(on, {C}, scales);
-  all_.inverse_C = Tensor::from_host(on, {C}, inverses);
+  // The same memory, whose addresses graphs have.
+  const auto put = [&](std::vector<float>& values, const Tensor& to) {
+    const auto keep = std::make_shared<std::vector<float>>(std::move(values));
+    on.upload(to, keep, keep->data());
+  };
+  ops::fill(on, all_.amax_C, 0);
+  put(history, all_.history_CL);
+  put(scales, all_.scale_C);
+  put(inverses, all_.inverse_C);
   place_ = known % L;
   has_history_ = true;
+  weights_changed();  // they are quantized under other scales
 }
 
 }  // namespace mtrain

@@ -46,11 +46,11 @@ class PlainLinear : public Linear {
 LinearProducts::LinearProducts(ParamStore& params, const LinearSpec& s, const Cut& weight,
                                const Cut& bias)
     : names_(s.names), fp8_(s.fp8) {
-  if (fp8_) number_ = fp8_->add(s.name);
   weight_ = params.add(s.unit, {.name = s.name + ".weight",
                                 .shape = part_of({s.O, s.I}, weight),
                                 .std = s.std,
                                 .cut = weight});
+  if (fp8_) number_ = fp8_->add(s.name, *weight_);
   if (s.bias)
     bias_ = params.add(s.unit, {.name = s.name + ".bias",
                                 .shape = part_of({s.O}, bias),
@@ -73,7 +73,7 @@ void LinearProducts::forward_into(Step& step, const Tensor& x_TI, const Tensor& 
   if (!fp8_)
     return ops::matmul_into(on, names_.fwd, x_TI, weight_->value, {.b = true}, y_TO, false, b);
   const auto x = quantized(on, Role::input, x_TI, false, step.training),
-             w = quantized(on, Role::weight, weight_->value, false, step.training);
+             w = fp8_->weight(on, number_, false, step.training);
   ops::matmul_float8_into(on, names_.fwd, x, w, y_TO, false, /*fast=*/true, b);
 }
 
@@ -97,7 +97,7 @@ void LinearProducts::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& d
   Stream& on = step.compute;
   if (!fp8_) return ops::matmul_into(on, names_.dgrad, dy_TO, weight_->value, {}, dx_TI);
   const auto dy = quantized(on, Role::gradient, dy_TO, false, true),
-             w = quantized(on, Role::weight, weight_->value, true, false);
+             w = fp8_->weight(on, number_, true, false);
   ops::matmul_float8_into(on, names_.dgrad, dy, w, dx_TI, false, /*fast=*/false);
 }
 

@@ -16,33 +16,19 @@ namespace {
 
 Tensor one(Stream& on) { return Tensor::empty(on, {1}, DType::f32, MemoryCategory::buffers); }
 
-Float8Tensor quantize_as(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
-                         const Tensor& amax, bool transposed) {
-  MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
-  MT_CHECK(is_float8(type), "quantize: to {}", dtype_name(type));
-  MT_FLOAT("quantize", x_TN);
-  const int64_t T = x_TN.dim(0), N = x_TN.dim(1);
-  kernels::Quantize args{.x_TN = x_TN, .scale = scale.scale, .amax = amax, .T = T, .N = N};
-  Tensor y;
-  if (transposed) {
-    args.stride = round_up(T, kernels::kFloat8Multiple);
-    args.y_NT = y = Tensor::empty(on, {N, args.stride}, type);
-  } else {
-    args.y_TN = y = Tensor::empty(on, {T, N}, type);
-  }
-  std::vector<Access> writes{y};
-  if (amax) writes.push_back(amax);
-  enqueue(on, {.name = "quantize", .reads = {x_TN, scale.scale, amax}, .writes = std::move(writes)},
-          args);
-  return {y, scale.inverse};
-}
-
 }  // namespace
 
 Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin) {
-  MT_FLOAT("current_scale", x);
-  const Tensor amax = one(on);
   const Float8Scale s{one(on), one(on)};
+  current_scale_into(on, x, type, margin, s);
+  return s;
+}
+
+void current_scale_into(Stream& on, const Tensor& x, DType type, int margin, const Float8Scale& s) {
+  MT_FLOAT("current_scale", x);
+  MT_SHAPE("current_scale", s.scale, {1});
+  MT_SHAPE("current_scale", s.inverse, {1});
+  const Tensor amax = one(on);
   enqueue(on, {.name = "amax", .reads = {x}, .writes = {amax, s.scale, s.inverse}},
           kernels::Amax{.x = x,
                         .amax = amax,
@@ -50,17 +36,49 @@ Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin) {
                         .inverse = s.inverse,
                         .type = type,
                         .margin = margin});
-  return s;
+}
+
+void quantize_into(Stream& on, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
+                   const Tensor& y_NT, const Tensor& amax) {
+  MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
+  MT_FLOAT("quantize", x_TN);
+  MT_CHECK(y_TN || y_NT, "quantize: to nothing");
+  const int64_t T = x_TN.dim(0), N = x_TN.dim(1), stride = round_up(T, kernels::kFloat8Multiple);
+  if (y_TN) MT_SHAPE("quantize", y_TN, {T, N});
+  if (y_NT) MT_SHAPE("quantize", y_NT, {N, stride});
+  if (y_TN && y_NT) MT_DTYPE("quantize", y_NT, y_TN.dtype());
+  std::vector<Access> writes;
+  for (const Tensor& y : {y_TN, y_NT}) {
+    if (!y) continue;
+    MT_CHECK(is_float8(y.dtype()), "quantize: to {}", dtype_name(y.dtype()));
+    writes.push_back(y);
+  }
+  if (amax) writes.push_back(amax);
+  enqueue(on, {.name = "quantize", .reads = {x_TN, scale.scale, amax}, .writes = std::move(writes)},
+          kernels::Quantize{.x_TN = x_TN,
+                            .scale = scale.scale,
+                            .y_TN = y_TN,
+                            .y_NT = y_NT,
+                            .amax = amax,
+                            .T = T,
+                            .N = N,
+                            .stride = y_NT ? stride : 0});
 }
 
 Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
                       const Tensor& amax) {
-  return quantize_as(on, x_TN, type, scale, amax, false);
+  const Tensor y = Tensor::empty(on, x_TN.shape(), type);
+  quantize_into(on, x_TN, scale, y, {}, amax);
+  return {y, scale.inverse};
 }
 
 Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax) {
-  return quantize_as(on, x_TN, type, scale, amax, true);
+  MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
+  const Tensor y =
+      Tensor::empty(on, {x_TN.dim(1), round_up(x_TN.dim(0), kernels::kFloat8Multiple)}, type);
+  quantize_into(on, x_TN, scale, {}, y, amax);
+  return {y, scale.inverse};
 }
 
 void update_scales(Stream& on, const DelayedScales& of, int64_t place, bool most_recent, DType type,

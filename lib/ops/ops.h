@@ -54,12 +54,17 @@ struct Float8Tensor {
 };
 // The scale under which the largest of x is the type's largest over 2^margin.
 Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin);
+void current_scale_into(Stream& on, const Tensor& x, DType type, int margin,
+                        const Float8Scale& scale);
 // amax (fp32, one element, optional) becomes x's where that is larger.
 Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
                       const Tensor& amax = {});
 // (N, T), T rounded up to a multiple of kernels::kFloat8Multiple by zeros.
 Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax = {});
+// Into either or both of y_TN (T, N) and y_NT (N, T rounded up as above); x is read once.
+void quantize_into(Stream& on, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
+                   const Tensor& y_NT, const Tensor& amax = {});
 // Of the next step, for C tensors: kernels/fp8.h.
 struct DelayedScales {
   Tensor amax_C, history_CL, scale_C, inverse_C;

@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "plan/schedule_bounds.h"
+#include "recipe/float8_copies.h"
 #include "recipe/overlap.h"
 
 namespace mtrain {
@@ -46,7 +47,7 @@ class Estimator {
     for (const Spread& s : {dense, experts}) {
       const Count state = e_ == 4 || !r_.optimizer.master_weights ? 8 : 12;  // m, v, master
       const bool own_only = s.ranks > 1 && shards_gradients(r_);
-      out.params += s.parameters * e_ / (shards_parameters() ? s.ranks : 1);
+      out.params += s.parameters * e_ / (shards_parameters(r_) ? s.ranks : 1);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
       if (own_only && defers_reduction()) out.grads += s.parameters * 4;
       out.optimizer += s.parameters * state / (is_sharded(r_) ? s.ranks : 1);
@@ -59,7 +60,7 @@ class Estimator {
     out.activations = T_ * (kept_per_token() + (has_head() ? 2 * hidden() * e_ + 4 : 0)) + backward;
     out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
     out.buffers = data_buffers() + reduction_buffers() + context_buffers() + pipeline_buffers() +
-                  expert_buffers();
+                  expert_buffers() + float8_weights();
     return out;
   }
 
@@ -100,11 +101,6 @@ class Estimator {
     return n;
   }
 
-  bool shards_parameters() const {
-    const auto& d = r_.distributed;
-    return d.strategy == Strategy::fsdp2 || (d.strategy == Strategy::megatron_fsdp &&
-                                             d.zero_dp_strategy == ZeroStrategy::parameters);
-  }
   // Whole gradients of all layers add up until the last micro-batch.
   bool defers_reduction() const {
     const auto& d = r_.distributed;
@@ -251,7 +247,7 @@ class Estimator {
   }
   // Whole parameters: of the layer in use and those gathered ahead.
   Count data_buffers() const {
-    if (!shards_parameters() || l_.gradient_ranks() == 1) return 0;
+    if (!shards_parameters(r_) || l_.gradient_ranks() == 1) return 0;
     const auto& d = r_.distributed;
     const bool fsdp2 = d.strategy == Strategy::fsdp2;
     const bool reshard = !fsdp2 || d.reshard_after_forward.value_or(l_.pp == 1);
@@ -265,6 +261,14 @@ class Estimator {
                                 ? layers()
                                 : ceil_div(layers() * std::min(kStagesGathered, stages), stages);
     return e_ * whole_units(reshard ? std::max(1 + ahead, again) : at_once);
+  }
+  // 8-bit copies of what the linears multiply with.
+  Count float8_weights() const {
+    const auto cut = [&](const LayerParameters& p) {
+      return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
+    };
+    return float8_copies(r_, l_).bytes() *
+           (Count(dense_layers_) * cut(size_.dense) + Count(moe_layers_) * cut(size_.moe));
   }
   bool uses(CpCommType type) const {
     const auto& types = r_.distributed.cp_comm_type;

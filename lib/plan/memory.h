@@ -19,7 +19,7 @@ struct MemoryEstimate {
   Count params = 0, grads = 0, optimizer = 0;  // bytes, from here on
   Count activations = 0;  // kept from forward to backward, and what one layer's backward needs
   Count logits = 0;       // beyond that: the head runs while no layer does
-  Count buffers = 0;      // communication: gathered weights, tokens and keys in transit
+  Count buffers = 0;  // communication: gathered weights, tokens and keys in transit; 8-bit weights
   Count total() const { return params + grads + optimizer + activations + logits + buffers; }
 };
 

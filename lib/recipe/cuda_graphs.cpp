@@ -34,7 +34,6 @@ const char* obstacle(const Recipe& r, const Layout& l) {
        "packed documents end elsewhere in every micro-batch"},
       {shared && shards_gradients(r),
        "parameters or gradients that are sharded come and go within a micro-batch"},
-      {r.mixed_precision.fp8 != Fp8Format::none, "8-bit products are not recorded yet"},
       {r.debug.trace.has_value(), "debug.trace shows every launch"},
       {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name"},
   });

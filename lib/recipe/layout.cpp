@@ -73,6 +73,12 @@ bool shards_gradients(const Recipe& r) {
          (d.strategy == Strategy::megatron_fsdp && d.zero_dp_strategy >= ZeroStrategy::gradients);
 }
 
+bool shards_parameters(const Recipe& r) {
+  const auto& d = r.distributed;
+  return d.strategy == Strategy::fsdp2 ||
+         (d.strategy == Strategy::megatron_fsdp && d.zero_dp_strategy == ZeroStrategy::parameters);
+}
+
 bool is_sharded(const Recipe& r) {
   switch (r.distributed.strategy) {
     case Strategy::fsdp2: return true;

@@ -42,7 +42,7 @@ std::unique_ptr<Allocator::Open> MicroBatchGraphs::share_memory() const {
   return std::make_unique<Allocator::Open>(compute_.device().allocator(), *pool_);
 }
 
-void MicroBatchGraphs::run(const MicroBatches& work) {
+void MicroBatchGraphs::run(const MicroBatches& work, bool steady) {
   for (size_t k = 0; k < work.batches.size(); ++k) {
     const std::vector<MicroBatch> batch{work.batches[k]};
     const MicroBatches one{.batches = batch,
@@ -55,7 +55,7 @@ void MicroBatchGraphs::run(const MicroBatches& work) {
                            .use = work.use};
     bool done = false;
     if (const auto shared = share_memory()) {
-      done = possible(batch[0], int64_t(k)) && run_as_graph(one);
+      done = steady && possible(batch[0], int64_t(k)) && run_as_graph(one);
       if (!done && plan_.on) {
         pipeline_.run_one(one);
         done = true;

@@ -24,7 +24,8 @@ class MicroBatchGraphs {
                    int64_t layers);
 
   // As Pipeline::run, micro-batch by micro-batch. work.loss is the same tensor in every step.
-  void run(const MicroBatches& work);
+  // `steady`: later steps launch the same; else this one is no model for graphs.
+  void run(const MicroBatches& work, bool steady = true);
 
   // As long as it lives, what is allocated draws on the micro-batches' memory: of work that takes
   // turns with them. Null where there are no graphs.

@@ -5,6 +5,7 @@
 #include "base/math.h"
 #include "parallel/context/cores.h"
 #include "parallel/tensor/tensor_parallel.h"
+#include "recipe/float8_copies.h"
 #include "recipe/overlap.h"
 
 namespace mtrain {
@@ -58,15 +59,19 @@ TensorOverlap tensor_overlap(const Overlap& overlap) {
 }
 
 // Null without 8-bit products.
-std::shared_ptr<Float8Scaling> float8_scaling(const MixedPrecisionConfig& p) {
+std::shared_ptr<Float8Scaling> float8_scaling(const Recipe& r, const Layout& l) {
+  const MixedPrecisionConfig& p = r.mixed_precision;
   if (p.fp8 == Fp8Format::none) return nullptr;
+  const Float8Copies copies = float8_copies(r, l);
   const bool delayed = p.fp8_recipe == Fp8Recipe::delayed;
   return std::make_shared<Float8Scaling>(
       Float8Options{.gradient = p.fp8 == Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
                     .delayed = delayed,
                     .margin = int(p.fp8_margin),
                     .history = p.fp8_amax_history_len,
-                    .most_recent = p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent});
+                    .most_recent = p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent,
+                    .keep_weights = copies.forward,
+                    .keep_transposed = copies.backward});
 }
 
 // A level of a2a+p2p.
@@ -89,7 +94,7 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r) {
   const Layout l = layout_of(r, world.size());
   const Mesh mesh = mesh_of(l);
   ModelParts parts;
-  parts.fp8 = float8_scaling(r.mixed_precision);
+  parts.fp8 = float8_scaling(r, l);
   if (l.tp > 1)
     parts.tensor = tensor_parallel(tensor_groups(world, device, r, mesh),
                                    {.sequence = r.distributed.sequence_parallel,

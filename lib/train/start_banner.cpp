@@ -5,6 +5,7 @@
 #include "base/strings.h"
 #include "plan/memory.h"
 #include "recipe/cuda_graphs.h"
+#include "recipe/float8_copies.h"
 #include "recipe/overlap.h"
 
 namespace mtrain {
@@ -92,21 +93,20 @@ std::string ranks_text(const Recipe& r, const Layout& l) {
                                 : enum_name(r.distributed.pipeline.pp_schedule));
 }
 
-std::string precision(const MixedPrecisionConfig& p) {
+std::string precision(const Recipe& r, const Layout& l) {
+  const MixedPrecisionConfig& p = r.mixed_precision;
   if (p.fp8 == Fp8Format::none) return std::string(enum_name(p.name));
-  return fmt::format("{}, linears in 8 bits ({}, {})", enum_name(p.name), enum_name(p.fp8),
-                     enum_name(p.fp8_recipe));
+  return fmt::format("{}, linears in 8 bits ({}, {}; {})", enum_name(p.name), enum_name(p.fp8),
+                     enum_name(p.fp8_recipe), print_float8_copies(float8_copies(r, l)));
 }
 
 }  // namespace
 
 std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
-  std::vector<BannerRow> rows{{"model", model_text(r.model, vocab)},
-                              {"parameters", parameters_text(r, vocab)},
-                              {"precision", precision(r.mixed_precision)},
-                              {"batch", batch_text(r, l)},
-                              {"recompute", recompute_text(r)},
-                              {"memory", memory_text(r, l, vocab)}};
+  std::vector<BannerRow> rows{
+      {"model", model_text(r.model, vocab)}, {"parameters", parameters_text(r, vocab)},
+      {"precision", precision(r, l)},        {"batch", batch_text(r, l)},
+      {"recompute", recompute_text(r)},      {"memory", memory_text(r, l, vocab)}};
   if (r.train.device == DeviceChoice::cuda)
     rows.push_back({"CUDA graphs", print_cuda_graphs(resolve_cuda_graphs(r, l))});
   return rows;

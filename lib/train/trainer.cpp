@@ -85,6 +85,7 @@ void Trainer::change_weights(const std::function<void()>& write) {
   data_parallel_->before_update();
   write();
   for (ParamUnit* unit : params_.units()) data_parallel_->updated(*unit);
+  if (parts_.fp8) parts_.fp8->weights_changed();
 }
 
 StepStats Trainer::step() {
@@ -161,7 +162,14 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
   for (size_t k = 0; k < batches.size(); ++k)
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
-  graphs_ ? graphs_->run(work) : pipeline_->run(work);
+  if (!graphs_) {
+    pipeline_->run(work);
+    return work.loss;
+  }
+  // Where a step's first micro-batch is a graph, too, no other makes what is kept of the weights.
+  const CudaGraphs& plan = graphs_->plan();
+  if (parts_.fp8 && plan.on && plan.first == 0) parts_.fp8->prepare(compute_);
+  graphs_->run(work, !parts_.fp8 || parts_.fp8->steady());
   return work.loss;
 }
 

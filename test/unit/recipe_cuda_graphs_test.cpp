@@ -67,6 +67,8 @@ TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do n
   CHECK(text(1, {}) == "on: every micro-batch");
   CHECK(text(1, {"recompute.granularity=full", "model.hidden_dropout=0.1"}) ==
         "on: every micro-batch");
+  CHECK(text(1, {"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
+                 "hardware.gpu=h100"}) == "on: every micro-batch");
   CHECK(text(1, {"train.enable_cuda_graph=false"}) == "off: train.enable_cuda_graph is false");
   CHECK(text(2, {"distributed.strategy=ddp"}) ==
         "on: micro-batches 1 to 15 of 16, the others communicate");

@@ -286,6 +286,56 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
         }
 }
 
+TEST_CASE("planned memory has the 8-bit weights that are kept") {
+  const Overrides base{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
+                       "debug.emulate_fp8=true",
+                       "model.hidden_size=256",
+                       "model.num_query_groups=4",
+                       "dataset.seq_length=64",
+                       "distributed.strategy=megatron_ddp"};
+  struct Case {
+    int ranks;
+    Overrides more;
+    double bytes;  // of every element of the linears
+  };
+  for (const Case& c : std::vector<Case>{
+           {1, {}, 0},
+           {1, {"recompute=full"}, 1},
+           {1, {"train.micro_batch_size=1"}, 2},
+           {2, {"train.micro_batch_size=1", "distributed.tp_size=2"}, 2},
+           {2, {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.pipeline={}"}, 2},
+           {2, {"train.micro_batch_size=1", "distributed.strategy=fsdp2"}, 0}}) {
+    Overrides all = base;
+    all.insert(all.end(), c.more.begin(), c.more.end());
+    const Recipe r = recipe(all, c.ranks);
+    Overrides without = all;
+    without[0] = "mixed_precision=bf16_mixed";
+    without.erase(without.begin() + 1);  // emulation
+    const Recipe plain = recipe(without, c.ranks);
+    const Layout l = layout_of(r, c.ranks);
+    const MemoryEstimate planned = estimate_memory(r, l, kVocab, 0);
+    double linears = 0, kept = 0, total = 0;
+    run_thread_ranks(c.ranks, [&](World& world) {
+      const auto device = Device::cpu(1, {});
+      Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, int(l.tp)),
+                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+      trainer.step();
+      trainer.step();
+      if (world.rank() != 0) return;
+      for (const Parameter* p : trainer.params().params())
+        if (p->shape.rank() == 2 && p->name.starts_with("layers")) linears += p->shape.count();
+      kept = double(device->allocator().usage(MemoryCategory::buffers).current);
+      total = double(device->allocator().total().peak);
+    });
+    CAPTURE(c.ranks, c.more, planned.buffers, linears, kept, total);
+    CHECK(planned.buffers - estimate_memory(plain, l, kVocab, 0).buffers ==
+          Approx(c.bytes * linears).epsilon(0.01));
+    // Scales and what else is small.
+    if (c.bytes > 0) CHECK(kept == Approx(c.bytes * linears).epsilon(0.05));
+    CHECK(planned.total() == Approx(total).epsilon(0.1));
+  }
+}
+
 TEST_CASE("a step of many micro-batches takes no more memory from the system than one of few") {
   for (const char* layout : {"distributed.tp_size=2", "distributed.cp_size=2"}) {
     int64_t reserved[2] = {};

@@ -37,22 +37,37 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
 }
 
 TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
-  Recipe recipe = tiny({"train.global_batch_size=8", "train.micro_batch_size=2",
-                        "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"});
-  recipe.train.device = DeviceChoice::cuda;
-  recipe.train.enable_cuda_graph = false;
-  const auto single = on_cuda(recipe, 10);
-  recipe.train.enable_cuda_graph = true;
-  const auto device = device_under_test();
-  Trainer trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
-                  std::make_shared<CountingData>());
-  std::vector<double> by_graphs;
-  for (int i = 0; i < 10; ++i) by_graphs.push_back(trainer.step().loss);
-  REQUIRE(trainer.graphs());
-  INFO(trainer.graphs()->take_failure());
-  // The first micro-batch of a step and one that adds to it go before as they are.
-  CHECK(trainer.graphs()->replays() == 40 - 2);
-  check_close(single, by_graphs, 1e-5);
+  struct Case {
+    std::vector<std::string> changes;
+    int64_t replays;
+  };
+  // The first micro-batch of a step and one that adds to it go before as they are, and the first
+  // step of delayed scaling, which has other launches.
+  for (const Case& c :
+       std::vector<Case>{{{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}, 40 - 2},
+                         {{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
+                           "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
+                          40 - 2},
+                         {{"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
+                           "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
+                          36 - 2}}) {
+    std::vector<std::string> changes = c.changes;
+    changes.insert(changes.end(), {"train.global_batch_size=8", "train.micro_batch_size=2"});
+    Recipe recipe = tiny(changes);
+    recipe.train.device = DeviceChoice::cuda;
+    recipe.train.enable_cuda_graph = false;
+    const auto single = on_cuda(recipe, 10);
+    recipe.train.enable_cuda_graph = true;
+    const auto device = device_under_test();
+    Trainer trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
+                    std::make_shared<CountingData>());
+    std::vector<double> by_graphs;
+    for (int i = 0; i < 10; ++i) by_graphs.push_back(trainer.step().loss);
+    REQUIRE(trainer.graphs());
+    INFO(trainer.graphs()->take_failure());
+    CHECK(trainer.graphs()->replays() == c.replays);
+    check_close(single, by_graphs, 1e-5);
+  }
 }
 
 TEST_CASE(

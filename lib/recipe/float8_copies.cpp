@@ -1,0 +1,37 @@
+#include "recipe/float8_copies.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "recipe/overlap.h"
+
+namespace mtrain {
+
+namespace {
+
+// Products under tp_comm_overlap that take the weight once for each chunk of their rows.
+bool in_chunks(const Overlap& overlap, std::string_view pass) {
+  return std::ranges::any_of(overlap.tp_products, [&](const auto& product) {
+    return product.second.method != TpOverlapMethod::bulk && product.first.ends_with(pass);
+  });
+}
+
+}  // namespace
+
+Float8Copies float8_copies(const Recipe& r, const Layout& l) {
+  if (r.mixed_precision.fp8 == Fp8Format::none) return {};
+  if (shards_parameters(r) && l.gradient_ranks() > 1) return {};
+  const Overlap overlap = resolve_overlap(r, l);
+  const bool again = r.recompute.granularity == RecomputeGranularity::full;
+  return {.forward = l.micro_batches > 1 || again || in_chunks(overlap, "fprop"),
+          .backward = l.micro_batches > 1 || in_chunks(overlap, "dgrad")};
+}
+
+std::string print_float8_copies(const Float8Copies& c) {
+  if (c.forward && c.backward) return "weights quantized once a step";
+  if (c.forward) return "weights quantized once a step for forward";
+  if (c.backward) return "weights quantized once a step for backward";
+  return "weights quantized for each use";
+}
+
+}  // namespace mtrain
