@@ -295,6 +295,10 @@ class CudaBackend : public DeviceBackend {
 
 }  // namespace
 
+void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes) {
+  MT_CUDA(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream));
+}
+
 std::unique_ptr<DeviceBackend> make_cuda_backend(int ordinal) {
   return std::make_unique<CudaBackend>(ordinal);
 }
