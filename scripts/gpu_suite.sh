@@ -152,7 +152,7 @@ if [[ $device == cuda ]]; then
   program test/cuda/test_cuda test_cuda
   program test/cuda/test_cuda_training test_cuda_training
   program scripts/bench/bench_cuda bench_cuda
-  part "kernels against the CPU" 60 "${each_test[@]}" "$build/test/cuda/test_cuda"
+  part "kernels against the CPU" 100 "${each_test[@]}" --each 90 "$build/test/cuda/test_cuda"
   part "training against the CPU" 60 "${each_test[@]}" "$build/test/cuda/test_cuda_training"
   most=280
   [[ -z $only ]] || most=540 # the other parts want no time
