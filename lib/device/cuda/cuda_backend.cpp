@@ -243,6 +243,19 @@ class CudaStream : public StreamBackend {
   Staging staging_{pinned};
 };
 
+// What this build needs of the driver, and what is here. A driver of the runtime's major version
+// will do.
+std::string what_driver() {
+  int version = 0;
+  const bool known = cudaDriverGetVersion(&version) == cudaSuccess && version > 0;
+  const std::string here =
+      known ? fmt::format("is for CUDA {}.{}", version / 1000, version % 1000 / 10) : "is missing";
+  return fmt::format(
+      "this build needs a driver for CUDA {}.0 or newer; the one here {}. See CUDA_VISIBLE_DEVICES "
+      "too",
+      CUDART_VERSION / 1000, here);
+}
+
 class CudaBackend : public DeviceBackend {
  public:
   explicit CudaBackend(int ordinal) : ordinal_(ordinal) {
@@ -251,7 +264,7 @@ class CudaBackend : public DeviceBackend {
     if (status != cudaSuccess)
       throw UserError(fmt::format("CUDA device {} was asked for, and CUDA finds none: {} ({})",
                                   ordinal, cudaGetErrorString(status), cudaGetErrorName(status)),
-                      "check the driver and CUDA_VISIBLE_DEVICES");
+                      what_driver());
     if (ordinal < 0 || ordinal >= count)
       throw UserError(
           fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
