@@ -127,7 +127,7 @@ class GpuMemory:
             self.reader.join()
 
     def most_mib(self):
-        return max(self.seen) - self.seen[0] if self.seen else None
+        return max(self.seen) - min(self.seen) if self.seen else None  # the program before may have been seen to end
 
 
 def execute(command, seconds, cwd=ROOT):
