@@ -42,6 +42,8 @@ weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTor
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
 
 """
+# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 SECONDS_LEAST = 45       # for a model: less is not begun
 SECONDS_MOST = 110       # for one program: what hangs leaves time to the others
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
@@ -136,7 +138,7 @@ def execute(command, seconds, cwd=ROOT):
         raise Failed("no time was left")
     seconds = min(seconds, SECONDS_MOST)
     with GpuMemory() as memory, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen([str(c) for c in command], cwd=cwd, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen([str(c) for c in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **GROUP)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -19,6 +19,8 @@ import threading
 import time
 
 SAID = 30  # last lines of a failed case
+# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class Cases:
@@ -31,7 +33,7 @@ class Cases:
             if self.over:
                 return "ended", ""
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                       start_new_session=True)
+                                       **GROUP)
             self.running.add(process)
         code = None
         try:

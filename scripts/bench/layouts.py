@@ -31,6 +31,8 @@ MODEL = ["model.num_layers=4", "model.hidden_size=128", "model.num_attention_hea
          "validation.every_steps=0", "checkpoint.every_steps=0", "lr_scheduler.warmup_steps=2",
          "dataset.validation=none", "lr_scheduler.decay_steps=100", "optimizer.lr=5e-4", "train.log_every=1000"]
 PACKED = ["packed_sequence.packed_sequence_size=256"]
+# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 BOUND = {"fp32": 1e-5, "bf16_mixed": 2e-2}
 ACROSS_DEVICES = {"fp32": 1e-4, "bf16_mixed": 2e-2}
 SHARED_RANKS, SHARED_STEPS, SECONDS_MOST = 4, 5, 45
@@ -127,7 +129,7 @@ class Suite:
         """All at once; the first that fails ends the others. -> (its exit code or the limit, what all said)."""
         files = [tempfile.TemporaryFile("w+") for _ in commands]
         self.running = [subprocess.Popen([str(c) for c in command], stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=ROOT,
-                                         env={**os.environ, **env}, start_new_session=True)
+                                         env={**os.environ, **env}, **GROUP)
                         for (command, env), file in zip(commands, files)]
         end, code = time.monotonic() + SECONDS_MOST, None
         while code is None:
