@@ -9,9 +9,9 @@
 #     --only         the parts with one of these words in their name
 #     --dry-run      lists the parts with their limits, and runs none
 # Programs that are there are used as they are; what is missing in a build folder is built. Every part has a limit of its
-# own and ends with the suite's; what the time does not suffice for, and cases for which there are too few GPUs (every
-# rank needs one of its own), are listed as not run. Writes summary.md and summary.json (date, GPU, commit, results,
-# tables) and logs.tar.gz. Ends with 1 where something failed, after running all of it.
+# own and ends with the suite's; what the time does not suffice for, and what needs more GPUs than there are, is listed as
+# not run. After every part the output folder has the results so far, and nothing else: summary.md and summary.json (date,
+# GPU, commit, results, tables) and logs.tar.gz. Ends with 1 where something failed, after running all of it.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 device=cuda build=build/release output=build/gpu_suite minutes=8 only='' dry=0
@@ -43,8 +43,14 @@ if [[ -e $build/carry.tar.gz ]]; then
 else
   commit=$(git describe --always --dirty 2>/dev/null || echo 'no commit')
 fi
-logs=$output/logs
-((dry)) || { rm -rf "$logs" && mkdir -p "$logs"; }
+running='' logs=$output
+if ((!dry)); then
+  work=$(mktemp -d)
+  logs=$work/logs
+  mkdir -p "$logs" "$output"
+  trap 'rm -rf "$work"' EXIT
+  trap '[[ -z $running ]] || kill -TERM "$running"; end=0' TERM INT
+fi
 
 # cuBLASLt, cuDNN and NCCL are loaded by name: from where PyTorch's packages have them, else from the toolkit.
 cuda_libraries() {
@@ -53,11 +59,28 @@ cuda_libraries() {
 }
 if [[ $device == cuda ]]; then
   found=$(cuda_libraries | while read -r folder; do [[ ! -d $folder ]] || printf '%s:' "$folder"; done)
-  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${found%:}
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${found%:} PATH=$PATH:/usr/local/cuda/bin
 fi
+# What the numbers were taken with.
+machine() {
+  timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
+  timeout 20 nvidia-smi
+  timeout 20 "$build/apps/mtrain/mtrain" --version
+  timeout 20 python3 -c 'from importlib.metadata import distributions as all
+print(*sorted({f"{d.name} {d.version}" for d in all() if (d.name or "").startswith(("nvidia-c", "nvidia-nccl", "torch", "triton"))}), sep="\n")'
+  nproc
+  free -g
+}
+((dry)) || [[ $device == cpu ]] || machine >"$logs/machine.log" 2>&1 || true
 
 failed=0
-record() { printf '%s\t%s\t%s\n' "$@" >>"$logs/parts.tsv"; } # name, result, seconds
+# record <name> <result> <seconds>, and what there is by now: the machine may be gone before the end.
+record() {
+  printf '%s\t%s\t%s\n' "$@" >>"$logs/parts.tsv"
+  scripts/bench/gpu_report.py --logs "$logs" --commit "$commit" --device "$device" --output "$output/summary" &&
+    tar -czf "$work/logs.tar.gz" -C "$work" logs && mv "$work/logs.tar.gz" "$output/logs.tar.gz" ||
+    say "the report could not be written"
+}
 wanted() {
   local word
   local -a words
@@ -84,9 +107,22 @@ part() {
     skip "$name" "the time is spent"
     return 0
   fi
+  if [[ $1 == "$build"/* && ! -x $1 ]]; then
+    record "$name" "FAILED: there is no $1" 0
+    failed=1
+    return 0
+  fi
   ((limit < left)) || limit=$left
-  say "== $name"
-  timeout -k 5 "$limit" "$@" 2>&1 | tee "$log" || code=$?
+  say "== $name, at most $limit s"
+  # Into a file, since a process that cannot be ended would keep a pipe open.
+  : >"$log"
+  timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null &
+  running=$!
+  tail -n +1 -s 0.2 -f --pid="$running" "$log" &
+  wait "$running" || code=$?
+  if ((code > 128)) && kill -0 "$running" 2>/dev/null; then wait "$running" || code=$?; fi # a signal came to the suite
+  running=''
+  wait
   case $code in
     0) record "$name" passed $((SECONDS - began)) ;;
     124 | 137) record "$name" "FAILED: longer than $limit s" $((SECONDS - began)) && failed=1 ;;
@@ -96,34 +132,38 @@ part() {
 # program <path in the build folder> <its target>
 program() {
   ((!dry)) && [[ ! -x $build/$1 ]] || return 0
-  ((!carried)) || die "the packed build has no $1"
-  cmake --build "$build" --target "$2" >/dev/null
+  ((!carried)) || return 0
+  cmake --build "$build" --target "$2" >/dev/null || say "the build of $2 failed"
 }
 # sanitized <name> <tool> <seconds> <tests>...
 sanitized() {
   local name=$1 tool=$2 limit=$3 sanitizer
   shift 3
   if sanitizer=$(command -v compute-sanitizer) || ((dry)); then
-    part "$name" "$limit" "${sanitizer:-compute-sanitizer}" --tool "$tool" --error-exitcode 1 "$build/test/cuda/test_cuda" "$@"
+    part "$name" "$limit" "${each_test[@]}" --jobs 4 --under "${sanitizer:-compute-sanitizer} --tool $tool --error-exitcode 1" \
+      "$build/test/cuda/test_cuda" "$@"
   else
     skip "$name" "there is no compute-sanitizer"
   fi
 }
+each_test=(scripts/bench/each_test.py)
 export MTRAIN_BUILD=$build
 if [[ $device == cuda ]]; then
   program test/cuda/test_cuda test_cuda
   program test/cuda/test_cuda_training test_cuda_training
   program scripts/bench/bench_cuda bench_cuda
-  part "kernels against the CPU" 60 "$build/test/cuda/test_cuda"
-  part "training against the CPU" 60 "$build/test/cuda/test_cuda_training"
-  part "speed against PyTorch" 280 scripts/bench/compare_gpu.py --build "$build" --output "$logs/compare" \
-    --seconds $((end - SECONDS < 285 ? end - SECONDS - 10 : 270))
+  part "kernels against the CPU" 100 "${each_test[@]}" --each 90 "$build/test/cuda/test_cuda"
+  part "training against the CPU" 60 "${each_test[@]}" "$build/test/cuda/test_cuda_training"
+  most=280
+  [[ -z $only ]] || most=540 # the other parts want no time
+  ((most < end - SECONDS)) || most=$((end - SECONDS))
+  part "speed against PyTorch" "$most" scripts/bench/compare_gpu.py --build "$build" --output "$logs/compare" --seconds $((most - 10))
   part "speed of the kernels" 30 "$build/scripts/bench/bench_cuda"
   # Products are cuBLASLt's own kernels, and attention's many shapes would take all of the time.
-  sanitized "kernels under memcheck" memcheck 45 '~matmul*' '~attention:*'
+  sanitized "kernels under memcheck" memcheck 45 '~matmul*' '~products*' '~attention:*'
   sanitized "kernels under racecheck" racecheck 45 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
 fi
-part "layouts" 120 scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts"
+part "layouts" 150 scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts"
 if [[ $device == cuda ]]; then
   for kind in dp tp cp pp; do
     if ((gpus >= 2)); then
@@ -135,8 +175,5 @@ if [[ $device == cuda ]]; then
   sanitized "attention under racecheck" racecheck 60 'attention: results*'
 fi
 ((!dry)) || exit 0
-scripts/bench/gpu_report.py --logs "$logs" --commit "$commit" --device "$device" --output "$output/summary"
-tar -czf "$output/logs.tar.gz" -C "$output" logs
-rm -rf "$logs"
 say "$output/summary.md"
 exit $failed

@@ -49,7 +49,8 @@ std::unique_ptr<CudnnAttention> open(int device) {
 CudnnAttention* here() {
   constexpr int kMostDevices = 64;
   static std::mutex mutex;
-  static std::array<OfDevice, kMostDevices> devices;  // for the process's life
+  // For the process's life: at its end the driver may be gone before them.
+  static auto& devices = *new std::array<OfDevice, kMostDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));
   MT_CHECK(device < kMostDevices, "CUDA device {}", device);

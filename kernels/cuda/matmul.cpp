@@ -164,7 +164,8 @@ struct Library {
 Library& library_here() {
   constexpr int kMostDevices = 64;
   static std::mutex mutex;
-  static std::array<std::unique_ptr<Library>, kMostDevices> libraries;  // for the process's life
+  // For the process's life: at its end the library may be gone before them.
+  static auto& libraries = *new std::array<std::unique_ptr<Library>, kMostDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));
   MT_CHECK(device < kMostDevices, "CUDA device {}", device);

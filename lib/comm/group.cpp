@@ -105,8 +105,8 @@ void copy(const char* name, const Tensor& in, const Tensor& out, Stream& on) {
   if (in.data() == out.data() || in.count() == 0) return;
   const Span to = out;
   const ConstSpan from = in;
-  on.launch({.name = name, .reads = {in}, .writes = {out}}, [to, from](const LaunchContext&) {
-    std::copy_n(from.as<std::byte>(), from.bytes(), to.as<std::byte>());
+  on.launch({.name = name, .reads = {in}, .writes = {out}}, [to, from](const LaunchContext& c) {
+    copy_on_device(c, to.data, from.data, from.bytes());
   });
 }
 

@@ -1,5 +1,6 @@
 #include "device/backend.h"
 
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -40,6 +41,14 @@ std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag
   } catch (...) {
     return failure;
   }
+}
+
+void copy_on_device(const LaunchContext& context, void* to, const void* from, int64_t bytes) {
+  if (to == from || bytes == 0) return;
+  if (context.cuda)
+    copy_by_cuda(context.cuda, to, from, bytes);
+  else
+    std::memcpy(to, from, size_t(bytes));
 }
 
 void StreamBackend::begin_capture() { throw RunError("this device records no graphs"); }

@@ -36,6 +36,10 @@ struct LaunchContext {
 };
 using Work = std::function<void(const LaunchContext&)>;
 
+// Within a launch: copies between ranges of the device's memory that are one, or apart.
+void copy_on_device(const LaunchContext& context, void* to, const void* from, int64_t bytes);
+void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes);  // its CUDA part
+
 // Which item of which queue: what a failure names.
 struct LaunchTag {
   const char* name = "";  // a string literal

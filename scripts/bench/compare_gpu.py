@@ -13,7 +13,8 @@ Tokens/s are of the median step, by the wall clock. MFU counts 6 FLOPs per token
 of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw in
 use above what was before, the same for both; beside it stands what each allocator had handed out. Where one of the two
 has no memory for a micro-batch, both take half of it, and the table says so. A model for which the seconds do not suffice
-is listed as not measured. Writes FILE.json and FILE.md; exit code 1 where a program fails.
+is listed as not measured. Writes FILE.json and FILE.md after every model, and what mtrain and programs that failed said
+into logs beside them; exit code 1 where one fails.
 """
 import argparse
 import array
@@ -41,14 +42,17 @@ weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTor
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
 
 """
+# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 SECONDS_LEAST = 45       # for a model: less is not begun
+SECONDS_MOST = 110       # for one program: what hangs leaves time to the others
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
 PROFILED = re.compile(r"steps profiled: (\d+)")
 OUT_OF_MEMORY = re.compile(r"out of (?:GPU )?memory|OutOfMemoryError|no memory for", re.I)
 
 
 class Failed(Exception):
-    pass
+    said = ""  # all of it
 
 
 class OutOfMemory(Exception):
@@ -125,19 +129,20 @@ class GpuMemory:
             self.reader.join()
 
     def most_mib(self):
-        return max(self.seen) - self.seen[0] if self.seen else None
+        return max(self.seen) - min(self.seen) if self.seen else None  # the program before may have been seen to end
 
 
 def execute(command, seconds, cwd=ROOT):
     """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, or Failed with the end of what was said."""
     if seconds <= 1:
         raise Failed("no time was left")
+    seconds = min(seconds, SECONDS_MOST)
     with GpuMemory() as memory, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen([str(c) for c in command], cwd=cwd, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen([str(c) for c in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **GROUP)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            code = "the time limit"
+            code = f"the time limit of {seconds:.0f} s"
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -148,7 +153,9 @@ def execute(command, seconds, cwd=ROOT):
         return said, memory.most_mib()
     if OUT_OF_MEMORY.search(complained + said):
         raise OutOfMemory()
-    raise Failed(f"{pathlib.Path(command[0]).name} ended with {code}: {' '.join((complained or said).split())[-400:]}")
+    failure = Failed(f"{pathlib.Path(command[0]).name} ended with {code}: {' '.join((complained or said).split())[-400:]}")
+    failure.said = said + complained
+    raise failure
 
 
 def measured(s, step_ms, memory, allocated, peak, **more):
@@ -183,23 +190,27 @@ class Comparison:
     def run_mtrain(self, model, s):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.work)) / "run"
         settings = [f"train.run_dir={folder}", f"train.micro_batch_size={s['micro_batch']}"]
-        _, memory = execute(self.command(model, *settings, f"train.steps={self.args.warmup + self.args.steps}"), self.left())
+        said, memory = execute(self.command(model, *settings, f"train.steps={self.args.warmup + self.args.steps}"), self.left())
+        self.log(model, "mtrain", said)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         lines = [line for line in lines if "step_ms" in line]
         if len(lines) <= self.args.warmup:
             raise Failed(f"{len(lines)} steps in {folder}/metrics.jsonl")
-        result = measured(s, [line["step_ms"] for line in lines[self.args.warmup:]], memory, lines[-1]["memory_peak"], self.peak,
-                          losses=[line["loss"] for line in lines])
-        # By itself: events around every launch, and no graphs.
-        said, _ = execute([*self.command(model, f"train.run_dir={folder}_profiled", settings[1], "train.steps=5"), "--profile"],
-                          self.left())
+        return measured(s, [line["step_ms"] for line in lines[self.args.warmup:]], memory, lines[-1]["memory_peak"], self.peak,
+                        losses=[line["loss"] for line in lines], operations=[], operations_ms=0)
+
+    def profile_mtrain(self, model, s):
+        """By itself: events around every launch, and no graphs."""
+        folder = tempfile.mkdtemp(dir=self.work)
+        said, _ = execute([*self.command(model, f"train.run_dir={folder}/run", f"train.micro_batch_size={s['micro_batch']}",
+                                         "train.steps=5"), "--profile"], self.left())
         profiled = PROFILED.search(said)
         if not profiled:
             raise Failed("mtrain printed no profile")
         steps = int(profiled[1])
         rows = [[m[0], float(m[2]) / steps, "attention" if "attention" in m[0] else "matmul" if "matmul" in m[0] else "other"]
                 for m in OPERATION.findall(said) if m[4]]
-        return dict(result, operations=rows, operations_ms=sum(row[1] for row in rows))
+        return dict(operations=rows, operations_ms=sum(row[1] for row in rows))
 
     def run_torch(self, model, s):
         said, memory = execute(
@@ -209,10 +220,14 @@ class Comparison:
         result = json.loads(said.splitlines()[-1])
         return measured(s, result.pop("step_ms"), memory, result.pop("memory_allocated"), self.peak, **result)
 
-    def model(self, name):
-        s = self.shape(name)
+    def log(self, name, side, said):
+        self.args.output.with_name(f"{self.args.output.name}_{name}_{side}.log").write_text(said)
+
+    def model(self, row):
+        """Fills `row` as far as it comes."""
+        name = row["model"]
+        s = row["shape"] = self.shape(name)
         write_data(self.work / name, s["vocab"], max(1 << 19, 4 * s["global_batch"] * s["seq"]))
-        row = dict(model=name, shape=s, notes=[])
         while True:
             try:
                 side = "mtrain"
@@ -221,19 +236,28 @@ class Comparison:
                 row["torch"] = self.run_torch(name, s)
                 break
             except OutOfMemory:
+                row.pop("mtrain", None)  # of another micro-batch
                 row["notes"].append(f"{side} has no memory for micro-batches of {s['micro_batch']}")
                 if s["micro_batch"] == 1:
                     raise Failed("; ".join(row["notes"])) from None
                 s["micro_batch"] //= 2
+            except Failed as e:
+                self.log(name, side, e.said)
+                raise
         ours, theirs = row["mtrain"], row["torch"]
         row["ratio"] = ours["tokens_per_s"] / theirs["tokens_per_s"]
         if not all(map(math.isfinite, ours["losses"] + theirs["losses"])):
             raise Failed("a loss is not finite")
         if ours["memory_mib"] and theirs["memory_mib"]:
             row["memory_ratio"] = ours["memory_mib"] / theirs["memory_mib"]
+        try:
+            ours.update(self.profile_mtrain(name, s))
+        except (Failed, OutOfMemory) as e:
+            row["notes"].append(f"no profile of mtrain: {str(e) or 'no memory'}")
+            if isinstance(e, Failed):
+                self.log(name, "profile", e.said)
         row["largest_other"] = max(([ms / ours["operations_ms"], op] for op, ms, kind in ours["operations"] if kind == "other"),
                                    default=[0, ""])
-        return row
 
 
 def percent(x):
@@ -249,7 +273,8 @@ def table(rows):
              "| handed out MiB | largest operation but matmul and attention (<= 5 %) | notes |", "|---" * 11 + "|"]
     for r in rows:
         if "failed" in r:
-            lines.append(f"| {r['model']} | | {r['failed']} |" + " |" * 8)
+            alone = f" {r['mtrain']['tokens_per_s']:.0f}, MFU {percent(r['mtrain']['mfu'])}" if "mtrain" in r else ""
+            lines.append(f"| {r['model']} | |{alone} | {r['failed'].replace('|', '/')} |" + " |" * 7)
             continue
         s, ours, theirs = r["shape"], r["mtrain"], r["torch"]
         share, operation = r["largest_other"]
@@ -269,6 +294,8 @@ def operations_table(rows):
     for r in (r for r in rows if "failed" not in r):
         for side in ("mtrain", "torch"):
             run = r[side]
+            if not run["operations"]:
+                continue
             sums = {kind: sum(ms for _, ms, k in run["operations"] if k == kind) for kind in ("matmul", "attention", "other")}
             lines += ["", f"{r['model']}, {'PyTorch' if side == 'torch' else side}: {run['operations_ms']:.1f} ms of operations a step; "
                       + ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in sums.items()), "", "| operation | ms a step | share |", "|---|---|---|"]
@@ -282,6 +309,11 @@ def gpu_name():
     except FileNotFoundError:
         return ""
     return found.stdout.splitlines()[0].strip() if found.returncode == 0 and found.stdout else ""
+
+
+def write(args, rows):
+    args.output.with_suffix(".json").write_text(json.dumps(dict(gpu=args.gpu, rows=rows), indent=1) + "\n")
+    args.output.with_suffix(".md").write_text(RULES + table(rows) + operations_table(rows))
 
 
 def main():
@@ -298,6 +330,8 @@ def main():
     args, args.settings = parser.parse_known_args()
     if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
         parser.error(f"what is {wrong[0]}?")
+    args.output = args.output.absolute()  # programs run elsewhere
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     args.gpu = gpu_name()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended by execute()
     rows = []
@@ -305,19 +339,23 @@ def main():
         comparison = Comparison(args, pathlib.Path(work))
         for name in args.models:
             began = time.monotonic()
+            row = dict(model=name, notes=[])
+            rows.append(row)
             try:
                 if comparison.left() < SECONDS_LEAST:
-                    rows.append(dict(model=name, failed="not measured: the time is spent", skipped=True))
+                    row.update(failed="not measured: the time is spent", skipped=True)
                 else:
-                    rows.append(comparison.model(name))
+                    comparison.model(row)
             except Failed as e:
-                rows.append(dict(model=name, failed=f"FAILED: {e}"))
-            row = rows[-1]
+                row["failed"] = f"FAILED: {e}"
+            except Exception as e:  # a program's output is not as expected: the next model has its chance
+                row["failed"] = f"FAILED: {type(e).__name__}: {e}"
+            finally:  # the suite's time may end any of them
+                if "largest_other" not in row:
+                    row.setdefault("failed", "FAILED: ended from outside")
+                write(args, rows)
             print(f"{name:10} {time.monotonic() - began:4.0f} s  " + (row.get("failed") or "mtrain {:.0f} tokens/s, PyTorch {:.0f}: {:.2f} x".format(
                 row["mtrain"]["tokens_per_s"], row["torch"]["tokens_per_s"], row["ratio"])), flush=True)
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            args.output.with_suffix(".json").write_text(json.dumps(dict(gpu=args.gpu, rows=rows), indent=1) + "\n")
-            args.output.with_suffix(".md").write_text(RULES + table(rows) + operations_table(rows))
     sys.exit(1 if any("failed" in r and not r.get("skipped") for r in rows) else 0)
 
 

@@ -1,8 +1,8 @@
 // What the CUDA kernels reach on this GPU: memory-bound ones in GB/s and as a part of what a copy
 // reaches, attention and matmul in TFLOP/s, at the shapes of two models.
 //   bench_cuda [rounds]
-// Medians over rounds, each timed by events around one call. Bytes are what a kernel must read and
-// write once.
+// Medians over rounds, each timed by events around one call; fewer where they take long. Bytes are
+// what a kernel must read and write once. What fails is told, and the rest goes on.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -65,8 +65,13 @@ class Gpu {
   Span ids(int64_t count, int64_t below) {
     std::vector<int32_t> host(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) host[size_t(i)] = int32_t(i * 7919 % below);
-    const Span s = raw(count, DType::i32);
-    check(cudaMemcpy(s.data, host.data(), size_t(s.bytes()), cudaMemcpyHostToDevice));
+    return upload(host);
+  }
+  Span upload(const std::vector<int32_t>& host) {
+    const Span s = raw(int64_t(host.size()), DType::i32);
+    // In the stream's order: cudaMemcpy may return before the last bytes are there.
+    check(cudaMemcpyAsync(s.data, host.data(), size_t(s.bytes()), cudaMemcpyHostToDevice, stream_));
+    check(cudaStreamSynchronize(stream_));
     return s;
   }
   Span raw(int64_t count, DType dtype) {
@@ -80,17 +85,34 @@ class Gpu {
     for (void* p : taken_) check(cudaFree(p));
     taken_.clear();
   }
+  // Whether all of it could be measured.
+  bool measure(const std::function<void()>& kernels) {
+    try {
+      kernels();
+      return true;
+    } catch (const std::exception& e) {
+      std::printf("FAILED: %s\n", e.what());
+      free_all();  // throws where nothing on this GPU works any more
+      return false;
+    }
+  }
 
   double median_seconds(const std::function<void()>& call) {
+    constexpr double kMostSeconds = 0.25;
+    constexpr size_t kLeastRounds = 3;
     std::vector<double> seconds;
+    double all = 0;
     for (int round = -3; round < rounds_; ++round) {
+      if (all > kMostSeconds && seconds.size() >= kLeastRounds) break;
       check(cudaEventRecord(begin_, stream_));
       call();
       check(cudaEventRecord(end_, stream_));
       check(cudaEventSynchronize(end_));
       float ms = 0;
       check(cudaEventElapsedTime(&ms, begin_, end_));
-      if (round >= 0) seconds.push_back(double(ms) * 1e-3);
+      if (round < 0) continue;
+      seconds.push_back(double(ms) * 1e-3);
+      all += seconds.back();
     }
     std::sort(seconds.begin(), seconds.end());
     return seconds[seconds.size() / 2];
@@ -250,10 +272,9 @@ void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) 
   AttentionShape shape{
       .B = B, .Sq = S, .Skv = S, .A = m.A, .G = m.G, .D = m.D, .scale = 1 / std::sqrt(float(m.D))};
   if (packed) {
-    const Span borders = gpu.raw(B + 1, DType::i32);
     std::vector<int32_t> rows;
     for (int64_t b = 0; b <= B; ++b) rows.push_back(int32_t(b * S));
-    check(cudaMemcpy(borders.data, rows.data(), size_t(borders.bytes()), cudaMemcpyHostToDevice));
+    const Span borders = gpu.upload(rows);
     shape.B = 1, shape.Sq = shape.Skv = kTokens;
     shape.q_documents = {{borders.data, B, DType::i32}, {borders.as<int32_t>() + 1, B, DType::i32}};
     shape.kv_documents = shape.q_documents;
@@ -334,26 +355,30 @@ void bench_matmul(Gpu& gpu, const Model& m, DType t) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // whoever ends it has what was measured
+  bool good = true;
   try {
     Gpu gpu(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20);
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, 0));
     std::printf("%s\n", properties.name);
     gpu.measure_copy();
-    bench_optimizer(gpu);
-    for (const Model& m : kModels)
-      for (DType t : {DType::bf16, DType::f32}) {
+    good &= gpu.measure([&] { bench_optimizer(gpu); });
+    for (DType t : {DType::bf16, DType::f32})
+      for (const Model& m : kModels) {
         std::printf("--- %s, %s, %d tokens\n", m.name, std::string(dtype_name(t)).c_str(),
                     int(kTokens));
-        bench_norms(gpu, m, t);
-        bench_mlp(gpu, m, t);
-        bench_loss(gpu, m, t);
+        good &= gpu.measure([&] { bench_norms(gpu, m, t); });
+        good &= gpu.measure([&] { bench_mlp(gpu, m, t); });
+        good &= gpu.measure([&] { bench_loss(gpu, m, t); });
         for (int64_t S : {1024, 4096})
-          for (bool packed : {false, true}) bench_attention(gpu, m, t, S, packed);
-        bench_matmul(gpu, m, t);
+          for (bool packed : {false, true})
+            good &= gpu.measure([&] { bench_attention(gpu, m, t, S, packed); });
+        good &= gpu.measure([&] { bench_matmul(gpu, m, t); });
       }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_cuda: %s\n", e.what());
     return 1;
   }
+  return good ? 0 : 1;
 }

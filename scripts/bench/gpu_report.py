@@ -3,27 +3,17 @@
 
   gpu_report.py --logs FOLDER --commit C --device cuda|cpu --output FILE
 
-Reads parts.tsv (name, result, seconds), compare.{json,md}, layouts.{json,md} and the kernels' speed from their log, each
-where it is there. Writes FILE.json and FILE.md.
+Reads parts.tsv (name, result, seconds), gpus (a line each), compare.{json,md}, layouts.{json,md} and the kernels' speed
+from their log, each where it is there. Writes FILE.json and FILE.md.
 """
 import argparse
 import datetime
 import json
 import pathlib
 import re
-import subprocess
 
 COPY_LEAST = 80  # per cent of a copy's bandwidth that memory-bound kernels should reach
 SPEED = re.compile(r"^(.+?)\s+([\d.]+) us\s+([\d.]+) (GB/s|TFLOP/s)(?:\s+([\d.]+) % of a copy)?$")
-
-
-def gpu():
-    try:
-        found = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
-                               capture_output=True, text=True)
-    except FileNotFoundError:
-        return []
-    return found.stdout.splitlines() if found.returncode == 0 else []
 
 
 def kernel_speeds(log):
@@ -52,10 +42,10 @@ def main():
     parser.add_argument("--device", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     args = parser.parse_args()
-    listing = args.logs / "parts.tsv"
+    listing, gpus = args.logs / "parts.tsv", args.logs / "gpus"
     parts = [line.split("\t") for line in listing.read_text().splitlines()] if listing.exists() else []
     found = dict(date=datetime.date.today().isoformat(), commit=args.commit, device=args.device,
-                 gpus=gpu() if args.device == "cuda" else [], parts=[dict(name=n, result=r, seconds=int(s)) for n, r, s in parts])
+                 gpus=gpus.read_text().splitlines() if gpus.exists() else [], parts=[dict(name=n, result=r, seconds=int(s)) for n, r, s in parts])
     lines = [f"# GPU suite, {found['commit']}, {found['date']}", "", *(f"- GPU: {name}" for name in found["gpus"]),
              *(f"- {p['name']}: {p['result']}" + (f", {p['seconds']} s" if p["seconds"] else "") for p in found["parts"])]
     for name, title in (("compare", "Against PyTorch"), ("layouts", "Layouts")):

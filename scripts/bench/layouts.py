@@ -1,17 +1,24 @@
 #!/usr/bin/env python3
 """The same training in many layouts, as real processes: losses against one rank's.
 
-  scripts/bench/layouts.py [--device cpu|cuda] [--steps 20] [--only WORD] [--build build/release] [--output FILE]
+  scripts/bench/layouts.py [--device cpu|cuda] [--steps 20] [--only WORD] [--build build/release] [--output FILE] [--share]
 
 Each case is a layout of ranks: data, tensor, sequence, context and pipeline parallelism, and their overlap. Its losses
-must be those of one rank, to 1e-5 in fp32 and 2e-2 in bf16, all steps. With --device cuda every rank has a GPU of its
-own, and one rank on a GPU is held against one on the CPU (1e-4 in fp32: other orders of summation); cases for which
-there are too few GPUs are listed as not run. Writes FILE.json and FILE.md where --output is given. Exit code 1 where a
+must be those of one rank, to 1e-5 in fp32 and 2e-2 in bf16, all steps. With --device cuda one rank on a GPU is also held
+against one on the CPU (1e-4 in fp32: other orders of summation).
+
+Ranks for which there are too few GPUs share them, up to 4 ranks and for the first 5 steps: NCCL refuses two ranks of a
+host on one GPU, so each of them says that it is a host of its own, and they exchange data by sockets. The processes
+take turns on the GPU, which is slow, and shows that the results are right, not how fast they come. --share starts the
+ranks in that way in any case. Writes FILE.json and FILE.md after each case where --output is given. Exit code 1 where a
 case fails.
 """
 import argparse
 import json
+import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +31,14 @@ MODEL = ["model.num_layers=4", "model.hidden_size=128", "model.num_attention_hea
          "validation.every_steps=0", "checkpoint.every_steps=0", "lr_scheduler.warmup_steps=2",
          "dataset.validation=none", "lr_scheduler.decay_steps=100", "optimizer.lr=5e-4", "train.log_every=1000"]
 PACKED = ["packed_sequence.packed_sequence_size=256"]
+# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 BOUND = {"fp32": 1e-5, "bf16_mixed": 2e-2}
 ACROSS_DEVICES = {"fp32": 1e-4, "bf16_mixed": 2e-2}
+SHARED_RANKS, SHARED_STEPS, SECONDS_MOST = 4, 5, 45
+# Of ranks that share a GPU: sockets alone, and few blocks that wait on the GPU for ranks whose turn it is not.
+SHARED_NCCL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none", "NCCL_IB_DISABLE": "1",
+               "NCCL_P2P_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_NCHANNELS": "2"}
 
 
 def mesh(tp=1, cp=1, pp=1, sp=False):
@@ -91,20 +104,59 @@ class Suite:
                        check=True, capture_output=True)
         self.references = {}
 
-    def train(self, ranks, settings, device, precision):
-        """Losses of all steps and the seconds that they took, or what went wrong."""
+    def train(self, ranks, settings, device, precision, gpus=None):
+        """Losses of all steps and the seconds that they took, or what went wrong. gpus: that the ranks share."""
         run = pathlib.Path(tempfile.mkdtemp(dir=self.work))
         began = time.monotonic()
-        done = subprocess.run(
-            [self.launch, f"--nproc_per_node={ranks}", "--recipe", ROOT / "recipes/quickstart.yaml",
-             f"dataset.train={self.work}/set", f"train.run_dir={run}/run", f"train.steps={self.args.steps}",
-             f"train.device={device}", f"mixed_precision.name={precision}", *MODEL, *settings],
-            capture_output=True, text=True, cwd=ROOT)
-        if done.returncode != 0:
-            said = done.stderr + done.stdout
-            return None, " ".join(said[max(0, said.find("error:")):].split())[:300]
+        steps = self.args.steps if gpus is None else min(SHARED_STEPS, self.args.steps)
+        settings = ["--recipe", ROOT / "recipes/quickstart.yaml", f"dataset.train={self.work}/set", f"train.run_dir={run}/run",
+                    f"train.steps={steps}", f"train.device={device}", f"mixed_precision.name={precision}", *MODEL, *settings]
+        if gpus is None:
+            code, said = self.execute([([self.launch, f"--nproc_per_node={ranks}", *settings], {})])
+        else:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            code, said = self.execute([([self.mtrain, *settings, "comm.timeout_s=20"], dict(
+                SHARED_NCCL, RANK=str(r), WORLD_SIZE=str(ranks), LOCAL_RANK=str(r % gpus), LOCAL_WORLD_SIZE=str(ranks),
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_HOSTID=f"mtrain-{r}")) for r in range(ranks)])
+        if code != 0:
+            return None, " ".join(said[max(0, said.find("error:")):].split())[:300] or f"ended with {code}"
         lines = [json.loads(line) for line in (run / "run/metrics.jsonl").read_text().splitlines()]
         return [line["loss"] for line in lines if "loss" in line], time.monotonic() - began
+
+    def execute(self, commands):
+        """All at once; the first that fails ends the others. -> (its exit code or the limit, what all said)."""
+        files = [tempfile.TemporaryFile("w+") for _ in commands]
+        self.running = [subprocess.Popen([str(c) for c in command], stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=ROOT,
+                                         env={**os.environ, **env}, **GROUP)
+                        for (command, env), file in zip(commands, files)]
+        end, code = time.monotonic() + SECONDS_MOST, None
+        while code is None:
+            codes = [process.poll() for process in self.running]
+            failed = [c for c in codes if c]
+            code = failed[0] if failed else 0 if None not in codes else None
+            if code is None and time.monotonic() > end:
+                code = f"the limit of {SECONDS_MOST} s"
+            time.sleep(0.02)
+        if code != 0:
+            time.sleep(0.5)  # for the others to say why
+        self.end()
+        for file in files:
+            file.seek(0)
+        return code, "".join(file.read() for file in files)
+
+    running = []
+
+    def end(self):
+        for process in self.running:
+            if process.poll() is None:
+                process.terminate()  # a launcher ends its ranks
+        for process in self.running:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
 
     def reference(self, model, device, precision):
         key = (tuple(model), device, precision)
@@ -115,10 +167,11 @@ class Suite:
             self.references[key] = losses
         return self.references[key]
 
-    def check(self, name, ranks, losses, reference, bound, precision, seconds):
+    def check(self, name, ranks, losses, reference, bound, precision, seconds, steps=None):
+        steps = steps or self.args.steps
         differences = [abs(a - b) / abs(b) for a, b in zip(losses, reference)]
         # Each for itself: max() passes over what is not a number.
-        good = len(losses) == len(reference) == self.args.steps and all(d <= bound for d in differences)
+        good = len(losses) == len(reference) == steps and all(d <= bound for d in differences)
         worst = max(differences, default=float("nan"))
         return {"case": name, "ranks": ranks, "precision": precision, "worst": worst, "bound": bound,
                 "result": "passed" if good else "FAILED", "seconds": round(seconds, 1)}
@@ -133,16 +186,19 @@ class Suite:
             for name, ranks, settings, model in CASES:
                 if self.args.only and self.args.only not in name:
                     continue
-                if device == "cuda" and ranks > gpus:
+                share = self.args.share or device == "cuda" and ranks > gpus
+                if share and device == "cuda" and ranks > SHARED_RANKS * gpus:
                     yield {"case": name, "ranks": ranks, "precision": precision,
                            "result": f"not run: {gpus} GPU{'s' if gpus != 1 else ''} for {ranks} ranks"}
                     continue
                 reference = self.reference(model, device, precision)
-                losses, seconds = self.train(ranks, model + settings, device, precision)
+                losses, seconds = self.train(ranks, model + settings, device, precision, max(1, gpus) if share else None)
+                shown = name + (", sharing" if share else "")
+                steps = min(SHARED_STEPS, self.args.steps) if share else self.args.steps
                 if losses is None:
-                    yield {"case": name, "ranks": ranks, "precision": precision, "result": f"FAILED: {seconds}"}
+                    yield {"case": shown, "ranks": ranks, "precision": precision, "result": f"FAILED: {seconds}"}
                 else:
-                    yield self.check(name, ranks, losses, reference, BOUND[precision], precision, seconds)
+                    yield self.check(shown, ranks, losses, reference[:steps], BOUND[precision], precision, seconds, steps)
 
 
 def gpu_count():
@@ -167,16 +223,19 @@ def main():
     parser.add_argument("--only", help="cases with this in their name")
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--share", action="store_true", help="as ranks that share a GPU are started")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as work:
-        for row in Suite(args, pathlib.Path(work)).run(gpu_count()):
+        suite = Suite(args, pathlib.Path(work))
+        signal.signal(signal.SIGTERM, lambda *_: (suite.end(), sys.exit(1)))
+        for row in suite.run(gpu_count()):
             rows.append(row)
-            print(f"{row['precision']:<11}{row['case']:<42}{row['result']}"
-                  + (f", {row['worst']:.1e}" if "worst" in row else ""), flush=True)
-    if args.output:
-        args.output.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-        args.output.with_suffix(".md").write_text(table(rows))
+            print(f"{row['precision']:<11}{row['case']:<51}{row['result']}"
+                  + (f", {row['worst']:.1e}, {row['seconds']} s" if "worst" in row else ""), flush=True)
+            if args.output:
+                args.output.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+                args.output.with_suffix(".md").write_text(table(rows))
     failed = sum(row["result"].startswith("FAILED") for row in rows)
     print(f"{len(rows)} cases, {failed} failed, {sum(row['result'].startswith('not run') for row in rows)} not run")
     sys.exit(1 if failed else 0)

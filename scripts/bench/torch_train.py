@@ -219,7 +219,12 @@ def main():
         times.append(1e3 * (time.perf_counter() - began))
         print(f"step {len(times)} loss {losses[-1]:.4f} {times[-1]:.1f} ms", file=sys.stderr, flush=True)
     memory = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
-    ops = operations(training, args.profile) if args.profile else []
+    ops = []
+    if args.profile:
+        try:
+            ops = operations(training, args.profile)
+        except Exception as e:  # what was timed stays
+            print(f"no profile: {type(e).__name__}: {e}", file=sys.stderr)
     print(json.dumps(dict(
         torch=torch.__version__, attention=training.attention, attention_ms=training.attention_ms,
         parameters=sum(p.numel() for p in training.parameters), step_ms=times[args.warmup:], losses=losses,

@@ -35,10 +35,15 @@ stub "$work/bin/nvidia-smi" 'case "$*" in
   *memory.used*) echo 500; sleep 0.3; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
   *) echo "NVIDIA H200, 580.0, 143771 MiB" ;;
 esac'
-stub "$work/bin/compute-sanitizer" 'echo "$*"; [[ "$*" != *racecheck* ]]'
+stub "$work/bin/compute-sanitizer" '[[ "$*" != *racecheck* ]]'
 build=$work/build
-stub "$build/test/cuda/test_cuda" 'echo All tests passed'
-stub "$build/test/cuda/test_cuda_training" 'echo the GPU lied; exit 3'
+# tests <path> <text of a shell script that runs the case "$1">: a program of two test cases
+tests() {
+  stub "$1" 'if [[ $1 == --list-test-names-only ]]; then printf "norms, of rows\nsums [all]\n"; exit 2; fi
+  '"$2"
+}
+tests "$build/test/cuda/test_cuda" 'echo "All tests passed: $1"'
+tests "$build/test/cuda/test_cuda_training" '[[ $1 != norms* ]] || { echo the GPU lied; exit 3; }'
 stub "$build/scripts/bench/bench_cuda" 'printf "copy of 1 GiB  500.0 us  4295 GB/s\n--- 1.5B, bf16, 8192 tokens\nadd  10.0 us  3000 GB/s   70.0 %% of a copy\n"'
 stub "$build/apps/mtrain/mtrain" "exec $mtrain \"\${@/train.device=cuda/train.device=cpu}\""
 
@@ -49,7 +54,10 @@ says "$work/out" "speed against PyTorch"
 # A part that fails, and the sanitizer's finding, are told; the rest runs.
 suite 1 --build "$build" --only kernels,training,overlap
 says "$work/result/summary.md" "- kernels against the CPU: passed"
-says "$work/result/summary.md" "- training against the CPU: FAILED: ended with 3"
+says "$work/result/summary.md" "- training against the CPU: FAILED: ended with 1"
+says "$work/out" "FAILED (3)  norms, of rows"
+says "$work/out" "the GPU lied"
+says "$work/out" "2 test cases, 1 failed, 0 not run"
 says "$work/result/summary.md" "- kernels under memcheck: passed"
 says "$work/result/summary.md" "- kernels under racecheck: FAILED: ended with 1"
 says "$work/result/summary.md" "- overlap of tp: not run: 1 GPU for 2 ranks"
@@ -63,19 +71,48 @@ assert found["date"] and found["commit"] and [p["result"] for p in found["parts"
   "$work/result/summary.json" || fail "summary.json"
 tar -tzf "$work/result/logs.tar.gz" | grep -q training_against_the_CPU.log || fail "no log of the training"
 
-# What hangs ends with the suite's time, and what follows is not begun.
-stub "$build/test/cuda/test_cuda" 'sleep 600'
+# A test case is named as its program understands it.
+says "$work/out" "passed  sums [all]"
+tests "$build/test/cuda/test_cuda" '[[ $1 == "norms\\, of rows" || $1 == "sums \\[all]" ]]'
+suite 0 --build "$build" --only "kernels against"
+tests "$build/test/cuda/test_cuda" 'echo "No test cases matched"'
+suite 1 --build "$build" --only "kernels against"
+says "$work/out" "FAILED (no test)"
+
+# What hangs ends with the suite's time, what it had done is told, and what follows is not begun.
+tests "$build/test/cuda/test_cuda" '[[ $1 == sums* ]] || sleep 600'
 suite 1 --minutes 0.1 --build "$build" --only "kernels against,training against"
 says "$work/result/summary.md" "- kernels against the CPU: FAILED: longer than"
 says "$work/result/summary.md" "- training against the CPU: not run: the time is spent"
+says "$work/out" "passed  sums [all]"
+says "$work/out" "not run  norms, of rows"
+
+# Whoever ends the suite has the results so far, and nothing else in the folder.
+rm -rf "$work/result"
+tests "$build/test/cuda/test_cuda" 'true'
+tests "$build/test/cuda/test_cuda_training" 'sleep 600'
+PATH=$work/bin:$PATH scripts/gpu_suite.sh --output "$work/result" --build "$build" --only "kernels against,training,speed" >"$work/out" 2>&1 &
+suite=$!
+for ((i = 0; i < 200; ++i)); do
+  ! grep -qs "kernels against the CPU: passed" "$work/result/summary.md" || break
+  sleep 0.1
+done
+((i < 200)) || fail "no result while the suite runs"
+sleep 0.5
+kill -TERM "$suite"
+wait "$suite"
+says "$work/result/summary.md" "- training against the CPU: FAILED: ended with"
+says "$work/result/summary.md" "- speed of the kernels: not run: the time is spent"
+[[ $(ls "$work/result" | tr '\n' ' ') == "logs.tar.gz summary.json summary.md " ]] || fail "files: $(ls "$work/result")"
+tests "$build/test/cuda/test_cuda_training" 'true'
 
 # What was packed is unpacked, and never built.
-stub "$build/test/cuda/test_cuda" 'echo All tests passed'
 mkdir -p "$work/carry"
 tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test/cuda/test_cuda
 echo abc1234 >"$work/carry/commit"
-suite 1 --build "$work/carry" --only "kernels against"
-says "$work/out" "the packed build has no test/cuda/test_cuda_training"
+suite 1 --build "$work/carry" --only "against the"
+says "$work/result/summary.md" "- kernels against the CPU: passed"
+says "$work/result/summary.md" "- training against the CPU: FAILED: ended with 1"
 tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test
 suite 0 --build "$work/carry" --only "kernels against"
 says "$work/result/summary.md" "# GPU suite, abc1234"
@@ -103,6 +140,22 @@ assert abs(theirs["mfu"] - 256 * (6 * weights + 6 * 64 * 64) / 989.4e12) < 1e-12
 assert {"matmul", "attention", "other"} == {kind for _, _, kind in ours["operations"]}, ours["operations"]
 PYTHON
 says "$work/compare.md" "| gpu_1b | 4 x 64, 2 |"
+
+# Where PyTorch fails, what mtrain did is kept, and the next model has its chance.
+stub "$work/bin/torch" 'echo "no such thing as a GPU" >&2; exit 1'
+PATH=$work/bin:$PATH python3 scripts/bench/compare_gpu.py --build "$build" --models gpu_1b gpu_7b --python "$work/bin/torch" \
+  --device cpu --steps 2 --warmup 1 --seconds 100 --output "$work/compare" "${tiny[@]}" >"$work/out" 2>&1 && fail "a failure was overlooked"
+python3 - "$work/compare.json" >>"$work/out" 2>&1 <<'PYTHON' || fail "compare.json of a failure"
+import json, sys
+for row in json.load(open(sys.argv[1]))["rows"]:
+    assert "no such thing" in row["failed"] and row["mtrain"]["tokens_per_s"] > 0, row
+PYTHON
+says "$work/compare_gpu_7b_PyTorch.log" "no such thing as a GPU"
+
+# Ranks that are started as those that share a GPU.
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
+  >"$work/out" 2>&1 || fail "layouts.py --share: exit code $?"
+says "$work/layouts.md" "| megatron_ddp, sharing | 2 | fp32 |"
 
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

@@ -1,10 +1,11 @@
-#include <atomic>
 #include <cstring>
 
 #include <cuda_runtime_api.h>
 
 #include "base/error.h"
 #include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/scratch.h"
+#include "kernels/cuda/device/scratch_cache.h"
 
 namespace mtrain::kernels::cuda {
 
@@ -15,24 +16,30 @@ void fail_runtime(int status, const Place& at) {
                              at.line, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
-void* take_scratch(size_t bytes, CUstream_st* stream) {
-  // The pool would else return its memory to the system at every synchronization.
-  static std::atomic<uint64_t> kept{0};  // one bit per device
-  int device = 0;
-  MT_CUDA(cudaGetDevice(&device));
-  if (const uint64_t bit = uint64_t(1) << (device % 64); !(kept.load() & bit)) {
-    cudaMemPool_t pool = nullptr;
-    MT_CUDA(cudaDeviceGetDefaultMemPool(&pool, device));
-    uint64_t all = UINT64_MAX;
-    MT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
-    kept.fetch_or(bit);
-  }
+namespace {
+
+void* take_from_device(size_t bytes) {
   void* memory = nullptr;
-  MT_CUDA(cudaMallocAsync(&memory, bytes, stream));
+  const cudaError_t status = cudaMalloc(&memory, bytes);
+  if (status != cudaSuccess) (void)cudaGetLastError();  // want of memory is not sticky
+  check_runtime(status, MT_PLACE("cudaMalloc for a kernel's intermediate results"));
   return memory;
 }
 
-void give_scratch(void* memory, CUstream_st* stream) noexcept { cudaFreeAsync(memory, stream); }
+ScratchCache& scratch() {
+  static ScratchCache& cache = *new ScratchCache(take_from_device);  // for the process's life
+  return cache;
+}
+
+}  // namespace
+
+void* take_scratch(size_t bytes, CUstream_st* stream) {
+  int device = 0;
+  MT_CUDA(cudaGetDevice(&device));
+  return scratch().take(bytes, device, stream);
+}
+
+void give_scratch(void* memory, CUstream_st* stream) noexcept { scratch().give(memory, stream); }
 
 int multiprocessors() {
   int device = 0, count = 0;

@@ -7,7 +7,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels::cuda {
 
-// From the device's pool, which keeps what is given back.
+// Kept for the stream's next user when it is given back: see scratch_cache.h.
 void* take_scratch(size_t bytes, CUstream_st* stream);
 void give_scratch(void* memory, CUstream_st* stream) noexcept;
 

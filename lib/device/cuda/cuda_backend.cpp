@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "base/error.h"
+#include "device/staging.h"
 #include "device/stream.h"
 
 namespace mtrain {
@@ -94,6 +95,12 @@ class PendingTimings {
   std::deque<Entry> pending_;
 };
 
+std::shared_ptr<void> pinned(int64_t bytes) {
+  void* memory = nullptr;
+  MT_CUDA(cudaHostAlloc(&memory, size_t(bytes), cudaHostAllocDefault));
+  return {memory, [](void* p) { cudaFreeHost(p); }};
+}
+
 class CudaStream : public StreamBackend {
  public:
   CudaStream(std::string name, int ordinal, std::shared_ptr<LateFailure> late,
@@ -127,6 +134,7 @@ class CudaStream : public StreamBackend {
   }
 
   std::shared_ptr<EventBackend> record() override {
+    MT_CUDA(cudaSetDevice(ordinal_));  // any thread may drop memory; events belong to the current
     const bool captured = is_captured();
     auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming, late_, captured);
     if (captured) return event;
@@ -145,12 +153,16 @@ class CudaStream : public StreamBackend {
       timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
   }
 
-  // Pageable host memory is staged by the driver before the call returns, so `keep` need not
-  // outlive it.
+  // From pageable memory the driver copies once the stream's work is done, and the host waits for
+  // it: what is not too large goes through pinned memory. Either way `keep` need not outlive the
+  // call.
   void upload(LaunchTag, void* device, std::shared_ptr<const void>, const void* host,
               int64_t bytes) override {
     ++enqueued_;
+    Staging::Slot* const slot = staging_.take(bytes);
+    if (slot) host = std::memcpy(slot->memory.get(), host, size_t(bytes));
     MT_CUDA(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream_));
+    if (slot) slot->passed = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming);
   }
   void download(LaunchTag, void* host, const void* device, int64_t bytes) override {
     ++enqueued_;
@@ -228,7 +240,21 @@ class CudaStream : public StreamBackend {
   std::deque<std::pair<std::shared_ptr<CudaEvent>, uint64_t>> marks_;
   std::atomic<uint64_t> enqueued_{0};
   uint64_t completed_ = 0;
+  Staging staging_{pinned};
 };
+
+// What this build needs of the driver, and what is here. A driver of the runtime's major version
+// will do.
+std::string what_driver() {
+  int version = 0;
+  const bool known = cudaDriverGetVersion(&version) == cudaSuccess && version > 0;
+  const std::string here =
+      known ? fmt::format("is for CUDA {}.{}", version / 1000, version % 1000 / 10) : "is missing";
+  return fmt::format(
+      "this build needs a driver for CUDA {}.0 or newer; the one here {}. See CUDA_VISIBLE_DEVICES "
+      "too",
+      CUDART_VERSION / 1000, here);
+}
 
 class CudaBackend : public DeviceBackend {
  public:
@@ -238,7 +264,7 @@ class CudaBackend : public DeviceBackend {
     if (status != cudaSuccess)
       throw UserError(fmt::format("CUDA device {} was asked for, and CUDA finds none: {} ({})",
                                   ordinal, cudaGetErrorString(status), cudaGetErrorName(status)),
-                      "check the driver and CUDA_VISIBLE_DEVICES");
+                      what_driver());
     if (ordinal < 0 || ordinal >= count)
       throw UserError(
           fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
@@ -281,6 +307,10 @@ class CudaBackend : public DeviceBackend {
 };
 
 }  // namespace
+
+void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes) {
+  MT_CUDA(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream));
+}
 
 std::unique_ptr<DeviceBackend> make_cuda_backend(int ordinal) {
   return std::make_unique<CudaBackend>(ordinal);

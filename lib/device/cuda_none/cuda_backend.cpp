@@ -9,4 +9,8 @@ std::unique_ptr<DeviceBackend> make_cuda_backend(int) {
                   "configure with -DMTRAIN_CUDA=ON on a machine with the CUDA Toolkit");
 }
 
+void copy_by_cuda(CUstream_st*, void*, const void*, int64_t) {
+  throw BugError("a CUDA stream in a build without CUDA");
+}
+
 }  // namespace mtrain

@@ -36,6 +36,23 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
   check_close(on_cpu(recipe, 20), on_cuda(recipe, 20), 1e-5);
 }
 
+TEST_CASE("a group of one rank copies on the device") {
+  const auto device = device_under_test();
+  Stream& stream = device->stream("compute");
+  const Group alone = World::alone().everyone();
+  const Tensor in = Tensor::from_host<float>(stream, {3}, {1, 2, 3});
+  const auto copied = [&](const std::function<void(const Tensor& out)>& run) {
+    const Tensor out = Tensor::from_host<float>(stream, {3}, {0, 0, 0});
+    run(out);
+    return out.to_host<float>(stream);
+  };
+  const std::vector<float> same{1, 2, 3};
+  CHECK(copied([&](const Tensor& out) { alone.all_gather(in, out, stream); }) == same);
+  CHECK(copied([&](const Tensor& out) { alone.all_to_all(in, out, stream); }) == same);
+  CHECK(copied([&](const Tensor& out) { alone.reduce_scatter(in, out, Reduce::sum, stream); }) ==
+        same);
+}
+
 TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
   struct Case {
     std::vector<std::string> changes;

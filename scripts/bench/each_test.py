@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Every test case of a Catch2 program in a process of its own, several at a time.
+
+  scripts/bench/each_test.py [--jobs N] [--each SECONDS] [--under COMMAND] PROGRAM [FILTER ...]
+
+After an illegal access a process can use its GPU no more, and a kernel that hangs ends never: neither costs other cases
+their result. `--under` is what runs the program, such as "compute-sanitizer --tool memcheck". A case that takes longer
+than --each is ended. At SIGTERM it tells what has not run. Exit code 1 where a case failed or has not run.
+"""
+import argparse
+import concurrent.futures
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+SAID = 30  # last lines of a failed case
+# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+
+
+class Cases:
+    def __init__(self, args):
+        self.args, self.lock, self.running, self.over = args, threading.Lock(), set(), False
+
+    def execute(self, command):
+        """-> (exit code or "longer than ...", what it said)."""
+        with self.lock:
+            if self.over:
+                return "ended", ""
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                       **GROUP)
+            self.running.add(process)
+        code = None
+        try:
+            said, _ = process.communicate(timeout=self.args.each)
+        except subprocess.TimeoutExpired:
+            self.kill(process)
+            try:  # what waits in the driver may not end
+                said, _ = process.communicate(timeout=5)
+            except subprocess.TimeoutExpired as e:
+                said = e.output or b""
+            code = f"longer than {self.args.each:g} s"
+        with self.lock:
+            self.running.discard(process)
+        return code or process.returncode, said.decode(errors="replace")
+
+    @staticmethod
+    def kill(process):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def end(self):
+        with self.lock:
+            self.over = True
+            for process in self.running:
+                self.kill(process)
+
+    def names(self):
+        _, said = self.execute([self.args.program, "--list-test-names-only", *self.args.filters])  # its code is their number
+        return [line.strip() for line in said.splitlines() if line.strip()]
+
+    def run(self, name):
+        began = time.monotonic()
+        # What a filter's language would read otherwise.
+        exact = re.sub(r"([\\,\[])", r"\\\1", name)
+        code, said = self.execute([*shlex.split(self.args.under), self.args.program, exact])
+        if code == 0 and "No test cases matched" in said:
+            code = "no test"
+        return name, code, said, time.monotonic() - began
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=max(2, min(8, (os.cpu_count() or 1) // 2)))
+    parser.add_argument("--each", type=float, default=60)
+    parser.add_argument("--under", default="")
+    parser.add_argument("program")
+    parser.add_argument("filters", nargs="*")
+    args = parser.parse_args()
+    cases = Cases(args)
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=cases.end).start())
+    names = cases.names()
+    failed, left = 0, set(names)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(cases.run, name) for name in names]):
+            name, code, said, seconds = done.result()
+            if cases.over and code != 0:
+                continue
+            left.discard(name)
+            failed += code != 0
+            print(f"{seconds:6.1f} s  {'passed' if code == 0 else f'FAILED ({code})'}  {name}", flush=True)
+            if code != 0:
+                print("".join(f"          {line}\n" for line in said.rstrip().splitlines()[-SAID:]), end="", flush=True)
+    for name in sorted(left):
+        print(f"          not run  {name}")
+    print(f"{len(names)} test cases, {failed} failed, {len(left)} not run" if names else "there are no test cases")
+    sys.exit(1 if failed or left or not names else 0)
+
+
+if __name__ == "__main__":
+    main()
