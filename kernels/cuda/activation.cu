@@ -11,23 +11,34 @@ constexpr float kA = 0.044715f;
 struct Gate {
   float open, shut;  // shut = 1 - open, without the cancellation
 };
-// e^-x may overflow: then open is 0, and shut must not become inf * 0.
+// Of bf16 numbers by approximate instructions, whose errors are far below the results' rounding:
+// the exact functions would take longer than the memory does.
+template <class T>
 __device__ __forceinline__ Gate sigmoid_gate(float x) {
-  const float e = expf(-fabsf(x)), large = 1.0f / (1.0f + e), small = e * large;
+  constexpr float kLog2E = 1.44269504088896341f;
+  float e, large;
+  if constexpr (sizeof(T) == 2) {
+    e = fast_exp2(-kLog2E * fabsf(x));
+    large = fast_reciprocal(1.0f + e);
+  } else {
+    e = expf(-fabsf(x));
+    large = 1.0f / (1.0f + e);
+  }
+  const float small = e * large;
   return x >= 0 ? Gate{large, small} : Gate{small, large};
 }
 
-template <bool TANH>
+template <bool TANH, class T>
 __device__ __forceinline__ float gelu(float x) {
   if constexpr (TANH)
-    return x * sigmoid_gate(2 * kC * x * (1.0f + kA * x * x)).open;
+    return x * sigmoid_gate<T>(2 * kC * x * (1.0f + kA * x * x)).open;
   else
     return x * 0.5f * erfcf(-0.70710678118654752f * x);
 }
-template <bool TANH>
+template <bool TANH, class T>
 __device__ __forceinline__ float gelu_slope(float x, float& y) {
   if constexpr (TANH) {
-    const Gate g = sigmoid_gate(2 * kC * x * (1.0f + kA * x * x));
+    const Gate g = sigmoid_gate<T>(2 * kC * x * (1.0f + kA * x * x));
     y = x * g.open;
     return g.open + y * g.shut * (2 * kC * (1.0f + 3 * kA * x * x));
   } else {
@@ -44,7 +55,7 @@ __global__ void gelu_forward(const T* x, T* y, int64_t count) {
     float v[L];
     load<L>(x + i, v);
 #pragma unroll
-    for (int j = 0; j < L; ++j) v[j] = gelu<TANH>(v[j]);
+    for (int j = 0; j < L; ++j) v[j] = gelu<TANH, T>(v[j]);
     store<L>(y + i, v);
   });
 }
@@ -57,39 +68,47 @@ __global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t coun
     load<L>(x + i, v);
     load<L>(dy + i, d);
 #pragma unroll
-    for (int j = 0; j < L; ++j) d[j] *= gelu_slope<TANH>(v[j], again[j]);
+    for (int j = 0; j < L; ++j) d[j] *= gelu_slope<TANH, T>(v[j], again[j]);
     store<L>(dx + i, d);
     if (y) store<L>(y + i, again);
   });
 }
 
-// f(row, i) for every vector of N of F elements a row; a block has a part of one row.
+// f(row, i) for every vector of N of F elements a row: blocks x share a row, blocks y take rows.
 template <int N, class Body>
-__device__ __forceinline__ void for_rows(int64_t T, int64_t F, unsigned parts, const Body& f) {
-  const int64_t tasks = T * parts;
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t row = task / parts, i = (task % parts * blockDim.x + threadIdx.x) * N;
-    if (i < F) f(row, i);
-  }
+__device__ __forceinline__ void for_rows(int64_t T, int64_t F, const Body& f) {
+  const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= F) return;
+  for (int64_t row = blockIdx.y; row < T; row += gridDim.y) f(row, i);
+}
+struct RowsGrid {
+  dim3 blocks, threads;
+};
+// Parts of a row of one size, so that few threads have nothing to do.
+RowsGrid rows_grid(int64_t T, int64_t vectors) {
+  constexpr int64_t kWarp = 32, kMostRows = 65535;
+  const int64_t parts = div_up(vectors, kFlatThreads), each = div_up(vectors, parts);
+  return {dim3(unsigned(parts), blocks_for(T, 1, kMostRows)),
+          dim3(unsigned(div_up(each, kWarp) * kWarp))};
 }
 
 template <int N, class T>
-__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, unsigned parts) {
-  for_rows<N>(rows, F, parts, [=](int64_t row, int64_t i) {
+__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F) {
+  for_rows<N>(rows, F, [=](int64_t row, int64_t i) {
     const T* gate = gate_up + row * 2 * F + i;
     float g[N], u[N];
     load<N>(gate, g);
     load<N>(gate + F, u);
 #pragma unroll
-    for (int j = 0; j < N; ++j) g[j] *= sigmoid_gate(g[j]).open * u[j];
+    for (int j = 0; j < N; ++j) g[j] *= sigmoid_gate<T>(g[j]).open * u[j];
     store<N>(y + row * F + i, g);
   });
 }
 
 template <int N, class T>
 __global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y, int64_t rows,
-                                int64_t F, unsigned parts) {
-  for_rows<N>(rows, F, parts, [=](int64_t row, int64_t i) {
+                                int64_t F) {
+  for_rows<N>(rows, F, [=](int64_t row, int64_t i) {
     const int64_t at = row * 2 * F + i;
     float g[N], u[N], d[N], again[N];
     load<N>(gate_up + at, g);
@@ -97,7 +116,7 @@ __global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y
     load<N>(dy + row * F + i, d);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const Gate s = sigmoid_gate(g[j]);
+      const Gate s = sigmoid_gate<T>(g[j]);
       const float silu = g[j] * s.open;
       again[j] = silu * u[j];
       g[j] = d[j] * u[j] * (s.open + silu * s.shut);
@@ -116,9 +135,9 @@ void run(const SwigluForward& a, CUstream_st* stream) {
   with_float(a.y_TF.dtype, [&]<class T>() {
     const bool vectors = aligned({a.gate_up_T2F.data, a.y_TF.data}) && a.F % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
-      const unsigned parts = unsigned(div_up(a.F, kFlatThreads * N));
-      MT_LAUNCH((swiglu_forward<N, T>), blocks_for(a.T * parts, 1), kFlatThreads, 0, stream,
-                data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, parts);
+      const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
+      MT_LAUNCH((swiglu_forward<N, T>), grid.blocks, grid.threads, 0, stream,
+                data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F);
     });
   });
 }
@@ -130,10 +149,10 @@ void run(const SwigluBackward& a, CUstream_st* stream) {
         aligned({a.gate_up_T2F.data, a.dy_TF.data, a.dgate_up_T2F.data, a.y_TF.data}) &&
         a.F % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
-      const unsigned parts = unsigned(div_up(a.F, kFlatThreads * N));
-      MT_LAUNCH((swiglu_backward<N, T>), blocks_for(a.T * parts, 1), kFlatThreads, 0, stream,
+      const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
+      MT_LAUNCH((swiglu_backward<N, T>), grid.blocks, grid.threads, 0, stream,
                 data<T>(a.gate_up_T2F), data<T>(a.dy_TF), data<T>(a.dgate_up_T2F), data<T>(a.y_TF),
-                a.T, a.F, parts);
+                a.T, a.F);
     });
   });
 }

@@ -72,10 +72,11 @@ void run(const ColumnSum& a, CUstream_st* stream) {
   if (a.T <= 0 || a.N <= 0) return;
   with_float(a.x_TN.dtype, [&]<class T>() {
     with_width<T>(aligned({a.x_TN.data}) && a.N % kVector<T> == 0, [&]<int N>() {
-      // About a thousand blocks, of eight rows a thread at least.
+      // As many blocks as the largest GPUs run at once, of eight rows a thread at least.
+      constexpr int64_t kBlocks = 6 * 132;
       const int64_t tiles = div_up(a.N, kColumnThreads * N);
       const int64_t slices =
-          std::clamp<int64_t>(1024 / tiles, 1, div_up(a.T, int64_t(kRowThreads) * 8));
+          std::clamp<int64_t>(kBlocks / tiles, 1, div_up(a.T, int64_t(kRowThreads) * 8));
       const Scratch<float> partials(slices * a.N, stream);
       MT_LAUNCH((column_sums<N, T>), dim3(unsigned(tiles), unsigned(slices)),
                 dim3(kColumnThreads, kRowThreads), 0, stream, data<T>(a.x_TN), a.T, a.N,

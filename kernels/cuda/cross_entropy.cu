@@ -1,5 +1,6 @@
-// A block has a row at a time: one reading for the maximum and the sum, one, mostly of the L2
-// cache, for the gradient.
+// A block has a row at a time: one reading for the maximum and the sum, one for the gradient, of
+// shared memory as far as that suffices. The rest of the rows of all multiprocessors, which have a
+// block each, is then less than the L2 cache.
 #include "kernels/cross_entropy.h"
 
 #include "kernels/cuda/device/grid.h"
@@ -47,51 +48,79 @@ __device__ __forceinline__ RowSum combine(RowSum row, float* slots) {
 }
 static_assert(kWarps == kWarp);
 
+constexpr int kAhead = 4;  // vectors of a thread, in flight together
+
+// Whole vectors of a row of V; off their alignment there are none.
+template <int N>
+__device__ __forceinline__ int vectors_of(int64_t V) {
+  return N > 1 ? int(V / N) : 0;
+}
+
+// Keeps the first `keep` vectors in shared memory: each is read and written by one thread alone.
 template <int N, class T>
-__device__ __forceinline__ RowSum read_row(const T* x, int64_t V, float* slots) {
+__device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, float* slots) {
   RowSum row{-INFINITY, 0};
-  constexpr int kAhead = 2;  // vectors in flight
-  const int64_t whole = V / N, stride = kThreads;
-  int64_t i = threadIdx.x;
-  for (; i + (kAhead - 1) * stride < whole; i += kAhead * stride) {
-    float v[kAhead][N];
+  const int whole = vectors_of<N>(V);
+  if constexpr (N > 1) {
+    uint4* const kept = dynamic_shared<uint4>();
+    for (int i = int(threadIdx.x); i < whole; i += kAhead * kThreads) {
+      uint4 words[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) load<N>(x + (i + k * stride) * N, v[k]);
+      for (int k = 0; k < kAhead; ++k)
+        if (i + k * kThreads < whole) words[k] = load_words(x + int64_t(i + k * kThreads) * N);
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) include<N>(row, v[k]);
+      for (int k = 0; k < kAhead; ++k)
+        if (const int at = i + k * kThreads; at < whole) {
+          if (at < keep) kept[at] = words[k];
+          float v[N];
+          unpack(words[k], v);
+          include<N>(row, v);
+        }
+    }
   }
-  for (; i < whole; i += stride) {
-    float v[N];
-    load<N>(x + i * N, v);
-    include<N>(row, v);
-  }
-  if (const int64_t at = whole * N + threadIdx.x; at < V) {
+  for (int64_t at = int64_t(whole) * N + threadIdx.x; at < V; at += kThreads) {
     const float v[1] = {load_one(x + at)};
     include<1>(row, v);
   }
   return combine(row, slots);
 }
 
-// x[i] = scale e^(x[i] - log_sum) for i < V, except at_label for i == label; 0 in the padding, up
-// to `columns`.
+// x[i] = scale e^(x[i] - log_sum) for i < V, less scale at the label, which is in no row where it
+// is negative; 0 in the padding, up to `columns`. `keep`: as it was read.
 template <int N, class T>
 __device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns, double log_sum,
-                                               float scale, int64_t label, float at_label) {
+                                               float scale, int64_t label, double at_label,
+                                               int keep) {
   const float shift = float(log_sum);
-  const int64_t whole = columns / N;
-  const auto value = [=](float v, int64_t i) {
-    return i == label ? at_label : i < V ? scale * exp_of(v - shift) : 0.0f;
-  };
-#pragma unroll 2
-  for (int64_t i = threadIdx.x; i < whole; i += kThreads) {
-    float v[N];
-    load<N>(x + i * N, v);
+  const int whole = vectors_of<N>(V);
+  if constexpr (N > 1) {
+    const auto write = [=](int at, const uint4& words) {
+      float v[N];
+      unpack(words, v);
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = value(v[j], i * N + j);
-    store<N>(x + i * N, v);
+      for (int j = 0; j < N; ++j) v[j] = scale * exp_of(v[j] - shift);
+      store<N>(x + int64_t(at) * N, v);
+    };
+    // What shared memory does not have was read last: the L2 cache may have it.
+    for (int i = keep + int(threadIdx.x); i < whole; i += kAhead * kThreads) {
+      uint4 words[kAhead];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (i + k * kThreads < whole) words[k] = load_words(x + int64_t(i + k * kThreads) * N);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (i + k * kThreads < whole) write(i + k * kThreads, words[k]);
+    }
+    const uint4* const kept = dynamic_shared<uint4>();
+    for (int i = int(threadIdx.x); i < min(keep, whole); i += kThreads) write(i, kept[i]);
   }
-  if (const int64_t i = whole * N + threadIdx.x; i < columns)
-    store_one(x + i, value(load_one(x + i), i));
+  const int64_t rest = int64_t(whole) * N;
+  for (int64_t i = rest + threadIdx.x; i < columns; i += kThreads)
+    store_one(x + i, i < V ? scale * exp_of(load_one(x + i) - shift) : 0.0f);
+  // Its thread has written the vector before.
+  const int64_t turn = label < rest ? label / N : label - rest;
+  if (label >= 0 && turn % kThreads == threadIdx.x)
+    store_one(x + label, scale * float(expm1(at_label - log_sum)));
 }
 template <int N, class T>
 __device__ __forceinline__ void clear_row(T* x, int64_t columns) {
@@ -123,8 +152,8 @@ __device__ __forceinline__ float checked(double loss, bool known) {
 }
 
 template <int N, class T>
-__global__ void __launch_bounds__(kThreads)
-    whole_rows(Logits<T> logits, const int32_t* label_T, float* loss_T, Gradient gradient) {
+__global__ void __launch_bounds__(kThreads) whole_rows(Logits<T> logits, const int32_t* label_T,
+                                                       float* loss_T, Gradient gradient, int keep) {
   __shared__ float slots[kWarp];
   for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
     T* const x = logits.row(t);
@@ -136,13 +165,13 @@ __global__ void __launch_bounds__(kThreads)
     }
     const bool known = label < logits.V;
     const float at_label = known ? load_one(x + label) : 0.0f;
-    const RowSum row = read_row<N>(x, logits.V, slots);  // its barriers: all have read at_label
+    // Its barriers: all have read at_label.
+    const RowSum row = read_row<N>(x, logits.V, keep, slots);
     const double log_sum = double(shift_of(row.max)) + log(double(row.sum));
     if (threadIdx.x == 0) loss_T[t] = checked(log_sum - double(at_label), known);
     if (!gradient.write) continue;
-    const float scale = gradient.scale();
-    write_gradient<N>(x, logits.V, logits.columns(t), log_sum, scale, label,
-                      scale * float(expm1(double(at_label) - log_sum)));
+    write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale(), known ? label : -1,
+                      double(at_label), keep);
   }
 }
 
@@ -153,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
     const T* const x = logits.row(t);
     const int64_t label = int64_t(label_T[t]) - first;
-    const RowSum row = read_row<N>(x, logits.V, slots);
+    const RowSum row = read_row<N>(x, logits.V, 0, slots);
     if (threadIdx.x != 0) continue;
     float* const sums = sums_T3 + t * kCrossEntropySums;
     sums[0] = row.max;
@@ -189,12 +218,19 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) loss_T[t] = checked(log_sum - at_label, label < vocabulary);
     if (gradient.write) {
       const int64_t here = label - first;
-      const float scale = gradient.scale();
-      write_gradient<N>(x, logits.V, logits.columns(t), log_sum, scale,
-                        here >= 0 && here < logits.V ? here : -1,
-                        scale * float(expm1(at_label - log_sum)));
+      write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale(),
+                        here >= 0 && here < logits.V ? here : -1, at_label, 0);
     }
   }
+}
+
+// Vectors of a row that shared memory keeps: of each thread equally many.
+template <int N>
+int vectors_kept(const CrossEntropy& a) {
+  if (N == 1 || !a.write_grad) return 0;
+  constexpr int64_t kOfAll = int64_t(kThreads) * 16, kStatic = 1024;
+  const int64_t most = (most_shared_memory() - kStatic) / kOfAll;
+  return int(std::min(most, div_up(a.V / N, kThreads)) * kThreads);
 }
 
 template <class T, class Args, class F>
@@ -208,10 +244,11 @@ void run(const CrossEntropy& a, CUstream_st* stream) {
   if (a.T <= 0) return;
   with_float(a.logits_TV.dtype, [&]<class T>() {
     with_logits_width<T>(a, [&]<int N>() {
-      MT_LAUNCH((whole_rows<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
+      const int keep = vectors_kept<N>(a);
+      MT_LAUNCH((whole_rows<N, T>), blocks_for(a.T, 1), kThreads, keep * 16, stream,
                 (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
                 data<int32_t>(a.label_T), data<float>(a.loss_T),
-                (Gradient{a.grad_scale, a.write_grad, data<float>(a.scale_in_memory)}));
+                (Gradient{a.grad_scale, a.write_grad, data<float>(a.scale_in_memory)}), keep);
     });
   });
 }

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/scratch.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -38,40 +39,74 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The block of a token that is the first of its id adds up the id's tokens, in their order; the
-// others end when they find an earlier one. Ids are few beside the rows of dout, and stay in the
-// caches.
-constexpr int kScan = 4;  // ids of a thread at once
+// Of the tokens of an id; zeros: none.
+struct Found {
+  int first_from_end;  // tokens from its first to the last of all
+  int count;
+};
+__global__ void __launch_bounds__(kThreads)
+    find_ids(const int32_t* id_T, int tokens, int64_t V, int64_t first_row, Found* found_V) {
+  const int t = int(blockIdx.x) * kThreads + int(threadIdx.x);
+  if (t >= tokens) return;
+  const int64_t row = int64_t(id_T[t]) - first_row;
+  if (row < 0 || row >= V) return;
+  atomicMax(&found_V[row].first_from_end, tokens - t);
+  atomicAdd(&found_V[row].count, 1);
+}
+
+template <int N, class T>
+struct Loaded {
+  uint4 words;
+  __device__ __forceinline__ void load(const T* p) { words = load_words(p); }
+  __device__ __forceinline__ void add_to(float (&sum)[N]) const {
+    float v[N];
+    unpack(words, v);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] += v[j];
+  }
+};
+template <class T>
+struct Loaded<1, T> {
+  float value;
+  __device__ __forceinline__ void load(const T* p) { value = load_one(p); }
+  __device__ __forceinline__ void add_to(float (&sum)[1]) const { sum[0] += value; }
+};
+
+constexpr int kScan = 4;   // ids of a thread at once
+constexpr int kAhead = 8;  // rows in flight: of frequent ids there are thousands, added one by one
+// The block of a token that is the first of its id adds up the id's tokens, in their order, which
+// it looks for among those behind it; the others end at once. Ids are few beside the rows of dout,
+// and stay in the caches.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
-    add_by_id(const int32_t* id_T, const T* dout, float* dtable, int64_t tokens, int64_t H,
-              int64_t V, int64_t first_row) {
+    add_by_id(const int32_t* id_T, const T* dout, float* dtable, int tokens, int64_t H, int64_t V,
+              int64_t first_row, const Found* found_V) {
   constexpr int kIds = kThreads * kScan, kWords = kIds / kWarp;
   __shared__ unsigned found[kWords];
   __shared__ int16_t matches[kIds];
-  const int64_t mine = blockIdx.x, row = int64_t(id_T[mine]) - first_row;
-  if (row < 0 || row >= V) return;
+  const int mine = int(blockIdx.x);
   const int32_t id = id_T[mine];
+  const int64_t row = int64_t(id) - first_row;
+  if (row < 0 || row >= V) return;
+  const Found of_id = found_V[row];
+  if (tokens - of_id.first_from_end != mine) return;
   const int thread = int(threadIdx.x), warp = thread / kWarp;
-  for (int64_t base = 0; base < mine; base += kIds) {
-    int earlier = 0;
-#pragma unroll
-    for (int k = 0; k < kScan; ++k) {
-      const int64_t t = base + k * kThreads + thread;
-      earlier |= t < mine && id_T[t] == id;
-    }
-    if (__syncthreads_or(earlier)) return;
-  }
   const int64_t i = (int64_t(blockIdx.y) * kThreads + thread) * N;
   const bool has_columns = i < H;
   float sum[N] = {};
-  if (has_columns) load<N>(dtable + row * H + i, sum);
-  for (int64_t base = mine; base < tokens; base += kIds) {
+  if (has_columns) {
+    Loaded<N, T> v;
+    load<N>(dtable + row * H + i, sum);
+    v.load(dout + int64_t(mine) * H + i);
+    v.add_to(sum);
+  }
+  int left = of_id.count - 1;
+  for (int base = mine + 1; left > 0; base += kIds) {
     int any = 0;
     unsigned words[kScan];
 #pragma unroll
     for (int k = 0; k < kScan; ++k) {
-      const int64_t t = base + k * kThreads + thread;
+      const int t = base + k * kThreads + thread;
       words[k] = __ballot_sync(kAllLanes, t < tokens && id_T[t] == id);
       if (thread % kWarp == 0) found[k * (kThreads / kWarp) + warp] = words[k];
       any |= words[k] != 0;
@@ -87,18 +122,16 @@ __global__ void __launch_bounds__(kThreads)
       n += __popc(found[w]);
     }
     __syncthreads();
-    constexpr int kAhead = 4;  // loads in flight
     for (int m = 0; m < n && has_columns; m += kAhead) {
-      float v[kAhead][N];
+      Loaded<N, T> v[kAhead];
 #pragma unroll
       for (int k = 0; k < kAhead; ++k)
-        if (m + k < n) load<N>(dout + (base + matches[m + k]) * H + i, v[k]);
+        if (m + k < n) v[k].load(dout + int64_t(base + matches[m + k]) * H + i);
 #pragma unroll
       for (int k = 0; k < kAhead; ++k)
-#pragma unroll
-        for (int j = 0; j < N; ++j)
-          if (m + k < n) sum[j] += v[k][j];
+        if (m + k < n) v[k].add_to(sum);
     }
+    left -= n;
     __syncthreads();  // found and matches may be written again
   }
   if (has_columns) store<N>(dtable + row * H + i, sum);
@@ -127,13 +160,18 @@ void run(const EmbeddingForward& a, CUstream_st* stream) {
 }
 
 void run(const EmbeddingBackward& a, CUstream_st* stream) {
-  if (a.T <= 0 || a.H <= 0) return;
+  if (a.T <= 0 || a.H <= 0 || a.V <= 0) return;
+  const Scratch<Found> found_V(a.V, stream);
+  clear_memory(found_V.get(), a.V * int64_t(sizeof(Found)), stream);
+  MT_LAUNCH(find_ids, blocks_for(a.T, kThreads), kThreads, 0, stream, data<int32_t>(a.id_T),
+            int(a.T), a.V, a.first_row, found_V.get());
   with_float(a.dout_TH.dtype, [&]<class T>() {
     const bool vectors = aligned({a.dout_TH.data, a.dtable_VH.data}) && a.H % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
       const dim3 grid(unsigned(a.T), unsigned(div_up(a.H, kThreads * N)));
       MT_LAUNCH((add_by_id<N, T>), grid, kThreads, 0, stream, data<int32_t>(a.id_T),
-                data<T>(a.dout_TH), data<float>(a.dtable_VH), a.T, a.H, a.V, a.first_row);
+                data<T>(a.dout_TH), data<float>(a.dtable_VH), int(a.T), a.H, a.V, a.first_row,
+                found_V.get());
     });
   });
 }

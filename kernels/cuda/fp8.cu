@@ -31,10 +31,8 @@ template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     partial_amax(const T* x, int64_t count, float* partials) {
   float most = 0;
-  for_vectors<N>(count, [&](auto lanes, int64_t i) {
+  for_loaded_vectors<N, 4>(x, count, [&](auto lanes, int64_t, const auto& v) {
     constexpr int L = decltype(lanes)::value;
-    float v[L];
-    load<L>(x + i, v);
 #pragma unroll
     for (int j = 0; j < L; ++j) most = fmaxf(most, finite_size(v[j]));
   });
@@ -102,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (L == 16) {
       uint32_t q[4];
       pack<Y>(v, scale, q, most);
-      *reinterpret_cast<uint4*>(y + i) = make_uint4(q[0], q[1], q[2], q[3]);
+      store_words(y + i, make_uint4(q[0], q[1], q[2], q[3]));
     } else {
       y[i] = pack_one<Y>(v[0], scale, most);
     }
@@ -140,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
           float v[8];
           load<8>(x + row * columns + column, v);
           pack<Y>(v, scale, q, most);
-          if (y) *reinterpret_cast<uint2*>(y + row * columns + column) = uint2{q[0], q[1]};
+          if (y) store_words(y + row * columns + column, uint2{q[0], q[1]});
         }
 #pragma unroll
         for (int j = 0; j < 8; ++j) bytes[(c + j) * kPitch + r] = uint8_t(q[j / 4] >> j % 4 * 8);
@@ -159,8 +157,8 @@ __global__ void __launch_bounds__(kThreads)
     const int c = int(threadIdx.x) / 4, r = int(threadIdx.x) % 4 * 16;
     if (column0 + c < columns && row0 + r < stride) {
       const uint32_t* from = tile + (c * kPitch + r) / 4;
-      *reinterpret_cast<uint4*>(transposed + (column0 + c) * stride + row0 + r) =
-          make_uint4(from[0], from[1], from[2], from[3]);
+      store_words(transposed + (column0 + c) * stride + row0 + r,
+                  make_uint4(from[0], from[1], from[2], from[3]));
     }
     __syncthreads();  // the tile may be written again
   }

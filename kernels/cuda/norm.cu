@@ -13,6 +13,7 @@ constexpr int kHeld = 4;             // vectors of a row that a thread keeps in 
 constexpr int kMostThreads = 512;    // of a row: more would leave too few registers each
 constexpr int kHeldInBackward = 16;  // elements: four arrays of them are in registers
 constexpr int kSmallRows = 8;        // rows of a block where each has one warp
+constexpr int kRowsAtOnce = 2;       // of a multiprocessor, of the most threads: see norm_grid.h
 
 // Row r = token * heads + head starts at token * token_stride + head * H.
 struct Rows {
@@ -38,30 +39,37 @@ struct Forward {
 };
 
 // Threads x of row y; rows of more than one warp have a block of their own.
-template <int N, class T>
-__global__ void __launch_bounds__(kMostThreads) forward(Forward<T> a, Rows rows) {
+template <int N, bool RESIDUAL, class T>
+__global__ void __launch_bounds__(kMostThreads, 1) forward(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
   for (int64_t r = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; r < rows.count; r += step) {
     const int64_t start = rows.start(r), first = int64_t(threadIdx.x) * N;
+    uint4 words[kHeld], residual[RESIDUAL ? kHeld : 1];
     float x[kHeld][N];
     float total = 0;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k)
-      if (first + k * stride < rows.H) load<N>(a.x + start + first + k * stride, x[k]);
-    if (a.residual) {
-      // Statistics are of the sum as it is kept, rounding included: backward sees the same numbers.
-      float residual[kHeld][N];
+      if (first + k * stride < rows.H) words[k] = load_words(a.x + start + first + k * stride);
+    if constexpr (RESIDUAL) {
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
         if (first + k * stride < rows.H)
-          load<N>(a.residual + start + first + k * stride, residual[k]);
+          residual[k] = load_words(a.residual + start + first + k * stride);
+    }
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (first + k * stride < rows.H) unpack(words[k], x[k]);
+    if constexpr (RESIDUAL) {
+      // Statistics are of the sum as it is kept, rounding included: backward sees the same numbers.
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
         if (first + k * stride < rows.H) {
+          float more[N];
+          unpack(residual[k], more);
 #pragma unroll
-          for (int j = 0; j < N; ++j) x[k][j] = rounded<T>(x[k][j] + residual[k][j]);
+          for (int j = 0; j < N; ++j) x[k][j] = rounded<T>(x[k][j] + more[j]);
           store<N>(a.sum + start + first + k * stride, x[k]);
         }
     }
@@ -156,27 +164,58 @@ struct Backward {
   bool layer, db;
 };
 
+// What backward reads of a row, as it lies in memory; of longer ones dresidual, which is needed
+// last, would take too many registers.
+template <int HELD>
+struct RowRead {
+  uint4 dy[HELD], x[HELD], dresidual;
+  float rstd, mean;
+};
+template <int N, int HELD, class T>
+__device__ __forceinline__ void read(const Backward<T>& a, const Rows& rows, int64_t r, int stride,
+                                     RowRead<HELD>& row) {
+  if (r >= rows.count) return;
+  const int64_t start = rows.start(r), first = int64_t(threadIdx.x) * N;
+#pragma unroll
+  for (int k = 0; k < HELD; ++k)
+    if (const int64_t i = first + k * stride; i < rows.H) {
+      row.dy[k] = load_words(a.dy + start + i);
+      row.x[k] = load_words(a.x + start + i);
+      if (HELD == 1 && a.dresidual) row.dresidual = load_words(a.dresidual + start + i);
+    }
+  row.rstd = a.rstd[r];
+  row.mean = a.layer ? a.mean[r] : 0.0f;
+}
+
 // With xhat = (x - mean) rstd and g = dy w: dx = rstd (g - [mean of g] - xhat * mean of (g xhat)),
 // [] in layer norm only; dw += dy xhat; db += dy. A row of threads goes through rows a grid apart
-// and sums dw and db in registers.
-template <int N, int HELD, class T>
-__global__ void __launch_bounds__(kMostThreads) backward(Backward<T> a, Rows rows) {
+// and sums dw and db in registers. Where these suffice, a row is read while the one before it is
+// computed.
+template <int N, int HELD, bool DB, class T>
+__global__ void __launch_bounds__(kMostThreads, HELD == 1 && !DB ? kRowsAtOnce : 1)
+    backward(Backward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t slot = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t step = int64_t(gridDim.x) * blockDim.y, first = int64_t(threadIdx.x) * N;
-  float dw[HELD][N] = {}, db[HELD][N] = {};
+  float dw[HELD][N] = {}, db[DB ? HELD : 1][N] = {};
+  constexpr bool kAhead = HELD == 1;
+  RowRead<HELD> next;
+  if (kAhead) read<N>(a, rows, slot, stride, next);
   for (int64_t r = slot; r < rows.count; r += step) {
+    if (!kAhead) read<N>(a, rows, r, stride, next);
     const int64_t start = rows.start(r);
-    const float rstd = a.rstd[r], mean = a.layer ? a.mean[r] : 0.0f;
+    const float rstd = next.rstd, mean = next.mean;
     float dy[HELD][N], xhat[HELD][N];
+    const uint4 dresidual = next.dresidual;
     float sum_g = 0, sum_gx = 0;
 #pragma unroll
     for (int k = 0; k < HELD; ++k)
-      if (const int64_t i = first + k * stride; i < rows.H) {
-        load<N>(a.dy + start + i, dy[k]);
-        load<N>(a.x + start + i, xhat[k]);
+      if (first + k * stride < rows.H) {
+        unpack(next.dy[k], dy[k]);
+        unpack(next.x[k], xhat[k]);
       }
+    if (kAhead) read<N>(a, rows, r + step, stride, next);
 #pragma unroll
     for (int k = 0; k < HELD; ++k)
       if (const int64_t i = first + k * stride; i < rows.H) {
@@ -186,7 +225,7 @@ __global__ void __launch_bounds__(kMostThreads) backward(Backward<T> a, Rows row
         for (int j = 0; j < N; ++j) {
           xhat[k][j] = (xhat[k][j] - mean) * rstd;
           dw[k][j] += dy[k][j] * xhat[k][j];
-          db[k][j] += dy[k][j];
+          if constexpr (DB) db[k][j] += dy[k][j];
           dy[k][j] *= w[j];  // g from here on
           sum_g += dy[k][j];
           sum_gx += dy[k][j] * xhat[k][j];
@@ -200,19 +239,19 @@ __global__ void __launch_bounds__(kMostThreads) backward(Backward<T> a, Rows row
 #pragma unroll
         for (int j = 0; j < N; ++j) dy[k][j] = rstd * (dy[k][j] - mean_g - xhat[k][j] * mean_gx);
         if (a.dresidual) {
-          load<N>(a.dresidual + start + i, xhat[k]);
+          unpack(HELD == 1 ? dresidual : load_words(a.dresidual + start + i), xhat[k]);
 #pragma unroll
           for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
         }
         store<N>(a.dx + start + i, dy[k]);
       }
   }
-  float* const out = a.partials + slot * rows.H * (a.db ? 2 : 1);
+  float* const out = a.partials + slot * rows.H * (DB ? 2 : 1);
 #pragma unroll
   for (int k = 0; k < HELD; ++k)
     if (const int64_t i = first + k * stride; i < rows.H) {
       store<N>(out + i, dw[k]);
-      if (a.db) store<N>(out + rows.H + i, db[k]);
+      if constexpr (DB) store<N>(out + rows.H + i, db[k]);
     }
 }
 
@@ -276,7 +315,11 @@ unsigned forward_blocks(const Rows& rows, dim3 block, int64_t margin) {
 template <int HELD, class T>
 void start_backward(const Backward<T>& b, const Rows& rows, unsigned threads, unsigned blocks,
                     CUstream_st* stream) {
-  MT_LAUNCH((backward<kVector<T>, HELD, T>), blocks, block_of(threads), 0, stream, b, rows);
+  constexpr int N = kVector<T>;
+  if (b.db)
+    MT_LAUNCH((backward<N, HELD, true, T>), blocks, block_of(threads), 0, stream, b, rows);
+  else
+    MT_LAUNCH((backward<N, HELD, false, T>), blocks, block_of(threads), 0, stream, b, rows);
 }
 
 }  // namespace
@@ -293,8 +336,11 @@ void run(const NormForward& a, CUstream_st* stream) {
     if (rows.H <= kMostThreads * kHeld * N && whole_vectors<T>(rows) &&
         aligned({f.x, f.residual, f.w, f.b, f.sum, f.y})) {
       const dim3 block = block_of(threads_of(rows.H, kHeld * N));
-      MT_LAUNCH((forward<N, T>), forward_blocks(rows, block, a.sm_margin), block, 0, stream, f,
-                rows);
+      const unsigned blocks = forward_blocks(rows, block, a.sm_margin);
+      if (f.residual)
+        MT_LAUNCH((forward<N, true, T>), blocks, block, 0, stream, f, rows);
+      else
+        MT_LAUNCH((forward<N, false, T>), blocks, block, 0, stream, f, rows);
     } else {
       const unsigned threads = threads_of(rows.H, 4);
       MT_LAUNCH((forward_any<T>), forward_blocks(rows, dim3(threads, 1), a.sm_margin), threads, 0,

@@ -11,6 +11,8 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMostBlocks = 1024;  // two results a thread of the last launch
+constexpr int kAhead = 2;          // vectors of a thread, in flight together
+constexpr int kBlocksAtOnce = 4;   // of a multiprocessor, whose registers they share
 
 __device__ __forceinline__ void block_sum(double sum, double* out) {
   __shared__ double slots[kWarp];
@@ -19,12 +21,11 @@ __device__ __forceinline__ void block_sum(double sum, double* out) {
 }
 
 template <bool SQUARE, int N, class T>
-__global__ void __launch_bounds__(kThreads) sums(const T* x, int64_t count, double* partials) {
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+    sums(const T* x, int64_t count, double* partials) {
   double sum = 0;
-  for_vectors<N>(count, [&](auto lanes, int64_t i) {
+  for_loaded_vectors<N, kAhead>(x, count, [&](auto lanes, int64_t, const auto& v) {
     constexpr int L = decltype(lanes)::value;
-    float v[L];
-    load<L>(x + i, v);
 #pragma unroll
     for (int j = 0; j < L; ++j) sum += SQUARE ? double(v[j]) * double(v[j]) : double(v[j]);
   });
@@ -53,13 +54,11 @@ __device__ __forceinline__ void block_min(uint64_t first, int64_t* out) {
 }
 
 template <int N, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     first_non_finite(const T* x, int64_t count, int64_t* partials) {
   uint64_t first = ~uint64_t(0);
-  for_vectors<N>(count, [&](auto lanes, int64_t i) {
+  for_loaded_vectors<N, kAhead>(x, count, [&](auto lanes, int64_t i, const auto& v) {
     constexpr int L = decltype(lanes)::value;
-    float v[L];
-    load<L>(x + i, v);
 #pragma unroll
     for (int j = L - 1; j >= 0; --j)
       if (!isfinite(v[j])) first = min(first, uint64_t(i + j));
@@ -86,9 +85,8 @@ __global__ void clip(const double* sum_squares, const double* loss, float* norm,
     *scale = max_norm == 0 || fitting > 1 ? 1.0f : float(fitting);
 }
 
-// Four vectors a thread, in flight together.
 unsigned blocks_of(int64_t count, int width) {
-  return blocks_for(count, int64_t(kThreads) * width * 4, kMostBlocks);
+  return blocks_for(count, int64_t(kThreads) * width * 2 * kAhead, kMostBlocks);
 }
 
 template <bool SQUARE>

@@ -13,7 +13,10 @@ constexpr const char* kName = "output";
 
 // Tokens whose logits exist at once, of T; V columns of them on this rank.
 int64_t logits_chunk_rows(const GptConfig& c, int64_t T, int64_t V) {
-  return ceil_div(T, ceil_div(T * V * 4, c.logits_bytes));
+  const int64_t rows = ceil_div(T, ceil_div(T * V * 4, c.logits_bytes));
+  // Whole tiles of a GPU's matmuls, where that changes little.
+  constexpr int64_t kTile = 128;
+  return rows >= 8 * kTile ? ceil_div(rows, kTile) * kTile : rows;
 }
 
 struct HeadActivations {

@@ -195,7 +195,8 @@ class Estimator {
 
   Count logits() const {
     const Count row = Count(padded_vocab_) / tp_ * 4;
-    const Count chunks = std::max<Count>(1, std::ceil(T_ * row / Count(kLogitsBytes)));
+    const Count most = Count(logits_bytes(r_.train.device));
+    const Count chunks = std::max<Count>(1, std::ceil(T_ * row / most));
     return T_ / chunks * row / 4 * e_;
   }
 

@@ -6,8 +6,9 @@
 namespace mtrain {
 
 // vocab: the recipe's vocab_size, or the tokenizer's where that is 0. tp: ranks that its rows are
-// spread over.
-GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length, int64_t tp = 1);
+// spread over. device: what the logits' pieces are sized for.
+GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length, int64_t tp = 1,
+                     DeviceChoice device = DeviceChoice::automatic);
 Recompute recompute_policy(const RecomputeConfig& recompute, int64_t layers);
 DType compute_dtype(const MixedPrecisionConfig& precision);
 

@@ -87,7 +87,7 @@ class Training {
         device_(
             open_device(recipe, options.job, overlap_of(recipe, options.job).layernorm_sm_margin)),
         config_(gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe),
-                           recipe.distributed.tp_size)),
+                           recipe.distributed.tp_size, recipe.train.device)),
         data_(open_training_data(recipe, config_.vocab)),
         validation_data_(open_validation_data(recipe, config_.vocab)),
         trainer_(*device_, recipe, config_, data_, std::move(world)) {

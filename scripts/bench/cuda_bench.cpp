@@ -1,8 +1,9 @@
 // What the CUDA kernels reach on this GPU: memory-bound ones in GB/s and as a part of what a copy
 // reaches, attention and matmul in TFLOP/s, at the shapes of two models.
 //   bench_cuda [rounds]
-// Medians over rounds, each timed by events around one call; fewer where they take long. Bytes are
-// what a kernel must read and write once. What fails is told, and the rest goes on.
+// Medians over rounds, fewer where they take long; each timed by events around one call, with
+// nothing of the round before in the L2 cache. Bytes are what a kernel must read and write once.
+// What fails is told, and the rest goes on.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -20,6 +21,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/matmul.h"
+#include "kernels/matmul_apart.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
@@ -47,6 +49,12 @@ class Gpu {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     check(cudaEventCreate(&begin_));
     check(cudaEventCreate(&end_));
+    constexpr size_t kFarBeyondL2 = 256 << 20;
+    check(cudaMalloc(&other_, kFarBeyondL2));
+    check(cudaMemset(other_, 0, kFarBeyondL2));
+    check(cudaMalloc(&other_sum_, sizeof(double)));
+    others_ = {.x = {other_, int64_t(kFarBeyondL2 / sizeof(float)), DType::f32},
+               .out = {other_sum_, 1, DType::f64}};
   }
   CUstream_st* stream() const { return stream_; }
 
@@ -104,6 +112,8 @@ class Gpu {
     double all = 0;
     for (int round = -3; round < rounds_; ++round) {
       if (all > kMostSeconds && seconds.size() >= kLeastRounds) break;
+      // Also lets the host be ahead of the GPU: launches are not what is timed.
+      cuda::run(others_, stream_);
       check(cudaEventRecord(begin_, stream_));
       call();
       check(cudaEventRecord(end_, stream_));
@@ -126,7 +136,11 @@ class Gpu {
   }
   template <class Args>
   void arithmetic(const char* name, const Args& args, double flops) {
-    const double s = median_seconds([&] { cuda::run(args, stream_); });
+    arithmetic_of(
+        name, [&] { cuda::run(args, stream_); }, flops);
+  }
+  void arithmetic_of(const char* name, const std::function<void()>& call, double flops) {
+    const double s = median_seconds(call);
     std::printf("%-28s %8.1f us %8.0f TFLOP/s\n", name, s * 1e6, flops / s * 1e-12);
   }
   void measure_copy() {
@@ -145,6 +159,8 @@ class Gpu {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   std::vector<void*> taken_;
+  void *other_ = nullptr, *other_sum_ = nullptr;
+  SumSquares others_;  // reads what nothing else does
   uint64_t key_ = 0;
   double copy_ = 1;  // bytes per second, read and written
 };
@@ -165,6 +181,9 @@ void bench_norms(Gpu& gpu, const Model& m, DType t) {
                             .T = T,
                             .H = m.H},
                 4 * row);
+  gpu.bandwidth("norm, forward",
+                NormForward{.x_TH = x, .w_H = w, .y_TH = y, .rstd_T = rstd, .T = T, .H = m.H},
+                2 * row);
   gpu.bandwidth("norm, backward",
                 NormBackward{.dy_TH = r,
                              .x_TH = x,
@@ -197,7 +216,8 @@ void bench_mlp(Gpu& gpu, const Model& m, DType t) {
   const double row = double(n * dtype_size(t));
   const Span gate_up = gpu.normal(2 * n, t), y = gpu.normal(n, t), d = gpu.raw(2 * n, t);
   gpu.bandwidth("swiglu, forward", SwigluForward{gate_up, y, T, m.F}, 3 * row);
-  gpu.bandwidth("swiglu, backward", SwigluBackward{gate_up, y, d, {}, T, m.F}, 5 * row);
+  // As the model has it: the activation takes its gradient's place.
+  gpu.bandwidth("swiglu, backward", SwigluBackward{gate_up, y, d, y, T, m.F}, 6 * row);
   gpu.bandwidth("gelu, forward", GeluForward{gate_up, d, 2 * n}, 4 * row);
   gpu.bandwidth("gelu, backward", GeluBackward{gate_up, gate_up, d, {}, 2 * n}, 4 * row);
   gpu.free_all();
@@ -352,6 +372,32 @@ void bench_matmul(Gpu& gpu, const Model& m, DType t) {
   }
 }
 
+// What cuBLASLt computes beside a product in bf16, against kernels one after another.
+void bench_epilogues(Gpu& gpu, const Model& m) {
+  const DType t = DType::bf16;
+  const int64_t T = kTokens, F = m.F;
+  const Span x = gpu.normal(T * m.H, t), w = gpu.normal(F * m.H, t, 0.02f), y = gpu.raw(T * F, t),
+             up = gpu.normal(T * F, t), dw = gpu.normal(F * m.H, DType::f32),
+             db = gpu.normal(F, DType::f32);
+  const double flops = 2.0 * double(T) * double(F) * double(m.H);
+  const auto both = [&](const std::string& name, const Matmul& product) {
+    gpu.arithmetic(name.c_str(), product, flops);
+    gpu.arithmetic_of(
+        (name + ", apart").c_str(),
+        [&] { run_apart(product, [&](const auto& args) { cuda::run(args, gpu.stream()); }); },
+        flops);
+  };
+  const Matmul forward{.a = x, .b = w, .c_MN = y, .M = T, .N = F, .K = m.H, .trans_b = true};
+  Matmul gelu = forward, dgelu = forward;
+  gelu.gelu_input_MN = up, dgelu.dgelu_of_MN = up;
+  both("up, with gelu", gelu);
+  both("up, with gelu's gradient", dgelu);
+  Matmul sums{.a = up, .b = x, .c_MN = dw, .M = F, .N = m.H, .K = T, .trans_a = true};
+  sums.accumulate = true, sums.a_sums_M = db;
+  both("weight, with the bias", sums);
+  gpu.free_all();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -375,6 +421,7 @@ int main(int argc, char** argv) {
           for (bool packed : {false, true})
             good &= gpu.measure([&] { bench_attention(gpu, m, t, S, packed); });
         good &= gpu.measure([&] { bench_matmul(gpu, m, t); });
+        if (t == DType::bf16) good &= gpu.measure([&] { bench_epilogues(gpu, m); });
       }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_cuda: %s\n", e.what());

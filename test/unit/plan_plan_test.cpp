@@ -118,3 +118,21 @@ TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline i
   // Norms are whole on every tp rank, and the vocabulary is padded.
   CHECK(parameters == Approx(70.55e9).epsilon(0.002));
 }
+
+TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 at most") {
+  const auto total = [](const std::string& device, const std::string& tokens) {
+    // Layers whose backward needs little: what it needs, the head may use before.
+    const Recipe r = ready(
+        "llama3_8b", 8,
+        {"distributed.strategy=ddp", "distributed.tp_size=1", "~distributed.sequence_parallel",
+         "~comm_overlap", "~ddp", "model.num_layers=2", "model.ffn_hidden_size=1024",
+         "train.global_batch_size=128", "train.micro_batch_size=1", "train.device=" + device,
+         "dataset.seq_length=" + tokens});
+    return peak_memory(r, layout_of(r, 8), r.model.vocab_size).total();
+  };
+  const double more = total("cuda", "4096") - total("cpu", "4096");
+  CHECK(more > double(1ll << 29));
+  CHECK(more < double(1ll << 30));
+  // Twice the tokens are twice the pieces; what a layer's backward needs grows.
+  CHECK(total("cuda", "8192") - total("cpu", "8192") < more);
+}

@@ -14,7 +14,9 @@ inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = 1 << 
   return unsigned(std::clamp<int64_t>(div_up(work, per_block), 1, most));
 }
 
-int multiprocessors();  // of the thread's device
+// Of the thread's device.
+int multiprocessors();
+int64_t most_shared_memory();  // bytes a block may have
 
 template <class T>
 const T* data(const ConstSpan& s) {
@@ -39,6 +41,38 @@ __device__ __forceinline__ void for_vectors(int64_t count, const F& f) {
   if constexpr (N > 1) {
     const int64_t i = vectors * N + thread;
     if (i < count) f(Lanes<1>{}, i);
+  }
+}
+// f(constant<N>, i, x[i] and the N - 1 behind it), in the order of for_vectors; AHEAD loads of a
+// thread are in flight together.
+template <int N, int AHEAD, class T, class F>
+__device__ __forceinline__ void for_loaded_vectors(const T* x, int64_t count, const F& f) {
+  const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t threads = int64_t(gridDim.x) * blockDim.x, vectors = count / N;
+  int64_t i = thread;
+  if constexpr (N == kVector<T>) {
+    for (; i + (AHEAD - 1) * threads < vectors; i += AHEAD * threads) {
+      uint4 words[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) words[k] = load_words(x + (i + k * threads) * N);
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        float v[N];
+        unpack(words[k], v);
+        f(Lanes<N>{}, (i + k * threads) * N, v);
+      }
+    }
+  }
+  for (; i < vectors; i += threads) {
+    float v[N];
+    load<N>(x + i * N, v);
+    f(Lanes<N>{}, i * N, v);
+  }
+  if constexpr (N > 1) {
+    if (const int64_t at = vectors * N + thread; at < count) {
+      const float v[1] = {load_one(x + at)};
+      f(Lanes<1>{}, at, v);
+    }
   }
 }
 constexpr int kFlatThreads = 256;

@@ -53,10 +53,30 @@ __device__ __forceinline__ uint16_t pack_float8(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
 }
 
+// 16 or 8 bytes as one access; p on a border of as many. Of an assignment the compiler makes four
+// (or two) accesses where other blocks of code lie between the words' ends and the store.
+__device__ __forceinline__ void store_words(void* p, uint4 x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+               "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_words(void* p, uint2 x) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x),
+               "r"(x.y)
+               : "memory");
+}
+
 // 2^x to 2 ulp, one instruction; denormal results are 0.
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x to 1 ulp, one instruction; denormals are 0.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -41,12 +41,16 @@ void* take_scratch(size_t bytes, CUstream_st* stream) {
 
 void give_scratch(void* memory, CUstream_st* stream) noexcept { scratch().give(memory, stream); }
 
-int multiprocessors() {
-  int device = 0, count = 0;
+namespace {
+int attribute_here(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
   MT_CUDA(cudaGetDevice(&device));
-  MT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+  MT_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
 }
+}  // namespace
+int multiprocessors() { return attribute_here(cudaDevAttrMultiProcessorCount); }
+int64_t most_shared_memory() { return attribute_here(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
   if (to != from)

@@ -22,6 +22,20 @@ __device__ __forceinline__ float bf16_high(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+// A vector as it lies in memory: of bf16, half the registers of its floats.
+template <class T>
+__device__ __forceinline__ uint4 load_words(const T* p) {
+  return *reinterpret_cast<const uint4*>(p);
+}
+__device__ __forceinline__ void unpack(const uint4& x, float (&v)[4]) {
+  v[0] = __uint_as_float(x.x), v[1] = __uint_as_float(x.y);
+  v[2] = __uint_as_float(x.z), v[3] = __uint_as_float(x.w);
+}
+__device__ __forceinline__ void unpack(const uint4& x, float (&v)[8]) {
+  v[0] = bf16_low(x.x), v[1] = bf16_high(x.x), v[2] = bf16_low(x.y), v[3] = bf16_high(x.y);
+  v[4] = bf16_low(x.z), v[5] = bf16_high(x.z), v[6] = bf16_low(x.w), v[7] = bf16_high(x.w);
+}
+
 template <int N>
 __device__ __forceinline__ void load(const float* p, float (&v)[N]) {
   if constexpr (N % 4 == 0) {
@@ -60,7 +74,8 @@ __device__ __forceinline__ void store(float* p, const float (&v)[N]) {
   if constexpr (N % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 4)
-      *reinterpret_cast<float4*>(p + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+      store_words(p + i, make_uint4(__float_as_uint(v[i]), __float_as_uint(v[i + 1]),
+                                    __float_as_uint(v[i + 2]), __float_as_uint(v[i + 3])));
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) p[i] = v[i];
@@ -71,11 +86,10 @@ __device__ __forceinline__ void store(bf16* p, const float (&v)[N]) {
   if constexpr (N % 8 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 8)
-      *reinterpret_cast<uint4*>(p + i) =
-          make_uint4(pack_bf16(v[i], v[i + 1]), pack_bf16(v[i + 2], v[i + 3]),
-                     pack_bf16(v[i + 4], v[i + 5]), pack_bf16(v[i + 6], v[i + 7]));
+      store_words(p + i, make_uint4(pack_bf16(v[i], v[i + 1]), pack_bf16(v[i + 2], v[i + 3]),
+                                    pack_bf16(v[i + 4], v[i + 5]), pack_bf16(v[i + 6], v[i + 7])));
   } else if constexpr (N == 4) {
-    *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+    store_words(p, make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])));
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) reinterpret_cast<uint16_t*>(p)[i] = uint16_t(pack_bf16(v[i], 0.0f));

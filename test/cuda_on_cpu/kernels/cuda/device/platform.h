@@ -58,6 +58,17 @@ inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 using std::isfinite;
 using std::max;
 using std::min;
+// Threads take turns only where they wait.
+inline int atomicMax(int* at, int x) {
+  const int before = *at;
+  *at = std::max(before, x);
+  return before;
+}
+inline int atomicAdd(int* at, int x) {
+  const int before = *at;
+  *at = before + x;
+  return before;
+}
 
 inline void __syncthreads() { cpu_grid::wait_for_block("__syncthreads"); }
 inline void __syncwarp() { cpu_grid::wait_for_warp("__syncwarp"); }
@@ -120,6 +131,9 @@ template <class Y>
 uint16_t pack_float8(float low, float high) {
   return uint16_t(Y(low).bits | Y(high).bits << 8);
 }
+inline void store_words(void* p, uint4 x) { *static_cast<uint4*>(p) = x; }
+inline void store_words(void* p, uint2 x) { *static_cast<uint2*>(p) = x; }
+inline float fast_reciprocal(float x) { return 1.0f / x; }
 inline float fast_exp2(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;
