@@ -82,6 +82,18 @@ cublasLtEpilogue_t epilogue_of(Epilogue e) {
   throw BugError("an epilogue without a name in cuBLASLt");
 }
 
+const char* name_of(Epilogue e) {
+  switch (e) {
+    case Epilogue::none: return "";
+    case Epilogue::bias: return " with a bias";
+    case Epilogue::gelu: return " with gelu";
+    case Epilogue::gelu_bias: return " with a bias and gelu";
+    case Epilogue::dgelu: return " with gelu's gradient";
+    case Epilogue::sums: return " with the bias's gradient";
+  }
+  return "";
+}
+
 // All but the addresses. Shared, since descriptors of a plan that is running may not change: those
 // of the bias, scales and what the epilogue reads or writes are set in a copy.
 struct Plan {
@@ -142,12 +154,12 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
       handle, operation, plan->first.get(), plan->second.get(), plan->c.get(), plan->c.get(), made,
       1, &result, &found);
   if (asked != CUBLAS_STATUS_SUCCESS || found == 0) {
-    const std::string none = fmt::format(
-        "cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}, epilogue {} ({})", k.M,
-        k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c), int(epilogue_of(e)),
-        cublas().cublasLtGetStatusName(asked));
+    const std::string none =
+        fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}{} ({})", k.M,
+                    k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c), name_of(e),
+                    cublas().cublasLtGetStatusName(asked));
     if (e == Epilogue::none || e == Epilogue::bias) throw RunError(none);
-    log::info(none + ": kernels of its own");
+    log::info(none + ": mtrain's own kernels follow the product");
     return nullptr;
   }
   plan->algorithm = result.algo;
@@ -225,7 +237,8 @@ void multiply(const Plan& plan, const Matmul& m, CUstream_st* stream) {
     set(&operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, m.b_inverse.data);
     set(&operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, m.a_inverse.data);
   }
-  const Scratch<char> workspace(int64_t(plan.workspace), stream);
+  // All shapes share a block of the most that any may ask.
+  const Scratch<char> workspace(plan.workspace > 0 ? int64_t(kMostWorkspace) : 0, stream);
   const float alpha = 1, beta = m.accumulate ? 1.0f : 0.0f;
   MT_BLAS(cublas().cublasLtMatmul(library_here().handle, &operation, &alpha, m.b.data,
                                   plan.first.get(), m.a.data, plan.second.get(), &beta, m.c_MN.data,

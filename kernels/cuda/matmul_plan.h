@@ -62,7 +62,8 @@ inline MatmulKey key_of(const Matmul& m) {
           .a_alignment = alignment_of(m.a.data),
           .b_alignment = alignment_of(m.b.data),
           .c_alignment = alignment_of(m.c_MN.data),
-          .bias_alignment = alignment_of(m.a_sums_M ? m.a_sums_M.data : m.bias_N.data)};
+          // Sums are written to memory of our own.
+          .bias_alignment = m.a_sums_M ? uint8_t(128) : alignment_of(m.bias_N.data)};
 }
 
 // Whether the library is asked for what is computed beside the product: it knows gelu's tanh form,

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kFlatThreads, 4)
 
 void run(const Rope& a, CUstream_st* stream) {
   const int R = int(a.D / 2), heads = int(a.heads);
-  if (a.T <= 0 || heads <= 0) return;
+  if (a.T <= 0 || heads <= 0 || R <= 0) return;
   with_float(a.x.dtype, [&]<class T>() {
     const bool vectors = aligned({a.x.data, a.cos_PR.data, a.sin_PR.data}) && R % kVector<T> == 0 &&
                          a.token_stride % kVector<T> == 0;

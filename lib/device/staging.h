@@ -3,9 +3,10 @@
 #pragma once
 #include <algorithm>
 #include <bit>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
-#include <vector>
 
 #include "device/backend.h"
 
@@ -25,25 +26,28 @@ class Staging {
       : allocate_(std::move(allocate)) {}
 
   // The smallest that has room and that no copy is reading from. Null where the copies under way
-  // have taken all, or the data is more than is staged. The caller sets `passed`.
+  // have taken all, or the data is more than is staged. The caller sets `passed` before the next
+  // call.
   Slot* take(int64_t bytes) {
     if (bytes > kMostEach) return nullptr;
-    Slot* best = nullptr;
-    for (Slot& s : slots_)
-      if (s.bytes >= bytes && (!best || s.bytes < best->bytes) && (!s.passed || s.passed->ready()))
-        best = &s;
-    if (best) return best;
     const auto size = int64_t(std::bit_ceil(uint64_t(std::max(bytes, kLeast))));
+    for (auto at = slots_.lower_bound(size); at != slots_.end(); ++at) {
+      std::deque<Slot>& queue = at->second;
+      if (queue.front().passed && !queue.front().passed->ready()) continue;
+      queue.push_back(std::move(queue.front()));
+      queue.pop_front();
+      return &queue.back();
+    }
     if (in_all_ + size > kMostInAll) return nullptr;
-    slots_.push_back({allocate_(size), size});
     in_all_ += size;
-    return &slots_.back();
+    return &slots_[size].emplace_back(Slot{allocate_(size), size});
   }
 
  private:
   static constexpr int64_t kLeast = 16 << 10;
   const std::function<std::shared_ptr<void>(int64_t)> allocate_;
-  std::vector<Slot> slots_;
+  // By size, the one taken longest ago first: a stream's copies pass in the order of their making.
+  std::map<int64_t, std::deque<Slot>> slots_;
   int64_t in_all_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/logits_rows.h"
 #include "base/math.h"
 #include "device/device.h"
 #include "model/embedding.h"
@@ -10,14 +11,6 @@ namespace mtrain {
 
 namespace {
 constexpr const char* kName = "output";
-
-// Tokens whose logits exist at once, of T; V columns of them on this rank.
-int64_t logits_chunk_rows(const GptConfig& c, int64_t T, int64_t V) {
-  const int64_t rows = ceil_div(T, ceil_div(T * V * 4, c.logits_bytes));
-  // Whole tiles of a GPU's matmuls, where that changes little.
-  constexpr int64_t kTile = 128;
-  return rows >= 8 * kTile ? ceil_div(rows, kTile) * kTile : rows;
-}
 
 struct HeadActivations {
   ops::NormResult norm;
@@ -63,7 +56,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   HeadActivations a;
   a.norm = norm_.forward(step, h);
   const Tensor y_TH = tensor_->gather(step, a.norm.y_TH);
-  const int64_t T = y_TH.dim(0), rows = logits_chunk_rows(c_, T, output_->shape[0]);
+  const int64_t T = y_TH.dim(0), rows = logits_rows(T, output_->shape[0], c_.logits_bytes);
   if (step.training) a.dy_TH = Tensor::empty(on, y_TH.shape(), y_TH.dtype());
   const Tensor loss_T = Tensor::empty(on, {T}, DType::f32);
   for (int64_t first = 0; first < T; first += rows) {

@@ -35,7 +35,7 @@ struct GeluResult {
 GeluResult matmul_gelu(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
                        const Tensor& bias_N = {});
 struct GeluGradients {
-  Tensor dx_MN, y_MN;  // y: the forward's again
+  Tensor dx_MN, y_MN;  // y: gelu(x) again; on a GPU of the rounded x, unlike the forward's
 };
 // For dy = op(a) op(b).
 GeluGradients matmul_dgelu(Stream& on, const char* name, const Tensor& a, const Tensor& b,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/logits_rows.h"
 #include "base/math.h"
 #include "plan/schedule_bounds.h"
 #include "recipe/float8_copies.h"
@@ -194,10 +195,9 @@ class Estimator {
   }
 
   Count logits() const {
-    const Count row = Count(padded_vocab_) / tp_ * 4;
-    const Count most = Count(logits_bytes(r_.train.device));
-    const Count chunks = std::max<Count>(1, std::ceil(T_ * row / most));
-    return T_ / chunks * row / 4 * e_;
+    const int64_t columns = int64_t(Count(padded_vocab_) / tp_);
+    const int64_t rows = logits_rows(int64_t(T_), columns, logits_bytes(r_.train.device));
+    return Count(rows) * Count(columns) * e_;
   }
 
   // Logits' gradients, and what the output layer multiplied, to the end of the step.

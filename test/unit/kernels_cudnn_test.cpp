@@ -219,7 +219,11 @@ TEST_CASE("packed documents that are not for cuDNN are named with the reason") {
   const auto nothing = [](AttentionForward&) {};
   REQUIRE(why(nothing, h200) == "");
   using Catch::Contains;
-  CHECK_THAT(why(nothing, {91900, 80}), Contains("before sm_90"));
+  for (int architecture : {80, 89, 120, 121})
+    CHECK_THAT(why(nothing, {91900, architecture}), Contains("packed documents on sm_"));
+  CHECK(why(nothing, {91900, 100}) == "");
+  CHECK_THAT(why([](auto& f) { f.shape.q_documents.begin.count = 0; }, h200),
+             Contains("without documents"));
   CHECK_THAT(why([](auto& f) { f.shape.document_gaps = true; }, h200), Contains("has parts"));
   CHECK_THAT(why([](auto& f) { f.shape.kv_documents.begin = at(0, DType::i32); }, h200),
              Contains("has parts"));

@@ -21,7 +21,16 @@ namespace {
 void* take_from_device(size_t bytes) {
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, bytes);
-  if (status != cudaSuccess) (void)cudaGetLastError();  // want of memory is not sticky
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();  // is not sticky
+    size_t free = 0, all = 0;
+    (void)cudaMemGetInfo(&free, &all);
+    throw RunError(
+        fmt::format("a kernel needs {} MiB for intermediate results, {} MiB of the "
+                    "GPU's {} MiB are free",
+                    (bytes >> 20) + 1, free >> 20, all >> 20),
+        "lower train.micro_batch_size, or recompute activations (recompute.granularity)");
+  }
   check_runtime(status, MT_PLACE("cudaMalloc for a kernel's intermediate results"));
   return memory;
 }

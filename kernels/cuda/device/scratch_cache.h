@@ -4,11 +4,13 @@
 // Not the runtime's stream-ordered allocator: in a capture that makes two nodes of a graph for
 // every use, and takes the graph's memory from another pool than that of launches one by one.
 #pragma once
-#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <vector>
+
+#include "base/log.h"
 
 namespace mtrain::kernels::cuda {
 
@@ -29,8 +31,8 @@ class ScratchCache {
           (!best || b.bytes < best->bytes))
         best = &b;
     if (!best) {
-      const size_t size =
-          small ? round_up(bytes, kGranule) : std::max(kLeastLarge, round_up(bytes, kLargeGranule));
+      // To a quarter of a power of two: sizes that grow a little share a block.
+      const size_t size = round_up(bytes, small ? kGranule : std::bit_floor(bytes) / 4);
       blocks.push_back({take_(size), size, device, small, true});
       best = &blocks.back();
     }
@@ -40,10 +42,12 @@ class ScratchCache {
 
   void give(void* memory, const void* stream) noexcept {
     const std::lock_guard lock(mutex_);
-    const auto found = blocks_.find(stream);
-    if (found == blocks_.end()) return;
-    for (Block& b : found->second)
-      if (b.memory == memory) b.free = true;
+    for (Block& b : blocks_[stream])
+      if (b.memory == memory) {
+        b.free = true;
+        return;
+      }
+    log::warn("bug: scratch memory comes back to a stream that has not taken it");
   }
 
  private:
@@ -53,10 +57,8 @@ class ScratchCache {
     int device;
     bool small, free;
   };
-  // Small requests leave the large blocks to large ones; those of cuBLASLt, which differ per shape,
-  // share blocks of what it may ask at most.
+  // Small requests leave the large blocks to large ones.
   static constexpr size_t kSmall = 1 << 20, kGranule = 512;
-  static constexpr size_t kLeastLarge = 32 << 20, kLargeGranule = 2 << 20;
   static size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
   const Take take_;

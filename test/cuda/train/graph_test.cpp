@@ -67,3 +67,28 @@ TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
   graph.replay();
   CHECK(x.to_host<float>(compute)[3] == 7);
 }
+
+TEST_CASE(
+    "a graph's kernels keep the memory for their intermediate results when others need more") {
+  const auto device = device_under_test();
+  Stream& compute = device->stream("compute");
+  const auto pool = device->allocator().make_pool();
+  // Sums over rows, which a kernel makes in parts.
+  constexpr int64_t kRows = 3000, kMany = 64;
+  const auto ones = [&](int64_t columns) {
+    return Tensor::from_host<float>(compute, {kRows, columns},
+                                    std::vector<float>(size_t(kRows * columns), 1));
+  };
+  const Tensor few = ones(3), many = ones(kMany);
+  const Tensor sum = Tensor::from_host<float>(compute, {3}, std::vector<float>(3)),
+               sums = Tensor::from_host<float>(compute, {kMany}, std::vector<float>(kMany));
+  Capture capture(compute, pool);
+  ops::column_sum(compute, few, sum);
+  Graph graph = capture.finish("region");
+  for (int replay = 1; replay <= 3; ++replay) {
+    ops::column_sum(compute, many, sums);
+    graph.replay();
+    CHECK(sums.to_host<float>(compute)[size_t(kMany - 1)] == float(kRows * replay));
+    CHECK(sum.to_host<float>(compute)[2] == float(kRows * replay));
+  }
+}
