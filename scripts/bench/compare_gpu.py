@@ -20,7 +20,6 @@ import argparse
 import array
 import json
 import math
-import os
 import pathlib
 import random
 import re
@@ -33,6 +32,8 @@ import tempfile
 import threading
 import time
 
+from process_groups import GROUP, kill_group
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
@@ -42,8 +43,6 @@ weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTor
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
 
 """
-# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
-GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 SECONDS_LEAST = 45       # for a model: less is not begun
 SECONDS_MOST = 110       # for one program: what hangs leaves time to the others
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
@@ -145,7 +144,7 @@ def execute(command, seconds, cwd=ROOT):
             code = f"the time limit of {seconds:.0f} s"
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process)
                 process.wait()
         out.seek(0), err.seek(0)
         said, complained = out.read(), err.read()

@@ -24,6 +24,8 @@ import sys
 import tempfile
 import time
 
+from process_groups import GROUP, kill_group
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # At the quickstart's learning rate the first steps of Adam blow rounding up, in bf16 beyond any bound.
 MODEL = ["model.num_layers=4", "model.hidden_size=128", "model.num_attention_heads=8", "model.num_query_groups=4",
@@ -31,8 +33,6 @@ MODEL = ["model.num_layers=4", "model.hidden_size=128", "model.num_attention_hea
          "validation.every_steps=0", "checkpoint.every_steps=0", "lr_scheduler.warmup_steps=2",
          "dataset.validation=none", "lr_scheduler.decay_steps=100", "optimizer.lr=5e-4", "train.log_every=1000"]
 PACKED = ["packed_sequence.packed_sequence_size=256"]
-# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
-GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 BOUND = {"fp32": 1e-5, "bf16_mixed": 2e-2}
 ACROSS_DEVICES = {"fp32": 1e-4, "bf16_mixed": 2e-2}
 SHARED_RANKS, SHARED_STEPS, SECONDS_MOST = 4, 5, 45
@@ -156,7 +156,7 @@ class Suite:
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process)
 
     def reference(self, model, device, precision):
         key = (tuple(model), device, precision)
