@@ -28,12 +28,15 @@ class Cases:
         self.args, self.lock, self.running, self.over = args, threading.Lock(), set(), False
 
     def execute(self, command):
-        """-> (exit code or "longer than ...", what it said)."""
+        """-> (exit code or why there is none, what it said)."""
         with self.lock:
             if self.over:
                 return "ended", ""
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                       **GROUP)
+            try:
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                           stdin=subprocess.DEVNULL, **GROUP)
+            except OSError as e:
+                return f"{command[0]} cannot be started: {e.strerror}", ""
             self.running.add(process)
         code = None
         try:
@@ -56,7 +59,9 @@ class Cases:
                 kill_group(process)
 
     def names(self):
-        _, said = self.execute([self.args.program, "--list-test-names-only", *self.args.filters])  # its code is their number
+        code, said = self.execute([self.args.program, "--list-test-names-only", *self.args.filters])
+        if isinstance(code, str):  # a number is how many they are
+            sys.exit(f"no list of test cases: {code}")
         return [line.strip() for line in said.splitlines() if line.strip()]
 
     def run(self, name):

@@ -117,6 +117,12 @@ tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test
 suite 0 --build "$work/carry" --only "kernels against"
 says "$work/result/summary.md" "# GPU suite, abc1234"
 
+# A program that is missing, or does not start, is named in one line.
+scripts/bench/each_test.py "$work/nothing" >"$work/out" 2>&1 && fail "each_test.py overlooked a missing program"
+says "$work/out" "no list of test cases: $work/nothing cannot be started: No such file or directory"
+scripts/bench/each_test.py --under "$work/nothing --tool x" "$build/test/cuda/test_cuda" >"$work/out" 2>&1 && fail "each_test.py --under"
+says "$work/out" "FAILED ($work/nothing cannot be started: No such file or directory)  sums [all]"
+
 # Against PyTorch, of which the last line is made up; mtrain really trains, and its operations are there.
 tiny=(model.num_layers=1 model.hidden_size=64 model.num_attention_heads=4 model.num_query_groups=2 model.ffn_hidden_size=128
   model.vocab_size=512 dataset.seq_length=64 train.global_batch_size=4 train.micro_batch_size=4 train.threads=1)
