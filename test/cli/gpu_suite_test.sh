@@ -162,6 +162,12 @@ says "$work/compare_gpu_7b_PyTorch.log" "no such thing as a GPU"
 scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
   >"$work/out" 2>&1 || fail "layouts.py --share: exit code $?"
 says "$work/layouts.md" "| megatron_ddp, sharing | 2 | fp32 |"
+# One training may take too long, which fails; the time of all is spent, which does not.
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --each 0.01 >"$work/out" 2>&1 && fail "layouts.py --each"
+says "$work/out" "the limit of 0.01 s"
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --seconds 0 >"$work/out" 2>&1 ||
+  fail "layouts.py --seconds: exit code $?"
+says "$work/out" "2 cases, 0 failed, 2 not run"
 
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))
