@@ -54,6 +54,10 @@ class Failed(Exception):
     said = ""  # all of it
 
 
+class OutOfTime(Failed):
+    """The comparison's, not a program's."""
+
+
 class OutOfMemory(Exception):
     pass
 
@@ -132,16 +136,16 @@ class GpuMemory:
 
 
 def execute(command, seconds, cwd=ROOT):
-    """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, or Failed with the end of what was said."""
+    """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, OutOfTime, or Failed with the end of what was said."""
     if seconds <= 1:
-        raise Failed("no time was left")
-    seconds = min(seconds, SECONDS_MOST)
+        raise OutOfTime("no time was left")
+    left, seconds = seconds, min(seconds, SECONDS_MOST)
     with GpuMemory() as memory, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen([str(c) for c in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **GROUP)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            code = f"the time limit of {seconds:.0f} s"
+            code = f"the limit of {seconds:.0f} s"
         finally:
             if process.poll() is None:
                 kill_group(process)
@@ -152,7 +156,7 @@ def execute(command, seconds, cwd=ROOT):
         return said, memory.most_mib()
     if OUT_OF_MEMORY.search(complained + said):
         raise OutOfMemory()
-    failure = Failed(f"{pathlib.Path(command[0]).name} ended with {code}: {' '.join((complained or said).split())[-400:]}")
+    failure = (OutOfTime if isinstance(code, str) and left < SECONDS_MOST else Failed)(f"{pathlib.Path(command[0]).name} ended with {code}: {' '.join((complained or said).split())[-400:]}")
     failure.said = said + complained
     raise failure
 
@@ -345,6 +349,8 @@ def main():
                     row.update(failed="not measured: the time is spent", skipped=True)
                 else:
                     comparison.model(row)
+            except OutOfTime as e:
+                row.update(failed=f"not measured: the time is spent: {e}", skipped=True)
             except Failed as e:
                 row["failed"] = f"FAILED: {e}"
             except Exception as e:  # a program's output is not as expected: the next model has its chance
@@ -355,7 +361,10 @@ def main():
                 write(args, rows)
             print(f"{name:10} {time.monotonic() - began:4.0f} s  " + (row.get("failed") or "mtrain {:.0f} tokens/s, PyTorch {:.0f}: {:.2f} x".format(
                 row["mtrain"]["tokens_per_s"], row["torch"]["tokens_per_s"], row["ratio"])), flush=True)
-    sys.exit(1 if any("failed" in r and not r.get("skipped") for r in rows) else 0)
+    skipped = sum("skipped" in r for r in rows)
+    failed = sum("failed" in r for r in rows) - skipped
+    print(f"{len(rows)} models, {failed} failed, {skipped} not run")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
