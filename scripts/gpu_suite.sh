@@ -7,10 +7,10 @@
 #     --device cpu   the layouts alone, on the CPU: that the list itself is right
 #     --build        a build folder, or what scripts/carry_build.sh packed, which is unpacked there and never built
 #     --only         the parts with one of these words in their name
-#     --dry-run      lists the parts with their limits, and runs none
+#     --dry-run      lists the parts with the most and the least time that they get, and runs none
 # Programs that are there are used as they are; what is missing in a build folder is built. Every part has a limit of its
-# own and ends with the suite's; what the time does not suffice for, and what needs more GPUs than there are, is listed as
-# not run. After every part the output folder has the results so far, and nothing else: summary.md and summary.json (date,
+# own and leaves to those after it the least that they need, so that each has its chance; what the time does not suffice
+# for, and what needs more GPUs than there are, is listed as not run. After every part the output folder has the results so far, and nothing else: summary.md and summary.json (date,
 # GPU, commit, results, tables) and logs.tar.gz. Ends with 1 where something failed, after running all of it.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -29,6 +29,24 @@ while (($#)); do
 done
 [[ $device == cuda || $device == cpu ]] || die "--device is cuda or cpu, not $device"
 [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--minutes is a number, not $minutes"
+# The parts in their order. most: what hangs is ended by then. least: what is kept free for the part while those before it
+# run, and with less of which it is not begun; more than that it has where they leave it.
+parts=(
+  # most least name
+  '100   5 kernels against the CPU' # the first: begun in any case
+  ' 60  30 training against the CPU'
+  '540  60 speed against PyTorch' # one model; takes all that the parts after it do not need
+  ' 30  15 speed of the kernels'
+  ' 45  30 kernels under memcheck'
+  ' 45  30 kernels under racecheck'
+  '300  60 layouts' # as many cases as fit
+  '120  20 overlap of dp'
+  '120  20 overlap of tp'
+  '120  20 overlap of cp'
+  '120  20 overlap of pp'
+  ' 60  30 attention under racecheck'
+)
+part_end=2 # of each: its processes end, and the report is written
 end=$((SECONDS + $(awk "BEGIN { print int(60 * $minutes) }")))
 gpus=0
 [[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
@@ -43,13 +61,19 @@ if [[ -e $build/carry.tar.gz ]]; then
 else
   commit=$(git describe --always --dirty 2>/dev/null || echo 'no commit')
 fi
-running='' logs=$output
+running='' stopped='' failed=0 logs=$output
 if ((!dry)); then
   work=$(mktemp -d)
   logs=$work/logs
   mkdir -p "$logs" "$output"
   trap 'rm -rf "$work"' EXIT
-  trap '[[ -z $running ]] || kill -TERM "$running"; end=0' TERM INT
+  # stop <signal>: ends what runs and begins nothing more.
+  stop() {
+    stopped=$1 failed=1
+    [[ -z $running ]] || kill -TERM "$running"
+  }
+  trap 'stop SIGTERM' TERM
+  trap 'stop SIGINT' INT
 fi
 
 # cuBLASLt, cuDNN and NCCL are loaded by name: from where PyTorch's packages have them, else from the toolkit.
@@ -73,7 +97,6 @@ print(*sorted({f"{d.name} {d.version}" for d in all() if (d.name or "").startswi
 }
 ((dry)) || [[ $device == cpu ]] || machine >"$logs/machine.log" 2>&1 || true
 
-failed=0
 # record <name> <result> <seconds>, and what there is by now: the machine may be gone before the end.
 record() {
   printf '%s\t%s\t%s\n' "$@" >>"$logs/parts.tsv"
@@ -89,45 +112,89 @@ wanted() {
   for word in "${words[@]}"; do [[ $1 != *"$word"* ]] || return 0; done
   return 1
 }
+# why_not <part>: what this machine lacks for it
+why_not() {
+  case $1 in
+    layouts) ;;
+    overlap*) ((gpus >= 2)) || say "1 GPU for 2 ranks" ;;
+    *check) ((dry)) || command -v compute-sanitizer >/dev/null || say "there is no compute-sanitizer" ;;
+  esac
+}
+# allow <part>: sets limit, the seconds that it may take now, and most and least from the table
+allow() {
+  local row name a_most a_least later=0 kept=0
+  for row in "${parts[@]}"; do
+    read -r a_most a_least name <<<"$row"
+    if [[ $name == "$1" ]]; then
+      most=$a_most least=$a_least later=1
+    elif ((later)) && [[ $device == cuda && -z $(why_not "$name") ]] && wanted "$name"; then
+      kept=$((kept + a_least + part_end))
+    fi
+  done
+  ((later)) || die "the table of parts lacks $1"
+  limit=$((end - SECONDS - kept))
+  ((limit >= least)) || limit=$least
+  ((limit <= most)) || limit=$most
+}
 skip() {
-  wanted "$1" || return 0
   say "== $1: not run: $2"
   ((dry)) || record "$1" "not run: $2" 0
 }
-# part <name> <seconds at most> <command...>: its result and time, and a log of its own
+# part <name> <command...>: its result and time, and a log of its own
 part() {
-  local name=$1 limit=$2 log="$logs/${1// /_}.log" began=$SECONDS left=$((end - SECONDS)) code=0
-  shift 2
+  local name=$1 log="$logs/${1// /_}.log" began=$SECONDS code=0 lacking left word not_run result
+  shift
   wanted "$name" || return 0
-  if ((dry)); then
-    printf '%4d s  %s: %s\n' "$limit" "$name" "$*"
+  lacking=$(why_not "$name")
+  allow "$name"
+  left=$((end - SECONDS))
+  if [[ -n $stopped ]]; then
+    skip "$name" "the suite was ended by $stopped"
+    return 0
+  elif [[ -n $lacking ]]; then
+    skip "$name" "$lacking"
+    return 0
+  elif ((dry)); then
+    printf '%4d s, at least %2d s  %s: %s\n' "$limit" "$least" "$name" "$*"
+    return 0
+  elif ((left < least)); then
+    skip "$name" "the time is spent: of $least s that it needs $((left > 0 ? left : 0)) s are left"
     return 0
   fi
-  if ((left < 5)); then
-    skip "$name" "the time is spent"
-    return 0
-  fi
-  if [[ $1 == "$build"/* && ! -x $1 ]]; then
-    record "$name" "FAILED: there is no $1" 0
-    failed=1
-    return 0
-  fi
-  ((limit < left)) || limit=$left
+  for word in "$@"; do
+    if [[ $word == "$build"/* && ! -x $word ]]; then
+      say "== $name: there is no $word"
+      record "$name" "FAILED: there is no $word" 0
+      failed=1
+      return 0
+    fi
+  done
   say "== $name, at most $limit s"
   # Into a file, since a process that cannot be ended would keep a pipe open.
   : >"$log"
   timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null &
   running=$!
+  [[ -z $stopped ]] || kill -TERM "$running"
   tail -n +1 -s 0.2 -f --pid="$running" "$log" &
   wait "$running" || code=$?
   if ((code > 128)) && kill -0 "$running" 2>/dev/null; then wait "$running" || code=$?; fi # a signal came to the suite
   running=''
   wait
-  case $code in
-    0) record "$name" passed $((SECONDS - began)) ;;
-    124 | 137) record "$name" "FAILED: longer than $limit s" $((SECONDS - began)) && failed=1 ;;
-    *) record "$name" "FAILED: ended with $code" $((SECONDS - began)) && failed=1 ;;
-  esac
+  not_run=$(tail -n 1 "$log" | grep -oE '[1-9][0-9]* not run$' || true)
+  if ((code == 0)); then
+    record "$name" "passed${not_run:+, $not_run}" $((SECONDS - began))
+    return 0
+  fi
+  failed=1
+  if [[ -n $stopped ]]; then
+    result="the suite was ended by $stopped"
+  elif ((code == 124 || code == 137)); then
+    result="longer than $limit s"
+    ((limit == most)) || result+=", all that was left to it of $most s"
+  else
+    result="ended with $code"
+  fi
+  record "$name" "FAILED: $result" $((SECONDS - began))
 }
 # program <path in the build folder> <its target>
 program() {
@@ -135,44 +202,35 @@ program() {
   ((!carried)) || return 0
   cmake --build "$build" --target "$2" >/dev/null || say "the build of $2 failed"
 }
-# sanitized <name> <tool> <seconds> <tests>...
+# sanitized <name> <tool> <tests>...
 sanitized() {
-  local name=$1 tool=$2 limit=$3 sanitizer
-  shift 3
-  if sanitizer=$(command -v compute-sanitizer) || ((dry)); then
-    part "$name" "$limit" "${each_test[@]}" --jobs 4 --under "${sanitizer:-compute-sanitizer} --tool $tool --error-exitcode 1" \
-      "$build/test/cuda/test_cuda" "$@"
-  else
-    skip "$name" "there is no compute-sanitizer"
-  fi
+  part "$1" "${each_test[@]}" --jobs 4 --under "compute-sanitizer --tool $2 --error-exitcode 1" "$build/test/cuda/test_cuda" "${@:3}"
 }
 each_test=(scripts/bench/each_test.py)
 export MTRAIN_BUILD=$build
+# The comparison and the layouts end by themselves before their limit, with a list of what they did not come to.
+ending=10 each=()
 if [[ $device == cuda ]]; then
   program test/cuda/test_cuda test_cuda
   program test/cuda/test_cuda_training test_cuda_training
   program scripts/bench/bench_cuda bench_cuda
-  part "kernels against the CPU" 100 "${each_test[@]}" --each 90 "$build/test/cuda/test_cuda"
-  part "training against the CPU" 60 "${each_test[@]}" "$build/test/cuda/test_cuda_training"
-  most=280
-  [[ -z $only ]] || most=540 # the other parts want no time
-  ((most < end - SECONDS)) || most=$((end - SECONDS))
-  part "speed against PyTorch" "$most" scripts/bench/compare_gpu.py --build "$build" --output "$logs/compare" --seconds $((most - 10))
-  part "speed of the kernels" 30 "$build/scripts/bench/bench_cuda"
+  part "kernels against the CPU" "${each_test[@]}" --each 90 "$build/test/cuda/test_cuda"
+  part "training against the CPU" "${each_test[@]}" "$build/test/cuda/test_cuda_training"
+  allow "speed against PyTorch"
+  part "speed against PyTorch" scripts/bench/compare_gpu.py --build "$build" --output "$logs/compare" --seconds $((limit - ending))
+  part "speed of the kernels" "$build/scripts/bench/bench_cuda"
   # Products are cuBLASLt's own kernels, and attention's many shapes would take all of the time.
-  sanitized "kernels under memcheck" memcheck 45 '~matmul*' '~products*' '~attention:*'
-  sanitized "kernels under racecheck" racecheck 45 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
+  sanitized "kernels under memcheck" memcheck '~matmul*' '~products*' '~attention:*'
+  sanitized "kernels under racecheck" racecheck 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
+  each=(--each 45) # what hangs leaves time to the others
 fi
-part "layouts" 150 scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts"
+allow "layouts"
+part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts" --seconds $((limit - ending)) "${each[@]}"
 if [[ $device == cuda ]]; then
   for kind in dp tp cp pp; do
-    if ((gpus >= 2)); then
-      part "overlap of $kind" 120 "scripts/bench/overlap_$kind.sh" $((gpus < 4 ? 2 : 4)) 0 1 train.device=cuda
-    else
-      skip "overlap of $kind" "1 GPU for 2 ranks"
-    fi
+    part "overlap of $kind" "scripts/bench/overlap_$kind.sh" $((gpus < 4 ? 2 : 4)) 0 1 train.device=cuda
   done
-  sanitized "attention under racecheck" racecheck 60 'attention: results*'
+  sanitized "attention under racecheck" racecheck 'attention: results*'
 fi
 ((!dry)) || exit 0
 say "$output/summary.md"

@@ -20,7 +20,6 @@ import argparse
 import array
 import json
 import math
-import os
 import pathlib
 import random
 import re
@@ -33,6 +32,8 @@ import tempfile
 import threading
 import time
 
+from process_groups import GROUP, kill_group
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
@@ -42,8 +43,6 @@ weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTor
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
 
 """
-# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
-GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 SECONDS_LEAST = 45       # for a model: less is not begun
 SECONDS_MOST = 110       # for one program: what hangs leaves time to the others
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
@@ -53,6 +52,10 @@ OUT_OF_MEMORY = re.compile(r"out of (?:GPU )?memory|OutOfMemoryError|no memory f
 
 class Failed(Exception):
     said = ""  # all of it
+
+
+class OutOfTime(Failed):
+    """The comparison's, not a program's."""
 
 
 class OutOfMemory(Exception):
@@ -133,19 +136,19 @@ class GpuMemory:
 
 
 def execute(command, seconds, cwd=ROOT):
-    """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, or Failed with the end of what was said."""
+    """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, OutOfTime, or Failed with the end of what was said."""
     if seconds <= 1:
-        raise Failed("no time was left")
-    seconds = min(seconds, SECONDS_MOST)
+        raise OutOfTime("no time was left")
+    left, seconds = seconds, min(seconds, SECONDS_MOST)
     with GpuMemory() as memory, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen([str(c) for c in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **GROUP)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            code = f"the time limit of {seconds:.0f} s"
+            code = f"the limit of {seconds:.0f} s"
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process)
                 process.wait()
         out.seek(0), err.seek(0)
         said, complained = out.read(), err.read()
@@ -153,7 +156,7 @@ def execute(command, seconds, cwd=ROOT):
         return said, memory.most_mib()
     if OUT_OF_MEMORY.search(complained + said):
         raise OutOfMemory()
-    failure = Failed(f"{pathlib.Path(command[0]).name} ended with {code}: {' '.join((complained or said).split())[-400:]}")
+    failure = (OutOfTime if isinstance(code, str) and left < SECONDS_MOST else Failed)(f"{pathlib.Path(command[0]).name} ended with {code}: {' '.join((complained or said).split())[-400:]}")
     failure.said = said + complained
     raise failure
 
@@ -346,6 +349,8 @@ def main():
                     row.update(failed="not measured: the time is spent", skipped=True)
                 else:
                     comparison.model(row)
+            except OutOfTime as e:
+                row.update(failed=f"not measured: the time is spent: {e}", skipped=True)
             except Failed as e:
                 row["failed"] = f"FAILED: {e}"
             except Exception as e:  # a program's output is not as expected: the next model has its chance
@@ -356,7 +361,10 @@ def main():
                 write(args, rows)
             print(f"{name:10} {time.monotonic() - began:4.0f} s  " + (row.get("failed") or "mtrain {:.0f} tokens/s, PyTorch {:.0f}: {:.2f} x".format(
                 row["mtrain"]["tokens_per_s"], row["torch"]["tokens_per_s"], row["ratio"])), flush=True)
-    sys.exit(1 if any("failed" in r and not r.get("skipped") for r in rows) else 0)
+    skipped = sum("skipped" in r for r in rows)
+    failed = sum("failed" in r for r in rows) - skipped
+    print(f"{len(rows)} models, {failed} failed, {skipped} not run")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import sys
 import threading
 import time
 
+from process_groups import GROUP, kill_group
+
 SAID = 30  # last lines of a failed case
-# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
-GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class Cases:
@@ -28,18 +28,21 @@ class Cases:
         self.args, self.lock, self.running, self.over = args, threading.Lock(), set(), False
 
     def execute(self, command):
-        """-> (exit code or "longer than ...", what it said)."""
+        """-> (exit code or why there is none, what it said)."""
         with self.lock:
             if self.over:
                 return "ended", ""
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                       **GROUP)
+            try:
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                           stdin=subprocess.DEVNULL, **GROUP)
+            except OSError as e:
+                return f"{command[0]} cannot be started: {e.strerror}", ""
             self.running.add(process)
         code = None
         try:
             said, _ = process.communicate(timeout=self.args.each)
         except subprocess.TimeoutExpired:
-            self.kill(process)
+            kill_group(process)
             try:  # what waits in the driver may not end
                 said, _ = process.communicate(timeout=5)
             except subprocess.TimeoutExpired as e:
@@ -49,21 +52,16 @@ class Cases:
             self.running.discard(process)
         return code or process.returncode, said.decode(errors="replace")
 
-    @staticmethod
-    def kill(process):
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
     def end(self):
         with self.lock:
             self.over = True
             for process in self.running:
-                self.kill(process)
+                kill_group(process)
 
     def names(self):
-        _, said = self.execute([self.args.program, "--list-test-names-only", *self.args.filters])  # its code is their number
+        code, said = self.execute([self.args.program, "--list-test-names-only", *self.args.filters])
+        if isinstance(code, str):  # a number is how many they are
+            sys.exit(f"no list of test cases: {code}")
         return [line.strip() for line in said.splitlines() if line.strip()]
 
     def run(self, name):

@@ -2,6 +2,7 @@
 """The same training in many layouts, as real processes: losses against one rank's.
 
   scripts/bench/layouts.py [--device cpu|cuda] [--steps 20] [--only WORD] [--build build/release] [--output FILE] [--share]
+    [--each SECONDS] [--seconds SECONDS]
 
 Each case is a layout of ranks: data, tensor, sequence, context and pipeline parallelism, and their overlap. Its losses
 must be those of one rank, to 1e-5 in fp32 and 2e-2 in bf16, all steps. With --device cuda one rank on a GPU is also held
@@ -12,9 +13,13 @@ host on one GPU, so each of them says that it is a host of its own, and they exc
 take turns on the GPU, which is slow, and shows that the results are right, not how fast they come. --share starts the
 ranks in that way in any case. Writes FILE.json and FILE.md after each case where --output is given. Exit code 1 where a
 case fails.
+
+A training that takes longer than --each fails; without it each takes as long as it takes, since a busy machine says
+nothing about the losses. Cases for which the --seconds in all do not suffice are listed as not run, and fail nothing.
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import signal
@@ -24,6 +29,8 @@ import sys
 import tempfile
 import time
 
+from process_groups import GROUP, kill_group
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # At the quickstart's learning rate the first steps of Adam blow rounding up, in bf16 beyond any bound.
 MODEL = ["model.num_layers=4", "model.hidden_size=128", "model.num_attention_heads=8", "model.num_query_groups=4",
@@ -31,11 +38,9 @@ MODEL = ["model.num_layers=4", "model.hidden_size=128", "model.num_attention_hea
          "validation.every_steps=0", "checkpoint.every_steps=0", "lr_scheduler.warmup_steps=2",
          "dataset.validation=none", "lr_scheduler.decay_steps=100", "optimizer.lr=5e-4", "train.log_every=1000"]
 PACKED = ["packed_sequence.packed_sequence_size=256"]
-# A process group that can be ended as a whole, in this session where Python can: who ends the session ends all of it.
-GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 BOUND = {"fp32": 1e-5, "bf16_mixed": 2e-2}
 ACROSS_DEVICES = {"fp32": 1e-4, "bf16_mixed": 2e-2}
-SHARED_RANKS, SHARED_STEPS, SECONDS_MOST = 4, 5, 45
+SHARED_RANKS, SHARED_STEPS = 4, 5
 # Of ranks that share a GPU: sockets alone, and few blocks that wait on the GPU for ranks whose turn it is not.
 SHARED_NCCL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none", "NCCL_IB_DISABLE": "1",
                "NCCL_P2P_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_NCHANNELS": "2"}
@@ -88,9 +93,13 @@ CASES = [
 ]
 
 
+class TimeSpent(Exception):
+    pass
+
+
 class Suite:
     def __init__(self, args, work):
-        self.args, self.work = args, work
+        self.args, self.work, self.deadline = args, work, time.monotonic() + args.seconds
         build = (ROOT / args.build).resolve()
         self.mtrain = build / "apps/mtrain/mtrain"
         self.launch = build / "apps/mtrain-launch/mtrain-launch"
@@ -121,23 +130,32 @@ class Suite:
                 SHARED_NCCL, RANK=str(r), WORLD_SIZE=str(ranks), LOCAL_RANK=str(r % gpus), LOCAL_WORLD_SIZE=str(ranks),
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_HOSTID=f"mtrain-{r}")) for r in range(ranks)])
         if code != 0:
-            return None, " ".join(said[max(0, said.find("error:")):].split())[:300] or f"ended with {code}"
+            why = f"ended with {code}: " if isinstance(code, str) or not said.strip() else ""
+            return None, why + " ".join(said[max(0, said.find("error:")):].split())[:300]
         lines = [json.loads(line) for line in (run / "run/metrics.jsonl").read_text().splitlines()]
         return [line["loss"] for line in lines if "loss" in line], time.monotonic() - began
 
     def execute(self, commands):
-        """All at once; the first that fails ends the others. -> (its exit code or the limit, what all said)."""
+        """All at once; the first that fails ends the others. -> (its exit code or the limit, what all said).
+
+        Throws TimeSpent where the time of all cases is over.
+        """
+        if time.monotonic() >= self.deadline:
+            raise TimeSpent("not run: the time is spent")
         files = [tempfile.TemporaryFile("w+") for _ in commands]
         self.running = [subprocess.Popen([str(c) for c in command], stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=ROOT,
                                          env={**os.environ, **env}, **GROUP)
                         for (command, env), file in zip(commands, files)]
-        end, code = time.monotonic() + SECONDS_MOST, None
+        began, code = time.monotonic(), None
         while code is None:
             codes = [process.poll() for process in self.running]
             failed = [c for c in codes if c]
             code = failed[0] if failed else 0 if None not in codes else None
-            if code is None and time.monotonic() > end:
-                code = f"the limit of {SECONDS_MOST} s"
+            if code is None and time.monotonic() - began > self.args.each:
+                code = f"the limit of {self.args.each:g} s"
+            if code is None and time.monotonic() > self.deadline:
+                self.end()
+                raise TimeSpent(f"not run to its end: the time was spent after {time.monotonic() - began:.0f} s")
             time.sleep(0.02)
         if code != 0:
             time.sleep(0.5)  # for the others to say why
@@ -156,7 +174,7 @@ class Suite:
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process)
 
     def reference(self, model, device, precision):
         key = (tuple(model), device, precision)
@@ -180,25 +198,34 @@ class Suite:
         device = self.args.device
         for precision in BOUND:
             if device == "cuda":
-                on_cpu = self.reference([], "cpu", precision)
-                on_gpu = self.reference([], "cuda", precision)
-                yield self.check("one GPU against the CPU", 1, on_gpu, on_cpu, ACROSS_DEVICES[precision], precision, 0)
+                yield self.across_devices(precision)
             for name, ranks, settings, model in CASES:
                 if self.args.only and self.args.only not in name:
                     continue
                 share = self.args.share or device == "cuda" and ranks > gpus
+                shown = {"case": name + (", sharing" if share else ""), "ranks": ranks, "precision": precision}
                 if share and device == "cuda" and ranks > SHARED_RANKS * gpus:
-                    yield {"case": name, "ranks": ranks, "precision": precision,
-                           "result": f"not run: {gpus} GPU{'s' if gpus != 1 else ''} for {ranks} ranks"}
+                    yield dict(shown, case=name, result=f"not run: {gpus} GPU{'s' if gpus != 1 else ''} for {ranks} ranks")
                     continue
-                reference = self.reference(model, device, precision)
-                losses, seconds = self.train(ranks, model + settings, device, precision, max(1, gpus) if share else None)
-                shown = name + (", sharing" if share else "")
+                try:
+                    reference = self.reference(model, device, precision)
+                    losses, seconds = self.train(ranks, model + settings, device, precision, max(1, gpus) if share else None)
+                except TimeSpent as e:
+                    yield dict(shown, result=str(e))
+                    continue
                 steps = min(SHARED_STEPS, self.args.steps) if share else self.args.steps
                 if losses is None:
-                    yield {"case": shown, "ranks": ranks, "precision": precision, "result": f"FAILED: {seconds}"}
+                    yield dict(shown, result=f"FAILED: {seconds}")
                 else:
-                    yield self.check(shown, ranks, losses, reference[:steps], BOUND[precision], precision, seconds, steps)
+                    yield self.check(shown["case"], ranks, losses, reference[:steps], BOUND[precision], precision, seconds, steps)
+
+    def across_devices(self, precision):
+        name = "one GPU against the CPU"
+        try:
+            on_cpu, on_gpu = (self.reference([], device, precision) for device in ("cpu", "cuda"))
+        except TimeSpent as e:
+            return {"case": name, "ranks": 1, "precision": precision, "result": str(e)}
+        return self.check(name, 1, on_gpu, on_cpu, ACROSS_DEVICES[precision], precision, 0)
 
 
 def gpu_count():
@@ -224,6 +251,8 @@ def main():
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--share", action="store_true", help="as ranks that share a GPU are started")
+    parser.add_argument("--each", type=float, default=math.inf, metavar="SECONDS", help="for one training; default: no limit")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for all cases; default: no limit")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as work:

@@ -51,6 +51,17 @@ suite 0 --build "$build" --dry-run
 says "$work/out" "speed against PyTorch"
 [[ ! -e $work/result ]] || fail "a dry run left files"
 
+# What one part may take leaves the later ones their least, with all of the time and with what two long parts leave.
+for seconds in 480 318; do
+  suite 0 --build "$build" --dry-run --minutes "$(awk "BEGIN { print $seconds / 60 }")"
+  awk -v most="$seconds" '/ s, at least /{ at[++n] = $1; least[n] = $5 }
+    END { for (i = 1; i <= n; ++i) { all = at[i]; for (j = i + 1; j <= n; ++j) all += least[j]; if (all > most) exit 1 }
+      exit n != 8 }' "$work/out" || fail "the parts' limits of $seconds s"
+done
+says "$work/out" "--each 45"
+suite 0 --build "$build" --device cpu --dry-run
+lacks "$work/out" "--each"
+
 # A part that fails, and the sanitizer's finding, are told; the rest runs.
 suite 1 --build "$build" --only kernels,training,overlap
 says "$work/result/summary.md" "- kernels against the CPU: passed"
@@ -79,31 +90,35 @@ tests "$build/test/cuda/test_cuda" 'echo "No test cases matched"'
 suite 1 --build "$build" --only "kernels against"
 says "$work/out" "FAILED (no test)"
 
-# What hangs ends with the suite's time, what it had done is told, and what follows is not begun.
+# What hangs leaves to the others what they need, what it had done is told, and what does not fit is not begun.
 tests "$build/test/cuda/test_cuda" '[[ $1 == sums* ]] || sleep 600'
-suite 1 --minutes 0.1 --build "$build" --only "kernels against,training against"
-says "$work/result/summary.md" "- kernels against the CPU: FAILED: longer than"
-says "$work/result/summary.md" "- training against the CPU: not run: the time is spent"
+suite 1 --minutes 0.45 --build "$build" --only "kernels against,training against,speed of the kernels"
+says "$work/result/summary.md" "- kernels against the CPU: FAILED: longer than 5 s, all that was left to it of 100 s"
+says "$work/result/summary.md" "- training against the CPU: not run: the time is spent: of 30 s that it needs"
+says "$work/result/summary.md" "- speed of the kernels: passed"
 says "$work/out" "passed  sums [all]"
 says "$work/out" "not run  norms, of rows"
 
 # Whoever ends the suite has the results so far, and nothing else in the folder.
-rm -rf "$work/result"
 tests "$build/test/cuda/test_cuda" 'true'
 tests "$build/test/cuda/test_cuda_training" 'sleep 600'
-PATH=$work/bin:$PATH scripts/gpu_suite.sh --output "$work/result" --build "$build" --only "kernels against,training,speed" >"$work/out" 2>&1 &
-suite=$!
-for ((i = 0; i < 200; ++i)); do
-  ! grep -qs "kernels against the CPU: passed" "$work/result/summary.md" || break
-  sleep 0.1
+for signal in TERM INT; do # a job in the background ignores SIGINT unless told otherwise
+  rm -rf "$work/result"
+  PATH=$work/bin:$PATH env --default-signal=INT scripts/gpu_suite.sh --output "$work/result" --build "$build" \
+    --only "kernels against,training,speed" >"$work/out" 2>&1 &
+  suite=$!
+  for ((i = 0; i < 200; ++i)); do
+    ! grep -qs "kernels against the CPU: passed" "$work/result/summary.md" || break
+    sleep 0.1
+  done
+  ((i < 200)) || fail "no result while the suite runs"
+  sleep 0.5
+  kill -"$signal" "$suite"
+  ! wait "$suite" || fail "a suite that was ended ends with 0"
+  says "$work/result/summary.md" "- training against the CPU: FAILED: the suite was ended by SIG$signal"
+  says "$work/result/summary.md" "- speed of the kernels: not run: the suite was ended by SIG$signal"
+  [[ $(ls "$work/result" | tr '\n' ' ') == "logs.tar.gz summary.json summary.md " ]] || fail "files: $(ls "$work/result")"
 done
-((i < 200)) || fail "no result while the suite runs"
-sleep 0.5
-kill -TERM "$suite"
-wait "$suite"
-says "$work/result/summary.md" "- training against the CPU: FAILED: ended with"
-says "$work/result/summary.md" "- speed of the kernels: not run: the time is spent"
-[[ $(ls "$work/result" | tr '\n' ' ') == "logs.tar.gz summary.json summary.md " ]] || fail "files: $(ls "$work/result")"
 tests "$build/test/cuda/test_cuda_training" 'true'
 
 # What was packed is unpacked, and never built.
@@ -112,10 +127,16 @@ tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test/cuda/test_cuda
 echo abc1234 >"$work/carry/commit"
 suite 1 --build "$work/carry" --only "against the"
 says "$work/result/summary.md" "- kernels against the CPU: passed"
-says "$work/result/summary.md" "- training against the CPU: FAILED: ended with 1"
+says "$work/result/summary.md" "- training against the CPU: FAILED: there is no $work/carry/unpacked/test/cuda/test_cuda_training"
 tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test
 suite 0 --build "$work/carry" --only "kernels against"
 says "$work/result/summary.md" "# GPU suite, abc1234"
+
+# A program that is missing, or does not start, is named in one line.
+scripts/bench/each_test.py "$work/nothing" >"$work/out" 2>&1 && fail "each_test.py overlooked a missing program"
+says "$work/out" "no list of test cases: $work/nothing cannot be started: No such file or directory"
+scripts/bench/each_test.py --under "$work/nothing --tool x" "$build/test/cuda/test_cuda" >"$work/out" 2>&1 && fail "each_test.py --under"
+says "$work/out" "FAILED ($work/nothing cannot be started: No such file or directory)  sums [all]"
 
 # Against PyTorch, of which the last line is made up; mtrain really trains, and its operations are there.
 tiny=(model.num_layers=1 model.hidden_size=64 model.num_attention_heads=4 model.num_query_groups=2 model.ffn_hidden_size=128
@@ -156,6 +177,12 @@ says "$work/compare_gpu_7b_PyTorch.log" "no such thing as a GPU"
 scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
   >"$work/out" 2>&1 || fail "layouts.py --share: exit code $?"
 says "$work/layouts.md" "| megatron_ddp, sharing | 2 | fp32 |"
+# One training may take too long, which fails; the time of all is spent, which does not.
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --each 0.01 >"$work/out" 2>&1 && fail "layouts.py --each"
+says "$work/out" "the limit of 0.01 s"
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --seconds 0 >"$work/out" 2>&1 ||
+  fail "layouts.py --seconds: exit code $?"
+says "$work/out" "2 cases, 0 failed, 2 not run"
 
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))
