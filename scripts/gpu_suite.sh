@@ -10,8 +10,9 @@
 #     --dry-run      lists the parts with the most and the least time that they get, and runs none
 # Programs that are there are used as they are; what is missing in a build folder is built. Every part has a limit of its
 # own and leaves to those after it the least that they need, so that each has its chance; what the time does not suffice
-# for, and what needs more GPUs than there are, is listed as not run. After every part the output folder has the results so far, and nothing else: summary.md and summary.json (date,
-# GPU, commit, results, tables) and logs.tar.gz. Ends with 1 where something failed, after running all of it.
+# for, and what needs more GPUs than there are, is listed as not run. After every part the output folder has the results
+# so far, and nothing else: summary.md and summary.json (date, GPU, commit, results, tables) and logs.tar.gz. Ends with 1
+# where something failed, after running all of it.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 device=cuda build=build/release output=build/gpu_suite minutes=8 only='' dry=0
