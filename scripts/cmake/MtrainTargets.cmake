@@ -39,6 +39,11 @@ function(mtrain_test name)
   target_link_libraries(test_${name} PRIVATE mtrain_options ${ARG_DEPS} Catch2::Catch2WithMain)
   target_compile_definitions(test_${name} PRIVATE MTRAIN_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND test_${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900
+  # Under ThreadSanitizer a program takes up to ten times as long.
+  set(seconds 900)
+  if(MTRAIN_SANITIZE)
+    set(seconds 9000)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds}
     ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1;UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1")
 endfunction()
