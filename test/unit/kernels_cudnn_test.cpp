@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "cudnn_stand_in.h"
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels_testing.h"
@@ -228,7 +229,7 @@ TEST_CASE("packed documents that are not for cuDNN are named with the reason") {
   CHECK_THAT(why([](auto& f) { f.shape.kv_documents.begin = at(0, DType::i32); }, h200),
              Contains("has parts"));
   CHECK_THAT(why([](auto& f) { f.shape.q_documents.begin.count = 5; }, h200),
-             Contains("5 documents in 512 rows"));
+             Contains("less than 128 rows in the mean"));
   CHECK_THAT(why([](auto& f) { f.shape.D = 8; }, h200), Contains("heads of 8"));
   CHECK_THAT(why([](auto& f) { f.q.token_stride = 1 << 24; }, h200),
              Contains("rows of 16777216 elements"));
@@ -345,13 +346,26 @@ TEST_CASE("a plan is made once, and executed on the caller's stream") {
   REQUIRE((bench.library.plans == 2 && bench.attention->plans() == 2));
 }
 
-TEST_CASE("what the rules leave to our kernels does not reach the library") {
+TEST_CASE("what the rules leave to our kernels does not reach the library, and why is told once") {
+  struct Lines : log::Overlay {
+    Lines() { log::set_overlay(this); }
+    ~Lines() override { log::set_overlay(nullptr); }
+    void interrupt(const std::function<void()>& write_line) override { write_line(), ++count; }
+    int count = 0;
+  };
   Bench bench;
   Operands o(kCases[0]);
   AttentionForward f = o.forward();
+  const Lines lines;
   f.shape.q_start = 1;
-  REQUIRE(!bench.attention->run(f, nullptr));
+  for (int i = 0; i < 3; ++i) REQUIRE(!bench.attention->run(f, nullptr));
   REQUIRE((bench.library.executions == 0 && bench.attention->plans() == 0));
+  REQUIRE(lines.count == 1);
+  f.shape.q_start = 0, f.shape.D = 12;
+  REQUIRE(!bench.attention->run(f, nullptr));
+  REQUIRE(lines.count == 2);
+  REQUIRE(bench.attention->run(o.forward(), nullptr));
+  REQUIRE(lines.count == 2);
 }
 
 TEST_CASE("a refusal at any step is remembered, and falls back") {

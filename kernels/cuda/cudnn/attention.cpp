@@ -36,6 +36,15 @@ CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key) const {
   }
 }
 
+bool CudnnAttention::is_asked(const char* direction, const std::string& why_not) {
+  if (why_not.empty()) return true;
+  const std::lock_guard lock(telling_);
+  const std::string text =
+      fmt::format("attention {}: mtrain's own kernels: {}", direction, why_not);
+  if (told_.insert(text).second) log::info(text);
+  return false;
+}
+
 std::shared_ptr<const CudnnPlan> CudnnAttention::plan_for(const CudnnAttentionKey& key) {
   return plans_.get(key, [&] { return make(key); }).plan;
 }
@@ -148,7 +157,7 @@ class CudnnAttention::Documents {
 };
 
 bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
-  if (!why_not_cudnn(f, target_).empty()) return false;
+  if (!is_asked("forward", why_not_cudnn(f, target_))) return false;
   const CudnnAttentionKey key = key_of(f);
   const auto plan = plan_for(key);
   if (!plan) return false;
@@ -170,7 +179,7 @@ bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
 }
 
 bool CudnnAttention::run(const AttentionBackward& b, bool deterministic, CUstream_st* stream) {
-  if (!why_not_cudnn(b, target_).empty()) return false;
+  if (!is_asked("backward", why_not_cudnn(b, target_))) return false;
   const CudnnAttentionKey key = key_of(b, deterministic);
   const auto plan = plan_for(key);
   if (!plan) return false;

@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "kernels/copy_blocks.h"
@@ -28,8 +29,9 @@ class CudnnAttention {
                  const Device& device)
       : api_(api), handle_(handle), target_(target), device_(device) {}
 
-  // False, with nothing enqueued, where cuDNN is not asked or has refused: a refusal is remembered,
-  // and told once. Throws RunError where cuDNN fails to execute its plan. Thread safe.
+  // False, with nothing enqueued, where cuDNN is not asked, each reason for which is told once, or
+  // has refused, which is remembered, and told once. Throws RunError where cuDNN fails to execute
+  // its plan. Thread safe.
   bool run(const AttentionForward& f, CUstream_st* stream);
   bool run(const AttentionBackward& b, bool deterministic, CUstream_st* stream);
 
@@ -43,6 +45,7 @@ class CudnnAttention {
   class Documents;
   using Addresses = std::map<int64_t, const void*>;  // by tensor
 
+  bool is_asked(const char* direction, const std::string& why_not);
   // Null: cuDNN has refused.
   std::shared_ptr<const CudnnPlan> plan_for(const CudnnAttentionKey& key);
   void execute(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
@@ -53,6 +56,8 @@ class CudnnAttention {
   CudnnTarget target_;
   Device device_;
   std::mutex executing_;  // the handle has one stream at a time
+  std::mutex telling_;
+  std::set<std::string> told_;
   PlanCache<CudnnAttentionKey, Entry> plans_;
 };
 

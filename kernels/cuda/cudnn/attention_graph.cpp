@@ -45,8 +45,7 @@ std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
   if (s.document_gaps || s.q_documents.begin.data != s.kv_documents.begin.data)
     return "documents of which a rank has parts";
   if (documents * kFewestRows > s.Sq)
-    return fmt::format("{} documents in {} rows (cuDNN: from {} rows each)", documents, s.Sq,
-                       kFewestRows);
+    return fmt::format("packed documents of less than {} rows in the mean", kFewestRows);
   if (s.D % 16 != 0) return fmt::format("documents with heads of {} elements", s.D);
   return "";
 }
