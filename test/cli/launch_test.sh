@@ -52,6 +52,20 @@ none_left() {
   done
   fail "$1: processes are left: $(pgrep -af "train.run_dir=$work/$1")"
 }
+# A port that nothing holds, not even a connection that just ended, below those that outgoing connections take.
+free_port() {
+  python3 -c "
+import random, socket
+while True:
+    with socket.socket(socket.AF_INET6) as s:
+        try:
+            port = random.randrange(20000, 30000)
+            s.bind(('::', port))
+            print(port)
+            break
+        except OSError:
+            pass"
+}
 # ends <what> <exit code> <most seconds>
 ends() {
   local began=$SECONDS code
@@ -154,7 +168,7 @@ ends "a fault that cannot be" 2 20
 says "a fault that cannot be" "step 2 has no such moment on rank 1"
 
 # --- a rank with other settings, or another program ---
-port=$((20000 + RANDOM % 10000))
+port=$(free_port)
 for rank in 0 1; do
   RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
     "train.run_dir=$work/other" optimizer.lr=1e-"$((rank + 3))" comm.timeout_s=5 >"$work/out$rank" 2>&1 &
@@ -171,7 +185,8 @@ seq 1 50000 >"$work/longer"
 "$mtrain" data build --input "$work/longer" --output "$work/host1/data" >/dev/null || fail "data build"
 # on_hosts <what> <what rank 0 says> <what rank 1 says>
 on_hosts() {
-  local began=$SECONDS port=$((20000 + RANDOM % 10000)) rank
+  local began=$SECONDS port rank
+  port=$(free_port)
   for rank in 0 1; do
     (cd "$work/host$rank" && RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" \
       --recipe "$work/r.yaml" dataset.train=data train.run_dir=run comm.timeout_s=60 >"$work/out$rank" 2>&1) &
@@ -189,6 +204,7 @@ rm "$work/host1/data.bin"
 on_hosts "data of one rank alone" "rank 1" "dataset.train: there is no data.bin"
 
 # --- nobody serves at that address; the port is taken ---
+port=$(free_port)
 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
   comm.timeout_s=1 >"$work/out" 2>&1
 (($? == 1)) || fail "no server: another exit code than 1"
@@ -201,6 +217,7 @@ for ((i = 0; i < 100; i++)); do
   [[ -e $work/holding ]] && break
   sleep 0.1
 done
+[[ -e $work/holding ]] || fail "a taken port: nothing could take it"
 "$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/taken2" \
   comm.timeout_s=3 >"$work/out" 2>&1
 (($? == 2)) || fail "a taken port: another exit code than 2"
@@ -209,11 +226,12 @@ kill "$holder" 2>/dev/null
 wait 2>/dev/null
 
 # --- a second job at the port of a running one ---
-"$launch" --nproc_per_node=2 --master_port=$((port + 1)) --recipe "$work/r.yaml" "train.run_dir=$work/first" \
+port=$(free_port)
+"$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/first" \
   train.steps=100000 >"$work/out1" 2>&1 &
 first=$!
 await_steps first 2
-RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$((port + 1)) "$mtrain" --recipe "$work/r.yaml" \
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
   "train.run_dir=$work/first" train.steps=100000 >"$work/out" 2>&1
 says "a stray rank" "rank 1 is there already"
 before=$(losses "$work/first" | wc -l)
