@@ -1,24 +1,23 @@
 #include "kernels/cpu/openblas.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <optional>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/shared_library.h"
 #include "kernels/cpu/openmp.h"
 
 namespace mtrain::kernels::cpu::openblas {
 namespace {
 
-using SgemmFunction = void (*)(int order, int trans_a, int trans_b, int m, int n, int k,
-                               float alpha, const float* a, int lda, const float* b, int ldb,
-                               float beta, float* c, int ldc);
+using SgemmFunction = void(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                           const float* a, int lda, const float* b, int ldb, float beta, float* c,
+                           int ldc);
 
 struct Library {
-  SgemmFunction sgemm = nullptr;
+  SgemmFunction* sgemm = nullptr;
   std::string core;
 };
 
@@ -60,27 +59,30 @@ const char* core_for_this_cpu() {
   return nullptr;
 }
 
-Library open() {
-  Library lib;
 #ifdef MTRAIN_OPENBLAS
-  const char* core = core_for_this_cpu();
-  void* handle = nullptr;
-  {
-    const ScopedVariable coretype("OPENBLAS_CORETYPE", core), threads("OPENBLAS_NUM_THREADS", "1"),
-        l2("OPENBLAS_L2_SIZE", nullptr);
-    handle = dlopen(MTRAIN_OPENBLAS, RTLD_NOW | RTLD_LOCAL);
-  }
-  if (!handle) return lib;
-  const auto set_threads =
-      reinterpret_cast<void (*)(int)>(dlsym(handle, "openblas_set_num_threads"));
-  const auto core_name = reinterpret_cast<char* (*)()>(dlsym(handle, "openblas_get_corename"));
-  lib.sgemm = reinterpret_cast<SgemmFunction>(dlsym(handle, "cblas_sgemm"));
-  if (!set_threads || !core_name || !lib.sgemm) return {};
+// It reads these variables while it is loaded.
+SharedLibrary load_file() {
+  const ScopedVariable coretype("OPENBLAS_CORETYPE", core_for_this_cpu()),
+      threads("OPENBLAS_NUM_THREADS", "1"), l2("OPENBLAS_L2_SIZE", nullptr);
+  return SharedLibrary(MTRAIN_OPENBLAS);
+}
+
+Library open() {
+  SharedLibrary file = load_file();
+  void (*set_threads)(int);
+  char* (*core_name)();
+  Library lib;
+  file.find(set_threads, "openblas_set_num_threads");
+  file.find(core_name, "openblas_get_corename");
+  file.find(lib.sgemm, "cblas_sgemm");
+  if (!file.problem().empty()) return {};
   set_threads(1);
   lib.core = core_name();
-#endif
   return lib;
 }
+#else
+Library open() { return {}; }
+#endif
 
 std::atomic<const Library*> g_library{nullptr};  // a fact of the process, found by load()
 

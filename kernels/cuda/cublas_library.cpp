@@ -1,10 +1,7 @@
 #include "kernels/cuda/cublas_library.h"
 
-#include <dlfcn.h>
-
-#include <string>
-
 #include "base/error.h"
+#include "base/shared_library.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -15,22 +12,13 @@ struct Library {
 };
 
 Library open() {
-  Library lib;
   // The major version whose header this was built with.
-  const std::string file = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
-  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    lib.problem = dlerror();
-    return lib;
-  }
-  const auto find = [&]<class F>(F& function, const char* name) {
-    function = reinterpret_cast<F>(dlsym(handle, name));
-    if (!function && lib.problem.empty()) lib.problem = fmt::format("{} has no {}", file, name);
-  };
-#define MT_CUBLAS_FIND(name) find(lib.functions.name, #name);
+  SharedLibrary file(fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR));
+  Cublas functions{};
+#define MT_CUBLAS_FIND(name) file.find(functions.name, #name);
   MT_CUBLAS_FUNCTIONS(MT_CUBLAS_FIND)
 #undef MT_CUBLAS_FIND
-  return lib;
+  return {functions, file.problem()};
 }
 
 }  // namespace

@@ -54,19 +54,18 @@ void MicroBatchGraphs::run(const MicroBatches& work, bool steady) {
                            .on_ready = work.on_ready,
                            .use = work.use};
     bool done = false;
-    if (const auto shared = share_memory()) {
-      done = steady && possible(batch[0], int64_t(k)) && run_as_graph(one);
-      if (!done && plan_.on) {
-        pipeline_.run_one(one);
-        done = true;
-      }
+    if (steady && possible(batch[0], int64_t(k))) {
+      const auto shared = share_memory();
+      done = run_as_graph(one);
     }
-    if (!done) pipeline_.run_one(one);
+    if (done) continue;
+    const auto shared = share_memory();  // not any more where the capture has failed
+    pipeline_.run_one(one);
   }
 }
 
 bool MicroBatchGraphs::possible(const MicroBatch& batch, int64_t k) const {
-  return k >= plan_.first && k < plan_.end && batch.seq.documents.empty() &&
+  return plan_.on && k >= plan_.first && k < plan_.end && batch.seq.documents.empty() &&
          !compute_.device().launch_check();
 }
 

@@ -1,4 +1,4 @@
-// The thread pool and files.
+// The thread pool, files and shared libraries.
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/shared_library.h"
 #include "base/thread_pool.h"
 #include "temporary_folder.h"
 
@@ -274,4 +275,22 @@ TEST_CASE("an overlay is told around every log line until it is taken away") {
   log::set_overlay(nullptr);
   log::info("the last");
   CHECK(overlay.calls == 2);
+}
+
+TEST_CASE("a shared library says what it lacks") {
+  double (*absolute)(double) = nullptr;
+  void (*unknown)() = nullptr;
+  SharedLibrary there("libm.so.6");
+  there.find(absolute, "fabs");
+  REQUIRE(there.problem() == "");
+  CHECK(absolute(-2) == 2);
+  there.find(unknown, "no_such_function");
+  there.find(unknown, "another_one");
+  CHECK(unknown == nullptr);
+  CHECK(there.problem() == "libm.so.6 has no no_such_function");
+
+  SharedLibrary missing("libnone_of_this_name.so.1");
+  missing.find(absolute, "fabs");
+  CHECK(absolute == nullptr);
+  CHECK_THAT(missing.problem(), Contains("libnone_of_this_name.so.1"));
 }

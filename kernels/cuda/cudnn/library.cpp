@@ -1,39 +1,27 @@
-#include <dlfcn.h>
-
 #include <fmt/core.h>
 
+#include "base/shared_library.h"
 #include "kernels/cuda/cudnn/api.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
 
 CudnnLibrary open() {
-  constexpr const char* kFile =
-      "libcudnn.so.9";  // the API keeps its numbers within a major version
-  CudnnLibrary lib;
-  void* const handle = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    lib.problem = dlerror();
-    return lib;
-  }
-  const auto find = [&]<class F>(F& function, const char* name) {
-    function = reinterpret_cast<F>(dlsym(handle, name));
-    if (!function && lib.problem.empty()) lib.problem = fmt::format("{} has no {}", kFile, name);
-  };
-  CudnnApi& api = lib.api;
-  find(api.create, "cudnnCreate");
-  find(api.destroy, "cudnnDestroy");
-  find(api.set_stream, "cudnnSetStream");
-  find(api.version, "cudnnGetVersion");
-  find(api.error_string, "cudnnGetErrorString");
-  find(api.last_error_string, "cudnnGetLastErrorString");
-  find(api.create_descriptor, "cudnnBackendCreateDescriptor");
-  find(api.destroy_descriptor, "cudnnBackendDestroyDescriptor");
-  find(api.set_attribute, "cudnnBackendSetAttribute");
-  find(api.get_attribute, "cudnnBackendGetAttribute");
-  find(api.finalize, "cudnnBackendFinalize");
-  find(api.execute, "cudnnBackendExecute");
-  return lib;
+  SharedLibrary file("libcudnn.so.9");  // the API keeps its numbers within a major version
+  CudnnApi api;
+  file.find(api.create, "cudnnCreate");
+  file.find(api.destroy, "cudnnDestroy");
+  file.find(api.set_stream, "cudnnSetStream");
+  file.find(api.version, "cudnnGetVersion");
+  file.find(api.error_string, "cudnnGetErrorString");
+  file.find(api.last_error_string, "cudnnGetLastErrorString");
+  file.find(api.create_descriptor, "cudnnBackendCreateDescriptor");
+  file.find(api.destroy_descriptor, "cudnnBackendDestroyDescriptor");
+  file.find(api.set_attribute, "cudnnBackendSetAttribute");
+  file.find(api.get_attribute, "cudnnBackendGetAttribute");
+  file.find(api.finalize, "cudnnBackendFinalize");
+  file.find(api.execute, "cudnnBackendExecute");
+  return {api, file.problem()};
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "comm/nccl/nccl_library.h"
 
-#include <dlfcn.h>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -8,6 +7,7 @@
 #include <nccl.h>
 
 #include "base/error.h"
+#include "base/shared_library.h"
 
 namespace mtrain {
 
@@ -40,37 +40,28 @@ struct Library {
   std::string problem;  // "" where it is loaded
 };
 
+// All of it is in NCCL 2.14 and newer.
 Library open() {
-  Library lib;
-  void* handle = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    lib.problem = dlerror();
-    return lib;
-  }
-  const auto find = [&]<class F>(F& function, const char* name) {
-    function = reinterpret_cast<F>(dlsym(handle, name));
-    if (!function && lib.problem.empty())
-      lib.problem = fmt::format("{} has no {}: it is older than NCCL 2.14", kFile, name);
-  };
-  Functions& f = lib.functions;
-  find(f.get_version, "ncclGetVersion");
-  find(f.get_error_string, "ncclGetErrorString");
-  find(f.get_last_error, "ncclGetLastError");
-  find(f.get_unique_id, "ncclGetUniqueId");
-  find(f.comm_init_rank_config, "ncclCommInitRankConfig");
-  find(f.comm_get_async_error, "ncclCommGetAsyncError");
-  find(f.comm_finalize, "ncclCommFinalize");
-  find(f.comm_destroy, "ncclCommDestroy");
-  find(f.comm_abort, "ncclCommAbort");
-  find(f.group_start, "ncclGroupStart");
-  find(f.group_end, "ncclGroupEnd");
-  find(f.all_reduce, "ncclAllReduce");
-  find(f.reduce_scatter, "ncclReduceScatter");
-  find(f.all_gather, "ncclAllGather");
-  find(f.broadcast, "ncclBroadcast");
-  find(f.send, "ncclSend");
-  find(f.recv, "ncclRecv");
-  return lib;
+  SharedLibrary file(kFile);
+  Functions f{};
+  file.find(f.get_version, "ncclGetVersion");
+  file.find(f.get_error_string, "ncclGetErrorString");
+  file.find(f.get_last_error, "ncclGetLastError");
+  file.find(f.get_unique_id, "ncclGetUniqueId");
+  file.find(f.comm_init_rank_config, "ncclCommInitRankConfig");
+  file.find(f.comm_get_async_error, "ncclCommGetAsyncError");
+  file.find(f.comm_finalize, "ncclCommFinalize");
+  file.find(f.comm_destroy, "ncclCommDestroy");
+  file.find(f.comm_abort, "ncclCommAbort");
+  file.find(f.group_start, "ncclGroupStart");
+  file.find(f.group_end, "ncclGroupEnd");
+  file.find(f.all_reduce, "ncclAllReduce");
+  file.find(f.reduce_scatter, "ncclReduceScatter");
+  file.find(f.all_gather, "ncclAllGather");
+  file.find(f.broadcast, "ncclBroadcast");
+  file.find(f.send, "ncclSend");
+  file.find(f.recv, "ncclRecv");
+  return {f, file.problem()};
 }
 
 const Library& library() {
@@ -224,7 +215,8 @@ std::shared_ptr<NcclApi> load_nccl(int cuda_device) {
   if (const std::string& problem = library().problem; !problem.empty())
     throw UserError(
         "NCCL cannot be loaded: " + problem,
-        fmt::format("install NCCL, and name the folder of {} in LD_LIBRARY_PATH", kFile));
+        fmt::format("install NCCL 2.14 or newer, and name the folder of {} in LD_LIBRARY_PATH",
+                    kFile));
   return std::make_shared<LoadedNccl>(cuda_device);
 }
 
