@@ -22,14 +22,14 @@ inline void check(const char* op, const char* name, const ConstSpan& s, int64_t 
   check_dtype(op, name, s, want);
 }
 
-// Every index lies in [0, below).
+// Every index lies in [least, below).
 inline void check_indices(const char* op, const char* name, const ConstSpan& s, int64_t count,
-                          int64_t below) {
+                          int64_t below, int64_t least = 0) {
   check(op, name, s, count, DType::i32);
   const int32_t* p = s.as<int32_t>();
   for (int64_t i = 0; i < count; ++i)
-    MT_CHECK(p[i] >= 0 && p[i] < below, "{}: {}[{}] = {} is not in [0, {})", op, name, i, p[i],
-             below);
+    MT_CHECK(p[i] >= least && p[i] < below, "{}: {}[{}] = {} is not in [{}, {})", op, name, i, p[i],
+             least, below);
 }
 
 }  // namespace mtrain::kernels::cpu

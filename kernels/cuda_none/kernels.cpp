@@ -11,6 +11,7 @@
 #include "kernels/fp8.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
+#include "kernels/permute.h"
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
 
@@ -51,6 +52,10 @@ MT_NONE(UpdateScales)
 MT_NONE(Matmul)
 MT_NONE(NormForward)
 MT_NONE(NormBackward)
+MT_NONE(ExpertRows)
+MT_NONE(Permute)
+MT_NONE(Unpermute)
+MT_NONE(UnpermuteWeightGrad)
 MT_NONE(SumSquares)
 MT_NONE(ClipScale)
 MT_NONE(ColumnSum)

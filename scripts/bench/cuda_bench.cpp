@@ -23,6 +23,7 @@
 #include "kernels/matmul.h"
 #include "kernels/matmul_apart.h"
 #include "kernels/norm.h"
+#include "kernels/permute.h"
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
 
@@ -223,6 +224,26 @@ void bench_mlp(Gpu& gpu, const Model& m, DType t) {
   gpu.free_all();
 }
 
+void bench_experts(Gpu& gpu, const Model& m, DType t) {
+  constexpr int64_t kExperts = 64, kChosen = 8;
+  const int64_t T = kTokens, R = T * kChosen;
+  const double row = double(m.H * dtype_size(t));
+  const Span expert = gpu.ids(R, kExperts), count = gpu.raw(kExperts, DType::i32),
+             rows = gpu.raw(R, DType::i32), choices = gpu.raw(R, DType::i32),
+             weight = gpu.normal(R, DType::f32), x = gpu.normal(T * m.H, t),
+             sorted = gpu.normal(R * m.H, t);
+  gpu.bandwidth("rows of experts", ExpertRows{expert, count, rows, choices, T, kChosen, kExperts},
+                12 * double(R));
+  gpu.bandwidth("permute", Permute{x, choices, {}, sorted, T, kChosen, R, m.H},
+                row * double(R + T));
+  gpu.bandwidth("unpermute", Unpermute{sorted, rows, weight, x, T, kChosen, R, m.H},
+                row * double(R + T));
+  gpu.bandwidth("unpermute, weights' gradient",
+                UnpermuteWeightGrad{x, sorted, rows, weight, T, kChosen, R, m.H},
+                row * double(R + T));
+  gpu.free_all();
+}
+
 void bench_loss(Gpu& gpu, const Model& m, DType t) {
   const int64_t T = kTokens / 2;
   const Span logits = gpu.normal(T * m.V, t), label = gpu.ids(T, m.V),
@@ -416,6 +437,7 @@ int main(int argc, char** argv) {
                     int(kTokens));
         good &= gpu.measure([&] { bench_norms(gpu, m, t); });
         good &= gpu.measure([&] { bench_mlp(gpu, m, t); });
+        good &= gpu.measure([&] { bench_experts(gpu, m, t); });
         good &= gpu.measure([&] { bench_loss(gpu, m, t); });
         for (int64_t S : {1024, 4096})
           for (bool packed : {false, true})

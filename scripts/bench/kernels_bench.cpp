@@ -19,6 +19,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
+#include "kernels/permute.h"
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
 
@@ -161,6 +162,24 @@ void bench_type(const Bench& bench, DType d) {
     bench("embedding backward", d, T * H * (size + 8), [&] {
       cpu::run(EmbeddingBackward{
           .id_T = id, .dout_TH = dy, .dtable_VH = dtable, .T = T, .H = H, .V = V});
+    });
+    constexpr int64_t kExperts = 16, kChosen = 2;
+    const int64_t R = T * kChosen;
+    Buffer expert(DType::i32, R), count(DType::i32, kExperts), row(DType::i32, R),
+        choice(DType::i32, R), weight = Buffer::normal(DType::f32, R), rows(d, R * H);
+    for (int64_t i = 0; i < R; ++i)
+      reinterpret_cast<int32_t*>(expert.bytes.data())[i] = int32_t(uniform_below(2, i, kExperts));
+    bench("rows of experts", d, R * 16, [&] {
+      cpu::run(ExpertRows{expert, count, row, choice, T, kChosen, kExperts});
+    });
+    bench("permute", d, 2 * R * H * size, [&] {
+      cpu::run(Permute{x, choice, {}, rows, T, kChosen, R, H});
+    });
+    bench("unpermute", d, (R + T) * H * size, [&] {
+      cpu::run(Unpermute{rows, row, weight, y, T, kChosen, R, H});
+    });
+    bench("unpermute's weights", d, 2 * R * H * size, [&] {
+      cpu::run(UnpermuteWeightGrad{dy, rows, row, weight, T, kChosen, R, H});
     });
   }
   {

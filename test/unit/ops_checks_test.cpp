@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "ops/ops.h"
+#include "ops/permute.h"
 
 using namespace mtrain;
 using Catch::Contains;
@@ -63,7 +64,32 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
                     Contains("cross_entropy: loss_T is bf16"));
   CHECK_THROWS_WITH(ops::embedding_backward(on, make({T}, f32), x, make({V, H}, f32)),
                     Contains("embedding_backward: id_T is fp32"));
+  const Tensor rows = make({2 * T, H}, f32), row_TK = make({T, 2}, DType::i32);
+  CHECK_THROWS_WITH(ops::expert_rows(on, make({T, 2}, f32), 3),
+                    Contains("expert_rows: expert_TK is fp32"));
+  CHECK_THROWS_WITH(ops::permute(on, x, make({2 * T}, DType::i32), 2, make({T, 3}, f32)),
+                    Contains("permute: weight_TK is (4, 3), expected (4, 2)"));
+  CHECK_THROWS_WITH(ops::unpermute(on, rows, make({T, 2}, f32)),
+                    Contains("unpermute: row_TK is fp32"));
+  CHECK_THROWS_WITH(ops::unpermute_weight_grad(on, half, rows, row_TK),
+                    Contains("unpermute_weight_grad: dout_TH is bf16"));
   CHECK_NOTHROW(device->synchronize());  // nothing wrong was enqueued
+}
+
+TEST_CASE("tokens go to their experts' rows, and come back as the sum of what was chosen") {
+  const auto device = Device::cpu(1);
+  Stream& on = device->stream("compute");
+  const Tensor expert_TK = Tensor::from_host<int32_t>(on, {3, 2}, {1, 0, 2, 1, 0, 2}),
+               x = Tensor::empty(on, {3, 4}, DType::f32);
+  ops::fill(on, x, 1.5f);
+  const ops::ExpertRows rows = ops::expert_rows(on, expert_TK, 3);
+  const Tensor there = ops::permute(on, x, rows.choice_R, 2);
+  const Tensor back = ops::unpermute(on, there, rows.row_TK);
+  const Tensor dots = ops::unpermute_weight_grad(on, x, there, rows.row_TK);
+  CHECK(rows.count_E.to_host<int32_t>(on) == std::vector<int32_t>{2, 2, 2});
+  CHECK(rows.row_TK.to_host<int32_t>(on) == std::vector<int32_t>{2, 0, 4, 3, 1, 5});
+  CHECK(back.to_host<float>(on) == std::vector<float>(12, 3.0f));
+  CHECK(dots.to_host<float>(on) == std::vector<float>(6, 9.0f));
 }
 
 TEST_CASE("operations on blocks and shards refuse what does not fit, and name the tensor") {

@@ -1,0 +1,73 @@
+#include "kernels/permute.h"
+
+#include <limits>
+#include <vector>
+
+#include "kernels/cpu/check.h"
+#include "kernels/cpu/dispatch_table.h"
+
+namespace mtrain::kernels::cpu {
+namespace {
+
+constexpr int64_t kNone = -1;  // a row or choice
+
+template <class Args>
+void check_weight(const char* op, const Args& a) {
+  if (a.weight_TK) check(op, "weight", a.weight_TK, a.T * a.K, DType::f32);
+}
+
+void check_permute(const Permute& a) {
+  check_holds("permute", "x", a.x_TH, a.T * a.H);
+  check("permute", "out", a.out_RH, a.R * a.H, a.x_TH.dtype);
+  check_indices("permute", "choice", a.choice_R, a.R, a.T * a.K, kNone);
+  check_weight("permute", a);
+}
+void check_unpermute(const Unpermute& a) {
+  check_holds("unpermute", "x", a.x_RH, a.R * a.H);
+  check("unpermute", "out", a.out_TH, a.T * a.H, a.x_RH.dtype);
+  check_indices("unpermute", "row", a.row_TK, a.T * a.K, a.R, kNone);
+  check_weight("unpermute", a);
+}
+void check_weight_grad(const UnpermuteWeightGrad& a) {
+  check_holds("unpermute's weights", "x", a.x_RH, a.R * a.H);
+  check("unpermute's weights", "dout", a.dout_TH, a.T * a.H, a.x_RH.dtype);
+  check_indices("unpermute's weights", "row", a.row_TK, a.T * a.K, a.R, kNone);
+  check("unpermute's weights", "dweight", a.dweight_TK, a.T * a.K, DType::f32);
+}
+
+}  // namespace
+
+// Reads two numbers a choice: one thread has done before others are awake.
+void run(const ExpertRows& a) {
+  const int64_t choices = a.T * a.K;
+  MT_CHECK(choices <= std::numeric_limits<int32_t>::max(), "expert rows: {} choices", choices);
+  check("expert rows", "expert", a.expert_TK, choices, DType::i32);
+  check("expert rows", "count", a.count_E, a.E, DType::i32);
+  check("expert rows", "row", a.row_TK, choices, DType::i32);
+  check("expert rows", "choice", a.choice_TK, choices, DType::i32);
+  const auto* expert = a.expert_TK.as<int32_t>();
+  auto* const count = a.count_E.as<int32_t>();
+  auto* const row = a.row_TK.as<int32_t>();
+  auto* const choice = a.choice_TK.as<int32_t>();
+  const auto kept = [&](int64_t i) { return expert[i] >= 0 && expert[i] < a.E; };
+  for (int64_t e = 0; e < a.E; ++e) count[e] = 0;
+  for (int64_t i = 0; i < choices; ++i)
+    if (kept(i)) ++count[expert[i]];
+  std::vector<int32_t> next(size_t(a.E));
+  int32_t rows = 0;
+  for (int64_t e = 0; e < a.E; ++e) {
+    next[size_t(e)] = rows;
+    rows += count[e];
+  }
+  for (int64_t i = 0; i < choices; ++i) {
+    row[i] = kept(i) ? next[size_t(expert[i])]++ : -1;
+    if (row[i] >= 0) choice[row[i]] = int32_t(i);
+  }
+  for (int64_t r = rows; r < choices; ++r) choice[r] = -1;
+}
+
+MT_DISPATCH(Permute, check_permute)
+MT_DISPATCH(Unpermute, check_unpermute)
+MT_DISPATCH(UnpermuteWeightGrad, check_weight_grad)
+
+}  // namespace mtrain::kernels::cpu

@@ -1,0 +1,97 @@
+#include "ops/permute.h"
+
+#include "kernels/permute.h"
+#include "ops/enqueue.h"
+
+MT_KERNEL(ExpertRows)
+MT_KERNEL(Permute)
+MT_KERNEL(Unpermute)
+MT_KERNEL(UnpermuteWeightGrad)
+
+namespace mtrain::ops {
+
+ExpertRows expert_rows(Stream& on, const Tensor& expert_TK, int64_t E) {
+  MT_DTYPE("expert_rows", expert_TK, DType::i32);
+  const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1);
+  ExpertRows made{Tensor::empty(on, {E}, DType::i32), Tensor::empty(on, {T, K}, DType::i32),
+                  Tensor::empty(on, {T * K}, DType::i32)};
+  enqueue(on,
+          {.name = "expert_rows",
+           .reads = {expert_TK},
+           .writes = {made.count_E, made.row_TK, made.choice_R}},
+          kernels::ExpertRows{.expert_TK = expert_TK,
+                              .count_E = made.count_E,
+                              .row_TK = made.row_TK,
+                              .choice_TK = made.choice_R,
+                              .T = T,
+                              .K = K,
+                              .E = E});
+  return made;
+}
+
+Tensor permute(Stream& on, const Tensor& x_TH, const Tensor& choice_R, int64_t K,
+               const Tensor& weight_TK) {
+  MT_FLOAT("permute", x_TH);
+  MT_DTYPE("permute", choice_R, DType::i32);
+  const int64_t T = x_TH.dim(0), H = x_TH.dim(1), R = choice_R.count();
+  if (weight_TK) {
+    MT_SHAPE("permute", weight_TK, {T, K});
+    MT_DTYPE("permute", weight_TK, DType::f32);
+  }
+  Tensor out = Tensor::empty(on, {R, H}, x_TH.dtype());
+  enqueue(on, {.name = "permute", .reads = {x_TH, choice_R, weight_TK}, .writes = {out}},
+          kernels::Permute{.x_TH = x_TH,
+                           .choice_R = choice_R,
+                           .weight_TK = weight_TK,
+                           .out_RH = out,
+                           .T = T,
+                           .K = K,
+                           .R = R,
+                           .H = H});
+  return out;
+}
+
+Tensor unpermute(Stream& on, const Tensor& x_RH, const Tensor& row_TK, const Tensor& weight_TK) {
+  MT_FLOAT("unpermute", x_RH);
+  MT_DTYPE("unpermute", row_TK, DType::i32);
+  const int64_t T = row_TK.dim(0), K = row_TK.dim(1), R = x_RH.dim(0), H = x_RH.dim(1);
+  if (weight_TK) {
+    MT_SHAPE("unpermute", weight_TK, {T, K});
+    MT_DTYPE("unpermute", weight_TK, DType::f32);
+  }
+  Tensor out = Tensor::empty(on, {T, H}, x_RH.dtype());
+  enqueue(on, {.name = "unpermute", .reads = {x_RH, row_TK, weight_TK}, .writes = {out}},
+          kernels::Unpermute{.x_RH = x_RH,
+                             .row_TK = row_TK,
+                             .weight_TK = weight_TK,
+                             .out_TH = out,
+                             .T = T,
+                             .K = K,
+                             .R = R,
+                             .H = H});
+  return out;
+}
+
+Tensor unpermute_weight_grad(Stream& on, const Tensor& dout_TH, const Tensor& x_RH,
+                             const Tensor& row_TK) {
+  MT_FLOAT("unpermute_weight_grad", x_RH);
+  MT_DTYPE("unpermute_weight_grad", row_TK, DType::i32);
+  const int64_t T = row_TK.dim(0), K = row_TK.dim(1), R = x_RH.dim(0), H = x_RH.dim(1);
+  MT_SHAPE("unpermute_weight_grad", dout_TH, {T, H});
+  MT_DTYPE("unpermute_weight_grad", dout_TH, x_RH.dtype());
+  Tensor dweight_TK = Tensor::empty(on, {T, K}, DType::f32);
+  enqueue(
+      on,
+      {.name = "unpermute_weight_grad", .reads = {dout_TH, x_RH, row_TK}, .writes = {dweight_TK}},
+      kernels::UnpermuteWeightGrad{.dout_TH = dout_TH,
+                                   .x_RH = x_RH,
+                                   .row_TK = row_TK,
+                                   .dweight_TK = dweight_TK,
+                                   .T = T,
+                                   .K = K,
+                                   .R = R,
+                                   .H = H});
+  return dweight_TK;
+}
+
+}  // namespace mtrain::ops
