@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/workspace.h"
 #include "kernels/cuda/cublas_library.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
@@ -103,8 +104,6 @@ struct Plan {
   size_t workspace = 0;
 };
 
-constexpr size_t kMostWorkspace = 32 << 20;  // what the vendor advises for Hopper
-
 // Null: the library has no algorithm with the epilogue. Throws RunError where it has none at all.
 std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& k) {
   auto plan = std::make_shared<Plan>();
@@ -143,7 +142,7 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
   cublasLtMatmulPreference_t made = nullptr;
   MT_BLAS(cublas().cublasLtMatmulPreferenceCreate(&made));
   const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made);
-  set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kMostWorkspace));
+  set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kMatmulWorkspace));
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(k.b_alignment));
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(k.a_alignment));
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(k.c_alignment));
@@ -237,8 +236,7 @@ void multiply(const Plan& plan, const Matmul& m, CUstream_st* stream) {
     set(&operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, m.b_inverse.data);
     set(&operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, m.a_inverse.data);
   }
-  // All shapes share a block of the most that any may ask.
-  const Scratch<char> workspace(plan.workspace > 0 ? int64_t(kMostWorkspace) : 0, stream);
+  const Scratch<char> workspace(plan.workspace > 0 ? kMatmulWorkspace : 0, stream);
   const float alpha = 1, beta = m.accumulate ? 1.0f : 0.0f;
   MT_BLAS(cublas().cublasLtMatmul(library_here().handle, &operation, &alpha, m.b.data,
                                   plan.first.get(), m.a.data, plan.second.get(), &beta, m.c_MN.data,

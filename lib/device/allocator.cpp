@@ -19,6 +19,19 @@ constexpr int64_t kSmall = 1ll << 20;           // smaller buffers come from the
 constexpr int64_t kSmallSegment = 2ll << 20;    // which they share segments of
 constexpr int64_t kMediumSegment = 16ll << 20;  // larger ones share these, up to a quarter of one
 constexpr int64_t kSegmentGranule = 2ll << 20;  // a huge page
+
+// "params 1.0 GiB, grads 2.0 GiB, ..."; kernels' workspace where there is any.
+std::string by_category(const std::array<MemoryUsage, kMemoryCategories>& usage,
+                        int64_t MemoryUsage::*bytes) {
+  std::string text;
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const int64_t of = usage[size_t(i)].*bytes;
+    if (MemoryCategory(i) == MemoryCategory::workspace && of == 0) continue;
+    text += fmt::format("{}{} {}", i ? ", " : "", category_name(MemoryCategory(i)),
+                        human_bytes(double(of)));
+  }
+  return text;
+}
 }  // namespace
 
 // A piece of a segment; neighbours in address order are linked so that free ones merge again.
@@ -33,7 +46,8 @@ struct Block {
 };
 
 std::string_view category_name(MemoryCategory category) {
-  constexpr std::string_view names[] = {"params", "grads", "optimizer", "activations", "buffers"};
+  constexpr std::string_view names[] = {"params",      "grads",   "optimizer",
+                                        "activations", "buffers", "workspace"};
   return names[int(category)];
 }
 
@@ -248,12 +262,14 @@ void Allocator::release_cached(Device& device, std::unique_lock<std::mutex>& loc
 }
 
 std::string Allocator::use() const {
-  std::string text;
-  for (int i = 0; i < kMemoryCategories; ++i)
-    text += fmt::format("{} {}, ", category_name(MemoryCategory(i)),
-                        human_bytes(double(usage_[size_t(i)].current)));
-  return text + fmt::format("and {} free in pieces that do not fit",
-                            human_bytes(double(reserved_.current - total_.current)));
+  return by_category(usage_, &MemoryUsage::current) +
+         fmt::format(", and {} free in pieces that do not fit",
+                     human_bytes(double(reserved_.current - total_.current)));
+}
+
+std::string Allocator::peaks() const {
+  std::lock_guard lock(mutex_);
+  return human_bytes(double(total_.peak)) + ": " + by_category(usage_, &MemoryUsage::peak);
 }
 
 Allocator::FreeKey Allocator::key_of(const Block& b) {

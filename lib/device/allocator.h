@@ -5,7 +5,9 @@
 // at the end, or when the system refuses more: then the streams are waited for, and segments that
 // are free as a whole go back. Small buffers have segments of their own, so that none of them keeps
 // a large block cut in two. What a graph's launches touch comes from a pool of its own, since they
-// find the same addresses at every replay.
+// find the same addresses at every replay. Also what CUDA kernels need within a launch comes from
+// here (ops/launch_scratch.h): no memory of a rank is beside it, but what libraries take for
+// themselves.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -22,8 +24,9 @@
 
 namespace mtrain {
 
-enum class MemoryCategory : uint8_t { params, grads, optimizer, activations, buffers };
-inline constexpr int kMemoryCategories = 5;
+// workspace: of kernels within a launch; none on the CPU, whose kernels have memory of their own.
+enum class MemoryCategory : uint8_t { params, grads, optimizer, activations, buffers, workspace };
+inline constexpr int kMemoryCategories = 6;
 std::string_view category_name(MemoryCategory category);
 
 struct MemoryUsage {
@@ -74,7 +77,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   ~Allocator();
 
   // Throws RunError, which tells the use of each category, where the system has no more memory.
-  // Only the rank's host thread allocates; any thread may drop a buffer.
+  // Only the rank's host thread allocates, within a launch too, where that runs on this thread; any
+  // thread may drop a buffer.
   Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
 
   std::shared_ptr<MemoryPool> make_pool();
@@ -102,6 +106,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   MemoryUsage total() const;     // of what is handed out; peak is of the sum
   MemoryUsage reserved() const;  // taken from the system
   void reset_peaks();
+  std::string peaks() const;  // "1.5 GiB: params 1.0 GiB, ...", workspace where there was any
 
  private:
   friend struct Storage;

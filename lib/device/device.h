@@ -45,6 +45,7 @@ class Device {
   void synchronize();  // all streams, to their ends; then rethrows the first failure
 
   Allocator& allocator() { return *allocator_; }
+  const Allocator& allocator() const { return *allocator_; }
   FlightRecorder& recorder() { return *recorder_; }
   Sanitizer* sanitizer() { return sanitizer_.get(); }  // null when off
 

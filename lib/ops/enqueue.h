@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "device/stream.h"
+#include "kernels/scratch_memory.h"
+#include "ops/launch_scratch.h"
 #include "tensor/tensor.h"
 
 namespace mtrain::ops {
@@ -14,7 +16,11 @@ namespace mtrain::ops {
 template <class Args>
 void enqueue(Stream& stream, LaunchInfo info, const Args& args) {
   if (stream.device().is_cuda())
-    stream.launch(std::move(info), [args](const LaunchContext& c) { run_cuda(args, c.cuda); });
+    stream.launch(std::move(info), [args, &stream](const LaunchContext& c) {
+      LaunchScratch scratch(stream);
+      const kernels::ScratchFrom from(scratch);
+      run_cuda(args, c.cuda);
+    });
   else
     stream.launch(std::move(info), [args](const LaunchContext&) { run_cpu(args); });
 }

@@ -5,6 +5,7 @@
 
 #include "base/logits_rows.h"
 #include "base/math.h"
+#include "base/workspace.h"
 #include "plan/schedule_bounds.h"
 #include "recipe/float8_copies.h"
 #include "recipe/overlap.h"
@@ -62,6 +63,7 @@ class Estimator {
     out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
     out.buffers = data_buffers() + reduction_buffers() + context_buffers() + pipeline_buffers() +
                   expert_buffers() + float8_weights();
+    out.workspace = workspace();
     return out;
   }
 
@@ -282,8 +284,7 @@ class Estimator {
       bytes += T_ * kv_width() * (2 * e_ + 3 * 4);
     if (uses(CpCommType::a2a) || uses(CpCommType::a2a_p2p)) bytes += 4 * T_ * qkv_width() * e_;
     if (uses(CpCommType::all_gather)) {
-      const Count piece =
-          std::max<Count>(1.0 / 4, 1 / std::max<Count>(1, Count(m_.kv_heads()) / tp_));
+      const Count piece = head_piece(std::max<Count>(1, Count(m_.kv_heads()) / tp_));
       bytes += T_ * kv_width() * (1 + 3 * piece * Count(l_.cp)) * (e_ + 4);
     }
     return bytes;
@@ -302,6 +303,30 @@ class Estimator {
   Count expert_buffers() const {
     return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
   }
+
+  // A product's or attention's, of which one runs at a time.
+  Count workspace() const {
+    if (r_.train.device != DeviceChoice::cuda) return 0;
+    if (layers() == 0) return Count(kMatmulWorkspace);
+    // Where heads are exchanged, whole sequences attend, some heads at a time. Blocks of keys whose
+    // gradients are added up are not for cuDNN, and neither is fp32.
+    const bool exchanged = uses(CpCommType::a2a);
+    const Count ranks = exchanged ? Count(l_.cp) : 1;
+    const Count kv_heads = std::max<Count>(1, Count(m_.kv_heads()) / tp_ / ranks);
+    const Count piece = exchanged ? head_piece(kv_heads) : 1;
+    const auto heads = [&](Count n) { return std::max<int64_t>(1, int64_t(n * piece)); };
+    return Count(
+        std::max(kMatmulWorkspace,
+                 attention_workspace({.rows = int64_t(T_ * ranks),
+                                      .A = heads(Count(m_.num_attention_heads) / tp_ / ranks),
+                                      .G = heads(kv_heads),
+                                      .D = m_.head_dim(),
+                                      .cudnn = e_ == 2 && (l_.cp == 1 || exchanged),
+                                      .fixed_order = r_.debug.deterministic,
+                                      .documents = r_.packed_sequence.packed_sequence_size > 0})));
+  }
+  // Of the heads, those that travel at once while others attend.
+  static Count head_piece(Count kv_heads) { return std::max<Count>(1.0 / 4, 1 / kv_heads); }
 
   const Recipe& r_;
   const ModelConfig& m_;

@@ -24,7 +24,12 @@ struct MemoryEstimate {
   Count activations = 0;  // kept from forward to backward, and what one layer's backward needs
   Count logits = 0;       // beyond that: the head runs while no layer does
   Count buffers = 0;  // communication: gathered weights, tokens and keys in transit; 8-bit weights
-  Count total() const { return params + grads + optimizer + activations + logits + buffers; }
+  // The most that a launch of a GPU's kernels takes for its own time, without what cuDNN takes for
+  // itself (base/workspace.h); 0 on the CPU.
+  Count workspace = 0;
+  Count total() const {
+    return params + grads + optimizer + activations + logits + buffers + workspace;
+  }
 };
 
 // For the ranks of one pipeline rank; they are alike.

@@ -96,20 +96,28 @@ std::string memory_table(const Recipe& r, const Layout& l, int64_t vocab) {
   const auto fullest =
       std::max_element(ranks.begin(), ranks.end(),
                        [](const auto& a, const auto& b) { return a.total() < b.total(); });
-  std::string out = fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{:>10}\n",
-                                "pp rank", "layers", "size", "params", "grads", "optimizer",
-                                "activations", "logits", "buffers", "total");
+  const bool on_gpu = fullest->workspace > 0;
+  const auto workspace = [&](const std::string& text) {
+    return on_gpu ? fmt::format("{:>11}", text) : "";
+  };
+  std::string out =
+      fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", "pp rank",
+                  "layers", "size", "params", "grads", "optimizer", "activations", "logits",
+                  "buffers", workspace("workspace"), "total");
   for (int64_t rank = 0; rank < l.pp; ++rank) {
     const bool shown =
         l.pp <= 8 || rank == 0 || rank == l.pp - 1 || rank == fullest - ranks.begin();
     if (!shown) continue;
     const MemoryEstimate& m = ranks[size_t(rank)];
-    out += fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{:>10}\n", rank,
+    out += fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", rank,
                        layers_of(l, stages_of_rank(shape, rank)), human_count(m.parameters),
                        human_bytes(m.params), human_bytes(m.grads), human_bytes(m.optimizer),
                        human_bytes(m.activations), human_bytes(m.logits), human_bytes(m.buffers),
-                       human_bytes(m.total()));
+                       workspace(human_bytes(m.workspace)), human_bytes(m.total()));
   }
+  if (on_gpu)
+    out +=
+        "workspace: what kernels take within a launch, without cuDNN's own, which the GPU tells\n";
   return out;
 }
 

@@ -98,6 +98,8 @@ void Reporter::step(const StepStats& s) {
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(MemoryCategory::buffers).peak}};
+  if (const int64_t workspace = memory.usage(MemoryCategory::workspace).peak)  // of a GPU's kernels
+    metrics.push_back({"memory_peak.workspace", workspace});
   std::deque<std::string> names;  // Metric holds views
   if (exposure_)
     for (const auto& [stream, c] : exposure_->take()) {
@@ -140,15 +142,8 @@ void Reporter::begin_step() {
 void Reporter::finish() {
   progress_->finish();
   const double elapsed = seconds(Clock::now() - started_);
-  const Allocator& memory = trainer_.device().allocator();
-  std::string text = fmt::format("{} tokens in {}; peak memory {}:", human_count(double(tokens_)),
-                                 human_duration(elapsed), human_bytes(double(memory.total().peak)));
-  for (int i = 0; i < kMemoryCategories; ++i) {
-    const auto category = MemoryCategory(i);
-    text += fmt::format("{} {} {}", i ? "," : "", category_name(category),
-                        human_bytes(double(memory.usage(category).peak)));
-  }
-  note(text);
+  note(fmt::format("{} tokens in {}; peak memory {}", human_count(double(tokens_)),
+                   human_duration(elapsed), trainer_.device().allocator().peaks()));
   if (!communication_.empty()) note("communication of rank 0: " + exposure_text(communication_));
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;

@@ -48,7 +48,10 @@ std::string memory_text(const Recipe& r, const Layout& l, int64_t vocab) {
       "{} planned{}: parameters {}, gradients {}, optimizer {}, activations {}",
       human_bytes(m.total()), l.world > 1 ? " per rank" : "", human_bytes(m.params),
       human_bytes(m.grads), human_bytes(m.optimizer), human_bytes(m.activations + m.logits));
-  return m.buffers > 0 ? text + ", communication " + human_bytes(m.buffers) : text;
+  if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
+  if (m.workspace > 0)
+    text += fmt::format(", workspace {} without cuDNN's own", human_bytes(m.workspace));
+  return text;
 }
 
 std::string recompute_text(const Recipe& r) {

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -159,6 +160,12 @@ const Position& here() { return engine().running->position; }
 int lane() { return engine().running->index % kWarp; }
 void set_descending(bool descending) { engine().descending = descending; }
 uint64_t grids_run() { return engine().grids; }
+
+namespace {
+std::atomic<uint64_t> scratch_said{0}, scratch_unsaid{0};
+}  // namespace
+void count_scratch(bool said) { ++(said ? scratch_said : scratch_unsaid); }
+ScratchTakes scratch_takes() { return {scratch_said, scratch_unsaid}; }
 unsigned char* shared_memory() { return engine().shared_begin; }
 
 void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,

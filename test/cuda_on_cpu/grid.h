@@ -30,6 +30,13 @@ void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
 
 uint64_t grids_run();  // so far
 
+// Takes of memory for a launch's time, by whether the launch had said where it comes from.
+struct ScratchTakes {
+  uint64_t said, unsaid;
+};
+void count_scratch(bool said);
+ScratchTakes scratch_takes();  // so far
+
 unsigned char* shared_memory();  // aligned to 128 bytes; NaN in every block anew
 
 void wait_for_block(const char* operation);

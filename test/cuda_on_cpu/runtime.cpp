@@ -4,8 +4,10 @@
 #include <cstring>
 #include <new>
 
+#include "grid.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/check.h"
+#include "kernels/scratch_memory.h"
 
 struct CUstream_st;
 
@@ -13,7 +15,10 @@ namespace mtrain::kernels::cuda {
 
 void fail_runtime(int, const Place&) { std::abort(); }
 
+// Not from the launch's ScratchMemory, though it is asked for: streams here have threads of their
+// own, and only the host's may allocate.
 void* take_scratch(size_t bytes, CUstream_st*) {
+  cpu_grid::count_scratch(ScratchFrom::current() != nullptr);
   void* memory = ::operator new(bytes, std::align_val_t(256));
   std::memset(memory, 0xff, bytes);  // NaN: what nobody wrote shows
   return memory;

@@ -168,6 +168,9 @@ TEST_CASE("use and peaks are counted by category") {
     const Buffer grads = take(*device, compute, 2048, MemoryCategory::grads);
     CHECK(memory.total().peak == 6144);  // of the sum, not the sum of the peaks
   }
+  CHECK(memory.peaks() ==
+        "6.00 KiB: params 1.00 KiB, grads 2.00 KiB, optimizer 0 B, activations "
+        "5.00 KiB, buffers 0 B");
   memory.reset_peaks();
   CHECK(memory.total().peak == 1024);
   CHECK(memory.usage(MemoryCategory::activations).peak == 0);

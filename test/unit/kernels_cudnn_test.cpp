@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/workspace.h"
 #include "cudnn_stand_in.h"
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels_testing.h"
@@ -94,8 +95,10 @@ struct Operands {
 };
 
 int taken = 0;
+int64_t bytes_taken = 0;  // by all calls
 void* take(size_t bytes, CUstream_st*) {
   ++taken;
+  bytes_taken += int64_t(bytes);
   CudnnStandIn::it().most_workspace_used =
       std::max(CudnnStandIn::it().most_workspace_used, int(bytes));
   auto* memory = new std::vector<unsigned char>(bytes + sizeof(void*) + 256, 0xff);
@@ -207,6 +210,32 @@ TEST_CASE("packs of about as many documents share a plan, and memory is that of 
     if (t.in_workspace()) bytes += t.bytes();
   // Sums of dq in fp32, dk and dv per query head in bf16, and out x dout.
   REQUIRE(bytes == 1024 * 4 * (16 * (4 + 2 + 2) + 4));
+}
+
+TEST_CASE("attention takes the workspace that is planned, and what cuDNN takes for itself") {
+  for (const Case& c :
+       {Case{"square", 2, 256, 256, 2, 2, 16}, Case{"grouped", 1, 256, 256, 6, 2, 16},
+        Case{"packed", 1, 256, 256, 2, 2, 16, true, 0, {0, 100, 256}},
+        Case{"packed, grouped", 1, 256, 256, 4, 1, 16, true, 0, {0, 256}}})
+    for (const bool fixed_order : {false, true})
+      for (const int64_t own : {0, 5000}) {
+        CAPTURE(c.name, fixed_order, own);
+        Bench bench;
+        bench.library.engines = {{.workspace = own}};
+        Operands o(c);
+        bytes_taken = 0;
+        REQUIRE(bench.attention->run(o.backward(), fixed_order, nullptr));
+        const int64_t planned = attention_workspace({.rows = c.B * c.Sq,
+                                                     .A = c.A,
+                                                     .G = c.G,
+                                                     .D = c.D,
+                                                     .cudnn = true,
+                                                     .fixed_order = fixed_order,
+                                                     .documents = !c.borders.empty()});
+        // Up to the documents' table and the borders between tensors.
+        CHECK(bytes_taken >= planned + own);
+        CHECK(bytes_taken <= planned + own + 1024);
+      }
 }
 
 TEST_CASE("packed documents that are not for cuDNN are named with the reason") {

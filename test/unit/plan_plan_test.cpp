@@ -1,6 +1,7 @@
 // Sizes of published models, and the costs of pipeline schedules.
 #include <catch2/catch.hpp>
 
+#include "base/workspace.h"
 #include "plan/memory.h"
 #include "plan/schedule_bounds.h"
 #include "recipe/recipe.h"
@@ -135,4 +136,48 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
   CHECK(more < double(1ll << 30));
   // Twice the tokens are twice the pieces; what a layer's backward needs grows.
   CHECK(total("cuda", "8192") - total("cpu", "8192") < more);
+}
+
+TEST_CASE(
+    "the plan of a GPU's memory has a product's workspace, or attention's where that is more") {
+  const auto plan = [](const std::string& device, const std::vector<std::string>& more) {
+    std::vector<std::string> all{"distributed.strategy=fsdp2",
+                                 "distributed.tp_size=1",
+                                 "~distributed.sequence_parallel",
+                                 "~comm_overlap",
+                                 "~ddp",
+                                 "model.num_layers=2",
+                                 "train.global_batch_size=128",
+                                 "train.micro_batch_size=1",
+                                 "dataset.seq_length=4096",
+                                 "train.device=" + device};
+    all.insert(all.end(), more.begin(), more.end());
+    const Recipe r = ready("llama3_8b", 8, all);
+    return peak_memory(r, layout_of(r, 8), r.model.vocab_size);
+  };
+  const auto workspace = [&](const std::vector<std::string>& more) {
+    const MemoryEstimate on_gpu = plan("cuda", more), on_cpu = plan("cpu", more);
+    CHECK(on_cpu.workspace == 0);
+    CHECK(on_gpu.total() - on_gpu.workspace == on_gpu.params + on_gpu.grads + on_gpu.optimizer +
+                                                   on_gpu.activations + on_gpu.logits +
+                                                   on_gpu.buffers);
+    return on_gpu.workspace;
+  };
+  // 32 query heads of 128, 8 of keys and values; (T, heads) in fp32, and (T, heads, 128).
+  const double T = 4096, heads = T * 32, q = heads * 128, kv = T * 2 * 8 * 128;
+  CHECK(workspace({}) == 4 * heads + 4 * q);  // out x dout, and sums of dq
+  CHECK(workspace({"train.micro_batch_size=2"}) == 2 * (4 * heads + 4 * q));
+  CHECK(workspace({"distributed.tp_size=4"}) == double(kMatmulWorkspace));  // a fourth is less
+  CHECK(workspace({"debug.deterministic=true"}) == double(kMatmulWorkspace));
+  CHECK(workspace({"mixed_precision=fp32"}) == double(kMatmulWorkspace));
+  CHECK(workspace({"mixed_precision=fp32", "train.micro_batch_size=16",
+                   "dataset.seq_length=32768"}) == 8 * 16 * 4 * heads);
+  // A packed document's lse, close gradients, and dk and dv of every query head.
+  CHECK(workspace({"packed_sequence.packed_sequence_size=4096"}) ==
+        8 * heads + 4 * q + 2 * (q + kv) + 4 * q);
+  // Blocks of keys are our own kernels'; exchanged heads are cuDNN's, a fourth at a time.
+  CHECK(workspace({"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}) ==
+        double(kMatmulWorkspace));
+  CHECK(workspace({"distributed.cp_size=2", "distributed.cp_comm_type=a2a",
+                   "train.micro_batch_size=8"}) == 8 * (4 * heads + 4 * q) / 2 / 4);
 }

@@ -358,6 +358,21 @@ TEST_CASE("a step of many micro-batches takes no more memory from the system tha
   }
 }
 
+TEST_CASE("a dry run for a GPU names the kernels' workspace, one for CPUs does not") {
+  for (const char* device : {"cpu", "cuda"}) {
+    CAPTURE(device);
+    const Recipe r = recipe({"mixed_precision=bf16_mixed", fmt::format("train.device={}", device)});
+    const std::string report = dry_run_report(r, 1, kVocab, 200);
+    const bool gpu = r.train.device == DeviceChoice::cuda;
+    const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
+    CHECK(has("workspace 32.0 MiB without cuDNN's own") == gpu);
+    CHECK(has("buffers  workspace     total") == gpu);
+    CHECK(has("workspace") == gpu);
+    // The columns' sum is the total.
+    CHECK(has(gpu ? "   32.0 MiB" : "buffers     total"));
+  }
+}
+
 TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any world") {
   for (const auto& [name, world] : {std::pair{"quickstart", 1},
                                     {"llama3_70b", 256},

@@ -102,6 +102,8 @@ TEST_CASE("a run and its continuation write the metrics of one run") {
     CHECK(cut[i]["step"] == i + 1);
     CHECK(cut[i]["tokens"] == (i + 1) * 2 * 16);
     CHECK(cut[i]["loss"] == whole[i]["loss"]);
+    CHECK(cut[i]["memory_peak"] > cut[i]["memory_peak.activations"]);
+    CHECK_FALSE(cut[i].contains("memory_peak.workspace"));  // which GPUs' kernels have
   }
 }
 

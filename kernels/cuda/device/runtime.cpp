@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
-#include "kernels/cuda/device/scratch_cache.h"
+#include "kernels/scratch_memory.h"
 
 namespace mtrain::kernels::cuda {
 
@@ -16,39 +16,19 @@ void fail_runtime(int status, const Place& at) {
                              at.line, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
-namespace {
-
-void* take_from_device(size_t bytes) {
+// Not CUDA's pool in training: within a capture that makes two nodes of a graph for every use, and
+// nobody counts what it holds.
+void* take_scratch(size_t bytes, CUstream_st* stream) {
+  if (ScratchMemory* const memory = ScratchFrom::current()) return memory->take(bytes);
   void* memory = nullptr;
-  const cudaError_t status = cudaMalloc(&memory, bytes);
-  if (status == cudaErrorMemoryAllocation) {
-    (void)cudaGetLastError();  // is not sticky
-    size_t free = 0, all = 0;
-    (void)cudaMemGetInfo(&free, &all);
-    throw RunError(
-        fmt::format("a kernel needs {} MiB for intermediate results, {} MiB of the "
-                    "GPU's {} MiB are free",
-                    (bytes >> 20) + 1, free >> 20, all >> 20),
-        "lower train.micro_batch_size, or recompute activations (recompute.granularity)");
-  }
-  check_runtime(status, MT_PLACE("cudaMalloc for a kernel's intermediate results"));
+  MT_CUDA(cudaMallocAsync(&memory, bytes, stream));
   return memory;
 }
 
-ScratchCache& scratch() {
-  static ScratchCache& cache = *new ScratchCache(take_from_device);  // for the process's life
-  return cache;
+void give_scratch(void* memory, CUstream_st* stream) noexcept {
+  if (ScratchMemory* const from = ScratchFrom::current()) return from->give(memory);
+  (void)cudaFreeAsync(memory, stream);
 }
-
-}  // namespace
-
-void* take_scratch(size_t bytes, CUstream_st* stream) {
-  int device = 0;
-  MT_CUDA(cudaGetDevice(&device));
-  return scratch().take(bytes, device, stream);
-}
-
-void give_scratch(void* memory, CUstream_st* stream) noexcept { scratch().give(memory, stream); }
 
 namespace {
 int attribute_here(cudaDeviceAttr attribute) {

@@ -7,7 +7,8 @@ struct CUstream_st;
 
 namespace mtrain::kernels::cuda {
 
-// Kept for the stream's next user when it is given back: see scratch_cache.h.
+// From the launch's ScratchMemory. Without one, as in programs that launch kernels on streams of
+// their own, from CUDA's pool, in the stream's order.
 void* take_scratch(size_t bytes, CUstream_st* stream);
 void give_scratch(void* memory, CUstream_st* stream) noexcept;
 

@@ -121,13 +121,14 @@ class CudaStream : public StreamBackend {
 
   void enqueue(LaunchTag tag, Work work) override {
     late_->rethrow();
-    ++enqueued_;
     auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
     try {
       work({.cuda = stream_, .late = late_});
     } catch (...) {
+      ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, name_));
     }
+    ++enqueued_;  // not before: where memory is short, work waits for what is enqueued
     if (!tag.sink) return;
     timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
     timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, false);

@@ -33,6 +33,10 @@ std::unique_ptr<Device> device_under_test() {
   return Device::on(std::make_unique<GridBackend>(), {.stream_sanitizer = true});
 }
 uint64_t kernels_run() { return cpu_grid::grids_run(); }
+bool scratch_is_of(const Device&) {  // as far as it goes here: that every launch has said whose
+  const cpu_grid::ScratchTakes takes = cpu_grid::scratch_takes();
+  return takes.said > 0 && takes.unsaid == 0;
+}
 
 // The one CUDA kernel that cuda_on_cpu cannot run: cuBLASLt's.
 namespace mtrain::kernels::cuda {

@@ -16,6 +16,7 @@ std::vector<double> losses(std::unique_ptr<Device> device, const Recipe& recipe,
                   std::make_shared<CountingData>());
   std::vector<double> out;
   for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
+  if (device->is_cuda()) REQUIRE(scratch_is_of(*device));
   return out;
 }
 std::vector<double> on_cpu(const Recipe& recipe, int64_t steps) {
