@@ -110,55 +110,110 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partials[blockIdx.x] = most;
 }
 
-// Blocks take tiles of 64 x 64 in turn: a thread reads 8 elements of a row at a time, and writes 16
-// of a row of the transpose. VECTORS: N a multiple of 8, x on 16-byte borders and y on 8-byte ones;
-// stride is a multiple of 16 and y_NT on 16-byte borders in any case.
-constexpr int kTile = 64;
-constexpr int kPitch =
-    kTile + 4;  // bytes; 17 words, so that the columns of a row lie in many banks
+// Of quantize_both() on a multiprocessor; before sm_89 conversions to 8 bits are software, which
+// takes more registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+constexpr int kBlocks = 2;
+#else
+constexpr int kBlocks = 3;
+#endif
 
+// A thread's patch of a tile: 16 columns, a 16-byte access of y, of 4 rows, a word of the
+// transpose.
+constexpr int kPatchRows = 4, kPatchColumns = 16;
+constexpr int kTile = 128;
+static_assert(kTile * kTile == kThreads * kPatchRows * kPatchColumns);
+
+// In 8 bits; zeros outside of the tensor. N is a multiple of 16, x and y on 16-byte borders. All of
+// the patch's loads are in flight before the first store, past which none may move.
+template <class Y, class T>
+__device__ __forceinline__ void quantize_patch(const T* x, uint8_t* y, int64_t row, int64_t column,
+                                               int64_t rows, int64_t columns, float scale,
+                                               float& most, uint32_t (&q)[kPatchRows][4]) {
+  constexpr int kWide = kVector<T>, kLoads = kPatchColumns / kWide;
+  uint4 words[kPatchRows][kLoads];
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i)
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k)
+      words[i][k] = row + i < rows && column < columns
+                        ? load_words(x + (row + i) * columns + column + k * kWide)
+                        : make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i) {
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      float v[kWide];
+      uint32_t part[kWide / 4];
+      unpack(words[i][k], v);
+      pack<Y>(v, scale, part, most);
+#pragma unroll
+      for (int j = 0; j < kWide / 4; ++j) q[i][k * kWide / 4 + j] = part[j];
+    }
+    if (y && row + i < rows && column < columns)
+      store_words(y + (row + i) * columns + column, make_uint4(q[i][0], q[i][1], q[i][2], q[i][3]));
+  }
+}
+
+// The four words of a 4 x 4 of bytes become those of its transpose.
+__device__ __forceinline__ void transpose_bytes(uint32_t& a, uint32_t& b, uint32_t& c,
+                                                uint32_t& d) {
+  const uint32_t ab01 = __byte_perm(a, b, 0x5140), ab23 = __byte_perm(a, b, 0x7362),
+                 cd01 = __byte_perm(c, d, 0x5140), cd23 = __byte_perm(c, d, 0x7362);
+  a = __byte_perm(ab01, cd01, 0x5410), b = __byte_perm(ab01, cd01, 0x7632);
+  c = __byte_perm(ab23, cd23, 0x5410), d = __byte_perm(ab23, cd23, 0x7632);
+}
+
+// Blocks take tiles in turn. VECTORS: as quantize_patch() has it; stride is a multiple of 16 and
+// y_NT on 16-byte borders in any case. The tile lies in shared memory as [column][16 rows], and a
+// column's eight 16 bytes are exchanged by which eighth of the tile the column is in: a warp writes
+// words of 8 such eighths, and a quarter of it reads a whole column; either meets every bank once.
 template <class Y, bool VECTORS, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) == 2 ? kBlocks : 2)
     quantize_both(const T* x, const float* scale_at, uint8_t* y, uint8_t* transposed, int64_t rows,
                   int64_t columns, int64_t stride, float* partials) {
-  __shared__ uint32_t tile[kTile * kPitch / 4];  // [column][row]
-  uint8_t* const bytes = reinterpret_cast<uint8_t*>(tile);
+  constexpr int kAcross = kTile / kPatchColumns, kChunks = kTile / 16;
+  __shared__ uint4 tile[kTile * kChunks];
+  uint32_t* const words = reinterpret_cast<uint32_t*>(tile);
+  const auto place = [](int column, int chunk) {
+    return column * kChunks + (chunk ^ column / kPatchColumns);
+  };
+  const int thread = int(threadIdx.x);
   const float scale = *scale_at;
   float most = 0;
-  const int64_t across = (columns + kTile - 1) / kTile, down = (stride + kTile - 1) / kTile;
-  for (int64_t at = blockIdx.x; at < across * down; at += gridDim.x) {
-    const int64_t row0 = at / across * kTile, column0 = at % across * kTile;
+  const unsigned across = unsigned((columns + kTile - 1) / kTile),
+                 tiles = across * unsigned((stride + kTile - 1) / kTile);
+  for (unsigned number = blockIdx.x; number < tiles; number += gridDim.x) {
+    const int64_t row0 = int64_t(number / across) * kTile,
+                  column0 = int64_t(number % across) * kTile;
+    if constexpr (VECTORS) {
+      const int c = thread % kAcross * kPatchColumns, r = thread / kAcross * kPatchRows;
+      uint32_t q[kPatchRows][4];
+      quantize_patch<Y>(x, y, row0 + r, column0 + c, rows, columns, scale, most, q);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = half * (kTile / 2) + int(threadIdx.x) / 8, c = int(threadIdx.x) % 8 * 8;
-      const int64_t row = row0 + r, column = column0 + c;
-      if (VECTORS) {
-        uint32_t q[2] = {0, 0};
-        if (row < rows && column < columns) {
-          float v[8];
-          load<8>(x + row * columns + column, v);
-          pack<Y>(v, scale, q, most);
-          if (y) store_words(y + row * columns + column, uint2{q[0], q[1]});
-        }
+      for (int w = 0; w < 4; ++w) {
+        transpose_bytes(q[0][w], q[1][w], q[2][w], q[3][w]);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) bytes[(c + j) * kPitch + r] = uint8_t(q[j / 4] >> j % 4 * 8);
-      } else {
-        for (int j = 0; j < 8; ++j) {
-          uint8_t q = 0;
-          if (row < rows && column + j < columns) {
-            q = pack_one<Y>(load_one(x + row * columns + column + j), scale, most);
-            if (y) y[row * columns + column + j] = q;
-          }
-          bytes[(c + j) * kPitch + r] = q;
+        for (int i = 0; i < 4; ++i) words[4 * place(c + 4 * w + i, r / 16) + r % 16 / 4] = q[i][w];
+      }
+    } else {
+      for (int e = thread; e < kTile * kTile; e += kThreads) {
+        const int r = e / kTile, c = e % kTile;
+        const int64_t at = (row0 + r) * columns + column0 + c;
+        uint8_t q = 0;
+        if (row0 + r < rows && column0 + c < columns) {
+          q = pack_one<Y>(load_one(x + at), scale, most);
+          if (y) y[at] = q;
         }
+        reinterpret_cast<uint8_t*>(tile + place(c, r / 16))[r % 16] = q;
       }
     }
     __syncthreads();
-    const int c = int(threadIdx.x) / 4, r = int(threadIdx.x) % 4 * 16;
-    if (column0 + c < columns && row0 + r < stride) {
-      const uint32_t* from = tile + (c * kPitch + r) / 4;
-      store_words(transposed + (column0 + c) * stride + row0 + r,
-                  make_uint4(from[0], from[1], from[2], from[3]));
+#pragma unroll
+    for (int i = 0; i < kTile * kChunks / kThreads; ++i) {
+      const int c = thread / kChunks + i * (kThreads / kChunks), chunk = thread % kChunks;
+      if (column0 + c < columns && row0 + 16 * chunk < stride)
+        store_words(transposed + (column0 + c) * stride + row0 + 16 * chunk, tile[place(c, chunk)]);
     }
     __syncthreads();  // the tile may be written again
   }
@@ -198,7 +253,7 @@ void run(const Amax& a, CUstream_st* stream) {
 void run(const Quantize& a, CUstream_st* stream) {
   const int64_t count = a.T * a.N;
   if (a.N == 0 || (a.T == 0 && a.stride == 0)) return;
-  const bool vectors = aligned({a.x_TN.data, a.y_TN.data}) && (!a.y_NT || a.N % 8 == 0);
+  const bool vectors = aligned({a.x_TN.data, a.y_TN.data}) && (!a.y_NT || a.N % kPatchColumns == 0);
   const unsigned blocks =
       a.y_NT ? blocks_for(div_up(a.N, kTile) * div_up(a.stride, kTile), 1, kMostBlocks)
              : blocks_for(count, int64_t(kThreads) * (vectors ? 16 : 1) * 2, kMostBlocks);

@@ -90,8 +90,8 @@ class AttentionSegment : public Segment {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
-    Tensor dproj =
-        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
+    OutputGradient dproj{
+        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
     Tensor dout = proj_->dgrad(step, dproj);
     proj_->wgrad(step, a.core.out_TN, dproj);
     // Memory that the rest needs: under sequence parallelism this gradient is of all ranks' tokens.
@@ -101,7 +101,7 @@ class AttentionSegment : public Segment {
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = qkv_->backward(step, y, std::move(dqkv));
+    const Tensor dy = qkv_->backward(step, y, {std::move(dqkv)});
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 

@@ -73,13 +73,22 @@ Tensor Float8Scaling::amax(int64_t index, bool record) const {
   return record && options_.delayed ? range(index, index + 1).amax_C : Tensor();
 }
 
+ops::Float8Scale Float8Scaling::scale(Stream& on, int64_t linear, Role role, const Tensor& x) {
+  if (has_history_) return delayed_scale(index(linear, role));
+  return ops::current_scale(on, x, type(role), options_.margin);
+}
+
 ops::Float8Tensor Float8Scaling::quantize(Stream& on, int64_t linear, Role role, const Tensor& x,
-                                          bool transposed, bool record) {
-  const int64_t i = index(linear, role);
-  const ops::Float8Scale scale =
-      has_history_ ? delayed_scale(i) : ops::current_scale(on, x, type(role), options_.margin);
-  return transposed ? ops::quantize_transposed(on, x, type(role), scale, amax(i, record))
-                    : ops::quantize(on, x, type(role), scale, amax(i, record));
+                                          const ops::Float8Scale& scale, bool transposed,
+                                          bool record) {
+  const Tensor amax = this->amax(index(linear, role), record);
+  return transposed ? ops::quantize_transposed(on, x, type(role), scale, amax)
+                    : ops::quantize(on, x, type(role), scale, amax);
+}
+
+ops::Float8Pair Float8Scaling::quantize_both(Stream& on, int64_t linear, Role role, const Tensor& x,
+                                             const ops::Float8Scale& scale, bool record) {
+  return ops::quantize_both(on, x, type(role), scale, amax(index(linear, role), record));
 }
 
 ops::Float8Scale Float8Scaling::scale_of(Stream& on, int64_t linear) {

@@ -38,10 +38,15 @@ class Float8Scaling {
   void materialize(Stream& on);
 
   DType type(Role role) const { return role == Role::gradient ? options_.gradient : DType::f8e4m3; }
-  // An input or a gradient. `record`: the tensor counts in its history. Of a chunk of a tensor as
-  // of the tensor: delayed scales are those of the whole, and current ones of the chunk.
+  // Of an input or a gradient. Of a chunk of a tensor as of the tensor: delayed scales are those of
+  // the whole, and current ones of the chunk.
+  ops::Float8Scale scale(Stream& on, int64_t linear, Role role, const Tensor& x);
+  // Under that scale; as it is, transposed, or both of one read. `record`: the tensor counts in its
+  // history.
   ops::Float8Tensor quantize(Stream& on, int64_t linear, Role role, const Tensor& x,
-                             bool transposed, bool record);
+                             const ops::Float8Scale& scale, bool transposed, bool record);
+  ops::Float8Pair quantize_both(Stream& on, int64_t linear, Role role, const Tensor& x,
+                                const ops::Float8Scale& scale, bool record);
   // The linear's weight, or its transpose; all uses are in the order of one stream.
   ops::Float8Tensor weight(Stream& on, int64_t linear, bool transposed, bool record);
   // What is kept of the weights is out of date.

@@ -10,18 +10,28 @@
 
 namespace mtrain {
 
+// The gradient of a linear's output, from dgrad() to wgrad(), which takes what the first has left
+// of it: for 8-bit products the scale, and the transpose, in the gradient's place where nothing
+// else takes that.
+struct OutputGradient {
+  Tensor dy_TO;
+  ops::Float8Scale scale = {};   // absent: not found yet
+  ops::Float8Tensor dy_OT = {};  // absent: to be made
+};
+
 class Linear {
  public:
   virtual ~Linear() = default;
   virtual Tensor forward(Step& step, const Tensor& x_TI) = 0;
-  // The gradient of x. `dy_TO` becomes what wgrad() takes, where ranks have rows of it each.
-  virtual Tensor dgrad(Step& step, Tensor& dy_TO) = 0;
+  // The gradient of x. `dy` becomes what wgrad() takes: where ranks have rows of it each, all of
+  // them; and no more than wgrad() needs.
+  virtual Tensor dgrad(Step& step, OutputGradient& dy) = 0;
   virtual void wgrad(Step& step, const Tensor& x_TI,
-                     const Tensor& dy_TO) = 0;  // pushes to step.wgrad
+                     const OutputGradient& dy) = 0;  // pushes to step.wgrad
   // Both, for an x that is there before the gradient: communication can hide behind either.
-  virtual Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) {
-    const Tensor dx = dgrad(step, dy_TO);
-    wgrad(step, x_TI, dy_TO);
+  virtual Tensor backward(Step& step, const Tensor& x_TI, OutputGradient dy) {
+    const Tensor dx = dgrad(step, dy);
+    wgrad(step, x_TI, dy);
     return dx;
   }
   // With a gelu, in the tanh form, behind the output: y and what it is of; or before the input: the
@@ -30,8 +40,8 @@ class Linear {
     const Tensor y = forward(step, x_TI);
     return {y, ops::gelu(step.compute, y, true)};
   }
-  virtual ops::GeluGradients dgrad_gelu(Step& step, Tensor& dy_TO, const Tensor& x_TI) {
-    const Tensor d = dgrad(step, dy_TO);  // the kernel overwrites it with the input
+  virtual ops::GeluGradients dgrad_gelu(Step& step, OutputGradient& dy, const Tensor& x_TI) {
+    const Tensor d = dgrad(step, dy);  // the kernel overwrites it with the input
     return {ops::gelu_backward(step.compute, x_TI, d, d, true), d};
   }
 };
@@ -63,17 +73,21 @@ class LinearProducts {
   ops::GeluResult forward_gelu(Step& step, const Tensor& x_TI) const;  // bf16 or fp32 products
   ops::GeluGradients dgrad_gelu(Step& step, const Tensor& dy_TO, const Tensor& x_TI) const;
   bool in_8_bits() const { return bool(fp8_); }
-  Tensor dgrad(Step& step, const Tensor& dy_TO) const;
+  // Of the whole gradient; and of some rows of it, which leave nothing for wgrad().
+  Tensor dgrad(Step& step, OutputGradient& dy) const;
   void dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const;
-  void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) const;  // pushes to step.wgrad
-  int64_t I() const { return weight_->shape[1]; }                         // of this rank
+  void wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) const;  // to step.wgrad
+  int64_t I() const { return weight_->shape[1]; }                              // of this rank
   int64_t O() const { return weight_->shape[0]; }
 
  private:
-  void wgrad_into(Stream& on, const Tensor& x_TI, const Tensor& dy_TO) const;
+  ops::Float8Tensor shared_rows(Step& step, OutputGradient& dy) const;
+  void dgrad_float8(Stream& on, const ops::Float8Tensor& dy_TO, const Tensor& dx_TI) const;
+  void wgrad_into(Stream& on, const Tensor& x_TI, const OutputGradient& dy) const;
   ops::Float8Tensor quantized(Stream& on, Float8Scaling::Role role, const Tensor& x,
                               bool transposed, bool record) const {
-    return fp8_->quantize(on, number_, role, x, transposed, record);
+    return fp8_->quantize(on, number_, role, x, fp8_->scale(on, number_, role, x), transposed,
+                          record);
   }
 
   LinearNames names_;

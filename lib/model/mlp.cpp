@@ -71,8 +71,8 @@ class MlpSegment : public Segment {
   Tensor backward(Step& step, const Tensor& d_TH) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<MlpActivations>();
-    Tensor ddown =
-        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
+    OutputGradient ddown{
+        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
     Tensor act_TF, dup_TF;  // the activation again, for wgrad
     if (gelu_in_products()) {
       const auto g = down_->dgrad_gelu(step, ddown, a.up_TF);
@@ -86,7 +86,7 @@ class MlpSegment : public Segment {
     // Memory that the rest needs: under sequence parallelism ddown is of all ranks' tokens.
     a.up_TF = {}, act_TF = {}, ddown = {};
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = up_->backward(step, y, std::move(dup_TF));
+    const Tensor dy = up_->backward(step, y, {std::move(dup_TF)});
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 

@@ -28,6 +28,7 @@ class WgradQueue {
   void ready(Parameter& p);  // a gradient that was computed outside the queue is whole
   void hold(
       bool on);  // from now on entries wait (true) or run at once (false; held ones keep waiting)
+  bool holding() const { return holding_; }
   size_t drain(size_t most =
                    SIZE_MAX);  // runs up to `most` held entries, oldest first; returns how many ran
   // Runs the held entries behind the `kept` oldest.

@@ -16,6 +16,11 @@ namespace {
 
 Tensor one(Stream& on) { return Tensor::empty(on, {1}, DType::f32, MemoryCategory::buffers); }
 
+Tensor transpose_of(Stream& on, const Tensor& x_TN, DType type) {
+  MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
+  return Tensor::empty(on, {x_TN.dim(1), round_up(x_TN.dim(0), kernels::kFloat8Multiple)}, type);
+}
+
 }  // namespace
 
 Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin) {
@@ -74,11 +79,16 @@ Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Sc
 
 Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax) {
-  MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
-  const Tensor y =
-      Tensor::empty(on, {x_TN.dim(1), round_up(x_TN.dim(0), kernels::kFloat8Multiple)}, type);
+  const Tensor y = transpose_of(on, x_TN, type);
   quantize_into(on, x_TN, scale, {}, y, amax);
   return {y, scale.inverse};
+}
+
+Float8Pair quantize_both(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+                         const Tensor& amax) {
+  const Tensor y = Tensor::empty(on, x_TN.shape(), type), transposed = transpose_of(on, x_TN, type);
+  quantize_into(on, x_TN, scale, y, transposed, amax);
+  return {{y, scale.inverse}, {transposed, scale.inverse}};
 }
 
 void update_scales(Stream& on, const DelayedScales& of, int64_t place, bool most_recent, DType type,

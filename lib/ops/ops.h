@@ -62,6 +62,12 @@ Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Sc
 // (N, T), T rounded up to a multiple of kernels::kFloat8Multiple by zeros.
 Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax = {});
+// Both, of one read of x.
+struct Float8Pair {
+  Float8Tensor rows, transposed;
+};
+Float8Pair quantize_both(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+                         const Tensor& amax = {});
 // Into either or both of y_TN (T, N) and y_NT (N, T rounded up as above); x is read once.
 void quantize_into(Stream& on, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
                    const Tensor& y_NT, const Tensor& amax = {});

@@ -185,8 +185,15 @@ class Estimator {
   // its products, and gradients of their outputs. Of a sequence that is sharded, all ranks' tokens.
   Count behind_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
-    const Count rows = (moe ? Count(m_.moe.router_topk) : 1) * 2 * hidden() + 2 * hidden();
-    return (rows + attention_width() + qkv_width() + (1 + inputs()) * width / tp_) * e_;
+    const Count experts = moe ? Count(m_.moe.router_topk) : 1;
+    const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
+    return multiplied * e_ + qkv_width() * output_gradient(m_.qkv_bias()) +
+           ((1 + experts) * hidden() + inputs() * width / tp_) *
+               output_gradient(m_.add_bias_linear);
+  }
+  // Bytes of an element that waits for a weight gradient: in 8 bits, where no bias sums it up.
+  Count output_gradient(bool bias) const {
+    return r_.mixed_precision.fp8 != Fp8Format::none && !bias ? 1 : e_;
   }
 
   // Of the layers that backward computes again together.

@@ -20,6 +20,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "kernels/fp8.h"
 #include "kernels/matmul.h"
 #include "kernels/matmul_apart.h"
 #include "kernels/norm.h"
@@ -255,6 +256,26 @@ void bench_experts(Gpu& gpu, const Model& m, DType t) {
   gpu.free_all();
 }
 
+// A gradient of the widest linear's output, and an input of it.
+void bench_float8(Gpu& gpu, const Model& m, DType t) {
+  const int64_t T = kTokens, N = 2 * m.F, n = T * N;
+  const double row = double(n * dtype_size(t)), bytes = double(n);
+  const Span x = gpu.normal(n, t), y = gpu.raw(n, DType::f8e5m2),
+             transposed = gpu.raw(n, DType::f8e5m2);
+  const Span amax = gpu.raw(1, DType::f32), scale = gpu.raw(1, DType::f32),
+             inverse = gpu.raw(1, DType::f32);
+  gpu.bandwidth("amax and its scale", Amax{x, amax, scale, inverse, DType::f8e5m2}, row);
+  Quantize q{.x_TN = x, .scale = scale, .y_TN = y, .T = T, .N = N, .stride = T};
+  gpu.bandwidth("to 8 bits", q, row + bytes);
+  q.y_NT = transposed;
+  gpu.bandwidth("to 8 bits and transpose", q, row + 2 * bytes);
+  q.amax = amax;
+  gpu.bandwidth("the same, recording amax", q, row + 2 * bytes);
+  q.amax = {}, q.y_TN = {};
+  gpu.bandwidth("transpose to 8 bits", q, row + bytes);
+  gpu.free_all();
+}
+
 void bench_loss(Gpu& gpu, const Model& m, DType t) {
   const int64_t T = kTokens / 2;
   const Span logits = gpu.normal(T * m.V, t), label = gpu.ids(T, m.V),
@@ -449,6 +470,7 @@ int main(int argc, char** argv) {
         good &= gpu.measure([&] { bench_norms(gpu, m, t); });
         good &= gpu.measure([&] { bench_mlp(gpu, m, t); });
         good &= gpu.measure([&] { bench_experts(gpu, m, t); });
+        good &= gpu.measure([&] { bench_float8(gpu, m, t); });
         good &= gpu.measure([&] { bench_loss(gpu, m, t); });
         for (int64_t S : {1024, 4096})
           for (bool packed : {false, true})

@@ -49,6 +49,10 @@ TEST_CASE("quantized tensors and their transposes are the CPU's bits") {
                       {64, 64},
                       {33, 200},
                       {130, 72},
+                      {128, 128},
+                      {33, 208},  // of a patch of 4 rows, and of the tile of 128 columns, a part
+                      {130, 144},
+                      {260, 16},
                       {size_of_test(70, 2048), size_of_test(136, 4096)}})
     for (DType dtype : kFloats)
       for (DType type : kFloat8s)

@@ -2,6 +2,7 @@
 // order, and a replay runs all of it as one launch.
 #pragma once
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,6 +19,8 @@ class RecordingBackend : public DeviceBackend {
   explicit RecordingBackend(std::string refused = "") { shared_->refused = std::move(refused); }
   std::string description() const override { return "a CPU that captures graphs"; }
   bool is_cuda() const override { return false; }
+  // Launches of this name in all captures so far.
+  int captured(const std::string& name) const { return shared_->counts[name]; }
   int threads() const override { return 1; }
   std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
     return std::make_unique<RecordingStream>(real_->make_stream(name), shared_);
@@ -35,7 +38,8 @@ class RecordingBackend : public DeviceBackend {
     std::string refused;
     std::vector<RecordingStream*> capturing;
     std::vector<Recorded> recorded;
-    bool invalid = false;  // as CUDA has it: the end of the capture fails
+    bool invalid = false;               // as CUDA has it: the end of the capture fails
+    std::map<std::string, int> counts;  // of names
   };
 
   // Tells what it was recorded in, so that streams join as they do on CUDA.
@@ -57,6 +61,7 @@ class RecordingBackend : public DeviceBackend {
         throw RunError("not permitted while a stream is capturing");
       }
       count(tag);
+      ++shared_->counts[tag.name];
       shared_->recorded.push_back({std::move(tag), std::move(work)});
     }
     std::shared_ptr<EventBackend> record() override {

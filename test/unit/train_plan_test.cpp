@@ -303,7 +303,20 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
            {1, {"recompute=full"}, 1},
            {1, {"train.micro_batch_size=1"}, 2},
            {2, {"train.micro_batch_size=1", "distributed.tp_size=2"}, 2},
+           {2,
+            {"train.micro_batch_size=1", "distributed.tp_size=2",
+             "distributed.sequence_parallel=true"},
+            2},
            {2, {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.pipeline={}"}, 2},
+           // Gradients wait for their weight gradients in 8 bits, not in bf16; but with biases.
+           {2,
+            {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
+             "distributed.pipeline.pp_schedule=zero_bubble"},
+            2},
+           {2,
+            {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
+             "distributed.pipeline.pp_schedule=zero_bubble", "model.architecture=gpt2"},
+            2},
            {2, {"train.micro_batch_size=1", "distributed.strategy=fsdp2"}, 0}}) {
     Overrides all = base;
     all.insert(all.end(), c.more.begin(), c.more.end());
@@ -314,7 +327,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     const Recipe plain = recipe(without, c.ranks);
     const Layout l = layout_of(r, c.ranks);
     const MemoryEstimate planned = estimate_memory(r, l, kVocab, 0);
-    double linears = 0, kept = 0, total = 0;
+    double linears = 0, kept = 0, activations = 0, total = 0;
     run_thread_ranks(c.ranks, [&](World& world) {
       const auto device = Device::cpu(1, {});
       Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, int(l.tp)),
@@ -325,9 +338,11 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
       for (const Parameter* p : trainer.params().params())
         if (p->shape.rank() == 2 && p->name.starts_with("layers")) linears += p->shape.count();
       kept = double(device->allocator().usage(MemoryCategory::buffers).current);
+      activations = double(device->allocator().usage(MemoryCategory::activations).peak);
       total = double(device->allocator().total().peak);
     });
     CAPTURE(c.ranks, c.more, planned.buffers, linears, kept, total);
+    CHECK(planned.activations + planned.logits == Approx(activations).epsilon(0.1));
     CHECK(planned.buffers - estimate_memory(plain, l, kVocab, 0).buffers ==
           Approx(c.bytes * linears).epsilon(0.01));
     // Scales and what else is small.

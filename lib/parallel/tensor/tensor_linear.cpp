@@ -1,5 +1,7 @@
 #include "parallel/tensor/tensor_linear.h"
 
+#include <utility>
+
 #include "parallel/tensor/split_product.h"
 
 namespace mtrain {
@@ -47,30 +49,30 @@ class ColumnParallel : public Linear {
     return products_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
   }
 
-  Tensor dgrad(Step& step, Tensor& dy_TO) override {
-    if (splits(dgrad_)) return split_dgrad(step, dy_TO);
-    const Tensor partial = products_.dgrad(step, dy_TO);
+  Tensor dgrad(Step& step, OutputGradient& dy) override {
+    if (splits(dgrad_)) return split_dgrad(step, dy.dy_TO);
+    const Tensor partial = products_.dgrad(step, dy);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
-  void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) override {
-    products_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, dy_TO);
+  void wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) override {
+    products_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, dy);
   }
 
   // In bulk the inputs of the weight gradient arrive behind the input gradient, and that one's sum
   // behind the weight gradient.
-  Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) override {
-    if (!sequence_) return Linear::backward(step, x_TI, dy_TO);
+  Tensor backward(Step& step, const Tensor& x_TI, OutputGradient dy) override {
+    if (!sequence_) return Linear::backward(step, x_TI, std::move(dy));
     const TensorComm::Coming x = comm_.gather(x_TI);
     if (dgrad_.method == Method::none) comm_.await(x);
     TensorComm::Coming dx;
     if (splits(dgrad_)) {
-      dx = {split_dgrad(step, dy_TO), {}};
+      dx = {split_dgrad(step, dy.dy_TO), {}};
     } else {
-      dx = comm_.reduce_scatter(products_.dgrad(step, dy_TO));
+      dx = comm_.reduce_scatter(products_.dgrad(step, dy));
       if (wgrad_.method == Method::none) comm_.await(dx);
     }
-    products_.wgrad(step, comm_.await(x), dy_TO);
+    products_.wgrad(step, comm_.await(x), dy);
     return comm_.await(dx);
   }
 
@@ -113,19 +115,20 @@ class RowParallel : public Linear {
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
-  Tensor dgrad(Step& step, Tensor& dy_TO) override {
+  Tensor dgrad(Step& step, OutputGradient& dy) override {
     if (dgrad_.method == Method::ring_exchange) {
-      const Tensor own = dy_TO;
+      const Tensor own = dy.dy_TO;
       return ring_gather_product(
           comm_, own, products_.I(), dgrad_.aggregate,
-          [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step, dy, dx); }, &dy_TO);
+          [&](const Tensor& rows, const Tensor& dx) { products_.dgrad_into(step, rows, dx); },
+          &dy.dy_TO);
     }
-    if (sequence_) dy_TO = comm_.await(comm_.gather(dy_TO));
-    return products_.dgrad(step, dy_TO);
+    if (sequence_) dy.dy_TO = comm_.await(comm_.gather(dy.dy_TO));
+    return products_.dgrad(step, dy);
   }
 
-  void wgrad(Step& step, const Tensor& x_TI, const Tensor& dy_TO) override {
-    products_.wgrad(step, x_TI, dy_TO);
+  void wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) override {
+    products_.wgrad(step, x_TI, dy);
   }
 
  private:

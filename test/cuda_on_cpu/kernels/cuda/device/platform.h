@@ -54,6 +54,13 @@ inline float __uint_as_float(uint32_t u) { return std::bit_cast<float>(u); }
 inline uint32_t __float_as_uint(float f) { return std::bit_cast<uint32_t>(f); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t both = x | uint64_t(y) << 32;
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i)
+    picked |= uint32_t(both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return picked;
+}
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 using std::isfinite;
 using std::max;

@@ -1,0 +1,235 @@
+// A linear's output gradient in 8 bits: read once for its scale and once for both layouts, where
+// both of its products take the whole of it; and never a bit other than quantized for each.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "graph_testing.h"
+#include "model/linear.h"
+#include "train_fp8_testing.h"
+
+using namespace mtrain;
+using namespace train_testing;
+
+namespace {
+
+// Launches that read output gradients, which alone are of this type: to find their scale; into one
+// layout; into both.
+struct Reads {
+  int measured = 0, apart = 0, both = 0;
+  bool operator==(const Reads&) const = default;
+};
+std::ostream& operator<<(std::ostream& o, const Reads& r) {
+  return o << r.measured << " measured, " << r.apart << " apart, " << r.both << " both";
+}
+
+// An amax belongs to what is quantized of the same memory next.
+class CountReads {
+ public:
+  explicit CountReads(Device& device) : device_(device) {
+    device_.set_launch_check([this](Stream&, const LaunchInfo& info) { see(info); });
+  }
+  ~CountReads() { device_.set_launch_check({}); }
+  Reads take() { return std::exchange(reads_, {}); }
+
+ private:
+  void see(const LaunchInfo& info) {
+    if (info.name == std::string("amax")) measured_.insert(info.reads.at(0).data);
+    if (info.name != std::string("quantize")) return;
+    const auto layouts = std::ranges::count_if(
+        info.writes, [](const Access& w) { return w.dtype == DType::f8e5m2; });
+    const bool measured = measured_.erase(info.reads.at(0).data) > 0;
+    if (layouts == 0) return;
+    reads_.measured += measured;
+    ++(layouts == 1 ? reads_.apart : reads_.both);
+  }
+  Device& device_;
+  std::set<const void*> measured_;
+  Reads reads_;
+};
+
+// Of the step after the first, in which delayed scales are there.
+std::vector<Reads> reads_of(const Changes& changes, int ranks) {
+  const Recipe r = tiny(changes, ranks);
+  std::vector<Reads> reads(static_cast<size_t>(ranks));
+  run_ranks(ranks, "thread", [&](TestRank& rank) {
+    Trainer t(rank.device, r, gpt_config(r.model, kVocab, kSeq, int(layout_of(r, ranks).tp)),
+              std::make_shared<CountingData>(), rank.world);
+    t.step();
+    CountReads count(rank.device);
+    t.step();
+    reads[size_t(rank.rank())] = count.take();
+  });
+  return reads;
+}
+
+constexpr int kLinears = 4 * 2;
+const Changes kThree{"train.micro_batch_size=2"};
+
+}  // namespace
+
+TEST_CASE("an output gradient is read once for its scale and once for both its layouts") {
+  for (const bool delayed : {false, true})
+    for (const Changes& more :
+         {kThree,
+          with(kThree, {"recompute.granularity=full", "recompute.method=uniform",
+                        "recompute.num_layers=1"}),
+          with(kThree, {"model.architecture=gpt2", "model.num_query_groups=4"})}) {
+      CAPTURE(delayed, more);
+      Run run(with(delayed ? kDelayed : kTensorwise, more));
+      CountReads count(*run.device);
+      const int all = 3 * kLinears;
+      run.losses(1);  // of current scales in any case
+      CHECK(count.take() == Reads{.measured = all, .both = all});
+      run.losses(1);
+      CHECK(count.take() == Reads{.measured = delayed ? 0 : all, .both = all});
+    }
+}
+
+TEST_CASE("of an output gradient that its products take apart only the scale is shared") {
+  const Changes sequence{"distributed.strategy=megatron_ddp", "distributed.tp_size=2",
+                         "distributed.sequence_parallel=true"},
+      pipeline{"distributed.strategy=megatron_ddp", "distributed.pp_size=2",
+               "distributed.vpp_size=1", "train.micro_batch_size=2"};
+  for (const bool delayed : {false, true}) {
+    CAPTURE(delayed);
+    const auto reads = [&](const Changes& layout) {
+      return reads_of(with(delayed ? kDelayed : kTensorwise, layout), 2);
+    };
+    const auto expect = [&](int measured, int apart, int both) {
+      return std::vector<Reads>(2, {delayed ? 0 : measured, apart, both});
+    };
+    CHECK(reads(sequence) == expect(8, 0, 8));
+    // Half of the linears multiply in two chunks, with scales of their own: the weight gradient's
+    // whole has a third.
+    // proj's and fc2's multiply in two chunks, with scales of their own: the weight gradient's
+    // whole has a third.
+    CHECK(reads(with(sequence, {"comm_overlap.tp_comm_overlap=true"})) ==
+          expect(4 * 3 + 4, 4 * 3, 4));
+    CHECK(reads(with(pipeline, {"distributed.pipeline={}"})) == expect(3 * 4, 0, 3 * 4));
+    const Changes waiting = with(pipeline, {"distributed.pipeline.pp_schedule=zero_bubble"});
+    CHECK(reads(waiting) == expect(3 * 4, 0, 3 * 4));
+    // With biases, those of weight gradients that wait: not all of them do.
+    const auto biases =
+        reads(with(waiting, {"model.architecture=gpt2", "model.num_query_groups=4"}));
+    CHECK(biases[0].apart > 0);
+    for (const Reads& r : biases) {
+      CHECK(r.measured == (delayed ? 0 : 3 * 4));
+      CHECK(r.apart + 2 * r.both == 2 * 3 * 4);
+    }
+  }
+}
+
+TEST_CASE("graphs read output gradients as single launches do, to the same bits") {
+  for (const bool delayed : {false, true}) {
+    CAPTURE(delayed);
+    Recipe r = tiny(with(delayed ? kDelayed : kTensorwise, kThree));
+    std::vector<double> losses[2];
+    std::vector<float> weights[2];
+    for (const bool graphs : {false, true}) {
+      r.train.device = DeviceChoice::cuda;  // a recording CPU can do as much
+      r.train.enable_cuda_graph = graphs;
+      auto backend = std::make_unique<RecordingBackend>();
+      const RecordingBackend& recorder = *backend;
+      const auto device = Device::on(std::move(backend), {.stream_sanitizer = true});
+      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>());
+      for (int i = 0; i < 5; ++i) losses[graphs].push_back(t.step().loss);
+      weights[graphs] = whole_weights(t);
+      if (!graphs) continue;
+      CHECK(t.graphs()->replays() > 0);
+      // Of every linear: the gradient's, and the input's for forward and for backward.
+      const int linears = 4 * recorder.captured("matmul_fc1_wgrad");
+      CHECK(linears > 0);
+      CHECK(recorder.captured("quantize") == 3 * linears);
+      CHECK(recorder.captured("amax") == (delayed ? 0 : 3 * linears));
+    }
+    CHECK(losses[0] == losses[1]);
+    CHECK((weights[0] == weights[1]));
+  }
+}
+
+namespace {
+
+struct Gradients {
+  std::vector<float> dx, dw, db;
+  std::string scales;
+  bool operator==(const Gradients&) const = default;
+};
+
+// Two micro-batches' gradients of a linear, under current scales and those of the step after; where
+// its weight gradients wait, they come behind both input gradients. With a bias each is quantized
+// of its own then.
+Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait) {
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  Stream& on = device->stream("compute");
+  constexpr int64_t I = 48, O = 80;
+  ParamStore params;
+  const auto fp8 = std::make_shared<Float8Scaling>(
+      Float8Options{.gradient = gradient, .delayed = delayed, .history = 2});
+  const auto linear = plain_linear(params, {.unit = "a",
+                                            .name = "a.linear",
+                                            .I = I,
+                                            .O = O,
+                                            .bias = bias,
+                                            .std = 0.1f,
+                                            .names = {"linear", "fwd", "dgrad", "wgrad"},
+                                            .fp8 = fp8});
+  params.materialize(on, DType::bf16, true);
+  params.initialize(on, 3);
+  fp8->materialize(on);
+  const auto random = [&](const char* name, int64_t rows, int64_t columns, float std) {
+    std::vector<float> values(size_t(rows * columns));
+    fill_normal(rng_key(5, name), 0, rows * columns, std, values.data());
+    const Tensor wide = Tensor::from_host<float>(on, {rows, columns}, values),
+                 x = Tensor::empty(on, {rows, columns}, DType::bf16);
+    ops::cast(on, wide, x);
+    return x;
+  };
+  Gradients out;
+  for (int step = 0; step < 2; ++step) {
+    params.zero_grads(on);
+    WgradQueue wgrad;
+    wgrad.hold(wait);
+    Stash stash;
+    SequenceInfo seq;
+    Step s{on, wgrad, stash, seq};
+    for (const char* micro_batch : {"first", "second"}) {
+      const Tensor x = random(micro_batch, T, I, 1),
+                   dy = random(micro_batch, T, O, step ? 0.02f : 0.01f);
+      linear->forward(s, x);
+      const auto dx = linear->backward(s, x, {dy}).to_host_float(on);
+      out.dx.insert(out.dx.end(), dx.begin(), dx.end());
+    }
+    CHECK(wgrad.held() == (wait ? 2 : 0));
+    wgrad.drain();
+    for (const Parameter* p : params.params()) {
+      const auto g = p->grad.to_host<float>(on);
+      auto& to = p->shape.rank() == 2 ? out.dw : out.db;
+      to.insert(to.end(), g.begin(), g.end());
+    }
+    fp8->end_step(on, [](const Tensor&) {});
+  }
+  out.scales = fp8->state(on);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("an output gradient's two layouts have the bits that each has apart") {
+  for (const bool delayed : {false, true})
+    for (const DType gradient : {DType::f8e4m3, DType::f8e5m2})
+      for (const int64_t T : {1, 37, 64}) {
+        CAPTURE(delayed, gradient, T);
+        const auto gradients = [&](bool bias, bool wait) {
+          return gradients_of(delayed, bias, T, gradient, wait);
+        };
+        const Gradients apart = gradients(true, true);
+        CHECK(*std::ranges::max_element(apart.dw) > 0);
+        CHECK((gradients(true, false) == apart));
+        for (const bool wait : {false, true}) {
+          Gradients without = gradients(false, wait);
+          without.db = apart.db;
+          CHECK((without == apart));
+        }
+      }
+}
