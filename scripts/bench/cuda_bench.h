@@ -1,0 +1,180 @@
+// What bench_cuda's parts share: the shapes, and a GPU that times kernels. Each call is timed by
+// events, with nothing of the round before in the L2 cache; medians over rounds, fewer where they
+// take long.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "base/error.h"
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/attention.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/fp8.h"
+#include "kernels/matmul.h"
+#include "kernels/matmul_apart.h"
+#include "kernels/norm.h"
+#include "kernels/permute.h"
+#include "kernels/reduce.h"
+#include "kernels/rope.h"
+
+namespace mtrain::kernels {
+
+struct Model {
+  const char* name;
+  int64_t H, F, V, A, G, D;
+};
+constexpr Model kModels[] = {{"1.5B", 1536, 8960, 151936, 12, 2, 128},
+                             {"8B", 4096, 14336, 128256, 32, 8, 128}};
+constexpr int64_t kTokens = 8192;
+
+inline void check(cudaError_t status) {
+  if (status != cudaSuccess) throw RunError(cudaGetErrorString(status));
+}
+
+class Gpu {
+ public:
+  explicit Gpu(int rounds) : rounds_(rounds) {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    check(cudaEventCreate(&begin_));
+    check(cudaEventCreate(&end_));
+    keep_pool();
+    constexpr size_t kFarBeyondL2 = 256 << 20;
+    check(cudaMalloc(&other_, kFarBeyondL2));
+    check(cudaMemset(other_, 0, kFarBeyondL2));
+    check(cudaMalloc(&other_sum_, sizeof(double)));
+    others_ = {.x = {other_, int64_t(kFarBeyondL2 / sizeof(float)), DType::f32},
+               .out = {other_sum_, 1, DType::f64}};
+  }
+  CUstream_st* stream() const { return stream_; }
+
+  // Normal numbers: what the values are changes the clocks. Freed by free_all().
+  Span normal(int64_t count, DType dtype, float std = 1) {
+    const Span wide = raw(count, DType::f32);
+    cuda::run(FillNormal{.y = wide, .key = ++key_, .std = std}, stream_);
+    if (dtype == DType::f32) return wide;
+    const Span narrow = raw(count, dtype);
+    cuda::run(Cast{.x = wide, .y = narrow}, stream_);
+    check(cudaStreamSynchronize(stream_));
+    check(cudaFree(wide.data));
+    taken_.erase(std::find(taken_.begin(), taken_.end(), wide.data));
+    return narrow;
+  }
+  Span ids(int64_t count, int64_t below) {
+    std::vector<int32_t> host(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) host[size_t(i)] = int32_t(i * 7919 % below);
+    return upload(host);
+  }
+  Span upload(const std::vector<int32_t>& host) {
+    const Span s = raw(int64_t(host.size()), DType::i32);
+    // In the stream's order: cudaMemcpy may return before the last bytes are there.
+    check(cudaMemcpyAsync(s.data, host.data(), size_t(s.bytes()), cudaMemcpyHostToDevice, stream_));
+    check(cudaStreamSynchronize(stream_));
+    return s;
+  }
+  Span raw(int64_t count, DType dtype) {
+    Span s{nullptr, count, dtype};
+    check(cudaMalloc(&s.data, size_t(std::max<int64_t>(1, s.bytes()))));
+    taken_.push_back(s.data);
+    return s;
+  }
+  void free_all() {
+    check(cudaStreamSynchronize(stream_));
+    for (void* p : taken_) check(cudaFree(p));
+    taken_.clear();
+  }
+  // Whether all of it could be measured.
+  bool measure(const std::function<void()>& kernels) {
+    try {
+      kernels();
+      return true;
+    } catch (const std::exception& e) {
+      std::printf("FAILED: %s\n", e.what());
+      free_all();  // throws where nothing on this GPU works any more
+      return false;
+    }
+  }
+
+  double median_seconds(const std::function<void()>& call) {
+    constexpr double kMostSeconds = 0.25;
+    constexpr size_t kLeastRounds = 3;
+    std::vector<double> seconds;
+    double all = 0;
+    for (int round = -3; round < rounds_; ++round) {
+      if (all > kMostSeconds && seconds.size() >= kLeastRounds) break;
+      // Also lets the host be ahead of the GPU: launches are not what is timed.
+      cuda::run(others_, stream_);
+      check(cudaEventRecord(begin_, stream_));
+      call();
+      check(cudaEventRecord(end_, stream_));
+      check(cudaEventSynchronize(end_));
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, begin_, end_));
+      if (round < 0) continue;
+      seconds.push_back(double(ms) * 1e-3);
+      all += seconds.back();
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+
+  template <class Args>
+  void bandwidth(const char* name, const Args& args, double bytes) {
+    const double s = median_seconds([&] { cuda::run(args, stream_); });
+    std::printf("%-28s %8.1f us %8.0f GB/s  %5.1f %% of a copy\n", name, s * 1e6, bytes / s * 1e-9,
+                100 * bytes / s / copy_);
+  }
+  template <class Args>
+  void arithmetic(const char* name, const Args& args, double flops) {
+    arithmetic_of(
+        name, [&] { cuda::run(args, stream_); }, flops);
+  }
+  void arithmetic_of(const char* name, const std::function<void()>& call, double flops) {
+    const double s = median_seconds(call);
+    std::printf("%-28s %8.1f us %8.0f TFLOP/s\n", name, s * 1e6, flops / s * 1e-12);
+  }
+  void measure_copy() {
+    const Span from = raw(int64_t(1) << 30, DType::u8), to = raw(int64_t(1) << 30, DType::u8);
+    const double s = median_seconds([&] {
+      check(cudaMemcpyAsync(to.data, from.data, size_t(from.count), cudaMemcpyDeviceToDevice,
+                            stream_));
+    });
+    copy_ = 2 * double(from.count) / s;
+    std::printf("%-28s %8.1f us %8.0f GB/s\n", "copy of 1 GiB", s * 1e6, copy_ * 1e-9);
+    free_all();
+  }
+
+ private:
+  // What a kernel takes for its intermediate results serves the next round.
+  static void keep_pool() {
+    int device = 0;
+    cudaMemPool_t pool = nullptr;
+    uint64_t all = UINT64_MAX;
+    check(cudaGetDevice(&device));
+    check(cudaDeviceGetDefaultMemPool(&pool, device));
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+  }
+
+  int rounds_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::vector<void*> taken_;
+  void *other_ = nullptr, *other_sum_ = nullptr;
+  SumSquares others_;  // reads what nothing else does
+  uint64_t key_ = 0;
+  double copy_ = 1;  // bytes per second, read and written
+};
+
+// --- cuda_bench_products.cpp ---
+void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed);
+void bench_matmul(Gpu& gpu, const Model& m, DType t);
+void bench_epilogues(Gpu& gpu, const Model& m);
+
+}  // namespace mtrain::kernels

@@ -1,0 +1,128 @@
+// Attention and products of bench_cuda, in TFLOP/s.
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "cuda_bench.h"
+
+namespace mtrain::kernels {
+
+// Sequences of S tokens each; or `packed` into one, as documents of that length.
+void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) {
+  const int64_t B = kTokens / S, N = (m.A + 2 * m.G) * m.D, AD = m.A * m.D;
+  const Span qkv = gpu.normal(kTokens * N, t), out = gpu.raw(kTokens * AD, t),
+             dout = gpu.normal(kTokens * AD, t);
+  const Span dqkv = gpu.raw(kTokens * N, t), lse = gpu.raw(B * m.A * S, DType::f32);
+  const auto from = [&](const Span& s, int64_t head) {
+    return Span{s.as<char>() + head * m.D * dtype_size(t), s.count - head * m.D, t};
+  };
+  AttentionShape shape{
+      .B = B, .Sq = S, .Skv = S, .A = m.A, .G = m.G, .D = m.D, .scale = 1 / std::sqrt(float(m.D))};
+  if (packed) {
+    std::vector<int32_t> rows;
+    for (int64_t b = 0; b <= B; ++b) rows.push_back(int32_t(b * S));
+    const Span borders = gpu.upload(rows);
+    shape.B = 1, shape.Sq = shape.Skv = kTokens;
+    shape.q_documents = {{borders.data, B, DType::i32}, {borders.as<int32_t>() + 1, B, DType::i32}};
+    shape.kv_documents = shape.q_documents;
+  }
+  const HeadView q{from(qkv, 0), N}, k{from(qkv, m.A), N}, v{from(qkv, m.A + m.G), N};
+  // Two products over the half of the scores that a causal mask leaves.
+  const double flops = 2 * 2.0 * double(B * m.A * S * S * m.D) / 2;
+  char name[64];
+  const char* const how = packed ? ", packed" : "";
+  std::snprintf(name, sizeof name, "attention S %d%s, forward", int(S), how);
+  gpu.arithmetic(
+      name, AttentionForward{.shape = shape, .q = q, .k = k, .v = v, .out = {out, AD}, .lse = lse},
+      flops);
+  std::snprintf(name, sizeof name, "attention S %d%s, backward", int(S), how);
+  gpu.arithmetic(name,
+                 AttentionBackward{.shape = shape,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .out = {out, AD},
+                                   .dout = {dout, AD},
+                                   .lse = lse,
+                                   .dq = {from(dqkv, 0), N},
+                                   .dk = {from(dqkv, m.A), N},
+                                   .dv = {from(dqkv, m.A + m.G), N}},
+                 2.5 * flops);
+  if (packed) return gpu.free_all();
+  const Span cos = gpu.normal(S * m.D / 2, DType::f32), sin = gpu.normal(S * m.D / 2, DType::f32),
+             position = gpu.ids(kTokens, S);
+  gpu.bandwidth("rope",
+                Rope{.x = qkv,
+                     .cos_PR = cos,
+                     .sin_PR = sin,
+                     .position_T = position,
+                     .T = kTokens,
+                     .heads = m.A + m.G,
+                     .D = m.D,
+                     .token_stride = N},
+                2.0 * double(kTokens * (m.A + m.G) * m.D * dtype_size(t)));
+  gpu.free_all();
+}
+
+void bench_matmul(Gpu& gpu, const Model& m, DType t) {
+  const struct {
+    const char* name;
+    int64_t N, K;
+  } layers[] = {{"qkv", (m.A + 2 * m.G) * m.D, m.H},
+                {"out", m.H, m.A * m.D},
+                {"up", 2 * m.F, m.H},
+                {"down", m.H, m.F}};
+  for (const auto& l : layers) {
+    const int64_t T = kTokens;
+    const Span x = gpu.normal(T * l.K, t), w = gpu.normal(l.N * l.K, t), y = gpu.normal(T * l.N, t);
+    const Span dw = gpu.normal(l.N * l.K, DType::f32), dx = gpu.raw(T * l.K, t);
+    const double flops = 2.0 * double(T) * double(l.N) * double(l.K);
+    char name[64];
+    std::snprintf(name, sizeof name, "%s, forward", l.name);
+    gpu.arithmetic(name,
+                   Matmul{.a = x, .b = w, .c_MN = y, .M = T, .N = l.N, .K = l.K, .trans_b = true},
+                   flops);
+    std::snprintf(name, sizeof name, "%s, of the input", l.name);
+    gpu.arithmetic(name, Matmul{.a = y, .b = w, .c_MN = dx, .M = T, .N = l.K, .K = l.N}, flops);
+    std::snprintf(name, sizeof name, "%s, of the weight", l.name);
+    gpu.arithmetic(name,
+                   Matmul{.a = y,
+                          .b = x,
+                          .c_MN = dw,
+                          .M = l.N,
+                          .N = l.K,
+                          .K = T,
+                          .trans_a = true,
+                          .accumulate = true},
+                   flops);
+    gpu.free_all();
+  }
+}
+
+// What cuBLASLt computes beside a product in bf16, against kernels one after another.
+void bench_epilogues(Gpu& gpu, const Model& m) {
+  const DType t = DType::bf16;
+  const int64_t T = kTokens, F = m.F;
+  const Span x = gpu.normal(T * m.H, t), w = gpu.normal(F * m.H, t, 0.02f), y = gpu.raw(T * F, t),
+             up = gpu.normal(T * F, t), dw = gpu.normal(F * m.H, DType::f32),
+             db = gpu.normal(F, DType::f32);
+  const double flops = 2.0 * double(T) * double(F) * double(m.H);
+  const auto both = [&](const std::string& name, const Matmul& product) {
+    gpu.arithmetic(name.c_str(), product, flops);
+    gpu.arithmetic_of(
+        (name + ", apart").c_str(),
+        [&] { run_apart(product, [&](const auto& args) { cuda::run(args, gpu.stream()); }); },
+        flops);
+  };
+  const Matmul forward{.a = x, .b = w, .c_MN = y, .M = T, .N = F, .K = m.H, .trans_b = true};
+  Matmul gelu = forward, dgelu = forward;
+  gelu.gelu_input_MN = up, dgelu.dgelu_of_MN = up;
+  both("up, with gelu", gelu);
+  both("up, with gelu's gradient", dgelu);
+  Matmul sums{.a = up, .b = x, .c_MN = dw, .M = F, .N = m.H, .K = T, .trans_a = true};
+  sums.accumulate = true, sums.a_sums_M = db;
+  both("weight, with the bias", sums);
+  gpu.free_all();
+}
+
+}  // namespace mtrain::kernels
