@@ -1,7 +1,8 @@
 // Tokens in the order of their experts, and back (Gale et al. 2023, "MegaBlocks"). A token chooses
 // K of E experts. Each choice has a row among those that the experts compute on: experts in turn,
 // and an expert's rows in the order of the tokens, so that no result depends on threads. Choice
-// (t, k) has the number t K + k. A choice may be dropped: it has no row.
+// (t, k) has the number t K + k. A choice may be dropped: it has no row. R rows are those that are
+// computed on, which may leave the last ones out: choices of these are dropped, too.
 //
 // x and out are both fp32 or both bf16; indices are int32; weights fp32; sums fp32, rounded once.
 #pragma once
@@ -15,7 +16,7 @@ struct ExpertRows {
   ConstSpan expert_TK;  // outside of [0, E): dropped
   Span count_E;         // rows of each expert
   Span row_TK;          // of each choice; -1: dropped
-  Span choice_TK;       // of each row; -1 behind the last one
+  Span choice_R;        // of each of T K rows; -1 behind the last one
   int64_t T, K, E;      // T K below 2^31
 };
 // out[row] = weight[choice] x[choice / K]: permute's forward, and unpermute's gradient of x. Rows

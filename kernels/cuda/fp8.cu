@@ -125,7 +125,7 @@ constexpr int kTile = 128;
 static_assert(kTile * kTile == kThreads * kPatchRows * kPatchColumns);
 
 // In 8 bits; zeros outside of the tensor. N is a multiple of 16, x and y on 16-byte borders. All of
-// the patch's loads are in flight before the first store, past which none may move.
+// the patch's loads come before its first store, past which none may move.
 template <class Y, class T>
 __device__ __forceinline__ void quantize_patch(const T* x, uint8_t* y, int64_t row, int64_t column,
                                                int64_t rows, int64_t columns, float scale,

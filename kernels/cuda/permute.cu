@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kChoices)
 // The last block, of no expert, has the choices that are dropped and the rows that nobody has.
 __global__ void __launch_bounds__(kChoices)
     place_choices(const int32_t* expert_TK, const int32_t* count_E, int32_t* row_TK,
-                  int32_t* choice_TK, int64_t choices, int experts) {
+                  int32_t* choice_R, int64_t choices, int experts) {
   __shared__ int slots[kWarps];
   const int mine = int(blockIdx.x), thread = int(threadIdx.x);
   const int warp = thread / kWarp, lane = thread % kWarp;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kChoices)
   if (mine == experts) {
     for (int64_t i = thread; i < choices; i += kChoices) {
       if (expert_TK[i] < 0 || expert_TK[i] >= experts) row_TK[i] = -1;
-      if (i >= next) choice_TK[i] = -1;
+      if (i >= next) choice_R[i] = -1;
     }
     return;
   }
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kChoices)
     if (match) {
       const int row = next + ahead + __popc(matches & ((1u << lane) - 1));
       row_TK[i] = row;
-      choice_TK[row] = int32_t(i);
+      choice_R[row] = int32_t(i);
     }
     next += all;
     __syncthreads();  // slots may be written again
@@ -88,21 +88,22 @@ constexpr int kAhead = 4;  // rows in flight
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     unpermute(const T* x_RH, const int32_t* row_TK, const float* weight_TK, T* out_TH,
-              int64_t tokens, int64_t K, int64_t H, unsigned parts) {
+              int64_t tokens, int64_t K, int64_t R, int64_t H, unsigned parts) {
   for (int64_t task = blockIdx.x; task < tokens * parts; task += gridDim.x) {
     const int64_t t = task / parts, i = (task % parts * kThreads + threadIdx.x) * N;
     if (i >= H) continue;
     float sum[N] = {};
     for (int64_t k = 0; k < K; k += kAhead) {
-      float v[kAhead][N] = {}, w[kAhead] = {};
+      float v[kAhead][N] = {}, w[kAhead] = {};  // 0 of what is dropped
+      int64_t row[kAhead];
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        if (k + u >= K) continue;
-        const int64_t choice = t * K + k + u, row = row_TK[choice];
-        if (row < 0) continue;
-        load<N>(x_RH + row * H + i, v[u]);
-        w[u] = weight_of(weight_TK, choice);
-      }
+      for (int u = 0; u < kAhead; ++u) row[u] = k + u < K ? row_TK[t * K + k + u] : -1;
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u)
+        if (row[u] >= 0 && row[u] < R) {
+          w[u] = weight_of(weight_TK, t * K + k + u);
+          load<N>(x_RH + row[u] * H + i, v[u]);
+        }
 #pragma unroll
       for (int u = 0; u < kAhead; ++u)
 #pragma unroll
@@ -116,23 +117,28 @@ __global__ void __launch_bounds__(kThreads)
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     weight_grad(const T* dout_TH, const T* x_RH, const int32_t* row_TK, float* dweight_TK,
-                int64_t choices, int64_t K, int64_t H) {
+                int64_t choices, int64_t K, int64_t R, int64_t H) {
   const int lane = int(threadIdx.x) % kWarp;
   const int64_t warps = int64_t(gridDim.x) * (kThreads / kWarp);
   for (int64_t choice = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
        choice < choices; choice += warps) {
     const int64_t row = row_TK[choice];
     float sum = 0;
-    if (row >= 0) {
+    if (row >= 0 && row < R) {
       const T* const x = x_RH + row * H;
       const T* const dout = dout_TH + choice / K * H;
-#pragma unroll 4
-      for (int64_t i = lane * N; i < H; i += kWarp * N) {
-        float v[N], d[N];
-        load<N>(x + i, v);
-        load<N>(dout + i, d);
+      for (int64_t i = lane * N; i < H; i += kAhead * kWarp * N) {
+        float v[kAhead][N] = {}, d[kAhead][N] = {};
 #pragma unroll
-        for (int j = 0; j < N; ++j) sum += v[j] * d[j];
+        for (int u = 0; u < kAhead; ++u)
+          if (const int64_t at = i + u * kWarp * N; at < H) {
+            load<N>(x + at, v[u]);
+            load<N>(dout + at, d[u]);
+          }
+#pragma unroll
+        for (int u = 0; u < kAhead; ++u)
+#pragma unroll
+          for (int j = 0; j < N; ++j) sum += v[u][j] * d[u][j];
       }
     }
     sum = warp_sum(sum);
@@ -149,7 +155,7 @@ void run(const ExpertRows& a, CUstream_st* stream) {
     MT_LAUNCH(count_choices, experts, kChoices, 0, stream, data<int32_t>(a.expert_TK),
               data<int32_t>(a.count_E), choices);
   MT_LAUNCH(place_choices, experts + 1, kChoices, 0, stream, data<int32_t>(a.expert_TK),
-            data<int32_t>(a.count_E), data<int32_t>(a.row_TK), data<int32_t>(a.choice_TK), choices,
+            data<int32_t>(a.count_E), data<int32_t>(a.row_TK), data<int32_t>(a.choice_R), choices,
             int(experts));
 }
 
@@ -173,8 +179,8 @@ void run(const Unpermute& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       const unsigned parts = unsigned(div_up(a.H, kThreads * N));
       MT_LAUNCH((unpermute<N, T>), blocks_for(a.T * parts, 1), kThreads, 0, stream, data<T>(a.x_RH),
-                data<int32_t>(a.row_TK), data<float>(a.weight_TK), data<T>(a.out_TH), a.T, a.K, a.H,
-                parts);
+                data<int32_t>(a.row_TK), data<float>(a.weight_TK), data<T>(a.out_TH), a.T, a.K, a.R,
+                a.H, parts);
     });
   });
 }
@@ -187,7 +193,7 @@ void run(const UnpermuteWeightGrad& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       MT_LAUNCH((weight_grad<N, T>), blocks_for(choices, kThreads / kWarp), kThreads, 0, stream,
                 data<T>(a.dout_TH), data<T>(a.x_RH), data<int32_t>(a.row_TK),
-                data<float>(a.dweight_TK), choices, a.K, a.H);
+                data<float>(a.dweight_TK), choices, a.K, a.R, a.H);
     });
   });
 }

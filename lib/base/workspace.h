@@ -1,7 +1,7 @@
 // What a GPU's kernels take for the time of a launch, beside tensors: the kernels and the plan of
 // memory agree on it. Not in here is what cuDNN takes for itself, which it tells for each plan and
-// GPU, and what grows neither with tokens nor with weights: partial sums of blocks and columns,
-// borders of packed documents.
+// GPU, and what is small: partial sums of blocks and columns, the counts of a vocabulary, borders
+// of packed documents.
 #pragma once
 #include <cstdint>
 

@@ -132,24 +132,11 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   if (bytes == 0) return storage;
   const int64_t rounded = round_up(bytes, kGranule);
   std::unique_lock lock(mutex_);
-  collect();
-  Block* block = nullptr;
-  try {
-    block = find_or_add(rounded, home);
-  } catch (const RunError& first) {
-    const auto in_use = [&](const RunError& e) {
-      return RunError(
-          fmt::format("{}\n  in use on {}: {}", e.message(), home.device().description(), use()),
-          e.hint());
-    };
-    // What is recorded for a graph waits for nothing, and so cannot give cached memory back.
-    if (home.device().capture()) throw in_use(first);
-    release_cached(home.device(), lock);
-    try {
-      block = find_or_add(rounded, home);
-    } catch (const RunError& e) {
-      throw in_use(e);
-    }
+  // A launch that takes memory asks no events where some is at hand: there are many.
+  Block* block = category == MemoryCategory::workspace ? find(rounded, home) : nullptr;
+  if (!block) {
+    collect();
+    block = find_or_make(rounded, home, lock);
   }
   storage->data = block->data;
   storage->bytes = block->bytes;
@@ -160,6 +147,26 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   if (block->pool) pool_use_[block->pool] += block->bytes;
   account(category, block->bytes);
   return storage;
+}
+
+Block* Allocator::find_or_make(int64_t bytes, Stream& home, std::unique_lock<std::mutex>& lock) {
+  const auto in_use = [&](const RunError& e) {
+    return RunError(
+        fmt::format("{}\n  in use on {}: {}", e.message(), home.device().description(), use()),
+        e.hint());
+  };
+  try {
+    return find_or_add(bytes, home);
+  } catch (const RunError& e) {
+    // What is recorded for a graph waits for nothing, and so cannot give cached memory back.
+    if (home.device().capture()) throw in_use(e);
+  }
+  release_cached(home.device(), lock);
+  try {
+    return find_or_add(bytes, home);
+  } catch (const RunError& e) {
+    throw in_use(e);
+  }
 }
 
 Block* Allocator::find(int64_t bytes, Stream& home) {

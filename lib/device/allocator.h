@@ -129,6 +129,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   void collect();                            // frees pending blocks that are safe by now
   Block* find(int64_t bytes, Stream& home);  // null where no cached block is large enough
   Block* find_or_add(int64_t bytes, Stream& home);
+  // Where the system has no more, cached memory goes back to it first; `lock` as release_cached().
+  Block* find_or_make(int64_t bytes, Stream& home, std::unique_lock<std::mutex>& lock);
   void add_segment(int64_t bytes, Stream& home);
   void release_cached(Device& device,
                       std::unique_lock<std::mutex>& lock);  // unlocks while it waits for streams

@@ -1,5 +1,7 @@
 #include "ops/permute.h"
 
+#include <limits>
+
 #include "kernels/permute.h"
 #include "ops/enqueue.h"
 
@@ -13,6 +15,7 @@ namespace mtrain::ops {
 ExpertRows expert_rows(Stream& on, const Tensor& expert_TK, int64_t E) {
   MT_DTYPE("expert_rows", expert_TK, DType::i32);
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1);
+  MT_CHECK(T * K <= std::numeric_limits<int32_t>::max(), "expert_rows: {} choices", T * K);
   ExpertRows made{Tensor::empty(on, {E}, DType::i32), Tensor::empty(on, {T, K}, DType::i32),
                   Tensor::empty(on, {T * K}, DType::i32)};
   enqueue(on,
@@ -22,7 +25,7 @@ ExpertRows expert_rows(Stream& on, const Tensor& expert_TK, int64_t E) {
           kernels::ExpertRows{.expert_TK = expert_TK,
                               .count_E = made.count_E,
                               .row_TK = made.row_TK,
-                              .choice_TK = made.choice_R,
+                              .choice_R = made.choice_R,
                               .T = T,
                               .K = K,
                               .E = E});

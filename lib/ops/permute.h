@@ -1,5 +1,5 @@
 // Tokens in the order of their experts, and back: kernels/permute.h. T tokens choose K of E experts
-// each; R rows are those that experts compute on.
+// each; R rows are those that experts compute on. Choices of rows behind them count as dropped.
 #pragma once
 #include "tensor/tensor.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/head_pieces.h"
 #include "base/logits_rows.h"
 #include "base/math.h"
 #include "base/workspace.h"
@@ -187,13 +188,18 @@ class Estimator {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count experts = moe ? Count(m_.moe.router_topk) : 1;
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
-    return multiplied * e_ + qkv_width() * output_gradient(m_.qkv_bias()) +
-           ((1 + experts) * hidden() + inputs() * width / tp_) *
-               output_gradient(m_.add_bias_linear);
+    const bool bias = m_.add_bias_linear;
+    return multiplied * e_ + qkv_width() * output_gradient("qkv_dgrad", m_.qkv_bias()) +
+           hidden() * output_gradient("proj_dgrad", bias) +
+           inputs() * width / tp_ * output_gradient("fc1_dgrad", bias) +
+           experts * hidden() * output_gradient("fc2_dgrad", bias);
   }
-  // Bytes of an element that waits for a weight gradient: in 8 bits, where no bias sums it up.
-  Count output_gradient(bool bias) const {
-    return r_.mixed_precision.fp8 != Fp8Format::none && !bias ? 1 : e_;
+  // Bytes of an element that waits for a weight gradient: in 8 bits, where no bias sums it up and
+  // the input's gradient is one product.
+  Count output_gradient(const char* dgrad, bool bias) const {
+    const bool kept = r_.mixed_precision.fp8 != Fp8Format::none && !bias &&
+                      !in_chunks(resolve_overlap(r_, l_), dgrad);
+    return kept ? 1 : e_;
   }
 
   // Of the layers that backward computes again together.
@@ -291,8 +297,8 @@ class Estimator {
       bytes += T_ * kv_width() * (2 * e_ + 3 * 4);
     if (uses(CpCommType::a2a) || uses(CpCommType::a2a_p2p)) bytes += 4 * T_ * qkv_width() * e_;
     if (uses(CpCommType::all_gather)) {
-      const Count piece = head_piece(std::max<Count>(1, Count(m_.kv_heads()) / tp_));
-      bytes += T_ * kv_width() * (1 + 3 * piece * Count(l_.cp)) * (e_ + 4);
+      const auto pieces = Count(head_pieces(heads_here(m_.kv_heads(), 1)));
+      bytes += T_ * kv_width() * (1 + 3 / pieces * Count(l_.cp)) * (e_ + 4);
     }
     return bytes;
   }
@@ -318,22 +324,23 @@ class Estimator {
     // Where heads are exchanged, whole sequences attend, some heads at a time. Blocks of keys whose
     // gradients are added up are not for cuDNN, and neither is fp32.
     const bool exchanged = uses(CpCommType::a2a);
-    const Count ranks = exchanged ? Count(l_.cp) : 1;
-    const Count kv_heads = std::max<Count>(1, Count(m_.kv_heads()) / tp_ / ranks);
-    const Count piece = exchanged ? head_piece(kv_heads) : 1;
-    const auto heads = [&](Count n) { return std::max<int64_t>(1, int64_t(n * piece)); };
+    const int64_t ranks = exchanged ? l_.cp : 1;
+    const int64_t kv_heads = heads_here(m_.kv_heads(), ranks);
+    const int64_t pieces = exchanged ? head_pieces(kv_heads) : 1;
     return Count(
         std::max(kMatmulWorkspace,
-                 attention_workspace({.rows = int64_t(T_ * ranks),
-                                      .A = heads(Count(m_.num_attention_heads) / tp_ / ranks),
-                                      .G = heads(kv_heads),
+                 attention_workspace({.rows = int64_t(T_) * ranks,
+                                      .A = heads_here(m_.num_attention_heads, ranks) / pieces,
+                                      .G = kv_heads / pieces,
                                       .D = m_.head_dim(),
                                       .cudnn = e_ == 2 && (l_.cp == 1 || exchanged),
                                       .fixed_order = r_.debug.deterministic,
                                       .documents = r_.packed_sequence.packed_sequence_size > 0})));
   }
-  // Of the heads, those that travel at once while others attend.
-  static Count head_piece(Count kv_heads) { return std::max<Count>(1.0 / 4, 1 / kv_heads); }
+  // Of a rank of tp, spread over `ranks`.
+  int64_t heads_here(int64_t heads, int64_t ranks) const {
+    return std::max<int64_t>(1, heads / l_.tp / ranks);
+  }
 
   const Recipe& r_;
   const ModelConfig& m_;

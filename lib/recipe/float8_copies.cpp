@@ -1,22 +1,8 @@
 #include "recipe/float8_copies.h"
 
-#include <algorithm>
-#include <string_view>
-
 #include "recipe/overlap.h"
 
 namespace mtrain {
-
-namespace {
-
-// Products under tp_comm_overlap that take the weight once for each chunk of their rows.
-bool in_chunks(const Overlap& overlap, std::string_view pass) {
-  return std::ranges::any_of(overlap.tp_products, [&](const auto& product) {
-    return product.second.method != TpOverlapMethod::bulk && product.first.ends_with(pass);
-  });
-}
-
-}  // namespace
 
 Float8Copies float8_copies(const Recipe& r, const Layout& l) {
   if (r.mixed_precision.fp8 == Fp8Format::none) return {};

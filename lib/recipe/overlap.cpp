@@ -353,6 +353,12 @@ class Resolver {
 
 }  // namespace
 
+bool in_chunks(const Overlap& overlap, std::string_view name) {
+  return std::ranges::any_of(overlap.tp_products, [&](const auto& product) {
+    return product.second.method != TpOverlapMethod::bulk && product.first.ends_with(name);
+  });
+}
+
 Overlap resolve_overlap(const Recipe& recipe, const Layout& layout) {
   return Resolver(recipe, layout).run();
 }

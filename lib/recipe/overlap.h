@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "recipe/layout.h"
@@ -38,6 +39,9 @@ struct Overlap {
 
 // A pure function of the recipe and the layout: `auto` is chosen, what cannot be active is off.
 Overlap resolve_overlap(const Recipe& recipe, const Layout& layout);
+
+// Whether a product whose name ends so ("qkv_dgrad", "dgrad") is computed in chunks of its rows.
+bool in_chunks(const Overlap& overlap, std::string_view name);
 
 // The table as text, for the start banner and the dry run.
 std::string print_overlap(const Overlap& overlap);

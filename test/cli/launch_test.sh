@@ -56,11 +56,11 @@ none_left() {
 free_port() {
   python3 -c "
 import random, socket
-while True:
-    with socket.socket(socket.AF_INET6) as s:
+for _ in range(1000):
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as s:
         try:
             port = random.randrange(20000, 30000)
-            s.bind(('::', port))
+            s.bind(('', port))
             print(port)
             break
         except OSError:
@@ -210,8 +210,10 @@ RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "
 (($? == 1)) || fail "no server: another exit code than 1"
 says "no server" "no rendezvous at 127.0.0.1:$port"
 python3 -c "
-import socket, sys, time
-s = socket.socket(socket.AF_INET6); s.bind(('::', $port)); s.listen(); open('$work/holding', 'w'); time.sleep(60)" &
+import socket, time
+six = socket.has_dualstack_ipv6()
+s = socket.create_server(('', $port), family=socket.AF_INET6 if six else socket.AF_INET, dualstack_ipv6=six)
+open('$work/holding', 'w'); time.sleep(60)" &
 holder=$!
 for ((i = 0; i < 100; i++)); do
   [[ -e $work/holding ]] && break

@@ -22,7 +22,7 @@ std::vector<int32_t> random_experts(int64_t choices, int64_t E) {
 }
 
 struct Routing {
-  Array row_TK, choice_TK;
+  Array row_TK, choice_R;
 };
 Routing route(const std::vector<int32_t>& expert, int64_t T, int64_t K, int64_t E) {
   Routing made{Array(DType::i32, T * K), Array(DType::i32, T * K)};
@@ -30,7 +30,7 @@ Routing route(const std::vector<int32_t>& expert, int64_t T, int64_t K, int64_t 
   cpu::run(ExpertRows{.expert_TK = Array::ids(expert),
                       .count_E = count,
                       .row_TK = made.row_TK,
-                      .choice_TK = made.choice_TK,
+                      .choice_R = made.choice_R,
                       .T = T,
                       .K = K,
                       .E = E});
@@ -46,7 +46,7 @@ TEST_CASE("rows are those of the experts in turn, each in the order of the token
   cpu::run(ExpertRows{.expert_TK = expert,
                       .count_E = count,
                       .row_TK = row,
-                      .choice_TK = choice,
+                      .choice_R = choice,
                       .T = 4,
                       .K = 2,
                       .E = 3});
@@ -63,7 +63,7 @@ TEST_CASE("permute and unpermute move and weigh rows, under every instruction se
                             {5, 3, 2, 1030}})
     for (DType type : kFloats) {
       const Routing to = route(random_experts(T * K, E), T, K, E);
-      const auto row = numbers(to.row_TK), choice = numbers(to.choice_TK);
+      const auto row = numbers(to.row_TK), choice = numbers(to.choice_R);
       const int64_t R = T * K;
       const Array x = Array::normal(type, T * H, 1), y = Array::normal(type, R * H, 2),
                   weight = Array::normal(DType::f32, T * K, 3);
@@ -73,7 +73,7 @@ TEST_CASE("permute and unpermute move and weigh rows, under every instruction se
           const ConstSpan w = weighted ? ConstSpan(weight) : ConstSpan{};
           Array rows(type, R * H), tokens(type, T * H), dweight(DType::f32, T * K);
           cpu::run(Permute{.x_TH = x,
-                           .choice_R = to.choice_TK,
+                           .choice_R = to.choice_R,
                            .weight_TK = w,
                            .out_RH = rows,
                            .T = T,
@@ -117,6 +117,24 @@ TEST_CASE("permute and unpermute move and weigh rows, under every instruction se
     }
 }
 
+TEST_CASE("choices of rows that are left out count as dropped") {
+  const Routing to = route({0, 1, 1, 0}, 4, 1, 2);  // rows 0, 2, 3, 1
+  const Array y(DType::f32, std::vector<double>{1, 2, 4}), x(DType::f32, {1, 1, 1, 1});
+  Array tokens(DType::f32, 4), dweight(DType::f32, 4);
+  cpu::run(
+      Unpermute{.x_RH = y, .row_TK = to.row_TK, .out_TH = tokens, .T = 4, .K = 1, .R = 3, .H = 1});
+  cpu::run(UnpermuteWeightGrad{.dout_TH = x,
+                               .x_RH = y,
+                               .row_TK = to.row_TK,
+                               .dweight_TK = dweight,
+                               .T = 4,
+                               .K = 1,
+                               .R = 3,
+                               .H = 1});
+  CHECK(tokens.values() == std::vector<double>{1, 4, 0, 2});
+  CHECK(dweight.values() == std::vector<double>{1, 4, 0, 2});
+}
+
 TEST_CASE("the gradients of permute and unpermute equal finite differences") {
   const int64_t T = 4, K = 2, E = 3, H = 3, R = T * K;
   const Routing to = route({2, 0, 0, 2, -1, 0, 1, 2}, T, K, E);
@@ -134,7 +152,7 @@ TEST_CASE("the gradients of permute and unpermute equal finite differences") {
   Closeness close("unpermute backward, finite differences");
   Array dx(DType::f32, R * H), dweight(DType::f32, R);
   cpu::run(Permute{.x_TH = dout,
-                   .choice_R = to.choice_TK,
+                   .choice_R = to.choice_R,
                    .weight_TK = weight,
                    .out_RH = dx,
                    .T = T,

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/head_pieces.h"
 #include "base/rng.h"
 #include "comm_testing.h"
 #include "ops/blocks.h"

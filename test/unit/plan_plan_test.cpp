@@ -180,4 +180,9 @@ TEST_CASE(
         double(kMatmulWorkspace));
   CHECK(workspace({"distributed.cp_size=2", "distributed.cp_comm_type=a2a",
                    "train.micro_batch_size=8"}) == 8 * (4 * heads + 4 * q) / 2 / 4);
+  // Ten heads of a rank are exchanged in two parts.
+  CHECK(workspace({"distributed.cp_size=4", "distributed.cp_comm_type=a2a",
+                   "train.micro_batch_size=8", "model.num_attention_heads=40",
+                   "model.num_query_groups=40", "model.kv_channels=128"}) ==
+        8 * T * 5 * (4 + 4 * 128));
 }

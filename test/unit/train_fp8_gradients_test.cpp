@@ -100,8 +100,6 @@ TEST_CASE("of an output gradient that its products take apart only the scale is 
       return std::vector<Reads>(2, {delayed ? 0 : measured, apart, both});
     };
     CHECK(reads(sequence) == expect(8, 0, 8));
-    // Half of the linears multiply in two chunks, with scales of their own: the weight gradient's
-    // whole has a third.
     // proj's and fc2's multiply in two chunks, with scales of their own: the weight gradient's
     // whole has a third.
     CHECK(reads(with(sequence, {"comm_overlap.tp_comm_overlap=true"})) ==

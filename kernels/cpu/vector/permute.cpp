@@ -41,7 +41,7 @@ void run(const Unpermute& a) {
         for_lanes(a.H, [&](int64_t i, auto m) {
           Vf sum{};
           for (int64_t k = 0; k < a.K; ++k)
-            if (row[k] >= 0)
+            if (row[k] >= 0 && row[k] < a.R)
               sum += weight_of(a.weight_TK, t * a.K + k) * load(x + row[k] * a.H + i, m);
           store(out + i, sum, m);
         });
@@ -57,7 +57,7 @@ void run(const UnpermuteWeightGrad& a) {
       for (int64_t choice = begin * a.K; choice < end * a.K; ++choice) {
         const int64_t row = data_of<int32_t>(a.row_TK)[choice];
         Vf sum[kUnroll] = {};
-        if (row >= 0) {
+        if (row >= 0 && row < a.R) {
           const T* x = data_of<T>(a.x_RH) + row * a.H;
           const T* dout = data_of<T>(a.dout_TH) + choice / a.K * a.H;
           for_lanes_unrolled<kUnroll>(

@@ -1,3 +1,4 @@
+#include "base/head_pieces.h"
 #include "base/math.h"
 #include "parallel/context/cores.h"
 #include "parallel/context/head_exchange.h"
@@ -72,15 +73,6 @@ class A2aAttention : public AttentionCore {
 };
 
 }  // namespace
-
-int64_t head_pieces(int64_t kv_heads) {
-  constexpr int64_t kEnough = 4;  // a quarter of what travels is waited for
-  for (int64_t p = kEnough; p > 1; --p)
-    if (kv_heads % p == 0) return p;
-  for (int64_t p = kEnough + 1; p < kv_heads; ++p)
-    if (kv_heads % p == 0) return p;
-  return kv_heads;
-}
 
 std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextLane> lane, Group cp,
                                              const HeadConfig& heads) {

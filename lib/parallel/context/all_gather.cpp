@@ -1,3 +1,4 @@
+#include "base/head_pieces.h"
 #include "base/math.h"
 #include "ops/blocks.h"
 #include "parallel/context/cores.h"

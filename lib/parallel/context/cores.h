@@ -29,8 +29,4 @@ std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextLane> lane, 
 std::unique_ptr<AttentionCore> a2a_p2p_attention(std::shared_ptr<ContextLane> lane, Group level,
                                                  Group ring, const HeadConfig& heads);
 
-// How many parts all_gather and a2a cut their heads into, so that one travels while another is
-// computed; `kv_heads` of one rank. Nothing can overlap where that is 1.
-int64_t head_pieces(int64_t kv_heads);
-
 }  // namespace mtrain
