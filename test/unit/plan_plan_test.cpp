@@ -138,6 +138,23 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
   CHECK(total("cuda", "8192") - total("cpu", "8192") < more);
 }
 
+TEST_CASE("8-bit gradients that wait are planned in bf16 where they are multiplied in chunks") {
+  const auto activations = [](const std::string& fp8, const std::string& overlap) {
+    const Recipe r =
+        ready("llama3_8b", 8,
+              {"distributed.strategy=megatron_ddp", "distributed.tp_size=2",
+               "distributed.sequence_parallel=true", "distributed.pp_size=2",
+               "distributed.vpp_size=1", "distributed.pipeline.pp_schedule=zero_bubble",
+               "train.global_batch_size=16", "train.micro_batch_size=1", "dataset.seq_length=4096",
+               "~ddp", "train.device=cuda", "mixed_precision={name: bf16_mixed, fp8: " + fp8 + "}",
+               "comm_overlap={tp_comm_overlap: " + overlap + "}"});
+    return peak_memory(r, layout_of(r, 8), r.model.vocab_size).activations;
+  };
+  CHECK(activations("none", "true") == activations("none", "false"));
+  CHECK(activations("hybrid", "true") > activations("hybrid", "false"));
+  CHECK(activations("hybrid", "true") < activations("none", "true"));
+}
+
 TEST_CASE(
     "the plan of a GPU's memory has a product's workspace, or attention's where that is more") {
   const auto plan = [](const std::string& device, const std::vector<std::string>& more) {
