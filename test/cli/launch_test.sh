@@ -23,7 +23,7 @@ train: {steps: 6, global_batch_size: 4, micro_batch_size: 1, threads: 1, log_eve
 distributed: {strategy: ddp}
 optimizer: {lr: 1e-3}
 lr_scheduler: {style: constant}
-debug: {deterministic: true}
+mixed_precision: fp32
 comm: {timeout_s: 20}
 YAML
 losses() { sed -n 's/.*"loss":\([0-9.e+-]*\).*/\1/p' "$1/metrics.jsonl"; }
@@ -51,6 +51,12 @@ none_left() {
     sleep 0.1
   done
   fail "$1: processes are left: $(pgrep -af "train.run_dir=$work/$1")"
+}
+# same_losses <what> <run> <reference run> <relative bound>: six steps of both
+same_losses() {
+  paste <(losses "$work/$3") <(losses "$work/$2") |
+    awk -v bound="$4" '{ d = $1 - $2; if (d < 0) d = -d; if (d > bound * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
+    fail "$1 lose otherwise than $3: $(losses "$work/$2" | tr '\n' ' ')"
 }
 # A port that nothing holds, not even a connection that just ended, below those that outgoing connections take.
 free_port() {
@@ -80,27 +86,24 @@ ends() {
 for ranks in 2 4; do
   start "ranks$ranks" "$ranks"
   ends "$ranks ranks" 0 60
-  paste <(losses "$work/one") <(losses "$work/ranks$ranks") |
-    awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
-    fail "$ranks ranks lose otherwise than one: $(losses "$work/ranks$ranks" | tr '\n' ' ')"
+  same_losses "$ranks ranks" "ranks$ranks" one 1e-5
 done
 none_left ranks4
+start narrow 2 mixed_precision=bf16_mixed
+ends "2 ranks in bf16" 0 60
+same_losses "2 ranks in bf16" narrow one 2e-2
 
 # --- over gloo as through shared memory ---
 start gloo 2 comm.backend=gloo
 ends "2 ranks over gloo" 0 60
-paste <(losses "$work/ranks2") <(losses "$work/gloo") |
-  awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
-  fail "over gloo, ranks lose otherwise: $(losses "$work/gloo" | tr '\n' ' ')"
+same_losses "2 ranks over gloo" gloo ranks2 1e-5
 none_left gloo
 
 # --- tensor and sequence parallelism, its communication hidden, as one rank in bf16 ---
-start tensor 4 distributed.strategy=fsdp2 distributed.tp_size=2 distributed.sequence_parallel=true \
+start tensor 4 mixed_precision=bf16_mixed distributed.strategy=fsdp2 distributed.tp_size=2 distributed.sequence_parallel=true \
   comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_overlap_cfg='{qkv_fprop: {}, proj_fprop: {}}'
 ends "4 ranks of tp 2" 0 60
-paste <(losses "$work/one") <(losses "$work/tensor") |
-  awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 2e-2 * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
-  fail "with tensor parallelism ranks lose otherwise: $(losses "$work/tensor" | tr '\n' ' ')"
+same_losses "4 ranks of tp 2" tensor one 2e-2
 says "the banner" "tp_comm_overlap_cfg.qkv_fprop ring_exchange"
 grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "nothing tells the exposed time of tp"
 none_left tensor
