@@ -1,5 +1,6 @@
 // C = op(A) op(B) (+ bias) or C += op(A) op(B), fp32 accumulation, row-major.
 #pragma once
+#include "base/bf16_arithmetic.h"
 #include "base/span.h"
 
 struct CUstream_st;
@@ -17,7 +18,8 @@ struct Matmul {
   Span c_MN;         // accumulate needs fp32
   int64_t M, N, K;
   bool trans_a = false, trans_b = false;
-  bool accumulate = false;  // C += instead of C =
+  bool accumulate = false;                        // C += instead of C =
+  Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies two bf16 operands
   // Of 8-bit operands, which stand for their elements times this; fp32, one element each.
   ConstSpan a_inverse = {}, b_inverse = {};
   bool fast = false;  // of 8-bit operands: the hardware's own, shorter sums

@@ -40,11 +40,6 @@ fi
 for library in "${libraries[@]}"; do
   [[ $'\n'$installed$'\n' == *$'\n'"installed $library"$'\n'* ]] || missing+=("$library")
 done
-# oneDNN's CMake file asks for OpenCL, which its package only recommends; any provider will do.
-compgen -G '/usr/lib/*/libOpenCL.so' >/dev/null && [[ -e /usr/include/CL/cl.h ]] || missing+=(ocl-icd-opencl-dev)
-# Any flavour of OpenBLAS will do: it is loaded at run time, and replacing one could slow down other programs.
-ldconfig=$(command -v ldconfig || echo /sbin/ldconfig)
-"$ldconfig" -p 2>/dev/null | grep -q 'libopenblas\.so\.0' || missing+=(libopenblas0-pthread)
 
 if ((${#missing[@]} == 0)); then
   say "all packages are there"

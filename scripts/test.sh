@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs every test that needs no GPU.
-#   scripts/test.sh [--sanitizers]
+# Installs what is missing, builds, and runs every test that needs no GPU, then the tests of arithmetic once more as on
+# CPUs with narrower instruction sets than this one's.
+#   scripts/test.sh [--nightly] [--sanitizers]
+#     --nightly      all tests under the narrower instruction sets, not only those of arithmetic
 #     --sanitizers   afterwards the same tests under AddressSanitizer with UndefinedBehaviorSanitizer and under
 #                    ThreadSanitizer: two more builds, and programs that run several times slower (for the night)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-sanitizers=0
+sanitizers=0 nightly=0
 for option in "$@"; do
   case $option in
     --sanitizers) sanitizers=1 ;;
+    --nightly) nightly=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the only one is --sanitizers" ;;
+    *) die "unknown option $option; the options are --nightly and --sanitizers" ;;
   esac
 done
 
@@ -27,11 +30,39 @@ run_tests() {
   "${under[@]}" scripts/smoke.sh "build/$preset"
 }
 
+# The CPU decides which kernels run, and how fast.
+show_machine() {
+  lscpu | grep -E '^(Model name|CPU\(s\)|L[123].? cache)' || true
+  local flag
+  printf 'instruction sets:'
+  for flag in avx2 avx512f avx512_bf16 amx_bf16; do
+    if grep -qw "$flag" /proc/cpuinfo; then printf ' %s' "$flag"; fi
+  done
+  printf '\n'
+}
+# The instruction sets that MTRAIN_CPU_ISA can ask for here, but the widest, which is used without asking. Tiles count.
+narrower_sets() {
+  if grep -qw avx512f /proc/cpuinfo && grep -qw amx_bf16 /proc/cpuinfo; then echo avx512; fi
+  if grep -qw avx512f /proc/cpuinfo; then echo avx2; fi
+  if grep -qw avx2 /proc/cpuinfo; then echo generic; fi
+}
+# run_as_on <instruction set>
+run_as_on() {
+  local -a which=(--label-regex numeric)
+  ((nightly == 0)) || which=()
+  local log=build/release/test_$1.log status=0
+  MTRAIN_CPU_ISA=$1 ctest --preset release --no-tests=error "${which[@]}" 2>&1 | tee "$log" || status=1
+  closing_lines+=("$(printf '%-8s %s' "$1" "$(grep 'tests passed' "$log" | tail -n 1)")")
+  return "$status"
+}
+
+phase "machine" show_machine
 phase "packages" scripts/install-deps.sh --check
 phase "checks" scripts/check.sh
 phase "tests of the checks" python3 -B scripts/check_selftest.py
 phase "build: release" build release
 phase "tests: release" run_tests release
+for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
 if ((sanitizers)); then
   for preset in asan tsan; do
     phase "build: $preset" build "$preset"

@@ -4,17 +4,19 @@
 
 #include "comm/nccl/nccl_library.h"
 #include "commands.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cuda/cudnn/api.h"
 
 namespace mtrain {
 
 std::string version_text() {
   constexpr std::string_view cuda = MTRAIN_CUDA_VERSION;
-  return fmt::format(
-      "mtrain {}\n  cpu   oneDNN, OpenBLAS (loaded at run time)\n  cuda  {}", MTRAIN_VERSION,
-      cuda.empty() ? "not in this build"
-                   : fmt::format("runtime {}, {}, {}", cuda, kernels::cuda::cudnn_description(),
-                                 nccl_description()));
+  return fmt::format("mtrain {}\n  cpu   {}\n  cuda  {}", MTRAIN_VERSION,
+                     kernels::cpu::isa_name(kernels::cpu::isa()),
+                     cuda.empty()
+                         ? "not in this build"
+                         : fmt::format("runtime {}, {}, {}", cuda,
+                                       kernels::cuda::cudnn_description(), nccl_description()));
 }
 
 }  // namespace mtrain

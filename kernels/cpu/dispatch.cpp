@@ -15,12 +15,31 @@ namespace {
 
 constexpr Isa kAll[] = {Isa::avx512, Isa::avx2, Isa::generic};  // widest first
 
-Isa choose() {
+// The CPU and the build have it, whatever MTRAIN_CPU_ISA says.
+bool is_here(Isa isa) {
+  switch (isa) {  // the levels that kernels/CMakeLists.txt compiles for
+#ifdef MTRAIN_HAS_AVX512
+    case Isa::avx512: return __builtin_cpu_supports("x86-64-v4");
+#endif
+#ifdef MTRAIN_HAS_AVX2
+    case Isa::avx2: return __builtin_cpu_supports("x86-64-v3");
+#endif
+    case Isa::generic: return true;
+    default: return false;
+  }
+}
+
+struct Widest {
+  Isa isa;
+  bool tiles;
+};
+
+Widest find_widest() {
   const char* asked = std::getenv("MTRAIN_CPU_ISA");
   if (asked && *asked) {
     for (Isa isa : kAll)
       if (std::string_view(asked) == isa_name(isa)) {
-        if (isa_supported(isa)) return isa;
+        if (is_here(isa)) return {isa, false};
         throw UserError(fmt::format("MTRAIN_CPU_ISA={}: this CPU or build does not have it", asked),
                         "unset it, or set it to a narrower one: avx512 > avx2 > generic");
       }
@@ -28,8 +47,14 @@ Isa choose() {
                     "use generic, avx2 or avx512, or unset it to take the widest");
   }
   for (Isa isa : kAll)
-    if (isa_supported(isa)) return isa;
-  return Isa::generic;
+    if (is_here(isa)) return {isa, true};
+  return {Isa::generic, false};
+}
+
+// A fact of the process: the environment is read once.
+const Widest& widest() {
+  static const Widest found = find_widest();
+  return found;
 }
 
 constexpr int kUnset = -1;
@@ -45,24 +70,14 @@ const char* isa_name(Isa isa) {
   }
 }
 
-bool isa_supported(Isa isa) {
-  switch (isa) {  // the levels that kernels/CMakeLists.txt compiles for
-#ifdef MTRAIN_HAS_AVX512
-    case Isa::avx512: return __builtin_cpu_supports("x86-64-v4");
-#endif
-#ifdef MTRAIN_HAS_AVX2
-    case Isa::avx2: return __builtin_cpu_supports("x86-64-v3");
-#endif
-    case Isa::generic: return true;
-    default: return false;
-  }
-}
+bool isa_supported(Isa isa) { return is_here(isa) && isa <= widest().isa; }
+bool tiles_allowed() { return widest().tiles; }
 
 Isa isa() {
   const int known = current.load(std::memory_order_relaxed);
   if (known != kUnset) [[likely]]
     return Isa(known);
-  const Isa chosen = choose();
+  const Isa chosen = widest().isa;
   current.store(int(chosen), std::memory_order_relaxed);
   return chosen;
 }

@@ -1,16 +1,19 @@
 // Which instruction set the vector kernels of this process use: the widest that the CPU has. The
-// environment variable MTRAIN_CPU_ISA=generic|avx2|avx512 asks for a narrower one (tests; comparing
-// machines).
+// environment variable MTRAIN_CPU_ISA=generic|avx2|avx512 makes a CPU behave as one that has
+// nothing wider (for tests, and to compare machines); AMX tiles are used where it is unset.
 #pragma once
 
 namespace mtrain::kernels::cpu {
 
-enum class Isa { generic, avx2, avx512 };
+enum class Isa { generic, avx2, avx512 };  // each has what those before it have
 
 Isa isa();
 const char* isa_name(Isa isa);
 
-bool isa_supported(Isa isa);  // this build has it and this CPU can run it
+// This build has it, this CPU can run it and MTRAIN_CPU_ISA allows it. Throws UserError where that
+// variable names what cannot be had.
+bool isa_supported(Isa isa);
+bool tiles_allowed();   // by MTRAIN_CPU_ISA
 void set_isa(Isa isa);  // for tests and benchmarks; throws UserError where it is not supported
 
 }  // namespace mtrain::kernels::cpu

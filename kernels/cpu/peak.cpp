@@ -9,6 +9,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/matmul_backend.h"
 
 namespace mtrain::kernels::cpu {
 
@@ -76,6 +77,28 @@ __attribute__((target("avx512f,avx512bf16"))) double dot_flops(int64_t steps) {
 }
 #endif
 
+// The best rates of one thread over short rounds that take turns, so that a neighbour on the host
+// slows both alike.
+bool dot_products_are_faster() {
+#if defined(__x86_64__)
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kSteps = 20'000;
+  constexpr auto kDuration = std::chrono::milliseconds(40);
+  constexpr double kClearly = 1.25;
+  double fp32 = 0, dots = 0;
+  const auto round = [](double (*flops_of)(int64_t steps), double& best) {
+    const auto start = Clock::now();
+    const double flops = flops_of(kSteps);
+    best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - start).count());
+  };
+  for (const auto begin = Clock::now(); Clock::now() - begin < kDuration;)
+    round(fma_flops, fp32), round(dot_flops, dots);
+  return dots > kClearly * fp32;
+#else
+  return false;
+#endif
+}
+
 double measure(double (*flops_of)(int64_t steps)) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kSteps = 400'000;
@@ -97,6 +120,13 @@ double measure(double (*flops_of)(int64_t steps)) {
 }
 
 }  // namespace
+
+Bf16Arithmetic fastest_bf16_arithmetic() {
+  if (supports(Bf16Arithmetic::tiles)) return Bf16Arithmetic::tiles;
+  return supports(Bf16Arithmetic::dot_products) && dot_products_are_faster()
+             ? Bf16Arithmetic::dot_products
+             : Bf16Arithmetic::widened;
+}
 
 double measure_peak_flops(DType dtype) {
   double best = measure(fma_flops);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bf16_arithmetic.h"
 #include "device/allocator.h"
 #include "device/stream.h"
 
@@ -39,6 +40,10 @@ class Device {
   bool is_cuda() const;
   int threads() const;
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
+
+  // How matmuls of two bf16 operands that are launched from now on are computed; of CPU devices.
+  Bf16Arithmetic bf16_arithmetic() const { return bf16_arithmetic_; }
+  void set_bf16_arithmetic(Bf16Arithmetic arithmetic) { bf16_arithmetic_ = arithmetic; }
 
   // The stream of that name ("compute", "tp", "dp", "copy", ...), created at its first use.
   Stream& stream(const std::string& name);
@@ -85,6 +90,7 @@ class Device {
 
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
+  Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
   std::shared_ptr<Allocator> allocator_;  // weakly held by its buffers
   std::unique_ptr<FlightRecorder> recorder_;
   std::unique_ptr<Sanitizer> sanitizer_;

@@ -8,8 +8,10 @@ MT_KERNEL(Matmul)
 namespace mtrain::ops {
 
 namespace {
-kernels::Matmul describe(const Tensor& a, const Tensor& b, Transpose t, const Tensor& c) {
-  kernels::Matmul m{.a = a, .b = b, .c_MN = c, .trans_a = t.a, .trans_b = t.b};
+kernels::Matmul describe(const Device& device, const Tensor& a, const Tensor& b, Transpose t,
+                         const Tensor& c) {
+  kernels::Matmul m{
+      .a = a, .b = b, .c_MN = c, .trans_a = t.a, .trans_b = t.b, .bf16 = device.bf16_arithmetic()};
   MT_CHECK(a.shape().rank() == 2 && b.shape().rank() == 2, "matmul of {} and {}", a.shape().str(),
            b.shape().str());
   m.M = a.dim(t.a ? 1 : 0);
@@ -35,7 +37,7 @@ Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Tr
 void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
                  const Tensor& c_MN, bool accumulate, const Tensor& bias_N) {
   if (accumulate) MT_DTYPE("matmul_into", c_MN, DType::f32);
-  auto args = describe(a, b, t, c_MN);
+  auto args = describe(on.device(), a, b, t, c_MN);
   if (bias_N) {
     MT_SHAPE("matmul", bias_N, {args.N});
     MT_FLOAT("matmul", bias_N);
@@ -55,7 +57,7 @@ GeluResult matmul_gelu(Stream& on, const char* name, const Tensor& a, const Tens
   }
   const Shape shape{a.dim(t.a ? 1 : 0), b.dim(t.b ? 0 : 1)};
   const GeluResult r{Tensor::empty(on, shape, a.dtype()), Tensor::empty(on, shape, a.dtype())};
-  auto args = describe(a, b, t, r.y_MN);
+  auto args = describe(on.device(), a, b, t, r.y_MN);
   if (bias_N) MT_SHAPE("matmul_gelu", bias_N, {args.N});
   args.bias_N = bias_N;
   args.gelu_input_MN = r.x_MN;
@@ -70,7 +72,7 @@ GeluGradients matmul_dgelu(Stream& on, const char* name, const Tensor& a, const 
     return {gelu_backward(on, x_MN, y, y, true), y};
   }
   const GeluGradients r{Tensor::empty(on, x_MN.shape(), a.dtype()), gelu(on, x_MN, true)};
-  auto args = describe(a, b, t, r.dx_MN);
+  auto args = describe(on.device(), a, b, t, r.dx_MN);
   MT_DTYPE("matmul_dgelu", x_MN, a.dtype());
   args.dgelu_of_MN = x_MN;
   enqueue(on, {.name = name, .reads = {a, b, x_MN}, .writes = {r.dx_MN}}, args);
@@ -85,7 +87,7 @@ void weight_gradient_into(Stream& on, const char* name, const Tensor& dy_TO, con
     return;
   }
   MT_DTYPE("weight_gradient", dw_OI, DType::f32);
-  auto args = describe(dy_TO, x_TI, {.a = true}, dw_OI);
+  auto args = describe(on.device(), dy_TO, x_TI, {.a = true}, dw_OI);
   MT_SHAPE("weight_gradient", db_O, {args.M});
   MT_DTYPE("weight_gradient", db_O, DType::f32);
   args.accumulate = accumulate;

@@ -2,18 +2,13 @@
 
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
-#include "kernels/cpu/matmul_plan.h"
-#include "kernels/cpu/openblas.h"
+#include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
 
 namespace mtrain::ops {
 
-namespace plan = kernels::cpu::matmul_plan;
-
-void load_matmul_libraries() { kernels::cpu::openblas::load(); }
-std::string matmul_choices() { return plan::save(); }
-void restore_matmul_choices(std::string_view choices) { plan::load(choices); }
-void fix_matmul_choices(bool fixed) { plan::use_static_rule(fixed); }
+bool supports(Bf16Arithmetic arithmetic) { return kernels::cpu::supports(arithmetic); }
+Bf16Arithmetic fastest_bf16_arithmetic() { return kernels::cpu::fastest_bf16_arithmetic(); }
 void fix_attention_order(bool fixed) { kernels::cuda::fix_attention_order(fixed); }
 
 namespace {

@@ -40,7 +40,8 @@ struct DebugConfig {
             "report two accesses of a buffer that no event orders"},
       Field{"trace", &DebugConfig::trace, "write a Chrome / Perfetto trace to this file"},
       Field{"deterministic", &DebugConfig::deterministic,
-            "bitwise equal runs, also where that is slower"},
+            "bitwise equal runs on GPUs, too, and bf16 products on CPUs that do not use their bf16 "
+            "instructions; slower"},
       Field{"strict", &DebugConfig::strict,
             "refuse an overlap that cannot be active; false turns it off with a warning"},
       Field{"check_nan", &DebugConfig::check_nan,

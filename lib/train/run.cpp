@@ -14,6 +14,7 @@
 #include "recipe/layout.h"
 #include "recipe/overlap.h"
 #include "train/agreement.h"
+#include "train/bf16_choice.h"
 #include "train/data_setup.h"
 #include "train/fault.h"
 #include "train/interrupt.h"
@@ -196,8 +197,10 @@ class Training {
       load_snapshot(trainer_, recipe_, start_->path);
       saved_ = trainer_.steps_done();
       note(fmt::format("continuing after step {} of {}", saved_, start_->path.string()));
-    } else if (recipe_.checkpoint.load) {
-      note("checkpoint.load=latest: nothing to continue from, starting at step 1");
+    } else {
+      choose_bf16_arithmetic(*device_, trainer_.control(), recipe_);
+      if (recipe_.checkpoint.load)
+        note("checkpoint.load=latest: nothing to continue from, starting at step 1");
     }
     if (reporter_)
       for (const auto& line : set_aside_abandoned(recipe_, start_)) note(line);
@@ -237,8 +240,6 @@ void run_training(const Recipe& recipe, const RunOptions& options) {
   World world = open_world(recipe, options.job);
   try {
     const auto start = claim_run_folder(recipe);
-    ops::load_matmul_libraries();  // before the device has threads
-    ops::fix_matmul_choices(recipe.debug.deterministic);
     ops::fix_attention_order(recipe.debug.deterministic);
     Training(recipe, options, world, start).run();
   } catch (const std::exception& e) {
@@ -254,7 +255,6 @@ void generate_from_run(const std::string& run, std::string_view prompt, Generate
     throw UserError(fmt::format("{} holds no complete checkpoint", run),
                     "give a run folder or a checkpoint folder");
   const Recipe recipe = load_saved_recipe(found->path);
-  ops::fix_matmul_choices(true);  // every length is a new shape: nothing to gain from measuring
   const auto tokenizer = open_tokenizer(recipe.tokenizer);
   const auto device = open_device(recipe, {});
   Stream& on = device->stream("compute");

@@ -11,8 +11,8 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/state.h"
-#include "ops/tuning.h"
 #include "recipe/schema.h"
+#include "train/bf16_choice.h"
 
 namespace mtrain {
 
@@ -212,16 +212,6 @@ void set_moment(Stream& on, const Parameter& p, const Tensor& own,
   }
 }
 
-// Each rank has measured its own matmuls; those that agree with rank 0 have no entry.
-std::string choices_of(int rank) {
-  return rank == 0 ? "matmul_choices" : fmt::format("matmul_choices.rank-{}", rank);
-}
-void restore_choices(const TrainState& state, const World& world) {
-  const bool same_ranks = state.contains("ranks") && state.integer("ranks") == world.size();
-  const std::string own = choices_of(world.rank());
-  ops::restore_matmul_choices(state.text(same_ranks && state.contains(own) ? own : choices_of(0)));
-}
-
 // Delayed scales are the same on the ranks that share a layer; the lines of all layers, once.
 std::string float8_state(Trainer& t) {
   const bool speaks = t.fp8() && t.data_parallel().rank() == 0 && t.tensor_parallel().rank() == 0;
@@ -256,15 +246,13 @@ fs::path save_snapshot(Trainer& t, const Recipe& recipe, const fs::path& root,
       {{"", [&](ParamUnit& unit) { return as_fp32(t.compute(), whole_master(dp, unit)); }}});
   write_state(t, model, file(kOptimizer),
               {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
-  const auto choices = t.control().texts(ops::matmul_choices());
   const std::string float8 = float8_state(t);
   fs::path committed;
   rank_0_while_others_wait(t.control(), [&] {
     TrainState state;
     state.set("step", t.steps_done());
     state.set("ranks", t.world().size());
-    for (size_t r = 0; r < choices.size(); ++r)
-      if (r == 0 || choices[r] != choices[0]) state.set(choices_of(int(r)), choices[r]);
+    save_bf16_arithmetic(t.device(), recipe, state);
     if (!float8.empty()) state.set(kFloat8Scales, float8);
     state.save(writer->folder() / kState);
     write_file_atomic(writer->folder() / kRecipe, print_recipe(recipe));
@@ -314,7 +302,7 @@ void load_snapshot(Trainer& t, const Recipe& recipe, const fs::path& folder) {
     set_moment(t.compute(), *p, own.m, read_floats(moments, p->name + ".m", p->whole_shape()));
     set_moment(t.compute(), *p, own.v, read_floats(moments, p->name + ".v", p->whole_shape()));
   }
-  restore_choices(state, t.world());
+  restore_bf16_arithmetic(t.device(), t.control(), recipe, state);
   if (t.fp8() && state.contains(kFloat8Scales))
     t.fp8()->restore(t.compute(), state.text(kFloat8Scales));
   t.set_steps_done(state.integer("step"));

@@ -7,6 +7,7 @@
 #include "recipe/cuda_graphs.h"
 #include "recipe/float8_copies.h"
 #include "recipe/overlap.h"
+#include "train/model_setup.h"
 
 namespace mtrain {
 
@@ -103,6 +104,16 @@ std::string precision(const Recipe& r, const Layout& l) {
                      enum_name(p.fp8_recipe), print_float8_copies(float8_copies(r, l)));
 }
 
+// How this run's CPUs multiply bf16.
+std::string bf16_text(Trainer& t, const Recipe& r) {
+  if (t.device().is_cuda() || compute_dtype(r.mixed_precision) != DType::bf16) return "";
+  switch (t.device().bf16_arithmetic()) {
+    case Bf16Arithmetic::dot_products: return ", bf16 by dot products";
+    case Bf16Arithmetic::tiles: return ", bf16 by AMX tiles";
+    default: return ", bf16 as fp32";
+  }
+}
+
 }  // namespace
 
 std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
@@ -124,7 +135,8 @@ std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
                                        r.train.steps, human_count(tokens))});
   rows.push_back(
       {"device", t.device().description() +
-                     (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "")});
+                     (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "") +
+                     bf16_text(t, r)});
   if (t.world().size() == 1) {
     rows.push_back({"overlap", "one rank: no communication"});
   } else {

@@ -1,21 +1,22 @@
-// GFLOP/s of every way to compute the matmuls of three model shapes.
+// GFLOP/s of the matmuls of three models: our GEMMs, and beside them those of oneDNN and OpenBLAS
+// where they are installed, on the instruction set that MTRAIN_CPU_ISA allows to all of them.
 //   bench_matmul [threads] [fp32|bf16] [rounds] [part of a name]
-// Rounds visit all ways of a shape in turn and medians are printed (MTRAIN_BENCH_BEST=1: the best
-// rounds, for a machine that others use too): compare within one run.
+// Rounds visit all columns of a shape in turn and medians are printed (MTRAIN_BENCH_BEST=1: the
+// best rounds, for a machine that others use too): compare within one run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/math.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
+#include "gemm_peers/gemm_peers.h"
 #include "kernels/cpu/dispatch.h"
-#include "kernels/cpu/matmul_plan.h"
-#include "kernels/cpu/openblas.h"
+#include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
 #include "kernels/elementwise.h"
 
@@ -51,25 +52,41 @@ struct Operand {
   }
 };
 
+struct Column {
+  std::string name;
+  std::function<void(const Matmul&)> run;
+};
+
+std::vector<Column> columns_of(DType dtype) {
+  std::vector<Column> columns;
+  const Span none{nullptr, 0, dtype};
+  for (cpu::MatmulBackend b : cpu::available_backends({.a = none, .b = none}))
+    columns.push_back(
+        {std::string(cpu::backend_name(b)), [b](const Matmul& m) { cpu::run(m, b); }});
+  for (const bench::GemmPeer& peer : bench::gemm_peers(dtype))
+    columns.push_back({peer.name, peer.run});
+  return columns;
+}
+
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
   return std::getenv("MTRAIN_BENCH_BEST") ? x[0] : x[x.size() / 2];
 }
 
-void report(const std::string& name, const Matmul& m, int rounds) {
-  const auto ways = cpu::ways_of(m);
-  std::vector<std::vector<double>> seconds(ways.size());
+void report(const std::string& name, const Matmul& m, const std::vector<Column>& columns,
+            int rounds) {
+  std::vector<std::vector<double>> seconds(columns.size());
   for (int round = -1; round < rounds; ++round)
-    for (size_t i = 0; i < ways.size(); ++i) {
+    for (size_t i = 0; i < columns.size(); ++i) {
       const auto start = std::chrono::steady_clock::now();
-      cpu::run(m, ways[i]);
+      columns[i].run(m);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
       if (round >= 0) seconds[i].push_back(took.count());
     }
   const double flops = 2.0 * double(m.M) * double(m.N) * double(m.K);
   std::printf("%-18s %6ld %6ld %6ld", name.c_str(), long(m.M), long(m.N), long(m.K));
-  for (const auto& s : seconds) std::printf(" %9.0f", flops / median(s) * 1e-9);
-  std::printf("   %s\n", cpu::way_name(cpu::matmul_plan::choose(m)));
+  for (const auto& s : seconds) std::printf(" %12.0f", flops / median(s) * 1e-9);
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -80,17 +97,15 @@ int main(int argc, char** argv) {
   const DType dtype = argc > 2 && std::string(argv[2]) == "bf16" ? DType::bf16 : DType::f32;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 9;
   const std::string only = argc > 4 ? argv[4] : "";
-  cpu::openblas::load();  // before there are threads
+  const std::vector<Column> columns = columns_of(dtype);  // before there are threads
   ThreadPool pool(threads);
   const ThreadPool::Scope scope(&pool);
-  std::printf("%d threads, %s, %s, peak %.0f GFLOP/s, OpenBLAS %s\n", threads,
+  std::printf("%d threads, %s, %s, fp32 peak %.0f GFLOP/s\n", threads,
               std::string(dtype_name(dtype)).c_str(), cpu::isa_name(cpu::isa()),
-              cpu::measure_peak_flops() * 1e-9, cpu::openblas::core_name().c_str());
+              cpu::measure_peak_flops() * 1e-9);
   std::printf("%-18s %6s %6s %6s", "GFLOP/s", "M", "N", "K");
-  const Span none{nullptr, 0, dtype};
-  for (cpu::MatmulWay way : cpu::ways_of({.a = none, .b = none}))
-    std::printf(" %9s", cpu::way_name(way));
-  std::printf("   chosen\n");
+  for (const Column& column : columns) std::printf(" %12s", column.name.c_str());
+  std::printf("\n");
   for (const Weight& w : kWeights) {
     if (std::string(w.name).find(only) == std::string::npos) continue;
     const Operand x(w.T * w.in, dtype), weight(w.out * w.in, dtype), y(w.T * w.out, dtype);
@@ -103,10 +118,10 @@ int main(int argc, char** argv) {
             .N = w.out,
             .K = w.in,
             .trans_b = true},
-           rounds);
+           columns, rounds);
     report(w.name + std::string(" dgrad"),
            {.a = y.span, .b = weight.span, .c_MN = dx.span, .M = w.T, .N = w.in, .K = w.out},
-           rounds);
+           columns, rounds);
     report(w.name + std::string(" wgrad"),
            {.a = y.span,
             .b = x.span,
@@ -116,6 +131,6 @@ int main(int argc, char** argv) {
             .K = w.T,
             .trans_a = true,
             .accumulate = true},
-           rounds);
+           columns, rounds);
   }
 }

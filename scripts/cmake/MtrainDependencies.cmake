@@ -15,7 +15,6 @@ mtrain_need(spdlog libspdlog-dev)
 mtrain_need(yaml-cpp libyaml-cpp-dev)
 mtrain_need(CLI11 libcli11-dev)
 mtrain_need(nlohmann_json nlohmann-json3-dev)
-mtrain_need(dnnl libdnnl-dev)
 mtrain_need(Gloo libgloo-dev)
 if(MTRAIN_TESTS)
   mtrain_need(Catch2 catch2)
@@ -30,10 +29,6 @@ function(mtrain_need_pc target module debian)
 endfunction()
 
 mtrain_need_pc(PCRE2 libpcre2-8 libpcre2-dev)
-
-# OpenBLAS is loaded at run time, not linked: its kernel choice is read from the environment while it loads, and
-# it misjudges new CPUs (see kernels/cpu/openblas.h). It is optional; without it matmuls go to our own and to oneDNN.
-find_library(MTRAIN_OPENBLAS_LIBRARY NAMES libopenblas.so.0 openblas)
 
 # CUDA: AUTO turns it on exactly when nvcc is there.
 set(MTRAIN_HAS_CUDA OFF)
@@ -67,4 +62,4 @@ if(MTRAIN_HAS_CUDA)
     set(MTRAIN_HAS_NCCL ON)
   endif()
 endif()
-message(STATUS "mtrain: CUDA ${MTRAIN_HAS_CUDA}, NCCL ${MTRAIN_HAS_NCCL}, OpenBLAS ${MTRAIN_OPENBLAS_LIBRARY}")
+message(STATUS "mtrain: CUDA ${MTRAIN_HAS_CUDA}, NCCL ${MTRAIN_HAS_NCCL}")

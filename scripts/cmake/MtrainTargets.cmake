@@ -31,19 +31,33 @@ function(mtrain_lib name)
   target_link_libraries(mtrain_${name} PUBLIC mtrain_options ${ARG_DEPS} ${ARG_EXTERNAL} PRIVATE ${ARG_PRIVATE_EXTERNAL})
 endfunction()
 
-# mtrain_test(unit_device SOURCES ... DEPS device): one Catch2 program, one ctest entry.
+# mtrain_test(unit_device SOURCES ... DEPS device [LABELS ...] [BY_FILE]): one Catch2 program, and one ctest entry or,
+# BY_FILE, one for each of the sources that is named *_test.cpp.
 function(mtrain_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "BY_FILE" "" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(test_${name} ${ARG_SOURCES})
   list(TRANSFORM ARG_DEPS PREPEND mtrain_)
   target_link_libraries(test_${name} PRIVATE mtrain_options ${ARG_DEPS} Catch2::Catch2WithMain)
   target_compile_definitions(test_${name} PRIVATE MTRAIN_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  add_test(NAME ${name} COMMAND test_${name})
+  if(ARG_BY_FILE)
+    set(entries)
+    foreach(source ${ARG_SOURCES})
+      get_filename_component(file ${source} NAME_WE)
+      if(file MATCHES "_test$")
+        string(REGEX REPLACE "_test$" "" entry unit_${file})
+        add_test(NAME ${entry} COMMAND test_${name} --filenames-as-tags "[#${file}]")
+        list(APPEND entries ${entry})
+      endif()
+    endforeach()
+  else()
+    add_test(NAME ${name} COMMAND test_${name})
+    set(entries ${name})
+  endif()
   # Under ThreadSanitizer a program takes up to ten times as long.
   set(seconds 900)
   if(MTRAIN_SANITIZE)
     set(seconds 9000)
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds}
+  set_tests_properties(${entries} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${seconds}
     ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1;UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1")
 endfunction()

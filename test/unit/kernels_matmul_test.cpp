@@ -11,9 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/matmul_plan.h"
-#include "kernels/cpu/onednn.h"
-#include "kernels/cpu/openblas.h"
+#include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
 #include "kernels/matmul.h"
 #include "kernels_testing.h"
@@ -21,24 +19,9 @@
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
-using cpu::MatmulWay;
+using cpu::MatmulBackend;
 
 namespace {
-
-// OpenBLAS is loaded once for all tests, while there is one thread, under an environment that it
-// must find again.
-const struct OpenBlas {
-  OpenBlas() {
-    for (auto& [name, value] : after) setenv(name, (std::string("sentinel ") + name).c_str(), 1);
-    cpu::openblas::load();
-    for (auto& [name, value] : after) {
-      if (const char* found = std::getenv(name)) value = found;
-      unsetenv(name);
-    }
-  }
-  std::vector<std::pair<const char*, std::string>> after{
-      {"OPENBLAS_CORETYPE", ""}, {"OPENBLAS_NUM_THREADS", ""}, {"OPENBLAS_L2_SIZE", ""}};
-} kOpenBlas;
 
 enum class Extra { none, bias, accumulate };
 
@@ -87,9 +70,9 @@ struct Problem {
             .trans_b = trans_b,
             .accumulate = extra == Extra::accumulate};
   }
-  Array result(MatmulWay way) {
+  Array result(MatmulBackend backend) {
     Array into = c;
-    cpu::run(args(into), way);
+    cpu::run(args(into), backend);
     REQUIRE(into.margin_untouched());
     return into;
   }
@@ -102,26 +85,65 @@ struct Problem {
   }
 };
 
-std::string describe(const Problem& p, MatmulWay way) {
-  return fmt::format("{} M {} N {} K {} {}{} extra {} a {} b {} c {}", cpu::way_name(way), p.M, p.N,
-                     p.K, p.trans_a ? "T" : "-", p.trans_b ? "T" : "-", int(p.extra),
+// Rows [row0, row1) and columns [column0, column1) of a problem's C, with the operands that they
+// need.
+class Piece {
+ public:
+  Piece(const Problem& p, int64_t row0, int64_t row1, int64_t column0, int64_t column1)
+      : p_(p),
+        row0_(row0),
+        column0_(column0),
+        M_(row1 - row0),
+        N_(column1 - column0),
+        a_(p.trans_a ? block(p.a, p.M, 0, p.K, row0, M_) : block(p.a, p.K, row0, M_, 0, p.K)),
+        b_(p.trans_b ? block(p.b, p.K, column0, N_, 0, p.K) : block(p.b, p.N, 0, p.K, column0, N_)),
+        bias_(block(p.bias, p.N, 0, 1, column0, N_)),
+        c_(block(p.c, p.N, row0, M_, column0, N_)) {}
+  Matmul args() {
+    return {.a = a_,
+            .b = b_,
+            .bias_N = p_.extra == Extra::bias ? ConstSpan(bias_) : ConstSpan{},
+            .c_MN = c_,
+            .M = M_,
+            .N = N_,
+            .K = p_.K,
+            .trans_a = p_.trans_a,
+            .trans_b = p_.trans_b,
+            .accumulate = p_.extra == Extra::accumulate};
+  }
+  bool is_within(const Array& whole) const {
+    return c_ == block(whole, p_.N, row0_, M_, column0_, N_);
+  }
+
+ private:
+  static Array block(const Array& x, int64_t ld, int64_t row, int64_t rows, int64_t column,
+                     int64_t columns) {
+    std::vector<double> values;
+    for (int64_t i = row; i < row + rows; ++i)
+      for (int64_t j = column; j < column + columns; ++j) values.push_back(x[i * ld + j]);
+    return Array(x.dtype(), values);
+  }
+  const Problem& p_;
+  int64_t row0_, column0_, M_, N_;
+  Array a_, b_, bias_, c_;
+};
+
+std::string describe(const Problem& p, MatmulBackend backend) {
+  return fmt::format("{} M {} N {} K {} {}{} extra {} a {} b {} c {}", cpu::backend_name(backend),
+                     p.M, p.N, p.K, p.trans_a ? "T" : "-", p.trans_b ? "T" : "-", int(p.extra),
                      dtype_name(p.a.dtype()), dtype_name(p.b.dtype()), dtype_name(p.c.dtype()));
 }
 
-void check_all_ways(Problem& p, Closeness& close) {
+std::vector<MatmulBackend> backends_of(Problem& p) {
   Array probe = p.c;
-  for (MatmulWay way : cpu::ways_of(p.args(probe))) {
-    INFO(describe(p, way));
-    REQUIRE(close(p.result(way), p.expected, p.rule()) == "");
-  }
+  return cpu::available_backends(p.args(probe));
 }
 
-// The ways that promise the same bits for any number of threads.
-std::vector<MatmulWay> own_ways(Problem& p) {
-  Array probe = p.c;
-  std::vector<MatmulWay> ways = cpu::ways_of(p.args(probe));
-  std::erase_if(ways, [](MatmulWay w) { return w != MatmulWay::own && w != MatmulWay::own_bf16; });
-  return ways;
+void check_all_backends(Problem& p, Closeness& close) {
+  for (MatmulBackend backend : backends_of(p)) {
+    INFO(describe(p, backend));
+    REQUIRE(close(p.result(backend), p.expected, p.rule()) == "");
+  }
 }
 
 template <class F>
@@ -138,7 +160,7 @@ void for_each_combination(const F& f) {
 
 }  // namespace
 
-TEST_CASE("matmul: every layout and type agrees with float64, every way and instruction set") {
+TEST_CASE("matmul: every layout and type agrees with float64, every backend and instruction set") {
   struct Size {
     int64_t M, N, K;
   };
@@ -150,7 +172,7 @@ TEST_CASE("matmul: every layout and type agrees with float64, every way and inst
                    Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}, Size{30, 50, 95}})
       for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
         Problem p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
-        check_all_ways(p, close);
+        check_all_backends(p, close);
       });
   });
 }
@@ -164,13 +186,13 @@ TEST_CASE("matmul: sums cut over k, and results of several blocks") {
       for (bool trans_b : {false, true})
         for (DType type : kFloats) {
           Problem longest(35, 70, 1301, trans_a, trans_b, Extra::bias, type, type, type);
-          check_all_ways(longest, close);
+          check_all_backends(longest, close);
           Problem tall(4200, 5, 7, trans_a, trans_b, Extra::none, type, type, type);
-          check_all_ways(tall, close);
+          check_all_backends(tall, close);
           Problem wide(5, 4200, 600, trans_a, trans_b, Extra::none, type, type, type);
-          check_all_ways(wide, close);
+          check_all_backends(wide, close);
           Problem sum(30, 40, 1025, trans_a, trans_b, Extra::accumulate, type, type, DType::f32);
-          check_all_ways(sum, close);
+          check_all_backends(sum, close);
         }
   });
 }
@@ -182,9 +204,9 @@ TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
   for (bool trans_b : {false, true})
     for (DType type : kFloats) {
       Problem p(9, 600, 8300, false, trans_b, Extra::bias, type, type, type);
-      for (MatmulWay way : own_ways(p)) {
-        INFO(describe(p, way));
-        REQUIRE(close(p.result(way), p.expected, p.rule()) == "");
+      for (MatmulBackend backend : backends_of(p)) {
+        INFO(describe(p, backend));
+        REQUIRE(close(p.result(backend), p.expected, p.rule()) == "");
       }
     }
 }
@@ -196,8 +218,8 @@ TEST_CASE("matmul: a result transposed through partial sums of a long k") {
     for (int threads : {1, 3}) {
       ThreadPool pool(threads);
       const ThreadPool::Scope scope(&pool);
-      INFO(isa << ", " << threads << " threads: " << describe(p, MatmulWay::own));
-      REQUIRE(close(p.result(MatmulWay::own), p.expected, p.rule()) == "");
+      INFO(isa << ", " << threads << " threads: " << describe(p, MatmulBackend::native));
+      REQUIRE(close(p.result(MatmulBackend::native), p.expected, p.rule()) == "");
     }
   });
 }
@@ -215,18 +237,18 @@ TEST_CASE("matmul: an empty sum is zero or the bias, an empty result is nothing"
   cpu::run(Matmul{.a = a, .b = b, .c_MN = c, .M = 0, .N = 3, .K = 0});
 }
 
-TEST_CASE("matmul: own results do not depend on threads or on how M and N are cut") {
+TEST_CASE("matmul: results do not depend on threads or on how M and N are cut") {
   for (DType type : kFloats)
     for (bool trans_a : {false, true})
       for (bool trans_b : {false, true}) {
         Problem p(150, 170, 2101, trans_a, trans_b, Extra::none, type, type, type);
-        for (MatmulWay way : own_ways(p)) {
-          INFO(describe(p, way));
-          const Array alone = p.result(way);
+        for (MatmulBackend backend : backends_of(p)) {
+          INFO(describe(p, backend));
+          const Array alone = p.result(backend);
           for (int threads : {2, 3}) {
             ThreadPool pool(threads);
             const ThreadPool::Scope scope(&pool);
-            REQUIRE(p.result(way) == alone);
+            REQUIRE(p.result(backend) == alone);
           }
           if (trans_a) continue;
           // Rows 40 .. 149 on their own.
@@ -235,20 +257,59 @@ TEST_CASE("matmul: own results do not depend on threads or on how M and N are cu
           Matmul m = p.args(part);
           m.M = rows;
           m.a = {m.a.as<char>() + first * p.K * dtype_size(type), rows * p.K, type};
-          cpu::run(m, way);
+          cpu::run(m, backend);
           REQUIRE(part.values() == alone.values(first * p.N));
         }
       }
 }
 
+TEST_CASE(
+    "matmul: any cut of rows and columns, on 1 to 4 threads, gives the whole product's bits") {
+  uint64_t drawn = 0;
+  const auto draw = [&](int64_t least, int64_t most) {
+    return least + int64_t(uniform_below(17, drawn++, uint64_t(most - least + 1)));
+  };
+  // Borders of 1 to 4 pieces of n.
+  const auto borders = [&](int64_t n) {
+    std::vector<int64_t> at{0, n};
+    for (int64_t i = draw(0, 3); i > 0; --i) at.push_back(draw(0, n));
+    std::ranges::sort(at);
+    return at;
+  };
+  for_each_isa([&](const char* isa) {
+    for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
+      // Some sums are longer than a block of k, and some products have few rows or columns.
+      const int64_t M = draw(0, 2) ? draw(1, 150) : draw(1, 12),
+                    N = draw(0, 2) ? draw(1, 150) : draw(1, 12),
+                    K = draw(0, 3) ? draw(1, 300) : draw(500, 1700);
+      Problem p(M, N, K, ta, tb, extra, a, b, c);
+      for (MatmulBackend backend : backends_of(p)) {
+        INFO(isa << ": " << describe(p, backend));
+        const Array whole = p.result(backend);
+        ThreadPool pool(int(draw(1, 4)));
+        const ThreadPool::Scope scope(&pool);
+        const auto rows = borders(M), columns = borders(N);
+        for (size_t i = 1; i < rows.size(); ++i)
+          for (size_t j = 1; j < columns.size(); ++j) {
+            Piece piece(p, rows[i - 1], rows[i], columns[j - 1], columns[j]);
+            CAPTURE(rows[i - 1], rows[i], columns[j - 1], columns[j], pool.threads());
+            cpu::run(piece.args(), backend);
+            REQUIRE(piece.is_within(whole));
+          }
+      }
+    });
+  });
+}
+
 TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
   if (!cpu::gemm_bf16_supported()) {
-    WARN("this build or CPU has no AVX512_BF16: own_bf16 was not tested");
+    WARN("this build or CPU has no AVX512_BF16: native_bf16 was not tested");
     return;
   }
   Array probe(DType::bf16, 1);
-  const auto ways = cpu::ways_of({.a = probe, .b = probe, .c_MN = probe, .M = 1, .N = 1, .K = 1});
-  REQUIRE((std::find(ways.begin(), ways.end(), MatmulWay::own_bf16) != ways.end()) ==
+  const auto backends =
+      cpu::available_backends({.a = probe, .b = probe, .c_MN = probe, .M = 1, .N = 1, .K = 1});
+  REQUIRE((std::ranges::count(backends, MatmulBackend::native_bf16) == 1) ==
           (cpu::isa() == cpu::Isa::avx512));
   // One full tile and edges on both sides; K is odd, so that half of the last pair is padding.
   const int64_t M = 17, N = 37, K = 5;
@@ -259,57 +320,19 @@ TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike
       Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K, .trans_b = trans_b};
       for (int64_t i = 0; i < M * K; ++i) a.set(i, tiny);
       for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
-      cpu::run(m, MatmulWay::own_bf16);  // denormal operands
+      cpu::run(m, MatmulBackend::native_bf16);  // denormal operands
       REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
       for (int64_t i = 0; i < M * K; ++i) a.set(i, small);
       for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
-      cpu::run(m, MatmulWay::own_bf16);  // denormal products
+      cpu::run(m, MatmulBackend::native_bf16);  // denormal products
       REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
       // NaN and infinity go through, and padding does not make more of them.
       const double inf = std::numeric_limits<double>::infinity();
       for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
       for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
-      cpu::run(m, MatmulWay::own_bf16);
+      cpu::run(m, MatmulBackend::native_bf16);
       for (int64_t i = 0; i < M * N; ++i) REQUIRE(c[i] == (i / N == 16 ? inf : double(K)));
     }
-}
-
-TEST_CASE("matmul: oneDNN never falls back to its reference implementation") {
-  const float* nothing = nullptr;
-  for (DType type : kFloats)
-    for (bool trans_a : {false, true})
-      for (bool trans_b : {false, true})
-        for (bool accumulate : {false, true}) {
-          const int64_t M = 128, N = 64, K = 96;
-          const std::string name =
-              cpu::onednn::implementation({.a = nothing,
-                                           .b = nothing,
-                                           .M = M,
-                                           .N = N,
-                                           .K = K,
-                                           .lda = trans_a ? M : K,
-                                           .ldb = trans_b ? K : N,
-                                           .ldc = N,
-                                           .trans_a = trans_a,
-                                           .trans_b = trans_b,
-                                           .accumulate = accumulate,
-                                           .a_b = type,
-                                           .c_type = accumulate ? DType::f32 : type});
-          INFO(name << " for " << dtype_name(type) << " " << trans_a << trans_b << accumulate);
-          if (type == DType::f32 || cpu::onednn::has_bf16())
-            REQUIRE(name.find("ref") == std::string::npos);
-        }
-}
-
-TEST_CASE("matmul: OpenBLAS takes this CPU's kernels and leaves the environment as it was") {
-  for (const auto& [name, value] : kOpenBlas.after)
-    REQUIRE(value == std::string("sentinel ") + name);
-  if (!cpu::openblas::available()) return;  // optional: without it there is nothing to hold true
-  if (cpu::isa_supported(cpu::Isa::avx512) && !std::getenv("MTRAIN_OPENBLAS_CORETYPE")) {
-    const std::string core = cpu::openblas::core_name();
-    INFO(core);
-    REQUIRE((core == "SkylakeX" || core == "Cooperlake"));
-  }
 }
 
 TEST_CASE("matmul: gelu, its gradient and sums beside a product agree with float64") {
@@ -359,63 +382,7 @@ TEST_CASE("matmul: gelu, its gradient and sums beside a product agree with float
   REQUIRE_THROWS_AS(cpu::run(with_sums), BugError);
 }
 
-TEST_CASE("matmul plan: measured once, saved, loaded, replaced by the static rule") {
-  namespace plan = cpu::matmul_plan;
-  plan::clear();
-  Problem p(64, 48, 80, true, false, Extra::accumulate, DType::bf16, DType::f32, DType::f32);
-  Array c = p.c;
-  const Matmul m = p.args(c);
-  const MatmulWay way = plan::choose(m);
-  REQUIRE(plan::choose(m) == way);
-  REQUIRE(plan::save() == fmt::format("64 48 80 1 A-+- bf16 fp32 fp32 {}\n", cpu::way_name(way)));
-
-  plan::load("64 48 80 1 A-+- bf16 fp32 fp32 onednn\n\n7 8 9 1 -B-b fp32 fp32 bf16 own\n");
-  REQUIRE(plan::choose(m) == MatmulWay::onednn);
-  REQUIRE(plan::save() ==
-          "7 8 9 1 -B-b fp32 fp32 bf16 own\n64 48 80 1 A-+- bf16 fp32 fp32 onednn\n");
-  plan::use_static_rule(true);
-  REQUIRE(plan::choose(m) == MatmulWay::own);
-  plan::use_static_rule(false);
-  REQUIRE(plan::choose(m) == MatmulWay::onednn);
-  // A way that this CPU lacks is left out, not an error.
-  plan::load("1 2 3 1 ---- bf16 bf16 fp32 own_bf16\n");
-  REQUIRE((plan::save().find("own_bf16") != std::string::npos) == cpu::gemm_bf16_supported());
-  for (const char* bad :
-       {"64 48 80 1 A-+- bf16 fp32 fp32", "64 48 80 1 A-+- bf16 fp32 fp32 magic",
-        "64 x 80 1 A-+- bf16 fp32 fp32 own", "64 48 80 1 ZZZZ bf16 fp32 fp32 own"})
-    REQUIRE_THROWS_AS(plan::load(bad), UserError);
-  plan::clear();
-  REQUIRE(plan::save().empty());
-}
-
-TEST_CASE("matmul plan: a way that this machine does not have is measured anew, with one warning") {
-  struct Lines : log::Overlay {
-    Lines() { log::set_overlay(this); }
-    ~Lines() override { log::set_overlay(nullptr); }
-    void interrupt(const std::function<void()>& write_line) override { write_line(), ++count; }
-    int count = 0;
-  };
-  namespace plan = cpu::matmul_plan;
-  plan::clear();
-  // bf16 units do not multiply fp32 on any machine.
-  plan::load(
-      "64 48 80 1 ---- fp32 fp32 fp32 onednn_bf16\n32 48 80 1 ---- fp32 fp32 fp32 onednn_bf16\n");
-  const Lines lines;
-  Closeness close("matmul, plan of another machine");
-  for (int64_t M : {64, 32, 64}) {
-    Problem p(M, 48, 80, false, false, Extra::none, DType::f32, DType::f32, DType::f32);
-    Array c = p.c;
-    REQUIRE(plan::choose(p.args(c)) != MatmulWay::onednn_bf16);
-    cpu::run(p.args(c));
-    REQUIRE(close(c, p.expected, p.rule()) == "");
-  }
-  REQUIRE(plan::save().find("onednn_bf16") == std::string::npos);
-  REQUIRE(lines.count == 1);
-  plan::clear();
-}
-
 TEST_CASE("matmul: two threads at once, with pools of their own and with one pool") {
-  cpu::matmul_plan::clear();
   ThreadPool shared(2);
   for (bool one_pool : {false, true}) {
     std::vector<std::thread> threads;

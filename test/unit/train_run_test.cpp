@@ -50,7 +50,6 @@ struct Lab : TemporaryFolder {
                                        "train.threads=1",
                                        "lr_scheduler.style=constant",
                                        "mixed_precision.name=fp32",
-                                       "debug.deterministic=true",
                                        "checkpoint.every_steps=2",
                                        "checkpoint.keep=0",
                                        "train.run_dir=" + (path / run).string()};

@@ -68,7 +68,7 @@ inline Recipe tiny(const std::vector<std::string>& changes = {}, int64_t world =
       "model.num_query_groups=2", "model.ffn_hidden_size=80", "dataset.seq_length=24",
       "dataset.train=unused",     "train.steps=20",           "train.global_batch_size=6",
       "train.micro_batch_size=6", "optimizer.lr=1e-2",        "mixed_precision.name=fp32",
-      "debug.deterministic=true", "train.run_dir=unused"};
+      "train.run_dir=unused"};
   overrides.insert(overrides.end(), changes.begin(), changes.end());
   Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, problems, world);
   problems.throw_if_errors();

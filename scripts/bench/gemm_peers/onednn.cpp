@@ -1,4 +1,4 @@
-#include "kernels/cpu/onednn.h"
+#include "onednn.h"
 
 #include <dnnl.hpp>
 
@@ -7,10 +7,10 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "kernels/cpu/openmp.h"
 #include "kernels/cpu/scratch.h"
+#include "openmp.h"
 
-namespace mtrain::kernels::cpu::onednn {
+namespace mtrain::bench::onednn {
 namespace {
 
 using dnnl::memory;
@@ -104,7 +104,7 @@ Prepared& prepared(const MatmulArgs& m) {
 }  // namespace
 
 void run(const MatmulArgs& m) {
-  thread_local Scratch scratch;
+  thread_local kernels::cpu::Scratch scratch;
   thread_local dnnl::stream stream(cpu_engine());
   Prepared& p = prepared(m);
   p.a.set_data_handle(const_cast<void*>(m.a));
@@ -125,4 +125,4 @@ bool has_bf16() {
 
 std::string implementation(const MatmulArgs& m) { return prepared(m).description.impl_info_str(); }
 
-}  // namespace mtrain::kernels::cpu::onednn
+}  // namespace mtrain::bench::onednn

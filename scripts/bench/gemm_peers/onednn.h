@@ -6,7 +6,7 @@
 
 #include "base/dtype.h"
 
-namespace mtrain::kernels::cpu::onednn {
+namespace mtrain::bench::onednn {
 
 // C (M, N; rows ldc apart) = op(A) op(B) (+ bias_N, fp32) (+ C where accumulate). a_b: both fp32 or
 // both bf16; C fp32 or bf16, always row-major: oneDNN has no fast path for a column-major
@@ -31,4 +31,4 @@ bool has_bf16();
 // be a thousand times slower.
 std::string implementation(const MatmulArgs&);
 
-}  // namespace mtrain::kernels::cpu::onednn
+}  // namespace mtrain::bench::onednn

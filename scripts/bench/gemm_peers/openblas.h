@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace mtrain::kernels::cpu::openblas {
+namespace mtrain::bench::openblas {
 
 // Loads the library, once. It changes environment variables for a moment, which is not safe against
 // threads that read them: call it before there are any.
@@ -28,4 +28,4 @@ struct Sgemm {
 };
 void run(const Sgemm&);
 
-}  // namespace mtrain::kernels::cpu::openblas
+}  // namespace mtrain::bench::openblas

@@ -3,10 +3,10 @@
 // team of its own.
 #pragma once
 
-namespace mtrain::kernels::cpu {
+namespace mtrain::bench {
 
 // Limits the OpenMP regions that the calling thread enters to the thread itself. Cheap after a
 // thread's first call.
 void use_one_openmp_thread();
 
-}  // namespace mtrain::kernels::cpu
+}  // namespace mtrain::bench

@@ -1,4 +1,4 @@
-#include "kernels/cpu/openblas.h"
+#include "openblas.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -7,9 +7,9 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "base/shared_library.h"
-#include "kernels/cpu/openmp.h"
+#include "openmp.h"
 
-namespace mtrain::kernels::cpu::openblas {
+namespace mtrain::bench::openblas {
 namespace {
 
 using SgemmFunction = void(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
@@ -59,12 +59,12 @@ const char* core_for_this_cpu() {
   return nullptr;
 }
 
-#ifdef MTRAIN_OPENBLAS
+#ifdef MTRAIN_BENCH_OPENBLAS
 // It reads these variables while it is loaded.
 SharedLibrary load_file() {
   const ScopedVariable coretype("OPENBLAS_CORETYPE", core_for_this_cpu()),
       threads("OPENBLAS_NUM_THREADS", "1"), l2("OPENBLAS_L2_SIZE", nullptr);
-  return SharedLibrary(MTRAIN_OPENBLAS);
+  return SharedLibrary(MTRAIN_BENCH_OPENBLAS);
 }
 
 Library open() {
@@ -109,4 +109,4 @@ void run(const Sgemm& g) {
                           narrow<int>(g.ldc));
 }
 
-}  // namespace mtrain::kernels::cpu::openblas
+}  // namespace mtrain::bench::openblas

@@ -1,8 +1,8 @@
-#include "kernels/cpu/openmp.h"
+#include "openmp.h"
 
 #include <dlfcn.h>
 
-namespace mtrain::kernels::cpu {
+namespace mtrain::bench {
 
 void use_one_openmp_thread() {
   thread_local bool done = false;
@@ -15,4 +15,4 @@ void use_one_openmp_thread() {
   if (set) set(1);
 }
 
-}  // namespace mtrain::kernels::cpu
+}  // namespace mtrain::bench
