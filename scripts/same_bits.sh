@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Whether two builds train to the same bits: 24 recipes under every strategy, parallelism and schedule, losses of five
+# steps and the hashes of the checkpoints' tensor files. A change that is not meant to change numbers shows none.
+#   scripts/same_bits.sh <old build folder> <new build folder> [part of a recipe's name]
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+(($# >= 2)) || die "two build folders, as in  scripts/same_bits.sh build/before build/release"
+old=$(realpath "$1") new=$(realpath "$2") only=${3:-}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# program <build folder> <name>: where that build has it
+program() {
+  local place
+  for place in "$1/bin/$2" "$1/apps/$2/$2"; do
+    [[ ! -x $place ]] || { echo "$place" && return; }
+  done
+  die "$1 has no $2"
+}
+for build in "$old" "$new"; do
+  program "$build" mtrain >/dev/null
+  program "$build" mtrain-launch >/dev/null
+done
+
+seq 1 40000 >"$work/text"
+"$(program "$new" mtrain)" data build --input "$work/text" --output "$work/set" >/dev/null
+cat >"$work/r.yaml" <<YAML
+model: {num_layers: 4, hidden_size: 64, num_attention_heads: 8, num_query_groups: 4, ffn_hidden_size: 96}
+tokenizer: byte
+dataset: {train: $work/set, seq_length: 64}
+train: {steps: 5, global_batch_size: 16, micro_batch_size: 1, threads: 1, log_every: 1}
+distributed: {strategy: fsdp2}
+mixed_precision: fp32
+optimizer: {lr: 3e-3}
+lr_scheduler: {style: constant}
+comm: {timeout_s: 60}
+YAML
+
+# Name, ranks, settings; _ after a colon stands for a blank.
+recipes=(
+  "one              1 distributed.strategy=ddp"
+  "bf16             1 mixed_precision=bf16_mixed debug.deterministic=true"
+  "gpt2             1 model.architecture=gpt2 model.hidden_dropout=0.1"
+  "master_weights   1 mixed_precision=bf16_mixed optimizer.master_weights=false debug.deterministic=true"
+  "fp8_tensorwise   1 mixed_precision=bf16_mixed mixed_precision.fp8=hybrid debug.emulate_fp8=true debug.deterministic=true"
+  "fp8_delayed      2 mixed_precision=bf16_mixed mixed_precision.fp8=e4m3 mixed_precision.fp8_recipe=delayed debug.emulate_fp8=true debug.deterministic=true"
+  "recompute_full   1 recompute.granularity=full recompute.method=uniform recompute.num_layers=1"
+  "recompute_some   1 recompute.granularity=selective"
+  "packed           1 packed_sequence.packed_sequence_size=64"
+  "ddp              2 distributed.strategy=ddp"
+  "megatron_ddp     2 distributed.strategy=megatron_ddp ddp.bucket_size=5000"
+  "zero_0           2 distributed.strategy=megatron_fsdp distributed.zero_dp_strategy=0"
+  "zero_2           2 distributed.strategy=megatron_fsdp distributed.zero_dp_strategy=2"
+  "zero_3           2 distributed.strategy=megatron_fsdp"
+  "fsdp2            4 distributed.defer_fsdp_grad_sync=false"
+  "hsdp             4 distributed.dp_replicate_size=2"
+  "tp               2 distributed.tp_size=2"
+  "tp_sp_overlap    4 distributed.tp_size=2 distributed.sequence_parallel=true comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_overlap_cfg={qkv_fprop:_{},proj_fprop:_{num_splits:_2},fc2_dgrad:_{}}"
+  "cp_p2p           4 distributed.cp_size=4"
+  "cp_a2a_p2p       4 distributed.cp_size=4 distributed.cp_comm_type=a2a+p2p distributed.hierarchical_context_parallel_sizes=[2,2]"
+  "pp_1f1b          4 distributed.pp_size=2 distributed.pipeline.pp_schedule=1f1b"
+  "pp_interleaved   2 distributed.strategy=megatron_ddp distributed.pp_size=2 distributed.pipeline.pp_schedule=interleaved_1f1b comm_overlap.overlap_p2p_backward_on_comm_stream=true"
+  "pp_zero_bubble   2 distributed.pp_size=2 distributed.pipeline.pp_schedule=zero_bubble comm_overlap.defer_embedding_wgrad_compute=true"
+  "pp_dualpipev     2 distributed.pp_size=2 distributed.pipeline.pp_schedule=dualpipev"
+)
+
+# train <build folder> <run folder> <ranks> <setting...>
+train() {
+  local build=$1 folder=$2 ranks=$3
+  shift 3
+  "$(program "$build" mtrain-launch)" --nproc_per_node="$ranks" "$(program "$build" mtrain)" --recipe "$work/r.yaml" \
+    "train.run_dir=$folder" "$@" >"$folder.log" 2>&1 || {
+    tail -n 5 "$folder.log" >&2
+    return 1
+  }
+}
+# bits <run folder>: its losses and what its newest checkpoint's tensors hash to
+bits() {
+  sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl"
+  (cd "$1/checkpoints" && sha256sum ./*/*.safetensors)
+}
+
+differ=0 count=0
+for line in "${recipes[@]}"; do
+  read -r name ranks settings <<<"$line"
+  [[ $name == *$only* ]] || continue
+  read -ra settings <<<"$settings"
+  settings=("${settings[@]//:_/: }")
+  rm -rf "$work/old" "$work/new"
+  count=$((count + 1))
+  # The new build goes on from a checkpoint of the old one, too, whose words it must still read.
+  if train "$old" "$work/old" "$ranks" "${settings[@]}" && train "$new" "$work/new" "$ranks" "${settings[@]}" &&
+    [[ $(bits "$work/old") == "$(bits "$work/new")" ]] &&
+    train "$new" "$work/old" "$ranks" "${settings[@]}" checkpoint.load=latest train.steps=7 &&
+    train "$new" "$work/new" "$ranks" "${settings[@]}" checkpoint.load=latest train.steps=7 &&
+    [[ $(bits "$work/old") == "$(bits "$work/new")" ]]; then
+    say "same      $name"
+  else
+    say "DIFFERENT $name"
+    differ=$((differ + 1))
+  fi
+done
+say "$((count - differ)) of $count recipes train to the same bits, and resume to them"
+exit $((differ > 0))
