@@ -83,6 +83,7 @@ class Training {
   Training(const Recipe& recipe, const RunOptions& options, World world,
            std::optional<CheckpointRef> start)
       : recipe_(recipe),
+        job_(options.job),
         start_(std::move(start)),
         device_(
             open_device(recipe, options.job, overlap_of(recipe, options.job).layernorm_sm_margin)),
@@ -192,15 +193,20 @@ class Training {
   void resume() {
     agree_on_files();
     if (reporter_) make_run_folder(recipe_);
+    const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
       load_snapshot(trainer_, recipe_, start_->path);
       saved_ = trainer_.steps_done();
-      note(fmt::format("continuing after step {} of {}", saved_, start_->path.string()));
+      note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
+    } else if (job_.restarts) {
+      note(restart + "nothing is saved yet, starting at step 1");
     } else if (recipe_.checkpoint.load) {
       note("checkpoint.load=latest: nothing to continue from, starting at step 1");
     }
-    if (reporter_)
-      for (const auto& line : set_aside_abandoned(recipe_, start_)) note(line);
+    const auto job_ids = trainer_.control().texts(job_.id);
+    if (!reporter_) return;
+    for (const auto& line : set_aside_abandoned(recipe_, start_)) note(line);
+    write_job_ids(recipe_, job_ids);
   }
 
   void evaluate() {
@@ -217,6 +223,7 @@ class Training {
   }
 
   const Recipe& recipe_;
+  const Job job_;
   std::optional<CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   GptConfig config_;
@@ -236,7 +243,7 @@ void run_training(const Recipe& recipe, const RunOptions& options) {
   set_connections(recipe, options.job);
   World world = open_world(recipe, options.job);
   try {
-    const auto start = claim_run_folder(recipe);
+    const auto start = claim_run_folder(recipe, options.job.id);
     ops::load_matmul_libraries();  // before the device has threads
     ops::fix_matmul_choices(recipe.debug.deterministic);
     ops::fix_attention_order(recipe.debug.deterministic);
