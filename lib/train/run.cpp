@@ -68,6 +68,7 @@ World open_world(const Recipe& r, const Job& job) {
   if (r.train.device == DeviceChoice::cuda) gpu = job.local_rank;
   return process_world({.rank = job.rank,
                         .size = job.size,
+                        .restarted = job.restarts > 0,
                         .master_addr = job.master_addr,
                         .master_port = job.master_port,
                         .timeout = std::chrono::duration<double>(r.comm.timeout_s),

@@ -279,6 +279,18 @@ says "branch_unsaved" "restart 1: continuing after step 6 of $work/ranks2/checkp
 restarts_branch branch_saved checkpoint.every_steps=5 "debug.fault={at: adamw, rank: 1, step: 12}"
 says "branch_saved" "restart 1: continuing after step 10 of $work/branch_saved/checkpoints/step-00000010"
 
+# --- the same on two hosts, each with a launcher of its own ---
+port=$(free_port)
+for host in 0 1; do
+  "$launch" --nnodes=2 --node_rank="$host" --nproc_per_node=1 --master_addr=127.0.0.1 --master_port="$port" \
+    --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/hosts" "checkpoint.load=$work/ranks2" train.steps=12 \
+    "debug.fault={at: adamw, rank: 1, step: 9}" >"$work/out$host" 2>&1 &
+done
+wait
+cat "$work/out0" "$work/out1" >"$work/out"
+says "two hosts" "restart 1: continuing after step 6 of $work/ranks2/checkpoints/step-00000006"
+[[ $(losses "$work/hosts") == "$(losses "$work/branch")" ]] || fail "two hosts: the restarted run's losses are others"
+
 # --- a run that was given nothing begins anew ---
 "$launch" --nproc_per_node=2 --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/anew" \
   "debug.fault={at: adamw, rank: 1, step: 3}" >"$work/out" 2>&1 || fail "a run that begins anew"
