@@ -107,8 +107,10 @@ int run(int argc, char** argv) {
                  "port where ranks meet; by default a free one");
   app.add_option("--rdzv_endpoint,--rdzv-endpoint", endpoint, "master_addr:master_port in one");
   app.add_flag("--standalone", standalone, "one host, a free port (the default)");
-  app.add_option("--max_restarts,--max-restarts", o.max_restarts,
-                 "start all ranks again, from the newest checkpoint, after a failure")
+  app.add_option(
+         "--max_restarts,--max-restarts", o.max_restarts,
+         "start all ranks again after a failure: from the newest checkpoint that the run has "
+         "saved, or else from where the run began")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   app.add_option("--log_dir,--log-dir", o.log_dir, "folder for the ranks' output");
@@ -148,10 +150,8 @@ int run(int argc, char** argv) {
   o.command = command_of(app.remaining());
   if (is_mtrain(o.command.front())) {
     const Training training = training_of(o.command);
-    if (!training.recipe.empty()) {
+    if (!training.recipe.empty())
       o.environment = check_recipe(training, int64_t(o.ranks_per_node) * o.nodes);
-      o.restart_arguments = {"checkpoint.load=latest"};
-    }
   }
   return run_agent(o);
 }

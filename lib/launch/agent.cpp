@@ -184,8 +184,8 @@ struct Folder {
 // One start of all ranks of this node.
 class Attempt {
  public:
-  Attempt(const AgentOptions& o, int number, Signals& signals)
-      : o_(o), number_(number), signals_(signals) {
+  Attempt(const AgentOptions& o, const std::string& job_id, int number, Signals& signals)
+      : o_(o), job_id_(job_id), number_(number), signals_(signals) {
     port_ = o.master_port ? o.master_port : free_port();
     for (int i = 0; i < o.ranks_per_node; ++i) start(i);
   }
@@ -301,6 +301,7 @@ class Attempt {
     env["GROUP_RANK"] = std::to_string(o_.node);
     env["MASTER_ADDR"] = o_.master_addr;
     env["MASTER_PORT"] = std::to_string(port_);
+    env["MTRAIN_JOB_ID"] = job_id_;
     env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
     env["MTRAIN_ERROR_FILE"] = c.error_file.string();
     env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / o_.ranks_per_node)));
@@ -315,8 +316,6 @@ class Attempt {
     c.error_file = folder_.path / fmt::format("rank-{}.json", c.rank);
     const int out = output(STDOUT_FILENO, c), err = output(STDERR_FILENO, c);
     std::vector<std::string> arguments = o_.command, variables;
-    if (number_ > 0)
-      arguments.insert(arguments.end(), o_.restart_arguments.begin(), o_.restart_arguments.end());
     for (const auto& [name, value] : environment_of(c)) variables.push_back(name + "=" + value);
     std::vector<char*> argv, envp;
     for (auto& a : arguments) argv.push_back(a.data());
@@ -411,6 +410,7 @@ class Attempt {
   }
 
   const AgentOptions& o_;
+  const std::string& job_id_;
   const int number_;
   Signals& signals_;
   uint16_t port_ = 0;
@@ -442,8 +442,10 @@ int ranks_per_node(const std::string& text) {
 
 int run_agent(const AgentOptions& options) {
   Signals signals;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const std::string job_id = fmt::format("{}-{}-{}", host_name(), getpid(), now.count());
   for (int number = 0;; ++number) {
-    Attempt attempt(options, number, signals);
+    Attempt attempt(options, job_id, number, signals);
     if (attempt.run()) return 0;
     if (attempt.killed_by_user()) return 128 + attempt.signal();
     const int code = attempt.report();

@@ -17,7 +17,6 @@ struct AgentOptions {
   std::filesystem::path log_dir;     // empty: no files
   int redirects = 0, tee = 0;        // bits: 1 stdout, 2 stderr go into files instead, or as well
   std::vector<std::string> command;  // program and arguments of every rank
-  std::vector<std::string> restart_arguments;      // added when the job starts again
   std::map<std::string, std::string> environment;  // added to every rank's
 };
 

@@ -75,6 +75,15 @@ uint16_t port_of_job(const std::string& job) {
   return uint16_t(kFirst + (job.empty() ? 0 : std::hash<std::string>()(job) % kPorts));
 }
 
+// torchrun sets no unique name, but keeps the error files of all restarts in a folder that it has
+// made for this job: <folder>/attempt_<restart>/<local rank>/error.json.
+std::string job_id() {
+  if (const auto id = variable("MTRAIN_JOB_ID")) return *id;
+  const std::string file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
+  const size_t attempt = file.rfind("/attempt_");
+  return attempt == std::string::npos ? "" : file.substr(0, attempt);
+}
+
 }  // namespace
 
 Job job_from_environment() {
@@ -104,6 +113,7 @@ Job job_from_environment() {
   }
   for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
     if (variable(count)) job.restarts = number(count, 0, kMostRanks);
+  job.id = job_id();
   return job;
 }
 

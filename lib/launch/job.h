@@ -9,7 +9,10 @@ struct Job {
   int rank = 0, size = 1;              // of all ranks
   int local_rank = 0, local_size = 1;  // of those on this host
   std::string master_addr = "localhost";
-  int restarts = 0;          // how often the launcher has started all ranks again
+  int restarts = 0;  // how often the launcher has started all ranks again
+  // Names this host's launcher: the same at every restart, and never that of another job. Empty
+  // without a launcher that starts ranks again.
+  std::string id;
   uint16_t master_port = 0;  // where rank 0 serves the rendezvous; of no use for a single rank
 };
 

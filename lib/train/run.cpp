@@ -69,6 +69,7 @@ World open_world(const Recipe& r, const Job& job) {
   if (r.train.device == DeviceChoice::cuda) gpu = job.local_rank;
   return process_world({.rank = job.rank,
                         .size = job.size,
+                        .restarted = job.restarts > 0,
                         .master_addr = job.master_addr,
                         .master_port = job.master_port,
                         .timeout = std::chrono::duration<double>(r.comm.timeout_s),
@@ -84,6 +85,7 @@ class Training {
   Training(const Recipe& recipe, const RunOptions& options, World world,
            std::optional<CheckpointRef> start)
       : recipe_(recipe),
+        job_(options.job),
         start_(std::move(start)),
         device_(
             open_device(recipe, options.job, overlap_of(recipe, options.job).layernorm_sm_margin)),
@@ -193,17 +195,22 @@ class Training {
   void resume() {
     agree_on_files();
     if (reporter_) make_run_folder(recipe_);
+    const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
       load_snapshot(trainer_, recipe_, start_->path);
       saved_ = trainer_.steps_done();
-      note(fmt::format("continuing after step {} of {}", saved_, start_->path.string()));
+      note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
     } else {
       choose_bf16_arithmetic(*device_, trainer_.control(), recipe_);
-      if (recipe_.checkpoint.load)
+      if (job_.restarts)
+        note(restart + "nothing is saved yet, starting at step 1");
+      else if (recipe_.checkpoint.load)
         note("checkpoint.load=latest: nothing to continue from, starting at step 1");
     }
-    if (reporter_)
-      for (const auto& line : set_aside_abandoned(recipe_, start_)) note(line);
+    const auto job_ids = trainer_.control().texts(job_.id);
+    if (!reporter_) return;
+    for (const auto& line : set_aside_abandoned(recipe_, start_)) note(line);
+    write_job_ids(recipe_, job_ids);
   }
 
   void evaluate() {
@@ -220,6 +227,7 @@ class Training {
   }
 
   const Recipe& recipe_;
+  const Job job_;
   std::optional<CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   GptConfig config_;
@@ -239,7 +247,7 @@ void run_training(const Recipe& recipe, const RunOptions& options) {
   set_connections(recipe, options.job);
   World world = open_world(recipe, options.job);
   try {
-    const auto start = claim_run_folder(recipe);
+    const auto start = claim_run_folder(recipe, options.job.id);
     ops::fix_attention_order(recipe.debug.deterministic);
     Training(recipe, options, world, start).run();
   } catch (const std::exception& e) {

@@ -1,9 +1,12 @@
 #include "train/run_folder.h"
 
+#include <algorithm>
+#include <set>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/strings.h"
 #include "train/snapshot.h"
 
 namespace mtrain {
@@ -13,6 +16,8 @@ namespace fs = std::filesystem;
 namespace {
 
 fs::path metrics_path(const Recipe& r) { return fs::path(r.train.run_dir) / "metrics.jsonl"; }
+
+fs::path job_ids_path(const Recipe& r) { return fs::path(r.train.run_dir) / "job.txt"; }
 
 bool has_metrics(const Recipe& r) {
   std::error_code error;
@@ -46,6 +51,27 @@ std::optional<CheckpointRef> find_start(const Recipe& r) {
   return resolve_load(*r.checkpoint.load, r.checkpoint.dir);  // says what is wrong with it
 }
 
+// Whether an earlier start of this job has written its ids.
+bool is_restart(const Recipe& r, const std::string& job_id) {
+  std::error_code error;
+  if (job_id.empty() || !fs::is_regular_file(job_ids_path(r), error)) return false;
+  const auto ids = split(read_file(job_ids_path(r)), '\n');
+  return std::ranges::find(ids, job_id) != ids.end();
+}
+
+// Where a job goes on that was started again. When it began, the folder of checkpoints held no
+// later step than that of the checkpoint that it was given; what it saves is of later steps.
+std::optional<CheckpointRef> find_restart(const Recipe& r) {
+  const auto newest = find_latest(r.checkpoint.dir);
+  if (!newest) return find_start(r);
+  if (!r.checkpoint.load || *r.checkpoint.load == "latest") return newest;
+  // The given checkpoint may be gone by now: a run deletes its old ones.
+  const auto given = locate_checkpoint(*r.checkpoint.load);
+  const bool saved_nothing =
+      given && same_folder(root_of(*given), r.checkpoint.dir) && given->step >= newest->step;
+  return saved_nothing ? given : newest;
+}
+
 fs::path free_name(const fs::path& path) {
   fs::path name = path;
   name += ".abandoned";
@@ -71,7 +97,8 @@ std::string put_aside(const fs::path& path, bool copy = false) {
 
 }  // namespace
 
-std::optional<CheckpointRef> claim_run_folder(const Recipe& r) {
+std::optional<CheckpointRef> claim_run_folder(const Recipe& r, const std::string& job_id) {
+  if (is_restart(r, job_id)) return find_restart(r);
   const auto start = find_start(r);
   if (start && is_own_run(r, *start)) return start;
   const std::string& run = r.train.run_dir;
@@ -81,8 +108,8 @@ std::optional<CheckpointRef> claim_run_folder(const Recipe& r) {
                                 start->path.string()),
                     "give the train.run_dir of that run, or " + another);
   const auto old = find_latest(r.checkpoint.dir);
-  const bool restart = r.checkpoint.load == "latest";  // of a run that had saved nothing yet
-  if (!old && (restart || !has_metrics(r))) return start;
+  const bool repeat = r.checkpoint.load == "latest";  // a run that had saved nothing yet
+  if (!old && (repeat || !has_metrics(r))) return start;
   const bool inside = same_folder(r.checkpoint.dir, fs::path(run) / "checkpoints");
   const std::string holds =
       old ? fmt::format("{} holds a run that has come to step {}", inside ? run : r.checkpoint.dir,
@@ -104,17 +131,16 @@ void make_run_folder(const Recipe& r) {
     throw UserError(
         fmt::format("cannot create the run folder {}: {}", r.train.run_dir, error.message()),
         "give a folder that can be written with train.run_dir=<folder>");
-  for (const char* name : {"recipe.yaml", "metrics.jsonl"})
+  for (const char* name : {"recipe.yaml", "metrics.jsonl", "job.txt"})
     remove_stale_temporaries(fs::path(r.train.run_dir) / name);
 }
 
 std::vector<std::string> set_aside_abandoned(const Recipe& r,
                                              const std::optional<CheckpointRef>& start) {
-  if (!start) {
+  if (!start || !same_folder(root_of(*start), r.checkpoint.dir)) {
     if (!has_metrics(r)) return {};
     return {put_aside(metrics_path(r))};
   }
-  if (!same_folder(root_of(*start), r.checkpoint.dir)) return {};
   const auto later = checkpoints_after(r.checkpoint.dir, start->step);
   if (later.empty()) return {};
   std::vector<std::string> lines;
@@ -122,6 +148,13 @@ std::vector<std::string> set_aside_abandoned(const Recipe& r,
   set_latest(r.checkpoint.dir, start->step);  // first: it must not name one that has moved
   for (const CheckpointRef& ref : later) lines.push_back(put_aside(ref.path));
   return lines;
+}
+
+void write_job_ids(const Recipe& r, const std::vector<std::string>& job_ids) {
+  std::string lines;
+  for (const std::string& id : std::set(job_ids.begin(), job_ids.end()))
+    if (!id.empty()) lines += id + "\n";
+  if (!lines.empty()) write_file_atomic(job_ids_path(r), lines);
 }
 
 std::optional<CheckpointRef> locate_checkpoint(const fs::path& path) {

@@ -11,9 +11,11 @@
 
 namespace mtrain {
 
-// The checkpoint that the recipe's run starts from, none for a new run. UserError where the run
-// folder or the folder of checkpoints holds another run's files; nothing is changed.
-std::optional<CheckpointRef> claim_run_folder(const Recipe& recipe);
+// The checkpoint that the recipe's run starts from, none for a new run: what checkpoint.load names.
+// A job that was started again goes on from the newest checkpoint that it has saved itself, and
+// starts like the first time while there is none. UserError where the run folder or the folder of
+// checkpoints holds another run's files; nothing is changed.
+std::optional<CheckpointRef> claim_run_folder(const Recipe& recipe, const std::string& job_id);
 
 // UserError where it cannot be made; what killed runs left half-written in it is removed.
 void make_run_folder(const Recipe& recipe);
@@ -24,6 +26,11 @@ void make_run_folder(const Recipe& recipe);
 // line for each.
 std::vector<std::string> set_aside_abandoned(const Recipe& recipe,
                                              const std::optional<CheckpointRef>& start);
+
+// Call after that, and before the run writes anything else: what will be found in the run folder
+// and in the folder of checkpoints is this job's from here on. `job_ids` are those of all ranks;
+// claim_run_folder knows the job again by any of them.
+void write_job_ids(const Recipe& recipe, const std::vector<std::string>& job_ids);
 
 // The checkpoint that a path names: one itself, or the newest of a folder of checkpoints or of a
 // run folder.

@@ -265,6 +265,42 @@ ends "restart" 0 60
 says "restart" "starting all ranks again (1 of 2)"
 [[ $(losses "$work/again") == "$(losses "$work/straight")" ]] || fail "the restarted run's losses are others"
 
+# --- until a run has saved, a restart begins with what the run was given: here the newest checkpoint of another ---
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/branch" "checkpoint.load=$work/ranks2" \
+  train.steps=12 >"$work/out" 2>&1 || fail "a branch of another run"
+# restarts_branch <name> <setting>...
+restarts_branch() {
+  local name=$1
+  shift
+  "$launch" --nproc_per_node=2 --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/$name" \
+    "checkpoint.load=$work/ranks2" train.steps=12 "$@" >"$work/out" 2>&1 || fail "$name: the restarted run"
+  says "$name" "starting all ranks again (1 of 1)"
+  [[ $(losses "$work/$name") == "$(losses "$work/branch")" ]] || fail "$name: the restarted run's losses are others"
+}
+restarts_branch branch_unsaved checkpoint.every_steps=5 "debug.fault={at: adamw, rank: 1, step: 9}"
+says "branch_unsaved" "restart 1: continuing after step 6 of $work/ranks2/checkpoints/step-00000006"
+restarts_branch branch_saved checkpoint.every_steps=5 "debug.fault={at: adamw, rank: 1, step: 12}"
+says "branch_saved" "restart 1: continuing after step 10 of $work/branch_saved/checkpoints/step-00000010"
+
+# --- the same on two hosts, each with a launcher of its own ---
+port=$(free_port)
+for host in 0 1; do
+  "$launch" --nnodes=2 --node_rank="$host" --nproc_per_node=1 --master_addr=127.0.0.1 --master_port="$port" \
+    --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/hosts" "checkpoint.load=$work/ranks2" train.steps=12 \
+    "debug.fault={at: adamw, rank: 1, step: 9}" >"$work/out$host" 2>&1 &
+done
+wait
+cat "$work/out0" "$work/out1" >"$work/out"
+says "two hosts" "restart 1: continuing after step 6 of $work/ranks2/checkpoints/step-00000006"
+[[ $(losses "$work/hosts") == "$(losses "$work/branch")" ]] || fail "two hosts: the restarted run's losses are others"
+
+# --- a run that was given nothing begins anew ---
+"$launch" --nproc_per_node=2 --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/anew" \
+  "debug.fault={at: adamw, rank: 1, step: 3}" >"$work/out" 2>&1 || fail "a run that begins anew"
+says "anew" "restart 1: nothing is saved yet, starting at step 1"
+says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
+[[ $(losses "$work/anew") == "$(losses "$work/ranks2")" ]] || fail "a run that begins anew has other losses"
+
 # --- output of the ranks in files ---
 "$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \
   >"$work/out" 2>&1 || fail "a logged run"

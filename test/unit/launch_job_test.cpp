@@ -36,7 +36,9 @@ class Environment {
                              "PMIX_NAMESPACE",
                              "PMI_RANK",
                              "PMI_SIZE",
-                             "MTRAIN_ERROR_FILE"})
+                             "MTRAIN_JOB_ID",
+                             "MTRAIN_ERROR_FILE",
+                             "TORCHELASTIC_ERROR_FILE"})
       clear(name);
   }
   ~Environment() {
@@ -77,6 +79,18 @@ TEST_CASE("torchrun's variables") {
   CHECK(job.master_port == 29500);
   env.set("TORCHELASTIC_USE_AGENT_STORE", "True");  // torchrun itself serves that port
   CHECK(job_from_environment().master_port == 29501);
+}
+
+TEST_CASE("a job has the same id at every restart") {
+  Environment env;
+  CHECK(job_from_environment().id.empty());  // no launcher
+  env.set("TORCHELASTIC_ERROR_FILE", "/tmp/torchelastic_a/none_b/attempt_0/3/error.json");
+  const std::string torchrun = job_from_environment().id;
+  CHECK(torchrun == "/tmp/torchelastic_a/none_b");
+  env.set("TORCHELASTIC_ERROR_FILE", "/tmp/torchelastic_a/none_b/attempt_1/0/error.json");
+  CHECK(job_from_environment().id == torchrun);
+  env.set("MTRAIN_JOB_ID", "host-1-2");  // of an mtrain-launch within
+  CHECK(job_from_environment().id == "host-1-2");
 }
 
 TEST_CASE("Slurm's and Open MPI's variables") {

@@ -59,8 +59,21 @@ struct Lab : TemporaryFolder {
     problems.throw_if_errors();
     return r;
   }
-  void train(const std::string& run, const std::vector<std::string>& changes = {}) const {
-    run_training(recipe(run, changes), {});
+  void train(const std::string& run, const std::vector<std::string>& changes = {},
+             const std::string& job = "") const {
+    run_training(recipe(run, changes), {.job = {.id = job}});
+  }
+  // Makes some steps for a job whose ranks are lost before they have saved.
+  void train_and_die(const std::string& run, std::vector<std::string> changes,
+                     const std::string& job) const {
+    changes.insert(changes.end(), {"checkpoint.every_steps=0", "checkpoint.at_end=false"});
+    train(run, changes, job);
+  }
+  // Where the job's next start would begin.
+  std::string start(const std::string& run, const std::vector<std::string>& changes,
+                    const std::string& job) const {
+    const auto start = claim_run_folder(recipe(run, changes), job);
+    return start ? start->path.string() : "step 1";
   }
   fs::path step(const std::string& run, int n) const {
     return path / run / "checkpoints" / fmt::format("step-{:08}", n);
@@ -196,6 +209,90 @@ TEST_CASE("a run that died before its first checkpoint keeps its metrics") {
   lab.train("a", {"checkpoint.load=latest"});
   CHECK(lab.steps("a").size() == 4);
   CHECK(read_file(lab / "a/metrics.jsonl.abandoned") == "{\"step\":1,\"loss\":5.0}\n");
+}
+
+TEST_CASE("a job that starts again takes what it was given until it has saved") {
+  const Lab lab;
+  const auto with = [](std::vector<std::string> a, const std::vector<std::string>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  lab.train("other", {"train.steps=8"});
+  lab.train("whole", {lab.load("other", 4), "train.steps=8"});
+  struct Row {
+    std::string run;
+    std::vector<std::string> given;
+    std::string begins;
+  };
+  for (const Row& row :
+       std::vector<Row>{{.run = "random", .given = {"train.steps=8"}, .begins = "step 1"},
+                        {.run = "latest",
+                        .given = {"train.steps=8", "checkpoint.load=latest"},
+                        .begins = "step 1"},
+                        {.run = "branch",
+                        .given = {"train.steps=8", lab.load("other", 4)},
+                        .begins = lab.step("other", 4)},
+                        {.run = "branch of the newest",
+                        .given = {"train.steps=14", "checkpoint.load=" + (lab / "other").string()},
+                        .begins = lab.step("other", 8)},
+                        {.run = "branch elsewhere",
+                        .given = {"train.steps=8", lab.load("other", 4),
+                                  "checkpoint.dir=" + (lab / "elsewhere").string()},
+                        .begins = lab.step("other", 4)}}) {
+    INFO(row.run);
+    CHECK(lab.start(row.run, row.given, "job") == row.begins);
+    lab.train_and_die(row.run, with(row.given, {"train.exit_interval=5"}), "job");
+    CHECK(lab.start(row.run, row.given, "job") == row.begins);
+    lab.train(row.run, with(row.given, {"train.exit_interval=6"}), "job");
+    CHECK(fs::exists(lab / row.run / "metrics.jsonl.abandoned"));
+    const auto saved = find_latest(lab.recipe(row.run, row.given).checkpoint.dir);
+    REQUIRE(saved);
+    CHECK(lab.start(row.run, row.given, "job") == saved->path.string());
+    lab.train(row.run, row.given, "job");
+  }
+  const auto whole = lab.steps("whole");
+  for (const char* run : {"branch", "branch elsewhere"}) {
+    const auto again = lab.steps(run);
+    REQUIRE(again.size() == whole.size());
+    for (size_t i = 0; i < whole.size(); ++i) CHECK(again[i]["loss"] == whole[i]["loss"]);
+  }
+}
+
+TEST_CASE("a job that goes back in its run starts again from there until it has saved") {
+  const Lab lab;
+  lab.train("a", {"train.steps=8"});
+  const auto with = [](std::vector<std::string> a, const std::string& b) {
+    a.push_back(b);
+    return a;
+  };
+  const std::vector<std::string> back{lab.load("a", 4), "train.steps=8", "checkpoint.keep=1"};
+  CHECK(lab.start("a", back, "job") == lab.step("a", 4));
+  lab.train_and_die("a", with(back, "train.exit_interval=5"), "job");
+  CHECK(lab.start("a", back, "job") == lab.step("a", 4));
+  lab.train("a", with(back, "train.exit_interval=6"), "job");
+  CHECK_FALSE(fs::exists(lab.step("a", 4)));  // the checkpoint that it was given
+  CHECK(lab.start("a", back, "job") == lab.step("a", 6));
+  // Another job takes up a checkpoint that was set aside; the folder's newest is of step 6.
+  const std::string aside = lab.step("a", 8).string() + ".abandoned";
+  const std::vector<std::string> forth{"checkpoint.load=" + aside, "train.steps=10"};
+  lab.train_and_die("a", with(forth, "train.exit_interval=9"), "second job");
+  CHECK(lab.start("a", forth, "second job") == aside);
+  lab.train("a", forth, "second job");
+  CHECK(lab.start("a", forth, "second job") == lab.step("a", 10));
+}
+
+TEST_CASE("a job does not take another job's files for its own") {
+  const Lab lab;
+  lab.train_and_die("a", {}, "first job");
+  CHECK_THROWS_WITH(lab.start("a", {}, "second job"), Contains("saved nothing"));
+  CHECK_THROWS_WITH(lab.start("a", {}, ""), Contains("saved nothing"));
+  lab.train("a", {}, "first job");
+  CHECK_THROWS_WITH(lab.start("a", {}, "second job"), Contains("step 4"));
+  CHECK(lab.start("a", {lab.load("a", 2)}, "second job") == lab.step("a", 2));
+  // Every host has a launcher of its own.
+  write_job_ids(lab.recipe("a"), {"host 0", "host 0", "host 1", ""});
+  for (const char* job : {"host 0", "host 1"}) CHECK(lab.start("a", {}, job) == lab.step("a", 4));
+  CHECK_THROWS_AS(lab.start("a", {}, ""), UserError);
 }
 
 TEST_CASE("without at_end a run leaves the checkpoints of every_steps, and no others") {

@@ -1,5 +1,7 @@
 #include "comm/process/process_world.h"
 
+#include <thread>
+
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
@@ -41,11 +43,28 @@ constexpr const char* kWell = "well";
   throw UserError(reason, hint);
 }
 
+// Rank 0's store, where this rank must be the first of its number.
+std::shared_ptr<Store> join_store(const ProcessWorldOptions& o) {
+  using Clock = std::chrono::steady_clock;
+  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout);
+  const auto deadline = Clock::now() + timeout;
+  for (;;) {
+    auto store = std::make_shared<Store>(o.master_addr, o.master_port, timeout);
+    try {
+      if (store->add(fmt::format("begun/{}", o.rank), 1) == 1) return store;
+    } catch (const CommError&) {
+      if (!o.restarted) throw;  // else it may be the end of the start before
+    }
+    if (!o.restarted || Clock::now() > deadline)
+      throw UserError(
+          fmt::format("rank {} is there already: another job meets at this port", o.rank),
+          "choose another port with --master_port (MASTER_PORT)");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
 // Ranks with different settings would wait for each other in different places, or train nonsense.
 void shake_hands(Store& store, const ProcessWorldOptions& o) {
-  if (store.add(fmt::format("begun/{}", o.rank), 1) != 1)
-    throw UserError(fmt::format("rank {} is there already: another job meets at this port", o.rank),
-                    "choose another port with --master_port (MASTER_PORT)");
   const std::string program = fmt::format("{:016x}", own_hash());
   if (o.rank == 0) store.set("program", program);
   if (o.rank == 0) store.set("recipe", o.recipe);
@@ -133,9 +152,7 @@ World process_world(const ProcessWorldOptions& o) {
   if (o.size == 1) return World::alone();
   std::unique_ptr<StoreServer> server;
   if (o.rank == 0) server = std::make_unique<StoreServer>(o.master_port);
-  auto store =
-      std::make_shared<Store>(o.master_addr, o.master_port,
-                              std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout));
+  auto store = join_store(o);
   shake_hands(*store, o);
   await_all(*store, o);
   auto transport = make_transport(std::move(store), o);

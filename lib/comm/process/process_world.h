@@ -17,6 +17,7 @@ enum class ProcessBackend {
 
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
+  bool restarted = false;  // a launcher has started this rank before
   std::string master_addr = "localhost";
   uint16_t master_port = 0;  // rank 0 serves it
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
@@ -27,8 +28,9 @@ struct ProcessWorldOptions {
   std::string recipe;
 };
 
-// Returns when all ranks have met. CommError names the rank that did not come; UserError the one
-// that runs another recipe or another program.
+// Returns when all ranks have met. A restarted rank may find the server of the start before, whose
+// rank 0 on another host has not ended yet: it waits for the next one. CommError names the rank
+// that did not come; UserError the one that runs another recipe or another program.
 World process_world(const ProcessWorldOptions& options);
 
 }  // namespace mtrain
