@@ -1,5 +1,10 @@
 #include "kernels/cpu/gemm.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -22,6 +27,9 @@ namespace avx512 {
 extern const GemmKernels kGemm;
 }
 namespace avx512bf16 {
+extern const GemmKernels kGemm;
+}
+namespace avx512amx {
 extern const GemmKernels kGemm;
 }
 
@@ -352,6 +360,34 @@ void gemm_bf16(const Matmul& m) {
 #else
 bool gemm_bf16_supported() { return false; }
 void gemm_bf16(const Matmul&) { MT_CHECK(false, "this build has no AVX512_BF16"); }
+#endif
+
+#ifdef MTRAIN_HAS_AVX512AMX
+namespace {
+// Tiles are 8 KiB of registers that Linux saves only for processes that asked for them, once, for
+// all their threads; a system that does not know them, or forbids them, refuses.
+bool may_use_tiles() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!gemm_bf16_supported() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  if (!(edx & bit_AMX_TILE) || !(edx & bit_AMX_BF16)) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of <asm/prctl.h>, since Linux 5.16
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+}  // namespace
+
+bool gemm_amx_supported() {
+  static const bool supported = may_use_tiles();
+  return supported;
+}
+void gemm_amx(const Matmul& m) {
+  MT_CHECK(m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16, "a {} b {}", dtype_name(m.a.dtype),
+           dtype_name(m.b.dtype));
+  MT_CHECK(gemm_amx_supported(), "this CPU has no AMX tiles, or this process may not use them");
+  multiply(m, avx512amx::kGemm);
+}
+#else
+bool gemm_amx_supported() { return false; }
+void gemm_amx(const Matmul&) { MT_CHECK(false, "this build has no AMX tiles"); }
 #endif
 
 }  // namespace mtrain::kernels::cpu

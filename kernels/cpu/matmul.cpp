@@ -161,6 +161,7 @@ std::vector<MatmulWay> ways_of(const Matmul& m) {
   if (m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16) {
     if (onednn::has_bf16()) ways.push_back(MatmulWay::onednn_bf16);
     if (isa() == Isa::avx512 && gemm_bf16_supported()) ways.push_back(MatmulWay::own_bf16);
+    if (isa() == Isa::avx512 && gemm_amx_supported()) ways.push_back(MatmulWay::own_amx);
   }
   return ways;
 }
@@ -178,6 +179,7 @@ void run(const Matmul& m, MatmulWay way) {
     case MatmulWay::onednn: return run_as_float(f, run_onednn);
     case MatmulWay::onednn_bf16: return run_onednn(f);
     case MatmulWay::own_bf16: return gemm_bf16(f);
+    case MatmulWay::own_amx: return gemm_amx(f);
   }
 }
 

@@ -17,6 +17,7 @@ enum class MatmulWay : uint8_t {
   onednn,       // the same
   onednn_bf16,  // bf16 operands as they are: CPUs with bf16 matrix units
   own_bf16,     // `own` with bf16 operands as they are: CPUs with AVX512_BF16
+  own_amx,      // the same on AMX tiles, where CPU and system grant them
 };
 const char* way_name(MatmulWay way);
 
@@ -42,8 +43,8 @@ std::string save();  // one line per shape, in a fixed order
 void load(std::string_view text);
 void clear();
 
-// Prefers `own`, and else `own_bf16`, unless another way is faster by this factor: what looks a
-// little faster is often noise.
+// Takes `own_amx` where there is one. Else prefers `own`, then `own_bf16`, unless another way is
+// faster by this factor: what looks a little faster is often noise.
 inline constexpr double kWorthSwitching = 1.08;
 
 }  // namespace matmul_plan

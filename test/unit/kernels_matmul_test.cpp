@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -120,9 +122,24 @@ void check_all_ways(Problem& p, Closeness& close) {
 std::vector<MatmulWay> own_ways(Problem& p) {
   Array probe = p.c;
   std::vector<MatmulWay> ways = cpu::ways_of(p.args(probe));
-  std::erase_if(ways, [](MatmulWay w) { return w != MatmulWay::own && w != MatmulWay::own_bf16; });
+  std::erase_if(ways, [](MatmulWay w) {
+    return w != MatmulWay::own && w != MatmulWay::own_bf16 && w != MatmulWay::own_amx;
+  });
   return ways;
 }
+
+// A copy that begins on a cache line.
+struct OnCacheLines {
+  explicit OnCacheLines(const Array& x) : memory(size_t(x.size() * dtype_size(x.dtype()) + 64)) {
+    void* data = memory.data();
+    size_t space = memory.size();
+    std::align(64, space - 64, data, space);
+    std::memcpy(data, ConstSpan(x).data, memory.size() - 64);
+    span = {data, x.size(), x.dtype()};
+  }
+  std::vector<char> memory;
+  ConstSpan span;
+};
 
 template <class F>
 void for_each_combination(const F& f) {
@@ -241,37 +258,115 @@ TEST_CASE("matmul: own results do not depend on threads or on how M and N are cu
       }
 }
 
-TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
-  if (!cpu::gemm_bf16_supported()) {
-    WARN("this build or CPU has no AVX512_BF16: own_bf16 was not tested");
-    return;
+TEST_CASE("matmul: own bits do not depend on where a caller cuts rows or columns, nor on threads") {
+  uint64_t drawn = 0;
+  const auto random = [&](int64_t begin, int64_t end) {
+    return begin + int64_t(uniform_below(7, drawn++, uint64_t(end - begin)));
+  };
+  for (int round = 0; round < 120; ++round) {
+    // Odd sizes; of three K one that is cut in blocks and one that fills whole tiles.
+    const int64_t M = random(1, 140), N = random(1, 140);
+    const int64_t K = round % 3 == 0   ? random(500, 1700)
+                      : round % 3 == 1 ? 32 * random(1, 20)
+                                       : random(1, 200);
+    const bool trans_a = round & 1, trans_b = round & 2;
+    const DType c_type = round & 4 ? DType::bf16 : DType::f32;
+    const bool accumulate = c_type == DType::f32 && (round & 8);
+    const Array a = Array::normal(DType::bf16, M * K, 1), b = Array::normal(DType::bf16, K * N, 2);
+    const Array before = Array::normal(c_type, M * N, 3);
+    Array probe = before;
+    const Matmul whole{.a = a,
+                       .b = b,
+                       .c_MN = probe,
+                       .M = M,
+                       .N = N,
+                       .K = K,
+                       .trans_a = trans_a,
+                       .trans_b = trans_b,
+                       .accumulate = accumulate};
+    // Rows [i0, i1) and columns [j0, j1) of an operand stored (rows, columns).
+    const auto part_of = [](const Array& x, int64_t columns, int64_t i0, int64_t i1, int64_t j0,
+                            int64_t j1) {
+      Array part(x.dtype(), (i1 - i0) * (j1 - j0));
+      for (int64_t i = i0; i < i1; ++i)
+        for (int64_t j = j0; j < j1; ++j)
+          part.set((i - i0) * (j1 - j0) + j - j0, x[i * columns + j]);
+      return part;
+    };
+    for (MatmulWay way : cpu::ways_of(whole)) {
+      if (way != MatmulWay::own && way != MatmulWay::own_bf16 && way != MatmulWay::own_amx)
+        continue;
+      INFO(cpu::way_name(way) << " M " << M << " N " << N << " K " << K << " transposed " << trans_a
+                              << trans_b << " accumulate " << accumulate << " C "
+                              << dtype_name(c_type));
+      const auto product = [&](Matmul m, Array into, int threads) {
+        ThreadPool pool(threads);
+        const ThreadPool::Scope scope(&pool);
+        m.c_MN = into;
+        cpu::run(m, way);
+        REQUIRE(into.margin_untouched());
+        return into;
+      };
+      const Array all = product(whole, before, 1);
+      // Where tiles can be loaded from an operand on cache lines, they must find the same.
+      const OnCacheLines a_lines(a), b_lines(b);
+      Matmul on_lines = whole;
+      on_lines.a = a_lines.span;
+      on_lines.b = b_lines.span;
+      REQUIRE(product(on_lines, before, 1) == all);
+      for (int cut = 0; cut < 3; ++cut) {
+        const int64_t i0 = random(0, M), i1 = random(i0, M) + 1;
+        const int64_t j0 = random(0, N), j1 = random(j0, N) + 1;
+        const Array a_part = trans_a ? part_of(a, M, 0, K, i0, i1) : part_of(a, K, i0, i1, 0, K);
+        const Array b_part = trans_b ? part_of(b, K, j0, j1, 0, K) : part_of(b, N, 0, K, j0, j1);
+        Matmul m = whole;
+        m.a = a_part;
+        m.b = b_part;
+        m.M = i1 - i0;
+        m.N = j1 - j0;
+        const int threads = int(random(1, 5));
+        INFO("rows " << i0 << " to " << i1 << ", columns " << j0 << " to " << j1 << ", " << threads
+                     << " threads");
+        REQUIRE(product(m, part_of(before, N, i0, i1, j0, j1), threads) ==
+                part_of(all, N, i0, i1, j0, j1));
+      }
+    }
   }
-  Array probe(DType::bf16, 1);
-  const auto ways = cpu::ways_of({.a = probe, .b = probe, .c_MN = probe, .M = 1, .N = 1, .K = 1});
-  REQUIRE((std::find(ways.begin(), ways.end(), MatmulWay::own_bf16) != ways.end()) ==
-          (cpu::isa() == cpu::Isa::avx512));
+}
+
+TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
+  Problem probe(1, 1, 1, false, false, Extra::none, DType::bf16, DType::bf16, DType::bf16);
+  std::vector<MatmulWay> ways = own_ways(probe);
+  const auto expect_offered = [&](MatmulWay way, bool supported) {
+    REQUIRE(std::ranges::count(ways, way) == (supported && cpu::isa() == cpu::Isa::avx512));
+    if (!supported) WARN(cpu::way_name(way) << " was not tested: not for this build or CPU");
+  };
+  expect_offered(MatmulWay::own_bf16, cpu::gemm_bf16_supported());
+  expect_offered(MatmulWay::own_amx, cpu::gemm_amx_supported());
+  std::erase(ways, MatmulWay::own);
   // One full tile and edges on both sides; K is odd, so that half of the last pair is padding.
   const int64_t M = 17, N = 37, K = 5;
   const double tiny = std::ldexp(1.0, -130), small = std::ldexp(1.0, -70);
-  for (bool trans_b : {false, true})
-    for (DType type : kFloats) {
-      Array a(DType::bf16, M * K), b(DType::bf16, K * N), c(type, M * N);
-      Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K, .trans_b = trans_b};
-      for (int64_t i = 0; i < M * K; ++i) a.set(i, tiny);
-      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
-      cpu::run(m, MatmulWay::own_bf16);  // denormal operands
-      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
-      for (int64_t i = 0; i < M * K; ++i) a.set(i, small);
-      for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
-      cpu::run(m, MatmulWay::own_bf16);  // denormal products
-      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
-      // NaN and infinity go through, and padding does not make more of them.
-      const double inf = std::numeric_limits<double>::infinity();
-      for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
-      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
-      cpu::run(m, MatmulWay::own_bf16);
-      for (int64_t i = 0; i < M * N; ++i) REQUIRE(c[i] == (i / N == 16 ? inf : double(K)));
-    }
+  for (MatmulWay way : ways)
+    for (bool trans_b : {false, true})
+      for (DType type : kFloats) {
+        Array a(DType::bf16, M * K), b(DType::bf16, K * N), c(type, M * N);
+        Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K, .trans_b = trans_b};
+        for (int64_t i = 0; i < M * K; ++i) a.set(i, tiny);
+        for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+        cpu::run(m, way);  // denormal operands
+        REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+        for (int64_t i = 0; i < M * K; ++i) a.set(i, small);
+        for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
+        cpu::run(m, way);  // denormal products
+        REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+        // NaN and infinity go through, and padding does not make more of them.
+        const double inf = std::numeric_limits<double>::infinity();
+        for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
+        for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+        cpu::run(m, way);
+        for (int64_t i = 0; i < M * N; ++i) REQUIRE(c[i] == (i / N == 16 ? inf : double(K)));
+      }
 }
 
 TEST_CASE("matmul: oneDNN never falls back to its reference implementation") {
