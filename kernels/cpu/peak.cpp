@@ -9,6 +9,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/gemm.h"
 
 namespace mtrain::kernels::cpu {
 
@@ -20,6 +21,10 @@ double fma_flops(int64_t steps, float seed, float* out);
 }
 namespace avx512 {
 double fma_flops(int64_t steps, float seed, float* out);
+}
+
+namespace avx512amx {
+double tile_flops(int64_t steps);
 }
 
 namespace {
@@ -76,9 +81,8 @@ __attribute__((target("avx512f,avx512bf16"))) double dot_flops(int64_t steps) {
 }
 #endif
 
-double measure(double (*flops_of)(int64_t steps)) {
+double measure(double (*flops_of)(int64_t steps), int64_t steps = 400'000) {
   using Clock = std::chrono::steady_clock;
-  constexpr int64_t kSteps = 400'000;
   // Long enough for the scheduler to give each thread a core of its own.
   constexpr auto kDuration = std::chrono::milliseconds(150);
   const int threads = current_threads();
@@ -88,7 +92,7 @@ double measure(double (*flops_of)(int64_t steps)) {
     const auto start = Clock::now();
     double flops = 0;
     parallel_for(threads, 1, [&](int64_t i, int64_t) {
-      const double mine = flops_of(kSteps);
+      const double mine = flops_of(steps);
       if (i == 0) flops = mine * threads;
     });
     best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - start).count());
@@ -103,6 +107,10 @@ double measure_peak_flops(DType dtype) {
 #if defined(__x86_64__)
   if (dtype == DType::bf16 && isa() == Isa::avx512) {
     const CpuBf16 units = cpu_bf16();
+#ifdef MTRAIN_HAS_AVX512AMX
+    // In rounds of a third of a millisecond: long ones are seldom spared by others' work.
+    if (gemm_amx_supported()) return std::max(best, measure(avx512amx::tile_flops, 20'000));
+#endif
     if (units == CpuBf16::tiles) return 0;
     if (units == CpuBf16::dot_products) best = std::max(best, measure(dot_flops));
   }

@@ -543,4 +543,8 @@ TEST_CASE("peak: the measured peak is one that a core can have") {
   const double peak = cpu::measure_peak_flops();
   REQUIRE(peak > 1e9);   // any CPU of the last 15 years
   REQUIRE(peak < 1e12);  // one core: 64 lanes at 5 GHz would be 640e9
+  const double bf16_peak = cpu::measure_peak_flops(DType::bf16);
+  if (cpu::gemm_amx_supported() && cpu::isa() == cpu::Isa::avx512)
+    REQUIRE(bf16_peak > 2 * peak);  // tiles are 16 times as fast; others may share the core
+  REQUIRE(bf16_peak < 10e12);       // 1024 operations in each of 5e9 cycles would be 5e12
 }
