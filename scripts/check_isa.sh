@@ -1,7 +1,7 @@
 #!/bin/sh
 # Objects compiled for one instruction set must not leak it (kernels/cpu/simd.h says how that happens):
 # every symbol that another object can see lies in the set's own namespace, and `generic` has no AVX code.
-# usage: NM=nm OBJDUMP=objdump check_isa.sh generic|avx2|avx512|avx512bf16 <object>...
+# usage: NM=nm OBJDUMP=objdump check_isa.sh generic|avx2|avx512|avx512bf16|avx512amx <object>...
 set -eu
 isa=$1
 shift

@@ -1,5 +1,10 @@
 #include "kernels/cpu/gemm.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -24,6 +29,9 @@ extern const GemmKernels kGemm;
 namespace avx512bf16 {
 extern const GemmKernels kGemm;
 }
+namespace avx512amx {
+extern const GemmKernels kGemm;
+}
 
 namespace {
 
@@ -39,14 +47,8 @@ const GemmKernels& kernels_of(Isa isa) {
   }
 }
 
-// Words of B, packed at once: 8 MiB, of which a shared cache holds two.
-constexpr int64_t kMaxPacked = 2 << 20;
-constexpr int64_t kMostColumns = 2048,
-                  kFewestColumns = 512;  // A is packed anew for every block of columns
-// Panels of A in a unit of work, which packs them for itself: 230 KiB in a core's second-level
-// cache.
-constexpr int64_t kUnitWords = 60'000, kFewestUnitPanels = 8, kMostUnitPanels = 16;
 constexpr int64_t kPackPanels = 4;  // panels of B packed as one unit of work
+constexpr int64_t kMostUnitPanels = 16;
 // Up to here B is transposed while it is packed; with fewer rows of C than this the product is
 // turned around.
 constexpr int64_t kFewRows = 512;
@@ -119,12 +121,16 @@ class Gemm {
   struct Own {  // memory of one thread
     float *a, *sums;
   };
-  void plan_units(int threads);
-  void plan_phases(int threads);
+  void plan_units();
+  void plan_phases();
   void pack_b(const Phase& p, int64_t unit) const;
   void compute(const Phase& p, int64_t unit, const Own& own) const;
-  int64_t pack_a(const PanelRange& range, int64_t k0, int64_t k1, int64_t* row, float* to) const;
-  int64_t words(int64_t k) const { return ceil_div(k, int64_t(kernels_.depth)); }
+  const void* next_of_a(const Phase& p, int64_t unit, int64_t k1) const;
+  GemmKernels::PackA panels_of_a(const PanelRange& range, int64_t k0, int64_t k1,
+                                 int64_t* row) const;
+  int64_t words(int64_t k) const {
+    return round_up(ceil_div(k, int64_t(kernels_.depth)), kernels_.word_multiple);
+  }
   int64_t offset(int64_t row, int64_t column, int64_t ld) const {
     return p_.transposed ? column * ld + row : row * ld + column;
   }
@@ -132,6 +138,7 @@ class Gemm {
   const Matmul& m_;
   const Product p_;
   const GemmKernels& kernels_;
+  const int threads_;
   const int64_t panels_;
   int64_t k_block_ = 0, column_block_ = 0, unit_panels_ = 0;
   std::vector<PanelRange> units_;
@@ -144,15 +151,21 @@ class Gemm {
 };
 
 Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
-    : m_(m), p_(product_of(m)), kernels_(kernels), panels_(ceil_div(p_.M, kernels.rows)) {
+    : m_(m),
+      p_(product_of(m)),
+      kernels_(kernels),
+      threads_(threads),
+      panels_(ceil_div(p_.M, kernels.rows)) {
   // Depends on K alone, and with it the bits of the result. Blocks begin with a word.
   const int64_t max_k = kernels.max_words * kernels.depth;
-  k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, max_k)), 8);
-  column_block_ = std::min(round_up(p_.N, kernels.columns),
-                           std::clamp(kMaxPacked / words(p_.K) / kernels.columns * kernels.columns,
-                                      kFewestColumns, kMostColumns));
-  plan_units(threads);
-  plan_phases(threads);
+  k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, max_k)),
+                      std::max(8, kernels.depth * kernels.word_multiple));
+  column_block_ =
+      std::min(round_up(p_.N, kernels.columns),
+               std::clamp(kernels.max_packed_b / words(p_.K) / kernels.columns * kernels.columns,
+                          kernels.fewest_columns, kernels.most_columns));
+  plan_units();
+  plan_phases();
   const bool two = phases_.size() > 1, sums = k_block_ < m.K && m.c_MN.dtype == DType::bf16;
   const bool phases_cut_k = phases_[0]->k1 < m.K;
   const int64_t b_floats = column_block_ * words(phases_[0]->k1 - phases_[0]->k0);
@@ -165,19 +178,21 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
 }
 
 // Large units first, small ones last, so that the threads end at about the same time.
-void Gemm::plan_units(int threads) {
-  unit_panels_ = std::clamp(kUnitWords / (kernels_.rows * words(k_block_)), kFewestUnitPanels,
-                            kMostUnitPanels);
+void Gemm::plan_units() {
+  unit_panels_ = std::clamp(kernels_.unit_words / (kernels_.rows * words(k_block_)),
+                            kernels_.fewest_unit_panels, kernels_.most_unit_panels);
+  MT_CHECK(unit_panels_ <= kMostUnitPanels, "{} panels", unit_panels_);
   for (int64_t begin = 0; begin < panels_;) {
-    const int64_t fair = threads == 1 ? panels_ : ceil_div(panels_ - begin, 2 * threads);
+    const int64_t fair = threads_ == 1 ? panels_ : ceil_div(panels_ - begin, 2 * threads_);
     const int64_t end = begin + std::min({fair, unit_panels_, panels_ - begin});
     units_.push_back({begin, end});
     begin = end;
   }
 }
 
-void Gemm::plan_phases(int threads) {
-  const int64_t k_blocks = std::max<int64_t>(1, kMaxPacked / (column_block_ * words(k_block_)));
+void Gemm::plan_phases() {
+  const int64_t k_blocks =
+      std::max<int64_t>(1, kernels_.max_packed_b / (column_block_ * words(k_block_)));
   for (int64_t column = 0; column < p_.N; column += column_block_)
     for (int64_t k = 0; k < p_.K; k += k_blocks * k_block_) {
       auto p = std::make_unique<Phase>();
@@ -188,9 +203,9 @@ void Gemm::plan_phases(int threads) {
       p->k1 = std::min(p_.K, k + k_blocks * k_block_);
       p->b_buffer = int(phases_.size() % 2);
       p->groups = 1;
-      if (threads > 1 && panels_ < 4 * threads)
+      if (threads_ > 1 && panels_ < 4 * threads_)
         p->groups =
-            std::clamp<int64_t>(ceil_div(4 * threads, panels_), 1, ceil_div(p->b_panels, 2));
+            std::clamp<int64_t>(ceil_div(4 * threads_, panels_), 1, ceil_div(p->b_panels, 2));
       p->packing.total = ceil_div(p->b_panels, kPackPanels) * ceil_div(p->k1 - p->k0, k_block_);
       p->computing.total = int64_t(units_.size()) * p->groups;
       phases_.push_back(std::move(p));
@@ -218,35 +233,59 @@ void Gemm::pack_b(const Phase& p, int64_t unit) const {
                           j * words(k1 - k0)});
 }
 
-// Packs the range's panels, fills in their rows, and returns how many panels they are.
-int64_t Gemm::pack_a(const PanelRange& range, int64_t k0, int64_t k1, int64_t* row,
-                     float* to) const {
+// The range's panels, whose rows are filled in, and not yet where to pack them.
+GemmKernels::PackA Gemm::panels_of_a(const PanelRange& range, int64_t k0, int64_t k1,
+                                     int64_t* row) const {
   const int64_t panels = range.end - range.begin;
   for (int64_t i = 0; i <= panels; ++i) row[i] = part_begin(p_.M, panels_, range.begin + i);
-  kernels_.pack_a({.a = at(p_.a, element_offset(p_.trans_a, p_.lda, row[0], 0)),
-                   .dtype = p_.a.dtype,
-                   .ld = p_.lda,
-                   .trans = p_.trans_a,
-                   .row = row,
-                   .panels = panels,
-                   .rows_to_end = p_.M - row[0],
-                   .k0 = k0,
-                   .k1 = k1,
-                   .K = p_.K,
-                   .out = to});
-  return panels;
+  return {.a = at(p_.a, element_offset(p_.trans_a, p_.lda, row[0], 0)),
+          .dtype = p_.a.dtype,
+          .ld = p_.lda,
+          .trans = p_.trans_a,
+          .row = row,
+          .panels = panels,
+          .rows_to_end = p_.M - row[0],
+          .k0 = k0,
+          .k1 = k1,
+          .K = p_.K,
+          .out = nullptr};
+}
+
+// The next k block of this unit's rows, or the phase's first one of the unit that this thread will
+// take if the threads run abreast.
+const void* Gemm::next_of_a(const Phase& p, int64_t unit, int64_t k1) const {
+  if (k1 == p.k1) {
+    unit += threads_;
+    k1 = p.k0;
+  }
+  const size_t i = size_t(unit / p.groups);
+  if (i >= units_.size()) return nullptr;
+  const int64_t row = part_begin(p_.M, panels_, units_[i].begin);
+  return at(p_.a, element_offset(p_.trans_a, p_.lda, row, k1));
 }
 
 void Gemm::compute(const Phase& p, int64_t unit, const Own& own) const {
   const int64_t group = unit % p.groups;
+  const PanelRange& range = units_[size_t(unit / p.groups)];
   int64_t row[kMostUnitPanels + 1];
   for (int64_t k0 = p.k0; k0 < p.k1; k0 += k_block_) {
     const int64_t k1 = std::min(p.k1, k0 + k_block_);
     GemmKernels::Block s;
-    s.panels = pack_a(units_[size_t(unit / p.groups)], k0, k1, row, own.a);
+    GemmKernels::PackA a = panels_of_a(range, k0, k1, row);
+    if (kernels_.a_in_place && kernels_.a_in_place(a)) {
+      s.a = at(p_.a, element_offset(p_.trans_a, p_.lda, row[0], k0));
+      s.a_ld = p_.lda;
+    } else {
+      a.out = own.a;
+      kernels_.pack_a(a);
+      s.a = own.a;
+      s.a_ld = 0;
+    }
+    s.panels = a.panels;
     s.row = row;
-    s.a = own.a;
     s.a_k_major = p_.trans_a;
+    s.next_a = next_of_a(p, unit, k1);
+    s.next_a_ld = p_.lda;
     s.words = words(k1 - k0);
     const int64_t b_panel0 = part_begin(p.b_panels, p.groups, group);
     s.b_panels = part_begin(p.b_panels, p.groups, group + 1) - b_panel0;
@@ -283,6 +322,7 @@ void Gemm::work() {
   Own own;
   own.a = scratch.floats(size_t(a_floats + sums));
   own.sums = own.a + a_floats;
+  if (kernels_.begin) kernels_.begin();
   for (size_t i = 0; i < phases_.size(); ++i) {
     Phase& p = *phases_[i];
     if (i >= 2) phases_[i - 2]->computing.wait();  // it read the buffer that is packed now
@@ -291,6 +331,7 @@ void Gemm::work() {
     if (i >= 1) phases_[i - 1]->computing.wait();  // its sums are added to
     p.computing.work([&](int64_t unit) { compute(p, unit, own); });
   }
+  if (kernels_.end) kernels_.end();
 }
 
 void multiply(const Matmul& m, const GemmKernels& kernels) {
@@ -319,6 +360,34 @@ void gemm_bf16(const Matmul& m) {
 #else
 bool gemm_bf16_supported() { return false; }
 void gemm_bf16(const Matmul&) { MT_CHECK(false, "this build has no AVX512_BF16"); }
+#endif
+
+#ifdef MTRAIN_HAS_AVX512AMX
+namespace {
+// Tiles are 8 KiB of registers that Linux saves only for processes that asked for them, once, for
+// all their threads; a system that does not know them, or forbids them, refuses.
+bool may_use_tiles() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!gemm_bf16_supported() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  if (!(edx & bit_AMX_TILE) || !(edx & bit_AMX_BF16)) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of <asm/prctl.h>, since Linux 5.16
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+}  // namespace
+
+bool gemm_amx_supported() {
+  static const bool supported = may_use_tiles();
+  return supported;
+}
+void gemm_amx(const Matmul& m) {
+  MT_CHECK(m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16, "a {} b {}", dtype_name(m.a.dtype),
+           dtype_name(m.b.dtype));
+  MT_CHECK(gemm_amx_supported(), "this CPU has no AMX tiles, or this process may not use them");
+  multiply(m, avx512amx::kGemm);
+}
+#else
+bool gemm_amx_supported() { return false; }
+void gemm_amx(const Matmul&) { MT_CHECK(false, "this build has no AMX tiles"); }
 #endif
 
 }  // namespace mtrain::kernels::cpu

@@ -8,6 +8,10 @@
 // once and adds them to an fp32 sum, at about twice the speed. That instruction rounds to nearest
 // even whatever the mode, and takes denormal operands, products and sums for zero; so does its
 // rounding of C to bf16.
+//
+// gemm_amx() does the same on AMX tiles, 16 rows x 32 k at once, at about ten times the speed of
+// gemm_bf16(). It rounds, and takes denormals for zero, as gemm_bf16() does; its sums are cut at
+// other places, so that the last bits of the two differ.
 #pragma once
 #include <cstdint>
 
@@ -20,16 +24,27 @@ namespace mtrain::kernels::cpu {
 void gemm(const Matmul& m, Isa isa);
 void gemm_bf16(const Matmul& m);  // a and b bf16; only where the next function says so
 bool gemm_bf16_supported();       // this build has it and this CPU can run it
+void gemm_amx(const Matmul& m);   // a and b bf16; only where the next function says so
+bool gemm_amx_supported();        // the same, and the system lets this process use AMX tiles
 
-// What one instruction set brings: kernels/cpu/vector/gemm.cpp defines one table in each, and
-// kernels/cpu/vector_bf16/gemm.cpp that of gemm_bf16. Packed panels consist of words, as large as a
-// float: an fp32 element, or bf16 elements of consecutive k, with zeros beyond the last k.
+// What one instruction set brings: kernels/cpu/vector/gemm.cpp defines one table in each,
+// kernels/cpu/vector_bf16/gemm.cpp that of gemm_bf16 and kernels/cpu/vector_amx/gemm.cpp that of
+// gemm_amx. Packed panels consist of words, as large as a float: an fp32 element, or bf16 elements
+// of consecutive k, with zeros beyond the last k.
 struct GemmKernels {
   int rows, columns;   // the register tile; panels are this high or wide
   int depth;           // how many k a word holds
+  int word_multiple;   // a packed k block has a multiple of so many words
   int64_t row_stride;  // words between the rows of a packed row-major A panel: the longest k
                        // block, padded
   int64_t max_words;   // the longest k block
+
+  // How the work is cut, which no bit of the result depends on.
+  int64_t max_packed_b;    // words of B that are packed at once
+  int64_t most_columns;    // of such a block; A is packed anew for every one
+  int64_t fewest_columns;  // of such a block, where C has as many
+  int64_t unit_words;      // of A in a unit of work, which packs them for itself
+  int64_t fewest_unit_panels, most_unit_panels;
 
   // Panels of A, k0 <= k < k1, where k0 is the first k of a word. Where trans, A is stored (K, M)
   // and the panels are packed k-major.
@@ -45,6 +60,8 @@ struct GemmKernels {
     float* out;  // rows * row_stride words for each panel
   };
   void (*pack_a)(const PackA&);
+  // Whether block() can read these panels where they are, not packed; null: it never can.
+  bool (*a_in_place)(const PackA&);
 
   // Panels of B, k-major and padded with zeros to the tile's width. Where trans, B is stored (N,
   // K).
@@ -62,7 +79,8 @@ struct GemmKernels {
   // out = A B (+ in) (+ bias) for a block of panels. Element (row, column) of in and out is at row
   // * ld + column, or at column * ld + row where transposed.
   struct Block {
-    const float* a;  // first packed panel of A
+    const void* a;  // first packed panel of A, or where not packed, element (row[0], k0)
+    int64_t a_ld;   // 0: packed
     bool a_k_major;
     const float* b;      // first packed panel of B
     int64_t words;       // of k
@@ -76,8 +94,15 @@ struct GemmKernels {
     DType out_type;
     int64_t out_ld;
     const float* bias;  // of the block's first column (first row, where transposed), or null
+    // What this thread will probably read of A next, as it is stored, or null: element (row, k0).
+    const void* next_a;
+    int64_t next_a_ld;
   };
   void (*block)(const Block&);
+
+  // Around a thread's calls of the other functions; may be null.
+  void (*begin)();
+  void (*end)();
 };
 
 }  // namespace mtrain::kernels::cpu

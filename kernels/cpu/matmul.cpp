@@ -77,6 +77,7 @@ void run_empty_sum(const Matmul& m) {
 std::string_view backend_name(MatmulBackend backend) {
   switch (backend) {
     case MatmulBackend::native_bf16: return "native_bf16";
+    case MatmulBackend::native_amx: return "native_amx";
     default: return "native";
   }
 }
@@ -84,7 +85,8 @@ std::string_view backend_name(MatmulBackend backend) {
 bool supports(Bf16Arithmetic arithmetic) {
   switch (arithmetic) {
     case Bf16Arithmetic::dot_products: return isa() == Isa::avx512 && gemm_bf16_supported();
-    case Bf16Arithmetic::tiles: return false;
+    case Bf16Arithmetic::tiles:
+      return isa() == Isa::avx512 && tiles_allowed() && gemm_amx_supported();
     default: return true;
   }
 }
@@ -94,6 +96,7 @@ MatmulBackend choose_backend(const Matmul& m) {
   MT_CHECK(supports(m.bf16), "this CPU cannot multiply bf16 by {}", bf16_arithmetic_name(m.bf16));
   switch (m.bf16) {
     case Bf16Arithmetic::dot_products: return MatmulBackend::native_bf16;
+    case Bf16Arithmetic::tiles: return MatmulBackend::native_amx;
     default: return MatmulBackend::native;
   }
 }
@@ -102,6 +105,7 @@ std::vector<MatmulBackend> available_backends(const Matmul& m) {
   std::vector<MatmulBackend> backends{MatmulBackend::native};
   if (m.a.dtype != DType::bf16 || m.b.dtype != DType::bf16) return backends;
   if (supports(Bf16Arithmetic::dot_products)) backends.push_back(MatmulBackend::native_bf16);
+  if (supports(Bf16Arithmetic::tiles)) backends.push_back(MatmulBackend::native_amx);
   return backends;
 }
 
@@ -115,6 +119,7 @@ void run(const Matmul& m, MatmulBackend backend) {
   switch (backend) {
     case MatmulBackend::native: return gemm(f, isa());
     case MatmulBackend::native_bf16: return gemm_bf16(f);
+    case MatmulBackend::native_amx: return gemm_amx(f);
   }
 }
 

@@ -14,6 +14,7 @@ namespace mtrain::kernels::cpu {
 enum class MatmulBackend : uint8_t {
   native,       // fp32 arithmetic; bf16 operands are widened while they are packed
   native_bf16,  // bf16 dot products: CPUs with AVX512_BF16
+  native_amx,   // tiles of bf16: CPUs with AMX
 };
 std::string_view backend_name(MatmulBackend backend);
 

@@ -1,7 +1,6 @@
 #include "kernels/cpu/peak.h"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 #endif
 #include <algorithm>
@@ -23,19 +22,11 @@ namespace avx512 {
 double fma_flops(int64_t steps, float seed, float* out);
 }
 
-namespace {
-
-enum class CpuBf16 { none, dot_products, tiles };
-CpuBf16 cpu_bf16() {
-#if defined(__x86_64__)
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & bit_AMX_BF16))
-    return CpuBf16::tiles;
-  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & bit_AVX512BF16))
-    return CpuBf16::dot_products;
-#endif
-  return CpuBf16::none;
+namespace avx512amx {
+double tile_flops(int64_t steps);
 }
+
+namespace {
 
 double fma_flops(int64_t steps) {
   volatile float seed = 1e-3f, result = 0;  // unknown to the compiler
@@ -99,9 +90,8 @@ bool dot_products_are_faster() {
 #endif
 }
 
-double measure(double (*flops_of)(int64_t steps)) {
+double measure(double (*flops_of)(int64_t steps), int64_t steps = 400'000) {
   using Clock = std::chrono::steady_clock;
-  constexpr int64_t kSteps = 400'000;
   // Long enough for the scheduler to give each thread a core of its own.
   constexpr auto kDuration = std::chrono::milliseconds(150);
   const int threads = current_threads();
@@ -111,7 +101,7 @@ double measure(double (*flops_of)(int64_t steps)) {
     const auto start = Clock::now();
     double flops = 0;
     parallel_for(threads, 1, [&](int64_t i, int64_t) {
-      const double mine = flops_of(kSteps);
+      const double mine = flops_of(steps);
       if (i == 0) flops = mine * threads;
     });
     best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - start).count());
@@ -130,12 +120,14 @@ Bf16Arithmetic fastest_bf16_arithmetic() {
 
 double measure_peak_flops(DType dtype) {
   double best = measure(fma_flops);
+  if (dtype != DType::bf16) return best;
+#ifdef MTRAIN_HAS_AVX512AMX
+  // In rounds of a third of a millisecond: long ones are seldom spared by others' work.
+  if (supports(Bf16Arithmetic::tiles))
+    return std::max(best, measure(avx512amx::tile_flops, 20'000));
+#endif
 #if defined(__x86_64__)
-  if (dtype == DType::bf16 && isa() == Isa::avx512) {
-    const CpuBf16 units = cpu_bf16();
-    if (units == CpuBf16::tiles) return 0;
-    if (units == CpuBf16::dot_products) best = std::max(best, measure(dot_flops));
-  }
+  if (supports(Bf16Arithmetic::dot_products)) best = std::max(best, measure(dot_flops));
 #endif
   return best;
 }

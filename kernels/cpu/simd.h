@@ -1,7 +1,8 @@
 // Vectors of the instruction set this file is compiled for. Every file of kernels/cpu/vector is
 // compiled once per instruction set, with MTRAIN_ISA naming a namespace (generic, avx2, avx512);
 // kernels/cpu/dispatch.cpp picks one at run time. kernels/cpu/vector_bf16 is compiled once, for
-// AVX-512 with AVX512_BF16 (avx512bf16).
+// AVX-512 with AVX512_BF16 (avx512bf16), and so is kernels/cpu/vector_amx, with AMX tiles as well
+// (avx512amx).
 //
 // The trap: an inline function or template that several files share is kept once by the linker, and
 // that copy may be the AVX-512 one, which an older CPU cannot run. Hence everything here is in the

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -146,6 +148,19 @@ void check_all_backends(Problem& p, Closeness& close) {
   }
 }
 
+// A copy that begins on a cache line.
+struct OnCacheLines {
+  explicit OnCacheLines(const Array& x) : memory(size_t(x.size() * dtype_size(x.dtype()) + 64)) {
+    void* data = memory.data();
+    size_t space = memory.size();
+    std::align(64, space - 64, data, space);
+    std::memcpy(data, ConstSpan(x).data, memory.size() - 64);
+    span = {data, x.size(), x.dtype()};
+  }
+  std::vector<char> memory;
+  ConstSpan span;
+};
+
 template <class F>
 void for_each_combination(const F& f) {
   for (bool trans_a : {false, true})
@@ -281,11 +296,20 @@ TEST_CASE(
       // Some sums are longer than a block of k, and some products have few rows or columns.
       const int64_t M = draw(0, 2) ? draw(1, 150) : draw(1, 12),
                     N = draw(0, 2) ? draw(1, 150) : draw(1, 12),
-                    K = draw(0, 3) ? draw(1, 300) : draw(500, 1700);
+                    K = draw(0, 3) == 0 ? draw(500, 1700)
+                        : draw(0, 1)    ? draw(1, 300)
+                                        : 32 * draw(1, 20);  // whole AMX tiles
       Problem p(M, N, K, ta, tb, extra, a, b, c);
       for (MatmulBackend backend : backends_of(p)) {
         INFO(isa << ": " << describe(p, backend));
         const Array whole = p.result(backend);
+        // Where tiles can be loaded from an operand on cache lines, they must find the same.
+        const OnCacheLines a_lines(p.a), b_lines(p.b);
+        Array again = p.c;
+        Matmul on_lines = p.args(again);
+        on_lines.a = a_lines.span, on_lines.b = b_lines.span;
+        cpu::run(on_lines, backend);
+        REQUIRE(again == whole);
         ThreadPool pool(int(draw(1, 4)));
         const ThreadPool::Scope scope(&pool);
         const auto rows = borders(M), columns = borders(N);
@@ -302,37 +326,39 @@ TEST_CASE(
 }
 
 TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
-  if (!cpu::gemm_bf16_supported()) {
-    WARN("this build or CPU has no AVX512_BF16: native_bf16 was not tested");
-    return;
+  Problem probe(1, 1, 1, false, false, Extra::none, DType::bf16, DType::bf16, DType::bf16);
+  std::vector<MatmulBackend> backends = backends_of(probe);
+  for (const auto& [backend, arithmetic] :
+       {std::pair(MatmulBackend::native_bf16, Bf16Arithmetic::dot_products),
+        std::pair(MatmulBackend::native_amx, Bf16Arithmetic::tiles)}) {
+    REQUIRE(std::ranges::count(backends, backend) == cpu::supports(arithmetic));
+    if (!cpu::supports(arithmetic))
+      WARN(cpu::backend_name(backend) << " was not tested: not for this build or CPU");
   }
-  Array probe(DType::bf16, 1);
-  const auto backends =
-      cpu::available_backends({.a = probe, .b = probe, .c_MN = probe, .M = 1, .N = 1, .K = 1});
-  REQUIRE((std::ranges::count(backends, MatmulBackend::native_bf16) == 1) ==
-          (cpu::isa() == cpu::Isa::avx512));
+  std::erase(backends, MatmulBackend::native);
   // One full tile and edges on both sides; K is odd, so that half of the last pair is padding.
   const int64_t M = 17, N = 37, K = 5;
   const double tiny = std::ldexp(1.0, -130), small = std::ldexp(1.0, -70);
-  for (bool trans_b : {false, true})
-    for (DType type : kFloats) {
-      Array a(DType::bf16, M * K), b(DType::bf16, K * N), c(type, M * N);
-      Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K, .trans_b = trans_b};
-      for (int64_t i = 0; i < M * K; ++i) a.set(i, tiny);
-      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
-      cpu::run(m, MatmulBackend::native_bf16);  // denormal operands
-      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
-      for (int64_t i = 0; i < M * K; ++i) a.set(i, small);
-      for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
-      cpu::run(m, MatmulBackend::native_bf16);  // denormal products
-      REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
-      // NaN and infinity go through, and padding does not make more of them.
-      const double inf = std::numeric_limits<double>::infinity();
-      for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
-      for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
-      cpu::run(m, MatmulBackend::native_bf16);
-      for (int64_t i = 0; i < M * N; ++i) REQUIRE(c[i] == (i / N == 16 ? inf : double(K)));
-    }
+  for (MatmulBackend backend : backends)
+    for (bool trans_b : {false, true})
+      for (DType type : kFloats) {
+        Array a(DType::bf16, M * K), b(DType::bf16, K * N), c(type, M * N);
+        Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K, .trans_b = trans_b};
+        for (int64_t i = 0; i < M * K; ++i) a.set(i, tiny);
+        for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+        cpu::run(m, backend);  // denormal operands
+        REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+        for (int64_t i = 0; i < M * K; ++i) a.set(i, small);
+        for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
+        cpu::run(m, backend);  // denormal products
+        REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
+        // NaN and infinity go through, and padding does not make more of them.
+        const double inf = std::numeric_limits<double>::infinity();
+        for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
+        for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);
+        cpu::run(m, backend);
+        for (int64_t i = 0; i < M * N; ++i) REQUIRE(c[i] == (i / N == 16 ? inf : double(K)));
+      }
 }
 
 TEST_CASE("matmul: gelu, its gradient and sums beside a product agree with float64") {
@@ -415,4 +441,8 @@ TEST_CASE("peak: the measured peak is one that a core can have") {
   const double peak = cpu::measure_peak_flops();
   REQUIRE(peak > 1e9);   // any CPU of the last 15 years
   REQUIRE(peak < 1e12);  // one core: 64 lanes at 5 GHz would be 640e9
+  const double bf16_peak = cpu::measure_peak_flops(DType::bf16);
+  if (cpu::supports(Bf16Arithmetic::tiles))
+    REQUIRE(bf16_peak > 2 * peak);  // tiles are 16 times as fast; others may share the core
+  REQUIRE(bf16_peak < 10e12);       // 1024 operations in each of 5e9 cycles would be 5e12
 }

@@ -6,6 +6,7 @@ namespace {
 
 struct Fp32Words {
   static constexpr int kDepth = 1;
+  static constexpr int kWordMultiple = 1;
   static constexpr int64_t kMaxWords = 512;
 
   template <class T>

@@ -1,160 +1,11 @@
-// The kernels of kernels/cpu/gemm.h, for packed words of any kind. A word is 32 bits of a packed
-// panel: what one lane of a vector multiplies at once. The includer says in a class `Words` what is
-// in it:
-//   kDepth            how many consecutive k
-//   kMaxWords         the longest k block, in words
+// The kernels of kernels/cpu/gemm.h on vector registers, for packed words of any kind
+// (kernels/cpu/vector/gemm_pack.h). Here the class `Words` also has
 //   multiply_add<ROWS, VECTORS, ROW>(a, b, sum)   as in gemm_tile.h, for one word
-// and in a class Packed<T> how it is made of an operand's elements T:
-//   along(p), along(p, count)       kLanes words of k that lie side by side at p; `count` elements
-//                                   are there, the others count as 0
-//   across(p, ld, deep, lanes)      one word of kLanes neighbours at p, its k `ld` apart; `deep`:
-//                                   all kDepth of them are there
 #pragma once
-#include "kernels/cpu/gemm.h"
-#include "kernels/cpu/simd.h"
-#include "kernels/cpu/vector/gemm_tile.h"
+#include "kernels/cpu/vector/gemm_pack.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
-
-// One cache line more than the words: the rows of a panel fall into different sets of the
-// first-level cache.
-template <class Words>
-constexpr int64_t kRowStride = Words::kMaxWords + 16;
-template <class Words>
-constexpr int64_t kPanel = kTileRows* kRowStride<Words>;
-
-// Operands often come from memory, in pieces too short for the hardware to run ahead: rows of
-// storage so far apart are asked for early.
-constexpr int64_t kRowsAhead = 16;
-
-template <class Words, class T>
-MT_INLINE void prefetch_rows(const T* line, int64_t ld) {
-  for (int i = 0; i < Words::kDepth; ++i) __builtin_prefetch(line + (kRowsAhead + i) * ld);
-}
-
-// A is read row by row of its storage, once, though every panel takes only a piece of a row.
-template <class Words, class T>
-void pack_k_major(const GemmKernels::PackA& p) {
-  using Packed = typename Words::template Packed<T>;
-  const T* a = static_cast<const T*>(p.a);
-  // Whole vectors are read where they stay inside the matrix: what they carry beyond a panel's rows
-  // is overwritten by the next k, or lies in the padding after the last.
-  const int64_t last_whole =
-      p.rows_to_end - kLanes;  // of the first rows of panels, in the last row of storage
-  float* to = p.out;
-  for (int64_t k = p.k0; k < p.k1; k += Words::kDepth, to += kTileRows) {
-    const T* line = a + k * p.ld;
-    float* out = to;
-    const bool deep = k + Words::kDepth <= p.k1;
-    // The next row of storage may be read.
-    const bool beyond = k + Words::kDepth < p.K && p.ld >= kLanes;
-    for (int64_t i = 0; i < p.panels; ++i, out += kPanel<Words>) {
-      const int64_t row = p.row[i] - p.row[0];
-      prefetch_rows<Words>(line + row, p.ld);
-      if (beyond || row <= last_whole)
-        store(out, Packed::across(line + row, p.ld, deep, Full{}));
-      else
-        store(out, Packed::across(line + row, p.ld, deep, Part{int(p.row[i + 1] - p.row[i])}));
-    }
-  }
-}
-
-template <class Words, class T>
-MT_INLINE void copy_row(const T* from, int64_t ld, int64_t n, float* to) {
-  using Packed = typename Words::template Packed<T>;
-  constexpr int64_t kStep = Words::kDepth * kLanes;
-  for (; n >= kStep; n -= kStep, from += kStep, to += kLanes) {
-    __builtin_prefetch(from + 2 * ld);
-    store(to, Packed::along(from));
-  }
-  if (n > 0) store(to, Packed::along(from, n));  // its end lies in the padding
-}
-
-template <class Words, class T>
-void pack_a_of(const GemmKernels::PackA& p) {
-  static_assert(kTileRows <= kLanes);
-  if (p.trans) return pack_k_major<Words, T>(p);
-  const T* a = static_cast<const T*>(p.a);
-  for (int64_t i = 0; i < p.panels; ++i)
-    for (int64_t row = p.row[i]; row < p.row[i + 1]; ++row)
-      copy_row<Words>(a + (row - p.row[0]) * p.ld + p.k0, p.ld, p.k1 - p.k0,
-                      p.out + i * kPanel<Words> + (row - p.row[i]) * kRowStride<Words>);
-}
-
-// B as it is stored, row by row over all panels.
-template <class Words, class T>
-void pack_b_rows(const GemmKernels::PackB& p) {
-  using Packed = typename Words::template Packed<T>;
-  const T* b = static_cast<const T*>(p.b);
-  const int64_t words = div_up(p.k1 - p.k0, Words::kDepth), whole = p.columns / kTileColumns;
-  float* to = p.out;
-  for (int64_t k = p.k0; k < p.k1; k += Words::kDepth, to += kTileColumns) {
-    const T* line = b + k * p.ld;
-    const bool deep = k + Words::kDepth <= p.k1;
-    float* out = to;
-    for (int64_t q = 0; q < whole; ++q, line += kTileColumns, out += words * kTileColumns) {
-      prefetch_rows<Words>(line, p.ld);
-#pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v)
-        store(out + v * kLanes, Packed::across(line + v * kLanes, p.ld, deep, Full{}));
-    }
-    const int64_t left = p.columns - whole * kTileColumns;
-    if (left == 0) continue;
-    for (int64_t j = 0; j < kTileColumns; j += kLanes)
-      store(out + j, j + kLanes <= left ? Packed::across(line + j, p.ld, deep, Full{})
-                     : j < left         ? Packed::across(line + j, p.ld, deep, Part{int(left - j)})
-                                        : Vf{});
-  }
-}
-
-// Transposes `rows` rows of storage, kLanes words or `count` elements long, into rows of
-// kTileColumns.
-template <class Words, class T>
-MT_INLINE void transpose_to(const T* from, int64_t ld, int64_t rows, int64_t count, float* out) {
-  using Packed = typename Words::template Packed<T>;
-  constexpr int64_t kStep = Words::kDepth * kLanes;
-  Vf v[kLanes];
-  if (count >= kStep) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      __builtin_prefetch(from + i * ld + 8 * kStep);
-      v[i] = i < rows ? Packed::along(from + i * ld) : Vf{};
-    }
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) v[i] = i < rows ? Packed::along(from + i * ld, count) : Vf{};
-  }
-  transpose(v);
-  const int64_t words = min_of(kLanes, div_up(count, Words::kDepth));
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i)
-    if (i < words) store(out + i * kTileColumns, v[i]);
-}
-
-// B stored (N, K): blocks of kLanes x kLanes words are transposed in registers.
-template <class Words, class T>
-void pack_b_columns(const GemmKernels::PackB& p) {
-  constexpr int64_t kStep = Words::kDepth * kLanes;
-  const T* b = static_cast<const T*>(p.b) + p.k0;
-  const int64_t n = p.k1 - p.k0, words = div_up(n, Words::kDepth);
-  for (int64_t j = 0; j < div_up(p.columns, kTileColumns) * kTileColumns; j += kLanes) {
-    const int64_t left = p.columns - j;
-    const T* from = b + j * p.ld;
-    float* out = p.out + j / kTileColumns * kTileColumns * words + j % kTileColumns;
-    int64_t k = 0;
-    if (left >= kLanes)
-      for (; k + kStep <= n; k += kStep, out += kLanes * kTileColumns)
-        transpose_to<Words>(from + k, p.ld, kLanes, kStep, out);
-    for (; k < n; k += kStep, out += kLanes * kTileColumns)
-      transpose_to<Words>(from + k, p.ld, left, n - k, out);
-  }
-}
-
-template <class Words, class T>
-void pack_b_of(const GemmKernels::PackB& p) {
-  p.trans ? pack_b_columns<Words, T>(p) : pack_b_rows<Words, T>(p);
-}
 
 // Memory that the second-level cache will need: a tile asks for a little of it with every word.
 struct Ahead {
@@ -323,7 +174,8 @@ void block(const GemmKernels::Block& s) {
     for (int64_t p = 0; p < s.panels; ++p) {
       const int64_t rows = s.row[p + 1] - s.row[p], below = s.row[p] - s.row[0];
       if (rows != height) run = pick_tile<Words>(height = rows, columns <= kLanes, s.a_k_major);
-      run(s.a + p * kPanel<Words>, s.b + q * kTileColumns * s.words, s.words, ahead,
+      run(static_cast<const float*>(s.a) + p * kPanel<Words>, s.b + q * kTileColumns * s.words,
+          s.words, ahead,
           {.in = s.in ? s.in + offset(s, below, j, s.in_ld) : nullptr,
            .in_ld = s.in_ld,
            .out = static_cast<char*>(s.out) + offset(s, below, j, s.out_ld) * out_size,
@@ -343,11 +195,21 @@ constexpr GemmKernels gemm_kernels(void (*pack_a)(const GemmKernels::PackA&),
   return {.rows = kTileRows,
           .columns = kTileColumns,
           .depth = Words::kDepth,
+          .word_multiple = Words::kWordMultiple,
           .row_stride = kRowStride<Words>,
           .max_words = Words::kMaxWords,
+          .max_packed_b = 2 << 20,  // 8 MiB, of which a shared cache holds two
+          .most_columns = 2048,
+          .fewest_columns = 512,
+          .unit_words = 60'000,  // 230 KiB in a core's second-level cache
+          .fewest_unit_panels = 8,
+          .most_unit_panels = 16,
           .pack_a = pack_a,
+          .a_in_place = nullptr,
           .pack_b = pack_b,
-          .block = block<Words>};
+          .block = block<Words>,
+          .begin = nullptr,
+          .end = nullptr};
 }
 
 }  // namespace

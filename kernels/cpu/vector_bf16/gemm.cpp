@@ -1,33 +1,16 @@
 // kernels/cpu/gemm.h on bf16 operands as they are: a packed word is two elements of consecutive k,
 // which one instruction of AVX512_BF16 multiplies and adds. Compiled once, for CPUs that have it.
+#include "kernels/cpu/vector/bf16_pairs.h"
 #include "kernels/cpu/vector/gemm_kernels.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-struct Bf16Pairs {
-  static constexpr int kDepth = 2;
+struct DotWords : Bf16Pairs {
+  static constexpr int kWordMultiple = 1;
   // A panel of B does not fit into the first-level cache: tiles need it so slowly that the second
   // keeps up, and fewer cuts of k mean fewer passes over C.
   static constexpr int64_t kMaxWords = 768;
-
-  template <class T>
-  struct Packed {
-    MT_INLINE Vf along(const T* p) {
-      Vf v;
-      __builtin_memcpy(&v, p, sizeof v);
-      return v;
-    }
-    MT_INLINE Vf along(const T* p, int64_t count) {
-      return (Vf)_mm512_maskz_loadu_epi16((__mmask32(1) << count) - 1, p);
-    }
-    // The lower k in the lower half: where memory along k has it.
-    template <class Lanes>
-    MT_INLINE Vf across(const T* p, int64_t ld, bool deep, Lanes lanes) {
-      const Vu low = (Vu)load(p, lanes) >> 16;
-      return deep ? (Vf)((Vu)load(p + ld, lanes) | low) : (Vf)low;
-    }
-  };
 
   template <int ROWS, int VECTORS, int64_t ROW>
   MT_INLINE void multiply_add(const float* a, const float* b, Vf (&sum)[ROWS][VECTORS]) {
@@ -48,6 +31,6 @@ struct Bf16Pairs {
 
 extern const GemmKernels kGemm;
 const GemmKernels kGemm =
-    gemm_kernels<Bf16Pairs>(pack_a_of<Bf16Pairs, bf16>, pack_b_of<Bf16Pairs, bf16>);
+    gemm_kernels<DotWords>(pack_a_of<DotWords, bf16>, pack_b_of<DotWords, bf16>);
 
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA
