@@ -255,14 +255,16 @@ void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
 }
 
 // C is touched after some thousand cycles: its lines are asked for first, and one by one, since
-// many at once would hold up the loads of A and B.
+// many at once would hold up the loads of A and B. Where rows of C do not begin with a cache line,
+// a tile's row lies in one line more; its first line came with the tile to the left, so the last
+// byte of each 64 is asked for.
 template <class Words, int ROWS, int VECTORS, bool K_MAJOR>
 void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, const Target& t) {
   constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride<Words>, kStep = K_MAJOR ? kTileRows : 1;
   const int64_t size = t.out_type == DType::f32 ? 4 : 2;
   const int64_t lines = t.transposed ? t.columns : ROWS;
   const int64_t width = (t.transposed ? ROWS : VECTORS * kLanes) * size;
-  Ahead now{static_cast<const char*>(t.out), t.out_ld * size};
+  Ahead now{static_cast<const char*>(t.out) + min_of(width, 64) - 1, t.out_ld * size};
   Vf sum[ROWS][VECTORS]{};
   for (int64_t byte = 0; words > 0; byte += 64, now.next += 64) {
     const bool of_c = byte < width;
