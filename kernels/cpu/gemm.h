@@ -55,7 +55,9 @@ struct GemmKernels {
     bool trans;
     int64_t columns;  // of all panels
     int64_t k0, k1;
-    float* out;  // the tile's columns * words of k0 .. k1 for each panel
+    float* out;
+    int64_t panel_stride;  // floats from panel to panel: all words of the k block, of which k0 ..
+                           // k1 may be a piece
   };
   void (*pack_b)(const PackB&);
 
