@@ -49,9 +49,6 @@ constexpr int64_t kUnitWords = 60'000, kFewestUnitPanels = 8, kMostUnitPanels = 
 // A unit of packing: some panels of a B that is transposed for all k of a block, since its storage
 // runs along k; all panels of the other for some k.
 constexpr int64_t kPackPanels = 4, kPackK = 64;
-// Up to here B is transposed while it is packed; with fewer rows of C than this the product is
-// turned around.
-constexpr int64_t kFewRows = 512;
 
 // Units of one kind of work, handed out in order. Spins while it waits, then yields: there may be
 // more ranks than cores.
@@ -89,11 +86,11 @@ struct Product {
   int64_t ldc;
 };
 
-Product product_of(const Matmul& m) {
+Product product_of(const Matmul& m, const GemmKernels& kernels) {
   const int64_t lda = m.trans_a ? m.M : m.K, ldb = m.trans_b ? m.K : m.N;
   // A row-major B^T must be transposed while it is packed, for every M rows anew: the smaller
   // operand is the better B.
-  if (m.trans_b && !m.trans_a && m.M <= kFewRows && 2 * m.M <= m.N)
+  if (m.trans_b && !m.trans_a && m.M <= kernels.few_rows && 2 * m.M <= m.N)
     return {m.b, m.a, m.N, m.M, m.K, ldb, lda, false, true, true, m.N};
   return {m.a, m.b, m.M, m.N, m.K, lda, ldb, m.trans_a, m.trans_b, false, m.N};
 }
@@ -147,7 +144,7 @@ class Gemm {
 };
 
 Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
-    : m_(m), p_(product_of(m)), kernels_(kernels), panels_(ceil_div(p_.M, kernels.rows)) {
+    : m_(m), p_(product_of(m, kernels)), kernels_(kernels), panels_(ceil_div(p_.M, kernels.rows)) {
   // Depends on K alone, and with it the bits of the result. Blocks begin with a word.
   const int64_t max_k = kernels.max_words * kernels.depth;
   k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, max_k)), 8);

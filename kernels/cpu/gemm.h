@@ -30,6 +30,8 @@ struct GemmKernels {
   int64_t row_stride;  // words between the rows of a packed row-major A panel: the longest k
                        // block, padded
   int64_t max_words;   // the longest k block
+  int64_t few_rows;    // with at most so many rows of C, it is cheaper to transpose tiles of C than
+                       // a B stored (N, K)
 
   // Panels of A, k0 <= k < k1, where k0 is the first k of a word. Where trans, A is stored (K, M)
   // and the panels are packed k-major.
