@@ -47,11 +47,10 @@ const GemmKernels& kernels_of(Isa isa) {
   }
 }
 
-constexpr int64_t kPackPanels = 4;  // panels of B packed as one unit of work
+// A unit of packing: some panels of a B that is transposed for all k of a block, since its storage
+// runs along k; all panels of the other for some k, a multiple of every word_multiple.
+constexpr int64_t kPackPanels = 4, kPackK = 64;
 constexpr int64_t kMostUnitPanels = 16;
-// Up to here B is transposed while it is packed; with fewer rows of C than this the product is
-// turned around.
-constexpr int64_t kFewRows = 512;
 
 // Units of one kind of work, handed out in order. Spins while it waits, then yields: there may be
 // more ranks than cores.
@@ -89,11 +88,11 @@ struct Product {
   int64_t ldc;
 };
 
-Product product_of(const Matmul& m) {
+Product product_of(const Matmul& m, const GemmKernels& kernels) {
   const int64_t lda = m.trans_a ? m.M : m.K, ldb = m.trans_b ? m.K : m.N;
   // A row-major B^T must be transposed while it is packed, for every M rows anew: the smaller
   // operand is the better B.
-  if (m.trans_b && !m.trans_a && m.M <= kFewRows && 2 * m.M <= m.N)
+  if (m.trans_b && !m.trans_a && m.M <= kernels.few_rows && 2 * m.M <= m.N)
     return {m.b, m.a, m.N, m.M, m.K, ldb, lda, false, true, true, m.N};
   return {m.a, m.b, m.M, m.N, m.K, lda, ldb, m.trans_a, m.trans_b, false, m.N};
 }
@@ -108,7 +107,8 @@ struct PanelRange {
 struct Phase {
   int64_t column0, columns, b_panels;
   int64_t k0, k1;
-  int b_buffer;    // which of the two
+  int b_buffer;                 // which of the two
+  int64_t pack_panels, pack_k;  // what one unit of packing takes
   int64_t groups;  // of columns: more than one where there are too few panels of A for all threads
   Counter packing, computing;
 };
@@ -152,7 +152,7 @@ class Gemm {
 
 Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
     : m_(m),
-      p_(product_of(m)),
+      p_(product_of(m, kernels)),
       kernels_(kernels),
       threads_(threads),
       panels_(ceil_div(p_.M, kernels.rows)) {
@@ -206,7 +206,10 @@ void Gemm::plan_phases() {
       if (threads_ > 1 && panels_ < 4 * threads_)
         p->groups =
             std::clamp<int64_t>(ceil_div(4 * threads_, panels_), 1, ceil_div(p->b_panels, 2));
-      p->packing.total = ceil_div(p->b_panels, kPackPanels) * ceil_div(p->k1 - p->k0, k_block_);
+      p->pack_panels = p_.trans_b ? kPackPanels : p->b_panels;
+      p->pack_k = p_.trans_b ? k_block_ : kPackK;
+      p->packing.total = ceil_div(p->b_panels, p->pack_panels) * ceil_div(k_block_, p->pack_k) *
+                         ceil_div(p->k1 - p->k0, k_block_);
       p->computing.total = int64_t(units_.size()) * p->groups;
       phases_.push_back(std::move(p));
     }
@@ -219,18 +222,23 @@ int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
 
 // Packed B: [blocks of k][panels of columns][k][column].
 void Gemm::pack_b(const Phase& p, int64_t unit) const {
-  const int64_t across = ceil_div(p.b_panels, kPackPanels);
-  const int64_t j = unit % across * kPackPanels * kernels_.columns;
-  const int64_t k0 = p.k0 + unit / across * k_block_, k1 = std::min(p.k1, k0 + k_block_);
+  const int64_t across = ceil_div(p.b_panels, p.pack_panels), along = ceil_div(k_block_, p.pack_k);
+  const int64_t j = unit % across * p.pack_panels * kernels_.columns;
+  const int64_t block0 = p.k0 + unit / across / along * k_block_;
+  const int64_t block1 = std::min(p.k1, block0 + k_block_);
+  const int64_t k0 = block0 + unit / across % along * p.pack_k;
+  if (k0 >= block1) return;
+  const int64_t panel = kernels_.columns * words(block1 - block0);
   kernels_.pack_b({.b = at(p_.b, element_offset(p_.trans_b, p_.ldb, 0, p.column0 + j)),
                    .dtype = p_.b.dtype,
                    .ld = p_.ldb,
                    .trans = p_.trans_b,
-                   .columns = std::min(kPackPanels * kernels_.columns, p.columns - j),
+                   .columns = std::min(p.pack_panels * kernels_.columns, p.columns - j),
                    .k0 = k0,
-                   .k1 = k1,
-                   .out = b_[p.b_buffer] + words(k0 - p.k0) * p.b_panels * kernels_.columns +
-                          j * words(k1 - k0)});
+                   .k1 = std::min(block1, k0 + p.pack_k),
+                   .out = b_[p.b_buffer] + words(block0 - p.k0) * p.b_panels * kernels_.columns +
+                          j / kernels_.columns * panel + words(k0 - block0) * kernels_.columns,
+                   .panel_stride = panel});
 }
 
 // The range's panels, whose rows are filled in, and not yet where to pack them.

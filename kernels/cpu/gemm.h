@@ -45,6 +45,8 @@ struct GemmKernels {
   int64_t fewest_columns;  // of such a block, where C has as many
   int64_t unit_words;      // of A in a unit of work, which packs them for itself
   int64_t fewest_unit_panels, most_unit_panels;
+  int64_t few_rows;  // with at most so many rows of C, it is cheaper to transpose tiles of C than a
+                     // B stored (N, K)
 
   // Panels of A, k0 <= k < k1, where k0 is the first k of a word. Where trans, A is stored (K, M)
   // and the panels are packed k-major.
@@ -72,7 +74,9 @@ struct GemmKernels {
     bool trans;
     int64_t columns;  // of all panels
     int64_t k0, k1;
-    float* out;  // the tile's columns * words of k0 .. k1 for each panel
+    float* out;
+    int64_t panel_stride;  // floats from panel to panel: all words of the k block, of which k0 ..
+                           // k1 may be a piece
   };
   void (*pack_b)(const PackB&);
 

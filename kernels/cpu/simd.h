@@ -157,9 +157,17 @@ MT_INLINE void store(bf16* p, Vf v, Part m) {
   _mm256_mask_storeu_epi16(p, __mmask16((1u << m.count) - 1), (__m256i)narrow_bf16(v));
 }
 #else
+// Halves, quarters, ...: few loads and stores, and none of the masked ones, which some CPUs run
+// slowly.
 MT_INLINE Vf load(const float* p, Part m) {
   float lane[kLanes] = {};
-  for (int i = 0; i < m.count; ++i) lane[i] = p[i];
+  float* to = lane;
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    if (m.count & width) {
+      __builtin_memcpy(to, p, size_t(width) * sizeof *p);
+      p += width, to += width;
+    }
   return load(lane);
 }
 MT_INLINE Vf load(const bf16* p, Part m) {
@@ -168,7 +176,15 @@ MT_INLINE Vf load(const bf16* p, Part m) {
   return load(lane);
 }
 MT_INLINE void store(float* p, Vf v, Part m) {
-  for (int i = 0; i < m.count; ++i) p[i] = v[i];
+  float lane[kLanes];
+  store(lane, v);
+  const float* from = lane;
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    if (m.count & width) {
+      __builtin_memcpy(p, from, size_t(width) * sizeof *p);
+      p += width, from += width;
+    }
 }
 MT_INLINE void store(bf16* p, Vf v, Part m) {
   const Vh h = narrow_bf16(v);

@@ -21,7 +21,25 @@ struct Fp32Words {
 
   template <int ROWS, int VECTORS, int64_t ROW>
   MT_INLINE void multiply_add(const float* a, const float* b, Vf (&sum)[ROWS][VECTORS]) {
+#if defined(__AVX2__)
+    // In an unrolled loop GCC 12 moves sums from register to register and into memory. Written so,
+    // each stays where it is.
+    Vf line[VECTORS];
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) line[v] = load(b + v * kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i) {
+      const Vf x = splat(a[i * ROW]);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) {
+        Vf one = sum[i][v];
+        asm("vfmadd231ps %2, %1, %0" : "+v"(one) : "v"(x), "v"(line[v]));
+        sum[i][v] = one;
+      }
+    }
+#else
     MTRAIN_ISA::multiply_add<ROWS, VECTORS, ROW, 0>(a, b, 1, sum);
+#endif
   }
 };
 

@@ -40,29 +40,38 @@ MT_INLINE void prefetch_rows(const T* line, int64_t ld) {
   for (int i = 0; i < Words::kDepth; ++i) __builtin_prefetch(line + (kRowsAhead + i) * ld);
 }
 
-// A is read row by row of its storage, once, though every panel takes only a piece of a row.
+// Some rows of A's storage at a time, of which every panel takes a piece: writes go side by side.
 template <class Words, class T>
 void pack_k_major(const GemmKernels::PackA& p) {
   using Packed = typename Words::template Packed<T>;
+  constexpr int64_t kRows = 8 * Words::kDepth, kLine = 64 / int64_t(sizeof(T));
   const T* a = static_cast<const T*>(p.a);
+  const int64_t width = p.row[p.panels] - p.row[0];
   // Whole vectors are read where they stay inside the matrix: what they carry beyond a panel's rows
   // is overwritten by the next k, or lies in the padding after the last.
   const int64_t last_whole =
       p.rows_to_end - kLanes;  // of the first rows of panels, in the last row of storage
   float* to = p.out;
-  for (int64_t k = p.k0; k < p.k1; k += Words::kDepth, to += kTileRows) {
-    const T* line = a + k * p.ld;
-    float* out = to;
-    const bool deep = k + Words::kDepth <= p.k1;
-    // The next row of storage may be read.
-    const bool beyond = k + Words::kDepth < p.K && p.ld >= kLanes;
-    for (int64_t i = 0; i < p.panels; ++i, out += kPanel<Words>) {
+  for (int64_t k0 = p.k0; k0 < p.k1; k0 += kRows, to += 8 * kTileRows) {
+    const int64_t k1 = min_of(k0 + kRows, p.k1);
+    for (int64_t k = k0; k < k1; ++k)
+      for (int64_t j = 0; j < width; j += kLine)
+        __builtin_prefetch(a + (k + kRowsAhead * Words::kDepth) * p.ld + j);
+    for (int64_t i = 0; i < p.panels; ++i) {
       const int64_t row = p.row[i] - p.row[0];
-      prefetch_rows<Words>(line + row, p.ld);
-      if (beyond || row <= last_whole)
-        store(out, Packed::across(line + row, p.ld, deep, Full{}));
-      else
-        store(out, Packed::across(line + row, p.ld, deep, Part{int(p.row[i + 1] - p.row[i])}));
+      const Part rows{int(p.row[i + 1] - p.row[i])};
+      const T* line = a + k0 * p.ld + row;
+      float* out = to + i * kPanel<Words>;
+      for (int64_t k = k0; k < k1; k += Words::kDepth, line += Words::kDepth * p.ld) {
+        const bool deep = k + Words::kDepth <= k1;
+        // The next row of storage may be read.
+        const bool beyond = k + Words::kDepth < p.K && p.ld >= kLanes;
+        if (beyond || row <= last_whole)
+          store(out, Packed::across(line, p.ld, deep, Full{}));
+        else
+          store(out, Packed::across(line, p.ld, deep, rows));
+        out += kTileRows;
+      }
     }
   }
 }
@@ -89,29 +98,38 @@ void pack_a_of(const GemmKernels::PackA& p) {
                       p.out + i * kPanel<Words> + (row - p.row[i]) * kRowStride<Words>);
 }
 
-// B as it is stored, row by row over all panels.
+// B as it is stored: some rows at a time over all panels, so that reads follow a few rows of
+// storage and writes go to whole lines side by side.
 template <class Words, class T>
 void pack_b_rows(const GemmKernels::PackB& p) {
   using Packed = typename Words::template Packed<T>;
+  constexpr int64_t kRows = 8 * Words::kDepth;
   const T* b = static_cast<const T*>(p.b);
-  const int64_t words = packed_words<Words>(p.k1 - p.k0), whole = p.columns / kTileColumns;
+  const int64_t whole = p.columns / kTileColumns, left = p.columns - whole * kTileColumns;
   float* to = p.out;
-  for (int64_t k = p.k0; k < p.k1; k += Words::kDepth, to += kTileColumns) {
-    const T* line = b + k * p.ld;
-    const bool deep = k + Words::kDepth <= p.k1;
-    float* out = to;
-    for (int64_t q = 0; q < whole; ++q, line += kTileColumns, out += words * kTileColumns) {
-      prefetch_rows<Words>(line, p.ld);
+  for (int64_t k0 = p.k0; k0 < p.k1; k0 += kRows, to += 8 * kTileColumns) {
+    const int64_t k1 = min_of(k0 + kRows, p.k1);
+    for (int64_t q = 0; q < whole; ++q) {
+      const T* line = b + k0 * p.ld + q * kTileColumns;
+      float* out = to + q * p.panel_stride;
+      for (int64_t k = k0; k < k1; k += Words::kDepth, line += Words::kDepth * p.ld) {
+        prefetch_rows<Words>(line, p.ld);
+        const bool deep = k + Words::kDepth <= k1;
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v)
-        store(out + v * kLanes, Packed::across(line + v * kLanes, p.ld, deep, Full{}));
+        for (int v = 0; v < kTileVectors; ++v, out += kLanes)
+          store(out, Packed::across(line + v * kLanes, p.ld, deep, Full{}));
+      }
     }
-    const int64_t left = p.columns - whole * kTileColumns;
     if (left == 0) continue;
-    for (int64_t j = 0; j < kTileColumns; j += kLanes)
-      store(out + j, j + kLanes <= left ? Packed::across(line + j, p.ld, deep, Full{})
-                     : j < left         ? Packed::across(line + j, p.ld, deep, Part{int(left - j)})
-                                        : Vf{});
+    const T* line = b + k0 * p.ld + whole * kTileColumns;
+    float* out = to + whole * p.panel_stride;
+    for (int64_t k = k0; k < k1; k += Words::kDepth, line += Words::kDepth * p.ld) {
+      const bool deep = k + Words::kDepth <= k1;
+      for (int64_t j = 0; j < kTileColumns; j += kLanes, out += kLanes)
+        store(out, j + kLanes <= left ? Packed::across(line + j, p.ld, deep, Full{})
+                   : j < left         ? Packed::across(line + j, p.ld, deep, Part{int(left - j)})
+                                      : Vf{});
+    }
   }
 }
 
@@ -144,11 +162,11 @@ template <class Words, class T>
 void pack_b_columns(const GemmKernels::PackB& p) {
   constexpr int64_t kStep = Words::kDepth * kLanes;
   const T* b = static_cast<const T*>(p.b) + p.k0;
-  const int64_t n = p.k1 - p.k0, words = packed_words<Words>(n);
+  const int64_t n = p.k1 - p.k0;
   for (int64_t j = 0; j < div_up(p.columns, kTileColumns) * kTileColumns; j += kLanes) {
     const int64_t left = p.columns - j;
     const T* from = b + j * p.ld;
-    float* out = p.out + j / kTileColumns * kTileColumns * words + j % kTileColumns;
+    float* out = p.out + j / kTileColumns * p.panel_stride + j % kTileColumns;
     int64_t k = 0;
     if (left >= kLanes)
       for (; k + kStep <= n; k += kStep, out += kLanes * kTileColumns)
@@ -165,9 +183,8 @@ void pack_b_of(const GemmKernels::PackB& p) {
   const int64_t words = packed_words<Words>(p.k1 - p.k0);
   if (full == words) return;
   for (int64_t q = 0; q < div_up(p.columns, kTileColumns); ++q)
-    for (int64_t i = (q * words + full) * kTileColumns; i < (q + 1) * words * kTileColumns;
-         i += kLanes)
-      store(p.out + i, Vf{});
+    for (int64_t i = full * kTileColumns; i < words * kTileColumns; i += kLanes)
+      store(p.out + q * p.panel_stride + i, Vf{});
 }
 
 }  // namespace

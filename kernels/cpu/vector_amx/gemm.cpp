@@ -426,6 +426,7 @@ const GemmKernels kGemm = {
     .unit_words = 0,  // one panel, which stays in the first-level cache
     .fewest_unit_panels = 1,
     .most_unit_panels = 1,
+    .few_rows = 512,
     .pack_a = pack_a,
     .a_in_place = a_in_place,
     .pack_b = pack_b_of<TileWords, bf16>,
