@@ -8,10 +8,10 @@
 
 #include "base/error.h"
 #include "launch/agent.h"
-#include "recipe/built.h"
-#include "recipe/layout.h"
-#include "recipe/overlap.h"
-#include "recipe/recipe.h"
+#include "plan/layout.h"
+#include "plan/load_recipe.h"
+#include "plan/overlap.h"
+#include "plan/rules/unsupported.h"
 
 namespace fs = std::filesystem;
 using namespace mtrain;
@@ -70,7 +70,7 @@ Training training_of(const std::vector<std::string>& command) {
 std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
   Problems problems;
   const Recipe r = load_recipe(t.recipe, t.overrides, problems, world);
-  check_built(r, problems);
+  check_supported(r, problems);
   problems.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
   const Overlap overlap = resolve_overlap(r, layout_of(r, world));

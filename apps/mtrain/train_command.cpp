@@ -9,9 +9,9 @@
 #include "commands.h"
 #include "launch/job.h"
 #include "observe/terminal.h"
-#include "recipe/built.h"
-#include "recipe/layout.h"
-#include "recipe/recipe.h"
+#include "plan/layout.h"
+#include "plan/load_recipe.h"
+#include "plan/rules/unsupported.h"
 #include "train/data_setup.h"
 #include "train/dry_run.h"
 #include "train/run.h"
@@ -37,7 +37,7 @@ void show_dry_run(const Recipe& r, int64_t world) {
   const int64_t vocab = r.model.vocab_size > 0 ? r.model.vocab_size : vocabulary(r);
   std::fputs(dry_run_report(r, world, vocab, terminal_width(STDOUT_FILENO)).c_str(), stdout);
   Problems missing;
-  check_built(r, missing);
+  check_supported(r, missing);
   if (const std::string text = missing.text(Severity::error); !text.empty())
     std::printf("\nthis build cannot run it yet:\n%s\n", text.c_str());
 }
@@ -50,7 +50,7 @@ void train(const Options& o) {
   const int64_t world = o.world_size ? o.world_size : job.size;
   const Recipe recipe = load_recipe(o.recipe, overrides, problems, world);
   const bool runs = !o.dry_run && !o.print_recipe;
-  if (runs) check_built(recipe, problems);
+  if (runs) check_supported(recipe, problems);
   problems.throw_if_errors();
   if (job.rank == 0) tell(problems);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);

@@ -7,9 +7,9 @@
 #include "base/logits_rows.h"
 #include "base/math.h"
 #include "base/workspace.h"
+#include "plan/fp8_weight_cache.h"
+#include "plan/overlap.h"
 #include "plan/schedule_bounds.h"
-#include "recipe/float8_copies.h"
-#include "recipe/overlap.h"
 
 namespace mtrain {
 
@@ -283,7 +283,7 @@ class Estimator {
     const auto cut = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
     };
-    return float8_copies(r_, l_).bytes() *
+    return resolve_fp8_weight_cache(r_, l_).bytes() *
            (Count(dense_layers_) * cut(size_.dense) + Count(moe_layers_) * cut(size_.moe));
   }
   bool uses(CpCommType type) const {

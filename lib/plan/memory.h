@@ -3,8 +3,8 @@
 #pragma once
 #include <vector>
 
+#include "plan/layout.h"
 #include "plan/model_size.h"
-#include "recipe/layout.h"
 
 namespace mtrain {
 

@@ -1,7 +1,7 @@
 // The pipeline schedule that a recipe asks for, by name or as a file.
 #pragma once
-#include "recipe/layout.h"
-#include "recipe/schedule_csv.h"
+#include "plan/layout.h"
+#include "plan/schedule_csv.h"
 #include "schedule/action.h"
 
 namespace mtrain {

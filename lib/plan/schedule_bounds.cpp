@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/overlap.h"
 #include "plan/recipe_schedule.h"
-#include "recipe/overlap.h"
 #include "schedule/catalog.h"
 #include "schedule/lower.h"
 #include "schedule/simulator.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "recipe/layout.h"
+#include "plan/layout.h"
 
 namespace mtrain {
 

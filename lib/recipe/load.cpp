@@ -45,7 +45,7 @@ void apply_architecture(GivenFields& given, Recipe& recipe, Problems& problems) 
     if (row.show(recipe) != row.show(before)) recipe.origins[row.path] = Origin::derived;
 }
 
-Recipe build(GivenFields given, const std::string& source, int64_t world, Problems& problems) {
+Recipe build(GivenFields given, const std::string& source, Problems& problems) {
   Recipe recipe;
   apply_architecture(given, recipe, problems);
   interpolate(given, recipe, problems);
@@ -57,7 +57,6 @@ Recipe build(GivenFields given, const std::string& source, int64_t world, Proble
     recipe.origins["train.run_dir"] = Origin::derived;
   }
   resolve_recipe(recipe, problems);
-  validate_recipe(recipe, problems, world);
   return recipe;
 }
 
@@ -166,9 +165,9 @@ class Reader {
 
 }  // namespace
 
-Recipe load_recipe_text(const std::string& text, const std::string& name,
-                        const std::vector<std::string>& overrides, Problems& problems,
-                        int64_t world) {
+std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
+                                       const std::vector<std::string>& overrides,
+                                       Problems& problems) {
   problems.add_source(name);
   GivenFields given;
   const bool readable = Reader(problems).read(text, name, given);
@@ -177,15 +176,16 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
     problems.add_source(source);
     apply_override(overrides[i], source, problems, given);
   }
-  if (!readable) return {};
-  return build(std::move(given), name, world, problems);
+  if (!readable) return std::nullopt;
+  return build(std::move(given), name, problems);
 }
 
-Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Problems& problems, int64_t world) {
+std::optional<Recipe> read_recipe(const std::string& path,
+                                  const std::vector<std::string>& overrides, Problems& problems) {
   problems.add_source(path);
   const auto text = read_text(path, {}, problems);
-  return text ? load_recipe_text(*text, path, overrides, problems, world) : Recipe{};
+  if (!text) return std::nullopt;
+  return read_recipe_text(*text, path, overrides, problems);
 }
 
 }  // namespace mtrain

@@ -1,6 +1,7 @@
 // A recipe: everything a run is told. One plain struct per section, each in a header of its own.
 #pragma once
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -78,23 +79,23 @@ struct Recipe {
       Field{"debug", &Recipe::debug, "checks and records"}};
 };
 
-// Reads the file, applies the overrides ("optimizer.lr=1e-4", "~optimizer.lr"), fills in what
-// follows from other fields and checks everything. All mistakes are collected in `problems`; the
-// recipe is usable only if there is no error.
-Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Problems& problems, int64_t world = 1);
+// Tokens of a training sample: of a pack where documents are packed.
+int64_t sample_length(const Recipe& recipe);
+
+// Reads the file, applies the overrides ("optimizer.lr=1e-4", "~optimizer.lr") and fills in what
+// follows from other fields. Mistakes are collected in `problems`; nothing is returned where there
+// is no recipe to look at. plan/load_recipe.h also holds the fields against each other.
+std::optional<Recipe> read_recipe(const std::string& path,
+                                  const std::vector<std::string>& overrides, Problems& problems);
 
 // The same for recipe text that is not in a file; `name` stands for it in messages.
-Recipe load_recipe_text(const std::string& text, const std::string& name,
-                        const std::vector<std::string>& overrides, Problems& problems,
-                        int64_t world = 1);
+std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
+                                       const std::vector<std::string>& overrides,
+                                       Problems& problems);
 
-// Fills in values that follow from others, for a recipe put together in code; load_recipe has done
+// Fills in values that follow from others, for a recipe put together in code; read_recipe has done
 // it.
 void resolve_recipe(Recipe& recipe, Problems& problems);
-
-// Holds the fields against each other; load_recipe has done it.
-void validate_recipe(const Recipe& recipe, Problems& problems, int64_t world = 1);
 
 // The whole recipe as YAML that loads to the same recipe. With `origins`, each line says where its
 // value came from.

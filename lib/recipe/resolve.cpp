@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/math.h"
-#include "recipe/layout.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -38,6 +37,11 @@ ModelConfig model_defaults(Architecture architecture) {
     case Architecture::mistral: m.rotary_base = 1e6; break;
   }
   return m;
+}
+
+int64_t sample_length(const Recipe& r) {
+  const int64_t packed = r.packed_sequence.packed_sequence_size;
+  return packed > 0 ? packed : r.dataset.seq_length;
 }
 
 namespace {

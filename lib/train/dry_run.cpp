@@ -5,8 +5,8 @@
 #include "base/strings.h"
 #include "mesh/mesh.h"
 #include "plan/memory.h"
+#include "plan/overlap.h"
 #include "plan/schedule_bounds.h"
-#include "recipe/overlap.h"
 #include "train/start_banner.h"
 
 namespace mtrain {

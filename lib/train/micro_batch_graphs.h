@@ -13,7 +13,7 @@
 #include "model/parameters.h"
 #include "model/replayed.h"
 #include "pipeline/pipeline.h"
-#include "recipe/cuda_graphs.h"
+#include "plan/cuda_graphs.h"
 
 namespace mtrain {
 

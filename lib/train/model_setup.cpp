@@ -1,7 +1,7 @@
 #include "train/model_setup.h"
 
+#include "plan/layout.h"
 #include "plan/memory.h"
-#include "recipe/layout.h"
 
 namespace mtrain {
 

@@ -5,8 +5,8 @@
 #include "base/math.h"
 #include "parallel/context/cores.h"
 #include "parallel/tensor/tensor_parallel.h"
-#include "recipe/float8_copies.h"
-#include "recipe/overlap.h"
+#include "plan/fp8_weight_cache.h"
+#include "plan/overlap.h"
 
 namespace mtrain {
 
@@ -62,7 +62,7 @@ TensorOverlap tensor_overlap(const Overlap& overlap) {
 std::shared_ptr<Float8Scaling> float8_scaling(const Recipe& r, const Layout& l) {
   const MixedPrecisionConfig& p = r.mixed_precision;
   if (p.fp8 == Fp8Format::none) return nullptr;
-  const Float8Copies copies = float8_copies(r, l);
+  const Fp8WeightCache copies = resolve_fp8_weight_cache(r, l);
   const bool delayed = p.fp8_recipe == Fp8Recipe::delayed;
   return std::make_shared<Float8Scaling>(
       Float8Options{.gradient = p.fp8 == Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,

@@ -5,7 +5,7 @@
 #include "device/device.h"
 #include "model/parts.h"
 #include "parallel/data_parallel.h"
-#include "recipe/layout.h"
+#include "plan/layout.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {

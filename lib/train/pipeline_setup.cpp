@@ -2,8 +2,8 @@
 
 #include <set>
 
+#include "plan/overlap.h"
 #include "plan/recipe_schedule.h"
-#include "recipe/overlap.h"
 #include "schedule/catalog.h"
 #include "train/model_setup.h"
 #include "train/parallel_setup.h"

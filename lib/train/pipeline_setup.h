@@ -4,7 +4,7 @@
 #include "device/device.h"
 #include "model/gpt.h"
 #include "pipeline/pipeline.h"
-#include "recipe/layout.h"
+#include "plan/layout.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {

@@ -1,4 +1,5 @@
 #include "train/snapshot.h"
+#include "plan/load_recipe.h"
 
 #include <algorithm>
 #include <chrono>

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "base/strings.h"
+#include "plan/cuda_graphs.h"
+#include "plan/fp8_weight_cache.h"
 #include "plan/memory.h"
-#include "recipe/cuda_graphs.h"
-#include "recipe/float8_copies.h"
-#include "recipe/overlap.h"
+#include "plan/overlap.h"
 #include "train/model_setup.h"
 
 namespace mtrain {
@@ -101,7 +101,8 @@ std::string precision(const Recipe& r, const Layout& l) {
   const MixedPrecisionConfig& p = r.mixed_precision;
   if (p.fp8 == Fp8Format::none) return std::string(enum_name(p.name));
   return fmt::format("{}, linears in 8 bits ({}, {}; {})", enum_name(p.name), enum_name(p.fp8),
-                     enum_name(p.fp8_recipe), print_float8_copies(float8_copies(r, l)));
+                     enum_name(p.fp8_recipe),
+                     print_fp8_weight_cache(resolve_fp8_weight_cache(r, l)));
 }
 
 // How this run's CPUs multiply bf16.

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "observe/banner.h"
-#include "recipe/layout.h"
+#include "plan/layout.h"
 #include "train/trainer.h"
 
 namespace mtrain {

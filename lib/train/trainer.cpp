@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "ops/ops.h"
-#include "recipe/layout.h"
+#include "plan/layout.h"
 #include "train/diagnose.h"
 #include "train/model_setup.h"
 #include "train/pipeline_setup.h"

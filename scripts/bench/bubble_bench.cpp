@@ -16,8 +16,9 @@
 
 #include "comm/thread/thread_transport.h"
 #include "data/dataset.h"
+#include "plan/layout.h"
+#include "plan/load_recipe.h"
 #include "plan/recipe_schedule.h"
-#include "recipe/layout.h"
 #include "schedule/lower.h"
 #include "schedule/simulator.h"
 #include "train/model_setup.h"

@@ -6,10 +6,10 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "plan/layout.h"
+#include "plan/load_recipe.h"
 #include "plan/memory.h"
-#include "recipe/layout.h"
-#include "recipe/overlap.h"
-#include "recipe/recipe.h"
+#include "plan/overlap.h"
 
 using namespace mtrain;
 

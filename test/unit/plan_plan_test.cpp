@@ -2,9 +2,9 @@
 #include <catch2/catch.hpp>
 
 #include "base/workspace.h"
+#include "plan/load_recipe.h"
 #include "plan/memory.h"
 #include "plan/schedule_bounds.h"
-#include "recipe/recipe.h"
 
 using namespace mtrain;
 using Name = PipelineScheduleName;

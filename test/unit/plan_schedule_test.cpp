@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "plan/load_recipe.h"
 #include "plan/recipe_schedule.h"
 #include "plan/schedule_bounds.h"
 #include "schedule/catalog.h"

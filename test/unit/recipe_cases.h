@@ -5,9 +5,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "recipe/layout.h"
-#include "recipe/overlap.h"
-#include "recipe/recipe.h"
+#include "plan/layout.h"
+#include "plan/load_recipe.h"
+#include "plan/overlap.h"
 
 namespace recipe_cases {
 

@@ -6,10 +6,10 @@
 #include <catch2/catch.hpp>
 
 #include "base/rng.h"
-#include "recipe/built.h"
-#include "recipe/layout.h"
-#include "recipe/overlap.h"
-#include "recipe/recipe.h"
+#include "plan/layout.h"
+#include "plan/load_recipe.h"
+#include "plan/overlap.h"
+#include "plan/rules/unsupported.h"
 #include "recipe/schema.h"
 
 using namespace mtrain;
@@ -114,7 +114,7 @@ TEST_CASE("a broken recipe is refused, not fatal") {
     } else {
       ++loaded;
       REQUIRE_FALSE(print_overlap(resolve_overlap(r, layout_of(r, world))).empty());
-      check_built(r, problems);
+      check_supported(r, problems);
       REQUIRE_FALSE(print_recipe(r).empty());
     }
   }

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "recipe/recipe.h"
+#include "plan/load_recipe.h"
 #include "recipe/schema.h"
 #include "temporary_folder.h"
 

@@ -1,7 +1,7 @@
 // What moves work of a pipeline in time: the fine-grained 1F1B's flags, and deferred weight
 // gradients of the output layer. Watched by the stream sanitizer.
+#include "plan/layout.h"
 #include "plan/memory.h"
-#include "recipe/layout.h"
 #include "train_pipeline_testing.h"
 
 using namespace pipeline_testing;

@@ -2,7 +2,7 @@
 // sanitizer.
 #include <fstream>
 
-#include "recipe/layout.h"
+#include "plan/layout.h"
 #include "temporary_folder.h"
 #include "train/snapshot.h"
 #include "train_pipeline_testing.h"

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "comm/thread/thread_transport.h"
+#include "plan/load_recipe.h"
 #include "plan/memory.h"
 #include "train/dry_run.h"
 #include "train/model_setup.h"

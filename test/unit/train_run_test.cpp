@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "data/indexed_dataset.h"
+#include "plan/load_recipe.h"
 #include "temporary_folder.h"
 #include "train/interrupt.h"
 #include "train/model_setup.h"

@@ -9,7 +9,7 @@
 
 #include "base/rng.h"
 #include "data/dataset.h"
-#include "recipe/recipe.h"
+#include "plan/load_recipe.h"
 
 namespace train_testing {
 

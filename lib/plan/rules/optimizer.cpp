@@ -1,6 +1,6 @@
 #include <fmt/core.h>
 
-#include "recipe/validate.h"
+#include "plan/rules/rules.h"
 
 namespace mtrain {
 

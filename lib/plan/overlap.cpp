@@ -1,11 +1,11 @@
-#include "recipe/overlap.h"
+#include "plan/overlap.h"
 
 #include <algorithm>
 
 #include <fmt/core.h>
 
 #include "base/strings.h"
-#include "recipe/tp_products.h"
+#include "plan/tp_gemm_overlap.h"
 
 namespace mtrain {
 namespace {
@@ -75,7 +75,7 @@ class Resolver {
         all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)"},
              {r_.distributed.sequence_parallel, "it needs distributed.sequence_parallel: true"}}),
         false);
-    if (o_.tp_comm_overlap) resolve_tp_products(r_, l_, o_);
+    if (o_.tp_comm_overlap) resolve_tp_gemm_overlap(r_, l_, o_);
   }
 
   Condition several_stages() const {

@@ -1,4 +1,4 @@
-#include "recipe/schedule_csv.h"
+#include "plan/schedule_csv.h"
 
 #include <algorithm>
 #include <charconv>

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "recipe/layout.h"
+#include "plan/layout.h"
 
 namespace mtrain {
 

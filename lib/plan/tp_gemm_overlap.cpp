@@ -1,4 +1,4 @@
-#include "recipe/tp_products.h"
+#include "plan/tp_gemm_overlap.h"
 
 #include <algorithm>
 
@@ -130,7 +130,7 @@ std::string delayed_text(const Recipe& r, const Layout& l, const Product& p) {
 
 }  // namespace
 
-void resolve_tp_products(const Recipe& r, const Layout& l, Overlap& overlap) {
+void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap) {
   const auto& c = r.comm_overlap;
   const int64_t rows = l.micro_batch * sample_length(r) / std::max<int64_t>(1, l.cp);
   bool splits_dgrad = false, for_gpus = false;  // of the layer whose weight gradient comes next

@@ -1,10 +1,10 @@
-#include "recipe/float8_copies.h"
+#include "plan/fp8_weight_cache.h"
 
-#include "recipe/overlap.h"
+#include "plan/overlap.h"
 
 namespace mtrain {
 
-Float8Copies float8_copies(const Recipe& r, const Layout& l) {
+Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l) {
   if (r.mixed_precision.fp8 == Fp8Format::none) return {};
   if (shards_parameters(r) && l.gradient_ranks() > 1) return {};
   const Overlap overlap = resolve_overlap(r, l);
@@ -13,7 +13,7 @@ Float8Copies float8_copies(const Recipe& r, const Layout& l) {
           .backward = l.micro_batches > 1 || in_chunks(overlap, "dgrad")};
 }
 
-std::string print_float8_copies(const Float8Copies& c) {
+std::string print_fp8_weight_cache(const Fp8WeightCache& c) {
   if (c.forward && c.backward) return "weights quantized once a step";
   if (c.forward) return "weights quantized once a step for forward";
   if (c.backward) return "weights quantized once a step for backward";

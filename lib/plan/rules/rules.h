@@ -1,11 +1,15 @@
 // Rules that hold fields against each other, one function per part of the recipe. Those that need
 // the number of ranks take the layout.
 #pragma once
-#include "recipe/layout.h"
-#include "recipe/overlap.h"
+#include "plan/layout.h"
+#include "plan/overlap.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
+
+// All of those below.
+void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
+                    Problems& problems);
 
 void validate_model(const Recipe& recipe, Problems& problems);
 void validate_data(const Recipe& recipe, Problems& problems);

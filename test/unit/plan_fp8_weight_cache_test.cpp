@@ -1,5 +1,5 @@
 // Which 8-bit copies of weights are kept: those that a step takes more than once.
-#include "recipe/float8_copies.h"
+#include "plan/fp8_weight_cache.h"
 #include "recipe_cases.h"
 
 using namespace mtrain;
@@ -21,7 +21,7 @@ Kept kept(int64_t world, Overrides overrides) {
     if (p.severity == Severity::error) all += p.str() + "\n";
   CAPTURE(overrides);
   CHECK(all == "");
-  const Float8Copies copies = float8_copies(r, layout_of(r, world));
+  const Fp8WeightCache copies = resolve_fp8_weight_cache(r, layout_of(r, world));
   return {copies.forward, copies.backward};
 }
 

@@ -1,7 +1,7 @@
 #include <fmt/core.h>
 
-#include "recipe/cuda_graphs.h"
-#include "recipe/validate.h"
+#include "plan/cuda_graphs.h"
+#include "plan/rules/rules.h"
 
 namespace mtrain {
 namespace {

@@ -1,5 +1,5 @@
 // Where micro-batches can be CUDA graphs, which of them, and what is said where they cannot.
-#include "recipe/cuda_graphs.h"
+#include "plan/cuda_graphs.h"
 #include "recipe_cases.h"
 
 using namespace mtrain;

@@ -2,7 +2,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "recipe/built.h"
+#include "plan/rules/unsupported.h"
 #include "recipe_cases.h"
 
 using namespace mtrain;
@@ -439,7 +439,7 @@ TEST_CASE("the table tells each product's method, or why it has none") {
 TEST_CASE("a feature without execution is refused by name") {
   const auto built = [](int64_t world, const Overrides& o) {
     Problems problems;
-    check_built(recipe_of(world, o), problems);
+    check_supported(recipe_of(world, o), problems);
     return problems.text(Severity::error);
   };
   REQUIRE(built(1, {}).empty());
@@ -476,7 +476,7 @@ TEST_CASE("a feature without execution is refused by name") {
 TEST_CASE("of pipelines, what is not executed yet is refused by name") {
   const auto built = [](const Overrides& o) {
     Problems problems;
-    check_built(recipe_of(8, o), problems);
+    check_supported(recipe_of(8, o), problems);
     return problems.text(Severity::error);
   };
   REQUIRE(built(pipeline({})).empty());

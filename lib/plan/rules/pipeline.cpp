@@ -6,8 +6,8 @@
 
 #include "base/file.h"
 #include "base/math.h"
-#include "recipe/schedule_csv.h"
-#include "recipe/validate.h"
+#include "plan/rules/rules.h"
+#include "plan/schedule_csv.h"
 
 namespace mtrain {
 namespace {

@@ -25,9 +25,6 @@ struct Layout {
 // validate_layout reports them. `world` 0 stands for the smallest world that fits.
 Layout layout_of(const Recipe& recipe, int64_t world);
 
-// Tokens of a training sample: of a pack where documents are packed.
-int64_t sample_length(const Recipe& recipe);
-
 // What the length of a sample that is not packed must be a multiple of: each rank of cp has two
 // chunks of it, and sequence_parallel divides a rank's tokens by tp.
 int64_t sequence_multiple(const Recipe& recipe, const Layout& layout);

@@ -2,8 +2,8 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "plan/rules/rules.h"
 #include "recipe/schema.h"
-#include "recipe/validate.h"
 
 namespace mtrain {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <fmt/core.h>
 
-#include "recipe/validate.h"
+#include "plan/rules/rules.h"
 
 namespace mtrain {
 namespace {

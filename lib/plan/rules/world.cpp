@@ -1,7 +1,7 @@
 // The ranks must be divisible as the recipe divides them.
 #include <fmt/core.h>
 
-#include "recipe/validate.h"
+#include "plan/rules/rules.h"
 
 namespace mtrain {
 namespace {

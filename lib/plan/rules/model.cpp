@@ -2,8 +2,8 @@
 
 #include <fmt/core.h>
 
-#include "recipe/layout.h"
-#include "recipe/validate.h"
+#include "plan/layout.h"
+#include "plan/rules/rules.h"
 
 namespace mtrain {
 namespace {

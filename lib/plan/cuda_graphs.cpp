@@ -1,10 +1,10 @@
-#include "recipe/cuda_graphs.h"
+#include "plan/cuda_graphs.h"
 
 #include <initializer_list>
 
 #include <fmt/core.h>
 
-#include "recipe/overlap.h"
+#include "plan/overlap.h"
 
 namespace mtrain {
 

@@ -4,7 +4,7 @@
 
 #include <fmt/core.h>
 
-#include "recipe/built.h"
+#include "plan/rules/unsupported.h"
 
 namespace mtrain {
 
@@ -35,7 +35,7 @@ void check_float8(const Recipe& r, const Missing& missing) {
 
 }  // namespace
 
-void check_built(const Recipe& r, Problems& problems) {
+void check_supported(const Recipe& r, Problems& problems) {
   const auto missing = [&](bool asked, const char* field, const char* what, const char* hint = "") {
     if (asked) problems.add(field, fmt::format("not built yet: {}", what), hint);
   };

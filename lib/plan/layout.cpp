@@ -1,4 +1,4 @@
-#include "recipe/layout.h"
+#include "plan/layout.h"
 
 #include <algorithm>
 #include <charconv>
@@ -87,11 +87,6 @@ bool is_sharded(const Recipe& r) {
     case Strategy::ddp: return false;
   }
   return false;
-}
-
-int64_t sample_length(const Recipe& r) {
-  const int64_t packed = r.packed_sequence.packed_sequence_size;
-  return packed > 0 ? packed : r.dataset.seq_length;
 }
 
 int64_t sequence_multiple(const Recipe& r, const Layout& l) {

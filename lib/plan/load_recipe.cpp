@@ -1,0 +1,29 @@
+#include "plan/load_recipe.h"
+
+#include "plan/rules/rules.h"
+
+namespace mtrain {
+
+Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
+                   Problems& problems, int64_t world) {
+  const auto recipe = read_recipe(path, overrides, problems);
+  if (!recipe) return {};
+  validate_recipe(*recipe, problems, world);
+  return *recipe;
+}
+
+Recipe load_recipe_text(const std::string& text, const std::string& name,
+                        const std::vector<std::string>& overrides, Problems& problems,
+                        int64_t world) {
+  const auto recipe = read_recipe_text(text, name, overrides, problems);
+  if (!recipe) return {};
+  validate_recipe(*recipe, problems, world);
+  return *recipe;
+}
+
+void validate_recipe(const Recipe& recipe, Problems& problems, int64_t world) {
+  const Layout layout = layout_of(recipe, world);
+  validate_rules(recipe, layout, resolve_overlap(recipe, layout), problems);
+}
+
+}  // namespace mtrain
