@@ -1,7 +1,9 @@
 #include "recipe/describe.h"
 
 #include <cmath>
+#include <map>
 #include <memory>
+#include <vector>
 
 #include <fmt/core.h>
 
@@ -152,6 +154,16 @@ std::string escape_cell(std::string text) {
   return text;
 }
 
+std::string markdown_row(const SchemaRow& row, const std::string& section) {
+  std::string meaning(row.help);
+  if (const auto range = range_text(row.options); !range.empty()) meaning += "; " + range;
+  if (!row.options.strategies.empty())
+    meaning += fmt::format("; strategy {}", row.options.strategies);
+  return fmt::format("| {} | {} | {} | {} | {} |\n", row.path.substr(section.size() + 1),
+                     escape_cell(type_text(row)), escape_cell(row.show_default()),
+                     escape_cell(meaning), join(all_spellings(row), "`"));
+}
+
 std::string explain_row(const SchemaRow& row) {
   std::string out = fmt::format("{}\n  {}\n  type      {}\n  default   {}\n", row.path, row.help,
                                 type_text(row), row.show_default());
@@ -195,24 +207,27 @@ std::string schema_json() {
 
 std::string schema_markdown() {
   std::string out =
-      "# The recipe\n\nGenerated from the schema. `auto` is chosen by mtrain, `none` is "
-      "not set.\n";
-  std::string open;
+      "# Every setting of a recipe\n\n"
+      "This page lists every setting by section, with its type, its default and the other names "
+      "that it is accepted under.\n"
+      "It is the output of `mtrain schema --markdown`; do not edit it. "
+      "[recipes.md](../recipes.md) explains the settings by task.\n\n"
+      "`auto` means that mtrain chooses a value and prints it at start; `none` means that nothing "
+      "is set.\n";
+  // A section's own rows come together, though its subsections' may stand between them.
+  std::vector<std::string> sections;
+  std::map<std::string, std::string> tables;
   for (const auto& row : schema_rows()) {
     const std::string section = row.path.substr(0, row.path.rfind('.'));
-    if (section != open) {
-      open = section;
-      const SchemaSection* known = find_section(section);
-      out += fmt::format("\n## {}\n\n{}\n\n", section, known ? known->help : "");
-      out += "| field | type | default | meaning | also accepted |\n|---|---|---|---|---|\n";
-    }
-    std::string meaning(row.help);
-    if (const auto range = range_text(row.options); !range.empty()) meaning += "; " + range;
-    if (!row.options.strategies.empty())
-      meaning += fmt::format("; strategy {}", row.options.strategies);
-    out += fmt::format("| {} | {} | {} | {} | {} |\n", row.path.substr(section.size() + 1),
-                       escape_cell(type_text(row)), escape_cell(row.show_default()),
-                       escape_cell(meaning), join(all_spellings(row), "`"));
+    std::string& table = tables[section];
+    if (table.empty()) sections.push_back(section);
+    table += markdown_row(row, section);
+  }
+  for (const auto& section : sections) {
+    const SchemaSection* known = find_section(section);
+    out += fmt::format("\n## {}\n\n{}\n\n", section, known ? known->help : "");
+    out += "| field | type | default | meaning | also accepted |\n|---|---|---|---|---|\n";
+    out += tables[section];
   }
   return out;
 }

@@ -77,6 +77,12 @@ expect "explain an alias" 0 "distributed.tp_size" -- explain model.tensor_model_
 expect "explain nonsense" 2 "did you mean" -- explain optimizer.lrr
 expect "version" 0 "cpu" "cuda" -- --version
 expect "schema for reading" 0 "## model" -- schema
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+"$repository/scripts/docs.sh" "$mtrain" "$work/docs" >"$work/out" 2>&1 || fail "scripts/docs.sh"
+for made in reference pictures; do
+  diff -r "$repository/docs/$made" "$work/docs/$made" >"$work/out" ||
+    fail "docs/$made is not what the program writes; run scripts/docs.sh and commit docs/"
+done
 "$mtrain" schema --json | python3 -m json.tool >"$work/out" 2>&1 || fail "schema --json is not JSON"
 
 expect "schedule" 0 "step 99, idle 3.03 %" "rank 3" "7I15 7W12 3I12" "0 4" -- schedule --pp 4 --vpp 2 --micro 16 --name InterleavedZeroBubble

@@ -399,8 +399,8 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
   for (const auto& [name, world] : {std::pair{"quickstart", 1},
                                     {"llama3_70b", 256},
                                     {"llama3_1_405b", 16384},
-                                    {"moe_16b_shared_expert", 32},
-                                    {"mixtral_8x7b", 64}}) {
+                                    {"planned/moe_16b_shared_expert", 32},
+                                    {"planned/mixtral_8x7b", 64}}) {
     CAPTURE(name);
     Problems problems;
     const Recipe r = load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml", {},

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Writes the documents that the program itself makes: docs/reference/recipe.md, the table of every setting, and
+# docs/pictures/*.svg, the pipeline schedules of docs/pipeline-schedules.md.
+#   scripts/docs.sh [mtrain [folder]]      default: build/release/apps/mtrain/mtrain docs
+# The test `cli` fails while what is committed differs from what this script writes.
+called_from=$PWD
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+mtrain=build/release/apps/mtrain/mtrain folder=docs
+[[ -z ${1:-} ]] || mtrain=$(cd "$called_from" && realpath "$1")
+[[ -z ${2:-} ]] || folder=$(cd "$called_from" && realpath -m "$2")
+[[ -x $mtrain ]] || die "$mtrain is not built"
+
+mkdir -p "$folder/reference" "$folder/pictures"
+"$mtrain" schema --markdown >"$folder/reference/recipe.md"
+
+# draw <picture> <schedule> <stages per rank>: on 4 ranks, with 8 micro-batches
+draw() { "$mtrain" schedule --name "$2" --pp 4 --vpp "$3" --micro 8 --svg "$folder/pictures/$1.svg" >/dev/null; }
+draw gpipe gpipe 1
+draw 1f1b 1f1b 1
+draw zero_bubble_1 zero_bubble 1
+draw interleaved_1f1b interleaved_1f1b 2
+draw looped_bfs looped_bfs 2
+draw zero_bubble_2 zero_bubble 2
+draw v_schedule v_schedule 2
+draw dualpipev dualpipev 2
+say "written: $folder/reference/recipe.md and $folder/pictures/*.svg"
