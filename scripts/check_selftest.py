@@ -38,7 +38,7 @@ def function(lines):
 
 
 class Checks(unittest.TestCase):
-    def findings(self, files):
+    def findings(self, files, known_device_branches=()):
         with tempfile.TemporaryDirectory() as folder:
             for name, text in {**CLEAN, **files}.items():
                 if text is not None:
@@ -47,12 +47,12 @@ class Checks(unittest.TestCase):
                     path.write_text(text, newline="")
             report, tree = Report(), Tree(folder)
             check_layers.check(tree, report)
-            check_source.check(tree, report)
+            check_source.check(tree, report, known_device_branches)
             return report
 
-    def expect(self, files, *errors, notes=()):
+    def expect(self, files, *errors, notes=(), known_device_branches=()):
         """Exactly these errors and notes: each given as (where it begins, a part of its text)."""
-        report = self.findings(files)
+        report = self.findings(files, known_device_branches)
         for found, wanted in ((report.errors, errors), (report.notes, [("note: " + w, t) for w, t in notes])):
             self.assertEqual(len(found), len(wanted), found)
             for where, text in wanted:
@@ -171,10 +171,34 @@ class Checks(unittest.TestCase):
 
     def test_branch_on_a_backend(self):
         gpt = CLEAN["lib/model/gpt.cpp"]
-        for line in ("if (cuda) f();", "if (!device.is_cuda()) f();", "if constexpr (is_gpu) f();", "if (d->is_cpu() && x) f();"):
+        for line in ("if (cuda) f();", "if constexpr (is_gpu) f();", "if (d->cpu && x) f();"):
             with self.subTest(line):
                 self.expect({"lib/model/gpt.cpp": gpt + line + "\n"}, ("lib/model/gpt.cpp:8", "a branch on"))
         self.expect({"lib/model/gpt.cpp": gpt + "if (cpus > 2) f();\n"})
+
+    def test_branch_on_the_kind_of_device(self):
+        gpt = CLEAN["lib/model/gpt.cpp"]
+        for line in ("return !device.is_cuda() && x;", "if (d->is_cpu()) f();", "g(r.device == DeviceChoice::cuda);",
+                     "auto y = mtrain::DeviceChoice::cpu != x;", "case DeviceChoice::cuda: f();"):
+            with self.subTest(line):
+                self.expect({"lib/model/gpt.cpp": gpt + line + "\n"},
+                            ("lib/model/gpt.cpp:8", "in no function: a branch on the kind of device"))
+                self.expect({"apps/mtrain/commands.h": "void f() {\n  " + line + "\n}\n"},
+                            ("apps/mtrain/commands.h:2", "in f: a branch on the kind of device"))
+                self.expect({"lib/device/cpu/backend.h": line + "\n"})
+        self.expect({"lib/model/gpt.cpp": gpt + "const DeviceChoice c = DeviceChoice::cuda;  // is_cuda()\n"})
+        # A recipe's settings and a plan are settled by what the recipe says of its device.
+        recipe = {"lib/recipe/CMakeLists.txt": "mtrain_lib(recipe SOURCES rules.cpp)\n",
+                  "lib/recipe/rules.cpp": "bool gpu(DeviceChoice c) { return c == DeviceChoice::cuda; }\n"}
+        self.expect(recipe)
+
+    def test_known_branches_on_the_kind_of_device(self):
+        gpt, known = CLEAN["lib/model/gpt.cpp"], {("lib/model/gpt.cpp", "known"): "since the beginning"}
+        known_one = "bool known() {\n  return d.is_cuda();\n}\n"
+        self.expect({"lib/model/gpt.cpp": gpt + known_one}, known_device_branches=known)
+        self.expect({"lib/model/gpt.cpp": gpt + known_one + "bool new_one() {\n  return d.is_cuda();\n}\n"},
+                    ("lib/model/gpt.cpp:12", "in new_one"), known_device_branches=known)
+        self.expect({}, notes=[("lib/model/gpt.cpp:1", "known no longer asks")], known_device_branches=known)
 
     def test_work_left_behind(self):
         for word in ("TO" "DO", "FIX" "ME", "XX" "X", "not imple" "mented", "Not yet Imple" "mented"):

@@ -3,7 +3,7 @@
 
   scripts/check_source.py [root]
 
-Backends are chosen by file, not by #if, above the layers that know them; no work is left behind in comments; no path
+Backends are chosen by file, not by #if, above the layers that know them, and nothing there asks for the kind of device; no work is left behind in comments; no path
 of one machine; files and functions of a size that holds one idea.
 """
 import pathlib
@@ -18,7 +18,20 @@ FUNCTION_LINES, FUNCTION_LINES_MOST = 80, 150
 BACKEND_FOLDERS = ("lib/device", "lib/comm", "lib/ops", "kernels")
 BACKEND_IF = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b[^\n]*"
                         r"(CUDA|CUDNN|CUBLAS|NCCL|NVCC|GPU|ROCM|HIP|GLOO|DNNL|OPENBLAS|HAS_CPU|BACKEND|AVX)", re.M)
-BACKEND_BRANCH = re.compile(r"\bif\s*(?:constexpr\s*)?\(\s*!?\s*(?:\w+(?:\.|->))*(?:is_)?(cuda|gpu|cpu)\s*(?:\(\))?\s*[)&|]")
+BACKEND_BRANCH = re.compile(r"\bif\s*(?:constexpr\s*)?\(\s*!?\s*(?:\w+(?:\.|->))*(?:is_)?(cuda|gpu|cpu)\s*[)&|]")
+# The body above these folders and those that settle a run's settings does not ask what kind of device it runs on.
+SETTLING_FOLDERS = ("lib/recipe", "lib/plan")
+DEVICE_BRANCH = re.compile(r"\bis_(?:cuda|gpu|cpu)\s*\(\s*\)|\bcase\s+(?:\w+::)*DeviceChoice::\w+"
+                           r"|[=!]=\s*(?:\w+::)*DeviceChoice::\w+|\bDeviceChoice::\w+\s*[=!]=")
+# The places that still do, by file and function, with the reason. The list only becomes shorter.
+KNOWN_DEVICE_BRANCHES = {
+    ("lib/train/run.cpp", "set_connections"): "CUDA reads this variable of the environment before there is a device",
+    ("lib/train/run.cpp", "open_device"): "where the device is made",
+    ("lib/train/run.cpp", "open_world"): "NCCL is told its GPU before the device is made",
+    ("lib/train/bf16_choice.cpp", "has_choice"): "only CPUs choose how they multiply bf16; to be a promise of the device",
+    ("lib/train/start_banner.cpp", "bf16_text"): "the same choice, told to the user",
+    ("lib/train/start_banner.cpp", "plan_rows"): "the banner's line on CUDA graphs; to be a line of the plan",
+}
 # Written in pieces, so that these lines are not findings themselves.
 LEFT_BEHIND = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b"
                          r"|\b(?i:not (?:yet )?imple" r"mented|unimple" r"mented)\b")
@@ -92,6 +105,27 @@ def check_backends(tree, report):
                          f"a branch on {match[1]} above {', '.join(BACKEND_FOLDERS)}")
 
 
+def check_device_branches(tree, report, known):
+    for path in tree.cpp("lib", "apps"):
+        if is_in(path, *BACKEND_FOLDERS, *SETTLING_FOLDERS):
+            continue
+        text = tree.text(path)
+        found = set()
+        bodies = None
+        for match in DEVICE_BRANCH.finditer(blank_out(text)):
+            line = line_of(text, match.start())
+            bodies = functions(text) if bodies is None else bodies
+            name = next((n for n, first, count in bodies if first <= line < first + count), "no function")
+            found.add((str(path), name))
+            if (str(path), name) not in known:
+                report.error(path, line, f"'{match[0]}' in {name}: a branch on the kind of device above "
+                             f"{', '.join(BACKEND_FOLDERS)}; the plan settles it, or the device promises it")
+        for place in sorted(set(known) - found):
+            if place[0] == str(path):
+                report.note(path, 1, f"{place[1]} no longer asks for the kind of device: "
+                            "take it off KNOWN_DEVICE_BRANCHES")
+
+
 def check_text(tree, report):
     for path in tree.files:
         text = tree.text(path)
@@ -131,8 +165,9 @@ def check_sizes(tree, report):
     return longest_file, longest_function
 
 
-def check(tree, report):
+def check(tree, report, known_device_branches=KNOWN_DEVICE_BRANCHES):
     check_backends(tree, report)
+    check_device_branches(tree, report, known_device_branches)
     check_text(tree, report)
     return check_sizes(tree, report)
 

@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test that needs no GPU, then the tests of arithmetic once more as on
 # CPUs with narrower instruction sets than this one's.
-#   scripts/test.sh [--nightly] [--sanitizers]
+#   scripts/test.sh [--quick] [--nightly] [--sanitizers]
+#     --quick        the unit tests alone, built and run as they are: no packages, checks, trainings or processes; for
+#                    the minute between two edits
 #     --nightly      all tests under the narrower instruction sets, not only those of arithmetic
 #     --sanitizers   afterwards the same tests under AddressSanitizer with UndefinedBehaviorSanitizer and under
 #                    ThreadSanitizer: two more builds, and programs that run several times slower (for the night)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-sanitizers=0 nightly=0
+sanitizers=0 nightly=0 quick=0
 for option in "$@"; do
   case $option in
+    --quick) quick=1 ;;
     --sanitizers) sanitizers=1 ;;
     --nightly) nightly=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --nightly and --sanitizers" ;;
+    *) die "unknown option $option; the options are --quick, --nightly and --sanitizers" ;;
   esac
 done
+((quick == 0 || sanitizers + nightly == 0)) || die "--quick goes alone"
 
 closing_lines=()
 # Runs every test of one build. ThreadSanitizer needs the memory layout that setarch -R gives where the kernel
@@ -55,6 +59,13 @@ run_as_on() {
   closing_lines+=("$(printf '%-8s %s' "$1" "$(grep 'tests passed' "$log" | tail -n 1)")")
   return "$status"
 }
+
+if ((quick)); then
+  phase "build: unit tests" build release unit_tests
+  phase "unit tests" ctest --preset release --parallel "$(nproc)" --no-tests=error --tests-regex '^unit_'
+  print_phases
+  exit
+fi
 
 phase "machine" show_machine
 phase "packages" scripts/install-deps.sh --check

@@ -32,7 +32,7 @@ function(mtrain_lib name)
 endfunction()
 
 # mtrain_test(unit_device SOURCES ... DEPS device [LABELS ...] [BY_FILE]): one Catch2 program, and one ctest entry or,
-# BY_FILE, one for each of the sources that is named *_test.cpp.
+# BY_FILE, one for each of the sources that is named *_test.cpp: mtrain_test(parity ... BY_FILE) has parity_tensor.
 function(mtrain_test name)
   cmake_parse_arguments(ARG "BY_FILE" "" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(test_${name} ${ARG_SOURCES})
@@ -44,7 +44,7 @@ function(mtrain_test name)
     foreach(source ${ARG_SOURCES})
       get_filename_component(file ${source} NAME_WE)
       if(file MATCHES "_test$")
-        string(REGEX REPLACE "_test$" "" entry unit_${file})
+        string(REGEX REPLACE "_test$" "" entry ${name}_${file})
         add_test(NAME ${entry} COMMAND test_${name} --filenames-as-tags "[#${file}]")
         list(APPEND entries ${entry})
       endif()

@@ -150,7 +150,8 @@ template <class Args>
 void run_on_device(const Args& args) {
   cuda::run(args, device_stream());
 }
-// By cuDNN where there is a GPU; over cuda_on_cpu by our own kernels, which then are what is held.
+// By cuDNN where there is a GPU; over cuda_emulator by our own kernels, which then are what is
+// held.
 template <class Args>
 void run_by_cudnn(const Args& args) {
   const bool gpu = size_of_test(0, 1) == 1;

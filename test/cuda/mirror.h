@@ -1,6 +1,6 @@
 // Arrays that lie on the host and on the device, for tests that hold a CUDA kernel against the CPU
-// kernel. The tests are built twice: for a GPU, and over cuda_on_cpu, where the device's memory is
-// the host's.
+// kernel. The tests are built twice: for a GPU, and over cuda_emulator, where the device's memory
+// is the host's.
 #pragma once
 #include <catch2/catch.hpp>
 

@@ -1,6 +1,6 @@
 #include <new>
 
-#include "../cuda_on_cpu/grid.h"
+#include "../cuda_emulator/grid.h"
 #include "mirror.h"
 
 namespace mtrain::test {

@@ -20,10 +20,12 @@ void require(bool ok, const std::string& what) {
 void require_values(const TestRank& r, const Tensor& t,
                     const std::function<double(int64_t)>& expected, const char* what) {
   const auto got = r.values(t);
-  for (size_t i = 0; i < got.size(); ++i)
-    require(got[i] == expected(int64_t(i)),
-            fmt::format("{} on rank {}: element {} is {}, expected {}", what, r.rank(), i, got[i],
-                        expected(int64_t(i))));
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double want = expected(int64_t(i));
+    if (got[i] != want)
+      throw BugError(fmt::format("{} on rank {}: element {} is {}, expected {}", what, r.rank(), i,
+                                 got[i], want));
+  }
 }
 
 // Small integers, exact in bf16 after any sum over 8 ranks; a value names its rank and place.

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/dtype.h"
@@ -55,6 +55,7 @@ struct CudnnStandIn {
   std::vector<Engine> fallback_engines;   // of the other
   std::map<Kind, Status> refuse;          // at finalize
   Status executing = Status::success;
+  bool computes = true;  // false: an execution only counts
   // --- what it looks at ---
   int alive = 0, plans = 0, executions = 0, most_workspace_used = 0;
   std::map<int64_t, std::vector<int64_t>> dims, strides;  // of tensors, by id
@@ -128,8 +129,7 @@ class GraphRun {
     if (offset == kNowhere) return std::nan("");
     if (t.inside) {
       const auto& known = inside_.at(t.id);
-      const auto value = known.find(offset);
-      return value == known.end() ? std::nan("") : value->second;
+      return offset < int64_t(known.size()) ? known[size_t(offset)] : std::nan("");
     }
     const void* const p = addresses_.at(t.id);
     if (t.type == DataType::bfloat16) return float(static_cast<const bf16*>(p)[offset]);
@@ -142,9 +142,11 @@ class GraphRun {
   void write(const Tensor& t, int64_t offset, double value) {
     if (offset == kNowhere) return;
     if (t.type == DataType::bfloat16) value = float(bf16(float(value)));
-    if (t.inside)
-      inside_[t.id][offset] = value;
-    else if (t.type == DataType::bfloat16)
+    if (t.inside) {
+      auto& known = inside_[t.id];
+      if (offset >= int64_t(known.size())) known.resize(size_t(offset + 1), std::nan(""));
+      known[size_t(offset)] = value;
+    } else if (t.type == DataType::bfloat16)
       static_cast<bf16*>(addresses_.at(t.id))[offset] = bf16(float(value));
     else
       static_cast<float*>(addresses_.at(t.id))[offset] = float(value);
@@ -170,20 +172,23 @@ class GraphRun {
   void matmul(const D& d) {
     const Tensor x(d.at(Attribute::operation_matmul_a)), y(d.at(Attribute::operation_matmul_b)),
         z(d.at(Attribute::operation_matmul_c));
-    const auto within = [&](Attribute name, int64_t position, int64_t batch) {
-      if (!d.values.count(name)) return true;
-      const Tensor length(d.at(name));
-      return position < int64_t(read(length, batch));
+    const auto length = [&](Attribute name) {
+      return d.values.count(name) ? std::optional<Tensor>(d.at(name)) : std::nullopt;
+    };
+    const auto rows = length(Attribute::operation_matmul_m_override),
+               columns = length(Attribute::operation_matmul_n_override),
+               terms = length(Attribute::operation_matmul_k_override);
+    const auto within = [&](const std::optional<Tensor>& most, int64_t position, int64_t batch) {
+      return !most || position < int64_t(read(*most, batch));
     };
     for_each(z.dims, [&](const Sizes& at) {
-      if (!within(Attribute::operation_matmul_m_override, at[2], at[0]) ||
-          !within(Attribute::operation_matmul_n_override, at[3], at[0]))
+      if (!within(rows, at[2], at[0]) || !within(columns, at[3], at[0]))
         return write(z, z.inside ? place(z, at) : kNowhere, std::nan(""));
       Sizes x_at = at, y_at = at, x_of = z.dims, y_of = z.dims;
       x_of[3] = y_of[2] = x.dims[3];
       double sum = 0;
       for (int64_t k = 0; k < x.dims[3]; ++k) {
-        if (!within(Attribute::operation_matmul_k_override, k, at[0])) break;
+        if (!within(terms, k, at[0])) break;
         x_at[3] = y_at[2] = k;
         sum += read(x, x_at, x_of) * read(y, y_at, y_of);
       }
@@ -254,7 +259,7 @@ class GraphRun {
   }
 
   std::map<int64_t, void*> addresses_;
-  std::map<int64_t, std::unordered_map<int64_t, double>> inside_;  // by id and offset
+  std::map<int64_t, std::vector<double>> inside_;  // by id and offset; NaN where nothing is written
 };
 
 // --- the functions ---
@@ -343,7 +348,7 @@ inline S::Status execute(cudnnContext*, void* plan, void* pack) {
   const D& p = *static_cast<D*>(pack);
   if (!static_cast<D*>(plan)->finalized || !p.finalized) return S::Status(2004);
   if (s.executing != S::Status::success) return s.executing;
-  GraphRun(*static_cast<D*>(plan)->at(S::Attribute::plan_engine_config).graph, p);
+  if (s.computes) GraphRun(*static_cast<D*>(plan)->at(S::Attribute::plan_engine_config).graph, p);
   ++s.executions;
   return S::Status::success;
 }

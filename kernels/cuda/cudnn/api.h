@@ -1,6 +1,6 @@
 // The part of cuDNN 9's backend API that is used here, as a table of functions: what is loaded at
 // run time, or a test's stand-in. Needs no header of cuDNN or CUDA; the numbers are cuDNN's, held
-// against its header by test/cuda/cudnn_library_test.cpp.
+// against its header by test/cuda/cudnn/library_test.cpp.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // What the kernels need of CUDA beyond its C++: launches that are checked, and instructions that
-// have no name in it. test/cuda_on_cpu has a second file of this name, under which the same kernels
-// run, slowly, on a CPU: kernels include CUDA through this file alone.
+// have no name in it. test/cuda_emulator has a second file of this name, under which the same
+// kernels run, slowly, on a CPU: kernels include CUDA through this file alone.
 #pragma once
 #include <cstdint>
 

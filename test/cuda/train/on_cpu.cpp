@@ -1,6 +1,6 @@
-// A device that says it is a GPU, over cuda_on_cpu: every operation takes the CUDA way, and finds
+// A device that says it is a GPU, over cuda_emulator: every operation takes the CUDA way, and finds
 // the kernels that this program has in place of the library's.
-#include "../../cuda_on_cpu/grid.h"
+#include "../../cuda_emulator/grid.h"
 #include "../../unit/graph_testing.h"
 #include "device/backend.h"
 #include "device_under_test.h"
@@ -38,7 +38,7 @@ bool scratch_is_of(const Device&) {  // as far as it goes here: that every launc
   return takes.said > 0 && takes.unsaid == 0;
 }
 
-// The one CUDA kernel that cuda_on_cpu cannot run: cuBLASLt's.
+// The one CUDA kernel that cuda_emulator cannot run: cuBLASLt's.
 namespace mtrain::kernels::cuda {
 void run(const Matmul& m, CUstream_st*) { cpu::run(m); }
 }  // namespace mtrain::kernels::cuda

@@ -1,7 +1,7 @@
 // Whole trainings over the CUDA kernels against the CPU's.
 #include <catch2/catch.hpp>
 
-#include "../../unit/train_testing.h"
+#include "../../parity/train_testing.h"
 #include "device_under_test.h"
 #include "train/model_setup.h"
 #include "train/trainer.h"

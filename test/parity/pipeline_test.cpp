@@ -2,8 +2,8 @@
 // sanitizer.
 #include <fstream>
 
+#include "../unit/temporary_folder.h"
 #include "plan/layout.h"
-#include "temporary_folder.h"
 #include "train/snapshot.h"
 #include "train_pipeline_testing.h"
 

@@ -2,7 +2,7 @@
 # scripts/gpu_suite.sh without a GPU: stand-ins for nvidia-smi, compute-sanitizer, PyTorch and the programs that need a GPU,
 # and the real mtrain, told to take the CPU. What the suite runs, what it says of each part, and that a part that fails or
 # hangs does not stop the others.
-#   test/cli/gpu_suite_test.sh <mtrain>
+#   test/process/gpu_suite_test.sh <mtrain>
 set -u
 mtrain=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1

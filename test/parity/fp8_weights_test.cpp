@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
-#include "graph_testing.h"
-#include "temporary_folder.h"
+#include "../unit/graph_testing.h"
+#include "../unit/temporary_folder.h"
 #include "train/snapshot.h"
 #include "train_fp8_testing.h"
 

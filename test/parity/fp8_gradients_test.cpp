@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "graph_testing.h"
+#include "../unit/graph_testing.h"
 #include "model/linear.h"
 #include "train_fp8_testing.h"
 

@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "comm_testing.h"
+#include "../unit/comm_testing.h"
 #include "train/model_setup.h"
 #include "train/trainer.h"
 #include "train_testing.h"

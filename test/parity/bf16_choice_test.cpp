@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/state.h"
 #include "ops/tuning.h"
-#include "temporary_folder.h"
 #include "train/bf16_choice.h"
 #include "train/model_setup.h"
 #include "train/snapshot.h"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # mtrain-launch with real processes: ranks train as one does, and whatever dies is named, within seconds.
-#   test/cli/launch_test.sh <mtrain> <mtrain-launch>
+#   test/process/launch_test.sh <mtrain> <mtrain-launch>
 set -u
 mtrain=$(realpath "$1") launch=$(realpath "$2")
 work=$(mktemp -d)

@@ -5,8 +5,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "../unit/temporary_folder.h"
 #include "comm/thread/thread_transport.h"
-#include "temporary_folder.h"
 #include "train/snapshot.h"
 #include "train_ranks.h"
 

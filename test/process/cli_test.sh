@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The program as a new user meets it: typical mistakes in a recipe and what they are told, exit codes, and the
 # commands that look without running.
-#   test/cli/cli_test.sh <mtrain>
+#   test/process/cli_test.sh <mtrain>
 set -u
 mtrain=$1
 work=$(mktemp -d)

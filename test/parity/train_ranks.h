@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm_testing.h"
+#include "../unit/comm_testing.h"
 #include "train/model_setup.h"
 #include "train/trainer.h"
 #include "train_testing.h"

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "temporary_folder.h"
+#include "../unit/temporary_folder.h"
 #include "train/model_setup.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"

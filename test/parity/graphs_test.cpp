@@ -2,7 +2,7 @@
 // records launches, watched by the stream sanitizer.
 #include <catch2/catch.hpp>
 
-#include "graph_testing.h"
+#include "../unit/graph_testing.h"
 #include "train_ranks.h"
 
 using namespace mtrain;

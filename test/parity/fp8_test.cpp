@@ -3,7 +3,7 @@
 #include <map>
 #include <sstream>
 
-#include "temporary_folder.h"
+#include "../unit/temporary_folder.h"
 #include "train/snapshot.h"
 #include "train_fp8_testing.h"
 

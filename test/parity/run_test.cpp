@@ -6,12 +6,12 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "../unit/temporary_folder.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
 #include "data/indexed_dataset.h"
 #include "plan/load_recipe.h"
-#include "temporary_folder.h"
 #include "train/interrupt.h"
 #include "train/model_setup.h"
 #include "train/run.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ten starts of one recipe leave the same weights, bit for bit: in fp32 and in bf16, on one thread, two or three, alone
 # and beside work that disturbs every measurement.
-#   test/cli/starts_test.sh <mtrain>
+#   test/process/starts_test.sh <mtrain>
 set -u
 mtrain=$(realpath "$1")
 work=$(mktemp -d)

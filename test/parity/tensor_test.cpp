@@ -5,8 +5,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "comm_testing.h"
-#include "temporary_folder.h"
+#include "../unit/comm_testing.h"
+#include "../unit/temporary_folder.h"
 #include "train/model_setup.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
