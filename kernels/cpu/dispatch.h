@@ -1,6 +1,7 @@
 // Which instruction set the vector kernels of this process use: the widest that the CPU has. The
 // environment variable MTRAIN_CPU_ISA=generic|avx2|avx512 makes a CPU behave as one that has
-// nothing wider (for tests, and to compare machines); AMX tiles are used where it is unset.
+// nothing wider (for tests, and to compare machines). avx512 includes AVX512_BF16 where the CPU has
+// it; AMX tiles are used where the variable is unset.
 #pragma once
 
 namespace mtrain::kernels::cpu {

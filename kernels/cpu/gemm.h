@@ -1,17 +1,17 @@
 // Our own matrix multiplication: packed panels and a register tile, after Goto & van de Geijn,
-// "Anatomy of High-Performance Matrix Multiplication" (2008), and BLIS. An element of C is one sum
-// over k in rising order, cut at multiples of a block that depends on K alone: its bits do not
-// depend on the number of threads, on M, on N, or on how a caller splits M or N.
+// "Anatomy of High-Performance Matrix Multiplication" (2008), and BLIS. An element of C is a sum
+// over k whose order depends on K and the instructions alone, cut at multiples of a block: its bits
+// do not depend on the number of threads, on M, on N, or on how a caller splits M or N.
 //
-// gemm() takes fp32 and bf16; bf16 operands become fp32 while they are packed, so they cost nothing
+// gemm() takes fp32 and bf16; bf16 operands become fp32 while they are packed, and cost little
 // extra. gemm_bf16() takes bf16 operands as they are: AVX512_BF16's dot product multiplies two k at
-// once and adds them to an fp32 sum, at about twice the speed. That instruction rounds to nearest
-// even whatever the mode, and takes denormal operands, products and sums for zero; so does its
-// rounding of C to bf16.
+// once and adds them to an fp32 sum, at half or twice the speed of gemm(), by the CPU. That
+// instruction rounds to nearest even whatever the mode, and takes denormal operands, products and
+// sums for zero; so does its rounding of C to bf16.
 //
-// gemm_amx() does the same on AMX tiles, 16 rows x 32 k at once, at about ten times the speed of
-// gemm_bf16(). It rounds, and takes denormals for zero, as gemm_bf16() does; its sums are cut at
-// other places, so that the last bits of the two differ.
+// gemm_amx() multiplies on AMX tiles, 16 rows x 32 k at once, several times as fast as gemm(). An
+// instruction sums its 32 k by itself and adds that to the tile, so that the last bits differ from
+// gemm_bf16()'s; it rounds, and takes denormals for zero, as gemm_bf16() does.
 #pragma once
 #include <cstdint>
 

@@ -1,8 +1,5 @@
 #include "kernels/cpu/peak.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 #include <algorithm>
 #include <chrono>
 
@@ -22,6 +19,9 @@ namespace avx512 {
 double fma_flops(int64_t steps, float seed, float* out);
 }
 
+namespace avx512bf16 {
+double dot_flops(int64_t steps);
+}
 namespace avx512amx {
 double tile_flops(int64_t steps);
 }
@@ -46,35 +46,14 @@ double fma_flops(int64_t steps) {
   return flops;
 }
 
-#if defined(__x86_64__)
-// The same of pairs of bf16 elements: a dot product adds two products to each fp32 lane.
-__attribute__((target("avx512f,avx512bf16"))) double dot_flops(int64_t steps) {
-  constexpr int kChains = 24, kLanes = 16;
-  volatile float seed = 1e-3f, result = 0;
-  const __m512 ones = _mm512_set1_ps(1 + seed);
-  const __m512bh x = _mm512_cvtne2ps_pbh(ones, ones);
-  __m512 sum[kChains];
-#pragma GCC unroll 24
-  for (int c = 0; c < kChains; ++c) sum[c] = _mm512_set1_ps(seed * float(c));
-  for (int64_t step = 0; step < steps; ++step) {
-#pragma GCC unroll 24
-    for (int c = 0; c < kChains; ++c) sum[c] = _mm512_dpbf16_ps(sum[c], x, x);
-  }
-  float total = 0;
-  for (const __m512& s : sum) total += _mm512_cvtss_f32(s);
-  result = total;
-  (void)result;
-  return 4.0 * kLanes * kChains * double(steps);
-}
-#endif
-
 // The best rates of one thread over short rounds that take turns, so that a neighbour on the host
-// slows both alike.
+// slows both alike; at least so many that none stands for all where the process is held up.
 bool dot_products_are_faster() {
-#if defined(__x86_64__)
+#ifdef MTRAIN_HAS_AVX512BF16
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kSteps = 20'000;
   constexpr auto kDuration = std::chrono::milliseconds(40);
+  constexpr int kRounds = 16;
   constexpr double kClearly = 1.25;
   double fp32 = 0, dots = 0;
   const auto round = [](double (*flops_of)(int64_t steps), double& best) {
@@ -82,8 +61,9 @@ bool dot_products_are_faster() {
     const double flops = flops_of(kSteps);
     best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - start).count());
   };
-  for (const auto begin = Clock::now(); Clock::now() - begin < kDuration;)
-    round(fma_flops, fp32), round(dot_flops, dots);
+  const auto begin = Clock::now();
+  for (int i = 0; i < kRounds || Clock::now() - begin < kDuration; ++i)
+    round(fma_flops, fp32), round(avx512bf16::dot_flops, dots);
   return dots > kClearly * fp32;
 #else
   return false;
@@ -126,8 +106,8 @@ double measure_peak_flops(DType dtype) {
   if (supports(Bf16Arithmetic::tiles))
     return std::max(best, measure(avx512amx::tile_flops, 20'000));
 #endif
-#if defined(__x86_64__)
-  if (supports(Bf16Arithmetic::dot_products)) best = std::max(best, measure(dot_flops));
+#ifdef MTRAIN_HAS_AVX512BF16
+  if (supports(Bf16Arithmetic::dot_products)) best = std::max(best, measure(avx512bf16::dot_flops));
 #endif
   return best;
 }

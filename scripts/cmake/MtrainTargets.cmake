@@ -22,7 +22,7 @@ if(MTRAIN_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${MTRAIN_CCACHE})
 endif()
 
-# mtrain_lib(comm SOURCES a.cpp b.cpp DEPS base device [EXTERNAL fmt::fmt] [PRIVATE_EXTERNAL dnnl])
+# mtrain_lib(comm SOURCES a.cpp b.cpp DEPS base device [EXTERNAL fmt::fmt] [PRIVATE_EXTERNAL yaml-cpp])
 # EXTERNAL libraries appear in the public headers; PRIVATE_EXTERNAL only in the sources.
 function(mtrain_lib name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;EXTERNAL;PRIVATE_EXTERNAL" ${ARGN})

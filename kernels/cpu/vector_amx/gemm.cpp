@@ -6,10 +6,11 @@
 // read where the caller has it unless it must be transposed. The sums of one tile of C go through a
 // small buffer, and vector instructions carry them to C between the tile instructions of the next.
 //
-// An element's sum over one k block is made in a tile, in fp32 and in rising order of k; blocks are
-// added to each other. A k block is filled up to whole steps of 32 with zeros in A and in B, so
-// that a NaN or an infinity beyond it can do nothing. Rows and columns beyond C's edge are computed
-// from whatever lies there, and are not stored.
+// An element's sum over one k block is made in a tile, in fp32: each instruction sums its 32 k and
+// adds them to the tile, in rising order. Blocks are added to each other. A k block is filled up to
+// whole steps of 32 with zeros in A and in B, so that a NaN or an infinity beyond it can do
+// nothing. Rows and columns beyond C's edge are computed from whatever lies there, and are not
+// stored.
 #include "kernels/cpu/vector/bf16_pairs.h"
 #include "kernels/cpu/vector/gemm_pack.h"
 #include "kernels/cpu/vector_amx/tiles.h"

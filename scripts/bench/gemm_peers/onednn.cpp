@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "kernels/cpu/scratch.h"
@@ -122,7 +123,5 @@ bool has_bf16() {
   static const bool has = (unsigned(dnnl::get_effective_cpu_isa()) & kNeeded) == kNeeded;
   return has;
 }
-
-std::string implementation(const MatmulArgs& m) { return prepared(m).description.impl_info_str(); }
 
 }  // namespace mtrain::bench::onednn

@@ -27,8 +27,4 @@ void run(const MatmulArgs&);
 // slow reference implementation.
 bool has_bf16();
 
-// The implementation oneDNN takes for these arguments, for example "brg:avx512_core". "ref:*" would
-// be a thousand times slower.
-std::string implementation(const MatmulArgs&);
-
 }  // namespace mtrain::bench::onednn
