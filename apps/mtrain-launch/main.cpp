@@ -8,10 +8,9 @@
 
 #include "base/error.h"
 #include "launch/agent.h"
-#include "plan/layout.h"
 #include "plan/load_recipe.h"
-#include "plan/overlap.h"
 #include "plan/rules/unsupported.h"
+#include "plan/run_plan.h"
 
 namespace fs = std::filesystem;
 using namespace mtrain;
@@ -73,7 +72,7 @@ std::map<std::string, std::string> check_recipe(const Training& t, int64_t world
   check_supported(r, problems);
   problems.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
-  const Overlap overlap = resolve_overlap(r, layout_of(r, world));
+  const Overlap overlap = make_plan(r, world, r.model.vocab_size).overlap;
   env.emplace("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections));
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)

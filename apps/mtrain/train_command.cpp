@@ -9,7 +9,6 @@
 #include "commands.h"
 #include "launch/job.h"
 #include "observe/terminal.h"
-#include "plan/layout.h"
 #include "plan/load_recipe.h"
 #include "plan/rules/unsupported.h"
 #include "train/data_setup.h"

@@ -6,15 +6,16 @@ namespace {
 
 class OverRanks : public DataParallel {
  public:
-  OverRanks(ParamStore& params, const DataGroups& groups, const DataParallelOptions& o)
-      : groups_(groups), average_(o.reduce.average), owns_part_(o.shard != Shard::nothing) {
-    if (o.shard == Shard::nothing)
+  OverRanks(ParamStore& params, const DataGroups& groups, const DataParallelOptions& o,
+            size_t first_stage_units)
+      : groups_(groups), average_(o.reduce.average), owns_part_(o.shards != ShardLevel::nothing) {
+    if (o.shards == ShardLevel::nothing)
       values_ = replicated_params();
-    else if (o.shard == Shard::parameters)
+    else if (o.shards == ShardLevel::parameters)
       values_ = sharded_params(params, groups_, o.gather);
     else
-      values_ = gathered_params(params, groups_, o.gather_updated);
-    if (o.shard == Shard::gradients || o.shard == Shard::parameters)
+      values_ = gathered_params(params, groups_, o.gather_updated, first_stage_units);
+    if (o.shards == ShardLevel::gradients || o.shards == ShardLevel::parameters)
       grads_ = sharded_grads(params, groups_, o.reduce, o.defer_reduce, o.overlap_grad_reduce);
     else
       grads_ = bucketed_grads(params, groups_, o.reduce, o.bucket_size, o.overlap_grad_reduce);
@@ -96,17 +97,18 @@ class OverRanks : public DataParallel {
 Sharding sharding_of(const DataGroups& groups, const DataParallelOptions& o) {
   Sharding s;
   s.piece = o.bucket_size;
-  if (o.shard == Shard::nothing) return s;
+  if (o.shards == ShardLevel::nothing) return s;
   s.ranks = groups.shards.size();
   s.rank = groups.shards.rank();
-  s.grads = o.shard == Shard::gradients || o.shard == Shard::parameters;
-  s.values = o.shard == Shard::parameters;
+  s.grads = o.shards == ShardLevel::gradients || o.shards == ShardLevel::parameters;
+  s.values = o.shards == ShardLevel::parameters;
   return s;
 }
 
 std::unique_ptr<DataParallel> data_parallel(ParamStore& params, const DataGroups& groups,
-                                            const DataParallelOptions& options) {
-  return std::make_unique<OverRanks>(params, groups, options);
+                                            const DataParallelOptions& options,
+                                            size_t first_stage_units) {
+  return std::make_unique<OverRanks>(params, groups, options, first_stage_units);
 }
 
 }  // namespace mtrain

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -13,8 +14,9 @@ class ReplicatedParams : public ParamSide {};
 
 class GatheredParams : public ParamSide {
  public:
-  GatheredParams(ParamStore& params, const DataGroups& groups, const GatheredParamsOptions& options)
-      : groups_(groups), options_(options) {
+  GatheredParams(ParamStore& params, const DataGroups& groups, const GatheredParamsOptions& options,
+                 size_t first_stage_units)
+      : groups_(groups), options_(options), during_update_(units_of(options, first_stage_units)) {
     for (ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 
@@ -28,7 +30,7 @@ class GatheredParams : public ParamSide {
     state.updated = groups_.compute->record();
     state.pending = true;
     if (!options_.overlap) return use(unit);
-    if (at < options_.during_update) gather(state);
+    if (at < during_update_) gather(state);
     if (&state != &states_.back() || !options_.together) return;
     for (State& s : states_) gather(s);
   }
@@ -37,6 +39,13 @@ class GatheredParams : public ParamSide {
   void before_update() override { groups_.compute->wait(groups_.param_stream->record()); }
 
  private:
+  // How many first units are gathered with their own update.
+  static size_t units_of(const GatheredParamsOptions& o, size_t first_stage_units) {
+    using During = GatheredParamsOptions::DuringUpdate;
+    if (o.during_update == During::first_stage) return first_stage_units;
+    return o.during_update == During::all ? std::numeric_limits<size_t>::max() : 0;
+  }
+
   struct State {
     ParamUnit* unit;
     bool pending = false;  // its gather has not begun
@@ -71,6 +80,7 @@ class GatheredParams : public ParamSide {
 
   const DataGroups& groups_;
   const GatheredParamsOptions options_;
+  const size_t during_update_;
   std::vector<State> states_;
 };
 
@@ -79,8 +89,9 @@ class GatheredParams : public ParamSide {
 std::unique_ptr<ParamSide> replicated_params() { return std::make_unique<ReplicatedParams>(); }
 
 std::unique_ptr<ParamSide> gathered_params(ParamStore& params, const DataGroups& groups,
-                                           const GatheredParamsOptions& options) {
-  return std::make_unique<GatheredParams>(params, groups, options);
+                                           const GatheredParamsOptions& options,
+                                           size_t first_stage_units) {
+  return std::make_unique<GatheredParams>(params, groups, options, first_stage_units);
 }
 
 }  // namespace mtrain

@@ -2,13 +2,9 @@
 #pragma once
 #include "model/parameters.h"
 #include "parallel/data_groups.h"
+#include "plan/data_parallel_options.h"
 
 namespace mtrain {
-
-struct ReduceOptions {
-  DType dtype = DType::f32;  // on the wire; bf16 halves the bytes, and rounds before each sum
-  bool average = false;      // the collective averages; gradients come scaled up by the ranks
-};
 
 // Both enqueue on `grad_stream`, and leave fp32 sums over all replicas of the gradient.
 class GradReduce {

@@ -4,8 +4,6 @@
 
 #include <fmt/core.h>
 
-#include "plan/overlap.h"
-
 namespace mtrain {
 
 namespace {
@@ -32,7 +30,7 @@ const char* obstacle(const Recipe& r, const Layout& l) {
       {l.ep > 1, "experts' ranks communicate within a micro-batch"},
       {r.packed_sequence.packed_sequence_size > 0,
        "packed documents end elsewhere in every micro-batch"},
-      {shared && shards_gradients(r),
+      {shared && shard_level(r) >= ShardLevel::gradients,
        "parameters or gradients that are sharded come and go within a micro-batch"},
       {r.debug.trace.has_value(), "debug.trace shows every launch"},
       {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name"},
@@ -41,7 +39,7 @@ const char* obstacle(const Recipe& r, const Layout& l) {
 
 }  // namespace
 
-CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l) {
+CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& o) {
   CudaGraphs g;
   const auto& asked = r.train.enable_cuda_graph;
   const auto off = [&](std::string why) {
@@ -53,7 +51,6 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l) {
   if (const char* why = obstacle(r, l)) return off(why);
   // A step's first micro-batch waits for parameters that are gathered behind the update; the last
   // one's gradients are reduced bucket by bucket during its backward.
-  const Overlap o = resolve_overlap(r, l);
   g.first = o.overlap_param_gather ? 1 : 0;
   g.end = l.micro_batches - (o.overlap_grad_reduce ? 1 : 0);
   if (g.first >= g.end) {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "plan/layout.h"
+#include "plan/overlap.h"
 
 namespace mtrain {
 
@@ -18,7 +18,7 @@ struct CudaGraphs {
 
 // A pure function of the recipe and the layout. What only a run knows (launches that a library
 // cannot record, or --profile) may turn them off later.
-CudaGraphs resolve_cuda_graphs(const Recipe& recipe, const Layout& layout);
+CudaGraphs resolve_cuda_graphs(const Recipe& recipe, const Layout& layout, const Overlap& overlap);
 
 // "on: micro-batches 2 to 7 of 8", "off: why"; for the start banner.
 std::string print_cuda_graphs(const CudaGraphs& graphs);

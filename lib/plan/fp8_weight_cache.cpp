@@ -1,13 +1,10 @@
 #include "plan/fp8_weight_cache.h"
 
-#include "plan/overlap.h"
-
 namespace mtrain {
 
-Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l) {
+Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l, const Overlap& overlap) {
   if (r.mixed_precision.fp8 == Fp8Format::none) return {};
-  if (shards_parameters(r) && l.gradient_ranks() > 1) return {};
-  const Overlap overlap = resolve_overlap(r, l);
+  if (shard_level(r) == ShardLevel::parameters && l.gradient_ranks() > 1) return {};
   const bool again = r.recompute.granularity == RecomputeGranularity::full;
   return {.forward = l.micro_batches > 1 || again || in_chunks(overlap, "fprop"),
           .backward = l.micro_batches > 1 || in_chunks(overlap, "dgrad")};

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "plan/layout.h"
+#include "plan/overlap.h"
 
 namespace mtrain {
 
@@ -15,7 +15,8 @@ struct Fp8WeightCache {
 };
 
 // A pure function of the recipe and the layout.
-Fp8WeightCache resolve_fp8_weight_cache(const Recipe& recipe, const Layout& layout);
+Fp8WeightCache resolve_fp8_weight_cache(const Recipe& recipe, const Layout& layout,
+                                        const Overlap& overlap);
 
 // "weights quantized once a step", for the start banner.
 std::string print_fp8_weight_cache(const Fp8WeightCache& copies);

@@ -67,26 +67,21 @@ int64_t deferred_outputs(const Recipe& r, const Layout& l) {
   return limit == 0 ? l.micro_batches : std::min(limit, l.micro_batches);
 }
 
-bool shards_gradients(const Recipe& r) {
+ShardLevel shard_level(const Recipe& r) {
   const auto& d = r.distributed;
-  return d.strategy == Strategy::fsdp2 ||
-         (d.strategy == Strategy::megatron_fsdp && d.zero_dp_strategy >= ZeroStrategy::gradients);
-}
-
-bool shards_parameters(const Recipe& r) {
-  const auto& d = r.distributed;
-  return d.strategy == Strategy::fsdp2 ||
-         (d.strategy == Strategy::megatron_fsdp && d.zero_dp_strategy == ZeroStrategy::parameters);
-}
-
-bool is_sharded(const Recipe& r) {
-  switch (r.distributed.strategy) {
-    case Strategy::fsdp2: return true;
-    case Strategy::megatron_fsdp: return r.distributed.zero_dp_strategy != ZeroStrategy::none;
-    case Strategy::megatron_ddp: return r.ddp.use_distributed_optimizer;
-    case Strategy::ddp: return false;
+  switch (d.strategy) {
+    case Strategy::ddp: return ShardLevel::nothing;
+    case Strategy::megatron_ddp:
+      return r.ddp.use_distributed_optimizer ? ShardLevel::optimizer : ShardLevel::nothing;
+    case Strategy::fsdp2: return ShardLevel::parameters;
+    case Strategy::megatron_fsdp: break;
   }
-  return false;
+  switch (d.zero_dp_strategy) {
+    case ZeroStrategy::none: return ShardLevel::nothing;
+    case ZeroStrategy::optimizer: return ShardLevel::optimizer;
+    case ZeroStrategy::gradients: return ShardLevel::gradients;
+    default: return ShardLevel::parameters;
+  }
 }
 
 int64_t sequence_multiple(const Recipe& r, const Layout& l) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/shard_level.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -39,9 +40,7 @@ bool is_interleaved(PipelineScheduleName schedule);   // orders micro-batches in
 constexpr int64_t kStagesGathered = 3;
 // Micro-batches whose output-layer weight gradients wait, where they are deferred.
 int64_t deferred_outputs(const Recipe& recipe, const Layout& layout);
-bool is_sharded(const Recipe& recipe);         // the optimizer's state is spread over ranks
-bool shards_gradients(const Recipe& recipe);   // and gradients, too
-bool shards_parameters(const Recipe& recipe);  // and parameters, which are gathered for their use
+ShardLevel shard_level(const Recipe& recipe);
 
 // "12 or 16": the nearest multiples, for hints.
 std::string nearest_multiples(int64_t value, int64_t of);

@@ -7,9 +7,7 @@
 #include "base/logits_rows.h"
 #include "base/math.h"
 #include "base/workspace.h"
-#include "plan/fp8_weight_cache.h"
-#include "plan/overlap.h"
-#include "plan/schedule_bounds.h"
+#include "plan/run_plan.h"
 
 namespace mtrain {
 
@@ -18,22 +16,23 @@ namespace {
 // T tokens of a micro-batch on this rank; e bytes of an element of the compute type.
 class Estimator {
  public:
-  Estimator(const Recipe& r, const Layout& l, const ScheduleShape& shape, int64_t vocab,
-            int64_t pp_rank)
+  Estimator(const Recipe& r, const RunPlan& plan, int64_t vocab, int64_t pp_rank)
       : r_(r),
         m_(r.model),
-        l_(l),
-        size_(count_parameters(r.model, padded_vocab(vocab, l.tp))),
-        padded_vocab_(padded_vocab(vocab, l.tp)),
-        shape_(shape),
+        plan_(plan),
+        l_(plan.layout),
+        dp_(plan.data_parallel),
+        size_(count_parameters(r.model, padded_vocab(vocab, l_.tp))),
+        padded_vocab_(padded_vocab(vocab, l_.tp)),
+        shape_(plan.schedule_shape),
         pp_rank_(pp_rank),
         stages_(stages_of_rank(shape_, pp_rank)),
-        e_(r.mixed_precision.name == Precision::fp32 ? 4 : 2),
-        tp_(Count(l.tp)),
-        T_(Count(l.micro_batch) * Count(sample_length(r)) / Count(l.cp)) {
+        e_(Count(dtype_size(plan.compute_dtype))),
+        tp_(Count(l_.tp)),
+        T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)) {
     int64_t first = 0;
-    for (int64_t s = 0; s < l.stages; ++s) {
-      const int64_t layers = l.layers_of_stage.empty() ? 0 : l.layers_of_stage[size_t(s)];
+    for (int64_t s = 0; s < l_.stages; ++s) {
+      const int64_t layers = l_.layers_of_stage.empty() ? 0 : l_.layers_of_stage[size_t(s)];
       if (std::find(stages_.begin(), stages_.end(), s) != stages_.end())
         for (int64_t i = first; i < first + layers; ++i)
           ++(is_moe_layer(m_, i) ? moe_layers_ : dense_layers_);
@@ -49,11 +48,11 @@ class Estimator {
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
       const Count state = e_ == 4 || !r_.optimizer.master_weights ? 8 : 12;  // m, v, master
-      const bool own_only = s.ranks > 1 && shards_gradients(r_);
-      out.params += s.parameters * e_ / (shards_parameters(r_) ? s.ranks : 1);
+      const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
+      out.params += s.parameters * e_ / (dp_.shards == ShardLevel::parameters ? s.ranks : 1);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
       if (own_only && defers_reduction()) out.grads += s.parameters * 4;
-      out.optimizer += s.parameters * state / (is_sharded(r_) ? s.ranks : 1);
+      out.optimizer += s.parameters * state / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
     }
     out.grads += passing_gradients();
     // The head's logits are gone before the layers run backward.
@@ -107,8 +106,7 @@ class Estimator {
 
   // Whole gradients of all layers add up until the last micro-batch.
   bool defers_reduction() const {
-    const auto& d = r_.distributed;
-    return d.strategy == Strategy::fsdp2 && d.defer_fsdp_grad_sync && l_.micro_batches > 1;
+    return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.micro_batches > 1;
   }
 
   bool recomputes(RecomputeModule module) const {
@@ -197,8 +195,8 @@ class Estimator {
   // Bytes of an element that waits for a weight gradient: in 8 bits, where no bias sums it up and
   // the input's gradient is one product.
   Count output_gradient(const char* dgrad, bool bias) const {
-    const bool kept = r_.mixed_precision.fp8 != Fp8Format::none && !bias &&
-                      !in_chunks(resolve_overlap(r_, l_), dgrad);
+    const bool kept =
+        r_.mixed_precision.fp8 != Fp8Format::none && !bias && !in_chunks(plan_.overlap, dgrad);
     return kept ? 1 : e_;
   }
 
@@ -217,8 +215,8 @@ class Estimator {
 
   // Logits' gradients, and what the output layer multiplied, to the end of the step.
   Count deferred() const {
-    if (!resolve_overlap(r_, l_).defer_embedding_wgrad_compute) return 0;
-    return Count(deferred_outputs(r_, l_)) * T_ * (Count(padded_vocab_) / tp_ + hidden()) * e_;
+    return Count(plan_.pipeline.deferred_outputs) * T_ * (Count(padded_vocab_) / tp_ + hidden()) *
+           e_;
   }
 
   // Elements of whole units that exist beside the sharded ones: so many layers at once, and what is
@@ -234,10 +232,9 @@ class Estimator {
   }
   // Bytes of whole gradients on their way to their owners.
   Count passing_gradients() const {
-    if (!shards_gradients(r_) || l_.gradient_ranks() == 1 || defers_reduction()) return 0;
-    const bool overlap =
-        r_.distributed.strategy == Strategy::fsdp2 || r_.ddp.overlap_grad_reduce.value_or(true);
-    return 4 * whole_units(overlap ? 2 : 1);
+    if (dp_.shards < ShardLevel::gradients || l_.gradient_ranks() == 1 || defers_reduction())
+      return 0;
+    return 4 * whole_units(dp_.overlap_grad_reduce ? 2 : 1);
   }
   // Parameters of a layer that are reduced at once: neighbours from its end, until a bucket is
   // full.
@@ -245,7 +242,7 @@ class Estimator {
     if (moe_layers_) return size_.moe.split / 2;
     const Count H = hidden(), A = Count(m_.num_attention_heads * m_.head_dim()),
                 KV = 2 * Count(m_.kv_heads() * m_.head_dim()), F = Count(m_.ffn_size());
-    const auto bucket = Count(resolve_overlap(r_, l_).bucket_size) * tp_;
+    const auto bucket = Count(dp_.bucket_size) * tp_;
     Count largest = 0, piece = 0;
     for (const Count matrix : {F * H, inputs() * F * H, A * H, (A + KV) * H}) {
       piece = piece >= bucket ? matrix : piece + matrix;
@@ -257,33 +254,32 @@ class Estimator {
   Count reduction_buffers() const {
     if (l_.gradient_ranks() == 1) return 0;
     const Count largest = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
-    const Count part = is_sharded(r_) ? largest / data_ranks(l_.dp_shard * l_.cp) : 0;
-    if (!r_.mixed_precision.grad_reduce_in_fp32) return 2 * (largest + part);
-    return shards_gradients(r_) && !defers_reduction() && l_.micro_batches > 1 ? 4 * part : 0;
+    const Count part =
+        dp_.shards >= ShardLevel::optimizer ? largest / data_ranks(l_.dp_shard * l_.cp) : 0;
+    if (dp_.reduce.dtype != DType::f32) return 2 * (largest + part);
+    return dp_.shards >= ShardLevel::gradients && !defers_reduction() && l_.micro_batches > 1
+               ? 4 * part
+               : 0;
   }
   // Whole parameters: of the layer in use and those gathered ahead.
   Count data_buffers() const {
-    if (!shards_parameters(r_) || l_.gradient_ranks() == 1) return 0;
-    const auto& d = r_.distributed;
-    const bool fsdp2 = d.strategy == Strategy::fsdp2;
-    const bool reshard = !fsdp2 || d.reshard_after_forward.value_or(l_.pp == 1);
-    const int64_t ahead =
-        fsdp2 ? std::max(d.fsdp2_forward_prefetch_depth, d.fsdp2_backward_prefetch_depth)
-              : int64_t(r_.ddp.overlap_param_gather.value_or(true));
+    if (dp_.shards < ShardLevel::parameters || l_.gradient_ranks() == 1) return 0;
+    const int64_t ahead = std::max(dp_.gather.forward_prefetch, dp_.gather.backward_prefetch);
     // Layers that are computed again have been gathered ahead from their group's end, too.
     const int64_t again = recomputes_layers() ? std::min(recompute_group(), ahead + 2) : 0;
     const auto stages = int64_t(stages_.size());
-    const int64_t at_once = !fsdp2 || d.reshard_after_forward
-                                ? layers()
-                                : ceil_div(layers() * std::min(kStagesGathered, stages), stages);
-    return e_ * whole_units(reshard ? std::max(1 + ahead, again) : at_once);
+    const int64_t kept = plan_.pipeline.most_gathered;
+    const int64_t at_once =
+        kept == 0 ? layers() : ceil_div(layers() * std::min(kept, stages), stages);
+    return e_ *
+           whole_units(dp_.gather.reshard_after_forward ? std::max(1 + ahead, again) : at_once);
   }
   // 8-bit copies of what the linears multiply with.
   Count float8_weights() const {
     const auto cut = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
     };
-    return resolve_fp8_weight_cache(r_, l_).bytes() *
+    return plan_.fp8_weights.bytes() *
            (Count(dense_layers_) * cut(size_.dense) + Count(moe_layers_) * cut(size_.moe));
   }
   bool uses(CpCommType type) const {
@@ -344,7 +340,9 @@ class Estimator {
 
   const Recipe& r_;
   const ModelConfig& m_;
+  const RunPlan& plan_;
   const Layout& l_;
+  const DataParallelOptions& dp_;
   const ModelParameters size_;
   const int64_t padded_vocab_;
   const ScheduleShape& shape_;
@@ -356,23 +354,9 @@ class Estimator {
 
 }  // namespace
 
-MemoryEstimate estimate_memory(const Recipe& r, const Layout& l, int64_t vocab, int64_t pp_rank) {
-  return estimate_memory(r, l, schedule_shape(r, l), vocab, pp_rank);
-}
-
-MemoryEstimate estimate_memory(const Recipe& r, const Layout& l, const ScheduleShape& shape,
-                               int64_t vocab, int64_t pp_rank) {
-  return Estimator(r, l, shape, vocab, pp_rank).estimate();
-}
-
-MemoryEstimate peak_memory(const Recipe& r, const Layout& l, int64_t vocab) {
-  const ScheduleShape shape = schedule_shape(r, l);
-  MemoryEstimate most;
-  for (int64_t rank = 0; rank < l.pp; ++rank) {
-    const MemoryEstimate m = estimate_memory(r, l, shape, vocab, rank);
-    if (m.total() > most.total()) most = m;
-  }
-  return most;
+MemoryEstimate estimate_memory(const Recipe& r, const RunPlan& plan, int64_t vocab,
+                               int64_t pp_rank) {
+  return Estimator(r, plan, vocab, pp_rank).estimate();
 }
 
 }  // namespace mtrain

@@ -1,8 +1,6 @@
 // What one rank keeps in memory during a step, by formula, before any rank exists; the allocator's
 // accounting shows what it really was.
 #pragma once
-#include <vector>
-
 #include "plan/layout.h"
 #include "plan/model_size.h"
 
@@ -16,7 +14,7 @@ constexpr int64_t logits_bytes(DeviceChoice device) {
   return device == DeviceChoice::cuda ? 2ll << 30 : 64ll << 20;
 }
 
-struct ScheduleShape;
+struct RunPlan;
 
 struct MemoryEstimate {
   Count parameters = 0;  // elements of this rank, before they are sharded over data parallelism
@@ -32,13 +30,8 @@ struct MemoryEstimate {
   }
 };
 
-// For the ranks of one pipeline rank; they are alike.
-MemoryEstimate estimate_memory(const Recipe& recipe, const Layout& layout, int64_t vocab,
+// Of the ranks of one pipeline rank, which are alike. All of the plan but its `memory` is made.
+MemoryEstimate estimate_memory(const Recipe& recipe, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank);
-MemoryEstimate estimate_memory(const Recipe& recipe, const Layout& layout,
-                               const ScheduleShape& shape, int64_t vocab, int64_t pp_rank);
-
-// Of the fullest pipeline rank.
-MemoryEstimate peak_memory(const Recipe& recipe, const Layout& layout, int64_t vocab);
 
 }  // namespace mtrain

@@ -109,12 +109,13 @@ class Resolver {
         decide("ddp.overlap_param_gather", d.overlap_param_gather,
                all({group,
                     {!fsdp2, "fsdp2 gathers by its own prefetch depths"},
-                    {is_sharded(r_), "nothing is gathered, for the optimizer is not sharded"},
+                    {shard_level(r_) >= ShardLevel::optimizer,
+                     "nothing is gathered, for the optimizer is not sharded"},
                     {o_.overlap_grad_reduce, "it needs overlap_grad_reduce, which is off"}},
                    "the optimizer is sharded"));
     o_.overlap_param_gather_with_optimizer_step = decide(
         "ddp.overlap_param_gather_with_optimizer_step", d.overlap_param_gather_with_optimizer_step,
-        all({{is_sharded(r_), "it needs use_distributed_optimizer: true"},
+        all({{shard_level(r_) >= ShardLevel::optimizer, "it needs use_distributed_optimizer: true"},
              {o_.overlap_param_gather, "it needs overlap_param_gather, which is off"},
              {l_.stages_per_rank > 1, "it needs several stages per rank"}},
             "a rank's first stage is gathered while its others are updated"));
@@ -156,8 +157,10 @@ class Resolver {
                          : section            ? "128 Mi parameters with a comm_overlap section"
                                               : "the larger of 40 M and 1 M x dp";
     const double own = matrix_parameters_per_rank();
-    if (shards_gradients(r_) && !fsdp2) reason += "; every unit is reduced by itself";
-    if (o_.overlap_grad_reduce && !shards_gradients(r_) && own <= double(o_.bucket_size))
+    if (shard_level(r_) >= ShardLevel::gradients && !fsdp2)
+      reason += "; every unit is reduced by itself";
+    if (o_.overlap_grad_reduce && shard_level(r_) < ShardLevel::gradients &&
+        own <= double(o_.bucket_size))
       reason += fmt::format(
           "; warning: the {} parameters of a rank's layers fit into one bucket, so nothing can "
           "hide",

@@ -75,8 +75,7 @@ Schedule schedule_from_csv(const std::string& path) {
   return schedule_from_rows(rows, path);
 }
 
-Schedule recipe_schedule(const Recipe& r, const Layout& l) {
-  const ScheduleShape shape = schedule_shape(r, l);
+Schedule schedule_of(const ScheduleShape& shape) {
   if (shape.table) return *shape.table;
   return make_schedule(enum_name(shape.schedule), schedule_size(shape));
 }

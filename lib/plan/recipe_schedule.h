@@ -6,6 +6,8 @@
 
 namespace mtrain {
 
+struct ScheduleShape;
+
 // The name of a schedule as the recipe takes it (any case, torch's class names) -> its first name;
 // other words as they are.
 std::string schedule_name(const std::string& word);
@@ -16,6 +18,6 @@ Schedule schedule_from_rows(const ScheduleRows& rows, const std::string& source)
 Schedule schedule_from_csv(const std::string& path);
 
 // What each rank computes, without sends and receives. UserError for what cannot be run.
-Schedule recipe_schedule(const Recipe& recipe, const Layout& layout);
+Schedule schedule_of(const ScheduleShape& shape);
 
 }  // namespace mtrain

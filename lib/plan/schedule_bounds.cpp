@@ -14,7 +14,7 @@ namespace {
 const ScheduleKind& kind_of(const ScheduleShape& s) { return schedule_kind(enum_name(s.schedule)); }
 }  // namespace
 
-ScheduleShape schedule_shape(const Recipe& r, const Layout& l) {
+ScheduleShape schedule_shape(const Recipe& r, const Layout& l, const Overlap& overlap) {
   const auto& p = r.distributed.pipeline;
   ScheduleShape s;
   s.schedule = p.pp_schedule;
@@ -22,7 +22,6 @@ ScheduleShape schedule_shape(const Recipe& r, const Layout& l) {
   s.stages_per_rank = l.stages_per_rank;
   s.micro_batches = l.micro_batches;
   s.group = p.microbatch_group_size_per_vp_stage.value_or(0);
-  const Overlap overlap = resolve_overlap(r, l);
   s.moe_overlap =
       overlap.overlap_moe_expert_parallel_comm || overlap.overlap_p2p_backward_on_comm_stream;
   if (p.pp_schedule_csv)

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "plan/layout.h"
+#include "plan/overlap.h"
 
 namespace mtrain {
 
@@ -23,7 +23,7 @@ struct ScheduleShape {
   std::shared_ptr<const Schedule> table;  // from a file: its lists say it all, not `schedule`
 };
 // Reads the file of a schedule that has one (UserError).
-ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout);
+ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout, const Overlap& overlap);
 ScheduleSize schedule_size(const ScheduleShape& shape);
 
 // Most chunks (a stage's layers for one micro-batch) whose activations rank `pp_rank` holds at

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/tuning.h"
-#include "train/model_setup.h"
 
 namespace mtrain {
 
@@ -14,7 +13,7 @@ namespace {
 
 constexpr const char* kSaved = "bf16_arithmetic";  // of state.json
 // Versions before timed several libraries for each shape and saved which one served it.
-constexpr const char* kTimedLibraries = "matmul_choices";
+constexpr const char* kTimedChoices = "matmul_choices";
 
 // What rank 0 offers, if all ranks can do it.
 std::optional<Bf16Arithmetic> agreed(const Control& control, Bf16Arithmetic own) {
@@ -25,14 +24,14 @@ std::optional<Bf16Arithmetic> agreed(const Control& control, Bf16Arithmetic own)
   return offered;
 }
 
-bool names_libraries(const TrainState& state) {
-  if (!state.contains(kTimedLibraries)) return false;
-  const std::string& text = state.text(kTimedLibraries);
-  return text.find("onednn") != std::string::npos || text.find("openblas") != std::string::npos;
+// Whether an earlier version has saved which libraries, or which of its own kernels, it had chosen
+// by measuring.
+bool has_timed_choices(const TrainState& state) {
+  return state.contains(kTimedChoices) && !state.text(kTimedChoices).empty();
 }
 
 bool has_choice(const Device& device, const Recipe& recipe) {
-  return !device.is_cuda() && compute_dtype(recipe.mixed_precision) == DType::bf16;
+  return !device.is_cuda() && recipe.mixed_precision.name != Precision::fp32;
 }
 
 }  // namespace
@@ -51,13 +50,20 @@ void restore_bf16_arithmetic(Device& device, const Control& control, const Recip
   const auto warn = [&](const std::string& why) {
     if (control.rank() == 0) log::warn(fmt::format("{}: {}", why, kDiffers));
   };
-  if (names_libraries(state))
+  if (!device.is_cuda() && has_timed_choices(state))
     warn(
-        "the checkpoint's run multiplied matrices by libraries that it chose by measuring, and "
-        "this version has its own kernels for all");
+        "the checkpoint's run chose by measuring how it multiplied matrices, and this version does "
+        "not");
   if (!has_choice(device, recipe)) return;
   if (!state.contains(kSaved)) return choose_bf16_arithmetic(device, control, recipe);
   const auto saved = parse_bf16_arithmetic(state.text(kSaved));
+  if (recipe.debug.deterministic && saved != Bf16Arithmetic::widened) {
+    warn(fmt::format(
+        "the checkpoint's run multiplied bf16 by {}, and debug.deterministic multiplies "
+        "it as fp32",
+        state.text(kSaved)));
+    return choose_bf16_arithmetic(device, control, recipe);
+  }
   if (saved && agreed(control, *saved) == saved) return device.set_bf16_arithmetic(*saved);
   choose_bf16_arithmetic(device, control, recipe);
   warn(
@@ -67,6 +73,7 @@ void restore_bf16_arithmetic(Device& device, const Control& control, const Recip
 }
 
 void save_bf16_arithmetic(const Device& device, const Recipe& recipe, TrainState& state) {
+  state.set(kTimedChoices, "");  // versions before ask for it
   if (has_choice(device, recipe))
     state.set(kSaved, std::string(bf16_arithmetic_name(device.bf16_arithmetic())));
 }

@@ -3,10 +3,7 @@
 #include <algorithm>
 
 #include "base/strings.h"
-#include "mesh/mesh.h"
-#include "plan/memory.h"
-#include "plan/overlap.h"
-#include "plan/schedule_bounds.h"
+#include "plan/run_plan.h"
 #include "train/start_banner.h"
 
 namespace mtrain {
@@ -38,8 +35,9 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
 
 class MeshTable {
  public:
-  MeshTable(const Recipe& r, const Layout& l)
-      : device_(device_mesh(mesh_sizes(l))), moe_(moe_mesh(mesh_sizes(l))) {
+  MeshTable(const Recipe& r, const RunPlan& plan)
+      : device_(plan.mesh), moe_(moe_mesh(mesh_sizes(plan.layout))) {
+    const Layout& l = plan.layout;
     out_ = fmt::format("{:<14}{:>7}{:>9}  {:<30}  {}\n", "group", "ranks", "groups", "rank 0's",
                        "for");
     row("tp", device_, {Axis::tp}, "matrices of a layer");
@@ -53,7 +51,8 @@ class MeshTable {
     row("dp_replicate", device_, {Axis::dp_replicate}, "copies of the shards");
     if (l.dp_replicate > 1) row("dp_shard", device_, {Axis::dp_shard}, "shards");
     if (l.cp > 1) {
-      if (is_sharded(r)) row("dp_shard_cp", device_, dp_shard_cp_axes(), "shards of parameters");
+      if (plan.data_parallel.shards >= ShardLevel::optimizer)
+        row("dp_shard_cp", device_, dp_shard_cp_axes(), "shards of parameters");
       row("dp_cp", device_, dp_cp_axes(), "sums of gradients");
     }
     row("pp", device_, {Axis::pp}, "layers");
@@ -88,15 +87,9 @@ int64_t layers_of(const Layout& l, const std::vector<int64_t>& stages) {
 }
 
 // One line per pipeline rank; of a long pipeline the first, the fullest and the last.
-std::string memory_table(const Recipe& r, const Layout& l, int64_t vocab) {
-  const ScheduleShape shape = schedule_shape(r, l);
-  std::vector<MemoryEstimate> ranks;
-  for (int64_t rank = 0; rank < l.pp; ++rank)
-    ranks.push_back(estimate_memory(r, l, shape, vocab, rank));
-  const auto fullest =
-      std::max_element(ranks.begin(), ranks.end(),
-                       [](const auto& a, const auto& b) { return a.total() < b.total(); });
-  const bool on_gpu = fullest->workspace > 0;
+std::string memory_table(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  const bool on_gpu = plan.fullest().workspace > 0;
   const auto workspace = [&](const std::string& text) {
     return on_gpu ? fmt::format("{:>11}", text) : "";
   };
@@ -106,14 +99,15 @@ std::string memory_table(const Recipe& r, const Layout& l, int64_t vocab) {
                   "buffers", workspace("workspace"), "total");
   for (int64_t rank = 0; rank < l.pp; ++rank) {
     const bool shown =
-        l.pp <= 8 || rank == 0 || rank == l.pp - 1 || rank == fullest - ranks.begin();
+        l.pp <= 8 || rank == 0 || rank == l.pp - 1 || &plan.memory[size_t(rank)] == &plan.fullest();
     if (!shown) continue;
-    const MemoryEstimate& m = ranks[size_t(rank)];
+    const MemoryEstimate& m = plan.memory[size_t(rank)];
     out += fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", rank,
-                       layers_of(l, stages_of_rank(shape, rank)), human_count(m.parameters),
-                       human_bytes(m.params), human_bytes(m.grads), human_bytes(m.optimizer),
-                       human_bytes(m.activations), human_bytes(m.logits), human_bytes(m.buffers),
-                       workspace(human_bytes(m.workspace)), human_bytes(m.total()));
+                       layers_of(l, stages_of_rank(plan.schedule_shape, rank)),
+                       human_count(m.parameters), human_bytes(m.params), human_bytes(m.grads),
+                       human_bytes(m.optimizer), human_bytes(m.activations), human_bytes(m.logits),
+                       human_bytes(m.buffers), workspace(human_bytes(m.workspace)),
+                       human_bytes(m.total()));
   }
   if (on_gpu)
     out +=
@@ -121,8 +115,9 @@ std::string memory_table(const Recipe& r, const Layout& l, int64_t vocab) {
   return out;
 }
 
-std::string pipeline_text(const Recipe& r, const Layout& l) {
-  const ScheduleShape shape = schedule_shape(r, l);
+std::string pipeline_text(const Recipe& r, const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  const ScheduleShape& shape = plan.schedule_shape;
   const auto [fewest, most] =
       std::minmax_element(l.layers_of_stage.begin(), l.layers_of_stage.end());
   const std::string layers =
@@ -149,15 +144,16 @@ std::string layout_text(const Recipe& r, const Layout& l) {
 }  // namespace
 
 std::string dry_run_report(const Recipe& r, int64_t world, int64_t vocab, int width) {
-  const Layout l = layout_of(r, world);
-  std::vector<BannerRow> rows = plan_rows(r, l, vocab);
+  const RunPlan plan = make_plan(r, world, vocab);
+  const Layout& l = plan.layout;
+  std::vector<BannerRow> rows = plan_rows(r, plan, vocab);
   rows.push_back({"layout", layout_text(r, l)});
-  if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(r, l)});
+  if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(r, plan)});
   std::string out =
       banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
-  if (const std::string table = MeshTable(r, l).text(); !table.empty()) out += "\n" + table;
-  out += "\nmemory of one rank, estimated\n" + memory_table(r, l, vocab);
-  out += "\n" + print_overlap(resolve_overlap(r, l));
+  if (const std::string table = MeshTable(r, plan).text(); !table.empty()) out += "\n" + table;
+  out += "\nmemory of one rank, estimated\n" + memory_table(plan);
+  out += "\n" + print_overlap(plan.overlap);
   return out;
 }
 

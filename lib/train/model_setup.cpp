@@ -58,8 +58,4 @@ Recompute recompute_policy(const RecomputeConfig& r, int64_t layers) {
   return policy;
 }
 
-DType compute_dtype(const MixedPrecisionConfig& p) {
-  return p.name == Precision::fp32 ? DType::f32 : DType::bf16;
-}
-
 }  // namespace mtrain

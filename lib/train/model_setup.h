@@ -10,6 +10,5 @@ namespace mtrain {
 GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length, int64_t tp = 1,
                      DeviceChoice device = DeviceChoice::automatic);
 Recompute recompute_policy(const RecomputeConfig& recompute, int64_t layers);
-DType compute_dtype(const MixedPrecisionConfig& precision);
 
 }  // namespace mtrain

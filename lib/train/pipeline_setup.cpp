@@ -2,11 +2,7 @@
 
 #include <set>
 
-#include "plan/overlap.h"
-#include "plan/recipe_schedule.h"
-#include "schedule/catalog.h"
 #include "train/model_setup.h"
-#include "train/parallel_setup.h"
 
 namespace mtrain {
 
@@ -41,17 +37,14 @@ void connect(const Channel& channel, bool sends) {
 
 }  // namespace
 
-Schedule training_schedule(const Recipe& r, const Layout& l) {
-  if (l.pp == 1) return make_schedule("1f1b", {.micro_batches = l.micro_batches});
-  return recipe_schedule(r, l);
-}
-
 PipelineStages pipeline_stages(Stream& on, ParamStore& params, const Recipe& r,
-                               const GptConfig& config, const Layout& l, const Schedule& s,
-                               int rank, const ModelParts& parts) {
+                               const GptConfig& config, const RunPlan& plan, int rank,
+                               const ModelParts& parts) {
+  const Layout& l = plan.layout;
+  const Schedule& s = plan.schedule;
   MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages in a schedule of {}",
            l.layers_of_stage.size(), s.stages);
-  const int64_t own = mesh_of(l).coordinate(rank, Axis::pp);
+  const int64_t own = plan.mesh.coordinate(rank, Axis::pp);
   PipelineStages stages;
   GptPart part{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
@@ -61,17 +54,19 @@ PipelineStages pipeline_stages(Stream& on, ParamStore& params, const Recipe& r,
     part.head = stage + 1 == s.stages;
     if (s.home(stage) == own)
       stages[stage] =
-          std::make_unique<Gpt>(on, params, config, sample_length(r),
+          std::make_unique<Gpt>(on, params, config, plan.sample_length,
                                 recompute_policy(r.recompute, config.layers), parts, part);
   }
   return stages;
 }
 
-PipelineLinks pipeline_links(World& world, Device& device, const Layout& l, const Schedule& s,
+PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
                              bool tied_embeddings) {
+  const Layout& l = plan.layout;
+  const Schedule& s = plan.schedule;
   PipelineLinks links{.size = l.pp, .compute = &device.stream("compute")};
   if (l.pp == 1) return links;
-  const Mesh mesh = mesh_of(l);
+  const Mesh& mesh = plan.mesh;
   links.rank = mesh.coordinate(world.rank(), Axis::pp);
   links.on = &device.stream("pp");
   links.all = world.group("pp", mesh, {Axis::pp});
@@ -93,23 +88,6 @@ PipelineLinks pipeline_links(World& world, Device& device, const Layout& l, cons
   if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
     links.table = pair("pp_table", first, last);
   return links;
-}
-
-PipelineOptions pipeline_options(const Recipe& r, const Layout& l) {
-  const Overlap o = resolve_overlap(r, l);
-  PipelineOptions options{.overlap = o.overlap_p2p_comm,
-                          .dtype = compute_dtype(r.mixed_precision),
-                          .split_wgrad = o.delay_wgrad_compute};
-  const auto& d = r.distributed;
-  if (d.strategy == Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
-      !d.reshard_after_forward)
-    options.most_gathered = kStagesGathered;
-  if (o.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
-  if (!o.delays_wgrads) return options;
-  options.gradients_first = o.overlap_p2p_backward_on_comm_stream;
-  options.delayed_layers = o.overlap_p2p_wgrad_delayed_layer_number;
-  options.delay_whole_layers = o.overlap_p2p_with_transformer_layer_wgrad;
-  return options;
 }
 
 }  // namespace mtrain

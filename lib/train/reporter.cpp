@@ -48,7 +48,7 @@ Reporter::Reporter(Trainer& trainer, const Recipe& recipe, bool profile, TimingS
 Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
 
 void Reporter::start() {
-  const DType dtype = compute_dtype(recipe_.mixed_precision);
+  const DType dtype = trainer_.plan().compute_dtype;
   // A slowed device is measured at its own speed.
   const auto peak = [&](DType d) {
     return ops::measured_peak_flops(trainer_.device(), d) / recipe_.debug.compute_slowdown;

@@ -11,8 +11,7 @@
 #include "device/flight_recorder.h"
 #include "launch/error_file.h"
 #include "ops/tuning.h"
-#include "plan/layout.h"
-#include "plan/overlap.h"
+#include "plan/run_plan.h"
 #include "train/agreement.h"
 #include "train/bf16_choice.h"
 #include "train/data_setup.h"
@@ -35,16 +34,12 @@ int default_threads(const Job& job) {
   return std::max(1, cores / job.local_size);
 }
 
-Overlap overlap_of(const Recipe& r, const Job& job) {
-  return resolve_overlap(r, layout_of(r, job.size));
-}
-
 // CUDA reads it when it starts, which communication may cause before there is a device. What the
 // user has set stays.
-void set_connections(const Recipe& r, const Job& job) {
+void set_connections(const Recipe& r, const Overlap& overlap) {
   if (r.train.device != DeviceChoice::cuda) return;
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS",
-         std::to_string(overlap_of(r, job).cuda_device_max_connections).c_str(), 0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections).c_str(),
+         0);
 }
 
 std::unique_ptr<Device> open_device(const Recipe& r, const Job& job, int64_t norm_sm_margin = 0) {
@@ -69,7 +64,7 @@ World open_world(const Recipe& r, const Job& job) {
   if (r.train.device == DeviceChoice::cuda) gpu = job.local_rank;
   return process_world({.rank = job.rank,
                         .size = job.size,
-                        .restarted = job.restarts > 0,
+                        .restarts = job.restarts,
                         .master_addr = job.master_addr,
                         .master_port = job.master_port,
                         .timeout = std::chrono::duration<double>(r.comm.timeout_s),
@@ -82,18 +77,17 @@ World open_world(const Recipe& r, const Job& job) {
 // One rank's run. What the user sees and what is written comes from rank 0.
 class Training {
  public:
-  Training(const Recipe& recipe, const RunOptions& options, World world,
-           std::optional<CheckpointRef> start)
+  Training(const Recipe& recipe, const RunOptions& options, const RunPlan& plan, int64_t vocab,
+           World world, std::optional<CheckpointRef> start)
       : recipe_(recipe),
         job_(options.job),
         start_(std::move(start)),
-        device_(
-            open_device(recipe, options.job, overlap_of(recipe, options.job).layernorm_sm_margin)),
-        config_(gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe),
-                           recipe.distributed.tp_size, recipe.train.device)),
+        device_(open_device(recipe, options.job, plan.overlap.layernorm_sm_margin)),
+        config_(gpt_config(recipe.model, vocab, plan.sample_length, plan.layout.tp,
+                           recipe.train.device)),
         data_(open_training_data(recipe, config_.vocab)),
         validation_data_(open_validation_data(recipe, config_.vocab)),
-        trainer_(*device_, recipe, config_, data_, std::move(world)) {
+        trainer_(*device_, recipe, plan, config_, data_, std::move(world)) {
     if (recipe.debug.fault.at && options.job.restarts == 0)
       fault_.emplace(recipe.debug.fault, trainer_.world().rank(), *device_);
     if (options.profile && trainer_.graphs())
@@ -102,11 +96,11 @@ class Training {
     if (trainer_.world().rank() == 0)
       reporter_.emplace(trainer_, recipe, options.profile, trace_ ? &trace_->sink() : nullptr);
     if (validation_data_)
-      validation_.emplace(
-          validation_data_, recipe.validation.steps * recipe.train.global_batch_size,
-          LoaderOptions{.micro_batch = layout_of(recipe, options.job.size).micro_batch,
-                        .dp_rank = trainer_.data_parallel().rank(),
-                        .dp_size = trainer_.data_parallel().size()});
+      validation_.emplace(validation_data_,
+                          recipe.validation.steps * recipe.train.global_batch_size,
+                          LoaderOptions{.micro_batch = plan.layout.micro_batch,
+                                        .dp_rank = trainer_.data_parallel().rank(),
+                                        .dp_size = trainer_.data_parallel().size()});
   }
 
   void run() {
@@ -210,7 +204,7 @@ class Training {
     const auto job_ids = trainer_.control().texts(job_.id);
     if (!reporter_) return;
     for (const auto& line : set_aside_abandoned(recipe_, start_)) note(line);
-    write_job_ids(recipe_, job_ids);
+    write_job(recipe_, job_ids, job_.restarts, start_);
   }
 
   void evaluate() {
@@ -244,12 +238,15 @@ class Training {
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
   const SurvivePipes pipes;
-  set_connections(recipe, options.job);
+  // The vocabulary, which a tokenizer's file may decide, only matters for memory.
+  set_connections(recipe, make_plan(recipe, options.job.size, 0).overlap);
   World world = open_world(recipe, options.job);
   try {
-    const auto start = claim_run_folder(recipe, options.job.id);
+    const auto start = claim_run_folder(recipe, options.job);
     ops::fix_attention_order(recipe.debug.deterministic);
-    Training(recipe, options, world, start).run();
+    const int64_t vocab = vocabulary(recipe);
+    Training(recipe, options, make_plan(recipe, options.job.size, vocab), vocab, world, start)
+        .run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // peers wait for this rank, or will
     throw;

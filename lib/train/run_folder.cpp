@@ -17,7 +17,13 @@ namespace {
 
 fs::path metrics_path(const Recipe& r) { return fs::path(r.train.run_dir) / "metrics.jsonl"; }
 
-fs::path job_ids_path(const Recipe& r) { return fs::path(r.train.run_dir) / "job.txt"; }
+// Of which job the files in a run folder are, a line for each of its launchers, and what it began
+// from.
+fs::path job_path(const Recipe& r) { return fs::path(r.train.run_dir) / "job.txt"; }
+constexpr std::string_view kFrom = "from ";
+std::string start_line(int restarts, const std::string& job_id) {
+  return fmt::format("start {} {}", restarts, job_id);
+}
 
 bool has_metrics(const Recipe& r) {
   std::error_code error;
@@ -51,25 +57,36 @@ std::optional<CheckpointRef> find_start(const Recipe& r) {
   return resolve_load(*r.checkpoint.load, r.checkpoint.dir);  // says what is wrong with it
 }
 
-// Whether an earlier start of this job has written its ids.
-bool is_restart(const Recipe& r, const std::string& job_id) {
+// What an earlier start of this job has left in the run folder.
+struct EarlierStart {
+  std::string from;  // the checkpoint it began from; empty: none
+};
+
+// None where the folder is another job's, or where this very start has written it: a launcher's
+// script may train twice.
+std::optional<EarlierStart> find_earlier_start(const Recipe& r, const Job& job) {
   std::error_code error;
-  if (job_id.empty() || !fs::is_regular_file(job_ids_path(r), error)) return false;
-  const auto ids = split(read_file(job_ids_path(r)), '\n');
-  return std::ranges::find(ids, job_id) != ids.end();
+  if (job.id.empty() || !fs::is_regular_file(job_path(r), error)) return std::nullopt;
+  EarlierStart earlier;
+  bool ours = false;
+  for (const std::string& line : split(read_file(job_path(r)), '\n')) {
+    if (line.starts_with(kFrom)) earlier.from = line.substr(kFrom.size());
+    for (int restarts = 0; restarts < job.restarts; ++restarts)
+      ours = ours || line == start_line(restarts, job.id);
+  }
+  return ours ? std::optional(earlier) : std::nullopt;
 }
 
 // Where a job goes on that was started again. When it began, the folder of checkpoints held no
-// later step than that of the checkpoint that it was given; what it saves is of later steps.
-std::optional<CheckpointRef> find_restart(const Recipe& r) {
+// later step than that of the checkpoint that it began from; what it saves is of later steps.
+std::optional<CheckpointRef> find_restart(const Recipe& r, const EarlierStart& earlier) {
   const auto newest = find_latest(r.checkpoint.dir);
-  if (!newest) return find_start(r);
-  if (!r.checkpoint.load || *r.checkpoint.load == "latest") return newest;
-  // The given checkpoint may be gone by now: a run deletes its old ones.
-  const auto given = locate_checkpoint(*r.checkpoint.load);
+  // It may be gone by now: a run deletes its old ones.
+  const auto from = earlier.from.empty() ? std::nullopt : complete_checkpoint(earlier.from);
+  if (!newest) return earlier.from.empty() || from ? from : find_start(r);
   const bool saved_nothing =
-      given && same_folder(root_of(*given), r.checkpoint.dir) && given->step >= newest->step;
-  return saved_nothing ? given : newest;
+      from && same_folder(root_of(*from), r.checkpoint.dir) && from->step >= newest->step;
+  return saved_nothing ? from : newest;
 }
 
 fs::path free_name(const fs::path& path) {
@@ -97,8 +114,8 @@ std::string put_aside(const fs::path& path, bool copy = false) {
 
 }  // namespace
 
-std::optional<CheckpointRef> claim_run_folder(const Recipe& r, const std::string& job_id) {
-  if (is_restart(r, job_id)) return find_restart(r);
+std::optional<CheckpointRef> claim_run_folder(const Recipe& r, const Job& job) {
+  if (const auto earlier = find_earlier_start(r, job)) return find_restart(r, *earlier);
   const auto start = find_start(r);
   if (start && is_own_run(r, *start)) return start;
   const std::string& run = r.train.run_dir;
@@ -150,11 +167,14 @@ std::vector<std::string> set_aside_abandoned(const Recipe& r,
   return lines;
 }
 
-void write_job_ids(const Recipe& r, const std::vector<std::string>& job_ids) {
+void write_job(const Recipe& r, const std::vector<std::string>& job_ids, int restarts,
+               const std::optional<CheckpointRef>& start) {
   std::string lines;
   for (const std::string& id : std::set(job_ids.begin(), job_ids.end()))
-    if (!id.empty()) lines += id + "\n";
-  if (!lines.empty()) write_file_atomic(job_ids_path(r), lines);
+    if (!id.empty()) lines += start_line(restarts, id) + "\n";
+  if (lines.empty()) return;
+  if (start) lines += fmt::format("{}{}\n", kFrom, start->path.string());
+  write_file_atomic(job_path(r), lines);
 }
 
 std::optional<CheckpointRef> locate_checkpoint(const fs::path& path) {

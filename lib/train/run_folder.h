@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_dir.h"
+#include "launch/job.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -15,7 +16,7 @@ namespace mtrain {
 // A job that was started again goes on from the newest checkpoint that it has saved itself, and
 // starts like the first time while there is none. UserError where the run folder or the folder of
 // checkpoints holds another run's files; nothing is changed.
-std::optional<CheckpointRef> claim_run_folder(const Recipe& recipe, const std::string& job_id);
+std::optional<CheckpointRef> claim_run_folder(const Recipe& recipe, const Job& job);
 
 // UserError where it cannot be made; what killed runs left half-written in it is removed.
 void make_run_folder(const Recipe& recipe);
@@ -28,9 +29,11 @@ std::vector<std::string> set_aside_abandoned(const Recipe& recipe,
                                              const std::optional<CheckpointRef>& start);
 
 // Call after that, and before the run writes anything else: what will be found in the run folder
-// and in the folder of checkpoints is this job's from here on. `job_ids` are those of all ranks;
-// claim_run_folder knows the job again by any of them.
-void write_job_ids(const Recipe& recipe, const std::vector<std::string>& job_ids);
+// and in the folder of checkpoints is this job's from here on. `job_ids` are those of all ranks, by
+// any of which claim_run_folder knows the job again when it is started once more; `start` is what
+// this start began from.
+void write_job(const Recipe& recipe, const std::vector<std::string>& job_ids, int restarts,
+               const std::optional<CheckpointRef>& start);
 
 // The checkpoint that a path names: one itself, or the newest of a folder of checkpoints or of a
 // run folder.

@@ -3,11 +3,7 @@
 #include <algorithm>
 
 #include "base/strings.h"
-#include "plan/cuda_graphs.h"
-#include "plan/fp8_weight_cache.h"
-#include "plan/memory.h"
-#include "plan/overlap.h"
-#include "train/model_setup.h"
+#include "plan/model_size.h"
 
 namespace mtrain {
 
@@ -43,11 +39,11 @@ std::string batch_text(const Recipe& r, const Layout& l) {
                      l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
 }
 
-std::string memory_text(const Recipe& r, const Layout& l, int64_t vocab) {
-  const MemoryEstimate m = peak_memory(r, l, vocab);
+std::string memory_text(const RunPlan& plan) {
+  const MemoryEstimate& m = plan.fullest();
   std::string text = fmt::format(
       "{} planned{}: parameters {}, gradients {}, optimizer {}, activations {}",
-      human_bytes(m.total()), l.world > 1 ? " per rank" : "", human_bytes(m.params),
+      human_bytes(m.total()), plan.layout.world > 1 ? " per rank" : "", human_bytes(m.params),
       human_bytes(m.grads), human_bytes(m.optimizer), human_bytes(m.activations + m.logits));
   if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
   if (m.workspace > 0)
@@ -77,9 +73,9 @@ std::string context_text(const Recipe& r) {
 }
 
 // What is active, and what was asked for or chosen otherwise.
-std::string overlap_text(const Recipe& r, const Layout& l) {
+std::string overlap_text(const Overlap& overlap) {
   std::string on;
-  for (const OverlapRow& row : resolve_overlap(r, l).table)
+  for (const OverlapRow& row : overlap.table)
     if (row.active)
       on += (on.empty() ? "" : ", ") + row.field +
             (row.effective == "true" ? "" : " " + row.effective);
@@ -97,17 +93,16 @@ std::string ranks_text(const Recipe& r, const Layout& l) {
                                 : enum_name(r.distributed.pipeline.pp_schedule));
 }
 
-std::string precision(const Recipe& r, const Layout& l) {
+std::string precision(const Recipe& r, const RunPlan& plan) {
   const MixedPrecisionConfig& p = r.mixed_precision;
   if (p.fp8 == Fp8Format::none) return std::string(enum_name(p.name));
   return fmt::format("{}, linears in 8 bits ({}, {}; {})", enum_name(p.name), enum_name(p.fp8),
-                     enum_name(p.fp8_recipe),
-                     print_fp8_weight_cache(resolve_fp8_weight_cache(r, l)));
+                     enum_name(p.fp8_recipe), print_fp8_weight_cache(plan.fp8_weights));
 }
 
 // How this run's CPUs multiply bf16.
-std::string bf16_text(Trainer& t, const Recipe& r) {
-  if (t.device().is_cuda() || compute_dtype(r.mixed_precision) != DType::bf16) return "";
+std::string bf16_text(Trainer& t) {
+  if (t.device().is_cuda() || t.plan().compute_dtype != DType::bf16) return "";
   switch (t.device().bf16_arithmetic()) {
     case Bf16Arithmetic::dot_products: return ", bf16 by dot products";
     case Bf16Arithmetic::tiles: return ", bf16 by AMX tiles";
@@ -117,32 +112,33 @@ std::string bf16_text(Trainer& t, const Recipe& r) {
 
 }  // namespace
 
-std::vector<BannerRow> plan_rows(const Recipe& r, const Layout& l, int64_t vocab) {
+std::vector<BannerRow> plan_rows(const Recipe& r, const RunPlan& plan, int64_t vocab) {
   std::vector<BannerRow> rows{
       {"model", model_text(r.model, vocab)}, {"parameters", parameters_text(r, vocab)},
-      {"precision", precision(r, l)},        {"batch", batch_text(r, l)},
-      {"recompute", recompute_text(r)},      {"memory", memory_text(r, l, vocab)}};
+      {"precision", precision(r, plan)},     {"batch", batch_text(r, plan.layout)},
+      {"recompute", recompute_text(r)},      {"memory", memory_text(plan)}};
   if (r.train.device == DeviceChoice::cuda)
-    rows.push_back({"CUDA graphs", print_cuda_graphs(resolve_cuda_graphs(r, l))});
+    rows.push_back({"CUDA graphs", print_cuda_graphs(plan.graphs)});
   return rows;
 }
 
 std::vector<BannerRow> banner_rows(Trainer& t, const Recipe& r, double peak) {
+  const RunPlan& plan = t.plan();
   const double tokens =
-      double(r.train.steps) * double(r.train.global_batch_size) * double(sample_length(r));
-  std::vector<BannerRow> rows = plan_rows(r, layout_of(r, t.world().size()), t.config().vocab);
+      double(r.train.steps) * double(r.train.global_batch_size) * double(plan.sample_length);
+  std::vector<BannerRow> rows = plan_rows(r, plan, t.config().vocab);
   if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());  // as they are now
   rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
                                        r.train.steps, human_count(tokens))});
   rows.push_back(
       {"device", t.device().description() +
                      (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "") +
-                     bf16_text(t, r)});
+                     bf16_text(t)});
   if (t.world().size() == 1) {
     rows.push_back({"overlap", "one rank: no communication"});
   } else {
-    rows.push_back({"ranks", ranks_text(r, layout_of(r, t.world().size()))});
-    rows.push_back({"overlap", overlap_text(r, layout_of(r, t.world().size()))});
+    rows.push_back({"ranks", ranks_text(r, plan.layout)});
+    rows.push_back({"overlap", overlap_text(plan.overlap)});
   }
   return rows;
 }

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "ops/ops.h"
-#include "plan/layout.h"
 #include "train/diagnose.h"
 #include "train/model_setup.h"
 #include "train/pipeline_setup.h"
@@ -17,64 +16,71 @@ int64_t unmasked(const std::vector<Batch>& batches) {
   return n;
 }
 
-int64_t attended(const std::vector<Batch>& batches, const Recipe& r) {
+// Length of the document that attention gives a token, as a mean.
+int64_t attended(const std::vector<Batch>& batches, int64_t sample_length) {
   int64_t tokens = 0, pairs = 0;
   for (const Batch& b : batches)
     for (const int64_t length : b.documents) tokens += length, pairs += length * length;
-  return tokens ? pairs / tokens : sample_length(r);
+  return tokens ? pairs / tokens : sample_length;
 }
 
 std::unique_ptr<Pipeline> make_pipeline(Stream& on, ParamStore& params, World& world,
-                                        Device& device, const Recipe& r, const GptConfig& config,
-                                        const ModelParts& parts) {
-  const Layout l = layout_of(r, world.size());
-  const Schedule schedule = training_schedule(r, l);
+                                        Device& device, const Recipe& r, const RunPlan& plan,
+                                        const GptConfig& config, const ModelParts& parts) {
   return std::make_unique<Pipeline>(
-      pipeline_links(world, device, l, schedule, config.tied_embeddings),
-      pipeline_stages(on, params, r, config, l, schedule, world.rank(), parts), schedule,
-      pipeline_options(r, l));
+      pipeline_links(world, device, plan, config.tied_embeddings),
+      pipeline_stages(on, params, r, config, plan, world.rank(), parts), plan.schedule,
+      plan.pipeline);
 }
 
 // Parameters have memory before anything else looks at them.
 std::unique_ptr<DataParallel> materialize(ParamStore& params, World& world, Device& device,
-                                          const Recipe& r, const Gpt& first_stage) {
+                                          const RunPlan& plan, bool master_weights,
+                                          const Gpt& first_stage) {
   Stream& on = device.stream("compute");
-  const DataGroups groups = data_groups(world, device, r);
+  const DataGroups groups = data_groups(world, device, plan);
+  const DataParallelOptions& options = plan.data_parallel;
   const bool alone = groups.all.size() == 0;
-  const DataParallelOptions options =
-      data_parallel_options(r, world.size(), first_stage.units_before_head());
-  params.materialize(on, compute_dtype(r.mixed_precision), true,
-                     alone ? Sharding{} : sharding_of(groups, options), r.optimizer.master_weights);
+  params.materialize(on, plan.compute_dtype, true,
+                     alone ? Sharding{} : sharding_of(groups, options), master_weights);
   if (alone) return std::make_unique<SingleRank>();
-  return data_parallel(params, groups, options);
+  return data_parallel(params, groups, options, first_stage.units_before_head());
 }
 
-// Null where the recipe rules them out.
+// Null where the plan rules them out.
 std::unique_ptr<MicroBatchGraphs> make_graphs(Stream& compute, ParamStore& params,
-                                              Pipeline& pipeline, const Recipe& r, int world) {
-  const CudaGraphs plan = resolve_cuda_graphs(r, layout_of(r, world));
+                                              Pipeline& pipeline, const CudaGraphs& plan,
+                                              int64_t layers) {
   if (!plan.on) return nullptr;
-  return std::make_unique<MicroBatchGraphs>(compute, params, pipeline, plan, r.model.num_layers);
+  return std::make_unique<MicroBatchGraphs>(compute, params, pipeline, plan, layers);
 }
 }  // namespace
 
+// In braces: the number of ranks is read before `world` moves on.
 Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
+                 std::shared_ptr<const Dataset> data, World world)
+    : Trainer{device,          r, make_plan(r, world.size(), config.vocab), config, std::move(data),
+              std::move(world)} {}
+
+Trainer::Trainer(Device& device, const Recipe& r, RunPlan plan, const GptConfig& config,
                  std::shared_ptr<const Dataset> data, World world)
     : device_(device),
       compute_(device.stream("compute")),
       recipe_(r),
+      plan_(std::move(plan)),
       world_(std::move(world)),
       control_(world_, device),
-      parts_(model_parts(world_, device, r)),
+      parts_(model_parts(world_, device, r, plan_)),
       config_(config),
-      pipeline_(make_pipeline(compute_, params_, world_, device, r, config, parts_)),
-      data_parallel_(materialize(params_, world_, device, r, pipeline_->first_stage())),
-      graphs_(make_graphs(compute_, params_, *pipeline_, r, world_.size())),
-      share_(sequence_share(world_, r)),
+      pipeline_(make_pipeline(compute_, params_, world_, device, r, plan_, config, parts_)),
+      data_parallel_(materialize(params_, world_, device, plan_, r.optimizer.master_weights,
+                                 pipeline_->first_stage())),
+      graphs_(make_graphs(compute_, params_, *pipeline_, plan_.graphs, r.model.num_layers)),
+      share_(sequence_share(world_, r, plan_)),
       adamw_(compute_, params_, r.optimizer, uint64_t(r.train.seed)),
       schedule_(r.optimizer, r.lr_scheduler, r.train.steps),
       loader_(std::move(data), {.global_batch = r.train.global_batch_size,
-                                .micro_batch = layout_of(r, world_.size()).micro_batch,
+                                .micro_batch = plan_.layout.micro_batch,
                                 .dp_rank = data_parallel_->rank(),
                                 .dp_size = data_parallel_->size()}) {
   if (parts_.fp8) parts_.fp8->materialize(compute_);
@@ -124,8 +130,8 @@ StepStats Trainer::step() {
           .loss = total / double(std::max<int64_t>(counted, 1)),
           .grad_norm = norm,
           .lr = lr,
-          .tokens = recipe_.train.global_batch_size * sample_length(recipe_),
-          .attended = attended(batches, recipe_)};
+          .tokens = recipe_.train.global_batch_size * plan_.sample_length,
+          .attended = attended(batches, plan_.sample_length)};
 }
 
 // Gradient of the reported loss with respect to a token's.
@@ -236,7 +242,7 @@ std::unique_ptr<ParamStore> Trainer::declare_whole() {
   auto whole = std::make_unique<ParamStore>();
   ModelParts parts = parts_;
   parts.fp8 = {};  // its scales are of this rank's linears
-  Gpt(compute_, *whole, config_, sample_length(recipe_), {}, parts);
+  Gpt(compute_, *whole, config_, plan_.sample_length, {}, parts);
   return whole;
 }
 

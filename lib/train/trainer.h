@@ -14,7 +14,7 @@
 #include "optim/lr_schedule.h"
 #include "parallel/data_parallel.h"
 #include "pipeline/pipeline.h"
-#include "recipe/recipe.h"
+#include "plan/run_plan.h"
 #include "train/micro_batch_graphs.h"
 #include "train/parallel_setup.h"
 
@@ -33,8 +33,11 @@ struct StepStats {
 
 class Trainer {
  public:
-  // `config` and `data` come from the recipe (model_setup.h, data_setup.h); weights are initialised
-  // from train.seed, alike on every rank of `world`.
+  // `plan`, `config` and `data` come from the recipe (plan/run_plan.h, model_setup.h,
+  // data_setup.h); weights are initialised from train.seed, alike on every rank of `world`.
+  Trainer(Device& device, const Recipe& recipe, RunPlan plan, const GptConfig& config,
+          std::shared_ptr<const Dataset> data, World world);
+  // The same with the plan of that recipe, world and vocabulary.
   Trainer(Device& device, const Recipe& recipe, const GptConfig& config,
           std::shared_ptr<const Dataset> data, World world = World::alone());
 
@@ -55,6 +58,7 @@ class Trainer {
   ParamStore& params() { return params_; }
   AdamW& optimizer() { return adamw_; }
   const GptConfig& config() const { return config_; }
+  const RunPlan& plan() const { return plan_; }
   // The parameters of the whole model, declared alone: their names and layout-free shapes.
   std::unique_ptr<ParamStore> declare_whole();
   World& world() { return world_; }
@@ -81,6 +85,7 @@ class Trainer {
   Device& device_;
   Stream& compute_;
   const Recipe& recipe_;
+  const RunPlan plan_;
   World world_;
   const Control control_;
   ParamStore params_;

@@ -18,7 +18,7 @@
 #include "data/dataset.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
-#include "plan/recipe_schedule.h"
+#include "plan/run_plan.h"
 #include "schedule/lower.h"
 #include "schedule/simulator.h"
 #include "train/model_setup.h"
@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
                            {"dualpipev", 2}}) {
     if (argc > 4 && std::string(argv[4]) != kind.name) continue;
     const Recipe r = recipe_of(kind.name, kind.stages, ranks, micro_batches);
-    const Timeline simulated = simulate(with_messages(recipe_schedule(r, layout_of(r, ranks))), {});
+    const Timeline simulated = simulate(with_messages(make_plan(r, ranks, 0).schedule), {});
     const Measured m = measure(r, ranks, unit);
     fmt::print("{:<24}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}{:>8.1f} %\n",
                fmt::format("{} x {}", kind.name, kind.stages), m.step / unit, simulated.step,

@@ -8,8 +8,8 @@
 #include "base/strings.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
-#include "plan/memory.h"
 #include "plan/overlap.h"
+#include "plan/run_plan.h"
 
 using namespace mtrain;
 
@@ -27,9 +27,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     MT_CHECK(!problems.text(Severity::error).empty());
     return 0;
   }
-  const Layout layout = layout_of(r, world);
-  print_overlap(resolve_overlap(r, layout));
-  const MemoryEstimate memory = peak_memory(r, layout, r.model.vocab_size);
+  const RunPlan plan = make_plan(r, world, std::max<int64_t>(1, r.model.vocab_size));
+  print_overlap(plan.overlap);
+  const MemoryEstimate& memory = plan.fullest();
   MT_CHECK(std::isfinite(memory.total()) && memory.total() >= 0, "{}", memory.total());
   Problems again;
   const Recipe same = load_recipe_text(print_recipe(r), "printed.yaml", {}, again, world);

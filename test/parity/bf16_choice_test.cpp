@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/state.h"
+#include "kernels/cpu/dispatch.h"
 #include "ops/tuning.h"
 #include "train/bf16_choice.h"
 #include "train/model_setup.h"
@@ -27,6 +28,15 @@ struct Warnings : log::Overlay {
   ~Warnings() override { log::set_overlay(nullptr); }
   void interrupt(const std::function<void()>& write_line) override { write_line(), ++count; }
   int count = 0;
+};
+
+// Lets this CPU behave as one without AVX-512.
+struct NarrowCpu {
+  NarrowCpu() {
+    if (before > kernels::cpu::Isa::avx2) kernels::cpu::set_isa(kernels::cpu::Isa::avx2);
+  }
+  ~NarrowCpu() { kernels::cpu::set_isa(before); }
+  kernels::cpu::Isa before = kernels::cpu::isa();
 };
 
 struct Run {
@@ -79,13 +89,16 @@ TEST_CASE("a resumed run multiplies bf16 as the run that saved it") {
 }
 
 TEST_CASE("a checkpoint that names what this CPU lacks is taken, with one warning") {
+  // `tiles` of a CPU that has nothing but AVX2 or less, and a word of a version to come.
+  const std::string saved_as = GENERATE("tiles", "quantum_dots");
+  const NarrowCpu cpu;
   const TemporaryFolder root;
   Run saved("bf16_mixed"), resumed("bf16_mixed");
-  const auto folder = checkpoint(
-      root, saved, [](TrainState& state) { state.set("bf16_arithmetic", "quantum_dots"); });
+  const auto folder =
+      checkpoint(root, saved, [&](TrainState& state) { state.set("bf16_arithmetic", saved_as); });
   const Warnings warnings;
   load_snapshot(resumed.trainer, resumed.recipe, folder);
-  CHECK(ops::supports(resumed.device->bf16_arithmetic()));
+  CHECK(resumed.device->bf16_arithmetic() == Bf16Arithmetic::widened);
   CHECK(warnings.count == 1);
   // The contract of bf16, since the arithmetic may be another.
   check_close(saved.losses(2), resumed.losses(2), 2e-2);
@@ -105,12 +118,27 @@ TEST_CASE("checkpoints of versions that chose libraries by measuring are read") 
   }
 }
 
-TEST_CASE("debug.deterministic and fp32 leave bf16 instructions out") {
-  Run run("bf16_mixed", Bf16Arithmetic::widened);
-  Recipe deterministic = run.recipe;
-  deterministic.debug.deterministic = true;
-  choose_bf16_arithmetic(*run.device, run.trainer.control(), deterministic);
-  CHECK(run.device->bf16_arithmetic() == Bf16Arithmetic::widened);
+TEST_CASE("debug.deterministic multiplies bf16 as fp32, and a resumed run says so") {
+  Run run("bf16_mixed");
   choose_bf16_arithmetic(*run.device, run.trainer.control(), run.recipe);
-  CHECK(run.device->bf16_arithmetic() == ops::fastest_bf16_arithmetic());
+  const Bf16Arithmetic fastest = run.device->bf16_arithmetic();
+  CHECK(fastest == ops::fastest_bf16_arithmetic());
+  const TemporaryFolder root;
+  const auto folder = checkpoint(root, run);
+  Run resumed("bf16_mixed");
+  resumed.recipe.debug.deterministic = true;
+  const Warnings warnings;
+  load_snapshot(resumed.trainer, resumed.recipe, folder);
+  CHECK(resumed.device->bf16_arithmetic() == Bf16Arithmetic::widened);
+  CHECK(warnings.count == (fastest == Bf16Arithmetic::widened ? 0 : 1));
+  choose_bf16_arithmetic(*run.device, run.trainer.control(), resumed.recipe);
+  CHECK(run.device->bf16_arithmetic() == Bf16Arithmetic::widened);
+}
+
+TEST_CASE("a run in fp32 chooses nothing and saves nothing of bf16") {
+  const TemporaryFolder root;
+  Run run("fp32");
+  choose_bf16_arithmetic(*run.device, run.trainer.control(), run.recipe);
+  CHECK(run.device->bf16_arithmetic() == Bf16Arithmetic::widened);
+  CHECK_FALSE(TrainState::load(checkpoint(root, run) / "state.json").contains("bf16_arithmetic"));
 }

@@ -1,7 +1,7 @@
 // What moves work of a pipeline in time: the fine-grained 1F1B's flags, and deferred weight
 // gradients of the output layer. Watched by the stream sanitizer.
 #include "plan/layout.h"
-#include "plan/memory.h"
+#include "plan/run_plan.h"
 #include "train_pipeline_testing.h"
 
 using namespace pipeline_testing;
@@ -187,7 +187,7 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
     const auto planned = [&](const Changes& changes) {
       const Setup one(changes, c.ranks);
       const Layout l = layout_of(one.recipe, c.ranks);
-      return estimate_memory(one.recipe, l, kVocab, l.pp - 1).logits;
+      return make_plan(one.recipe, l.world, kVocab).memory.back().logits;
     };
     const double kept = double(last.most_activations - off.back().most_activations),
                  expected = planned(with(base, defer)) - planned(base);

@@ -5,7 +5,7 @@
 
 #include "comm/thread/thread_transport.h"
 #include "plan/load_recipe.h"
-#include "plan/memory.h"
+#include "plan/run_plan.h"
 #include "train/dry_run.h"
 #include "train/model_setup.h"
 #include "train/trainer.h"
@@ -91,7 +91,7 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
     CAPTURE(what);
     const Recipe r = recipe(c);
     const int64_t vocab = r.model.vocab_size ? r.model.vocab_size : kVocab;
-    const MemoryEstimate planned = peak_memory(r, layout_of(r, 1), vocab);
+    const MemoryEstimate planned = make_plan(r, 1, vocab).fullest();
     const auto device = Device::cpu(2, {});
     Trainer trainer(*device, r, gpt_config(r.model, vocab, r.dataset.seq_length),
                     std::make_shared<RepeatedToken>(r.dataset.seq_length));
@@ -132,7 +132,7 @@ TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step
         all.insert(all.end(), strategy.begin(), strategy.end());
         all.push_back(fmt::format("mixed_precision={}", precision));
         const Recipe r = recipe(all, ranks);
-        const MemoryEstimate planned = peak_memory(r, layout_of(r, ranks), kVocab);
+        const MemoryEstimate planned = make_plan(r, ranks, kVocab).fullest();
         std::vector<MemoryUsage> peaks(kMemoryCategories);
         MemoryUsage total;
         run_thread_ranks(ranks, [&](World& world) {
@@ -168,7 +168,7 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       all.push_back(fmt::format("distributed.cp_comm_type={}", type));
       all.push_back(fmt::format("mixed_precision={}", precision));
       const Recipe r = recipe(all, 4);
-      const MemoryEstimate planned = peak_memory(r, layout_of(r, 4), kVocab);
+      const MemoryEstimate planned = make_plan(r, 4, kVocab).fullest();
       MemoryUsage total, activations, buffers;
       run_thread_ranks(4, [&](World& world) {
         const auto device = Device::cpu(1, {});
@@ -242,7 +242,7 @@ TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what it
       totals[rank] = double(device->allocator().total().peak);
     });
     for (int64_t stage = 0; stage < c.pp; ++stage) {
-      const MemoryEstimate planned = estimate_memory(r, l, kVocab, stage);
+      const MemoryEstimate planned = make_plan(r, l.world, kVocab).memory[size_t(stage)];
       const auto rank = size_t(stage * l.tp);
       CAPTURE(c.schedule, c.pp, c.stages, c.more, stage, planned.activations, planned.logits,
               activations[rank]);
@@ -265,7 +265,7 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
                       fmt::format("distributed.tp_size={}", tp),
                       fmt::format("distributed.sequence_parallel={}", sequence)},
                      tp);
-          const MemoryEstimate planned = peak_memory(r, layout_of(r, tp), kVocab);
+          const MemoryEstimate planned = make_plan(r, tp, kVocab).fullest();
           MemoryUsage total, params, activations;
           run_thread_ranks(tp, [&](World& world) {
             const auto device = Device::cpu(1, {});
@@ -334,7 +334,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     without.erase(without.begin() + 1);  // emulation
     const Recipe plain = recipe(without, c.ranks);
     const Layout l = layout_of(r, c.ranks);
-    const MemoryEstimate planned = estimate_memory(r, l, kVocab, 0);
+    const MemoryEstimate planned = make_plan(r, l.world, kVocab).memory[0];
     double linears = 0, kept = 0, activations = 0, total = 0;
     run_thread_ranks(c.ranks, [&](World& world) {
       const auto device = Device::cpu(1, {});
@@ -351,7 +351,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     });
     CAPTURE(c.ranks, c.more, planned.buffers, linears, kept, total);
     CHECK(planned.activations + planned.logits == Approx(activations).epsilon(0.1));
-    CHECK(planned.buffers - estimate_memory(plain, l, kVocab, 0).buffers ==
+    CHECK(planned.buffers - make_plan(plain, l.world, kVocab).memory[0].buffers ==
           Approx(c.bytes * linears).epsilon(0.01));
     // Scales and what else is small.
     if (c.bytes > 0) CHECK(kept == Approx(c.bytes * linears).epsilon(0.05));

@@ -1,6 +1,7 @@
 // Whole runs in a folder of their own: what they write, continue, and refuse.
 #include <unistd.h>
 #include <csignal>
+#include <map>
 #include <set>
 
 #include <catch2/catch.hpp>
@@ -62,7 +63,9 @@ struct Lab : TemporaryFolder {
   }
   void train(const std::string& run, const std::vector<std::string>& changes = {},
              const std::string& job = "") const {
-    run_training(recipe(run, changes), {.job = {.id = job}});
+    Job here{.id = job};
+    if (!job.empty()) here.restarts = starts_[run + job]++;
+    run_training(recipe(run, changes), {.job = here});
   }
   // Makes some steps for a job whose ranks are lost before they have saved.
   void train_and_die(const std::string& run, std::vector<std::string> changes,
@@ -70,10 +73,17 @@ struct Lab : TemporaryFolder {
     changes.insert(changes.end(), {"checkpoint.every_steps=0", "checkpoint.at_end=false"});
     train(run, changes, job);
   }
+  // Trains as a later command of the job's newest start.
+  void train_again(const std::string& run, const std::vector<std::string>& changes,
+                   const std::string& job) const {
+    run_training(recipe(run, changes), {.job = {.restarts = starts_[run + job] - 1, .id = job}});
+  }
   // Where the job's next start would begin.
   std::string start(const std::string& run, const std::vector<std::string>& changes,
                     const std::string& job) const {
-    const auto start = claim_run_folder(recipe(run, changes), job);
+    Job here{.id = job};
+    if (!job.empty()) here.restarts = starts_[run + job];
+    const auto start = claim_run_folder(recipe(run, changes), here);
     return start ? start->path.string() : "step 1";
   }
   fs::path step(const std::string& run, int n) const {
@@ -99,6 +109,9 @@ struct Lab : TemporaryFolder {
       names.insert(entry.path().filename());
     return names;
   }
+
+ private:
+  mutable std::map<std::string, int> starts_;  // of a run by a job
 };
 
 }  // namespace
@@ -291,9 +304,32 @@ TEST_CASE("a job does not take another job's files for its own") {
   CHECK_THROWS_WITH(lab.start("a", {}, "second job"), Contains("step 4"));
   CHECK(lab.start("a", {lab.load("a", 2)}, "second job") == lab.step("a", 2));
   // Every host has a launcher of its own.
-  write_job_ids(lab.recipe("a"), {"host 0", "host 0", "host 1", ""});
-  for (const char* job : {"host 0", "host 1"}) CHECK(lab.start("a", {}, job) == lab.step("a", 4));
+  write_job(lab.recipe("a"), {"host 0", "host 0", "host 1", ""}, 0, std::nullopt);
+  for (const char* id : {"host 0", "host 1"}) {
+    CHECK(claim_run_folder(lab.recipe("a"), {.restarts = 1, .id = id})->step == 4);
+    CHECK_THROWS_AS(claim_run_folder(lab.recipe("a"), {.restarts = 0, .id = id}), UserError);
+  }
   CHECK_THROWS_AS(lab.start("a", {}, ""), UserError);
+}
+
+TEST_CASE("a job that trains twice in one start does as it is told both times") {
+  const Lab lab;
+  lab.train("a", {}, "job");
+  CHECK_THROWS_WITH(lab.train_again("a", {}, "job"), Contains("step 4"));
+  lab.train_again("a", {lab.load("a", 2), "train.steps=3"}, "job");
+  CHECK(lab.steps("a").size() == 3);
+}
+
+TEST_CASE("a restart begins from the checkpoint that the first start found in a folder") {
+  const Lab lab;
+  lab.train("other");
+  const std::vector<std::string> given{"checkpoint.load=" + (lab / "other").string(),
+                                       "train.steps=8"};
+  auto dies = given;
+  dies.push_back("train.exit_interval=5");
+  lab.train_and_die("a", dies, "job");
+  lab.train("other", {"checkpoint.load=latest", "train.steps=6"});
+  CHECK(lab.start("a", given, "job") == lab.step("other", 4));
 }
 
 TEST_CASE("without at_end a run leaves the checkpoints of every_steps, and no others") {

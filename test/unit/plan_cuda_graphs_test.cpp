@@ -1,5 +1,5 @@
 // Where micro-batches can be CUDA graphs, which of them, and what is said where they cannot.
-#include "plan/cuda_graphs.h"
+#include "plan/run_plan.h"
 #include "recipe_cases.h"
 
 using namespace mtrain;
@@ -15,7 +15,7 @@ Overrides on_cuda(Overrides o) {
 CudaGraphs graphs(int64_t world, const Overrides& overrides) {
   Problems problems;
   const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, problems, world);
-  return resolve_cuda_graphs(r, layout_of(r, world));
+  return make_plan(r, world, r.model.vocab_size).graphs;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Which 8-bit copies of weights are kept: those that a step takes more than once.
-#include "plan/fp8_weight_cache.h"
+#include "plan/run_plan.h"
 #include "recipe_cases.h"
 
 using namespace mtrain;
@@ -21,7 +21,7 @@ Kept kept(int64_t world, Overrides overrides) {
     if (p.severity == Severity::error) all += p.str() + "\n";
   CAPTURE(overrides);
   CHECK(all == "");
-  const Fp8WeightCache copies = resolve_fp8_weight_cache(r, layout_of(r, world));
+  const Fp8WeightCache copies = make_plan(r, world, 0).fp8_weights;
   return {copies.forward, copies.backward};
 }
 

@@ -3,7 +3,7 @@
 
 #include "base/workspace.h"
 #include "plan/load_recipe.h"
-#include "plan/memory.h"
+#include "plan/run_plan.h"
 #include "plan/schedule_bounds.h"
 
 using namespace mtrain;
@@ -94,7 +94,7 @@ TEST_CASE("every stage has one rank") {
 TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline is the model") {
   const auto memory = [](const std::vector<std::string>& more, int64_t world) {
     const Recipe r = ready("llama3_8b", world, more);
-    return peak_memory(r, layout_of(r, world), r.model.vocab_size);
+    return make_plan(r, world, r.model.vocab_size).fullest();
   };
   const std::vector<std::string> whole{"distributed.strategy=ddp",
                                        "distributed.tp_size=1",
@@ -112,10 +112,10 @@ TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline i
   CHECK(one.parameters >= 8.03e9);
 
   const Recipe r = ready("llama3_70b", 256);
-  const Layout l = layout_of(r, 256);
+  const RunPlan plan = make_plan(r, 256, r.model.vocab_size);
   double parameters = 0;
-  for (int64_t rank = 0; rank < l.pp; ++rank)
-    parameters += estimate_memory(r, l, r.model.vocab_size, rank).parameters * double(l.tp);
+  for (const MemoryEstimate& rank : plan.memory)
+    parameters += rank.parameters * double(plan.layout.tp);
   // Norms are whole on every tp rank, and the vocabulary is padded.
   CHECK(parameters == Approx(70.55e9).epsilon(0.002));
 }
@@ -129,7 +129,7 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
          "~comm_overlap", "~ddp", "model.num_layers=2", "model.ffn_hidden_size=1024",
          "train.global_batch_size=128", "train.micro_batch_size=1", "train.device=" + device,
          "dataset.seq_length=" + tokens});
-    return peak_memory(r, layout_of(r, 8), r.model.vocab_size).total();
+    return make_plan(r, 8, r.model.vocab_size).fullest().total();
   };
   const double more = total("cuda", "4096") - total("cpu", "4096");
   CHECK(more > double(1ll << 29));
@@ -148,7 +148,7 @@ TEST_CASE("8-bit gradients that wait are planned in bf16 where they are multipli
                "train.global_batch_size=16", "train.micro_batch_size=1", "dataset.seq_length=4096",
                "~ddp", "train.device=cuda", "mixed_precision={name: bf16_mixed, fp8: " + fp8 + "}",
                "comm_overlap={tp_comm_overlap: " + overlap + "}"});
-    return peak_memory(r, layout_of(r, 8), r.model.vocab_size).activations;
+    return make_plan(r, 8, r.model.vocab_size).fullest().activations;
   };
   CHECK(activations("none", "true") == activations("none", "false"));
   CHECK(activations("hybrid", "true") > activations("hybrid", "false"));
@@ -170,7 +170,7 @@ TEST_CASE(
                                  "train.device=" + device};
     all.insert(all.end(), more.begin(), more.end());
     const Recipe r = ready("llama3_8b", 8, all);
-    return peak_memory(r, layout_of(r, 8), r.model.vocab_size);
+    return make_plan(r, 8, r.model.vocab_size).fullest();
   };
   const auto workspace = [&](const std::vector<std::string>& more) {
     const MemoryEstimate on_gpu = plan("cuda", more), on_cpu = plan("cpu", more);

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "plan/load_recipe.h"
 #include "plan/recipe_schedule.h"
+#include "plan/run_plan.h"
 #include "plan/schedule_bounds.h"
 #include "schedule/catalog.h"
 #include "schedule/render.h"
@@ -68,7 +69,7 @@ TEST_CASE("a size that the recipe allows is one that the schedule can have, and 
             REQUIRE(legal == !problems.has_errors());
             ++(legal ? allowed : refused_sizes);
             if (!legal) continue;
-            const Schedule s = recipe_schedule(r, layout_of(r, pp));
+            const Schedule s = make_plan(r, pp, 0).schedule;
             REQUIRE(s.name == name);
             REQUIRE(s.stages == pp * v);
             REQUIRE(s.micro_batches == m);
@@ -108,7 +109,7 @@ TEST_CASE("what a table costs is what its lists say") {
         problems, 2);
     INFO(kind.name << problems.text(Severity::error));
     REQUIRE_FALSE(problems.has_errors());
-    const ScheduleShape shape = schedule_shape(r, layout_of(r, 2));
+    const ScheduleShape shape = make_plan(r, 2, 0).schedule_shape;
     // A table has no pairs, whose results come at their common end.
     if (kind.name != "dualpipev")
       CHECK(bubble_fraction(shape) == Approx(bubble_fraction(kind, size)));

@@ -1,5 +1,6 @@
 #include "comm/process/process_world.h"
 
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
@@ -43,22 +44,40 @@ constexpr const char* kWell = "well";
   throw UserError(reason, hint);
 }
 
-// Rank 0's store, where this rank must be the first of its number.
+// Which start of the job serves this store; none where that start has failed.
+std::optional<int> start_of(Store& store, const ProcessWorldOptions& o) {
+  constexpr const char* kStart = "start";
+  if (o.rank == 0) store.set(kStart, std::to_string(o.restarts));
+  try {
+    return std::stoi(store.get(kStart));
+  } catch (const CommError&) {
+    if (o.restarts == 0) throw;
+    return std::nullopt;
+  }
+}
+
+// Rank 0's store, where this rank must be the first of its number. An earlier start's rank 0, on
+// another host, may not have ended yet.
 std::shared_ptr<Store> join_store(const ProcessWorldOptions& o) {
   using Clock = std::chrono::steady_clock;
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout);
   const auto deadline = Clock::now() + timeout;
   for (;;) {
     auto store = std::make_shared<Store>(o.master_addr, o.master_port, timeout);
-    try {
+    const std::optional<int> start = start_of(*store, o);
+    if (start && *start > o.restarts)
+      throw CommError(
+          fmt::format("rank {} of start {} finds that all ranks were started again as {}", o.rank,
+                      o.restarts, *start));
+    if (start == o.restarts) {
       if (store->add(fmt::format("begun/{}", o.rank), 1) == 1) return store;
-    } catch (const CommError&) {
-      if (!o.restarted) throw;  // else it may be the end of the start before
-    }
-    if (!o.restarted || Clock::now() > deadline)
       throw UserError(
           fmt::format("rank {} is there already: another job meets at this port", o.rank),
           "choose another port with --master_port (MASTER_PORT)");
+    }
+    if (Clock::now() > deadline)
+      throw CommError(fmt::format("rank 0 did not serve the rendezvous of restart {} within {} s",
+                                  o.restarts, o.timeout.count()));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }

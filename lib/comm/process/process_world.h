@@ -17,7 +17,7 @@ enum class ProcessBackend {
 
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
-  bool restarted = false;  // a launcher has started this rank before
+  int restarts = 0;  // how often a launcher has started all ranks again
   std::string master_addr = "localhost";
   uint16_t master_port = 0;  // rank 0 serves it
   std::chrono::duration<double> timeout = std::chrono::seconds(600);

@@ -16,7 +16,7 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_pipeline(recipe, layout, problems);
   validate_context(recipe, layout, problems);
   validate_packing(recipe, layout, problems);
-  validate_cuda_graphs(recipe, layout, problems);
+  validate_cuda_graphs(recipe, layout, overlap, problems);
   validate_overlap(recipe, layout, overlap, problems);
 }
 

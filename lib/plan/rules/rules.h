@@ -23,7 +23,8 @@ void validate_experts(const Recipe& recipe, const Layout& layout, Problems& prob
 void validate_pipeline(const Recipe& recipe, const Layout& layout, Problems& problems);
 void validate_context(const Recipe& recipe, const Layout& layout, Problems& problems);
 void validate_packing(const Recipe& recipe, const Layout& layout, Problems& problems);
-void validate_cuda_graphs(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_cuda_graphs(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
+                          Problems& problems);
 void validate_overlap(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                       Problems& problems);
 

@@ -80,7 +80,9 @@ void check_data_parallel_overlap(const Recipe& r, Problems& problems) {
                    "set overlap_grad_reduce: true, or overlap_param_gather: false");
   // Under fsdp2 and ddp these fields are refused by their names.
   const Strategy s = r.distributed.strategy;
-  if (is_sharded(r) || (s != Strategy::megatron_ddp && s != Strategy::megatron_fsdp)) return;
+  if (shard_level(r) >= ShardLevel::optimizer ||
+      (s != Strategy::megatron_ddp && s != Strategy::megatron_fsdp))
+    return;
   for (const auto& [field, asked] : {std::pair{"ddp.overlap_param_gather", gather},
                                      {"ddp.overlap_param_gather_with_optimizer_step",
                                       d.overlap_param_gather_with_optimizer_step}})
@@ -127,7 +129,7 @@ void validate_strategy(const Recipe& r, const Layout& l, Problems& problems) {
   check_owners(r, problems);
   check_data_parallel_overlap(r, problems);
   check_sequence_parallel(r, l, problems);
-  if (l.world == 1 && r.given("distributed.strategy") && is_sharded(r))
+  if (l.world == 1 && r.given("distributed.strategy") && shard_level(r) >= ShardLevel::optimizer)
     problems.resolved("distributed.strategy", "a single rank holds everything; nothing is sharded");
 
   const auto& m = r.model;

@@ -45,8 +45,9 @@ void validate_train(const Recipe& r, Problems& problems) {
   validate_recompute(r, problems);
 }
 
-void validate_cuda_graphs(const Recipe& r, const Layout& l, Problems& problems) {
-  const CudaGraphs graphs = resolve_cuda_graphs(r, l);
+void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overlap,
+                          Problems& problems) {
+  const CudaGraphs graphs = resolve_cuda_graphs(r, l, overlap);
   if (!graphs.refused) return;
   const char* field = "train.enable_cuda_graph";
   if (r.debug.strict)

@@ -1,0 +1,93 @@
+#include "plan/run_plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "plan/recipe_schedule.h"
+#include "schedule/catalog.h"
+
+namespace mtrain {
+
+namespace {
+
+Mesh mesh_of(const Layout& l) {
+  return device_mesh(
+      {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
+}
+
+DType compute_dtype(const MixedPrecisionConfig& precision) {
+  return precision.name == Precision::fp32 ? DType::f32 : DType::bf16;
+}
+
+DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
+                                          const Overlap& overlap) {
+  using During = GatheredParamsOptions::DuringUpdate;
+  const auto& d = r.distributed;
+  DataParallelOptions o;
+  o.shards = shard_level(r);
+  o.reduce = {.dtype = r.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : DType::bf16,
+              .average = r.ddp.average_in_collective};
+  o.bucket_size = overlap.bucket_size;
+  if (d.strategy == Strategy::fsdp2) {  // hides what its depths ask for
+    o.defer_reduce = d.defer_fsdp_grad_sync;
+    o.gather = {.reshard_after_forward = d.reshard_after_forward.value_or(d.pp_size == 1),
+                .forward_prefetch = d.fsdp2_forward_prefetch_depth,
+                .backward_prefetch = d.fsdp2_backward_prefetch_depth};
+    return o;
+  }
+  o.overlap_grad_reduce = overlap.overlap_grad_reduce;
+  o.gather_updated.overlap = overlap.overlap_param_gather;
+  if (l.stages_per_rank > 1 && l.pp > 1) {
+    o.gather_updated.during_update =
+        overlap.overlap_param_gather_with_optimizer_step ? During::first_stage : During::none;
+    o.gather_updated.together = overlap.align_param_gather;
+  }
+  o.defer_reduce = false;
+  const int64_t ahead = overlap.overlap_param_gather ? 1 : 0;
+  o.gather = {.forward_prefetch = ahead, .backward_prefetch = ahead};
+  return o;
+}
+
+PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap& overlap) {
+  PipelineOptions options{.overlap = overlap.overlap_p2p_comm,
+                          .dtype = compute_dtype(r.mixed_precision),
+                          .split_wgrad = overlap.delay_wgrad_compute};
+  const auto& d = r.distributed;
+  if (d.strategy == Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
+      !d.reshard_after_forward)
+    options.most_gathered = kStagesGathered;
+  if (overlap.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
+  if (!overlap.delays_wgrads) return options;
+  options.gradients_first = overlap.overlap_p2p_backward_on_comm_stream;
+  options.delayed_layers = overlap.overlap_p2p_wgrad_delayed_layer_number;
+  options.delay_whole_layers = overlap.overlap_p2p_with_transformer_layer_wgrad;
+  return options;
+}
+
+}  // namespace
+
+const MemoryEstimate& RunPlan::fullest() const {
+  MT_CHECK(!memory.empty(), "a plan without a vocabulary has no memory");
+  return *std::ranges::max_element(memory, {}, &MemoryEstimate::total);
+}
+
+RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
+  const Layout layout = layout_of(r, world);
+  RunPlan plan{.layout = layout, .mesh = mesh_of(layout)};
+  plan.overlap = resolve_overlap(r, layout);
+  plan.graphs = resolve_cuda_graphs(r, layout, plan.overlap);
+  plan.fp8_weights = resolve_fp8_weight_cache(r, layout, plan.overlap);
+  plan.schedule_shape = schedule_shape(r, layout, plan.overlap);
+  plan.schedule = layout.pp == 1 ? make_schedule("1f1b", {.micro_batches = layout.micro_batches})
+                                 : schedule_of(plan.schedule_shape);
+  plan.pipeline = pipeline_options(r, layout, plan.overlap);
+  plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
+  plan.compute_dtype = compute_dtype(r.mixed_precision);
+  plan.sample_length = sample_length(r);
+  if (vocab == 0) return plan;
+  for (int64_t rank = 0; rank < layout.pp; ++rank)
+    plan.memory.push_back(estimate_memory(r, plan, vocab, rank));
+  return plan;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,45 @@
+// Every decision of a run, taken once: what a recipe and a number of ranks come to. The dry run,
+// the banner, the launcher and the trainer read the same plan, so that they cannot disagree.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "mesh/mesh.h"
+#include "plan/cuda_graphs.h"
+#include "plan/data_parallel_options.h"
+#include "plan/fp8_weight_cache.h"
+#include "plan/layout.h"
+#include "plan/memory.h"
+#include "plan/overlap.h"
+#include "plan/pipeline_options.h"
+#include "plan/schedule_bounds.h"
+#include "recipe/recipe.h"
+#include "schedule/action.h"
+
+namespace mtrain {
+
+struct RunPlan {
+  Layout layout;
+  Mesh mesh;  // pp, dp_replicate, dp_shard, cp, tp
+  Overlap overlap;
+  CudaGraphs graphs;
+  Fp8WeightCache fp8_weights;
+  ScheduleShape schedule_shape;
+  Schedule schedule;  // what each pipeline rank computes; of one rank, micro-batch by micro-batch
+  PipelineOptions pipeline;
+  DataParallelOptions data_parallel;
+  DType compute_dtype = DType::f32;  // of activations and of the weights that matmuls read
+  int64_t sample_length = 0;         // tokens
+  // Of a rank, by pipeline rank; empty in a plan without a vocabulary.
+  std::vector<MemoryEstimate> memory;
+
+  const MemoryEstimate& fullest() const;  // of `memory`
+};
+
+// The plan of a recipe that load_recipe() has found to be without errors, for `world` ranks (0: the
+// fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not known
+// yet). UserError where a schedule's file cannot be read. Takes milliseconds, whatever the number
+// of ranks.
+RunPlan make_plan(const Recipe& recipe, int64_t world, int64_t vocab);
+
+}  // namespace mtrain
