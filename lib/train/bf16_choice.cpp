@@ -50,7 +50,7 @@ void restore_bf16_arithmetic(Device& device, const Control& control, const Recip
   const auto warn = [&](const std::string& why) {
     if (control.rank() == 0) log::warn(fmt::format("{}: {}", why, kDiffers));
   };
-  if (!device.is_cuda() && has_timed_choices(state))
+  if (has_timed_choices(state))
     warn(
         "the checkpoint's run chose by measuring how it multiplied matrices, and this version does "
         "not");
