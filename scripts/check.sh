@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
-# Format, layers and the other rules that no compiler knows. Changes nothing.
-#   scripts/check.sh
-# Format: clang-format 14 (Debian 12's) decides; another version sets some lines differently, so there its findings
-# are told and do not fail.
+# Format, layers, clang-tidy and the other rules that no compiler knows. Changes nothing in the tree.
+#   scripts/check.sh [--all]
+#     --all   clang-tidy over all sources, not only over what differs from the commit before this one
+# clang-format 14 and clang-tidy 14 (Debian 12's) decide; other versions find other things, so there their findings are
+# told and do not fail. clang-tidy needs build/release configured, and configures it where it is not.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-case ${1:-} in -h | --help) usage && exit 0 ;; esac
+tidy=()
+case ${1:-} in
+  -h | --help) usage && exit 0 ;;
+  --all) tidy=(--all) ;;
+  '') ;;
+  *) die "unknown option $1; the option is --all" ;;
+esac
 command -v python3 >/dev/null || die "python3 is missing; run scripts/install-deps.sh --check"
 formatter=$(command -v clang-format-14 || command -v clang-format) ||
   die "clang-format is missing; run scripts/install-deps.sh --check"
+
+command -v clang-tidy >/dev/null || die "clang-tidy is missing; run scripts/install-deps.sh --check"
 
 failed=()
 check_format() {
@@ -36,5 +45,6 @@ print(*Tree(".").cpp(), sep="\0", end="\0")')
 check_format || failed+=(format)
 python3 -B scripts/check_layers.py || failed+=(layers)
 python3 -B scripts/check_source.py || failed+=(source)
+python3 -B scripts/check_tidy.py "${tidy[@]}" || failed+=(clang-tidy)
 ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
 say "checks passed"

@@ -8,6 +8,7 @@ import unittest
 
 import check_layers
 import check_source
+import check_tidy
 from check_files import Report, Tree
 
 # A tree without a finding.
@@ -31,10 +32,6 @@ CLEAN = {
     "README.md": "# A house\n",
     "test/golden/text.json": "kept as it came  \r\n  without a line break",
 }
-
-
-def function(lines):
-    return "int long_one() {\n" + "  error();\n" * (lines - 2) + "}\n"
 
 
 class Checks(unittest.TestCase):
@@ -182,9 +179,9 @@ class Checks(unittest.TestCase):
                      "auto y = mtrain::DeviceChoice::cpu != x;", "case DeviceChoice::cuda: f();"):
             with self.subTest(line):
                 self.expect({"lib/model/gpt.cpp": gpt + line + "\n"},
-                            ("lib/model/gpt.cpp:8", "in no function: a branch on the kind of device"))
+                            ("lib/model/gpt.cpp:8", "a branch on the kind of device"))
                 self.expect({"apps/mtrain/commands.h": "void f() {\n  " + line + "\n}\n"},
-                            ("apps/mtrain/commands.h:2", "in f: a branch on the kind of device"))
+                            ("apps/mtrain/commands.h:2", "a branch on the kind of device"))
                 self.expect({"lib/device/cpu/backend.h": line + "\n"})
         self.expect({"lib/model/gpt.cpp": gpt + "const DeviceChoice c = DeviceChoice::cuda;  // is_cuda()\n"})
         # A recipe's settings and a plan are settled by what the recipe says of its device.
@@ -193,12 +190,12 @@ class Checks(unittest.TestCase):
         self.expect(recipe)
 
     def test_known_branches_on_the_kind_of_device(self):
-        gpt, known = CLEAN["lib/model/gpt.cpp"], {("lib/model/gpt.cpp", "known"): "since the beginning"}
+        gpt, known = CLEAN["lib/model/gpt.cpp"], {("lib/model/gpt.cpp", "return d.is_cuda();"): "since the beginning"}
         known_one = "bool known() {\n  return d.is_cuda();\n}\n"
         self.expect({"lib/model/gpt.cpp": gpt + known_one}, known_device_branches=known)
-        self.expect({"lib/model/gpt.cpp": gpt + known_one + "bool new_one() {\n  return d.is_cuda();\n}\n"},
-                    ("lib/model/gpt.cpp:12", "in new_one"), known_device_branches=known)
-        self.expect({}, notes=[("lib/model/gpt.cpp:1", "known no longer asks")], known_device_branches=known)
+        self.expect({"lib/model/gpt.cpp": gpt + known_one + "bool x = d.is_cuda();\n"},
+                    ("lib/model/gpt.cpp:11", "'is_cuda()'"), known_device_branches=known)
+        self.expect({}, notes=[("lib/model/gpt.cpp:1", "is not here any more")], known_device_branches=known)
 
     def test_work_left_behind(self):
         for word in ("TO" "DO", "FIX" "ME", "XX" "X", "not imple" "mented", "Not yet Imple" "mented"):
@@ -224,18 +221,23 @@ class Checks(unittest.TestCase):
         self.expect({"lib/base/error.cpp": "int x;\n" * 601}, notes=[("lib/base/error.cpp:1", "601 lines")])
         self.expect({"lib/base/error.cpp": "int x;\n" * 901}, ("lib/base/error.cpp:1", "901 lines"))
 
-    def test_long_function(self):
-        where = "lib/base/error.cpp"
-        self.expect({where: function(80)})
-        self.expect({where: "int x;\n" + function(81)}, notes=[(where + ":2", "long_one has 81 lines")])
-        self.expect({where: function(151)}, (where + ":1", "long_one has 151 lines"))
+    # clang-tidy
 
-    def test_functions_are_told_apart(self):
-        text = ('namespace a {\nstruct S : Base<int> {\n  S() : x_{1}, y_(2) {\n    f("}");\n  }\n'
-                "  template <class T, class U = V<T>>\n  auto g() const -> int {\n    // }\n    if (x) {\n    }\n    return 0;\n  }\n"
-                "  int x_ = {1};\n};\nconstexpr int table[] = {1, 2};\n}  // namespace a\n"
-                'TEST_CASE("{") {\n  auto l = [&](int i) { return i; };\n}\n')
-        self.assertEqual(check_source.functions(text), [("S", 3, 3), ("g", 7, 6), ("TEST_CASE", 17, 3)])
+    def test_the_source_that_a_file_is_checked_within(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**CLEAN, "kernels/cuda/device/tile.cuh": "", "kernels/cuda/norm.cu": '#include "device/tile.cuh"\n',
+                               "build/on_cpu/norm.cpp": '#include "kernels/cuda/norm.cu"\n'}.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            compiled = ("lib/base/error.cpp", "lib/device/device.cpp", "lib/model/gpt.cpp", "build/on_cpu/norm.cpp")
+            sources = check_tidy.Sources(compiled, Tree(folder))
+            for file, source in {"lib/model/gpt.cpp": "lib/model/gpt.cpp", "lib/base/error.h": "lib/base/error.cpp",
+                                 "lib/device/cpu/backend.h": "lib/device/device.cpp", "kernels/norm.h": "lib/model/gpt.cpp",
+                                 "kernels/cuda/norm.cu": "build/on_cpu/norm.cpp",
+                                 "kernels/cuda/device/tile.cuh": "build/on_cpu/norm.cpp",
+                                 "lib/device/cuda/backend.cpp": None, "apps/mtrain/commands.h": None}.items():
+                self.assertEqual(sources.of(file), source, file)
 
 
 if __name__ == "__main__":

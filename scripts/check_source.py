@@ -3,8 +3,9 @@
 
   scripts/check_source.py [root]
 
-Backends are chosen by file, not by #if, above the layers that know them, and nothing there asks for the kind of device; no work is left behind in comments; no path
-of one machine; files and functions of a size that holds one idea.
+Backends are chosen by file, not by #if, above the layers that know them, and nothing there asks for the kind of device;
+no work is left behind in comments; no path of one machine; files of a size that holds one idea. What needs to understand
+C++, the size of functions too, is clang-tidy's.
 """
 import pathlib
 import re
@@ -13,7 +14,6 @@ import sys
 from check_files import CPP, Report, Tree, is_in
 
 FILE_LINES, FILE_LINES_MOST = 600, 900
-FUNCTION_LINES, FUNCTION_LINES_MOST = 80, 150
 
 BACKEND_FOLDERS = ("lib/device", "lib/comm", "lib/ops", "kernels")
 BACKEND_IF = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b[^\n]*"
@@ -23,14 +23,21 @@ BACKEND_BRANCH = re.compile(r"\bif\s*(?:constexpr\s*)?\(\s*!?\s*(?:\w+(?:\.|->))
 SETTLING_FOLDERS = ("lib/recipe", "lib/plan")
 DEVICE_BRANCH = re.compile(r"\bis_(?:cuda|gpu|cpu)\s*\(\s*\)|\bcase\s+(?:\w+::)*DeviceChoice::\w+"
                            r"|[=!]=\s*(?:\w+::)*DeviceChoice::\w+|\bDeviceChoice::\w+\s*[=!]=")
-# The places that still do, by file and function, with the reason. The list only becomes shorter.
+# The places that still do, by file and line of code, with the reason. The list only becomes shorter.
 KNOWN_DEVICE_BRANCHES = {
-    ("lib/train/run.cpp", "set_connections"): "CUDA reads this variable of the environment before there is a device",
-    ("lib/train/run.cpp", "open_device"): "where the device is made",
-    ("lib/train/run.cpp", "open_world"): "NCCL is told its GPU before the device is made",
-    ("lib/train/bf16_choice.cpp", "has_choice"): "only CPUs choose how they multiply bf16; to be a promise of the device",
-    ("lib/train/start_banner.cpp", "bf16_text"): "the same choice, told to the user",
-    ("lib/train/start_banner.cpp", "plan_rows"): "the banner's line on CUDA graphs; to be a line of the plan",
+    ("lib/train/run.cpp", "if (r.train.device != DeviceChoice::cuda) return;"):
+        "CUDA reads a variable of the environment before there is a device",
+    ("lib/train/run.cpp", "if (r.train.device == DeviceChoice::cuda) return Device::cuda(job.local_rank, options);"):
+        "where the device is made",
+    ("lib/train/run.cpp", "if (r.train.device == DeviceChoice::cuda) gpu = job.local_rank;"):
+        "NCCL is told its GPU before the device is made",
+    ("lib/train/bf16_choice.cpp", "return !device.is_cuda() && compute_dtype(recipe.mixed_precision) == DType::bf16;"):
+        "only CPUs choose how they multiply bf16; to be a promise of the device",
+    ("lib/train/start_banner.cpp",
+     'if (t.device().is_cuda() || compute_dtype(r.mixed_precision) != DType::bf16) return "";'):
+        "the same choice, told to the user",
+    ("lib/train/start_banner.cpp", "if (r.train.device == DeviceChoice::cuda)"):
+        "the banner's line on CUDA graphs; to be a line of the plan",
 }
 # Written in pieces, so that these lines are not findings themselves.
 LEFT_BEHIND = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b"
@@ -39,11 +46,6 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}*)-])/(?:home|root|work|workspace|Users|mn
 SIZED = CPP | {".py", ".sh", ".cmake"}
 # Samples of text, kept as their makers wrote them.
 VERBATIM = ("test/golden",)
-
-TEMPLATE = re.compile(r"^\s*(?:template\s*<[^{}]*?>[>\s]*)*")
-SCOPE = re.compile(r"(?:inline |static |typedef )*(namespace|class|struct|union|enum|extern)\b")
-AFTER_PARAMETERS = re.compile(r"\)\s*(?:(?:const|noexcept|override|final|mutable|&&?|try)\s*)*(?:->[\s\S]*?)?"
-                              r"(?::[^:][\s\S]*[)}])?\s*$")
 
 
 def line_of(text, at):
@@ -54,40 +56,6 @@ def blank_out(text):
     """C++ with comments and literals replaced by blanks, line breaks kept."""
     token = re.compile(r'//[^\n]*|/\*[\s\S]*?\*/|R"(\w*)\([\s\S]*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'')
     return token.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
-
-
-def kind_of(head):
-    """What a brace after this text opens, outside functions: a scope, a function, or an initialiser."""
-    head = TEMPLATE.sub("", head)
-    if SCOPE.match(head) and not head.rstrip().endswith(")"):
-        return "scope"
-    return "function" if AFTER_PARAMETERS.search(head) else "initialiser"
-
-
-def functions(text):
-    """(name, first line, number of lines) of each function body; lambdas belong to the function around them."""
-    code = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m[0]), blank_out(text), flags=re.M)
-    stack, start, found = [], 0, []   # start: where the current statement began, outside functions
-    for match in re.finditer(r"[{};]", code):
-        at, mark = match.start(), match[0]
-        inside = any(kind == "function" for kind, _, _ in stack)
-        if mark == "{":
-            head = code[start:at]
-            kind = "block" if inside else kind_of(head)
-            name = re.search(r"([~\w:]+)\s*\(", head) if kind == "function" else None
-            stack.append((kind, name[1] if name else "?", at))
-            if kind in ("scope", "function"):
-                start = at + 1
-        elif mark == "}" and stack:
-            kind, name, opened = stack.pop()
-            if kind == "function":
-                first = line_of(code, opened)
-                found.append((name, first, line_of(code, at) - first + 1))
-            if kind in ("scope", "function"):   # after an initialiser (`a_{1}`) the statement goes on
-                start = at + 1
-        elif not inside:
-            start = at + 1
-    return found
 
 
 def check_backends(tree, report):
@@ -109,21 +77,17 @@ def check_device_branches(tree, report, known):
     for path in tree.cpp("lib", "apps"):
         if is_in(path, *BACKEND_FOLDERS, *SETTLING_FOLDERS):
             continue
-        text = tree.text(path)
-        found = set()
-        bodies = None
+        text, found = tree.text(path), set()
         for match in DEVICE_BRANCH.finditer(blank_out(text)):
             line = line_of(text, match.start())
-            bodies = functions(text) if bodies is None else bodies
-            name = next((n for n, first, count in bodies if first <= line < first + count), "no function")
-            found.add((str(path), name))
-            if (str(path), name) not in known:
-                report.error(path, line, f"'{match[0]}' in {name}: a branch on the kind of device above "
+            place = (str(path), text.split("\n")[line - 1].strip())
+            found.add(place)
+            if place not in known:
+                report.error(path, line, f"'{match[0]}': a branch on the kind of device above "
                              f"{', '.join(BACKEND_FOLDERS)}; the plan settles it, or the device promises it")
         for place in sorted(set(known) - found):
             if place[0] == str(path):
-                report.note(path, 1, f"{place[1]} no longer asks for the kind of device: "
-                            "take it off KNOWN_DEVICE_BRANCHES")
+                report.note(path, 1, f"'{place[1]}' is not here any more: take it off KNOWN_DEVICE_BRANCHES")
 
 
 def check_text(tree, report):
@@ -144,25 +108,18 @@ def check_text(tree, report):
 
 
 def check_sizes(tree, report):
-    """-> (longest file, longest function), each as (lines, name)."""
-    longest_file = longest_function = (0, "none")
+    """-> the longest file, as (lines, name)."""
+    longest = (0, "none")
     for path in tree.files:
         text = tree.text(path)
         if path.suffix not in SIZED or text is None:
             continue
         lines = text.count("\n")
-        longest_file = max(longest_file, (lines, str(path)))
+        longest = max(longest, (lines, str(path)))
         if lines > FILE_LINES:
             tell = report.error if lines > FILE_LINES_MOST else report.note
             tell(path, 1, f"{lines} lines; more than {FILE_LINES} are two ideas")
-        if path.suffix not in CPP:
-            continue
-        for name, first, count in functions(text):
-            longest_function = max(longest_function, (count, f"{path}:{first} {name}"))
-            if count > FUNCTION_LINES:
-                tell = report.error if count > FUNCTION_LINES_MOST else report.note
-                tell(path, first, f"{name} has {count} lines; more than {FUNCTION_LINES} are two ideas")
-    return longest_file, longest_function
+    return longest
 
 
 def check(tree, report, known_device_branches=KNOWN_DEVICE_BRANCHES):
@@ -175,11 +132,10 @@ def check(tree, report, known_device_branches=KNOWN_DEVICE_BRANCHES):
 def main():
     root = sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1]
     report, tree = Report(), Tree(root)
-    (file_lines, file), (function_lines, function) = check(tree, report)
+    lines, longest = check(tree, report)
     for finding in report.notes + report.errors:
         print(finding)
-    print(f"{len(tree.files)} files; the longest has {file_lines} lines ({file}), "
-          f"the longest function {function_lines} ({function})")
+    print(f"{len(tree.files)} files; the longest has {lines} lines ({longest})")
     return int(bool(report.errors))
 
 

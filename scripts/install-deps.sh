@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that mtrain is built with, only those that are missing.
 #   scripts/install-deps.sh [--check] [--corpus]
-#     --check   also what scripts/check.sh needs (clang-format, python3)
+#     --check   also what scripts/check.sh needs (clang-format, clang-tidy, python3)
 #     --corpus  also the text that scripts/quickstart.sh trains on
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -25,6 +25,7 @@ need_program pkg-config pkg-config
 need_program ccache ccache
 if ((need_check)); then
   need_program clang-format clang-format
+  need_program clang-tidy clang-tidy
   need_program python3 python3
 fi
 if ((need_corpus)); then need_program bible bible-kjv; fi

@@ -1,37 +1,48 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test that needs no GPU, then the tests of arithmetic once more as on
 # CPUs with narrower instruction sets than this one's.
-#   scripts/test.sh [--quick] [--nightly] [--sanitizers]
-#     --quick        the unit tests alone, built and run as they are: no packages, checks, trainings or processes; for
-#                    the minute between two edits
-#     --nightly      all tests under the narrower instruction sets, not only those of arithmetic
-#     --sanitizers   afterwards the same tests under AddressSanitizer with UndefinedBehaviorSanitizer and under
-#                    ThreadSanitizer: two more builds, and programs that run several times slower (for the night)
+#   scripts/test.sh [--nightly] [--sanitizers]
+#   scripts/test.sh --quick | --ci-sanitizers
+#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic
+#     --sanitizers      afterwards the same tests under AddressSanitizer with UndefinedBehaviorSanitizer and under
+#                       ThreadSanitizer: two more builds, and programs that run several times slower (for the night)
+#     --quick           the unit tests alone, built and run as they are: no packages, checks, trainings or processes; for
+#                       the minute between two edits
+#     --ci-sanitizers   the part of --sanitizers that fits a change, alone: parsers and files under AddressSanitizer with
+#                       UndefinedBehaviorSanitizer, communication, devices and small trainings under ThreadSanitizer
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-sanitizers=0 nightly=0 quick=0
+sanitizers=0 nightly=0 alone=
 for option in "$@"; do
   case $option in
-    --quick) quick=1 ;;
+    --quick | --ci-sanitizers) alone=$option ;;
     --sanitizers) sanitizers=1 ;;
     --nightly) nightly=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --quick, --nightly and --sanitizers" ;;
+    *) die "unknown option $option; the options are --nightly, --sanitizers, --quick and --ci-sanitizers" ;;
   esac
 done
-((quick == 0 || sanitizers + nightly == 0)) || die "--quick goes alone"
+[[ -z $alone ]] || (($# == 1)) || die "$alone goes alone"
 
 closing_lines=()
-# Runs every test of one build. ThreadSanitizer needs the memory layout that setarch -R gives where the kernel
-# randomises addresses by more bits than it can follow.
-run_tests() {
-  local preset=$1 log=build/$1/test.log status=0
+# as_of <preset> <command...>: ThreadSanitizer needs the memory layout that setarch -R gives where the kernel randomises
+# addresses by more bits than it can follow.
+as_of() {
   local -a under=()
-  if [[ $preset == tsan ]] && setarch "$(uname -m)" -R true 2>/dev/null; then under=(setarch "$(uname -m)" -R); fi
-  "${under[@]}" ctest --preset "$preset" --no-tests=error 2>&1 | tee "$log" || status=1
+  if [[ $1 == tsan ]] && setarch "$(uname -m)" -R true 2>/dev/null; then under=(setarch "$(uname -m)" -R); fi
+  "${under[@]}" "${@:2}"
+}
+# run_ctest <preset> [option of ctest's...]
+run_ctest() {
+  local preset=$1 log=build/$1/test.log status=0
+  as_of "$preset" ctest --preset "$preset" --no-tests=error "${@:2}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s %s' "$preset" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
-  ((status == 0)) || return 1
-  "${under[@]}" scripts/smoke.sh "build/$preset"
+  return "$status"
+}
+# Runs every test of one build.
+run_tests() {
+  run_ctest "$1" || return 1
+  as_of "$1" scripts/smoke.sh "build/$1"
 }
 
 # The CPU decides which kernels run, and how fast.
@@ -60,10 +71,26 @@ run_as_on() {
   return "$status"
 }
 
-if ((quick)); then
-  phase "build: unit tests" build release unit_tests
-  phase "unit tests" ctest --preset release --parallel "$(nproc)" --no-tests=error --tests-regex '^unit_'
+print_result() {
   print_phases
+  say "== result"
+  for line in "${closing_lines[@]}"; do say "$line"; done
+}
+
+case $alone in
+  --quick)
+    phase "build: unit tests" build release unit_tests
+    phase "unit tests" run_ctest release --parallel "$(nproc)" --tests-regex '^unit_'
+    ;;
+  --ci-sanitizers)
+    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_checkpoint test_unit_launch
+    phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|checkpoint|launch)$'
+    phase "build: tsan" build tsan test_unit_comm test_unit_device test_parity
+    phase "tests: tsan" run_ctest tsan --tests-regex '^(unit_comm|unit_device|parity_single_rank|parity_graphs|parity_fp8)$'
+    ;;
+esac
+if [[ -n $alone ]]; then
+  print_result
   exit
 fi
 
@@ -80,8 +107,6 @@ if ((sanitizers)); then
     phase "tests: $preset" run_tests "$preset"
   done
 fi
-print_phases
-say "== result"
-for line in "${closing_lines[@]}"; do say "$line"; done
+print_result
 # ctest's own closing line of the release build ends the output.
 grep 'tests passed' build/release/test.log | tail -n 1

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <numeric>
 
 #include <fmt/core.h>
@@ -53,7 +54,7 @@ std::string human_bytes(double n) {
 std::string human_duration(double seconds) {
   if (!(seconds >= 0 && seconds < 1e12))
     return "?";  // not a number, or none that a person waits for
-  const auto s = int64_t(seconds + 0.5);
+  const auto s = int64_t(std::llround(seconds));
   if (s < 60) return fmt::format("{} s", s);
   if (s < 3600) return fmt::format("{} min {:02} s", s / 60, s % 60);
   return fmt::format("{} h {:02} min", s / 3600, s % 3600 / 60);

@@ -65,8 +65,9 @@ class Builder {
   }
 
   BuildResult run() {
-    const int threads =
-        options_.threads > 0 ? options_.threads : std::max(1u, std::thread::hardware_concurrency());
+    const int threads = options_.threads > 0
+                            ? options_.threads
+                            : std::max(1, int(std::thread::hardware_concurrency()));
     window_ = 4 * threads;
     std::vector<std::thread> helpers;
     for (int i = 1; i < threads; ++i) helpers.emplace_back([this] { work(); });

@@ -171,7 +171,7 @@ void convert(const std::byte* from, std::span<int32_t> out) {
     if constexpr (sizeof(T) == 8) {
       out[i] = value < 0 || value > std::numeric_limits<int32_t>::max() ? -1 : int32_t(value);
     } else {
-      out[i] = int32_t(value);
+      out[i] = int32_t(value);  // NOLINT(bugprone-signed-char-misuse): i8 are numbers
     }
   }
 }

@@ -71,7 +71,7 @@ void run_rank(Transport& transport, int rank, int ranks, double* cells) {
           default:
             return c->exchange(
                 {{Transfer::Kind::send, whole, next}, {Transfer::Kind::receive, other, before}},
-                {});
+                Clock::now(), {});
         }
       });
     }

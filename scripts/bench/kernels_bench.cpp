@@ -32,8 +32,8 @@ struct Buffer {
   std::vector<char> bytes;
   int64_t count;
   DType dtype;
-  Buffer(DType dtype, int64_t count)
-      : bytes(size_t(count * dtype_size(dtype))), count(count), dtype(dtype) {}
+  Buffer(DType type, int64_t elements)
+      : bytes(size_t(elements * dtype_size(type))), count(elements), dtype(type) {}
   operator Span() { return {bytes.data(), count, dtype}; }
   operator ConstSpan() const { return {bytes.data(), count, dtype}; }
   // Normal numbers, a thousand of them over and over.

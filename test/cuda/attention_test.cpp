@@ -78,24 +78,24 @@ struct Operands {
   int64_t q_stride, k_stride, lse_stride;
   const Case& c;
 
-  Operands(const Case& c, DType type, DType results, int64_t offset, int64_t lse_gap = 3)
-      : q(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 1), offset),
-        k(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 2), offset),
+  Operands(const Case& of, DType type, DType results, int64_t offset, int64_t lse_gap = 3)
+      : q(Array::normal(type, of.B * of.Sq * (of.A * of.D + kGap), 1), offset),
+        k(Array::normal(type, of.B * of.Skv * (of.G * of.D + kGap), 2), offset),
         v(Array::normal(type, k.host().size(), 3), offset),
         dout(Array::normal(type, q.host().size(), 4), offset),
         out(Array::normal(results, q.host().size(), 5), offset),
-        lse(Array(DType::f32, c.B * c.A * (c.Sq + lse_gap)), offset),
+        lse(Array(DType::f32, of.B * of.A * (of.Sq + lse_gap)), offset),
         dq(Array::normal(results, q.host().size(), 6), offset),
         dk(Array::normal(results, k.host().size(), 7), offset),
         dv(Array::normal(results, k.host().size(), 8), offset),
-        q_begin(Array::ids(c.q_begin)),
-        q_end(Array::ids(c.q_end)),
-        kv_begin(Array::ids(c.kv_begin)),
-        kv_end(Array::ids(c.kv_end)),
-        q_stride(c.A * c.D + kGap),
-        k_stride(c.G * c.D + kGap),
-        lse_stride(c.Sq + lse_gap),
-        c(c) {}
+        q_begin(Array::ids(of.q_begin)),
+        q_end(Array::ids(of.q_end)),
+        kv_begin(Array::ids(of.kv_begin)),
+        kv_end(Array::ids(of.kv_end)),
+        q_stride(of.A * of.D + kGap),
+        k_stride(of.G * of.D + kGap),
+        lse_stride(of.Sq + lse_gap),
+        c(of) {}
 
   template <class Of>
   AttentionShape shape(const Of& of) {

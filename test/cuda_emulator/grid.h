@@ -12,7 +12,8 @@ namespace cpu_grid {
 
 struct Dim {
   unsigned x = 1, y = 1, z = 1;
-  Dim(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  Dim(unsigned along_x = 1, unsigned along_y = 1, unsigned along_z = 1)
+      : x(along_x), y(along_y), z(along_z) {}
 };
 
 // Where the running fiber is.

@@ -85,7 +85,7 @@ class FakeNccl : public NcclApi {
   // Events come in pairs: before and behind a call.
   std::unique_ptr<EventBackend> record(CUstream_st*) override {
     struct Event : EventBackend {
-      explicit Event(const std::atomic<bool>& flag) : flag(flag), passed(flag) {}
+      explicit Event(const std::atomic<bool>& by) : flag(by), passed(by) {}
       bool ready() const override { return passed || flag; }
       void wait() const override {}
       const std::atomic<bool>& flag;

@@ -309,9 +309,9 @@ TEST_CASE("the timing sink is told of every launch") {
 
 TEST_CASE("a timing sink may go once another, or none, has taken its place") {
   struct Sink : TimingSink {
-    explicit Sink(std::atomic<int>& told) : told(told) {}
-    void record(const Timing&) override { ++told; }
-    std::atomic<int>& told;
+    explicit Sink(std::atomic<int>& count) : records(count) {}
+    void record(const Timing&) override { ++records; }
+    std::atomic<int>& records;
   };
   const auto device = Device::cpu(1);
   Stream &compute = device->stream("compute"), &dp = device->stream("dp");

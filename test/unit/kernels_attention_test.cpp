@@ -171,10 +171,10 @@ TEST_CASE("attention: the backward is the slope of the forward") {
   const auto k = Array::normal(DType::f64, c.Skv * c.G * c.D, 2).values();
   const auto v = Array::normal(DType::f64, c.Skv * c.G * c.D, 3).values();
   const auto dout = Array::normal(DType::f64, c.Sq * c.A * c.D, 4).values();
-  const auto loss = [&](const auto& q, const auto& k, const auto& v) {
-    const Reference r(c, q, k, v, dout);
+  const auto loss = [&](const auto& at_q, const auto& at_k, const auto& at_v) {
+    const Reference moved(c, at_q, at_k, at_v, dout);
     double sum = 0;
-    for (size_t i = 0; i < dout.size(); ++i) sum += r.out[i] * dout[i];
+    for (size_t i = 0; i < dout.size(); ++i) sum += moved.out[i] * dout[i];
     return sum;
   };
   // The reference of the other tests is itself held against differences of its forward.

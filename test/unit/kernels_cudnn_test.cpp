@@ -36,8 +36,8 @@ struct Operands {
   Case c;
   Array q, k, v, dout, out, lse, dq, dk, dv, borders;
 
-  explicit Operands(const Case& c)
-      : c(c),
+  explicit Operands(const Case& of)
+      : c(of),
         q(Array::normal(DType::bf16, queries(kGap), 1)),
         k(Array::normal(DType::bf16, keys(kGap), 2)),
         v(Array::normal(DType::bf16, keys(kValueGap), 3)),

@@ -171,7 +171,7 @@ class GlooCommunicator : public Communicator {
   }
 
   template <class F>
-  void call(GroupCall call, const F& run) {
+  void call(const GroupCall& call, const F& run) {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
     all_here_ = false;

@@ -154,7 +154,7 @@ class NcclCommunicator : public Communicator {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
     late_ = context.late;
-    calls_.push_back({about, ++number_, api_->record(context.cuda), nullptr, {}});
+    calls_.push_back({std::move(about), ++number_, api_->record(context.cuda), nullptr, {}});
     NcclAnswer answer = run();
     while (answer.state == State::under_way) {
       // NCCL connects peers at their first call. The host waits for them here, and the watchdog
