@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,11 @@ class Device {
   int threads() const;
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
 
-  // How matmuls of two bf16 operands that are launched from now on are computed; of CPU devices.
-  Bf16Arithmetic bf16_arithmetic() const { return bf16_arithmetic_; }
+  // How matmuls of two bf16 operands that are launched from now on are computed; none where the
+  // device has one way alone, as a GPU.
+  std::optional<Bf16Arithmetic> bf16_arithmetic() const {
+    return is_cuda() ? std::nullopt : std::optional(bf16_arithmetic_);
+  }
   void set_bf16_arithmetic(Bf16Arithmetic arithmetic) { bf16_arithmetic_ = arithmetic; }
 
   // The stream of that name ("compute", "tp", "dp", "copy", ...), created at its first use.

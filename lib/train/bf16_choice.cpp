@@ -31,7 +31,7 @@ bool has_timed_choices(const TrainState& state) {
 }
 
 bool has_choice(const Device& device, const Recipe& recipe) {
-  return !device.is_cuda() && recipe.mixed_precision.name != Precision::fp32;
+  return device.bf16_arithmetic() && recipe.mixed_precision.name != Precision::fp32;
 }
 
 }  // namespace
@@ -69,13 +69,13 @@ void restore_bf16_arithmetic(Device& device, const Control& control, const Recip
   warn(
       fmt::format("the checkpoint's run multiplied bf16 by {}, which the CPU of a rank cannot, and "
                   "this run takes {}",
-                  state.text(kSaved), bf16_arithmetic_name(device.bf16_arithmetic())));
+                  state.text(kSaved), bf16_arithmetic_name(*device.bf16_arithmetic())));
 }
 
 void save_bf16_arithmetic(const Device& device, const Recipe& recipe, TrainState& state) {
   state.set(kTimedChoices, "");  // versions before ask for it
   if (has_choice(device, recipe))
-    state.set(kSaved, std::string(bf16_arithmetic_name(device.bf16_arithmetic())));
+    state.set(kSaved, std::string(bf16_arithmetic_name(*device.bf16_arithmetic())));
 }
 
 }  // namespace mtrain

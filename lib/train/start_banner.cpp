@@ -102,8 +102,9 @@ std::string precision(const Recipe& r, const RunPlan& plan) {
 
 // How this run's CPUs multiply bf16.
 std::string bf16_text(Trainer& t) {
-  if (t.device().is_cuda() || t.plan().compute_dtype != DType::bf16) return "";
-  switch (t.device().bf16_arithmetic()) {
+  const auto arithmetic = t.device().bf16_arithmetic();
+  if (!arithmetic || t.plan().compute_dtype != DType::bf16) return "";
+  switch (*arithmetic) {
     case Bf16Arithmetic::dot_products: return ", bf16 by dot products";
     case Bf16Arithmetic::tiles: return ", bf16 by AMX tiles";
     default: return ", bf16 as fp32";

@@ -121,7 +121,7 @@ TEST_CASE("checkpoints of versions that chose libraries by measuring are read") 
 TEST_CASE("debug.deterministic multiplies bf16 as fp32, and a resumed run says so") {
   Run run("bf16_mixed");
   choose_bf16_arithmetic(*run.device, run.trainer.control(), run.recipe);
-  const Bf16Arithmetic fastest = run.device->bf16_arithmetic();
+  const Bf16Arithmetic fastest = *run.device->bf16_arithmetic();
   CHECK(fastest == ops::fastest_bf16_arithmetic());
   const TemporaryFolder root;
   const auto folder = checkpoint(root, run);
