@@ -31,11 +31,6 @@ KNOWN_DEVICE_BRANCHES = {
         "where the device is made",
     ("lib/train/run.cpp", "if (r.train.device == DeviceChoice::cuda) gpu = job.local_rank;"):
         "NCCL is told its GPU before the device is made",
-    ("lib/train/bf16_choice.cpp", "return !device.is_cuda() && compute_dtype(recipe.mixed_precision) == DType::bf16;"):
-        "only CPUs choose how they multiply bf16; to be a promise of the device",
-    ("lib/train/start_banner.cpp",
-     'if (t.device().is_cuda() || compute_dtype(r.mixed_precision) != DType::bf16) return "";'):
-        "the same choice, told to the user",
     ("lib/train/start_banner.cpp", "if (r.train.device == DeviceChoice::cuda)"):
         "the banner's line on CUDA graphs; to be a line of the plan",
 }
