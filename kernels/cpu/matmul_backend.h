@@ -1,8 +1,8 @@
-// Which GEMM computes a matmul on the CPU. It follows from the operands' types, from how bf16 is
-// multiplied in this run (Matmul::bf16) and from the instruction set: never from the shape, the
-// number of threads or a measurement. Each backend gives an element of C the same bits however rows
-// and columns of C are cut into calls (kernels/cpu/gemm.h), so that chunks of a product are bitwise
-// the whole one.
+// The choice of the GEMM that computes a matmul on the CPU. It follows from the operands' types,
+// from how bf16 is multiplied in this run (Matmul::bf16) and from the instruction set: never from
+// the shape, the number of threads or a measurement. Each backend gives an element of C the same
+// bits however rows and columns of C are cut into calls (kernels/cpu/gemm.h), so that chunks of a
+// product are bitwise the whole one.
 #pragma once
 #include <string_view>
 #include <vector>

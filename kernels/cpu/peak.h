@@ -8,8 +8,8 @@ namespace mtrain::kernels::cpu {
 // fp32 FLOP/s of fused multiply-adds (two operations each) on registers alone, on all threads of
 // the current pool. Takes about 150 ms.
 //
-// Of bf16: the larger of that and of the rate of bf16 dot products, or of AMX tiles, where they can
-// be used.
+// For bf16 it is the larger of that and of the rate of bf16 dot products, or of AMX tiles, where
+// they can be used.
 double measure_peak_flops(DType dtype = DType::f32);
 
 // The fastest way to multiply bf16 operands here: tiles where the CPU has them; else dot products

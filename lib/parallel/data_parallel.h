@@ -12,8 +12,8 @@ namespace mtrain {
 // How parameters must be materialized for data_parallel().
 Sharding sharding_of(const DataGroups& groups, const DataParallelOptions& options);
 
-// Of materialized parameters, the units of the rank's first stage first. Their values must be told
-// (`updated`) before they are used.
+// The parameters are materialized, and the units of the rank's first stage come first. Their values
+// must be told (`updated`) before they are used.
 std::unique_ptr<DataParallel> data_parallel(ParamStore& params, const DataGroups& groups,
                                             const DataParallelOptions& options,
                                             size_t first_stage_units);

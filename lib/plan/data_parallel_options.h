@@ -12,15 +12,15 @@ struct ReduceOptions {
   bool average = false;      // the collective averages; gradients come scaled up by the ranks
 };
 
-// Of whole parameters, each rank's part of which it updates (ZeRO-1 and -2).
+// Every rank has whole parameters and updates its part of them (ZeRO-1 and -2).
 struct GatheredParamsOptions {
   bool overlap = true;  // behind the updates of later units and the next forward, else at once
-  // Which units' gathers start with their own update; those of the others after the last unit's.
+  // The gathers of these units start with their own update, the others' after the last unit's.
   enum class DuringUpdate { none, first_stage, all } during_update = DuringUpdate::all;
   bool together = true;  // those all start then; else each when forward comes to the unit before it
 };
 
-// Of parameters of which a rank keeps its own part alone (ZeRO-3, FSDP).
+// A rank keeps its own part of the parameters alone (ZeRO-3, FSDP).
 struct ShardedParamsOptions {
   bool reshard_after_forward = true;  // give whole values up between forward and backward
   int64_t forward_prefetch = 1, backward_prefetch = 2;  // units gathered ahead of their use

@@ -138,7 +138,7 @@ struct Square {
   alignas(64) float sum[kSide * kSide];
 };
 
-// Where a square's sums go; rows == 0: nowhere.
+// The place in C of a square's sums; with rows == 0 there is none.
 struct Destination {
   const float* in;
   int64_t in_ld;

@@ -44,7 +44,7 @@ constexpr const char* kWell = "well";
   throw UserError(reason, hint);
 }
 
-// Which start of the job serves this store; none where that start has failed.
+// Returns the number of the start of the job that serves this store; none where it has failed.
 std::optional<int> start_of(Store& store, const ProcessWorldOptions& o) {
   constexpr const char* kStart = "start";
   if (o.rank == 0) store.set(kStart, std::to_string(o.restarts));
