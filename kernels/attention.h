@@ -60,6 +60,9 @@ struct AttentionBackward {
   ConstSpan lse;                         // fp32, the forward's
   HeadSpan dq, dk, dv;                   // must not overlap the inputs
   bool add_dq = false, add_dkv = false;  // added to, where they else are written
+  // Adds in one order, so that equal calls give equal bits. Without it cuDNN adds to dq as blocks of
+  // keys are done, which is faster and needs less memory; all other kernels ignore it.
+  bool fixed_order = true;
 };
 
 namespace cpu {
@@ -69,12 +72,6 @@ void run(const AttentionBackward&);
 namespace cuda {
 void run(const AttentionForward&, CUstream_st*);
 void run(const AttentionBackward&, CUstream_st*);
-
-// Whether the backward's sums have one order, so that equal calls give equal bits: from the start
-// they have. Without it cuDNN adds to dq as blocks of keys are done, which is faster and needs less
-// memory. Of the process.
-void fix_attention_order(bool fixed);
-bool attention_order_is_fixed();
 }  // namespace cuda
 
 }  // namespace mtrain::kernels

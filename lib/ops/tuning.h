@@ -11,9 +11,6 @@ namespace mtrain::ops {
 bool supports(Bf16Arithmetic arithmetic);
 Bf16Arithmetic fastest_bf16_arithmetic();
 
-// Whether attention's backward on a GPU adds in one order, at the price of time and memory.
-void fix_attention_order(bool fixed);
-
 // The rate of multiply-adds in registers with the device's threads, FLOP/s: fp32's, or the fastest
 // that a product of bf16 operands can have; of a GPU what its vendor rates it at. 0 where unknown.
 double measured_peak_flops(Device& device, DType dtype);
