@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/ignore_sigpipe.h"
 #include "base/log.h"
 #include "base/strings.h"
 #include "comm/process/process_world.h"
@@ -237,7 +238,7 @@ class Training {
 }  // namespace
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
-  const SurvivePipes pipes;
+  const IgnoreSigpipe pipes;
   // The vocabulary, which a tokenizer's file may decide, only matters for memory.
   set_connections(recipe, make_plan(recipe, options.job.size, 0).overlap);
   World world = open_world(recipe, options.job);

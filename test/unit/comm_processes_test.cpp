@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "base/ignore_sigpipe.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/process/host_process.h"
 #include "comm/process/shared_memory_transport.h"
@@ -160,6 +161,7 @@ class Children {
  private:
   template <class Body>
   int run(const std::string& backend, int rank, int ranks, uint16_t port, const Body& body) {
+    const IgnoreSigpipe pipes;
     try {
       std::unique_ptr<StoreServer> server;
       if (rank == 0) server = std::make_unique<StoreServer>(port);

@@ -1,15 +1,14 @@
 #include "comm/gloo/gloo_transport.h"
 
-#include <csignal>
 #include <sstream>
 
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 
 #include "base/error.h"
+#include "base/ignore_sigpipe.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/gloo/gloo_mesh.h"
-#include "comm/gloo/poll_yield.h"
 #include "comm/roll_call.h"
 #include "comm/store.h"
 
@@ -123,9 +122,7 @@ std::string gloo_address(const std::vector<StorePath>& paths, int rank) {
 }
 
 std::shared_ptr<Transport> gloo_transport(const GlooOptions& options) {
-  if (const auto before = std::signal(SIGPIPE, SIG_IGN); before != SIG_DFL)
-    std::signal(SIGPIPE, before);  // somebody handles it
-  yield_in_polls(true);
+  MT_CHECK(!sigpipe_is_deadly(), "a program that talks over gloo must ignore SIGPIPE");
   return std::make_shared<GlooTransport>(options);
 }
 

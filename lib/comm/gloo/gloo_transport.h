@@ -16,8 +16,8 @@ struct GlooOptions {
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
 };
 
-// Every rank of the world calls it. From then on the process ignores SIGPIPE: a peer that is gone
-// must not end it.
+// Every rank of the world calls it. The program holds an IgnoreSigpipe as long as the transport
+// lives: gloo writes to sockets, and a peer that is gone must not end this process.
 std::shared_ptr<Transport> gloo_transport(const GlooOptions& options);
 
 // How a rank reaches the store: the numeric addresses of both ends.
