@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/math.h"
 #include "comm/gloo/ring_pieces.h"
 #include "comm/reduce.h"
@@ -29,12 +30,6 @@ const std::byte* at(const void* data, int64_t bytes) {
   return static_cast<const std::byte*>(data) + bytes;
 }
 std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
-
-uint32_t hash(std::string_view text) {  // FNV-1a
-  uint32_t h = 2166136261u;
-  for (const char c : text) h = (h ^ uint8_t(c)) * 16777619u;
-  return h;
-}
 
 class GlooCommunicator : public Communicator {
  public:
@@ -166,7 +161,7 @@ class GlooCommunicator : public Communicator {
   template <class F>
   void collective(std::string what, const F& run) {
     const uint64_t number = ++calls_;
-    slot_ = (number & 0x7fffffff) << 32 | hash(what);
+    slot_ = (number & 0x7fffffff) << 32 | uint32_t(Fnv1a().add(what).value());
     call({number, std::move(what), false}, run);
   }
 
