@@ -1,5 +1,6 @@
 // The schedules by name: which sizes each can have, its list of actions, and its published costs.
 #pragma once
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,14 +12,23 @@ namespace mtrain {
 struct ScheduleKind {
   std::string_view name;
   int64_t fewest_stages, most_stages;  // per rank
-  bool in_groups;                      // orders micro-batches in groups
-  bool v;                              // stage i and its mirror share a rank; else stages go round
+  int64_t fewest_micro_batches = 0;    // per rank
+  bool in_groups = false;              // orders micro-batches in groups
+  bool v = false;                      // stage i and its mirror share a rank; else stages go round
   ActionList (*list)(const ScheduleSize&, int64_t rank);
   int64_t (*chunks)(const ScheduleSize&, int64_t rank);  // in flight where micro-batches abound
   double (*idle)(const ScheduleSize&);                   // idle time / busy time
 };
 const std::vector<ScheduleKind>& schedule_kinds();
 const ScheduleKind& schedule_kind(std::string_view name);  // UserError for a name that is none
+
+// The rules of kinds that order micro-batches in groups: where the group has no size of its own,
+// the rounds of interleaved schedules divide the micro-batches; a group's size leaves no rest, or
+// one that fills the ranks.
+bool legal_rounds(int64_t micro_batches, int64_t pp);
+bool legal_group(int64_t group, int64_t micro_batches, int64_t pp);
+// The legal counts next to `from`, up to `most`, for hints: "8 or 12"; empty where there are none.
+std::string nearest_legal(int64_t from, int64_t most, const std::function<bool(int64_t)>& legal);
 
 // UserError, with the rule and the nearest sizes that keep it, for a size that `kind` cannot have.
 void check_size(const ScheduleKind& kind, const ScheduleSize& size);

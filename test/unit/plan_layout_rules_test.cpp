@@ -352,13 +352,14 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
            {"0F0,x\n1F0\n", "row 1, cell 2: `x` is no action"},
            {"0F0,0B0,0F1,0B1\n2F0\n", "there are 2 stages"},
            {"0F0,0B0,0F1,0B1,0F2\n1F0\n", "there are 2 micro-batches"},
-           {"0F0,0B0,0F1,0B1\n1F0,1B0,0F1\n", "stage 0 stands in rows 1 and 2"},
-           {"0F0,0F0\n1F0\n", "comes after `F`"},
-           {"0B0\n1F0\n", "comes after ``"},
-           {"0F0,0W0\n1F0\n", "comes after `F`"},
-           {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "stage 1 ends micro-batch 1 after `FI`"},
+           {"0F0,0B0,0F1,0B1\n1F0,1B0,0F1\n", "rank 1, action 2: 0F1: stage 0 is on rank 0"},
+           {"0F0,0F0\n1F0,1B0\n", "rank 0, action 1: 0F0 comes twice"},
+           {"0B0,0F0\n1F0,1B0\n", "0B0 comes before 0F0"},
+           {"0F0,0W0\n1F0,1B0\n", "0W0 comes before 0I0"},
+           {"0F0\n1F0\n", "2 actions are too few for 2 stages and 2 micro-batches"},
+           {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "rank 1 does 1I1 and never 1W1"},
            {"0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
-            "0B0 in row 1, cell 2 would wait for ever for the gradient of stage 1 (deadlock)"}})
+            "deadlock: rank 0 waits at 0RECV_B0 for rank 1, rank 1 waits at 1RECV_F1 for rank 0"}})
     run({{text.c_str(), 2, with_file(text), E, field, part.c_str()}});
   run({{"no file",
         2,
