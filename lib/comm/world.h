@@ -38,7 +38,7 @@ class World {
   Group group(const std::string& name, const std::vector<int>& ranks);
   // This rank's group along axes of the mesh.
   Group group(const std::string& name, const Mesh& mesh, const Axes& axes);
-  Group everyone();
+  Group world_group();
 
   // Of every group, those that ranks still wait for to be made, too; any thread.
   void abort(std::string_view reason) noexcept;

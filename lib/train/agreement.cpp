@@ -7,7 +7,7 @@
 
 namespace mtrain {
 
-void agree(const Control& control, const std::string& what, const std::string& own,
+void agree(const HostCollectives& control, const std::string& what, const std::string& own,
            const std::string& hint) {
   const auto all = control.texts(own);
   const auto other = std::ranges::find_if(all, [&](const auto& text) { return text != all[0]; });

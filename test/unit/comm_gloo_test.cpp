@@ -33,7 +33,7 @@ TEST_CASE("a rank is reached by an address that all hosts can use") {
 
 TEST_CASE("gloo's thread polls through the interposer of the programs that link it") {
   const uint64_t before = polls_seen();
-  run_ranks(2, "gloo", [](TestRank& r) { r.world.everyone().barrier(r.on); });
+  run_ranks(2, "gloo", [](TestRank& r) { r.world.world_group().barrier(r.on); });
   CHECK(polls_seen() > before);
 }
 
@@ -74,7 +74,7 @@ std::vector<std::string> failures(int ranks, double timeout_s, const Body& body)
               // A failed stream fails its device for good.
               const auto device = Device::cpu(1);
               TestRank r{outer.world, *device, device->stream("comm")};
-              const Group g = r.world.group("dp", r.world.everyone().ranks());
+              const Group g = r.world.group("dp", r.world.world_group().ranks());
               g.barrier(r.on);
               device->synchronize();
               try {
@@ -96,7 +96,7 @@ bool tells(const std::string& message, const char* part) {
 
 TEST_CASE("connections are not paced") {
   run_ranks(2, "gloo", [](TestRank& r) {
-    const Group g = r.world.everyone();
+    const Group g = r.world.world_group();
     g.barrier(r.on);
     r.device.synchronize();
     // Both ends are in this process.

@@ -33,10 +33,10 @@ std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) 
 
 class GlooCommunicator : public Communicator {
  public:
-  GlooCommunicator(std::unique_ptr<GlooMesh> mesh, std::unique_ptr<RollCall> roll_call,
+  GlooCommunicator(std::unique_ptr<GlooMesh> mesh, std::unique_ptr<FailureReporter> reporter,
                    std::chrono::nanoseconds timeout)
       : mesh_(std::move(mesh)),
-        roll_call_(std::move(roll_call)),
+        reporter_(std::move(reporter)),
         timeout_(timeout),
         me_(mesh_->rank()),
         ranks_(mesh_->ranks()),
@@ -132,7 +132,7 @@ class GlooCommunicator : public Communicator {
 
   void abort(std::string_view reason) noexcept override {
     if (aborted_.exchange(true)) return;
-    roll_call_->abort(reason);
+    reporter_->abort(reason);
     mesh_->break_off();
   }
 
@@ -174,10 +174,10 @@ class GlooCommunicator : public Communicator {
     open_.assign(size_t(ranks_), {});
     try {
       run();
-    } catch (const CallFailure& failure) {
-      roll_call_->report(call, failure);
+    } catch (const CollectiveFailure& failure) {
+      reporter_->report(call, failure);
       mesh_->close();
-      const CommError error = roll_call_->explain(call, failure);
+      const CommError error = reporter_->explain(call, failure);
       dead_ = error.message();
       throw error;
     } catch (const std::exception& e) {
@@ -391,7 +391,7 @@ class GlooCommunicator : public Communicator {
   };
 
   const std::unique_ptr<GlooMesh> mesh_;
-  const std::unique_ptr<RollCall> roll_call_;
+  const std::unique_ptr<FailureReporter> reporter_;
   const std::chrono::nanoseconds timeout_;
   const int me_, ranks_;
   std::atomic<bool> aborted_{false};
@@ -408,9 +408,9 @@ class GlooCommunicator : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
-                                                std::unique_ptr<RollCall> roll_call,
+                                                std::unique_ptr<FailureReporter> reporter,
                                                 std::chrono::nanoseconds timeout) {
-  return std::make_unique<GlooCommunicator>(std::move(mesh), std::move(roll_call), timeout);
+  return std::make_unique<GlooCommunicator>(std::move(mesh), std::move(reporter), timeout);
 }
 
 }  // namespace mtrain

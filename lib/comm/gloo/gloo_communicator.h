@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "comm/communicator.h"
+#include "comm/failure_reporter.h"
 #include "comm/gloo/gloo_mesh.h"
-#include "comm/roll_call.h"
 
 namespace mtrain {
 
@@ -12,7 +12,7 @@ namespace mtrain {
 // an all_reduce; small ones, and all of bf16, are summed in the order of the ranks and rounded
 // once.
 std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
-                                                std::unique_ptr<RollCall> roll_call,
+                                                std::unique_ptr<FailureReporter> reporter,
                                                 std::chrono::nanoseconds timeout);
 
 }  // namespace mtrain

@@ -16,7 +16,7 @@
 #include <gloo/transport/tcp/address.h>
 
 #include "base/error.h"
-#include "comm/roll_call.h"
+#include "comm/failure_reporter.h"
 
 namespace mtrain {
 
@@ -115,7 +115,7 @@ void guarded(int peer, bool sending, GlooMesh::Clock::time_point deadline, F wor
   try {
     work();
   } catch (const std::exception& e) {
-    throw CallFailure{peer, sending, GlooMesh::Clock::now() >= deadline, e.what()};
+    throw CollectiveFailure{peer, sending, GlooMesh::Clock::now() >= deadline, e.what()};
   }
 }
 
@@ -150,7 +150,7 @@ void GlooMesh::part(Clock::time_point deadline) noexcept {
     for (int r = 0; r < ranks_; ++r) {
       try {
         if (r != rank_) f(r);
-      } catch (const CallFailure&) {
+      } catch (const CollectiveFailure&) {
         // It has gone.
       }
     }

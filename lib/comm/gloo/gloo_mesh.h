@@ -17,7 +17,7 @@ class Store;
 namespace mtrain {
 
 // One thread sends, receives and waits; any may break off. A piece that does not come to its end
-// throws CallFailure, which nobody above the communicator sees.
+// throws CollectiveFailure, which nobody above the communicator sees.
 class GlooMesh {
  public:
   using Clock = std::chrono::steady_clock;

@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
+#include "comm/failure_reporter.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/gloo/gloo_mesh.h"
-#include "comm/roll_call.h"
 #include "comm/store.h"
 
 namespace mtrain {
@@ -100,9 +100,10 @@ class GlooTransport : public Transport {
       throw CommError(fmt::format("group {}: cannot connect its ranks: {}", name, e.what()),
                       "a rank has ended, or a firewall is between the hosts");
     }
-    return gloo_communicator(std::move(mesh),
-                             std::make_unique<RollCall>(reports_, name, rank, n, options_.timeout),
-                             options_.timeout);
+    return gloo_communicator(
+        std::move(mesh),
+        std::make_unique<FailureReporter>(reports_, name, rank, n, options_.timeout),
+        options_.timeout);
   }
 
  private:

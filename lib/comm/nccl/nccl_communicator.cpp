@@ -40,10 +40,10 @@ void check_reduction(DType dtype, Reduce op) {
 class NcclCommunicator : public Communicator {
  public:
   NcclCommunicator(std::shared_ptr<NcclApi> api, ncclComm* comm, NcclGroup group,
-                   std::unique_ptr<RollCall> roll_call)
+                   std::unique_ptr<FailureReporter> reporter)
       : api_(std::move(api)),
         group_(std::move(group)),
-        roll_call_(std::move(roll_call)),
+        reporter_(std::move(reporter)),
         word_(api_->allocate(sizeof(int32_t))),
         comm_(comm),
         watchdog_([this](const std::stop_token& stop) { watch(stop); }) {}
@@ -117,9 +117,9 @@ class NcclCommunicator : public Communicator {
   void abort(std::string_view reason) noexcept override {
     const std::lock_guard one(failing_);
     if (dead()) return;
-    roll_call_->abort(reason);
+    reporter_->abort(reason);
     // Another rank may have been the first to give up.
-    die(roll_call_->explain({}, {-1, false, false, std::string(reason)}));
+    die(reporter_->explain({}, {-1, false, false, std::string(reason)}));
   }
 
   Clock::time_point last_start() const override { return last_start_; }
@@ -175,14 +175,14 @@ class NcclCommunicator : public Communicator {
   }
 
   void watch(const std::stop_token& stop) {
-    std::optional<CallFailure> failure;
+    std::optional<CollectiveFailure> failure;
     try {
       api_->use_device();
       std::unique_lock lock(mutex_);
       while (!dead_ && !(failure = look()) && !stop.stop_requested()) {
         if (asks_now()) {
           lock.unlock();
-          if (roll_call_->heard()) failure = {-1, false, false, ""};
+          if (reporter_->heard()) failure = {-1, false, false, ""};
           lock.lock();
           if (failure) break;
         }
@@ -195,17 +195,17 @@ class NcclCommunicator : public Communicator {
   }
 
   // Of the first call under way: whether it has failed. With the lock.
-  std::optional<CallFailure> look() {
+  std::optional<CollectiveFailure> look() {
     while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
     if (calls_.empty()) return {};
     const NcclAnswer answer = api_->state(comm_);
-    if (answer.state == State::failed) return CallFailure{-1, false, false, answer.text};
+    if (answer.state == State::failed) return CollectiveFailure{-1, false, false, answer.text};
     Call& first = calls_.front();
     if (!first.started && first.begin->ready()) first.started = asked_ = Clock::now();
     if (!first.started || Clock::now() - *first.started < group_.timeout) return {};
-    return CallFailure{-1, false, true,
-                       fmt::format("{} did not end after {:.3g} s", first.call.what,
-                                   std::chrono::duration<double>(group_.timeout).count())};
+    return CollectiveFailure{-1, false, true,
+                             fmt::format("{} did not end after {:.3g} s", first.call.what,
+                                         std::chrono::duration<double>(group_.timeout).count())};
   }
 
   // Nothing in NCCL tells a rank that another has given up. With the lock.
@@ -219,7 +219,7 @@ class NcclCommunicator : public Communicator {
   }
 
   // Ends the group: what to throw. Host thread and watchdog may both see it fail.
-  CommError fail(const CallFailure& failure) {
+  CommError fail(const CollectiveFailure& failure) {
     const std::lock_guard one(failing_);
     GroupCall about;
     {
@@ -227,10 +227,10 @@ class NcclCommunicator : public Communicator {
       if (dead_) return CommError(*dead_);
       if (!calls_.empty()) about = calls_.front().call;
     }
-    roll_call_->report(about, failure);
-    const CommError error = roll_call_->explain(about, failure);
+    reporter_->report(about, failure);
+    const CommError error = reporter_->explain(about, failure);
     die(error);
-    roll_call_->abort(error.message());
+    reporter_->abort(error.message());
     return error;
   }
 
@@ -268,7 +268,7 @@ class NcclCommunicator : public Communicator {
 
   const std::shared_ptr<NcclApi> api_;
   const NcclGroup group_;
-  const std::unique_ptr<RollCall> roll_call_;
+  const std::unique_ptr<FailureReporter> reporter_;
   const std::shared_ptr<void> word_;  // what a barrier reduces
   uint64_t collectives_ = 0;          // so far; the same on every rank
   Clock::time_point last_start_{};
@@ -279,8 +279,8 @@ class NcclCommunicator : public Communicator {
   uint64_t number_ = 0;
   std::deque<Call> calls_;  // that have not been seen to end
   Clock::time_point asked_{};
-  std::shared_ptr<LateFailure> late_;  // of the last call
-  std::optional<std::string> dead_;    // why
+  std::shared_ptr<AsyncError> late_;  // of the last call
+  std::optional<std::string> dead_;   // why
   std::condition_variable_any wake_;
   std::jthread watchdog_;  // last: it uses all of the above
 };
@@ -289,9 +289,9 @@ class NcclCommunicator : public Communicator {
 
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,
-                                                std::unique_ptr<RollCall> roll_call) {
+                                                std::unique_ptr<FailureReporter> reporter) {
   return std::make_unique<NcclCommunicator>(std::move(api), comm, std::move(group),
-                                            std::move(roll_call));
+                                            std::move(reporter));
 }
 
 }  // namespace mtrain

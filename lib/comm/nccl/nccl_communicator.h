@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/failure_reporter.h"
 #include "comm/nccl/nccl_api.h"
-#include "comm/roll_call.h"
 
 namespace mtrain {
 
@@ -23,6 +23,6 @@ struct NcclGroup {
 // work of all ranks on the GPU is broken off.
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,
-                                                std::unique_ptr<RollCall> roll_call);
+                                                std::unique_ptr<FailureReporter> reporter);
 
 }  // namespace mtrain

@@ -103,7 +103,7 @@ class NcclTransport : public Transport {
     }
     return nccl_communicator(
         api_, comm, {.name = name, .ranks = ranks, .rank = rank, .timeout = options_.timeout},
-        std::make_unique<RollCall>(store_, name, rank, n, options_.timeout));
+        std::make_unique<FailureReporter>(store_, name, rank, n, options_.timeout));
   }
 
  private:

@@ -21,7 +21,7 @@
 
 namespace mtrain {
 
-class Board {
+class SharedMemoryChannel {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -31,10 +31,10 @@ class Board {
   // Memory for a group of `ranks`; zeroed before the first of them uses it.
   static size_t bytes(int ranks);
 
-  // `memory` outlives the board. `gone(rank)` asks whether a peer's process has ended; it may be
+  // `memory` outlives the channel. `gone(rank)` asks whether a peer's process has ended; it may be
   // empty.
-  Board(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
-        std::function<bool(int)> gone);
+  SharedMemoryChannel(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
+                      std::function<bool(int)> gone);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }

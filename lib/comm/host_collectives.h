@@ -12,9 +12,9 @@ namespace mtrain {
 
 // All ranks make the same calls in the same order. `compute` stands still meanwhile, so that the
 // wait counts as exposed communication.
-class Control {
+class HostCollectives {
  public:
-  Control(World& world, Device& device);
+  HostCollectives(World& world, Device& device);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -25,7 +25,7 @@ class Control {
 
  private:
   int rank_, size_;
-  Group everyone_;
+  Group world_group_;
   Stream *compute_, *on_ = nullptr;  // no stream for one rank
 };
 

@@ -22,18 +22,18 @@ struct GroupCall {
 };
 
 // How it fails.
-struct CallFailure {
+struct CollectiveFailure {
   int peer;  // rank in the group that it has to do with; -1: unknown
   bool sending;
   bool timed_out;    // else the connection broke
   std::string text;  // what the library says; "": the failure is another rank's
 };
 
-class RollCall {
+class FailureReporter {
  public:
   // `store` answers within a short time or throws.
-  RollCall(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
-           std::chrono::nanoseconds timeout);
+  FailureReporter(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
+                  std::chrono::nanoseconds timeout);
 
   // The first abort of the group says why, to all. Any thread.
   void abort(std::string_view reason) noexcept;
@@ -42,9 +42,9 @@ class RollCall {
   bool heard();
 
   // Tells the others where this rank stands; before it breaks its connections.
-  void report(const GroupCall& call, const CallFailure& failure) noexcept;
+  void report(const GroupCall& call, const CollectiveFailure& failure) noexcept;
   // What to throw, after waiting a while for the others' reports.
-  CommError explain(const GroupCall& call, const CallFailure& failure);
+  CommError explain(const GroupCall& call, const CollectiveFailure& failure);
 
  private:
   struct Report {
@@ -57,7 +57,7 @@ class RollCall {
   std::string abort_reason();  // "" while none has aborted
   void collect(std::map<int, Report>& reports);
   std::set<int> behind(uint64_t number, const std::map<int, Report>& reports) const;
-  CommError verdict(const GroupCall& call, const CallFailure& failure,
+  CommError verdict(const GroupCall& call, const CollectiveFailure& failure,
                     const std::map<int, Report>& reports) const;
 
   const std::shared_ptr<Store> store_;
