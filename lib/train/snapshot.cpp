@@ -52,10 +52,7 @@ Tensor assemble(Stream& on, const Parameter& p, const Tensor& units) {
 
 // Files hold fp32, also of weights that are trained in bf16 alone.
 Tensor as_fp32(Stream& on, const Tensor& x) {
-  if (x.dtype() == DType::f32) return x;
-  const Tensor wide = Tensor::empty(on, {x.count()}, DType::f32, MemoryCategory::buffers);
-  ops::cast(on, x, wide);
-  return wide;
+  return ops::in_dtype(on, x, DType::f32, MemoryCategory::buffers);
 }
 
 // The parameters of the whole model, and for each the first rank that saves it.
