@@ -1,5 +1,5 @@
-// What the ranks of a failing group tell each other through the store, so that all can name the
-// culprit: who gave up and why, and else who does not answer.
+// The ranks of a failing group tell each other through the store where they stand, so that all can
+// name the culprit: the rank that gave up and why, or else the rank that does not answer.
 #pragma once
 #include <chrono>
 #include <map>
@@ -14,19 +14,19 @@
 
 namespace mtrain {
 
-// Where a rank stands when its call fails.
+// The call at which a rank stands when it fails.
 struct GroupCall {
-  uint64_t number = 0;   // of collectives: ranks count them alike
-  std::string what;      // "all_reduce of 10 fp32", alike on all ranks
-  bool message = false;  // between two ranks; the others need not take part
+  uint64_t number = 0;   // counts collectives, the same on all ranks
+  std::string what;      // such as "all_reduce of 10 fp32", the same on all ranks
+  bool message = false;  // goes between two ranks; the others need not take part
 };
 
-// How it fails.
+// How the call fails.
 struct CollectiveFailure {
-  int peer;  // rank in the group that it has to do with; -1: unknown
+  int peer;  // the rank of the group at the other end; -1: unknown
   bool sending;
-  bool timed_out;    // else the connection broke
-  std::string text;  // what the library says; "": the failure is another rank's
+  bool timed_out;    // otherwise the connection broke
+  std::string text;  // the library's words; "" where another rank has failed
 };
 
 class FailureReporter {
@@ -35,15 +35,16 @@ class FailureReporter {
   FailureReporter(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
                   std::chrono::nanoseconds timeout);
 
-  // The first abort of the group says why, to all. Any thread.
+  // Tells all ranks why this one gives up; the group's first reason counts. Any thread may call it.
   void abort(std::string_view reason) noexcept;
 
-  // Whether a rank has aborted or told of a failure: for backends whose connections do not break.
+  // Whether a rank has aborted or reported a failure. Backends whose connections do not break ask
+  // it.
   bool heard();
 
-  // Tells the others where this rank stands; before it breaks its connections.
+  // Tells the others where this rank stands. It is called before this rank breaks its connections.
   void report(const GroupCall& call, const CollectiveFailure& failure) noexcept;
-  // What to throw, after waiting a while for the others' reports.
+  // Waits a while for the others' reports and returns the error to throw.
   CommError explain(const GroupCall& call, const CollectiveFailure& failure);
 
  private:

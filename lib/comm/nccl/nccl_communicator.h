@@ -1,4 +1,4 @@
-// Collectives over NCCL: calls enqueue on the stream and return; a watchdog sees them end.
+// Collectives over NCCL. Calls enqueue on the stream and return; a watchdog sees them end.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -18,8 +18,8 @@ struct NcclGroup {
   std::chrono::nanoseconds timeout;
 };
 
-// Takes `comm`, which is connected. A call that the stream has reached, and that does not end
-// within the timeout, ends in LaunchContext::late with the ranks that did not arrive, and the
+// Takes `comm`, which is connected. Where the stream has reached a call that does not end within
+// the timeout, LaunchContext::late gets an error that names the ranks that did not arrive, and the
 // work of all ranks on the GPU is broken off.
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,
