@@ -74,7 +74,7 @@ TEST_CASE("a size that the recipe allows is one that the schedule can have, and 
   CHECK(refused_sizes > 100);
 }
 
-TEST_CASE("names as the recipe takes them") {
+TEST_CASE("a schedule is known by every spelling of its name") {
   CHECK(schedule_name("ZBVZeroBubble") == "v_schedule");
   CHECK(schedule_name("Interleaved-1F1B") == "interleaved_1f1b");
   CHECK(schedule_name("bogus") == "bogus");
