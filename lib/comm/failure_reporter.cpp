@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Ranks that fail together report within milliseconds; one that is busy may take longer.
+// How long a rank waits for reports: most come within milliseconds, those of busy ranks later.
 constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
 
 std::string gave_up(int rank, std::string_view reason) {
@@ -102,8 +102,8 @@ CommError FailureReporter::explain(const GroupCall& call, const CollectiveFailur
   }
 }
 
-// Whom a collective waits for: who does not answer; else who is at the earliest call. A rank that
-// answers from an earlier one waits itself.
+// Returns the ranks that a collective waits for: those that do not answer, or else those at the
+// earliest call. (A rank that answers from an earlier call is itself waiting.)
 std::set<int> FailureReporter::behind(uint64_t number, const std::map<int, Report>& reports) const {
   std::set<int> silent, earliest;
   uint64_t lowest = number;
@@ -131,7 +131,7 @@ CommError FailureReporter::verdict(const GroupCall& call, const CollectiveFailur
   }
   const auto silent = [&](int rank) { return !reports.contains(rank); };
   std::set<int> culprits;
-  // Whose connection broke and who does not answer has ended; survivors break theirs too.
+  // A rank has ended if its connection broke and it does not answer; survivors break theirs too.
   if (!slow)
     for (const auto& [rank, r] : reports)
       if (r.peer >= 0 && silent(r.peer)) culprits.insert(r.peer);

@@ -15,12 +15,12 @@ namespace mtrain {
 namespace {
 
 constexpr size_t kLine = 64;  // a cache line: words of different ranks do not share one
-// A wait looks about for dead peers this often.
+// How often a wait checks for dead peers.
 constexpr std::chrono::milliseconds kSlice{20};
 
 size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Not the private kind: the word may be shared between processes.
+// The futex is not private: processes may share its word.
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr,
                  0);
@@ -38,7 +38,7 @@ void pause_briefly() {
 
 struct SharedMemoryChannel::Header {
   alignas(kLine) std::atomic<uint32_t> aborting;  // 1: somebody writes the reason
-  std::atomic<uint32_t> aborted;                  // 1 + the rank that did; the reason is written
+  std::atomic<uint32_t> aborted;  // 1 + the rank that aborted, once its reason is written
   char reason[400];
 };
 
@@ -47,7 +47,7 @@ struct SharedMemoryChannel::RankState {
   std::atomic<uint32_t> written_sleepers;
   alignas(kLine) std::atomic<uint32_t> read;  // steps that this rank has read to the end
   std::atomic<uint32_t> read_sleepers;
-  // Rung by every peer that moves a message from or to this rank.
+  // Every peer that moves a message from or to this rank rings it.
   alignas(kLine) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> bell_sleepers;
 };
@@ -171,7 +171,7 @@ void SharedMemoryChannel::await_step(int peer, uint32_t step, bool done, const D
 void SharedMemoryChannel::begin_step(const std::function<void(std::byte*)>& write,
                                      const Deadline& deadline) {
   check_not_aborted();
-  // The slot is free when all have read what stood in it two steps ago.
+  // The slot is free when all ranks have read what it held two steps ago.
   for (int peer = 0; peer < ranks_; ++peer) await_step(peer, step_ - 2, true, deadline);
   write(slot(rank_, step_));
   change(state(rank_).written, step_ + 1, state(rank_).written_sleepers);

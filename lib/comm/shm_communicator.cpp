@@ -86,7 +86,8 @@ class ShmCommunicator : public Communicator {
                   const std::vector<int64_t>& receives, const LaunchContext&) override {
     const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
     begin();
-    // The longest part of any pair decides the number of steps, so all tell theirs first.
+    // The longest part of any pair decides the number of steps, so all ranks tell their sizes
+    // first.
     int64_t longest = *std::max_element(sends.begin(), sends.end());
     step([&](std::byte* slot) { std::memcpy(slot, sends.data(), sends.size() * sizeof(int64_t)); },
          [&](int peer, const std::byte* slot) {

@@ -28,7 +28,7 @@ double skewed_idle(Size s) {
   const int64_t V = s.stages_per_rank, M = s.micro_batches;
   return double(V * std::max<int64_t>(0, s.pp - M) + std::min(s.pp, M) - 1) / double(V * M);
 }
-// As published, for M >= P; with fewer it takes longer.
+// As published, for M >= P; fewer micro-batches take longer.
 double zero_bubble_idle(Size s) {
   return double(s.pp - 1) / double(3 * s.stages_per_rank * s.micro_batches);
 }

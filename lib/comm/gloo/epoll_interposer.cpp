@@ -6,7 +6,7 @@
 #include <atomic>
 
 namespace {
-// The function below belongs to the whole process, and so do these.
+// The function below serves the whole process, and so do these.
 std::atomic<bool> g_yields{true};
 std::atomic<uint64_t> g_polls{0};
 }  // namespace

@@ -43,7 +43,8 @@ class GlooCommunicator : public Communicator {
         sent_(size_t(ranks_)),
         received_(size_t(ranks_)) {}
 
-  // Well before the timeout of a peer that is still at work: to that one this rank has gone.
+  // Parting ends well before the timeout of a peer that is still at work and thinks this rank is
+  // gone.
   ~GlooCommunicator() override {
     if (!dead_ && !aborted_) mesh_->part(Clock::now() + std::min(timeout_ / 4, kPartingTime));
   }
@@ -91,7 +92,7 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Down a chain of ranks, which begins at the root; few bytes straight to all.
+  // Data goes down a chain of ranks from the root; few bytes go straight to all.
   void broadcast(Span data, int root, const LaunchContext&) override {
     collective(
         fmt::format("broadcast of {} {} from {}", data.count, dtype_name(data.dtype), root), [&] {
@@ -142,9 +143,9 @@ class GlooCommunicator : public Communicator {
   int next() const { return (me_ + 1) % ranks_; }
   int before() const { return (me_ + ranks_ - 1) % ranks_; }
   int wrap(int rank) const { return (rank % ranks_ + ranks_) % ranks_; }
-  // Shard r of n elements: evenly spread.
+  // Where shard r of n elements begins; shards are spread evenly.
   int64_t begin(int64_t n, int r) const { return part_begin(n, ranks_, r); }
-  // Beginning with the next rank, so that not all turn to the same one.
+  // Begins with the next rank, so that not all ranks turn to the same one.
   template <class F>
   void for_peers(const F& f) const {
     for (int i = 1; i < ranks_; ++i) f((me_ + i) % ranks_);
@@ -187,7 +188,7 @@ class GlooCommunicator : public Communicator {
     }
   }
 
-  // Whole messages, in pieces; one without bytes is one piece.
+  // Moves whole messages in pieces; a message without bytes is one piece.
   void send(int to, const void* data, int64_t bytes) {
     int64_t first = 0;
     do {
@@ -221,8 +222,8 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Data of the others have come: the last of the ranks has started, too. Later data of the same
-  // call tell no more.
+  // Data of all others has come, so the last rank has started, too. Later data of the same call
+  // tells nothing new.
   void others_are_here() {
     if (!std::exchange(all_here_, true)) last_start_ = Clock::now();
   }
@@ -249,7 +250,7 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Everybody gets everything and sums it in the order of the ranks.
+  // Every rank gets all data and sums it in the order of the ranks.
   void reduce_all(Span data, Reduce op) {
     const int64_t bytes = data.bytes();
     std::byte* all = scratch(ranks_ * bytes);
@@ -281,7 +282,7 @@ class GlooCommunicator : public Communicator {
                       std::clamp(kScratchBytes / (2 * ranks_), int64_t(4096), kPieceBytes) / size,
                   longest = begin(in.count, 1);
     std::byte* memory = scratch(2 * ranks_ * chunk * size);
-    // Of shard r, the elements in the chunk that begins at `first`.
+    // How many elements shard r has in the chunk that begins at `first`.
     const auto count = [&](int r, int64_t first) {
       return std::clamp<int64_t>(begin(in.count, r + 1) - begin(in.count, r) - first, 0, chunk);
     };
@@ -309,8 +310,8 @@ class GlooCommunicator : public Communicator {
     await_all();
   }
 
-  // source(i) and target(i) are what goes out and comes in as piece i. received(i) must make the
-  // source of piece i + 2 ready.
+  // source(i) is the memory that goes out as piece i, target(i) the memory into which piece i
+  // comes. received(i) must make the source of piece i + 2 ready.
   template <class Source, class Target, class Received>
   void run_ring(const RingPieces& ring, const Source& source, const Target& target,
                 const Received& received) {
@@ -332,7 +333,7 @@ class GlooCommunicator : public Communicator {
     }
   }
 
-  // Partial sums travel; the last to add is the shard's rank.
+  // Partial sums travel around the ring; the shard's own rank adds last.
   void reduce_around(ConstSpan in, std::byte* out, Reduce op) {
     const int64_t size = dtype_size(in.dtype);
     const RingPieces ring(in.count, ranks_, kPieceBytes / size);
@@ -362,7 +363,7 @@ class GlooCommunicator : public Communicator {
         });
   }
 
-  // This rank's shard of `data` to all, theirs to it.
+  // Sends this rank's shard of `data` to all ranks and receives theirs.
   void gather(Span data) {
     if (data.count == 0) return meet();
     const int64_t size = dtype_size(data.dtype);
@@ -395,7 +396,7 @@ class GlooCommunicator : public Communicator {
   const std::chrono::nanoseconds timeout_;
   const int me_, ranks_;
   std::atomic<bool> aborted_{false};
-  // Of the calls' thread:
+  // Only the thread that makes the calls uses what follows.
   std::optional<std::string> dead_;  // why
   uint64_t calls_ = 0, slot_ = 0;
   std::vector<uint64_t> sent_, received_;  // messages, by peer

@@ -23,9 +23,10 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr auto kWatch = milliseconds(10);  // between two looks at the calls under way
-// Between two questions to the store, which serves all ranks; a healthy call ends before the first.
+// The time between two questions to the store, which serves all ranks. A healthy call ends before
+// the first question.
 constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
-// For peers to finish what they still read, at the end.
+// The time that peers get at the end to finish what they still read.
 constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
 
 const char* name(Reduce op) {
@@ -77,7 +78,7 @@ class NcclCommunicator : public Communicator {
                [&] { return api_->all_gather(in, out, comm_, context.cuda); });
   }
 
-  // NCCL has it as messages of one group, those to oneself included.
+  // NCCL does this by messages of one group, including those to oneself.
   void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
                   const std::vector<int64_t>& receives, const LaunchContext& context) override {
     std::vector<Transfer> transfers;
@@ -194,7 +195,7 @@ class NcclCommunicator : public Communicator {
     if (failure) fail(*failure);
   }
 
-  // Of the first call under way: whether it has failed. With the lock.
+  // Returns whether the first call under way has failed. The caller holds the lock.
   std::optional<CollectiveFailure> look() {
     while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
     if (calls_.empty()) return {};
@@ -208,7 +209,8 @@ class NcclCommunicator : public Communicator {
                                          std::chrono::duration<double>(group_.timeout).count())};
   }
 
-  // Nothing in NCCL tells a rank that another has given up. With the lock.
+  // Asks the store: NCCL does not tell a rank that another one has given up. The caller holds the
+  // lock.
   bool asks_now() {
     if (calls_.empty() || !calls_.front().started) return false;
     const auto now = Clock::now();
@@ -218,7 +220,7 @@ class NcclCommunicator : public Communicator {
     return true;
   }
 
-  // Ends the group: what to throw. Host thread and watchdog may both see it fail.
+  // Ends the group and returns the error to throw. Host thread and watchdog may both see it fail.
   CommError fail(const CollectiveFailure& failure) {
     const std::lock_guard one(failing_);
     GroupCall about;
@@ -239,7 +241,7 @@ class NcclCommunicator : public Communicator {
     return dead_.has_value();
   }
 
-  // The stream hears of it before NCCL lets it go on.
+  // The stream gets the error before NCCL lets it go on.
   void die(const CommError& error) {
     const std::lock_guard lock(mutex_);
     dead_ = error.message();
@@ -250,7 +252,7 @@ class NcclCommunicator : public Communicator {
   }
 
   std::string place(const Call& call) const {
-    // World puts the ranks behind the name.
+    // World appends the ranks to the name.
     return fmt::format("call {}, {}, of group {} on rank {} ({} of {} in the group)", call.number,
                        call.call.what, group_.name.substr(0, group_.name.find(':')),
                        group_.ranks[size_t(group_.rank)], group_.rank, group_.ranks.size());

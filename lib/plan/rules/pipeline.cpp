@@ -1,4 +1,4 @@
-// Layers into stages, micro-batches into schedules.
+// Rules of pipelines: how layers divide into stages, and which sizes a schedule can have.
 #include <algorithm>
 #include <filesystem>
 #include <functional>
