@@ -1,4 +1,4 @@
-// Gated and plain activations of the MLP. All operands of one are fp32, or all bf16.
+// Gated and plain activations of the MLP. The operands of a call are all fp32 or all bf16.
 #pragma once
 #include "base/span.h"
 
@@ -6,7 +6,8 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct SwigluForward {  // y = silu(gate) * up (Shazeer 2020); gate_up holds (gate | up) in each row
+// y = silu(gate) * up (Shazeer 2020); each row of gate_up holds gate, then up.
+struct SwigluForward {
   ConstSpan gate_up_T2F;
   Span y_TF;
   int64_t T, F;
@@ -14,11 +15,12 @@ struct SwigluForward {  // y = silu(gate) * up (Shazeer 2020); gate_up holds (ga
 struct SwigluBackward {
   ConstSpan gate_up_T2F, dy_TF;
   Span dgate_up_T2F;  // may be gate_up_T2F
-  Span y_TF;  // optional: the forward's output again, for the weight gradient that follows; may be
-              // dy_TF
+  // Optional: gets the forward's output again, for the weight gradient that follows; may be dy_TF.
+  Span y_TF;
   int64_t T, F;
 };
-struct GeluForward {  // tanh approximation where `tanh`, else erf
+// gelu by its tanh approximation, or by erf without `tanh`.
+struct GeluForward {
   ConstSpan x;
   Span y;
   int64_t count;
@@ -27,7 +29,7 @@ struct GeluForward {  // tanh approximation where `tanh`, else erf
 struct GeluBackward {
   ConstSpan x, dy;
   Span dx;  // may be x or dy
-  Span y;   // optional: the forward's output again; may be dy
+  Span y;   // optional: gets the forward's output again; may be dy
   int64_t count;
   bool tanh = true;
 };

@@ -1,11 +1,10 @@
-// Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix;
-// grouped-query heads. Nothing is rounded between q and out but the inputs themselves: scores,
-// probabilities and sums are fp32. q, k, v, out, dout are all fp32 or all bf16; the forward's out
-// and the gradients may be fp32 too.
+// Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix,
+// for grouped-query heads. Scores, probabilities and sums are fp32: only the inputs are rounded. q,
+// k, v, out and dout are all fp32 or all bf16; the forward's out and the gradients may be fp32 too.
 //
-// Keys may also come block by block (Liu et al. 2023, ring attention): the forward of each gives an
-// fp32 out and lse, kernels/attention_merge.h folds them into one, and the backwards of the blocks,
-// given the merged out and lse, add up to the gradients of the whole.
+// Keys may also come block by block (Liu et al. 2023, ring attention). The forward of each block
+// then gives an fp32 out and lse, kernels/attention_merge.h folds them into one, and the backwards
+// of the blocks, given the merged out and lse, add up to the gradients of the whole.
 #pragma once
 #include "base/span.h"
 
@@ -13,8 +12,8 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// A (row of tokens) x heads x D view: element (s, b, h, d) is data[(s * B + b) * token_stride + h *
-// D + d].
+// A view of tokens x heads x D. Element (s, b, h, d) is
+// data[(s * B + b) * token_stride + h * D + d].
 struct HeadView {
   ConstSpan data;
   int64_t token_stride = 0;
@@ -24,7 +23,8 @@ struct HeadSpan {
   int64_t token_stride = 0;
 };
 
-// Documents packed into one sequence: document d has the rows [begin[d], end[d]), int32, rising.
+// Documents packed into one sequence: document d has the rows [begin[d], end[d]). The numbers are
+// int32 and rise.
 struct DocumentRows {
   ConstSpan begin, end;
 };
@@ -32,34 +32,40 @@ struct DocumentRows {
 struct AttentionShape {
   int64_t B;        // sequences
   int64_t Sq, Skv;  // query and key rows of each sequence
-  int64_t A, G,
-      D;  // query heads, kv heads (A % G == 0; query head a reads kv head a / (A / G)), head dim
+  int64_t A;        // query heads
+  int64_t G;        // kv heads; G divides A, and query head a reads kv head a / (A / G)
+  int64_t D;        // head dim
   bool causal = true;
-  int64_t q_start =
-      0;  // position of query row 0 minus position of key row 0: row i sees keys j <= i + q_start
-  int64_t window = 0;  // sliding window: row i sees keys j > i + q_start - window; 0: no window
-  // Optional, of as many documents each: a row sees only keys of its own document. Causal then
-  // means that a document's last row sees its last key. Needs B = 1 and q_start = 0.
+  // The position of query row 0 minus that of key row 0: causal row i sees the keys j <= i +
+  // q_start.
+  int64_t q_start = 0;
+  int64_t window = 0;  // row i sees only keys j > i + q_start - window; 0: no window
+  // Optional. Both list the same number of documents, and a row sees only keys of its own document;
+  // causal then means that a document's last row sees its last key. Needs B = 1 and q_start = 0.
   DocumentRows q_documents, kv_documents;
-  bool document_gaps = false;  // rows may belong to no document, and then see no key
+  bool document_gaps = false;  // some rows belong to no document, and see no key
   float scale;                 // usually 1 / sqrt(D)
-  int64_t lse_stride = 0;      // from one head of an lse to the next; 0: Sq
+  int64_t lse_stride = 0;      // elements from one head of an lse to the next; 0: Sq
 };
 
 struct AttentionForward {
   AttentionShape shape;
   HeadView q, k, v;
   HeadSpan out;
-  Span lse;  // fp32 (B, A, Sq): log of the softmax sum, kept for backward; a row that sees no key
-             // gets -inf and out 0
+  // fp32 (B, A, Sq): the logarithm of the softmax's sum, kept for backward. A row that sees no key
+  // gets -inf, and out 0.
+  Span lse;
 };
 
 struct AttentionBackward {
   AttentionShape shape;
   HeadView q, k, v, out, dout;
-  ConstSpan lse;                         // fp32, the forward's
+  ConstSpan lse;                         // the forward's, fp32
   HeadSpan dq, dk, dv;                   // must not overlap the inputs
-  bool add_dq = false, add_dkv = false;  // added to, where they else are written
+  bool add_dq = false, add_dkv = false;  // adds to dq, or to dk and dv, instead of overwriting
+  // Adds in one order, so that equal calls give equal bits. Without it cuDNN adds to dq as blocks
+  // of keys are done, which is faster and needs less memory; all other kernels ignore it.
+  bool fixed_order = true;
 };
 
 namespace cpu {
@@ -69,12 +75,6 @@ void run(const AttentionBackward&);
 namespace cuda {
 void run(const AttentionForward&, CUstream_st*);
 void run(const AttentionBackward&, CUstream_st*);
-
-// Whether the backward's sums have one order, so that equal calls give equal bits: from the start
-// they have. Without it cuDNN adds to dq as blocks of keys are done, which is faster and needs less
-// memory. Of the process.
-void fix_attention_order(bool fixed);
-bool attention_order_is_fixed();
 }  // namespace cuda
 
 }  // namespace mtrain::kernels

@@ -1,4 +1,5 @@
-// Folds the attention of some queries over one block of keys into that over the blocks before it:
+// Folds the attention of some queries over one block of keys into their attention over the blocks
+// before it:
 //
 //     lse' = log(e^lse + e^block_lse),  out' = e^(lse - lse') out + e^(block_lse - lse') block_out
 //
@@ -15,7 +16,7 @@ struct AttentionMerge {
   ConstSpan block_out_TN;  // (S * B, A * D), fp32 or bf16
   ConstSpan block_lse;     // fp32 (B, A, S)
   Span out_TN;             // fp32
-  Span lse;  // fp32, heads lse_stride apart: its rows may be some of a longer sequence
+  Span lse;  // fp32; heads are lse_stride apart, since its rows may be part of a longer sequence
   int64_t B, S, A, D;
   int64_t lse_stride;  // >= S
 };

@@ -1,5 +1,5 @@
-// Copies rectangles between two matrices: sequence chunks into another order, heads into parts by
-// destination and back.
+// Copies rectangles between two matrices. It brings the chunks of a sequence into another order,
+// and heads into parts by their destination and back.
 #pragma once
 #include <vector>
 
@@ -15,9 +15,9 @@ struct CopyBlock {
 
 struct CopyBlocks {
   ConstSpan from;
-  Span to;                        // of from's dtype; must not overlap it
+  Span to;                        // has from's dtype and must not overlap it
   int64_t from_width, to_width;   // columns of the two matrices
-  std::vector<CopyBlock> blocks;  // no element is written twice
+  std::vector<CopyBlock> blocks;  // write no element twice
 };
 
 namespace cpu {

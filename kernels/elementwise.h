@@ -1,4 +1,4 @@
-// Memory-bound odds and ends.
+// Element-wise operations, all bound by memory.
 #pragma once
 #include "base/span.h"
 
@@ -6,36 +6,40 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct Add {  // y = a + b, each fp32 or bf16; y may be a or b
+// y = a + b; each may be fp32 or bf16, and y may be a or b.
+struct Add {
   ConstSpan a, b;
   Span y;
 };
-struct Cast {  // y = x in y's type (fp32 <-> bf16, or a copy)
+// y = x in y's dtype: fp32 <-> bf16, or a copy.
+struct Cast {
   ConstSpan x;
   Span y;
 };
-struct Fill {  // y = value
+// y = value.
+struct Fill {
   Span y;
   float value = 0;
 };
-// Normal numbers of deviation std: element i is number first_index + i of the stream `key`.
+// y = normal numbers of deviation std: element i is number first_index + i of the random stream
+// `key`.
 struct FillNormal {
   Span y;  // fp32
   uint64_t key;
   int64_t first_index = 0;
   float std;
 };
-// y = x / (1 - p) where kept, else 0. Element i of the buffer is global element first_index + i of
-// the stream `key`, and its fate is a function of those two alone, so that every layout drops the
-// same elements. The backward is the same on dy. Element i is kept where word i % 4 of Philox block
-// i / 4 of `key` (base/rng.h) is at least p * 2^32, on every backend.
+// y = x / (1 - p) where an element is kept, else 0. Element i of the buffer is global element
+// n = first_index + i, and is kept where word n % 4 of Philox block n / 4 of `key` (base/rng.h) is
+// at least p * 2^32: every backend and every layout drops the same elements. The backward is the
+// same operation on dy.
 struct Dropout {
   ConstSpan x;
   Span y;  // may be x
   uint64_t key;
   int64_t first_index = 0;
   float p;
-  ConstSpan key_in_memory = {};  // optional, one int64: read when it runs, instead of `key`
+  ConstSpan key_in_memory = {};  // optional, one int64: read at run time, replaces `key`
 };
 
 namespace cpu {

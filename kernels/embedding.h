@@ -1,5 +1,5 @@
-// Token (and learned position) embedding. The backward is deterministic. A table may be a shard of
-// the vocabulary's: ids of other rows then embed to 0 and have no gradient here.
+// Embedding of tokens and, optionally, of learned positions. The backward is deterministic. A table
+// may hold a shard of the vocabulary: ids of other rows then embed to 0 and have no gradient here.
 #pragma once
 #include "base/span.h"
 
@@ -7,17 +7,19 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct EmbeddingForward {       // out[t] = table[id[t]] (+ position_table[position[t]])
+// out[t] = table[id[t]] + position_table[position[t]].
+struct EmbeddingForward {
   ConstSpan id_T;               // int32, in [0, vocabulary)
   ConstSpan table_VH;           // fp32 or bf16
-  ConstSpan position_T;         // int32; with position_table_PH, optional
-  ConstSpan position_table_PH;  // of table_VH's dtype; not with a shard
+  ConstSpan position_T;         // int32; optional, goes with position_table_PH
+  ConstSpan position_table_PH;  // has table_VH's dtype; never given with a shard
   Span out_TH;                  // fp32 or bf16
   int64_t T, H, V;
-  int64_t first_row = 0;   // of the table in the vocabulary
+  int64_t first_row = 0;   // where the table's rows begin in the vocabulary
   int64_t vocabulary = 0;  // 0: V
 };
-struct EmbeddingBackward {  // dtable[id[t]] += dout[t], in the order of t
+// dtable[id[t]] += dout[t], in the order of t.
+struct EmbeddingBackward {
   ConstSpan id_T;
   ConstSpan dout_TH;  // fp32 or bf16
   Span dtable_VH;     // fp32, accumulated into

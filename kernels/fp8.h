@@ -1,5 +1,5 @@
-// Tensors in 8 bits with one scale each: q = x * scale rounded to nearest even, which stands for
-// q * inverse. Deterministic: a maximum has no order.
+// Tensors in 8 bits with one scale each: q is x * scale rounded to nearest even, and stands for
+// q * inverse. All of it is deterministic: a maximum does not depend on the order.
 #pragma once
 #include "base/span.h"
 
@@ -7,34 +7,37 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// amax[0] = the largest |x|, 0 of none; what is not finite does not count.
+// amax[0] = the largest finite |x|, or 0 where there is none.
 struct Amax {
   ConstSpan x;                 // fp32 or bf16
   Span amax;                   // fp32, one element
-  Span scale, inverse;         // optional, fp32, one element each: written for x in this type
+  Span scale, inverse;         // optional, fp32, one element each: x's scale for `type`
   DType type = DType::f8e4m3;  // f8e4m3 or f8e5m2
   int margin = 0;              // scale = largest_float8(type) / (amax 2^margin); 1 where amax = 0
 };
 
-// Either result is optional, and x is read once for both.
+// Writes x in 8 bits, and its transpose. Either result is optional, and x is read once for both.
 struct Quantize {
   ConstSpan x_TN;   // fp32 or bf16
   ConstSpan scale;  // fp32, one element
-  Span y_TN;  // f8e4m3 or f8e5m2. Beyond the type's range its largest number; what is not finite
-              // becomes NaN
-  Span y_NT;  // the transpose, each row of `stride` elements: zeros behind the T-th. A multiple of
-              // 16, and the address on a 16-byte border
+  // f8e4m3 or f8e5m2. Numbers beyond the type's range become its largest number, and those that are
+  // not finite become NaN.
+  Span y_TN;
+  // The transpose: rows of `stride` elements, with zeros behind the T-th. `stride` is a multiple of
+  // 16, and the address lies on a 16-byte border.
+  Span y_NT;
   Span amax;  // optional, fp32, one element: becomes the largest finite |x| where that is larger
   int64_t T, N, stride = 0;
 };
 
-// Delayed scaling of C tensors: what they had in this step goes into their history, and that gives
-// the scales of the next step (Micikevicius et al. 2022). A scale whose amaxes are 0 stays.
+// Delayed scaling of C tensors (Micikevicius et al. 2022): their maxima of this step go into their
+// histories, and the histories give the scales of the next step. A scale stays as it is where the
+// amax that decides it is 0.
 struct UpdateScales {
-  Span amax_C;          // fp32; 0 afterwards
-  Span history_CL;      // fp32, the amaxes of L steps in a ring
-  int64_t C, L, place;  // in [0, L): of this step in the ring
-  bool most_recent;     // the last amax decides; else the largest of the history
+  Span amax_C;          // fp32; becomes 0
+  Span history_CL;      // fp32, a ring that holds the amaxes of L steps
+  int64_t C, L, place;  // `place` in [0, L) is this step's place in the ring
+  bool most_recent;     // the last amax decides, and not the largest of the history
   DType type;
   int margin;
   Span scale_C, inverse_C;

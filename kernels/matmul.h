@@ -1,4 +1,4 @@
-// C = op(A) op(B) (+ bias) or C += op(A) op(B), fp32 accumulation, row-major.
+// C = op(A) op(B) + bias, or C += op(A) op(B), of row-major matrices with fp32 sums.
 #pragma once
 #include "base/bf16_arithmetic.h"
 #include "base/span.h"
@@ -7,9 +7,9 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// a, b, bias_N and c_MN are fp32 or bf16, each for itself. Or a and b are 8-bit floats, not both
-// f8e5m2, with trans_b alone (both lie along K), K and N multiples of kFloat8Multiple and addresses
-// on 16-byte borders: what tensor cores take.
+// a, b, bias_N and c_MN may each be fp32 or bf16. Instead, a and b may be 8-bit floats in the form
+// that tensor cores take: not both f8e5m2, with trans_b alone (both lie along K), K and N multiples
+// of kFloat8Multiple, and addresses on 16-byte borders.
 constexpr int64_t kFloat8Multiple = 16;
 struct Matmul {
   ConstSpan a;       // (M, K), or (K, M) where trans_a
@@ -18,18 +18,18 @@ struct Matmul {
   Span c_MN;         // accumulate needs fp32
   int64_t M, N, K;
   bool trans_a = false, trans_b = false;
-  bool accumulate = false;                        // C += instead of C =
+  bool accumulate = false;                        // adds to C
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies two bf16 operands
-  // Of 8-bit operands, which stand for their elements times this; fp32, one element each.
+  // For 8-bit operands: the factors of their elements; fp32, one element each.
   ConstSpan a_inverse = {}, b_inverse = {};
-  bool fast = false;  // of 8-bit operands: the hardware's own, shorter sums
-  // What is computed beside the product, at most one of them; not of 8-bit operands.
-  Span gelu_input_MN = {};     // the product goes here, and C = gelu(product), the tanh form
-  ConstSpan dgelu_of_MN = {};  // C = product * gelu'(this), the tanh form
-  Span a_sums_M = {};          // fp32: += the sums over K of op(A), where A is transposed
+  bool fast = false;  // for 8-bit operands: sums as short as the hardware's own
+  // Epilogues: at most one of them, and none for 8-bit operands. Here GEMM is op(A) op(B) + bias.
+  Span gelu_input_MN = {};     // gets the GEMM, and C = gelu(GEMM) in the tanh form
+  ConstSpan dgelu_of_MN = {};  // C = GEMM * gelu'(this), in the tanh form
+  Span a_sums_M = {};          // fp32: adds the sums over K of op(A); A must be transposed
 };
 
-// Whether the product is one of 8 bits, and within the rules for those but the addresses'.
+// Whether an operand has 8 bits; and whether such operands keep all rules above but the addresses'.
 inline bool is_float8(const Matmul& m) { return is_float8(m.a.dtype) || is_float8(m.b.dtype); }
 inline bool float8_fits(const Matmul& m) {
   const bool types = is_float8(m.a.dtype) && is_float8(m.b.dtype) &&

@@ -1,4 +1,4 @@
-// A matmul with what is computed beside it, as kernels one after another.
+// A matmul and its epilogue as separate kernels, one after the other.
 #pragma once
 #include "base/error.h"
 #include "kernels/activation.h"
@@ -23,7 +23,7 @@ inline void check_epilogue(const Matmul& m) {
            dtype_name(m.a_sums_M.dtype), m.M, m.trans_a ? "" : "not ");
 }
 
-// run(a kernel's arguments)
+// Calls run(arguments) for each kernel, in order.
 template <class Run>
 void run_apart(const Matmul& m, const Run& run) {
   Matmul product = m;

@@ -1,10 +1,11 @@
-// Tokens in the order of their experts, and back (Gale et al. 2023, "MegaBlocks"). A token chooses
-// K of E experts. Each choice has a row among those that the experts compute on: experts in turn,
-// and an expert's rows in the order of the tokens, so that no result depends on threads. Choice
-// (t, k) has the number t K + k. A choice may be dropped: it has no row. R rows are those that are
-// computed on, which may leave the last ones out: choices of these are dropped, too.
+// Brings tokens into the order of their experts, and back (Gale et al. 2023, "MegaBlocks"). Each of
+// T tokens chooses K of E experts; choice (t, k) has the number t K + k. Each choice has a row
+// among those that the experts compute on: the experts follow one another, and an expert's rows
+// keep the order of the tokens, so that no result depends on threads. A dropped choice has no row.
+// The experts compute on the first R rows; choices of the rows behind them count as dropped, too.
 //
-// x and out are both fp32 or both bf16; indices are int32; weights fp32; sums fp32, rounded once.
+// x and out are both fp32 or both bf16, indices are int32, weights and sums are fp32, and a sum is
+// rounded once.
 #pragma once
 #include "base/span.h"
 
@@ -13,33 +14,33 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 struct ExpertRows {
-  ConstSpan expert_TK;  // outside of [0, E): dropped
-  Span count_E;         // rows of each expert
-  Span row_TK;          // of each choice; -1: dropped
-  Span choice_R;        // of each of T K rows; -1 behind the last one
-  int64_t T, K, E;      // T K below 2^31
+  ConstSpan expert_TK;  // a number outside of [0, E) drops the choice
+  Span count_E;         // number of rows of each expert
+  Span row_TK;          // row of each choice; -1: dropped
+  Span choice_R;        // choice of each of T K rows; -1 behind the last one
+  int64_t T, K, E;      // T K must be below 2^31
 };
-// out[row] = weight[choice] x[choice / K]: permute's forward, and unpermute's gradient of x. Rows
-// without a choice become 0.
+// out[row] = weight[choice] x[choice / K]: the forward of permute, and unpermute's gradient of x.
+// Rows without a choice become 0.
 struct Permute {
   ConstSpan x_TH;
   ConstSpan choice_R;
-  ConstSpan weight_TK;  // optional: 1
+  ConstSpan weight_TK;  // optional; without it every weight is 1
   Span out_RH;
   int64_t T, K, R, H;
 };
-// out[t] = sum over k, in turn, of weight[t, k] x[row[t, k]]: unpermute's forward, and permute's
-// gradient.
+// out[t] = sum over k, in rising order, of weight[t, k] x[row[t, k]]: the forward of unpermute, and
+// permute's gradient of x.
 struct Unpermute {
   ConstSpan x_RH;
   ConstSpan row_TK;
-  ConstSpan weight_TK;  // optional: 1
+  ConstSpan weight_TK;  // optional; without it every weight is 1
   Span out_TH;
   int64_t T, K, R, H;
 };
-// dweight[t, k] = dout[t] . x[row[t, k]]; 0 where dropped.
+// dweight[t, k] = dout[t] . x[row[t, k]], or 0 for a dropped choice.
 struct UnpermuteWeightGrad {
-  ConstSpan dout_TH, x_RH;  // of one type
+  ConstSpan dout_TH, x_RH;  // have the same dtype
   ConstSpan row_TK;
   Span dweight_TK;
   int64_t T, K, R, H;

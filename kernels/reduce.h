@@ -1,4 +1,4 @@
-// Reductions. Deterministic: the order depends on the sizes alone.
+// Reductions. They are deterministic: the order of a sum depends on the sizes alone.
 #pragma once
 #include "base/span.h"
 
@@ -6,27 +6,32 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct SumSquares {  // out[0] += sum of x^2, in fp64
+// out[0] += the sum of x^2, in fp64.
+struct SumSquares {
   ConstSpan x;
   Span out;  // fp64, one element
 };
-struct ClipScale {  // norm = sqrt(sum_squares); scale = min(1, max_norm / (norm + 1e-6)), or 1
-                    // where max_norm = 0; NaN where the norm, as fp32, or the loss is not finite
+// norm = sqrt(sum_squares). scale = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm = 0; it
+// is NaN where the norm, in fp32, or the loss is not finite.
+struct ClipScale {
   ConstSpan sum_squares;  // fp64, one element
   ConstSpan loss;         // optional: fp64, one element
   Span norm, scale;       // fp32, one element each
   float max_norm;
 };
-struct ColumnSum {  // out[n] += sum over rows of x[t, n]: bias gradients
+// out[n] += the sum of x[t, n] over t: the gradient of a bias.
+struct ColumnSum {
   ConstSpan x_TN;
   Span out_N;  // fp32
   int64_t T, N;
 };
-struct Sum {  // out[0] += sum of x, in fp64
+// out[0] += the sum of x, in fp64.
+struct Sum {
   ConstSpan x;
   Span out;  // fp64, one element
 };
-struct FirstNonFinite {  // out[0] = index of the first NaN or Inf of x, or -1
+// out[0] = the index of the first NaN or infinity in x, or -1.
+struct FirstNonFinite {
   ConstSpan x;
   Span out;  // int64, one element
 };

@@ -1,5 +1,5 @@
-// Rotary position embedding (Su et al. 2021), half-split convention: lane i pairs with lane i +
-// D/2.
+// Rotary position embedding (Su et al. 2021) in the half-split convention: lane i pairs with lane
+// i + D / 2.
 #pragma once
 #include "base/span.h"
 
@@ -7,12 +7,11 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-struct Rope {  // rotates in place
-  Span x;  // fp32 or bf16 (T, heads, D) with token_stride between tokens: the q and k heads of a
-           // fused qkv
-  ConstSpan cos_PR,
-      sin_PR;  // fp32 (positions, R): R = D / 2 angles per position, scaling already applied
-  ConstSpan position_T;  // int32, in [0, positions)
+// Rotates x in place.
+struct Rope {
+  Span x;  // fp32 or bf16 (T, heads, D), tokens token_stride apart: q and k heads of a fused qkv
+  ConstSpan cos_PR, sin_PR;  // fp32 (positions, R): R = D / 2 angles per position, already scaled
+  ConstSpan position_T;      // int32, in [0, positions)
   int64_t T, heads, D, token_stride;
   bool backward = false;  // rotates by the negative angle
 };

@@ -1,12 +1,12 @@
-// Where CUDA kernels find memory for the time of their launch: who launches them says it. Knows
-// nothing of CUDA.
+// Where CUDA kernels find memory for the time of their launch: their caller says it. This header
+// knows nothing of CUDA.
 #pragma once
 #include <cstddef>
 #include <utility>
 
 namespace mtrain::kernels {
 
-// Of one stream, in its order: what was given back may be taken again at once.
+// Memory of one stream, in its order: memory that was given back may be taken again at once.
 class ScratchMemory {
  public:
   virtual ~ScratchMemory() = default;
@@ -14,7 +14,7 @@ class ScratchMemory {
   virtual void give(void* memory) noexcept = 0;
 };
 
-// As long as it lives, kernels that this thread launches take from `memory`.
+// While it lives, kernels that this thread launches take their memory from `memory`.
 class ScratchFrom {
  public:
   explicit ScratchFrom(ScratchMemory& memory) : before_(std::exchange(current_, &memory)) {}
@@ -22,7 +22,7 @@ class ScratchFrom {
   ScratchFrom(const ScratchFrom&) = delete;
   ScratchFrom& operator=(const ScratchFrom&) = delete;
 
-  static ScratchMemory* current() { return current_; }  // null: nobody has said it
+  static ScratchMemory* current() { return current_; }  // null: no caller has said it
 
  private:
   static inline thread_local constinit ScratchMemory* current_ = nullptr;

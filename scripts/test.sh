@@ -8,8 +8,9 @@
 #                       ThreadSanitizer: two more builds, and programs that run several times slower (for the night)
 #     --quick           the unit tests alone, built and run as they are: no packages, checks, trainings or processes; for
 #                       the minute between two edits
-#     --ci-sanitizers   the part of --sanitizers that fits a change, alone: parsers and files under AddressSanitizer with
-#                       UndefinedBehaviorSanitizer, communication, devices and small trainings under ThreadSanitizer
+#     --ci-sanitizers   the part of --sanitizers that fits a change, alone: parsers, files and the launcher under
+#                       AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two steps of each
+#                       parallelism under ThreadSanitizer
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 sanitizers=0 nightly=0 alone=
@@ -71,6 +72,16 @@ run_as_on() {
   return "$status"
 }
 
+# Ranks that die, hang and start again, under a launcher of the asan build. The ranks are the release build's: they are
+# watched elsewhere, and are the larger part of the house.
+run_launcher() {
+  local log=build/asan/launch.log status=0
+  test/process/launch_test.sh build/release/apps/mtrain/mtrain build/asan/apps/mtrain-launch/mtrain-launch 2>&1 |
+    tee "$log" || status=1
+  closing_lines+=("asan     launcher: $( ((status == 0)) && echo passed || echo failed)")
+  return "$status"
+}
+
 print_result() {
   print_phases
   say "== result"
@@ -83,10 +94,12 @@ case $alone in
     phase "unit tests" run_ctest release --parallel "$(nproc)" --tests-regex '^unit_'
     ;;
   --ci-sanitizers)
-    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_checkpoint test_unit_launch
+    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_checkpoint test_unit_launch mtrain-launch
     phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|checkpoint|launch)$'
-    phase "build: tsan" build tsan test_unit_comm test_unit_device test_parity
-    phase "tests: tsan" run_ctest tsan --tests-regex '^(unit_comm|unit_device|parity_single_rank|parity_graphs|parity_fp8)$'
+    phase "build: release" build release mtrain
+    phase "launcher: asan" run_launcher
+    phase "build: tsan" build tsan test_unit_comm test_unit_device test_overlap_steps
+    phase "tests: tsan" run_ctest tsan --tests-regex '^(unit_comm|unit_device|overlap_steps)$'
     ;;
 esac
 if [[ -n $alone ]]; then
@@ -98,7 +111,7 @@ phase "machine" show_machine
 phase "packages" scripts/install-deps.sh --check
 phase "checks" scripts/check.sh
 phase "tests of the checks" python3 -B scripts/check_selftest.py
-phase "build: release" build release
+phase "build: release" build release all bench
 phase "tests: release" run_tests release
 for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
 if ((sanitizers)); then

@@ -69,7 +69,7 @@ bool attention_by_cudnn(const AttentionForward& f, CUstream_st* stream) {
 }
 bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream) {
   CudnnAttention* const cudnn = here();
-  return cudnn && cudnn->run(b, attention_order_is_fixed(), stream);
+  return cudnn && cudnn->run(b, stream);
 }
 
 }  // namespace mtrain::kernels::cuda

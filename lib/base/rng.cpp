@@ -3,11 +3,13 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/hash.h"
+
 namespace mtrain {
 
 uint64_t rng_key(uint64_t seed, std::string_view name) {
-  uint64_t h = 0xcbf29ce484222325ull ^ seed;  // FNV-1a, then splitmix64's finisher
-  for (char c : name) h = (h ^ uint8_t(c)) * 0x100000001b3ull;
+  uint64_t h = Fnv1a(seed).add(name).value();
+  // splitmix64's finisher
   h += seed * 0x9E3779B97F4A7C15ull;
   h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ull;
   h = (h ^ (h >> 27)) * 0x94D049BB133111EBull;

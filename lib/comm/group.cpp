@@ -17,18 +17,18 @@ struct Group::State {
 
   int size() const { return int(ranks.size()); }
 
-  // One call: run(communicator, context) in the order of `on`. `wire_bytes`: what a rank puts on
-  // the link in the best algorithm.
+  // Enqueues one call, run(communicator, context), on `on`. `wire_bytes` are the bytes that a rank
+  // puts on the link in the best algorithm.
   template <class F>
   void enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run);
-  // The same for a collective: it ends when an emulated link has carried what was sent.
+  // The same for a collective, which ends when an emulated link has carried its data.
   template <class F>
   void enqueue_collective(Stream& on, LaunchInfo info, double wire_bytes, F run);
 };
 
 namespace {
 
-// The least bytes that a rank sends: of `bytes`, all but the part that stays.
+// The least that a rank must send: all of `bytes` but the part that stays with it.
 double all_but_own(int64_t bytes, int size) { return double(bytes) * (size - 1) / size; }
 
 Communicator::Clock::duration seconds(double s) {
@@ -100,7 +100,7 @@ const std::vector<int>& Group::ranks() const { return state_->ranks; }
 
 namespace {
 
-// What a rank gets from itself alone.
+// Copies the part that a rank gets from itself.
 void copy(const char* name, const Tensor& in, const Tensor& out, Stream& on) {
   if (in.data() == out.data() || in.count() == 0) return;
   const Span to = out;
@@ -208,8 +208,8 @@ void Group::exchange(std::vector<Message> messages, Stream& on) const {
     transfers.push_back({m.kind, m.data, m.peer});
   }
   if (transfers.empty()) return;
-  // An emulated link holds messages back where they are sent: a receive that was posted early gets
-  // them no sooner.
+  // An emulated link holds messages back at their sender, so that a receive that was posted early
+  // gets them no sooner.
   const bool sends = !info.reads.empty();
   const auto link = sends ? state_->link : nullptr;
   state_->enqueue(on, std::move(info), sent,

@@ -10,15 +10,15 @@
 
 namespace mtrain {
 
-// Slows a fast link down to a given one, so that what overlap hides can be measured anywhere.
-// Completion is delayed without burning CPU.
+// A link to emulate: communication over a fast link is slowed down to it, so that the effect of
+// overlap can be measured anywhere. Completion is delayed without burning CPU.
 struct Link {
   double latency_us = 0;
-  double gbps = 0;  // Gbit/s that a rank can send; 0: as fast as it goes
+  double gbps = 0;  // Gbit/s that a rank can send; 0: no limit
   bool emulated() const { return latency_us > 0 || gbps > 0; }
 };
 
-// A rank's emulated link, which all its groups share: what two of them send takes the time of both.
+// A rank's emulated link. All its groups share it: data of two groups takes the time of both.
 class EmulatedLink {
  public:
   explicit EmulatedLink(Link link) : link_(link) {}
@@ -28,14 +28,14 @@ class EmulatedLink {
  private:
   const Link link_;
   std::mutex mutex_;
-  Communicator::Clock::time_point free_{};  // when it has sent what came before
+  Communicator::Clock::time_point free_{};  // when the link has sent all earlier data
 };
 
-// Every rank of the group makes the same calls in the same order with the same sizes. Calls are
-// enqueued on `on` and return at once; they take their place in its order, and the host does not
-// block. What fails is a CommError of that stream, which names the group, the operation, its number
-// and the ranks that were missing. A group of one rank copies at most. The calls of one group
-// are enqueued on one stream: another stream takes a group of the same ranks under another name.
+// Every rank of the group makes the same calls in the same order with the same sizes. A call takes
+// its place in the order of the stream `on` and returns at once; the host does not block. A failure
+// is a CommError of that stream, which names the group, the operation, its number and the ranks
+// that were missing. A group of one rank copies at most. All calls of a group go to one stream:
+// another stream takes a group of the same ranks under another name.
 class Group {
  public:
   struct Message {
@@ -44,36 +44,38 @@ class Group {
     int peer;  // rank in the group
   };
 
-  Group() = default;  // of no ranks
-  // `ranks`: of the world, rising; `rank`: this one's place among them. `communicator` is null for
-  // a group of one, `link` where none is emulated.
+  Group() = default;  // has no ranks
+  // `ranks` are ranks of the world, in rising order; `rank` is this rank's place among them.
+  // `communicator` is null for a group of one, and `link` is null where none is emulated.
   Group(std::string name, std::vector<int> ranks, int rank,
         std::shared_ptr<Communicator> communicator, std::shared_ptr<EmulatedLink> link = {});
 
   int rank() const;  // in the group
   int size() const;
-  const std::string& name() const;        // "dp_cp", as in the mesh
-  const std::vector<int>& ranks() const;  // of the world, by rank in the group
+  const std::string& name() const;        // such as "dp_cp", as in the mesh
+  const std::vector<int>& ranks() const;  // ranks of the world, by rank in the group
   explicit operator bool() const { return state_ != nullptr; }
 
   void all_reduce(const Tensor& data, Reduce op, Stream& on) const;  // in place
-  // in: size() times out. Rank r gets the reduced part r; `out` may be this rank's part of `in`.
+  // `in` has size() times the elements of `out`. Rank r gets the reduced part r; `out` may be this
+  // rank's part of `in`.
   void reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& on) const;
-  // out: size() times in; `in` may be this rank's part of `out`.
+  // `out` has size() times the elements of `in`; `in` may be this rank's part of `out`.
   void all_gather(const Tensor& in, const Tensor& out, Stream& on) const;
-  // Part p of `in` becomes part rank() of rank p's `out`; all parts alike.
+  // Part p of `in` becomes part rank() of rank p's `out`; all parts have the same size.
   void all_to_all(const Tensor& in, const Tensor& out, Stream& on) const;
-  // Part p has sends[p] elements and arrives as receives[rank()] of rank p.
+  // Part p has sends[p] elements, and rank p's receives[rank()] says the same number.
   void all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
                   const std::vector<int64_t>& receives, Stream& on) const;
   void broadcast(const Tensor& data, int root, Stream& on) const;
   void send(const Tensor& data, int to, Stream& on) const;
   void receive(const Tensor& data, int from, Stream& on) const;
-  // Together, so that two ranks may send to each other at once.
+  // All messages go together, so that two ranks may send to each other at once.
   void exchange(std::vector<Message> messages, Stream& on) const;
   void barrier(Stream& on) const;
 
-  // Pending and later calls of all ranks throw CommError, which tells the reason. Any thread.
+  // Makes pending and later calls of all ranks throw CommError with this reason. Any thread may
+  // call it.
   void abort(std::string_view reason) const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Sums, averages and maxima over ranks, on host memory.
+// Sums, averages and maxima over ranks, in host memory.
 #pragma once
 #include <vector>
 
@@ -7,12 +7,12 @@
 
 namespace mtrain {
 
-// out[i] = op over all parts of part[i], in the order of the parts: the same bits on every rank.
-// bf16 is added up in fp32 and rounded once. `out` may be one of the parts. fp32, fp64, bf16, int32
-// and int64; an average only of floats.
+// out[i] = op over part[i] of all parts, in the order of the parts, so that every rank gets the
+// same bits. bf16 is summed in fp32 and rounded once. `out` may be one of the parts. Takes fp32,
+// fp64, bf16, int32 and int64; averages take floats only.
 void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce op);
 
-// Makes the average of a sum over `ranks`, in place. Floats only.
+// Turns a sum over `ranks` into the average, in place. Takes floats only.
 void average_sum(Span sum, int ranks);
 
 }  // namespace mtrain

@@ -22,12 +22,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Both sides begin with it, so that neither takes another program for its peer.
+// Both sides begin with this word, so that neither takes another program for its peer.
 constexpr std::string_view kGreeting = "mtrain store 2\n";
-constexpr uint32_t kMostBytes = 16 << 20;  // of a key or a value
+constexpr uint32_t kMostBytes = 16 << 20;  // the largest key or value
 
-// Messages: operation, then length and bytes of key and value; the reply: length and bytes, of
-// which the first says whether the others are an answer or the reason why there is none.
+// A message holds an operation, then length and bytes of a key and of a value. A reply holds length
+// and bytes; the first byte says whether the others are an answer or the reason why there is none.
 constexpr char kSet = 'S', kGet = 'G', kAdd = 'A', kFail = 'F';
 constexpr char kAnswer = '+', kNone = '-';
 
@@ -37,7 +37,8 @@ void append(std::string& out, const std::string& text) {
   out += text;
 }
 
-// A length-prefixed text at `at`, which moves behind it; false while it is not whole.
+// Reads a length-prefixed text at `at`, which moves behind it; returns false while it is
+// incomplete.
 bool take(const std::string& in, size_t& at, std::string& text) {
   uint32_t size;
   if (in.size() < at + sizeof size) return false;
@@ -96,7 +97,7 @@ class StoreServer::Loop {
     }
   }
 
-  // False when the connection is over.
+  // Returns false when the connection has ended.
   bool serve(Client& c) {
     char buffer[65536];
     for (;;) {
@@ -225,7 +226,7 @@ StoreServer::~StoreServer() = default;
 
 namespace {
 
-// A connected socket, or -1.
+// Returns a connected socket, or -1.
 int try_connect(const std::string& host, uint16_t port, Clock::time_point deadline) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -278,7 +279,7 @@ void send_all(int fd, std::string_view data, Clock::time_point deadline) {
   }
 }
 
-// At least one more byte.
+// Waits for at least one more byte.
 void receive(int fd, std::string& in, Clock::time_point deadline) {
   for (;;) {
     char buffer[65536];
@@ -337,7 +338,7 @@ Store::~Store() {
 
 namespace {
 
-// What getsockname or getpeername says.
+// Returns the address that getsockname or getpeername tells.
 std::string numeric_address(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;

@@ -1,5 +1,5 @@
-// A small key-value store over TCP: where processes of a job find each other. One rank serves it,
-// all (that one too) are clients.
+// A small key-value store over TCP, where the processes of a job find each other. One rank serves
+// it, and all ranks, that one too, are its clients.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -24,7 +24,7 @@ class StoreServer {
   uint16_t port_ = 0;
 };
 
-// Any thread may call; calls take turns.
+// Any thread may call it; calls take turns.
 class Store {
  public:
   // Tries until a server answers there or the timeout has passed (CommError).
@@ -42,11 +42,11 @@ class Store {
   // other.
   std::string local_address() const;
   std::string server_address() const;
-  // Adds to a number that begins at 0; the result.
+  // Adds to a number that begins at 0, and returns the sum.
   int64_t add(const std::string& key, int64_t delta);
-  // Ends waits of all ranks for keys that will not come any more; the first reason stays.
+  // Ends the waits of all ranks for keys that will not come any more; the first reason stays.
   void fail(const std::string& reason);
-  std::string failure();  // "" while the job lives
+  std::string failure();  // the reason, or "" while the job lives
 
  private:
   std::string call(char operation, const std::string& key, const std::string& value,

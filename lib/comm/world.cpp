@@ -50,7 +50,7 @@ Group World::group(const std::string& name, const Mesh& mesh, const Axes& axes) 
   return group(name, ranks);
 }
 
-Group World::everyone() {
+Group World::world_group() {
   std::vector<int> ranks;
   for (int r = 0; r < size_; ++r) ranks.push_back(r);
   return group("world", ranks);

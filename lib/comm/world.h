@@ -1,4 +1,4 @@
-// All ranks of a job as one of them sees it: who it is, and the groups it shares.
+// The ranks of a job as one of them sees them: its own rank, and the groups that it is in.
 #pragma once
 #include <functional>
 #include <map>
@@ -11,15 +11,15 @@
 
 namespace mtrain {
 
-// What makes communicators; thread, shared memory, gloo and nccl implement it.
+// Makes communicators; threads, shared memory, gloo and nccl implement it.
 class Transport {
  public:
   virtual ~Transport() = default;
-  // Called by exactly the ranks of the group, each of which gets its end. `name` is unique among
-  // the groups of a job.
+  // Exactly the ranks of the group call this, and each gets its own end. `name` is unique among the
+  // groups of a job.
   virtual std::shared_ptr<Communicator> connect(const std::string& name,
                                                 const std::vector<int>& ranks, int rank) = 0;
-  // Ranks that wait in connect() for one that will not come any more are told why; any thread.
+  // Tells ranks that wait in connect() why a peer will not come any more. Any thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
 };
 
@@ -32,21 +32,21 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // The group of these ranks, which include this one; made at its first use, by all of them.
-  // `name` says what it is for; the same ranks under another name are another group, so that two
-  // streams never share one.
+  // The group of these ranks, which include this one. All of them make it at its first use. `name`
+  // says its purpose; the same ranks under another name are another group, so that two streams
+  // never share one.
   Group group(const std::string& name, const std::vector<int>& ranks);
   // This rank's group along axes of the mesh.
   Group group(const std::string& name, const Mesh& mesh, const Axes& axes);
-  Group everyone();
+  Group world_group();  // all ranks of the job
 
-  // Of every group, those that ranks still wait for to be made, too; any thread.
+  // Aborts every group, also those that ranks still wait for. Any thread may call it.
   void abort(std::string_view reason) noexcept;
 
  private:
   int rank_, size_;
   std::shared_ptr<Transport> transport_;
-  std::shared_ptr<EmulatedLink> link_;  // null: none is emulated
+  std::shared_ptr<EmulatedLink> link_;  // null where no link is emulated
   struct Groups;
   std::shared_ptr<Groups> groups_;
 };

@@ -8,12 +8,12 @@
 
 namespace mtrain {
 
-void LateFailure::set(std::exception_ptr failure) noexcept {
+void AsyncError::set(std::exception_ptr failure) noexcept {
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = std::move(failure);
 }
 
-void LateFailure::rethrow() const {
+void AsyncError::rethrow() const {
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
 }

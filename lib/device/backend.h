@@ -16,7 +16,7 @@ class TimingSink;
 
 // Where work that goes on behind its launch tells that it has failed: the device's streams and
 // events throw it on. Any thread.
-class LateFailure {
+class AsyncError {
  public:
   void set(std::exception_ptr failure) noexcept;  // the first stays
   void rethrow() const;
@@ -32,7 +32,7 @@ struct LaunchContext {
   CUstream_st* cuda = nullptr;
   // Null, or where work says for how long it has waited for another rank to begin its part.
   int64_t* idle_ns = nullptr;
-  std::shared_ptr<LateFailure> late{};  // null on the CPU, where work ends before it returns
+  std::shared_ptr<AsyncError> late{};  // null on the CPU, where work ends before it returns
 };
 using Work = std::function<void(const LaunchContext&)>;
 

@@ -25,6 +25,8 @@ struct DeviceOptions {
       false;  // check that events order all conflicting accesses of different streams
   double compute_slowdown = 1;  // as DebugConfig says; of CPU devices
   int64_t norm_sm_margin = 0;   // multiprocessors of a GPU that norms leave to other work
+  // Whether attention's backward on a GPU adds in one order, at the price of time and memory.
+  bool fixed_attention_order = true;
 };
 
 class Device {
@@ -41,6 +43,7 @@ class Device {
   bool is_cuda() const;
   int threads() const;
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
+  bool fixed_attention_order() const { return fixed_attention_order_; }
 
   // How matmuls of two bf16 operands that are launched from now on are computed; none where the
   // device has one way alone, as a GPU.
@@ -94,6 +97,7 @@ class Device {
 
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
+  const bool fixed_attention_order_;
   Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
   std::shared_ptr<Allocator> allocator_;  // weakly held by its buffers
   std::unique_ptr<FlightRecorder> recorder_;

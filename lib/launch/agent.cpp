@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/ignore_sigpipe.h"
 #include "launch/error_file.h"
 
 extern char** environ;
@@ -142,14 +143,11 @@ class Signals {
     struct sigaction hang_up;
     sigaction(SIGHUP, nullptr, &hang_up);
     if (hang_up.sa_handler != SIG_IGN) sigaddset(&set_, SIGHUP);
-    // A reader that is gone (`| tee log`) must not take the ranks with it.
-    pipe_ = ::signal(SIGPIPE, SIG_IGN);
     sigprocmask(SIG_BLOCK, &set_, &before_);
     fd_ = signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK);
   }
   ~Signals() {
     close(fd_);
-    ::signal(SIGPIPE, pipe_);
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
   int fd() const { return fd_; }
@@ -163,8 +161,9 @@ class Signals {
   }
 
  private:
+  const IgnoreSigpipe
+      pipes_;  // a reader that is gone (`| tee log`) must not take the ranks with it
   sigset_t set_, before_;
-  void (*pipe_)(int);
   int fd_;
 };
 

@@ -78,7 +78,8 @@ Tensor attention_backward(Stream& on, const AttentionDims& d, const Tensor& qkv_
                                         .lse = f.lse,
                                         .dq = {heads_from(dqkv, 0, d.D), N},
                                         .dk = {heads_from(dqkv, d.A, d.D), N},
-                                        .dv = {heads_from(dqkv, d.A + d.G, d.D), N}};
+                                        .dv = {heads_from(dqkv, d.A + d.G, d.D), N},
+                                        .fixed_order = on.device().fixed_attention_order()};
   enqueue(on,
           {.name = "attention_bwd",
            .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN},

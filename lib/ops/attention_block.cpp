@@ -202,7 +202,8 @@ void attention_block_backward(Stream& on, const AttentionBlock& b, const Heads& 
                                      .dk = span_of(b, grads.dk, b.kv),
                                      .dv = span_of(b, grads.dv, b.kv),
                                      .add_dq = grads.add_dq,
-                                     .add_dkv = grads.add_dkv});
+                                     .add_dkv = grads.add_dkv,
+                                     .fixed_order = on.device().fixed_attention_order()});
 }
 
 }  // namespace mtrain::ops

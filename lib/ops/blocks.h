@@ -1,5 +1,5 @@
-// Lists for ops::copy_blocks: the orders of rows and columns that context parallelism sends and
-// computes in. Pure functions of sizes.
+// Lists for ops::copy_blocks, which bring rows and columns into the orders in which context
+// parallelism sends and computes. They are pure functions of sizes.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,20 +10,20 @@ namespace mtrain::ops {
 
 using kernels::CopyBlock;
 
-// (T, N) -> (parts * T, N / parts): part p, from row p * T on, has the p-th share of each section
-// of columns. N is the sum of the sections: {A * D, G * D, G * D} of a qkv, {A * D} of an attention
-// output.
+// Takes (T, N) to (parts * T, N / parts). Part p begins at row p * T and holds the p-th share of
+// each section of columns. N is the sum of the sections: {A * D, G * D, G * D} for a qkv, {A * D}
+// for an attention output.
 std::vector<CopyBlock> split_columns(int64_t T, const std::vector<int64_t>& sections,
                                      int64_t parts);
 
-// Rows of all ranks, rank after rank, -> the sequence's own order, under the load balance of causal
-// attention: each document is cut into 2 * ranks chunks, of which rank r holds numbers r and
-// 2 * ranks - 1 - r. `documents`: the rows of each, over all ranks; one entry for a sequence that
-// is not packed.
+// Takes the rows of all ranks, rank after rank, to the sequence's own order. For the load balance
+// of causal attention each document is cut into 2 * ranks chunks, and rank r holds the chunks r and
+// 2 * ranks - 1 - r. `documents` has the rows of each document over all ranks, and one entry for a
+// sequence that is not packed.
 std::vector<CopyBlock> balanced_to_sequence(const std::vector<int64_t>& documents, int64_t ranks,
                                             int64_t width);
 
-// The way back.
+// Returns the blocks of the way back.
 std::vector<CopyBlock> inverse(std::vector<CopyBlock> blocks);
 
 }  // namespace mtrain::ops

@@ -37,6 +37,13 @@ void cast(Stream& on, const Tensor& from, const Tensor& to) {
   enqueue(on, {.name = "cast", .reads = {from}, .writes = {to}}, kernels::Cast{.x = from, .y = to});
 }
 
+Tensor in_dtype(Stream& on, const Tensor& x, DType dtype, MemoryCategory category) {
+  if (x.dtype() == dtype) return x;
+  const Tensor y = Tensor::empty(on, x.shape(), dtype, category);
+  cast(on, x, y);
+  return y;
+}
+
 void fill(Stream& on, const Tensor& x, float value) {
   enqueue(on, {.name = "fill", .writes = {x}}, kernels::Fill{.y = x, .value = value});
 }

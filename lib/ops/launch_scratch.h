@@ -1,5 +1,5 @@
-// What one launch's kernels take of the house's memory: buffers of their stream, of the category
-// workspace. So they are counted, draw on a graph's memory while it is captured, and make the
+// Memory that the kernels of one launch take for its time: buffers of their stream, in the category
+// workspace. So they are counted, come from a graph's memory while it is captured, and make the
 // allocator give cached memory back where the device has no more.
 #pragma once
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace mtrain::ops {
 
-// Within the launch, by the rank's host thread: there CUDA's launches do their work.
+// The rank's host thread uses it within the launch, where CUDA's launches do their work.
 class LaunchScratch final : public kernels::ScratchMemory {
  public:
   explicit LaunchScratch(Stream& stream) : stream_(stream) {}

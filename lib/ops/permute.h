@@ -1,27 +1,29 @@
-// Tokens in the order of their experts, and back: kernels/permute.h. T tokens choose K of E experts
-// each; R rows are those that experts compute on. Choices of rows behind them count as dropped.
+// Brings tokens into the order of their experts, and back; kernels/permute.h has the rules. Each of
+// T tokens chooses K of E experts, and the experts compute on R rows. Choices of rows behind them
+// count as dropped.
 #pragma once
 #include "tensor/tensor.h"
 
 namespace mtrain::ops {
 
 struct ExpertRows {  // int32
-  Tensor count_E;    // rows of each expert, in turn
+  Tensor count_E;    // number of rows of each expert
   Tensor row_TK;     // (T, K): the choice's row; -1: dropped
   Tensor choice_R;   // (T K): the row's choice, t K + k; -1 behind the last row
 };
-// expert_TK: int32; a choice outside of [0, E) is dropped.
+// expert_TK is int32; a choice outside of [0, E) is dropped.
 ExpertRows expert_rows(Stream& on, const Tensor& expert_TK, int64_t E);
 
-// (R, H): x of each row's token, times its choice's weight (fp32, optional). choice_R: expert_rows'
-// or its first R. The gradient is unpermute's with the same weights.
+// Returns (R, H): the x of each row's token, times the weight of its choice (fp32, optional).
+// choice_R is expert_rows' or its first R elements. The gradient of x is unpermute's, with the same
+// weights.
 Tensor permute(Stream& on, const Tensor& x_TH, const Tensor& choice_R, int64_t K,
                const Tensor& weight_TK = {});
-// (T, H): the weighted sum over each token's choices (fp32, optional: 1), in turn. The gradient of
-// x is permute's with the same weights.
+// Returns (T, H): for each token the sum over its choices in their order, weighted by weight_TK
+// (fp32, optional: 1). The gradient of x is permute's, with the same weights.
 Tensor unpermute(Stream& on, const Tensor& x_RH, const Tensor& row_TK,
                  const Tensor& weight_TK = {});
-// (T, K) fp32: unpermute's gradient of the weights.
+// Returns unpermute's gradient of the weights, (T, K) fp32.
 Tensor unpermute_weight_grad(Stream& on, const Tensor& dout_TH, const Tensor& x_RH,
                              const Tensor& row_TK);
 

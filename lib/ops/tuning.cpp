@@ -1,7 +1,6 @@
 #include "ops/tuning.h"
 
 #include "base/thread_pool.h"
-#include "kernels/attention.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
 
@@ -9,7 +8,6 @@ namespace mtrain::ops {
 
 bool supports(Bf16Arithmetic arithmetic) { return kernels::cpu::supports(arithmetic); }
 Bf16Arithmetic fastest_bf16_arithmetic() { return kernels::cpu::fastest_bf16_arithmetic(); }
-void fix_attention_order(bool fixed) { kernels::cuda::fix_attention_order(fixed); }
 
 namespace {
 

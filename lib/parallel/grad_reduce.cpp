@@ -8,24 +8,18 @@ namespace {
 Tensor scratch(Stream& on, int64_t count, DType dtype) {
   return Tensor::empty(on, {count}, dtype, MemoryCategory::buffers);
 }
-Tensor cast(Stream& on, const Tensor& x, DType dtype) {
-  if (x.dtype() == dtype) return x;
-  const Tensor y = scratch(on, x.count(), dtype);
-  ops::cast(on, x, y);
-  return y;
-}
 }  // namespace
 
 void GradReduce::all_reduce(const Tensor& grad) const {
   Stream& on = *groups_.grad_stream;
-  const Tensor wire = cast(on, grad, options_.dtype);
+  const Tensor wire = ops::in_dtype(on, grad, options_.dtype, MemoryCategory::buffers);
   groups_.all.all_reduce(wire, op(), on);
   if (wire.dtype() != grad.dtype()) ops::cast(on, wire, grad);
 }
 
 void GradReduce::reduce_scatter(const Tensor& whole, const Tensor& own, bool add) const {
   Stream& on = *groups_.grad_stream;
-  const Tensor wire = cast(on, whole, options_.dtype);
+  const Tensor wire = ops::in_dtype(on, whole, options_.dtype, MemoryCategory::buffers);
   const bool direct = wire.dtype() == own.dtype() && !add;
   const Tensor part = direct ? own : scratch(on, own.count(), wire.dtype());
   groups_.shards.reduce_scatter(wire, part, op(), on);

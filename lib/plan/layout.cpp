@@ -7,13 +7,12 @@
 #include <fmt/core.h>
 
 #include "base/math.h"
+#include "plan/recipe_schedule.h"
 
 namespace mtrain {
 namespace {
 
 constexpr int64_t kMaxWorld = 1 << 24;  // keeps products of sizes within 64 bits
-
-using Schedule = PipelineScheduleName;
 
 int64_t stages_per_rank(const Recipe& r) {
   const auto& d = r.distributed;
@@ -28,7 +27,7 @@ int64_t stages_per_rank(const Recipe& r) {
     return std::max<int64_t>(1, up ? ceil_div(stages, d.pp_size) : stages / d.pp_size);
   }
   if (d.vpp_size) return *d.vpp_size;
-  return is_single_stage(d.pipeline.pp_schedule) ? 1 : 2;
+  return schedule_kind(d.pipeline.pp_schedule).most_stages == 1 ? 1 : 2;
 }
 
 // The fewest replicas that a recipe fits: groups of replicas have two at least.
@@ -55,12 +54,6 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
 }
 
 }  // namespace
-
-bool is_single_stage(Schedule s) { return s == Schedule::one_f_one_b || s == Schedule::gpipe; }
-
-bool is_interleaved(Schedule s) {
-  return s == Schedule::interleaved_1f1b || s == Schedule::dfs || s == Schedule::zero_bubble;
-}
 
 int64_t deferred_outputs(const Recipe& r, const Layout& l) {
   const int64_t limit = r.comm_overlap.wgrad_deferral_limit;

@@ -33,8 +33,6 @@ int64_t sequence_multiple(const Recipe& recipe, const Layout& layout);
 // The vocabulary as the model stores it: a multiple of 128 x tp.
 int64_t padded_vocab(int64_t vocab, int64_t tp);
 
-bool is_single_stage(PipelineScheduleName schedule);  // 1f1b, gpipe
-bool is_interleaved(PipelineScheduleName schedule);   // orders micro-batches in groups
 // fsdp2 in a pipeline, where reshard_after_forward is auto: so many of a rank's stages have whole
 // parameters at once, those that are used soonest.
 constexpr int64_t kStagesGathered = 3;

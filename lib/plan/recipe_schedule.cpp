@@ -8,22 +8,9 @@
 #include "base/file.h"
 #include "plan/schedule_bounds.h"
 #include "recipe/value.h"
-#include "schedule/catalog.h"
 #include "schedule/validator.h"
 
 namespace mtrain {
-
-namespace {
-
-Action action_of(const ScheduleCell& cell) {
-  const ActionKind kind = cell.action == 'F'   ? ActionKind::F
-                          : cell.action == 'B' ? ActionKind::B
-                          : cell.action == 'I' ? ActionKind::I
-                                               : ActionKind::W;
-  return {kind, cell.stage, cell.micro_batch};
-}
-
-}  // namespace
 
 std::string schedule_name(const std::string& word) {
   for (const auto& entry : enum_names(PipelineScheduleName{}))
@@ -31,48 +18,56 @@ std::string schedule_name(const std::string& word) {
   return word;
 }
 
-Schedule schedule_from_rows(const ScheduleRows& rows, const std::string& source) {
-  int64_t cells = 0, last_stage = -1, last_micro_batch = -1;
-  for (const auto& row : rows)
-    for (const ScheduleCell& c : row) {
-      if (!c.action) continue;
-      ++cells;
-      last_stage = std::max(last_stage, c.stage);
-      last_micro_batch = std::max(last_micro_batch, c.micro_batch);
-    }
-  const char* form = "write a row per rank, cells such as 2F0";
-  if (cells == 0) throw UserError(source + ": holds no actions", form);
+const ScheduleKind& schedule_kind(PipelineScheduleName name) {
+  return schedule_kind(enum_name(name));
+}
+
+Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages, int64_t micro_batches) {
+  int64_t actions = 0;
+  for (const ActionList& row : rows) actions += int64_t(row.size());
   // A mistyped number must not cost memory.
-  if (last_stage >= cells || last_micro_batch >= cells)
-    throw UserError(fmt::format("{}: {} actions are too few for stage {} and micro-batch {}",
-                                source, cells, last_stage, last_micro_batch),
-                    form);
+  if (micro_batches > 0 && stages > actions / micro_batches)
+    throw UserError(fmt::format("{} actions are too few for {} stages and {} micro-batches",
+                                actions, stages, micro_batches));
   Schedule s{.name = "csv",
              .pp = int64_t(rows.size()),
-             .stages = last_stage + 1,
-             .micro_batches = last_micro_batch + 1};
-  const std::string reason = schedule_fault(rows, s.pp, s.stages, s.micro_batches);
-  if (!reason.empty()) throw UserError(source + ": " + reason, form);
-  s.rank_of_stage.resize(size_t(s.stages));
-  for (int64_t rank = 0; rank < s.pp; ++rank) {
-    ActionList& list = s.ranks.emplace_back();
-    for (const ScheduleCell& c : rows[size_t(rank)]) {
-      if (!c.action) continue;
-      s.rank_of_stage[size_t(c.stage)] = rank;
-      list.push_back(action_of(c));
-    }
-  }
-  if (const auto faults = schedule_faults(s); !faults.empty())
-    throw UserError(source + ": " + faults[0], "put each action after those it depends on");
+             .stages = stages,
+             .micro_batches = micro_batches,
+             .rank_of_stage = {},
+             .ranks = rows};
+  // A stage that no row names is missed where stages that go round have it.
+  for (int64_t stage = 0; stage < stages; ++stage) s.rank_of_stage.push_back(stage % s.pp);
+  // A stage that two rows name belongs to the first of them.
+  for (int64_t rank = s.pp - 1; rank >= 0; --rank)
+    for (const Action& a : rows[size_t(rank)])
+      if (a.stage < stages) s.rank_of_stage[size_t(a.stage)] = rank;
+  if (const auto faults = schedule_faults(s); !faults.empty()) throw UserError(faults[0]);
   return s;
 }
 
+Schedule schedule_from_text(std::string_view text, const std::string& source) {
+  try {
+    const ScheduleRows rows = parse_schedule_csv(text);
+    int64_t actions = 0, last_stage = -1, last_micro_batch = -1;
+    for (const ActionList& row : rows)
+      for (const Action& a : row) {
+        ++actions;
+        last_stage = std::max(last_stage, a.stage);
+        last_micro_batch = std::max(last_micro_batch, a.micro_batch);
+      }
+    if (actions == 0) throw UserError("holds no actions");
+    if (last_stage >= actions || last_micro_batch >= actions)
+      throw UserError(fmt::format("{} actions are too few for stage {} and micro-batch {}", actions,
+                                  last_stage, last_micro_batch));
+    return schedule_from_rows(rows, last_stage + 1, last_micro_batch + 1);
+  } catch (const UserError& e) {
+    throw UserError(source + ": " + e.message(),
+                    "write a row per rank, cells such as 2F0, each action after those it needs");
+  }
+}
+
 Schedule schedule_from_csv(const std::string& path) {
-  ScheduleRows rows;
-  std::string reason;
-  if (!parse_schedule_csv(read_file(path), rows, reason))
-    throw UserError(path + ": " + reason, "write a row per rank, cells such as 2F0");
-  return schedule_from_rows(rows, path);
+  return schedule_from_text(read_file(path), path);
 }
 
 Schedule schedule_of(const ScheduleShape& shape) {

@@ -1,8 +1,12 @@
 // The pipeline schedule that a recipe asks for, by name or as a file.
 #pragma once
-#include "plan/layout.h"
+#include <string>
+#include <string_view>
+
 #include "plan/schedule_csv.h"
+#include "recipe/distributed.h"
 #include "schedule/action.h"
+#include "schedule/catalog.h"
 
 namespace mtrain {
 
@@ -12,9 +16,12 @@ struct ScheduleShape;
 // other words as they are.
 std::string schedule_name(const std::string& word);
 
-// As many stages and micro-batches as the rows name. UserError, which `source` begins, if the rows
-// cannot be run.
-Schedule schedule_from_rows(const ScheduleRows& rows, const std::string& source);
+const ScheduleKind& schedule_kind(PipelineScheduleName name);
+
+// The rows of a table as a schedule of these sizes. UserError tells the first fault in it.
+Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages, int64_t micro_batches);
+// The same with as many stages and micro-batches as the rows name; `source` begins what is told.
+Schedule schedule_from_text(std::string_view text, const std::string& source);
 Schedule schedule_from_csv(const std::string& path);
 
 // What each rank computes, without sends and receives. UserError for what cannot be run.

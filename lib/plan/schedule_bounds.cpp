@@ -11,7 +11,7 @@
 namespace mtrain {
 
 namespace {
-const ScheduleKind& kind_of(const ScheduleShape& s) { return schedule_kind(enum_name(s.schedule)); }
+const ScheduleKind& kind_of(const ScheduleShape& s) { return schedule_kind(s.schedule); }
 }  // namespace
 
 ScheduleShape schedule_shape(const Recipe& r, const Layout& l, const Overlap& overlap) {

@@ -1,6 +1,6 @@
-// What the pipeline schedule of a recipe costs by formula (schedule/catalog.h has the formulas):
-// activations in flight and idle time, for forward, input gradient and weight gradient of equal
-// length and communication of none.
+// The costs of a recipe's pipeline schedule, by the formulas of schedule/catalog.h: activations in
+// flight and idle time, if forward, input gradient and weight gradient take equal time and
+// communication takes none.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,24 +17,24 @@ struct ScheduleShape {
   PipelineScheduleName schedule = PipelineScheduleName::one_f_one_b;
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
   int64_t group = 0;  // interleaved: micro-batches in a row per stage; 0: M / rounds
-  // Forwards run together with backwards, also in the fine-grained 1F1B: one more warm-up forward,
-  // so that paired micro-batches are independent.
+  // Forwards run together with backwards, also in the fine-grained 1F1B. One more warm-up forward
+  // keeps paired micro-batches independent.
   bool moe_overlap = false;
-  std::shared_ptr<const Schedule> table;  // from a file: its lists say it all, not `schedule`
+  std::shared_ptr<const Schedule> table;  // from a file; it then replaces `schedule`
 };
-// Reads the file of a schedule that has one (UserError).
+// Reads the schedule's file where the recipe names one; throws UserError for a bad file.
 ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout, const Overlap& overlap);
 ScheduleSize schedule_size(const ScheduleShape& shape);
 
-// Most chunks (a stage's layers for one micro-batch) whose activations rank `pp_rank` holds at
+// The most chunks (a stage's layers for one micro-batch) whose activations rank `pp_rank` holds at
 // once, counted from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 
-// The most memory that `pp_rank` has for chunks at once, where one that waits for its input
-// gradient counts 1, and one that waits for its weight gradient `behind`.
+// The most memory that `pp_rank` needs for chunks at once: a chunk that waits for its input
+// gradient counts 1, and one that waits for its weight gradient counts `behind`.
 double chunks_held(const ScheduleShape& shape, int64_t pp_rank, double behind);
 
-// Idle time / whole time of a step, by formula; of a table by its lists, for F = I = W.
+// Idle time / whole time of a step: by formula, or for a table by playing its lists with F = I = W.
 double bubble_fraction(const ScheduleShape& shape);
 
 // The stages that `pp_rank` holds, in the order of the model. Schedules with a V place stage i and

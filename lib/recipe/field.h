@@ -27,9 +27,9 @@ struct Field {
   std::string_view help;
   FieldOptions options;
 
-  constexpr Field(std::string_view name, T Section::*member, std::string_view help,
-                  FieldOptions options = {})
-      : name(name), member(member), help(help), options(options) {}
+  constexpr Field(std::string_view its_name, T Section::*its_member, std::string_view its_help,
+                  FieldOptions its_options = {})
+      : name(its_name), member(its_member), help(its_help), options(its_options) {}
 };
 
 // A value that mtrain chooses unless the recipe does. Printed as `auto` while it is empty.

@@ -23,7 +23,8 @@ struct Sent {
 };
 using Channels = std::map<std::pair<int64_t, int64_t>, std::deque<Sent>>;  // by sender and receiver
 
-// Batches of one computation each, or of a forward and the backward behind it (`iterations`).
+// Makes batches of one computation each, or with `iterations` of a forward and the backward behind
+// it.
 Batches batches_of(const Schedule& s, bool iterations) {
   Batches batches;
   for (const ActionList& list : s.ranks) {
@@ -48,8 +49,8 @@ class Play {
  public:
   Play(const Schedule& s, Batches& batches) : s_(s), batches_(batches) {}
 
-  // Sets when batches start and gives what they send; false where ranks wait for each other for
-  // ever.
+  // Sets the times at which batches start and lists their messages; returns false where ranks wait
+  // for each other for ever.
   bool run(Channels& channels) {
     std::vector<size_t> next(batches_.size());
     for (bool moved = true; moved;) {

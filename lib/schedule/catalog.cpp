@@ -28,7 +28,7 @@ double skewed_idle(Size s) {
   const int64_t V = s.stages_per_rank, M = s.micro_batches;
   return double(V * std::max<int64_t>(0, s.pp - M) + std::min(s.pp, M) - 1) / double(V * M);
 }
-// As published, for M >= P; with fewer it takes longer.
+// As published, for M >= P; fewer micro-batches take longer.
 double zero_bubble_idle(Size s) {
   return double(s.pp - 1) / double(3 * s.stages_per_rank * s.micro_batches);
 }
@@ -40,26 +40,6 @@ double v_idle(Size s) {
 }
 // (P-1) (F&B + B - 3W), where F and B together take F + B.
 double dualpipev_idle(Size s) { return double(s.pp - 1) / double(3 * s.micro_batches); }
-
-bool legal_rounds(int64_t micro_batches, int64_t pp) {
-  return micro_batches % std::max<int64_t>(1, micro_batches / pp) == 0;
-}
-
-bool legal_group(int64_t group, int64_t micro_batches, int64_t pp) {
-  if (group < pp || group > micro_batches) return false;
-  return micro_batches % group == 0 || micro_batches % group >= pp;
-}
-
-// The legal counts next to `from`: "8 or 12"; empty where there are none.
-template <class Legal>
-std::string nearest_legal(int64_t from, int64_t most, const Legal& legal) {
-  std::string text;
-  for (int64_t low = std::min(from - 1, most); low >= 1 && text.empty(); --low)
-    if (legal(low)) text = fmt::format("{}", low);
-  for (int64_t high = from + 1; high <= most; ++high)
-    if (legal(high)) return text + fmt::format("{}{}", text.empty() ? "" : " or ", high);
-  return text;
-}
 
 void check_groups(const ScheduleKind& kind, Size s) {
   const int64_t M = s.micro_batches, P = s.pp;
@@ -84,21 +64,80 @@ void check_groups(const ScheduleKind& kind, Size s) {
 
 }  // namespace
 
+bool legal_rounds(int64_t micro_batches, int64_t pp) {
+  return micro_batches % std::max<int64_t>(1, micro_batches / pp) == 0;
+}
+
+bool legal_group(int64_t group, int64_t micro_batches, int64_t pp) {
+  if (group < pp || group > micro_batches) return false;
+  return micro_batches % group == 0 || micro_batches % group >= pp;
+}
+
+std::string nearest_legal(int64_t from, int64_t most, const std::function<bool(int64_t)>& legal) {
+  std::string text;
+  for (int64_t low = std::min(from - 1, most); low >= 1 && text.empty(); --low)
+    if (legal(low)) text = fmt::format("{}", low);
+  for (int64_t high = from + 1; high <= most; ++high)
+    if (legal(high)) return text + fmt::format("{}{}", text.empty() ? "" : " or ", high);
+  return text;
+}
+
 const std::vector<ScheduleKind>& schedule_kinds() {
   static const std::vector<ScheduleKind> kinds{
-      {"1f1b", 1, 1, false, false, one_f_one_b, [](Size s, int64_t rank) { return s.pp - rank; },
-       skewed_idle},
-      {"gpipe", 1, 1, false, false, gpipe, all_chunks, skewed_idle},
-      {"interleaved_1f1b", 2, kAny, true, false, interleaved_1f1b, interleaved_chunks, skewed_idle},
-      {"looped_bfs", 2, kAny, false, false, looped_bfs, all_chunks, skewed_idle},
-      {"dfs", 2, kAny, true, false, interleaved_1f1b, interleaved_chunks, skewed_idle},
-      {"v_schedule", 2, 2, false, true, v_schedule, [](Size s, int64_t) { return 2 * s.pp; },
-       v_idle},
-      {"zero_bubble", 1, kAny, true, false, zero_bubble,
-       [](Size s, int64_t) { return (s.stages_per_rank - 1) * group_of(s) + s.pp; },
-       zero_bubble_idle},
-      {"dualpipev", 2, 2, false, true, dualpipev, [](Size s, int64_t) { return 2 * s.pp + 1; },
-       dualpipev_idle}};
+      {.name = "1f1b",
+       .fewest_stages = 1,
+       .most_stages = 1,
+       .list = one_f_one_b,
+       .chunks = [](Size s, int64_t rank) { return s.pp - rank; },
+       .idle = skewed_idle},
+      {.name = "gpipe",
+       .fewest_stages = 1,
+       .most_stages = 1,
+       .list = gpipe,
+       .chunks = all_chunks,
+       .idle = skewed_idle},
+      {.name = "interleaved_1f1b",
+       .fewest_stages = 2,
+       .most_stages = kAny,
+       .in_groups = true,
+       .list = interleaved_1f1b,
+       .chunks = interleaved_chunks,
+       .idle = skewed_idle},
+      {.name = "looped_bfs",
+       .fewest_stages = 2,
+       .most_stages = kAny,
+       .list = looped_bfs,
+       .chunks = all_chunks,
+       .idle = skewed_idle},
+      {.name = "dfs",
+       .fewest_stages = 2,
+       .most_stages = kAny,
+       .in_groups = true,
+       .list = interleaved_1f1b,
+       .chunks = interleaved_chunks,
+       .idle = skewed_idle},
+      {.name = "v_schedule",
+       .fewest_stages = 2,
+       .most_stages = 2,
+       .v = true,
+       .list = v_schedule,
+       .chunks = [](Size s, int64_t) { return 2 * s.pp; },
+       .idle = v_idle},
+      {.name = "zero_bubble",
+       .fewest_stages = 1,
+       .most_stages = kAny,
+       .in_groups = true,
+       .list = zero_bubble,
+       .chunks = [](Size s, int64_t) { return (s.stages_per_rank - 1) * group_of(s) + s.pp; },
+       .idle = zero_bubble_idle},
+      {.name = "dualpipev",
+       .fewest_stages = 2,
+       .most_stages = 2,
+       .fewest_micro_batches = 2,
+       .v = true,
+       .list = dualpipev,
+       .chunks = [](Size s, int64_t) { return 2 * s.pp + 1; },
+       .idle = dualpipev_idle}};
   return kinds;
 }
 
@@ -139,11 +178,10 @@ void check_size(const ScheduleKind& kind, const ScheduleSize& s) {
   else if (s.group > 0)
     throw UserError(fmt::format("{} does not order micro-batches in groups", kind.name),
                     "leave the group size out");
-  if (kind.list == dualpipev && s.micro_batches < 2 * s.pp)
-    throw UserError(
-        fmt::format("dualpipev on {} ranks needs at least twice as many micro-batches, not {}",
-                    s.pp, s.micro_batches),
-        fmt::format("use {} micro-batches", 2 * s.pp));
+  if (const int64_t fewest = kind.fewest_micro_batches * s.pp; s.micro_batches < fewest)
+    throw UserError(fmt::format("{} on {} ranks needs at least {} micro-batches, not {}", kind.name,
+                                s.pp, fewest, s.micro_batches),
+                    fmt::format("use {} micro-batches", fewest));
 }
 
 std::vector<int64_t> stages_of_rank(const ScheduleKind& kind, const ScheduleSize& size,

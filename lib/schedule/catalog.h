@@ -1,5 +1,7 @@
-// The schedules by name: which sizes each can have, its list of actions, and its published costs.
+// The schedules by name: the sizes that each can have, its list of actions, and its published
+// costs.
 #pragma once
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,8 +13,9 @@ namespace mtrain {
 struct ScheduleKind {
   std::string_view name;
   int64_t fewest_stages, most_stages;  // per rank
-  bool in_groups;                      // orders micro-batches in groups
-  bool v;                              // stage i and its mirror share a rank; else stages go round
+  int64_t fewest_micro_batches = 0;    // per rank
+  bool in_groups = false;              // orders micro-batches in groups
+  bool v = false;  // stage i and its mirror share a rank; otherwise stages go round the ranks
   ActionList (*list)(const ScheduleSize&, int64_t rank);
   int64_t (*chunks)(const ScheduleSize&, int64_t rank);  // in flight where micro-batches abound
   double (*idle)(const ScheduleSize&);                   // idle time / busy time
@@ -20,20 +23,30 @@ struct ScheduleKind {
 const std::vector<ScheduleKind>& schedule_kinds();
 const ScheduleKind& schedule_kind(std::string_view name);  // UserError for a name that is none
 
-// UserError, with the rule and the nearest sizes that keep it, for a size that `kind` cannot have.
+// The rules of kinds that order micro-batches in groups. Where the recipe gives no group size, the
+// number of rounds must divide the micro-batches. A given size must leave no rest of the
+// micro-batches, or one of at least a micro-batch for each rank.
+bool legal_rounds(int64_t micro_batches, int64_t pp);
+bool legal_group(int64_t group, int64_t micro_batches, int64_t pp);
+// Names the legal counts next to `from` and up to `most`, for hints: "8 or 12". Returns "" where
+// there are none.
+std::string nearest_legal(int64_t from, int64_t most, const std::function<bool(int64_t)>& legal);
+
+// Throws UserError for a size that `kind` cannot have; it tells the rule and the nearest legal
+// sizes.
 void check_size(const ScheduleKind& kind, const ScheduleSize& size);
 
-// Checks the size; what ranks compute, without sends and receives.
+// Checks the size and returns what the ranks compute, without sends and receives.
 Schedule make_schedule(std::string_view name, const ScheduleSize& size);
 
 // The stages of `rank`, in the order of the model.
 std::vector<int64_t> stages_of_rank(const ScheduleKind& kind, const ScheduleSize& size,
                                     int64_t rank);
 
-// Most chunks whose activations `rank` holds at once, from forward to weight gradient.
+// The most chunks whose activations `rank` holds at once, from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleKind& kind, const ScheduleSize& size, int64_t rank);
 
-// Idle time / whole time of a step for F, I and W of equal length and communication of none.
+// Idle time / whole time of a step, if F, I and W take equal time and communication takes none.
 double bubble_fraction(const ScheduleKind& kind, const ScheduleSize& size);
 
 }  // namespace mtrain

@@ -37,7 +37,7 @@ ActionList dualpipev(const ScheduleSize& size, int64_t rank) {
   for (int64_t i = 0; i < rank + 1; ++i) F(0), F(1);
   for (int64_t i = 0; i < after; ++i) I(1), W(), F(1);
   for (int64_t i = 0; i < M - 2 * P + rank + 1; ++i) {
-    // On the last rank this backward is of the micro-batch that has just gone forward.
+    // On the last rank this is the backward of the micro-batch that has just gone forward.
     if (i == 0 && after == 0)
       F(0), B(1);
     else
@@ -45,8 +45,8 @@ ActionList dualpipev(const ScheduleSize& size, int64_t rank) {
     F_and_B(1, 0);
   }
   for (int64_t i = 0; i < after; ++i) B(1), F_and_B(1, 0);
-  // Of the last 2 (rank + 1) backwards the second half leaves its weight gradients for the time
-  // in which this rank would wait for the ranks before it.
+  // The second half of the last 2 (rank + 1) backwards leaves its weight gradients for the time in
+  // which this rank would wait for the ranks before it.
   for (int64_t i = 0; i < 2 * (rank + 1); ++i) {
     const int chunk = i % 2 == 0 ? 1 : 0;
     i < rank + 1 ? B(chunk) : I(chunk);

@@ -1,5 +1,5 @@
-// The published schedules, one file each: what one rank computes, in order. P ranks, V stages per
-// rank, M micro-batches. Sends and receives are put in by with_messages().
+// The published schedules, one file each. A function lists what one rank computes, in order, for P
+// ranks, V stages per rank and M micro-batches. with_messages() puts in sends and receives.
 #pragma once
 #include "schedule/action.h"
 
@@ -7,8 +7,8 @@ namespace mtrain {
 
 struct ScheduleSize {
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
-  // Interleaved schedules: micro-batches in a row per stage (Megatron's
-  // microbatch_group_size_per_vp_stage). 0: M / rounds, of max(1, M div P) rounds, as torch has it.
+  // Interleaved schedules do so many micro-batches of a stage in a row (Megatron's
+  // microbatch_group_size_per_vp_stage). 0 stands for torch's choice: max(1, M div P) equal rounds.
   int64_t group = 0;
   // Interleaved 1F1B: each forward after the warm-up runs together with a backward, and one more
   // warm-up forward keeps the two independent (Megatron-Core's combined 1F1B).
@@ -46,8 +46,8 @@ ActionList v_schedule(const ScheduleSize& size, int64_t rank);
 // without the Dual") describes. Most forwards run together with a backward.
 ActionList dualpipev(const ScheduleSize& size, int64_t rank);
 
-// The op-th forward of a rank in interleaved order, by its own stages. Backwards take the chunks
-// in reverse: V-1-chunk.
+// The op-th forward of a rank in interleaved order; `chunk` counts the rank's own stages. Backwards
+// take the chunks in reverse order: V-1-chunk.
 struct InterleavedOp {
   int64_t chunk, micro_batch;
 };

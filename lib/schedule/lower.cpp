@@ -11,14 +11,14 @@ namespace mtrain {
 
 namespace {
 
-// The receives of the messages from one rank to another, in the order of their sends.
+// The receives of one rank's messages to another, in the order of their sends.
 struct Channel {
   ActionList receives;
   size_t taken = 0;
 };
 using Channels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender and receiver
 
-// How many computations run together from here on.
+// Returns how many computations run together from position i on.
 size_t together_at(const ActionList& computing, size_t at) {
   return computing[at].with_next && at + 1 < computing.size() ? 2 : 1;
 }
@@ -109,7 +109,8 @@ ActionList sharded(const ActionList& list, size_t most_gathered) {
   };
   for (size_t i = 0; i < list.size(); ++i) {
     const Action& a = list[i];
-    // Two that run together are not parted: what the second needs is gathered with the first.
+    // Computations that run together stay together: the second's weights are gathered with the
+    // first's.
     const bool second = i > 0 && list[i - 1].with_next;
     if (is_compute(a.kind) && !second) {
       std::vector<std::pair<size_t, int64_t>> soonest;  // (position of the next use, stage)
@@ -148,7 +149,7 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
                .micro_batches = micro_batches,
                .rank_of_stage = placed.rank_of_stage};
   out.ranks.resize(size_t(out.pp));
-  // The same order for all ranks, so that none waits for one that waits for it.
+  // All ranks have the same order, so that no two ranks wait for each other.
   for (int64_t first = 0; first < micro_batches; first += out.pp)
     for (int64_t stage = 0; stage < out.stages; ++stage)
       for (int64_t m = first; m < std::min(first + out.pp, micro_batches); ++m)

@@ -1,4 +1,4 @@
-// What a list of computations needs around it to run.
+// Adds to lists of computations what they need around them to run.
 #pragma once
 #include "schedule/action.h"
 
@@ -12,27 +12,28 @@ namespace mtrain {
 // that run together, the forward's result is sent first, or the gradient (`gradients_first`).
 Schedule with_messages(const Schedule& schedule, bool gradients_first = false);
 
-// Without overlap: messages move between computations alone, all that stand there together, and the
-// rank computes nothing until they have been taken, also what it sends
-// (runs_with_blocking_sends() holds). Where receives that stand as above would make ranks wait for
-// each other for ever, they stand where the message is sent, and a forward and the whole backward
-// (B) behind it exchange theirs as one batch: a rank then waits only for what comes earlier in a
-// play of the lists.
+// The same without overlap: messages move only between computations, all those of one place
+// together, and a rank computes nothing until its messages, sent ones too, have been taken
+// (runs_with_blocking_sends() holds). Receives may stand where with_messages() puts them, unless
+// ranks would then wait for each other for ever. In that case a receive stands where its message is
+// sent, and a forward and the whole backward (B) behind it exchange their messages as one batch: a
+// rank then waits only for what comes earlier in a play of the lists.
 Schedule with_batched_messages(const Schedule& schedule);
 
-// For weights that are sharded over data-parallel ranks: a stage's weights are gathered before they
-// are used, at most `most_gathered` (2 or more) stages' per rank at once, which are those used
-// soonest; its gradients are whole after its last backward (if it has one), and reduced. To be done
-// before with_messages(), so that weights travel while a rank waits for activations.
+// Adds the actions of weights that are sharded over data-parallel ranks. A stage's weights are
+// gathered before they are used; a rank has at most `most_gathered` (2 or more) stages gathered at
+// once, those that it uses soonest. A stage's gradients are complete after its last backward, if it
+// has one, and are then reduced. This comes before with_messages(), so that weights travel while a
+// rank waits for activations.
 Schedule with_sharding(const Schedule& schedule, int64_t most_gathered = 3);
 
-// For evaluation: every stage's forward of so many micro-batches on the same ranks, a few at a
-// time, without sends and receives.
+// Returns the schedule of an evaluation: the forwards of so many micro-batches on the same ranks, a
+// few at a time, without sends and receives.
 Schedule forward_only(const Schedule& placed, int64_t micro_batches);
 
-// Whether lists with messages reach their ends where a rank computes nothing before all messages
-// that stand before its computation have been taken: sends block, too, but messages between two
-// computations are begun together.
+// Whether lists with messages reach their ends if sends block, too: a rank then computes nothing
+// before all messages that stand before the computation have been taken. Messages between two
+// computations begin together.
 bool runs_with_blocking_sends(const Schedule& schedule);
 
 }  // namespace mtrain

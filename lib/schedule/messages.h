@@ -1,4 +1,4 @@
-// Which messages a computation gives rise to.
+// The messages that computations send and wait for.
 #pragma once
 #include "schedule/action.h"
 
@@ -8,10 +8,10 @@ struct StageMessage {
   Action send, receive;
 };
 
-// What this computation sends to another rank; false for nothing.
+// Sets `t` to the message that this computation sends to another rank; returns false for none.
 bool message_of(const Schedule& s, const Action& a, StageMessage& t);
 
-// The message that this computation waits for; false for none.
+// Sets `receive` to the message that this computation waits for; returns false for none.
 bool needed_message(const Schedule& s, const Action& a, Action& receive);
 
 }  // namespace mtrain

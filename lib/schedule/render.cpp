@@ -17,7 +17,7 @@ double shortest_action(const Timeline& timeline) {
 
 namespace {
 
-// The whole row of a rank, `per_unit` columns for a unit of time. Actions of more than
+// Draws the whole row of a rank, with `per_unit` columns for a unit of time. Actions of more than
 // `cell_columns` columns are drawn out.
 std::string row_of(const ActionList& list, const std::vector<ActionTime>& times, double per_unit,
                    double step, size_t cell_columns) {

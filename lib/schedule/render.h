@@ -1,4 +1,4 @@
-// A schedule to look at.
+// Shows schedules as text, tables and pictures.
 #pragma once
 #include <string>
 
@@ -6,14 +6,14 @@
 
 namespace mtrain {
 
-// A row per rank, time from left to right, `.` where a rank waits; cut into parts of at most
-// `columns` (0: not cut). The shortest action has the width of its name.
+// Draws a row for each rank, with time from left to right and `.` where a rank waits. Rows are cut
+// into parts of at most `columns` (0: not cut). The shortest action is as wide as its name.
 std::string schedule_text(const Schedule& schedule, const Timeline& timeline, int64_t columns);
 
-// What ranks compute, as pp_schedule_csv reads it: a row per rank, cells such as 2F0.
+// Lists what ranks compute as pp_schedule_csv reads it: a row per rank, cells such as 2F0.
 std::string schedule_csv(const Schedule& schedule);
 
-// A picture with a row per rank, on a scale of time.
+// Draws a picture with a row for each rank, on a scale of time.
 std::string schedule_svg(const Schedule& schedule, const Timeline& timeline);
 
 // The shortest time that an action of the timeline takes, as the unit of a picture's scale: at

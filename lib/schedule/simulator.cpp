@@ -50,7 +50,7 @@ class Player {
     return size_t(stage * s_.micro_batches + micro_batch);
   }
 
-  // All that `a` needs is there or on its way.
+  // Whether all that `a` needs is there or on its way.
   bool can_begin(int64_t rank, const Action& a) {
     if (is_receive(a.kind)) {
       const size_t way = a.kind == ActionKind::recv_b, message = at(a.stage, a.micro_batch);
@@ -89,7 +89,7 @@ class Player {
     return a.kind == ActionKind::B ? costs_.delayed_wgrad * cost(a).W : 0;
   }
 
-  // The end of the send; wakes who waits for it.
+  // Returns the end of the send, and wakes the rank that waits for it.
   double send(int64_t rank, const Action& a) {
     const bool back = a.kind == ActionKind::send_b;
     double& link_free = link_free_[{rank, a.peer}];
@@ -105,7 +105,7 @@ class Player {
     return costs_.overlap_p2p ? clock_[size_t(rank)] : std::max(clock_[size_t(rank)], arrival);
   }
 
-  // Does the rank's next action, or says that it has to wait.
+  // Does the rank's next action, or returns that it has to wait.
   bool step(int64_t rank) {
     const ActionList& list = s_.ranks[size_t(rank)];
     const Action& a = list[next_[size_t(rank)]];

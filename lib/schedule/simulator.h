@@ -1,5 +1,5 @@
-// Plays a schedule's lists with a cost for each action. Each rank does its list in order; a receive
-// waits for its message.
+// Plays a schedule's lists with a cost for each action. Each rank does its list in order, and a
+// receive waits for its message.
 #pragma once
 #include "schedule/action.h"
 
@@ -14,17 +14,17 @@ struct ScheduleCosts {
   // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
   // bandwidth), and arrives `p2p_latency` after that.
   double p2p_latency = 0, p2p_transfer = 0;
-  // What a B computes of its weight gradients once its input gradient is on its way: a share of W.
+  // The share of W that a B computes after its input gradient has been sent off.
   // Without overlap nothing is sent before its end.
   double delayed_wgrad = 0;
   // A forward and a backward that run together take this share of their times, and both have ended
   // only then.
   double together = 1;
-  // false: the sender computes nothing until its message has arrived, as in the lists of
-  // with_batched_messages(). Messages begin when their sender has come there; that they would wait
-  // for their receiver, too, is left out.
+  // Without overlap a sender computes nothing until its message has arrived, as in the lists of
+  // with_batched_messages(). A message begins when its sender has come there; the simulator does
+  // not let it wait for its receiver, too.
   bool overlap_p2p = true;
-  // Gathering and reducing take no time here: what hides them is not the pipeline's order.
+  // Gathering and reducing take no time here: the order of a pipeline does not hide them.
 };
 
 struct ActionTime {
@@ -39,17 +39,17 @@ struct Timeline {
   double bubble() const;  // idle time / whole time, over all ranks
 };
 
-// Where a rank waits for ever: list position of its action.
+// A rank that waits for ever, and the position in its list where it does.
 struct StuckRank {
   int64_t rank;
   size_t action;
 };
 
-// Lists with sends and receives, whose numbers are in range. `stuck` names the ranks that do not
-// reach their list's end; the others' times are right.
+// Plays lists with sends and receives, whose numbers must be in range. `stuck` gets the ranks that
+// do not reach the end of their lists; the times of the others are right.
 Timeline play(const Schedule& schedule, const ScheduleCosts& costs, std::vector<StuckRank>& stuck);
 
-// For schedules that are known to be right.
+// Plays a schedule that is known to be right.
 Timeline simulate(const Schedule& schedule, const ScheduleCosts& costs);
 
 }  // namespace mtrain

@@ -8,7 +8,8 @@ namespace mtrain {
 ActionList v_schedule(const ScheduleSize& size, int64_t rank) {
   const int64_t P = size.pp, M = size.micro_batches;
   const int64_t stage[2] = {rank, 2 * P - 1 - rank};
-  // Fewer micro-batches than fill the V run in the order of the least number that does.
+  // Where micro-batches are too few to fill the V, they run in the order of the least number that
+  // is enough.
   const int64_t n = std::max(2 * P - 1, M);
   ActionList list;
   std::array<int64_t, 2> forwards{}, inputs{}, weights{};

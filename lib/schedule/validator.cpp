@@ -81,7 +81,7 @@ class Validator {
     });
   }
 
-  // At the other end of a message.
+  // The stage at the other end of a message.
   static int64_t other_stage(const Action& a) {
     return a.stage + (a.kind == ActionKind::send_f || a.kind == ActionKind::recv_b ? 1 : -1);
   }
@@ -92,7 +92,7 @@ class Validator {
     return size_t(stage * s_.micro_batches + micro_batch);
   }
 
-  // What has to come before `a` on its own rank and has not; none: all did.
+  // Returns an action that must come before `a` on its rank and has not come yet, or none.
   std::optional<Action> missing_before(const Action& a, const std::vector<Kinds>& done) const {
     const auto has = [&](int64_t stage, ActionKind kind) {
       return (done[cell(stage, a.micro_batch)] & bit(kind)) != 0;
@@ -168,7 +168,7 @@ class Validator {
       }
   }
 
-  // From one rank to another, as the receiver names them, in the order of one of the two.
+  // The messages from one rank to another, named as receives, in the order of either of the two.
   using Messages = std::vector<std::pair<ActionKind, size_t>>;
 
   void check_messages() {
@@ -192,7 +192,7 @@ class Validator {
       return to_string(
           {m.first, int64_t(m.second) / s_.micro_batches, int64_t(m.second) % s_.micro_batches});
     };
-    // What is sent is also received, for the computation behind it needs it.
+    // A message that is sent is also received, since the computation behind it needs it.
     const size_t before = faults_.size();
     for (const auto& m : received)
       if (std::find(sent.begin(), sent.end(), m) == sent.end())
@@ -252,7 +252,8 @@ class Validator {
     const Schedule lowered = has_messages_ ? s_ : with_messages(s_);
     play(lowered, {}, stuck);
     if (stuck.empty()) return;
-    // All that each waits for is sent some time, so who follows the waits comes round.
+    // Every message that a rank waits for is sent at some time, so following the waits leads in a
+    // circle.
     std::map<int64_t, Action> waits;
     for (const auto& [rank, action] : stuck) waits[rank] = lowered.ranks[size_t(rank)][action];
     int64_t rank = stuck[0].rank;

@@ -7,17 +7,19 @@
 
 namespace mtrain {
 
-// Empty for lists that can be run. They are checked in this order, each part only where the ones
-// before found nothing:
-//  - numbers in range, every action on the rank of its stage;
-//  - each stage and micro-batch once F, then B or I and W; a stage after those it depends on where
-//    they share a rank;
-//  - sends and receives, where there are any: each once, after and before their computations, and
-//    from one rank to another received in the order in which they are sent;
-//  - weights, where they are gathered and let go: present when used, gone at the end, and gradients
-//    reduced once, after the last backward;
-//  - at most `most_in_flight[rank]` chunks with activations (empty: not checked);
-//  - no ranks that wait for each other, where a receive blocks and a send does not.
+// Returns the faults of the lists, none if they can be run. It checks these points in their order,
+// and a point only if those before found nothing:
+//  - Numbers are in range, and every action is on the rank of its stage.
+//  - Each stage does each micro-batch once: F, then B or I and W. A stage comes after those that it
+//    depends on and that share its rank.
+//  - Each send comes once, after its computation, and each receive once, before its computation. A
+//  rank
+//    receives another rank's messages in the order in which they are sent.
+//  - Sharded weights are gathered when they are used and freed at the end, and gradients are
+//  reduced
+//    once, after the last backward.
+//  - At most `most_in_flight[rank]` chunks have activations (not checked if empty).
+//  - No ranks wait for each other, if receives block and sends do not.
 std::vector<std::string> schedule_faults(const Schedule& schedule,
                                          const std::vector<int64_t>& most_in_flight = {});
 

@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/hash.h"
 
 namespace mtrain {
 
-void agree(const Control& control, const std::string& what, const std::string& own,
+void agree(const HostCollectives& control, const std::string& what, const std::string& own,
            const std::string& hint) {
   const auto all = control.texts(own);
   const auto other = std::ranges::find_if(all, [&](const auto& text) { return text != all[0]; });
@@ -17,13 +18,13 @@ void agree(const Control& control, const std::string& what, const std::string& o
 }
 
 std::string describe(const Dataset& data) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  Fnv1a hash;
   for (const int64_t index : {int64_t(0), data.size() - 1}) {
     Sample sample;
     data.sample(index, sample);
-    for (const int32_t id : sample.input) hash = (hash ^ uint64_t(id)) * 1099511628211u;
+    for (const int32_t id : sample.input) hash.add(uint64_t(id));
   }
-  return fmt::format("{} samples (first and last hash to {:016x})", data.size(), hash);
+  return fmt::format("{} samples (first and last hash to {:016x})", data.size(), hash.value());
 }
 
 }  // namespace mtrain

@@ -16,7 +16,7 @@ constexpr const char* kSaved = "bf16_arithmetic";  // of state.json
 constexpr const char* kTimedChoices = "matmul_choices";
 
 // What rank 0 offers, if all ranks can do it.
-std::optional<Bf16Arithmetic> agreed(const Control& control, Bf16Arithmetic own) {
+std::optional<Bf16Arithmetic> agreed(const HostCollectives& control, Bf16Arithmetic own) {
   const auto offered =
       parse_bf16_arithmetic(control.texts(std::string(bf16_arithmetic_name(own)))[0]);
   MT_CHECK(offered, "rank 0 offers no arithmetic of this version");
@@ -36,14 +36,14 @@ bool has_choice(const Device& device, const Recipe& recipe) {
 
 }  // namespace
 
-void choose_bf16_arithmetic(Device& device, const Control& control, const Recipe& recipe) {
+void choose_bf16_arithmetic(Device& device, const HostCollectives& control, const Recipe& recipe) {
   if (!has_choice(device, recipe)) return;
   const bool measures = control.rank() == 0 && !recipe.debug.deterministic;
   const auto own = measures ? ops::fastest_bf16_arithmetic() : Bf16Arithmetic::widened;
   device.set_bf16_arithmetic(agreed(control, own).value_or(Bf16Arithmetic::widened));
 }
 
-void restore_bf16_arithmetic(Device& device, const Control& control, const Recipe& recipe,
+void restore_bf16_arithmetic(Device& device, const HostCollectives& control, const Recipe& recipe,
                              const TrainState& state) {
   constexpr const char* kDiffers =
       "the resumed run may differ in the last bits from one that went on";

@@ -3,7 +3,7 @@
 // fp32 have nothing to choose.
 #pragma once
 #include "checkpoint/state.h"
-#include "comm/control.h"
+#include "comm/host_collectives.h"
 #include "device/device.h"
 #include "recipe/recipe.h"
 
@@ -11,11 +11,11 @@ namespace mtrain {
 
 // Tells `device` the way that is fastest on rank 0, or fp32 arithmetic where the CPU of another
 // rank lacks that or where debug.deterministic asks for what all CPUs can do. All ranks call it.
-void choose_bf16_arithmetic(Device& device, const Control& control, const Recipe& recipe);
+void choose_bf16_arithmetic(Device& device, const HostCollectives& control, const Recipe& recipe);
 
 // The same from the state of a checkpoint. Where a rank's CPU lacks what was saved, the choice is
 // made anew, and rank 0 warns of it. All ranks call it.
-void restore_bf16_arithmetic(Device& device, const Control& control, const Recipe& recipe,
+void restore_bf16_arithmetic(Device& device, const HostCollectives& control, const Recipe& recipe,
                              const TrainState& state);
 void save_bf16_arithmetic(const Device& device, const Recipe& recipe, TrainState& state);
 

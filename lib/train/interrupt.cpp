@@ -47,7 +47,4 @@ Interrupt::~Interrupt() {
 
 int Interrupt::signal() const { return g_received; }
 
-SurvivePipes::SurvivePipes() : before_(::signal(SIGPIPE, SIG_IGN)) {}
-SurvivePipes::~SurvivePipes() { ::signal(SIGPIPE, before_); }
-
 }  // namespace mtrain

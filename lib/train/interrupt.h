@@ -13,17 +13,4 @@ class Interrupt {
   int signal() const;  // the one received, 0 before
 };
 
-// While it lives, writing to a reader that is gone (`| tee log`, killed) is an error of that write,
-// not the process's end.
-class SurvivePipes {
- public:
-  SurvivePipes();
-  ~SurvivePipes();
-  SurvivePipes(const SurvivePipes&) = delete;
-  SurvivePipes& operator=(const SurvivePipes&) = delete;
-
- private:
-  void (*before_)(int);
-};
-
 }  // namespace mtrain

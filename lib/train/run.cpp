@@ -5,12 +5,12 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/ignore_sigpipe.h"
 #include "base/log.h"
 #include "base/strings.h"
 #include "comm/process/process_world.h"
 #include "device/flight_recorder.h"
 #include "launch/error_file.h"
-#include "ops/tuning.h"
 #include "plan/run_plan.h"
 #include "train/agreement.h"
 #include "train/bf16_choice.h"
@@ -45,7 +45,8 @@ void set_connections(const Recipe& r, const Overlap& overlap) {
 std::unique_ptr<Device> open_device(const Recipe& r, const Job& job, int64_t norm_sm_margin = 0) {
   const DeviceOptions options{.stream_sanitizer = r.debug.stream_sanitizer,
                               .compute_slowdown = r.debug.compute_slowdown,
-                              .norm_sm_margin = norm_sm_margin};
+                              .norm_sm_margin = norm_sm_margin,
+                              .fixed_attention_order = r.debug.deterministic};
   if (r.train.device == DeviceChoice::cuda) return Device::cuda(job.local_rank, options);
   const int threads = r.train.threads ? int(r.train.threads) : default_threads(job);
   return Device::cpu(threads, options);
@@ -237,13 +238,12 @@ class Training {
 }  // namespace
 
 void run_training(const Recipe& recipe, const RunOptions& options) {
-  const SurvivePipes pipes;
+  const IgnoreSigpipe pipes;
   // The vocabulary, which a tokenizer's file may decide, only matters for memory.
   set_connections(recipe, make_plan(recipe, options.job.size, 0).overlap);
   World world = open_world(recipe, options.job);
   try {
     const auto start = claim_run_folder(recipe, options.job);
-    ops::fix_attention_order(recipe.debug.deterministic);
     const int64_t vocab = vocabulary(recipe);
     Training(recipe, options, make_plan(recipe, options.job.size, vocab), vocab, world, start)
         .run();

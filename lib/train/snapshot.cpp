@@ -52,10 +52,7 @@ Tensor assemble(Stream& on, const Parameter& p, const Tensor& units) {
 
 // Files hold fp32, also of weights that are trained in bf16 alone.
 Tensor as_fp32(Stream& on, const Tensor& x) {
-  if (x.dtype() == DType::f32) return x;
-  const Tensor wide = Tensor::empty(on, {x.count()}, DType::f32, MemoryCategory::buffers);
-  ops::cast(on, x, wide);
-  return wide;
+  return ops::in_dtype(on, x, DType::f32, MemoryCategory::buffers);
 }
 
 // The parameters of the whole model, and for each the first rank that saves it.
@@ -80,7 +77,7 @@ struct WholeModel {
 // Disks may take longer than ranks wait for each other: the others hear from rank 0 meanwhile.
 // `work` is rank 0's, and calls what it is given from time to time. Where it throws, the others
 // hear of it when the caller aborts the world.
-void rank_0_in_touch(const Control& control,
+void rank_0_in_touch(const HostCollectives& control,
                      const std::function<void(const std::function<void()>&)>& work) {
   if (control.rank() == 0) {
     work([&] { control.any(false); });
@@ -91,7 +88,7 @@ void rank_0_in_touch(const Control& control,
   }
 }
 // The same for work on files alone, which cannot call.
-void rank_0_while_others_wait(const Control& control, const std::function<void()>& work) {
+void rank_0_while_others_wait(const HostCollectives& control, const std::function<void()>& work) {
   if (control.size() == 1) return work();
   rank_0_in_touch(control, [&](const auto& call) {
     std::future<void> end = std::async(std::launch::async, work);

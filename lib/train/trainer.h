@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/control.h"
+#include "comm/host_collectives.h"
 #include "comm/world.h"
 #include "data/batch.h"
 #include "device/device.h"
@@ -62,7 +62,7 @@ class Trainer {
   // The parameters of the whole model, declared alone: their names and layout-free shapes.
   std::unique_ptr<ParamStore> declare_whole();
   World& world() { return world_; }
-  const Control& control() const { return control_; }
+  const HostCollectives& control() const { return control_; }
   DataParallel& data_parallel() { return *data_parallel_; }
   const Pipeline& pipeline() const { return *pipeline_; }
   MicroBatchGraphs* graphs() { return graphs_.get(); }  // null where the recipe has none
@@ -87,7 +87,7 @@ class Trainer {
   const Recipe& recipe_;
   const RunPlan plan_;
   World world_;
-  const Control control_;
+  const HostCollectives control_;
   ParamStore params_;
   ModelParts parts_;
   const GptConfig config_;

@@ -12,8 +12,9 @@
 #include <functional>
 #include <vector>
 
+#include "base/ignore_sigpipe.h"
+#include "comm/gloo/epoll_interposer.h"
 #include "comm/gloo/gloo_transport.h"
-#include "comm/gloo/poll_yield.h"
 #include "comm/process/shared_memory_transport.h"
 #include "comm/store.h"
 
@@ -90,6 +91,7 @@ std::vector<double> run(const std::string& backend, int ranks) {
       const auto store = std::make_shared<Store>("localhost", server.port(), timeout);
       run_rank(*shared_memory_transport(store, rank, ranks, timeout), rank, ranks, cells.data());
     } else {
+      const IgnoreSigpipe pipes;
       const auto transport = gloo_transport({"localhost", server.port(), rank, ranks, timeout});
       yield_in_polls(backend == "gloo");
       run_rank(*transport, rank, ranks, cells.data());

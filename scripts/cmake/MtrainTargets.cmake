@@ -5,7 +5,7 @@ add_library(mtrain_options INTERFACE)
 target_compile_features(mtrain_options INTERFACE cxx_std_20)
 target_include_directories(mtrain_options INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/lib)
 target_compile_options(mtrain_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wno-missing-field-initializers>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Werror;-Wno-missing-field-initializers>)
 target_link_libraries(mtrain_options INTERFACE Threads::Threads)
 # GCC 12 sees an overlapping memcpy in every `const char* + std::string` (its bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)

@@ -77,6 +77,7 @@ struct Operands {
   Mirror q, k, v, dout, out, lse, dq, dk, dv, q_begin, q_end, kv_begin, kv_end;
   int64_t q_stride, k_stride, lse_stride;
   const Case& c;
+  bool fixed_order = true;
 
   Operands(const Case& of, DType type, DType results, int64_t offset, int64_t lse_gap = 3)
       : q(Array::normal(type, of.B * of.Sq * (of.A * of.D + kGap), 1), offset),
@@ -140,7 +141,8 @@ struct Operands {
             .dk = {of(dk), k_stride},
             .dv = {of(dv), k_stride},
             .add_dq = add,
-            .add_dkv = add};
+            .add_dkv = add,
+            .fixed_order = fixed_order};
   }
 };
 Span on_host(Mirror& m) { return m.host(); }
@@ -195,11 +197,6 @@ void check(const Case& c, DType type, DType results, bool add, int64_t offset, C
   check(o, type, results, add, offset, close, [](const auto& args) { run_on_device(args); });
 }
 
-struct KeepOrder {  // of the backward's sums, for the tests that follow
-  bool fixed = cuda::attention_order_is_fixed();
-  ~KeepOrder() { cuda::fix_attention_order(fixed); }
-};
-
 }  // namespace
 
 TEST_CASE("attention: forward and backward equal the CPU's, every mask and type") {
@@ -220,7 +217,6 @@ TEST_CASE("attention: results in fp32 and added to, aligned, as blocks of keys a
 
 TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sums in any order") {
   Closeness close("attention by cuDNN");
-  const KeepOrder keep;
   const int64_t S = size_of_test(70, 1024), odd = size_of_test(65, 523);
   const std::vector<Case> cases = {{"short", 2, 7, 7, 4, 2, 32},
                                    {"one head per group", 2, S, S, 2, 2, 64},
@@ -232,9 +228,9 @@ TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sum
   for (bool fixed : {true, false})
     for (const Case& c : cases) {
       CAPTURE(fixed);
-      cuda::fix_attention_order(fixed);
       const DType bf16 = DType::bf16;
       Operands o(c, bf16, bf16, 0, 0), again(c, bf16, bf16, 0, 0);
+      o.fixed_order = again.fixed_order = fixed;
       check(o, bf16, bf16, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
       if (!fixed) continue;  // else equal calls give equal bits
       check(again, bf16, bf16, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
@@ -247,8 +243,6 @@ TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sum
 
 TEST_CASE("attention: packed documents that cuDNN takes equal the CPU's") {
   Closeness close("packed attention by cuDNN");
-  const KeepOrder keep;
-  cuda::fix_attention_order(false);  // which would need memory of all scores
   const int64_t S = size_of_test(384, 4096);
   const auto at = [&](int64_t percent) { return int32_t(S * percent / 100); };
   for (const auto& borders :
@@ -260,6 +254,7 @@ TEST_CASE("attention: packed documents that cuDNN takes equal the CPU's") {
       std::tie(packed.q_begin, packed.q_end) = from(borders);
       packed.kv_begin = packed.q_begin, packed.kv_end = packed.q_end;
       Operands o(packed, DType::bf16, DType::bf16, 0, 0);
+      o.fixed_order = false;  // a fixed order would need memory of all scores
       check(o, DType::bf16, DType::bf16, false, 0, close,
             [](const auto& args) { run_by_cudnn(args); });
     }

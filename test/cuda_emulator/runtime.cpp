@@ -39,7 +39,5 @@ void clear_memory(void* memory, int64_t bytes, CUstream_st*) {
 // No GPU that cuDNN could use: our own kernels are what runs here.
 bool attention_by_cudnn(const AttentionForward&, CUstream_st*) { return false; }
 bool attention_by_cudnn(const AttentionBackward&, CUstream_st*) { return false; }
-void fix_attention_order(bool) {}  // theirs always is
-bool attention_order_is_fixed() { return true; }
 
 }  // namespace mtrain::kernels::cuda

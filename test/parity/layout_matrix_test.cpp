@@ -17,7 +17,6 @@ using namespace train_testing;
 
 namespace {
 
-using Changes = std::vector<std::string>;
 
 enum Factor {
   kTp,

@@ -10,6 +10,7 @@
 #include "../unit/temporary_folder.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/ignore_sigpipe.h"
 #include "base/strings.h"
 #include "data/indexed_dataset.h"
 #include "plan/load_recipe.h"
@@ -395,7 +396,7 @@ TEST_CASE("a run is asked to end by three signals, and lives on without its read
     CHECK(interrupt.signal() == 0);
   }
   std::signal(SIGHUP, before);
-  const SurvivePipes pipes;
+  const IgnoreSigpipe pipes;
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
   ::close(ends[0]);

@@ -19,13 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using Changes = std::vector<std::string>;
-
-Changes with(Changes a, const Changes& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // Rows on three of four ranks, of which the third has a part: 128 rows each.
 constexpr int64_t kWords = 300;
 

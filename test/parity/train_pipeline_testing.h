@@ -16,13 +16,6 @@ namespace pipeline_testing {
 
 using namespace train_testing;
 
-using Changes = std::vector<std::string>;
-
-inline Changes with(Changes a, const Changes& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 using Values = std::map<std::string, std::vector<float>>;  // by parameter
 
 struct Launched {

@@ -83,14 +83,6 @@ inline std::vector<Result> train_ranks(
   return results;
 }
 
-using Changes = std::vector<std::string>;
-
-inline Changes with(const Changes& a, const Changes& b) {
-  Changes all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return all;
-}
-
 // Relative to the length of each parameter's gradient.
 inline void check_gradients(const Result& one, const Result& other, double bound) {
   REQUIRE(one.gradients.size() == other.gradients.size());

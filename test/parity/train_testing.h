@@ -17,6 +17,13 @@ using namespace mtrain;
 
 inline constexpr int64_t kVocab = 61, kSeq = 24;
 
+using Changes = std::vector<std::string>;  // settings, as overrides
+
+inline Changes with(Changes a, const Changes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 // A noisy counting language: learnable within a few steps, with some masked labels.
 class CountingData : public Dataset {
  public:
@@ -61,7 +68,7 @@ class PackedCountingData : public CountingData {
   }
 };
 
-inline Recipe tiny(const std::vector<std::string>& changes = {}, int64_t world = 1) {
+inline Recipe tiny(const Changes& changes = {}, int64_t world = 1) {
   Problems problems;
   std::vector<std::string> overrides{
       "model.num_layers=2",       "model.hidden_size=48",     "model.num_attention_heads=4",

@@ -48,7 +48,7 @@ constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::i32, DType::i64, DTy
 
 TEST_CASE("all_reduce sums, averages and takes maxima over ranks") {
   on_all([](TestRank& r) {
-    const Group g = r.world.everyone();
+    const Group g = r.world.world_group();
     for (const DType dtype : kTypes)
       for (const int64_t count : {int64_t(1), int64_t(1001)}) {
         const auto all = [&](int64_t i, auto fold) {
@@ -78,7 +78,7 @@ TEST_CASE("all_reduce sums, averages and takes maxima over ranks") {
 
 TEST_CASE("collectives of every size") {
   on_all([](TestRank& r) {
-    const Group g = r.world.everyone();
+    const Group g = r.world.world_group();
     const int n = r.size(), me = r.rank();
     double ranks = 0;
     for (int k = 0; k < n; ++k) ranks += k;
@@ -140,7 +140,7 @@ TEST_CASE("collectives of every size") {
 
 TEST_CASE("large reductions of every type") {
   on_all([](TestRank& r) {
-    const Group g = r.world.everyone();
+    const Group g = r.world.world_group();
     const int n = r.size(), me = r.rank();
     const int64_t count = 50001;  // leaves uneven shards
     for (const DType dtype : kTypes) {
@@ -174,7 +174,7 @@ TEST_CASE("large reductions of every type") {
 
 TEST_CASE("all_to_all with parts of different sizes, some of them empty") {
   on_all([](TestRank& r) {
-    const Group g = r.world.everyone();
+    const Group g = r.world.world_group();
     const auto n = size_t(r.size()), me = size_t(r.rank());
     const auto count = [](size_t from, size_t to) {
       return int64_t((from * 7 + to * 3) % 5) * int64_t(from == 1 ? 90000 : 11);
@@ -202,7 +202,7 @@ TEST_CASE("all_to_all with parts of different sizes, some of them empty") {
 
 TEST_CASE("messages: a ring both ways at once, and many sizes in a row") {
   on_all([](TestRank& r) {
-    const Group g = r.world.everyone();
+    const Group g = r.world.world_group();
     const int n = r.size(), next = (r.rank() + 1) % n, before = (r.rank() + n - 1) % n;
     using Kind = Transfer::Kind;
     for (const int64_t count : kCounts) {
@@ -232,7 +232,7 @@ TEST_CASE("messages: a ring both ways at once, and many sizes in a row") {
 TEST_CASE("messages move whatever the order in which the peers begin theirs") {
   on_all(
       [](TestRank& r) {
-        const Group g = r.world.everyone();
+        const Group g = r.world.world_group();
         const int64_t count = 3 << 18;  // several pieces
         const auto fill = [&] {
           return r.filled(count, DType::f32, [&](int64_t i) { return value(r.rank(), i); });
@@ -286,8 +286,8 @@ TEST_CASE("groups of some ranks, and of one") {
 
 TEST_CASE("groups on different streams run side by side") {
   on_all([](TestRank& r) {
-    const Group a = r.world.group("a", r.world.everyone().ranks()),
-                b = r.world.group("b", r.world.everyone().ranks());
+    const Group a = r.world.group("a", r.world.world_group().ranks()),
+                b = r.world.group("b", r.world.world_group().ranks());
     Stream& other = r.device.stream("other");
     const auto mine = [&](int64_t k) { return value(r.rank(), k); };
     std::vector<Tensor> xs, sums, ys;
@@ -297,7 +297,7 @@ TEST_CASE("groups on different streams run side by side") {
       ys.push_back(Tensor::empty(other, {3000 * r.size()}, DType::f32));
     }
     other.wait(r.on.record());  // edge: filled -> gathered
-    // No other edge, and ranks take the two groups in another order: one board would mix them up.
+    // No other edge, and ranks take the two groups in another order: one channel would mix them up.
     for (size_t i = 0; i < 20; ++i) {
       if (r.rank() % 2) b.all_gather(xs[i], ys[i], other);
       a.all_reduce(sums[i], Reduce::sum, r.on);
@@ -315,7 +315,7 @@ TEST_CASE("every rank has the same bits") {
     run_ranks(4, backend, [&](TestRank& r) {
       const Tensor t = r.filled(
           10007, DType::f32, [&](int64_t i) { return 1.0 / double(1 + i * (r.rank() + 1) % 977); });
-      r.world.everyone().all_reduce(t, Reduce::sum, r.on);
+      r.world.world_group().all_reduce(t, Reduce::sum, r.on);
       results[size_t(r.rank())] = r.values(t);
     });
     for (const auto& other : results) CHECK((other == results[0]));
@@ -327,7 +327,7 @@ TEST_CASE("a rank that fails unblocks its peers, and the first failure is the on
     const auto start = std::chrono::steady_clock::now();
     try {
       run_ranks(4, backend, [](TestRank& r) {
-        const Group g = r.world.everyone();
+        const Group g = r.world.world_group();
         g.barrier(r.on);
         r.device.synchronize();
         if (r.rank() == 2) throw RunError("disk full");
@@ -387,7 +387,7 @@ TEST_CASE("parts that do not fit together are told, and move nothing") {
         const int64_t from_peer = r.rank() == 1 ? 7 : 5;
         std::vector<int64_t> receives{5, from_peer};
         if (r.rank() == 1) std::swap(receives[0], receives[1]);
-        r.world.everyone().all_to_all(in, {5, 5}, out, receives, r.on);
+        r.world.world_group().all_to_all(in, {5, 5}, out, receives, r.on);
         r.device.synchronize();
       });
       FAIL("nothing was thrown");
@@ -407,7 +407,7 @@ TEST_CASE("an emulated link delays completion, not more and not less") {
     run_ranks(
         2, backend,
         [&](TestRank& r) {
-          const Group g = r.world.everyone();
+          const Group g = r.world.world_group();
           const Tensor in = r.filled(500000, DType::f32, [](int64_t) { return 1; });
           const Tensor out = Tensor::empty(r.on, {1000000}, DType::f32);
           for (int i = 0; i < 3; ++i) {
@@ -439,7 +439,7 @@ TEST_CASE("an emulated link holds a message back however early its receive was p
     std::array<Sink, 2> sinks;
     run_ranks(2, backend,
               [&](TestRank& r) {
-                const Group g = r.world.everyone();
+                const Group g = r.world.world_group();
                 const Tensor data = r.filled(500000, DType::f32, [](int64_t) { return 1; });
                 g.barrier(r.on);
                 r.device.synchronize();

@@ -114,7 +114,7 @@ class FakeNccl : public NcclApi {
 struct Rank {
   std::shared_ptr<FakeNccl> nccl = std::make_shared<FakeNccl>();
   std::shared_ptr<Communicator> group;
-  LaunchContext context{.late = std::make_shared<LateFailure>()};
+  LaunchContext context{.late = std::make_shared<AsyncError>()};
 
   Span data(int first, int64_t count) const { return {nccl->memory + first, count, DType::f32}; }
   std::string late() const {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/ignore_sigpipe.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/process/shared_memory_transport.h"
 #include "comm/thread/thread_transport.h"
@@ -71,6 +72,7 @@ namespace {
 void run_process_like_ranks(int ranks, const std::string& backend,
                             const std::function<void(World&)>& body,
                             std::chrono::nanoseconds timeout, Link link) {
+  const IgnoreSigpipe pipes;
   const StoreServer server(0);
   std::mutex mutex;
   std::exception_ptr first;

@@ -80,7 +80,7 @@ struct Operands {
             .out = {out, query_row(kGap)},
             .lse = lse};
   }
-  AttentionBackward backward() {
+  AttentionBackward backward(bool fixed_order = true) {
     return {.shape = shape(),
             .q = {q, query_row(kGap)},
             .k = {k, key_row(kGap)},
@@ -90,7 +90,8 @@ struct Operands {
             .lse = lse,
             .dq = {dq, query_row(kQueryGradientGap)},
             .dk = {dk, key_row(kKeyGradientGap)},
-            .dv = {dv, key_row(kValueGradientGap)}};
+            .dv = {dv, key_row(kValueGradientGap)},
+            .fixed_order = fixed_order};
   }
 };
 
@@ -160,7 +161,7 @@ void compare(const Case& c, bool deterministic) {
   REQUIRE(close(got.out, want.out.values(), rule) == "");
   for (int64_t i = 0; i < want.lse.size(); ++i)  // natural logarithms
     REQUIRE(std::abs(got.lse[i] - want.lse[i]) <= 1e-5 * (4 + std::abs(want.lse[i])));
-  REQUIRE(bench.attention->run(got.backward(), deterministic, nullptr));
+  REQUIRE(bench.attention->run(got.backward(deterministic), nullptr));
   cpu::run(want.backward());
   const Rule sums{.dtype = DType::bf16, .K = double(c.D + c.A / c.G), .scale = 3};
   REQUIRE(close(got.dq, want.dq.values(), sums) == "");
@@ -203,8 +204,8 @@ TEST_CASE("packs of about as many documents share a plan, and memory is that of 
   Operands seven = with({0, 1, 2, 3, 4, 500, 600, 1024}), four = with({0, 1, 2, 3, 1024});
   REQUIRE(cuda::key_of(five.forward()) == cuda::key_of(seven.forward()));
   REQUIRE(cuda::key_of(five.forward()) != cuda::key_of(four.forward()));
-  REQUIRE(cuda::key_of(five.backward(), false) == cuda::key_of(seven.backward(), false));
-  const auto g = cuda::backward_graph(cuda::key_of(five.backward(), false));
+  REQUIRE(cuda::key_of(five.backward(false)) == cuda::key_of(seven.backward(false)));
+  const auto g = cuda::backward_graph(cuda::key_of(five.backward(false)));
   int64_t bytes = 0;
   for (const auto& t : g.tensors())
     if (t.in_workspace()) bytes += t.bytes();
@@ -225,7 +226,7 @@ TEST_CASE("attention takes the workspace that is planned, and what cuDNN takes f
         bench.library.computes = false;
         Operands o(c);
         bytes_taken = 0;
-        REQUIRE(bench.attention->run(o.backward(), fixed_order, nullptr));
+        REQUIRE(bench.attention->run(o.backward(fixed_order), nullptr));
         const int64_t planned = attention_workspace({.rows = c.B * c.Sq,
                                                      .A = c.A,
                                                      .G = c.G,
@@ -289,7 +290,7 @@ TEST_CASE("tensors are described by where the caller's elements are") {
 TEST_CASE("a mask is described only where there is one") {
   const auto selects = [](bool causal, int64_t window, bool backward) {
     Operands o({"", 1, 8, 8, 1, 1, 8, causal, window});
-    const auto g = backward ? cuda::backward_graph(cuda::key_of(o.backward(), true))
+    const auto g = backward ? cuda::backward_graph(cuda::key_of(o.backward()))
                             : cuda::forward_graph(cuda::key_of(o.forward()));
     int n = 0;
     for (const auto& op : g.operations()) n += op.kind == cuda::Operation::select;
@@ -305,14 +306,14 @@ TEST_CASE("a mask is described only where there is one") {
 TEST_CASE("what changes the plan changes the key, what does not does not") {
   Operands o({"", 2, 8, 8, 2, 1, 8});
   const AttentionBackward b = o.backward();
-  const auto key = cuda::key_of(b, true);
-  REQUIRE(key == cuda::key_of(b, true));
-  REQUIRE(key != cuda::key_of(b, false));
+  const auto key = cuda::key_of(b);
+  REQUIRE(key == cuda::key_of(b));
+  REQUIRE(key != cuda::key_of(o.backward(false)));
   REQUIRE(key != cuda::key_of(o.forward()));
   const auto differs = [&](auto change) {
     AttentionBackward other = b;
     change(other);
-    return cuda::key_of(other, true) != key;
+    return cuda::key_of(other) != key;
   };
   CHECK(differs([](auto& x) { x.shape.B = 1; }));
   CHECK(differs([](auto& x) { x.shape.Skv = 4; }));
@@ -372,7 +373,7 @@ TEST_CASE("a plan is made once, and executed on the caller's stream") {
   REQUIRE((bench.library.plans == 1 && bench.library.executions == 2));
   REQUIRE(bench.library.stream == stream);
   REQUIRE(o.out == other.out);
-  REQUIRE(bench.attention->run(o.backward(), true, stream));
+  REQUIRE(bench.attention->run(o.backward(), stream));
   REQUIRE((bench.library.plans == 2 && bench.attention->plans() == 2));
 }
 
@@ -411,7 +412,7 @@ TEST_CASE("a refusal at any step is remembered, and falls back") {
     bench.library.refuse.clear();
     REQUIRE(!bench.attention->run(o.forward(), nullptr));  // not asked again
     REQUIRE(bench.library.plans == 0);
-    REQUIRE(bench.attention->run(o.backward(), true, nullptr));  // the other half is its own plan
+    REQUIRE(bench.attention->run(o.backward(), nullptr));  // the other half is its own plan
   }
 }
 
@@ -449,11 +450,11 @@ TEST_CASE("where the order of sums is fixed, engines without one are passed over
   Bench bench;
   Operands o(kCases[0]);
   bench.library.engines = {{.deterministic = false}};
-  REQUIRE(!bench.attention->run(o.backward(), true, nullptr));
-  REQUIRE(bench.attention->run(o.backward(), false, nullptr));
+  REQUIRE(!bench.attention->run(o.backward(), nullptr));
+  REQUIRE(bench.attention->run(o.backward(false), nullptr));
   bench.library.engines = {{.deterministic = false}, {.deterministic = true}};
   Operands longer({"", 2, 24, 24, 2, 2, 8});
-  REQUIRE(bench.attention->run(longer.backward(), true, nullptr));
+  REQUIRE(bench.attention->run(longer.backward(), nullptr));
 }
 
 TEST_CASE("a plan that fails to execute is an error that names the call and the status") {

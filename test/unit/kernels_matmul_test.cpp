@@ -35,14 +35,14 @@ struct Problem {
   Array a, b, bias, c;
   std::vector<double> expected;
 
-  Problem(int64_t M, int64_t N, int64_t K, bool trans_a, bool trans_b, Extra extra, DType ta,
-          DType tb, DType tc)
-      : M(M),
-        N(N),
-        K(K),
-        trans_a(trans_a),
-        trans_b(trans_b),
-        extra(extra),
+  Problem(int64_t rows, int64_t columns, int64_t inner, bool transposes_a, bool transposes_b,
+          Extra beside, DType ta, DType tb, DType tc)
+      : M(rows),
+        N(columns),
+        K(inner),
+        trans_a(transposes_a),
+        trans_b(transposes_b),
+        extra(beside),
         a(Array::normal(ta, M * K, 1)),
         b(Array::normal(tb, K * N, 2)),
         bias(Array::normal(ta, N, 3)),

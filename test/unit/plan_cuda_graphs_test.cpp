@@ -26,38 +26,44 @@ TEST_CASE("graphs asked for must be possible, or the reason is told") {
     o.push_back("train.enable_cuda_graph=true");
     return on_cuda(std::move(o));
   };
-  run({
-      {"cpu", 1, {"train.enable_cuda_graph=true"}, E, field, "train.device is not cuda"},
-      {"possible", 1, asked({}), E, nullptr, ""},
-      {"Megatron's name", 1, {"model.enable_cuda_graph=true"}, E, field, "not cuda"},
-      {"its kind", 1, {"model.cuda_graph_impl=local"}, E, field, "not cuda"},
-      {"no kind", 1, {"model.cuda_graph_impl=none"}, E, nullptr, ""},
-      {"pipeline", 2, asked({"distributed.pp_size=2", "distributed.pipeline={}"}), E, field,
-       "messages"},
-      {"tp", 2, asked({"distributed.tp_size=2"}), E, field, "tp ranks"},
-      {"cp", 2, asked({"distributed.cp_size=2"}), E, field, "cp ranks"},
-      {"packs", 1, asked({"packed_sequence.packed_sequence_size=1024"}), E, field, "packed"},
-      {"fsdp2", 2, asked({}), E, field, "sharded"},
-      {"fsdp2 of one rank", 1, asked({"distributed.strategy=fsdp2"}), E, nullptr, ""},
-      {"zero 3", 2, asked({"distributed.strategy=megatron_fsdp"}), E, field, "sharded"},
-      {"one micro-batch", 2,
-       asked(
-           {"distributed.strategy=ddp", "train.global_batch_size=32", "train.micro_batch_size=16"}),
-       E, field, "a step's only micro-batch overlaps"},
-      {"two micro-batches", 2,
-       asked({"distributed.strategy=megatron_ddp", "train.global_batch_size=32",
-              "train.micro_batch_size=8"}),
-       E, field, "each of a step's 2 micro-batches overlaps"},
-      {"trace", 1, asked({"debug.trace=t.json"}), E, field, "debug.trace"},
-      {"fault", 1, asked({"debug.fault.at=adamw"}), E, field, "debug.fault"},
-      {"not strict",
-       1,
-       {"train.enable_cuda_graph=true", "debug.strict=false"},
-       W,
-       field,
-       "is turned off: train.device is not cuda"},
-      {"auto is silent", 2, on_cuda({"distributed.tp_size=2"}), W, nullptr, ""},
-  });
+  expect_error({.what = "cpu", .set = {"train.enable_cuda_graph=true"}}, field,
+               "train.device is not cuda");
+  expect_accepts({.what = "possible", .set = asked({})});
+  expect_error({.what = "Megatron's name", .set = {"model.enable_cuda_graph=true"}}, field,
+               "not cuda");
+  expect_error({.what = "its kind", .set = {"model.cuda_graph_impl=local"}}, field, "not cuda");
+  expect_accepts({.what = "no kind", .set = {"model.cuda_graph_impl=none"}});
+  expect_error({.what = "pipeline",
+                .world = 2,
+                .set = asked({"distributed.pp_size=2", "distributed.pipeline={}"})},
+               field, "messages");
+  expect_error({.what = "tp", .world = 2, .set = asked({"distributed.tp_size=2"})}, field,
+               "tp ranks");
+  expect_error({.what = "cp", .world = 2, .set = asked({"distributed.cp_size=2"})}, field,
+               "cp ranks");
+  expect_error({.what = "packs", .set = asked({"packed_sequence.packed_sequence_size=1024"})},
+               field, "packed");
+  expect_error({.what = "fsdp2", .world = 2, .set = asked({})}, field, "sharded");
+  expect_accepts({.what = "fsdp2 of one rank", .set = asked({"distributed.strategy=fsdp2"})});
+  expect_error({.what = "zero 3", .world = 2, .set = asked({"distributed.strategy=megatron_fsdp"})},
+               field, "sharded");
+  expect_error({.what = "one micro-batch",
+                .world = 2,
+                .set = asked({"distributed.strategy=ddp", "train.global_batch_size=32",
+                              "train.micro_batch_size=16"})},
+               field, "a step's only micro-batch overlaps");
+  expect_error({.what = "two micro-batches",
+                .world = 2,
+                .set = asked({"distributed.strategy=megatron_ddp", "train.global_batch_size=32",
+                              "train.micro_batch_size=8"})},
+               field, "each of a step's 2 micro-batches overlaps");
+  expect_error({.what = "trace", .set = asked({"debug.trace=t.json"})}, field, "debug.trace");
+  expect_error({.what = "fault", .set = asked({"debug.fault.at=adamw"})}, field, "debug.fault");
+  expect_warning(
+      {.what = "not strict", .set = {"train.enable_cuda_graph=true", "debug.strict=false"}}, field,
+      "is turned off: train.device is not cuda");
+  expect_no_warning(
+      {.what = "auto is silent", .world = 2, .set = on_cuda({"distributed.tp_size=2"})});
 }
 
 TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do not communicate") {

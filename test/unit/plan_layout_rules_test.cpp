@@ -8,330 +8,338 @@ using namespace mtrain;
 using namespace recipe_cases;
 
 TEST_CASE("the world must be divisible as the recipe divides it") {
-  run({
-      {"product",
-       6,
-       {"distributed.tp_size=4"},
-       E,
-       "distributed.tp_size",
-       "tp(4) * pp(1) * cp(1) = 4 does not divide the world of 6"},
-      {"one rank", 1, {"distributed.cp_size=2"}, E, "distributed.tp_size", "world of 1"},
-      {"fits", 8, {"distributed.tp_size=4", "distributed.cp_size=2"}, E, nullptr, ""},
-      {"dp_size",
-       8,
-       {"distributed.tp_size=2", "distributed.dp_size=2"},
-       E,
-       "distributed.dp_size",
-       "is 4"},
-      {"dp_size fits", 8, {"distributed.tp_size=2", "distributed.dp_size=4"}, E, nullptr, ""},
-      {"global batch", 64, {}, E, "train.global_batch_size", "micro-batch 1 * dp 64"},
-      {"global batch fits", 32, {}, E, nullptr, ""},
-      {"replicate",
-       8,
-       {"distributed.dp_replicate_size=3"},
-       E,
-       "distributed.dp_replicate_size",
-       "does not divide"},
-      {"replicate all",
-       8,
-       {"distributed.dp_replicate_size=8"},
-       E,
-       "distributed.dp_replicate_size",
-       "nothing to shard"},
-      {"replicate half", 8, {"distributed.dp_replicate_size=4"}, E, nullptr, ""},
-      {"replicate off", 1, {"distributed.dp_replicate_size=1"}, E, nullptr, ""},
-      {"node",
-       16,
-       {"distributed.tp_size=16", "model.num_attention_heads=16", "model.num_query_groups=16"},
-       W,
-       "distributed.tp_size",
-       "leaves the 8 GPUs"},
-      {"node fits", 8, {"distributed.tp_size=8", "model.num_query_groups=8"}, W, nullptr, ""},
-      {"first level leaves the node",
-       16,
-       {"distributed.tp_size=4", "distributed.cp_size=4", "distributed.cp_comm_type=a2a+p2p",
-        "distributed.hierarchical_context_parallel_sizes=[4,1]", "model.num_attention_heads=16",
-        "model.num_query_groups=16"},
-       W,
-       "distributed.hierarchical_context_parallel_sizes",
-       "leaves the 8 GPUs"},
-      {"levels without context parallelism",
-       1,
-       {"distributed.cp_comm_type=a2a+p2p",
-        "distributed.hierarchical_context_parallel_sizes=[2,2]"},
-       E,
-       nullptr,
-       ""},
-      {"levels are ignored then",
-       1,
-       {"distributed.cp_comm_type=a2a+p2p",
-        "distributed.hierarchical_context_parallel_sizes=[2,2]"},
-       W,
-       "distributed.hierarchical_context_parallel_sizes",
-       "cp_size is 1"},
-  });
+  expect_error({.what = "product", .world = 6, .set = {"distributed.tp_size=4"}},
+               "distributed.tp_size", "tp(4) * pp(1) * cp(1) = 4 does not divide the world of 6");
+  expect_error({.what = "one rank", .set = {"distributed.cp_size=2"}}, "distributed.tp_size",
+               "world of 1");
+  expect_accepts(
+      {.what = "fits", .world = 8, .set = {"distributed.tp_size=4", "distributed.cp_size=2"}});
+  expect_error(
+      {.what = "dp_size", .world = 8, .set = {"distributed.tp_size=2", "distributed.dp_size=2"}},
+      "distributed.dp_size", "is 4");
+  expect_accepts({.what = "dp_size fits",
+                  .world = 8,
+                  .set = {"distributed.tp_size=2", "distributed.dp_size=4"}});
+  expect_error({.what = "global batch", .world = 64}, "train.global_batch_size",
+               "micro-batch 1 * dp 64");
+  expect_accepts({.what = "global batch fits", .world = 32});
+  expect_error({.what = "replicate", .world = 8, .set = {"distributed.dp_replicate_size=3"}},
+               "distributed.dp_replicate_size", "does not divide");
+  expect_error({.what = "replicate all", .world = 8, .set = {"distributed.dp_replicate_size=8"}},
+               "distributed.dp_replicate_size", "nothing to shard");
+  expect_accepts(
+      {.what = "replicate half", .world = 8, .set = {"distributed.dp_replicate_size=4"}});
+  expect_accepts({.what = "replicate off", .set = {"distributed.dp_replicate_size=1"}});
+  expect_warning({.what = "node",
+                  .world = 16,
+                  .set = {"distributed.tp_size=16", "model.num_attention_heads=16",
+                          "model.num_query_groups=16"}},
+                 "distributed.tp_size", "leaves the 8 GPUs");
+  expect_no_warning({.what = "node fits",
+                     .world = 8,
+                     .set = {"distributed.tp_size=8", "model.num_query_groups=8"}});
+  expect_warning(
+      {.what = "first level leaves the node",
+       .world = 16,
+       .set = {"distributed.tp_size=4", "distributed.cp_size=4", "distributed.cp_comm_type=a2a+p2p",
+               "distributed.hierarchical_context_parallel_sizes=[4,1]",
+               "model.num_attention_heads=16", "model.num_query_groups=16"}},
+      "distributed.hierarchical_context_parallel_sizes", "leaves the 8 GPUs");
+  expect_accepts({.what = "levels without context parallelism",
+                  .set = {"distributed.cp_comm_type=a2a+p2p",
+                          "distributed.hierarchical_context_parallel_sizes=[2,2]"}});
+  expect_warning({.what = "levels are ignored then",
+                  .set = {"distributed.cp_comm_type=a2a+p2p",
+                          "distributed.hierarchical_context_parallel_sizes=[2,2]"}},
+                 "distributed.hierarchical_context_parallel_sizes", "cp_size is 1");
 }
 
-TEST_CASE("strategies") {
+TEST_CASE("a strategy refuses the parallelism and the fields that it does not have") {
   const auto with = [](const char* strategy, Overrides o) {
     o.push_back(std::string("distributed.strategy=") + strategy);
     return o;
   };
-  run({
-      {"unknown", 1, {"distributed.strategy=fsdp3"}, E, "distributed.strategy", "fsdp3"},
-      {"any case", 1, {"distributed.strategy=Megatron-FSDP"}, E, nullptr, ""},
-      {"ddp tp", 2, with("ddp", {"distributed.tp_size=2"}), E, "distributed.tp_size", "ddp"},
-      {"ddp cp", 2, with("ddp", {"distributed.cp_size=2"}), E, "distributed.cp_size", "ddp"},
-      {"ddp pp", 2, with("ddp", {"distributed.pp_size=2"}), E, "distributed.pp_size", "ddp"},
-      {"ddp ep", 2, with("ddp", {"distributed.ep_size=2", "model.moe=4"}), E, "distributed.ep_size",
-       "ddp"},
-      {"ddp sp", 2, with("ddp", {"distributed.sequence_parallel=true"}), E,
-       "distributed.sequence_parallel", "ddp"},
-      {"ddp replicate", 4, with("ddp", {"distributed.dp_replicate_size=2"}), E,
-       "distributed.dp_replicate_size", "fsdp2"},
-      {"ddp alone", 4, with("ddp", {}), E, nullptr, ""},
-      {"mfsdp pp", 2, with("mfsdp", {"distributed.pp_size=2"}), E, "distributed.pp_size", ""},
-      {"mfsdp ep", 2, with("mfsdp", {"distributed.ep_size=2", "model.moe=4"}), E,
-       "distributed.ep_size", "megatron_fsdp"},
-      {"mfsdp sp", 2, with("mfsdp", {"distributed.sequence_parallel=true"}), E,
-       "distributed.sequence_parallel", "megatron_fsdp"},
-      {"mfsdp replicate", 4, with("mfsdp", {"distributed.dp_replicate_size=2"}), E,
-       "distributed.dp_replicate_size", "fsdp2"},
-      {"mfsdp selective", 1, with("mfsdp", {"recompute=selective"}), E, "recompute.granularity",
-       ""},
-      {"mfsdp tp cp", 4, with("mfsdp", {"distributed.tp_size=2", "distributed.cp_size=2"}), E,
-       nullptr, ""},
-      {"mddp replicate", 4, with("megatron_ddp", {"distributed.dp_replicate_size=2"}), E,
-       "distributed.dp_replicate_size", "fsdp2"},
-      {"fsdp2 field", 1, with("megatron_ddp", {"distributed.defer_fsdp_grad_sync=true"}), E,
-       "distributed.defer_fsdp_grad_sync", "read by strategy fsdp2 only"},
-      {"mfsdp field",
-       1,
-       {"distributed.zero_dp_strategy=2"},
-       E,
-       "distributed.zero_dp_strategy",
-       "megatron_fsdp"},
-      {"mddp field", 2, with("fsdp2", {"ddp.overlap_grad_reduce=true"}), E,
-       "ddp.overlap_grad_reduce", "megatron_ddp"},
-      {"ddp section",
-       2,
-       {"ddp.overlap_grad_reduce=true"},
-       A,
-       "distributed.strategy",
-       "megatron_ddp"},
-      {"an optimizer sharded by another name",
-       1,
-       {"dist.use_megatron_fsdp=true", "distributed.zero_dp_strategy=0",
-        "ddp.use_distributed_optimizer=true"},
-       E,
-       "ddp.use_distributed_optimizer",
-       "megatron_ddp only"},
-      {"use_megatron_fsdp",
-       2,
-       {"dist.use_megatron_fsdp=true", "distributed.zero_dp_strategy=2"},
-       E,
-       nullptr,
-       ""},
-      {"one rank", 1, with("fsdp2", {}), A, "distributed.strategy", "nothing is sharded"},
-      {"sp without tp",
-       1,
-       {"distributed.sequence_parallel=true"},
-       W,
-       "distributed.sequence_parallel",
-       "tp_size is 1"},
-      {"sp and sequence",
-       4,
-       {"distributed.tp_size=4", "distributed.sequence_parallel=true", "dataset.seq_length=1022"},
-       E,
-       "dataset.seq_length",
-       "1022"},
-      {"sp and sequence that fits",
-       4,
-       {"distributed.tp_size=4", "distributed.sequence_parallel=true", "dataset.seq_length=1020"},
-       E,
-       nullptr,
-       ""},
-      {"slow links between GPUs",
-       1,
-       {"train.device=cuda", "comm.link.gbps=10"},
-       E,
-       "comm.link",
-       "train.device is cuda"},
-      {"slow GPUs",
-       1,
-       {"train.device=cuda", "debug.compute_slowdown=2"},
-       E,
-       "debug.compute_slowdown",
-       "train.device is cuda"},
-      {"heads by tp",
-       16,
-       {"distributed.tp_size=16", "model.num_query_groups=8"},
-       E,
-       "distributed.tp_size",
-       "8 attention heads"},
-      {"kv heads by tp",
-       6,
-       {"distributed.tp_size=6", "model.num_attention_heads=12", "model.num_query_groups=4",
-        "model.kv_channels=32", "model.ffn_hidden_size=768"},
-       E,
-       "distributed.tp_size",
-       "key-value heads"},
-      {"kv heads fewer", 8, {"distributed.tp_size=8"}, E, nullptr, ""},
-      {"ffn by tp",
-       8,
-       {"distributed.tp_size=8", "model.ffn_hidden_size=700"},
-       E,
-       "distributed.tp_size",
-       "ffn_hidden_size of 700"},
-      {"vocabulary of one rank",
-       1,
-       {"model.vocab_size=513"},
-       A,
-       "model.vocab_size",
-       "padded to 640"},
-      {"vocabulary",
-       4,
-       {"distributed.tp_size=4", "model.vocab_size=513"},
-       A,
-       "model.vocab_size",
-       "padded to 1024"},
-      {"gather without reduce", 2,
-       with("megatron_ddp", {"ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=false"}), E,
-       "ddp.overlap_param_gather", "needs overlap_grad_reduce"},
-      {"gather unsharded", 2,
-       with("megatron_ddp",
-            {"ddp.overlap_param_gather=true", "ddp.use_distributed_optimizer=false"}),
-       E, "ddp.overlap_param_gather", "not sharded"},
-      {"gather unsharded is refused though not strict", 2,
-       with("megatron_ddp", {"ddp.overlap_param_gather=true", "debug.strict=false",
-                             "ddp.use_distributed_optimizer=false"}),
-       E, "ddp.overlap_param_gather", "not sharded"},
-      {"gather with step, unsharded", 2,
-       with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true",
-                             "ddp.use_distributed_optimizer=false"}),
-       E, "ddp.overlap_param_gather_with_optimizer_step", "not sharded"},
-      {"with step, one stage", 2,
-       with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true"}), E,
-       "ddp.overlap_param_gather_with_optimizer_step", "several stages"},
-  });
+  expect_error({.what = "unknown", .set = {"distributed.strategy=fsdp3"}}, "distributed.strategy",
+               "fsdp3");
+  expect_accepts({.what = "any case", .set = {"distributed.strategy=Megatron-FSDP"}});
+  expect_error({.what = "ddp tp", .world = 2, .set = with("ddp", {"distributed.tp_size=2"})},
+               "distributed.tp_size", "ddp");
+  expect_error({.what = "ddp cp", .world = 2, .set = with("ddp", {"distributed.cp_size=2"})},
+               "distributed.cp_size", "ddp");
+  expect_error({.what = "ddp pp", .world = 2, .set = with("ddp", {"distributed.pp_size=2"})},
+               "distributed.pp_size", "ddp");
+  expect_error(
+      {.what = "ddp ep", .world = 2, .set = with("ddp", {"distributed.ep_size=2", "model.moe=4"})},
+      "distributed.ep_size", "ddp");
+  expect_error(
+      {.what = "ddp sp", .world = 2, .set = with("ddp", {"distributed.sequence_parallel=true"})},
+      "distributed.sequence_parallel", "ddp");
+  expect_error({.what = "ddp replicate",
+                .world = 4,
+                .set = with("ddp", {"distributed.dp_replicate_size=2"})},
+               "distributed.dp_replicate_size", "fsdp2");
+  expect_accepts({.what = "ddp alone", .world = 4, .set = with("ddp", {})});
+  expect_error({.what = "mfsdp pp", .world = 2, .set = with("mfsdp", {"distributed.pp_size=2"})},
+               "distributed.pp_size", "");
+  expect_error({.what = "mfsdp ep",
+                .world = 2,
+                .set = with("mfsdp", {"distributed.ep_size=2", "model.moe=4"})},
+               "distributed.ep_size", "megatron_fsdp");
+  expect_error({.what = "mfsdp sp",
+                .world = 2,
+                .set = with("mfsdp", {"distributed.sequence_parallel=true"})},
+               "distributed.sequence_parallel", "megatron_fsdp");
+  expect_error({.what = "mfsdp replicate",
+                .world = 4,
+                .set = with("mfsdp", {"distributed.dp_replicate_size=2"})},
+               "distributed.dp_replicate_size", "fsdp2");
+  expect_error({.what = "mfsdp selective", .set = with("mfsdp", {"recompute=selective"})},
+               "recompute.granularity", "");
+  expect_accepts({.what = "mfsdp tp cp",
+                  .world = 4,
+                  .set = with("mfsdp", {"distributed.tp_size=2", "distributed.cp_size=2"})});
+  expect_error({.what = "mddp replicate",
+                .world = 4,
+                .set = with("megatron_ddp", {"distributed.dp_replicate_size=2"})},
+               "distributed.dp_replicate_size", "fsdp2");
+  expect_error({.what = "fsdp2 field",
+                .set = with("megatron_ddp", {"distributed.defer_fsdp_grad_sync=true"})},
+               "distributed.defer_fsdp_grad_sync", "read by strategy fsdp2 only");
+  expect_error({.what = "mfsdp field", .set = {"distributed.zero_dp_strategy=2"}},
+               "distributed.zero_dp_strategy", "megatron_fsdp");
+  expect_error(
+      {.what = "mddp field", .world = 2, .set = with("fsdp2", {"ddp.overlap_grad_reduce=true"})},
+      "ddp.overlap_grad_reduce", "megatron_ddp");
+  expect_resolved({.what = "ddp section", .world = 2, .set = {"ddp.overlap_grad_reduce=true"}},
+                  "distributed.strategy", "megatron_ddp");
+  expect_error({.what = "an optimizer sharded by another name",
+                .set = {"dist.use_megatron_fsdp=true", "distributed.zero_dp_strategy=0",
+                        "ddp.use_distributed_optimizer=true"}},
+               "ddp.use_distributed_optimizer", "megatron_ddp only");
+  expect_accepts({.what = "use_megatron_fsdp",
+                  .world = 2,
+                  .set = {"dist.use_megatron_fsdp=true", "distributed.zero_dp_strategy=2"}});
+  expect_resolved({.what = "one rank", .set = with("fsdp2", {})}, "distributed.strategy",
+                  "nothing is sharded");
+  expect_warning({.what = "sp without tp", .set = {"distributed.sequence_parallel=true"}},
+                 "distributed.sequence_parallel", "tp_size is 1");
+  expect_error({.what = "sp and sequence",
+                .world = 4,
+                .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",
+                        "dataset.seq_length=1022"}},
+               "dataset.seq_length", "1022");
+  expect_accepts({.what = "sp and sequence that fits",
+                  .world = 4,
+                  .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",
+                          "dataset.seq_length=1020"}});
+  expect_error(
+      {.what = "slow links between GPUs", .set = {"train.device=cuda", "comm.link.gbps=10"}},
+      "comm.link", "train.device is cuda");
+  expect_error({.what = "slow GPUs", .set = {"train.device=cuda", "debug.compute_slowdown=2"}},
+               "debug.compute_slowdown", "train.device is cuda");
+  expect_error({.what = "heads by tp",
+                .world = 16,
+                .set = {"distributed.tp_size=16", "model.num_query_groups=8"}},
+               "distributed.tp_size", "8 attention heads");
+  expect_error(
+      {.what = "kv heads by tp",
+       .world = 6,
+       .set = {"distributed.tp_size=6", "model.num_attention_heads=12", "model.num_query_groups=4",
+               "model.kv_channels=32", "model.ffn_hidden_size=768"}},
+      "distributed.tp_size", "key-value heads");
+  expect_accepts({.what = "kv heads fewer", .world = 8, .set = {"distributed.tp_size=8"}});
+  expect_error({.what = "ffn by tp",
+                .world = 8,
+                .set = {"distributed.tp_size=8", "model.ffn_hidden_size=700"}},
+               "distributed.tp_size", "ffn_hidden_size of 700");
+  expect_resolved({.what = "vocabulary of one rank", .set = {"model.vocab_size=513"}},
+                  "model.vocab_size", "padded to 640");
+  expect_resolved(
+      {.what = "vocabulary", .world = 4, .set = {"distributed.tp_size=4", "model.vocab_size=513"}},
+      "model.vocab_size", "padded to 1024");
+  expect_error({.what = "gather without reduce",
+                .world = 2,
+                .set = with("megatron_ddp",
+                            {"ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=false"})},
+               "ddp.overlap_param_gather", "needs overlap_grad_reduce");
+  expect_error({.what = "gather unsharded",
+                .world = 2,
+                .set = with("megatron_ddp", {"ddp.overlap_param_gather=true",
+                                             "ddp.use_distributed_optimizer=false"})},
+               "ddp.overlap_param_gather", "not sharded");
+  expect_error({.what = "gather unsharded is refused though not strict",
+                .world = 2,
+                .set = with("megatron_ddp", {"ddp.overlap_param_gather=true", "debug.strict=false",
+                                             "ddp.use_distributed_optimizer=false"})},
+               "ddp.overlap_param_gather", "not sharded");
+  expect_error({.what = "gather with step, unsharded",
+                .world = 2,
+                .set = with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true",
+                                             "ddp.use_distributed_optimizer=false"})},
+               "ddp.overlap_param_gather_with_optimizer_step", "not sharded");
+  expect_error({.what = "with step, one stage",
+                .world = 2,
+                .set = with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true"})},
+               "ddp.overlap_param_gather_with_optimizer_step", "several stages");
 }
 
-TEST_CASE("experts") {
-  run({
-      {"experts' width by tp",
-       8,
-       {"distributed.tp_size=8", "model.moe=8", "model.moe.ffn_hidden_size=100"},
-       E,
-       "distributed.tp_size",
-       "experts' width of 100"},
-      {"shared expert's width by tp",
-       8,
-       {"distributed.tp_size=8", "model.moe=8", "model.moe.ffn_hidden_size=64",
-        "model.moe.shared_expert_ffn_hidden_size=100"},
-       E,
-       "distributed.tp_size",
-       "experts' width of 100"},
-      {"dense", 4, {"distributed.ep_size=2"}, E, "distributed.ep_size", "dense"},
-      {"experts by ep",
-       3,
-       {"distributed.ep_size=3", "model.moe=8", "train.global_batch_size=33"},
-       E,
-       "distributed.ep_size",
-       "8 experts"},
-      {"dp cp by ep", 2, experts({}), E, "distributed.ep_size", "dp(2) * cp(1) = 2"},
-      {"fits", 4, experts({}), E, nullptr, ""},
-      {"fits over cp", 4, experts({"distributed.cp_size=2"}), E, nullptr, ""},
-      {"not over tp", 4, experts({"distributed.tp_size=2"}), E, "distributed.ep_size", "= 2"},
-      {"moe block", 2, {"distributed.moe={}", "model.moe=8"}, W, "distributed.moe", "ignored"},
-  });
+TEST_CASE("experts must divide into the ranks that share them") {
+  expect_error({.what = "experts' width by tp",
+                .world = 8,
+                .set = {"distributed.tp_size=8", "model.moe=8", "model.moe.ffn_hidden_size=100"}},
+               "distributed.tp_size", "experts' width of 100");
+  expect_error({.what = "shared expert's width by tp",
+                .world = 8,
+                .set = {"distributed.tp_size=8", "model.moe=8", "model.moe.ffn_hidden_size=64",
+                        "model.moe.shared_expert_ffn_hidden_size=100"}},
+               "distributed.tp_size", "experts' width of 100");
+  expect_error({.what = "dense", .world = 4, .set = {"distributed.ep_size=2"}},
+               "distributed.ep_size", "dense");
+  expect_error({.what = "experts by ep",
+                .world = 3,
+                .set = {"distributed.ep_size=3", "model.moe=8", "train.global_batch_size=33"}},
+               "distributed.ep_size", "8 experts");
+  expect_error({.what = "dp cp by ep", .world = 2, .set = experts({})}, "distributed.ep_size",
+               "dp(2) * cp(1) = 2");
+  expect_accepts({.what = "fits", .world = 4, .set = experts({})});
+  expect_accepts({.what = "fits over cp", .world = 4, .set = experts({"distributed.cp_size=2"})});
+  expect_error({.what = "not over tp", .world = 4, .set = experts({"distributed.tp_size=2"})},
+               "distributed.ep_size", "= 2");
+  expect_warning({.what = "moe block", .world = 2, .set = {"distributed.moe={}", "model.moe=8"}},
+                 "distributed.moe", "ignored");
 }
 
-TEST_CASE("pipelines") {
-  run({
-      {"no block", 4, {"distributed.pp_size=4"}, E, "distributed.pp_size", "pipeline section"},
-      {"block", 4, pipeline({}), E, nullptr, ""},
-      {"block without pp", 4, {"distributed.pipeline={}"}, W, "distributed.pipeline", "ignored"},
-      {"class name", 4, interleaved({"distributed.pipeline.pp_schedule=Interleaved1F1B"}), E,
-       nullptr, ""},
-      {"stages", 4, pipeline({"distributed.pipeline.layers_per_stage=3"}), E,
-       "distributed.pipeline.layers_per_stage", "= 3 stages"},
-      {"stages up", 4,
-       pipeline({"distributed.pipeline.layers_per_stage=3",
-                 "distributed.pipeline.round_virtual_stages_to_pp_multiple=up"}),
-       E, nullptr, ""},
-      {"stages down to none", 4,
-       pipeline({"distributed.pipeline.layers_per_stage=3",
-                 "distributed.pipeline.round_virtual_stages_to_pp_multiple=down"}),
-       E, "distributed.pipeline.round_virtual_stages_to_pp_multiple", "none"},
-      {"1f1b with two", 4, pipeline({"distributed.vpp_size=2"}), E,
-       "distributed.pipeline.pp_schedule", "one stage"},
-      {"interleaved with one", 4, interleaved({"distributed.vpp_size=1"}), E,
-       "distributed.pipeline.pp_schedule", "at least two"},
-      {"bfs with one", 4,
-       interleaved({"distributed.vpp_size=1", "distributed.pipeline.pp_schedule=looped_bfs"}), E,
-       "distributed.pipeline.pp_schedule", "at least two"},
-      {"v with three",
-       2,
-       {"distributed.pp_size=2", "distributed.vpp_size=3",
-        "distributed.pipeline.pp_schedule=ZBVZeroBubble"},
-       E,
-       "distributed.pipeline.pp_schedule",
-       "exactly two"},
-      {"zero bubble with one", 4,
-       interleaved({"distributed.vpp_size=1", "distributed.pipeline.pp_schedule=zero_bubble"}), E,
-       nullptr, ""},
-      {"vpp against lps", 4,
-       interleaved({"distributed.vpp_size=4", "distributed.pipeline.layers_per_stage=1"}), E,
-       "distributed.vpp_size", "disagrees"},
-      {"too few layers", 4, interleaved({"distributed.vpp_size=3"}), E, "model.num_layers",
-       "12 stages"},
-      {"uneven", 4, pipeline({"model.num_layers=10"}), A, "distributed.pipeline", "first 2 stages"},
-      {"micro-batches", 4, interleaved({"train.global_batch_size=9"}), E, "train.global_batch_size",
-       "2 rounds"},
-      {"micro-batches legal", 4, interleaved({"train.global_batch_size=10"}), E, nullptr, ""},
-      {"few micro-batches legal", 4, interleaved({"train.global_batch_size=7"}), E, nullptr, ""},
-      {"group small", 4, interleaved({"distributed.pipeline.microbatch_group_size_per_vp_stage=3"}),
-       E, "distributed.pipeline.microbatch_group_size_per_vp_stage", "group of 3"},
-      {"group rest", 4,
-       interleaved({"train.global_batch_size=8", "model.microbatch_group_size_per_vp_stage=6"}), E,
-       "distributed.pipeline.microbatch_group_size_per_vp_stage", "at least pp_size"},
-      {"group legal", 4,
-       interleaved({"train.global_batch_size=10", "model.microbatch_group_size_per_vp_stage=5"}), E,
-       nullptr, ""},
-      {"group rest legal", 4,
-       interleaved({"train.global_batch_size=9", "model.microbatch_group_size_per_vp_stage=5"}), E,
-       nullptr, ""},
-      {"group of 1f1b", 4, pipeline({"model.microbatch_group_size_per_vp_stage=4"}), E,
-       "distributed.pipeline.microbatch_group_size_per_vp_stage", "interleaved"},
-      {"1f1b short", 4, pipeline({"train.global_batch_size=3"}), W, "train.global_batch_size",
-       "fewer"},
-      {"1f1b enough", 4, pipeline({"train.global_batch_size=4"}), W, nullptr, ""},
-      {"dualpipe short", 4,
-       interleaved({"distributed.pipeline.pp_schedule=DualPipeV", "train.global_batch_size=7"}), E,
-       "train.global_batch_size", "at least 2 x pp_size = 8"},
-      {"dualpipe enough", 4,
-       interleaved({"distributed.pipeline.pp_schedule=DualPipeV", "train.global_batch_size=8"}), E,
-       nullptr, ""},
-      {"local batch", 4,
-       pipeline({"train.micro_batch_size=4", "distributed.pipeline.pp_microbatch_size=3",
-                 "train.global_batch_size=12"}),
-       E, "distributed.pipeline.pp_microbatch_size", "not a whole number"},
-      {"global batch", 24,
-       pipeline({"train.micro_batch_size=8", "distributed.pipeline.pp_microbatch_size=8"}), E,
-       "train.global_batch_size", "micro-batch 8 * dp 6"},
-      {"layout", 4, pipeline({"distributed.pipeline.layout='Ett|tt|tt|ttL'"}), E, nullptr, ""},
-      {"layout groups", 4, pipeline({"distributed.pipeline.layout='E(tt|)*3ttL'"}), E, nullptr, ""},
-      {"layout sum", 4, pipeline({"distributed.pipeline.layout='Et*2|t*2|t*2|tL'"}), E,
-       "distributed.pipeline.layout", "7 layers"},
-      {"layout stages", 4, pipeline({"distributed.pipeline.layout='Et*4|t*2|t*2L'"}), E,
-       "distributed.pipeline.layout", "3 stages"},
-      {"layout without loss", 4, pipeline({"distributed.pipeline.layout='Ett|tt|tt|tt'"}), E,
-       "distributed.pipeline.layout", "L (the loss)"},
-      {"layout letter", 4, pipeline({"distributed.pipeline.layout='Ett|tx|tt|ttL'"}), E,
-       "distributed.pipeline.layout", "`x`"},
-      {"layout brackets", 4, pipeline({"distributed.pipeline.layout='E(tt|tt|ttL'"}), E,
-       "distributed.pipeline.layout", "missing"},
-  });
+TEST_CASE("stages, micro-batches and groups must fit the schedule") {
+  expect_error({.what = "no block", .world = 4, .set = {"distributed.pp_size=4"}},
+               "distributed.pp_size", "pipeline section");
+  expect_accepts({.what = "block", .world = 4, .set = pipeline({})});
+  expect_warning({.what = "block without pp", .world = 4, .set = {"distributed.pipeline={}"}},
+                 "distributed.pipeline", "ignored");
+  expect_accepts({.what = "class name",
+                  .world = 4,
+                  .set = interleaved({"distributed.pipeline.pp_schedule=Interleaved1F1B"})});
+  expect_error(
+      {.what = "stages", .world = 4, .set = pipeline({"distributed.pipeline.layers_per_stage=3"})},
+      "distributed.pipeline.layers_per_stage", "= 3 stages");
+  expect_accepts(
+      {.what = "stages up",
+       .world = 4,
+       .set = pipeline({"distributed.pipeline.layers_per_stage=3",
+                        "distributed.pipeline.round_virtual_stages_to_pp_multiple=up"})});
+  expect_error({.what = "stages down to none",
+                .world = 4,
+                .set = pipeline({"distributed.pipeline.layers_per_stage=3",
+                                 "distributed.pipeline.round_virtual_stages_to_pp_multiple=down"})},
+               "distributed.pipeline.round_virtual_stages_to_pp_multiple", "none");
+  expect_error({.what = "1f1b with two", .world = 4, .set = pipeline({"distributed.vpp_size=2"})},
+               "distributed.pipeline.pp_schedule", "one stage");
+  expect_error(
+      {.what = "interleaved with one", .world = 4, .set = interleaved({"distributed.vpp_size=1"})},
+      "distributed.pipeline.pp_schedule", "at least two");
+  expect_error({.what = "bfs with one",
+                .world = 4,
+                .set = interleaved(
+                    {"distributed.vpp_size=1", "distributed.pipeline.pp_schedule=looped_bfs"})},
+               "distributed.pipeline.pp_schedule", "at least two");
+  expect_error({.what = "v with three",
+                .world = 2,
+                .set = {"distributed.pp_size=2", "distributed.vpp_size=3",
+                        "distributed.pipeline.pp_schedule=ZBVZeroBubble"}},
+               "distributed.pipeline.pp_schedule", "exactly two");
+  expect_accepts({.what = "zero bubble with one",
+                  .world = 4,
+                  .set = interleaved(
+                      {"distributed.vpp_size=1", "distributed.pipeline.pp_schedule=zero_bubble"})});
+  expect_error(
+      {.what = "vpp against lps",
+       .world = 4,
+       .set = interleaved({"distributed.vpp_size=4", "distributed.pipeline.layers_per_stage=1"})},
+      "distributed.vpp_size", "disagrees");
+  expect_error(
+      {.what = "too few layers", .world = 4, .set = interleaved({"distributed.vpp_size=3"})},
+      "model.num_layers", "12 stages");
+  expect_resolved({.what = "uneven", .world = 4, .set = pipeline({"model.num_layers=10"})},
+                  "distributed.pipeline", "first 2 stages");
+  expect_error(
+      {.what = "micro-batches", .world = 4, .set = interleaved({"train.global_batch_size=9"})},
+      "train.global_batch_size", "2 rounds");
+  expect_accepts({.what = "micro-batches legal",
+                  .world = 4,
+                  .set = interleaved({"train.global_batch_size=10"})});
+  expect_accepts({.what = "few micro-batches legal",
+                  .world = 4,
+                  .set = interleaved({"train.global_batch_size=7"})});
+  expect_error({.what = "group small",
+                .world = 4,
+                .set = interleaved({"distributed.pipeline.microbatch_group_size_per_vp_stage=3"})},
+               "distributed.pipeline.microbatch_group_size_per_vp_stage", "group of 3");
+  expect_error({.what = "group rest",
+                .world = 4,
+                .set = interleaved(
+                    {"train.global_batch_size=8", "model.microbatch_group_size_per_vp_stage=6"})},
+               "distributed.pipeline.microbatch_group_size_per_vp_stage", "at least pp_size");
+  expect_accepts({.what = "group legal",
+                  .world = 4,
+                  .set = interleaved({"train.global_batch_size=10",
+                                      "model.microbatch_group_size_per_vp_stage=5"})});
+  expect_accepts({.what = "group rest legal",
+                  .world = 4,
+                  .set = interleaved({"train.global_batch_size=9",
+                                      "model.microbatch_group_size_per_vp_stage=5"})});
+  expect_error({.what = "group of 1f1b",
+                .world = 4,
+                .set = pipeline({"model.microbatch_group_size_per_vp_stage=4"})},
+               "distributed.pipeline.microbatch_group_size_per_vp_stage", "interleaved");
+  expect_warning({.what = "1f1b short", .world = 4, .set = pipeline({"train.global_batch_size=3"})},
+                 "train.global_batch_size", "fewer");
+  expect_no_warning(
+      {.what = "1f1b enough", .world = 4, .set = pipeline({"train.global_batch_size=4"})});
+  expect_error({.what = "dualpipe short",
+                .world = 4,
+                .set = interleaved(
+                    {"distributed.pipeline.pp_schedule=DualPipeV", "train.global_batch_size=7"})},
+               "train.global_batch_size", "at least 2 x pp_size = 8");
+  expect_accepts({.what = "dualpipe enough",
+                  .world = 4,
+                  .set = interleaved({"distributed.pipeline.pp_schedule=DualPipeV",
+                                      "train.global_batch_size=8"})});
+  expect_error(
+      {.what = "local batch",
+       .world = 4,
+       .set = pipeline({"train.micro_batch_size=4", "distributed.pipeline.pp_microbatch_size=3",
+                        "train.global_batch_size=12"})},
+      "distributed.pipeline.pp_microbatch_size", "not a whole number");
+  expect_error(
+      {.what = "global batch",
+       .world = 24,
+       .set = pipeline({"train.micro_batch_size=8", "distributed.pipeline.pp_microbatch_size=8"})},
+      "train.global_batch_size", "micro-batch 8 * dp 6");
+  expect_accepts({.what = "layout",
+                  .world = 4,
+                  .set = pipeline({"distributed.pipeline.layout='Ett|tt|tt|ttL'"})});
+  expect_accepts({.what = "layout groups",
+                  .world = 4,
+                  .set = pipeline({"distributed.pipeline.layout='E(tt|)*3ttL'"})});
+  expect_error({.what = "layout sum",
+                .world = 4,
+                .set = pipeline({"distributed.pipeline.layout='Et*2|t*2|t*2|tL'"})},
+               "distributed.pipeline.layout", "7 layers");
+  expect_error({.what = "layout stages",
+                .world = 4,
+                .set = pipeline({"distributed.pipeline.layout='Et*4|t*2|t*2L'"})},
+               "distributed.pipeline.layout", "3 stages");
+  expect_error({.what = "layout without loss",
+                .world = 4,
+                .set = pipeline({"distributed.pipeline.layout='Ett|tt|tt|tt'"})},
+               "distributed.pipeline.layout", "L (the loss)");
+  expect_error({.what = "layout letter",
+                .world = 4,
+                .set = pipeline({"distributed.pipeline.layout='Ett|tx|tt|ttL'"})},
+               "distributed.pipeline.layout", "`x`");
+  expect_error({.what = "layout brackets",
+                .world = 4,
+                .set = pipeline({"distributed.pipeline.layout='E(tt|tt|ttL'"})},
+               "distributed.pipeline.layout", "missing");
 }
 
 TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
@@ -343,8 +351,10 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
                      "train.global_batch_size=2"};
   };
   const char* field = "distributed.pipeline.pp_schedule_csv";
-  run({{"whole", 2, with_file("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1I1,1W1\n"), E, nullptr, ""}});
-  run({{"crossed", 2, with_file("0F1,0F0,0B1,0B0\n1F0,1B0,1F1,1B1\n"), E, nullptr, ""}});
+  expect_accepts(
+      {.what = "whole", .world = 2, .set = with_file("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1I1,1W1\n")});
+  expect_accepts(
+      {.what = "crossed", .world = 2, .set = with_file("0F1,0F0,0B1,0B0\n1F0,1B0,1F1,1B1\n")});
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"0F0,0F1,,0B0,0B1\n", "has 1 rows, but pp_size is 2"},
            {"", "has 0 rows"},
@@ -352,66 +362,54 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
            {"0F0,x\n1F0\n", "row 1, cell 2: `x` is no action"},
            {"0F0,0B0,0F1,0B1\n2F0\n", "there are 2 stages"},
            {"0F0,0B0,0F1,0B1,0F2\n1F0\n", "there are 2 micro-batches"},
-           {"0F0,0B0,0F1,0B1\n1F0,1B0,0F1\n", "stage 0 stands in rows 1 and 2"},
-           {"0F0,0F0\n1F0\n", "comes after `F`"},
-           {"0B0\n1F0\n", "comes after ``"},
-           {"0F0,0W0\n1F0\n", "comes after `F`"},
-           {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "stage 1 ends micro-batch 1 after `FI`"},
+           {"0F0,0B0,0F1,0B1\n1F0,1B0,0F1\n", "rank 1, action 2: 0F1: stage 0 is on rank 0"},
+           {"0F0,0F0\n1F0,1B0\n", "rank 0, action 1: 0F0 comes twice"},
+           {"0B0,0F0\n1F0,1B0\n", "0B0 comes before 0F0"},
+           {"0F0,0W0\n1F0,1B0\n", "0W0 comes before 0I0"},
+           {"0F0\n1F0\n", "2 actions are too few for 2 stages and 2 micro-batches"},
+           {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "rank 1 does 1I1 and never 1W1"},
            {"0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
-            "0B0 in row 1, cell 2 would wait for ever for the gradient of stage 1 (deadlock)"}})
-    run({{text.c_str(), 2, with_file(text), E, field, part.c_str()}});
-  run({{"no file",
-        2,
-        {"distributed.pp_size=2", "distributed.pipeline.pp_schedule_csv=nowhere.csv"},
-        E,
-        field,
-        "nowhere.csv"},
-       {"a device",
-        2,
-        {"distributed.pp_size=2", "distributed.pipeline.pp_schedule_csv=/dev/zero"},
-        E,
-        field,
-        "is not a file"}});
+            "deadlock: rank 0 waits at 0RECV_B0 for rank 1, rank 1 waits at 1RECV_F1 for rank 0"}})
+    expect_error({.what = text, .world = 2, .set = with_file(text)}, field, part);
+  expect_error(
+      {.what = "no file",
+       .world = 2,
+       .set = {"distributed.pp_size=2", "distributed.pipeline.pp_schedule_csv=nowhere.csv"}},
+      field, "nowhere.csv");
+  expect_error({.what = "a device",
+                .world = 2,
+                .set = {"distributed.pp_size=2", "distributed.pipeline.pp_schedule_csv=/dev/zero"}},
+               field, "is not a file");
 }
 
-TEST_CASE("lengths under sequence parallelism") {
-  run({
-      {"sp, cp and sequence",
-       6,
-       {"distributed.tp_size=2", "distributed.cp_size=3", "distributed.sequence_parallel=true",
-        "model.ffn_hidden_size=704", "dataset.seq_length=1023"},
-       E,
-       "dataset.seq_length",
-       "not a multiple of 2 x cp_size = 6"},
-      {"sp, cp and sequence of two chunks",
-       8,
-       {"distributed.tp_size=4", "distributed.cp_size=2", "distributed.sequence_parallel=true",
-        "dataset.seq_length=1020"},
-       E,
-       "dataset.seq_length",
-       "tp_size(4) x cp_size(2) = 8 parts, which do not divide its length 1020"},
-      {"sp and packs",
-       4,
-       {"distributed.tp_size=4", "distributed.sequence_parallel=true",
-        "packed_sequence.packed_sequence_size=1022"},
-       E,
-       "packed_sequence.packed_sequence_size",
-       "do not divide its length 1022"},
-      {"sp and packs, whatever the length of other samples",
-       4,
-       {"distributed.tp_size=4", "distributed.sequence_parallel=true", "dataset.seq_length=1022",
-        "packed_sequence.packed_sequence_size=2048"},
-       E,
-       nullptr,
-       ""},
-      {"sp and packs that ranks share are padded",
-       8,
-       {"distributed.tp_size=4", "distributed.cp_size=2", "distributed.sequence_parallel=true",
-        "packed_sequence.packed_sequence_size=2044"},
-       A,
-       "packed_sequence.packed_sequence_size",
-       "a rank's share of a pack to one of tp_size 4"},
-  });
+TEST_CASE("a rank's share of a sequence must divide into its parts under sequence parallelism") {
+  expect_error({.what = "sp, cp and sequence",
+                .world = 6,
+                .set = {"distributed.tp_size=2", "distributed.cp_size=3",
+                        "distributed.sequence_parallel=true", "model.ffn_hidden_size=704",
+                        "dataset.seq_length=1023"}},
+               "dataset.seq_length", "not a multiple of 2 x cp_size = 6");
+  expect_error({.what = "sp, cp and sequence of two chunks",
+                .world = 8,
+                .set = {"distributed.tp_size=4", "distributed.cp_size=2",
+                        "distributed.sequence_parallel=true", "dataset.seq_length=1020"}},
+               "dataset.seq_length",
+               "tp_size(4) x cp_size(2) = 8 parts, which do not divide its length 1020");
+  expect_error({.what = "sp and packs",
+                .world = 4,
+                .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",
+                        "packed_sequence.packed_sequence_size=1022"}},
+               "packed_sequence.packed_sequence_size", "do not divide its length 1022");
+  expect_accepts({.what = "sp and packs, whatever the length of other samples",
+                  .world = 4,
+                  .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",
+                          "dataset.seq_length=1022", "packed_sequence.packed_sequence_size=2048"}});
+  expect_resolved(
+      {.what = "sp and packs that ranks share are padded",
+       .world = 8,
+       .set = {"distributed.tp_size=4", "distributed.cp_size=2",
+               "distributed.sequence_parallel=true", "packed_sequence.packed_sequence_size=2044"}},
+      "packed_sequence.packed_sequence_size", "a rank's share of a pack to one of tp_size 4");
 }
 
 TEST_CASE("the lengths that a hint names are legal for every rule about them") {

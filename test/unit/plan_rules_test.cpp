@@ -1,231 +1,144 @@
 // Every rule of a recipe: violated alone, and satisfied at its boundary. Those of layouts are in
-// recipe_layout_rules_test.cpp.
+// plan_layout_rules_test.cpp.
 #include "recipe_cases.h"
 
 using namespace mtrain;
 using namespace recipe_cases;
 
-TEST_CASE("model, data, optimizer and recompute rules") {
-  run({
-      {"base", 1, {}, E, nullptr, ""},
-      {"heads",
-       1,
-       {"model.num_attention_heads=12", "model.num_query_groups=4"},
-       E,
-       "model.num_attention_heads",
-       "256 is not divisible by 12"},
-      {"heads with own size",
-       1,
-       {"model.num_attention_heads=12", "model.num_query_groups=4", "model.kv_channels=32"},
-       E,
-       nullptr,
-       ""},
-      {"groups", 1, {"model.num_query_groups=3"}, E, "model.num_query_groups", "8 heads"},
-      {"more groups than heads", 1, {"model.num_query_groups=16"}, E, "model.num_query_groups", ""},
-      {"odd head", 1, {"model.kv_channels=33"}, E, "model.kv_channels", "even"},
-      {"odd head, learned",
-       1,
-       {"model.kv_channels=33", "model.position_embedding=learned"},
-       E,
-       nullptr,
-       ""},
-      {"positions", 1, {"model.max_position_embeddings=1023"}, E, "dataset.seq_length", "1023"},
-      {"positions fit", 1, {"model.max_position_embeddings=1024"}, E, nullptr, ""},
-      {"rope scaling on learned",
-       1,
-       {"model.position_embedding=learned", "model.rope_scaling=linear"},
-       E,
-       "model.rope_scaling.type",
-       "learned"},
-      {"rope factors",
-       1,
-       {"model.rope_scaling=llama3", "model.rope_scaling.low_freq_factor=4"},
-       E,
-       "model.rope_scaling.low_freq_factor",
-       "below"},
-      {"attention dropout", 1, {"model.attention_dropout=0.1"}, E, "model.attention_dropout", ""},
-      {"top-k", 1, {"model.moe=4", "model.moe.router_topk=5"}, E, "model.moe.router_topk", "5"},
-      {"threads as ranks", 1, {"comm.backend=thread"}, E, "comm.backend", "processes"},
-      {"nccl without GPUs", 1, {"comm.backend=nccl"}, E, "comm.backend", "train.device is cpu"},
-      {"nccl", 1, {"comm.backend=nccl", "train.device=cuda"}, E, nullptr, ""},
-      {"gloo on GPUs",
-       1,
-       {"comm.backend=gloo", "train.device=cuda"},
-       E,
-       "comm.backend",
-       "train.device is cuda"},
-      {"no data", 1, {"~dataset.train"}, E, "dataset.train", ""},
-      {"weights", 1, {"dataset.train_weights=[1,2]"}, E, "dataset.train_weights", "2 weights"},
-      {"validation data", 1, {"validation.every_steps=5"}, E, "validation.every_steps", ""},
-      {"tokenizer path", 1, {"tokenizer.type=huggingface"}, E, "tokenizer.type", ""},
-      {"tokenizer implied", 1, {"tokenizer.path=t.json"}, A, "tokenizer.type", "huggingface"},
-      {"byte with path", 1, {"tokenizer.type=byte", "tokenizer.path=t"}, E, "tokenizer.path", ""},
-      {"small vocabulary", 1, {"model.vocab_size=200"}, E, "model.vocab_size", "200"},
-      {"batch",
-       1,
-       {"train.global_batch_size=5", "train.micro_batch_size=2"},
-       E,
-       "train.global_batch_size",
-       "not a multiple"},
-      {"batch smaller",
-       1,
-       {"train.global_batch_size=2", "train.micro_batch_size=4"},
-       E,
-       "train.global_batch_size",
-       ""},
-      {"warm-up",
-       1,
-       {"train.steps=10", "lr_scheduler.warmup_steps=10"},
-       E,
-       "lr_scheduler.warmup_steps",
-       "10"},
-      {"warm-up fits", 1, {"train.steps=10", "lr_scheduler.warmup_steps=9"}, E, nullptr, ""},
-      {"min_lr", 1, {"lr_scheduler.min_lr=1"}, E, "lr_scheduler.min_lr", "above"},
-      {"lr zero", 1, {"optimizer.lr=0"}, E, "optimizer.lr", "range"},
-      {"betas", 1, {"optimizer.betas=[0.9,1]"}, E, "optimizer.betas", "range"},
-      {"betas zero", 1, {"optimizer.betas=[0,0]"}, E, nullptr, ""},
-      {"wsd", 1, {"lr_scheduler.style=WSD"}, E, "lr_scheduler.wsd_decay_steps", "needs"},
-      {"wsd steps elsewhere",
-       1,
-       {"lr_scheduler.wsd_decay_steps=3"},
-       E,
-       "lr_scheduler.wsd_decay_steps",
-       "style is cosine"},
-      {"wsd too long",
-       1,
-       {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
-        "lr_scheduler.wsd_decay_steps=7"},
-       E,
-       "lr_scheduler.wsd_decay_steps",
-       "longer"},
-      {"wsd fits",
-       1,
-       {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
-        "lr_scheduler.wsd_decay_steps=6"},
-       E,
-       nullptr,
-       ""},
-      {"method without full", 1, {"recompute.method=block"}, E, "recompute.method", "none"},
-      {"block without number",
-       1,
-       {"recompute=full", "recompute.method=block"},
-       E,
-       "recompute.num_layers",
-       "needs"},
-      {"too many layers",
-       1,
-       {"recompute=full", "recompute.num_layers=9"},
-       E,
-       "recompute.num_layers",
-       "9"},
-      {"all layers", 1, {"recompute=full", "recompute.num_layers=8"}, E, nullptr, ""},
-      {"no modules",
-       1,
-       {"recompute=selective", "recompute.modules=[]"},
-       E,
-       "recompute.modules",
-       ""},
-      {"activation_checkpointing",
-       1,
-       {"distributed.activation_checkpointing=true"},
-       E,
-       nullptr,
-       ""},
-  });
+TEST_CASE("settings of one rank that contradict each other are refused at the one to change") {
+  expect_accepts({.what = "base"});
+  expect_error(
+      {.what = "heads", .set = {"model.num_attention_heads=12", "model.num_query_groups=4"}},
+      "model.num_attention_heads", "256 is not divisible by 12");
+  expect_accepts({.what = "heads with own size",
+                  .set = {"model.num_attention_heads=12", "model.num_query_groups=4",
+                          "model.kv_channels=32"}});
+  expect_error({.what = "groups", .set = {"model.num_query_groups=3"}}, "model.num_query_groups",
+               "8 heads");
+  expect_error({.what = "more groups than heads", .set = {"model.num_query_groups=16"}},
+               "model.num_query_groups", "");
+  expect_error({.what = "odd head", .set = {"model.kv_channels=33"}}, "model.kv_channels", "even");
+  expect_accepts({.what = "odd head, learned",
+                  .set = {"model.kv_channels=33", "model.position_embedding=learned"}});
+  expect_error({.what = "positions", .set = {"model.max_position_embeddings=1023"}},
+               "dataset.seq_length", "1023");
+  expect_accepts({.what = "positions fit", .set = {"model.max_position_embeddings=1024"}});
+  expect_error({.what = "rope scaling on learned",
+                .set = {"model.position_embedding=learned", "model.rope_scaling=linear"}},
+               "model.rope_scaling.type", "learned");
+  expect_error({.what = "rope factors",
+                .set = {"model.rope_scaling=llama3", "model.rope_scaling.low_freq_factor=4"}},
+               "model.rope_scaling.low_freq_factor", "below");
+  expect_error({.what = "attention dropout", .set = {"model.attention_dropout=0.1"}},
+               "model.attention_dropout", "");
+  expect_error({.what = "top-k", .set = {"model.moe=4", "model.moe.router_topk=5"}},
+               "model.moe.router_topk", "5");
+  expect_error({.what = "threads as ranks", .set = {"comm.backend=thread"}}, "comm.backend",
+               "processes");
+  expect_error({.what = "nccl without GPUs", .set = {"comm.backend=nccl"}}, "comm.backend",
+               "train.device is cpu");
+  expect_accepts({.what = "nccl", .set = {"comm.backend=nccl", "train.device=cuda"}});
+  expect_error({.what = "gloo on GPUs", .set = {"comm.backend=gloo", "train.device=cuda"}},
+               "comm.backend", "train.device is cuda");
+  expect_error({.what = "no data", .set = {"~dataset.train"}}, "dataset.train", "");
+  expect_error({.what = "weights", .set = {"dataset.train_weights=[1,2]"}}, "dataset.train_weights",
+               "2 weights");
+  expect_error({.what = "validation data", .set = {"validation.every_steps=5"}},
+               "validation.every_steps", "");
+  expect_error({.what = "tokenizer path", .set = {"tokenizer.type=huggingface"}}, "tokenizer.type",
+               "");
+  expect_resolved({.what = "tokenizer implied", .set = {"tokenizer.path=t.json"}}, "tokenizer.type",
+                  "huggingface");
+  expect_error({.what = "byte with path", .set = {"tokenizer.type=byte", "tokenizer.path=t"}},
+               "tokenizer.path", "");
+  expect_error({.what = "small vocabulary", .set = {"model.vocab_size=200"}}, "model.vocab_size",
+               "200");
+  expect_error({.what = "batch", .set = {"train.global_batch_size=5", "train.micro_batch_size=2"}},
+               "train.global_batch_size", "not a multiple");
+  expect_error(
+      {.what = "batch smaller", .set = {"train.global_batch_size=2", "train.micro_batch_size=4"}},
+      "train.global_batch_size", "");
+  expect_error({.what = "warm-up", .set = {"train.steps=10", "lr_scheduler.warmup_steps=10"}},
+               "lr_scheduler.warmup_steps", "10");
+  expect_accepts(
+      {.what = "warm-up fits", .set = {"train.steps=10", "lr_scheduler.warmup_steps=9"}});
+  expect_error({.what = "min_lr", .set = {"lr_scheduler.min_lr=1"}}, "lr_scheduler.min_lr",
+               "above");
+  expect_error({.what = "lr zero", .set = {"optimizer.lr=0"}}, "optimizer.lr", "range");
+  expect_error({.what = "betas", .set = {"optimizer.betas=[0.9,1]"}}, "optimizer.betas", "range");
+  expect_accepts({.what = "betas zero", .set = {"optimizer.betas=[0,0]"}});
+  expect_error({.what = "wsd", .set = {"lr_scheduler.style=WSD"}}, "lr_scheduler.wsd_decay_steps",
+               "needs");
+  expect_error({.what = "wsd steps elsewhere", .set = {"lr_scheduler.wsd_decay_steps=3"}},
+               "lr_scheduler.wsd_decay_steps", "style is cosine");
+  expect_error({.what = "wsd too long",
+                .set = {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
+                        "lr_scheduler.wsd_decay_steps=7"}},
+               "lr_scheduler.wsd_decay_steps", "longer");
+  expect_accepts({.what = "wsd fits",
+                  .set = {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
+                          "lr_scheduler.wsd_decay_steps=6"}});
+  expect_error({.what = "method without full", .set = {"recompute.method=block"}},
+               "recompute.method", "none");
+  expect_error(
+      {.what = "block without number", .set = {"recompute=full", "recompute.method=block"}},
+      "recompute.num_layers", "needs");
+  expect_error({.what = "too many layers", .set = {"recompute=full", "recompute.num_layers=9"}},
+               "recompute.num_layers", "9");
+  expect_accepts({.what = "all layers", .set = {"recompute=full", "recompute.num_layers=8"}});
+  expect_error({.what = "no modules", .set = {"recompute=selective", "recompute.modules=[]"}},
+               "recompute.modules", "");
+  expect_accepts(
+      {.what = "activation_checkpointing", .set = {"distributed.activation_checkpointing=true"}});
 }
 
 TEST_CASE("precision is set in one place") {
-  run({
-      {"policy",
-       1,
-       {"distributed.mp_policy.param_dtype=fp32", "mixed_precision=bf16_mixed"},
-       E,
-       "distributed.mp_policy.param_dtype",
-       "disagrees"},
-      {"policy alone decides",
-       1,
-       {"distributed.mp_policy.param_dtype=torch.float32"},
-       A,
-       "mixed_precision.name",
-       "fp32"},
-      {"params_dtype",
-       1,
-       {"mixed_precision=fp32", "model.params_dtype=bf16"},
-       E,
-       "mixed_precision.params_dtype",
-       "disagrees"},
-      {"reduce",
-       1,
-       {"distributed.mp_policy.reduce_dtype=bf16", "mixed_precision.grad_reduce_in_fp32=true"},
-       E,
-       "distributed.mp_policy.reduce_dtype",
-       "disagrees"},
-      {"fp8 gather",
-       1,
-       {"mixed_precision.fp8_param_gather=true"},
-       E,
-       "mixed_precision.fp8_param_gather",
-       "8-bit"},
-      {"fp8 on a100",
-       1,
-       {"mixed_precision.fp8=hybrid", "hardware.gpu=a100"},
-       E,
-       "mixed_precision.fp8",
-       "a100"},
-      {"fp8 on a cpu",
-       1,
-       {"mixed_precision.fp8=hybrid", "train.device=cpu"},
-       E,
-       "mixed_precision.fp8",
-       "CPU"},
-      {"fp8 on h100",
-       1,
-       {"mixed_precision.fp8=hybrid", "mixed_precision.fp8_param_gather=true"},
-       E,
-       nullptr,
-       ""},
-      {"fp8 of odd sizes",
-       1,
-       {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=712"},
-       E,
-       "model.ffn_hidden_size",
-       "multiple of 16, not 712"},
-      {"fp8 of odd sizes per rank",
-       2,
-       {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=720", "distributed.tp_size=2"},
-       E,
-       "model.ffn_hidden_size",
-       "multiple of 16, not 360"},
-      {"fp8 emulated",
-       1,
-       {"mixed_precision.fp8=e4m3", "train.device=cpu", "debug.emulate_fp8=true"},
-       E,
-       nullptr,
-       ""},
-      {"nothing to emulate", 1, {"debug.emulate_fp8=true"}, E, "debug.emulate_fp8", "no 8-bit"},
-      {"a history of current scales",
-       1,
-       {"mixed_precision.fp8=hybrid", "model.fp8_amax_history_len=16"},
-       E,
-       "mixed_precision.fp8_amax_history_len",
-       "no history"},
-      {"a history of delayed scales",
-       1,
-       {"mixed_precision={fp8: hybrid, fp8_recipe: delayed, fp8_amax_history_len: 16, "
-        "fp8_amax_compute_algo: max, fp8_margin: 1}"},
-       E,
-       nullptr,
-       ""},
-      {"loss scale", 1, {"mixed_precision.loss_scale=1024"}, E, "mixed_precision.loss_scale", ""},
-      {"dynamic",
-       1,
-       {"mixed_precision=fp16_mixed", "optimizer.loss_scale=dynamic"},
-       E,
-       nullptr,
-       ""},
-  });
+  expect_error({.what = "policy",
+                .set = {"distributed.mp_policy.param_dtype=fp32", "mixed_precision=bf16_mixed"}},
+               "distributed.mp_policy.param_dtype", "disagrees");
+  expect_resolved(
+      {.what = "policy alone decides", .set = {"distributed.mp_policy.param_dtype=torch.float32"}},
+      "mixed_precision.name", "fp32");
+  expect_error({.what = "params_dtype", .set = {"mixed_precision=fp32", "model.params_dtype=bf16"}},
+               "mixed_precision.params_dtype", "disagrees");
+  expect_error({.what = "reduce",
+                .set = {"distributed.mp_policy.reduce_dtype=bf16",
+                        "mixed_precision.grad_reduce_in_fp32=true"}},
+               "distributed.mp_policy.reduce_dtype", "disagrees");
+  expect_error({.what = "fp8 gather", .set = {"mixed_precision.fp8_param_gather=true"}},
+               "mixed_precision.fp8_param_gather", "8-bit");
+  expect_error({.what = "fp8 on a100", .set = {"mixed_precision.fp8=hybrid", "hardware.gpu=a100"}},
+               "mixed_precision.fp8", "a100");
+  expect_error({.what = "fp8 on a cpu", .set = {"mixed_precision.fp8=hybrid", "train.device=cpu"}},
+               "mixed_precision.fp8", "CPU");
+  expect_accepts({.what = "fp8 on h100",
+                  .set = {"mixed_precision.fp8=hybrid", "mixed_precision.fp8_param_gather=true"}});
+  expect_error({.what = "fp8 of odd sizes",
+                .set = {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=712"}},
+               "model.ffn_hidden_size", "multiple of 16, not 712");
+  expect_error(
+      {.what = "fp8 of odd sizes per rank",
+       .world = 2,
+       .set = {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=720", "distributed.tp_size=2"}},
+      "model.ffn_hidden_size", "multiple of 16, not 360");
+  expect_accepts(
+      {.what = "fp8 emulated",
+       .set = {"mixed_precision.fp8=e4m3", "train.device=cpu", "debug.emulate_fp8=true"}});
+  expect_error({.what = "nothing to emulate", .set = {"debug.emulate_fp8=true"}},
+               "debug.emulate_fp8", "no 8-bit");
+  expect_error({.what = "a history of current scales",
+                .set = {"mixed_precision.fp8=hybrid", "model.fp8_amax_history_len=16"}},
+               "mixed_precision.fp8_amax_history_len", "no history");
+  expect_accepts(
+      {.what = "a history of delayed scales",
+       .set = {"mixed_precision={fp8: hybrid, fp8_recipe: delayed, fp8_amax_history_len: 16, "
+               "fp8_amax_compute_algo: max, fp8_margin: 1}"}});
+  expect_error({.what = "loss scale", .set = {"mixed_precision.loss_scale=1024"}},
+               "mixed_precision.loss_scale", "");
+  expect_accepts(
+      {.what = "dynamic", .set = {"mixed_precision=fp16_mixed", "optimizer.loss_scale=dynamic"}});
 }
 
 TEST_CASE("Hydra's keys are ignored with a warning, as overrides too") {
-  run({{"override", 1, {"model._target_=x"}, W, "model._target_", "Hydra"}});
+  expect_warning({.what = "override", .set = {"model._target_=x"}}, "model._target_", "Hydra");
 }

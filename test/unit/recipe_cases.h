@@ -1,6 +1,8 @@
-// Cases of recipe rules: overrides on a small recipe, and the problem they must give.
+// Cases of recipe rules: settings on a small recipe, and what the rules must say about them.
 #pragma once
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -21,13 +23,11 @@ inline const char* kBase =
 
 using Overrides = std::vector<std::string>;
 
-struct Case {
-  const char* what;
-  int64_t world;
-  Overrides overrides;
-  Severity severity;
-  const char* field;  // null: no problem of that severity at all
-  const char* part;   // of the reason
+// What a case sets on the small recipe, for a world of that many ranks.
+struct Setting {
+  std::string what = "";
+  int64_t world = 1;
+  Overrides set = {};
 };
 
 inline Problems check(int64_t world, const Overrides& overrides) {
@@ -36,34 +36,51 @@ inline Problems check(int64_t world, const Overrides& overrides) {
   return problems;
 }
 
-inline void run(const std::vector<Case>& cases) {
-  for (const auto& c : cases) {
-    const Problems problems = check(c.world, c.overrides);
-    std::string all;
-    for (const auto& p : problems.sorted()) all += p.str() + "\n";
-    INFO(c.what << "\n" << all);
-    int of_severity = 0;
-    bool found = false;
-    for (const auto& p : problems.sorted()) {
-      if (p.severity == Severity::error && c.severity != Severity::error) FAIL("an error besides");
-      if (p.severity != c.severity) continue;
-      ++of_severity;
-      if (!c.field || p.field != c.field) continue;
-      found = found || p.reason.find(c.part) != std::string::npos;
-    }
-    if (c.field) {
-      CHECK(found);
-      // Violated alone: one error, so that no rule repeats another's complaint.
-      if (c.severity == Severity::error) CHECK(of_severity == 1);
-    } else {
-      CHECK(of_severity == 0);
-    }
-  }
+inline std::string listed(const Problems& problems) {
+  std::string all;
+  for (const auto& p : problems.sorted()) all += p.str() + "\n";
+  return all;
 }
 
-inline constexpr auto E = Severity::error;
-inline constexpr auto W = Severity::warning;
-inline constexpr auto A = Severity::resolved;
+inline int count(const Problems& problems, Severity severity) {
+  return int(std::ranges::count_if(problems.sorted(),
+                                   [&](const auto& p) { return p.severity == severity; }));
+}
+
+// Some problem of that severity stands at `field`, and its reason contains `gist`.
+inline void expect_problem(const Setting& s, Severity severity, std::string_view field,
+                           std::string_view gist) {
+  const Problems problems = check(s.world, s.set);
+  INFO(s.what << "\n" << listed(problems));
+  CHECK(std::ranges::any_of(problems.sorted(), [&](const auto& p) {
+    return p.severity == severity && p.field == field && p.reason.find(gist) != std::string::npos;
+  }));
+  // A rule violated alone gives one error, so that no rule repeats another's complaint.
+  CHECK(count(problems, Severity::error) == (severity == Severity::error ? 1 : 0));
+}
+inline void expect_error(const Setting& s, std::string_view field, std::string_view gist) {
+  expect_problem(s, Severity::error, field, gist);
+}
+inline void expect_warning(const Setting& s, std::string_view field, std::string_view gist) {
+  expect_problem(s, Severity::warning, field, gist);
+}
+// mtrain tells what it chose or adapted at `field`.
+inline void expect_resolved(const Setting& s, std::string_view field, std::string_view gist) {
+  expect_problem(s, Severity::resolved, field, gist);
+}
+
+inline void expect_accepts(const Setting& s) {
+  const Problems problems = check(s.world, s.set);
+  INFO(s.what << "\n" << listed(problems));
+  CHECK_FALSE(problems.has_errors());
+}
+// Accepts it without a warning.
+inline void expect_no_warning(const Setting& s) {
+  const Problems problems = check(s.world, s.set);
+  INFO(s.what << "\n" << listed(problems));
+  CHECK_FALSE(problems.has_errors());
+  CHECK(count(problems, Severity::warning) == 0);
+}
 
 inline Overrides pipeline(const Overrides& more) {
   Overrides o{"distributed.pp_size=4", "distributed.pipeline={}"};

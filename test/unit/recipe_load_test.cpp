@@ -150,7 +150,7 @@ TEST_CASE("an unknown key is an error with the nearest known key") {
   REQUIRE_THAT(errors(kMinimal + "zzzzzzzzzz: 3\n"), Contains("no such key"));
 }
 
-TEST_CASE("YAML 1.1 traps") {
+TEST_CASE("numbers and words are read as they look, where YAML 1.1 reads them otherwise") {
   const auto steps = [](const std::string& v) {
     return load(kMinimal + "train: {steps: " + v + "}\n").train.steps;
   };

@@ -1,7 +1,5 @@
 #include "kernels/cuda/cudnn/attention.h"
 
-#include <atomic>
-
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
@@ -13,12 +11,7 @@ namespace {
 // keep none.
 constexpr int64_t kMostWorkspace = int64_t(1) << 30;
 
-std::atomic<bool> order_fixed{true};
-
 }  // namespace
-
-void fix_attention_order(bool fixed) { order_fixed = fixed; }
-bool attention_order_is_fixed() { return order_fixed; }
 
 CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key) const {
   try {
@@ -178,9 +171,9 @@ bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
   return true;
 }
 
-bool CudnnAttention::run(const AttentionBackward& b, bool deterministic, CUstream_st* stream) {
+bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
   if (!is_asked("backward", why_not_cudnn(b, target_))) return false;
-  const CudnnAttentionKey key = key_of(b, deterministic);
+  const CudnnAttentionKey key = key_of(b);
   const auto plan = plan_for(key);
   if (!plan) return false;
   Addresses memory{{kQuery, b.q.data.data},

@@ -33,7 +33,7 @@ class CudnnAttention {
   // has refused, which is remembered, and told once. Throws RunError where cuDNN fails to execute
   // its plan. Thread safe.
   bool run(const AttentionForward& f, CUstream_st* stream);
-  bool run(const AttentionBackward& b, bool deterministic, CUstream_st* stream);
+  bool run(const AttentionBackward& b, CUstream_st* stream);
 
   size_t plans() const { return plans_.size(); }  // refusals included
 

@@ -217,9 +217,9 @@ CudnnAttentionKey key_of(const AttentionForward& f) {
   key.out = f.out.token_stride;
   return key;
 }
-CudnnAttentionKey key_of(const AttentionBackward& b, bool deterministic) {
+CudnnAttentionKey key_of(const AttentionBackward& b) {
   CudnnAttentionKey key = key_of(b.shape);
-  key.backward = true, key.deterministic = deterministic;
+  key.backward = true, key.deterministic = b.fixed_order;
   key.q = b.q.token_stride, key.k = b.k.token_stride, key.v = b.v.token_stride;
   key.out = b.out.token_stride, key.dout = b.dout.token_stride;
   key.dq = b.dq.token_stride, key.dk = b.dk.token_stride, key.dv = b.dv.token_stride;

@@ -40,7 +40,7 @@ struct CudnnAttentionKey {
 };
 CudnnAttentionKey key_of(const AttentionForward& f);
 // Of packed documents: with gradients that lie close, row behind row.
-CudnnAttentionKey key_of(const AttentionBackward& b, bool deterministic);
+CudnnAttentionKey key_of(const AttentionBackward& b);
 
 // What runs the plans.
 struct CudnnTarget {

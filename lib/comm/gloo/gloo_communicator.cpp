@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/math.h"
 #include "comm/gloo/ring_pieces.h"
 #include "comm/reduce.h"
@@ -30,25 +31,20 @@ const std::byte* at(const void* data, int64_t bytes) {
 }
 std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-uint32_t hash(std::string_view text) {  // FNV-1a
-  uint32_t h = 2166136261u;
-  for (const char c : text) h = (h ^ uint8_t(c)) * 16777619u;
-  return h;
-}
-
 class GlooCommunicator : public Communicator {
  public:
-  GlooCommunicator(std::unique_ptr<GlooMesh> mesh, std::unique_ptr<RollCall> roll_call,
+  GlooCommunicator(std::unique_ptr<GlooMesh> mesh, std::unique_ptr<FailureReporter> reporter,
                    std::chrono::nanoseconds timeout)
       : mesh_(std::move(mesh)),
-        roll_call_(std::move(roll_call)),
+        reporter_(std::move(reporter)),
         timeout_(timeout),
         me_(mesh_->rank()),
         ranks_(mesh_->ranks()),
         sent_(size_t(ranks_)),
         received_(size_t(ranks_)) {}
 
-  // Well before the timeout of a peer that is still at work: to that one this rank has gone.
+  // Parting ends well before the timeout of a peer that is still at work and thinks this rank is
+  // gone.
   ~GlooCommunicator() override {
     if (!dead_ && !aborted_) mesh_->part(Clock::now() + std::min(timeout_ / 4, kPartingTime));
   }
@@ -96,7 +92,7 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Down a chain of ranks, which begins at the root; few bytes straight to all.
+  // Data goes down a chain of ranks from the root; few bytes go straight to all.
   void broadcast(Span data, int root, const LaunchContext&) override {
     collective(
         fmt::format("broadcast of {} {} from {}", data.count, dtype_name(data.dtype), root), [&] {
@@ -137,7 +133,7 @@ class GlooCommunicator : public Communicator {
 
   void abort(std::string_view reason) noexcept override {
     if (aborted_.exchange(true)) return;
-    roll_call_->abort(reason);
+    reporter_->abort(reason);
     mesh_->break_off();
   }
 
@@ -147,9 +143,9 @@ class GlooCommunicator : public Communicator {
   int next() const { return (me_ + 1) % ranks_; }
   int before() const { return (me_ + ranks_ - 1) % ranks_; }
   int wrap(int rank) const { return (rank % ranks_ + ranks_) % ranks_; }
-  // Shard r of n elements: evenly spread.
+  // Where shard r of n elements begins; shards are spread evenly.
   int64_t begin(int64_t n, int r) const { return part_begin(n, ranks_, r); }
-  // Beginning with the next rank, so that not all turn to the same one.
+  // Begins with the next rank, so that not all ranks turn to the same one.
   template <class F>
   void for_peers(const F& f) const {
     for (int i = 1; i < ranks_; ++i) f((me_ + i) % ranks_);
@@ -166,7 +162,7 @@ class GlooCommunicator : public Communicator {
   template <class F>
   void collective(std::string what, const F& run) {
     const uint64_t number = ++calls_;
-    slot_ = (number & 0x7fffffff) << 32 | hash(what);
+    slot_ = (number & 0x7fffffff) << 32 | uint32_t(Fnv1a().add(what).value());
     call({number, std::move(what), false}, run);
   }
 
@@ -179,10 +175,10 @@ class GlooCommunicator : public Communicator {
     open_.assign(size_t(ranks_), {});
     try {
       run();
-    } catch (const CallFailure& failure) {
-      roll_call_->report(call, failure);
+    } catch (const CollectiveFailure& failure) {
+      reporter_->report(call, failure);
       mesh_->close();
-      const CommError error = roll_call_->explain(call, failure);
+      const CommError error = reporter_->explain(call, failure);
       dead_ = error.message();
       throw error;
     } catch (const std::exception& e) {
@@ -192,7 +188,7 @@ class GlooCommunicator : public Communicator {
     }
   }
 
-  // Whole messages, in pieces; one without bytes is one piece.
+  // Moves whole messages in pieces; a message without bytes is one piece.
   void send(int to, const void* data, int64_t bytes) {
     int64_t first = 0;
     do {
@@ -226,8 +222,8 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Data of the others have come: the last of the ranks has started, too. Later data of the same
-  // call tell no more.
+  // Data of all others has come, so the last rank has started, too. Later data of the same call
+  // tells nothing new.
   void others_are_here() {
     if (!std::exchange(all_here_, true)) last_start_ = Clock::now();
   }
@@ -254,7 +250,7 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Everybody gets everything and sums it in the order of the ranks.
+  // Every rank gets all data and sums it in the order of the ranks.
   void reduce_all(Span data, Reduce op) {
     const int64_t bytes = data.bytes();
     std::byte* all = scratch(ranks_ * bytes);
@@ -286,7 +282,7 @@ class GlooCommunicator : public Communicator {
                       std::clamp(kScratchBytes / (2 * ranks_), int64_t(4096), kPieceBytes) / size,
                   longest = begin(in.count, 1);
     std::byte* memory = scratch(2 * ranks_ * chunk * size);
-    // Of shard r, the elements in the chunk that begins at `first`.
+    // How many elements shard r has in the chunk that begins at `first`.
     const auto count = [&](int r, int64_t first) {
       return std::clamp<int64_t>(begin(in.count, r + 1) - begin(in.count, r) - first, 0, chunk);
     };
@@ -314,8 +310,8 @@ class GlooCommunicator : public Communicator {
     await_all();
   }
 
-  // source(i) and target(i) are what goes out and comes in as piece i. received(i) must make the
-  // source of piece i + 2 ready.
+  // source(i) is the memory that goes out as piece i, target(i) the memory into which piece i
+  // comes. received(i) must make the source of piece i + 2 ready.
   template <class Source, class Target, class Received>
   void run_ring(const RingPieces& ring, const Source& source, const Target& target,
                 const Received& received) {
@@ -337,7 +333,7 @@ class GlooCommunicator : public Communicator {
     }
   }
 
-  // Partial sums travel; the last to add is the shard's rank.
+  // Partial sums travel around the ring; the shard's own rank adds last.
   void reduce_around(ConstSpan in, std::byte* out, Reduce op) {
     const int64_t size = dtype_size(in.dtype);
     const RingPieces ring(in.count, ranks_, kPieceBytes / size);
@@ -367,7 +363,7 @@ class GlooCommunicator : public Communicator {
         });
   }
 
-  // This rank's shard of `data` to all, theirs to it.
+  // Sends this rank's shard of `data` to all ranks and receives theirs.
   void gather(Span data) {
     if (data.count == 0) return meet();
     const int64_t size = dtype_size(data.dtype);
@@ -396,11 +392,11 @@ class GlooCommunicator : public Communicator {
   };
 
   const std::unique_ptr<GlooMesh> mesh_;
-  const std::unique_ptr<RollCall> roll_call_;
+  const std::unique_ptr<FailureReporter> reporter_;
   const std::chrono::nanoseconds timeout_;
   const int me_, ranks_;
   std::atomic<bool> aborted_{false};
-  // Of the calls' thread:
+  // Only the thread that makes the calls uses what follows.
   std::optional<std::string> dead_;  // why
   uint64_t calls_ = 0, slot_ = 0;
   std::vector<uint64_t> sent_, received_;  // messages, by peer
@@ -413,9 +409,9 @@ class GlooCommunicator : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
-                                                std::unique_ptr<RollCall> roll_call,
+                                                std::unique_ptr<FailureReporter> reporter,
                                                 std::chrono::nanoseconds timeout) {
-  return std::make_unique<GlooCommunicator>(std::move(mesh), std::move(roll_call), timeout);
+  return std::make_unique<GlooCommunicator>(std::move(mesh), std::move(reporter), timeout);
 }
 
 }  // namespace mtrain

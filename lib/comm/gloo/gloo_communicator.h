@@ -1,18 +1,18 @@
-// Collectives over the connections of a group.
+// Collectives over the connections of a group, by gloo.
 #pragma once
 #include <memory>
 
 #include "comm/communicator.h"
+#include "comm/failure_reporter.h"
 #include "comm/gloo/gloo_mesh.h"
-#include "comm/roll_call.h"
 
 namespace mtrain {
 
-// Large data goes around a ring, small data straight to all peers. All ranks have the same bits of
-// an all_reduce; small ones, and all of bf16, are summed in the order of the ranks and rounded
+// Large data goes around a ring, small data straight to all peers. An all_reduce gives all ranks
+// the same bits; small ones, and those of bf16, are summed in the order of the ranks and rounded
 // once.
 std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
-                                                std::unique_ptr<RollCall> roll_call,
+                                                std::unique_ptr<FailureReporter> reporter,
                                                 std::chrono::nanoseconds timeout);
 
 }  // namespace mtrain

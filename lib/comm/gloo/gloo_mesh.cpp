@@ -16,7 +16,7 @@
 #include <gloo/transport/tcp/address.h>
 
 #include "base/error.h"
-#include "comm/roll_call.h"
+#include "comm/failure_reporter.h"
 
 namespace mtrain {
 
@@ -32,7 +32,8 @@ bool has_address(int fd, const sockaddr_storage& wanted) {
          std::memcmp(&own, &wanted, length) == 0;
 }
 
-// A handle of the process's socket with this local address: gloo does not hand out its own.
+// Returns a handle of this process's socket with that local address; gloo does not hand out its
+// own.
 int find_socket(const sockaddr_storage& address) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::atoi(entry.path().filename().c_str());
@@ -44,7 +45,7 @@ int find_socket(const sockaddr_storage& address) {
   return -1;
 }
 
-// bbr paces what it sends, which halves the bandwidth of fast links; every Linux has reno.
+// Takes reno, which every Linux has: bbr paces its sends, which halves the bandwidth of fast links.
 void avoid_pacing(int fd) {
   char name[16] = {};
   socklen_t length = sizeof name - 1;
@@ -65,8 +66,8 @@ std::chrono::milliseconds left(GlooMesh::Clock::time_point deadline) {
 }  // namespace
 
 struct GlooMesh::Peer {
-  // Spans all memory, an offset being an address: what goes to and comes from the peer is counted
-  // in one place, which a broken connection wakes.
+  // Spans all memory, so that an offset is an address. All pieces to and from the peer are counted
+  // in this one buffer, which a broken connection wakes.
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
   // A second handle: shutting the connection down through it cannot hit another file that got the
   // same number after gloo closed its own.
@@ -115,7 +116,7 @@ void guarded(int peer, bool sending, GlooMesh::Clock::time_point deadline, F wor
   try {
     work();
   } catch (const std::exception& e) {
-    throw CallFailure{peer, sending, GlooMesh::Clock::now() >= deadline, e.what()};
+    throw CollectiveFailure{peer, sending, GlooMesh::Clock::now() >= deadline, e.what()};
   }
 }
 
@@ -150,8 +151,8 @@ void GlooMesh::part(Clock::time_point deadline) noexcept {
     for (int r = 0; r < ranks_; ++r) {
       try {
         if (r != rank_) f(r);
-      } catch (const CallFailure&) {
-        // It has gone.
+      } catch (const CollectiveFailure&) {
+        // The peer has gone.
       }
     }
   };
@@ -172,7 +173,7 @@ void GlooMesh::close() noexcept {
     try {
       if (r != rank_) context_->getPair(r)->close();
     } catch (const std::exception&) {
-      // Closed already.
+      // It was closed before.
     }
   }
 }

@@ -1,4 +1,4 @@
-// The connections among the ranks of one group, over gloo: pieces of memory go from rank to rank.
+// The connections among the ranks of one group, over gloo. Pieces of memory go from rank to rank.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -16,8 +16,8 @@ class Store;
 
 namespace mtrain {
 
-// One thread sends, receives and waits; any may break off. A piece that does not come to its end
-// throws CallFailure, which nobody above the communicator sees.
+// One thread sends, receives and waits; any thread may break off. A piece that does not come to its
+// end throws CollectiveFailure, which the communicator catches.
 class GlooMesh {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,22 +32,23 @@ class GlooMesh {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  // These begin a piece. Pieces of one slot between the same two ranks meet in their order; a piece
-  // of another slot never meets them. Both ends name the same number of bytes: gloo ends the
-  // process where they differ.
+  // These begin to move a piece. Between the same two ranks, pieces of one slot meet in their
+  // order, and pieces of different slots never meet. Both ends must name the same number of bytes:
+  // gloo ends the process where they differ.
   void send(int to, uint64_t slot, const void* data, size_t bytes);
   void receive(int from, uint64_t slot, void* data, size_t bytes);
-  // One more of the pieces begun has ended; in order where they have the same slot.
+  // These return when one more of the pieces begun has ended; pieces of one slot end in their
+  // order.
   void await_send(int to, Clock::time_point deadline);
   void await_receive(int from, Clock::time_point deadline);
 
-  // Returns when every peer has called it too, has gone, or `deadline` has come. A connection that
-  // breaks while a peer still waits for its last pieces would take them from it.
+  // Returns when every peer has called it too or has gone, or when `deadline` has come. Without it,
+  // a connection could break while a peer still waits for its last pieces.
   void part(Clock::time_point deadline) noexcept;
 
-  // Breaks every connection: pending pieces of all ranks fail. Any thread.
+  // Breaks every connection, so that pending pieces of all ranks fail. Any thread may call it.
   void break_off() noexcept;
-  // The same, and no memory is touched any more when it returns.
+  // Does the same, and when it returns, no piece's memory is touched any more.
   void close() noexcept;
 
  private:

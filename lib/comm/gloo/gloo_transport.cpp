@@ -1,16 +1,15 @@
 #include "comm/gloo/gloo_transport.h"
 
-#include <csignal>
 #include <sstream>
 
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 
 #include "base/error.h"
+#include "base/ignore_sigpipe.h"
+#include "comm/failure_reporter.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/gloo/gloo_mesh.h"
-#include "comm/gloo/poll_yield.h"
-#include "comm/roll_call.h"
 #include "comm/store.h"
 
 namespace mtrain {
@@ -101,9 +100,10 @@ class GlooTransport : public Transport {
       throw CommError(fmt::format("group {}: cannot connect its ranks: {}", name, e.what()),
                       "a rank has ended, or a firewall is between the hosts");
     }
-    return gloo_communicator(std::move(mesh),
-                             std::make_unique<RollCall>(reports_, name, rank, n, options_.timeout),
-                             options_.timeout);
+    return gloo_communicator(
+        std::move(mesh),
+        std::make_unique<FailureReporter>(reports_, name, rank, n, options_.timeout),
+        options_.timeout);
   }
 
  private:
@@ -123,9 +123,7 @@ std::string gloo_address(const std::vector<StorePath>& paths, int rank) {
 }
 
 std::shared_ptr<Transport> gloo_transport(const GlooOptions& options) {
-  if (const auto before = std::signal(SIGPIPE, SIG_IGN); before != SIG_DFL)
-    std::signal(SIGPIPE, before);  // somebody handles it
-  yield_in_polls(true);
+  MT_CHECK(!sigpipe_is_deadly(), "a program that talks over gloo must ignore SIGPIPE");
   return std::make_shared<GlooTransport>(options);
 }
 

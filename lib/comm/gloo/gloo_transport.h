@@ -10,22 +10,23 @@
 namespace mtrain {
 
 struct GlooOptions {
-  std::string store_host;  // where the ranks meet: a StoreServer
+  std::string store_host;  // the ranks meet at the StoreServer there
   uint16_t store_port = 0;
   int rank = 0, size = 1;
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
 };
 
-// Every rank of the world calls it. From then on the process ignores SIGPIPE: a peer that is gone
-// must not end it.
+// Every rank of the world calls it. The program holds an IgnoreSigpipe as long as the transport
+// lives: gloo writes to sockets, and a peer that is gone must not end this process.
 std::shared_ptr<Transport> gloo_transport(const GlooOptions& options);
 
-// How a rank reaches the store: the numeric addresses of both ends.
+// The numeric addresses of both ends of a rank's connection to the store.
 struct StorePath {
   std::string own, server;
 };
-// The address at which the peers reach rank `rank`. A rank on the server's own host may know itself
-// by a loopback address only: it goes by the one that other hosts use for the server.
+// Returns the address at which the peers reach rank `rank`. A rank on the server's own host may
+// know itself by a loopback address only; then it takes the one that other hosts use for the
+// server.
 std::string gloo_address(const std::vector<StorePath>& paths, int rank);
 
 }  // namespace mtrain

@@ -7,13 +7,14 @@
 
 namespace mtrain {
 
-// A ring goes in steps: in each, every rank sends a shard to the next rank and gets another from
-// the one before, which it sends in the step after. Shards go in pairs of segments, so that one is
-// under way while the other is reduced; a pair goes through all steps before the next begins, so
-// that few segments are held at a time. What comes as piece i goes out as piece i + 2.
+// A ring goes in steps. In each step every rank sends a shard to the next rank and gets another one
+// from the rank before, which it sends in the step after. Shards go in pairs of segments, so that
+// one segment is under way while the other is reduced. A pair goes through all steps before the
+// next pair begins, so that few segments are held at a time. The data that comes as piece i goes
+// out as piece i + 2.
 class RingPieces {
  public:
-  // `most`: elements of a piece.
+  // `most` is the largest number of elements of a piece.
   RingPieces(int64_t count, int ranks, int64_t most)
       : count_(count),
         ranks_(ranks),
@@ -24,7 +25,8 @@ class RingPieces {
     return ceil_div(ceil_div(count_, ranks_), 2 * segment_) * (ranks_ - 1) * 2;
   }
   int step(int64_t i) const { return int(i / 2 % (ranks_ - 1)); }
-  // Piece i of a shard: where it begins in it, and its elements; uneven shards have empty ones.
+  // Where piece i begins in its shard, and how many elements it has: none, in a short shard's last
+  // ones.
   int64_t first(int64_t i) const { return (i / 2 / (ranks_ - 1) * 2 + i % 2) * segment_; }
   int64_t elements(int64_t i, int shard) const {
     const int64_t all = part_begin(count_, ranks_, shard + 1) - part_begin(count_, ranks_, shard);

@@ -1,5 +1,5 @@
-// What communicators need of NCCL and of the GPU it runs on: NCCL itself, or what stands in for it
-// in tests. No header of NCCL or CUDA.
+// The functions of NCCL and of the GPU that communicators need. Tests put a stand-in behind this
+// interface, so it includes no header of NCCL or CUDA.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,27 +11,27 @@ struct ncclComm;  // as nccl.h has it
 
 namespace mtrain {
 
-// Communicators are non-blocking: what a call begins may go on behind it, and state() tells when it
-// has ended.
+// Communicators are non-blocking: a call returns while its work goes on, and state() tells when the
+// work has ended.
 struct NcclAnswer {
   enum class State { done, under_way, failed } state = State::done;
-  std::string text{};  // of a failure: NCCL's words
+  std::string text{};  // NCCL's words about a failure
 };
 
-// A communicator is used by one thread at a time. Calls between group_start and group_end run
-// together; their data is on the GPU, and their work goes on `stream`.
+// One thread at a time uses a communicator. Calls between group_start and group_end run together;
+// their data is on the GPU, and their work goes to `stream`.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;
 
-  virtual void use_device() = 0;  // for the calling thread, before its other calls
+  virtual void use_device() = 0;  // a thread calls this before its other calls
 
-  virtual std::string make_id() = 0;  // of a communicator to come: by one of its ranks, for all
+  virtual std::string make_id() = 0;  // one rank makes the id of a new communicator, for all ranks
   virtual NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) = 0;
-  virtual NcclAnswer state(ncclComm* comm) = 0;  // of what was begun last; failures of peers too
+  virtual NcclAnswer state(ncclComm* comm) = 0;  // of the last call; reports failures of peers too
   virtual NcclAnswer finalize(ncclComm* comm) = 0;
   virtual void destroy(ncclComm* comm) noexcept = 0;  // once finalize() is done
-  virtual void abort(ncclComm* comm) noexcept = 0;    // ends its work on the GPU; frees it
+  virtual void abort(ncclComm* comm) noexcept = 0;    // ends its work on the GPU and frees it
 
   virtual NcclAnswer group_start() = 0;
   virtual NcclAnswer group_end(ncclComm* comm) = 0;

@@ -23,9 +23,10 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr auto kWatch = milliseconds(10);  // between two looks at the calls under way
-// Between two questions to the store, which serves all ranks; a healthy call ends before the first.
+// The time between two questions to the store, which serves all ranks. A healthy call ends before
+// the first question.
 constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
-// For peers to finish what they still read, at the end.
+// The time that peers get at the end to finish what they still read.
 constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
 
 const char* name(Reduce op) {
@@ -40,10 +41,10 @@ void check_reduction(DType dtype, Reduce op) {
 class NcclCommunicator : public Communicator {
  public:
   NcclCommunicator(std::shared_ptr<NcclApi> api, ncclComm* comm, NcclGroup group,
-                   std::unique_ptr<RollCall> roll_call)
+                   std::unique_ptr<FailureReporter> reporter)
       : api_(std::move(api)),
         group_(std::move(group)),
-        roll_call_(std::move(roll_call)),
+        reporter_(std::move(reporter)),
         word_(api_->allocate(sizeof(int32_t))),
         comm_(comm),
         watchdog_([this](const std::stop_token& stop) { watch(stop); }) {}
@@ -77,7 +78,7 @@ class NcclCommunicator : public Communicator {
                [&] { return api_->all_gather(in, out, comm_, context.cuda); });
   }
 
-  // NCCL has it as messages of one group, those to oneself included.
+  // NCCL does this by messages of one group, including those to oneself.
   void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
                   const std::vector<int64_t>& receives, const LaunchContext& context) override {
     std::vector<Transfer> transfers;
@@ -117,9 +118,9 @@ class NcclCommunicator : public Communicator {
   void abort(std::string_view reason) noexcept override {
     const std::lock_guard one(failing_);
     if (dead()) return;
-    roll_call_->abort(reason);
+    reporter_->abort(reason);
     // Another rank may have been the first to give up.
-    die(roll_call_->explain({}, {-1, false, false, std::string(reason)}));
+    die(reporter_->explain({}, {-1, false, false, std::string(reason)}));
   }
 
   Clock::time_point last_start() const override { return last_start_; }
@@ -175,14 +176,14 @@ class NcclCommunicator : public Communicator {
   }
 
   void watch(const std::stop_token& stop) {
-    std::optional<CallFailure> failure;
+    std::optional<CollectiveFailure> failure;
     try {
       api_->use_device();
       std::unique_lock lock(mutex_);
       while (!dead_ && !(failure = look()) && !stop.stop_requested()) {
         if (asks_now()) {
           lock.unlock();
-          if (roll_call_->heard()) failure = {-1, false, false, ""};
+          if (reporter_->heard()) failure = {-1, false, false, ""};
           lock.lock();
           if (failure) break;
         }
@@ -194,21 +195,22 @@ class NcclCommunicator : public Communicator {
     if (failure) fail(*failure);
   }
 
-  // Of the first call under way: whether it has failed. With the lock.
-  std::optional<CallFailure> look() {
+  // Returns whether the first call under way has failed. The caller holds the lock.
+  std::optional<CollectiveFailure> look() {
     while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
     if (calls_.empty()) return {};
     const NcclAnswer answer = api_->state(comm_);
-    if (answer.state == State::failed) return CallFailure{-1, false, false, answer.text};
+    if (answer.state == State::failed) return CollectiveFailure{-1, false, false, answer.text};
     Call& first = calls_.front();
     if (!first.started && first.begin->ready()) first.started = asked_ = Clock::now();
     if (!first.started || Clock::now() - *first.started < group_.timeout) return {};
-    return CallFailure{-1, false, true,
-                       fmt::format("{} did not end after {:.3g} s", first.call.what,
-                                   std::chrono::duration<double>(group_.timeout).count())};
+    return CollectiveFailure{-1, false, true,
+                             fmt::format("{} did not end after {:.3g} s", first.call.what,
+                                         std::chrono::duration<double>(group_.timeout).count())};
   }
 
-  // Nothing in NCCL tells a rank that another has given up. With the lock.
+  // Asks the store: NCCL does not tell a rank that another one has given up. The caller holds the
+  // lock.
   bool asks_now() {
     if (calls_.empty() || !calls_.front().started) return false;
     const auto now = Clock::now();
@@ -218,8 +220,8 @@ class NcclCommunicator : public Communicator {
     return true;
   }
 
-  // Ends the group: what to throw. Host thread and watchdog may both see it fail.
-  CommError fail(const CallFailure& failure) {
+  // Ends the group and returns the error to throw. Host thread and watchdog may both see it fail.
+  CommError fail(const CollectiveFailure& failure) {
     const std::lock_guard one(failing_);
     GroupCall about;
     {
@@ -227,10 +229,10 @@ class NcclCommunicator : public Communicator {
       if (dead_) return CommError(*dead_);
       if (!calls_.empty()) about = calls_.front().call;
     }
-    roll_call_->report(about, failure);
-    const CommError error = roll_call_->explain(about, failure);
+    reporter_->report(about, failure);
+    const CommError error = reporter_->explain(about, failure);
     die(error);
-    roll_call_->abort(error.message());
+    reporter_->abort(error.message());
     return error;
   }
 
@@ -239,7 +241,7 @@ class NcclCommunicator : public Communicator {
     return dead_.has_value();
   }
 
-  // The stream hears of it before NCCL lets it go on.
+  // The stream gets the error before NCCL lets it go on.
   void die(const CommError& error) {
     const std::lock_guard lock(mutex_);
     dead_ = error.message();
@@ -250,7 +252,7 @@ class NcclCommunicator : public Communicator {
   }
 
   std::string place(const Call& call) const {
-    // World puts the ranks behind the name.
+    // World appends the ranks to the name.
     return fmt::format("call {}, {}, of group {} on rank {} ({} of {} in the group)", call.number,
                        call.call.what, group_.name.substr(0, group_.name.find(':')),
                        group_.ranks[size_t(group_.rank)], group_.rank, group_.ranks.size());
@@ -268,7 +270,7 @@ class NcclCommunicator : public Communicator {
 
   const std::shared_ptr<NcclApi> api_;
   const NcclGroup group_;
-  const std::unique_ptr<RollCall> roll_call_;
+  const std::unique_ptr<FailureReporter> reporter_;
   const std::shared_ptr<void> word_;  // what a barrier reduces
   uint64_t collectives_ = 0;          // so far; the same on every rank
   Clock::time_point last_start_{};
@@ -279,8 +281,8 @@ class NcclCommunicator : public Communicator {
   uint64_t number_ = 0;
   std::deque<Call> calls_;  // that have not been seen to end
   Clock::time_point asked_{};
-  std::shared_ptr<LateFailure> late_;  // of the last call
-  std::optional<std::string> dead_;    // why
+  std::shared_ptr<AsyncError> late_;  // of the last call
+  std::optional<std::string> dead_;   // why
   std::condition_variable_any wake_;
   std::jthread watchdog_;  // last: it uses all of the above
 };
@@ -289,9 +291,9 @@ class NcclCommunicator : public Communicator {
 
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,
-                                                std::unique_ptr<RollCall> roll_call) {
+                                                std::unique_ptr<FailureReporter> reporter) {
   return std::make_unique<NcclCommunicator>(std::move(api), comm, std::move(group),
-                                            std::move(roll_call));
+                                            std::move(reporter));
 }
 
 }  // namespace mtrain

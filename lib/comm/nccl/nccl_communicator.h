@@ -1,4 +1,4 @@
-// Collectives over NCCL: calls enqueue on the stream and return; a watchdog sees them end.
+// Collectives over NCCL. Calls enqueue on the stream and return; a watchdog sees them end.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/failure_reporter.h"
 #include "comm/nccl/nccl_api.h"
-#include "comm/roll_call.h"
 
 namespace mtrain {
 
@@ -18,11 +18,11 @@ struct NcclGroup {
   std::chrono::nanoseconds timeout;
 };
 
-// Takes `comm`, which is connected. A call that the stream has reached, and that does not end
-// within the timeout, ends in LaunchContext::late with the ranks that did not arrive, and the
+// Takes `comm`, which is connected. Where the stream has reached a call that does not end within
+// the timeout, LaunchContext::late gets an error that names the ranks that did not arrive, and the
 // work of all ranks on the GPU is broken off.
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,
-                                                std::unique_ptr<RollCall> roll_call);
+                                                std::unique_ptr<FailureReporter> reporter);
 
 }  // namespace mtrain

@@ -1,4 +1,4 @@
-// NCCL, loaded at run time: a build with it also starts on machines without.
+// NCCL is loaded at run time: a build with it also starts on machines that lack it.
 #pragma once
 #include <memory>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace mtrain {
 
-// For the rank that runs on this GPU. Throws UserError where NCCL is not to be had.
+// Returns NCCL for the rank that runs on this GPU. Throws UserError where it cannot be loaded.
 std::shared_ptr<NcclApi> load_nccl(int cuda_device);
 
 // "NCCL 2.28.9", or why there is none.

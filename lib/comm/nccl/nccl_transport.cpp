@@ -15,17 +15,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// The first byte of what the first rank tells the others.
+// The first byte of the message that the first rank leaves for the others.
 constexpr char kId = '+', kMissing = '-';
 
-// One group's ranks on their way to each other.
+// The rendezvous of one group's ranks.
 class Meeting {
  public:
   // `store` answers within a short time or throws.
   Meeting(Store& store, const NcclOptions& options, std::string group, int rank, int ranks)
       : store_(store), options_(options), group_(std::move(group)), rank_(rank), ranks_(ranks) {}
 
-  // NCCL's id of the group, once all ranks are here.
+  // Returns NCCL's id of the group, once all ranks are here.
   std::string id(NcclApi& api) {
     store_.add(arrived(rank_), 1);
     const std::string told = rank_ == 0 ? invite(api) : await_invitation();
@@ -65,7 +65,7 @@ class Meeting {
 
   std::string await_invitation() {
     const auto timeout = std::chrono::duration_cast<milliseconds>(options_.timeout);
-    // A connection of its own: after a wait in vain it is of no use any more.
+    // The wait gets a connection of its own, which cannot be used any more after a timeout.
     Store waiting(options_.store_host, options_.store_port, timeout);
     try {
       return waiting.get(key("id"));
@@ -103,7 +103,7 @@ class NcclTransport : public Transport {
     }
     return nccl_communicator(
         api_, comm, {.name = name, .ranks = ranks, .rank = rank, .timeout = options_.timeout},
-        std::make_unique<RollCall>(store_, name, rank, n, options_.timeout));
+        std::make_unique<FailureReporter>(store_, name, rank, n, options_.timeout));
   }
 
  private:

@@ -10,7 +10,7 @@
 namespace mtrain {
 
 struct NcclOptions {
-  std::string store_host;  // where the ranks meet: a StoreServer
+  std::string store_host;  // the ranks meet at the StoreServer there
   uint16_t store_port = 0;
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
 };

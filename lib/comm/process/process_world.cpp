@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/strings.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/nccl/nccl_library.h"
@@ -17,12 +18,11 @@ namespace mtrain {
 
 namespace {
 
-// Of this program's file (FNV-1a).
-uint64_t own_hash() {
+// Two ranks that run the same program have the same hash.
+uint64_t hash_of_program() {
   const MappedFile program("/proc/self/exe");
-  uint64_t h = 14695981039346656037u;
-  for (const std::byte b : program.bytes()) h = (h ^ uint64_t(b)) * 1099511628211u;
-  return h;
+  const auto bytes = program.bytes();
+  return Fnv1a().add({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).value();
 }
 
 // The first line in which the texts differ, of each.
@@ -84,7 +84,7 @@ std::shared_ptr<Store> join_store(const ProcessWorldOptions& o) {
 
 // Ranks with different settings would wait for each other in different places, or train nonsense.
 void shake_hands(Store& store, const ProcessWorldOptions& o) {
-  const std::string program = fmt::format("{:016x}", own_hash());
+  const std::string program = fmt::format("{:016x}", hash_of_program());
   if (o.rank == 0) store.set("program", program);
   if (o.rank == 0) store.set("recipe", o.recipe);
   if (const std::string first = store.get("program"); first != program)

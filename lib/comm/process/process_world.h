@@ -1,5 +1,5 @@
-// The world of ranks that are processes: rendezvous, a handshake, and a transport that fits where
-// they run.
+// The world of ranks that are processes: they meet, compare what must be alike, and take the
+// transport that fits the hosts on which they run.
 #pragma once
 #include <chrono>
 #include <optional>
@@ -10,7 +10,7 @@
 namespace mtrain {
 
 enum class ProcessBackend {
-  automatic,  // nccl between GPUs; else shared memory where all ranks run on one host, else gloo
+  automatic,  // nccl between GPUs; on CPUs shared memory where one host runs all ranks, else gloo
   gloo,
   nccl,
 };
@@ -19,18 +19,18 @@ struct ProcessWorldOptions {
   int rank = 0, size = 1;
   int restarts = 0;  // how often a launcher has started all ranks again
   std::string master_addr = "localhost";
-  uint16_t master_port = 0;  // rank 0 serves it
+  uint16_t master_port = 0;  // rank 0 serves the store there
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
   ProcessBackend backend = ProcessBackend::automatic;
-  std::optional<int> cuda_device{};  // of this rank; none: its data is in host memory
+  std::optional<int> cuda_device{};  // this rank's; without one, its data is in host memory
   Link link;
-  // What every rank must have alike: the recipe's text, line by line.
+  // The recipe's text, which must be the same on every rank, line by line.
   std::string recipe;
 };
 
-// Returns when all ranks have met. A restarted rank may find the server of the start before, whose
-// rank 0 on another host has not ended yet: it waits for the next one. CommError names the rank
-// that did not come; UserError the one that runs another recipe or another program.
+// Returns when all ranks have met. A restarted rank may find the server of the previous start,
+// whose rank 0 on another host has not ended yet; it then waits for the next server. CommError
+// names the rank that did not come, UserError the rank that runs another recipe or another program.
 World process_world(const ProcessWorldOptions& options);
 
 }  // namespace mtrain

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "comm/board_communicator.h"
 #include "comm/process/host_process.h"
+#include "comm/shm_communicator.h"
 
 namespace mtrain {
 
@@ -58,11 +58,11 @@ class SharedMemoryTransport : public Transport {
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {
-    const size_t bytes = Board::bytes(int(ranks.size()));
-    const std::string key = "board/" + name;
+    const size_t bytes = SharedMemoryChannel::bytes(int(ranks.size()));
+    const std::string key = "channel/" + name;
     std::shared_ptr<Mapping> memory;
     if (rank == 0) {
-      const int fd = memfd_create("mtrain board", MFD_CLOEXEC);
+      const int fd = memfd_create("mtrain channel", MFD_CLOEXEC);
       if (fd < 0 || ftruncate(fd, off_t(bytes)) < 0) fail("memfd");
       memory = map_whole(fd, bytes);
       store_->set(key, fmt::format("/proc/{}/fd/{}", getpid(), fd));
@@ -77,9 +77,9 @@ class SharedMemoryTransport : public Transport {
     }
     std::vector<ProcessIdentity> members;
     for (const int r : ranks) members.push_back(processes_[size_t(r)]);
-    Board board(memory->memory, rank, int(ranks.size()), timeout_,
-                [members](int peer) { return members[size_t(peer)].ended(); });
-    return board_communicator(std::move(board), memory);
+    SharedMemoryChannel channel(memory->memory, rank, int(ranks.size()), timeout_,
+                                [members](int peer) { return members[size_t(peer)].ended(); });
+    return shm_communicator(std::move(channel), memory);
   }
 
  private:

@@ -1,5 +1,5 @@
-// Ranks as processes of one host: their boards are anonymous memory files, which the first rank of
-// a group makes and the others open through /proc. Nothing is left behind when processes die.
+// Ranks as processes of one host. The memory of a group's channel is an anonymous file, which its
+// first rank makes and the others open through /proc. Nothing is left behind when processes die.
 #pragma once
 #include <chrono>
 #include <memory>

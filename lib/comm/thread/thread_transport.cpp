@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/board_communicator.h"
+#include "comm/shm_communicator.h"
 
 namespace mtrain {
 
@@ -16,7 +16,7 @@ namespace {
 std::shared_ptr<void> zeroed(size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)
-    throw RunError(fmt::format("no memory for {} bytes of a group's board", bytes));
+    throw RunError(fmt::format("no memory for {} bytes of a group's channel", bytes));
   return {memory, [bytes](void* m) { munmap(m, bytes); }};
 }
 
@@ -31,9 +31,10 @@ class ThreadTransport : public Transport {
       std::lock_guard lock(mutex_);
       auto& known = memories_[name];
       memory = known.lock();
-      if (!memory) known = memory = zeroed(Board::bytes(int(ranks.size())));
+      if (!memory) known = memory = zeroed(SharedMemoryChannel::bytes(int(ranks.size())));
     }
-    return board_communicator(Board(memory.get(), rank, int(ranks.size()), timeout_, {}), memory);
+    return shm_communicator(
+        SharedMemoryChannel(memory.get(), rank, int(ranks.size()), timeout_, {}), memory);
   }
 
  private:

@@ -8,7 +8,7 @@
 
 namespace mtrain {
 
-// One object for all ranks.
+// All ranks share this one object.
 std::shared_ptr<Transport> thread_transport(std::chrono::nanoseconds timeout);
 
 struct ThreadRanksOptions {
@@ -16,8 +16,8 @@ struct ThreadRanksOptions {
   Link link{};
 };
 
-// Runs `body` on `ranks` threads, one rank each. A rank that throws aborts all groups; when all
-// have ended, the first failure is thrown on.
+// Runs `body` on `ranks` threads, one for each rank. A rank that throws aborts all groups; when all
+// ranks have ended, the first failure is thrown again.
 void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
                       const ThreadRanksOptions& options = {});
 

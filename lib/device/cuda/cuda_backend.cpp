@@ -27,7 +27,7 @@ void check(cudaError_t status, const char* call, int line) {
 
 class CudaEvent : public EventBackend {
  public:
-  CudaEvent(cudaStream_t stream, unsigned flags, std::shared_ptr<LateFailure> late = {},
+  CudaEvent(cudaStream_t stream, unsigned flags, std::shared_ptr<AsyncError> late = {},
             bool captured = false)
       : late_(std::move(late)), captured_(captured) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, flags));
@@ -56,8 +56,8 @@ class CudaEvent : public EventBackend {
 
  private:
   cudaEvent_t event_ = nullptr;
-  std::shared_ptr<LateFailure> late_;  // null for events of timings
-  const bool captured_;                // an edge of a graph: it never happens by itself
+  std::shared_ptr<AsyncError> late_;  // null for events of timings
+  const bool captured_;               // an edge of a graph: it never happens by itself
 };
 
 // Timings of launches whose end the GPU has not reached yet; resolved in order, against one origin
@@ -103,7 +103,7 @@ std::shared_ptr<void> pinned(int64_t bytes) {
 
 class CudaStream : public StreamBackend {
  public:
-  CudaStream(std::string name, int ordinal, std::shared_ptr<LateFailure> late,
+  CudaStream(std::string name, int ordinal, std::shared_ptr<AsyncError> late,
              std::shared_ptr<std::atomic<int>> captures)
       : name_(std::move(name)),
         ordinal_(ordinal),
@@ -231,7 +231,7 @@ class CudaStream : public StreamBackend {
 
   std::string name_;
   int ordinal_;
-  std::shared_ptr<LateFailure> late_;
+  std::shared_ptr<AsyncError> late_;
   std::shared_ptr<std::atomic<int>> captures_;  // that go on, on streams of this device
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
@@ -303,7 +303,7 @@ class CudaBackend : public DeviceBackend {
   int ordinal_;
   cudaDeviceProp properties_{};
   // Of all streams: one that waited for failed work has failed too.
-  const std::shared_ptr<LateFailure> late_ = std::make_shared<LateFailure>();
+  const std::shared_ptr<AsyncError> late_ = std::make_shared<AsyncError>();
   const std::shared_ptr<std::atomic<int>> captures_ = std::make_shared<std::atomic<int>>(0);
 };
 

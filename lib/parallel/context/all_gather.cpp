@@ -57,7 +57,7 @@ class AllGatherAttention : public AttentionCore {
     }
     if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
     compute.wait(reduced);  // edge: the last reduction, all others before it -> their use
-    ops::copy_blocks(compute, in_dtype(compute, own, dtype), dqkv,
+    ops::copy_blocks(compute, ops::in_dtype(compute, own, dtype), dqkv,
                      ops::inverse(kv_by_piece(seq.T())));
     return dqkv;
   }

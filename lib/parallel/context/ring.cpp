@@ -75,7 +75,7 @@ ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequen
     }
     arrived = std::move(next);
   }
-  return {in_dtype(compute, merged.out_TN, dtype), merged.lse};
+  return {ops::in_dtype(compute, merged.out_TN, dtype), merged.lse};
 }
 
 // The gradients of a rank's keys follow the keys, one step behind: each rank adds its own share to

@@ -31,15 +31,8 @@ Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows) {
 }
 
 void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column) {
-  const Tensor x = in_dtype(compute, x_TM, into_TN.dtype());
+  const Tensor x = ops::in_dtype(compute, x_TM, into_TN.dtype());
   ops::copy_blocks(compute, x, into_TN, {{0, 0, 0, column, x.dim(0), x.dim(1)}});
-}
-
-Tensor in_dtype(Stream& compute, const Tensor& x, DType dtype) {
-  if (x.dtype() == dtype) return x;
-  const Tensor y = Tensor::empty(compute, x.shape(), dtype);
-  ops::cast(compute, x, y);
-  return y;
 }
 
 }  // namespace mtrain

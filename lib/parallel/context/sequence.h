@@ -39,7 +39,4 @@ Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows);
 // Writes x_TM into the columns of into_TN from `column` on; casts where the types differ.
 void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column);
 
-// x_TN in `dtype`: itself where it is so already.
-Tensor in_dtype(Stream& compute, const Tensor& x, DType dtype);
-
 }  // namespace mtrain

@@ -1,4 +1,4 @@
-// Sequences over ranks, and several documents in one sequence.
+// Rules of sequences that ranks share, and of several documents in one sequence.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -13,8 +13,8 @@ bool uses(const Recipe& r, CpCommType type) {
   return std::find(types.begin(), types.end(), type) != types.end();
 }
 
-// Heads that one tp rank has of `total`; key-value heads are repeated where there are fewer than
-// ranks.
+// How many of `total` heads one tp rank has; key-value heads are repeated where there are fewer
+// heads than ranks.
 int64_t heads_per_rank(int64_t total, int64_t tp) { return std::max<int64_t>(1, total / tp); }
 
 void check_heads(const Recipe& r, const Layout& l, int64_t ranks, const char* type,

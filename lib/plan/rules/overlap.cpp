@@ -1,4 +1,4 @@
-// What is asked to overlap must be able to.
+// Rules of overlap: what a recipe asks to overlap must be able to.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -10,7 +10,7 @@ namespace {
 
 void check_refused(const Recipe& r, const Overlap& overlap, Problems& problems) {
   for (const auto& row : overlap.table) {
-    // What belongs to another strategy has been refused by its name already.
+    // Fields of another strategy have been refused by name already.
     const bool other_strategy =
         row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == Strategy::fsdp2;
     if (!row.refused || other_strategy || problems.reported(row.field)) continue;

@@ -1,42 +1,18 @@
-// Layers into stages, micro-batches into schedules.
+// Rules of pipelines: how layers divide into stages, and which sizes a schedule can have.
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 
 #include <fmt/core.h>
 
+#include "base/error.h"
 #include "base/file.h"
 #include "base/math.h"
+#include "plan/recipe_schedule.h"
 #include "plan/rules/rules.h"
-#include "plan/schedule_csv.h"
 
 namespace mtrain {
 namespace {
-
-using Schedule = PipelineScheduleName;
-
-// The legal counts next to `from`, for hints: "8 or 12".
-template <class Legal>
-std::string nearest_legal(int64_t from, const Legal& legal) {
-  std::string text;
-  for (int64_t low = from - 1; low >= 1; --low)
-    if (legal(low)) {
-      text = fmt::format("{}", low);
-      break;
-    }
-  for (int64_t high = from + 1; high <= 4 * from + 64; ++high)
-    if (legal(high))
-      return text.empty() ? fmt::format("{}", high) : fmt::format("{} or {}", text, high);
-  return text;
-}
-
-bool legal_rounds(int64_t micro_batches, int64_t pp) {
-  return micro_batches % std::max<int64_t>(1, micro_batches / pp) == 0;
-}
-
-bool legal_group(int64_t group, int64_t micro_batches, int64_t pp) {
-  if (group < pp || group > micro_batches) return false;
-  return micro_batches % group == 0 || micro_batches % group >= pp;
-}
 
 void check_split(const Recipe& r, const Layout& l, Problems& problems) {
   const auto& p = r.distributed.pipeline;
@@ -109,40 +85,46 @@ void check_layout_string(const Recipe& r, const Layout& l, Problems& problems) {
 }
 
 void check_stage_count(const Recipe& r, const Layout& l, Problems& problems) {
-  const Schedule s = r.distributed.pipeline.pp_schedule;
+  const ScheduleKind& kind = schedule_kind(r.distributed.pipeline.pp_schedule);
   const int64_t n = l.stages_per_rank;
-  const auto refuse = [&](bool ok, const char* need, const char* hint) {
-    problems.require(
-        ok,
-        {"distributed.pipeline.pp_schedule", "distributed.vpp_size",
-         "distributed.pipeline.layers_per_stage"},
-        fmt::format("{} needs {} per rank, the recipe gives {}", enum_name(s), need, n), hint);
+  if (n >= kind.fewest_stages && n <= kind.most_stages) return;
+  struct Need {
+    bool applies;
+    const char *text, *hint;
   };
-  if (is_single_stage(s))
-    refuse(n == 1, "one stage",
-           "use interleaved_1f1b, or one per rank: vpp_size: 1, or pp_size x layers_per_stage = "
-           "num_layers");
-  else if (s == Schedule::v_schedule || s == Schedule::dualpipev)
-    refuse(n == 2, "exactly two stages", "set vpp_size: 2 or a fitting layers_per_stage");
-  else if (s != Schedule::zero_bubble)
-    refuse(n >= 2, "at least two stages", "use 1f1b, or set vpp_size: 2");
+  const Need needs[] = {
+      {kind.most_stages == 1, "one stage",
+       "use interleaved_1f1b, or one per rank: vpp_size: 1, or pp_size x layers_per_stage = "
+       "num_layers"},
+      {kind.most_stages == 2, "exactly two stages",
+       "set vpp_size: 2 or a fitting layers_per_stage"},
+      {true, "at least two stages", "use 1f1b, or set vpp_size: 2"}};
+  const Need& need = *std::ranges::find_if(needs, &Need::applies);
+  problems.require(
+      false,
+      {"distributed.pipeline.pp_schedule", "distributed.vpp_size",
+       "distributed.pipeline.layers_per_stage"},
+      fmt::format("{} needs {} per rank, the recipe gives {}", kind.name, need.text, n), need.hint);
 }
 
 void check_micro_batches(const Recipe& r, const Layout& l, Problems& problems) {
   const auto& p = r.distributed.pipeline;
-  const Schedule s = p.pp_schedule;
+  const ScheduleKind& kind = schedule_kind(p.pp_schedule);
   const int64_t m = l.micro_batches;
   const auto count = fmt::format("{} micro-batches (global batch {} / dp {} / micro-batch {})", m,
                                  r.train.global_batch_size, l.dp, l.micro_batch);
+  const auto near = [](int64_t from, const std::function<bool(int64_t)>& legal) {
+    return nearest_legal(from, 4 * from + 64, legal);
+  };
   const auto& group = p.microbatch_group_size_per_vp_stage;
-  if (is_interleaved(s) && !group)
-    problems.require(
-        legal_rounds(m, l.pp), {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
-        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}", enum_name(s),
-                    l.pp, std::max<int64_t>(1, m / l.pp), count),
-        fmt::format("use {} micro-batches",
-                    nearest_legal(m, [&](int64_t k) { return legal_rounds(k, l.pp); })));
-  if (is_interleaved(s) && group)
+  if (kind.in_groups && !group)
+    problems.require(legal_rounds(m, l.pp),
+                     {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
+                     fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}",
+                                 kind.name, l.pp, std::max<int64_t>(1, m / l.pp), count),
+                     fmt::format("use {} micro-batches",
+                                 near(m, [&](int64_t k) { return legal_rounds(k, l.pp); })));
+  if (kind.in_groups && group)
     problems.require(
         legal_group(*group, m, l.pp),
         {"distributed.pipeline.microbatch_group_size_per_vp_stage", "train.global_batch_size"},
@@ -151,17 +133,17 @@ void check_micro_batches(const Recipe& r, const Layout& l, Problems& problems) {
             "least pp_size",
             *group, l.pp, m, count),
         fmt::format("use a group of {}",
-                    nearest_legal(*group, [&](int64_t k) { return legal_group(k, m, l.pp); })));
-  if (group && !is_interleaved(s))
+                    near(*group, [&](int64_t k) { return legal_group(k, m, l.pp); })));
+  if (group && !kind.in_groups)
     problems.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
-                 fmt::format("is read by interleaved schedules only, not by {}", enum_name(s)),
+                 fmt::format("is read by interleaved schedules only, not by {}", kind.name),
                  "remove it");
-  problems.require(
-      s != Schedule::dualpipev || m >= 2 * l.pp,
-      {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
-      fmt::format("dualpipev needs at least 2 x pp_size = {}, there are {}", 2 * l.pp, count),
-      fmt::format("raise global_batch_size to {}", 2 * l.pp * l.dp * l.micro_batch));
-  if (s == Schedule::one_f_one_b && m < l.pp)
+  const int64_t fewest = kind.fewest_micro_batches * l.pp;
+  problems.require(m >= fewest, {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
+                   fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
+                               kind.fewest_micro_batches, fewest, count),
+                   fmt::format("raise global_batch_size to {}", fewest * l.dp * l.micro_batch));
+  if (p.pp_schedule == PipelineScheduleName::one_f_one_b && m < l.pp)
     problems.warn("train.global_batch_size",
                   fmt::format("{} are fewer than pp_size {}: some stages are never busy together",
                               count, l.pp),
@@ -176,7 +158,6 @@ void check_csv(const Recipe& r, const Layout& l, Problems& problems) {
   for (const char* other : {"distributed.pipeline.pp_schedule",
                             "distributed.pipeline.microbatch_group_size_per_vp_stage"})
     if (r.given(other)) problems.warn(other, "is ignored, for pp_schedule_csv says it all");
-  std::string text, reason;
   // A device or a pipe may never end.
   std::error_code ignored;
   if (std::filesystem::exists(*path, ignored) &&
@@ -184,18 +165,22 @@ void check_csv(const Recipe& r, const Layout& l, Problems& problems) {
        std::filesystem::file_size(*path, ignored) > kMostCsv))
     return problems.add(field, *path + " is not a file, or too large for a schedule",
                         "give the path of a CSV file with a row per rank");
+  std::string text;
   try {
     text = read_file(*path);
   } catch (const UserError& e) {
     return problems.add(field, e.message(), "give the path of a CSV file with a row per rank");
   }
-  ScheduleRows rows;
-  if (!parse_schedule_csv(text, rows, reason)) return problems.add(field, *path + ": " + reason);
-  reason = schedule_fault(rows, l.pp, l.stages, l.micro_batches);
-  if (!reason.empty())
-    problems.add(field, *path + ": " + reason,
-                 fmt::format("{} stages and {} micro-batches follow from the recipe", l.stages,
-                             l.micro_batches));
+  try {
+    const ScheduleRows rows = parse_schedule_csv(text);
+    if (int64_t(rows.size()) != l.pp)
+      throw UserError(fmt::format("has {} rows, but pp_size is {}", rows.size(), l.pp));
+    schedule_from_rows(rows, l.stages, l.micro_batches);
+  } catch (const UserError& e) {
+    const std::string sizes = fmt::format("{} stages and {} micro-batches follow from the recipe",
+                                          l.stages, l.micro_batches);
+    problems.add(field, *path + ": " + e.message(), e.hint().empty() ? sizes : e.hint());
+  }
 }
 
 void check_micro_batch_size(const Recipe& r, Problems& problems) {

@@ -1,4 +1,4 @@
-// Element types are set in one place; where they are set in two, they agree.
+// Rules of element types: settings that name them in two places must agree.
 #include <algorithm>
 
 #include <fmt/core.h>

@@ -1,5 +1,5 @@
-// Rules that hold fields against each other, one function per part of the recipe. Those that need
-// the number of ranks take the layout.
+// Rules that compare fields of a recipe with each other, one function for each part of the recipe.
+// Rules that need the number of ranks take the layout.
 #pragma once
 #include "plan/layout.h"
 #include "plan/overlap.h"
@@ -7,7 +7,7 @@
 
 namespace mtrain {
 
-// All of those below.
+// Checks all rules below.
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                     Problems& problems);
 

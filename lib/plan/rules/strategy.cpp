@@ -1,4 +1,4 @@
-// What each data-parallel strategy can be combined with.
+// Rules of data-parallel strategies: what each can be combined with.
 #include <fmt/core.h>
 
 #include "base/strings.h"
@@ -100,8 +100,8 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Problems& problem
                   "remove it, or set tp_size");
   const int64_t parts = l.tp * l.cp, S = sample_length(r);
   const bool packed = r.packed_sequence.packed_sequence_size > 0;
-  // Documents that ranks share are padded to what divides. Of what 2 x cp_size does not divide,
-  // validate_context and validate_packing speak.
+  // Documents that ranks share are padded to a length that divides. validate_context and
+  // validate_packing report lengths that 2 x cp_size does not divide.
   if (!r.distributed.sequence_parallel || l.tp == 1) return;
   if (l.cp > 1 && (packed || S % (2 * l.cp) != 0)) return;
   const char* field = packed ? "packed_sequence.packed_sequence_size" : "dataset.seq_length";

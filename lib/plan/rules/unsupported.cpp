@@ -1,5 +1,5 @@
-// What recipes may say and this build cannot run yet: one line per feature, removed when it is
-// built.
+// The features that recipes may ask for and this build cannot run yet, one line for each. A line
+// goes when its feature is built.
 #include <algorithm>
 
 #include <fmt/core.h>

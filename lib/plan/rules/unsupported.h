@@ -3,8 +3,8 @@
 
 namespace mtrain {
 
-// Adds an error for every feature that the recipe asks for and that has no execution yet. To be
-// called before running; checking and printing a recipe do without.
+// Adds an error for every feature that the recipe asks for and that cannot be run yet. A run calls
+// it first; checking and printing a recipe do without it.
 void check_supported(const Recipe& recipe, Problems& problems);
 
 }  // namespace mtrain

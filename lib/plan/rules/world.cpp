@@ -1,4 +1,4 @@
-// The ranks must be divisible as the recipe divides them.
+// Rules of the world: the ranks must divide as the recipe divides them.
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"
@@ -37,7 +37,7 @@ void check_replicate(const Recipe& r, const Layout& l, Problems& problems) {
 
 void check_batch(const Recipe& r, const Layout& l, Problems& problems) {
   const int64_t global = r.train.global_batch_size, chunk = l.micro_batch * l.dp;
-  // What one rank's micro-batch does not divide is reported by validate_train.
+  // validate_train reports a global batch that one rank's micro-batch does not divide.
   if (global % r.train.micro_batch_size != 0) return;
   problems.require(
       global % chunk == 0,

@@ -1,4 +1,4 @@
-#include "comm/board_communicator.h"
+#include "comm/shm_communicator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,13 +19,14 @@ std::byte* bytes_at(Span s, int64_t element) {
   return s.as<std::byte>() + element * dtype_size(s.dtype);
 }
 
-class BoardCommunicator : public Communicator {
+class ShmCommunicator : public Communicator {
  public:
-  BoardCommunicator(Board board, std::shared_ptr<void> keep)
-      : keep_(std::move(keep)), board_(std::move(board)) {}
+  ShmCommunicator(SharedMemoryChannel channel, std::shared_ptr<void> keep)
+      : keep_(std::move(keep)), channel_(std::move(channel)) {}
 
   void all_reduce(Span data, Reduce op, const LaunchContext&) override {
-    const int64_t size = dtype_size(data.dtype), chunk = int64_t(Board::kSlotBytes) / size;
+    const int64_t size = dtype_size(data.dtype),
+                  chunk = int64_t(SharedMemoryChannel::kSlotBytes) / size;
     begin();
     for (int64_t first = 0; first < data.count; first += chunk) {
       const int64_t n = std::min(chunk, data.count - first);
@@ -66,7 +67,8 @@ class BoardCommunicator : public Communicator {
   }
 
   void all_gather(ConstSpan in, Span out, const LaunchContext&) override {
-    const int64_t size = dtype_size(in.dtype), chunk = int64_t(Board::kSlotBytes) / size;
+    const int64_t size = dtype_size(in.dtype),
+                  chunk = int64_t(SharedMemoryChannel::kSlotBytes) / size;
     begin();
     const std::byte* own = bytes_at(out, rank() * in.count);
     if (in.data != own) copy(bytes_at(out, rank() * in.count), in.as<std::byte>(), in.bytes());
@@ -84,7 +86,8 @@ class BoardCommunicator : public Communicator {
                   const std::vector<int64_t>& receives, const LaunchContext&) override {
     const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
     begin();
-    // The longest part of any pair decides the number of steps, so all tell theirs first.
+    // The longest part of any pair decides the number of steps, so all ranks tell their sizes
+    // first.
     int64_t longest = *std::max_element(sends.begin(), sends.end());
     step([&](std::byte* slot) { std::memcpy(slot, sends.data(), sends.size() * sizeof(int64_t)); },
          [&](int peer, const std::byte* slot) {
@@ -116,7 +119,8 @@ class BoardCommunicator : public Communicator {
   }
 
   void broadcast(Span data, int root, const LaunchContext&) override {
-    const int64_t size = dtype_size(data.dtype), chunk = int64_t(Board::kSlotBytes) / size;
+    const int64_t size = dtype_size(data.dtype),
+                  chunk = int64_t(SharedMemoryChannel::kSlotBytes) / size;
     begin();
     for (int64_t first = 0; first < data.count; first += chunk) {
       const int64_t n = std::min(chunk, data.count - first);
@@ -134,12 +138,13 @@ class BoardCommunicator : public Communicator {
   void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
                 const LaunchContext&) override {
     last_start_ = begun;
-    std::vector<Board::Message> messages;
+    std::vector<SharedMemoryChannel::Message> messages;
     for (const Transfer& t : transfers)
       messages.push_back({t.kind == Transfer::Kind::send, t.peer, t.data.as<std::byte>(),
                           size_t(t.data.bytes()), begun});
-    board_.exchange(messages);
-    for (const Board::Message& m : messages) last_start_ = std::max(last_start_, m.begun);
+    channel_.exchange(messages);
+    for (const SharedMemoryChannel::Message& m : messages)
+      last_start_ = std::max(last_start_, m.begun);
   }
 
   void barrier(const LaunchContext&) override {
@@ -147,14 +152,14 @@ class BoardCommunicator : public Communicator {
     step([](std::byte*) {}, [](int, const std::byte*) {});
   }
 
-  void abort(std::string_view reason) noexcept override { board_.abort(reason); }
+  void abort(std::string_view reason) noexcept override { channel_.abort(reason); }
   Clock::time_point last_start() const override { return last_start_; }
 
  private:
-  int rank() const { return board_.rank(); }
-  int ranks() const { return board_.ranks(); }
+  int rank() const { return channel_.rank(); }
+  int ranks() const { return channel_.ranks(); }
   int64_t slot_share(int64_t element_size) const {
-    return int64_t(Board::kSlotBytes) / ranks() / element_size;
+    return int64_t(SharedMemoryChannel::kSlotBytes) / ranks() / element_size;
   }
   static void copy(std::byte* to, const std::byte* from, int64_t bytes) {
     if (bytes > 0) std::memcpy(to, from, size_t(bytes));
@@ -163,29 +168,30 @@ class BoardCommunicator : public Communicator {
   void begin() { first_step_ = true; }
   template <class W, class R>
   void step(const W& write, const R& read) {
-    board_.step(write, read);
+    channel_.step(write, read);
     note_start();
   }
   template <class W, class R>
   void step_together(const W& write, const R& read) {
-    board_.step_together(write, read);
+    channel_.step_together(write, read);
     note_start();
   }
   void note_start() {
-    if (first_step_) last_start_ = board_.all_arrived();
+    if (first_step_) last_start_ = channel_.all_arrived();
     first_step_ = false;
   }
 
   std::shared_ptr<void> keep_;
-  Board board_;
+  SharedMemoryChannel channel_;
   bool first_step_ = true;
   Clock::time_point last_start_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> board_communicator(Board board, std::shared_ptr<void> keep) {
-  return std::make_unique<BoardCommunicator>(std::move(board), std::move(keep));
+std::unique_ptr<Communicator> shm_communicator(SharedMemoryChannel channel,
+                                               std::shared_ptr<void> keep) {
+  return std::make_unique<ShmCommunicator>(std::move(channel), std::move(keep));
 }
 
 }  // namespace mtrain

@@ -1,4 +1,4 @@
-#include "comm/board.h"
+#include "comm/shared_memory_channel.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -15,12 +15,12 @@ namespace mtrain {
 namespace {
 
 constexpr size_t kLine = 64;  // a cache line: words of different ranks do not share one
-// A wait looks about for dead peers this often.
+// How often a wait checks for dead peers.
 constexpr std::chrono::milliseconds kSlice{20};
 
 size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Not the private kind: the word may be shared between processes.
+// The futex is not private: processes may share its word.
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr,
                  0);
@@ -36,36 +36,37 @@ void pause_briefly() {
 
 }  // namespace
 
-struct Board::Header {
+struct SharedMemoryChannel::Header {
   alignas(kLine) std::atomic<uint32_t> aborting;  // 1: somebody writes the reason
-  std::atomic<uint32_t> aborted;                  // 1 + the rank that did; the reason is written
+  std::atomic<uint32_t> aborted;  // 1 + the rank that aborted, once its reason is written
   char reason[400];
 };
 
-struct Board::RankState {
+struct SharedMemoryChannel::RankState {
   alignas(kLine) std::atomic<uint32_t> written;  // steps whose slot is filled
   std::atomic<uint32_t> written_sleepers;
   alignas(kLine) std::atomic<uint32_t> read;  // steps that this rank has read to the end
   std::atomic<uint32_t> read_sleepers;
-  // Rung by every peer that moves a message from or to this rank.
+  // Every peer that moves a message from or to this rank rings it.
   alignas(kLine) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> bell_sleepers;
 };
 
-struct Board::Mailbox {
-  alignas(kLine) std::atomic<uint32_t> sent;  // pieces
-  std::atomic<Board::Clock::rep> begun[2];    // of a piece's message, as Message says
+struct SharedMemoryChannel::Mailbox {
+  alignas(kLine) std::atomic<uint32_t> sent;              // pieces
+  std::atomic<SharedMemoryChannel::Clock::rep> begun[2];  // of a piece's message, as Message says
   alignas(kLine) std::atomic<uint32_t> received;
 };
 
-size_t Board::bytes(int ranks) {
+size_t SharedMemoryChannel::bytes(int ranks) {
   const auto n = size_t(ranks);
   return up(sizeof(Header) + n * sizeof(RankState) + n * n * sizeof(Mailbox), 4096) +
          n * 2 * kSlotBytes + n * n * 2 * kPieceBytes;
 }
 
-Board::Board(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
-             std::function<bool(int)> gone)
+SharedMemoryChannel::SharedMemoryChannel(void* memory, int rank, int ranks,
+                                         std::chrono::nanoseconds timeout,
+                                         std::function<bool(int)> gone)
     : header_(static_cast<Header*>(memory)),
       base_(static_cast<std::byte*>(memory)),
       rank_(rank),
@@ -75,28 +76,29 @@ Board::Board(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout
       all_arrived_(Clock::now()),
       spins_(int(std::thread::hardware_concurrency()) >= ranks ? 2000 : 50) {}
 
-Board::RankState& Board::state(int rank) const {
+SharedMemoryChannel::RankState& SharedMemoryChannel::state(int rank) const {
   return reinterpret_cast<RankState*>(base_ + sizeof(Header))[rank];
 }
 
-Board::Mailbox& Board::mailbox(int from, int to) const {
+SharedMemoryChannel::Mailbox& SharedMemoryChannel::mailbox(int from, int to) const {
   std::byte* first = base_ + sizeof(Header) + size_t(ranks_) * sizeof(RankState);
   return reinterpret_cast<Mailbox*>(first)[from * ranks_ + to];
 }
 
-std::byte* Board::slot(int rank, uint32_t step) const {
+std::byte* SharedMemoryChannel::slot(int rank, uint32_t step) const {
   const auto n = size_t(ranks_);
   std::byte* first =
       base_ + up(sizeof(Header) + n * sizeof(RankState) + n * n * sizeof(Mailbox), 4096);
   return first + (size_t(rank) * 2 + step % 2) * kSlotBytes;
 }
 
-std::byte* Board::piece(int from, int to, uint32_t number) const {
+std::byte* SharedMemoryChannel::piece(int from, int to, uint32_t number) const {
   std::byte* first = slot(ranks_, 0);  // behind the last slot
   return first + ((size_t(from) * size_t(ranks_) + size_t(to)) * 2 + number % 2) * kPieceBytes;
 }
 
-void Board::sleep_on(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint32_t>& sleepers) {
+void SharedMemoryChannel::sleep_on(std::atomic<uint32_t>& word, uint32_t seen,
+                                   std::atomic<uint32_t>& sleepers) {
   for (int i = 0; i < spins_; ++i) {
     if (word.load(std::memory_order_acquire) != seen) return;
     pause_briefly();
@@ -122,13 +124,13 @@ void ring(std::atomic<uint32_t>& bell, std::atomic<uint32_t>& sleepers) {
 }
 }  // namespace
 
-void Board::check_not_aborted() const {
+void SharedMemoryChannel::check_not_aborted() const {
   if (const uint32_t by = header_->aborted.load(std::memory_order_acquire))
     throw CommError(fmt::format("rank {} of the group gave up: {}", by - 1, header_->reason));
 }
 
-void Board::check_alive(const Deadline& deadline,
-                        const std::function<std::string()>& missing) const {
+void SharedMemoryChannel::check_alive(const Deadline& deadline,
+                                      const std::function<std::string()>& missing) const {
   check_not_aborted();
   if (gone_)
     for (int peer = 0; peer < ranks_; ++peer)
@@ -140,7 +142,7 @@ void Board::check_alive(const Deadline& deadline,
                     "a rank is stuck or slow; comm.timeout_s says how long to wait");
 }
 
-std::string Board::not_arrived(uint32_t step) const {
+std::string SharedMemoryChannel::not_arrived(uint32_t step) const {
   std::string ranks;
   for (int peer = 0; peer < ranks_; ++peer)
     if (!reached(state(peer).written.load(), step + 1))
@@ -148,7 +150,7 @@ std::string Board::not_arrived(uint32_t step) const {
   return fmt::format("rank {} of the group did not arrive", ranks);
 }
 
-void Board::await_step(int peer, uint32_t step, bool done, const Deadline& deadline) {
+void SharedMemoryChannel::await_step(int peer, uint32_t step, bool done, const Deadline& deadline) {
   RankState& s = state(peer);
   std::atomic<uint32_t>& word = done ? s.read : s.written;
   for (;;) {
@@ -166,21 +168,22 @@ void Board::await_step(int peer, uint32_t step, bool done, const Deadline& deadl
   }
 }
 
-void Board::begin_step(const std::function<void(std::byte*)>& write, const Deadline& deadline) {
+void SharedMemoryChannel::begin_step(const std::function<void(std::byte*)>& write,
+                                     const Deadline& deadline) {
   check_not_aborted();
-  // The slot is free when all have read what stood in it two steps ago.
+  // The slot is free when all ranks have read what it held two steps ago.
   for (int peer = 0; peer < ranks_; ++peer) await_step(peer, step_ - 2, true, deadline);
   write(slot(rank_, step_));
   change(state(rank_).written, step_ + 1, state(rank_).written_sleepers);
 }
 
-void Board::end_step() {
+void SharedMemoryChannel::end_step() {
   change(state(rank_).read, step_ + 1, state(rank_).read_sleepers);
   ++step_;
 }
 
-void Board::step(const std::function<void(std::byte*)>& write,
-                 const std::function<void(int, const std::byte*)>& read) {
+void SharedMemoryChannel::step(const std::function<void(std::byte*)>& write,
+                               const std::function<void(int, const std::byte*)>& read) {
   const Deadline deadline{Clock::now() + timeout_};
   begin_step(write, deadline);
   for (int i = 1; i < ranks_; ++i) {
@@ -192,8 +195,9 @@ void Board::step(const std::function<void(std::byte*)>& write,
   end_step();
 }
 
-void Board::step_together(const std::function<void(std::byte*)>& write,
-                          const std::function<void(const std::vector<const std::byte*>&)>& read) {
+void SharedMemoryChannel::step_together(
+    const std::function<void(std::byte*)>& write,
+    const std::function<void(const std::vector<const std::byte*>&)>& read) {
   const Deadline deadline{Clock::now() + timeout_};
   begin_step(write, deadline);
   std::vector<const std::byte*> slots;
@@ -206,7 +210,7 @@ void Board::step_together(const std::function<void(std::byte*)>& write,
   end_step();
 }
 
-bool Board::advance(Message& m) {
+bool SharedMemoryChannel::advance(Message& m) {
   const int from = m.sends ? rank_ : m.peer, to = m.sends ? m.peer : rank_;
   Mailbox& box = mailbox(from, to);
   const uint32_t sent = box.sent.load(std::memory_order_acquire),
@@ -229,7 +233,7 @@ bool Board::advance(Message& m) {
   return true;
 }
 
-void Board::exchange(std::vector<Message>& messages) {
+void SharedMemoryChannel::exchange(std::vector<Message>& messages) {
   check_not_aborted();
   const Deadline deadline{Clock::now() + timeout_};
   RankState& own = state(rank_);
@@ -260,7 +264,7 @@ void Board::exchange(std::vector<Message>& messages) {
   }
 }
 
-void Board::abort(std::string_view reason) noexcept {
+void SharedMemoryChannel::abort(std::string_view reason) noexcept {
   if (header_->aborting.exchange(1) != 0) return;
   reason = reason.substr(0, sizeof Header::reason - 1);
   std::memcpy(header_->reason, reason.data(), reason.size());

@@ -1,13 +1,13 @@
-// A piece of memory that all ranks of a group see, and the steps in which they pass data through
-// it. The ranks are threads of a process or processes of a host: only the memory's origin differs.
+// A piece of memory that all ranks of a group see, and the protocol by which they pass data through
+// it. The ranks are threads of a process or processes of a host; only the memory's origin differs.
 //
-// Collectives go in steps. In a step every rank writes into its own slot, tells the others, and
-// reads theirs. There are two slots per rank, so that a rank may write the next step while slow
-// peers still read this one.
+// A collective goes in steps. In a step every rank writes into its own slot, tells the others, and
+// reads their slots. Each rank has two slots, so that it may write the next step while slow peers
+// still read this one.
 //
-// Messages between two ranks go through a mailbox of two pieces per ordered pair.
+// Messages between two ranks go through a mailbox of two pieces for each ordered pair.
 //
-// Waiting spins shortly, then sleeps on a futex. Every wait ends with a CommError at its deadline,
+// A wait spins for a short time, then sleeps on a futex. It ends with a CommError at its deadline,
 // when the group is aborted, or when a rank's process is gone.
 #pragma once
 #include <atomic>
@@ -21,29 +21,29 @@
 
 namespace mtrain {
 
-class Board {
+class SharedMemoryChannel {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static constexpr size_t kSlotBytes = 1 << 20;     // of a collective's step
-  static constexpr size_t kPieceBytes = 256 << 10;  // of a message
+  static constexpr size_t kSlotBytes = 1 << 20;     // what a rank writes in one step
+  static constexpr size_t kPieceBytes = 256 << 10;  // what of a message goes at once
 
-  // Memory for a group of `ranks`; zeroed before the first of them uses it.
+  // The size of the memory for a group of `ranks`. It is zeroed before the first of them uses it.
   static size_t bytes(int ranks);
 
-  // `memory` outlives the board. `gone(rank)` asks whether a peer's process has ended; it may be
+  // `memory` outlives the channel. `gone(rank)` asks whether a peer's process has ended; it may be
   // empty.
-  Board(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
-        std::function<bool(int)> gone);
+  SharedMemoryChannel(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
+                      std::function<bool(int)> gone);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  // One step: write(slot) fills this rank's slot; read(peer, slot) is called for every peer as soon
-  // as that one has written, beginning with the next rank. By one thread at a time.
+  // Does one step. write(slot) fills this rank's slot; read(peer, slot) is called for every peer as
+  // soon as that peer has written, beginning with the next rank. One thread at a time may call it.
   void step(const std::function<void(std::byte*)>& write,
             const std::function<void(int, const std::byte*)>& read);
-  // The same, but read() is called once, when all have written: slots[r] of rank r.
+  // The same, but read(slots) is called once, when all have written; slots[r] is rank r's.
   void step_together(const std::function<void(std::byte*)>& write,
                      const std::function<void(const std::vector<const std::byte*>&)>& read);
 
@@ -56,13 +56,13 @@ class Board {
     int peer;
     std::byte* data;
     size_t bytes;
-    Clock::time_point begun{};  // when it could be sent; of what is received, exchange() says it
+    Clock::time_point begun{};  // when it could be sent; exchange() sets it for a received message
     size_t done = 0;
   };
   // Moves all messages to their ends, whatever the order in which the peers begin theirs.
   void exchange(std::vector<Message>& messages);
 
-  // Any thread. The first to abort says why, to all.
+  // Makes the calls of all ranks throw; the first to abort says why. Any thread may call it.
   void abort(std::string_view reason) noexcept;
 
  private:
@@ -79,7 +79,7 @@ class Board {
   void check_not_aborted() const;
   void check_alive(const Deadline& deadline, const std::function<std::string()>& missing) const;
   std::string not_arrived(uint32_t step) const;
-  bool advance(Message& m);  // false: nothing could be moved
+  bool advance(Message& m);  // returns false where nothing could be moved
   RankState& state(int rank) const;
   Mailbox& mailbox(int from, int to) const;
   std::byte* slot(int rank, uint32_t step) const;

@@ -1,4 +1,4 @@
-#include "comm/roll_call.h"
+#include "comm/failure_reporter.h"
 
 #include <algorithm>
 #include <sstream>
@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Ranks that fail together report within milliseconds; one that is busy may take longer.
+// How long a rank waits for reports: most come within milliseconds, those of busy ranks later.
 constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
 
 std::string gave_up(int rank, std::string_view reason) {
@@ -21,19 +21,19 @@ std::string gave_up(int rank, std::string_view reason) {
 
 }  // namespace
 
-RollCall::RollCall(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
-                   std::chrono::nanoseconds timeout)
+FailureReporter::FailureReporter(std::shared_ptr<Store> store, std::string group, int rank,
+                                 int ranks, std::chrono::nanoseconds timeout)
     : store_(std::move(store)),
       group_(std::move(group)),
       rank_(rank),
       ranks_(ranks),
       timeout_(timeout) {}
 
-std::string RollCall::key(std::string_view what) const {
-  return fmt::format("roll call/{}/{}", group_, what);
+std::string FailureReporter::key(std::string_view what) const {
+  return fmt::format("failures/{}/{}", group_, what);
 }
 
-void RollCall::abort(std::string_view reason) noexcept {
+void FailureReporter::abort(std::string_view reason) noexcept {
   try {
     {
       std::lock_guard lock(mutex_);
@@ -45,16 +45,16 @@ void RollCall::abort(std::string_view reason) noexcept {
   }
 }
 
-std::string RollCall::abort_reason() {
+std::string FailureReporter::abort_reason() {
   if (store_->add(key("aborts"), 0) == 0) return "";
   return store_->get(key("reason"));
 }
 
-bool RollCall::heard() {
+bool FailureReporter::heard() {
   return store_->add(key("aborts"), 0) > 0 || store_->add(key("reports"), 0) > 0;
 }
 
-void RollCall::report(const GroupCall& call, const CallFailure& failure) noexcept {
+void FailureReporter::report(const GroupCall& call, const CollectiveFailure& failure) noexcept {
   try {
     store_->set(key(fmt::format("report/{}", rank_)),
                 fmt::format("{} {} {} {}\n{}", call.number, int(failure.timed_out), failure.peer,
@@ -66,7 +66,7 @@ void RollCall::report(const GroupCall& call, const CallFailure& failure) noexcep
   }
 }
 
-void RollCall::collect(std::map<int, Report>& reports) {
+void FailureReporter::collect(std::map<int, Report>& reports) {
   for (int r = 0; r < ranks_; ++r) {
     if (reports.contains(r) || store_->add(key(fmt::format("reported/{}", r)), 0) == 0) continue;
     std::istringstream in(store_->get(key(fmt::format("report/{}", r))));
@@ -77,7 +77,7 @@ void RollCall::collect(std::map<int, Report>& reports) {
   }
 }
 
-CommError RollCall::explain(const GroupCall& call, const CallFailure& failure) {
+CommError FailureReporter::explain(const GroupCall& call, const CollectiveFailure& failure) {
   std::map<int, Report> reports;
   const auto deadline = Clock::now() + std::min(kGrace, timeout_);
   try {
@@ -102,9 +102,9 @@ CommError RollCall::explain(const GroupCall& call, const CallFailure& failure) {
   }
 }
 
-// Whom a collective waits for: who does not answer; else who is at the earliest call. A rank that
-// answers from an earlier one waits itself.
-std::set<int> RollCall::behind(uint64_t number, const std::map<int, Report>& reports) const {
+// Returns the ranks that a collective waits for: those that do not answer, or else those at the
+// earliest call. (A rank that answers from an earlier call is itself waiting.)
+std::set<int> FailureReporter::behind(uint64_t number, const std::map<int, Report>& reports) const {
   std::set<int> silent, earliest;
   uint64_t lowest = number;
   for (int r = 0; r < ranks_; ++r) {
@@ -119,8 +119,8 @@ std::set<int> RollCall::behind(uint64_t number, const std::map<int, Report>& rep
   return earliest;
 }
 
-CommError RollCall::verdict(const GroupCall& call, const CallFailure& failure,
-                            const std::map<int, Report>& reports) const {
+CommError FailureReporter::verdict(const GroupCall& call, const CollectiveFailure& failure,
+                                   const std::map<int, Report>& reports) const {
   bool slow = false;
   for (const auto& [rank, r] : reports) {
     slow = slow || r.timed_out;
@@ -131,7 +131,7 @@ CommError RollCall::verdict(const GroupCall& call, const CallFailure& failure,
   }
   const auto silent = [&](int rank) { return !reports.contains(rank); };
   std::set<int> culprits;
-  // Whose connection broke and who does not answer has ended; survivors break theirs too.
+  // A rank has ended if its connection broke and it does not answer; survivors break theirs too.
   if (!slow)
     for (const auto& [rank, r] : reports)
       if (r.peer >= 0 && silent(r.peer)) culprits.insert(r.peer);

@@ -1,34 +1,34 @@
-#include "comm/control.h"
+#include "comm/host_collectives.h"
 
 #include <algorithm>
 
 namespace mtrain {
 
-Control::Control(World& world, Device& device)
+HostCollectives::HostCollectives(World& world, Device& device)
     : rank_(world.rank()), size_(world.size()), compute_(&device.stream("compute")) {
   if (size_ == 1) return;
-  everyone_ = world.everyone();
+  world_group_ = world.world_group();
   on_ = &device.stream("control");
 }
 
-int64_t Control::least(int64_t own) const {
+int64_t HostCollectives::least(int64_t own) const {
   if (size_ == 1) return own;
   const Tensor t = Tensor::from_host<int64_t>(*on_, {1}, {-own});
-  everyone_.all_reduce(t, Reduce::max, *on_);
+  world_group_.all_reduce(t, Reduce::max, *on_);
   compute_->wait(on_->record());
   return -t.to_host<int64_t>(*on_)[0];
 }
 
-bool Control::any(bool own) const { return least(own ? 0 : 1) == 0; }
+bool HostCollectives::any(bool own) const { return least(own ? 0 : 1) == 0; }
 
-std::vector<std::string> Control::texts(const std::string& own) const {
+std::vector<std::string> HostCollectives::texts(const std::string& own) const {
   if (size_ == 1) return {own};
   const auto all = [&](const auto& values) {
     using T = typename std::decay_t<decltype(values)>::value_type;
     const auto n = int64_t(values.size());
     const Tensor in = Tensor::from_host(*on_, {n}, values),
                  out = Tensor::empty(*on_, {n * size_}, in.dtype(), MemoryCategory::buffers);
-    everyone_.all_gather(in, out, *on_);
+    world_group_.all_gather(in, out, *on_);
     compute_->wait(on_->record());
     return out.to_host<T>(*on_);
   };

@@ -1,5 +1,5 @@
 // Whom the ranks of a failing group name, by what they tell each other.
-#include "comm/roll_call.h"
+#include "comm/failure_reporter.h"
 
 #include <thread>
 
@@ -19,10 +19,11 @@ std::string verdict_of(const std::vector<Rank>& ranks, int asked) {
   const StoreServer server(0);
   const auto timeout = std::chrono::seconds(5);
   const auto store = [&] { return std::make_shared<Store>("127.0.0.1", server.port(), timeout); };
-  std::vector<std::unique_ptr<RollCall>> calls;
+  std::vector<std::unique_ptr<FailureReporter>> calls;
   for (int r = 0; r < int(ranks.size()); ++r)
-    calls.push_back(std::make_unique<RollCall>(store(), "dp_cp", r, int(ranks.size()), timeout));
-  const CallFailure failure{-1, false, true, ""};
+    calls.push_back(
+        std::make_unique<FailureReporter>(store(), "dp_cp", r, int(ranks.size()), timeout));
+  const CollectiveFailure failure{-1, false, true, ""};
   for (size_t r = 0; r < ranks.size(); ++r)
     if (ranks[r].answers) calls[r]->report({ranks[r].call, "all_reduce", false}, failure);
   return calls[size_t(asked)]

@@ -1,0 +1,72 @@
+// The ranks of a failing group tell each other through the store where they stand, so that all can
+// name the culprit: the rank that gave up and why, or else the rank that does not answer.
+#pragma once
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "comm/store.h"
+
+namespace mtrain {
+
+// The call at which a rank stands when it fails.
+struct GroupCall {
+  uint64_t number = 0;   // counts collectives, the same on all ranks
+  std::string what;      // such as "all_reduce of 10 fp32", the same on all ranks
+  bool message = false;  // goes between two ranks; the others need not take part
+};
+
+// How the call fails.
+struct CollectiveFailure {
+  int peer;  // the rank of the group at the other end; -1: unknown
+  bool sending;
+  bool timed_out;    // otherwise the connection broke
+  std::string text;  // the library's words; "" where another rank has failed
+};
+
+class FailureReporter {
+ public:
+  // `store` answers within a short time or throws.
+  FailureReporter(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
+                  std::chrono::nanoseconds timeout);
+
+  // Tells all ranks why this one gives up; the group's first reason counts. Any thread may call it.
+  void abort(std::string_view reason) noexcept;
+
+  // Whether a rank has aborted or reported a failure. Backends whose connections do not break ask
+  // it.
+  bool heard();
+
+  // Tells the others where this rank stands. It is called before this rank breaks its connections.
+  void report(const GroupCall& call, const CollectiveFailure& failure) noexcept;
+  // Waits a while for the others' reports and returns the error to throw.
+  CommError explain(const GroupCall& call, const CollectiveFailure& failure);
+
+ private:
+  struct Report {
+    uint64_t number = 0;
+    bool timed_out = false;
+    int peer = 0;
+    std::string what, text;
+  };
+  std::string key(std::string_view what) const;
+  std::string abort_reason();  // "" while none has aborted
+  void collect(std::map<int, Report>& reports);
+  std::set<int> behind(uint64_t number, const std::map<int, Report>& reports) const;
+  CommError verdict(const GroupCall& call, const CollectiveFailure& failure,
+                    const std::map<int, Report>& reports) const;
+
+  const std::shared_ptr<Store> store_;
+  const std::string group_;
+  const int rank_, ranks_;
+  const std::chrono::nanoseconds timeout_;
+  std::mutex mutex_;
+  std::string own_reason_;
+};
+
+}  // namespace mtrain

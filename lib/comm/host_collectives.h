@@ -1,0 +1,31 @@
+// Collectives on the host's own values: a few numbers or a text of each rank. The host waits for
+// them.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "device/device.h"
+
+namespace mtrain {
+
+// All ranks make the same calls in the same order. The compute stream waits for each call, so that
+// the time counts as exposed communication.
+class HostCollectives {
+ public:
+  HostCollectives(World& world, Device& device);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool any(bool own) const;          // whether `own` is true on any rank
+  int64_t least(int64_t own) const;  // the least of all ranks' values
+  std::vector<std::string> texts(const std::string& own) const;  // every rank's text, by rank
+
+ private:
+  int rank_, size_;
+  Group world_group_;
+  Stream *compute_, *on_ = nullptr;  // a job of one rank needs no stream
+};
+
+}  // namespace mtrain

@@ -1,0 +1,15 @@
+// Collectives of ranks that see the same memory: threads of a process, or processes of a host.
+#pragma once
+#include <memory>
+
+#include "comm/communicator.h"
+#include "comm/shared_memory_channel.h"
+
+namespace mtrain {
+
+// `keep` owns the channel's memory. Sums are formed in the order of the ranks, so that every rank
+// has the same bits, whatever arrives first.
+std::unique_ptr<Communicator> shm_communicator(SharedMemoryChannel channel,
+                                               std::shared_ptr<void> keep);
+
+}  // namespace mtrain

@@ -1,0 +1,93 @@
+// Two steps of each parallelism with all of its overlap: every stream and every rank's threads are
+// at work together, and little else runs. A program of its own, which sanitizers can afford.
+#include <catch2/catch.hpp>
+
+#include "../unit/comm_testing.h"
+#include "train/model_setup.h"
+#include "train/trainer.h"
+#include "train_testing.h"
+
+using namespace mtrain;
+using namespace train_testing;
+
+namespace {
+
+struct Parallelism {
+  const char* name;
+  int ranks;
+  Changes changes;
+  std::string backend = "thread";
+};
+
+const Changes kModel{"model.num_layers=4",       "model.hidden_size=32",
+                     "model.num_query_groups=4", "train.global_batch_size=8",
+                     "train.micro_batch_size=1", "optimizer.lr=3e-3"};
+
+const Changes kSequenceParallel{"distributed.tp_size=2", "distributed.sequence_parallel=true",
+                                "comm_overlap.tp_comm_overlap=true"};
+
+std::vector<Parallelism> layouts() {
+  const auto pipeline = [](const std::string& schedule, int stages) {
+    return Changes{"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", stages),
+                   "distributed.pipeline.pp_schedule=" + schedule};
+  };
+  const Changes megatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
+      fsdp2{"distributed.strategy=fsdp2"};
+  return {
+      {"ddp", 2, {"distributed.strategy=ddp", "ddp.bucket_size=3000"}},
+      {"a sharded optimizer", 2, with(megatron, {"ddp.overlap_param_gather=true"})},
+      {"sharded parameters", 2, fsdp2},
+      {"sharded parameters in two replicas", 4, with(fsdp2, {"distributed.dp_replicate_size=2"})},
+      {"sharded parameters over shared memory", 2, fsdp2, "shared_memory"},
+      {"a sharded optimizer over gloo", 2, megatron, "gloo"},
+      {"tensor parallelism in rings", 2,
+       with(kSequenceParallel,
+            {"comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {method: ring_exchange}, fc1_fprop: "
+             "{method: ring_exchange}, proj_fprop: {method: ring_exchange}, fc2_fprop: {method: "
+             "ring_exchange}}"})},
+      {"tensor parallelism in pipelines", 2,
+       with(kSequenceParallel, {"comm_overlap.tp_comm_overlap_cfg={proj_fprop: {num_splits: 2}, "
+                                "fc2_fprop: {num_splits: 2}}"})},
+      {"a ring of keys", 2, {"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}},
+      {"rings of keys between ranks that share heads",
+       4,
+       {"distributed.cp_size=4", "distributed.cp_comm_type=a2a+p2p",
+        "distributed.hierarchical_context_parallel_sizes=[2,2]"}},
+      {"1F1B", 2, pipeline("interleaved_1f1b", 2)},
+      {"fine-grained 1F1B", 2,
+       with(pipeline("interleaved_1f1b", 2),
+            {"comm_overlap.overlap_p2p_backward_on_comm_stream=true",
+             "comm_overlap.delay_wgrad_compute=true"})},
+      {"forwards beside backwards", 2, pipeline("dualpipev", 2)},
+      {"a zero-bubble pipeline of sharded parameters", 4, with(pipeline("zero_bubble", 2), fsdp2)}};
+}
+
+std::vector<double> losses_of(const Recipe& r, Device& device, World world) {
+  Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq, r.distributed.tp_size),
+                  std::make_shared<CountingData>(), std::move(world));
+  std::vector<double> losses;
+  for (int step = 0; step < 2; ++step) losses.push_back(trainer.step().loss);
+  return losses;
+}
+
+std::vector<double> losses_alone() {
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  return losses_of(tiny(kModel), *device, World::alone());
+}
+
+void expect_same_losses(const Parallelism& layout, const std::vector<double>& reference) {
+  CAPTURE(layout.name);
+  const Recipe recipe = tiny(with(kModel, layout.changes), layout.ranks);
+  std::vector<std::vector<double>> losses(size_t(layout.ranks));
+  run_ranks(layout.ranks, layout.backend, [&](TestRank& rank) {
+    losses[size_t(rank.rank())] = losses_of(recipe, rank.device, rank.world);
+  });
+  for (const auto& of_rank : losses) check_close(reference, of_rank, 1e-5);
+}
+
+}  // namespace
+
+TEST_CASE("layouts with all their overlap train as a single rank does, step by step") {
+  const std::vector<double> alone = losses_alone();
+  for (const Parallelism& layout : layouts()) expect_same_losses(layout, alone);
+}
