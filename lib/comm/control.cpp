@@ -5,10 +5,10 @@
 namespace mtrain {
 
 Control::Control(World& world, Device& device)
-    : rank_(world.rank()), size_(world.size()), compute_(&device.stream("compute")) {
+    : rank_(world.rank()), size_(world.size()), compute_(&device.stream(StreamKind::compute)) {
   if (size_ == 1) return;
   everyone_ = world.everyone();
-  on_ = &device.stream("control");
+  on_ = &device.stream(StreamKind::control);
 }
 
 int64_t Control::least(int64_t own) const {

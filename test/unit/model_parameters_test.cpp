@@ -14,7 +14,7 @@ using namespace mtrain;
 
 TEST_CASE("initial weights are functions of seed, name and element, in every precision") {
   const auto device = Device::cpu(3);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   for (const bool training : {true, false})
     for (const DType compute : {DType::f32, DType::bf16}) {
       ParamStore params;
@@ -38,7 +38,7 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
 
 TEST_CASE("a tied table's gradient is whole whichever of its entries is drained first") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   GptConfig c{};
   c.hidden = 2, c.vocab = 3, c.padded_vocab = 4, c.rotary = true, c.tied_embeddings = true;
   ParamStore params;
@@ -77,7 +77,7 @@ struct FourPieces {
 
 TEST_CASE("the parts that ranks own are all of a unit, each element once, with the same values") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   for (const DType compute : {DType::f32, DType::bf16})
     for (const int ranks : {2, 3, 8})
       for (const bool sharded : {false, true}) {
@@ -136,7 +136,7 @@ struct Slices {
 
 TEST_CASE("a rank's slice has the values of the layout-free tensor, and each counts once") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   Slices alone(on, 1, 0, {});
   for (const int ranks : {2, 4, 8})
     for (const int owners : {1, 2}) {  // of data parallelism, which cut the slices once more

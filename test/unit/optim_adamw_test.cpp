@@ -15,7 +15,7 @@ namespace {
 // odd, so that there is padding.
 struct Fixture {
   explicit Fixture(DType compute = DType::f32)
-      : device(Device::cpu(2, {})), on(device->stream("compute")) {
+      : device(Device::cpu(2, {})), on(device->stream(StreamKind::compute)) {
     decayed = params.add("a", {.name = "w", .shape = {7, 19}});
     plain = params.add("a", {.name = "bias", .shape = {33}, .decay = false});
     second = params.add("a", {.name = "w2", .shape = {5}});
@@ -96,7 +96,7 @@ namespace {
 // updates without master weights.
 struct Rounded {
   Rounded(int tp, int tp_rank, const Sharding& sharding)
-      : device(Device::cpu(1, {})), on(device->stream("compute")) {
+      : device(Device::cpu(1, {})), on(device->stream(StreamKind::compute)) {
     const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
       cut.ranks = tp, cut.rank = tp_rank;
       params.add(

@@ -85,7 +85,7 @@ struct Values {
 // What attention on one rank in fp32 makes of the same numbers.
 Values reference(const Problem& problem) {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   const auto wide = [&](const Tensor& x) {
     const Tensor y = Tensor::empty(on, x.shape(), DType::f32);
     ops::cast(on, x, y);
@@ -146,8 +146,8 @@ std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, 
   std::vector<Values> results(types.size());
   std::vector<std::vector<Values>> of_rank(ranks, std::vector<Values>(types.size()));
   run_ranks(problem.cp, "thread", [&](TestRank& rank) {
-    Stream& on = rank.device.stream("compute");
-    const auto lane = std::make_shared<ContextLane>(rank.device.stream("cp"), overlap);
+    Stream& on = rank.device.stream(StreamKind::compute);
+    const auto lane = std::make_shared<ContextLane>(rank.device.stream(StreamKind::cp), overlap);
     const auto own = [&](const Tensor& whole) {
       const Tensor x = Tensor::empty(on, whole.shape(), whole.dtype());
       ops::copy_blocks(on, whole, x, ops::inverse(problem.order(whole.dim(1))));
@@ -174,7 +174,7 @@ std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, 
   });
   // Into the sequence's order.
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   for (size_t i = 0; i < types.size(); ++i)
     for (const auto which : {&Values::out, &Values::dqkv}) {
       std::vector<float> by_rank;
