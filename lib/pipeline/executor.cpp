@@ -1,7 +1,5 @@
 #include "pipeline/executor.h"
 
-#include <string_view>
-
 #include "device/device.h"
 #include "model/replayed.h"
 
@@ -150,14 +148,14 @@ bool Executor::waits_for_send(const Running& r) const {
   if (a.kind != ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1)) return false;
   const StagePass::Part& part = r.pass->next();
   return part.layer >= 0 && part.layer < options_.delayed_layers &&
-         (options_.delay_whole_layers || std::string_view(part.what) == "attention");
+         (options_.delay_whole_layers || part.kind == SegmentKind::attention);
 }
 
 bool Executor::waits_for_end(const Running& r) const {
   const Action& a = r.action;
   const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
   return a.kind == ActionKind::F && a.stage + 1 == all_stages_ && a.micro_batch >= first &&
-         work_.training && std::string_view(r.pass->next().what) == "head";
+         work_.training && r.pass->next().kind == SegmentKind::head;
 }
 
 void Executor::weight_gradients(const Action& a) {

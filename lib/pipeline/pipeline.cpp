@@ -63,7 +63,7 @@ Tensor Pipeline::hand_on(const Tensor& data, const Shape& shape, int from, int t
 void Pipeline::finish_grads(ParamStore& params) const {
   if (links_.table.size() < 2) return;
   // A unit of its own is sharded alike on both ranks.
-  const ParamUnit* unit = params.unit("embedding");
+  const ParamUnit* unit = params.unit(UnitKind::embedding);
   MT_CHECK(unit, "this rank has no table");
   links_.on->wait(links_.compute->record());  // edge: the gradients' sums over samples -> this one
   for (const OwnedRange& range : unit->owned)

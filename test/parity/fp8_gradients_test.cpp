@@ -164,7 +164,7 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
   ParamStore params;
   const auto fp8 = std::make_shared<Float8Scaling>(
       Float8Options{.gradient = gradient, .delayed = delayed, .history = 2});
-  const auto linear = plain_linear(params, {.unit = "a",
+  const auto linear = plain_linear(params, {.unit = {UnitKind::layer, 0},
                                             .name = "a.linear",
                                             .I = I,
                                             .O = O,

@@ -19,10 +19,13 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
     for (const DType compute : {DType::f32, DType::bf16}) {
       ParamStore params;
       Parameter* normal =
-          params.add("a", {.name = "a.weight", .shape = {300, 128}, .std = 0.5f, .rows = 299});
+          params.add({UnitKind::layer, 0},
+                     {.name = "a.weight", .shape = {300, 128}, .std = 0.5f, .rows = 299});
       Parameter* ones =
-          params.add("a", {.name = "a.norm", .shape = {77}, .init = Init::ones, .decay = false});
-      Parameter* zeros = params.add("b", {.name = "b.bias", .shape = {77}, .init = Init::zeros});
+          params.add({UnitKind::layer, 0},
+                     {.name = "a.norm", .shape = {77}, .init = Init::ones, .decay = false});
+      Parameter* zeros =
+          params.add({UnitKind::layer, 1}, {.name = "b.bias", .shape = {77}, .init = Init::zeros});
       params.materialize(on, compute, training);
       params.initialize(on, 42);
       std::vector<float> want(300 * 128);  // the last row is padding and stays zero
@@ -63,11 +66,12 @@ namespace {
 // Two units of four pieces in all, with padding everywhere.
 struct FourPieces {
   explicit FourPieces(Stream& on, const Sharding& sharding, DType compute) {
-    params.add("a", {.name = "norm", .shape = {19}, .decay = false});
-    params.add("a", {.name = "w", .shape = {30, 21}, .rows = 29});
-    params.add("a", {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
-    params.add("a", {.name = "w2", .shape = {211}});
-    params.add("b", {.name = "v", .shape = {77}});
+    params.add({UnitKind::layer, 0}, {.name = "norm", .shape = {19}, .decay = false});
+    params.add({UnitKind::layer, 0}, {.name = "w", .shape = {30, 21}, .rows = 29});
+    params.add({UnitKind::layer, 0},
+               {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
+    params.add({UnitKind::layer, 0}, {.name = "w2", .shape = {211}});
+    params.add({UnitKind::layer, 1}, {.name = "v", .shape = {77}});
     params.materialize(on, compute, true, sharding);
     params.initialize(on, 3);
   }
@@ -117,7 +121,7 @@ struct Slices {
   Slices(Stream& on, int ranks, int rank, const Sharding& sharding) {
     const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
       cut.ranks = ranks, cut.rank = rank;
-      params.add("a", {.name = name, .shape = shape, .rows = rows, .cut = cut});
+      params.add({UnitKind::layer, 0}, {.name = name, .shape = shape, .rows = rows, .cut = cut});
     };
     const std::vector<Cut::Section> heads{{8, 3}, {2, 3}, {2, 3}};
     int64_t rows = 0;
