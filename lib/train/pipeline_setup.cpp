@@ -29,10 +29,10 @@ std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
 // where all come by in the same order. In a schedule a host may wait for one that waits for it.
 void connect(const Channel& channel, bool sends) {
   const Tensor word =
-      Tensor::from_host(*channel.on, {1}, std::vector<float>(1), MemoryCategory::buffers);
+      Tensor::from_host(*channel.stream, {1}, std::vector<float>(1), MemoryCategory::buffers);
   const int peer = 1 - channel.group.rank();
-  sends ? channel.group.send(word, peer, *channel.on)
-        : channel.group.receive(word, peer, *channel.on);
+  sends ? channel.group.send(word, peer, *channel.stream)
+        : channel.group.receive(word, peer, *channel.stream);
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
   if (l.pp == 1) return links;
   const Mesh& mesh = plan.mesh;
   links.rank = mesh.coordinate(world.rank(), Axis::pp);
-  links.on = &device.stream(StreamKind::pp);
+  links.stream = &device.stream(StreamKind::pp);
   links.all = world.group("pp", mesh, {Axis::pp});
   const auto pair = [&](const std::string& name, int64_t a, int64_t b) {
     const auto& ranks = links.all.ranks();
