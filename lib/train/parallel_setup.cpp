@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/math.h"
-#include "parallel/context/cores.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/tensor/tensor_parallel.h"
 
 namespace mtrain {
@@ -75,8 +75,8 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
         {.sequence = r.distributed.sequence_parallel, .overlap = tensor_overlap(plan.overlap)});
   if (l.cp == 1) return parts;
   const auto types = r.distributed.cp_comm_type;
-  const auto lane =
-      std::make_shared<ContextLane>(device.stream(StreamKind::cp), plan.overlap.cp_overlap);
+  const auto comm =
+      std::make_shared<ContextComm>(device.stream(StreamKind::cp), plan.overlap.cp_overlap);
   const Group cp = world.group("cp", mesh, {Axis::cp});
   Group level, ring;
   if (std::ranges::count(types, CpCommType::a2a_p2p)) {
@@ -85,10 +85,10 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
   }
   parts.attention_core = [=](const HeadConfig& heads, int64_t layer) {
     switch (types.size() == 1 ? types[0] : types.at(size_t(layer))) {
-      case CpCommType::p2p: return p2p_attention(lane, cp, heads);
-      case CpCommType::all_gather: return all_gather_attention(lane, cp, heads);
-      case CpCommType::a2a: return a2a_attention(lane, cp, heads);
-      case CpCommType::a2a_p2p: return a2a_p2p_attention(lane, level, ring, heads);
+      case CpCommType::p2p: return p2p_attention(comm, cp, heads);
+      case CpCommType::all_gather: return all_gather_attention(comm, cp, heads);
+      case CpCommType::a2a: return a2a_attention(comm, cp, heads);
+      case CpCommType::a2a_p2p: return a2a_p2p_attention(comm, level, ring, heads);
     }
     throw BugError("cp_comm_type");
   };
