@@ -5,10 +5,10 @@
 namespace mtrain {
 
 HostCollectives::HostCollectives(World& world, Device& device)
-    : rank_(world.rank()), size_(world.size()), compute_(&device.stream("compute")) {
+    : rank_(world.rank()), size_(world.size()), compute_(&device.stream(StreamKind::compute)) {
   if (size_ == 1) return;
   world_group_ = world.world_group();
-  on_ = &device.stream("control");
+  on_ = &device.stream(StreamKind::control);
 }
 
 int64_t HostCollectives::least(int64_t own) const {

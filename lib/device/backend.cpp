@@ -18,12 +18,11 @@ void AsyncError::rethrow() const {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag,
-                                const std::string& stream) {
+std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag, StreamId stream) {
   const bool scoped = tag.scope && !tag.scope->empty();
   const std::string culprit =
-      fmt::format("\n  in `{}`, item {} of stream {}{}{}", tag.name, tag.number, stream,
-                  scoped ? ", in " : "", scoped ? *tag.scope : "");
+      fmt::format("\n  in `{}`, item {} of stream {}{}{}", tag.name, tag.number,
+                  stream_name(stream), scoped ? ", in " : "", scoped ? *tag.scope : "");
   try {
     std::rethrow_exception(failure);
   } catch (const UserError& e) {

@@ -1,12 +1,15 @@
 // What a kind of device must provide; cpu/ and cuda/ implement it. Code above lib/device uses
-// Stream and Device; of this header it knows Work and LaunchContext, through device/stream.h.
+// Stream and Device, and knows only Work and LaunchContext of this header, through device/stream.h.
 #pragma once
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+
+#include "device/stream_id.h"
 
 struct CUstream_st;
 
@@ -14,11 +17,11 @@ namespace mtrain {
 
 class TimingSink;
 
-// Where work that goes on behind its launch tells that it has failed: the device's streams and
-// events throw it on. Any thread.
+// Work that goes on after its launch has returned reports its failure here, from any thread; the
+// device's streams and events throw it on.
 class AsyncError {
  public:
-  void set(std::exception_ptr failure) noexcept;  // the first stays
+  void set(std::exception_ptr failure) noexcept;  // keeps the first failure
   void rethrow() const;
 
  private:
@@ -26,41 +29,42 @@ class AsyncError {
   std::exception_ptr failure_;
 };
 
-// Handed to the work of a launch. On the CPU the work runs on the stream's worker thread; on CUDA
-// it runs on the host and enqueues on `cuda`.
+// What the work of a launch is handed. On the CPU the work runs on the stream's worker thread; on
+// CUDA it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
   CUstream_st* cuda = nullptr;
-  // Null, or where work says for how long it has waited for another rank to begin its part.
+  // Unless null, work writes here how long it has waited for another rank to begin its part.
   int64_t* idle_ns = nullptr;
   std::shared_ptr<AsyncError> late{};  // null on the CPU, where work ends before it returns
 };
 using Work = std::function<void(const LaunchContext&)>;
 
-// Within a launch: copies between ranges of the device's memory that are one, or apart.
+// Copies between ranges of the device's memory that are the same or do not overlap, within a
+// launch.
 void copy_on_device(const LaunchContext& context, void* to, const void* from, int64_t bytes);
-void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes);  // its CUDA part
+// The part of copy_on_device() for CUDA.
+void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes);
 
-// Which item of which queue: what a failure names.
+// Says which item of a queue this is, for failures and timings.
 struct LaunchTag {
   const char* name = "";  // a string literal
-  uint64_t number = 0;    // of the item within its stream, from 1
-  std::shared_ptr<const std::string>
-      scope{};                      // what the rank worked on; null: nothing in particular
-  TimingSink* sink = nullptr;       // told when the item has run; may be null
-  const char* waits_for = nullptr;  // of a wait: the stream that it waits for
+  uint64_t number = 0;    // its place within its stream, from 1
+  // What the rank worked on; null: nothing in particular.
+  std::shared_ptr<const std::string> scope{};
+  TimingSink* sink = nullptr;           // told when the item has run; may be null
+  std::optional<StreamId> waits_for{};  // the stream that a wait waits for; else absent
   int64_t wire_bytes = 0;
 };
 
-// The failure with its culprit behind the message: "in `attention_bwd`, item 17 of stream compute,
-// in layers.3.attention". The class of an Error stays; other exceptions become a RunError.
-std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag,
-                                const std::string& stream);
+// Returns the failure with its culprit behind the message: "in `attention_bwd`, item 17 of stream
+// compute, in layers.3.attention". The class of an Error stays; other exceptions become a RunError.
+std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag, StreamId stream);
 
 class EventBackend {
  public:
   virtual ~EventBackend() = default;
   virtual bool ready() const = 0;
-  virtual void wait() const = 0;  // blocks; rethrows the first failure of the work before it
+  virtual void wait() const = 0;  // blocks, and rethrows the first failure of the work before it
 };
 
 class StreamBackend {
@@ -72,17 +76,17 @@ class StreamBackend {
   virtual void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) = 0;
   virtual void upload(LaunchTag tag, void* device, std::shared_ptr<const void> keep,
                       const void* host, int64_t bytes) = 0;
-  // Host memory is valid after synchronize().
+  // The host memory is valid after synchronize().
   virtual void download(LaunchTag tag, void* host, const void* device, int64_t bytes) = 0;
   // Rethrows the first failure of this stream's work.
   virtual void synchronize() = 0;
   // From here on items of this stream, and of those that wait for events recorded meanwhile, are
-  // recorded instead of run. The default throws RunError: nothing is recorded here.
+  // recorded instead of run. The default throws RunError: such a device records nothing.
   virtual void begin_capture();
-  // Ends it. What was recorded, as the work of one launch of this stream; the streams that have
-  // joined must have been waited for. Throws where something could not be recorded.
+  // Ends the capture, and returns what was recorded as the work of one launch of this stream. This
+  // stream must have waited for all that have joined. Throws where something could not be recorded.
   virtual Work end_capture();
-  // Items (launches, copies, waits) known to have finished well; any thread may ask.
+  // How many items (launches, copies, waits) are known to have finished well. Any thread may ask.
   virtual uint64_t completed() const = 0;
 };
 
@@ -92,8 +96,8 @@ class DeviceBackend {
   virtual std::string description() const = 0;  // "CPU, 2 threads" or "NVIDIA H200, 139 GiB, ..."
   virtual bool is_cuda() const = 0;
   virtual int threads() const = 0;  // intra-op threads; 1 on CUDA
-  virtual std::unique_ptr<StreamBackend> make_stream(const std::string& name) = 0;
-  // Aligned to 512 bytes at least; throws RunError when memory is short.
+  virtual std::unique_ptr<StreamBackend> make_stream(StreamId id) = 0;
+  // Returns memory aligned to 512 bytes at least. Throws RunError when memory is short.
   virtual void* allocate(int64_t bytes) = 0;
   virtual void release(void* memory, int64_t bytes) = 0;
 };

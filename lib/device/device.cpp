@@ -35,26 +35,26 @@ Device::~Device() {
 }
 
 void Device::drain() noexcept {
-  for (auto& [name, stream] : streams_) {
+  for (auto& [id, stream] : streams_) {
     try {
       stream->synchronize();
-    } catch (...) {  // a failed launch was, or will be, reported where it was awaited; here only
-                     // the end matters
+    } catch (...) {
+      // A failed launch was, or will be, reported where it was awaited. Here only the end matters.
     }
   }
 }
 
-Stream& Device::stream(const std::string& name) {
-  if (const auto it = streams_.find(name); it != streams_.end()) return *it->second;
-  const int id = int(streams_.size());
-  auto made = std::make_unique<Stream>(*this, name, id, backend_->make_stream(name));
-  if (sanitizer_) sanitizer_->add_stream(id, name);
-  return *streams_.emplace(name, std::move(made)).first->second;
+Stream& Device::stream(StreamId id) {
+  if (const auto it = streams_.find(id); it != streams_.end()) return *it->second;
+  const int index = int(streams_.size());
+  auto made = std::make_unique<Stream>(*this, id, index, backend_->make_stream(id));
+  if (sanitizer_) sanitizer_->add_stream(index, id);
+  return *streams_.emplace(id, std::move(made)).first->second;
 }
 
 void Device::synchronize() {
   std::exception_ptr failure;
-  for (auto& [name, stream] : streams_) {
+  for (auto& [id, stream] : streams_) {
     try {
       stream->synchronize();
     } catch (...) {

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "base/bf16_arithmetic.h"
 #include "device/allocator.h"
@@ -21,10 +20,12 @@ class Sanitizer;
 class TimingSink;
 
 struct DeviceOptions {
-  bool stream_sanitizer =
-      false;  // check that events order all conflicting accesses of different streams
-  double compute_slowdown = 1;  // as DebugConfig says; of CPU devices
-  int64_t norm_sm_margin = 0;   // multiprocessors of a GPU that norms leave to other work
+  // Checks that events order all conflicting accesses of different streams.
+  bool stream_sanitizer = false;
+  // On a CPU the computations take so many times the processor time that they need.
+  double compute_slowdown = 1;
+  // Norms leave so many multiprocessors of a GPU to other work.
+  int64_t norm_sm_margin = 0;
   // Whether attention's backward on a GPU adds in one order, at the price of time and memory.
   bool fixed_attention_order = true;
 };
@@ -33,9 +34,10 @@ class Device {
  public:
   static std::unique_ptr<Device> cpu(int threads, DeviceOptions options = {});
   static std::unique_ptr<Device> cuda(int ordinal, DeviceOptions options = {});
+  // A device over any backend; tests bring backends of their own.
   static std::unique_ptr<Device> on(std::unique_ptr<DeviceBackend> backend,
-                                    DeviceOptions options = {});  // tests bring their own
-  ~Device();                                                      // waits for the streams
+                                    DeviceOptions options = {});
+  ~Device();  // waits for the streams
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -45,30 +47,31 @@ class Device {
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
 
-  // How matmuls of two bf16 operands that are launched from now on are computed; none where the
-  // device has one way alone, as a GPU.
+  // How matmuls of two bf16 operands are computed that are launched from now on. Absent where the
+  // device has only one way, as a GPU does.
   std::optional<Bf16Arithmetic> bf16_arithmetic() const {
     return is_cuda() ? std::nullopt : std::optional(bf16_arithmetic_);
   }
   void set_bf16_arithmetic(Bf16Arithmetic arithmetic) { bf16_arithmetic_ = arithmetic; }
 
-  // The stream of that name ("compute", "tp", "dp", "copy", ...), created at its first use.
-  Stream& stream(const std::string& name);
-  void synchronize();  // all streams, to their ends; then rethrows the first failure
+  // Returns the stream, which is created at its first use.
+  Stream& stream(StreamId id);
+  // Waits for the ends of all streams, and then rethrows the first failure.
+  void synchronize();
 
   Allocator& allocator() { return *allocator_; }
   const Allocator& allocator() const { return *allocator_; }
   FlightRecorder& recorder() { return *recorder_; }
   Sanitizer* sanitizer() { return sanitizer_.get(); }  // null when off
 
-  // Called on the host after every launch of compute work, with its name and accesses; empty turns
-  // it off. For diagnosis.
+  // The check is called on the host after every launch, with its name and accesses, for diagnosis.
+  // An empty check turns it off.
   using LaunchCheck = std::function<void(Stream&, const LaunchInfo&)>;
   void set_launch_check(LaunchCheck check) { launch_check_ = std::move(check); }
   const LaunchCheck& launch_check() const { return launch_check_; }
 
-  // What the rank is working on ("layers.3.attention"), innermost last; failures and reports name
-  // it.
+  // While a Scope lives, failures and reports say that the rank works on what it names
+  // ("layers.3.attention"). Scopes nest, and the innermost is named last.
   class Scope {
    public:
     Scope(Device& device, const std::string& name);
@@ -81,32 +84,34 @@ class Device {
     std::shared_ptr<const std::string> outer_;
   };
   std::string scope() const { return scope_ ? *scope_ : ""; }  // "layers.3 > attention"
-  std::shared_ptr<const std::string> shared_scope() const { return scope_; }  // null: none
+  std::shared_ptr<const std::string> shared_scope() const { return scope_; }  // null without one
 
-  // Every launch from now on is timed and told to `sink`; null stops it. Waits for the work that
-  // still knows the sink of before, which is told nothing more once this returns.
+  // Every launch from now on is timed and told to `sink`; null stops the timing. Waits for the work
+  // that still knows the sink of before, which is told nothing more once this returns.
   void set_timing_sink(TimingSink* sink);
   TimingSink* timing_sink() const { return sink_; }
 
-  Capture* capture() const { return capture_; }  // that goes on; null: none
+  Capture* capture() const { return capture_; }  // the capture that is under way, or null
 
  private:
   friend class Capture;
   Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
-  void drain() noexcept;  // all streams, to their ends; failures stay where they are
+  // Waits for the ends of all streams. Failures stay where they are.
+  void drain() noexcept;
 
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
   const bool fixed_attention_order_;
   Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
-  std::shared_ptr<Allocator> allocator_;  // weakly held by its buffers
+  std::shared_ptr<Allocator> allocator_;  // its buffers hold weak pointers to it
   std::unique_ptr<FlightRecorder> recorder_;
   std::unique_ptr<Sanitizer> sanitizer_;
-  std::map<std::string, std::unique_ptr<Stream>> streams_;
+  std::map<StreamId, std::unique_ptr<Stream>> streams_;
   TimingSink* sink_ = nullptr;
   Capture* capture_ = nullptr;
   LaunchCheck launch_check_;
-  std::shared_ptr<const std::string> scope_;  // joined once, since every launch keeps it
+  // The names of all scopes, joined when a scope begins, since every launch keeps them.
+  std::shared_ptr<const std::string> scope_;
 };
 
 }  // namespace mtrain

@@ -1,4 +1,4 @@
-// The last launches of a rank, for the report of a failure.
+// The flight recorder keeps the last launches of a rank for the report of a failure.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -14,8 +14,8 @@ class FlightRecorder {
  public:
   void record(const char* launch, const Stream& stream, uint64_t number);
 
-  // One line per launch, oldest first, at most `last`: stream, number, name, and whether it has
-  // finished.
+  // Returns one line for each of the last `last` launches, the oldest first: its stream, its
+  // number, its name, and whether it has finished.
   std::vector<std::string> lines(int last = kEntries) const;
 
   static constexpr int kEntries = 256;
@@ -24,7 +24,7 @@ class FlightRecorder {
   struct Entry {
     const char* launch = "";
     const Stream* stream = nullptr;
-    uint64_t number = 0;  // of the launch within its stream
+    uint64_t number = 0;  // its place within its stream
   };
   mutable std::mutex mutex_;  // a watchdog may read while the rank's thread writes
   std::array<Entry, kEntries> ring_;

@@ -106,11 +106,11 @@ void Capture::add(Stream& stream, const LaunchInfo& info) {
   keep(info.writes, graph_.writes_, graph_.told_writes_);
 }
 
-void Capture::add_wait(Stream& stream, uint64_t event_capture, const char* event_stream) {
+void Capture::add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream) {
   if (event_capture != id_)
     throw RunError(
         fmt::format("a wait of stream {} for work of {} outside cannot be part of a graph",
-                    stream.name(), event_stream));
+                    stream.name(), event_stream.name()));
   join(stream);
 }
 

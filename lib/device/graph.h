@@ -1,6 +1,6 @@
-// Launches that are recorded once and then replayed as a single one: on CUDA a graph, which costs
-// the host one call however many launches it has. Whatever a launch was given by value, and every
-// address, is at each replay what it was in the capture.
+// A graph holds launches that are recorded once and then replayed as a single launch. On CUDA a
+// replay costs the host one call, however many launches the graph has. At each replay all
+// addresses, and all that a launch was given by value, are those of the capture.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,8 +17,8 @@ class Graph {
   Graph& operator=(Graph&&) = default;
   ~Graph();  // waits for the replays that are under way
 
-  // Everything again, as one launch in the origin's order. Streams that took part wait, as they did
-  // when it was captured.
+  // Runs all launches again, as one launch in the order of the stream that the capture began on.
+  // The other streams that took part wait for it, as they did when it was captured.
   void replay();
   int64_t launches() const { return launches_; }
 
@@ -29,36 +29,37 @@ class Graph {
   Stream* origin_ = nullptr;
   std::vector<Stream*> others_;
   const char* name_ = "";
-  // Memory that was there before and is there after; the graph keeps it, and its own in the pool.
+  // The launches' accesses to memory outside the pool. The graph keeps that memory, and the pool.
   std::vector<Access> reads_, writes_;
-  std::vector<Access> told_reads_,
-      told_writes_;  // of these, what somebody must be told at a replay
+  // The accesses among them that the launch of a replay must name.
+  std::vector<Access> told_reads_, told_writes_;
   std::shared_ptr<MemoryPool> pool_;
   Work work_;
   int64_t launches_ = 0;
 };
 
-// From its construction on, what the rank's host thread gives to `origin`, and to streams that wait
-// for events recorded meanwhile, is recorded instead of run, and all memory is drawn from `pool`.
-// What cannot be recorded throws RunError: launches on other streams, waits for what is not
-// recorded, and whatever the host itself must wait for or copy. One at a time per device.
+// From its construction on, work is recorded instead of run that the rank's host thread enqueues on
+// `origin`, and on streams that wait for events recorded meanwhile; all memory is drawn from
+// `pool`. RunError is thrown for what cannot be recorded: launches on other streams, waits for work
+// that is not recorded, and copies and waits of the host. A device has one capture at a time.
 class Capture {
  public:
-  Capture(Stream& origin, std::shared_ptr<MemoryPool> pool);  // RunError where there are no graphs
-  ~Capture();  // unless finished: nothing has happened
+  // Throws RunError where the device has no graphs.
+  Capture(Stream& origin, std::shared_ptr<MemoryPool> pool);
+  ~Capture();  // drops what was recorded, unless it is finished
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  // `name`, a string literal, is that of a replay's launch. Throws RunError where the device could
-  // not record something. Nothing has run yet.
+  // Ends the capture; none of its work has run yet. A replay's launch is called `name`, a string
+  // literal. Throws RunError where the device could not record something.
   Graph finish(const char* name);
 
  private:
   friend class Stream;
   void add(Stream& stream, const LaunchInfo& info);
-  void add_wait(Stream& stream, uint64_t event_capture, const char* event_stream);
+  void add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream);
   void join(Stream& stream);
-  void end();  // streams run again
+  void end();  // lets the streams run again
   void keep(const std::vector<Access>& accesses, std::vector<Access>& all,
             std::vector<Access>& told);
 

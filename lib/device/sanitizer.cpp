@@ -14,18 +14,18 @@ void merge(VectorClock& into, const VectorClock& from) {
 }
 }  // namespace
 
-void Sanitizer::add_stream(int id, std::string name) {
+void Sanitizer::add_stream(int stream, StreamId id) {
   std::lock_guard lock(mutex_);
-  MT_CHECK(size_t(id) == names_.size());
-  names_.push_back(std::move(name));
-  clocks_.emplace_back(names_.size());
+  MT_CHECK(size_t(stream) == ids_.size());
+  ids_.push_back(id);
+  clocks_.emplace_back(ids_.size());
 }
 
 void Sanitizer::on_launch(int stream, const LaunchInfo& info) {
   std::lock_guard lock(mutex_);
   VectorClock& clock = clocks_[stream];
   merge(clock, host_);
-  clock.resize(names_.size());
+  clock.resize(ids_.size());
   Touch now{stream, ++clock[stream], info.name, 0};
   for (const Access& a : info.reads) touch(a, now, false);
   for (const Access& a : info.writes) touch(a, now, true);
@@ -79,7 +79,8 @@ void Sanitizer::check(const Touch& before, const Touch& now, const char* was,
   throw BugError(
       fmt::format("stream sanitizer: `{}` on stream {} {} memory that `{}` on stream {} {}, and no "
                   "event orders them{}",
-                  now.launch, names_[now.stream], is, before.launch, names_[before.stream], was,
+                  now.launch, stream_name(ids_[now.stream]), is, before.launch,
+                  stream_name(ids_[before.stream]), was,
                   reused ? " (the buffer was freed and its memory reused too early)" : ""));
 }
 

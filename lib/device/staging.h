@@ -1,5 +1,5 @@
-// Host memory that a device reads by itself, for copies that the host need not wait for. Knows
-// nothing of CUDA.
+// Staging is host memory that a device reads by itself, for copies that the host need not wait for.
+// This header knows nothing of CUDA.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -19,15 +19,15 @@ class Staging {
   struct Slot {
     std::shared_ptr<void> memory;
     int64_t bytes = 0;
-    std::shared_ptr<const EventBackend> passed{};  // the copy from it; null: none yet
+    std::shared_ptr<const EventBackend> passed{};  // the end of the copy from it; null: none yet
   };
 
   explicit Staging(std::function<std::shared_ptr<void>(int64_t bytes)> allocate)
       : allocate_(std::move(allocate)) {}
 
-  // The smallest that has room and that no copy is reading from. Null where the copies under way
-  // have taken all, or the data is more than is staged. The caller sets `passed` before the next
-  // call.
+  // Returns the smallest slot that has room and that no copy is reading from. Returns null where
+  // the copies under way have taken all slots, or the data is too large for one. The caller sets
+  // `passed` before the next call.
   Slot* take(int64_t bytes) {
     if (bytes > kMostEach) return nullptr;
     const auto size = int64_t(std::bit_ceil(uint64_t(std::max(bytes, kLeast))));
@@ -46,7 +46,8 @@ class Staging {
  private:
   static constexpr int64_t kLeast = 16 << 10;
   const std::function<std::shared_ptr<void>(int64_t)> allocate_;
-  // By size, the one taken longest ago first: a stream's copies pass in the order of their making.
+  // By size, the slot taken longest ago first: a stream's copies end in the order in which they
+  // were enqueued.
   std::map<int64_t, std::deque<Slot>> slots_;
   int64_t in_all_ = 0;
 };

@@ -12,12 +12,16 @@
 
 namespace mtrain {
 
-Stream::Stream(Device& device, std::string name, int id, std::unique_ptr<StreamBackend> backend)
-    : device_(device), name_(std::move(name)), id_(id), backend_(std::move(backend)) {}
+Stream::Stream(Device& device, StreamId id, int index, std::unique_ptr<StreamBackend> backend)
+    : device_(device),
+      id_(id),
+      name_(stream_name(id)),
+      index_(index),
+      backend_(std::move(backend)) {}
 Stream::~Stream() = default;
 
 LaunchTag Stream::watch(const LaunchInfo& info) {
-  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_launch(id_, info);
+  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_launch(index_, info);
   const auto mark = [&](const std::vector<Access>& accesses) {
     for (const Access& a : accesses) {
       if (!a.storage || !a.storage->home || a.storage->home == this) continue;
@@ -51,10 +55,9 @@ void Stream::launch(LaunchInfo info, Work work) {
 Event Stream::record() {
   Event event;
   const std::lock_guard lock(order_);
-  if (auto* sanitizer = device_.sanitizer()) event.clock_ = sanitizer->on_record(id_);
+  if (auto* sanitizer = device_.sanitizer()) event.clock_ = sanitizer->on_record(index_);
   event.backend_ = backend_->record();
-  event.stream_ = name_.c_str();
-  event.stream_id_ = id_;
+  event.stream_ = this;
   event.number_ = enqueued_;
   event.capture_ = capture_;
   return event;
@@ -62,32 +65,33 @@ Event Stream::record() {
 
 bool Stream::comes_after(const Stream& other, uint64_t items) const {
   const std::lock_guard lock(reached_mutex_);
-  return size_t(other.id_) < reached_.size() && reached_[size_t(other.id_)] >= items;
+  const auto from = size_t(other.index_);
+  return from < reached_.size() && reached_[from] >= items;
 }
 
 void Stream::wait(const Event& event) {
   if (!event.backend_) return;
   const std::lock_guard lock(order_);
   if (Capture* capture = device_.capture())
-    capture->add_wait(*this, event.capture_, event.stream_);
+    capture->add_wait(*this, event.capture_, *event.stream_);
   else
     MT_CHECK(!event.capture_, "stream {} waits for a moment of {} within a graph's capture", name_,
-             event.stream_);
-  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(id_, event.clock_);
+             event.stream_->name());
+  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(index_, event.clock_);
   ++enqueued_;
   backend_->wait({.name = "wait",
                   .number = enqueued_,
                   .scope = device_.shared_scope(),
                   .sink = device_.capture() ? nullptr : device_.timing_sink(),
-                  .waits_for = event.stream_},
+                  .waits_for = event.stream_->id()},
                  event.backend_);
-  const auto from = size_t(event.stream_id_);
+  const auto from = size_t(event.stream_->index());
   const std::lock_guard reached(reached_mutex_);
   if (reached_.size() <= from) reached_.resize(from + 1);
   reached_[from] = std::max(reached_[from], event.number_);
 }
 
-// The host's own steps do not happen again at a replay.
+// A replay does not repeat what the host itself did.
 void Stream::refuse_capture(const char* what) const {
   if (capture_)
     throw RunError(fmt::format("{} of stream {} cannot be part of a graph", what, name_));
@@ -96,7 +100,7 @@ void Stream::refuse_capture(const char* what) const {
 void Stream::synchronize() {
   refuse_capture("waiting for the end");
   backend_->synchronize();
-  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_host_wait(sanitizer->on_record(id_));
+  if (auto* sanitizer = device_.sanitizer()) sanitizer->on_host_wait(sanitizer->on_record(index_));
 }
 
 void Stream::synchronize(const Event& event) {

@@ -9,50 +9,52 @@
 
 #include "base/dtype.h"
 #include "device/backend.h"
+#include "device/stream_id.h"
 
 namespace mtrain {
 
 class Capture;
 class Device;
+class Stream;
 struct Storage;
 
 // A range of memory that a launch reads or writes. `storage` is null for memory that no Buffer
-// owns: the launch's author then answers for its life.
+// owns; then who launches keeps the memory valid until the work has run.
 struct Access {
   const void* data = nullptr;
   int64_t bytes = 0;
   std::shared_ptr<Storage> storage{};
   DType dtype = DType::u8;
-  // Of a write: it may leave parts as they were, or write infinities that mean something, so that
-  // what is not finite there is no sign of trouble.
+  // True where a write may leave parts as they were, or writes infinities that mean something:
+  // values that are not finite are then no sign of trouble.
   bool partial = false;
 };
 
 struct LaunchInfo {
   const char* name;             // a string literal
-  std::vector<Access> reads{};  // accesses with null data are skipped, for optional tensors
+  std::vector<Access> reads{};  // accesses with null data, as of absent tensors, are skipped
   std::vector<Access> writes{};
-  int64_t wire_bytes = 0;  // that a communication puts on the link
+  int64_t wire_bytes = 0;  // what a communication puts on the link
 };
 
-// One launch as measured: nanoseconds of a steady clock.
+// When a launch ran, in nanoseconds of a steady clock.
 struct Timing {
   const char* name;
-  const char* stream;
+  StreamId stream;
   int64_t begin_ns, end_ns;
   int64_t wire_bytes = 0;
-  int64_t idle_ns = 0;  // at its beginning: another rank had not begun its part
+  int64_t idle_ns = 0;  // so long, from its beginning on, another rank had not begun its part
 };
 
 // A time in which a stream stood still for another.
 struct Waiting {
-  const char* stream;
-  const char* waits_for;  // the stream
+  StreamId stream;
+  StreamId waits_for;
   int64_t begin_ns, end_ns;
 };
 
-// Told of every launch, and of every wait between streams, after it ran; called from the streams'
-// threads.
+// A sink is told of every launch, and of every wait between streams, after it ran. The streams'
+// threads call it.
 class TimingSink {
  public:
   virtual ~TimingSink() = default;
@@ -70,18 +72,17 @@ class Event {
  private:
   friend class Stream;
   std::shared_ptr<EventBackend> backend_;
-  const char* stream_ = "";  // that recorded it; streams live as long as their device
-  int stream_id_ = -1;
-  uint64_t number_ = 0;          // of that stream's items before it
-  uint64_t capture_ = 0;         // that it was recorded in; 0: none
-  std::vector<uint64_t> clock_;  // the sanitizer's: what has happened before this moment
+  const Stream* stream_ = nullptr;  // has recorded the event; it lives as long as its device
+  uint64_t number_ = 0;             // how many items the stream has before it
+  uint64_t capture_ = 0;            // id of the capture that it is part of; 0: none
+  std::vector<uint64_t> clock_;     // the sanitizer's: what has happened before this moment
 };
 
-// An in-order queue of work. One host thread, the rank's, enqueues; record() and completed() may be
-// called by any thread, for memory is released where work ends.
+// An in-order queue of work. Only the rank's host thread enqueues work. Any thread may call
+// record() and completed(), since memory is released on the thread where work ends.
 class Stream {
  public:
-  Stream(Device& device, std::string name, int id, std::unique_ptr<StreamBackend> backend);
+  Stream(Device& device, StreamId id, int index, std::unique_ptr<StreamBackend> backend);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -89,33 +90,36 @@ class Stream {
   // Enqueues `work`, which touches exactly the memory that `info` names. Memory owned by a Buffer
   // stays valid until the work has run, whatever the host drops meanwhile. Throws what earlier work
   // of this stream, or of a stream that it waited for, threw; after a failure nothing more runs.
-  // While a graph is captured (device/graph.h) work is recorded; what cannot be throws RunError.
+  // While a graph is captured (device/graph.h) work is recorded instead of run; launching work that
+  // cannot be recorded throws RunError.
   void launch(LaunchInfo info, Work work);
 
-  // An event after everything enqueued so far.
+  // Returns an event after everything enqueued so far.
   Event record();
-  // Later work of this stream runs after `event`; the host does not block.
+  // Later work of this stream runs after `event`. The host does not block.
   void wait(const Event& event);
-  // Blocks the host until everything enqueued so far, or before `event`, has run; throws what
-  // failed.
+  // Blocks the host until everything enqueued so far has run, or everything before `event`. Throws
+  // what that work threw.
   void synchronize();
   void synchronize(const Event& event);
 
-  // Copies between host and device memory, in the stream's order. `keep` holds the host memory
-  // until the copy is done.
+  // Copy between host and device memory, in the stream's order. `keep` holds the host memory until
+  // the copy is done. download() returns when the data is there.
   void upload(const Access& device, std::shared_ptr<const void> keep, const void* host);
-  void download(void* host, const Access& device);  // returns when the data is there
+  void download(void* host, const Access& device);
 
-  uint64_t enqueued() const { return enqueued_; }  // items so far
-  uint64_t completed() const;  // of which finished, as far as known; any thread may ask
-  // Whether what is enqueued from now on runs after so many items of another stream, by an event of
-  // that one which this one has waited for. Any thread.
+  uint64_t enqueued() const { return enqueued_; }  // how many items were enqueued so far
+  uint64_t completed() const;  // how many of them are known to have finished; any thread may ask
+  // Whether work that is enqueued from now on runs after the first `items` items of another stream,
+  // since this stream has waited for an event behind them. Any thread may ask.
   bool comes_after(const Stream& other, uint64_t items) const;
-  void host_saw(const Event& event);  // the host has found `event` ready: tells the sanitizer
+  // Tells the sanitizer that the host has found `event` ready.
+  void host_saw(const Event& event);
 
   Device& device() const { return device_; }
-  const std::string& name() const { return name_; }
-  int id() const { return id_; }
+  StreamId id() const { return id_; }
+  const std::string& name() const { return name_; }  // for people
+  int index() const { return index_; }  // the number of streams that the device made before
 
  private:
   friend class Capture;
@@ -123,16 +127,18 @@ class Stream {
   void refuse_capture(const char* what) const;
 
   Device& device_;
-  std::string name_;
-  int id_;
+  const StreamId id_;
+  const std::string name_;
+  const int index_;
   uint64_t enqueued_ = 0;
-  uint64_t capture_ = 0;  // that it is part of; 0: none
-  // Makes one moment of an item's place in the sanitizer's clock and its place in the backend's
-  // queue: an event recorded between the two would promise work that it does not wait for.
-  // Recursive, since a closure that ends under it may release memory, which records events.
+  uint64_t capture_ = 0;  // id of the capture that the stream is part of; 0: none
+  // An item enters the sanitizer's clock and the backend's queue under this mutex, as one moment:
+  // an event recorded between the two would promise work that it does not wait for. The mutex is
+  // recursive, since a closure that ends under it may release memory, which records events.
   std::recursive_mutex order_;
   mutable std::mutex reached_mutex_;
-  std::vector<uint64_t> reached_;  // items of other streams that were waited for, by their id
+  // By the index of another stream: how many of its items this stream has waited for.
+  std::vector<uint64_t> reached_;
   std::unique_ptr<StreamBackend> backend_;
 };
 

@@ -22,7 +22,8 @@ class AttentionSegment : public Segment {
   AttentionSegment(ParamStore& params, const GptConfig& c, int64_t layer,
                    const RotaryTables& rotary, bool recompute_core, const ModelParts& parts)
       : c_(c),
-        name_(fmt::format("layers.{}.attention", layer)),
+        id_{SegmentKind::attention, layer},
+        name_(segment_name(id_)),
         rotary_(rotary),
         recompute_core_(recompute_core),
         tensor_(parts.tensor),
@@ -68,7 +69,7 @@ class AttentionSegment : public Segment {
     }
   }
 
-  const char* name() const override { return "attention"; }
+  SegmentKind kind() const override { return id_.kind; }
 
   Hidden forward(Step& step, const Hidden& h) override {
     const Device::Scope scope(step.compute.device(), name_);
@@ -80,7 +81,7 @@ class AttentionSegment : public Segment {
     if (c_.rotary) rotate(step, a.qkv_TN, false);
     CoreResult core = core_->forward(step, a.qkv_TN);
     const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
-    drop(step, out.delta_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
+    drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     if (!recompute_core_) a.core = std::move(core), a.qkv_TN = {};
     step.stash.push(std::move(a));
     return out;
@@ -91,7 +92,7 @@ class AttentionSegment : public Segment {
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
     OutputGradient dproj{
-        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
+        drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
     Tensor dout = proj_->dgrad(step, dproj);
     proj_->wgrad(step, a.core.out_TN, dproj);
     // Memory that the rest needs: under sequence parallelism this gradient is of all ranks' tokens.
@@ -106,7 +107,7 @@ class AttentionSegment : public Segment {
   }
 
  private:
-  static std::string unit(int64_t layer) { return fmt::format("layers.{}", layer); }
+  static UnitId unit(int64_t layer) { return {UnitKind::layer, layer}; }
 
   void rotate(Step& step, const Tensor& qk_TN, bool backward) {
     ops::rope(step.compute, qk_TN, rotary_.cos_PR, rotary_.sin_PR, step.seq.position_T,
@@ -137,7 +138,8 @@ class AttentionSegment : public Segment {
   }
 
   GptConfig c_;
-  std::string name_;
+  const SegmentId id_;
+  const std::string name_;  // the scope of failures, and the beginning of parameters' names
   const RotaryTables& rotary_;
   bool recompute_core_;
   std::shared_ptr<TensorParallel> tensor_;

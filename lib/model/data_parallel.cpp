@@ -4,9 +4,9 @@ namespace mtrain {
 
 Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
   if (unit.own_master) return data_parallel.whole(unit, unit.own_master);
-  // What computes is what is updated.
+  // Without master weights the optimizer updates the values that compute.
   if (unit.own_value) return data_parallel.whole(unit, unit.own_value);
-  data_parallel.before_forward(unit);  // it may still be on its way
+  data_parallel.before_forward(unit);  // the values may still be on their way
   data_parallel.after_forward(unit);
   return unit.value;
 }

@@ -1,5 +1,5 @@
-// What spreads samples over ranks implements: where parameters, gradients and optimizer state live,
-// when they travel, and what the ranks agree on.
+// The interface of data parallelism, which spreads samples over ranks. It decides where parameters,
+// gradients and optimizer state live, when they travel, and what the ranks agree on.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -14,36 +14,38 @@ class DataParallel : public UnitUse {
   virtual int rank() const = 0;  // which samples this rank reads
   virtual int size() const = 0;
 
-  // A step's gradients are whole after so many micro-batches, whatever the order in which parts of
-  // the model do them.
+  // A step's gradients are complete after so many micro-batches, whatever the order in which parts
+  // of the model run them.
   virtual void begin_step(int64_t micro_batches) = 0;
-  // Everything that one micro-batch adds to this gradient is enqueued, on the compute stream.
+  // Says that everything that one micro-batch adds to this gradient is enqueued on `compute`.
   virtual void grad_ready(Parameter& p) = 0;
-  // From here on `compute` sees the sums over all ranks in the gradients of what this rank owns.
-  // They are sums of gradients of a loss that is already divided by the tokens of the global batch,
-  // times grad_factor().
+  // From here on `compute` sees the sums over all ranks in the gradients that this rank owns. They
+  // expect that the loss was divided by the tokens of the global batch and multiplied by
+  // grad_factor().
   virtual void finish_grads() = 0;
   virtual float grad_factor() const { return 1; }
-  // What `compute` is given next may write values that this rank owns; finish_grads() says it, too.
+  // Says that the work which `compute` is given next may write values that this rank owns.
+  // finish_grads() says so as well.
   virtual void before_update() {}
-  // Enqueued on `compute`: new values of what this rank owns of the unit.
+  // Says that new values of what this rank owns of the unit are enqueued on `compute`.
   virtual void updated(ParamUnit&) {}
 
-  // Sums over all ranks, of a few numbers; `on_host` blocks the host until they are there.
+  // Sum a few numbers over all ranks. sum_on_host() blocks the host until the sums are there.
   virtual void sum(const Tensor& values) = 0;
   virtual std::vector<int64_t> sum_on_host(std::vector<int64_t> values) = 0;
   virtual void max(const Tensor& values) = 0;  // over all ranks
-  // Sums over ranks that own different parts.
+  // Sums over the ranks that own different parts of the parameters.
   virtual void sum_parts(const Tensor& values) = 0;
-  // The unit's elements from every rank's own part (ParamUnit::own), on `compute`. All ranks call
-  // it; nothing is copied where one rank owns all.
+  // Returns the unit's elements from every rank's own part (ParamUnit::own), on `compute`. All
+  // ranks call it. Nothing is copied where one rank owns all.
   virtual Tensor whole(const ParamUnit& unit, const Tensor& own) = 0;
 };
 
-// Of the whole unit, fp32; bf16 where that is trained without master weights.
+// Returns the master weights of the whole unit in fp32, or its bf16 values where those are trained
+// without master weights.
 Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit);
 
-// One rank alone: nothing to reduce.
+// One rank alone, which has nothing to reduce.
 class SingleRank : public DataParallel {
  public:
   int rank() const override { return 0; }

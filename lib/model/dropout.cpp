@@ -7,17 +7,17 @@
 
 namespace mtrain {
 
-uint64_t dropout_key(uint64_t seed, const std::string& place, int64_t step, int64_t micro_batch) {
-  return rng_key(seed, fmt::format("dropout/{}/{}/{}", place, step, micro_batch));
+uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch) {
+  return rng_key(seed, fmt::format("dropout/{}/{}/{}", segment_name(segment), step, micro_batch));
 }
 
 namespace {
 // Rows from `first_row` of this rank's on; numbered by the elements of the whole sequence.
-void drop_rows(const Step& step, const Tensor& x_TH, const std::string& place, float p,
+void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, float p,
                int64_t first_row) {
   const SequenceInfo& seq = step.seq;
-  const uint64_t stream = dropout_key(step.seed, place, step.step, step.micro_batch);
-  const Tensor stream_1 = step.replayed ? step.replayed->dropout_key(place) : Tensor();
+  const uint64_t stream = dropout_key(step.seed, segment, step.step, step.micro_batch);
+  const Tensor stream_1 = step.replayed ? step.replayed->dropout_key(segment) : Tensor();
   const int64_t H = x_TH.dim(1), end_row = first_row + x_TH.dim(0);
   if (seq.runs.empty()) return ops::dropout(step.compute, x_TH, stream, first_row * H, p, stream_1);
   int64_t row = 0;
@@ -33,16 +33,16 @@ void drop_rows(const Step& step, const Tensor& x_TH, const std::string& place, f
 }
 }  // namespace
 
-void drop(Step& step, const Tensor& x_TH, const std::string& place, float p, int64_t first_row) {
-  if (step.training && p > 0) drop_rows(step, x_TH, place, p, first_row);
+void drop(Step& step, const Tensor& x_TH, const SegmentId& segment, float p, int64_t first_row) {
+  if (step.training && p > 0) drop_rows(step, x_TH, segment, p, first_row);
 }
 
-Tensor drop_backward(Step& step, const Tensor& d_TH, const std::string& place, float p,
+Tensor drop_backward(Step& step, const Tensor& d_TH, const SegmentId& segment, float p,
                      int64_t first_row) {
   if (!step.training || p == 0) return d_TH;
   Tensor d = Tensor::empty(step.compute, d_TH.shape(), d_TH.dtype());
   ops::cast(step.compute, d_TH, d);
-  drop_rows(step, d, place, p, first_row);
+  drop_rows(step, d, segment, p, first_row);
   return d;
 }
 

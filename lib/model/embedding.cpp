@@ -5,32 +5,37 @@
 namespace mtrain {
 
 namespace {
-constexpr const char* kName = "embedding";
+constexpr SegmentId kId{SegmentKind::embedding};
 }
 
 Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParallel& tensor,
                      bool copy) {
   // A tied table's gradient starts with the output layer's matmul; an untied one is only scattered
   // into.
-  return params.add(kName, {.name = kTableName,
-                            .shape = {tensor.here(c.padded_vocab), c.hidden},
-                            .std = c.init_std,
-                            .rows = c.vocab,
-                            .matmul_grad = c.tied_embeddings,
-                            .cut = vocabulary_cut(tensor, c),
-                            .copy = copy});
+  return params.add(UnitKind::embedding, {.name = "embedding.weight",
+                                          .shape = {tensor.here(c.padded_vocab), c.hidden},
+                                          .std = c.init_std,
+                                          .rows = c.vocab,
+                                          .matmul_grad = c.tied_embeddings,
+                                          .cut = vocabulary_cut(tensor, c),
+                                          .copy = copy});
+}
+
+Parameter* token_table(ParamStore& params) {
+  ParamUnit* unit = params.unit(UnitKind::embedding);
+  return unit ? unit->params.front() : nullptr;
 }
 
 Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelParts& parts,
                      bool table_alone)
     : c_(c), tensor_(parts.tensor), table_(add_table(params, c, *tensor_, false)) {
   if (!c.rotary)
-    positions_ =
-        params.add(table_alone ? "positions" : kName, {.name = "position_embedding.weight",
-                                                       .shape = {c.max_positions, c.hidden},
-                                                       .std = c.init_std,
-                                                       .matmul_grad = false,
-                                                       .cut = tensor_->copied()});
+    positions_ = params.add(table_alone ? UnitKind::positions : UnitKind::embedding,
+                            {.name = "position_embedding.weight",
+                             .shape = {c.max_positions, c.hidden},
+                             .std = c.init_std,
+                             .matmul_grad = false,
+                             .cut = tensor_->copied()});
 }
 
 Cut vocabulary_cut(const TensorParallel& tensor, const GptConfig& c) {
@@ -60,19 +65,19 @@ Tensor Embedding::look_up(Step& step, const Tensor& id_T) {
 }
 
 Tensor Embedding::forward(Step& step, const Tensor& id_T) {
-  const Device::Scope scope(step.compute.device(), kName);
+  const Device::Scope scope(step.compute.device(), segment_name(kId));
   const Tensor x_TH = tensor_->size() > 1
                           ? look_up(step, id_T)
                           : ops::embedding(step.compute, id_T, table_->value, step.seq.position_T,
                                            positions_ ? positions_->value : Tensor());
-  drop(step, x_TH, kName, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
+  drop(step, x_TH, kId, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
   return x_TH;
 }
 
 void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
-  const Device::Scope scope(step.compute.device(), kName);
+  const Device::Scope scope(step.compute.device(), segment_name(kId));
   const Tensor d =
-      drop_backward(step, d_TH, kName, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
+      drop_backward(step, d_TH, kId, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
   const Tensor all_d = tensor_->gather(step, d);
   WgradQueue::Entry entry;
   entry.run = [this, &on = step.compute, id_T, d, all_d,

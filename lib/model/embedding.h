@@ -8,11 +8,11 @@ namespace mtrain {
 // The vocabulary's rows, padding included, over the ranks.
 Cut vocabulary_cut(const TensorParallel& tensor, const GptConfig& c);
 
-inline constexpr const char* kTableName = "embedding.weight";
-
-// Declares the table. `copy`: another rank of the pipeline has it, too, counts and saves it.
+// Declares the token table, the first parameter of its unit. `copy` says that another rank of the
+// pipeline has it as well, and counts and saves it.
 Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParallel& tensor,
                      bool copy);
+Parameter* token_table(ParamStore& params);  // null where this rank has none
 
 class Embedding {
  public:

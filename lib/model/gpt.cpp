@@ -7,22 +7,22 @@
 
 namespace mtrain {
 
-Gpt::Gpt(Stream& on, ParamStore& params, const GptConfig& c, int64_t positions,
+Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
          const Recompute& recompute, const ModelParts& parts, const GptPart& part)
     : c_(c), part_(part), tensor_(parts.tensor) {
   part_.end = std::min(part_.end, c.layers);
-  if (c.rotary) rotary_ = rotary_tables(on, c, positions);
+  if (c.rotary) rotary_ = rotary_tables(stream, c, positions);
   if (part_.embedding)
     embedding_ = std::make_unique<Embedding>(params, c, parts, part_.shares_table);
   for (int64_t i = part_.begin; i < part_.end; ++i) {
     blocks_.emplace_back(params, c, i, rotary_, recompute.attention_core, parts);
-    block_units_.push_back(params.unit(fmt::format("layers.{}", i)));
+    block_units_.push_back(params.unit({UnitKind::layer, i}));
   }
   if (part_.head) {
     head_ = std::make_unique<Head>(params, c, parts, part_.shares_table);
-    head_unit_ = params.unit("output");
+    head_unit_ = params.unit(UnitKind::output);
   }
-  table_unit_ = params.unit("embedding");
+  table_unit_ = params.unit(UnitKind::embedding);
   if (part_.embedding) embedding_units_ = embedding_->units();
   const size_t layers = blocks_.size(),
                recomputed = recompute.group ? std::min(layers, size_t(recompute.layers)) : 0;
@@ -45,7 +45,8 @@ std::vector<ParamUnit*> Gpt::units() const {
   return all;
 }
 
-// The head's gradients come together with the loss; but for its norm's, for which its unit stays.
+// The head computes its gradients together with the loss, except its norm's; so its unit stays
+// until the norm's backward.
 void Gpt::before_head(Step& step) {
   UnitUse& use = step.units();
   step.training ? use.before_backward(*head_unit_) : use.before_forward(*head_unit_);
@@ -87,13 +88,13 @@ StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const Los
                             const Tensor& x_TH) {
   StagePass pass = blocks_pass(step, batch, x_TH);
   if (part_.head)
-    pass.add({-1, "head"}, [this, request](StagePass& p) {
+    pass.add({SegmentKind::head}, [this, request](StagePass& p) {
       before_head(p.step_);
       head_->loss(p.step_, std::exchange(p.h_, {}), request);
       after_head(p.step_);
     });
   else
-    pass.add({-1, "output"},
+    pass.add({SegmentKind::handoff},
              [](StagePass& p) { p.result_ = materialize(p.step_, std::exchange(p.h_, {})); });
   return pass;
 }
@@ -103,7 +104,7 @@ StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tens
   StagePass pass(step);
   pass.h_.x_TH = x_TH;
   if (part_.embedding)
-    pass.add({-1, "embedding"}, [this, &batch](StagePass& p) {
+    pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
       UnitUse& use = p.step_.units();
       for (ParamUnit* u : embedding_units_) use.before_forward(*u);
       p.h_.x_TH = embedding_->forward(p.step_, batch.input_T);
@@ -112,7 +113,7 @@ StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tens
   for (const Group& g : groups_)
     for (size_t i = g.begin; i < g.end; ++i)
       for (size_t s = 0; s < blocks_[i].size(); ++s)
-        pass.add({int64_t(i), blocks_[i].segment(s).name()},
+        pass.add({blocks_[i].segment(s).kind(), int64_t(i)},
                  [this, &g, i, s](StagePass& p) { forward_segment(p, g, i, s); });
   return pass;
 }
@@ -127,7 +128,8 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
     }
     step.units().before_forward(*block_units_[layer]);
   }
-  // Recomputed, or forward only: activations go to a stash that is emptied with the layer.
+  // Where the layer is recomputed, or runs forward only, activations go to a stash that is emptied
+  // at the layer's end.
   Step inner = step.with(p.not_kept_);
   p.h_ = blocks_[layer].segment(segment).forward(keep ? step : inner, p.h_);
   if (segment + 1 < blocks_[layer].size()) return;
@@ -140,22 +142,22 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
   pass.empties_stash_ = true;
   pass.result_ = dy_TH;
   if (part_.head)
-    pass.add({-1, "head"}, [this](StagePass& p) {
+    pass.add({SegmentKind::head}, [this](StagePass& p) {
       p.result_ = head_->backward(p.step_);
       p.step_.units().after_backward(*head_unit_);
     });
   for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
     if (g->recompute)
       for (size_t i = g->begin; i < g->end; ++i)
-        pass.add({int64_t(i), "recompute"},
+        pass.add({SegmentKind::recompute, int64_t(i)},
                  [this, &group = *g, i](StagePass& p) { recompute(p, group, i); });
     for (size_t i = g->end; i-- > g->begin;)
       for (size_t s = blocks_[i].size(); s-- > 0;)
-        pass.add({int64_t(i), blocks_[i].segment(s).name()},
+        pass.add({blocks_[i].segment(s).kind(), int64_t(i)},
                  [this, &group = *g, i, s](StagePass& p) { backward_segment(p, group, i, s); });
   }
   if (part_.embedding)
-    pass.add({-1, "embedding"}, [this, &batch](StagePass& p) {
+    pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
       UnitUse& use = p.step_.units();
       for (ParamUnit* u : embedding_units_) use.before_backward(*u);
       embedding_->backward(p.step_, batch.input_T, std::exchange(p.result_, {}));
@@ -167,7 +169,7 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
 void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   UnitUse& use = p.step_.units();
   if (layer == g.begin) p.h_ = {p.step_.stash.pop<Tensor>(), {}};
-  const bool last = layer + 1 == g.end;  // its backward comes next
+  const bool last = layer + 1 == g.end;  // the backward of this layer comes next
   if (last)
     use.before_backward(*block_units_[layer]);
   else

@@ -1,5 +1,5 @@
-// The GPT: embedding, blocks, head. One description covers Llama 2/3, Qwen 2/3 (dense), Mistral and
-// GPT-2.
+// The GPT consists of embedding, blocks and head. GptConfig describes Llama 2/3, Qwen 2/3 (dense),
+// Mistral and GPT-2.
 #pragma once
 #include <limits>
 #include <memory>
@@ -19,9 +19,10 @@ struct MicroBatch {
 
 // Which activations are computed again in backward instead of kept.
 struct Recompute {
-  bool attention_core = false;  // selective
-  // Full: layers are cut into groups, of which only the input is kept. `group` layers each; 0:
-  // none. Only the first `layers` layers take part (the rest keep everything).
+  // Selective recomputation: that of the attention cores.
+  bool attention_core = false;
+  // Full recomputation: the stage's first `layers` layers form groups of `group` layers each, of
+  // which only the input is kept. The other layers keep everything. 0: no layer takes part.
   int64_t group = 0, layers = 0;
 };
 
@@ -29,44 +30,43 @@ struct Recompute {
 struct GptPart {
   int64_t begin = 0, end = std::numeric_limits<int64_t>::max();  // layers
   bool embedding = true, head = true;
-  // Tied embeddings whose first and last stage are on different ranks: both have the table, in a
-  // unit of its own, so that both lay it out alike.
+  // Set where embeddings are tied and the first and the last stage are on different ranks. Both
+  // then have the table, in a unit of its own, so that it has the same layout on both.
   bool shares_table = false;
 };
 
 class Gpt {
  public:
-  // Declares its parameters in `params`; materialize them before use. Stages that share a rank
-  // share `params`, to which the first is the first to add. `positions`: the longest sequence it
-  // will see.
-  Gpt(Stream& on, ParamStore& params, const GptConfig& c, int64_t positions,
+  // Declares its parameters in `params`; materialize them before use. The stages of a rank share
+  // `params`, and add to it in their order. No sequence is longer than `positions`.
+  Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
       const Recompute& recompute = {}, const ModelParts& parts = {}, const GptPart& part = {});
   Gpt(const Gpt&) = delete;  // the blocks point into it
   Gpt& operator=(const Gpt&) = delete;
 
-  // x_TH: from the stage before, absent where the part has the embedding. Returns what the next
-  // stage takes; with the head nothing, and the micro-batch's summed loss is added to
+  // x_TH comes from the stage before, and is absent where the part has the embedding. Returns the
+  // tensor for the next stage; with the head nothing, and adds the micro-batch's summed loss to
   // request.total. Where step.training, keeps what backward() needs.
   Tensor forward(Step& step, const MicroBatch& batch, const LossRequest& request,
                  const Tensor& x_TH = {});
-  // The mirror of the last forward() with this stash; accumulates every parameter's gradient.
-  // dy_TH: of what forward() returned. Returns that of x_TH.
+  // Mirrors the last forward() with this stash, and adds to every parameter's gradient. dy_TH is
+  // the gradient of what forward() returned. Returns the gradient of x_TH.
   Tensor backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
-  // The same in parts. They use `batch` and what `step` refers to until they are done.
+  // The same as a list of parts. A pass uses `batch` and what `step` refers to until it is done.
   StagePass forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request,
                          const Tensor& x_TH = {});
   StagePass backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
-  // (T, this rank's rows of the padded vocabulary), fp32.
+  // Returns (T, this rank's rows of the padded vocabulary), fp32.
   Tensor logits(Step& step, const MicroBatch& batch);
 
   const GptConfig& config() const { return c_; }
   const GptPart& part() const { return part_; }
-  // Of all the parameters that it uses.
+  // Returns the units of all parameters that it uses.
   std::vector<ParamUnit*> units() const;
-  // Units of its parameters before the head's, which are the first of a ParamStore to which it is
-  // the first to add.
+  // How many of its units come before the head's. They are the first units of `params` where it was
+  // the first to add to it.
   size_t units_before_head() const { return embedding_units_.size() + block_units_.size(); }
-  // Of this rank's rows of what goes from stage to stage.
+  // The shape of this rank's rows of the tensor that goes from stage to stage.
   Shape hidden_shape(const SequenceInfo& seq) const;
 
  private:
@@ -74,7 +74,7 @@ class Gpt {
     size_t begin, end;  // of blocks_
     bool recompute;
   };
-  // Up to the head.
+  // A forward up to the head.
   StagePass blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH);
   void before_head(Step& step);
   void after_head(Step& step);
@@ -82,16 +82,17 @@ class Gpt {
   void recompute(StagePass& p, const Group& g, size_t layer);
   void backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment);
 
-  // The output layer has the embedding's table, which becomes ready with the embedding.
+  // Whether the output layer uses the embedding's own table, whose gradient is ready only when the
+  // embedding has added to it.
   bool borrows_table() const { return c_.tied_embeddings && !part_.shares_table; }
-  // It has a copy of it, of which it alone has the gradient on this rank.
+  // Whether the output layer has a copy of the table, and alone adds to its gradient on this rank.
   bool copies_table() const { return c_.tied_embeddings && part_.shares_table; }
 
   GptConfig c_;
   GptPart part_;
   std::shared_ptr<TensorParallel> tensor_;
   RotaryTables rotary_;
-  // Null where the part does not have them; the table's is one of the embedding's.
+  // Null where the part does not have them. The table's unit is one of embedding_units_.
   ParamUnit *table_unit_ = nullptr, *head_unit_ = nullptr;
   std::vector<ParamUnit*> embedding_units_, block_units_;
   std::unique_ptr<Embedding> embedding_;

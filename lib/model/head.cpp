@@ -10,7 +10,7 @@
 namespace mtrain {
 
 namespace {
-constexpr const char* kName = "output";
+constexpr const char* kScope = "output";
 
 struct HeadActivations {
   ops::NormResult norm;
@@ -21,18 +21,18 @@ struct HeadActivations {
 Head::Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table)
     : c_(c),
       tensor_(parts.tensor),
-      norm_(params, kName, "final_norm", c, *tensor_),
+      norm_(params, UnitKind::output, "final_norm", c, *tensor_),
       completes_(!c.tied_embeddings || own_table) {
   if (c.tied_embeddings) {
-    output_ = own_table ? add_table(params, c, *tensor_, true) : params.find(kTableName);
+    output_ = own_table ? add_table(params, c, *tensor_, true) : token_table(params);
     MT_CHECK(output_, "tied embeddings without the embedding's table");
     return;
   }
-  output_ = params.add(kName, {.name = "output.weight",
-                               .shape = {tensor_->here(c.padded_vocab), c.hidden},
-                               .std = c.init_std,
-                               .rows = c.vocab,
-                               .cut = vocabulary_cut(*tensor_, c)});
+  output_ = params.add(UnitKind::output, {.name = "output.weight",
+                                          .shape = {tensor_->here(c.padded_vocab), c.hidden},
+                                          .std = c.init_std,
+                                          .rows = c.vocab,
+                                          .cut = vocabulary_cut(*tensor_, c)});
 }
 
 // Loss, and the gradient in place of the logits where step.training.
@@ -51,7 +51,7 @@ void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& labe
 }
 
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
-  const Device::Scope scope(step.compute.device(), kName);
+  const Device::Scope scope(step.compute.device(), kScope);
   Stream& on = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
@@ -84,7 +84,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
 }
 
 Tensor Head::backward(Step& step) {
-  const Device::Scope scope(step.compute.device(), kName);
+  const Device::Scope scope(step.compute.device(), kScope);
   const auto a = step.stash.pop<HeadActivations>();
   return norm_.backward(step, a.norm, a.dy_TH, {});
 }
@@ -92,7 +92,7 @@ Tensor Head::backward(Step& step) {
 Tensor Head::logits(Step& step, const Hidden& h) {
   MT_CHECK(tensor_->size() == 1, "logits of {} ranks, each of which has some of the vocabulary",
            tensor_->size());
-  const Device::Scope scope(step.compute.device(), kName);
+  const Device::Scope scope(step.compute.device(), kScope);
   const Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH);
   return ops::matmul(step.compute, "matmul_output_fwd", y_TH, output_->value, {.b = true},
                      DType::f32);

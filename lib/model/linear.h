@@ -53,8 +53,9 @@ struct LinearNames {
 };
 
 struct LinearSpec {
-  std::string unit, name;  // parameters are `name`.weight (O, I) and `name`.bias (O)
-  int64_t I, O;            // of all ranks
+  UnitId unit;
+  std::string name;  // parameters are `name`.weight (O, I) and `name`.bias (O)
+  int64_t I, O;      // of all ranks
   bool bias;
   float std;  // of the initial weight
   LinearNames names;

@@ -18,10 +18,11 @@ class MlpSegment : public Segment {
  public:
   MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const ModelParts& parts)
       : c_(c),
-        name_(fmt::format("layers.{}.mlp", layer)),
+        id_{SegmentKind::mlp, layer},
+        name_(segment_name(id_)),
         tensor_(parts.tensor),
-        norm_(params, fmt::format("layers.{}", layer), name_ + ".norm", c, *tensor_) {
-    const std::string unit = fmt::format("layers.{}", layer);
+        norm_(params, {UnitKind::layer, layer}, name_ + ".norm", c, *tensor_) {
+    const UnitId unit{UnitKind::layer, layer};
     std::vector<Cut::Section> sections{{c.ffn, 1}};
     if (c.gated_mlp) sections.push_back({c.ffn, 1});  // gate | up
     up_ = tensor_->column_linear(params,
@@ -46,7 +47,7 @@ class MlpSegment : public Segment {
                                  parts.fp8});
   }
 
-  const char* name() const override { return "mlp"; }
+  SegmentKind kind() const override { return id_.kind; }
 
   Hidden forward(Step& step, const Hidden& h) override {
     const Device::Scope scope(step.compute.device(), name_);
@@ -63,7 +64,7 @@ class MlpSegment : public Segment {
     }
     a.norm.y_TH = {};
     const Hidden out{a.norm.sum_TH, down_->forward(step, act_TF)};
-    drop(step, out.delta_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
+    drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     step.stash.push(std::move(a));
     return out;
   }
@@ -72,7 +73,7 @@ class MlpSegment : public Segment {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<MlpActivations>();
     OutputGradient ddown{
-        drop_backward(step, d_TH, name_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
+        drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
     Tensor act_TF, dup_TF;  // the activation again, for wgrad
     if (gelu_in_products()) {
       const auto g = down_->dgrad_gelu(step, ddown, a.up_TF);
@@ -94,7 +95,8 @@ class MlpSegment : public Segment {
   bool gelu_in_products() const { return !c_.gated_mlp && c_.gelu_tanh; }
 
   GptConfig c_;
-  std::string name_;
+  const SegmentId id_;
+  const std::string name_;  // the scope of failures, and the beginning of parameters' names
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   std::unique_ptr<Linear> up_, down_;

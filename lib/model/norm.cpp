@@ -6,7 +6,7 @@ Tensor materialize(Step& step, const Hidden& h) {
   return h.delta_TH ? ops::add(step.compute, h.x_TH, h.delta_TH) : h.x_TH;
 }
 
-Norm::Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c,
+Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
            const TensorParallel& tensor)
     : kind_(c.norm), eps_(c.norm_eps) {
   weight_ = params.add(unit, {.name = name + ".weight",

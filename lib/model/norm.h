@@ -9,7 +9,8 @@
 
 namespace mtrain {
 
-// A value that is still the sum of two tensors: the next norm adds them while it reads them.
+// The residual stream between two segments: a value that is still the sum of two tensors, which the
+// next norm adds while it reads them.
 struct Hidden {
   Tensor x_TH;
   Tensor delta_TH;  // optional
@@ -18,10 +19,10 @@ Tensor materialize(Step& step, const Hidden& h);  // x + delta
 
 class Norm {
  public:
-  Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c,
+  Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
        const TensorParallel& tensor);
   ops::NormResult forward(Step& step, const Hidden& h) const;
-  // Gradient of the norm's input, plus dresidual (optional) in the same pass.
+  // Returns the gradient of the norm's input, to which the same pass adds dresidual_TH (optional).
   Tensor backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
                   const Tensor& dresidual_TH) const;
 

@@ -147,11 +147,21 @@ int64_t Parameter::real_rows() const {
   return n;
 }
 
-Parameter* ParamStore::add(const std::string& name, ParamSpec spec) {
+std::string unit_name(UnitId id) {
+  switch (id.kind) {
+    case UnitKind::embedding: return "embedding";
+    case UnitKind::positions: return "positions";
+    case UnitKind::layer: return fmt::format("layers.{}", id.layer);
+    case UnitKind::output: return "output";
+  }
+  throw BugError("a unit of no known kind");
+}
+
+Parameter* ParamStore::add(UnitId id, ParamSpec spec) {
   MT_CHECK(!find(spec.name), "parameter {} declared twice", spec.name);
-  ParamUnit* in = unit(name);
+  ParamUnit* in = unit(id);
   if (!in) {
-    units_.push_back({.name = name});
+    units_.push_back({.id = id, .name = unit_name(id)});
     in = &units_.back();
   }
   params_.push_back({});
@@ -288,8 +298,8 @@ std::vector<ParamUnit*> ParamStore::units() {
   return out;
 }
 
-ParamUnit* ParamStore::unit(const std::string& name) {
-  const auto at = std::ranges::find(units_, name, &ParamUnit::name);
+ParamUnit* ParamStore::unit(UnitId id) {
+  const auto at = std::ranges::find(units_, id, &ParamUnit::id);
   return at == units_.end() ? nullptr : &*at;
 }
 

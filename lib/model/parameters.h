@@ -12,6 +12,24 @@
 
 namespace mtrain {
 
+// Which unit of the parameters is meant. Units are chosen by kind and layer; names are for people.
+enum class UnitKind : uint8_t {
+  embedding,  // the token table first, and the learned positions
+  positions,  // the learned positions, where the token table has a unit of its own
+  layer,
+  output,  // final norm and output layer
+};
+struct UnitId {
+  // Converts implicitly: a kind other than `layer` has one unit.
+  constexpr UnitId(UnitKind unit_kind, int64_t unit_layer = -1)
+      : kind(unit_kind), layer(unit_layer) {}
+  bool operator==(const UnitId&) const = default;
+
+  UnitKind kind;
+  int64_t layer;  // of the model, from 0; -1 for the other kinds
+};
+std::string unit_name(UnitId id);  // "layers.3", "embedding"
+
 enum class Init { normal, zeros, ones };
 
 struct ParamSpec {
@@ -87,7 +105,8 @@ struct OwnedRange {
 };
 
 struct ParamUnit {
-  std::string name;
+  UnitId id;
+  std::string name;                // unit_name(id)
   std::vector<Parameter*> params;  // as they are declared, which is the order of forward
   std::vector<Piece> pieces;
   int64_t count = 0;  // elements, padding included
@@ -109,7 +128,7 @@ class ParamStore {
  public:
   // Declares a parameter of `unit`; units keep the order of their first parameter. The pointer
   // stays valid.
-  Parameter* add(const std::string& unit, ParamSpec spec);
+  Parameter* add(UnitId unit, ParamSpec spec);
   // Allocates what `sharding` lets this rank keep; `compute` is fp32 or bf16. Gradients and master
   // weights only where `training`, the latter where `masters`, too.
   void materialize(Stream& on, DType compute, bool training, const Sharding& sharding = {},
@@ -128,7 +147,7 @@ class ParamStore {
   static void set_grad(ParamUnit& unit, const Tensor& grad);
 
   std::vector<ParamUnit*> units();
-  ParamUnit* unit(const std::string& name);
+  ParamUnit* unit(UnitId id);  // null where this rank has no such unit
   std::vector<Parameter*> params();
   Parameter* find(const std::string& name);  // null where there is none
 

@@ -1,31 +1,32 @@
-// What a micro-batch's launches are told that differs from one micro-batch to the next, in device
-// memory: where launches are replayed (device/graph.h), they find there what was set last.
+// ReplayedValues holds, in device memory, the values that differ from one micro-batch to the next.
+// Launches that are replayed (device/graph.h) read there what was set last.
 #pragma once
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "model/segment_id.h"
 #include "tensor/tensor.h"
 
 namespace mtrain {
 
 class ReplayedValues {
  public:
-  // `dropouts`: the most places of the model that drop.
-  ReplayedValues(Stream& on, int64_t dropouts);
+  // At most `max_dropouts` segments of the model drop elements.
+  ReplayedValues(Stream& stream, int64_t max_dropouts);
 
   const Tensor& grad_scale() const { return grad_scale_1_; }  // fp32, one element
-  // int64, one element, the same memory each time. Throws RunError beyond the most places.
-  Tensor dropout_key(const std::string& place);
+  // Returns one int64, which is the same memory each time. Throws RunError for one segment too
+  // many.
+  Tensor dropout_key(const SegmentId& segment);
 
-  // Enqueues the values of one micro-batch, for all places asked for so far.
+  // Enqueues the values of one micro-batch, for all segments asked for so far.
   void set(float grad_scale, uint64_t seed, int64_t step, int64_t micro_batch);
 
  private:
-  Stream& on_;
+  Stream& stream_;
   Tensor grad_scale_1_, keys_N_;
   float set_grad_scale_ = 0;
-  std::vector<std::string> places_;  // by their place in keys_N
+  std::vector<SegmentId> segments_;  // in the order of their keys in keys_N_
 };
 
 }  // namespace mtrain

@@ -1,17 +1,19 @@
-// A transformer layer is a list of segments. Plain execution runs them in order; schedules that
-// combine a forward with another micro-batch's backward interleave them.
+// A transformer layer is a list of segments. Plain execution runs them in order. Schedules that
+// combine a forward with another micro-batch's backward run the two passes' segments in turns.
 #pragma once
 #include "model/norm.h"
+#include "model/segment_id.h"
 
 namespace mtrain {
 
 class Segment {
  public:
   virtual ~Segment() = default;
-  virtual const char* name() const = 0;
-  virtual Hidden forward(Step& step, const Hidden& h) = 0;  // stashes what backward needs
-  virtual Tensor backward(Step& step,
-                          const Tensor& d_TH) = 0;  // d: gradient of (x + delta), in and out
+  virtual SegmentKind kind() const = 0;
+  // Pushes what backward() needs to step.stash.
+  virtual Hidden forward(Step& step, const Hidden& h) = 0;
+  // d_TH is the gradient of x + delta of what forward() returned. Returns that of its input.
+  virtual Tensor backward(Step& step, const Tensor& d_TH) = 0;
 };
 
 }  // namespace mtrain

@@ -1,11 +1,12 @@
-// A stage's forward or backward of one micro-batch as a list of parts: run one after the other, or
-// in turns with those of another micro-batch's pass.
+// A StagePass is a stage's forward or backward of one micro-batch, as a list of parts. They run one
+// after the other, or in turns with the parts of another micro-batch's pass.
 #pragma once
 #include <functional>
 #include <utility>
 #include <vector>
 
 #include "model/norm.h"
+#include "model/segment_id.h"
 
 namespace mtrain {
 
@@ -14,21 +15,21 @@ class Gpt;
 class StagePass {
  public:
   struct Part {
-    int64_t layer = -1;     // of the stage, from 0; -1: before or behind its layers
-    const char* what = "";  // a segment's name, or "embedding", "head", "recompute", "output"
+    SegmentKind kind;
+    int64_t layer = -1;  // of the stage, from 0; -1: before or behind its layers
   };
 
   bool done() const { return at_ == todo_.size(); }
   const Part& next() const { return todo_.at(at_).part; }
   void run_next();
-  // Of a pass that is done: what the next stage takes, or the stage before; absent where there is
-  // none.
+  // Returns, of a pass that is done, the tensor for the next stage (forward) or for the stage
+  // before (backward). It is absent where there is no such stage.
   Tensor result();
-  // Runs what is left.
+  // Runs the parts that are left, and returns result().
   Tensor finish();
 
  private:
-  friend class Gpt;  // which lists the parts
+  friend class Gpt;  // makes the list of parts
   struct Todo {
     Part part;
     std::function<void(StagePass&)> run;
@@ -43,9 +44,9 @@ class StagePass {
   std::vector<Todo> todo_;
   size_t at_ = 0;
   bool empties_stash_ = false;
-  Hidden h_;        // between the layers of a forward
-  Tensor result_;   // of a backward, also between its layers
-  Stash not_kept_;  // activations that do not outlive a layer, or a group's recomputation
+  Hidden h_;        // what a forward hands from segment to segment
+  Tensor result_;   // also the gradient that a backward hands from segment to segment
+  Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
 };
 
 }  // namespace mtrain

@@ -1,17 +1,18 @@
-// What a layer is handed: the streams, where to keep activations, where to leave weight gradients,
-// and the shape of the micro-batch. Nothing a layer needs is global.
+// A Step is what a layer is handed: the compute stream, the stash for its activations, the queue
+// for its weight gradients, and the shape of the micro-batch. Nothing that a layer needs is global.
 #pragma once
 #include <any>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "model/segment_id.h"
 #include "model/wgrad_queue.h"
 #include "tensor/tensor.h"
 
 namespace mtrain {
 
-// Activations kept from forward to backward, last in first out; one per micro-batch in flight.
+// Keeps activations from forward to backward, last in first out. A micro-batch in flight has one
+// stash for each stage.
 class Stash {
  public:
   template <class T>
@@ -34,38 +35,41 @@ class Stash {
 };
 
 struct SequenceInfo {
-  // Consecutive positions of the whole sequence.
+  // A run of consecutive positions of the whole sequence.
   struct Run {
     int64_t first, count;
   };
   int64_t B = 1, S = 0;  // sequences and the positions of each on this rank; token = s * B + b
   Tensor position_T;     // int32
-  // Optional, B = 1: lengths of the documents packed into the whole sequence, and their boundaries
-  // as int32, from 0 to its end.
+  // The lengths of the documents that are packed into the whole sequence, where B = 1, and their
+  // boundaries as int32, from 0 to the sequence's end. Both are optional.
   std::vector<int64_t> documents;
   Tensor cu_seqlens;
-  std::vector<Run> runs;  // this rank's positions, where ranks share the sequence; empty: all
+  std::vector<Run> runs;  // this rank's positions; empty: all of the sequence's
   int64_t T() const { return B * S; }
 };
 
 struct ParamUnit;
 class ReplayedValues;
 
-// Told of every use of a unit's parameters, as its work is enqueued: what shards or renews
-// parameters has them there in time. Uses of the same unit may overlap.
+// Is told of every use of a unit's parameters as the work is enqueued, so that code which shards or
+// updates parameters can have them there in time. Uses of the same unit may overlap.
 class UnitUse {
  public:
   virtual ~UnitUse() = default;
-  virtual void before_forward(ParamUnit&) {}  // its values are there for what comes
+  // The unit's values are there for the work that is enqueued until after_forward().
+  virtual void before_forward(ParamUnit&) {}
   virtual void after_forward(ParamUnit&) {}
-  // The same for a forward that backward makes again; `next` (may be null) comes after it. It ends
-  // with after_forward().
+  // Comes before a forward that backward makes again, which ends with after_forward(). The unit
+  // `next` (may be null) is used after it.
   virtual void before_recompute(ParamUnit& u, ParamUnit* /*next*/) { before_forward(u); }
-  virtual void before_backward(ParamUnit&) {}  // values, and gradients to add to
-  virtual void after_backward(ParamUnit&) {}   // gradients stay until they are ready
-  // Gradients to add to, of a unit whose own backward comes later.
+  // The unit's values are there, and its gradients to add to.
+  virtual void before_backward(ParamUnit&) {}
+  // The gradients stay until all of them are ready.
+  virtual void after_backward(ParamUnit&) {}
+  // The gradients to add to are there, of a unit whose own backward comes later.
   virtual void before_grads(ParamUnit&) {}
-  // Its values are on their way from here on, and stay through all uses until they are let go.
+  // The unit's values are gathered from here on, and stay through all uses until let_go().
   virtual void keep(ParamUnit&) {}
   virtual void let_go(ParamUnit&) {}
 };
@@ -75,19 +79,21 @@ struct Step {
   WgradQueue& wgrad;
   Stash& stash;
   const SequenceInfo& seq;
-  uint64_t seed = 0;                   // of dropout
-  int64_t step = 0;                    // training step, from 1
-  int64_t micro_batch = 0;             // number of the micro-batch in the global batch
-  bool training = true;                // false: no dropout, nothing stashed is needed
-  UnitUse* use = nullptr;              // null: all parameters are always there
-  ReplayedValues* replayed = nullptr;  // not null: its launches may be replayed (model/replayed.h)
+  uint64_t seed = 0;        // of dropout
+  int64_t step = 0;         // training step, from 1
+  int64_t micro_batch = 0;  // number of the micro-batch in the global batch
+  bool training = true;     // false: no dropout, nothing stashed is needed
+  UnitUse* use = nullptr;   // null: all parameters are always there
+  // Not null where the launches may be replayed, which then find their values here
+  // (model/replayed.h).
+  ReplayedValues* replayed = nullptr;
 
   UnitUse& units() const {
     static UnitUse whole;
     return use ? *use : whole;
   }
 
-  // The same step, whose activations go to another stash.
+  // Returns the same step with another stash for its activations.
   Step with(Stash& other) const {
     return {.compute = compute,
             .wgrad = wgrad,
@@ -102,16 +108,17 @@ struct Step {
   }
 };
 
-// Of the stream of numbers that decides what `place` drops in a micro-batch.
-uint64_t dropout_key(uint64_t seed, const std::string& place, int64_t step, int64_t micro_batch);
+// Returns the key of the random numbers that decide what a segment drops in a micro-batch.
+uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch);
 
-// Dropout of a (T, H) activation in place; nothing where p = 0 or outside training. The numbers
-// depend on (seed, place, step, micro-batch, element) alone: the same under every layout, and when
-// a forward is recomputed. `first_row`: of these rows among the micro-batch's.
-void drop(Step& step, const Tensor& x_TH, const std::string& place, float p, int64_t first_row);
-// The gradient before that dropout: a copy, for the residual path still needs the one after it;
-// `d_TH` itself without dropout.
-Tensor drop_backward(Step& step, const Tensor& d_TH, const std::string& place, float p,
+// Drops elements of a segment's (T, H) activation in place; does nothing where p = 0 or outside
+// training. What is dropped depends only on (seed, segment, step, micro-batch, element), so that it
+// is the same under every layout, and when a forward is recomputed. `first_row` is the number of
+// the first of these rows among the micro-batch's.
+void drop(Step& step, const Tensor& x_TH, const SegmentId& segment, float p, int64_t first_row);
+// Returns the gradient before that dropout. It is a copy, since the residual path still needs the
+// gradient after it; without dropout it is d_TH itself.
+Tensor drop_backward(Step& step, const Tensor& d_TH, const SegmentId& segment, float p,
                      int64_t first_row);
 
 }  // namespace mtrain

@@ -10,11 +10,11 @@ struct BannerRow {
   std::string label, text;
 };
 
-// The labels align; a text longer than `width` columns allow goes on under itself, broken between
-// words.
+// Returns the table with its labels aligned. A text that is too long for `width` columns is broken
+// between words and goes on below.
 std::string banner(std::string_view title, const std::vector<BannerRow>& rows, int width);
 
-// The same, fitted to the terminal behind `fd`.
+// Prints the same table, fitted to the terminal behind `fd`.
 void print_banner(int fd, std::string_view title, const std::vector<BannerRow>& rows);
 
 }  // namespace mtrain

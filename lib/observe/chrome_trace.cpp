@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "observe/timeline.h"
 
 namespace mtrain {
 
@@ -28,7 +29,7 @@ std::string microseconds(int64_t ns) {
 
 ChromeTrace::ChromeTrace(int rank, size_t max_events) : rank_(rank), max_events_(max_events) {}
 
-void ChromeTrace::add(Entry entry, std::string_view name, std::string_view track) {
+void ChromeTrace::add(Entry entry, std::string_view name, Track track) {
   std::lock_guard lock(mutex_);
   if (entries_.size() >= max_events_) {
     if (dropped_++ == 0) full_at_ns_ = entry.begin_ns;
@@ -38,7 +39,7 @@ void ChromeTrace::add(Entry entry, std::string_view name, std::string_view track
   if (known == names_.end()) known = names_.emplace(name).first;
   entry.name = &*known;
   auto at = std::ranges::find(tracks_, track);
-  if (at == tracks_.end()) at = tracks_.emplace(at, track);
+  if (at == tracks_.end()) at = tracks_.insert(at, track);
   entry.track = int32_t(at - tracks_.begin());
   entries_.push_back(entry);
 }
@@ -46,6 +47,10 @@ void ChromeTrace::add(Entry entry, std::string_view name, std::string_view track
 void ChromeTrace::record(const Timing& t) {
   // A receive is drawn from when its sender was ready.
   add({.begin_ns = t.begin_ns + t.idle_ns, .end_ns = t.end_ns}, t.name, t.stream);
+}
+
+void ChromeTrace::record_step(std::string_view name, int64_t begin_ns, int64_t end_ns) {
+  add({.begin_ns = begin_ns, .end_ns = end_ns}, name, {});
 }
 
 size_t ChromeTrace::events() const {
@@ -65,7 +70,7 @@ std::string ChromeTrace::json(const Entry& e, int64_t origin_ns) const {
 
 void ChromeTrace::write(const std::filesystem::path& path) const {
   std::vector<Entry> entries;
-  std::vector<std::string> tracks;
+  std::vector<Track> tracks;
   size_t dropped = 0;
   int64_t full_at_ns = 0;
   {
@@ -94,7 +99,8 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
   };
   metadata("process_sort_index", 0, fmt::format(R"("sort_index":{})", rank_));
   for (size_t i = 0; i < tracks.size(); ++i)
-    metadata("thread_name", int(i), R"("name":)" + json_text(tracks[i]));
+    metadata("thread_name", int(i),
+             R"("name":)" + json_text(tracks[i] ? stream_name(*tracks[i]) : kStepTrack));
   for (const Entry& e : entries) {
     out += json(e, origin_ns) + ",\n";
     if (out.size() > 1 << 20) {

@@ -1,5 +1,5 @@
-// Launches as a JSON trace for chrome://tracing and Perfetto:
-// one process per rank, one track per stream.
+// Writes launches as a JSON trace for chrome://tracing and Perfetto, with one process per rank and
+// one track per stream.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -16,17 +16,20 @@ namespace mtrain {
 
 class ChromeTrace : public TimingSink {
  public:
-  // max_events bounds the memory, 32 bytes each; what comes later is counted, and the trace says
-  // so.
+  // Keeps at most `max_events` events, of 32 bytes each. Later events are only counted, and the
+  // trace says how many there were.
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
   void record(const Timing& timing) override;
-  // What counts as time 0, of the clock that launches are timed with; the first event unless set.
+  // Adds a span that the host has timed, such as a step, to the track of the steps.
+  void record_step(std::string_view name, int64_t begin_ns, int64_t end_ns);
+  // Makes this moment, on the clock that launches are timed with, the trace's time 0. Unless it is
+  // set, time begins with the first event.
   void set_origin(int64_t ns) { origin_ns_ = ns; }
   size_t events() const;
   size_t dropped() const;
 
-  // May be called while launches go on; those recorded by then are in it. Throws RunError.
+  // May be called while launches go on; writes the events recorded by then. Throws RunError.
   void write(const std::filesystem::path& path) const;
 
  private:
@@ -35,21 +38,22 @@ class ChromeTrace : public TimingSink {
     int64_t begin_ns = 0, end_ns = 0;
     int32_t track = 0;
   };
-  void add(Entry entry, std::string_view name, std::string_view track);
+  using Track = std::optional<StreamId>;  // a stream, or absent for the steps
+  void add(Entry entry, std::string_view name, Track track);
   std::string json(const Entry& entry, int64_t origin_ns) const;
 
   int rank_;
   std::optional<int64_t> origin_ns_;
   size_t max_events_;
   mutable std::mutex mutex_;
-  std::set<std::string, std::less<>> names_;  // nodes stay where they are
-  std::vector<std::string> tracks_;
+  std::set<std::string, std::less<>> names_;  // entries point to its nodes, which stay in place
+  std::vector<Track> tracks_;
   std::vector<Entry> entries_;
   size_t dropped_ = 0;
-  int64_t full_at_ns_ = 0;  // when the first event was dropped
+  int64_t full_at_ns_ = 0;  // the beginning of the first event that was dropped
 };
 
-// One trace of several ranks', each as ChromeTrace writes it. Throws RunError.
+// Makes one trace of several ranks' traces, which ChromeTrace has written. Throws RunError.
 void merge_traces(const std::filesystem::path& path,
                   const std::vector<std::filesystem::path>& parts);
 

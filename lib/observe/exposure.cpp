@@ -1,7 +1,6 @@
 #include "observe/exposure.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,11 +10,14 @@
 namespace mtrain {
 
 namespace {
-constexpr std::string_view kCompute = "compute", kCopy = "copy";
+bool communicates(StreamId stream) {
+  return stream.kind != StreamKind::compute && stream.kind != StreamKind::copy;
+}
 
-// "pp_send_3" and "pp_recv_1" are pp, too.
-std::string kind_of(std::string_view stream) {
-  return std::string(stream.starts_with("pp_") ? "pp" : stream);
+// A pipeline's messages count together with its collectives.
+StreamKind counted_as(StreamId stream) {
+  const bool message = stream.kind == StreamKind::pp_send || stream.kind == StreamKind::pp_recv;
+  return message ? StreamKind::pp : stream.kind;
 }
 }  // namespace
 
@@ -27,25 +29,25 @@ Communication& Communication::operator+=(const Communication& o) {
 }
 
 void Exposure::record(const Timing& t) {
-  if (t.stream == kCompute || t.stream == kCopy) return;
+  if (!communicates(t.stream)) return;
   std::lock_guard lock(mutex_);
-  since_[kind_of(t.stream)] +=
+  since_[counted_as(t.stream)] +=
       {.busy_ns = t.end_ns - t.begin_ns - t.idle_ns, .bytes = t.wire_bytes};
   if (t.idle_ns > 0) idle_[t.stream].push_back({t.begin_ns, t.begin_ns + t.idle_ns});
 }
 
 void Exposure::waited(const Waiting& w) {
-  if (w.stream != kCompute || w.waits_for == kCompute || w.waits_for == kCopy) return;
+  if (w.stream.kind != StreamKind::compute || !communicates(w.waits_for)) return;
   std::lock_guard lock(mutex_);
   int64_t exposed = w.end_ns - w.begin_ns;
-  if (const auto at = idle_.find(std::string_view(w.waits_for)); at != idle_.end()) {
-    // Compute waits in the order of time: what ended before is of no use any more.
+  if (const auto at = idle_.find(w.waits_for); at != idle_.end()) {
+    // Compute waits in the order of time, so that what has ended before is not needed any more.
     std::erase_if(at->second, [&](const Idle& i) { return i.end_ns <= w.begin_ns; });
     for (const Idle& i : at->second)
       exposed -=
           std::max<int64_t>(0, std::min(w.end_ns, i.end_ns) - std::max(w.begin_ns, i.begin_ns));
   }
-  since_[kind_of(w.waits_for)] += {.exposed_ns = exposed};
+  since_[counted_as(w.waits_for)] += {.exposed_ns = exposed};
 }
 
 Exposure::ByKind Exposure::take() {
@@ -58,7 +60,7 @@ std::string exposure_text(const Exposure::ByKind& communication) {
   for (const auto& [kind, c] : communication) {
     const double busy = double(c.busy_ns) * 1e-9, exposed = double(c.exposed_ns) * 1e-9;
     text += fmt::format("{}{}: {:.3g} s at work, {:.3g} s exposed ({:.0f} %), {}",
-                        text.empty() ? "" : "; ", kind, busy, exposed,
+                        text.empty() ? "" : "; ", stream_kind_name(kind), busy, exposed,
                         busy > 0 ? 100 * exposed / busy : 0.0, human_bytes(double(c.bytes)));
   }
   return text;

@@ -10,23 +10,23 @@
 namespace mtrain {
 
 struct Metric {
-  std::string_view name;  // "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_ms",
-                          // "memory_peak.params", ...
-  std::variant<int64_t, double, std::string>
-      value;  // a number that is not finite is written as null
+  // "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_ms", "memory_peak.params", ...
+  std::string_view name;
+  // A number that is not finite is written as null.
+  std::variant<int64_t, double, std::string> value;
 };
 
 class MetricsWriter {
  public:
-  // Appends to `path`. Lines of steps after `steps_done`, which a resumed run will make again, and
-  // a torn last line are dropped first, atomically. Throws RunError.
+  // Appends to `path`. First drops, atomically, a torn last line and the lines of steps after
+  // `steps_done`, which a resumed run makes again. Throws RunError.
   MetricsWriter(std::filesystem::path path, int64_t steps_done);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // {"step": step, ...}, handed to the system whole. A full disk is warned of once and does not end
-  // the training; the file stays one of whole lines.
+  // Writes {"step": step, ...} as one write to the system. A full disk costs lines and a single
+  // warning, and does not end the training; the file has whole lines only.
   void write(int64_t step, const std::vector<Metric>& metrics);
 
  private:

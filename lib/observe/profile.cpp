@@ -7,15 +7,19 @@
 namespace mtrain {
 
 namespace {
-constexpr std::string_view kCompute = "compute";
+constexpr StreamId kCompute = StreamKind::compute;
+
+// The launch's name, with its stream where that is not compute.
+std::string operation(const ProfileRow& r) {
+  return r.stream == kCompute ? r.name : fmt::format("{} ({})", r.name, stream_name(r.stream));
 }
+}  // namespace
 
 void Profile::record(const Timing& timing) {
   std::lock_guard lock(mutex_);
-  auto stream = streams_.find(std::string_view(timing.stream));
-  if (stream == streams_.end()) stream = streams_.emplace(timing.stream, ByName{}).first;
-  auto sum = stream->second.find(std::string_view(timing.name));
-  if (sum == stream->second.end()) sum = stream->second.emplace(timing.name, Sum{}).first;
+  ByName& sums = streams_[timing.stream];
+  auto sum = sums.find(std::string_view(timing.name));
+  if (sum == sums.end()) sum = sums.emplace(timing.name, Sum{}).first;
   ++sum->second.count;
   sum->second.total_ns += timing.end_ns - timing.begin_ns - timing.idle_ns;
 }
@@ -56,17 +60,16 @@ void Profile::reset() {
 std::string Profile::table() const {
   const auto rows = this->rows();
   size_t widest = 9;  // of "operation"
-  for (const auto& r : rows)
-    widest = std::max(widest, r.name.size() + (r.stream == kCompute ? 0 : r.stream.size() + 3));
+  for (const auto& r : rows) widest = std::max(widest, operation(r).size());
   std::string out = fmt::format("{:<{}}  {:>8}  {:>11}  {:>10}  {:>7}\n", "operation", widest,
                                 "count", "total ms", "mean us", "share");
   std::map<std::string, double> groups;
   for (const auto& r : rows) {
     const bool compute = r.stream == kCompute;
-    out += fmt::format("{:<{}}  {:>8}  {:>11.3f}  {:>10.1f}  {:>7}\n",
-                       compute ? r.name : fmt::format("{} ({})", r.name, r.stream), widest, r.count,
-                       double(r.total_ns) / 1e6, double(r.total_ns) / 1e3 / double(r.count),
-                       compute ? fmt::format("{:.1f} %", 100 * r.share) : "-");
+    out +=
+        fmt::format("{:<{}}  {:>8}  {:>11.3f}  {:>10.1f}  {:>7}\n", operation(r), widest, r.count,
+                    double(r.total_ns) / 1e6, double(r.total_ns) / 1e3 / double(r.count),
+                    compute ? fmt::format("{:.1f} %", 100 * r.share) : "-");
     if (compute) groups[r.name.substr(0, r.name.find('_'))] += r.share;
   }
   std::vector<std::pair<double, std::string>> order;

@@ -1,4 +1,4 @@
-// Time per operation name, for --profile.
+// Sums the time of launches by their names, for --profile.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -13,9 +13,10 @@
 namespace mtrain {
 
 struct ProfileRow {
-  std::string name, stream;
+  std::string name;
+  StreamId stream;
   int64_t count = 0, total_ns = 0;
-  double share = 0;  // of the busy time of the compute stream; 0 on other streams
+  double share = 0;  // its part of the busy time of the compute stream; 0 on other streams
 };
 
 class Profile : public TimingSink {
@@ -26,7 +27,8 @@ class Profile : public TimingSink {
   int64_t compute_busy_ns() const;
   void reset();  // forgets what was recorded, such as the first steps
 
-  // A table of the rows, and the shares of groups: "matmul" is all of matmul_fwd, matmul_dgrad, ...
+  // Returns a table of the rows and the shares of groups: the group "matmul" has matmul_fwd,
+  // matmul_dgrad and all others that begin with this word.
   std::string table() const;
 
  private:
@@ -37,7 +39,7 @@ class Profile : public TimingSink {
 
   mutable std::mutex mutex_;
   using ByName = std::map<std::string, Sum, std::less<>>;
-  std::map<std::string, ByName, std::less<>> streams_;
+  std::map<StreamId, ByName> streams_;
 };
 
 // Feeds several sinks, which must outlive it.

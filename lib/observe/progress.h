@@ -1,4 +1,4 @@
-// What a person sees of the steps: one live line on a terminal, else one plain line per step.
+// Shows the steps to a person: as one live line on a terminal, else as one plain line per step.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -11,7 +11,7 @@
 
 namespace mtrain {
 
-// Of one step. What is NaN is left out.
+// The figures of one step. Those that are NaN are not shown.
 struct StepProgress {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   int64_t step = 0, total = 0;
@@ -19,12 +19,13 @@ struct StepProgress {
   double lr = kUnknown;
   double grad_norm = kUnknown;
   double tokens_per_s = kUnknown;
-  double mfu = kUnknown;    // of 1
+  double mfu = kUnknown;    // between 0 and 1
   double eta_s = kUnknown;  // filled in by ProgressLine from step_s
   double step_s = kUnknown;
 };
 
-// At most `width` columns: the least important fields are left out until it fits; 0 is no limit.
+// Returns a line of at most `width` columns, from which the least important fields are left out
+// until it fits. 0 is no limit.
 std::string format_progress(const StepProgress& progress, int width);
 
 struct ProgressOptions {
@@ -34,7 +35,7 @@ struct ProgressOptions {
   double min_interval_s = 0.05;  // between two drawings of the live line
 };
 
-// Safe from several threads. While it lives, log lines do not tear it.
+// Several threads may use it. While it lives, log lines do not tear its line.
 class ProgressLine : private log::Overlay {
  public:
   explicit ProgressLine(ProgressOptions options = {});
@@ -45,7 +46,7 @@ class ProgressLine : private log::Overlay {
   void update(StepProgress progress);
   void note(std::string_view line);  // prints a line of its own above
   bool live() const { return live_; }
-  void finish();  // leaves the last state on the screen and ends the line
+  void finish();  // leaves the last state on the screen and ends its line
 
  private:
   void interrupt(const std::function<void()>& write_line) override;

@@ -1,24 +1,22 @@
 #include "pipeline/executor.h"
 
-#include <string_view>
-
 #include "device/device.h"
 #include "model/replayed.h"
 
 namespace mtrain {
 
 namespace {
-// Computations that the host may enqueue ahead of their end: enough to keep the streams busy, and
-// few enough that messages which are not yet used up have little memory.
-constexpr size_t kAhead = 8;
+// So many computations may be enqueued and not have ended: enough to keep the streams busy, and few
+// enough that messages which wait to be used take little memory.
+constexpr size_t kMaxInFlight = 8;
 }  // namespace
 
-// What is enqueued meanwhile belongs to a computation.
-class Executor::Place {
+// Marks the work that is enqueued while it lives as part of a computation.
+class Executor::DataflowScope {
  public:
-  Place(Executor& e, const Action& a, const char* prefix = "") {
+  DataflowScope(Executor& e, const Action& a, const char* prefix = "") {
     const int64_t all = e.all_stages_;
-    e.place_ =
+    e.dataflow_index_ =
         2 * all * a.micro_batch + (a.kind == ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
     if (e.links_.size > 1) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
   }
@@ -54,7 +52,7 @@ void Executor::run(const ActionList& list) {
 }
 
 size_t Executor::compute(const ActionList& list, size_t next) {
-  run_delayed();  // behind the sends, before compute waits for a message
+  run_delayed();  // here the sends are enqueued, and compute does not yet wait for a message
   await_messages();
   const Action& a = list[next];
   if (a.with_next && next + 1 < list.size()) {
@@ -69,14 +67,14 @@ size_t Executor::compute(const ActionList& list, size_t next) {
     }
     ++next;
   }
-  if (links_.size > 1) stay_near();
+  if (links_.size > 1) limit_run_ahead();
   return next;
 }
 
 size_t Executor::pair(const ActionList& list, size_t next) {
   Running forward = start(list[next]), backward = start(list[next + 1]);
   next += 2;
-  // What has ended is sent before the other's end, but in the list's order.
+  // A pass that has ended is sent before the other one ends, but sends keep the list's order.
   const auto send_ended = [&] {
     for (; next < list.size() && is_send(list[next].kind); ++next) {
       const bool gradient = list[next].kind == ActionKind::send_b;
@@ -112,7 +110,7 @@ LossRequest Executor::loss_request(const MicroBatch& batch) const {
 }
 
 void Executor::advance(Running& r) {
-  const Place place(*this, r.action);
+  const DataflowScope scope(*this, r.action);
   if (!r.pass) r.pass.emplace(pass_of(r));
   if (r.done()) return;  // a stage without layers
   WgradQueue& wgrad = r.chunk->wgrad;
@@ -125,7 +123,6 @@ void Executor::advance(Running& r) {
   if (at_end) wgrad.hand_over(outputs_);
 }
 
-// Hands on what came out; again for the same one, nothing.
 void Executor::finish(Running& r) {
   if (!r.chunk) return;
   const Action& a = r.action;
@@ -144,35 +141,38 @@ void Executor::finish(Running& r) {
   r.chunk = nullptr;
 }
 
-// Whether the next part's weight gradients can run while the gradient travels.
+// Whether the next part's weight gradients wait until the gradient of the stage's input is sent, so
+// that they run while it travels.
 bool Executor::waits_for_send(const Running& r) const {
   const Action& a = r.action;
   if (a.kind != ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1)) return false;
   const StagePass::Part& part = r.pass->next();
   return part.layer >= 0 && part.layer < options_.delayed_layers &&
-         (options_.delay_whole_layers || std::string_view(part.what) == "attention");
+         (options_.delay_whole_layers || part.kind == SegmentKind::attention);
 }
 
+// Whether the next part's weight gradients, those of the output layer, wait for the list's end.
 bool Executor::waits_for_end(const Running& r) const {
   const Action& a = r.action;
   const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
   return a.kind == ActionKind::F && a.stage + 1 == all_stages_ && a.micro_batch >= first &&
-         work_.training && std::string_view(r.pass->next().what) == "head";
+         work_.training && r.pass->next().kind == SegmentKind::head;
 }
 
 void Executor::weight_gradients(const Action& a) {
-  const Place place(*this, a);
+  const DataflowScope scope(*this, a);
   chunk(a.stage, a.micro_batch).wgrad.drain();
 }
 
 void Executor::run_delayed() {
   for (const Action& a : std::exchange(delayed_, {})) {
-    const Place place(*this, a, "delayed ");
+    const DataflowScope scope(*this, a, "delayed ");
     chunk(a.stage, a.micro_batch).wgrad.drain();
   }
 }
 
-// Gradients need no word: each is reduced when the last micro-batch has added to it.
+// A `reduce` has nothing to do here: each gradient is reduced when the last micro-batch has added
+// to it.
 void Executor::shard(const Action& a) {
   if (a.kind == ActionKind::reduce || !work_.use) return;
   const Device::Scope scope(links_.compute->device(), to_string(a));
@@ -185,33 +185,33 @@ void Executor::send(const Action& a) {
   Chunk& c = chunk(a.stage, a.micro_batch);
   Tensor& data = a.kind == ActionKind::send_f ? c.y : c.dx;
   const Channel& channel = links_.to.at(a.peer);
-  channel.on->wait(links_.compute->record());  // edge: the computation -> its result's way
-  channel.group.send(data, 1 - channel.group.rank(), *channel.on);
+  channel.stream->wait(links_.compute->record());  // edge: the computation -> its result's send
+  channel.group.send(data, 1 - channel.group.rank(), *channel.stream);
   data = {};
-  if (!options_.overlap) messages_.push_back(channel.on->record());
+  if (!options_.overlap) messages_.push_back(channel.stream->record());
 }
 
-// The memory belongs to the channel's stream, which need not wait for compute to write there.
+// The memory is allocated on the channel's stream, so that the receive need not wait for compute.
 void Executor::receive(const Action& a) {
   const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
   const Channel& channel = links_.from.at(a.peer);
   const Shape shape = stages_.at(a.stage)->hidden_shape(work_.batches[size_t(a.micro_batch)].seq);
-  const Tensor data = Tensor::empty(*channel.on, shape, options_.dtype);
-  // edge: the computations before a message -> it
-  if (!options_.overlap) channel.on->wait(links_.compute->record());
-  channel.group.receive(data, 1 - channel.group.rank(), *channel.on);
-  (a.kind == ActionKind::recv_f ? c.x : c.dy) = {data, channel.on->record()};
-  if (!options_.overlap) messages_.push_back(channel.on->record());
+  const Tensor data = Tensor::empty(*channel.stream, shape, options_.dtype);
+  // edge: the computations before a message -> the message
+  if (!options_.overlap) channel.stream->wait(links_.compute->record());
+  channel.group.receive(data, 1 - channel.group.rank(), *channel.stream);
+  (a.kind == ActionKind::recv_f ? c.x : c.dy) = {data, channel.stream->record()};
+  if (!options_.overlap) messages_.push_back(channel.stream->record());
 }
 
 void Executor::await_messages() {
   for (const Event& message : std::exchange(messages_, {})) links_.compute->wait(message);
 }
 
-Tensor Executor::await(Incoming& incoming) {
-  links_.compute->wait(incoming.there);  // edge: its receive -> the computation
-  return std::exchange(incoming, {}).data;
+Tensor Executor::await(PendingTensor& pending) {
+  links_.compute->wait(pending.ready);  // edge: the tensor's receive -> the computation
+  return std::exchange(pending, {}).data;
 }
 
 Executor::Chunk& Executor::chunk(int64_t stage, int64_t micro_batch) {
@@ -231,9 +231,9 @@ Step Executor::step_of(const Action& a, Chunk& c) {
           work_.replayed};
 }
 
-void Executor::stay_near() {
+void Executor::limit_run_ahead() {
   computed_.push_back(links_.compute->record());
-  if (computed_.size() <= kAhead) return;
+  if (computed_.size() <= kMaxInFlight) return;
   links_.compute->synchronize(computed_.front());
   computed_.pop_front();
 }

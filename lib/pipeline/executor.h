@@ -1,4 +1,5 @@
-// Does a rank's list of actions: enqueues computations, sends and receives on their streams.
+// The executor runs a rank's list of actions: it enqueues computations, sends and receives on their
+// streams.
 #pragma once
 #include <deque>
 #include <map>
@@ -10,58 +11,63 @@
 
 namespace mtrain {
 
-// Compute waits for the receive of what it needs, and a send for the compute before it. With
-// overlap a receive waits for nothing but the one before it on its channel, and compute for no
-// send. Without, the messages between two computations start together, when compute has come
-// there, and compute waits for them.
+// A computation waits for the receive of its input, and a send waits for the computation of its
+// tensor. With overlap, a receive waits only for the receive before it on its channel, and no
+// computation waits for a send. Without overlap, the messages between two computations start
+// together once the first computation has ended, and the second one waits for them.
 //
 // A forward and a backward that run together take turns, segment by segment of their layers, the
-// backward first; what one of them sends need not wait for the other's end.
+// backward first. When one of them has ended, its tensor can be sent before the other has.
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
-           const PipelineOptions& options, const MicroBatches& work, int64_t& place)
+           const PipelineOptions& options, const MicroBatches& work, int64_t& dataflow_index)
       : links_(links),
         stages_(stages),
         all_stages_(all_stages),
         options_(options),
         work_(work),
-        place_(place),
+        dataflow_index_(dataflow_index),
         outputs_(work.on_ready) {}
 
   void run(const ActionList& list);
 
  private:
-  // What a tensor from another stage is, and when compute may read it.
-  struct Incoming {
+  // A tensor from another stage, which compute may read after `ready`.
+  struct PendingTensor {
     Tensor data;
-    Event there;
+    Event ready;
   };
   // A stage's share of a micro-batch, from its first action to its last.
   struct Chunk {
     explicit Chunk(const WgradQueue::OnReady& on_ready) : wgrad(on_ready) {}
-    Incoming x, dy;
-    Tensor y, dx;  // until they are sent
+    PendingTensor x, dy;
+    Tensor y, dx;  // held until they are sent
     Stash stash;
     WgradQueue wgrad;
   };
 
-  class Place;
-  // A forward or a backward on its way; it awaits its input when its first part is enqueued.
+  class DataflowScope;
+  // A forward or a backward under way. It waits for its input when its first part is enqueued.
   struct Running {
     Action action;
-    Chunk* chunk;
+    Chunk* chunk;  // null once its result is stored
     std::optional<StagePass> pass = {};
     bool done() const { return pass && pass->done(); }
   };
 
   Chunk& chunk(int64_t stage, int64_t micro_batch);
-  size_t compute(const ActionList& list, size_t next);  // returns what comes next
+  // Runs the computation at list[next], or the two that run together. Returns the index of the
+  // action after what it has done.
+  size_t compute(const ActionList& list, size_t next);
   size_t pair(const ActionList& list, size_t next);
   Running start(const Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
   LossRequest loss_request(const MicroBatch& batch) const;
   StagePass pass_of(const Running& r);
+  // Runs the next part of the pass.
   void advance(Running& r);
+  // Stores the result of a pass that is done for the next stage or the stage before. Does nothing
+  // when it is called again.
   void finish(Running& r);
   bool waits_for_send(const Running& r) const;
   bool waits_for_end(const Running& r) const;
@@ -71,21 +77,22 @@ class Executor {
   void send(const Action& a);
   void receive(const Action& a);
   void await_messages();
-  Tensor await(Incoming& incoming);
+  Tensor await(PendingTensor& pending);
   Step step_of(const Action& a, Chunk& c);
-  void stay_near();
+  // Blocks the host until at most kMaxInFlight computations have not ended.
+  void limit_run_ahead();
 
   const PipelineLinks& links_;
   const PipelineStages& stages_;
   const int64_t all_stages_;
   const PipelineOptions& options_;
   const MicroBatches& work_;
-  int64_t& place_;
+  int64_t& dataflow_index_;
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
-  std::vector<Action> delayed_;  // backwards whose weight gradients wait for the gradient's send
-  WgradQueue outputs_;           // of the output layer, which wait for the list's end
-  std::vector<Event> messages_;  // that the next computation waits for, without overlap
-  std::deque<Event> computed_;   // after the last few computations
+  std::vector<Action> delayed_;  // backwards whose weight gradients run after the gradient's send
+  WgradQueue outputs_;           // weight gradients of the output layer that run at the list's end
+  std::vector<Event> messages_;  // without overlap: the next computation waits for these messages
+  std::deque<Event> computed_;   // the ends of the last few computations
 };
 
 }  // namespace mtrain

@@ -7,11 +7,12 @@
 
 namespace mtrain {
 
-// Messages from one rank to one other, in the order in which they are sent. It has a group and a
-// stream of its own, so that none waits for another pair's, or for those the other way.
+// A channel carries messages from one rank to one other, in the order in which they are sent. It
+// has a group and a stream of its own, so that no message waits for another pair's, or for those
+// that go the other way.
 struct Channel {
-  Group group;  // of the two
-  Stream* on;
+  Group group;  // the two ranks
+  Stream* stream;
 };
 
 struct PipelineLinks {
@@ -19,9 +20,9 @@ struct PipelineLinks {
   Stream* compute;
   // The rest is absent for one rank.
   std::map<int64_t, Channel> to, from;  // by the other's rank in the pipeline
-  Group all;                            // pp; on `on`
-  Group table;  // the ranks that share a tied table, where they are two; on `on`
-  Stream* on = nullptr;
+  Group all;                            // all ranks of the pipeline; uses `stream`
+  Group table;  // the ranks that share a tied table, where they are two; uses `stream`
+  Stream* stream = nullptr;
 };
 
 }  // namespace mtrain

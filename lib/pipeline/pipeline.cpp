@@ -9,8 +9,8 @@ namespace mtrain {
 
 Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const Schedule& schedule,
                    const PipelineOptions& options)
-    : links_(std::move(links)), stages_(std::move(stages)), placed_(schedule), options_(options) {
-  list_ = lower(placed_).ranks[size_t(links_.rank)];
+    : links_(std::move(links)), stages_(std::move(stages)), schedule_(schedule), options_(options) {
+  list_ = lower(schedule_).ranks[size_t(links_.rank)];
 }
 
 Schedule Pipeline::lower(const Schedule& computations) const {
@@ -20,55 +20,56 @@ Schedule Pipeline::lower(const Schedule& computations) const {
 }
 
 void Pipeline::run(const MicroBatches& work) {
-  MT_CHECK(int64_t(work.batches.size()) == placed_.micro_batches,
-           "{} micro-batches for a schedule of {}", work.batches.size(), placed_.micro_batches);
-  Executor(links_, stages_, placed_.stages, options_, work, place_).run(list_);
+  MT_CHECK(int64_t(work.batches.size()) == schedule_.micro_batches,
+           "{} micro-batches for a schedule of {}", work.batches.size(), schedule_.micro_batches);
+  Executor(links_, stages_, schedule_.stages, options_, work, dataflow_index_).run(list_);
 }
 
 void Pipeline::run_one(const MicroBatches& work) {
-  MT_CHECK(work.batches.size() == 1 && placed_.stages == 1, "{} micro-batches, {} stages",
-           work.batches.size(), placed_.stages);
-  Executor(links_, stages_, 1, options_, work, place_)
+  MT_CHECK(work.batches.size() == 1 && schedule_.stages == 1, "{} micro-batches, {} stages",
+           work.batches.size(), schedule_.stages);
+  Executor(links_, stages_, 1, options_, work, dataflow_index_)
       .run({{ActionKind::F, 0, 0}, {ActionKind::B, 0, 0}});
 }
 
 void Pipeline::forward(const MicroBatches& work) {
-  const Schedule lowered = lower(forward_only(placed_, int64_t(work.batches.size())));
-  Executor(links_, stages_, placed_.stages, options_, work, place_)
+  const Schedule lowered = lower(forward_only(schedule_, int64_t(work.batches.size())));
+  Executor(links_, stages_, schedule_.stages, options_, work, dataflow_index_)
       .run(lowered.ranks[size_t(links_.rank)]);
 }
 
 void Pipeline::sum(const Tensor& values) const {
   if (links_.size == 1) return;
-  links_.on->wait(links_.compute->record());  // edge: values -> their sum
-  links_.all.all_reduce(values, Reduce::sum, *links_.on);
-  links_.compute->wait(links_.on->record());
+  links_.stream->wait(links_.compute->record());  // edge: values -> their sum
+  links_.all.all_reduce(values, Reduce::sum, *links_.stream);
+  links_.compute->wait(links_.stream->record());
 }
 
-Tensor Pipeline::hand_on(const Tensor& data, const Shape& shape, int from, int to) const {
+Tensor Pipeline::transfer(const Tensor& data, const Shape& shape, int from, int to) const {
   const auto& ranks = links_.all.ranks();
   const auto member = [&](int rank) { return int(std::ranges::find(ranks, rank) - ranks.begin()); };
   const int own = links_.all.rank();
   if (own == member(from)) {
-    links_.on->wait(links_.compute->record());  // edge: the data -> its way
-    links_.all.send(data, member(to), *links_.on);
+    links_.stream->wait(links_.compute->record());  // edge: the data -> its send
+    links_.all.send(data, member(to), *links_.stream);
   }
   if (own != member(to)) return {};
-  const Tensor here = Tensor::empty(*links_.on, shape, DType::f32, MemoryCategory::buffers);
-  links_.all.receive(here, member(from), *links_.on);
-  links_.compute->wait(links_.on->record());
+  const Tensor here = Tensor::empty(*links_.stream, shape, DType::f32, MemoryCategory::buffers);
+  links_.all.receive(here, member(from), *links_.stream);
+  links_.compute->wait(links_.stream->record());
   return here;
 }
 
 void Pipeline::finish_grads(ParamStore& params) const {
   if (links_.table.size() < 2) return;
-  // A unit of its own is sharded alike on both ranks.
-  const ParamUnit* unit = params.unit("embedding");
+  // The table is a unit of its own, which is sharded alike on both ranks.
+  const ParamUnit* unit = params.unit(UnitKind::embedding);
   MT_CHECK(unit, "this rank has no table");
-  links_.on->wait(links_.compute->record());  // edge: the gradients' sums over samples -> this one
+  links_.stream->wait(
+      links_.compute->record());  // edge: the gradients' sums over samples -> this one
   for (const OwnedRange& range : unit->owned)
-    links_.table.all_reduce(range.grad, Reduce::sum, *links_.on);
-  links_.compute->wait(links_.on->record());
+    links_.table.all_reduce(range.grad, Reduce::sum, *links_.stream);
+  links_.compute->wait(links_.stream->record());
 }
 
 }  // namespace mtrain

@@ -46,7 +46,7 @@ Diagnosis::Finding Diagnosis::bad_output(const std::vector<Batch>& batches, int6
       const int64_t at = first_bad(on, Tensor::of(a));
       if (at < 0) continue;
       found = {fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at),
-               trainer_.pipeline_->place() * kLaunchesOfPlace + launches};
+               trainer_.pipeline_->dataflow_index() * kLaunchesOfPlace + launches};
       break;
     }
     checking = false;

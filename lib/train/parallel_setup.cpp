@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/math.h"
-#include "parallel/context/cores.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/tensor/tensor_parallel.h"
 
 namespace mtrain {
@@ -13,8 +13,8 @@ namespace {
 TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const Mesh& mesh) {
   TensorGroups g;
   g.all = world.group("tp", mesh, {Axis::tp});
-  g.compute = &device.stream("compute");
-  g.on = &device.stream("tp");
+  g.compute = &device.stream(StreamKind::compute);
+  g.on = &device.stream(StreamKind::tp);
   g.copies[g.all.size()] = g.all;
   // Key-value heads of which consecutive ranks have copies.
   const int64_t kv = r.model.kv_heads();
@@ -75,7 +75,8 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
         {.sequence = r.distributed.sequence_parallel, .overlap = tensor_overlap(plan.overlap)});
   if (l.cp == 1) return parts;
   const auto types = r.distributed.cp_comm_type;
-  const auto lane = std::make_shared<ContextLane>(device.stream("cp"), plan.overlap.cp_overlap);
+  const auto comm =
+      std::make_shared<ContextComm>(device.stream(StreamKind::cp), plan.overlap.cp_overlap);
   const Group cp = world.group("cp", mesh, {Axis::cp});
   Group level, ring;
   if (std::ranges::count(types, CpCommType::a2a_p2p)) {
@@ -84,10 +85,10 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
   }
   parts.attention_core = [=](const HeadConfig& heads, int64_t layer) {
     switch (types.size() == 1 ? types[0] : types.at(size_t(layer))) {
-      case CpCommType::p2p: return p2p_attention(lane, cp, heads);
-      case CpCommType::all_gather: return all_gather_attention(lane, cp, heads);
-      case CpCommType::a2a: return a2a_attention(lane, cp, heads);
-      case CpCommType::a2a_p2p: return a2a_p2p_attention(lane, level, ring, heads);
+      case CpCommType::p2p: return p2p_attention(comm, cp, heads);
+      case CpCommType::all_gather: return all_gather_attention(comm, cp, heads);
+      case CpCommType::a2a: return a2a_attention(comm, cp, heads);
+      case CpCommType::a2a_p2p: return a2a_p2p_attention(comm, level, ring, heads);
     }
     throw BugError("cp_comm_type");
   };
@@ -105,14 +106,14 @@ DataGroups data_groups(World& world, Device& device, const RunPlan& plan) {
   DataGroups g;
   g.rank = int(mesh.index_in_group(world.rank(), dp_axes()));
   g.size = int(l.dp);
-  g.compute = &device.stream("compute");
+  g.compute = &device.stream(StreamKind::compute);
   if (l.gradient_ranks() == 1) return g;
-  g.grad_stream = &device.stream("dp_grad");
+  g.grad_stream = &device.stream(StreamKind::dp_grad);
   g.all = world.group("dp_cp", mesh, dp_cp_axes());
   g.shards = l.dp_replicate == 1 ? g.all : world.group("dp_shard_cp", mesh, dp_shard_cp_axes());
   g.replicas = world.group("dp_replicate", mesh, {Axis::dp_replicate});
   if (plan.data_parallel.shards == ShardLevel::nothing) return g;
-  g.param_stream = &device.stream("dp_param");
+  g.param_stream = &device.stream(StreamKind::dp_param);
   g.gather = world.group("dp_param", mesh, dp_shard_cp_axes());
   return g;
 }

@@ -29,10 +29,10 @@ std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
 // where all come by in the same order. In a schedule a host may wait for one that waits for it.
 void connect(const Channel& channel, bool sends) {
   const Tensor word =
-      Tensor::from_host(*channel.on, {1}, std::vector<float>(1), MemoryCategory::buffers);
+      Tensor::from_host(*channel.stream, {1}, std::vector<float>(1), MemoryCategory::buffers);
   const int peer = 1 - channel.group.rank();
-  sends ? channel.group.send(word, peer, *channel.on)
-        : channel.group.receive(word, peer, *channel.on);
+  sends ? channel.group.send(word, peer, *channel.stream)
+        : channel.group.receive(word, peer, *channel.stream);
 }
 
 }  // namespace
@@ -64,11 +64,11 @@ PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
                              bool tied_embeddings) {
   const Layout& l = plan.layout;
   const Schedule& s = plan.schedule;
-  PipelineLinks links{.size = l.pp, .compute = &device.stream("compute")};
+  PipelineLinks links{.size = l.pp, .compute = &device.stream(StreamKind::compute)};
   if (l.pp == 1) return links;
   const Mesh& mesh = plan.mesh;
   links.rank = mesh.coordinate(world.rank(), Axis::pp);
-  links.on = &device.stream("pp");
+  links.stream = &device.stream(StreamKind::pp);
   links.all = world.group("pp", mesh, {Axis::pp});
   const auto pair = [&](const std::string& name, int64_t a, int64_t b) {
     const auto& ranks = links.all.ranks();
@@ -77,12 +77,12 @@ PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
   for (const auto& [from, to] : channels(s)) {
     const std::string name = fmt::format("pp {}>{}", from, to);
     if (links.rank == from)
-      connect(links.to[to] = {pair(name, from, to), &device.stream(fmt::format("pp_send_{}", to))},
+      connect(links.to[to] = {pair(name, from, to), &device.stream({StreamKind::pp_send, to})},
               true);
     if (links.rank == to)
-      connect(links.from[from] = {pair(name, from, to),
-                                  &device.stream(fmt::format("pp_recv_{}", from))},
-              false);
+      connect(
+          links.from[from] = {pair(name, from, to), &device.stream({StreamKind::pp_recv, from})},
+          false);
   }
   const int64_t first = s.home(0), last = s.home(s.stages - 1);
   if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))

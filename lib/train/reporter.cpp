@@ -102,15 +102,15 @@ void Reporter::step(const StepStats& s) {
     metrics.push_back({"memory_peak.workspace", workspace});
   std::deque<std::string> names;  // Metric holds views
   if (exposure_)
-    for (const auto& [stream, c] : exposure_->take()) {
+    for (const auto& [kind, c] : exposure_->take()) {
       const auto add = [&](const char* what, auto value) {
-        names.push_back(fmt::format("comm.{}.{}", stream, what));
+        names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
         metrics.push_back({names.back(), value});
       };
       add("busy_ms", double(c.busy_ns) * 1e-6);
       add("exposed_ms", double(c.exposed_ns) * 1e-6);
       add("bytes", c.bytes);
-      if (steps_ > kWarmUpSteps) communication_[stream] += c;
+      if (steps_ > kWarmUpSteps) communication_[kind] += c;
     }
   metrics_->write(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();

@@ -42,8 +42,8 @@ class Reporter {
   std::unique_ptr<Profile> profile_, warm_profile_;
   std::unique_ptr<TeeSink> sinks_;
   Clock::time_point started_, last_;
-  int64_t steps_ = 0, tokens_ = 0;                                   // of this process
-  std::map<std::string, Communication, std::less<>> communication_;  // the same
+  int64_t steps_ = 0, tokens_ = 0;  // of this process
+  Exposure::ByKind communication_;  // the same
 };
 
 }  // namespace mtrain

@@ -262,7 +262,7 @@ void generate_from_run(const std::string& run, std::string_view prompt, Generate
   const Recipe recipe = load_saved_recipe(found->path);
   const auto tokenizer = open_tokenizer(recipe.tokenizer);
   const auto device = open_device(recipe, {});
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   ParamStore params;
   Gpt model(on, params, gpt_config(recipe.model, vocabulary(recipe), sample_length(recipe)),
             sample_length(recipe));

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "base/error.h"
-#include "observe/timeline.h"
 
 namespace mtrain {
 
@@ -37,10 +36,8 @@ RunTrace::RunTrace(Trainer& trainer, fs::path path)
 void RunTrace::step_begins() { step_began_ns_ = now_ns<std::chrono::steady_clock>(); }
 
 void RunTrace::step_done(int64_t step) {
-  trace_.record({.name = fmt::format("step {}", step).c_str(),
-                 .stream = kStepTrack,
-                 .begin_ns = step_began_ns_,
-                 .end_ns = now_ns<std::chrono::steady_clock>()});
+  trace_.record_step(fmt::format("step {}", step), step_began_ns_,
+                     now_ns<std::chrono::steady_clock>());
 }
 
 RunTrace::~RunTrace() {

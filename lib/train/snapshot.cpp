@@ -131,7 +131,7 @@ void write_state(Trainer& t, const WholeModel& model, const std::optional<fs::pa
       Tensor whole;
       if (rank == saver) whole = assemble(t.compute(), *own, ranks[k]);
       if (saver != 0 && (rank == saver || rank == 0))
-        whole = t.pipeline().hand_on(whole, params[i]->whole_shape(), saver, 0);
+        whole = t.pipeline().transfer(whole, params[i]->whole_shape(), saver, 0);
       rank_0_in_touch(t.control(), [&](const auto& call) {
         writer->write(params[i]->name + tensors[k].suffix, whole, t.compute(), call);
       });

@@ -37,7 +37,7 @@ std::unique_ptr<Pipeline> make_pipeline(Stream& on, ParamStore& params, World& w
 std::unique_ptr<DataParallel> materialize(ParamStore& params, World& world, Device& device,
                                           const RunPlan& plan, bool master_weights,
                                           const Gpt& first_stage) {
-  Stream& on = device.stream("compute");
+  Stream& on = device.stream(StreamKind::compute);
   const DataGroups groups = data_groups(world, device, plan);
   const DataParallelOptions& options = plan.data_parallel;
   const bool alone = groups.all.size() == 0;
@@ -65,7 +65,7 @@ Trainer::Trainer(Device& device, const Recipe& r, const GptConfig& config,
 Trainer::Trainer(Device& device, const Recipe& r, RunPlan plan, const GptConfig& config,
                  std::shared_ptr<const Dataset> data, World world)
     : device_(device),
-      compute_(device.stream("compute")),
+      compute_(device.stream(StreamKind::compute)),
       recipe_(r),
       plan_(std::move(plan)),
       world_(std::move(world)),

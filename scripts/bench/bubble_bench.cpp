@@ -122,9 +122,9 @@ class SleepingBackend : public DeviceBackend {
   std::string description() const override { return "a CPU whose computations sleep"; }
   bool is_cuda() const override { return false; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    auto stream = real_->make_stream(name);
-    if (name != "compute") return stream;
+  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+    auto stream = real_->make_stream(id);
+    if (id.kind != StreamKind::compute) return stream;
     return std::make_unique<SleepingStream>(std::move(stream), actions_);
   }
   void* allocate(int64_t bytes) override { return real_->allocate(bytes); }

@@ -106,7 +106,7 @@ TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
   const auto turns = [&](const Result& r) {
     std::string order;
     for (const Launched& l : r.launches)
-      if (l.stream == "compute" && (l.action == f || l.action == b)) {
+      if (l.stream == StreamKind::compute && (l.action == f || l.action == b)) {
         const char which = l.action == f ? 'F' : 'B';
         if (order.empty() || order.back() != which) order += which;
       }
@@ -208,7 +208,7 @@ TEST_CASE("parameters of stages are gathered when they are asked to be, with the
   const auto order = [](const Result& r) {
     std::string text;
     for (const Launched& l : r.launches) {
-      const char what = l.name == "adamw" ? 'U' : l.stream == "dp_param" ? 'g' : ' ';
+      const char what = l.name == "adamw" ? 'U' : l.stream == StreamKind::dp_param ? 'g' : ' ';
       if (what != ' ' && (text.empty() || text.back() != what)) text += what;
     }
     return text;
@@ -254,7 +254,8 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const Result& r = ranks[rank];
       std::map<std::string, int64_t> sent;
-      for (const Launched& l : r.launches) sent[l.stream + " " + l.name] += l.wire_bytes;
+      for (const Launched& l : r.launches)
+        sent[stream_name(l.stream) + " " + l.name] += l.wire_bytes;
       // Each way half of everything, for there are two ranks. Layers of a stage that was let go
       // have given their memory to another's; tables have memory of their own.
       std::map<int64_t, int64_t> gathers;

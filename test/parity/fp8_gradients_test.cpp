@@ -159,12 +159,12 @@ struct Gradients {
 // of its own then.
 Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   constexpr int64_t I = 48, O = 80;
   ParamStore params;
   const auto fp8 = std::make_shared<Float8Scaling>(
       Float8Options{.gradient = gradient, .delayed = delayed, .history = 2});
-  const auto linear = plain_linear(params, {.unit = "a",
+  const auto linear = plain_linear(params, {.unit = {UnitKind::layer, 0},
                                             .name = "a.linear",
                                             .I = I,
                                             .O = O,

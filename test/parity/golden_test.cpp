@@ -121,7 +121,7 @@ struct Family {
   GptConfig config;
   int64_t B = 0, S = 0, counted = 0;
   std::unique_ptr<Device> device = Device::cpu(2, {.stream_sanitizer = true});
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   ParamStore params;
   std::unique_ptr<Gpt> model;
   MicroBatch batch;

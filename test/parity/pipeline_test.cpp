@@ -168,8 +168,8 @@ int64_t launches_beside_sends(const Changes& changes, int ranks) {
     Trainer t(rank.device, setup.recipe, setup.config, setup.data, rank.world);
     std::map<Stream*, uint64_t> sent;  // items of each stream that sends
     rank.device.set_launch_check([&](Stream& on, const LaunchInfo&) {
-      if (on.name().starts_with("pp_send_")) sent[&on] = on.enqueued();
-      if (on.name() != "compute") return;
+      if (on.id().kind == StreamKind::pp_send) sent[&on] = on.enqueued();
+      if (on.id() != StreamKind::compute) return;
       for (const auto& [stream, items] : sent) beside += !on.comes_after(*stream, items);
     });
     t.step();
@@ -195,23 +195,23 @@ TEST_CASE("without overlap nothing is computed beside a message") {
 
 TEST_CASE("channels are connected before a schedule runs, by all ranks in the same order") {
   // Stage s is on rank s % 3: forwards go round, and gradients the other way.
-  const std::vector<std::vector<std::string>> expected{
-      {"pp_send_1", "pp_send_2", "pp_recv_1", "pp_recv_2"},
-      {"pp_recv_0", "pp_send_0", "pp_send_2", "pp_recv_2"},
-      {"pp_recv_0", "pp_recv_1", "pp_send_0", "pp_send_1"}};
+  using enum StreamKind;
+  const std::vector<std::vector<StreamId>> expected{
+      {{pp_send, 1}, {pp_send, 2}, {pp_recv, 1}, {pp_recv, 2}},
+      {{pp_recv, 0}, {pp_send, 0}, {pp_send, 2}, {pp_recv, 2}},
+      {{pp_recv, 0}, {pp_recv, 1}, {pp_send, 0}, {pp_send, 1}}};
   const Setup setup(with(pipeline("interleaved_1f1b", 3, 2), batch(6)), 3);
-  std::vector<std::vector<std::string>> connected(3);
+  std::vector<std::vector<StreamId>> connected(3);
   run_ranks(3, "thread", [&](TestRank& rank) {
     auto& own = connected[size_t(rank.rank())];
     rank.device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
-      if (on.name().starts_with("pp_") && std::string_view(info.name) != "upload")
-        own.push_back(on.name());
+      if (on.id().peer >= 0 && std::string_view(info.name) != "upload") own.push_back(on.id());
     });
     const Trainer t(rank.device, setup.recipe, setup.config, setup.data, rank.world);
     rank.device.set_launch_check({});
     rank.device.synchronize();
   });
-  CHECK(connected == expected);
+  CHECK((connected == expected));
 }
 
 TEST_CASE("messages larger than what is on its way between two ranks do not make them wait") {

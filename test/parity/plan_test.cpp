@@ -63,7 +63,7 @@ TEST_CASE("counted parameters are those the model declares") {
     CAPTURE(family[0]);
     const auto device = Device::cpu(1, {});
     ParamStore params;
-    const Gpt model(device->stream("compute"), params,
+    const Gpt model(device->stream(StreamKind::compute), params,
                     gpt_config(r.model, kVocab, r.dataset.seq_length), r.dataset.seq_length);
     double declared = 0;
     for (const Parameter* p : params.params()) declared += double(p->shape.count());

@@ -187,7 +187,7 @@ TEST_CASE("tensors that the model lacks are refused") {
   lab.train("two", {"train.steps=2", "model.num_layers=2"});
   const Recipe one = lab.recipe("one");
   const auto device = Device::cpu(1, {});
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   ParamStore params;
   const Recipe two = load_saved_recipe(lab.step("two", 2));
   CHECK(two.model.num_layers == 2);

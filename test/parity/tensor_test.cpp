@@ -337,7 +337,7 @@ class Launches : public TimingSink {
  public:
   void record(const Timing& t) override {
     const std::lock_guard lock(mutex_);
-    ++count_[fmt::format("{} {}", t.stream, t.name)];
+    ++count_[fmt::format("{} {}", stream_name(t.stream), t.name)];
   }
   int64_t of(const char* what) const {
     const auto at = count_.find(what);

@@ -19,7 +19,9 @@ using namespace train_testing;
 using Values = std::map<std::string, std::vector<float>>;  // by parameter
 
 struct Launched {
-  std::string action, stream, name;  // the scope in which it was enqueued
+  std::string action;  // the scope in which it was enqueued
+  StreamId stream;
+  std::string name;
   int64_t wire_bytes;
 };
 
@@ -63,7 +65,7 @@ class Watch {
       : device_(device) {
     device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
       const std::string action = device.scope().substr(0, device.scope().find(" > "));
-      launches.push_back({action, on.name(), info.name, info.wire_bytes});
+      launches.push_back({action, on.id(), info.name, info.wire_bytes});
       const bool starts =
           !action.empty() && action[0] >= '0' && action[0] <= '9' && !action.ends_with("SHARD");
       // One that was begun goes on only in turns with another, and with what that one sends.

@@ -73,7 +73,7 @@ std::vector<std::string> failures(int ranks, double timeout_s, const Body& body)
             [&](TestRank& outer) {
               // A failed stream fails its device for good.
               const auto device = Device::cpu(1);
-              TestRank r{outer.world, *device, device->stream("comm")};
+              TestRank r{outer.world, *device, device->stream(StreamKind::dp_grad)};
               const Group g = r.world.group("dp", r.world.world_group().ranks());
               g.barrier(r.on);
               device->synchronize();
@@ -164,7 +164,7 @@ TEST_CASE("a group that has failed refuses later calls at once") {
     } catch (const CommError&) {
     }
     const auto start = Clock::now();
-    Stream& other = r.device.stream("other");
+    Stream& other = r.device.stream(StreamKind::dp_param);
     g.barrier(other);
     try {
       other.synchronize();

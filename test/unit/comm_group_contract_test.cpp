@@ -288,7 +288,7 @@ TEST_CASE("groups on different streams run side by side") {
   on_all([](TestRank& r) {
     const Group a = r.world.group("a", r.world.world_group().ranks()),
                 b = r.world.group("b", r.world.world_group().ranks());
-    Stream& other = r.device.stream("other");
+    Stream& other = r.device.stream(StreamKind::dp_param);
     const auto mine = [&](int64_t k) { return value(r.rank(), k); };
     std::vector<Tensor> xs, sums, ys;
     for (int i = 0; i < 20; ++i) {
@@ -434,7 +434,7 @@ TEST_CASE("an emulated link holds a message back however early its receive was p
     std::atomic<int64_t> received_bytes{-1};
     struct Sink : TimingSink {
       void record(const Timing& t) override { last = t; }
-      Timing last{};
+      Timing last{"", StreamKind::compute, 0, 0};
     };
     std::array<Sink, 2> sinks;
     run_ranks(2, backend,

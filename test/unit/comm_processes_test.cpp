@@ -186,7 +186,7 @@ TEST_CASE("processes reduce") {
   const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
   Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream("dp");
+    Stream& on = device->stream(StreamKind::dp_grad);
     const Tensor t = Tensor::from_host(on, {700001}, std::vector<float>(700001, 1.0f));
     for (int i = 0; i < 4; ++i) world.world_group().all_reduce(t, Reduce::sum, on);
     return t.to_host<float>(on)[700000] == 81 ? 0 : 1;
@@ -198,7 +198,7 @@ TEST_CASE("a killed process is missed at once, and named") {
   const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
   Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream("dp");
+    Stream& on = device->stream(StreamKind::dp_grad);
     const Group g = world.group("dp_cp", {0, 1, 2});
     g.barrier(on);
     device->synchronize();
@@ -221,7 +221,7 @@ TEST_CASE("a killed process is missed at once, and named") {
 TEST_CASE("a process killed in the middle of a large message does not leave its peer waiting") {
   Children job(3, "gloo", [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream("pp");
+    Stream& on = device->stream(StreamKind::pp);
     const Group g = world.group("pp", {0, 1, 2});
     g.barrier(on);
     const Tensor t = Tensor::empty(on, {64 << 20}, DType::f32);
@@ -253,7 +253,7 @@ TEST_CASE("a process killed in the middle of a large message does not leave its 
 TEST_CASE("gloo's ranks end at once when the one that serves the rendezvous is killed") {
   Children job(3, "gloo", [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream("dp");
+    Stream& on = device->stream(StreamKind::dp_grad);
     const Group g = world.group("dp", {0, 1, 2});
     g.barrier(on);
     device->synchronize();

@@ -112,7 +112,7 @@ void run_ranks(int ranks, const std::string& backend, const std::function<void(T
   const auto as_rank = [&](World& world) {
     const auto device =
         options.device ? options.device() : Device::cpu(1, {.stream_sanitizer = true});
-    TestRank rank{world, *device, device->stream("comm")};
+    TestRank rank{world, *device, device->stream(StreamKind::dp_grad)};
     body(rank);
     device->synchronize();
   };

@@ -21,7 +21,7 @@ Buffer take(Device& device, Stream& home, int64_t bytes,
 
 TEST_CASE("a dropped buffer's memory serves the same stream at once") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   Gate gate;
   gate.block(compute);
   Buffer b = take(*device, compute, 3 * kMiB);
@@ -34,16 +34,16 @@ TEST_CASE("a dropped buffer's memory serves the same stream at once") {
   CHECK(b->data == memory);
   CHECK(b->serial != serial);
   // Another stream's work would not: it gets memory of its own.
-  const Buffer other = take(*device, device->stream("dp"), 3 * kMiB);
+  const Buffer other = take(*device, device->stream(StreamKind::dp_grad), 3 * kMiB);
   b.reset();
-  const Buffer another = take(*device, device->stream("dp"), 3 * kMiB);
+  const Buffer another = take(*device, device->stream(StreamKind::dp_grad), 3 * kMiB);
   CHECK(other->data != memory);
   CHECK(another->data != memory);
 }
 
 TEST_CASE("memory that another stream may still touch is not handed out") {
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   Gate gate;
   Buffer b = take(*device, compute, kMiB);
   void* const memory = b->data;
@@ -70,7 +70,7 @@ TEST_CASE("memory that another stream may still touch is not handed out") {
 
 TEST_CASE("memory whose stream has waited for the others is handed out while all still run") {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  Stream &compute = device->stream("compute"), &tp = device->stream("tp");
+  Stream &compute = device->stream(StreamKind::compute), &tp = device->stream(StreamKind::tp);
   Gate gate;
   gate.block(tp);
   const auto touch = [](Stream& s, const char* name, const Buffer& b) {
@@ -110,7 +110,7 @@ TEST_CASE("memory whose stream has waited for the others is handed out while all
 
 TEST_CASE("a buffer that only a queued closure owns lives until that has run") {
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   Gate gate;
   gate.block(dp);
   Buffer b = take(*device, compute, kMiB);
@@ -128,7 +128,7 @@ TEST_CASE("a buffer that only a queued closure owns lives until that has run") {
 
 TEST_CASE("free neighbours merge, and a large free block is split") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   std::vector<Buffer> pieces;
   for (int i = 0; i < 16; ++i) pieces.push_back(take(*device, compute, kMiB));
   const int64_t reserved = device->allocator().reserved().current;
@@ -151,7 +151,7 @@ TEST_CASE("free neighbours merge, and a large free block is split") {
 
 TEST_CASE("use and peaks are counted by category") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   Allocator& memory = device->allocator();
   const Buffer params = take(*device, compute, 1000, MemoryCategory::params);
   Buffer activations = take(*device, compute, 5000, MemoryCategory::activations);
@@ -183,7 +183,7 @@ TEST_CASE("use and peaks are counted by category") {
 
 TEST_CASE("memory that the system does not have is a RunError") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   const int64_t before = device->allocator().total().current;
   CHECK_THROWS_AS(take(*device, compute, int64_t(1) << 60), RunError);
   CHECK(device->allocator().total().current == before);
@@ -195,7 +195,7 @@ TEST_CASE("where the system refuses, cached memory goes back to it first") {
   const auto control = std::make_shared<LimitedBackend::Control>();
   control->limit = 64 * kMiB;
   const auto device = Device::on(std::make_unique<LimitedBackend>(control));
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   const Buffer params = take(*device, compute, 20 * kMiB, MemoryCategory::params);
   Buffer first = take(*device, compute, 20 * kMiB), second = take(*device, compute, 20 * kMiB);
   SECTION("also what queued work still uses") {
@@ -237,7 +237,7 @@ TEST_CASE("where the system refuses, cached memory goes back to it first") {
 
 TEST_CASE("a small buffer never cuts a large block in two") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   Buffer large = take(*device, compute, 100 * kMiB);
   void* const memory = large->data;
   large.reset();
@@ -250,7 +250,7 @@ TEST_CASE("a small buffer never cuts a large block in two") {
 TEST_CASE("a buffer that is dropped while its streams refuse events keeps its memory for ever") {
   const auto control = std::make_shared<LimitedBackend::Control>();
   const auto device = Device::on(std::make_unique<LimitedBackend>(control));
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   Buffer b = take(*device, compute, kMiB);
   const void* const memory = b->data;
   dp.launch({.name = "use", .reads = {all_of(b)}}, no_work);
@@ -266,9 +266,10 @@ TEST_CASE("a buffer may outlive its device") {
   Buffer alone, touched;
   {
     const auto device = Device::cpu(1);
-    alone = take(*device, device->stream("compute"), 1000);
-    touched = take(*device, device->stream("compute"), 1000);
-    device->stream("dp").launch({.name = "use", .reads = {all_of(touched)}}, no_work);
+    alone = take(*device, device->stream(StreamKind::compute), 1000);
+    touched = take(*device, device->stream(StreamKind::compute), 1000);
+    device->stream(StreamKind::dp_grad)
+        .launch({.name = "use", .reads = {all_of(touched)}}, no_work);
   }
   alone.reset();
   touched.reset();  // its memory and its streams are gone: nothing to give back
@@ -277,8 +278,8 @@ TEST_CASE("a buffer may outlive its device") {
 
 TEST_CASE("many random operations agree with a model") {
   const auto device = Device::cpu(1);
-  Stream* homes[] = {&device->stream("compute"), &device->stream("dp")};
-  Stream& other = device->stream("tp");
+  Stream* homes[] = {&device->stream(StreamKind::compute), &device->stream(StreamKind::dp_grad)};
+  Stream& other = device->stream(StreamKind::tp);
   std::mt19937 random(GENERATE(1u, 2u, 3u));
   const auto below = [&](int n) { return int(random() % unsigned(n)); };
 
@@ -351,7 +352,7 @@ TEST_CASE("many random operations agree with a model") {
 
 TEST_CASE("buffers are dropped by hosts' and streams' threads at once") {
   const auto device = Device::cpu(2, {.stream_sanitizer = true});
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   for (int i = 0; i < 2000; ++i) {
     const Buffer b = take(*device, compute, 1000 + i, MemoryCategory::activations);
     compute.launch({.name = "write", .writes = {all_of(b)}},

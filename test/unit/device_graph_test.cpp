@@ -19,8 +19,8 @@ struct Machine {
   explicit Machine(const std::string& refused = "", bool sanitize = true)
       : device(Device::on(std::make_unique<RecordingBackend>(refused),
                           {.stream_sanitizer = sanitize})),
-        compute(device->stream("compute")),
-        other(device->stream("other")),
+        compute(device->stream(StreamKind::compute)),
+        other(device->stream(StreamKind::dp_param)),
         pool(device->allocator().make_pool()) {}
 
   Buffer numbers(int64_t count, Stream* home = nullptr) {
@@ -221,8 +221,8 @@ TEST_CASE("what cannot be captured is refused with its name, and has not happene
   refused("download", [&] { m.compute.download(&host, all_of(a)); });
   refused("upload", [&] { m.compute.upload(all_of(a), nullptr, &host); });
   refused("waiting for the end", [&] { m.compute.synchronize(); });
-  refused("`set` on stream other", [&] { set(m.other, a, 1); });
-  refused("wait of stream compute for work of other", [&] { m.compute.wait(before); });
+  refused("`set` on stream dp_param", [&] { set(m.other, a, 1); });
+  refused("wait of stream compute for work of dp_param", [&] { m.compute.wait(before); });
   refused("not permitted", [&] { affine(m.compute, a, b, 1, 0, "library_call"); });
 
   Capture capture(m.compute, m.pool);
@@ -232,7 +232,7 @@ TEST_CASE("what cannot be captured is refused with its name, and has not happene
 
 TEST_CASE("a device without graphs says so") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   const auto pool = device->allocator().make_pool();
   CHECK_THROWS_WITH(Capture(compute, pool), Catch::Contains("records no graphs"));
   CHECK(device->allocator().open_pool() == 0);

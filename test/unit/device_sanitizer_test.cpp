@@ -13,8 +13,8 @@ namespace {
 
 struct Rig {
   std::unique_ptr<Device> device = Device::cpu(1, {.stream_sanitizer = true});
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp"),
-         &tp = device->stream("tp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad),
+         &tp = device->stream(StreamKind::tp);
   Buffer x = take(), y = take();
 
   Buffer take(int64_t bytes = 4096) {
@@ -35,15 +35,15 @@ TEST_CASE("a missing event is reported with both launches and streams") {
   SECTION("read after write") {
     Rig::write(r.compute, "wgrad", all_of(r.x));
     CHECK_THROWS_AS(Rig::read(r.dp, "reduce", all_of(r.x)), BugError);
-    CHECK_THROWS_WITH(
-        Rig::read(r.dp, "reduce", all_of(r.x)),
-        Contains("`reduce` on stream dp reads") && Contains("`wgrad` on stream compute wrote"));
+    CHECK_THROWS_WITH(Rig::read(r.dp, "reduce", all_of(r.x)),
+                      Contains("`reduce` on stream dp_grad reads") &&
+                          Contains("`wgrad` on stream compute wrote"));
   }
   SECTION("write after read") {
     Rig::read(r.compute, "matmul", all_of(r.x));
-    CHECK_THROWS_WITH(
-        Rig::write(r.dp, "gather", all_of(r.x)),
-        Contains("`gather` on stream dp writes") && Contains("`matmul` on stream compute reads"));
+    CHECK_THROWS_WITH(Rig::write(r.dp, "gather", all_of(r.x)),
+                      Contains("`gather` on stream dp_grad writes") &&
+                          Contains("`matmul` on stream compute reads"));
   }
   SECTION("write after write") {
     Rig::write(r.compute, "zero", all_of(r.x));
@@ -194,7 +194,8 @@ TEST_CASE("memory that is reused too early is reported with both launches") {
   REQUIRE(z->data == bare.data);
   CHECK_THROWS_WITH(Rig::write(r.compute, "fill_z", all_of(z)),
                     Contains("`fill_z` on stream compute writes") &&
-                        Contains("`send_x` on stream dp reads") && Contains("reused too early"));
+                        Contains("`send_x` on stream dp_grad reads") &&
+                        Contains("reused too early"));
 }
 
 TEST_CASE("the allocator's own protection is not reported") {
@@ -236,7 +237,7 @@ TEST_CASE("an event that another thread records holds every launch that its cloc
   const auto control = std::make_shared<LimitedBackend::Control>();
   const auto device =
       Device::on(std::make_unique<LimitedBackend>(control), {.stream_sanitizer = true});
-  Stream &compute = device->stream("compute"), &tp = device->stream("tp");
+  Stream &compute = device->stream(StreamKind::compute), &tp = device->stream(StreamKind::tp);
   const Buffer x = device->allocator().allocate(4096, MemoryCategory::buffers, compute);
   std::atomic<bool> ran = false;
   bool held = false;
@@ -266,7 +267,7 @@ TEST_CASE("an event that another thread records holds every launch that its cloc
 
 TEST_CASE("without the option nothing is checked") {
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   const Buffer b = device->allocator().allocate(64, MemoryCategory::buffers, compute);
   CHECK(device->sanitizer() == nullptr);
   Rig::write(compute, "a", all_of(b));

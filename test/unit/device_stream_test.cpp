@@ -15,8 +15,8 @@ using Catch::Contains;
 
 TEST_CASE("a stream runs its work in order while the host goes on") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
-  CHECK(&compute == &device->stream("compute"));
+  Stream& compute = device->stream(StreamKind::compute);
+  CHECK(&compute == &device->stream(StreamKind::compute));
   CHECK(device->description() == "CPU, 1 thread");
   CHECK_FALSE(device->is_cuda());
   std::vector<int> ran;
@@ -38,7 +38,7 @@ TEST_CASE("a stream runs its work in order while the host goes on") {
 
 TEST_CASE("streams run beside each other, and an event orders them") {
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   std::atomic<int> both{0};
   for (Stream* s : {&compute, &dp})
     s->launch({.name = "meet"}, [&](const LaunchContext&) {
@@ -67,7 +67,7 @@ TEST_CASE("streams run beside each other, and an event orders them") {
 
 TEST_CASE("waiting for an event does not wait for what came after it") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   Gate gate;
   int value = 0;
   compute.launch({.name = "set"}, [&](const LaunchContext&) { value = 1; });
@@ -84,7 +84,7 @@ TEST_CASE("a stream's work reaches the device's thread pool") {
   CHECK(device->threads() == 3);
   int inside = 0;
   std::atomic<int> chunks{0};
-  device->stream("compute").launch({.name = "work"}, [&](const LaunchContext&) {
+  device->stream(StreamKind::compute).launch({.name = "work"}, [&](const LaunchContext&) {
     inside = current_threads();
     parallel_for(100, 10, [&](int64_t, int64_t) { ++chunks; });
   });
@@ -97,7 +97,7 @@ TEST_CASE("a stream's work reaches the device's thread pool") {
 TEST_CASE("slowed computations take a multiple of their processor time, and others do not") {
   struct Sink : TimingSink {
     void record(const Timing& t) override {
-      if (std::string(t.stream) == "compute") ns += t.end_ns - t.begin_ns;
+      if (t.stream == StreamKind::compute) ns += t.end_ns - t.begin_ns;
     }
     std::atomic<int64_t> ns{0};
   } sink;
@@ -116,7 +116,7 @@ TEST_CASE("slowed computations take a multiple of their processor time, and othe
     }
     used += now() - begin;
   };
-  for (int i = 0; i < 20; ++i) device->stream("compute").launch({.name = "burn"}, burn);
+  for (int i = 0; i < 20; ++i) device->stream(StreamKind::compute).launch({.name = "burn"}, burn);
   device->synchronize();
   // What is not worth a sleep yet is left.
   CHECK(sink.ns >= 5 * used - 1'000'000);
@@ -125,7 +125,7 @@ TEST_CASE("slowed computations take a multiple of their processor time, and othe
 
 TEST_CASE("copies run in the stream's order") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   const Buffer b = device->allocator().allocate(4096, MemoryCategory::buffers, compute);
   Gate gate;
   gate.block(compute);
@@ -147,7 +147,7 @@ TEST_CASE("copies run in the stream's order") {
 
 TEST_CASE("what a launch throws reaches the host, and nothing after it runs") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   std::atomic<int> after{0};
   Gate gate;
   gate.block(compute);
@@ -168,7 +168,8 @@ TEST_CASE("what a launch throws reaches the host, and nothing after it runs") {
 
 TEST_CASE("a failure names its launch, stream and scope, and keeps its class and hint") {
   const auto device = Device::cpu(1);
-  const auto failure_of = [&](Stream& stream, const std::function<void()>& fail) -> std::string {
+  const auto failure_of = [&](StreamId id, const std::function<void()>& fail) -> std::string {
+    Stream& stream = device->stream(id);
     stream.launch({.name = "good"}, no_work);
     {
       const Device::Scope layer(*device, "layers.3"), part(*device, "attention");
@@ -192,24 +193,25 @@ TEST_CASE("a failure names its launch, stream and scope, and keeps its class and
   const auto place = [](const char* stream) {
     return fmt::format("\n  in `bad`, item 2 of stream {}, in layers.3 > attention", stream);
   };
-  CHECK(failure_of(device->stream("a"), [] { throw UserError("x", "y"); }) ==
-        "user: x" + place("a") + " / y");
-  CHECK(failure_of(device->stream("b"), [] { throw RunError("x", "y"); }) ==
-        "run: x" + place("b") + " / y");
-  CHECK(failure_of(device->stream("c"), [] { throw CommError("x", "y"); }) ==
-        "comm: x" + place("c") + " / y");
-  CHECK(failure_of(device->stream("d"), [] { throw BugError("x"); }) == "bug: x" + place("d"));
-  CHECK(failure_of(device->stream("e"), [] { throw std::bad_alloc(); }) ==
-        "run: out of memory" + place("e") + " / ");
-  CHECK(failure_of(device->stream("f"), [] { throw std::logic_error("x"); }) ==
-        "run: x" + place("f") + " / ");
-  CHECK(failure_of(device->stream("g"), [] { throw 1; }) == "int");
+  CHECK(failure_of(StreamKind::compute, [] { throw UserError("x", "y"); }) ==
+        "user: x" + place("compute") + " / y");
+  CHECK(failure_of({StreamKind::pp_send, 3}, [] { throw RunError("x", "y"); }) ==
+        "run: x" + place("pp_send_3") + " / y");
+  CHECK(failure_of(StreamKind::cp, [] { throw CommError("x", "y"); }) ==
+        "comm: x" + place("cp") + " / y");
+  CHECK(failure_of(StreamKind::dp_grad, [] { throw BugError("x"); }) ==
+        "bug: x" + place("dp_grad"));
+  CHECK(failure_of(StreamKind::pp, [] { throw std::bad_alloc(); }) ==
+        "run: out of memory" + place("pp") + " / ");
+  CHECK(failure_of(StreamKind::tp, [] { throw std::logic_error("x"); }) ==
+        "run: x" + place("tp") + " / ");
+  CHECK(failure_of(StreamKind::control, [] { throw 1; }) == "int");
 }
 
 TEST_CASE("a failure stops the streams that depend on it, and only those") {
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp"),
-         &tp = device->stream("tp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad),
+         &tp = device->stream(StreamKind::tp);
   std::atomic<int> used{0}, unrelated{0};
   Gate gate;
   gate.block(compute);
@@ -219,7 +221,7 @@ TEST_CASE("a failure stops the streams that depend on it, and only those") {
   dp.launch({.name = "use"}, [&](const LaunchContext&) { ++used; });
   tp.wait(dp.record());
   tp.launch({.name = "use"}, [&](const LaunchContext&) { ++used; });
-  Stream& copy = device->stream("copy");
+  Stream& copy = device->stream(StreamKind::copy);
   copy.launch({.name = "other"}, [&](const LaunchContext&) { ++unrelated; });
   gate.open();
   for (Stream* s : {&tp, &dp, &compute})  // waiting streams do not add their own names
@@ -240,7 +242,8 @@ TEST_CASE("a device that is destroyed finishes its queues first") {
   int ran = 0;
   {
     const auto device = Device::cpu(2);
-    Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+    Stream &compute = device->stream(StreamKind::compute),
+           &dp = device->stream(StreamKind::dp_grad);
     for (int i = 0; i < 300; ++i) {
       const Buffer b = device->allocator().allocate(1000, MemoryCategory::activations, compute);
       compute.launch({.name = "count", .writes = {all_of(b)}}, [&ran, b](const LaunchContext&) {
@@ -257,8 +260,9 @@ TEST_CASE("a device that is destroyed finishes its queues first") {
   CHECK(ran == 300);
   {
     const auto device = Device::cpu(1);
-    device->stream("compute").launch({.name = "bad"},
-                                     [](const LaunchContext&) { throw RunError("x"); });
+    device->stream(StreamKind::compute).launch({.name = "bad"}, [](const LaunchContext&) {
+      throw RunError("x");
+    });
   }  // a failure that no one asked for does not end the process
 }
 
@@ -270,17 +274,19 @@ TEST_CASE("the timing sink is told of every launch") {
     }
     void waited(const Waiting& w) override {
       std::lock_guard lock(mutex);
-      waits.push_back({w.waits_for, w.stream, w.begin_ns, w.end_ns});
+      waits.push_back(w);
     }
     struct Seen {
-      std::string name, stream;
+      std::string name;
+      StreamId stream;
       int64_t begin_ns, end_ns;
     };
     std::mutex mutex;
-    std::vector<Seen> seen, waits;  // name: the stream that was waited for
+    std::vector<Seen> seen;
+    std::vector<Waiting> waits;
   } sink;
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   compute.launch({.name = "before"}, no_work);
   device->set_timing_sink(&sink);
   const auto begin = std::chrono::steady_clock::now();
@@ -296,14 +302,14 @@ TEST_CASE("the timing sink is told of every launch") {
   device->synchronize();
   REQUIRE(sink.seen.size() == 2);
   CHECK(sink.seen[0].name == "slow");
-  CHECK(sink.seen[0].stream == "compute");
+  CHECK((sink.seen[0].stream == StreamKind::compute));
   CHECK(sink.seen[0].end_ns - sink.seen[0].begin_ns >= 5'000'000);
   CHECK(sink.seen[0].end_ns - sink.seen[0].begin_ns <= passed.count());
-  CHECK(sink.seen[1].stream == "dp");
+  CHECK((sink.seen[1].stream == StreamKind::dp_grad));
   CHECK(sink.seen[1].begin_ns >= sink.seen[0].end_ns);
   REQUIRE(sink.waits.size() == 1);
-  CHECK(sink.waits[0].name == "compute");
-  CHECK(sink.waits[0].stream == "dp");
+  CHECK((sink.waits[0].waits_for == StreamKind::compute));
+  CHECK((sink.waits[0].stream == StreamKind::dp_grad));
   CHECK(sink.waits[0].end_ns >= sink.seen[0].end_ns);
 }
 
@@ -314,7 +320,7 @@ TEST_CASE("a timing sink may go once another, or none, has taken its place") {
     std::atomic<int>& records;
   };
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   const bool fails = GENERATE(false, true);
   std::atomic<int> told = 0;
   {
@@ -339,7 +345,7 @@ TEST_CASE("a timing sink may go once another, or none, has taken its place") {
 
 TEST_CASE("the launch check sees every launch with its accesses, after it was enqueued") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   const Buffer b = device->allocator().allocate(64, MemoryCategory::buffers, compute);
   std::vector<std::string> seen;
   device->set_launch_check([&](Stream& stream, const LaunchInfo& info) {
@@ -357,7 +363,7 @@ TEST_CASE("the launch check sees every launch with its accesses, after it was en
 
 TEST_CASE("the flight recorder tells the last launches, and which are done") {
   const auto device = Device::cpu(1);
-  Stream &compute = device->stream("compute"), &dp = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   compute.launch({.name = "embedding"}, no_work);
   compute.synchronize();
   Gate gate;
@@ -366,8 +372,8 @@ TEST_CASE("the flight recorder tells the last launches, and which are done") {
   const auto lines = device->recorder().lines();
   REQUIRE(lines.size() == 3);
   CHECK_THAT(lines[0], Contains("compute #1") && Contains("embedding") && Contains("done"));
-  CHECK_THAT(lines[1], Contains("dp #1") && Contains("gate") && Contains("pending"));
-  CHECK_THAT(lines[2], Contains("dp #2") && Contains("all_reduce") && Contains("pending"));
+  CHECK_THAT(lines[1], Contains("dp_grad #1") && Contains("gate") && Contains("pending"));
+  CHECK_THAT(lines[2], Contains("dp_grad #2") && Contains("all_reduce") && Contains("pending"));
   CHECK(device->recorder().lines(1) == std::vector<std::string>{lines[2]});
   for (int i = 0; i < 400; ++i) compute.launch({.name = "many"}, no_work);
   CHECK(device->recorder().lines().size() == FlightRecorder::kEntries);
@@ -379,7 +385,7 @@ TEST_CASE("the flight recorder tells the last launches, and which are done") {
 
 TEST_CASE("after a failure the flight recorder shows where it stopped") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   Gate gate;
   gate.block(compute);
   compute.launch({.name = "good"}, no_work);

@@ -40,8 +40,8 @@ class LimitedBackend : public DeviceBackend {
   std::string description() const override { return "a limited CPU"; }
   bool is_cuda() const override { return false; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return std::make_unique<LimitedStream>(real_->make_stream(name), control_);
+  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+    return std::make_unique<LimitedStream>(real_->make_stream(id), control_);
   }
   void* allocate(int64_t bytes) override {
     if (control_->used + bytes > control_->limit) throw RunError("out of memory", "buy some");

@@ -22,8 +22,8 @@ class RecordingBackend : public DeviceBackend {
   // Launches of this name in all captures so far.
   int captured(const std::string& name) const { return shared_->counts[name]; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return std::make_unique<RecordingStream>(real_->make_stream(name), shared_);
+  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+    return std::make_unique<RecordingStream>(real_->make_stream(id), shared_);
   }
   void* allocate(int64_t bytes) override { return real_->allocate(bytes); }
   void release(void* memory, int64_t bytes) override { real_->release(memory, bytes); }

@@ -14,15 +14,18 @@ using namespace mtrain;
 
 TEST_CASE("initial weights are functions of seed, name and element, in every precision") {
   const auto device = Device::cpu(3);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   for (const bool training : {true, false})
     for (const DType compute : {DType::f32, DType::bf16}) {
       ParamStore params;
       Parameter* normal =
-          params.add("a", {.name = "a.weight", .shape = {300, 128}, .std = 0.5f, .rows = 299});
+          params.add({UnitKind::layer, 0},
+                     {.name = "a.weight", .shape = {300, 128}, .std = 0.5f, .rows = 299});
       Parameter* ones =
-          params.add("a", {.name = "a.norm", .shape = {77}, .init = Init::ones, .decay = false});
-      Parameter* zeros = params.add("b", {.name = "b.bias", .shape = {77}, .init = Init::zeros});
+          params.add({UnitKind::layer, 0},
+                     {.name = "a.norm", .shape = {77}, .init = Init::ones, .decay = false});
+      Parameter* zeros =
+          params.add({UnitKind::layer, 1}, {.name = "b.bias", .shape = {77}, .init = Init::zeros});
       params.materialize(on, compute, training);
       params.initialize(on, 42);
       std::vector<float> want(300 * 128);  // the last row is padding and stays zero
@@ -38,7 +41,7 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
 
 TEST_CASE("a tied table's gradient is whole whichever of its entries is drained first") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   GptConfig c{};
   c.hidden = 2, c.vocab = 3, c.padded_vocab = 4, c.rotary = true, c.tied_embeddings = true;
   ParamStore params;
@@ -63,11 +66,12 @@ namespace {
 // Two units of four pieces in all, with padding everywhere.
 struct FourPieces {
   explicit FourPieces(Stream& on, const Sharding& sharding, DType compute) {
-    params.add("a", {.name = "norm", .shape = {19}, .decay = false});
-    params.add("a", {.name = "w", .shape = {30, 21}, .rows = 29});
-    params.add("a", {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
-    params.add("a", {.name = "w2", .shape = {211}});
-    params.add("b", {.name = "v", .shape = {77}});
+    params.add({UnitKind::layer, 0}, {.name = "norm", .shape = {19}, .decay = false});
+    params.add({UnitKind::layer, 0}, {.name = "w", .shape = {30, 21}, .rows = 29});
+    params.add({UnitKind::layer, 0},
+               {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
+    params.add({UnitKind::layer, 0}, {.name = "w2", .shape = {211}});
+    params.add({UnitKind::layer, 1}, {.name = "v", .shape = {77}});
     params.materialize(on, compute, true, sharding);
     params.initialize(on, 3);
   }
@@ -77,7 +81,7 @@ struct FourPieces {
 
 TEST_CASE("the parts that ranks own are all of a unit, each element once, with the same values") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   for (const DType compute : {DType::f32, DType::bf16})
     for (const int ranks : {2, 3, 8})
       for (const bool sharded : {false, true}) {
@@ -117,7 +121,7 @@ struct Slices {
   Slices(Stream& on, int ranks, int rank, const Sharding& sharding) {
     const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
       cut.ranks = ranks, cut.rank = rank;
-      params.add("a", {.name = name, .shape = shape, .rows = rows, .cut = cut});
+      params.add({UnitKind::layer, 0}, {.name = name, .shape = shape, .rows = rows, .cut = cut});
     };
     const std::vector<Cut::Section> heads{{8, 3}, {2, 3}, {2, 3}};
     int64_t rows = 0;
@@ -136,7 +140,7 @@ struct Slices {
 
 TEST_CASE("a rank's slice has the values of the layout-free tensor, and each counts once") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   Slices alone(on, 1, 0, {});
   for (const int ranks : {2, 4, 8})
     for (const int owners : {1, 2}) {  // of data parallelism, which cut the slices once more

@@ -12,7 +12,7 @@ using Catch::Contains;
 
 TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   const auto make = [&](Shape shape, DType dtype) { return Tensor::empty(on, shape, dtype); };
   const DType f32 = DType::f32, bf16 = DType::bf16, i32 = DType::i32, f64 = DType::f64;
   const int64_t T = 4, H = 8, V = 16;
@@ -78,7 +78,7 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
 
 TEST_CASE("tokens go to their experts' rows, and come back as the sum of what was chosen") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   const Tensor expert_TK = Tensor::from_host<int32_t>(on, {3, 2}, {1, 0, 2, 1, 0, 2}),
                x = Tensor::empty(on, {3, 4}, DType::f32);
   ops::fill(on, x, 1.5f);
@@ -94,7 +94,7 @@ TEST_CASE("tokens go to their experts' rows, and come back as the sum of what wa
 
 TEST_CASE("operations on blocks and shards refuse what does not fit, and name the tensor") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   const auto make = [&](Shape shape, DType dtype) { return Tensor::empty(on, shape, dtype); };
   const DType f32 = DType::f32, bf16 = DType::bf16;
   const int64_t T = 4, H = 8, V = 16;

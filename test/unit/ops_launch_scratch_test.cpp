@@ -32,7 +32,7 @@ class InlineBackend : public DeviceBackend {
   std::string description() const override { return "an inline GPU"; }
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(const std::string&) override {
+  std::unique_ptr<StreamBackend> make_stream(StreamId) override {
     return std::make_unique<InlineStream>(control_);
   }
   void* allocate(int64_t bytes) override {
@@ -59,7 +59,7 @@ class InlineBackend : public DeviceBackend {
       try {
         work({});
       } catch (...) {
-        std::rethrow_exception(with_culprit(std::current_exception(), tag, "compute"));
+        std::rethrow_exception(with_culprit(std::current_exception(), tag, StreamKind::compute));
       }
     }
     std::shared_ptr<EventBackend> record() override { return std::make_shared<Past>(); }
@@ -86,7 +86,8 @@ class InlineBackend : public DeviceBackend {
 struct Bench {
   std::shared_ptr<InlineBackend::Control> control = std::make_shared<InlineBackend::Control>();
   std::unique_ptr<Device> device = Device::on(std::make_unique<InlineBackend>(control));
-  Stream &compute = device->stream("compute"), &other = device->stream("dp");
+  Stream &compute = device->stream(StreamKind::compute),
+         &other = device->stream(StreamKind::dp_grad);
   Allocator& memory = device->allocator();
 
   MemoryUsage workspace() const { return memory.usage(MemoryCategory::workspace); }

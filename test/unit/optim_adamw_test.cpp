@@ -15,11 +15,11 @@ namespace {
 // odd, so that there is padding.
 struct Fixture {
   explicit Fixture(DType compute = DType::f32)
-      : device(Device::cpu(2, {})), on(device->stream("compute")) {
-    decayed = params.add("a", {.name = "w", .shape = {7, 19}});
-    plain = params.add("a", {.name = "bias", .shape = {33}, .decay = false});
-    second = params.add("a", {.name = "w2", .shape = {5}});
-    other = params.add("b", {.name = "v", .shape = {211}});
+      : device(Device::cpu(2, {})), on(device->stream(StreamKind::compute)) {
+    decayed = params.add({UnitKind::layer, 0}, {.name = "w", .shape = {7, 19}});
+    plain = params.add({UnitKind::layer, 0}, {.name = "bias", .shape = {33}, .decay = false});
+    second = params.add({UnitKind::layer, 0}, {.name = "w2", .shape = {5}});
+    other = params.add({UnitKind::layer, 1}, {.name = "v", .shape = {211}});
     params.materialize(on, compute, true);
     for (Parameter* p : params.params()) {
       params.set_master(on, *p, filled(*p, 1.0));
@@ -96,11 +96,12 @@ namespace {
 // updates without master weights.
 struct Rounded {
   Rounded(int tp, int tp_rank, const Sharding& sharding)
-      : device(Device::cpu(1, {})), on(device->stream("compute")) {
+      : device(Device::cpu(1, {})), on(device->stream(StreamKind::compute)) {
     const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
       cut.ranks = tp, cut.rank = tp_rank;
       params.add(
-          "a", {.name = name, .shape = shape, .decay = shape.rank() > 1, .rows = rows, .cut = cut});
+          {UnitKind::layer, 0},
+          {.name = name, .shape = shape, .decay = shape.rank() > 1, .rows = rows, .cut = cut});
     };
     const std::vector<Cut::Section> heads{{8, 3}, {2, 3}};
     add("qkv", {heads[0].rows_here(tp) + heads[1].rows_here(tp), 5},
@@ -172,7 +173,7 @@ TEST_CASE("stochastic_rounding: false rounds to nearest") {
   for (const bool random : {true, false}) {
     Fixture f(DType::bf16);
     ParamStore params;
-    Parameter* p = params.add("a", {.name = "w", .shape = {64}});
+    Parameter* p = params.add({UnitKind::layer, 0}, {.name = "w", .shape = {64}});
     params.materialize(f.on, DType::bf16, true, {}, false);
     OptimizerConfig c = config();
     c.master_weights = false, c.weight_decay = 0;

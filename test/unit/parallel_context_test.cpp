@@ -8,7 +8,7 @@
 #include "base/rng.h"
 #include "comm_testing.h"
 #include "ops/blocks.h"
-#include "parallel/context/cores.h"
+#include "parallel/context/context_attention.h"
 
 using namespace mtrain;
 
@@ -85,7 +85,7 @@ struct Values {
 // What attention on one rank in fp32 makes of the same numbers.
 Values reference(const Problem& problem) {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   const auto wide = [&](const Tensor& x) {
     const Tensor y = Tensor::empty(on, x.shape(), DType::f32);
     ops::cast(on, x, y);
@@ -118,7 +118,7 @@ bool allowed(Type type, const Problem& p, Levels levels) {
 }
 
 std::unique_ptr<AttentionCore> make_core(Type type, World& world,
-                                         const std::shared_ptr<ContextLane>& lane,
+                                         const std::shared_ptr<ContextComm>& comm,
                                          const HeadConfig& heads, Levels levels) {
   const Mesh mesh = device_mesh({.cp = world.size()});
   const Group cp = world.group("cp", mesh, {Axis::cp});
@@ -130,24 +130,24 @@ std::unique_ptr<AttentionCore> make_core(Type type, World& world,
     return world.group(fmt::format("{} {}", name, levels.first), ranks);
   };
   switch (type) {
-    case Type::p2p: return p2p_attention(lane, cp, heads);
-    case Type::all_gather: return all_gather_attention(lane, cp, heads);
-    case Type::a2a: return a2a_attention(lane, cp, heads);
-    case Type::a2a_p2p: return a2a_p2p_attention(lane, level("level", 0), level("ring", 1), heads);
+    case Type::p2p: return p2p_attention(comm, cp, heads);
+    case Type::all_gather: return all_gather_attention(comm, cp, heads);
+    case Type::a2a: return a2a_attention(comm, cp, heads);
+    case Type::a2a_p2p: return a2a_p2p_attention(comm, level("level", 0), level("ring", 1), heads);
   }
   throw BugError("type");
 }
 
 // One layer of each type that the case allows, one after the other, then their backwards: the
-// layers share a lane, as in a model.
+// layers share a ContextComm, as in a model.
 std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, Levels levels,
                         bool overlap) {
   const auto ranks = size_t(problem.cp);
   std::vector<Values> results(types.size());
   std::vector<std::vector<Values>> of_rank(ranks, std::vector<Values>(types.size()));
   run_ranks(problem.cp, "thread", [&](TestRank& rank) {
-    Stream& on = rank.device.stream("compute");
-    const auto lane = std::make_shared<ContextLane>(rank.device.stream("cp"), overlap);
+    Stream& on = rank.device.stream(StreamKind::compute);
+    const auto comm = std::make_shared<ContextComm>(rank.device.stream(StreamKind::cp), overlap);
     const auto own = [&](const Tensor& whole) {
       const Tensor x = Tensor::empty(on, whole.shape(), whole.dtype());
       ops::copy_blocks(on, whole, x, ops::inverse(problem.order(whole.dim(1))));
@@ -163,7 +163,7 @@ std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, 
     std::vector<CoreResult> forwards;
     std::vector<Tensor> gradients(types.size());
     for (const Type type : types) {
-      cores.push_back(make_core(type, rank.world, lane, problem.heads(), levels));
+      cores.push_back(make_core(type, rank.world, comm, problem.heads(), levels));
       forwards.push_back(cores.back()->forward(step, qkv));
     }
     for (size_t i = types.size(); i-- > 0;)
@@ -174,7 +174,7 @@ std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, 
   });
   // Into the sequence's order.
   const auto device = Device::cpu(1);
-  Stream& on = device->stream("compute");
+  Stream& on = device->stream(StreamKind::compute);
   for (size_t i = 0; i < types.size(); ++i)
     for (const auto which : {&Values::out, &Values::dqkv}) {
       std::vector<float> by_rank;

@@ -10,7 +10,7 @@ using Catch::Contains;
 
 TEST_CASE("a tensor goes to the device and back") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   std::vector<float> values(24);
   std::iota(values.begin(), values.end(), 0.0f);
   const Tensor t = Tensor::from_host(compute, {2, 3, 4}, values, MemoryCategory::params);
@@ -35,7 +35,7 @@ TEST_CASE("a tensor goes to the device and back") {
 
 TEST_CASE("views share memory") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   std::vector<float> values(24);
   std::iota(values.begin(), values.end(), 0.0f);
   const Tensor t = Tensor::from_host(compute, {6, 4}, values);
@@ -73,7 +73,7 @@ TEST_CASE("views share memory") {
 
 TEST_CASE("absent and empty tensors are harmless") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   const Tensor absent;
   CHECK_FALSE(absent);
   CHECK(absent.data() == nullptr);
@@ -91,7 +91,7 @@ TEST_CASE("absent and empty tensors are harmless") {
 
 TEST_CASE("a view keeps its memory alive") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   Tensor view;
   {
     const Tensor t = Tensor::from_host<float>(compute, {3}, {1, 2, 3});

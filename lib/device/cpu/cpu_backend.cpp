@@ -117,8 +117,8 @@ class Slowdown {
 
 class CpuStream : public StreamBackend {
  public:
-  CpuStream(const std::string& name, ThreadPool& pool, double slowdown)
-      : name_(name), pool_(pool), slowdown_(slowdown), worker_([this] { work(); }) {}
+  CpuStream(StreamId id, ThreadPool& pool, double slowdown)
+      : id_(id), pool_(pool), slowdown_(slowdown), worker_([this] { work(); }) {}
 
   ~CpuStream() override {
     {
@@ -192,8 +192,8 @@ class CpuStream : public StreamBackend {
         queue_.pop_front();
       }
       run(item);
-      item.work =
-          nullptr;  // lets go of what the closure holds before anyone is told that it is done
+      // What the closure holds is let go of before anyone is told that the item is done.
+      item.work = nullptr;
       progress_->advance();
     }
   }
@@ -211,19 +211,19 @@ class CpuStream : public StreamBackend {
       if (sink) tell(*sink, item.tag, begin, now_ns(), idle);
     } catch (...) {
       const auto failure = std::current_exception();
-      progress_->fail(item.own ? with_culprit(failure, item.tag, name_) : failure);
+      progress_->fail(item.own ? with_culprit(failure, item.tag, id_) : failure);
     }
   }
 
   void tell(TimingSink& sink, const LaunchTag& tag, int64_t begin, int64_t end,
             int64_t idle) const {
     if (tag.waits_for)
-      sink.waited({name_.c_str(), tag.waits_for, begin, end});
+      sink.waited({id_, *tag.waits_for, begin, end});
     else
-      sink.record({tag.name, name_.c_str(), begin, end, tag.wire_bytes, idle});
+      sink.record({tag.name, id_, begin, end, tag.wire_bytes, idle});
   }
 
-  std::string name_;
+  const StreamId id_;
   ThreadPool& pool_;
   Slowdown slowdown_;
   std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
@@ -247,8 +247,9 @@ class CpuBackend : public DeviceBackend {
   }
   bool is_cuda() const override { return false; }
   int threads() const override { return pool_.threads(); }
-  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return std::make_unique<CpuStream>(name, pool_, name == "compute" ? compute_slowdown_ : 1);
+  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+    const double slowdown = id.kind == StreamKind::compute ? compute_slowdown_ : 1;
+    return std::make_unique<CpuStream>(id, pool_, slowdown);
   }
 
   // Mapped directly, in huge pages where the system has them: page faults and TLB misses cost a

@@ -68,7 +68,7 @@ class PendingTimings {
     pending_.push_back(
         {tag.name, tag.waits_for, tag.wire_bytes, tag.sink, std::move(begin), std::move(end)});
   }
-  void resolve(const char* stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
+  void resolve(StreamId stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
     while (!pending_.empty() && (all || pending_.front().end->ready())) {
       const Entry& e = pending_.front();
       e.end->wait();
@@ -78,7 +78,7 @@ class PendingTimings {
       const int64_t begin = origin_ns + int64_t(begin_ms * 1e6),
                     end = origin_ns + int64_t(end_ms * 1e6);
       if (e.waits_for)
-        e.sink->waited({stream, e.waits_for, begin, end});
+        e.sink->waited({stream, *e.waits_for, begin, end});
       else
         e.sink->record({e.name, stream, begin, end, e.wire_bytes});
       pending_.pop_front();
@@ -87,7 +87,8 @@ class PendingTimings {
 
  private:
   struct Entry {
-    const char *name, *waits_for;
+    const char* name;
+    std::optional<StreamId> waits_for;
     int64_t wire_bytes;
     TimingSink* sink;
     std::unique_ptr<CudaEvent> begin, end;
@@ -103,12 +104,9 @@ std::shared_ptr<void> pinned(int64_t bytes) {
 
 class CudaStream : public StreamBackend {
  public:
-  CudaStream(std::string name, int ordinal, std::shared_ptr<AsyncError> late,
+  CudaStream(StreamId id, int ordinal, std::shared_ptr<AsyncError> late,
              std::shared_ptr<std::atomic<int>> captures)
-      : name_(std::move(name)),
-        ordinal_(ordinal),
-        late_(std::move(late)),
-        captures_(std::move(captures)) {
+      : id_(id), ordinal_(ordinal), late_(std::move(late)), captures_(std::move(captures)) {
     MT_CUDA(cudaSetDevice(ordinal_));
     MT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     origin_ = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
@@ -126,12 +124,12 @@ class CudaStream : public StreamBackend {
       work({.cuda = stream_, .late = late_});
     } catch (...) {
       ++enqueued_;
-      std::rethrow_exception(with_culprit(std::current_exception(), tag, name_));
+      std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));
     }
     ++enqueued_;  // not before: where memory is short, work waits for what is enqueued
     if (!tag.sink) return;
     timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
-    timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, false);
+    timings_.resolve(id_, origin_->handle(), origin_ns_, false);
   }
 
   std::shared_ptr<EventBackend> record() override {
@@ -172,7 +170,7 @@ class CudaStream : public StreamBackend {
 
   void synchronize() override {
     MT_CUDA(cudaStreamSynchronize(stream_));
-    timings_.resolve(name_.c_str(), origin_->handle(), origin_ns_, true);
+    timings_.resolve(id_, origin_->handle(), origin_ns_, true);
     std::lock_guard lock(mutex_);
     while (!marks_.empty()) pass_mark();
     completed_ = enqueued_;
@@ -229,7 +227,7 @@ class CudaStream : public StreamBackend {
     marks_.pop_front();
   }
 
-  std::string name_;
+  const StreamId id_;
   int ordinal_;
   std::shared_ptr<AsyncError> late_;
   std::shared_ptr<std::atomic<int>> captures_;  // that go on, on streams of this device
@@ -280,8 +278,8 @@ class CudaBackend : public DeviceBackend {
   }
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return std::make_unique<CudaStream>(name, ordinal_, late_, captures_);
+  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+    return std::make_unique<CudaStream>(id, ordinal_, late_, captures_);
   }
   void* allocate(int64_t bytes) override {
     void* memory = nullptr;

@@ -1,6 +1,6 @@
 #include "base/head_pieces.h"
 #include "base/math.h"
-#include "parallel/context/cores.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/context/head_exchange.h"
 
 namespace mtrain {
@@ -9,16 +9,16 @@ namespace {
 
 class A2aAttention : public AttentionCore {
  public:
-  A2aAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads)
-      : lane_(std::move(lane)),
+  A2aAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads)
+      : comm_(std::move(comm)),
         cp_(std::move(cp)),
         heads_(heads),
         pieces_(head_pieces(exact_div(heads.G, int64_t(cp_.size())))) {}
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     const HeadExchange e = exchange(step);
-    HeadsIn in(e, step.compute, qkv_TN, qkv_sections());
-    HeadsOut out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
+    SequenceToHeads in(e, step.compute, qkv_TN, qkv_sections());
+    HeadsToSequence out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
     std::vector<Piece> kept;
     for (int64_t p = 0; p < pieces_; ++p) {
       Piece piece{in.piece(p), {}};
@@ -32,8 +32,8 @@ class A2aAttention : public AttentionCore {
   Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const std::vector<Piece>&>(forward.kept);
-    HeadsIn in(e, step.compute, dout_TN, {heads_.A * heads_.D});
-    HeadsOut out(e, step.compute, qkv_sections(), dout_TN.dtype());
+    SequenceToHeads in(e, step.compute, dout_TN, {heads_.A * heads_.D});
+    HeadsToSequence out(e, step.compute, qkv_sections(), dout_TN.dtype());
     for (int64_t p = 0; p < pieces_; ++p) {
       const Piece& piece = kept[size_t(p)];
       out.put(p, ops::attention_backward(step.compute, dims(e), piece.qkv_TN, step.seq.cu_seqlens,
@@ -43,8 +43,9 @@ class A2aAttention : public AttentionCore {
   }
 
  private:
-  // Of whole sequences, and in place of what was exchanged; the output alone is kept both ways,
-  // since a second exchange in backward would cost more than the memory.
+  // What backward needs of a piece: its qkv and output for whole sequences. The output is kept here
+  // and, exchanged back, by the caller, since a second exchange in backward would cost more than
+  // the memory. The qkv before its exchange is not kept.
   struct Piece {
     Tensor qkv_TN;
     ops::AttentionResult result;
@@ -54,7 +55,7 @@ class A2aAttention : public AttentionCore {
     return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
   }
   HeadExchange exchange(const Step& step) const {
-    return {*lane_, cp_, pieces_, {step.seq.B, step.seq.S, step.seq.documents}};
+    return {*comm_, cp_, pieces_, {step.seq.B, step.seq.S, step.seq.documents}};
   }
   ops::AttentionDims dims(const HeadExchange& e) const {
     return {.B = e.seq.B,
@@ -66,7 +67,7 @@ class A2aAttention : public AttentionCore {
             .scale = heads_.scale()};
   }
 
-  std::shared_ptr<ContextLane> lane_;
+  std::shared_ptr<ContextComm> comm_;
   const Group cp_;
   const HeadConfig heads_;
   const int64_t pieces_;
@@ -74,9 +75,9 @@ class A2aAttention : public AttentionCore {
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextLane> lane, Group cp,
+std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextComm> comm, Group cp,
                                              const HeadConfig& heads) {
-  return std::make_unique<A2aAttention>(std::move(lane), std::move(cp), heads);
+  return std::make_unique<A2aAttention>(std::move(comm), std::move(cp), heads);
 }
 
 }  // namespace mtrain

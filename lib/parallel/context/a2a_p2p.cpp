@@ -1,5 +1,5 @@
 #include "base/math.h"
-#include "parallel/context/cores.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/context/head_exchange.h"
 #include "parallel/context/ring.h"
 
@@ -9,21 +9,21 @@ namespace {
 
 class A2aP2pAttention : public AttentionCore {
  public:
-  A2aP2pAttention(std::shared_ptr<ContextLane> lane, Group level, Group ring,
+  A2aP2pAttention(std::shared_ptr<ContextComm> comm, Group level, Group ring,
                   const HeadConfig& heads)
-      : lane_(std::move(lane)),
+      : comm_(std::move(comm)),
         level_(std::move(level)),
         heads_(heads),
         ranks_(int64_t(level_.size()) * ring.size()),
-        ring_(*lane_, std::move(ring),
+        ring_(*comm_, std::move(ring),
               {exact_div(heads.A, int64_t(level_.size())),
                exact_div(heads.G, int64_t(level_.size())), heads.D, heads.window}) {}
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     const HeadExchange e = exchange(step);
-    const Tensor qkv = HeadsIn(e, step.compute, qkv_TN, qkv_sections()).piece(0);
+    const Tensor qkv = SequenceToHeads(e, step.compute, qkv_TN, qkv_sections()).piece(0);
     auto result = ring_.forward(step.compute, ring_sequence(step), qkv);
-    HeadsOut out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
+    HeadsToSequence out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
     out.put(0, result.out_TN);
     return {out.finish(), Kept{qkv, std::move(result)}};
   }
@@ -31,14 +31,14 @@ class A2aP2pAttention : public AttentionCore {
   Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
-    const Tensor dout = HeadsIn(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);
-    HeadsOut out(e, step.compute, qkv_sections(), dout_TN.dtype());
+    const Tensor dout = SequenceToHeads(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);
+    HeadsToSequence out(e, step.compute, qkv_sections(), dout_TN.dtype());
     out.put(0, ring_.backward(step.compute, ring_sequence(step), kept.qkv_TN, kept.result, dout));
     return out.finish();
   }
 
  private:
-  // With this rank's share of the heads, of its level's positions.
+  // These have this rank's share of the heads for all positions of its level.
   struct Kept {
     Tensor qkv_TN;
     ops::AttentionResult result;
@@ -47,18 +47,19 @@ class A2aP2pAttention : public AttentionCore {
   std::vector<int64_t> qkv_sections() const {
     return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
   }
-  // A level's ranks are neighbours, so together they have chunk r of 2 * ring.size() larger ones,
-  // and its counterpart: the exchange puts them into order, and the ring sees its own balance.
+  // A level's ranks are neighbours, so that together they have chunk r of 2 * ring.size() larger
+  // chunks, and its counterpart from the end. The exchange puts their positions into order, and so
+  // the ring finds the balanced chunks that it expects.
   HeadExchange exchange(const Step& step) const {
     std::vector<int64_t> documents = step.seq.documents;
     for (int64_t& length : documents) length = exact_div(length * level_.size(), ranks_);
-    return {*lane_, level_, 1, {step.seq.B, step.seq.S, std::move(documents)}};
+    return {*comm_, level_, 1, {step.seq.B, step.seq.S, std::move(documents)}};
   }
   ContextSequence ring_sequence(const Step& step) const {
     return {step.seq.B, step.seq.S * level_.size(), step.seq.documents};
   }
 
-  std::shared_ptr<ContextLane> lane_;
+  std::shared_ptr<ContextComm> comm_;
   const Group level_;
   const HeadConfig heads_;
   const int64_t ranks_;
@@ -67,9 +68,9 @@ class A2aP2pAttention : public AttentionCore {
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> a2a_p2p_attention(std::shared_ptr<ContextLane> lane, Group level,
+std::unique_ptr<AttentionCore> a2a_p2p_attention(std::shared_ptr<ContextComm> comm, Group level,
                                                  Group ring, const HeadConfig& heads) {
-  return std::make_unique<A2aP2pAttention>(std::move(lane), std::move(level), std::move(ring),
+  return std::make_unique<A2aP2pAttention>(std::move(comm), std::move(level), std::move(ring),
                                            heads);
 }
 

@@ -1,7 +1,7 @@
 #include "base/head_pieces.h"
 #include "base/math.h"
 #include "ops/blocks.h"
-#include "parallel/context/cores.h"
+#include "parallel/context/context_attention.h"
 
 namespace mtrain {
 
@@ -9,14 +9,14 @@ namespace {
 
 class AllGatherAttention : public AttentionCore {
  public:
-  AllGatherAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads)
-      : lane_(std::move(lane)), cp_(std::move(cp)), heads_(heads), pieces_(head_pieces(heads.G)) {}
+  AllGatherAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads)
+      : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_pieces(heads.G)) {}
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
-    // Of one piece of heads after the other.
+    // It has one piece of heads after the other.
     const Tensor lse = Tensor::empty(compute, {pieces_, seq.B, A(), seq.S}, DType::f32);
     Gather gather(*this, compute, seq, qkv_TN);
     for (int64_t p = 0; p < pieces_; ++p) {
@@ -35,12 +35,13 @@ class AllGatherAttention : public AttentionCore {
     const Tensor dq =
         dtype == DType::f32 ? dqkv : Tensor::empty(compute, forward.out_TN.shape(), DType::f32);
     const Shape whole{rows(seq), kv_width()};
-    const Tensor dkv = memory(compute, "gather_dkv", whole, DType::f32);
-    // By rank; one is reduced while the next is computed.
-    const Tensor sent[2] = {memory(compute, "gather_dkv_0", whole, DType::f32),
-                            memory(compute, "gather_dkv_1", whole, DType::f32)};
-    const Tensor own =
-        memory(compute, "gather_dkv_own", {pieces_ * seq.T(), kv_width()}, DType::f32);
+    const Tensor dkv = comm_->named_buffer(compute, ContextBuffer::gather_dkv, whole, DType::f32);
+    // The gradients of a piece, rank after rank. One is reduced while the next is computed.
+    const Tensor sent[2] = {
+        comm_->named_buffer(compute, {ContextBuffer::gather_dkv_sent, 0}, whole, DType::f32),
+        comm_->named_buffer(compute, {ContextBuffer::gather_dkv_sent, 1}, whole, DType::f32)};
+    const Tensor own = comm_->named_buffer(compute, ContextBuffer::gather_dkv_own,
+                                           {pieces_ * seq.T(), kv_width()}, DType::f32);
     Gather gather(*this, compute, seq, qkv_TN);
     Event reduced;
     for (int64_t p = 0; p < pieces_; ++p) {
@@ -51,8 +52,9 @@ class AllGatherAttention : public AttentionCore {
                                       {kv, G()}, {forward.out_TN, lse_of(lse, p)}, dout_TN,
                                       {{dq, p * A()}, {dkv}, {dkv, G()}, chunks_ && half, true});
       ops::copy_blocks(compute, dkv, sent[p % 2], ops::inverse(order(seq)));
-      reduced = lane_->go(compute, [&](Stream& on) {
-        cp_.reduce_scatter(sent[p % 2], own.rows(p * seq.T(), (p + 1) * seq.T()), Reduce::sum, on);
+      reduced = comm_->enqueue(compute, [&](Stream& stream) {
+        cp_.reduce_scatter(sent[p % 2], own.rows(p * seq.T(), (p + 1) * seq.T()), Reduce::sum,
+                           stream);
       });
     }
     if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
@@ -67,7 +69,8 @@ class AllGatherAttention : public AttentionCore {
     Tensor qkv_TN, lse;
   };
 
-  // Keys and values of one piece of heads after the other; the next travels meanwhile.
+  // Gathers the keys and values of one piece of heads after the other. While one is in use the next
+  // travels.
   class Gather {
    public:
     Gather(AllGatherAttention& core, Stream& compute, const ContextSequence& seq,
@@ -75,14 +78,16 @@ class AllGatherAttention : public AttentionCore {
         : core_(core), compute_(compute), seq_(seq) {
       const DType dtype = qkv_TN.dtype();
       const Shape whole{core.rows(seq), core.kv_width()};
-      own_ = core.memory(compute, "gather_own", {core.pieces_ * seq.T(), core.kv_width()}, dtype);
-      gathered_[0] = core.memory(compute, "gather_0", whole, dtype);
-      gathered_[1] = core.memory(compute, "gather_1", whole, dtype);
-      kv_ = core.memory(compute, "gather_kv", whole, dtype);
+      own_ = core.comm_->named_buffer(compute, ContextBuffer::gather_own,
+                                      {core.pieces_ * seq.T(), core.kv_width()}, dtype);
+      gathered_[0] = core.comm_->named_buffer(compute, {ContextBuffer::gathered, 0}, whole, dtype);
+      gathered_[1] = core.comm_->named_buffer(compute, {ContextBuffer::gathered, 1}, whole, dtype);
+      kv_ = core.comm_->named_buffer(compute, ContextBuffer::gather_kv, whole, dtype);
       ops::copy_blocks(compute, qkv_TN, own_, core.kv_by_piece(seq.T()));
       arrived_ = start(0);
     }
-    // (rows of all ranks, 2 G D of the piece), in the sequence's order; gone with the next.
+    // Returns (rows of all ranks, 2 G D of the piece), in the sequence's order. The next call
+    // overwrites it.
     Tensor next() {
       const int64_t p = next_++;
       Event later;
@@ -95,8 +100,8 @@ class AllGatherAttention : public AttentionCore {
 
    private:
     Event start(int64_t p) {
-      return core_.lane_->go(compute_, [&](Stream& on) {
-        core_.cp_.all_gather(own_.rows(p * seq_.T(), (p + 1) * seq_.T()), gathered_[p % 2], on);
+      return core_.comm_->enqueue(compute_, [&](Stream& stream) {
+        core_.cp_.all_gather(own_.rows(p * seq_.T(), (p + 1) * seq_.T()), gathered_[p % 2], stream);
       });
     }
     AllGatherAttention& core_;
@@ -107,7 +112,7 @@ class AllGatherAttention : public AttentionCore {
     int64_t next_ = 0;
   };
 
-  // Of a piece.
+  // The heads of a piece.
   int64_t A() const { return heads_.A / pieces_; }
   int64_t G() const { return heads_.G / pieces_; }
   int64_t D() const { return heads_.D; }
@@ -119,7 +124,7 @@ class AllGatherAttention : public AttentionCore {
     chunks_.set(compute, seq, cp_.size());
     if (same) return seq;
     documents_ = seq.documents;
-    // Keys that the documents' first and second halves on this rank see.
+    // The keys that the first and the second halves of the documents on this rank see.
     std::vector<int64_t> begin, end[2];
     int64_t at = 0;
     for (const int64_t length : documents_) {
@@ -135,23 +140,20 @@ class AllGatherAttention : public AttentionCore {
   }
 
   int64_t chunks() const { return 2 * cp_.size(); }
-  // Chunks of keys up to the end of this rank's first or second chunk.
+  // How many chunks of keys there are up to the end of this rank's first or second chunk.
   int64_t keys_of(int half) const { return half ? chunks() - cp_.rank() : cp_.rank() + 1; }
   int64_t rows(const ContextSequence& seq) const { return seq.T() * cp_.size(); }
   Tensor lse_of(const Tensor& lse, int64_t p) const {
     return lse.rows(p, p + 1).view({lse.dim(1), lse.dim(2), lse.dim(3)});
   }
-  Tensor memory(Stream& compute, const char* name, Shape shape, DType dtype) {
-    return lane_->memory(compute, name, shape, dtype);
-  }
 
-  // Rank after rank -> the sequence's order.
+  // The blocks that bring rows from rank after rank into the sequence's order.
   std::vector<ops::CopyBlock> order(const ContextSequence& seq) const {
     std::vector<int64_t> documents = seq.documents;
     if (documents.empty()) documents = {rows(seq)};
     return ops::balanced_to_sequence(documents, cp_.size(), kv_width());
   }
-  // A qkv's keys and values -> (pieces * T, kv_width), piece after piece.
+  // The blocks that copy the keys and values of a qkv to (pieces * T, kv_width), piece after piece.
   std::vector<ops::CopyBlock> kv_by_piece(int64_t T) const {
     const int64_t GD = heads_.G * D();
     auto blocks = ops::split_columns(T, {GD, GD}, pieces_);
@@ -159,7 +161,8 @@ class AllGatherAttention : public AttentionCore {
     return blocks;
   }
 
-  // A half of this rank's queries against the keys up to its end, for the heads of a piece.
+  // Describes the attention of a half of this rank's queries to the keys up to its end, for the
+  // heads of a piece.
   ops::AttentionBlock block(const ContextSequence& seq, int64_t p, int half) const {
     const int64_t S = seq.S, whole = S * cp_.size();
     ops::AttentionBlock b{.B = seq.B,
@@ -189,8 +192,8 @@ class AllGatherAttention : public AttentionCore {
         ops::attention_block(compute, block(seq, p, half), q, k, v, into);
       return;
     }
-    // The halves' rows alternate: each block writes all rows, those of the other half as seeing
-    // nothing.
+    // The halves' rows alternate, so each block writes all rows. In it the rows of the other half
+    // see no keys.
     const ops::AttentionResult merged{Tensor::empty(compute, {seq.T(), A() * D()}, DType::f32),
                                       into.lse};
     const ops::AttentionResult second{Tensor::empty(compute, merged.out_TN.shape(), DType::f32),
@@ -204,7 +207,7 @@ class AllGatherAttention : public AttentionCore {
     put_columns(compute, merged.out_TN, into.out_TN, p * A() * D());
   }
 
-  std::shared_ptr<ContextLane> lane_;
+  std::shared_ptr<ContextComm> comm_;
   const Group cp_;
   const HeadConfig heads_;
   const int64_t pieces_;
@@ -215,9 +218,9 @@ class AllGatherAttention : public AttentionCore {
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextLane> lane, Group cp,
+std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextComm> comm, Group cp,
                                                     const HeadConfig& heads) {
-  return std::make_unique<AllGatherAttention>(std::move(lane), std::move(cp), heads);
+  return std::make_unique<AllGatherAttention>(std::move(comm), std::move(cp), heads);
 }
 
 }  // namespace mtrain

@@ -13,24 +13,24 @@ std::vector<ops::CopyBlock> HeadExchange::order(int64_t width) const {
   return ops::balanced_to_sequence(documents, group.size(), width);
 }
 
-HeadsIn::HeadsIn(const HeadExchange& e, Stream& compute, const Tensor& x_TN,
-                 const std::vector<int64_t>& sections)
+SequenceToHeads::SequenceToHeads(const HeadExchange& e, Stream& compute, const Tensor& x_TN,
+                                 const std::vector<int64_t>& sections)
     : exchange_(e), compute_(compute) {
   const int64_t width = exact_div(x_TN.dim(1), e.parts());
   const Shape all{e.pieces * e.rows(), width};
-  const Tensor sent = e.lane.memory(compute, "heads_in_sent", all, x_TN.dtype());
-  received_ = e.lane.memory(compute, "heads_in_received", all, x_TN.dtype());
+  const Tensor sent = e.comm.named_buffer(compute, ContextBuffer::to_heads_sent, all, x_TN.dtype());
+  received_ = e.comm.named_buffer(compute, ContextBuffer::to_heads_received, all, x_TN.dtype());
   // Part p * ranks + r has the heads of piece p for rank r.
   ops::copy_blocks(compute, x_TN, sent, ops::split_columns(e.seq.T(), sections, e.parts()));
   for (int64_t p = 0; p < e.pieces; ++p) {
     const int64_t begin = p * e.rows(), end = begin + e.rows();
-    arrived_.push_back(e.lane.go(compute, [&](Stream& on) {
-      e.group.all_to_all(sent.rows(begin, end), received_.rows(begin, end), on);
+    arrived_.push_back(e.comm.enqueue(compute, [&](Stream& stream) {
+      e.group.all_to_all(sent.rows(begin, end), received_.rows(begin, end), stream);
     }));
   }
 }
 
-Tensor HeadsIn::piece(int64_t p) {
+Tensor SequenceToHeads::piece(int64_t p) {
   compute_.wait(arrived_[size_t(p)]);  // edge: the piece's arrival -> its use
   const int64_t rows = exchange_.rows(), width = received_.dim(1);
   const Tensor x = Tensor::empty(compute_, {rows, width}, received_.dtype());
@@ -38,25 +38,25 @@ Tensor HeadsIn::piece(int64_t p) {
   return x;
 }
 
-HeadsOut::HeadsOut(const HeadExchange& e, Stream& compute, std::vector<int64_t> sections,
-                   DType dtype)
+HeadsToSequence::HeadsToSequence(const HeadExchange& e, Stream& compute,
+                                 std::vector<int64_t> sections, DType dtype)
     : exchange_(e),
       compute_(compute),
       sections_(std::move(sections)),
       N_(std::accumulate(sections_.begin(), sections_.end(), int64_t(0))) {
   const Shape all{e.pieces * e.rows(), exact_div(N_, e.parts())};
-  sent_ = e.lane.memory(compute, "heads_out_sent", all, dtype);
-  received_ = e.lane.memory(compute, "heads_out_received", all, dtype);
+  sent_ = e.comm.named_buffer(compute, ContextBuffer::to_sequence_sent, all, dtype);
+  received_ = e.comm.named_buffer(compute, ContextBuffer::to_sequence_received, all, dtype);
 }
 
-void HeadsOut::put(int64_t p, const Tensor& x) {
+void HeadsToSequence::put(int64_t p, const Tensor& x) {
   ops::copy_blocks(compute_, x, piece_of(sent_, p), ops::inverse(exchange_.order(x.dim(1))));
-  arrived_ = exchange_.lane.go(compute_, [&](Stream& on) {
-    exchange_.group.all_to_all(piece_of(sent_, p), piece_of(received_, p), on);
+  arrived_ = exchange_.comm.enqueue(compute_, [&](Stream& stream) {
+    exchange_.group.all_to_all(piece_of(sent_, p), piece_of(received_, p), stream);
   });
 }
 
-Tensor HeadsOut::finish() {
+Tensor HeadsToSequence::finish() {
   compute_.wait(arrived_);  // edge: the last piece's arrival, all others before it -> their use
   const int64_t T = exchange_.seq.T();
   const Tensor x = Tensor::empty(compute_, {T, N_}, received_.dtype());

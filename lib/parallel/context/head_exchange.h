@@ -1,34 +1,36 @@
-// The exchange of positions for heads: a rank with all heads of its own positions gets some heads
-// of the positions of all ranks of the group, in the sequence's order, and the way back.
+// The exchange of positions for heads. A rank has all heads of its own positions, and gets some
+// heads of the positions of all ranks of the group, in the sequence's order; and the exchange back.
 #pragma once
 #include <vector>
 
 #include "comm/group.h"
-#include "parallel/context/lane.h"
+#include "parallel/context/context_comm.h"
 #include "parallel/context/sequence.h"
 
 namespace mtrain {
 
-// What both ways need to know. Heads travel in `pieces`: one is computed while others travel.
+// What both directions need to know. The heads travel in `pieces`, so that a rank computes with one
+// while others travel.
 struct HeadExchange {
-  ContextLane& lane;
+  ContextComm& comm;
   const Group& group;
   int64_t pieces;
   ContextSequence seq;  // over the group's ranks
 
-  int64_t parts() const { return pieces * group.size(); }  // of the heads
-  int64_t rows() const { return seq.T() * group.size(); }  // of the group
-  // Of a piece: rank after rank -> the sequence's order.
+  int64_t parts() const { return pieces * group.size(); }  // into so many parts heads are split
+  int64_t rows() const { return seq.T() * group.size(); }  // so many positions all ranks have
+  // The blocks that bring the rows of a piece from rank after rank into the sequence's order.
   std::vector<ops::CopyBlock> order(int64_t width) const;
 };
 
-// Positions to heads. `sections`: columns of x_TN that are split by heads each, {A * D, G * D,
-// G * D} of a qkv.
-class HeadsIn {
+// Exchanges positions for heads. `sections` are the column counts of x_TN that are split by heads
+// each: {A * D, G * D, G * D} for a qkv.
+class SequenceToHeads {
  public:
-  HeadsIn(const HeadExchange& exchange, Stream& compute, const Tensor& x_TN,
-          const std::vector<int64_t>& sections);
-  Tensor piece(int64_t p);  // (rows, N / parts); in order
+  SequenceToHeads(const HeadExchange& exchange, Stream& compute, const Tensor& x_TN,
+                  const std::vector<int64_t>& sections);
+  // Returns (rows, N / parts). Pieces are asked for in their order.
+  Tensor piece(int64_t p);
 
  private:
   const HeadExchange& exchange_;
@@ -37,13 +39,15 @@ class HeadsIn {
   std::vector<Event> arrived_;
 };
 
-// Heads to positions.
-class HeadsOut {
+// Exchanges heads for positions.
+class HeadsToSequence {
  public:
-  HeadsOut(const HeadExchange& exchange, Stream& compute, std::vector<int64_t> sections,
-           DType dtype);
-  void put(int64_t p, const Tensor& x);  // as from HeadsIn::piece
-  Tensor finish();                       // (T, N), after all pieces
+  HeadsToSequence(const HeadExchange& exchange, Stream& compute, std::vector<int64_t> sections,
+                  DType dtype);
+  // Sends piece `p`, which has the shape that SequenceToHeads::piece() returns.
+  void put(int64_t p, const Tensor& x);
+  // Returns (T, N), after all pieces were put.
+  Tensor finish();
 
  private:
   Tensor piece_of(const Tensor& all, int64_t p) const {

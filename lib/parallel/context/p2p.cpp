@@ -1,4 +1,4 @@
-#include "parallel/context/cores.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/context/ring.h"
 
 namespace mtrain {
@@ -7,8 +7,8 @@ namespace {
 
 class P2pAttention : public AttentionCore {
  public:
-  P2pAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads)
-      : lane_(std::move(lane)), ring_(*lane_, std::move(cp), heads) {}
+  P2pAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads)
+      : comm_(std::move(comm)), ring_(*comm_, std::move(cp), heads) {}
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     const auto r = ring_.forward(step.compute, sequence(step), qkv_TN);
@@ -28,15 +28,15 @@ class P2pAttention : public AttentionCore {
   static ContextSequence sequence(const Step& step) {
     return {step.seq.B, step.seq.S, step.seq.documents};
   }
-  std::shared_ptr<ContextLane> lane_;
+  std::shared_ptr<ContextComm> comm_;
   RingAttention ring_;
 };
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> p2p_attention(std::shared_ptr<ContextLane> lane, Group cp,
+std::unique_ptr<AttentionCore> p2p_attention(std::shared_ptr<ContextComm> comm, Group cp,
                                              const HeadConfig& heads) {
-  return std::make_unique<P2pAttention>(std::move(lane), std::move(cp), heads);
+  return std::make_unique<P2pAttention>(std::move(comm), std::move(cp), heads);
 }
 
 }  // namespace mtrain

@@ -5,17 +5,17 @@
 namespace mtrain {
 
 namespace {
-constexpr int64_t kHomeParts = 4;
+constexpr int64_t kHomeParts = 4;  // in so many parts the last sums of gradients travel home
 }
 
-RingAttention::RingAttention(ContextLane& lane, Group ring, const HeadConfig& heads)
-    : lane_(lane), ring_(std::move(ring)), heads_(heads) {
+RingAttention::RingAttention(ContextComm& comm, Group ring, const HeadConfig& heads)
+    : comm_(comm), ring_(std::move(ring)), heads_(heads) {
   MT_CHECK(heads.window == 0, "a ring of keys does not see the sliding window of {}", heads.window);
 }
 
-// Own keys: causal. Those of an earlier rank: all queries see the first half of them, for the
-// second half lies behind all of this rank's. Of a later rank: only the second half of the queries
-// sees them, and all of them.
+// This rank's own keys are under a causal mask. Of an earlier rank's keys all queries see the first
+// half, since the second half lies behind all queries of this rank. A later rank's keys are seen by
+// the second half of the queries alone, which sees all of them.
 ops::AttentionBlock RingAttention::block(const ContextSequence& seq, int64_t from) const {
   ops::AttentionBlock b{.B = seq.B,
                         .q = {0, seq.S},
@@ -47,9 +47,10 @@ ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequen
   chunks_.set(compute, seq, size());
   const int64_t AD = heads_.A * heads_.D, T = seq.T();
   const DType dtype = qkv_TN.dtype();
-  // Step s computes with pair[s % 2] while the next keys arrive in the other.
-  const Tensor kv[2] = {memory(compute, "ring_kv_0", {T, kv_width()}, dtype),
-                        memory(compute, "ring_kv_1", {T, kv_width()}, dtype)};
+  // Step s computes with kv[s % 2] while the next keys arrive in the other.
+  const Tensor kv[2] = {
+      comm_.named_buffer(compute, {ContextBuffer::ring_kv, 0}, {T, kv_width()}, dtype),
+      comm_.named_buffer(compute, {ContextBuffer::ring_kv, 1}, {T, kv_width()}, dtype)};
   ops::copy_blocks(compute, qkv_TN, kv[0], {{0, AD, 0, 0, T, kv_width()}});
   const ops::AttentionResult merged{Tensor::empty(compute, {T, AD}, DType::f32),
                                     Tensor::empty(compute, {seq.B, heads_.A, seq.S}, DType::f32)};
@@ -57,8 +58,9 @@ ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequen
   for (int64_t s = 0; s < size(); ++s) {
     Event next;
     if (s + 1 < size())
-      next = lane_.go(compute,
-                      [&](Stream& on) { ring_.exchange(pass_on(kv[s % 2], kv[(s + 1) % 2]), on); });
+      next = comm_.enqueue(compute, [&](Stream& stream) {
+        ring_.exchange(pass_on(kv[s % 2], kv[(s + 1) % 2]), stream);
+      });
     compute.wait(arrived);  // edge: these keys' arrival -> their use
     ops::AttentionBlock b = block(seq, (rank() + size() - s) % size());
     const ops::Heads k{kv[s % 2]}, v{kv[s % 2], heads_.G};
@@ -86,11 +88,13 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
   const int64_t AD = heads_.A * heads_.D, T = seq.T(), n = size();
   const DType dtype = qkv_TN.dtype();
   const Shape shape{T, kv_width()};
-  const Tensor kv[2] = {memory(compute, "ring_kv_0", shape, dtype),
-                        memory(compute, "ring_kv_1", shape, dtype)};
-  const Tensor sum[2] = {memory(compute, "ring_dkv_0", shape, DType::f32),
-                         memory(compute, "ring_dkv_1", shape, DType::f32)};
-  const Tensor share = memory(compute, "ring_dkv_share", shape, DType::f32);
+  const Tensor kv[2] = {comm_.named_buffer(compute, {ContextBuffer::ring_kv, 0}, shape, dtype),
+                        comm_.named_buffer(compute, {ContextBuffer::ring_kv, 1}, shape, dtype)};
+  const Tensor sum[2] = {
+      comm_.named_buffer(compute, {ContextBuffer::ring_dkv, 0}, shape, DType::f32),
+      comm_.named_buffer(compute, {ContextBuffer::ring_dkv, 1}, shape, DType::f32)};
+  const Tensor share =
+      comm_.named_buffer(compute, ContextBuffer::ring_dkv_share, shape, DType::f32);
   ops::copy_blocks(compute, qkv_TN, kv[0], {{0, AD, 0, 0, T, kv_width()}});
   const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
   const Tensor dq = dtype == DType::f32 ? dqkv : Tensor::empty(compute, {T, AD}, DType::f32);
@@ -104,9 +108,10 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
     if (s > 0)
       for (auto& m : pass_on(sum[(s - 1) % 2], sum[s % 2])) messages.push_back(std::move(m));
     Event next;
-    if (n > 1) next = lane_.go(compute, [&](Stream& on) { ring_.exchange(messages, on); });
+    if (n > 1)
+      next = comm_.enqueue(compute, [&](Stream& stream) { ring_.exchange(messages, stream); });
     compute.wait(arrived);  // edge: these keys' arrival -> their use
-    // The last sums go home part by part, each while the next is computed.
+    // The last sums go home part by part: each part travels while the next is computed.
     const bool last = s + 1 == n && n > 1;
     const int64_t parts = last && !chunks_ ? std::min(kHomeParts, seq.S) : 1;
     const ops::AttentionBlock whole = block(seq, (rank() + n - s) % n);
@@ -125,8 +130,8 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
         }
       }
       if (last)
-        home = lane_.go(compute, [&](Stream& on) {
-          ring_.exchange(pass_on(of(rows, sum[s % 2]), of(rows, sum[n % 2])), on);
+        home = comm_.enqueue(compute, [&](Stream& stream) {
+          ring_.exchange(pass_on(of(rows, sum[s % 2]), of(rows, sum[n % 2])), stream);
         });
     }
     arrived = std::move(next);

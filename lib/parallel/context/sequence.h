@@ -1,6 +1,6 @@
-// How a micro-batch's positions lie on the ranks of context parallelism: every document, or the one
-// sequence, is cut into 2 * ranks chunks, of which rank r holds numbers r and 2 * ranks - 1 - r, so
-// that all have the same work under a causal mask.
+// How a micro-batch's positions lie on the ranks of context parallelism. Every document, or the one
+// sequence, is cut into 2 * ranks chunks. Rank r holds the chunks r and 2 * ranks - 1 - r, so that
+// all ranks have the same work under a causal mask.
 #pragma once
 #include <vector>
 
@@ -8,19 +8,19 @@
 
 namespace mtrain {
 
-// Over the ranks of one group.
+// A micro-batch's sequences over the ranks of one group.
 struct ContextSequence {
-  int64_t B, S;                    // S: positions on this rank
-  std::vector<int64_t> documents;  // lengths over the group's ranks; empty: one sequence
+  int64_t B, S;                    // sequences, and the positions of each on this rank
+  std::vector<int64_t> documents;  // lengths on all ranks together; empty: one sequence
 
   int64_t T() const { return B * S; }
 };
 
-// Where the halves of the documents lie on a rank, for the blocks of attention; absent where there
-// are none. Remembers the last micro-batch's.
+// Where the halves of the documents lie on a rank, as attention blocks take it. It is empty where
+// the sequence has no documents. It is kept while the documents stay the same.
 class DocumentChunks {
  public:
-  // `ranks`: of the group.
+  // `ranks` is the size of the group.
   void set(Stream& compute, const ContextSequence& seq, int64_t ranks);
   explicit operator bool() const { return bool(begin_); }
   ops::Documents first() const { return {begin_, mid_}; }
@@ -33,10 +33,10 @@ class DocumentChunks {
   Tensor begin_, mid_, end_;
 };
 
-// int32, on the device.
+// Copies row numbers to the device, as int32.
 Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows);
 
-// Writes x_TM into the columns of into_TN from `column` on; casts where the types differ.
+// Writes x_TM into the columns of into_TN from `column` on, and casts where the types differ.
 void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column);
 
 }  // namespace mtrain

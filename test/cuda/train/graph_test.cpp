@@ -21,7 +21,8 @@ Tensor numbers(Stream& on, float value) {
 
 TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inputs") {
   const auto device = device_under_test();
-  Stream &compute = device->stream("compute"), &other = device->stream("other");
+  Stream &compute = device->stream(StreamKind::compute),
+         &other = device->stream(StreamKind::dp_param);
   const auto pool = device->allocator().make_pool();
   const Tensor x = numbers(compute, 1), sum = numbers(compute, 0);
   std::optional<Graph> graph;
@@ -50,7 +51,7 @@ TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inp
 
 TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
   const auto device = device_under_test();
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   const auto pool = device->allocator().make_pool();
   const Tensor x = numbers(compute, 1);
   {
@@ -71,7 +72,7 @@ TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
 TEST_CASE(
     "a graph's kernels keep the memory for their intermediate results when others need more") {
   const auto device = device_under_test();
-  Stream& compute = device->stream("compute");
+  Stream& compute = device->stream(StreamKind::compute);
   const auto pool = device->allocator().make_pool();
   // Sums over rows, which a kernel makes in parts.
   constexpr int64_t kRows = 3000, kMany = 64;

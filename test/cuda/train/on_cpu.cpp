@@ -17,9 +17,7 @@ class GridBackend : public DeviceBackend {
   std::string description() const override { return "a grid on the CPU"; }
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(const std::string& name) override {
-    return cpu_->make_stream(name);
-  }
+  std::unique_ptr<StreamBackend> make_stream(StreamId id) override { return cpu_->make_stream(id); }
   void* allocate(int64_t bytes) override { return cpu_->allocate(bytes); }
   void release(void* memory, int64_t bytes) override { cpu_->release(memory, bytes); }
 

@@ -39,7 +39,7 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
 
 TEST_CASE("a group of one rank copies on the device") {
   const auto device = device_under_test();
-  Stream& stream = device->stream("compute");
+  Stream& stream = device->stream(StreamKind::compute);
   const Group alone = World::alone().world_group();
   const Tensor in = Tensor::from_host<float>(stream, {3}, {1, 2, 3});
   const auto copied = [&](const std::function<void(const Tensor& out)>& run) {

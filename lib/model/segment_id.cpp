@@ -1,0 +1,30 @@
+#include "model/segment_id.h"
+
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+std::string_view kind_name(SegmentKind kind) {
+  switch (kind) {
+    case SegmentKind::embedding: return "embedding";
+    case SegmentKind::attention: return "attention";
+    case SegmentKind::mlp: return "mlp";
+    case SegmentKind::head: return "head";
+    case SegmentKind::recompute: return "recompute";
+    case SegmentKind::handoff: return "handoff";
+  }
+  throw BugError("a segment of no known kind");
+}
+}  // namespace
+
+std::string segment_name(const SegmentId& id) {
+  const std::string_view kind = kind_name(id.kind);
+  return id.layer < 0 ? std::string(kind) : fmt::format("layers.{}.{}", id.layer, kind);
+}
+
+}  // namespace mtrain
