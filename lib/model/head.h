@@ -16,12 +16,12 @@ struct LossRequest {
 
 class Head {
  public:
-  // Of tied embeddings it has the embedding's table; `own_table`: a copy, as the embedding is on
-  // another rank.
+  // With tied embeddings the output layer multiplies with the embedding's table; `own_table`: with
+  // a copy of it, as the embedding is on another rank.
   Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table = false);
   void loss(Step& step, const Hidden& h,
             const LossRequest& request);  // stashes the gradient where step.training
-  Tensor backward(Step& step);            // gradient of h
+  Tensor backward(Step& step);            // returns dL/dh (T, H)
   // (T, this rank's rows of the padded vocabulary); stashes nothing.
   Tensor logits(Step& step, const Hidden& h);
 
@@ -31,6 +31,7 @@ class Head {
 
   GptConfig c_;
   std::shared_ptr<TensorParallel> tensor_;
+  int64_t logits_rows_;  // 0: all rows at once
   Norm norm_;
   Parameter* output_;
   bool completes_;  // nothing else on this rank adds to the gradient of `output_`

@@ -73,6 +73,7 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
     parts.tensor = tensor_parallel(
         tensor_groups(world, device, r, mesh),
         {.sequence = r.distributed.sequence_parallel, .overlap = tensor_overlap(plan.overlap)});
+  parts.logits_rows = plan.logits_rows;
   if (l.cp == 1) return parts;
   const auto types = r.distributed.cp_comm_type;
   const auto lane = std::make_shared<ContextLane>(device.stream("cp"), plan.overlap.cp_overlap);
@@ -82,11 +83,11 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
     level = cp_level(world, mesh, "cp_a2a", r, 0);
     ring = cp_level(world, mesh, "cp_p2p", r, 1);
   }
-  parts.attention_core = [=](const HeadConfig& heads, int64_t layer) {
+  parts.attention_core = [=, chunks = plan.head_chunks](const HeadConfig& heads, int64_t layer) {
     switch (types.size() == 1 ? types[0] : types.at(size_t(layer))) {
       case CpCommType::p2p: return p2p_attention(lane, cp, heads);
-      case CpCommType::all_gather: return all_gather_attention(lane, cp, heads);
-      case CpCommType::a2a: return a2a_attention(lane, cp, heads);
+      case CpCommType::all_gather: return all_gather_attention(lane, cp, heads, chunks.all_gather);
+      case CpCommType::a2a: return a2a_attention(lane, cp, heads, chunks.a2a);
       case CpCommType::a2a_p2p: return a2a_p2p_attention(lane, level, ring, heads);
     }
     throw BugError("cp_comm_type");

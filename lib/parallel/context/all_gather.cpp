@@ -1,5 +1,3 @@
-#include "base/head_pieces.h"
-#include "base/math.h"
 #include "ops/blocks.h"
 #include "parallel/context/cores.h"
 
@@ -9,8 +7,9 @@ namespace {
 
 class AllGatherAttention : public AttentionCore {
  public:
-  AllGatherAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads)
-      : lane_(std::move(lane)), cp_(std::move(cp)), heads_(heads), pieces_(head_pieces(heads.G)) {}
+  AllGatherAttention(std::shared_ptr<ContextLane> lane, Group cp, const HeadConfig& heads,
+                     int64_t head_chunks)
+      : lane_(std::move(lane)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     Stream& compute = step.compute;
@@ -216,8 +215,8 @@ class AllGatherAttention : public AttentionCore {
 }  // namespace
 
 std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextLane> lane, Group cp,
-                                                    const HeadConfig& heads) {
-  return std::make_unique<AllGatherAttention>(std::move(lane), std::move(cp), heads);
+                                                    const HeadConfig& heads, int64_t head_chunks) {
+  return std::make_unique<AllGatherAttention>(std::move(lane), std::move(cp), heads, head_chunks);
 }
 
 }  // namespace mtrain
