@@ -25,6 +25,9 @@ class Head {
   // (T, this rank's rows of the padded vocabulary); stashes nothing.
   Tensor logits(Step& step, const Hidden& h);
 
+  ParamUnit* unit() const { return norm_.unit(); }          // of its own parameters
+  ParamUnit* output_unit() const { return output_->unit; }  // unit(), or that of a tied table
+
  private:
   void cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
                      const Tensor& loss_T, const LossRequest& request);

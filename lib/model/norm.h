@@ -18,12 +18,14 @@ Tensor materialize(Step& step, const Hidden& h);  // x + delta
 
 class Norm {
  public:
+  // Declares its parameters in `unit`.
   Norm(ParamStore& params, const std::string& unit, const std::string& name, const GptConfig& c,
        const TensorParallel& tensor);
   ops::NormResult forward(Step& step, const Hidden& h) const;
   // Gradient of the norm's input, plus dresidual (optional) in the same pass.
   Tensor backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
                   const Tensor& dresidual_TH) const;
+  ParamUnit* unit() const { return weight_->unit; }
 
  private:
   ops::NormWeights weights() const;

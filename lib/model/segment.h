@@ -9,6 +9,7 @@ class Segment {
  public:
   virtual ~Segment() = default;
   virtual const char* name() const = 0;
+  virtual ParamUnit* unit() const = 0;                      // of all its parameters
   virtual Hidden forward(Step& step, const Hidden& h) = 0;  // stashes what backward needs
   virtual Tensor backward(Step& step,
                           const Tensor& d_TH) = 0;  // d: gradient of (x + delta), in and out

@@ -179,27 +179,28 @@ class Estimator {
     return all * chunks_held(shape_, pp_rank_, behind / all) / Count(stages_.size());
   }
 
-  // Bytes per token that a layer keeps from its input gradient to its weight gradient: inputs of
-  // its products, and gradients of their outputs. Of a sequence that is sharded, all ranks' tokens.
+  // Bytes per token that a layer keeps from its input gradient to its weight gradient: the inputs
+  // of its GEMMs, and the gradients of their outputs. Under sequence parallelism these are of all
+  // ranks' tokens.
   Count behind_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count experts = moe ? Count(m_.moe.router_topk) : 1;
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
-    return multiplied * e_ + qkv_width() * output_gradient("qkv_dgrad", m_.qkv_bias()) +
-           hidden() * output_gradient("proj_dgrad", bias) +
-           inputs() * width / tp_ * output_gradient("fc1_dgrad", bias) +
-           experts * hidden() * output_gradient("fc2_dgrad", bias);
+    return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
+           hidden() * output_gradient(LayerGemm::proj, bias) +
+           inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
+           experts * hidden() * output_gradient(LayerGemm::fc2, bias);
   }
-  // Bytes of an element that waits for a weight gradient: in 8 bits, where no bias sums it up and
-  // the input's gradient is one product.
-  Count output_gradient(const char* dgrad, bool bias) const {
-    const bool kept =
-        r_.mixed_precision.fp8 != Fp8Format::none && !bias && !in_chunks(plan_.overlap, dgrad);
-    return kept ? 1 : e_;
+  // Bytes of an element of an output's gradient that waits for the weight gradient. It waits in 8
+  // bits where no bias needs its sums and one GEMM computes the input's gradient.
+  Count output_gradient(LayerGemm gemm, bool bias) const {
+    const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
+    const bool in_8_bits = r_.mixed_precision.fp8 != Fp8Format::none && !bias && !chunked;
+    return in_8_bits ? 1 : e_;
   }
 
-  // Of the layers that backward computes again together.
+  // Bytes per token of the layers that backward computes again together.
   Count recomputed_at_once() const {
     if (!recomputes_layers()) return 0;
     return Count(std::min(recompute_group(), layers())) *
