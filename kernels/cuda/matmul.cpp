@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/workspace.h"
+#include "base/matmul_workspace.h"
 #include "kernels/cuda/cublas_library.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"

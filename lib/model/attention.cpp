@@ -27,42 +27,40 @@ class AttentionSegment : public Segment {
         rotary_(rotary),
         recompute_core_(recompute_core),
         tensor_(parts.tensor),
-        norm_(params, unit(layer), name_ + ".norm", c, *tensor_),
+        norm_(params, unit_id(layer), name_ + ".norm", c, *tensor_),
         heads_{tensor_->here(c.heads), tensor_->here(c.kv_heads), c.head_dim, c.window} {
     core_ = parts.attention_core ? parts.attention_core(heads_, layer) : local_attention(heads_);
     const int64_t D = c.head_dim;
-    qkv_ = tensor_->column_linear(
-        params, {unit(layer),
-                 name_ + ".qkv",
-                 c.hidden,
-                 c.qkv_width(),
-                 c.qkv_bias,
-                 c.init_std,
-                 {"qkv", "matmul_qkv_fwd", "matmul_qkv_dgrad", "matmul_qkv_wgrad"},
-                 {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}},
-                 parts.fp8});
+    qkv_ = tensor_->column_linear(params,
+                                  {.unit = unit_id(layer),
+                                   .name = name_ + ".qkv",
+                                   .I = c.hidden,
+                                   .O = c.qkv_width(),
+                                   .bias = c.qkv_bias,
+                                   .std = c.init_std,
+                                   .gemm = LayerGemm::qkv,
+                                   .sections = {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}},
+                                   .fp8 = parts.fp8});
     // Projections into the residual stream start smaller by sqrt(2 L) (GPT-2).
-    proj_ = tensor_->row_linear(
-        params, {unit(layer),
-                 name_ + ".proj",
-                 c.heads * D,
-                 c.hidden,
-                 c.linear_bias,
-                 c.init_std / std::sqrt(2.0f * float(c.layers)),
-                 {"proj", "matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"},
-                 {},
-                 parts.fp8});
+    proj_ = tensor_->row_linear(params, {.unit = unit_id(layer),
+                                         .name = name_ + ".proj",
+                                         .I = c.heads * D,
+                                         .O = c.hidden,
+                                         .bias = c.linear_bias,
+                                         .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                         .gemm = LayerGemm::proj,
+                                         .fp8 = parts.fp8});
     if (c.qk_norm) {
       // Each rank normalizes its own heads, so that their gradients are sums over ranks.
       Cut cut = tensor_->copied();
       cut.partial_grad = true;
       const auto add = [&](const char* which) {
-        return params.add(unit(layer), {.name = name_ + which,
-                                        .shape = {c.head_dim},
-                                        .init = Init::ones,
-                                        .decay = false,
-                                        .matmul_grad = false,
-                                        .cut = cut});
+        return params.add(unit_id(layer), {.name = name_ + which,
+                                             .shape = {c.head_dim},
+                                             .init = Init::ones,
+                                             .decay = false,
+                                             .matmul_grad = false,
+                                             .cut = cut});
       };
       q_norm_ = add(".q_norm.weight");
       k_norm_ = add(".k_norm.weight");
@@ -70,6 +68,7 @@ class AttentionSegment : public Segment {
   }
 
   SegmentKind kind() const override { return id_.kind; }
+  ParamUnit* unit() const override { return norm_.unit(); }
 
   Hidden forward(Step& step, const Hidden& h) override {
     const Device::Scope scope(step.compute.device(), name_);
@@ -91,23 +90,22 @@ class AttentionSegment : public Segment {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
-    OutputGradient dproj{
-        drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
-    Tensor dout = proj_->dgrad(step, dproj);
-    proj_->wgrad(step, a.core.out_TN, dproj);
-    // Memory that the rest needs: under sequence parallelism this gradient is of all ranks' tokens.
-    dproj = {};
-    Tensor dqkv = core_->backward(step, a.core, dout);
+    InputGradient dout = proj_->dgrad(step, drop_backward(step, d_TH, id_, c_.hidden_dropout,
+                                                          tensor_->first_row(step.seq.T())));
+    // The gradient for wgrad is moved in, since the rest needs its memory: under sequence
+    // parallelism it is of all ranks' tokens.
+    proj_->wgrad(step, a.core.out_TN, std::move(dout.for_wgrad));
+    Tensor dqkv = core_->backward(step, a.core, dout.dx_TI);
     a.core = {}, a.qkv_TN = {}, dout = {};
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = qkv_->backward(step, y, {std::move(dqkv)});
+    const Tensor dy = qkv_->backward(step, y, std::move(dqkv));
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 
  private:
-  static UnitId unit(int64_t layer) { return {UnitKind::layer, layer}; }
+  static UnitId unit_id(int64_t layer) { return {UnitKind::layer, layer}; }
 
   void rotate(Step& step, const Tensor& qk_TN, bool backward) {
     ops::rope(step.compute, qk_TN, rotary_.cos_PR, rotary_.sin_PR, step.seq.position_T,

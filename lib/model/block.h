@@ -17,6 +17,7 @@ class Block {
 
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }
+  ParamUnit* unit() const { return segments_[0]->unit(); }  // of all its parameters
 
  private:
   std::vector<std::unique_ptr<Segment>> segments_;

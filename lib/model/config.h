@@ -34,8 +34,6 @@ struct GptConfig {
   int64_t window = 0;  // sliding-window attention; 0: none
   float hidden_dropout = 0, embedding_dropout = 0;
   float init_std = 0.02f;
-  int64_t logits_bytes =
-      64ll << 20;  // of fp32 logits at once, which cuts the head's work into chunks
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
 };

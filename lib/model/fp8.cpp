@@ -13,7 +13,8 @@
 namespace mtrain {
 
 namespace {
-// What is made once a step has no place in what is replayed for every micro-batch.
+// Throws within a graph: it is replayed for every micro-batch, and copies of weights are made once
+// a step.
 void refuse_capture(Stream& on) {
   if (on.device().capture())
     throw RunError("8-bit weights that are not there yet cannot be made within a graph");
@@ -91,7 +92,7 @@ ops::Float8Pair Float8Scaling::quantize_both(Stream& on, int64_t linear, Role ro
   return ops::quantize_both(on, x, type(role), scale, amax(index(linear, role), record));
 }
 
-ops::Float8Scale Float8Scaling::scale_of(Stream& on, int64_t linear) {
+ops::Float8Scale Float8Scaling::weight_scale(Stream& on, int64_t linear) {
   if (has_history_) return delayed_scale(index(linear, Role::weight));
   Weight& w = weights_.at(size_t(linear));
   if (w.has_scale) return w.scale;
@@ -104,7 +105,7 @@ ops::Float8Scale Float8Scaling::scale_of(Stream& on, int64_t linear) {
 ops::Float8Tensor Float8Scaling::weight(Stream& on, int64_t linear, bool transposed, bool record) {
   Weight& w = weights_.at(size_t(linear));
   const Tensor &value = w.parameter->value, &kept = transposed ? w.transposed : w.copy;
-  const ops::Float8Scale scale = scale_of(on, linear);
+  const ops::Float8Scale scale = weight_scale(on, linear);
   const Tensor amax = this->amax(index(linear, Role::weight), record);
   if (!kept)
     return transposed ? ops::quantize_transposed(on, value, type(Role::weight), scale, amax)
@@ -127,7 +128,7 @@ void Float8Scaling::prepare(Stream& on) {
     const Weight& w = weights_[i];
     if (w.copy) weight(on, int64_t(i), false, true);
     if (w.transposed) weight(on, int64_t(i), true, false);
-    scale_of(on, int64_t(i));
+    weight_scale(on, int64_t(i));
   }
 }
 
@@ -149,7 +150,8 @@ void Float8Scaling::end_step(Stream& on, const std::function<void(const Tensor&)
   has_history_ = true;
 }
 
-// A line: name, scale, and the history, oldest first; as hexadecimal floats, which are exact.
+// A line holds the name, the scale and the history, oldest first, as hexadecimal floats, which are
+// exact.
 std::string Float8Scaling::state(Stream& on) const {
   if (!has_history_) return "";
   const auto scales = all_.scale_C.to_host<float>(on), history = all_.history_CL.to_host<float>(on);
@@ -176,7 +178,7 @@ void Float8Scaling::restore(Stream& on, const std::string& state) {
   }
   const int64_t C = tensors(), L = options_.history;
   std::vector<float> scales, inverses, history(size_t(C * L));
-  int64_t known = 0;  // steps; of a longer history the last
+  int64_t known = 0;  // steps of the saved history that fit; the last ones
   for (int64_t i = 0; i < C; ++i) {
     const auto own = saved.find(name(i));
     if (own == saved.end() || own->second.size() < 2 || !(own->second[0] > 0))
@@ -189,7 +191,7 @@ void Float8Scaling::restore(Stream& on, const std::string& state) {
     known = std::min(L, int64_t(values.size()) - 1);
     std::copy(values.end() - known, values.end(), history.begin() + i * L);
   }
-  // The same memory, whose addresses graphs have.
+  // Graphs hold the addresses, so that the memory stays the same.
   const auto put = [&](std::vector<float>& values, const Tensor& to) {
     const auto keep = std::make_shared<std::vector<float>>(std::move(values));
     on.upload(to, keep, keep->data());

@@ -16,13 +16,13 @@ Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positio
     embedding_ = std::make_unique<Embedding>(params, c, parts, part_.shares_table);
   for (int64_t i = part_.begin; i < part_.end; ++i) {
     blocks_.emplace_back(params, c, i, rotary_, recompute.attention_core, parts);
-    block_units_.push_back(params.unit({UnitKind::layer, i}));
+    block_units_.push_back(blocks_.back().unit());
   }
   if (part_.head) {
     head_ = std::make_unique<Head>(params, c, parts, part_.shares_table);
-    head_unit_ = params.unit(UnitKind::output);
+    head_unit_ = head_->unit();
+    table_unit_ = head_->output_unit();
   }
-  table_unit_ = params.unit(UnitKind::embedding);
   if (part_.embedding) embedding_units_ = embedding_->units();
   const size_t layers = blocks_.size(),
                recomputed = recompute.group ? std::min(layers, size_t(recompute.layers)) : 0;

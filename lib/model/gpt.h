@@ -92,7 +92,7 @@ class Gpt {
   GptPart part_;
   std::shared_ptr<TensorParallel> tensor_;
   RotaryTables rotary_;
-  // Null where the part does not have them. The table's unit is one of embedding_units_.
+  // Null without a head. The table is that of the output layer, which tied embeddings share.
   ParamUnit *table_unit_ = nullptr, *head_unit_ = nullptr;
   std::vector<ParamUnit*> embedding_units_, block_units_;
   std::unique_ptr<Embedding> embedding_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/logits_rows.h"
 #include "base/math.h"
 #include "device/device.h"
 #include "model/embedding.h"
@@ -21,6 +20,7 @@ struct HeadActivations {
 Head::Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table)
     : c_(c),
       tensor_(parts.tensor),
+      logits_rows_(parts.logits_rows),
       norm_(params, UnitKind::output, "final_norm", c, *tensor_),
       completes_(!c.tied_embeddings || own_table) {
   if (c.tied_embeddings) {
@@ -56,7 +56,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   HeadActivations a;
   a.norm = norm_.forward(step, h);
   const Tensor y_TH = tensor_->gather(step, a.norm.y_TH);
-  const int64_t T = y_TH.dim(0), rows = logits_rows(T, output_->shape[0], c_.logits_bytes);
+  const int64_t T = y_TH.dim(0), rows = logits_rows_ ? logits_rows_ : T;
   if (step.training) a.dy_TH = Tensor::empty(on, y_TH.shape(), y_TH.dtype());
   const Tensor loss_T = Tensor::empty(on, {T}, DType::f32);
   for (int64_t first = 0; first < T; first += rows) {

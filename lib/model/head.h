@@ -16,14 +16,17 @@ struct LossRequest {
 
 class Head {
  public:
-  // Of tied embeddings it has the embedding's table; `own_table`: a copy, as the embedding is on
-  // another rank.
+  // With tied embeddings the output layer multiplies with the embedding's table; `own_table`: with
+  // a copy of it, as the embedding is on another rank.
   Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table = false);
   void loss(Step& step, const Hidden& h,
             const LossRequest& request);  // stashes the gradient where step.training
-  Tensor backward(Step& step);            // gradient of h
+  Tensor backward(Step& step);            // returns dL/dh (T, H)
   // (T, this rank's rows of the padded vocabulary); stashes nothing.
   Tensor logits(Step& step, const Hidden& h);
+
+  ParamUnit* unit() const { return norm_.unit(); }          // of its own parameters
+  ParamUnit* output_unit() const { return output_->unit; }  // unit(), or that of a tied table
 
  private:
   void cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
@@ -31,6 +34,7 @@ class Head {
 
   GptConfig c_;
   std::shared_ptr<TensorParallel> tensor_;
+  int64_t logits_rows_;  // 0: all rows at once
   Norm norm_;
   Parameter* output_;
   bool completes_;  // nothing else on this rank adds to the gradient of `output_`

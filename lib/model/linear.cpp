@@ -1,5 +1,7 @@
 #include "model/linear.h"
 
+#include <utility>
+
 #include "base/math.h"
 #include "ops/ops.h"
 
@@ -9,7 +11,15 @@ namespace {
 
 using Role = Float8Scaling::Role;
 
-// Of a rank's part, in which padding does not occur.
+// What profiles and traces call the GEMMs.
+constexpr GemmTable<const char*> kNames{{{
+    {"matmul_qkv_fwd", "matmul_qkv_dgrad", "matmul_qkv_wgrad"},
+    {"matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"},
+    {"matmul_fc1_fwd", "matmul_fc1_dgrad", "matmul_fc1_wgrad"},
+    {"matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"},
+}}};
+
+// Returns the shape of a rank's part, which has no padding.
 Shape part_of(Shape whole, const Cut& cut) {
   if (cut.dim == Cut::Dim::columns) whole[1] = exact_div(whole[1], int64_t(cut.ranks));
   if (cut.dim != Cut::Dim::rows) return whole;
@@ -20,32 +30,34 @@ Shape part_of(Shape whole, const Cut& cut) {
 
 class PlainLinear : public Linear {
  public:
-  PlainLinear(ParamStore& params, const LinearSpec& spec) : products_(params, spec) {}
+  PlainLinear(ParamStore& params, const LinearSpec& spec) : gemms_(params, spec) {}
   Tensor forward(Step& step, const Tensor& x_TI) override {
-    return products_.forward(step, x_TI, true);
+    return gemms_.forward(step, x_TI, true);
   }
-  Tensor dgrad(Step& step, OutputGradient& dy) override { return products_.dgrad(step, dy); }
-  void wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) override {
-    products_.wgrad(step, x_TI, dy);
+  InputGradient dgrad(Step& step, Tensor dy_TO) override {
+    return gemms_.dgrad(step, std::move(dy_TO));
   }
-  ops::GeluResult forward_gelu(Step& step, const Tensor& x_TI) override {
-    if (products_.in_8_bits()) return Linear::forward_gelu(step, x_TI);
-    return products_.forward_gelu(step, x_TI);
+  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) override {
+    gemms_.wgrad(step, x_TI, std::move(dy));
   }
-  ops::GeluGradients dgrad_gelu(Step& step, OutputGradient& dy, const Tensor& x_TI) override {
-    if (products_.in_8_bits()) return Linear::dgrad_gelu(step, dy, x_TI);
-    return products_.dgrad_gelu(step, dy.dy_TO, x_TI);
+  GeluOutput forward_gelu(Step& step, const Tensor& x_TI) override {
+    if (gemms_.in_8_bits()) return Linear::forward_gelu(step, x_TI);
+    return gemms_.forward_gelu(step, x_TI);
+  }
+  GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) override {
+    if (gemms_.in_8_bits()) return Linear::dgrad_gelu(step, std::move(dy_TO), u_TI);
+    return gemms_.dgrad_gelu(step, std::move(dy_TO), u_TI);
   }
 
  private:
-  LinearProducts products_;
+  LinearGemms gemms_;
 };
 
 }  // namespace
 
-LinearProducts::LinearProducts(ParamStore& params, const LinearSpec& s, const Cut& weight,
-                               const Cut& bias)
-    : names_(s.names), fp8_(s.fp8) {
+LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const Cut& weight,
+                         const Cut& bias)
+    : gemm_(s.gemm), fp8_(s.fp8) {
   weight_ = params.add(s.unit, {.name = s.name + ".weight",
                                 .shape = part_of({s.O, s.I}, weight),
                                 .std = s.std,
@@ -60,87 +72,94 @@ LinearProducts::LinearProducts(ParamStore& params, const LinearSpec& s, const Cu
                                 .cut = bias});
 }
 
-Tensor LinearProducts::forward(Step& step, const Tensor& x_TI, bool bias) const {
+const char* LinearGemms::name(Pass pass) const { return kNames.at(gemm_, pass); }
+
+Tensor LinearGemms::forward(Step& step, const Tensor& x_TI, bool bias) const {
   Tensor y = Tensor::empty(step.compute, {x_TI.dim(0), O()}, x_TI.dtype());
   forward_into(step, x_TI, y, bias);
   return y;
 }
 
-void LinearProducts::forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO,
-                                  bool bias) const {
+void LinearGemms::forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO,
+                               bool bias) const {
   Stream& on = step.compute;
   const Tensor b = bias && bias_ ? bias_->value : Tensor();
   if (!fp8_)
-    return ops::matmul_into(on, names_.fwd, x_TI, weight_->value, {.b = true}, y_TO, false, b);
-  const auto x = quantized(on, Role::input, x_TI, false, step.training),
+    return ops::matmul_into(on, name(Pass::fprop), x_TI, weight_->value, {.b = true}, y_TO, false,
+                            b);
+  const auto x = quantize(on, Role::input, x_TI, false, step.training),
              w = fp8_->weight(on, number_, false, step.training);
-  ops::matmul_float8_into(on, names_.fwd, x, w, y_TO, false, /*fast=*/true, b);
+  ops::matmul_float8_into(on, name(Pass::fprop), x, w, y_TO, false, /*fast=*/true, b);
 }
 
-ops::GeluResult LinearProducts::forward_gelu(Step& step, const Tensor& x_TI) const {
-  return ops::matmul_gelu(step.compute, names_.fwd, x_TI, weight_->value, {.b = true},
-                          bias_ ? bias_->value : Tensor());
+GeluOutput LinearGemms::forward_gelu(Step& step, const Tensor& x_TI) const {
+  const auto r = ops::matmul_gelu(step.compute, name(Pass::fprop), x_TI, weight_->value,
+                                  {.b = true}, bias_ ? bias_->value : Tensor());
+  return {r.x_MN, r.y_MN};
 }
 
-ops::GeluGradients LinearProducts::dgrad_gelu(Step& step, const Tensor& dy_TO,
-                                              const Tensor& x_TI) const {
-  return ops::matmul_dgelu(step.compute, names_.dgrad, dy_TO, weight_->value, {}, x_TI);
+GeluInputGradient LinearGemms::dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) const {
+  const auto r =
+      ops::matmul_dgelu(step.compute, name(Pass::dgrad), dy_TO, weight_->value, {}, u_TI);
+  return {r.dx_MN, r.y_MN, {std::move(dy_TO)}};
 }
 
-Tensor LinearProducts::dgrad(Step& step, OutputGradient& dy) const {
-  Tensor dx = Tensor::empty(step.compute, {dy.dy_TO.dim(0), I()}, dy.dy_TO.dtype());
-  if (fp8_)
-    dgrad_float8(step.compute, shared_rows(step, dy), dx);
-  else
-    dgrad_into(step, dy.dy_TO, dx);
-  return dx;
+InputGradient LinearGemms::dgrad(Step& step, Tensor dy_TO) const {
+  const Tensor dx = Tensor::empty(step.compute, {dy_TO.dim(0), I()}, dy_TO.dtype());
+  if (!fp8_) {
+    dgrad_into(step, dy_TO, dx);
+    return {dx, {std::move(dy_TO)}};
+  }
+  QuantizedGradient dy = quantize_gradient(step, std::move(dy_TO));
+  dgrad_float8(step.compute, dy.rows_TO, dx);
+  return {dx, std::move(dy.for_wgrad)};
 }
 
-// What dgrad and wgrad share of a whole gradient in 8 bits: both layouts are made of one read. The
-// gradient itself can go then, which has twice the bytes of the transpose that stays: also where
-// wgrad waits (step.wgrad holds it), however long. Only a bias takes the gradient as it is, and a
-// transpose would wait beside it: a wgrad that waits with a bias makes its own when its time has
-// come. Of a dgrad in chunks (dgrad_into) nothing is shared.
-ops::Float8Tensor LinearProducts::shared_rows(Step& step, OutputGradient& dy) const {
+// dgrad and wgrad share one read of dy, of which both layouts are made. dy itself can go then,
+// which has twice the bytes of the transpose that stays: also where wgrad waits (step.wgrad holds
+// it), however long. Only a bias takes dy as it is, and a transpose would wait beside it: a wgrad
+// that waits with a bias makes its own when its time has come.
+LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step, Tensor dy_TO) const {
   Stream& on = step.compute;
-  dy.scale = fp8_->scale(on, number_, Role::gradient, dy.dy_TO);
-  if (bias_ && step.wgrad.holding())
-    return fp8_->quantize(on, number_, Role::gradient, dy.dy_TO, dy.scale, false, true);
-  const auto both = fp8_->quantize_both(on, number_, Role::gradient, dy.dy_TO, dy.scale, true);
-  dy.dy_OT = both.transposed;
-  if (!bias_) dy.dy_TO = {};
-  return both.rows;
+  const ops::Float8Scale scale = fp8_->scale(on, number_, Role::gradient, dy_TO);
+  if (bias_ && step.wgrad.holding()) {
+    const auto rows = fp8_->quantize(on, number_, Role::gradient, dy_TO, scale, false, true);
+    return {rows, {std::move(dy_TO), scale, {}}};
+  }
+  const auto both = fp8_->quantize_both(on, number_, Role::gradient, dy_TO, scale, true);
+  return {both.rows, {bias_ ? std::move(dy_TO) : Tensor(), scale, both.transposed}};
 }
 
-void LinearProducts::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const {
+void LinearGemms::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const {
   Stream& on = step.compute;
-  if (!fp8_) return ops::matmul_into(on, names_.dgrad, dy_TO, weight_->value, {}, dx_TI);
-  dgrad_float8(on, quantized(on, Role::gradient, dy_TO, false, true), dx_TI);
+  if (!fp8_) return ops::matmul_into(on, name(Pass::dgrad), dy_TO, weight_->value, {}, dx_TI);
+  dgrad_float8(on, quantize(on, Role::gradient, dy_TO, false, true), dx_TI);
 }
 
-void LinearProducts::dgrad_float8(Stream& on, const ops::Float8Tensor& dy_TO,
-                                  const Tensor& dx_TI) const {
+void LinearGemms::dgrad_float8(Stream& on, const ops::Float8Tensor& dy_TO,
+                               const Tensor& dx_TI) const {
   const auto w = fp8_->weight(on, number_, true, false);
-  ops::matmul_float8_into(on, names_.dgrad, dy_TO, w, dx_TI, false, /*fast=*/false);
+  ops::matmul_float8_into(on, name(Pass::dgrad), dy_TO, w, dx_TI, false, /*fast=*/false);
 }
 
-void LinearProducts::wgrad_into(Stream& on, const Tensor& x_TI, const OutputGradient& dy) const {
+void LinearGemms::wgrad_now(Stream& on, const Tensor& x_TI, const OutputGradient& dy) const {
   const bool add = !weight_->take_fresh();
   const Tensor db_O = bias_ ? bias_->grad : Tensor();
   if (!fp8_)
-    return ops::weight_gradient_into(on, names_.wgrad, dy.dy_TO, x_TI, weight_->grad, add, db_O);
+    return ops::weight_gradient_into(on, name(Pass::wgrad), dy.dy_TO, x_TI, weight_->grad, add,
+                                     db_O);
   const auto scale = dy.scale.scale ? dy.scale : fp8_->scale(on, number_, Role::gradient, dy.dy_TO);
   const auto dy_OT =
       dy.dy_OT.data ? dy.dy_OT
                     : fp8_->quantize(on, number_, Role::gradient, dy.dy_TO, scale, true, false);
-  const auto x = quantized(on, Role::input, x_TI, true, false);
-  ops::matmul_float8_into(on, names_.wgrad, dy_OT, x, weight_->grad, add, /*fast=*/false);
+  const auto x = quantize(on, Role::input, x_TI, true, false);
+  ops::matmul_float8_into(on, name(Pass::wgrad), dy_OT, x, weight_->grad, add, /*fast=*/false);
   if (db_O) ops::column_sum(on, dy.dy_TO, db_O);
 }
 
-void LinearProducts::wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) const {
+void LinearGemms::wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) const {
   WgradQueue::Entry entry;
-  entry.run = [this, &on = step.compute, x_TI, dy] { wgrad_into(on, x_TI, dy); };
+  entry.run = [this, &on = step.compute, x_TI, dy = std::move(dy)] { wgrad_now(on, x_TI, dy); };
   entry.completes = {weight_};
   if (bias_) entry.completes.push_back(bias_);
   step.wgrad.push(std::move(entry));

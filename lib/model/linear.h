@@ -1,100 +1,145 @@
-// y = x W^T + b. The interface that tensor parallelism implements; forward, input gradient and
-// weight gradient are separate calls, so that schedules and overlap can move the last.
+// A linear layer, y = x W^T + b, with weight W (O, I) and bias b (O). Forward, the gradient of the
+// input and the gradient of the weight are separate calls, so that schedules and overlap can move
+// the last. Tensor parallelism implements the same interface (lib/parallel/tensor).
+//
+// What a rank passes and gets, for T tokens and P ranks of tensor parallelism:
+//
+//                      x, dx        y, dy        W            under sequence parallelism
+//   plain              (T, I)       (T, O)       (O, I)
+//   column-parallel    (T, I)       (T, O / P)   (O / P, I)   x and dx are (T / P, I)
+//   row-parallel       (T, I / P)   (T, O)       (O, I / P)   y and dy are (T / P, O)
+//
+// Activations and their gradients are bf16 or fp32, and gradients of W and b are fp32. With 8-bit
+// GEMMs that stays so: each call quantizes its operands itself.
 #pragma once
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "base/layer_gemm.h"
 #include "model/fp8.h"
 #include "model/parameters.h"
 #include "model/step.h"
 
 namespace mtrain {
 
-// The gradient of a linear's output, from dgrad() to wgrad(), which takes what the first has left
-// of it: for 8-bit products the scale, and the transpose, in the gradient's place where nothing
-// else takes that.
+// dL/dy in the form that wgrad() takes. Only a row-parallel linear under sequence parallelism
+// changes its rows: there they are those of all ranks, (T, O).
+//   bf16 and fp32    dy_TO alone.
+//   8 bits           dy_OT, quantized in the read of dy that dgrad() makes anyway. dy_TO takes
+//                    twice the bytes and is gone, unless a bias needs its sums.
+//   8 bits, chunked  dy_TO alone: dgrad() has quantized its chunks one by one.
 struct OutputGradient {
   Tensor dy_TO;
-  ops::Float8Scale scale = {};   // absent: not found yet
-  ops::Float8Tensor dy_OT = {};  // absent: to be made
+  ops::Float8Scale scale = {};   // absent: wgrad() finds it
+  ops::Float8Tensor dy_OT = {};  // absent: wgrad() makes it of dy_TO
+};
+
+struct InputGradient {
+  Tensor dx_TI;              // dL/dx
+  OutputGradient for_wgrad;  // dL/dy
+};
+
+struct GeluOutput {
+  Tensor y_TO, gelu_TO;
+};
+
+struct GeluInputGradient {
+  Tensor du_TI;              // dL/du
+  Tensor gelu_TI;            // gelu(u), which is the linear's input x
+  OutputGradient for_wgrad;  // dL/dy
 };
 
 class Linear {
  public:
   virtual ~Linear() = default;
+
+  // Returns y.
   virtual Tensor forward(Step& step, const Tensor& x_TI) = 0;
-  // The gradient of x. `dy` becomes what wgrad() takes: where ranks have rows of it each, all of
-  // them; and no more than wgrad() needs.
-  virtual Tensor dgrad(Step& step, OutputGradient& dy) = 0;
-  virtual void wgrad(Step& step, const Tensor& x_TI,
-                     const OutputGradient& dy) = 0;  // pushes to step.wgrad
-  // Both, for an x that is there before the gradient: communication can hide behind either.
-  virtual Tensor backward(Step& step, const Tensor& x_TI, OutputGradient dy) {
-    const Tensor dx = dgrad(step, dy);
-    wgrad(step, x_TI, dy);
-    return dx;
+  // Returns dL/dx, and dL/dy for wgrad(). Takes dL/dy over: its memory is free as soon as nothing
+  // needs it, if the caller moves it in.
+  virtual InputGradient dgrad(Step& step, Tensor dy_TO) = 0;
+  // Pushes the gradients of W and b to step.wgrad, which runs them now or later and holds x and dy
+  // until then.
+  virtual void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) = 0;
+  // Returns dL/dx after dgrad() and wgrad(). For an x that exists before dy does: communication can
+  // then hide behind either.
+  virtual Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) {
+    InputGradient g = dgrad(step, std::move(dy_TO));
+    wgrad(step, x_TI, std::move(g.for_wgrad));
+    return g.dx_TI;
   }
-  // With a gelu, in the tanh form, behind the output: y and what it is of; or before the input: the
-  // gradient of what that is of, x_TI, and the input again.
-  virtual ops::GeluResult forward_gelu(Step& step, const Tensor& x_TI) {
+
+  // A tanh gelu behind the output: returns y and gelu(y).
+  virtual GeluOutput forward_gelu(Step& step, const Tensor& x_TI) {
     const Tensor y = forward(step, x_TI);
     return {y, ops::gelu(step.compute, y, true)};
   }
-  virtual ops::GeluGradients dgrad_gelu(Step& step, OutputGradient& dy, const Tensor& x_TI) {
-    const Tensor d = dgrad(step, dy);  // the kernel overwrites it with the input
-    return {ops::gelu_backward(step.compute, x_TI, d, d, true), d};
+  // A tanh gelu before the input, x = gelu(u): returns dL/du and gelu(u), so that x need not be
+  // kept for wgrad().
+  virtual GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) {
+    InputGradient g = dgrad(step, std::move(dy_TO));
+    // The kernel overwrites dx with gelu(u).
+    const Tensor du = ops::gelu_backward(step.compute, u_TI, g.dx_TI, g.dx_TI, true);
+    return {du, g.dx_TI, std::move(g.for_wgrad)};
   }
-};
-
-// Which product of a layer ("qkv", "proj", "fc1", "fc2"), and the names of its three matmuls in
-// profiles and traces; string literals.
-struct LinearNames {
-  const char *product, *fwd, *dgrad, *wgrad;
 };
 
 struct LinearSpec {
   UnitId unit;
-  std::string name;  // parameters are `name`.weight (O, I) and `name`.bias (O)
-  int64_t I, O;      // of all ranks
+  std::string name;  // the parameters are `name`.weight (O, I) and `name`.bias (O)
+  int64_t I, O;      // of all ranks together
   bool bias;
-  float std;  // of the initial weight
-  LinearNames names;
-  std::vector<Cut::Section> sections = {};  // of O, where its rows may be cut
-  std::shared_ptr<Float8Scaling> fp8 = {};  // its products are in 8 bits
+  float std;       // of the initial weight
+  LayerGemm gemm;  // which of a layer's linears it is: names its GEMMs in profiles and traces
+  std::vector<Cut::Section> sections = {};  // of O, if its rows may be cut
+  std::shared_ptr<Float8Scaling> fp8 = {};  // not null: its GEMMs are in 8 bits
 };
 
-// A rank's parameters of a linear, and the products with them.
-class LinearProducts {
+// A rank's part of a linear's parameters, and the GEMMs with them. I and O are those of the part;
+// nothing here communicates. forward, dgrad and wgrad are as in Linear.
+class LinearGemms {
  public:
-  LinearProducts(ParamStore& params, const LinearSpec& spec, const Cut& weight = {},
-                 const Cut& bias = {});
-
-  Tensor forward(Step& step, const Tensor& x_TI, bool bias) const;
-  void forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
-  ops::GeluResult forward_gelu(Step& step, const Tensor& x_TI) const;  // bf16 or fp32 products
-  ops::GeluGradients dgrad_gelu(Step& step, const Tensor& dy_TO, const Tensor& x_TI) const;
-  bool in_8_bits() const { return bool(fp8_); }
-  // Of the whole gradient; and of some rows of it, which leave nothing for wgrad().
-  Tensor dgrad(Step& step, OutputGradient& dy) const;
-  void dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const;
-  void wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) const;  // to step.wgrad
-  int64_t I() const { return weight_->shape[1]; }                              // of this rank
+  // `weight` and `bias` say which part of the parameters this rank has.
+  LinearGemms(ParamStore& params, const LinearSpec& spec, const Cut& weight = {},
+              const Cut& bias = {});
+  int64_t I() const { return weight_->shape[1]; }
   int64_t O() const { return weight_->shape[0]; }
+  bool in_8_bits() const { return bool(fp8_); }
+
+  // `bias`: add it.
+  Tensor forward(Step& step, const Tensor& x_TI, bool bias) const;
+  InputGradient dgrad(Step& step, Tensor dy_TO) const;
+  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) const;
+
+  // For a chunk of the rows. A dgrad in chunks leaves dy as it is for wgrad().
+  void forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
+  void dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const;
+
+  // One launch with the gelu where the library has one. Not for 8-bit GEMMs.
+  GeluOutput forward_gelu(Step& step, const Tensor& x_TI) const;
+  GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) const;
 
  private:
-  ops::Float8Tensor shared_rows(Step& step, OutputGradient& dy) const;
-  void dgrad_float8(Stream& on, const ops::Float8Tensor& dy_TO, const Tensor& dx_TI) const;
-  void wgrad_into(Stream& on, const Tensor& x_TI, const OutputGradient& dy) const;
-  ops::Float8Tensor quantized(Stream& on, Float8Scaling::Role role, const Tensor& x,
-                              bool transposed, bool record) const {
+  struct QuantizedGradient {
+    ops::Float8Tensor rows_TO;  // for dgrad
+    OutputGradient for_wgrad;
+  };
+  QuantizedGradient quantize_gradient(Step& step, Tensor dy_TO) const;
+  ops::Float8Tensor quantize(Stream& on, Float8Scaling::Role role, const Tensor& x, bool transposed,
+                             bool record) const {
     return fp8_->quantize(on, number_, role, x, fp8_->scale(on, number_, role, x), transposed,
                           record);
   }
+  void dgrad_float8(Stream& on, const ops::Float8Tensor& dy_TO, const Tensor& dx_TI) const;
+  void wgrad_now(Stream& on, const Tensor& x_TI, const OutputGradient& dy) const;
+  const char* name(Pass pass) const;
 
-  LinearNames names_;
+  const LayerGemm gemm_;
   Parameter *weight_, *bias_ = nullptr;
   std::shared_ptr<Float8Scaling> fp8_;
-  int64_t number_ = 0;  // among fp8_'s
+  int64_t number_ = 0;  // of this linear in fp8_
 };
 
 std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec);

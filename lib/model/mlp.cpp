@@ -25,38 +25,36 @@ class MlpSegment : public Segment {
     const UnitId unit{UnitKind::layer, layer};
     std::vector<Cut::Section> sections{{c.ffn, 1}};
     if (c.gated_mlp) sections.push_back({c.ffn, 1});  // gate | up
-    up_ = tensor_->column_linear(params,
-                                 {unit,
-                                  name_ + (c.gated_mlp ? ".gate_up" : ".up"),
-                                  c.hidden,
-                                  (c.gated_mlp ? 2 : 1) * c.ffn,
-                                  c.linear_bias,
-                                  c.init_std,
-                                  {"fc1", "matmul_fc1_fwd", "matmul_fc1_dgrad", "matmul_fc1_wgrad"},
-                                  sections,
-                                  parts.fp8});
-    down_ = tensor_->row_linear(params,
-                                {unit,
-                                 name_ + ".down",
-                                 c.ffn,
-                                 c.hidden,
-                                 c.linear_bias,
-                                 c.init_std / std::sqrt(2.0f * float(c.layers)),
-                                 {"fc2", "matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"},
-                                 {},
-                                 parts.fp8});
+    up_ = tensor_->column_linear(params, {.unit = unit,
+                                          .name = name_ + (c.gated_mlp ? ".gate_up" : ".up"),
+                                          .I = c.hidden,
+                                          .O = (c.gated_mlp ? 2 : 1) * c.ffn,
+                                          .bias = c.linear_bias,
+                                          .std = c.init_std,
+                                          .gemm = LayerGemm::fc1,
+                                          .sections = sections,
+                                          .fp8 = parts.fp8});
+    down_ = tensor_->row_linear(params, {.unit = unit,
+                                         .name = name_ + ".down",
+                                         .I = c.ffn,
+                                         .O = c.hidden,
+                                         .bias = c.linear_bias,
+                                         .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                         .gemm = LayerGemm::fc2,
+                                         .fp8 = parts.fp8});
   }
 
   SegmentKind kind() const override { return id_.kind; }
+  ParamUnit* unit() const override { return norm_.unit(); }
 
   Hidden forward(Step& step, const Hidden& h) override {
     const Device::Scope scope(step.compute.device(), name_);
     MlpActivations a;
     a.norm = norm_.forward(step, h);
     Tensor act_TF;
-    if (gelu_in_products()) {
-      const auto r = up_->forward_gelu(step, a.norm.y_TH);
-      a.up_TF = r.x_MN, act_TF = r.y_MN;
+    if (gelu_in_gemms()) {
+      const GeluOutput up = up_->forward_gelu(step, a.norm.y_TH);
+      a.up_TF = up.y_TO, act_TF = up.gelu_TO;
     } else {
       a.up_TF = up_->forward(step, a.norm.y_TH);
       act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF)
@@ -72,27 +70,40 @@ class MlpSegment : public Segment {
   Tensor backward(Step& step, const Tensor& d_TH) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<MlpActivations>();
-    OutputGradient ddown{
-        drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()))};
-    Tensor act_TF, dup_TF;  // the activation again, for wgrad
-    if (gelu_in_products()) {
-      const auto g = down_->dgrad_gelu(step, ddown, a.up_TF);
-      dup_TF = g.dx_MN, act_TF = g.y_MN;
-    } else {
-      const Tensor dact_TF = act_TF = down_->dgrad(step, ddown);  // which the kernels overwrite
-      dup_TF = c_.gated_mlp ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, act_TF)
-                            : ops::gelu_backward(step.compute, a.up_TF, dact_TF, act_TF, false);
-    }
-    down_->wgrad(step, act_TF, ddown);
-    // Memory that the rest needs: under sequence parallelism ddown is of all ranks' tokens.
-    a.up_TF = {}, act_TF = {}, ddown = {};
+    ActivationGradient g = activation_backward(
+        step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
+        a.up_TF);
+    // What the rest does not need gives its memory back: under sequence parallelism the gradient
+    // for wgrad is of all ranks' tokens.
+    down_->wgrad(step, g.act_TF, std::move(g.for_wgrad));
+    a.up_TF = {}, g.act_TF = {};
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = up_->backward(step, y, {std::move(dup_TF)});
+    const Tensor dy = up_->backward(step, y, std::move(g.dup_TF));
     return norm_.backward(step, a.norm, dy, d_TH);
   }
 
  private:
-  bool gelu_in_products() const { return !c_.gated_mlp && c_.gelu_tanh; }
+  struct ActivationGradient {
+    Tensor dup_TF;             // of the up projection's output
+    Tensor act_TF;             // the activation's output again
+    OutputGradient for_wgrad;  // of the down projection
+  };
+
+  bool gelu_in_gemms() const { return !c_.gated_mlp && c_.gelu_tanh; }
+
+  // Takes the gradient back through the down projection and the activation.
+  ActivationGradient activation_backward(Step& step, Tensor ddown_TH, const Tensor& up_TF) {
+    if (gelu_in_gemms()) {
+      GeluInputGradient g = down_->dgrad_gelu(step, std::move(ddown_TH), up_TF);
+      return {g.du_TI, g.gelu_TI, std::move(g.for_wgrad)};
+    }
+    InputGradient g = down_->dgrad(step, std::move(ddown_TH));
+    const Tensor dact_TF = g.dx_TI;  // the kernels overwrite it with the activation's output
+    const Tensor dup_TF = c_.gated_mlp
+                              ? ops::swiglu_backward(step.compute, up_TF, dact_TF, dact_TF)
+                              : ops::gelu_backward(step.compute, up_TF, dact_TF, dact_TF, false);
+    return {dup_TF, dact_TF, std::move(g.for_wgrad)};
+  }
 
   GptConfig c_;
   const SegmentId id_;

@@ -19,12 +19,14 @@ Tensor materialize(Step& step, const Hidden& h);  // x + delta
 
 class Norm {
  public:
+  // Declares its parameters in `unit`.
   Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
        const TensorParallel& tensor);
   ops::NormResult forward(Step& step, const Hidden& h) const;
   // Returns the gradient of the norm's input, to which the same pass adds dresidual_TH (optional).
   Tensor backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
                   const Tensor& dresidual_TH) const;
+  ParamUnit* unit() const { return weight_->unit; }
 
  private:
   ops::NormWeights weights() const;

@@ -10,6 +10,8 @@ class Segment {
  public:
   virtual ~Segment() = default;
   virtual SegmentKind kind() const = 0;
+  // The unit of all its parameters.
+  virtual ParamUnit* unit() const = 0;
   // Pushes what backward() needs to step.stash.
   virtual Hidden forward(Step& step, const Hidden& h) = 0;
   // d_TH is the gradient of x + delta of what forward() returned. Returns that of its input.

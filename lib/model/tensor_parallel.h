@@ -1,7 +1,6 @@
-// Tensor and sequence parallelism as the model sees them: the heads, the MLP's width and the
-// vocabulary are spread over ranks, and so are the rows of what lies between (norms, residuals,
-// dropout) under sequence parallelism. This class is one rank alone; lib/parallel/tensor is
-// several.
+// Tensor and sequence parallelism as the model sees them. The heads, the MLP's width and the
+// vocabulary are split over ranks; under sequence parallelism the tokens of norms, residuals and
+// dropout are, too. This class is one rank alone; lib/parallel/tensor implements several.
 #pragma once
 #include <memory>
 #include <vector>
@@ -17,33 +16,35 @@ class TensorParallel {
   virtual int rank() const { return 0; }
   virtual bool sequence() const { return false; }
 
-  // Whose outputs are spread over ranks, and whose inputs are (Shoeybi et al. 2019, "Megatron-LM").
-  // What is not spread is whole on every rank; under sequence parallelism a rank has its rows of it
-  // (Korthikanti et al. 2022, "Reducing activation recomputation").
+  // Makes a linear whose outputs are split over ranks, or one whose inputs are (Shoeybi et al.
+  // 2019, "Megatron-LM"). The other side is whole on every rank; under sequence parallelism a rank
+  // has its rows of it (Korthikanti et al. 2022, "Reducing activation recomputation").
+  // model/linear.h lists the shapes.
   virtual std::unique_ptr<Linear> column_linear(ParamStore& params, const LinearSpec& spec);
   virtual std::unique_ptr<Linear> row_linear(ParamStore& params, const LinearSpec& spec);
 
-  // The rows of all ranks, where ranks have rows of their own.
+  // Returns the rows (T, H) of all ranks: under sequence parallelism each has T / P of them.
   virtual Tensor gather(Step&, const Tensor& x_TH) { return x_TH; }
-  // The sum over ranks, which may be in place; this rank's rows where ranks have rows of their own.
+  // Returns the sum over ranks, which may be in place; under sequence parallelism this rank's rows
+  // of it.
   virtual Tensor reduce(Step&, const Tensor& partial_TH) { return partial_TH; }
-  // (P, T, 3) of every rank's (T, 3).
+  // Returns (P, T, 3), made of every rank's (T, 3).
   virtual Tensor gather_sums(Step&, const Tensor& sums_T3);
 
-  // From here on `compute` sees whole gradients of what several ranks have copies of. After
-  // DataParallel::finish_grads().
+  // Sums the gradients of parameters of which several ranks hold copies: `compute` sees whole ones
+  // from here on. To be called after DataParallel::finish_grads().
   virtual void finish_grads(ParamStore&) {}
-  virtual void sum(const Tensor&) {}  // over ranks
-  virtual void max(const Tensor&) {}
-  // The unit's elements of every rank, one after the other, on `compute`.
+  virtual void sum(const Tensor&) {}  // over ranks, in place
+  virtual void max(const Tensor&) {}  // over ranks, in place
+  // Returns the unit's elements of every rank, one rank after the other, for `compute`.
   virtual Tensor all_ranks(const Tensor& unit) { return unit; }
 
-  // Of `n` things that are spread over ranks. Where there are fewer, ranks have copies.
+  // How many of `n` things this rank has. Of fewer things than ranks, several ranks have copies.
   int64_t here(int64_t n) const;
-  // Of a parameter that is whole on every rank. Its gradient is a sum over ranks where each sees
-  // rows of its own.
+  // The cut of a parameter that is whole on every rank. Under sequence parallelism its gradient is
+  // a sum over ranks, since each sees its own rows.
   Cut copied() const { return {.ranks = size(), .rank = rank(), .partial_grad = sequence()}; }
-  // First of this rank's rows of T.
+  // The first of this rank's rows among T.
   int64_t first_row(int64_t T) const { return sequence() ? T / size() * rank() : 0; }
   Tensor own_rows(const Tensor& x_T) const;
 };

@@ -5,9 +5,10 @@ namespace mtrain {
 Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l, const Overlap& overlap) {
   if (r.mixed_precision.fp8 == Fp8Format::none) return {};
   if (shard_level(r) == ShardLevel::parameters && l.gradient_ranks() > 1) return {};
-  const bool again = r.recompute.granularity == RecomputeGranularity::full;
-  return {.forward = l.micro_batches > 1 || again || in_chunks(overlap, "fprop"),
-          .backward = l.micro_batches > 1 || in_chunks(overlap, "dgrad")};
+  const TpGemmOverlap& gemms = overlap.tp_gemm_overlap;
+  const bool recomputes = r.recompute.granularity == RecomputeGranularity::full;
+  return {.forward = l.micro_batches > 1 || recomputes || any_chunked(gemms, Pass::fprop),
+          .backward = l.micro_batches > 1 || any_chunked(gemms, Pass::dgrad)};
 }
 
 std::string print_fp8_weight_cache(const Fp8WeightCache& c) {

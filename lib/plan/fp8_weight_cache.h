@@ -6,19 +6,19 @@
 
 namespace mtrain {
 
-// Of every weight a byte an element for forward, and as much for backward, which multiplies with
-// the transpose. Kept where a step uses a weight more than once that way, and the weight itself
-// stays: what is gathered for its use is quantized for its use.
+// Forward multiplies with the weight and backward with its transpose; either 8-bit copy takes a
+// byte an element. A copy is kept where a step uses it more than once and the weight itself stays
+// on the rank: a weight that is gathered for each use is quantized for each use.
 struct Fp8WeightCache {
   bool forward = false, backward = false;
-  int bytes() const { return int(forward) + int(backward); }  // an element
+  int bytes() const { return int(forward) + int(backward); }  // per element of a weight
 };
 
 // A pure function of the recipe and the layout.
 Fp8WeightCache resolve_fp8_weight_cache(const Recipe& recipe, const Layout& layout,
                                         const Overlap& overlap);
 
-// "weights quantized once a step", for the start banner.
-std::string print_fp8_weight_cache(const Fp8WeightCache& copies);
+// Returns a phrase for the start banner, such as "weights quantized once a step".
+std::string print_fp8_weight_cache(const Fp8WeightCache& cache);
 
 }  // namespace mtrain

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/head_pieces.h"
-#include "base/logits_rows.h"
 #include "base/math.h"
-#include "base/workspace.h"
+#include "base/matmul_workspace.h"
+#include "plan/attention_workspace.h"
 #include "plan/run_plan.h"
 
 namespace mtrain {
@@ -115,8 +114,8 @@ class Estimator {
            std::find(c.modules.begin(), c.modules.end(), module) != c.modules.end();
   }
 
-  // Bytes per token that a layer keeps from forward to backward: the inputs of its matmuls that
-  // are not computed again, and statistics.
+  // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
+  // not computed again, and statistics.
   Count kept_per_token(bool moe) const {
     const bool core = recomputes(RecomputeModule::core_attn);
     const Count heads = Count(m_.num_attention_heads) / tp_;
@@ -139,7 +138,7 @@ class Estimator {
   }
 
   // Bytes per token that live only while one layer runs backward: gradients of its widest
-  // activations. The MLP's own are gone when its first product runs backward, which under sequence
+  // activations. The MLP's own are gone when its first GEMM runs backward, which under sequence
   // parallelism has input and gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
@@ -161,7 +160,7 @@ class Estimator {
     return r_.recompute.method == RecomputeMethod::block ? 1 : r_.recompute.num_layers.value_or(1);
   }
 
-  // Of all layers of the rank, for all micro-batches in flight.
+  // Bytes per token that all layers of the rank keep, for all micro-batches in flight.
   Count kept_per_token() const {
     Count all = Count(dense_layers_) * kept_per_token(false) +
                 Count(moe_layers_) * (moe_layers_ ? kept_per_token(true) : 0);
@@ -180,38 +179,35 @@ class Estimator {
     return all * chunks_held(shape_, pp_rank_, behind / all) / Count(stages_.size());
   }
 
-  // Bytes per token that a layer keeps from its input gradient to its weight gradient: inputs of
-  // its products, and gradients of their outputs. Of a sequence that is sharded, all ranks' tokens.
+  // Bytes per token that a layer keeps from its input gradient to its weight gradient: the inputs
+  // of its GEMMs, and the gradients of their outputs. Under sequence parallelism these are of all
+  // ranks' tokens.
   Count behind_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count experts = moe ? Count(m_.moe.router_topk) : 1;
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
-    return multiplied * e_ + qkv_width() * output_gradient("qkv_dgrad", m_.qkv_bias()) +
-           hidden() * output_gradient("proj_dgrad", bias) +
-           inputs() * width / tp_ * output_gradient("fc1_dgrad", bias) +
-           experts * hidden() * output_gradient("fc2_dgrad", bias);
+    return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
+           hidden() * output_gradient(LayerGemm::proj, bias) +
+           inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
+           experts * hidden() * output_gradient(LayerGemm::fc2, bias);
   }
-  // Bytes of an element that waits for a weight gradient: in 8 bits, where no bias sums it up and
-  // the input's gradient is one product.
-  Count output_gradient(const char* dgrad, bool bias) const {
-    const bool kept =
-        r_.mixed_precision.fp8 != Fp8Format::none && !bias && !in_chunks(plan_.overlap, dgrad);
-    return kept ? 1 : e_;
+  // Bytes of an element of an output's gradient that waits for the weight gradient. It waits in 8
+  // bits where no bias needs its sums and one GEMM computes the input's gradient.
+  Count output_gradient(LayerGemm gemm, bool bias) const {
+    const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
+    const bool in_8_bits = r_.mixed_precision.fp8 != Fp8Format::none && !bias && !chunked;
+    return in_8_bits ? 1 : e_;
   }
 
-  // Of the layers that backward computes again together.
+  // Bytes per token of the layers that backward computes again together.
   Count recomputed_at_once() const {
     if (!recomputes_layers()) return 0;
     return Count(std::min(recompute_group(), layers())) *
            std::max(kept_per_token(false), moe_layers_ ? kept_per_token(true) : 0);
   }
 
-  Count logits() const {
-    const int64_t columns = int64_t(Count(padded_vocab_) / tp_);
-    const int64_t rows = logits_rows(int64_t(T_), columns, logits_bytes(r_.train.device));
-    return Count(rows) * Count(columns) * e_;
-  }
+  Count logits() const { return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * e_; }
 
   // Logits' gradients, and what the output layer multiplied, to the end of the step.
   Count deferred() const {
@@ -250,7 +246,7 @@ class Estimator {
     }
     return largest;
   }
-  // Of the largest piece, on its way: in bf16, or its own part beside the sum so far.
+  // Bytes of the largest piece on its way: in bf16, or its own part beside the sum so far.
   Count reduction_buffers() const {
     if (l_.gradient_ranks() == 1) return 0;
     const Count largest = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
@@ -261,7 +257,7 @@ class Estimator {
                ? 4 * part
                : 0;
   }
-  // Whole parameters: of the layer in use and those gathered ahead.
+  // Bytes of whole parameters, of the layer in use and of those gathered ahead.
   Count data_buffers() const {
     if (dp_.shards < ShardLevel::parameters || l_.gradient_ranks() == 1) return 0;
     const int64_t ahead = std::max(dp_.gather.forward_prefetch, dp_.gather.backward_prefetch);
@@ -274,7 +270,7 @@ class Estimator {
     return e_ *
            whole_units(dp_.gather.reshard_after_forward ? std::max(1 + ahead, again) : at_once);
   }
-  // 8-bit copies of what the linears multiply with.
+  // Bytes of the 8-bit copies of the linears' weights.
   Count float8_weights() const {
     const auto cut = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
@@ -293,8 +289,8 @@ class Estimator {
       bytes += T_ * kv_width() * (2 * e_ + 3 * 4);
     if (uses(CpCommType::a2a) || uses(CpCommType::a2a_p2p)) bytes += 4 * T_ * qkv_width() * e_;
     if (uses(CpCommType::all_gather)) {
-      const auto pieces = Count(head_pieces(heads_here(m_.kv_heads(), 1)));
-      bytes += T_ * kv_width() * (1 + 3 / pieces * Count(l_.cp)) * (e_ + 4);
+      const auto chunks = Count(plan_.head_chunks.all_gather);
+      bytes += T_ * kv_width() * (1 + 3 / chunks * Count(l_.cp)) * (e_ + 4);
     }
     return bytes;
   }
@@ -313,7 +309,7 @@ class Estimator {
     return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
   }
 
-  // A product's or attention's, of which one runs at a time.
+  // The larger of a GEMM's workspace and attention's, of which one runs at a time.
   Count workspace() const {
     if (r_.train.device != DeviceChoice::cuda) return 0;
     if (layers() == 0) return Count(kMatmulWorkspace);
@@ -322,18 +318,18 @@ class Estimator {
     const bool exchanged = uses(CpCommType::a2a);
     const int64_t ranks = exchanged ? l_.cp : 1;
     const int64_t kv_heads = heads_here(m_.kv_heads(), ranks);
-    const int64_t pieces = exchanged ? head_pieces(kv_heads) : 1;
+    const int64_t chunks = exchanged ? plan_.head_chunks.a2a : 1;
     return Count(
         std::max(kMatmulWorkspace,
                  attention_workspace({.rows = int64_t(T_) * ranks,
-                                      .A = heads_here(m_.num_attention_heads, ranks) / pieces,
-                                      .G = kv_heads / pieces,
+                                      .A = heads_here(m_.num_attention_heads, ranks) / chunks,
+                                      .G = kv_heads / chunks,
                                       .D = m_.head_dim(),
                                       .cudnn = e_ == 2 && (l_.cp == 1 || exchanged),
                                       .fixed_order = r_.debug.deterministic,
                                       .documents = r_.packed_sequence.packed_sequence_size > 0})));
   }
-  // Of a rank of tp, spread over `ranks`.
+  // The heads of a rank of tp, spread over `ranks`.
   int64_t heads_here(int64_t heads, int64_t ranks) const {
     return std::max<int64_t>(1, heads / l_.tp / ranks);
   }

@@ -6,14 +6,6 @@
 
 namespace mtrain {
 
-// Bytes of logits, counted as fp32, that a rank computes at once: enough rows for efficient
-// matmuls, few enough to matter little beside a model with such a vocabulary. Each piece reads the
-// output layer's weight twice and its gradient once, and writes the gradient: a GPU's matmuls take
-// less time than that below some thousands of rows, a CPU's below a hundred.
-constexpr int64_t logits_bytes(DeviceChoice device) {
-  return device == DeviceChoice::cuda ? 2ll << 30 : 64ll << 20;
-}
-
 struct RunPlan;
 
 struct MemoryEstimate {
@@ -22,15 +14,16 @@ struct MemoryEstimate {
   Count activations = 0;  // kept from forward to backward, and what one layer's backward needs
   Count logits = 0;       // beyond that: the head runs while no layer does
   Count buffers = 0;  // communication: gathered weights, tokens and keys in transit; 8-bit weights
-  // The most that a launch of a GPU's kernels takes for its own time, without what cuDNN takes for
-  // itself (base/workspace.h); 0 on the CPU.
+  // The most that a launch of a GPU's kernels allocates for its own time, without what cuDNN takes
+  // for itself (plan/attention_workspace.h); 0 on the CPU.
   Count workspace = 0;
   Count total() const {
     return params + grads + optimizer + activations + logits + buffers + workspace;
   }
 };
 
-// Of the ranks of one pipeline rank, which are alike. All of the plan but its `memory` is made.
+// Estimates the ranks of one pipeline rank, which are alike, from a plan that lacks only its
+// `memory`.
 MemoryEstimate estimate_memory(const Recipe& recipe, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank);
 

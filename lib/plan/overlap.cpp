@@ -10,13 +10,13 @@
 namespace mtrain {
 namespace {
 
-// Whether a feature can be active; `why` says why not, or what makes it so.
+// Whether a feature can be active, and why or why not.
 struct Condition {
   bool ok;
   std::string why;
 };
 
-// All of these must hold; the first that does not is the reason.
+// A condition that holds where all needs do; the first that does not is its reason.
 struct Need {
   bool ok;
   std::string otherwise;
@@ -27,8 +27,8 @@ Condition all(std::initializer_list<Need> needs, std::string why = "") {
   return {true, std::move(why)};
 }
 
-// Parameters that fsdp2 reduces at once, at least: enough for a link's full speed, and little left
-// to wait for at the end of backward.
+// fsdp2 reduces at least so many parameters at once: enough for a link's full speed, and little
+// left to wait for at the end of backward.
 constexpr int64_t kFsdp2Piece = 1 << 20;
 
 class Resolver {
@@ -57,14 +57,14 @@ class Resolver {
     return effective;
   }
 
-  // A feature with `auto`: automatically on where `possible`, if `auto_on`.
+  // Decides a feature with `auto`, which turns it on where it is `possible`, if `auto_on`.
   bool decide(const char* field, const Auto<bool>& asked, const Condition& possible,
               bool auto_on = true) {
     return row(field, asked ? (*asked ? "true" : "false") : "auto", asked.value_or(auto_on),
                asked.has_value(), possible);
   }
 
-  // A feature that is off by default.
+  // Decides a feature that is off by default.
   bool decide(const char* field, bool asked, const Condition& possible) {
     return row(field, asked ? "true" : "false", asked, asked, possible);
   }
@@ -170,8 +170,8 @@ class Resolver {
                         fmt::format("{}", o_.bucket_size), reason});
   }
 
-  // Attention and MLP matrices of a rank's layers: what buckets are filled with, less embeddings
-  // and norms.
+  // Counts the attention and MLP matrices of a rank's layers. Buckets hold these, and embeddings
+  // and norms, which this leaves out.
   double matrix_parameters_per_rank() const {
     const auto& m = r_.model;
     const double hidden = double(m.hidden_size), ffn = double(m.ffn_size());
@@ -252,7 +252,7 @@ class Resolver {
                            held, held == 1 ? "" : "es"));
   }
 
-  // What is common to the fine-grained 1F1B's flags.
+  // The condition that the fine-grained 1F1B's flags share.
   Condition several_stages_overlap(const char* csv) const {
     Condition c = several_stages();
     if (!c.ok) return c;
@@ -355,12 +355,6 @@ class Resolver {
 };
 
 }  // namespace
-
-bool in_chunks(const Overlap& overlap, std::string_view name) {
-  return std::ranges::any_of(overlap.tp_products, [&](const auto& product) {
-    return product.second.method != TpOverlapMethod::bulk && product.first.ends_with(name);
-  });
-}
 
 Overlap resolve_overlap(const Recipe& recipe, const Layout& layout) {
   return Resolver(recipe, layout).run();

@@ -1,11 +1,11 @@
-// What is hidden behind what: each overlap feature as asked, as effective, and why.
+// What communication hides behind what compute: each overlap feature as the recipe asks for it, as
+// it takes effect, and why.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "plan/gemm_overlap.h"
 #include "plan/layout.h"
 
 namespace mtrain {
@@ -16,12 +16,12 @@ struct OverlapRow {
   std::string effective;  // "true", "134217728"
   std::string reason;
   bool refused = false;  // asked for by name, but it cannot be active
-  bool active = false;   // hides communication in this run
+  bool active = false;   // the feature hides communication in this run
 };
 
 struct Overlap {
   bool tp_comm_overlap = false;
-  std::map<std::string, TpOverlapGemm> tp_products;  // those that hide something
+  TpGemmOverlap tp_gemm_overlap;  // all `none` without tp_comm_overlap
   bool overlap_p2p_comm = false, batch_p2p_comm = false;
   bool overlap_grad_reduce = false, overlap_param_gather = false;
   bool overlap_param_gather_with_optimizer_step = false, align_param_gather = false;
@@ -31,19 +31,17 @@ struct Overlap {
   bool overlap_p2p_backward_on_comm_stream = false;
   bool overlap_p2p_with_transformer_layer_wgrad = false;
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
-  bool delays_wgrads = false;  // one of these three is on; it has no row
+  bool delays_wgrads = false;  // whether one of these three is on; it has no row of its own
   bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
   int64_t cuda_device_max_connections = 32, layernorm_sm_margin = 0;
-  std::vector<OverlapRow> table;  // one row per feature, in the order above
+  std::vector<OverlapRow> table;  // a row per feature, in the order above
 };
 
-// A pure function of the recipe and the layout: `auto` is chosen, what cannot be active is off.
+// A pure function of the recipe and the layout. It decides every `auto`, and turns off what cannot
+// be active.
 Overlap resolve_overlap(const Recipe& recipe, const Layout& layout);
 
-// Whether a product whose name ends so ("qkv_dgrad", "dgrad") is computed in chunks of its rows.
-bool in_chunks(const Overlap& overlap, std::string_view name);
-
-// The table as text, for the start banner and the dry run.
+// Returns the table as text, for the start banner and the dry run.
 std::string print_overlap(const Overlap& overlap);
 
 }  // namespace mtrain

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/logits_rows.h"
 #include "plan/recipe_schedule.h"
 #include "schedule/catalog.h"
 
@@ -64,6 +65,12 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
   return options;
 }
 
+int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
+  const int64_t T = l.micro_batch * sample_length(r) / l.cp,
+                columns = padded_vocab(vocab, l.tp) / l.tp;
+  return logits_rows(T, columns, logits_bytes(r.train.device));
+}
+
 }  // namespace
 
 const MemoryEstimate& RunPlan::fullest() const {
@@ -84,7 +91,9 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
   plan.compute_dtype = compute_dtype(r.mixed_precision);
   plan.sample_length = sample_length(r);
+  plan.head_chunks = resolve_head_chunks(r, layout);
   if (vocab == 0) return plan;
+  plan.logits_rows = logits_rows_of(r, layout, vocab);
   for (int64_t rank = 0; rank < layout.pp; ++rank)
     plan.memory.push_back(estimate_memory(r, plan, vocab, rank));
   return plan;

@@ -8,6 +8,7 @@
 #include "plan/cuda_graphs.h"
 #include "plan/data_parallel_options.h"
 #include "plan/fp8_weight_cache.h"
+#include "plan/head_chunks.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
 #include "plan/overlap.h"
@@ -30,7 +31,10 @@ struct RunPlan {
   DataParallelOptions data_parallel;
   DType compute_dtype = DType::f32;  // of activations and of the weights that matmuls read
   int64_t sample_length = 0;         // tokens
-  // Of a rank, by pipeline rank; empty in a plan without a vocabulary.
+  HeadChunks head_chunks;            // of attention under context parallelism
+  // Tokens of a micro-batch whose logits exist at once; 0 in a plan without a vocabulary.
+  int64_t logits_rows = 0;
+  // What a rank needs, by pipeline rank; empty in a plan without a vocabulary.
   std::vector<MemoryEstimate> memory;
 
   const MemoryEstimate& fullest() const;  // of `memory`

@@ -1,20 +1,43 @@
 #include "plan/tp_gemm_overlap.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/core.h>
+
+#include "base/error.h"
 
 namespace mtrain {
 namespace {
 
 using Method = TpOverlapMethod;
 
-// A product of fewer rows has no more than a few tiles of a matrix unit, and takes little less time
+// A GEMM of fewer rows has no more than a few tiles of a matrix unit, and takes little less time
 // than one of twice as many.
 constexpr int64_t kLeastRows = 64;
 
-struct Product {
-  std::string name;  // "qkv_fprop"
+// A GEMM in a pass, and its key in the recipe's tp_comm_overlap_cfg. The keys are read here and
+// nowhere else in the plan. proj and fc2 have none for wgrad, which has nothing to hide.
+struct GemmKey {
+  std::string_view name;
+  LayerGemm gemm;
+  Pass pass;
+};
+constexpr std::array kGemmKeys{GemmKey{"qkv_fprop", LayerGemm::qkv, Pass::fprop},
+                               GemmKey{"qkv_dgrad", LayerGemm::qkv, Pass::dgrad},
+                               GemmKey{"qkv_wgrad", LayerGemm::qkv, Pass::wgrad},
+                               GemmKey{"proj_fprop", LayerGemm::proj, Pass::fprop},
+                               GemmKey{"proj_dgrad", LayerGemm::proj, Pass::dgrad},
+                               GemmKey{"fc1_fprop", LayerGemm::fc1, Pass::fprop},
+                               GemmKey{"fc1_dgrad", LayerGemm::fc1, Pass::dgrad},
+                               GemmKey{"fc1_wgrad", LayerGemm::fc1, Pass::wgrad},
+                               GemmKey{"fc2_fprop", LayerGemm::fc2, Pass::fprop},
+                               GemmKey{"fc2_dgrad", LayerGemm::fc2, Pass::dgrad}};
+static_assert(std::ranges::equal(kGemmKeys, kTpOverlapGemms, {}, &GemmKey::name),
+              "a preset lists its GEMMs in the order of kTpOverlapGemms");
+
+struct Choice {
+  GemmKey key;
   TpOverlapGemm gemm;
   bool asked = false;  // by the recipe, and not by a default
   bool on = true;
@@ -23,80 +46,81 @@ struct Product {
     on = false;
     why = std::move(reason);
   }
+  bool is_wgrad() const { return key.pass == Pass::wgrad; }
+  bool in_attention() const { return key.gemm == LayerGemm::qkv || key.gemm == LayerGemm::proj; }
+  // Column-parallel linears gather their inputs, row-parallel ones scatter their outputs.
+  bool column_parallel() const { return key.gemm == LayerGemm::qkv || key.gemm == LayerGemm::fc1; }
+  bool follows_gather() const {
+    return gemm.method != Method::bulk && column_parallel() == (key.pass == Pass::fprop);
+  }
 };
 
-// As the recipe asks for it.
-Product asked_for(const TpOverlapConfig& cfg, size_t index) {
-  Product p{.name = std::string(kTpOverlapGemms[index])};
-  tp_overlap_default(p.name, p.gemm);
+// Returns what the recipe asks for, before any size is looked at.
+Choice asked_for(const TpOverlapConfig& cfg, size_t index) {
+  Choice c{.key = kGemmKeys[index]};
+  const std::string name(c.key.name);
+  tp_overlap_default(name, c.gemm);
   if (const TpOverlapPreset* preset = find_tp_overlap_preset(cfg.preset)) {
-    p.gemm = preset->gemms[index];
-    p.asked = true;
-    if (!preset->present[index]) p.off("the preset leaves it out");
-  } else if (const auto own = cfg.gemms.find(p.name); own != cfg.gemms.end()) {
-    p.gemm = own->second;
-    p.asked = true;
-  } else if (cfg.off.count(p.name)) {
-    p.asked = true;
-    p.off("switched off");
+    c.gemm = preset->gemms[index];
+    c.asked = true;
+    if (!preset->present[index]) c.off("the preset leaves it out");
+  } else if (const auto own = cfg.gemms.find(name); own != cfg.gemms.end()) {
+    c.gemm = own->second;
+    c.asked = true;
+  } else if (cfg.off.count(name)) {
+    c.asked = true;
+    c.off("switched off");
   }
-  return p;
+  return c;
 }
 
-// Column-parallel layers gather their inputs, row-parallel ones scatter their outputs.
-bool is_column(const Product& p) { return p.name.starts_with("qkv") || p.name.starts_with("fc1"); }
-bool is_fprop(const Product& p) { return p.name.ends_with("fprop"); }
-bool is_wgrad(const Product& p) { return p.name.ends_with("wgrad"); }
-bool follows_gather(const Product& p) {
-  return p.gemm.method != Method::bulk && is_column(p) == is_fprop(p);
-}
-
-void apply_switches(const CommOverlapConfig& c, Product& p) {
+void apply_switches(const CommOverlapConfig& cfg, Choice& c) {
   const auto need = [&](bool on, const char* field) {
-    if (p.on && !on) p.off(fmt::format("comm_overlap.{} is false", field));
+    if (c.on && !on) c.off(fmt::format("comm_overlap.{} is false", field));
   };
-  if (p.gemm.method == Method::bulk)
-    is_wgrad(p) ? need(c.tp_comm_bulk_wgrad, "tp_comm_bulk_wgrad")
-                : need(c.tp_comm_bulk_dgrad, "tp_comm_bulk_dgrad");
+  if (c.gemm.method == Method::bulk)
+    c.is_wgrad() ? need(cfg.tp_comm_bulk_wgrad, "tp_comm_bulk_wgrad")
+                 : need(cfg.tp_comm_bulk_dgrad, "tp_comm_bulk_dgrad");
   else
-    follows_gather(p) ? need(c.tp_comm_overlap_ag, "tp_comm_overlap_ag")
-                      : need(c.tp_comm_overlap_rs, "tp_comm_overlap_rs");
+    c.follows_gather() ? need(cfg.tp_comm_overlap_ag, "tp_comm_overlap_ag")
+                       : need(cfg.tp_comm_overlap_rs, "tp_comm_overlap_rs");
 }
 
-// Chunks that are worth their own product, or as many as are asked for.
-void cut(const Layout& l, int64_t rows, Product& p) {
-  if (!p.on || p.gemm.method == Method::bulk) return;
-  const bool pipeline = p.gemm.method == Method::pipeline;
-  if (pipeline && !p.asked)
-    p.gemm.num_splits = std::clamp<int64_t>(rows / kLeastRows, 1, p.gemm.num_splits);
-  const int64_t chunks = pipeline ? p.gemm.num_splits : l.tp, chunk = rows / chunks;
-  p.why = fmt::format("{} chunks of {} rows", chunks, chunk);
-  const bool small = chunk < kLeastRows || (pipeline && chunks == 1 && !p.asked);
-  if (small && p.asked)
-    p.why += fmt::format("; warning: fewer than {} are hardly worth splitting", kLeastRows);
+// Chooses as many chunks as are worth a GEMM of their own, or as many as the recipe asks for.
+void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
+  if (!c.on || c.gemm.method == Method::bulk) return;
+  const bool pipeline = c.gemm.method == Method::pipeline;
+  if (pipeline && !c.asked)
+    c.gemm.num_splits = std::clamp<int64_t>(rows / kLeastRows, 1, c.gemm.num_splits);
+  const int64_t chunks = pipeline ? c.gemm.num_splits : l.tp, chunk = rows / chunks;
+  c.why = fmt::format("{} chunks of {} rows", chunks, chunk);
+  const bool small = chunk < kLeastRows || (pipeline && chunks == 1 && !c.asked);
+  if (small && c.asked)
+    c.why += fmt::format("; warning: fewer than {} are hardly worth splitting", kLeastRows);
   else if (small)
-    p.off(fmt::format("{} rows make {} chunks of {}: fewer than {} are not worth splitting", rows,
+    c.off(fmt::format("{} rows make {} chunks of {}: fewer than {} are not worth splitting", rows,
                       pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kLeastRows));
 }
 
-void check_aggregate(const Layout& l, Product& p) {
-  if (!p.gemm.aggregate) return;
-  const bool ring = p.on && p.gemm.method == Method::ring_exchange && follows_gather(p);
+void check_aggregate(const Layout& l, Choice& c) {
+  if (!c.gemm.aggregate) return;
+  const bool ring = c.on && c.gemm.method == Method::ring_exchange && c.follows_gather();
   if (ring && l.tp % 2 == 0 && l.tp > 2) {
-    p.why += ", two at a time";
+    c.why += ", two at a time";
     return;
   }
-  p.gemm.aggregate = false;
+  c.gemm.aggregate = false;
   if (ring)
-    p.why += "; aggregate needs an even tp_size above 2: one at a time";
-  else if (p.on)
-    p.why += "; aggregate is for a ring that gathers";
+    c.why += "; aggregate needs an even tp_size above 2: one at a time";
+  else if (c.on)
+    c.why += "; aggregate is for a ring that gathers";
 }
 
-std::string behind(const Product& p) {
-  if (p.gemm.method != Method::bulk) return "";
-  return is_wgrad(p) ? "hides the scatter of the input gradient"
-                     : "hides the gather of the weight gradient's input";
+// Returns what a bulk GEMM hides; empty for other methods.
+std::string hidden_text(const Choice& c) {
+  if (c.gemm.method != Method::bulk) return "";
+  return c.is_wgrad() ? "hides the scatter of the input gradient"
+                      : "hides the gather of the weight gradient's input";
 }
 
 std::string shown(const TpOverlapGemm& gemm) {
@@ -104,7 +128,7 @@ std::string shown(const TpOverlapGemm& gemm) {
   return gemm.method == Method::pipeline ? fmt::format("{} x{}", method, gemm.num_splits) : method;
 }
 
-// Schedules in which a stage's weight gradients come later than its input gradients.
+// Whether the schedule computes a stage's weight gradients later than its input gradients.
 bool splits_backward(const Recipe& r, const Layout& l) {
   const auto kind = r.distributed.pipeline.pp_schedule;
   return l.pp > 1 &&
@@ -113,14 +137,13 @@ bool splits_backward(const Recipe& r, const Layout& l) {
           kind == PipelineScheduleName::dualpipev);
 }
 
-// In which layers nothing is left beside the scatter, for their weight gradients wait longer.
-std::string delayed_text(const Recipe& r, const Layout& l, const Product& p) {
-  const auto& c = r.comm_overlap;
-  const bool whole = c.overlap_p2p_with_transformer_layer_wgrad;
-  const int64_t layers = c.overlap_p2p_wgrad_delayed_layer_number;
-  const bool delays = whole || layers > 1 || c.overlap_p2p_backward_on_comm_stream;
-  const bool attention = p.name.starts_with("qkv") || p.name.starts_with("proj");
-  if (!delays || l.stages_per_rank == 1 || !(attention || whole)) return "";
+// Names the layers in which no weight gradient is left to hide the scatter, since it waits longer.
+std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
+  const auto& cfg = r.comm_overlap;
+  const bool whole = cfg.overlap_p2p_with_transformer_layer_wgrad;
+  const int64_t layers = cfg.overlap_p2p_wgrad_delayed_layer_number;
+  const bool delays = whole || layers > 1 || cfg.overlap_p2p_backward_on_comm_stream;
+  if (!delays || l.stages_per_rank == 1 || !(c.in_attention() || whole)) return "";
   return layers == 1 ? "; not in a stage's first layer, where it waits for the gradient's sending"
                      : fmt::format(
                            "; not in a stage's first {} layers, where it waits for the "
@@ -128,30 +151,41 @@ std::string delayed_text(const Recipe& r, const Layout& l, const Product& p) {
                            layers);
 }
 
+GemmOverlap::Method gemm_method(TpOverlapMethod method) {
+  switch (method) {
+    case TpOverlapMethod::bulk: return GemmOverlap::Method::bulk;
+    case TpOverlapMethod::ring_exchange: return GemmOverlap::Method::ring_exchange;
+    case TpOverlapMethod::pipeline: return GemmOverlap::Method::pipeline;
+  }
+  throw BugError("tp_comm_overlap_cfg's method");
+}
+
 }  // namespace
 
 void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap) {
-  const auto& c = r.comm_overlap;
+  const auto& cfg = r.comm_overlap;
   const int64_t rows = l.micro_batch * sample_length(r) / std::max<int64_t>(1, l.cp);
-  bool splits_dgrad = false, for_gpus = false;  // of the layer whose weight gradient comes next
-  for (size_t i = 0; i < kTpOverlapGemms.size(); ++i) {
-    Product p = asked_for(c.tp_comm_overlap_cfg, i);
-    const std::string asked = !p.asked ? "auto" : p.on ? shown(p.gemm) : "none";
-    apply_switches(c, p);
-    cut(l, rows, p);
-    if (is_wgrad(p) && p.on && splits_backward(r, l))
-      p.off("the schedule puts weight gradients off, and nothing is left beside the scatter");
-    if (is_wgrad(p) && splits_dgrad && p.on)
-      p.off("the product of the input gradient scatters its own result");
-    if (p.on && p.why.empty()) p.why = behind(p);
-    if (is_wgrad(p) && p.on) p.why += delayed_text(r, l, p);
-    check_aggregate(l, p);
-    if (p.on && p.gemm.fp8_buf) p.why += "; without fp8_buf: what travels is bf16";
-    for_gpus = for_gpus || (p.asked && p.on);
-    splits_dgrad = p.name.ends_with("dgrad") && p.on && p.gemm.method != Method::bulk;
-    if (p.on) overlap.tp_products[p.name] = p.gemm;
-    overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg." + p.name, asked,
-                             p.on ? shown(p.gemm) : "none", p.why, false, p.on});
+  bool for_gpus = false;
+  for (size_t i = 0; i < kGemmKeys.size(); ++i) {
+    Choice c = asked_for(cfg.tp_comm_overlap_cfg, i);
+    const std::string asked = !c.asked ? "auto" : c.on ? shown(c.gemm) : "none";
+    apply_switches(cfg, c);
+    choose_chunks(l, rows, c);
+    if (c.is_wgrad() && c.on && splits_backward(r, l))
+      c.off("the schedule puts weight gradients off, and nothing is left beside the scatter");
+    // Keys have a GEMM's dgrad before its wgrad.
+    if (c.is_wgrad() && c.on && overlap.tp_gemm_overlap.at(c.key.gemm, Pass::dgrad).chunked())
+      c.off("the GEMM of the input gradient scatters its own result");
+    if (c.on && c.why.empty()) c.why = hidden_text(c);
+    if (c.is_wgrad() && c.on) c.why += delayed_text(r, l, c);
+    check_aggregate(l, c);
+    if (c.on && c.gemm.fp8_buf) c.why += "; without fp8_buf: what travels is bf16";
+    for_gpus = for_gpus || (c.asked && c.on);
+    if (c.on)
+      overlap.tp_gemm_overlap.at(c.key.gemm, c.key.pass) = {gemm_method(c.gemm.method),
+                                                            c.gemm.num_splits, c.gemm.aggregate};
+    overlap.table.push_back({fmt::format("comm_overlap.tp_comm_overlap_cfg.{}", c.key.name), asked,
+                             c.on ? shown(c.gemm) : "none", c.why, false, c.on});
   }
   if (for_gpus && r.train.device != DeviceChoice::cuda)
     overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg.*.num_sm", "-", "none",

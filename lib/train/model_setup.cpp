@@ -1,7 +1,6 @@
 #include "train/model_setup.h"
 
 #include "plan/layout.h"
-#include "plan/memory.h"
 
 namespace mtrain {
 
@@ -16,8 +15,7 @@ RopeScaling rope_scaling(const RopeScalingConfig& c) {
 }
 }  // namespace
 
-GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length, int64_t tp,
-                     DeviceChoice device) {
+GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length, int64_t tp) {
   GptConfig c{};
   c.layers = m.num_layers;
   c.hidden = m.hidden_size;
@@ -42,7 +40,6 @@ GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length, in
   c.hidden_dropout = float(m.hidden_dropout);
   c.embedding_dropout = float(m.embedding_dropout);
   c.init_std = float(m.init_method_std);
-  c.logits_bytes = logits_bytes(device);
   return c;
 }
 

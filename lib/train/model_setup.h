@@ -6,9 +6,8 @@
 namespace mtrain {
 
 // vocab: the recipe's vocab_size, or the tokenizer's where that is 0. tp: ranks that its rows are
-// spread over. device: what the logits' pieces are sized for.
-GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length, int64_t tp = 1,
-                     DeviceChoice device = DeviceChoice::automatic);
+// spread over.
+GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length, int64_t tp = 1);
 Recompute recompute_policy(const RecomputeConfig& recompute, int64_t layers);
 
 }  // namespace mtrain

@@ -25,20 +25,7 @@ TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const 
   return g;
 }
 
-// Of the chosen methods; nothing where tp_comm_overlap is off.
-TensorOverlap tensor_overlap(const Overlap& overlap) {
-  using Method = ProductOverlap::Method;
-  std::map<std::string, ProductOverlap> products;
-  for (const auto& [name, gemm] : overlap.tp_products) {
-    const Method method = gemm.method == TpOverlapMethod::bulk            ? Method::bulk
-                          : gemm.method == TpOverlapMethod::ring_exchange ? Method::ring_exchange
-                                                                          : Method::pipeline;
-    products[name] = {method, gemm.num_splits, gemm.aggregate};
-  }
-  return TensorOverlap(std::move(products));
-}
-
-// Null without 8-bit products.
+// Null without 8-bit GEMMs.
 std::shared_ptr<Float8Scaling> float8_scaling(const MixedPrecisionConfig& p,
                                               const Fp8WeightCache& weights) {
   if (p.fp8 == Fp8Format::none) return nullptr;
@@ -72,7 +59,8 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
   if (l.tp > 1)
     parts.tensor = tensor_parallel(
         tensor_groups(world, device, r, mesh),
-        {.sequence = r.distributed.sequence_parallel, .overlap = tensor_overlap(plan.overlap)});
+        {.sequence = r.distributed.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
+  parts.logits_rows = plan.logits_rows;
   if (l.cp == 1) return parts;
   const auto types = r.distributed.cp_comm_type;
   const auto comm =
@@ -83,11 +71,11 @@ ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunP
     level = cp_level(world, mesh, "cp_a2a", r, 0);
     ring = cp_level(world, mesh, "cp_p2p", r, 1);
   }
-  parts.attention_core = [=](const HeadConfig& heads, int64_t layer) {
+  parts.attention_core = [=, chunks = plan.head_chunks](const HeadConfig& heads, int64_t layer) {
     switch (types.size() == 1 ? types[0] : types.at(size_t(layer))) {
       case CpCommType::p2p: return p2p_attention(comm, cp, heads);
-      case CpCommType::all_gather: return all_gather_attention(comm, cp, heads);
-      case CpCommType::a2a: return a2a_attention(comm, cp, heads);
+      case CpCommType::all_gather: return all_gather_attention(comm, cp, heads, chunks.all_gather);
+      case CpCommType::a2a: return a2a_attention(comm, cp, heads, chunks.a2a);
       case CpCommType::a2a_p2p: return a2a_p2p_attention(comm, level, ring, heads);
     }
     throw BugError("cp_comm_type");

@@ -84,8 +84,7 @@ class Training {
         job_(options.job),
         start_(std::move(start)),
         device_(open_device(recipe, options.job, plan.overlap.layernorm_sm_margin)),
-        config_(gpt_config(recipe.model, vocab, plan.sample_length, plan.layout.tp,
-                           recipe.train.device)),
+        config_(gpt_config(recipe.model, vocab, plan.sample_length, plan.layout.tp)),
         data_(open_training_data(recipe, config_.vocab)),
         validation_data_(open_validation_data(recipe, config_.vocab)),
         trainer_(*device_, recipe, plan, config_, data_, std::move(world)) {

@@ -170,7 +170,7 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
                                             .O = O,
                                             .bias = bias,
                                             .std = 0.1f,
-                                            .names = {"linear", "fwd", "dgrad", "wgrad"},
+                                            .gemm = LayerGemm::fc1,
                                             .fp8 = fp8});
   params.materialize(on, DType::bf16, true);
   params.initialize(on, 3);
@@ -195,7 +195,7 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
       const Tensor x = random(micro_batch, T, I, 1),
                    dy = random(micro_batch, T, O, step ? 0.02f : 0.01f);
       linear->forward(s, x);
-      const auto dx = linear->backward(s, x, {dy}).to_host_float(on);
+      const auto dx = linear->backward(s, x, dy).to_host_float(on);
       out.dx.insert(out.dx.end(), dx.begin(), dx.end());
     }
     CHECK(wgrad.held() == (wait ? 2 : 0));

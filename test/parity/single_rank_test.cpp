@@ -17,12 +17,12 @@ using namespace train_testing;
 namespace {
 
 struct Run {
-  explicit Run(Recipe r, int threads = 1) : Run(r, threads, config_of(r)) {}
-  Run(Recipe r, int threads, const GptConfig& config)
+  explicit Run(Recipe r, int threads = 1) : Run(r, threads, make_plan(r, 1, kVocab)) {}
+  Run(Recipe r, int threads, RunPlan plan)
       : recipe(std::move(r)),
         device(Device::cpu(threads, {.stream_sanitizer = true})),
-        trainer(*device, recipe, config, std::make_shared<CountingData>()) {}
-  static GptConfig config_of(const Recipe& r) { return gpt_config(r.model, kVocab, kSeq); }
+        trainer(*device, recipe, std::move(plan), gpt_config(recipe.model, kVocab, kSeq),
+                std::make_shared<CountingData>(), World::alone()) {}
   std::vector<double> losses(int64_t steps) {
     std::vector<double> out;
     for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
@@ -65,19 +65,19 @@ TEST_CASE("accumulation over micro-batches changes only the order of sums") {
     check_close(reference, Run(tiny({micro})).losses(20), 1e-5);
 }
 
-TEST_CASE("the logits' pieces change only the order of sums") {
-  const auto with_pieces = [](const Recipe& r, int64_t rows) {
-    GptConfig config = Run::config_of(r);
-    config.logits_bytes = rows * config.padded_vocab * 4;
-    return Run(r, 1, config).losses(5);
+TEST_CASE("the logits' chunks change only the order of sums") {
+  const auto in_chunks = [](const Recipe& r, int64_t rows) {
+    RunPlan plan = make_plan(r, 1, kVocab);
+    CHECK(plan.logits_rows == plan.layout.micro_batch * kSeq);  // few enough to exist at once
+    plan.logits_rows = rows;
+    return Run(r, 1, std::move(plan)).losses(5);
   };
   const Recipe few = tiny();
   const auto reference = Run(few).losses(5);
-  for (const int64_t rows : {1, 7}) check_close(reference, with_pieces(few, rows), 1e-5);
-  // Of many rows, multiples of a tile: 1,280 and 1,120.
+  for (const int64_t rows : {1, 7}) check_close(reference, in_chunks(few, rows), 1e-5);
   const Recipe many = tiny({fmt::format("train.global_batch_size={}", 2400 / kSeq),
                             fmt::format("train.micro_batch_size={}", 2400 / kSeq)});
-  check_close(Run(many).losses(5), with_pieces(many, 1300), 1e-5);
+  check_close(Run(many).losses(5), in_chunks(many, 1280), 1e-5);
 }
 
 TEST_CASE("recomputation gives the same bits, with dropout too") {

@@ -6,10 +6,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/workspace.h"
 #include "cudnn_stand_in.h"
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels_testing.h"
+#include "plan/attention_workspace.h"
 
 using namespace mtrain;
 using namespace mtrain::kernels;

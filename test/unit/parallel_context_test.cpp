@@ -4,11 +4,11 @@
 
 #include <numeric>
 
-#include "base/head_pieces.h"
 #include "base/rng.h"
 #include "comm_testing.h"
 #include "ops/blocks.h"
 #include "parallel/context/context_attention.h"
+#include "plan/head_chunks.h"
 
 using namespace mtrain;
 
@@ -131,8 +131,8 @@ std::unique_ptr<AttentionCore> make_core(Type type, World& world,
   };
   switch (type) {
     case Type::p2p: return p2p_attention(comm, cp, heads);
-    case Type::all_gather: return all_gather_attention(comm, cp, heads);
-    case Type::a2a: return a2a_attention(comm, cp, heads);
+    case Type::all_gather: return all_gather_attention(comm, cp, heads, head_chunks(heads.G));
+    case Type::a2a: return a2a_attention(comm, cp, heads, head_chunks(heads.G / world.size()));
     case Type::a2a_p2p: return a2a_p2p_attention(comm, level("level", 0), level("ring", 1), heads);
   }
   throw BugError("type");
@@ -236,17 +236,11 @@ TEST_CASE("every core of context parallelism attends as one rank does") {
       }
 }
 
-TEST_CASE("three ranks, and heads in pieces") {
+TEST_CASE("three ranks give what one gives") {
   const Problem three({"three ranks", 2, 4, {}}, 3, DType::f32);
   const Values want = reference(three);
   for (const Values& v : run(three, {Type::p2p, Type::all_gather}, {1, 3}, true)) {
     CHECK(relative_error(v.out, want.out, 1, 0, 1) < 2e-6);
     CHECK(relative_error(v.dqkv, want.dqkv, 1, 0, 1) < 2e-6);
   }
-  CHECK(head_pieces(8) == 4);
-  CHECK(head_pieces(6) == 3);
-  CHECK(head_pieces(2) == 2);
-  CHECK(head_pieces(7) == 7);
-  CHECK(head_pieces(25) == 5);
-  CHECK(head_pieces(1) == 1);
 }

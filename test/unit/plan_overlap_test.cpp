@@ -364,33 +364,32 @@ TEST_CASE("a layout follows from the sizes that the recipe gives") {
   REQUIRE(layout(4, experts({})).ep_shard == 1);
 }
 
-TEST_CASE("the table tells each product's method, or why it has none") {
-  const auto row = [](const Overrides& more, const std::string& product) {
+TEST_CASE("the table tells each GEMM's method, or why it has none") {
+  const auto row = [](const Overrides& more, const std::string& name) {
     Overrides o{"distributed.tp_size=4", "distributed.sequence_parallel=true",
                 "comm_overlap.tp_comm_overlap=true", "debug.strict=true"};
     o.insert(o.end(), more.begin(), more.end());
     const Recipe r = recipe_of(4, o);
     const Overlap overlap = resolve_overlap(r, layout_of(r, 4));
     for (const OverlapRow& found : overlap.table)
-      if (found.field == "comm_overlap.tp_comm_overlap_cfg." + product) {
-        CHECK(found.active == (overlap.tp_products.count(product) == 1));
+      if (found.field == "comm_overlap.tp_comm_overlap_cfg." + name) {
         return found.asked + " | " + found.effective + " | " + found.reason;
       }
     return std::string("no row");
   };
-  const auto cfg = [](const std::string& products) {
-    return Overrides{"comm_overlap.tp_comm_overlap_cfg={" + products + "}"};
+  const auto cfg = [](const std::string& gemms) {
+    return Overrides{"comm_overlap.tp_comm_overlap_cfg={" + gemms + "}"};
   };
   CHECK(row({}, "qkv_fprop") == "auto | ring_exchange | 4 chunks of 256 rows");
   CHECK(row({}, "proj_fprop") == "auto | pipeline x4 | 4 chunks of 256 rows");
   CHECK_THAT(row({}, "fc1_dgrad"), Contains("auto | bulk") && Contains("gather"));
   CHECK_THAT(row({}, "fc1_wgrad"), Contains("auto | bulk") && Contains("scatter"));
   CHECK(row({"comm_overlap.tp_comm_overlap=false"}, "fc1_wgrad") == "no row");
-  for (const auto& [field, product] : {std::pair{"tp_comm_bulk_wgrad", "qkv_wgrad"},
-                                       {"tp_comm_bulk_dgrad", "fc1_dgrad"},
-                                       {"tp_comm_overlap_ag", "fc2_dgrad"},
-                                       {"tp_comm_overlap_rs", "fc2_fprop"}})
-    CHECK(row({fmt::format("comm_overlap.{}=false", field)}, product) ==
+  for (const auto& [field, name] : {std::pair{"tp_comm_bulk_wgrad", "qkv_wgrad"},
+                                    {"tp_comm_bulk_dgrad", "fc1_dgrad"},
+                                    {"tp_comm_overlap_ag", "fc2_dgrad"},
+                                    {"tp_comm_overlap_rs", "fc2_fprop"}})
+    CHECK(row({fmt::format("comm_overlap.{}=false", field)}, name) ==
           fmt::format("auto | none | comm_overlap.{} is false", field));
   const Overrides bubbles{"distributed.pp_size=2", "distributed.tp_size=2",
                           "distributed.pipeline.pp_schedule=zero_bubble"};
@@ -417,6 +416,39 @@ TEST_CASE("the table tells each product's method, or why it has none") {
                   "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora"},
                  "proj_fprop"),
              Contains("without fp8_buf"));
+}
+
+TEST_CASE("what the table tells of each GEMM is what tensor parallelism is given") {
+  using Method = GemmOverlap::Method;
+  const auto gemms = [](const std::string& cfg) {
+    const Recipe r = recipe_of(
+        4, {"distributed.tp_size=4", "distributed.sequence_parallel=true",
+            "comm_overlap.tp_comm_overlap=true", "comm_overlap.tp_comm_overlap_cfg={" + cfg + "}"});
+    return resolve_overlap(r, layout_of(r, 4)).tp_gemm_overlap;
+  };
+  const TpGemmOverlap o = gemms("fc1_dgrad: none, fc2_fprop: {num_splits: 3}");
+  struct Row {
+    LayerGemm gemm;
+    Pass pass;
+    Method method;
+  };
+  for (const Row& row : {Row{LayerGemm::qkv, Pass::fprop, Method::ring_exchange},
+                         {LayerGemm::qkv, Pass::dgrad, Method::bulk},
+                         {LayerGemm::qkv, Pass::wgrad, Method::bulk},
+                         {LayerGemm::proj, Pass::fprop, Method::pipeline},
+                         {LayerGemm::proj, Pass::dgrad, Method::ring_exchange},
+                         {LayerGemm::proj, Pass::wgrad, Method::none},
+                         {LayerGemm::fc1, Pass::fprop, Method::ring_exchange},
+                         {LayerGemm::fc1, Pass::dgrad, Method::none},
+                         {LayerGemm::fc1, Pass::wgrad, Method::bulk},
+                         {LayerGemm::fc2, Pass::fprop, Method::pipeline},
+                         {LayerGemm::fc2, Pass::dgrad, Method::ring_exchange},
+                         {LayerGemm::fc2, Pass::wgrad, Method::none}}) {
+    CAPTURE(int(row.gemm), int(row.pass));
+    CHECK(o.at(row.gemm, row.pass).method == row.method);
+  }
+  CHECK(o.at(LayerGemm::fc2, Pass::fprop).splits == 3);
+  CHECK(gemms("qkv_fprop: {aggregate: true}").at(LayerGemm::qkv, Pass::fprop).aggregate);
 }
 
 TEST_CASE("a feature without execution is refused by name") {

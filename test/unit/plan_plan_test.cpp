@@ -1,8 +1,9 @@
 // Sizes of published models, and the costs of pipeline schedules.
 #include <catch2/catch.hpp>
 
-#include "base/workspace.h"
+#include "base/matmul_workspace.h"
 #include "plan/load_recipe.h"
+#include "plan/logits_rows.h"
 #include "plan/run_plan.h"
 #include "plan/schedule_bounds.h"
 
@@ -138,6 +139,25 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
   CHECK(total("cuda", "8192") - total("cpu", "8192") < more);
 }
 
+TEST_CASE("logits are cut into chunks of equal size, of whole tiles where there are many rows") {
+  constexpr int64_t V = 64;
+  const auto rows = [](int64_t T, int64_t most) { return logits_rows(T, V, most * V * 4); };
+  CHECK(rows(24, 24) == 24);
+  CHECK(rows(24, 7) == 6);
+  CHECK(rows(24, 1) == 1);
+  CHECK(rows(2400, 1300) == 1280);
+  CHECK(rows(1100, 1000) == 550);
+}
+
+TEST_CASE("attention's heads travel in about four chunks of equal size") {
+  CHECK(head_chunks(8) == 4);
+  CHECK(head_chunks(6) == 3);
+  CHECK(head_chunks(2) == 2);
+  CHECK(head_chunks(7) == 7);
+  CHECK(head_chunks(25) == 5);
+  CHECK(head_chunks(1) == 1);
+}
+
 TEST_CASE("8-bit gradients that wait are planned in bf16 where they are multiplied in chunks") {
   const auto activations = [](const std::string& fp8, const std::string& overlap) {
     const Recipe r =
@@ -155,8 +175,7 @@ TEST_CASE("8-bit gradients that wait are planned in bf16 where they are multipli
   CHECK(activations("hybrid", "true") < activations("none", "true"));
 }
 
-TEST_CASE(
-    "the plan of a GPU's memory has a product's workspace, or attention's where that is more") {
+TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's where that is more") {
   const auto plan = [](const std::string& device, const std::vector<std::string>& more) {
     std::vector<std::string> all{"distributed.strategy=fsdp2",
                                  "distributed.tp_size=1",

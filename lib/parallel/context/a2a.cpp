@@ -1,5 +1,3 @@
-#include "base/head_pieces.h"
-#include "base/math.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/context/head_exchange.h"
 
@@ -9,11 +7,9 @@ namespace {
 
 class A2aAttention : public AttentionCore {
  public:
-  A2aAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads)
-      : comm_(std::move(comm)),
-        cp_(std::move(cp)),
-        heads_(heads),
-        pieces_(head_pieces(exact_div(heads.G, int64_t(cp_.size())))) {}
+  A2aAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads,
+               int64_t head_chunks)
+      : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     const HeadExchange e = exchange(step);
@@ -76,8 +72,8 @@ class A2aAttention : public AttentionCore {
 }  // namespace
 
 std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextComm> comm, Group cp,
-                                             const HeadConfig& heads) {
-  return std::make_unique<A2aAttention>(std::move(comm), std::move(cp), heads);
+                                             const HeadConfig& heads, int64_t head_chunks) {
+  return std::make_unique<A2aAttention>(std::move(comm), std::move(cp), heads, head_chunks);
 }
 
 }  // namespace mtrain

@@ -1,5 +1,3 @@
-#include "base/head_pieces.h"
-#include "base/math.h"
 #include "ops/blocks.h"
 #include "parallel/context/context_attention.h"
 
@@ -9,8 +7,9 @@ namespace {
 
 class AllGatherAttention : public AttentionCore {
  public:
-  AllGatherAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads)
-      : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_pieces(heads.G)) {}
+  AllGatherAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads,
+                     int64_t head_chunks)
+      : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
   CoreResult forward(Step& step, const Tensor& qkv_TN) override {
     Stream& compute = step.compute;
@@ -219,8 +218,8 @@ class AllGatherAttention : public AttentionCore {
 }  // namespace
 
 std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextComm> comm, Group cp,
-                                                    const HeadConfig& heads) {
-  return std::make_unique<AllGatherAttention>(std::move(comm), std::move(cp), heads);
+                                                    const HeadConfig& heads, int64_t head_chunks) {
+  return std::make_unique<AllGatherAttention>(std::move(comm), std::move(cp), heads, head_chunks);
 }
 
 }  // namespace mtrain

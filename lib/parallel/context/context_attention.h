@@ -15,15 +15,16 @@ namespace mtrain {
 std::unique_ptr<AttentionCore> p2p_attention(std::shared_ptr<ContextComm> comm, Group cp,
                                              const HeadConfig& heads);
 
-// Every rank gathers all keys and values, some heads at a time (Llama 3, 2024).
+// Every rank gathers all keys and values, one of `head_chunks` equal parts of the heads at a time
+// (Llama 3, 2024).
 std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextComm> comm, Group cp,
-                                                    const HeadConfig& heads);
+                                                    const HeadConfig& heads, int64_t head_chunks);
 
 // Ranks exchange positions for heads, attend to whole sequences with a share of the heads, and
-// exchange back (Jacobs et al. 2023). heads.G is a multiple of the ranks. Where a rank gets several
-// kv heads, it computes with one while others travel.
+// exchange back (Jacobs et al. 2023). heads.G is a multiple of the ranks. The heads that a rank
+// gets are cut into `head_chunks` equal parts, of which one travels while another is computed.
 std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextComm> comm, Group cp,
-                                             const HeadConfig& heads);
+                                             const HeadConfig& heads, int64_t head_chunks);
 
 // The ranks of `level`, the nearest ones, exchange positions for heads, and `ring` is a ring across
 // levels. heads.G is a multiple of the ranks of `level`.

@@ -8,7 +8,7 @@ namespace mtrain {
 
 namespace {
 
-// By the number of copies.
+// Returns the owned gradients that are partial sums, by the number of ranks with a copy.
 std::map<int, std::vector<Tensor>> partial_grads(ParamStore& params) {
   std::map<int, std::vector<Tensor>> grads;
   for (const Parameter* p : params.params()) {

@@ -4,8 +4,8 @@
 
 namespace mtrain {
 
-// What is received belongs to compute's part of memory, and is allocated before the edge from
-// compute, so that its last use there is over.
+// The result's memory is compute's. It is allocated before the edge from compute, so that its last
+// use there is over when the result arrives.
 TensorComm::Coming TensorComm::gather(const Tensor& x_TN) const {
   Shape shape = x_TN.shape();
   shape[0] *= size();

@@ -1,5 +1,5 @@
-// Communication between the ranks of tensor parallelism: on a stream of its own, ordered with
-// compute by events.
+// Communication between the ranks of tensor parallelism. It runs on a stream of its own, which
+// events order with compute.
 #pragma once
 #include <map>
 
@@ -8,9 +8,10 @@
 
 namespace mtrain {
 
-// The groups and streams of tensor parallelism on one rank. All groups are used on `on`.
+// The groups and streams of tensor parallelism on one rank. Communication of all groups is enqueued
+// on `on`.
 struct TensorGroups {
-  Group all;                    // tp
+  Group all;                    // all ranks of tp
   std::map<int, Group> copies;  // by the number of ranks that hold copies of the same rows
   Stream *compute, *on;
 };
@@ -25,14 +26,17 @@ class TensorComm {
   Stream& compute() const { return *groups_.compute; }
   Stream& on() const { return *groups_.on; }
 
-  // On its way since the last call; compute must wait for `there` before it uses the data.
+  // The result of communication that has been enqueued; compute must wait for `there` before it
+  // uses the data.
   struct Coming {
     Tensor data;
     Event there;
   };
-  Coming gather(const Tensor& x_TN) const;          // the rows of all ranks
-  Coming reduce_scatter(const Tensor& x_TN) const;  // this rank's rows of the sum
-  Coming all_reduce(const Tensor& x) const;         // in place
+  Coming gather(const Tensor& x_TN) const;  // (T / P, N) -> (T, N), the rows of all ranks
+  Coming reduce_scatter(
+      const Tensor& x_TN) const;             // (T, N) -> (T / P, N), this rank's rows of the sum
+  Coming all_reduce(const Tensor& x) const;  // in place
+  // Makes compute wait, and returns the data.
   Tensor await(const Coming& coming) const;
 
   // edge: what compute has enqueued so far -> the communication that comes next

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "parallel/tensor/split_product.h"
+#include "parallel/tensor/chunked_gemm.h"
 
 namespace mtrain {
 
@@ -13,21 +13,18 @@ Cut cut_of(const TensorComm& comm, Cut::Dim dim, std::vector<Cut::Section> secti
           .rank = comm.rank(),
           .dim = dim,
           .sections = std::move(sections),
-          // Of the rows that ranks have copies of, each rank's heads give a part.
+          // Where several ranks hold copies of rows, each computes a part of their gradient.
           .partial_grad = dim == Cut::Dim::rows};
 }
 
-using Method = ProductOverlap::Method;
+using Method = GemmOverlap::Method;
 
-// This rank's rows of the sum over ranks of products of all rows.
-Tensor product_scatter(const TensorComm& comm, const ProductOverlap& how, const Tensor& x_TI,
-                       int64_t O, const RowProduct& product) {
-  return how.method == Method::ring_exchange
-             ? ring_product_scatter(comm, x_TI, O, product)
-             : pipelined_product_scatter(comm, x_TI, O, how.splits, product);
-}
-bool splits(const ProductOverlap& how) {
-  return how.method == Method::ring_exchange || how.method == Method::pipeline;
+// Returns this rank's rows of the sum of all ranks' results; `overlap` is chunked.
+Tensor gemm_reduce_scatter(const TensorComm& comm, const GemmOverlap& overlap, const Tensor& x_TI,
+                           int64_t O, const RowGemm& gemm) {
+  return overlap.method == Method::ring_exchange
+             ? gemm_reduce_scatter_ring(comm, x_TI, O, gemm)
+             : gemm_reduce_scatter_pipelined(comm, x_TI, O, overlap.splits, gemm);
 }
 
 class ColumnParallel : public Linear {
@@ -36,43 +33,48 @@ class ColumnParallel : public Linear {
                  const TensorLinearOptions& o)
       : comm_(comm),
         sequence_(o.sequence),
-        fprop_(o.overlap.of(spec.names.product, "fprop")),
-        dgrad_(o.overlap.of(spec.names.product, "dgrad")),
-        wgrad_(o.overlap.of(spec.names.product, "wgrad")),
-        products_(params, spec, rows_cut(spec, comm), rows_cut(spec, comm)) {}
+        fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
+        dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
+        wgrad_(o.overlap.at(spec.gemm, Pass::wgrad)),
+        gemms_(params, spec, rows_cut(spec, comm), rows_cut(spec, comm)) {}
 
   Tensor forward(Step& step, const Tensor& x_TI) override {
     if (fprop_.method == Method::ring_exchange)
-      return ring_gather_product(
-          comm_, x_TI, products_.O(), fprop_.aggregate,
-          [&](const Tensor& x, const Tensor& y) { products_.forward_into(step, x, y, true); });
-    return products_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
+      return all_gather_gemm_ring(
+                 comm_, x_TI, gemms_.O(), fprop_.aggregate,
+                 [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, true); })
+          .y_TO;
+    return gemms_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
   }
 
-  Tensor dgrad(Step& step, OutputGradient& dy) override {
-    if (splits(dgrad_)) return split_dgrad(step, dy.dy_TO);
-    const Tensor partial = products_.dgrad(step, dy);
-    return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
+  InputGradient dgrad(Step& step, Tensor dy_TO) override {
+    if (dgrad_.chunked()) return chunked_dgrad(step, std::move(dy_TO));
+    InputGradient g = gemms_.dgrad(step, std::move(dy_TO));
+    g.dx_TI = comm_.await(sequence_ ? comm_.reduce_scatter(g.dx_TI) : comm_.all_reduce(g.dx_TI));
+    return g;
   }
 
-  void wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) override {
-    products_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, dy);
+  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) override {
+    gemms_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, std::move(dy));
   }
 
-  // In bulk the inputs of the weight gradient arrive behind the input gradient, and that one's sum
-  // behind the weight gradient.
-  Tensor backward(Step& step, const Tensor& x_TI, OutputGradient dy) override {
-    if (!sequence_) return Linear::backward(step, x_TI, std::move(dy));
+  // In bulk, the gather of wgrad's input hides behind dgrad, and the scatter of dgrad's result
+  // behind wgrad.
+  Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) override {
+    if (!sequence_) return Linear::backward(step, x_TI, std::move(dy_TO));
     const TensorComm::Coming x = comm_.gather(x_TI);
-    if (dgrad_.method == Method::none) comm_.await(x);
+    if (!dgrad_.active()) comm_.await(x);
+    InputGradient g;
     TensorComm::Coming dx;
-    if (splits(dgrad_)) {
-      dx = {split_dgrad(step, dy.dy_TO), {}};
+    if (dgrad_.chunked()) {
+      g = chunked_dgrad(step, std::move(dy_TO));
+      dx = {std::move(g.dx_TI), {}};
     } else {
-      dx = comm_.reduce_scatter(products_.dgrad(step, dy));
-      if (wgrad_.method == Method::none) comm_.await(dx);
+      g = gemms_.dgrad(step, std::move(dy_TO));
+      dx = comm_.reduce_scatter(std::exchange(g.dx_TI, {}));
+      if (!wgrad_.active()) comm_.await(dx);
     }
-    products_.wgrad(step, comm_.await(x), dy);
+    gemms_.wgrad(step, comm_.await(x), std::move(g.for_wgrad));
     return comm_.await(dx);
   }
 
@@ -81,16 +83,17 @@ class ColumnParallel : public Linear {
     return cut_of(comm, Cut::Dim::rows,
                   spec.sections.empty() ? std::vector<Cut::Section>{{spec.O, 1}} : spec.sections);
   }
-  Tensor split_dgrad(Step& step, const Tensor& dy_TO) {
-    return product_scatter(
-        comm_, dgrad_, dy_TO, products_.I(),
-        [&](const Tensor& dy, const Tensor& dx) { products_.dgrad_into(step, dy, dx); });
+  InputGradient chunked_dgrad(Step& step, Tensor dy_TO) {
+    const Tensor dx = gemm_reduce_scatter(
+        comm_, dgrad_, dy_TO, gemms_.I(),
+        [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); });
+    return {dx, {std::move(dy_TO)}};
   }
 
   const TensorComm& comm_;
   const bool sequence_;
-  const ProductOverlap fprop_, dgrad_, wgrad_;
-  LinearProducts products_;
+  const GemmOverlap fprop_, dgrad_, wgrad_;
+  LinearGemms gemms_;
 };
 
 class RowParallel : public Linear {
@@ -99,43 +102,43 @@ class RowParallel : public Linear {
               const TensorLinearOptions& o)
       : comm_(comm),
         sequence_(o.sequence),
-        fprop_(o.overlap.of(spec.names.product, "fprop")),
-        dgrad_(o.overlap.of(spec.names.product, "dgrad")),
+        fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
+        dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
         // Every rank sees the whole output gradient, and so the bias' whole gradient.
-        products_(params, spec, cut_of(comm, Cut::Dim::columns), cut_of(comm, Cut::Dim::none)) {}
+        gemms_(params, spec, cut_of(comm, Cut::Dim::columns), cut_of(comm, Cut::Dim::none)) {}
 
-  // One rank's part of the sum has the bias.
+  // One rank alone adds the bias to its part of the sum.
   Tensor forward(Step& step, const Tensor& x_TI) override {
     const bool bias = comm_.rank() == 0;
-    if (splits(fprop_))
-      return product_scatter(
-          comm_, fprop_, x_TI, products_.O(),
-          [&](const Tensor& x, const Tensor& y) { products_.forward_into(step, x, y, bias); });
-    const Tensor partial = products_.forward(step, x_TI, bias);
+    if (fprop_.chunked())
+      return gemm_reduce_scatter(
+          comm_, fprop_, x_TI, gemms_.O(),
+          [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, bias); });
+    const Tensor partial = gemms_.forward(step, x_TI, bias);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
-  Tensor dgrad(Step& step, OutputGradient& dy) override {
+  InputGradient dgrad(Step& step, Tensor dy_TO) override {
     if (dgrad_.method == Method::ring_exchange) {
-      const Tensor own = dy.dy_TO;
-      return ring_gather_product(
-          comm_, own, products_.I(), dgrad_.aggregate,
-          [&](const Tensor& rows, const Tensor& dx) { products_.dgrad_into(step, rows, dx); },
-          &dy.dy_TO);
+      const GatheredGemm all = all_gather_gemm_ring(
+          comm_, dy_TO, gemms_.I(), dgrad_.aggregate,
+          [&](const Tensor& dy, const Tensor& dx) { gemms_.dgrad_into(step, dy, dx); },
+          /*keep_gathered=*/true);
+      return {all.y_TO, {all.x_TI}};
     }
-    if (sequence_) dy.dy_TO = comm_.await(comm_.gather(dy.dy_TO));
-    return products_.dgrad(step, dy);
+    if (sequence_) dy_TO = comm_.await(comm_.gather(dy_TO));
+    return gemms_.dgrad(step, std::move(dy_TO));
   }
 
-  void wgrad(Step& step, const Tensor& x_TI, const OutputGradient& dy) override {
-    products_.wgrad(step, x_TI, dy);
+  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) override {
+    gemms_.wgrad(step, x_TI, std::move(dy));
   }
 
  private:
   const TensorComm& comm_;
   const bool sequence_;
-  const ProductOverlap fprop_, dgrad_;
-  LinearProducts products_;
+  const GemmOverlap fprop_, dgrad_;
+  LinearGemms gemms_;
 };
 
 }  // namespace

@@ -4,16 +4,19 @@
 
 #include "model/linear.h"
 #include "parallel/tensor/tensor_comm.h"
-#include "parallel/tensor/tensor_overlap.h"
+#include "plan/gemm_overlap.h"
 
 namespace mtrain {
 
 struct TensorLinearOptions {
-  bool sequence = false;  // what is not spread by columns is this rank's rows, else all of them
-  TensorOverlap overlap;  // under `sequence`
+  // Sequence parallelism: a rank has its own rows of activations that are not split by columns, and
+  // not all rows.
+  bool sequence = false;
+  TpGemmOverlap overlap;  // has an effect under `sequence` alone
 };
 
-// Outputs spread over ranks, or inputs.
+// A column-parallel linear splits its outputs over ranks, a row-parallel one its inputs. Their
+// shapes are listed in model/linear.h.
 std::unique_ptr<Linear> column_parallel(ParamStore& params, const LinearSpec& spec,
                                         const TensorComm& comm, const TensorLinearOptions& options);
 std::unique_ptr<Linear> row_parallel(ParamStore& params, const LinearSpec& spec,

@@ -9,7 +9,7 @@ namespace {
 class OverTensorRanks : public TensorParallel {
  public:
   OverTensorRanks(TensorGroups groups, TensorLinearOptions options)
-      : comm_(std::move(groups)), options_(std::move(options)) {}
+      : comm_(std::move(groups)), options_(options) {}
 
   int size() const override { return comm_.size(); }
   int rank() const override { return comm_.rank(); }
@@ -58,7 +58,7 @@ class OverTensorRanks : public TensorParallel {
 }  // namespace
 
 std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, TensorLinearOptions options) {
-  return std::make_shared<OverTensorRanks>(std::move(groups), std::move(options));
+  return std::make_shared<OverTensorRanks>(std::move(groups), options);
 }
 
 }  // namespace mtrain

@@ -1,4 +1,4 @@
-// Tensor parallelism over several ranks, with sequence parallelism where asked for.
+// Tensor parallelism over several ranks, with sequence parallelism if `options.sequence`.
 #pragma once
 #include <memory>
 

@@ -1,4 +1,4 @@
-#include "parallel/tensor/split_product.h"
+#include "parallel/tensor/chunked_gemm.h"
 
 #include <algorithm>
 
@@ -11,14 +11,14 @@ namespace {
 
 using Kind = Transfer::Kind;
 
-// The part of rank `rank` of `ranks`; ranks may be counted beyond either end.
+// Returns the rows of rank `rank` of `ranks`; `rank` may lie beyond either end of a ring.
 Tensor chunk(const Tensor& x, int rank, int ranks) {
   const int64_t rows = exact_div(x.dim(0), int64_t(ranks));
   const int at = (rank % ranks + ranks) % ranks;
   return x.rows(at * rows, (at + 1) * rows);
 }
 
-// In the order of ranks, in fp32.
+// Returns the sum of every rank's rows, added in the order of ranks, in fp32.
 Tensor sum_of_parts(Stream& on, const Tensor& parts_TO, int ranks) {
   const auto part = [&](int rank) { return chunk(parts_TO, rank, ranks); };
   if (parts_TO.dtype() == DType::f32) {
@@ -35,8 +35,8 @@ Tensor sum_of_parts(Stream& on, const Tensor& parts_TO, int ranks) {
 
 }  // namespace
 
-Tensor ring_gather_product(const TensorComm& comm, const Tensor& x_TI, int64_t O, bool aggregate,
-                           const RowProduct& product, Tensor* gathered_TI) {
+GatheredGemm all_gather_gemm_ring(const TensorComm& comm, const Tensor& x_TI, int64_t O,
+                                  bool aggregate, const RowGemm& gemm, bool keep_gathered) {
   const int P = comm.size(), r = comm.rank(), step = aggregate ? 2 : 1, hops = P / step;
   const int64_t T = x_TI.dim(0) * P;
   Stream& compute = comm.compute();
@@ -45,7 +45,7 @@ Tensor ring_gather_product(const TensorComm& comm, const Tensor& x_TI, int64_t O
   // Chunks of `step` ranks; `mine` is the one that this rank's rows are part of.
   const int mine = r / step;
   const auto rows = [&](const Tensor& t, int i) { return chunk(t, i, hops); };
-  if (aggregate || gathered_TI) ops::cast(compute, x_TI, chunk(all, r, P));
+  if (aggregate || keep_gathered) ops::cast(compute, x_TI, chunk(all, r, P));
   comm.after_compute();
   Event neighbour;
   if (aggregate) {
@@ -53,47 +53,46 @@ Tensor ring_gather_product(const TensorComm& comm, const Tensor& x_TI, int64_t O
                         comm.on());
     neighbour = comm.on().record();
   }
-  std::vector<Event> there;
+  std::vector<Event> arrived;
   for (int i = 1; i < hops; ++i) {
     const Tensor next = i == 1 && !aggregate ? x_TI : rows(all, mine - i + 1);
     comm.all().exchange({{Kind::send, next, (r + step) % P},
                          {Kind::receive, rows(all, mine - i), (r - step + P) % P}},
                         comm.on());
-    there.push_back(comm.on().record());
+    arrived.push_back(comm.on().record());
   }
   compute.wait(neighbour);
-  product(aggregate ? rows(all, mine) : x_TI, rows(y, mine));
+  gemm(aggregate ? rows(all, mine) : x_TI, rows(y, mine));
   for (int i = 1; i < hops; ++i) {
-    compute.wait(there[size_t(i - 1)]);  // edge: the chunk's arrival -> its product
-    product(rows(all, mine - i), rows(y, mine - i));
+    compute.wait(arrived[size_t(i - 1)]);  // edge: the chunk's arrival -> its GEMM
+    gemm(rows(all, mine - i), rows(y, mine - i));
   }
-  if (gathered_TI) *gathered_TI = all;
-  return y;
+  return {y, keep_gathered ? all : Tensor()};
 }
 
-Tensor ring_product_scatter(const TensorComm& comm, const Tensor& x_TI, int64_t O,
-                            const RowProduct& product) {
+Tensor gemm_reduce_scatter_ring(const TensorComm& comm, const Tensor& x_TI, int64_t O,
+                                const RowGemm& gemm) {
   const int P = comm.size(), r = comm.rank();
   const int64_t T = x_TI.dim(0);
   Stream& compute = comm.compute();
-  // `parts`: this rank's rows from every rank; `out`: every other rank's from this one.
+  // `parts` are every rank's results for this rank's rows; `out` are this rank's for the others'.
   const Tensor parts = Tensor::empty(compute, {T, O}, x_TI.dtype()),
                out = Tensor::empty(compute, {T, O}, x_TI.dtype());
   for (int i = 1; i < P; ++i) {
     const int to = (r + i) % P, from = (r - i + P) % P;
-    product(chunk(x_TI, to, P), chunk(out, to, P));
-    comm.after_compute();  // edge: the chunk's product -> its way
+    gemm(chunk(x_TI, to, P), chunk(out, to, P));
+    comm.after_compute();  // edge: the chunk's GEMM -> its sending
     comm.all().exchange(
         {{Kind::send, chunk(out, to, P), to}, {Kind::receive, chunk(parts, from, P), from}},
         comm.on());
   }
-  product(chunk(x_TI, r, P), chunk(parts, r, P));
+  gemm(chunk(x_TI, r, P), chunk(parts, r, P));
   comm.before_compute();
   return sum_of_parts(compute, parts, P);
 }
 
-Tensor pipelined_product_scatter(const TensorComm& comm, const Tensor& x_TI, int64_t O,
-                                 int64_t splits, const RowProduct& product) {
+Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI, int64_t O,
+                                     int64_t splits, const RowGemm& gemm) {
   const int P = comm.size();
   const int64_t T = x_TI.dim(0), I = x_TI.dim(1), own = exact_div(T, int64_t(P)),
                 n = std::min(splits, own);
@@ -102,7 +101,8 @@ Tensor pipelined_product_scatter(const TensorComm& comm, const Tensor& x_TI, int
                out = Tensor::empty(compute, {T, O}, x_TI.dtype()),
                result = Tensor::empty(compute, {own, O}, x_TI.dtype());
   const auto first = [&](int64_t split) { return part_begin(own, n, split); };
-  // Rows in the order of splits, and in each the same part of every rank's.
+  // Orders the rows by split, and within a split by rank: each has the same part of every rank's
+  // rows.
   std::vector<ops::CopyBlock> blocks;
   for (int64_t split = 0; split < n; ++split)
     for (int64_t rank = 0; rank < P; ++rank) {
@@ -117,8 +117,8 @@ Tensor pipelined_product_scatter(const TensorComm& comm, const Tensor& x_TI, int
   ops::copy_blocks(compute, x_TI, in, std::move(blocks));
   for (int64_t split = 0; split < n; ++split) {
     const int64_t begin = first(split), end = first(split + 1);
-    product(in.rows(P * begin, P * end), out.rows(P * begin, P * end));
-    comm.after_compute();  // edge: the chunk's product -> its sum
+    gemm(in.rows(P * begin, P * end), out.rows(P * begin, P * end));
+    comm.after_compute();  // edge: the chunk's GEMM -> its sum
     comm.all().reduce_scatter(out.rows(P * begin, P * end), result.rows(begin, end), Reduce::sum,
                               comm.on());
   }

@@ -1,0 +1,35 @@
+// How the communication of tensor parallelism hides behind each GEMM of a layer: the plan decides
+// it, lib/parallel/tensor carries it out.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "base/layer_gemm.h"
+
+namespace mtrain {
+
+struct GemmOverlap {
+  enum class Method {
+    none,           // compute waits for the communication
+    bulk,           // the whole transfer runs behind a GEMM that does not need its data
+    ring_exchange,  // a chunk of rows per rank: one is multiplied while another travels
+    pipeline        // `splits` chunks of rows: one is reduced while the next is multiplied
+  };
+  Method method = Method::none;
+  int64_t splits = 4;      // of a pipeline
+  bool aggregate = false;  // a ring passes two chunks on at once; needs an even number of ranks > 2
+
+  bool active() const { return method != Method::none; }
+  // The GEMM is computed in chunks of its rows.
+  bool chunked() const { return method == Method::ring_exchange || method == Method::pipeline; }
+};
+
+using TpGemmOverlap = GemmTable<GemmOverlap>;
+
+// Whether any GEMM of a layer is computed in chunks of its rows in this pass.
+inline bool any_chunked(const TpGemmOverlap& overlap, Pass pass) {
+  return std::ranges::any_of(kLayerGemms,
+                             [&](LayerGemm gemm) { return overlap.at(gemm, pass).chunked(); });
+}
+
+}  // namespace mtrain
