@@ -83,7 +83,7 @@ case $alone in
     phase "unit tests" run_ctest release --parallel "$(nproc)" --tests-regex '^unit_'
     ;;
   --ci-sanitizers)
-    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_checkpoint test_unit_launch
+    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_storage test_unit_launch
     phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|checkpoint|launch)$'
     phase "build: tsan" build tsan test_unit_comm test_unit_device test_parity
     phase "tests: tsan" run_ctest tsan --tests-regex '^(unit_comm|unit_device|parity_single_rank|parity_graphs|parity_fp8)$'

@@ -2,7 +2,7 @@
 // ranks, saved in its checkpoints and repeated by every run that goes on from one. GPUs and runs in
 // fp32 have nothing to choose.
 #pragma once
-#include "checkpoint/state.h"
+#include "storage/state.h"
 #include "comm/control.h"
 #include "device/device.h"
 #include "recipe/recipe.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint_dir.h"
+#include "storage/checkpoint_dir.h"
 #include "launch/job.h"
 #include "recipe/recipe.h"
 

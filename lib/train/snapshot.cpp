@@ -10,8 +10,8 @@
 #include <set>
 #include <sstream>
 
-#include "checkpoint/safetensors.h"
-#include "checkpoint/state.h"
+#include "storage/safetensors.h"
+#include "storage/state.h"
 #include "recipe/schema.h"
 #include "train/bf16_choice.h"
 

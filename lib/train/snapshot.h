@@ -4,7 +4,7 @@
 #include <functional>
 #include <string_view>
 
-#include "checkpoint/checkpoint_dir.h"
+#include "storage/checkpoint_dir.h"
 #include "train/trainer.h"
 
 namespace mtrain {

@@ -9,7 +9,7 @@
 #include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "checkpoint/state.h"
+#include "storage/state.h"
 #include "kernels/cpu/dispatch.h"
 #include "ops/tuning.h"
 #include "train/bf16_choice.h"

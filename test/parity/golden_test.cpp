@@ -6,7 +6,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors.h"
+#include "storage/safetensors.h"
 #include "device/device.h"
 #include "model/gpt.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/state.h"
+#include "storage/state.h"
 
 #include <nlohmann/json.hpp>
 

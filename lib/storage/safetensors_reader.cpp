@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/strings.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_dtype.h"
+#include "storage/safetensors.h"
+#include "storage/safetensors_dtype.h"
 
 namespace mtrain {
 namespace {

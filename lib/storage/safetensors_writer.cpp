@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/math.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_dtype.h"
+#include "storage/safetensors.h"
+#include "storage/safetensors_dtype.h"
 
 namespace mtrain {
 namespace {

@@ -1,4 +1,4 @@
-// The format's names of the dtypes. Only lib/checkpoint includes this.
+// The format's names of the dtypes. Only lib/storage includes this.
 #pragma once
 #include <optional>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint_dir.h"
+#include "storage/checkpoint_dir.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/rng.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/state.h"
+#include "storage/safetensors.h"
+#include "storage/state.h"
 #include "device/device.h"
 #include "temporary_folder.h"
 

@@ -10,9 +10,9 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "checkpoint/checkpoint_dir.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/state.h"
+#include "storage/checkpoint_dir.h"
+#include "storage/safetensors.h"
+#include "storage/state.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;
