@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bf16_arithmetic.h"
+#include "base/device_kind.h"
 #include "device/allocator.h"
 #include "device/stream.h"
 
@@ -29,6 +30,9 @@ struct DeviceOptions {
 
 class Device {
  public:
+  // A CPU device with that many threads, or the GPU of that number.
+  static std::unique_ptr<Device> open(DeviceKind kind, int threads, int ordinal,
+                                      DeviceOptions options = {});
   static std::unique_ptr<Device> cpu(int threads, DeviceOptions options = {});
   static std::unique_ptr<Device> cuda(int ordinal, DeviceOptions options = {});
   static std::unique_ptr<Device> on(std::unique_ptr<DeviceBackend> backend,

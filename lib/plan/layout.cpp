@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 
 #include "base/math.h"
+#include "recipe/recipe.h"
 
 namespace mtrain {
 namespace {

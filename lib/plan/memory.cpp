@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "base/workspace.h"
 #include "plan/run_plan.h"
+#include "recipe/recipe.h"
 
 namespace mtrain {
 
@@ -353,6 +354,10 @@ class Estimator {
 };
 
 }  // namespace
+
+int64_t logits_bytes(DeviceChoice device) {
+  return device == DeviceChoice::cuda ? 2ll << 30 : 64ll << 20;
+}
 
 MemoryEstimate estimate_memory(const Recipe& r, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank) {

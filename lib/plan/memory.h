@@ -6,13 +6,13 @@
 
 namespace mtrain {
 
+enum class DeviceChoice;
+
 // Bytes of logits, counted as fp32, that a rank computes at once: enough rows for efficient
 // matmuls, few enough to matter little beside a model with such a vocabulary. Each piece reads the
 // output layer's weight twice and its gradient once, and writes the gradient: a GPU's matmuls take
 // less time than that below some thousands of rows, a CPU's below a hundred.
-constexpr int64_t logits_bytes(DeviceChoice device) {
-  return device == DeviceChoice::cuda ? 2ll << 30 : 64ll << 20;
-}
+int64_t logits_bytes(DeviceChoice device);
 
 struct RunPlan;
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/layout.h"
+#include "recipe/tp_overlap.h"
 
 namespace mtrain {
 

@@ -4,19 +4,29 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/dtype.h"
 #include "mesh/mesh.h"
 #include "plan/cuda_graphs.h"
 #include "plan/data_parallel_options.h"
+#include "plan/dataset_options.h"
+#include "plan/device_plan.h"
 #include "plan/fp8_weight_cache.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
+#include "plan/model_shape.h"
+#include "plan/model_size.h"
+#include "plan/optimizer_options.h"
 #include "plan/overlap.h"
+#include "plan/parallel_options.h"
 #include "plan/pipeline_options.h"
+#include "plan/plan_text.h"
 #include "plan/schedule_bounds.h"
-#include "recipe/recipe.h"
+#include "plan/train_options.h"
 #include "schedule/action.h"
 
 namespace mtrain {
+
+struct Recipe;
 
 struct RunPlan {
   Layout layout;
@@ -28,18 +38,39 @@ struct RunPlan {
   Schedule schedule;  // what each pipeline rank computes; of one rank, micro-batch by micro-batch
   PipelineOptions pipeline;
   DataParallelOptions data_parallel;
+  TensorOptions tensor;
+  ContextOptions context;
+
+  ModelShape model;
+  ModelParameters parameters;  // of the whole model
+  TokenCost token_cost;
+  RecomputeOptions recompute;
   DType compute_dtype = DType::f32;  // of activations and of the weights that matmuls read
-  int64_t sample_length = 0;         // tokens
-  // Of a rank, by pipeline rank; empty in a plan without a vocabulary.
+  Fp8Options fp8;
+  int64_t logits_bytes = 0;   // of fp32 logits that a rank computes at once
+  int64_t sample_length = 0;  // tokens
+  // What a rank keeps in memory, by pipeline rank; empty in a plan without a vocabulary.
   std::vector<MemoryEstimate> memory;
 
-  const MemoryEstimate& fullest() const;  // of `memory`
+  OptimizerOptions optimizer;
+  LrScheduleOptions lr_schedule;
+  TrainOptions train;
+  ValidationOptions validation;
+  CheckpointOptions checkpoint;
+  FolderOptions folders;
+  DatasetOptions dataset;
+  DevicePlan device;
+  CommOptions comm;
+  DebugOptions debug;
+  PlanText text;
+
+  const MemoryEstimate& fullest() const;  // the rank of `memory` that needs most
 };
 
-// The plan of a recipe that load_recipe() has found to be without errors, for `world` ranks (0: the
-// fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not known
-// yet). UserError where a schedule's file cannot be read. Takes milliseconds, whatever the number
-// of ranks.
+// Makes the plan of a recipe that load_recipe() has found to be without errors, for `world` ranks
+// (0: the fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not
+// known yet). UserError where a schedule's file cannot be read. Takes milliseconds, whatever the
+// number of ranks.
 RunPlan make_plan(const Recipe& recipe, int64_t world, int64_t vocab);
 
 }  // namespace mtrain

@@ -4,6 +4,8 @@
 
 #include <fmt/core.h>
 
+#include "recipe/recipe.h"
+
 namespace mtrain {
 namespace {
 

@@ -11,11 +11,11 @@ namespace {
 // Runs that go before a capture: libraries choose their algorithms, and memory finds its size.
 constexpr int64_t kWarmUp = 1;
 
-void copy(Stream& on, const Tensor& from_T, const Tensor& to_T) {
+void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
   if (from_T.data() == to_T.data()) return;  // the micro-batch that was captured
   const int64_t T = from_T.count();
   ops::copy_blocks(
-      on, from_T.view({1, T}), to_T.view({1, T}),
+      stream, from_T.view({1, T}), to_T.view({1, T}),
       {{.from_row = 0, .from_column = 0, .to_row = 0, .to_column = 0, .rows = 1, .columns = T}});
 }
 

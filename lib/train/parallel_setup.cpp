@@ -1,7 +1,5 @@
 #include "train/parallel_setup.h"
 
-#include <algorithm>
-
 #include "base/math.h"
 #include "parallel/context/cores.h"
 #include "parallel/tensor/tensor_parallel.h"
@@ -10,14 +8,14 @@ namespace mtrain {
 
 namespace {
 
-TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const Mesh& mesh) {
+TensorGroups tensor_groups(World& world, Device& device, const RunPlan& plan) {
   TensorGroups g;
-  g.all = world.group("tp", mesh, {Axis::tp});
+  g.all = world.group("tp", plan.mesh, {Axis::tp});
   g.compute = &device.stream("compute");
   g.on = &device.stream("tp");
   g.copies[g.all.size()] = g.all;
-  // Key-value heads of which consecutive ranks have copies.
-  const int64_t kv = r.model.kv_heads();
+  // Where there are fewer key-value heads than ranks, consecutive ranks have copies of one.
+  const int64_t kv = plan.model.kv_heads;
   if (kv >= g.all.size()) return g;
   const int copies = int(exact_div(int64_t(g.all.size()), kv));
   const auto first = g.all.ranks().begin() + g.all.rank() / copies * copies;
@@ -25,7 +23,7 @@ TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const 
   return g;
 }
 
-// Of the chosen methods; nothing where tp_comm_overlap is off.
+// What the linears do to hide their communication; nothing where tp_comm_overlap is off.
 TensorOverlap tensor_overlap(const Overlap& overlap) {
   using Method = ProductOverlap::Method;
   std::map<std::string, ProductOverlap> products;
@@ -38,65 +36,62 @@ TensorOverlap tensor_overlap(const Overlap& overlap) {
   return TensorOverlap(std::move(products));
 }
 
-// Null without 8-bit products.
-std::shared_ptr<Float8Scaling> float8_scaling(const MixedPrecisionConfig& p,
-                                              const Fp8WeightCache& weights) {
-  if (p.fp8 == Fp8Format::none) return nullptr;
-  const bool delayed = p.fp8_recipe == Fp8Recipe::delayed;
-  return std::make_shared<Float8Scaling>(
-      Float8Options{.gradient = p.fp8 == Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
-                    .delayed = delayed,
-                    .margin = int(p.fp8_margin),
-                    .history = p.fp8_amax_history_len,
-                    .most_recent = p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent,
-                    .keep_weights = weights.forward,
-                    .keep_transposed = weights.backward});
+// Null without 8-bit linears.
+std::shared_ptr<Float8Scaling> float8_scaling(const Fp8Options& o, const Fp8WeightCache& weights) {
+  if (!o.on) return nullptr;
+  return std::make_shared<Float8Scaling>(Float8Options{.gradient = o.gradient,
+                                                       .delayed = o.delayed,
+                                                       .margin = int(o.margin),
+                                                       .history = o.history,
+                                                       .most_recent = o.most_recent,
+                                                       .keep_weights = weights.forward,
+                                                       .keep_transposed = weights.backward});
 }
 
-// A level of a2a+p2p.
-Group cp_level(World& world, const Mesh& mesh, const char* name, const Recipe& r, size_t level) {
+// This rank's group of one level of a2a+p2p.
+Group cp_level(World& world, const RunPlan& plan, const char* name, size_t level) {
   std::vector<int> ranks;
-  for (const int64_t rank : hierarchical_cp_group(
-           mesh, world.rank(), r.distributed.hierarchical_context_parallel_sizes, level))
+  for (const int64_t rank :
+       hierarchical_cp_group(plan.mesh, world.rank(), plan.context.levels, level))
     ranks.push_back(int(rank));
   return world.group(name, ranks);
 }
 
 }  // namespace
 
-ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunPlan& plan) {
+ModelParts model_parts(World& world, Device& device, const RunPlan& plan) {
   const Layout& l = plan.layout;
-  const Mesh& mesh = plan.mesh;
   ModelParts parts;
-  parts.fp8 = float8_scaling(r.mixed_precision, plan.fp8_weights);
+  parts.fp8 = float8_scaling(plan.fp8, plan.fp8_weights);
   if (l.tp > 1)
     parts.tensor = tensor_parallel(
-        tensor_groups(world, device, r, mesh),
-        {.sequence = r.distributed.sequence_parallel, .overlap = tensor_overlap(plan.overlap)});
+        tensor_groups(world, device, plan),
+        {.sequence = plan.tensor.sequence_parallel, .overlap = tensor_overlap(plan.overlap)});
   if (l.cp == 1) return parts;
-  const auto types = r.distributed.cp_comm_type;
+  const ContextOptions context = plan.context;
   const auto lane = std::make_shared<ContextLane>(device.stream("cp"), plan.overlap.cp_overlap);
-  const Group cp = world.group("cp", mesh, {Axis::cp});
+  const Group cp = world.group("cp", plan.mesh, {Axis::cp});
   Group level, ring;
-  if (std::ranges::count(types, CpCommType::a2a_p2p)) {
-    level = cp_level(world, mesh, "cp_a2a", r, 0);
-    ring = cp_level(world, mesh, "cp_p2p", r, 1);
+  if (context.uses(ContextOptions::Method::a2a_p2p)) {
+    level = cp_level(world, plan, "cp_a2a", 0);
+    ring = cp_level(world, plan, "cp_p2p", 1);
   }
   parts.attention_core = [=](const HeadConfig& heads, int64_t layer) {
-    switch (types.size() == 1 ? types[0] : types.at(size_t(layer))) {
-      case CpCommType::p2p: return p2p_attention(lane, cp, heads);
-      case CpCommType::all_gather: return all_gather_attention(lane, cp, heads);
-      case CpCommType::a2a: return a2a_attention(lane, cp, heads);
-      case CpCommType::a2a_p2p: return a2a_p2p_attention(lane, level, ring, heads);
+    using Method = ContextOptions::Method;
+    switch (context.of_layer(layer)) {
+      case Method::p2p: return p2p_attention(lane, cp, heads);
+      case Method::all_gather: return all_gather_attention(lane, cp, heads);
+      case Method::a2a: return a2a_attention(lane, cp, heads);
+      case Method::a2a_p2p: return a2a_p2p_attention(lane, level, ring, heads);
     }
     throw BugError("cp_comm_type");
   };
   return parts;
 }
 
-SequenceShare sequence_share(const World& world, const Recipe& r, const RunPlan& plan) {
+SequenceShare sequence_share(const World& world, const RunPlan& plan) {
   return {plan.mesh.coordinate(world.rank(), Axis::cp), plan.layout.cp,
-          r.distributed.sequence_parallel ? plan.layout.tp : 1};
+          plan.tensor.sequence_parallel ? plan.layout.tp : 1};
 }
 
 DataGroups data_groups(World& world, Device& device, const RunPlan& plan) {
@@ -115,6 +110,18 @@ DataGroups data_groups(World& world, Device& device, const RunPlan& plan) {
   g.param_stream = &device.stream("dp_param");
   g.gather = world.group("dp_param", mesh, dp_shard_cp_axes());
   return g;
+}
+
+std::unique_ptr<DataParallel> materialize(ParamStore& params, Stream& compute,
+                                          const DataGroups& groups, const RunPlan& plan,
+                                          const Gpt& first_stage) {
+  const DataParallelOptions& options = plan.data_parallel;
+  const bool alone = groups.all.size() == 0;
+  params.materialize(compute, plan.compute_dtype, true,
+                     alone ? Sharding{} : sharding_of(groups, options),
+                     plan.optimizer.master_weights);
+  if (alone) return std::make_unique<SingleRank>();
+  return data_parallel(params, groups, options, first_stage.units_before_head());
 }
 
 }  // namespace mtrain

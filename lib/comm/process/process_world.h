@@ -2,9 +2,9 @@
 // they run.
 #pragma once
 #include <chrono>
-#include <optional>
 #include <string>
 
+#include "base/device_kind.h"
 #include "comm/world.h"
 
 namespace mtrain {
@@ -22,7 +22,8 @@ struct ProcessWorldOptions {
   uint16_t master_port = 0;  // rank 0 serves it
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
   ProcessBackend backend = ProcessBackend::automatic;
-  std::optional<int> cuda_device{};  // of this rank; none: its data is in host memory
+  DeviceKind device = DeviceKind::cpu;  // where this rank's data is
+  int device_number = 0;                // of its GPU
   Link link;
   // What every rank must have alike: the recipe's text, line by line.
   std::string recipe;
