@@ -18,7 +18,7 @@ int64_t begin_in_moments(const ParamUnit& unit, const OwnedRange& range) {
   return first;
 }
 
-// Elements of a parameter whose numbers in the layout-free tensor one rule gives.
+// A range of a parameter's elements, and the rule for their numbers in the layout-free tensor.
 struct Numbered {
   int64_t begin, count;  // in the rank's tensor
   kernels::AdamWRounding rounding;

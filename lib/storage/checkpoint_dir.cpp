@@ -48,15 +48,15 @@ std::optional<int64_t> parse_whole(std::string_view text) {
 
 std::string step_name(int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
 
-// The step of "step-00000120"; nothing for any other name, so that foreign folders are left alone.
+// Reads "step-00000120" as 120; nothing for any other name, so that foreign folders are left alone.
 std::optional<int64_t> parse_step(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const auto step = parse_whole(name.substr(kPrefix.size()));
   return step && step_name(*step) == name ? step : std::nullopt;
 }
 
-// The process of this host that makes or deletes "step-00000120.tmp-<pid>-<host>"; nothing for any
-// other name. Of another host's processes nothing is known here.
+// Returns the process of this host that makes or deletes "step-00000120.tmp-<pid>-<host>"; nothing
+// for any other name, and for the processes of other hosts, of which nothing is known here.
 std::optional<int64_t> parse_owner(std::string_view name) {
   const auto dot = name.find(".tmp-");
   if (dot == std::string_view::npos || !parse_step(name.substr(0, dot))) return std::nullopt;
@@ -88,8 +88,8 @@ void remove_or_warn(const fs::path& folder) {
   if (error) log::warn(fmt::format("cannot delete {}: {}", folder.string(), error.message()));
 }
 
-// What killed runs of this host left. A folder of a living process other than this one may be in
-// use and stays.
+// Removes what killed runs of this host left. The folder of a living process other than this one
+// may be in use, and stays.
 void remove_stale(const fs::path& root) {
   std::vector<fs::path> stale;
   std::error_code error;
@@ -101,7 +101,7 @@ void remove_stale(const fs::path& root) {
   remove_stale_temporaries(root / kLatest);
 }
 
-// All that lies in `folder`, at any depth.
+// Lists all that lies in `folder`, at any depth.
 std::vector<fs::directory_entry> entries(const fs::path& folder) {
   std::vector<fs::directory_entry> found;
   std::error_code error;

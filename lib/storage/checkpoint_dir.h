@@ -1,6 +1,6 @@
 // Checkpoint folders, `<root>/step-00000120`, each of which exists fully or not at all. Files are
-// put into a temporary folder; commit() writes a manifest (every file with its size), syncs all of
-// it, and renames. `<root>/latest` names the newest.
+// put into a temporary folder; commit() writes a manifest (every file with its size), syncs all
+// files, and renames the folder. `<root>/latest` names the newest checkpoint.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -51,11 +51,12 @@ struct CheckpointRef {
   int64_t step = 0;
 };
 
-// The checkpoint that `root/latest` names; when that is missing or incomplete, the complete one of
-// the highest step, with a warning. Nothing when there is none, or no such folder.
+// Returns the checkpoint that `root/latest` names. Where that one is missing or incomplete, it
+// warns and returns the complete one of the highest step; nothing where there is none, or no such
+// folder.
 std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
 
-// The checkpoint in `folder` if all files of its manifest are there at full size; nothing
+// Returns the checkpoint in `folder` if all files of its manifest are there at full size; nothing
 // otherwise.
 std::optional<CheckpointRef> complete_checkpoint(const std::filesystem::path& folder);
 
@@ -65,9 +66,9 @@ std::vector<CheckpointRef> checkpoints_after(const std::filesystem::path& root, 
 // Makes `root/latest` name the checkpoint of this step.
 void set_latest(const std::filesystem::path& root, int64_t step);
 
-// What a recipe's `load` means: "latest" is find_latest(root), and nothing is no mistake; else a
-// path of a checkpoint, or of a folder of checkpoints (their latest). UserError when that path
-// holds no complete checkpoint.
+// Finds what a recipe's `load` means. "latest" is find_latest(root), where nothing is no mistake;
+// else it is the path of a checkpoint, or of a folder of checkpoints whose latest is meant.
+// UserError where that path holds no complete checkpoint.
 std::optional<CheckpointRef> resolve_load(const std::string& load,
                                           const std::filesystem::path& root);
 

@@ -1,4 +1,4 @@
-// What a resumed run must know besides its tensors: a few named values, kept as JSON with a format
+// The few named values that a resumed run needs besides its tensors, kept as JSON with a format
 // version.
 #pragma once
 #include <cstdint>
