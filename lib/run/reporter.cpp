@@ -100,8 +100,8 @@ void Reporter::step(const StepStats& s) {
   std::deque<std::string> names;  // Metric holds views
   if (exposure_)
     for (const auto& [stream, c] : exposure_->take()) {
-      const auto add = [&](const char* what, auto value) {
-        names.push_back(fmt::format("comm.{}.{}", stream, what));
+      const auto add = [&, &name = stream](const char* what, auto value) {
+        names.push_back(fmt::format("comm.{}.{}", name, what));
         metrics.push_back({names.back(), value});
       };
       add("busy_ms", double(c.busy_ns) * 1e-6);
