@@ -22,6 +22,8 @@ MOST_DEPS = {
     "plan": {"base", "recipe", "mesh", "schedule"},
     "device": {"base"},
 }
+# Folders that only these may depend on. The body of the house reads a plan, never a recipe.
+USERS = {"recipe": {"plan"}}
 # The only folders that know the GPU's headers.
 CUDA_FOLDERS = ("lib/device/cuda", "lib/comm/nccl", "kernels/cuda")
 CUDA_HEADER = re.compile(r"^(cuda|cublas|cudnn|curand|cusparse|cutlass|cute|nccl|nvml|nvtx|nvToolsExt|cooperative_groups"
@@ -82,6 +84,10 @@ class Layers:
                     self.report.error(self.where[name], 1, f"DEPS of {name} names {dep}, which is no library here")
             for dep in sorted(deps - MOST_DEPS.get(name, deps)):
                 self.report.error(self.where[name], 1, f"{name} may not depend on {dep}: its place is below it")
+            for dep in sorted(deps & set(USERS)):
+                if name not in USERS[dep]:
+                    self.report.error(self.where[name], 1, f"{name} may not depend on {dep}: that is for"
+                                                           f" {', '.join(sorted(USERS[dep]))} and apps/")
 
     def check_folders(self):
         for path in self.tree.cpp("lib"):

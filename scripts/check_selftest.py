@@ -100,6 +100,15 @@ class Checks(unittest.TestCase):
                      "kernels/norm.h": '#include "device/cpu/backend.h"\n#include "base/error.h"\n'},
                     ("kernels/CMakeLists.txt:1", "kernels may not depend on device"))
 
+    def test_the_body_does_not_read_recipes(self):
+        recipe = {"lib/recipe/CMakeLists.txt": "mtrain_lib(recipe SOURCES recipe.cpp)\n", "lib/recipe/recipe.h": ""}
+        plan = {"lib/plan/CMakeLists.txt": "mtrain_lib(plan SOURCES plan.cpp DEPS recipe)\n",
+                "lib/plan/plan.cpp": '#include "recipe/recipe.h"\n'}
+        self.expect({**recipe, **plan})
+        self.expect({**recipe, "lib/model/gpt.cpp": CLEAN["lib/model/gpt.cpp"] + '#include "recipe/recipe.h"\n',
+                     "lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES gpt.cpp DEPS base device kernels recipe)\n"},
+                    ("lib/model/CMakeLists.txt:1", "model may not depend on recipe: that is for plan and apps/"))
+
     def test_circle_of_libraries(self):
         self.expect({"lib/a/CMakeLists.txt": "mtrain_lib(a SOURCES a.cpp DEPS b)\n",
                      "lib/a/a.h": "", "lib/a/a.cpp": '#include "b/b.h"\n',
@@ -176,7 +185,8 @@ class Checks(unittest.TestCase):
     def test_branch_on_the_kind_of_device(self):
         gpt = CLEAN["lib/model/gpt.cpp"]
         for line in ("return !device.is_cuda() && x;", "if (d->is_cpu()) f();", "g(r.device == DeviceChoice::cuda);",
-                     "auto y = mtrain::DeviceChoice::cpu != x;", "case DeviceChoice::cuda: f();"):
+                     "auto y = mtrain::DeviceChoice::cpu != x;", "case DeviceChoice::cuda: f();",
+                     "g(plan.device.kind == DeviceKind::cuda);"):
             with self.subTest(line):
                 self.expect({"lib/model/gpt.cpp": gpt + line + "\n"},
                             ("lib/model/gpt.cpp:8", "a branch on the kind of device"))

@@ -94,8 +94,8 @@ case $alone in
     phase "unit tests" run_ctest release --parallel "$(nproc)" --tests-regex '^unit_'
     ;;
   --ci-sanitizers)
-    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_checkpoint test_unit_launch mtrain-launch
-    phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|checkpoint|launch)$'
+    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_storage test_unit_launch mtrain-launch
+    phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|storage|launch)$'
     phase "build: release" build release mtrain
     phase "launcher: asan" run_launcher
     phase "build: tsan" build tsan test_unit_comm test_unit_device test_overlap_steps

@@ -10,7 +10,7 @@
 #include "data/bigram.h"
 #include "data/build.h"
 #include "observe/terminal.h"
-#include "train/interrupt.h"
+#include "run/signal_guard.h"
 
 namespace mtrain {
 
@@ -56,13 +56,13 @@ void build(BuildCommand c) {
       {{"documents", ValidationSplit::documents}, {"tail", ValidationSplit::tail}});
   c.build.append_eod = !c.no_eod;
   const auto tokenizer = load_tokenizer(c.tokenizer);
-  const Interrupt interrupt;
+  const SignalGuard signals;
   const BuildResult result = build_dataset(c.build, *tokenizer, [&](const BuildProgress& p) {
     show(p);
     // Thrown, so that the temporary files go.
-    if (interrupt.signal())
+    if (signals.signal())
       throw RunError(fmt::format("signal {}: stopped before the end, and nothing was written",
-                                 interrupt.signal()));
+                                 signals.signal()));
   });
   for (const auto& part : result.parts)
     fmt::print("{}: {} documents, {} tokens\n", part.prefix.string(), part.documents, part.tokens);

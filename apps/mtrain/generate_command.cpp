@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "commands.h"
-#include "train/run.h"
+#include "run/generate_from_run.h"
 
 namespace mtrain {
 

@@ -1,5 +1,6 @@
 #include <unistd.h>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 #include <CLI/CLI.hpp>
@@ -10,10 +11,12 @@
 #include "launch/job.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
+#include "plan/recipe_options.h"
 #include "plan/rules/unsupported.h"
+#include "plan/run_plan.h"
+#include "run/dry_run.h"
+#include "run/run.h"
 #include "train/data_setup.h"
-#include "train/dry_run.h"
-#include "train/run.h"
 
 namespace mtrain {
 
@@ -33,12 +36,26 @@ void tell(const Problems& problems) {
 }
 
 void show_dry_run(const Recipe& r, int64_t world) {
-  const int64_t vocab = r.model.vocab_size > 0 ? r.model.vocab_size : vocabulary(r);
-  std::fputs(dry_run_report(r, world, vocab, terminal_width(STDOUT_FILENO)).c_str(), stdout);
+  const int64_t vocab =
+      r.model.vocab_size > 0 ? r.model.vocab_size : vocabulary(tokenizer_options(r));
+  const RunPlan plan = make_plan(r, world, vocab);
+  std::fputs(dry_run_report(plan, terminal_width(STDOUT_FILENO)).c_str(), stdout);
   Problems missing;
   check_supported(r, missing);
   if (const std::string text = missing.text(Severity::error); !text.empty())
     std::printf("\nthis build cannot run it yet:\n%s\n", text.c_str());
+}
+
+// Only a program may change its own environment. What the user has set stays.
+void set_environment(const DevicePlan& device) {
+  for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
+}
+
+// The plan is made once; the tokenizer is opened before it, for it may decide the vocabulary.
+void run(const Recipe& r, const Job& job, bool profile) {
+  const RunPlan plan = make_plan(r, job.size, vocabulary(tokenizer_options(r)));
+  set_environment(plan.device);
+  run_training(plan, {.job = job, .profile = profile});
 }
 
 void train(const Options& o) {
@@ -54,7 +71,7 @@ void train(const Options& o) {
   if (job.rank == 0) tell(problems);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
-  if (runs) run_training(recipe, {.job = job, .profile = o.profile});
+  if (runs) run(recipe, job, o.profile);
 }
 
 }  // namespace

@@ -9,6 +9,10 @@
 
 namespace mtrain {
 
+std::unique_ptr<Device> Device::open(DeviceKind kind, int threads, int ordinal,
+                                     DeviceOptions options) {
+  return kind == DeviceKind::cuda ? cuda(ordinal, options) : cpu(threads, options);
+}
 std::unique_ptr<Device> Device::cpu(int threads, DeviceOptions options) {
   return std::unique_ptr<Device>(
       new Device(make_cpu_backend(threads, options.compute_slowdown), options));

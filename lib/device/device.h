@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/bf16_arithmetic.h"
+#include "base/device_kind.h"
 #include "device/allocator.h"
 #include "device/stream.h"
 
@@ -32,6 +33,9 @@ struct DeviceOptions {
 
 class Device {
  public:
+  // A CPU device with that many threads, or the GPU of that number.
+  static std::unique_ptr<Device> open(DeviceKind kind, int threads, int ordinal,
+                                      DeviceOptions options = {});
   static std::unique_ptr<Device> cpu(int threads, DeviceOptions options = {});
   static std::unique_ptr<Device> cuda(int ordinal, DeviceOptions options = {});
   // A device over any backend; tests bring backends of their own.

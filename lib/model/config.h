@@ -1,5 +1,5 @@
-// What a GPT is, resolved: no field here has an "auto". lib/train makes it from the recipe's model
-// section.
+// What a GPT is, resolved: no field here has an "auto". lib/train makes it from the model of the
+// plan.
 #pragma once
 #include <cstdint>
 #include <string>

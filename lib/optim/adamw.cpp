@@ -1,6 +1,7 @@
 #include "optim/adamw.h"
 
 #include <algorithm>
+#include <memory>
 
 #include <fmt/format.h>
 
@@ -10,14 +11,14 @@ namespace mtrain {
 
 namespace {
 
-// Where in the moments an owned range begins: they follow each other.
+// The first element of an owned range in the unit's moments, in which the ranges follow each other.
 int64_t begin_in_moments(const ParamUnit& unit, const OwnedRange& range) {
   int64_t first = 0;
   for (const OwnedRange* r = unit.owned.data(); r != &range; ++r) first += r->count;
   return first;
 }
 
-// Elements of a parameter whose numbers in the layout-free tensor one rule gives.
+// A range of a parameter's elements, and the rule for their numbers in the layout-free tensor.
 struct Numbered {
   int64_t begin, count;  // in the rank's tensor
   kernels::AdamWRounding rounding;
@@ -43,13 +44,13 @@ std::vector<Numbered> numbered(const Parameter& p, const OwnedPart& part) {
 
 }  // namespace
 
-AdamW::AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config, uint64_t seed)
-    : config_(config), seed_(seed) {
+AdamW::AdamW(Stream& stream, ParamStore& params, const OptimizerOptions& options, uint64_t seed)
+    : options_(options), seed_(seed) {
   for (ParamUnit* unit : params.units()) {
     State state{unit, {}};
     for (Tensor* t : {&state.moments.m, &state.moments.v}) {
-      *t = Tensor::empty(on, {unit->own_count()}, DType::f32, MemoryCategory::optimizer);
-      ops::fill(on, *t, 0);
+      *t = Tensor::empty(stream, {unit->own_count()}, DType::f32, MemoryCategory::optimizer);
+      ops::fill(stream, *t, 0);
     }
     states_.push_back(state);
   }
@@ -57,22 +58,23 @@ AdamW::AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config, uint
 
 ops::AdamWHyper AdamW::hyper(int64_t step, float lr, bool decay) const {
   return {lr,
-          float(config_.betas[0]),
-          float(config_.betas[1]),
-          float(config_.eps),
-          decay ? float(config_.weight_decay) : 0,
+          float(options_.beta1),
+          float(options_.beta2),
+          float(options_.eps),
+          decay ? float(options_.weight_decay) : 0,
           step};
 }
 
-void AdamW::update(Stream& on, const ops::AdamWHyper& hyper, const State& s, const OwnedRange& r,
-                   int64_t in_range, int64_t count, const Tensor& grad_scale) const {
+void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const State& s,
+                   const OwnedRange& r, int64_t in_range, int64_t count,
+                   const Tensor& grad_scale) const {
   const int64_t first = begin_in_moments(*s.unit, r) + in_range;
   const auto at = [&](const Tensor& t) { return t ? t.flat(in_range, {count}) : Tensor(); };
-  ops::adamw(on, hyper, at(r.master), s.moments.m.flat(first, {count}),
+  ops::adamw(stream, hyper, at(r.master), s.moments.m.flat(first, {count}),
              s.moments.v.flat(first, {count}), at(r.grad), grad_scale, at(r.value));
 }
 
-void AdamW::update_rounded(Stream& on, int64_t step, float lr, const State& s,
+void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const State& s,
                            const Tensor& grad_scale) const {
   for (const Parameter* p : s.unit->params) {
     const uint64_t key = rng_key(seed_, fmt::format("rounding.{}.{}", step, p->name));
@@ -82,20 +84,21 @@ void AdamW::update_rounded(Stream& on, int64_t step, float lr, const State& s,
         h.rounding = n.rounding;
         h.rounding.random = true;
         h.rounding.key = key;
-        update(on, h, s, *part.range, part.in_range + n.begin - part.in_param, n.count, grad_scale);
+        update(stream, h, s, *part.range, part.in_range + n.begin - part.in_param, n.count,
+               grad_scale);
       }
   }
 }
 
-void AdamW::step(Stream& on, int64_t step, float lr, const Tensor& grad_scale,
+void AdamW::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
                  const std::function<void(ParamUnit&)>& updated) {
   for (const State& s : states_) {
     const bool masters = s.unit->owned.empty() || s.unit->owned.front().master;
-    if (!masters && config_.rounds_at_random())
-      update_rounded(on, step, lr, s, grad_scale);
+    if (!masters && options_.rounds_at_random)
+      update_rounded(stream, step, lr, s, grad_scale);
     else
       for (const OwnedRange& r : s.unit->owned)
-        update(on, hyper(step, lr, r.decay), s, r, 0, r.count, grad_scale);
+        update(stream, hyper(step, lr, r.decay), s, r, 0, r.count, grad_scale);
     if (updated) updated(*s.unit);
   }
 }
@@ -106,13 +109,23 @@ const AdamW::Moments& AdamW::moments(const ParamUnit& unit) const {
   return at->moments;
 }
 
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params,
+void AdamW::set_moment(Stream& stream, const Parameter& p, Tensor Moments::*which,
+                       const std::vector<float>& values) {
+  const Tensor& own = moments(*p.unit).*which;
+  const auto keep = std::make_shared<std::vector<float>>(p.take_real(values));
+  for (const OwnedPart& part : owned_parts(p)) {
+    const int64_t first = begin_in_moments(*p.unit, *part.range) + part.in_range;
+    stream.upload(own.flat(first, {part.count}), keep, keep->data() + part.in_param);
+  }
+}
+
+ops::Clip clip_grad_norm(Stream& stream, ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
                          const Tensor& loss) {
-  const Tensor total = Tensor::from_host<double>(on, {1}, {0.0});
-  for (const Tensor& grad : counted_grads(params)) ops::sum_squares(on, grad, total);
+  const Tensor total = Tensor::from_host<double>(stream, {1}, {0.0});
+  for (const Tensor& grad : counted_grads(params)) ops::sum_squares(stream, grad, total);
   sum_parts(total);
-  return ops::clip_scale(on, total, loss, max_norm);
+  return ops::clip_scale(stream, total, loss, max_norm);
 }
 
 }  // namespace mtrain

@@ -1,32 +1,36 @@
 // AdamW over what a rank owns of all units: fp32 moments, fp32 master weights, and a bf16 copy
-// where that is what computes. Without master weights the bf16 weights are updated, and rounded at
-// random (Gupta et al. 2015) by numbers that are functions of seed, step, parameter and its element
-// alone, so that every layout rounds alike.
+// where bf16 computes. Without master weights the bf16 weights themselves are updated. They are
+// rounded at random (Gupta et al. 2015) by numbers that are functions of seed, step, parameter and
+// element alone, so that every layout rounds alike.
 #pragma once
 #include <functional>
 #include <vector>
 
 #include "model/parameters.h"
 #include "ops/ops.h"
-#include "recipe/optimizer.h"
+#include "plan/optimizer_options.h"
 
 namespace mtrain {
 
 class AdamW {
  public:
-  // Of materialized parameters.
-  AdamW(Stream& on, ParamStore& params, const OptimizerConfig& config, uint64_t seed = 0);
+  // The parameters are materialized.
+  AdamW(Stream& stream, ParamStore& params, const OptimizerOptions& options, uint64_t seed = 0);
 
-  // Update number `step` (from 1). Parameters whose spec says decay = false do not decay.
-  // grad_scale: one fp32, multiplied into the gradients; where it is not finite nothing changes.
-  // `updated` (optional) is told of each unit once its update is enqueued.
-  void step(Stream& on, int64_t step, float lr, const Tensor& grad_scale,
+  // Makes update number `step` (from 1). Parameters whose spec says decay = false do not decay.
+  // grad_scale is one fp32 that the gradients are multiplied by; where it is not finite, nothing
+  // changes. `updated` (optional) is called for each unit once its update is enqueued.
+  void step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
             const std::function<void(ParamUnit&)>& updated = {});
 
   struct Moments {
-    Tensor m, v;  // flat, fp32, of what this rank owns of the unit (ParamUnit::own)
+    Tensor m, v;  // flat, fp32: those of what this rank owns of the unit (ParamUnit::own)
   };
   const Moments& moments(const ParamUnit& unit) const;
+  // Sets this rank's part of one of a parameter's moments; `values` are those of the whole,
+  // layout-free tensor.
+  void set_moment(Stream& stream, const Parameter& p, Tensor Moments::*which,
+                  const std::vector<float>& values);
 
  private:
   struct State {
@@ -34,21 +38,20 @@ class AdamW {
     Moments moments;
   };
   ops::AdamWHyper hyper(int64_t step, float lr, bool decay) const;
-  void update(Stream& on, const ops::AdamWHyper& hyper, const State& s, const OwnedRange& range,
+  void update(Stream& stream, const ops::AdamWHyper& hyper, const State& s, const OwnedRange& range,
               int64_t in_range, int64_t count, const Tensor& grad_scale) const;
-  void update_rounded(Stream& on, int64_t step, float lr, const State& s,
+  void update_rounded(Stream& stream, int64_t step, float lr, const State& s,
                       const Tensor& grad_scale) const;
 
-  OptimizerConfig config_;
+  OptimizerOptions options_;
   uint64_t seed_;
   std::vector<State> states_;
 };
 
-// The global gradient norm, and the factor that brings it down to max_norm (0: no clipping); NaN
-// where the norm or `loss` (fp64, optional) is not finite, so that AdamW leaves everything as it
-// is.
-// `sum_parts` adds up what ranks that own different parts have.
-ops::Clip clip_grad_norm(Stream& on, ParamStore& params,
+// Returns the global gradient norm, and the factor that brings it down to max_norm (0: no
+// clipping). The factor is NaN where the norm or `loss` (fp64, optional) is not finite, so that
+// AdamW leaves everything as it is. `sum_parts` adds up what ranks that own different parts have.
+ops::Clip clip_grad_norm(Stream& stream, ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
                          const Tensor& loss = {});
 

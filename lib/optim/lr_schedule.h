@@ -1,24 +1,20 @@
-// Learning-rate schedules: pure functions of the step.
+// The learning rate of each step.
 #pragma once
 #include <cstdint>
 
-#include "recipe/optimizer.h"
+#include "plan/optimizer_options.h"
 
 namespace mtrain {
 
-// Linear warm-up from 0 over warmup_steps, then the style's way down to min_lr at decay_steps,
-// min_lr from there on. wsd (Hu et al. 2024, MiniCPM): constant until decay_steps -
-// wsd_decay_steps, then down by wsd_decay_style.
+// A pure function of the step. A constant stretch before the way down is that of wsd (Hu et al.
+// 2024, MiniCPM).
 class LrSchedule {
  public:
-  LrSchedule(const OptimizerConfig& optimizer, const LrSchedulerConfig& scheduler,
-             int64_t train_steps);
-  float at(int64_t step) const;  // of update number `step`, counted from 1
+  explicit LrSchedule(const LrScheduleOptions& options) : o_(options) {}
+  float at(int64_t step) const;  // the rate of update number `step`, counted from 1
 
  private:
-  LrSchedulerConfig c_;
-  double lr_;
-  int64_t decay_steps_, wsd_decay_steps_;
+  LrScheduleOptions o_;
 };
 
 }  // namespace mtrain

@@ -4,6 +4,8 @@
 
 #include <fmt/core.h>
 
+#include "recipe/recipe.h"
+
 namespace mtrain {
 
 namespace {
@@ -40,7 +42,7 @@ const char* obstacle(const Recipe& r, const Layout& l) {
 }  // namespace
 
 CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& o) {
-  CudaGraphs g;
+  CudaGraphs g{.known = r.train.device == DeviceChoice::cuda};
   const auto& asked = r.train.enable_cuda_graph;
   const auto off = [&](std::string why) {
     g.on = false;

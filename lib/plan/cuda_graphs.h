@@ -11,6 +11,7 @@ struct CudaGraphs {
   bool on = false;
   bool refused = false;  // asked for by name, but impossible
   std::string why;       // not; where on, which micro-batches
+  bool known = false;    // the device has graphs, so that a user wants to hear of them
   // Of a step's micro-batches [first, end) touch nothing but this rank's memory, at the same
   // addresses each time. The others are launched one by one.
   int64_t first = 0, end = 0;

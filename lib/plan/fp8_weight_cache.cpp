@@ -1,5 +1,7 @@
 #include "plan/fp8_weight_cache.h"
 
+#include "recipe/recipe.h"
+
 namespace mtrain {
 
 Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l, const Overlap& overlap) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/layout.h"
+#include "recipe/recipe.h"
 
 namespace mtrain {
 

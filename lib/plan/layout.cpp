@@ -8,6 +8,7 @@
 
 #include "base/math.h"
 #include "plan/recipe_schedule.h"
+#include "recipe/recipe.h"
 
 namespace mtrain {
 namespace {

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "plan/shard_level.h"
-#include "recipe/recipe.h"
 
 namespace mtrain {
+
+struct Recipe;
+enum class PipelineScheduleName;
 
 struct Layout {
   int64_t world = 1, tp = 1, pp = 1, cp = 1, ep = 1;

@@ -1,5 +1,7 @@
 #include "plan/load_recipe.h"
 
+#include "plan/layout.h"
+#include "plan/overlap.h"
 #include "plan/rules/rules.h"
 
 namespace mtrain {

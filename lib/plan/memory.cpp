@@ -7,6 +7,7 @@
 #include "base/matmul_workspace.h"
 #include "plan/attention_workspace.h"
 #include "plan/run_plan.h"
+#include "recipe/recipe.h"
 
 namespace mtrain {
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "recipe/model.h"
+
 namespace mtrain {
 
 Count ModelParameters::total() const {
@@ -64,11 +66,11 @@ ModelParameters count_parameters(const ModelConfig& m, int64_t vocab) {
   return p;
 }
 
-double flops_per_token(const ModelConfig& m, int64_t vocab, int64_t seq_length) {
+TokenCost token_cost(const ModelConfig& m, int64_t vocab) {
   const ModelParameters p = count_parameters(m, vocab);
-  return 6.0 * (p.active() - p.looked_up()) + 12.0 * Count(m.num_layers) *
-                                                  Count(m.num_attention_heads) *
-                                                  Count(m.head_dim()) * double(seq_length);
+  return {.matmul_flops = 6.0 * (p.active() - p.looked_up()),
+          .attention_flops_per_position =
+              12.0 * Count(m.num_layers) * Count(m.num_attention_heads) * Count(m.head_dim())};
 }
 
 }  // namespace mtrain

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "recipe/model.h"
-
 namespace mtrain {
+
+struct ModelConfig;
 
 // Parameters or bytes in an estimate: a mistyped size may exceed 64 bits, and what is real is
 // exact.
@@ -47,6 +47,13 @@ bool is_moe_layer(const ModelConfig& model, int64_t layer);
 // Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
 // counted in full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not
 // halved), so that figures compare with other trainers'.
-double flops_per_token(const ModelConfig& model, int64_t vocab, int64_t seq_length);
+struct TokenCost {
+  double matmul_flops = 0, attention_flops_per_position = 0;
+  // In a sequence of that length.
+  double flops(int64_t seq_length) const {
+    return matmul_flops + attention_flops_per_position * double(seq_length);
+  }
+};
+TokenCost token_cost(const ModelConfig& model, int64_t vocab);
 
 }  // namespace mtrain

@@ -6,6 +6,7 @@
 
 #include "base/strings.h"
 #include "plan/tp_gemm_overlap.h"
+#include "recipe/recipe.h"
 
 namespace mtrain {
 namespace {

@@ -1,4 +1,4 @@
-// How a rank of a pipeline does what its schedule's list says.
+// How a rank of a pipeline carries out its schedule's list of actions.
 #pragma once
 #include <cstdint>
 
@@ -8,20 +8,20 @@ namespace mtrain {
 
 struct PipelineOptions {
   bool overlap = false;      // messages travel while the rank computes
-  DType dtype = DType::f32;  // of messages: the compute dtype
-  // A forward and a backward that run together: the gradient leaves as soon as it is there, else
-  // with their end.
+  DType dtype = DType::f32;  // of messages, which is the compute dtype
+  // Where a forward and a backward run together, the gradient leaves as soon as it is there; else
+  // it leaves when both have ended.
   bool gradients_first = false;
-  // Weight gradients of so many first layers of a stage, of attention or of all of a layer, wait
-  // until the gradient of its input is on its way.
+  // Weight gradients of so many first layers of a stage, those of attention or all of them, wait
+  // until the gradient of the stage's input is on its way.
   int64_t delayed_layers = 0;
   bool delay_whole_layers = false;
-  // A segment's weight gradients follow its input gradient, instead of standing in its midst.
+  // A segment's weight gradients follow its input gradient, instead of being computed amid it.
   bool split_wgrad = false;
-  // Parameters that are sharded over data-parallel ranks: of so many stages they are kept gathered
-  // at once, by the list. 0: they come and go with their uses.
+  // Where parameters are sharded over data-parallel ranks, the list keeps those of so many stages
+  // gathered at once. 0: they are gathered for each use.
   int64_t most_gathered = 0;
-  // The output layer's weight gradients of so many last micro-batches wait for the list's end.
+  // For so many last micro-batches the output layer's weight gradients wait for the list's end.
   int64_t deferred_outputs = 0;
 };
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "plan/schedule_bounds.h"
+#include "recipe/recipe.h"
 #include "recipe/value.h"
 #include "schedule/validator.h"
 

@@ -4,7 +4,9 @@
 
 #include "base/error.h"
 #include "plan/logits_rows.h"
+#include "plan/recipe_options.h"
 #include "plan/recipe_schedule.h"
+#include "recipe/recipe.h"
 #include "schedule/catalog.h"
 
 namespace mtrain {
@@ -71,6 +73,35 @@ int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
   return logits_rows(T, columns, logits_bytes(r.train.device));
 }
 
+DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
+  DevicePlan device = device_plan(r);
+  device.norm_sm_margin = overlap.layernorm_sm_margin;
+  if (device.kind == DeviceKind::cuda)
+    device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
+        std::to_string(overlap.cuda_device_max_connections);
+  return device;
+}
+
+// The parts that follow from a section of the recipe each.
+void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
+  plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
+  plan.context = context_options(r);
+  plan.model = model_shape(r.model, vocab, plan.sample_length);
+  plan.parameters = count_parameters(r.model, vocab);
+  plan.token_cost = token_cost(r.model, vocab);
+  plan.recompute = recompute_options(r.recompute, r.model.num_layers);
+  plan.fp8 = fp8_options(r.mixed_precision);
+  plan.optimizer = optimizer_options(r.optimizer);
+  plan.lr_schedule = lr_schedule_options(r.optimizer, r.lr_scheduler, r.train.steps);
+  plan.train = train_options(r);
+  plan.validation = validation_options(r);
+  plan.checkpoint = checkpoint_options(r);
+  plan.folders = folder_options(r);
+  plan.dataset = dataset_options(r);
+  plan.comm = comm_options(r);
+  plan.debug = debug_options(r);
+}
+
 }  // namespace
 
 const MemoryEstimate& RunPlan::fullest() const {
@@ -92,6 +123,9 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.compute_dtype = compute_dtype(r.mixed_precision);
   plan.sample_length = sample_length(r);
   plan.head_chunks = resolve_head_chunks(r, layout);
+  plan.device = device_plan(r, plan.overlap);
+  copy_options(r, vocab, plan);
+  plan.text = plan_text(r, plan, vocab);
   if (vocab == 0) return plan;
   plan.logits_rows = logits_rows_of(r, layout, vocab);
   for (int64_t rank = 0; rank < layout.pp; ++rank)

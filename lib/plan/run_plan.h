@@ -4,20 +4,30 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/dtype.h"
 #include "mesh/mesh.h"
 #include "plan/cuda_graphs.h"
 #include "plan/data_parallel_options.h"
+#include "plan/dataset_options.h"
+#include "plan/device_plan.h"
 #include "plan/fp8_weight_cache.h"
 #include "plan/head_chunks.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
+#include "plan/model_shape.h"
+#include "plan/model_size.h"
+#include "plan/optimizer_options.h"
 #include "plan/overlap.h"
+#include "plan/parallel_options.h"
 #include "plan/pipeline_options.h"
+#include "plan/plan_text.h"
 #include "plan/schedule_bounds.h"
-#include "recipe/recipe.h"
+#include "plan/train_options.h"
 #include "schedule/action.h"
 
 namespace mtrain {
+
+struct Recipe;
 
 struct RunPlan {
   Layout layout;
@@ -29,21 +39,41 @@ struct RunPlan {
   Schedule schedule;  // what each pipeline rank computes; of one rank, micro-batch by micro-batch
   PipelineOptions pipeline;
   DataParallelOptions data_parallel;
+  TensorOptions tensor;
+  ContextOptions context;
+
+  ModelShape model;
+  ModelParameters parameters;  // of the whole model
+  TokenCost token_cost;
+  RecomputeOptions recompute;
   DType compute_dtype = DType::f32;  // of activations and of the weights that matmuls read
-  int64_t sample_length = 0;         // tokens
-  HeadChunks head_chunks;            // of attention under context parallelism
+  Fp8Options fp8;
+  int64_t sample_length = 0;  // tokens
+  HeadChunks head_chunks;     // of attention under context parallelism
   // Tokens of a micro-batch whose logits exist at once; 0 in a plan without a vocabulary.
   int64_t logits_rows = 0;
-  // What a rank needs, by pipeline rank; empty in a plan without a vocabulary.
+  // What a rank keeps in memory, by pipeline rank; empty in a plan without a vocabulary.
   std::vector<MemoryEstimate> memory;
 
-  const MemoryEstimate& fullest() const;  // of `memory`
+  OptimizerOptions optimizer;
+  LrScheduleOptions lr_schedule;
+  TrainOptions train;
+  ValidationOptions validation;
+  CheckpointOptions checkpoint;
+  FolderOptions folders;
+  DatasetOptions dataset;
+  DevicePlan device;
+  CommOptions comm;
+  DebugOptions debug;
+  PlanText text;
+
+  const MemoryEstimate& fullest() const;  // the rank of `memory` that needs most
 };
 
-// The plan of a recipe that load_recipe() has found to be without errors, for `world` ranks (0: the
-// fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not known
-// yet). UserError where a schedule's file cannot be read. Takes milliseconds, whatever the number
-// of ranks.
+// Makes the plan of a recipe that load_recipe() has found to be without errors, for `world` ranks
+// (0: the fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not
+// known yet). UserError where a schedule's file cannot be read. Takes milliseconds, whatever the
+// number of ranks.
 RunPlan make_plan(const Recipe& recipe, int64_t world, int64_t vocab);
 
 }  // namespace mtrain

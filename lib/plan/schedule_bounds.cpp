@@ -4,6 +4,7 @@
 
 #include "plan/overlap.h"
 #include "plan/recipe_schedule.h"
+#include "recipe/recipe.h"
 #include "schedule/catalog.h"
 #include "schedule/lower.h"
 #include "schedule/simulator.h"

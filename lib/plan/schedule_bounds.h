@@ -14,7 +14,7 @@ struct Schedule;
 struct ScheduleSize;
 
 struct ScheduleShape {
-  PipelineScheduleName schedule = PipelineScheduleName::one_f_one_b;
+  PipelineScheduleName schedule{};  // the first of them is 1f1b
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
   int64_t group = 0;  // interleaved: micro-batches in a row per stage; 0: M / rounds
   // Forwards run together with backwards, also in the fine-grained 1F1B. One more warm-up forward

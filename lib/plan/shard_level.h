@@ -1,9 +1,9 @@
-// What of the parameters' state is spread over data-parallel ranks.
+// Which part of the parameters' state is spread over data-parallel ranks.
 #pragma once
 
 namespace mtrain {
 
-// Each with those before it: ZeRO stages 0 to 3 (Rajbhandari et al. 2020).
+// Each level includes those before it: ZeRO stages 0 to 3 (Rajbhandari et al. 2020).
 enum class ShardLevel { nothing, optimizer, gradients, parameters };
 
 }  // namespace mtrain

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "recipe/recipe.h"
 
 namespace mtrain {
 namespace {

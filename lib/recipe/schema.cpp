@@ -153,4 +153,20 @@ std::string nearest_key(std::string_view path) {
   return nearest(path, paths);
 }
 
+std::string strategies_of(const SchemaRow& row) {
+  if (!row.options.strategies.empty()) return std::string(row.options.strategies);
+  for (const auto& section : schema_sections())
+    if (!section.options.strategies.empty() && row.path.rfind(section.path + ".", 0) == 0)
+      return std::string(section.options.strategies);
+  return {};
+}
+
+bool belongs_to_strategy(const SchemaRow& row, const Recipe& r) {
+  const std::string owners = strategies_of(row);
+  if (owners.empty()) return true;
+  for (const auto& owner : split(owners, ' '))
+    if (owner == enum_name(r.distributed.strategy)) return true;
+  return false;
+}
+
 }  // namespace mtrain

@@ -37,6 +37,8 @@ const SchemaSection* find_section(std::string_view path);
 // Whether some spelling of a field lies below `path`, so that a mapping may stand there.
 bool is_section_path(std::string_view path);
 
+// The strategies that read the field, with a blank between them; empty where all do.
+std::string strategies_of(const SchemaRow& row);
 // Whether the recipe's strategy reads the field at all.
 bool belongs_to_strategy(const SchemaRow& row, const Recipe& recipe);
 

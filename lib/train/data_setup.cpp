@@ -21,36 +21,35 @@ std::shared_ptr<const IndexedDataset> open_tokens(const std::string& prefix, con
   return std::make_shared<IndexedDataset>(prefix);
 }
 
-std::shared_ptr<const Dataset> dataset_of(const Recipe& r,
+std::shared_ptr<const Dataset> dataset_of(const DatasetOptions& o,
                                           std::shared_ptr<const IndexedDataset> tokens,
                                           int64_t vocab, bool shuffle) {
-  const auto seed = uint64_t(r.dataset.seed.value_or(r.train.seed));
-  const auto& packed = r.packed_sequence;
-  if (packed.packed_sequence_size > 0)
-    return std::make_shared<PackedDataset>(
-        std::move(tokens), PackedDatasetOptions{.size = packed.packed_sequence_size,
-                                                .seed = seed,
-                                                .shuffle = shuffle,
-                                                .drop_long = packed.drop_long_samples,
-                                                .vocab_size = vocab});
-  GptDatasetOptions o;
-  o.seq_length = r.dataset.seq_length;
-  o.seed = seed;
-  o.shuffle = shuffle;
-  o.vocab_size = vocab;
-  return std::make_shared<GptDataset>(std::move(tokens), o);
+  const auto seed = uint64_t(o.seed);
+  if (o.packed_size > 0)
+    return std::make_shared<PackedDataset>(std::move(tokens),
+                                           PackedDatasetOptions{.size = o.packed_size,
+                                                                .seed = seed,
+                                                                .shuffle = shuffle,
+                                                                .drop_long = o.drop_long,
+                                                                .vocab_size = vocab});
+  GptDatasetOptions gpt;
+  gpt.seq_length = o.seq_length;
+  gpt.seed = seed;
+  gpt.shuffle = shuffle;
+  gpt.vocab_size = vocab;
+  return std::make_shared<GptDataset>(std::move(tokens), gpt);
 }
 
-std::shared_ptr<const Dataset> open_blend(const char* field,
-                                          const std::vector<std::string>& prefixes,
-                                          std::vector<double> weights, const Recipe& r,
-                                          int64_t vocab, bool shuffle) {
+std::shared_ptr<const Dataset> open_blend(const char* field, const DatasetOptions& o,
+                                          const DatasetOptions::Blend& blend, int64_t vocab,
+                                          bool shuffle) {
   std::vector<std::shared_ptr<const Dataset>> parts;
+  std::vector<double> weights = blend.weights;
   const bool by_size = weights.empty();
-  for (const auto& prefix : prefixes) {
+  for (const auto& prefix : blend.prefixes) {
     auto tokens = open_tokens(prefix, field);
     if (by_size) weights.push_back(double(tokens->tokens()));
-    parts.push_back(dataset_of(r, std::move(tokens), vocab, shuffle));
+    parts.push_back(dataset_of(o, std::move(tokens), vocab, shuffle));
   }
   if (parts.size() == 1) return parts.front();
   return std::make_shared<BlendDataset>(std::move(parts), weights);
@@ -58,31 +57,30 @@ std::shared_ptr<const Dataset> open_blend(const char* field,
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> open_tokenizer(const TokenizerConfig& c) {
-  return c.type == TokenizerType::byte ? make_byte_tokenizer() : load_tokenizer(c.path.value());
+std::unique_ptr<Tokenizer> open_tokenizer(const TokenizerOptions& o) {
+  return o.path ? load_tokenizer(*o.path) : make_byte_tokenizer();
 }
 
-int64_t vocabulary(const Recipe& r) {
-  const int64_t tokenizer = open_tokenizer(r.tokenizer)->vocab_size();
-  if (r.model.vocab_size == 0) return tokenizer;
-  if (r.model.vocab_size < tokenizer)
+int64_t vocabulary(const TokenizerOptions& o) {
+  const int64_t tokenizer = open_tokenizer(o)->vocab_size();
+  if (o.model_vocab == 0) return tokenizer;
+  if (o.model_vocab < tokenizer)
     throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids",
-                                r.model.vocab_size, tokenizer),
+                                o.model_vocab, tokenizer),
                     "leave model.vocab_size at 0 to take the tokenizer's");
-  return r.model.vocab_size;
+  return o.model_vocab;
 }
 
-std::shared_ptr<const Dataset> open_training_data(const Recipe& r, int64_t vocab) {
-  if (r.dataset.train.empty())
+std::shared_ptr<const Dataset> open_training_data(const DatasetOptions& o, int64_t vocab) {
+  if (o.train.prefixes.empty())
     throw UserError("dataset.train is not set",
                     "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
-  return open_blend("dataset.train", r.dataset.train, r.dataset.train_weights, r, vocab, true);
+  return open_blend("dataset.train", o, o.train, vocab, true);
 }
 
-std::shared_ptr<const Dataset> open_validation_data(const Recipe& r, int64_t vocab) {
-  if (r.dataset.validation.empty()) return nullptr;
-  return open_blend("dataset.validation", r.dataset.validation, r.dataset.validation_weights, r,
-                    vocab, false);
+std::shared_ptr<const Dataset> open_validation_data(const DatasetOptions& o, int64_t vocab) {
+  if (o.validation.prefixes.empty()) return nullptr;
+  return open_blend("dataset.validation", o, o.validation, vocab, false);
 }
 
 }  // namespace mtrain

@@ -1,22 +1,22 @@
-// The recipe's data: tokenizer, training and validation sets.
+// Opens a run's data: tokenizer, training and validation sets.
 #pragma once
 #include <memory>
 
 #include "data/dataset.h"
 #include "data/tokenizer.h"
-#include "recipe/recipe.h"
+#include "plan/dataset_options.h"
 
 namespace mtrain {
 
-std::unique_ptr<Tokenizer> open_tokenizer(const TokenizerConfig& c);
+std::unique_ptr<Tokenizer> open_tokenizer(const TokenizerOptions& options);
 
-// The model's vocabulary: model.vocab_size, or the tokenizer's where that is 0. Throws UserError
-// where the tokenizer has more ids.
-int64_t vocabulary(const Recipe& r);
+// Opens the tokenizer and returns the model's vocabulary. UserError where the model is given a
+// smaller one than the tokenizer has.
+int64_t vocabulary(const TokenizerOptions& options);
 
-// vocab: ids at or above it in the data are an error.
-std::shared_ptr<const Dataset> open_training_data(const Recipe& r, int64_t vocab);
-std::shared_ptr<const Dataset> open_validation_data(
-    const Recipe& r, int64_t vocab);  // null where the recipe names none
+// Ids at or above `vocab` in the data are an error.
+std::shared_ptr<const Dataset> open_training_data(const DatasetOptions& options, int64_t vocab);
+// Returns null where the recipe names no validation data.
+std::shared_ptr<const Dataset> open_validation_data(const DatasetOptions& options, int64_t vocab);
 
 }  // namespace mtrain

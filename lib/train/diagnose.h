@@ -1,19 +1,32 @@
 // Finds where a loss or gradient that is not finite came from: the step's micro-batches run again
 // with every launch's outputs checked, and the first one that holds a NaN or Inf is named.
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
-#include <vector>
 
-#include "train/trainer.h"
+#include "comm/host_collectives.h"
+#include "model/data_parallel.h"
+#include "pipeline/pipeline.h"
 
 namespace mtrain {
 
 class Diagnosis {
  public:
-  explicit Diagnosis(Trainer& trainer) : trainer_(trainer) {}
-  // Always throws RunError. The parameters must still be those of the failed step.
-  [[noreturn]] void explain(const std::vector<Batch>& batches, int64_t step);
+  // What is looked at. The parameters must still be those of the failed step.
+  struct Subject {
+    Device& device;
+    Stream& compute;
+    ParamStore& params;
+    DataParallel& data_parallel;
+    const Pipeline& pipeline;
+    const HostCollectives& control;
+    std::function<void()> run_again;  // computes the step's gradients, and updates nothing
+  };
+  explicit Diagnosis(Subject subject) : s_(std::move(subject)) {}
+  // Always throws RunError, or CommError where another rank has found the cause. All ranks call it.
+  [[noreturn]] void explain(int64_t step);
 
  private:
   struct Finding {
@@ -23,11 +36,12 @@ class Diagnosis {
     // launches, and from stage to stage.
     int64_t at = std::numeric_limits<int64_t>::max();
   };
-  Finding bad_parameter();  // of what this rank owns
-  Finding bad_output(const std::vector<Batch>& batches, int64_t step);
+  Finding bad_parameter();  // among those that this rank owns
+  Finding bad_output();
   // Throws where only other ranks found something, or found it earlier.
   void leave_to_finder(const Finding& found, int64_t step);
-  Trainer& trainer_;
+
+  Subject s_;
 };
 
 }  // namespace mtrain

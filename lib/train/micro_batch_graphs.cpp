@@ -8,20 +8,20 @@ namespace mtrain {
 
 namespace {
 
-// Runs that go before a capture: libraries choose their algorithms, and memory finds its size.
+// So many runs go before a capture: libraries choose their algorithms, memory finds its size.
 constexpr int64_t kWarmUp = 1;
 
-void copy(Stream& on, const Tensor& from_T, const Tensor& to_T) {
+void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
   if (from_T.data() == to_T.data()) return;  // the micro-batch that was captured
   const int64_t T = from_T.count();
   ops::copy_blocks(
-      on, from_T.view({1, T}), to_T.view({1, T}),
+      stream, from_T.view({1, T}), to_T.view({1, T}),
       {{.from_row = 0, .from_column = 0, .to_row = 0, .to_column = 0, .rows = 1, .columns = T}});
 }
 
 }  // namespace
 
-// Each layer drops in two places, and there are the embedding's.
+// Dropout draws a mask in two places of each layer, and in up to two of the embedding.
 MicroBatchGraphs::MicroBatchGraphs(Stream& compute, ParamStore& params, Pipeline& pipeline,
                                    const CudaGraphs& plan, int64_t layers)
     : compute_(compute),
@@ -33,7 +33,7 @@ MicroBatchGraphs::MicroBatchGraphs(Stream& compute, ParamStore& params, Pipeline
 
 void MicroBatchGraphs::turn_off(std::string why) {
   graphs_.clear();
-  pool_.reset();  // its memory is everybody's again
+  pool_.reset();  // gives its memory back to all allocations
   plan_ = {.on = false, .why = std::move(why)};
 }
 
@@ -59,7 +59,7 @@ void MicroBatchGraphs::run(const MicroBatches& work, bool steady) {
       done = run_as_graph(one);
     }
     if (done) continue;
-    const auto shared = share_memory();  // not any more where the capture has failed
+    const auto shared = share_memory();  // null now where the capture has failed
     pipeline_.run_one(one);
   }
 }
@@ -89,8 +89,8 @@ bool MicroBatchGraphs::run_as_graph(const MicroBatches& one) {
   return true;
 }
 
-// Nothing runs, and nobody is told of gradients, so that what fails is done again without a graph.
-// The inputs of this micro-batch become the graph's.
+// Nothing runs, and nobody is told of gradients, so that a micro-batch whose capture fails can run
+// without a graph. The inputs of this micro-batch become those that the graph reads.
 void MicroBatchGraphs::capture(const MicroBatches& one, const Key& key) {
   const Allocator& memory = compute_.device().allocator();
   std::vector<Parameter*> ready;

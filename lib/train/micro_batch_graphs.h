@@ -1,6 +1,6 @@
-// A micro-batch's forward and backward as one graph: captured once it has run as it is, and
-// replayed from then on. What differs between micro-batches is in device memory: inputs and
-// labels, the gradient's scale, the keys of dropout, the loss.
+// Runs a micro-batch's forward and backward as one graph, which is captured once they have run as
+// they are, and replayed from then on. What differs between micro-batches lies in device memory:
+// inputs and labels, the gradient's scale, the keys of dropout, the loss.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -19,39 +19,39 @@ namespace mtrain {
 
 class MicroBatchGraphs {
  public:
-  // `plan`: which micro-batches. The pipeline has one stage.
+  // `plan` says which micro-batches run as graphs. The pipeline has one stage.
   MicroBatchGraphs(Stream& compute, ParamStore& params, Pipeline& pipeline, const CudaGraphs& plan,
                    int64_t layers);
 
-  // As Pipeline::run, micro-batch by micro-batch. work.loss is the same tensor in every step.
-  // `steady`: later steps launch the same; else this one is no model for graphs.
+  // Does what Pipeline::run does, micro-batch by micro-batch. work.loss is one tensor in all steps.
+  // Where this step is not `steady`, later ones launch something else, and no graph is made of it.
   void run(const MicroBatches& work, bool steady = true);
 
-  // As long as it lives, what is allocated draws on the micro-batches' memory: of work that takes
-  // turns with them. Null where there are no graphs.
+  // While the result lives, allocations draw on the graphs' memory; for work that never runs beside
+  // a micro-batch. Null where there are no graphs.
   std::unique_ptr<Allocator::Open> share_memory() const;
 
-  // Launches go one by one from here on; `why` is for print().
+  // Launches go one by one from here on; print_cuda_graphs() tells the user `why`.
   void turn_off(std::string why);
-  const CudaGraphs& plan() const { return plan_; }  // as it is by now
-  // The reason, once, when a capture has failed; else empty.
+  const CudaGraphs& plan() const { return plan_; }  // with what turn_off() has changed
+  // Returns the reason after a capture has failed, once; else an empty text.
   std::string take_failure() { return std::exchange(failure_, {}); }
   int64_t replays() const { return replays_; }
 
  private:
   struct Captured {
     Graph graph;
-    MicroBatch inputs;              // that it reads
-    std::vector<Parameter*> ready;  // in order: gradients that became whole
-    std::vector<bool> fresh;        // afterwards
+    MicroBatch inputs;              // the graph reads these
+    std::vector<Parameter*> ready;  // whose gradients became whole, in that order
+    std::vector<bool> fresh;        // what fresh() is afterwards
   };
-  // Tokens of input, label and position; which parameters' gradients are overwritten.
+  // The sizes of the batch, and which parameters' gradients are overwritten.
   using Key = std::pair<std::vector<int64_t>, std::vector<bool>>;
 
   bool possible(const MicroBatch& batch, int64_t k) const;
-  bool run_as_graph(const MicroBatches& one);  // false: it is to be run without
+  bool run_as_graph(const MicroBatches& one);  // false: there is no graph for it
   void capture(const MicroBatches& one, const Key& key);
-  std::vector<bool> fresh();
+  std::vector<bool> fresh();  // Parameter::fresh of every parameter
   void set_fresh(const std::vector<bool>& fresh);
 
   Stream& compute_;
@@ -61,7 +61,7 @@ class MicroBatchGraphs {
   std::string failure_;
   std::shared_ptr<MemoryPool> pool_;
   ReplayedValues values_;
-  std::map<Key, int64_t> runs_;  // without a graph
+  std::map<Key, int64_t> runs_;  // how often each ran without a graph
   std::map<Key, Captured> graphs_;
   int64_t replays_ = 0;
 };

@@ -5,54 +5,51 @@
 namespace mtrain {
 
 namespace {
-RopeScaling rope_scaling(const RopeScalingConfig& c) {
+RopeScaling rope_scaling(const ModelShape& m) {
+  using From = ModelShape::RopeScaling;
   using Kind = RopeScaling::Kind;
-  const Kind kind = c.type == RopeScalingType::linear   ? Kind::linear
-                    : c.type == RopeScalingType::llama3 ? Kind::llama3
-                                                        : Kind::none;
-  return {kind, c.factor, c.low_freq_factor, c.high_freq_factor,
-          c.original_max_position_embeddings};
+  const Kind kind = m.rope_scaling == From::linear   ? Kind::linear
+                    : m.rope_scaling == From::llama3 ? Kind::llama3
+                                                     : Kind::none;
+  return {kind, m.rope_factor, m.rope_low_freq_factor, m.rope_high_freq_factor,
+          m.rope_original_positions};
 }
 }  // namespace
 
-GptConfig gpt_config(const ModelConfig& m, int64_t vocab, int64_t seq_length, int64_t tp) {
+GptConfig gpt_config(const ModelShape& m, int64_t tp) {
   GptConfig c{};
-  c.layers = m.num_layers;
-  c.hidden = m.hidden_size;
-  c.heads = m.num_attention_heads;
-  c.kv_heads = m.kv_heads();
-  c.head_dim = m.head_dim();
-  c.ffn = m.ffn_size();
-  c.vocab = vocab;
-  c.padded_vocab = padded_vocab(vocab, tp);
-  c.max_positions = m.max_position_embeddings.value_or(seq_length);
-  c.norm = m.normalization == Normalization::rmsnorm ? ops::NormKind::rms : ops::NormKind::layer;
-  c.norm_eps = float(m.norm_epsilon);
-  c.rotary = m.position_embedding == PositionEmbedding::rope;
+  c.layers = m.layers;
+  c.hidden = m.hidden;
+  c.heads = m.heads;
+  c.kv_heads = m.kv_heads;
+  c.head_dim = m.head_dim;
+  c.ffn = m.ffn;
+  c.vocab = m.vocab;
+  c.padded_vocab = padded_vocab(m.vocab, tp);
+  c.max_positions = m.max_positions;
+  c.norm = m.rms_norm ? ops::NormKind::rms : ops::NormKind::layer;
+  c.norm_eps = float(m.norm_eps);
+  c.rotary = m.rotary;
   c.rotary_base = m.rotary_base;
-  c.rope_scaling = rope_scaling(m.rope_scaling);
-  c.gated_mlp = m.gated();
-  c.qkv_bias = m.qkv_bias();
-  c.linear_bias = m.add_bias_linear;
-  c.qk_norm = m.qk_layernorm;
-  c.tied_embeddings = m.share_embeddings_and_output_weights;
-  c.window = m.window_size.value_or(0);
+  c.rope_scaling = rope_scaling(m);
+  c.gated_mlp = m.gated_mlp;
+  c.qkv_bias = m.qkv_bias;
+  c.linear_bias = m.linear_bias;
+  c.qk_norm = m.qk_norm;
+  c.tied_embeddings = m.tied_embeddings;
+  c.window = m.window;
   c.hidden_dropout = float(m.hidden_dropout);
   c.embedding_dropout = float(m.embedding_dropout);
-  c.init_std = float(m.init_method_std);
+  c.init_std = float(m.init_std);
   return c;
 }
 
-Recompute recompute_policy(const RecomputeConfig& r, int64_t layers) {
-  Recompute policy;
-  if (r.granularity == RecomputeGranularity::selective) policy.attention_core = true;
-  if (r.granularity == RecomputeGranularity::full) {
-    const int64_t n = r.num_layers.value_or(1);
-    const bool block = r.method == RecomputeMethod::block;
-    policy.group = block ? 1 : n;
-    policy.layers = block && r.num_layers ? n : layers;
-  }
-  return policy;
+GptConfig gpt_config(const RunPlan& plan) {
+  return gpt_config(plan.model, plan.layout.tp);
+}
+
+Recompute recompute_policy(const RecomputeOptions& r) {
+  return {.attention_core = r.attention_core, .group = r.group, .layers = r.layers};
 }
 
 }  // namespace mtrain

@@ -1,13 +1,13 @@
-// From the recipe's sections to what the model takes: every "auto" resolved.
+// From the plan to what the model takes.
 #pragma once
 #include "model/gpt.h"
-#include "recipe/recipe.h"
+#include "plan/run_plan.h"
 
 namespace mtrain {
 
-// vocab: the recipe's vocab_size, or the tokenizer's where that is 0. tp: ranks that its rows are
-// spread over.
-GptConfig gpt_config(const ModelConfig& model, int64_t vocab, int64_t seq_length, int64_t tp = 1);
-Recompute recompute_policy(const RecomputeConfig& recompute, int64_t layers);
+// `tp` is the number of ranks that the vocabulary's rows are spread over.
+GptConfig gpt_config(const ModelShape& model, int64_t tp = 1);
+GptConfig gpt_config(const RunPlan& plan);  // for the plan's tp
+Recompute recompute_policy(const RecomputeOptions& recompute);
 
 }  // namespace mtrain

@@ -1,7 +1,5 @@
 #include "train/parallel_setup.h"
 
-#include <algorithm>
-
 #include "base/math.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/tensor/tensor_parallel.h"
@@ -10,14 +8,14 @@ namespace mtrain {
 
 namespace {
 
-TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const Mesh& mesh) {
+TensorGroups tensor_groups(World& world, Device& device, const RunPlan& plan) {
   TensorGroups g;
-  g.all = world.group("tp", mesh, {Axis::tp});
+  g.all = world.group("tp", plan.mesh, {Axis::tp});
   g.compute = &device.stream(StreamKind::compute);
   g.on = &device.stream(StreamKind::tp);
   g.copies[g.all.size()] = g.all;
-  // Key-value heads of which consecutive ranks have copies.
-  const int64_t kv = r.model.kv_heads();
+  // Where there are fewer key-value heads than ranks, consecutive ranks have copies of one.
+  const int64_t kv = plan.model.kv_heads;
   if (kv >= g.all.size()) return g;
   const int copies = int(exact_div(int64_t(g.all.size()), kv));
   const auto first = g.all.ranks().begin() + g.all.rank() / copies * copies;
@@ -25,67 +23,63 @@ TensorGroups tensor_groups(World& world, Device& device, const Recipe& r, const 
   return g;
 }
 
-// Null without 8-bit GEMMs.
-std::shared_ptr<Float8Scaling> float8_scaling(const MixedPrecisionConfig& p,
-                                              const Fp8WeightCache& weights) {
-  if (p.fp8 == Fp8Format::none) return nullptr;
-  const bool delayed = p.fp8_recipe == Fp8Recipe::delayed;
-  return std::make_shared<Float8Scaling>(
-      Float8Options{.gradient = p.fp8 == Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
-                    .delayed = delayed,
-                    .margin = int(p.fp8_margin),
-                    .history = p.fp8_amax_history_len,
-                    .most_recent = p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent,
-                    .keep_weights = weights.forward,
-                    .keep_transposed = weights.backward});
+// Null without 8-bit linears.
+std::shared_ptr<Float8Scaling> float8_scaling(const Fp8Options& o, const Fp8WeightCache& weights) {
+  if (!o.on) return nullptr;
+  return std::make_shared<Float8Scaling>(Float8Options{.gradient = o.gradient,
+                                                       .delayed = o.delayed,
+                                                       .margin = int(o.margin),
+                                                       .history = o.history,
+                                                       .most_recent = o.most_recent,
+                                                       .keep_weights = weights.forward,
+                                                       .keep_transposed = weights.backward});
 }
 
-// A level of a2a+p2p.
-Group cp_level(World& world, const Mesh& mesh, const char* name, const Recipe& r, size_t level) {
+// This rank's group of one level of a2a+p2p.
+Group cp_level(World& world, const RunPlan& plan, const char* name, size_t level) {
   std::vector<int> ranks;
-  for (const int64_t rank : hierarchical_cp_group(
-           mesh, world.rank(), r.distributed.hierarchical_context_parallel_sizes, level))
+  for (const int64_t rank :
+       hierarchical_cp_group(plan.mesh, world.rank(), plan.context.levels, level))
     ranks.push_back(int(rank));
   return world.group(name, ranks);
 }
 
 }  // namespace
 
-ModelParts model_parts(World& world, Device& device, const Recipe& r, const RunPlan& plan) {
+ModelParts model_parts(World& world, Device& device, const RunPlan& plan) {
   const Layout& l = plan.layout;
-  const Mesh& mesh = plan.mesh;
   ModelParts parts;
-  parts.fp8 = float8_scaling(r.mixed_precision, plan.fp8_weights);
+  parts.fp8 = float8_scaling(plan.fp8, plan.fp8_weights);
   if (l.tp > 1)
     parts.tensor = tensor_parallel(
-        tensor_groups(world, device, r, mesh),
-        {.sequence = r.distributed.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
+        tensor_groups(world, device, plan),
+        {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
   parts.logits_rows = plan.logits_rows;
   if (l.cp == 1) return parts;
-  const auto types = r.distributed.cp_comm_type;
-  const auto comm =
-      std::make_shared<ContextComm>(device.stream(StreamKind::cp), plan.overlap.cp_overlap);
-  const Group cp = world.group("cp", mesh, {Axis::cp});
+  const ContextOptions context = plan.context;
+  const auto comm = std::make_shared<ContextComm>(device.stream(StreamKind::cp), plan.overlap.cp_overlap);
+  const Group cp = world.group("cp", plan.mesh, {Axis::cp});
   Group level, ring;
-  if (std::ranges::count(types, CpCommType::a2a_p2p)) {
-    level = cp_level(world, mesh, "cp_a2a", r, 0);
-    ring = cp_level(world, mesh, "cp_p2p", r, 1);
+  if (context.uses(ContextOptions::Method::a2a_p2p)) {
+    level = cp_level(world, plan, "cp_a2a", 0);
+    ring = cp_level(world, plan, "cp_p2p", 1);
   }
   parts.attention_core = [=, chunks = plan.head_chunks](const HeadConfig& heads, int64_t layer) {
-    switch (types.size() == 1 ? types[0] : types.at(size_t(layer))) {
-      case CpCommType::p2p: return p2p_attention(comm, cp, heads);
-      case CpCommType::all_gather: return all_gather_attention(comm, cp, heads, chunks.all_gather);
-      case CpCommType::a2a: return a2a_attention(comm, cp, heads, chunks.a2a);
-      case CpCommType::a2a_p2p: return a2a_p2p_attention(comm, level, ring, heads);
+    using Method = ContextOptions::Method;
+    switch (context.of_layer(layer)) {
+      case Method::p2p: return p2p_attention(comm, cp, heads);
+      case Method::all_gather: return all_gather_attention(comm, cp, heads, chunks.all_gather);
+      case Method::a2a: return a2a_attention(comm, cp, heads, chunks.a2a);
+      case Method::a2a_p2p: return a2a_p2p_attention(comm, level, ring, heads);
     }
     throw BugError("cp_comm_type");
   };
   return parts;
 }
 
-SequenceShare sequence_share(const World& world, const Recipe& r, const RunPlan& plan) {
+SequenceShare sequence_share(const World& world, const RunPlan& plan) {
   return {plan.mesh.coordinate(world.rank(), Axis::cp), plan.layout.cp,
-          r.distributed.sequence_parallel ? plan.layout.tp : 1};
+          plan.tensor.sequence_parallel ? plan.layout.tp : 1};
 }
 
 DataGroups data_groups(World& world, Device& device, const RunPlan& plan) {
@@ -104,6 +98,18 @@ DataGroups data_groups(World& world, Device& device, const RunPlan& plan) {
   g.param_stream = &device.stream(StreamKind::dp_param);
   g.gather = world.group("dp_param", mesh, dp_shard_cp_axes());
   return g;
+}
+
+std::unique_ptr<DataParallel> materialize(ParamStore& params, Stream& compute,
+                                          const DataGroups& groups, const RunPlan& plan,
+                                          const Gpt& first_stage) {
+  const DataParallelOptions& options = plan.data_parallel;
+  const bool alone = groups.all.size() == 0;
+  params.materialize(compute, plan.compute_dtype, true,
+                     alone ? Sharding{} : sharding_of(groups, options),
+                     plan.optimizer.master_weights);
+  if (alone) return std::make_unique<SingleRank>();
+  return data_parallel(params, groups, options, first_stage.units_before_head());
 }
 
 }  // namespace mtrain

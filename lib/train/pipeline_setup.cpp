@@ -12,8 +12,8 @@ bool shares_table(const Schedule& s, bool tied_embeddings) {
   return tied_embeddings && s.home(0) != s.home(s.stages - 1);
 }
 
-// Ordered pairs of ranks that send to each other, in an order of their own: two ranks meet when
-// their groups are made, so that all must make theirs in the same order.
+// The ordered pairs of ranks that send to each other. The set has one order on all ranks: two ranks
+// meet when their group is made, so that all must make theirs in the same order.
 std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
   std::set<std::pair<int64_t, int64_t>> pairs;
   for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
@@ -25,8 +25,9 @@ std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
   return pairs;
 }
 
-// The first message of a channel connects its ranks, for which NCCL makes their hosts meet: here,
-// where all come by in the same order. In a schedule a host may wait for one that waits for it.
+// Sends a first message over a channel. NCCL makes the hosts of two ranks meet for it, which is
+// safe here, where all come by in the same order; in a schedule a host may wait for one that waits
+// for it.
 void connect(const Channel& channel, bool sends) {
   const Tensor word =
       Tensor::from_host(*channel.stream, {1}, std::vector<float>(1), MemoryCategory::buffers);
@@ -37,9 +38,8 @@ void connect(const Channel& channel, bool sends) {
 
 }  // namespace
 
-PipelineStages pipeline_stages(Stream& on, ParamStore& params, const Recipe& r,
-                               const GptConfig& config, const RunPlan& plan, int rank,
-                               const ModelParts& parts) {
+PipelineStages pipeline_stages(Stream& compute, ParamStore& params, const GptConfig& config,
+                               const RunPlan& plan, int rank, const ModelParts& parts) {
   const Layout& l = plan.layout;
   const Schedule& s = plan.schedule;
   MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages in a schedule of {}",
@@ -53,9 +53,8 @@ PipelineStages pipeline_stages(Stream& on, ParamStore& params, const Recipe& r,
     part.embedding = stage == 0;
     part.head = stage + 1 == s.stages;
     if (s.home(stage) == own)
-      stages[stage] =
-          std::make_unique<Gpt>(on, params, config, plan.sample_length,
-                                recompute_policy(r.recompute, config.layers), parts, part);
+      stages[stage] = std::make_unique<Gpt>(compute, params, config, plan.sample_length,
+                                            recompute_policy(plan.recompute), parts, part);
   }
   return stages;
 }

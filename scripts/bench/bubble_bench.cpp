@@ -21,8 +21,7 @@
 #include "plan/run_plan.h"
 #include "schedule/lower.h"
 #include "schedule/simulator.h"
-#include "train/model_setup.h"
-#include "train/trainer.h"
+#include "train/build_trainer.h"
 
 using namespace mtrain;
 using Clock = std::chrono::steady_clock;
@@ -148,8 +147,8 @@ Measured measure(const Recipe& r, int ranks, double unit) {
   run_thread_ranks(ranks, [&](World& world) {
     Actions& own = *actions[size_t(world.rank())];
     const auto device = Device::on(std::make_unique<SleepingBackend>(own));
-    Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<Counting>(),
-                    world);
+    Trainer trainer = build_trainer(*device, make_plan(r, world.size(), kVocab),
+                                    std::make_shared<Counting>(), world);
     for (int i = 0; i <= kSteps; ++i) {  // the first one makes connections and memory
       own.clear();
       trainer.any_rank(false);

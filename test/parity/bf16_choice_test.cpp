@@ -9,12 +9,11 @@
 #include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "checkpoint/state.h"
 #include "kernels/cpu/dispatch.h"
 #include "ops/tuning.h"
-#include "train/bf16_choice.h"
-#include "train/model_setup.h"
-#include "train/snapshot.h"
+#include "run/bf16_choice.h"
+#include "run/run_checkpoint.h"
+#include "storage/state.h"
 #include "train/trainer.h"
 #include "train_testing.h"
 
@@ -40,11 +39,12 @@ struct NarrowCpu {
 };
 
 struct Run {
-  explicit Run(const std::string& precision, Bf16Arithmetic arithmetic = Bf16Arithmetic::widened)
-      : recipe(tiny({"mixed_precision.name=" + precision})),
+  explicit Run(const std::string& precision, Bf16Arithmetic arithmetic = Bf16Arithmetic::widened,
+               bool deterministic = false)
+      : recipe(tiny({"mixed_precision.name=" + precision,
+                     fmt::format("debug.deterministic={}", deterministic)})),
         device(Device::cpu(1)),
-        trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
-                std::make_shared<CountingData>()) {
+        trainer(make_trainer(*device, recipe, std::make_shared<CountingData>())) {
     device->set_bf16_arithmetic(arithmetic);
   }
   std::vector<double> losses(int steps) {
@@ -61,7 +61,7 @@ struct Run {
 std::filesystem::path checkpoint(const TemporaryFolder& root, Run& run,
                                  const std::function<void(TrainState&)>& change = {}) {
   run.losses(2);
-  const auto folder = save_snapshot(run.trainer, run.recipe, root.path);
+  const auto folder = save_run(run.trainer, root.path);
   if (change) {
     TrainState state = TrainState::load(folder / "state.json");
     change(state);
@@ -81,7 +81,7 @@ TEST_CASE("a resumed run multiplies bf16 as the run that saved it") {
     Run saved("bf16_mixed", arithmetic), resumed("bf16_mixed");
     const auto folder = checkpoint(root, saved);
     const Warnings warnings;
-    load_snapshot(resumed.trainer, resumed.recipe, folder);
+    resume_run(resumed.trainer, folder);
     CHECK(resumed.device->bf16_arithmetic() == arithmetic);
     CHECK(resumed.losses(2) == saved.losses(2));
     CHECK(warnings.count == 0);
@@ -97,7 +97,7 @@ TEST_CASE("a checkpoint that names what this CPU lacks is taken, with one warnin
   const auto folder =
       checkpoint(root, saved, [&](TrainState& state) { state.set("bf16_arithmetic", saved_as); });
   const Warnings warnings;
-  load_snapshot(resumed.trainer, resumed.recipe, folder);
+  resume_run(resumed.trainer, folder);
   CHECK(resumed.device->bf16_arithmetic() == Bf16Arithmetic::widened);
   CHECK(warnings.count == 1);
   // The contract of bf16, since the arithmetic may be another.
@@ -112,7 +112,7 @@ TEST_CASE("checkpoints of versions that chose libraries by measuring are read") 
     const auto folder =
         checkpoint(root, saved, [&](TrainState& state) { state.set("matmul_choices", choices); });
     const Warnings warnings;
-    load_snapshot(resumed.trainer, resumed.recipe, folder);
+    resume_run(resumed.trainer, folder);
     CHECK(resumed.trainer.steps_done() == 2);
     CHECK(warnings.count == 1);
   }
@@ -120,25 +120,24 @@ TEST_CASE("checkpoints of versions that chose libraries by measuring are read") 
 
 TEST_CASE("debug.deterministic multiplies bf16 as fp32, and a resumed run says so") {
   Run run("bf16_mixed");
-  choose_bf16_arithmetic(*run.device, run.trainer.control(), run.recipe);
+  choose_bf16_arithmetic(*run.device, run.trainer.control(), run.trainer.plan());
   const Bf16Arithmetic fastest = *run.device->bf16_arithmetic();
   CHECK(fastest == ops::fastest_bf16_arithmetic());
   const TemporaryFolder root;
   const auto folder = checkpoint(root, run);
-  Run resumed("bf16_mixed");
-  resumed.recipe.debug.deterministic = true;
+  Run resumed("bf16_mixed", Bf16Arithmetic::widened, true);
   const Warnings warnings;
-  load_snapshot(resumed.trainer, resumed.recipe, folder);
+  resume_run(resumed.trainer, folder);
   CHECK(resumed.device->bf16_arithmetic() == Bf16Arithmetic::widened);
   CHECK(warnings.count == (fastest == Bf16Arithmetic::widened ? 0 : 1));
-  choose_bf16_arithmetic(*run.device, run.trainer.control(), resumed.recipe);
+  choose_bf16_arithmetic(*run.device, run.trainer.control(), resumed.trainer.plan());
   CHECK(run.device->bf16_arithmetic() == Bf16Arithmetic::widened);
 }
 
 TEST_CASE("a run in fp32 chooses nothing and saves nothing of bf16") {
   const TemporaryFolder root;
   Run run("fp32");
-  choose_bf16_arithmetic(*run.device, run.trainer.control(), run.recipe);
+  choose_bf16_arithmetic(*run.device, run.trainer.control(), run.trainer.plan());
   CHECK(run.device->bf16_arithmetic() == Bf16Arithmetic::widened);
   CHECK_FALSE(TrainState::load(checkpoint(root, run) / "state.json").contains("bf16_arithmetic"));
 }

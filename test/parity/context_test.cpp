@@ -7,7 +7,8 @@
 
 #include "../unit/temporary_folder.h"
 #include "comm/thread/thread_transport.h"
-#include "train/snapshot.h"
+#include "run/run_checkpoint.h"
+#include "storage/checkpoint_dir.h"
 #include "train_ranks.h"
 
 using namespace mtrain;
@@ -211,7 +212,7 @@ TEST_CASE("packed documents do not see each other") {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
   const auto loss = [&](const Recipe& r, const std::shared_ptr<const Dataset>& data,
                         int64_t samples) {
-    Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), data);
+    Trainer t = make_trainer(*device, r, data);
     return t.evaluate(ValidationLoader(data, samples, {.micro_batch = 1}));
   };
   // Which is what a step says about its attention: of two samples here.
@@ -221,9 +222,8 @@ TEST_CASE("packed documents do not see each other") {
     PackedCountingData().sample(i, sample);
     for (const int64_t length : sample.documents) pairs += length * length;
   }
-  Trainer t(*device, packed, gpt_config(packed.model, kVocab, kSeq),
-            std::make_shared<PackedCountingData>());
-  CHECK(t.step().attended == pairs / (2 * kSeq));
+  Trainer t = make_trainer(*device, packed, std::make_shared<PackedCountingData>());
+  CHECK(t.step().mean_document_length == pairs / (2 * kSeq));
   const auto alone = std::make_shared<AloneCountingData>(5);
   CHECK(loss(packed, std::make_shared<PackedCountingData>(), 5) ==
         Approx(loss(plain, alone, alone->size())).epsilon(1e-6));
@@ -239,12 +239,11 @@ TEST_CASE("a checkpoint goes on under any context parallelism, and under none") 
     std::vector<double> losses;
     run_thread_ranks(ranks, [&](World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
-                world);
-      if (from) load_snapshot(t, r, *from);
+      Trainer t = make_trainer(*device, r, std::make_shared<CountingData>(), world);
+      if (from) resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_snapshot(t, r, to);
+      if (!to.empty()) save_run(t, to);
       if (world.rank() == 0) losses = own;
     });
     return losses;
@@ -277,7 +276,7 @@ TEST_CASE("what is not finite is told by the rank whose positions it came from")
     std::vector<std::string> messages(4);
     run_thread_ranks(4, [&](World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<Poisoned>(), world);
+      Trainer t = make_trainer(*device, r, std::make_shared<Poisoned>(), world);
       t.change_weights([&] {
         // Finite, and too large for the sum that its layer norm takes.
         Parameter* table = t.params().find("embedding.weight");
@@ -316,13 +315,12 @@ TEST_CASE("infinities that mean something are not taken for trouble") {
   for (const Case& c : cases) {
     const bool of_loss = c.places[0].empty();
     const Recipe r = tiny(with(c.layout, {"distributed.strategy=megatron_ddp"}), c.ranks);
-    const GptConfig config = gpt_config(r.model, kVocab, sample_length(r), r.distributed.tp_size);
     std::vector<std::string> messages(size_t(c.ranks));
     run_thread_ranks(c.ranks, [&](World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
       std::shared_ptr<CountingData> data = std::make_shared<PackedCountingData>();
       if (of_loss) data = std::make_shared<CountingData>();
-      Trainer t(*device, r, config, data, world);
+      Trainer t = make_trainer(*device, r, data, world);
       t.change_weights([&] {
         // Finite, but their products are not; where the loss is meant, in its gradient alone.
         Parameter* p =

@@ -6,7 +6,8 @@
 
 #include "../unit/temporary_folder.h"
 #include "comm/thread/thread_transport.h"
-#include "train/snapshot.h"
+#include "run/run_checkpoint.h"
+#include "storage/checkpoint_dir.h"
 #include "train_ranks.h"
 
 using namespace mtrain;
@@ -200,12 +201,11 @@ TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any ot
     std::vector<double> losses;
     run_thread_ranks(ranks, [&](World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
-                world);
-      if (from) load_snapshot(t, r, *from);
+      Trainer t = make_trainer(*device, r, std::make_shared<CountingData>(), world);
+      if (from) resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_snapshot(t, r, to);
+      if (!to.empty()) save_run(t, to);
       if (world.rank() == 0) losses = own;
     });
     return losses;
@@ -236,8 +236,7 @@ TEST_CASE("the rank that computed what is not finite says where, the others leav
   std::string poisoned;
   run_thread_ranks(3, [&](World& world) {
     const auto device = Device::cpu(1, {.stream_sanitizer = true});
-    Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
-                    world);
+    Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>(), world);
     trainer.change_weights([&] {
       if (world.rank() != 1) return;
       // Something that it owns.

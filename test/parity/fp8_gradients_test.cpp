@@ -53,8 +53,7 @@ std::vector<Reads> reads_of(const Changes& changes, int ranks) {
   const Recipe r = tiny(changes, ranks);
   std::vector<Reads> reads(static_cast<size_t>(ranks));
   run_ranks(ranks, "thread", [&](TestRank& rank) {
-    Trainer t(rank.device, r, gpt_config(r.model, kVocab, kSeq, int(layout_of(r, ranks).tp)),
-              std::make_shared<CountingData>(), rank.world);
+    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     t.step();
     CountReads count(rank.device);
     t.step();
@@ -130,7 +129,7 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
       auto backend = std::make_unique<RecordingBackend>();
       const RecordingBackend& recorder = *backend;
       const auto device = Device::on(std::move(backend), {.stream_sanitizer = true});
-      Trainer t(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>());
+      Trainer t = make_trainer(*device, r, std::make_shared<CountingData>());
       for (int i = 0; i < 5; ++i) losses[graphs].push_back(t.step().loss);
       weights[graphs] = whole_weights(t);
       if (!graphs) continue;

@@ -6,7 +6,7 @@
 
 #include "../unit/graph_testing.h"
 #include "../unit/temporary_folder.h"
-#include "train/snapshot.h"
+#include "run/run_checkpoint.h"
 #include "train_fp8_testing.h"
 
 using namespace mtrain;
@@ -40,7 +40,7 @@ struct Outcome {
 
 Outcome outcome(Device& device, const Recipe& r, World world, bool keep, int64_t steps = 5) {
   const auto data = std::make_shared<CountingData>();
-  Trainer t(device, r, gpt_config(r.model, kVocab, kSeq), data, std::move(world));
+  Trainer t = make_trainer(device, r, data, std::move(world));
   if (!keep) keep_nothing(device, t);
   const ValidationLoader validation(
       data, 13,
@@ -168,7 +168,7 @@ TEST_CASE("evaluation and a checkpoint's weights make their own 8-bit weights") 
     const Changes changes = with(delayed ? kDelayed : kTensorwise, kAccumulate);
     Run run(changes), other(changes);
     run.losses(2);
-    const auto folder = save_snapshot(run.trainer, run.recipe, root.path);
+    const auto folder = save_run(run.trainer, root.path);
     // Forward alone; what backward takes comes with the step, and so does its part in the history.
     const auto evaluate = [&] { return run.trainer.evaluate(validation); };
     double loss = 0;
@@ -179,7 +179,7 @@ TEST_CASE("evaluation and a checkpoint's weights make their own 8-bit weights") 
     // Copies of other weights, made by the evaluation just before, must not last.
     other.losses(1);
     other.trainer.evaluate(validation);
-    load_snapshot(other.trainer, other.recipe, folder);
+    resume_run(other.trainer, folder);
     CHECK(other.trainer.evaluate(validation) == loss);
   }
 }
@@ -188,8 +188,7 @@ TEST_CASE("products in chunks share the weight's 8 bits") {
   const Recipe r = tiny(with(kTensorwise, kChunks), 2);
   REQUIRE(layout_of(r, 2).micro_batches == 1);
   run_ranks(2, "thread", [&](TestRank& rank) {
-    Trainer t(rank.device, r, gpt_config(r.model, kVocab, kSeq, 2),
-              std::make_shared<CountingData>(), rank.world);
+    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     t.step();
     CHECK(times(count(t, [&] { t.step(); })) == Times{1, 1});
   });
@@ -200,8 +199,7 @@ TEST_CASE(
   const Recipe r =
       tiny(with(kTensorwise, {"distributed.strategy=fsdp2", "train.micro_batch_size=1"}), 2);
   run_ranks(2, "thread", [&](TestRank& rank) {
-    Trainer t(rank.device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>(),
-              rank.world);
+    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     t.step();
     const Counts counts = count(t, [&] { t.step(); });
     CHECK(times(counts) == Times{2 * 3, 1});  // forward and backward of three micro-batches
@@ -230,16 +228,16 @@ TEST_CASE("graphs find 8-bit weights that were made before them") {
       CHECK(std::exchange(graphs.replays, 0) > 0);
       CHECK((graphs == single));
       // Evaluations come before a capture, and before replays; a checkpoint between them.
-      Trainer t(*another, r, gpt_config(r.model, kVocab, kSeq), data);
+      Trainer t = make_trainer(*another, r, data);
       std::vector<double> losses;
       std::filesystem::path folder;
       for (int i = 0; i < 5; ++i) {
         t.evaluate(validation);
         losses.push_back(t.step().loss);
-        if (i == 2) folder = save_snapshot(t, r, root.path);
+        if (i == 2) folder = save_run(t, root.path);
       }
       CHECK(losses == single.losses);
-      load_snapshot(t, r, folder);
+      resume_run(t, folder);
       for (int i = 3; i < 5; ++i) CHECK(t.step().loss == single.losses[size_t(i)]);
       INFO(t.graphs()->take_failure());
       // All but a first of each kind, which are one or two, and the first step of delayed scaling.

@@ -6,9 +6,9 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors.h"
 #include "device/device.h"
 #include "model/gpt.h"
+#include "storage/safetensors.h"
 
 using namespace mtrain;
 

@@ -31,7 +31,7 @@ Recipe recipe_of(const Changes& changes, bool graphs, int64_t world = 1) {
 
 GraphRun train_graphs(const Recipe& r, Device& device, World world, int64_t steps = 20) {
   const auto data = std::make_shared<CountingData>();
-  Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq), data, std::move(world));
+  Trainer trainer = make_trainer(device, r, data, std::move(world));
   const ValidationLoader validation(data, 13,
                                     {.micro_batch = 2,
                                      .dp_rank = trainer.data_parallel().rank(),
@@ -134,7 +134,7 @@ TEST_CASE("what cannot be captured is trained launch by launch, and said once") 
 TEST_CASE("what is not finite within a graph is found launch by launch") {
   const Recipe r = recipe_of(kAccumulate, true);
   const auto device = recording();
-  Trainer trainer(*device, r, gpt_config(r.model, kVocab, kSeq), std::make_shared<CountingData>());
+  Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>());
   for (int i = 0; i < 3; ++i) trainer.step();
   REQUIRE(trainer.graphs()->replays() == 12 - 2);
   Parameter* p = trainer.params().find("layers.1.attention.qkv.weight");

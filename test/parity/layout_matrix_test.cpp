@@ -8,7 +8,6 @@
 #include <catch2/catch.hpp>
 
 #include "../unit/comm_testing.h"
-#include "train/model_setup.h"
 #include "train_pieces.h"
 #include "train_testing.h"
 
@@ -179,8 +178,7 @@ Result train(const Changes& changes, const Choice& l, Device& device, World worl
     data = std::make_shared<PackedCountingData>(kVocab, kLength);
   else
     data = std::make_shared<CountingData>(kVocab, kLength);
-  Trainer t(device, r, gpt_config(r.model, kVocab, kLength, r.distributed.tp_size), data,
-            std::move(world));
+  Trainer t = make_trainer(device, r, data, std::move(world));
   Result result;
   for (int64_t i = 0; i < steps; ++i) {
     const StepStats s = t.step();

@@ -4,7 +4,8 @@
 
 #include "../unit/temporary_folder.h"
 #include "plan/layout.h"
-#include "train/snapshot.h"
+#include "run/run_checkpoint.h"
+#include "storage/checkpoint_dir.h"
 #include "train_pipeline_testing.h"
 
 using namespace mtrain;
@@ -165,7 +166,7 @@ int64_t launches_beside_sends(const Changes& changes, int ranks) {
   const Setup setup(changes, ranks);
   std::atomic<int64_t> beside = 0;
   run_ranks(ranks, "thread", [&](TestRank& rank) {
-    Trainer t(rank.device, setup.recipe, setup.config, setup.data, rank.world);
+    Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
     std::map<Stream*, uint64_t> sent;  // items of each stream that sends
     rank.device.set_launch_check([&](Stream& on, const LaunchInfo&) {
       if (on.id().kind == StreamKind::pp_send) sent[&on] = on.enqueued();
@@ -207,7 +208,7 @@ TEST_CASE("channels are connected before a schedule runs, by all ranks in the sa
     rank.device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
       if (on.id().peer >= 0 && std::string_view(info.name) != "upload") own.push_back(on.id());
     });
-    const Trainer t(rank.device, setup.recipe, setup.config, setup.data, rank.world);
+    const Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
     rank.device.set_launch_check({});
     rank.device.synchronize();
   });
@@ -278,11 +279,11 @@ TEST_CASE("a checkpoint of any pipeline goes on under any other") {
     const Setup s(with(model, c.changes), c.ranks);
     std::vector<double> losses;
     run_ranks(c.ranks, "thread", [&](TestRank& rank) {
-      Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
-      if (from) load_snapshot(t, s.recipe, *from);
+      Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world);
+      if (from) resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_snapshot(t, s.recipe, to);
+      if (!to.empty()) save_run(t, to);
       if (rank.rank() == 0) losses = own;
     });
     return losses;
@@ -314,7 +315,7 @@ TEST_CASE("the stage that first has what is not finite says where") {
   const std::string name = "layers.5.attention.qkv.weight";  // of the second stage
   std::vector<std::string> messages(4);
   run_ranks(4, "thread", [&](TestRank& rank) {
-    Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
+    Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world);
     t.change_weights([&] {
       Parameter* p = t.params().find(name);
       if (!p) return;

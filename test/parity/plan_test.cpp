@@ -6,9 +6,9 @@
 #include "comm/thread/thread_transport.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
-#include "train/dry_run.h"
+#include "run/dry_run.h"
+#include "train/build_trainer.h"
 #include "train/model_setup.h"
-#include "train/trainer.h"
 
 using namespace mtrain;
 
@@ -63,8 +63,8 @@ TEST_CASE("counted parameters are those the model declares") {
     CAPTURE(family[0]);
     const auto device = Device::cpu(1, {});
     ParamStore params;
-    const Gpt model(device->stream(StreamKind::compute), params,
-                    gpt_config(r.model, kVocab, r.dataset.seq_length), r.dataset.seq_length);
+    const Gpt model(device->stream(StreamKind::compute), params, gpt_config(make_plan(r, 1, kVocab).model),
+                    r.dataset.seq_length);
     double declared = 0;
     for (const Parameter* p : params.params()) declared += double(p->shape.count());
     CHECK(count_parameters(r.model, padded_vocab(kVocab, 1)).total() == declared);
@@ -93,8 +93,8 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
     const int64_t vocab = r.model.vocab_size ? r.model.vocab_size : kVocab;
     const MemoryEstimate planned = make_plan(r, 1, vocab).fullest();
     const auto device = Device::cpu(2, {});
-    Trainer trainer(*device, r, gpt_config(r.model, vocab, r.dataset.seq_length),
-                    std::make_shared<RepeatedToken>(r.dataset.seq_length));
+    Trainer trainer = build_trainer(*device, make_plan(r, 1, vocab),
+                                    std::make_shared<RepeatedToken>(r.dataset.seq_length));
     trainer.step();
     trainer.step();
     const auto peak = [&](MemoryCategory category) {
@@ -137,8 +137,9 @@ TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step
         MemoryUsage total;
         run_thread_ranks(ranks, [&](World& world) {
           const auto device = Device::cpu(1, {});
-          Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length),
-                          std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+          Trainer trainer =
+              build_trainer(*device, make_plan(r, world.size(), kVocab),
+                            std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
           trainer.step();
           trainer.step();
           if (world.rank() != 0) return;
@@ -172,8 +173,9 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       MemoryUsage total, activations, buffers;
       run_thread_ranks(4, [&](World& world) {
         const auto device = Device::cpu(1, {});
-        Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length),
-                        std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+        Trainer trainer =
+            build_trainer(*device, make_plan(r, world.size(), kVocab),
+                          std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
         trainer.step();
         trainer.step();
         if (world.rank() != 0) return;
@@ -233,8 +235,8 @@ TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what it
     std::vector<double> activations(static_cast<size_t>(ranks)), totals = activations;
     run_thread_ranks(ranks, [&](World& world) {
       const auto device = Device::cpu(1, {});
-      Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, int(l.tp)),
-                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+      Trainer trainer = build_trainer(*device, make_plan(r, world.size(), kVocab),
+                                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
       trainer.step();
       trainer.step();
       const auto rank = size_t(world.rank());
@@ -269,8 +271,9 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
           MemoryUsage total, params, activations;
           run_thread_ranks(tp, [&](World& world) {
             const auto device = Device::cpu(1, {});
-            Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, tp),
-                            std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+            Trainer trainer =
+                build_trainer(*device, make_plan(r, world.size(), kVocab),
+                              std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
             trainer.step();
             trainer.step();
             if (world.rank() != 0) return;
@@ -338,8 +341,8 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     double linears = 0, kept = 0, activations = 0, total = 0;
     run_thread_ranks(c.ranks, [&](World& world) {
       const auto device = Device::cpu(1, {});
-      Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, int(l.tp)),
-                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+      Trainer trainer = build_trainer(*device, make_plan(r, world.size(), kVocab),
+                                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
       trainer.step();
       trainer.step();
       if (world.rank() != 0) return;
@@ -370,8 +373,9 @@ TEST_CASE("a step of many micro-batches takes no more memory from the system tha
           2);
       run_thread_ranks(2, [&](World& world) {
         const auto device = Device::cpu(1, {});
-        Trainer trainer(*device, r, gpt_config(r.model, kVocab, r.dataset.seq_length, 2),
-                        std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+        Trainer trainer =
+            build_trainer(*device, make_plan(r, world.size(), kVocab),
+                          std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
         trainer.step();
         if (world.rank() == 0) reserved[micro_batches > 2] = device->allocator().reserved().peak;
       });
@@ -385,7 +389,7 @@ TEST_CASE("a dry run for a GPU names the kernels' workspace, one for CPUs does n
   for (const char* device : {"cpu", "cuda"}) {
     CAPTURE(device);
     const Recipe r = recipe({"mixed_precision=bf16_mixed", fmt::format("train.device={}", device)});
-    const std::string report = dry_run_report(r, 1, kVocab, 200);
+    const std::string report = dry_run_report(make_plan(r, 1, kVocab), 200);
     const bool gpu = r.train.device == DeviceChoice::cuda;
     const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
     CHECK(has("workspace 32.0 MiB without cuDNN's own") == gpu);
@@ -406,8 +410,8 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
     const Recipe r = load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml", {},
                                  problems, world);
     problems.throw_if_errors();
-    const std::string report =
-        dry_run_report(r, world, std::max<int64_t>(r.model.vocab_size, 257), 200);
+    const int64_t vocab = std::max<int64_t>(r.model.vocab_size, 257);
+    const std::string report = dry_run_report(make_plan(r, world, vocab), 200);
     const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
     CHECK(has(fmt::format("dry run on {} rank", world).c_str()));
     CHECK(has("FLOPs per token"));

@@ -14,11 +14,15 @@
 #include "base/strings.h"
 #include "data/indexed_dataset.h"
 #include "plan/load_recipe.h"
-#include "train/interrupt.h"
+#include "plan/recipe_options.h"
+#include "plan/saved_recipe.h"
+#include "run/generate_from_run.h"
+#include "run/run.h"
+#include "run/run_checkpoint.h"
+#include "run/run_folder.h"
+#include "run/signal_guard.h"
+#include "train/data_setup.h"
 #include "train/model_setup.h"
-#include "train/run.h"
-#include "train/run_folder.h"
-#include "train/snapshot.h"
 
 using namespace mtrain;
 using Catch::Contains;
@@ -62,11 +66,15 @@ struct Lab : TemporaryFolder {
     problems.throw_if_errors();
     return r;
   }
+  RunPlan plan(const std::string& run, const std::vector<std::string>& changes = {}) const {
+    const Recipe r = recipe(run, changes);
+    return make_plan(r, 1, vocabulary(tokenizer_options(r)));
+  }
   void train(const std::string& run, const std::vector<std::string>& changes = {},
              const std::string& job = "") const {
     Job here{.id = job};
     if (!job.empty()) here.restarts = starts_[run + job]++;
-    run_training(recipe(run, changes), {.job = here});
+    run_training(plan(run, changes), {.job = here});
   }
   // Makes some steps for a job whose ranks are lost before they have saved.
   void train_and_die(const std::string& run, std::vector<std::string> changes,
@@ -77,14 +85,14 @@ struct Lab : TemporaryFolder {
   // Trains as a later command of the job's newest start.
   void train_again(const std::string& run, const std::vector<std::string>& changes,
                    const std::string& job) const {
-    run_training(recipe(run, changes), {.job = {.restarts = starts_[run + job] - 1, .id = job}});
+    run_training(plan(run, changes), {.job = {.restarts = starts_[run + job] - 1, .id = job}});
   }
   // Where the job's next start would begin.
   std::string start(const std::string& run, const std::vector<std::string>& changes,
                     const std::string& job) const {
     Job here{.id = job};
     if (!job.empty()) here.restarts = starts_[run + job];
-    const auto start = claim_run_folder(recipe(run, changes), here);
+    const auto start = claim_run_folder(plan(run, changes).folders, here);
     return start ? start->path.string() : "step 1";
   }
   fs::path step(const std::string& run, int n) const {
@@ -185,13 +193,11 @@ TEST_CASE("a checkpoint of another model or other data is refused with every dif
 TEST_CASE("tensors that the model lacks are refused") {
   const Lab lab;
   lab.train("two", {"train.steps=2", "model.num_layers=2"});
-  const Recipe one = lab.recipe("one");
   const auto device = Device::cpu(1, {});
   Stream& on = device->stream(StreamKind::compute);
   ParamStore params;
-  const Recipe two = load_saved_recipe(lab.step("two", 2));
-  CHECK(two.model.num_layers == 2);
-  Gpt model(on, params, gpt_config(one.model, 257, 16), 16);
+  CHECK(read_saved_run(recipe_file(lab.step("two", 2))).model.layers == 2);
+  Gpt model(on, params, gpt_config(lab.plan("one")), 16);
   params.materialize(on, DType::f32, false);
   CHECK_THROWS_WITH(load_weights(on, params, lab.step("two", 2)), Contains("layers.1."));
 }
@@ -305,10 +311,10 @@ TEST_CASE("a job does not take another job's files for its own") {
   CHECK_THROWS_WITH(lab.start("a", {}, "second job"), Contains("step 4"));
   CHECK(lab.start("a", {lab.load("a", 2)}, "second job") == lab.step("a", 2));
   // Every host has a launcher of its own.
-  write_job(lab.recipe("a"), {"host 0", "host 0", "host 1", ""}, 0, std::nullopt);
+  write_job(lab.plan("a").folders, {"host 0", "host 0", "host 1", ""}, 0, std::nullopt);
   for (const char* id : {"host 0", "host 1"}) {
-    CHECK(claim_run_folder(lab.recipe("a"), {.restarts = 1, .id = id})->step == 4);
-    CHECK_THROWS_AS(claim_run_folder(lab.recipe("a"), {.restarts = 0, .id = id}), UserError);
+    CHECK(claim_run_folder(lab.plan("a").folders, {.restarts = 1, .id = id})->step == 4);
+    CHECK_THROWS_AS(claim_run_folder(lab.plan("a").folders, {.restarts = 0, .id = id}), UserError);
   }
   CHECK_THROWS_AS(lab.start("a", {}, ""), UserError);
 }
@@ -384,16 +390,16 @@ TEST_CASE("the prompt is written when the model is there to go on") {
 
 TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {
   for (int number : {SIGINT, SIGTERM, SIGHUP}) {
-    const Interrupt interrupt;
-    CHECK(interrupt.signal() == 0);
+    const SignalGuard signals;
+    CHECK(signals.signal() == 0);
     std::raise(number);
-    CHECK(interrupt.signal() == number);
+    CHECK(signals.signal() == number);
   }
   const auto before = std::signal(SIGHUP, SIG_IGN);  // as under nohup
   {
-    const Interrupt interrupt;
+    const SignalGuard signals;
     std::raise(SIGHUP);
-    CHECK(interrupt.signal() == 0);
+    CHECK(signals.signal() == 0);
   }
   std::signal(SIGHUP, before);
   const IgnoreSigpipe pipes;

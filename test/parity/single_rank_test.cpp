@@ -6,8 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "../unit/temporary_folder.h"
-#include "train/model_setup.h"
-#include "train/snapshot.h"
+#include "run/run_checkpoint.h"
 #include "train/trainer.h"
 #include "train_testing.h"
 
@@ -17,12 +16,10 @@ using namespace train_testing;
 namespace {
 
 struct Run {
-  explicit Run(Recipe r, int threads = 1) : Run(r, threads, make_plan(r, 1, kVocab)) {}
-  Run(Recipe r, int threads, RunPlan plan)
-      : recipe(std::move(r)),
-        device(Device::cpu(threads, {.stream_sanitizer = true})),
-        trainer(*device, recipe, std::move(plan), gpt_config(recipe.model, kVocab, kSeq),
-                std::make_shared<CountingData>(), World::alone()) {}
+  explicit Run(const Recipe& r, int threads = 1) : Run(make_plan(r, 1, kVocab), threads) {}
+  explicit Run(RunPlan plan, int threads = 1)
+      : device(Device::cpu(threads, {.stream_sanitizer = true})),
+        trainer(build_trainer(*device, std::move(plan), std::make_shared<CountingData>())) {}
   std::vector<double> losses(int64_t steps) {
     std::vector<double> out;
     for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
@@ -36,7 +33,6 @@ struct Run {
     }
     return all;
   }
-  Recipe recipe;
   std::unique_ptr<Device> device;
   Trainer trainer;
 };
@@ -70,7 +66,7 @@ TEST_CASE("the logits' chunks change only the order of sums") {
     RunPlan plan = make_plan(r, 1, kVocab);
     CHECK(plan.logits_rows == plan.layout.micro_batch * kSeq);  // few enough to exist at once
     plan.logits_rows = rows;
-    return Run(r, 1, std::move(plan)).losses(5);
+    return Run(std::move(plan)).losses(5);
   };
   const Recipe few = tiny();
   const auto reference = Run(few).losses(5);
@@ -109,9 +105,9 @@ TEST_CASE("a resumed run continues with the same bits") {
     Run straight(recipe), first(recipe), second(recipe);
     const auto reference = straight.losses(8);
     first.losses(5);
-    const auto folder = save_snapshot(first.trainer, recipe, root.path);
+    const auto folder = save_run(first.trainer, root.path);
     second.losses(2);  // whatever it did before must not matter
-    load_snapshot(second.trainer, recipe, folder);
+    resume_run(second.trainer, folder);
     CHECK(second.losses(3) == std::vector<double>(reference.begin() + 5, reference.end()));
     CHECK((second.weights() == straight.weights()));
   }
@@ -121,12 +117,10 @@ TEST_CASE("a checkpoint of another model or seed is refused by name") {
   const TemporaryFolder root;
   Run saved(tiny());
   saved.losses(1);
-  const auto folder = save_snapshot(saved.trainer, saved.recipe, root.path);
+  const auto folder = save_run(saved.trainer, root.path);
   Run wider(tiny({"model.ffn_hidden_size=96"})), reseeded(tiny({"train.seed=5"}));
-  CHECK_THROWS_WITH(load_snapshot(wider.trainer, wider.recipe, folder),
-                    Catch::Contains("model.ffn_hidden_size"));
-  CHECK_THROWS_WITH(load_snapshot(reseeded.trainer, reseeded.recipe, folder),
-                    Catch::Contains("train.seed"));
+  CHECK_THROWS_WITH(resume_run(wider.trainer, folder), Catch::Contains("model.ffn_hidden_size"));
+  CHECK_THROWS_WITH(resume_run(reseeded.trainer, folder), Catch::Contains("train.seed"));
 }
 
 TEST_CASE("a loss that is not finite names the first tensor, and nothing is updated") {

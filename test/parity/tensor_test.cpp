@@ -7,8 +7,8 @@
 
 #include "../unit/comm_testing.h"
 #include "../unit/temporary_folder.h"
-#include "train/model_setup.h"
-#include "train/snapshot.h"
+#include "run/run_checkpoint.h"
+#include "storage/checkpoint_dir.h"
 #include "train/trainer.h"
 #include "train_pieces.h"
 #include "train_testing.h"
@@ -30,19 +30,17 @@ struct Result {
 
 struct Setup {
   Recipe recipe;
-  GptConfig config;
   std::shared_ptr<const Dataset> data = std::make_shared<CountingData>(kWords);
   explicit Setup(const Changes& changes, int ranks = 1)
       : recipe(tiny(
             with({"model.hidden_size=64", "model.num_attention_heads=8", "model.num_query_groups=8",
                   "train.global_batch_size=4", "train.micro_batch_size=2", "optimizer.lr=3e-3"},
                  changes),
-            ranks)),
-        config(gpt_config(recipe.model, kWords, kSeq, recipe.distributed.tp_size)) {}
+            ranks)) {}
 };
 
 Result train(const Setup& s, Device& device, World world, int64_t steps) {
-  Trainer t(device, s.recipe, s.config, s.data, std::move(world));
+  Trainer t = make_trainer(device, s.recipe, s.data, std::move(world), kWords);
   const ValidationLoader validation(
       s.data, 5,
       {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
@@ -191,11 +189,11 @@ TEST_CASE("a checkpoint of any tp goes on under any other") {
     const Setup s(with(kModels[2].changes, c.changes), c.ranks);
     std::vector<double> losses;
     const auto as_rank = [&](TestRank& rank) {
-      Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
-      if (from) load_snapshot(t, s.recipe, *from);
+      Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
+      if (from) resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_snapshot(t, s.recipe, to);
+      if (!to.empty()) save_run(t, to);
       if (rank.rank() == 0) losses = own;
     };
     run_ranks(c.ranks, "thread", as_rank);
@@ -231,7 +229,7 @@ TEST_CASE("the tensor-parallel rank that first has what is not finite says where
   std::vector<std::string> messages(4);
   int64_t element = 0;
   run_ranks(4, "thread", [&](TestRank& rank) {
-    Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
+    Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
     t.change_weights([&] {
       // Key heads of the second rank of tp, in both groups of data parallelism.
       if (t.tensor_parallel().rank() != 1) return;
@@ -357,7 +355,7 @@ TEST_CASE("each product is split as its method says") {
     std::vector<int64_t> counts(kTp);
     run_ranks(kTp, "thread", [&](TestRank& rank) {
       Launches launches;
-      Trainer t(rank.device, s.recipe, s.config, s.data, rank.world);
+      Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
       rank.device.set_timing_sink(&launches);
       t.step();
       rank.device.set_timing_sink(nullptr);

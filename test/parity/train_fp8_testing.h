@@ -25,8 +25,7 @@ struct Run {
   explicit Run(const Changes& changes)
       : recipe(tiny(changes)),
         device(Device::cpu(1, {.stream_sanitizer = true})),
-        trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
-                std::make_shared<CountingData>()) {}
+        trainer(make_trainer(*device, recipe, std::make_shared<CountingData>())) {}
   std::vector<double> losses(int64_t steps) {
     std::vector<double> out;
     for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);

@@ -8,7 +8,6 @@
 #include <catch2/catch.hpp>
 
 #include "../unit/comm_testing.h"
-#include "train/model_setup.h"
 #include "train/trainer.h"
 #include "train_testing.h"
 
@@ -38,14 +37,12 @@ struct Result {
 
 struct Setup {
   Recipe recipe;
-  GptConfig config;
   std::shared_ptr<const Dataset> data = std::make_shared<CountingData>();
   explicit Setup(const Changes& changes, int ranks = 1)
       : recipe(tiny(with({"model.num_layers=8", "model.hidden_size=32", "model.ffn_hidden_size=48",
                           "train.micro_batch_size=1", "optimizer.lr=3e-3"},
                          changes),
-                    ranks)),
-        config(gpt_config(recipe.model, kVocab, kSeq, recipe.distributed.tp_size)) {}
+                    ranks)) {}
 };
 
 inline Values values(Trainer& t, const std::function<Tensor(ParamUnit&)>& whole) {
@@ -94,7 +91,7 @@ inline std::vector<std::string> expected_actions(const ActionList& list) {
 }
 
 inline Result train(const Setup& s, Device& device, World world, int64_t steps) {
-  Trainer t(device, s.recipe, s.config, s.data, std::move(world));
+  Trainer t = make_trainer(device, s.recipe, s.data, std::move(world));
   // 5 samples: a last batch that is not full.
   const ValidationLoader validation(
       s.data, 5,

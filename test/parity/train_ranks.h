@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "../unit/comm_testing.h"
-#include "train/model_setup.h"
 #include "train/trainer.h"
 #include "train_testing.h"
 
@@ -44,7 +43,7 @@ inline std::map<std::string, std::vector<float>> first_gradients(Trainer& t) {
 
 inline Result train(const Recipe& r, Device& device, World world, int64_t steps,
                     std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
-  Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq), data, std::move(world));
+  Trainer trainer = make_trainer(device, r, data, std::move(world));
   // 13 samples: a last batch that is not full.
   const ValidationLoader validation(data, 13,
                                     {.micro_batch = std::min<int64_t>(2, r.train.micro_batch_size),

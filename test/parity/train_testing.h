@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "data/dataset.h"
 #include "plan/load_recipe.h"
+#include "train/build_trainer.h"
 
 namespace train_testing {
 
@@ -80,6 +81,13 @@ inline Recipe tiny(const Changes& changes = {}, int64_t world = 1) {
   Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, problems, world);
   problems.throw_if_errors();
   return r;
+}
+
+inline Trainer make_trainer(Device& device, const Recipe& recipe,
+                            std::shared_ptr<const Dataset> data, World world = World::alone(),
+                            int64_t vocab = kVocab) {
+  RunPlan plan = make_plan(recipe, world.size(), vocab);
+  return build_trainer(device, std::move(plan), std::move(data), std::move(world));
 }
 
 inline void check_close(const std::vector<double>& a, const std::vector<double>& b, double bound) {

@@ -46,9 +46,10 @@ struct Fixture {
   Parameter *decayed, *plain, *second, *other;
 };
 
-OptimizerConfig config() {
-  OptimizerConfig c;
-  c.betas = {0.8, 0.9};
+OptimizerOptions config() {
+  OptimizerOptions c;
+  c.beta1 = 0.8;
+  c.beta2 = 0.9;
   c.eps = 1e-3;
   c.weight_decay = 0.5;
   return c;
@@ -56,12 +57,12 @@ OptimizerConfig config() {
 
 // The published rule (Loshchilov and Hutter 2019) in float64, for one element and a constant
 // gradient.
-double reference(double w, double g, bool decay, int steps, double lr, const OptimizerConfig& c) {
+double reference(double w, double g, bool decay, int steps, double lr, const OptimizerOptions& c) {
   double m = 0, v = 0;
   for (int t = 1; t <= steps; ++t) {
-    m = c.betas[0] * m + (1 - c.betas[0]) * g;
-    v = c.betas[1] * v + (1 - c.betas[1]) * g * g;
-    const double mhat = m / (1 - std::pow(c.betas[0], t)), vhat = v / (1 - std::pow(c.betas[1], t));
+    m = c.beta1 * m + (1 - c.beta1) * g;
+    v = c.beta2 * v + (1 - c.beta2) * g * g;
+    const double mhat = m / (1 - std::pow(c.beta1, t)), vhat = v / (1 - std::pow(c.beta2, t));
     w -= lr * (mhat / (std::sqrt(vhat) + c.eps) + (decay ? c.weight_decay * w : 0));
   }
   return w;
@@ -110,8 +111,9 @@ struct Rounded {
     add("norm", {77}, {});
     add("table", {16 / tp, 7}, {.dim = Cut::Dim::rows, .sections = {{16, 1}}}, 11);
     params.materialize(on, DType::bf16, true, sharding, false);
-    OptimizerConfig c = config();
+    OptimizerOptions c = config();
     c.master_weights = false;
+    c.rounds_at_random = true;
     AdamW adamw(on, params, c, 17);
     for (Parameter* p : params.params()) {
       CHECK(!p->master);
@@ -175,9 +177,9 @@ TEST_CASE("stochastic_rounding: false rounds to nearest") {
     ParamStore params;
     Parameter* p = params.add({UnitKind::layer, 0}, {.name = "w", .shape = {64}});
     params.materialize(f.on, DType::bf16, true, {}, false);
-    OptimizerConfig c = config();
+    OptimizerOptions c = config();
     c.master_weights = false, c.weight_decay = 0;
-    if (!random) c.stochastic_rounding = {false};
+    c.rounds_at_random = random;
     AdamW adamw(f.on, params, c, 1);
     params.set_master(f.on, *p, std::vector<float>(64, 1.0f));
     ops::fill(f.on, p->grad, 1);

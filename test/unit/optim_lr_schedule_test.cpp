@@ -5,6 +5,8 @@
 #include <catch2/catch.hpp>
 
 #include "optim/lr_schedule.h"
+#include "plan/recipe_options.h"
+#include "recipe/optimizer.h"
 
 using namespace mtrain;
 
@@ -25,7 +27,7 @@ LrSchedulerConfig config(LrStyle style) {
 LrSchedule schedule(const LrSchedulerConfig& c, int64_t train_steps = 1000) {
   OptimizerConfig optimizer;
   optimizer.lr = kLr;
-  return {optimizer, c, train_steps};
+  return LrSchedule(lr_schedule_options(optimizer, c, train_steps));
 }
 
 // One rounding to fp32 of a value computed in double.

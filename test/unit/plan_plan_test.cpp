@@ -1,11 +1,14 @@
 // Sizes of published models, and the costs of pipeline schedules.
 #include <catch2/catch.hpp>
 
+#include "base/file.h"
 #include "base/matmul_workspace.h"
 #include "plan/load_recipe.h"
 #include "plan/logits_rows.h"
 #include "plan/run_plan.h"
+#include "plan/saved_recipe.h"
 #include "plan/schedule_bounds.h"
+#include "temporary_folder.h"
 
 using namespace mtrain;
 using Name = PipelineScheduleName;
@@ -119,6 +122,30 @@ TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline i
     parameters += rank.parameters * double(plan.layout.tp);
   // Norms are whole on every tp rank, and the vocabulary is padded.
   CHECK(parameters == Approx(70.55e9).epsilon(0.002));
+}
+
+TEST_CASE("only a plan for a GPU has CUDA graphs to tell of and an environment to set") {
+  for (const bool gpu : {false, true}) {
+    const Recipe r = ready("quickstart", 1, {gpu ? "train.device=cuda" : "train.device=cpu"});
+    const RunPlan plan = make_plan(r, 1, 257);
+    CHECK((plan.device.kind == DeviceKind::cuda) == gpu);
+    CHECK(plan.graphs.known == gpu);
+    CHECK(plan.device.environment.contains("CUDA_DEVICE_MAX_CONNECTIONS") == gpu);
+  }
+}
+
+TEST_CASE("a resumed run may learn at another rate, and neither see other data nor be wider") {
+  const TemporaryFolder folder;
+  const auto path = folder / "recipe.yaml";
+  write_file_atomic(path, make_plan(ready("quickstart", 1), 1, 257).text.recipe_with_origins);
+  const auto differences = [&](const std::vector<std::string>& changes) {
+    return resume_differences(path, make_plan(ready("quickstart", 1, changes), 1, 257).text.recipe);
+  };
+  CHECK(differences({}).empty());
+  CHECK(differences({"optimizer.lr=5e-3", "train.steps=77", "train.threads=3"}).empty());
+  CHECK_THAT(differences({"train.seed=77", "model.ffn_hidden_size=96"}),
+             Catch::Contains("train.seed: saved with 1234, now 77") &&
+                 Catch::Contains("model.ffn_hidden_size: saved with"));
 }
 
 TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 at most") {

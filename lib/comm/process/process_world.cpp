@@ -127,9 +127,10 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store,
                                           const ProcessWorldOptions& o) {
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
   const bool automatic = o.backend == ProcessBackend::automatic;
-  if (o.backend == ProcessBackend::nccl || (automatic && o.cuda_device)) {
-    MT_CHECK(o.cuda_device, "nccl for a rank without a GPU");
-    return nccl_transport(load_nccl(*o.cuda_device), {o.master_addr, o.master_port, timeout});
+  const bool on_gpu = o.device == DeviceKind::cuda;
+  if (o.backend == ProcessBackend::nccl || (automatic && on_gpu)) {
+    MT_CHECK(on_gpu, "nccl for a rank without a GPU");
+    return nccl_transport(load_nccl(o.device_number), {o.master_addr, o.master_port, timeout});
   }
   if (automatic && all_on_this_host(*store, o))
     return shared_memory_transport(std::move(store), o.rank, o.size, timeout);

@@ -2,9 +2,9 @@
 // transport that fits the hosts on which they run.
 #pragma once
 #include <chrono>
-#include <optional>
 #include <string>
 
+#include "base/device_kind.h"
 #include "comm/world.h"
 
 namespace mtrain {
@@ -22,7 +22,8 @@ struct ProcessWorldOptions {
   uint16_t master_port = 0;  // rank 0 serves the store there
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
   ProcessBackend backend = ProcessBackend::automatic;
-  std::optional<int> cuda_device{};  // this rank's; without one, its data is in host memory
+  DeviceKind device = DeviceKind::cpu;  // where this rank's data is
+  int device_number = 0;                // of its GPU
   Link link;
   // The recipe's text, which must be the same on every rank, line by line.
   std::string recipe;

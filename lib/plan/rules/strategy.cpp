@@ -41,19 +41,11 @@ void check_megatron_fsdp(const Recipe& r, Problems& problems) {
                    "use granularity: full, or strategy: fsdp2");
 }
 
-std::string owners_of(const SchemaRow& row) {
-  if (!row.options.strategies.empty()) return std::string(row.options.strategies);
-  for (const auto& section : schema_sections())
-    if (!section.options.strategies.empty() && row.path.rfind(section.path + ".", 0) == 0)
-      return std::string(section.options.strategies);
-  return {};
-}
-
 // A field that only another strategy reads would silently do nothing.
 void check_owners(const Recipe& r, Problems& problems) {
   const std::string strategy(enum_name(r.distributed.strategy));
   for (const auto& row : schema_rows()) {
-    const std::string owners = owners_of(row);
+    const std::string owners = strategies_of(row);
     if (owners.empty() || !r.given(row.path)) continue;
     bool owned = row.show(r) == "none" || row.show(r) == "auto";  // taken back
     std::string list;
@@ -114,14 +106,6 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Problems& problem
 }
 
 }  // namespace
-
-bool belongs_to_strategy(const SchemaRow& row, const Recipe& r) {
-  const std::string owners = owners_of(row);
-  if (owners.empty()) return true;
-  for (const auto& owner : split(owners, ' '))
-    if (owner == enum_name(r.distributed.strategy)) return true;
-  return false;
-}
 
 void validate_strategy(const Recipe& r, const Layout& l, Problems& problems) {
   if (r.distributed.strategy == Strategy::ddp) check_ddp(r, problems);

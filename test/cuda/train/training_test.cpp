@@ -3,7 +3,6 @@
 
 #include "../../parity/train_testing.h"
 #include "device_under_test.h"
-#include "train/model_setup.h"
 #include "train/trainer.h"
 
 using namespace mtrain;
@@ -12,8 +11,7 @@ using namespace train_testing;
 namespace {
 
 std::vector<double> losses(std::unique_ptr<Device> device, const Recipe& recipe, int64_t steps) {
-  Trainer trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
-                  std::make_shared<CountingData>());
+  Trainer trainer = make_trainer(*device, recipe, std::make_shared<CountingData>());
   std::vector<double> out;
   for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
   if (device->is_cuda()) REQUIRE(scratch_is_of(*device));
@@ -77,8 +75,7 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
     const auto single = on_cuda(recipe, 10);
     recipe.train.enable_cuda_graph = true;
     const auto device = device_under_test();
-    Trainer trainer(*device, recipe, gpt_config(recipe.model, kVocab, kSeq),
-                    std::make_shared<CountingData>());
+    Trainer trainer = make_trainer(*device, recipe, std::make_shared<CountingData>());
     std::vector<double> by_graphs;
     for (int i = 0; i < 10; ++i) by_graphs.push_back(trainer.step().loss);
     REQUIRE(trainer.graphs());

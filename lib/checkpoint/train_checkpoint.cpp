@@ -1,0 +1,276 @@
+#include "checkpoint/train_checkpoint.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "base/file.h"
+#include "ops/ops.h"
+#include "optim/write_weights.h"
+#include "plan/saved_recipe.h"
+#include "storage/checkpoint_dir.h"
+#include "storage/safetensors.h"
+
+namespace mtrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors",
+                     *kState = "state.json", *kRecipe = "recipe.yaml";
+
+constexpr const char* kFloat8Scales = "fp8_scales";  // of state.json
+
+constexpr const char* kOwnRecipe =
+    "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
+
+// Returns the layout-free tensor, so that files fit every layout. `units` holds the whole units of
+// all ranks of tensor parallelism, one after the other.
+Tensor assemble(Stream& stream, const Parameter& p, const Tensor& units) {
+  const int64_t unit = units.count() / p.cut.ranks;
+  if (p.cut.dim == Cut::Dim::none) return units.flat(p.begin, p.whole_shape());
+  const Tensor whole = Tensor::empty(stream, {1, p.whole_shape().count()}, units.dtype());
+  std::vector<ops::CopyBlock> blocks;
+  for (int rank = 0; rank < p.cut.ranks; ++rank)
+    for (const ElementRun& r : p.runs(rank)) {
+      if (r.copy > 0) continue;
+      blocks.push_back({.from_row = 0,
+                        .from_column = rank * unit + p.begin + r.here,
+                        .to_row = 0,
+                        .to_column = r.whole,
+                        .rows = 1,
+                        .columns = r.count});
+    }
+  ops::copy_blocks(stream, units.view({1, units.count()}), whole, std::move(blocks));
+  return whole.view(p.whole_shape());
+}
+
+// Files hold fp32, also of weights that are trained in bf16 alone.
+Tensor as_fp32(Stream& stream, const Tensor& x) {
+  return ops::in_dtype(stream, x, DType::f32, MemoryCategory::buffers);
+}
+
+// For each parameter of the whole model the first rank that has it, which saves it. All ranks call
+// it.
+std::vector<int> find_savers(const CheckpointParts& t) {
+  const auto params = t.whole_model->params();
+  std::string own;
+  for (const Parameter* p : params) {
+    const Parameter* here = t.params.find(p->name);
+    own += here && !here->copy ? '1' : '0';
+  }
+  const auto all = t.control.texts(own);
+  std::vector<int> savers;
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto has = [&](const std::string& rank) { return rank[i] == '1'; };
+    savers.push_back(int(std::ranges::find_if(all, has) - all.begin()));
+    MT_CHECK(savers.back() < int(all.size()), "no rank has {}", params[i]->name);
+  }
+  return savers;
+}
+
+// Disks may take longer than ranks wait for each other, so that the others hear from rank 0
+// meanwhile. Rank 0 does `work`, which calls its argument from time to time. Where it throws, the
+// others hear of it when the caller aborts the world.
+void rank_0_in_touch(const HostCollectives& control,
+                     const std::function<void(const std::function<void()>&)>& work) {
+  if (control.rank() == 0) {
+    work([&] { control.any(false); });
+    control.any(true);
+  } else {
+    while (!control.any(false)) {
+    }
+  }
+}
+// Does the same for work on files alone, which cannot call.
+void rank_0_while_others_wait(const HostCollectives& control, const std::function<void()>& work) {
+  if (control.size() == 1) return work();
+  rank_0_in_touch(control, [&](const auto& call) {
+    std::future<void> end = std::async(std::launch::async, work);
+    while (end.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) call();
+    end.get();
+  });
+}
+
+// Writes one file. The ranks of a stage gather flat tensors of whole units one after the other; the
+// first of these ranks hands each parameter to rank 0, which (with a `path`) writes it under its
+// name with a suffix. No rank goes on to the next parameter before, for what it has gathered would
+// pile up.
+struct StateTensor {
+  const char* suffix;
+  std::function<Tensor(ParamUnit&)> whole;
+};
+void write_state(const CheckpointParts& t, const std::vector<int>& savers,
+                 const std::optional<fs::path>& path, const std::vector<StateTensor>& tensors) {
+  const auto params = t.whole_model->params();
+  std::optional<SafetensorsWriter> writer;
+  if (path) {
+    std::vector<TensorInfo> infos;
+    for (const Parameter* p : params)
+      for (const StateTensor& tensor : tensors)
+        infos.push_back({p->name + tensor.suffix, DType::f32, p->whole_shape()});
+    writer.emplace(*path, infos, Metadata{{"format", "mtrain"}});
+  }
+  const int rank = t.control.rank();
+  const ParamUnit* gathered = nullptr;  // the unit that `ranks` holds
+  std::vector<Tensor> ranks;            // the tensors of all tp ranks, by state tensor
+  for (size_t i = 0; i < params.size(); ++i) {
+    const int saver = savers[i];
+    const Parameter* own = t.params.find(params[i]->name);
+    if (own && !own->copy && own->unit != gathered) {
+      gathered = own->unit;
+      ranks.clear();
+      for (const StateTensor& tensor : tensors)
+        ranks.push_back(t.tensor_parallel.all_ranks(tensor.whole(*own->unit)));
+    }
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      Tensor whole;
+      if (rank == saver) whole = assemble(t.compute, *own, ranks[k]);
+      if (saver != 0 && (rank == saver || rank == 0))
+        whole = t.pipeline.transfer(whole, params[i]->whole_shape(), saver, 0);
+      rank_0_in_touch(t.control, [&](const auto& call) {
+        writer->write(params[i]->name + tensors[k].suffix, whole, t.compute, call);
+      });
+    }
+  }
+  rank_0_while_others_wait(t.control, [&] { writer->commit(); });
+}
+
+std::vector<float> read_floats(const SafetensorsReader& file, const std::string& name,
+                               const Shape& expected) {
+  const TensorInfo& info = file.info(name);
+  if (info.dtype != DType::f32 || !(info.shape == expected))
+    throw UserError(fmt::format("{}: tensor {} is {} {}, and the recipe's model has fp32 {}",
+                                file.path().string(), name, dtype_name(info.dtype),
+                                info.shape.str(), expected.str()),
+                    kOwnRecipe);
+  std::vector<float> values(static_cast<size_t>(expected.count()));
+  std::memcpy(values.data(), file.span(name).data, values.size() * 4);
+  return values;
+}
+
+// A tensor that nobody asks for belongs to another model, whose weights mean something else
+// without it.
+void refuse_surplus(const SafetensorsReader& file, const std::set<std::string>& used) {
+  std::vector<std::string> surplus;
+  for (const TensorInfo& t : file.tensors())
+    if (!used.count(t.name)) surplus.push_back(t.name);
+  if (surplus.empty()) return;
+  constexpr size_t kShown = 3;
+  std::string names;
+  for (size_t i = 0; i < std::min(kShown, surplus.size()); ++i)
+    names += (i ? ", " : "") + surplus[i];
+  throw UserError(
+      fmt::format("{} has {} tensors that the recipe's model lacks: {}{}", file.path().string(),
+                  surplus.size(), names, surplus.size() > kShown ? ", ..." : ""),
+      kOwnRecipe);
+}
+
+void refuse_other_run(const std::string& recipe, const fs::path& folder) {
+  const std::string differences = resume_differences(recipe_file(folder), recipe);
+  if (differences.empty()) return;
+  throw UserError(fmt::format("{} is of another run:{}", folder.string(), differences),
+                  "a resumed run goes on with the same model and data: give these values as they "
+                  "were saved, or start a new run with checkpoint.load unset");
+}
+
+// Reads the weights of `params` from a checkpoint whose model is `whole`.
+void load_weights(Stream& stream, ParamStore& params, const fs::path& folder, ParamStore& whole) {
+  const SafetensorsReader model(folder / kModel);
+  std::set<std::string> used;
+  for (Parameter* p : whole.params()) used.insert(p->name);
+  refuse_surplus(model, used);
+  for (Parameter* p : params.params())
+    params.set_master(stream, *p, read_floats(model, p->name, p->whole_shape()));
+}
+
+void load_moments(const CheckpointParts& t, const fs::path& folder) {
+  const SafetensorsReader moments(folder / kOptimizer);
+  std::set<std::string> used;
+  for (Parameter* p : t.whole_model->params()) {
+    used.insert(p->name + ".m");
+    used.insert(p->name + ".v");
+  }
+  refuse_surplus(moments, used);
+  for (Parameter* p : t.params.params()) {
+    const auto read = [&](const char* suffix) {
+      return read_floats(moments, p->name + suffix, p->whole_shape());
+    };
+    t.optimizer.set_moment(t.compute, *p, &AdamW::Moments::m, read(".m"));
+    t.optimizer.set_moment(t.compute, *p, &AdamW::Moments::v, read(".v"));
+  }
+}
+
+// Delayed scales are the same on the ranks that share a layer. Returns the lines of all layers,
+// each once. All ranks call it.
+std::string float8_state(const CheckpointParts& t) {
+  const bool speaks = t.fp8 && t.data_parallel.rank() == 0 && t.tensor_parallel.rank() == 0;
+  std::set<std::string> lines;
+  for (const std::string& rank : t.control.texts(speaks ? t.fp8->state(t.compute) : "")) {
+    std::istringstream text(rank);
+    for (std::string line; std::getline(text, line);) lines.insert(line + "\n");
+  }
+  std::string all;
+  for (const std::string& line : lines) all += line;
+  return all;
+}
+
+}  // namespace
+
+fs::path recipe_file(const fs::path& folder) { return folder / kRecipe; }
+
+fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
+                         SaveOptions options) {
+  std::optional<CheckpointWriter> writer;
+  if (t.control.rank() == 0) writer.emplace(options.root, progress.steps_done, int(options.keep));
+  const auto file = [&](const char* name) {
+    return writer ? std::optional(writer->folder() / name) : std::nullopt;
+  };
+  const auto weights = [&](ParamUnit& unit) {
+    return as_fp32(t.compute, whole_master(t.data_parallel, unit));
+  };
+  const auto moment = [&](Tensor AdamW::Moments::*which) {
+    return [&t, which](ParamUnit& unit) {
+      return t.data_parallel.whole(unit, t.optimizer.moments(unit).*which);
+    };
+  };
+  const std::vector<int> savers = find_savers(t);
+  write_state(t, savers, file(kModel), {{"", weights}});
+  write_state(t, savers, file(kOptimizer),
+              {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
+  const std::string float8 = float8_state(t);
+  fs::path committed;
+  rank_0_while_others_wait(t.control, [&] {
+    TrainState& state = options.state;
+    state.set("step", progress.steps_done);
+    state.set("ranks", t.control.size());
+    if (!float8.empty()) state.set(kFloat8Scales, float8);
+    state.save(writer->folder() / kState);
+    write_file_atomic(recipe_file(writer->folder()), options.recipe);
+    writer->set_step_hook(options.on_commit);
+    committed = writer->commit();
+  });
+  return committed;
+}
+
+void load_weights(Stream& stream, ParamStore& params, const fs::path& folder) {
+  load_weights(stream, params, folder, params);
+}
+
+LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
+                                 const fs::path& folder) {
+  refuse_other_run(recipe, folder);
+  const TrainState state = TrainState::load(folder / kState);
+  write_weights(t.params, t.data_parallel, t.fp8,
+                [&] { load_weights(t.compute, t.params, folder, *t.whole_model); });
+  load_moments(t, folder);
+  if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
+  return {{.steps_done = state.integer("step")}, state};
+}
+
+}  // namespace mtrain

@@ -1,0 +1,43 @@
+// What a rank computes on, how ranks talk, and what watches them.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/device_kind.h"
+
+namespace mtrain {
+
+struct DevicePlan {
+  DeviceKind kind = DeviceKind::cpu;
+  int64_t threads = 0;         // of a CPU rank; 0: the host's cores divided by its ranks
+  int64_t norm_sm_margin = 0;  // multiprocessors of a GPU that norms leave to other work
+  bool stream_sanitizer = false;
+  double compute_slowdown = 1;
+  bool deterministic = false;  // bitwise equal runs, at the price of time
+  // Variables that the device's library reads when it starts, which communication may cause before
+  // the device is opened. What the user has set stays.
+  std::map<std::string, std::string> environment;
+};
+
+struct CommOptions {
+  enum class Backend { automatic, gloo, nccl };
+  Backend backend = Backend::automatic;
+  double timeout_s = 600;
+  double link_latency_us = 0, link_gbps = 0;  // of an emulated slower link; 0: none
+};
+
+// A rank that fails on purpose.
+struct FaultOptions {
+  std::optional<std::string> at;  // the name of a launch, or "save"; none: no fault
+  int64_t rank = 0, step = 1;
+  bool kill = true;  // else the process is stopped, and hangs
+};
+
+struct DebugOptions {
+  std::optional<std::string> trace;  // the file of a trace of every launch
+  FaultOptions fault;
+};
+
+}  // namespace mtrain

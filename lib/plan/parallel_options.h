@@ -1,0 +1,27 @@
+// How the ranks that share a sequence or a layer divide it.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace mtrain {
+
+struct ContextOptions {
+  enum class Method { p2p, all_gather, a2a, a2a_p2p };
+  std::vector<Method> methods;  // one for all layers, or one for each layer
+  std::vector<int64_t> levels;  // sizes of a2a+p2p's groups, the inner one first
+
+  Method of_layer(int64_t layer) const {
+    return methods.size() == 1 ? methods[0] : methods.at(size_t(layer));
+  }
+  bool uses(Method method) const {
+    for (const Method m : methods)
+      if (m == method) return true;
+    return false;
+  }
+};
+
+struct TensorOptions {
+  bool sequence_parallel = false;  // norms, residuals and dropout are divided by rows, too
+};
+
+}  // namespace mtrain

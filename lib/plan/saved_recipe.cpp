@@ -1,0 +1,63 @@
+#include "plan/saved_recipe.h"
+
+#include <set>
+
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "plan/load_recipe.h"
+#include "plan/recipe_options.h"
+#include "recipe/schema.h"
+
+namespace mtrain {
+
+namespace {
+
+Recipe load_saved(const std::filesystem::path& file) {
+  Problems problems;
+  // The recipe was fit for the ranks that saved it, whatever their number.
+  Recipe recipe = load_recipe(file.string(), {}, problems, 0);
+  problems.throw_if_errors();
+  return recipe;
+}
+
+bool must_agree(const std::string& path) {
+  static const std::set<std::string> single{"train.seed",
+                                            "train.global_batch_size",
+                                            "dataset.seq_length",
+                                            "dataset.train",
+                                            "dataset.train_weights",
+                                            "dataset.seed",
+                                            "packed_sequence.packed_sequence_size",
+                                            "packed_sequence.drop_long_samples"};
+  // The tensors' shapes tell the vocabulary, and the initialisation has happened.
+  if (path == "model.vocab_size" || path == "model.init_method_std") return false;
+  return path.starts_with("model.") || single.count(path);
+}
+
+}  // namespace
+
+SavedRun read_saved_run(const std::filesystem::path& file) {
+  const Recipe r = load_saved(file);
+  return {.folders = folder_options(r),
+          .tokenizer = tokenizer_options(r),
+          .model = model_shape(r.model, 0, sample_length(r)),
+          .sample_length = sample_length(r),
+          .device = device_plan(r)};
+}
+
+std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
+  const Recipe saved = load_saved(file);
+  Problems problems;
+  const auto now = read_recipe_text(present, "this run's recipe", {}, problems);
+  MT_CHECK(now && !problems.has_errors(), "a printed recipe does not load: {}",
+           problems.text(Severity::error));
+  std::string differences;
+  for (const SchemaRow& row : schema_rows())
+    if (must_agree(row.path) && row.show(saved) != row.show(*now))
+      differences +=
+          fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));
+  return differences;
+}
+
+}  // namespace mtrain

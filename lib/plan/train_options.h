@@ -1,0 +1,33 @@
+// How long a run trains, what it evaluates and saves, and where its files are.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace mtrain {
+
+struct TrainOptions {
+  int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
+  bool check_nan = true;
+  bool grads_per_micro_batch = false;  // gradients are divided by the number of micro-batches, too
+  std::optional<int64_t> exit_interval;  // steps
+  std::optional<double> exit_minutes;
+};
+
+struct ValidationOptions {
+  int64_t every_steps = 0;  // 0: only at the end
+  int64_t steps = 0;        // global batches per evaluation; 0: all of the data
+};
+
+struct CheckpointOptions {
+  int64_t every_steps = 0;  // 0: only at the end
+  int64_t keep = 2;         // how many of the newest stay; 0: all
+  bool at_end = true;
+};
+
+struct FolderOptions {
+  std::string run_dir, checkpoint_dir;
+  std::optional<std::string> load;  // the checkpoint to start from: a path, or "latest"
+};
+
+}  // namespace mtrain

@@ -1,0 +1,81 @@
+#include "run/bf16_choice.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ops/tuning.h"
+
+namespace mtrain {
+
+namespace {
+
+constexpr const char* kSaved = "bf16_arithmetic";  // the key in state.json
+// Earlier versions timed several libraries for each shape and saved which one served it.
+constexpr const char* kTimedChoices = "matmul_choices";
+
+// Returns what rank 0 offers, if all ranks can do it.
+std::optional<Bf16Arithmetic> agreed(const HostCollectives& control, Bf16Arithmetic own) {
+  const auto offered =
+      parse_bf16_arithmetic(control.texts(std::string(bf16_arithmetic_name(own)))[0]);
+  MT_CHECK(offered, "rank 0 offers no arithmetic of this version");
+  if (control.any(!ops::supports(*offered))) return std::nullopt;
+  return offered;
+}
+
+// Whether an earlier version has saved which libraries, or which of its own kernels, it had chosen
+// by measuring.
+bool has_timed_choices(const TrainState& state) {
+  return state.contains(kTimedChoices) && !state.text(kTimedChoices).empty();
+}
+
+bool has_choice(const Device& device, const RunPlan& plan) {
+  return device.bf16_arithmetic() && plan.compute_dtype == DType::bf16;
+}
+
+}  // namespace
+
+void choose_bf16_arithmetic(Device& device, const HostCollectives& control, const RunPlan& plan) {
+  if (!has_choice(device, plan)) return;
+  const bool measures = control.rank() == 0 && !plan.device.deterministic;
+  const auto own = measures ? ops::fastest_bf16_arithmetic() : Bf16Arithmetic::widened;
+  device.set_bf16_arithmetic(agreed(control, own).value_or(Bf16Arithmetic::widened));
+}
+
+void restore_bf16_arithmetic(Device& device, const HostCollectives& control, const RunPlan& plan,
+                             const TrainState& state) {
+  constexpr const char* kDiffers =
+      "the resumed run may differ in the last bits from one that went on";
+  const auto warn = [&](const std::string& why) {
+    if (control.rank() == 0) log::warn(fmt::format("{}: {}", why, kDiffers));
+  };
+  if (has_timed_choices(state))
+    warn(
+        "the checkpoint's run chose by measuring how it multiplied matrices, and this version does "
+        "not");
+  if (!has_choice(device, plan)) return;
+  if (!state.contains(kSaved)) return choose_bf16_arithmetic(device, control, plan);
+  const auto saved = parse_bf16_arithmetic(state.text(kSaved));
+  if (plan.device.deterministic && saved != Bf16Arithmetic::widened) {
+    warn(fmt::format(
+        "the checkpoint's run multiplied bf16 by {}, and debug.deterministic multiplies "
+        "it as fp32",
+        state.text(kSaved)));
+    return choose_bf16_arithmetic(device, control, plan);
+  }
+  if (saved && agreed(control, *saved) == saved) return device.set_bf16_arithmetic(*saved);
+  choose_bf16_arithmetic(device, control, plan);
+  warn(
+      fmt::format("the checkpoint's run multiplied bf16 by {}, which the CPU of a rank cannot, and "
+                  "this run takes {}",
+                  state.text(kSaved), bf16_arithmetic_name(*device.bf16_arithmetic())));
+}
+
+void save_bf16_arithmetic(const Device& device, const RunPlan& plan, TrainState& state) {
+  state.set(kTimedChoices, "");  // earlier versions ask for it
+  if (has_choice(device, plan))
+    state.set(kSaved, std::string(bf16_arithmetic_name(*device.bf16_arithmetic())));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,158 @@
+#include "run/dry_run.h"
+
+#include <algorithm>
+
+#include "base/strings.h"
+#include "run/start_banner.h"
+
+namespace mtrain {
+
+namespace {
+
+MeshSizes mesh_sizes(const Layout& l) {
+  return {.pp = l.pp,
+          .dp_replicate = l.dp_replicate,
+          .dp_shard = l.dp_shard,
+          .cp = l.cp,
+          .tp = l.tp,
+          .ep = l.ep};
+}
+
+// "0 1 2 3", "0 8 16 ... 120".
+std::string ranks_text(const std::vector<int64_t>& ranks) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks.size() > kShown && i >= 4 && i + 1 < ranks.size()) {
+      if (i == 4) text += " ...";
+      continue;
+    }
+    text += fmt::format("{}{}", i ? " " : "", ranks[i]);
+  }
+  return text;
+}
+
+class MeshTable {
+ public:
+  explicit MeshTable(const RunPlan& plan)
+      : device_(plan.mesh), moe_(moe_mesh(mesh_sizes(plan.layout))) {
+    const Layout& l = plan.layout;
+    out_ = fmt::format("{:<14}{:>7}{:>9}  {:<30}  {}\n", "group", "ranks", "groups", "rank 0's",
+                       "for");
+    row("tp", device_, {Axis::tp}, "matrices of a layer");
+    row("cp", device_, {Axis::cp}, "a sequence");
+    const auto& levels = plan.context.levels;
+    if (l.cp > 1)
+      for (size_t i = 0; i < levels.size(); ++i)
+        line(fmt::format("  cp level {}", i), levels[i], l.world / levels[i],
+             hierarchical_cp_group(device_, 0, levels, i), "a2a+p2p");
+    row("dp", device_, dp_axes(), "samples");
+    row("dp_replicate", device_, {Axis::dp_replicate}, "copies of the shards");
+    if (l.dp_replicate > 1) row("dp_shard", device_, {Axis::dp_shard}, "shards");
+    if (l.cp > 1) {
+      if (plan.data_parallel.shards >= ShardLevel::optimizer)
+        row("dp_shard_cp", device_, dp_shard_cp_axes(), "shards of parameters");
+      row("dp_cp", device_, dp_cp_axes(), "sums of gradients");
+    }
+    row("pp", device_, {Axis::pp}, "layers");
+    if (l.ep > 1) {
+      row("ep", moe_, {Axis::ep}, "experts");
+      row("ep_shard", moe_, {Axis::ep_shard}, "copies of the experts");
+    }
+  }
+  std::string text() const { return rows_ ? out_ : ""; }
+
+ private:
+  void row(const char* name, const Mesh& mesh, const Axes& axes, const char* purpose) {
+    const int64_t size = mesh.size(axes);
+    if (size > 1) line(name, size, mesh.world() / size, mesh.group(0, axes), purpose);
+  }
+  void line(const std::string& name, int64_t size, int64_t groups,
+            const std::vector<int64_t>& ranks, const char* purpose) {
+    out_ += fmt::format("{:<14}{:>7}{:>9}  {:<30}  {}\n", name, size, groups, ranks_text(ranks),
+                        purpose);
+    ++rows_;
+  }
+
+  Mesh device_, moe_;
+  std::string out_;
+  int rows_ = 0;
+};
+
+int64_t layers_of(const Layout& l, const std::vector<int64_t>& stages) {
+  int64_t n = 0;
+  for (const int64_t s : stages) n += l.layers_of_stage[size_t(s)];
+  return n;
+}
+
+// One line per pipeline rank; of a long pipeline the first, the fullest and the last.
+std::string memory_table(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  const bool on_gpu = plan.fullest().workspace > 0;
+  const auto workspace = [&](const std::string& text) {
+    return on_gpu ? fmt::format("{:>11}", text) : "";
+  };
+  std::string out =
+      fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", "pp rank",
+                  "layers", "size", "params", "grads", "optimizer", "activations", "logits",
+                  "buffers", workspace("workspace"), "total");
+  for (int64_t rank = 0; rank < l.pp; ++rank) {
+    const bool shown =
+        l.pp <= 8 || rank == 0 || rank == l.pp - 1 || &plan.memory[size_t(rank)] == &plan.fullest();
+    if (!shown) continue;
+    const MemoryEstimate& m = plan.memory[size_t(rank)];
+    out += fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", rank,
+                       layers_of(l, stages_of_rank(plan.schedule_shape, rank)),
+                       human_count(m.parameters), human_bytes(m.params), human_bytes(m.grads),
+                       human_bytes(m.optimizer), human_bytes(m.activations), human_bytes(m.logits),
+                       human_bytes(m.buffers), workspace(human_bytes(m.workspace)),
+                       human_bytes(m.total()));
+  }
+  if (on_gpu)
+    out +=
+        "workspace: what kernels take within a launch, without cuDNN's own, which the GPU tells\n";
+  return out;
+}
+
+std::string pipeline_text(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  const ScheduleShape& shape = plan.schedule_shape;
+  const auto [fewest, most] =
+      std::minmax_element(l.layers_of_stage.begin(), l.layers_of_stage.end());
+  const std::string layers =
+      *fewest == *most ? fmt::format("{}", *most) : fmt::format("{} to {}", *fewest, *most);
+  return fmt::format(
+      "{}: {} stages of {} layers, {} per rank; {} micro-batches; rank 0 holds up to {} chunks; "
+      "idle {:.1f} % of a step {}",
+      plan.text.schedule, l.stages, layers, l.stages_per_rank, l.micro_batches,
+      chunks_in_flight(shape, 0), 100 * bubble_fraction(shape),
+      shape.table ? "for F = I = W" : "by formula");
+}
+
+std::string layout_text(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  std::string text =
+      fmt::format("{}: pp {} x dp {} x cp {} x tp {}", plan.text.strategy, l.pp, l.dp, l.cp, l.tp);
+  if (l.dp_replicate > 1)
+    text += fmt::format(", dp = {} copies of {} shards", l.dp_replicate, l.dp_shard);
+  if (l.ep > 1) text += fmt::format(", experts over ep {}", l.ep);
+  if (plan.tensor.sequence_parallel && l.tp > 1) text += ", sequence parallel";
+  return text;
+}
+
+}  // namespace
+
+std::string dry_run_report(const RunPlan& plan, int width) {
+  const Layout& l = plan.layout;
+  std::vector<BannerRow> rows = plan_rows(plan);
+  rows.push_back({"layout", layout_text(plan)});
+  if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
+  std::string out =
+      banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
+  if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;
+  out += "\nmemory of one rank, estimated\n" + memory_table(plan);
+  out += "\n" + print_overlap(plan.overlap);
+  return out;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,60 @@
+#include "run/fault_injection.h"
+
+#include <csignal>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+struct FaultInjection::Watch {
+  std::string launch;
+  std::set<std::string> seen;
+};
+
+FaultInjection::FaultInjection(const FaultOptions& options, int rank, Device& device)
+    : options_(options), rank_(rank), device_(device) {}
+
+FaultInjection::~FaultInjection() {
+  if (watch_) device_.set_launch_check({});
+}
+
+bool FaultInjection::is_due(int64_t step) const {
+  return options_.at && options_.rank == rank_ && options_.step == step;
+}
+
+void FaultInjection::before_step(int64_t step) {
+  if (is_due(step) && *options_.at != "save") watch(*options_.at);
+}
+
+std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) const {
+  if (!is_due(step) || *options_.at != "save") return {};
+  return [this](std::string_view) { fail(); };  // data is written, but no checkpoint yet
+}
+
+void FaultInjection::fail() const { std::raise(options_.kill ? SIGKILL : SIGSTOP); }
+
+void FaultInjection::after_step(int64_t step) {
+  if (!is_due(step)) return;
+  std::string seen;
+  if (watch_)
+    for (const auto& name : watch_->seen) seen += (seen.empty() ? "" : ", ") + name;
+  throw UserError(fmt::format("debug.fault.at={}: step {} has no such moment on rank {}",
+                              *options_.at, step, rank_),
+                  seen.empty() ? "a save comes with checkpoint.every_steps"
+                               : "its launches are " + seen + "; or use save");
+}
+
+void FaultInjection::watch(const std::string& launch) {
+  watch_ = std::make_shared<Watch>(Watch{launch, {}});
+  device_.set_launch_check([this, watch = watch_](Stream& stream, const LaunchInfo& info) {
+    watch->seen.insert(info.name);
+    if (watch->launch != info.name) return;
+    // Everything before the launch has run then, so that the signal comes in its midst.
+    while (stream.completed() + 1 < stream.enqueued()) std::this_thread::yield();
+    fail();
+  });
+}
+
+}  // namespace mtrain

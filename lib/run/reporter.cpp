@@ -1,0 +1,155 @@
+#include "run/reporter.h"
+
+#include <unistd.h>
+#include <cmath>
+#include <cstdio>
+#include <deque>
+#include <filesystem>
+
+#include "base/file.h"
+#include "base/strings.h"
+#include "observe/banner.h"
+#include "observe/metrics.h"
+#include "observe/profile.h"
+#include "observe/progress.h"
+#include "ops/tuning.h"
+#include "run/start_banner.h"
+
+namespace mtrain {
+
+namespace {
+double seconds(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration<double>(d).count();
+}
+
+// The first steps are left out of the profile: they touch memory for the first time.
+constexpr int64_t kWarmUpSteps = 2;
+}  // namespace
+
+Reporter::Reporter(Trainer& trainer, bool profile, TimingSink* trace) : trainer_(trainer) {
+  if (profile) {
+    profile_ = std::make_unique<Profile>();
+    warm_profile_ = std::make_unique<Profile>();
+  }
+  std::vector<TimingSink*> sinks;
+  for (Profile* p : {profile_.get(), warm_profile_.get()})
+    if (p) sinks.push_back(p);
+  if (trace) sinks.push_back(trace);
+  if (trainer_.world().size() > 1) {
+    exposure_ = std::make_unique<Exposure>();
+    sinks.push_back(exposure_.get());
+  }
+  if (!sinks.empty()) sinks_ = std::make_unique<TeeSink>(std::move(sinks));
+}
+
+Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
+
+void Reporter::start() {
+  const DType dtype = trainer_.plan().compute_dtype;
+  // A slowed device is measured at its own speed.
+  const auto peak = [&](DType d) {
+    return ops::measured_peak_flops(trainer_.device(), d) / trainer_.plan().device.compute_slowdown;
+  };
+  const double fp32_peak = peak(DType::f32);
+  peak_flops_ = dtype == DType::f32 ? fp32_peak : peak(dtype);
+  const std::filesystem::path folder = trainer_.plan().folders.run_dir;
+  write_file_atomic(folder / "recipe.yaml", trainer_.plan().text.recipe_with_origins);
+  metrics_ = std::make_unique<MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
+  auto rows = banner_rows(trainer_, fp32_peak);
+  rows.push_back({"run folder", folder.string()});
+  print_banner(STDERR_FILENO, "mtrain", rows);
+  progress_ = std::make_unique<ProgressLine>();
+  trainer_.device().set_timing_sink(sinks_.get());
+  started_ = last_ = Clock::now();
+}
+
+void Reporter::step(const StepStats& s) {
+  const auto now = Clock::now();
+  const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
+  const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
+  const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
+                                     : StepProgress::kUnknown;
+  last_ = now;
+  tokens_ += s.tokens;
+  ++steps_;
+  const TrainOptions& train = trainer_.plan().train;
+  const bool plain_line_due = s.step % train.log_every == 0 || s.step == train.steps;
+  if (plain_line_due || progress_->live())
+    progress_->update({.step = s.step,
+                       .total = train.steps,
+                       .loss = s.loss,
+                       .lr = s.lr,
+                       .grad_norm = s.grad_norm,
+                       .tokens_per_s = rate,
+                       .mfu = mfu,
+                       .step_s = step_s});
+  const Allocator& memory = trainer_.device().allocator();
+  std::vector<Metric> metrics{
+      {"loss", s.loss},
+      {"lr", double(s.lr)},
+      {"grad_norm", double(s.grad_norm)},
+      {"tokens", s.step * s.tokens},  // of the run, whatever process made them
+      {"step_ms", 1e3 * step_s},
+      {"tokens_per_s", rate},
+      {"mfu", mfu},
+      {"memory_peak", memory.total().peak},
+      {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak},
+      {"memory_peak.buffers", memory.usage(MemoryCategory::buffers).peak}};
+  if (const int64_t workspace = memory.usage(MemoryCategory::workspace).peak)  // of a GPU's kernels
+    metrics.push_back({"memory_peak.workspace", workspace});
+  std::deque<std::string> names;  // Metric holds views
+  if (exposure_)
+    for (const auto& [kind, c] : exposure_->take()) {
+      const auto add = [&, kind = kind](const char* what, auto value) {
+        names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
+        metrics.push_back({names.back(), value});
+      };
+      add("busy_ms", double(c.busy_ns) * 1e-6);
+      add("exposed_ms", double(c.exposed_ns) * 1e-6);
+      add("bytes", c.bytes);
+      if (steps_ > kWarmUpSteps) communication_[kind] += c;
+    }
+  metrics_->write(s.step, metrics);
+  if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
+}
+
+void Reporter::validation(double loss, int64_t samples) {
+  metrics_->write(trainer_.steps_done(),
+                  {{"validation_loss", loss}, {"validation_samples", samples}});
+  note(fmt::format(
+      "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples",
+      trainer_.steps_done(), loss, std::exp(loss), samples));
+  begin_step();
+}
+
+void Reporter::note(const std::string& text) {
+  if (progress_)
+    progress_->note(text);
+  else
+    std::fprintf(stderr, "%s\n", text.c_str());
+  begin_step();
+}
+
+// What was between two steps, such as a save, belongs to neither.
+void Reporter::begin_step() {
+  last_ = Clock::now();
+  if (exposure_) exposure_->take();
+}
+
+void Reporter::finish() {
+  progress_->finish();
+  const double elapsed = seconds(Clock::now() - started_);
+  note(fmt::format("{} tokens in {}; peak memory {}", human_count(double(tokens_)),
+                   human_duration(elapsed), trainer_.device().allocator().peaks()));
+  if (!communication_.empty()) note("communication of rank 0: " + exposure_text(communication_));
+  if (profile_) {
+    const bool warm = steps_ > kWarmUpSteps;
+    std::fputs(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
+                           warm ? "without the warm-up" : "the warm-up included",
+                           (warm ? warm_profile_ : profile_)->table())
+                   .c_str(),
+               stdout);
+  }
+}
+
+}  // namespace mtrain

@@ -1,0 +1,199 @@
+#include "run/run.h"
+
+#include <chrono>
+#include <optional>
+
+#include "base/ignore_sigpipe.h"
+#include "base/log.h"
+#include "base/strings.h"
+#include "device/flight_recorder.h"
+#include "launch/error_file.h"
+#include "run/bf16_choice.h"
+#include "run/fault_injection.h"
+#include "run/open_device.h"
+#include "run/rank_consistency.h"
+#include "run/reporter.h"
+#include "run/run_checkpoint.h"
+#include "run/run_folder.h"
+#include "run/run_trace.h"
+#include "run/signal_guard.h"
+#include "train/build_trainer.h"
+#include "train/data_setup.h"
+
+namespace mtrain {
+
+namespace {
+
+// One rank's run. What the user sees and what is written comes from rank 0.
+class Training {
+ public:
+  Training(const RunPlan& plan, const RunOptions& options, World world,
+           std::optional<CheckpointRef> start)
+      : plan_(plan),
+        job_(options.job),
+        start_(std::move(start)),
+        device_(open_device(plan.device, options.job)),
+        data_(open_training_data(plan.dataset, plan.model.vocab)),
+        validation_data_(open_validation_data(plan.dataset, plan.model.vocab)),
+        trainer_(build_trainer(*device_, plan, data_, std::move(world))) {
+    if (plan.debug.fault.at && options.job.restarts == 0)
+      fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
+    if (options.profile && trainer_.graphs())
+      trainer_.graphs()->turn_off("--profile times every launch");
+    if (plan.debug.trace) trace_.emplace(trainer_, *plan.debug.trace);
+    if (trainer_.world().rank() == 0)
+      reporter_.emplace(trainer_, options.profile, trace_ ? &trace_->sink() : nullptr);
+    if (validation_data_)
+      validation_.emplace(validation_data_, plan.validation.steps * plan.train.global_batch_size,
+                          LoaderOptions{.micro_batch = plan.layout.micro_batch,
+                                        .dp_rank = trainer_.data_parallel().rank(),
+                                        .dp_size = trainer_.data_parallel().size()});
+  }
+
+  void run() {
+    try {
+      run_steps();
+    } catch (const std::exception& e) {
+      trainer_.world().abort(e.what());  // peers must not wait for their timeout
+      constexpr int kLaunches = 20;
+      const auto launches = device_->recorder().lines(kLaunches);
+      write_error_file(e, launches);
+      if (!dynamic_cast<const UserError*>(&e)) tell_last_launches(launches);
+      throw;
+    }
+  }
+
+ private:
+  void run_steps() {
+    resume();
+    if (reporter_) {
+      reporter_->start();
+      note(data_->note());
+    } else if (trace_) {
+      device_->set_timing_sink(&trace_->sink());
+    }
+    const SignalGuard signals;
+    const auto started = std::chrono::steady_clock::now();
+    std::string end;  // why the run ends before its last step
+    while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
+      if (fault_) fault_->before_step(trainer_.steps_done() + 1);
+      if (trace_) trace_->step_begins();
+      const StepStats stats = trainer_.step();
+      if (trace_) trace_->step_done(stats.step);
+      if (reporter_) reporter_->step(stats);
+      if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
+      const int64_t step = trainer_.steps_done();
+      if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
+      if (due(plan_.checkpoint.every_steps, step)) save();
+      if (fault_) fault_->after_step(step);
+      end = early_end(signals, std::chrono::steady_clock::now() - started);
+    }
+    if (end.empty()) evaluate();
+    note(end);
+    if (plan_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();
+    if (trace_) note(trace_->finish());
+    if (reporter_) reporter_->finish();
+    all_ranks_here();  // rank 0 serves the others until they are done
+  }
+
+  // Why the run ends now; empty where it goes on. All ranks agree on whether it does.
+  std::string early_end(const SignalGuard& signals, std::chrono::duration<double> elapsed) {
+    const TrainOptions& t = plan_.train;
+    const char* then = plan_.checkpoint.at_end ? "saving and ending" : "ending";
+    if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
+      return fmt::format("train.exit_interval={}: {}", *t.exit_interval, then);
+    const bool late = t.exit_minutes && elapsed.count() > *t.exit_minutes * 60;
+    if (!trainer_.control().any(signals.signal() || late)) return "";
+    if (late) return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_minutes, then);
+    return signals.signal() ? fmt::format("signal {}: {}", signals.signal(), then)
+                            : fmt::format("another rank was told to end: {}", then);
+  }
+
+  static void tell_last_launches(const std::vector<std::string>& lines) {
+    std::string text = "the run failed; the last launches were:";
+    for (const std::string& line : lines) text += "\n  " + line;
+    log::info(text);
+  }
+
+  static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+  void note(const std::string& text) {
+    if (reporter_ && !text.empty()) reporter_->note(text);
+  }
+  void all_ranks_here() { trainer_.control().any(false); }
+
+  // Every rank has looked at its files before any of them changes.
+  void require_same_files() {
+    const char* shared = "give all ranks the same files: a folder that all hosts share";
+    const auto require_same = [&](const char* what, const std::string& own) {
+      require_same_on_all_ranks(trainer_.control(), what, own, shared);
+    };
+    require_same(
+        "checkpoint to continue from",
+        start_ ? fmt::format("{} (step {})", start_->path.string(), start_->step) : "none");
+    require_same("dataset.train", dataset_fingerprint(*data_));
+    if (validation_data_)
+      require_same("dataset.validation", dataset_fingerprint(*validation_data_));
+  }
+
+  void resume() {
+    require_same_files();
+    if (reporter_) make_run_folder(plan_.folders);
+    const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
+    if (start_) {
+      resume_run(trainer_, start_->path);
+      saved_ = trainer_.steps_done();
+      note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
+    } else {
+      choose_bf16_arithmetic(*device_, trainer_.control(), plan_);
+      if (job_.restarts)
+        note(restart + "nothing is saved yet, starting at step 1");
+      else if (plan_.folders.load)
+        note("checkpoint.load=latest: nothing to continue from, starting at step 1");
+    }
+    const auto job_ids = trainer_.control().texts(job_.id);
+    if (!reporter_) return;
+    for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
+    write_job(plan_.folders, job_ids, job_.restarts, start_);
+  }
+
+  void evaluate() {
+    if (!validation_) return;
+    const double loss = trainer_.evaluate(*validation_);
+    if (reporter_) reporter_->validation(loss, validation_->samples());
+  }
+
+  void save() {
+    saved_ = trainer_.steps_done();
+    const auto path = save_run(trainer_, plan_.folders.checkpoint_dir,
+                               fault_ ? fault_->in_save(saved_) : nullptr);
+    note(fmt::format("saved {}", path.string()));
+  }
+
+  const RunPlan& plan_;
+  const Job job_;
+  std::optional<CheckpointRef> start_;
+  std::unique_ptr<Device> device_;
+  std::shared_ptr<const Dataset> data_, validation_data_;  // the second null where none is named
+  Trainer trainer_;
+  std::optional<ValidationLoader> validation_;
+  std::optional<RunTrace> trace_;
+  std::optional<FaultInjection> fault_;
+  std::optional<Reporter> reporter_;  // on rank 0 alone
+  int64_t saved_ = 0;                 // step of the newest checkpoint
+};
+
+}  // namespace
+
+void run_training(const RunPlan& plan, const RunOptions& options) {
+  const IgnoreSigpipe pipes;
+  World world = open_world(plan, options.job);
+  try {
+    const auto start = claim_run_folder(plan.folders, options.job);
+    Training(plan, options, world, start).run();
+  } catch (const std::exception& e) {
+    world.abort(e.what());  // peers wait for this rank, or will
+    throw;
+  }
+}
+
+}  // namespace mtrain

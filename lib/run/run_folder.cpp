@@ -1,0 +1,189 @@
+#include "run/run_folder.h"
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/strings.h"
+#include "checkpoint/train_checkpoint.h"
+#include "plan/saved_recipe.h"
+
+namespace mtrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+fs::path metrics_path(const FolderOptions& f) { return fs::path(f.run_dir) / "metrics.jsonl"; }
+
+// The file that says which job the files in a run folder belong to, with a line for each of its
+// launchers, and what the job began from.
+fs::path job_path(const FolderOptions& f) { return fs::path(f.run_dir) / "job.txt"; }
+constexpr std::string_view kFrom = "from ";
+std::string start_line(int restarts, const std::string& job_id) {
+  return fmt::format("start {} {}", restarts, job_id);
+}
+
+bool has_metrics(const FolderOptions& f) {
+  std::error_code error;
+  const auto bytes = fs::file_size(metrics_path(f), error);
+  return !error && bytes > 0;
+}
+
+bool same_folder(const fs::path& a, const fs::path& b) {
+  std::error_code error;
+  return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error);
+}
+
+fs::path root_of(const CheckpointRef& ref) {
+  std::error_code error;
+  return fs::weakly_canonical(ref.path, error).parent_path();  // a path may end in a slash
+}
+
+// Whether the metrics in the run folder are those of the run that saved this checkpoint. Where the
+// checkpoints lie in the run folder they are, though the folder may have been renamed since.
+bool is_own_run(const FolderOptions& f, const CheckpointRef& start) {
+  const fs::path root = root_of(start);
+  if (!same_folder(root, f.checkpoint_dir)) return false;
+  if (same_folder(root, fs::path(f.run_dir) / "checkpoints") || !has_metrics(f)) return true;
+  return same_folder(read_saved_run(recipe_file(start.path)).folders.run_dir, f.run_dir);
+}
+
+std::optional<CheckpointRef> find_start(const FolderOptions& f) {
+  if (!f.load) return std::nullopt;
+  if (*f.load == "latest") return find_latest(f.checkpoint_dir);
+  if (auto ref = locate_checkpoint(*f.load)) return ref;
+  return resolve_load(*f.load, f.checkpoint_dir);  // says what is wrong with it
+}
+
+// What an earlier start of this job has left in the run folder.
+struct EarlierStart {
+  std::string from;  // the checkpoint it began from; empty: none
+};
+
+// None where the folder is another job's, or where this very start has written it: a launcher's
+// script may train twice.
+std::optional<EarlierStart> find_earlier_start(const FolderOptions& f, const Job& job) {
+  std::error_code error;
+  if (job.id.empty() || !fs::is_regular_file(job_path(f), error)) return std::nullopt;
+  EarlierStart earlier;
+  bool ours = false;
+  for (const std::string& line : split(read_file(job_path(f)), '\n')) {
+    if (line.starts_with(kFrom)) earlier.from = line.substr(kFrom.size());
+    for (int restarts = 0; restarts < job.restarts; ++restarts)
+      ours = ours || line == start_line(restarts, job.id);
+  }
+  return ours ? std::optional(earlier) : std::nullopt;
+}
+
+// Where a job goes on that was started again. When it began, the folder of checkpoints held no
+// later step than that of the checkpoint that it began from; what it saves is of later steps.
+std::optional<CheckpointRef> find_restart(const FolderOptions& f, const EarlierStart& earlier) {
+  const auto newest = find_latest(f.checkpoint_dir);
+  // It may be gone by now: a run deletes its old ones.
+  const auto from = earlier.from.empty() ? std::nullopt : complete_checkpoint(earlier.from);
+  if (!newest) return earlier.from.empty() || from ? from : find_start(f);
+  const bool saved_nothing =
+      from && same_folder(root_of(*from), f.checkpoint_dir) && from->step >= newest->step;
+  return saved_nothing ? from : newest;
+}
+
+fs::path free_name(const fs::path& path) {
+  fs::path name = path;
+  name += ".abandoned";
+  std::error_code error;
+  for (int n = 2; fs::exists(name, error); ++n)
+    name = fmt::format("{}.abandoned-{}", path.string(), n);
+  return name;
+}
+
+// Gives `path` a name of its own and returns a line that says so.
+std::string put_aside(const fs::path& path, bool copy = false) {
+  const fs::path to = free_name(path);
+  std::error_code error;
+  if (copy)
+    fs::copy_file(path, to, error);
+  else
+    fs::rename(path, to, error);
+  if (error)
+    throw RunError(
+        fmt::format("cannot keep {} as {}: {}", path.string(), to.string(), error.message()));
+  return fmt::format("{} is kept as {}", path.string(), to.filename().string());
+}
+
+}  // namespace
+
+std::optional<CheckpointRef> claim_run_folder(const FolderOptions& f, const Job& job) {
+  if (const auto earlier = find_earlier_start(f, job)) return find_restart(f, *earlier);
+  const auto start = find_start(f);
+  if (start && is_own_run(f, *start)) return start;
+  const std::string& run = f.run_dir;
+  const std::string another = "train.run_dir=<new folder>";
+  if (start && same_folder(root_of(*start), f.checkpoint_dir))
+    throw UserError(fmt::format("{} holds the metrics of another run than that of {}", run,
+                                start->path.string()),
+                    "give the train.run_dir of that run, or " + another);
+  const auto old = find_latest(f.checkpoint_dir);
+  const bool repeat = f.load == "latest";  // a run that had saved nothing yet
+  if (!old && (repeat || !has_metrics(f))) return start;
+  const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
+  const std::string holds =
+      old ? fmt::format("{} holds a run that has come to step {}", inside ? run : f.checkpoint_dir,
+                        old->step)
+          : fmt::format("{} holds the metrics of a run that has saved nothing", run);
+  if (start)
+    throw UserError(
+        fmt::format("{}, and checkpoint.load={} is of another", holds, *f.load),
+        fmt::format("{}go on from that one with {}",
+                    old ? "continue the one here with checkpoint.load=latest, or " : "", another));
+  throw UserError(holds, fmt::format("{} it with checkpoint.load=latest, or start another with {}",
+                                     old ? "continue" : "repeat", another));
+}
+
+void make_run_folder(const FolderOptions& f) {
+  std::error_code error;
+  fs::create_directories(f.run_dir, error);
+  if (error)
+    throw UserError(fmt::format("cannot create the run folder {}: {}", f.run_dir, error.message()),
+                    "give a folder that can be written with train.run_dir=<folder>");
+  for (const char* name : {"recipe.yaml", "metrics.jsonl", "job.txt"})
+    remove_stale_temporaries(fs::path(f.run_dir) / name);
+}
+
+std::vector<std::string> set_aside_abandoned(const FolderOptions& f,
+                                             const std::optional<CheckpointRef>& start) {
+  if (!start || !same_folder(root_of(*start), f.checkpoint_dir)) {
+    if (!has_metrics(f)) return {};
+    return {put_aside(metrics_path(f))};
+  }
+  const auto later = checkpoints_after(f.checkpoint_dir, start->step);
+  if (later.empty()) return {};
+  std::vector<std::string> lines;
+  if (has_metrics(f)) lines.push_back(put_aside(metrics_path(f), /*copy=*/true));
+  set_latest(f.checkpoint_dir, start->step);  // first: it must not name one that has moved
+  for (const CheckpointRef& ref : later) lines.push_back(put_aside(ref.path));
+  return lines;
+}
+
+void write_job(const FolderOptions& f, const std::vector<std::string>& job_ids, int restarts,
+               const std::optional<CheckpointRef>& start) {
+  std::string lines;
+  for (const std::string& id : std::set(job_ids.begin(), job_ids.end()))
+    if (!id.empty()) lines += start_line(restarts, id) + "\n";
+  if (lines.empty()) return;
+  if (start) lines += fmt::format("{}{}\n", kFrom, start->path.string());
+  write_file_atomic(job_path(f), lines);
+}
+
+std::optional<CheckpointRef> locate_checkpoint(const fs::path& path) {
+  if (auto ref = complete_checkpoint(path)) return ref;
+  if (auto ref = find_latest(path)) return ref;
+  if (auto ref = find_latest(path / "checkpoints")) return ref;
+  std::error_code error;
+  if (!fs::is_regular_file(recipe_file(path), error)) return std::nullopt;
+  return find_latest(read_saved_run(recipe_file(path)).folders.checkpoint_dir);
+}
+
+}  // namespace mtrain

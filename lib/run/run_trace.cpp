@@ -1,0 +1,94 @@
+#include "run/run_trace.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+template <class Clock>
+int64_t now_ns() {
+  return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+}
+}  // namespace
+
+RunTrace::RunTrace(Trainer& trainer, fs::path path)
+    : trainer_(trainer), path_(std::move(path)), trace_(trainer.world().rank()) {
+  const fs::path own = trainer_.world().size() == 1 ? path_ : part_of(trainer_.world().rank());
+  if (!std::ofstream(own))
+    throw UserError(
+        fmt::format("debug.trace: {} cannot be written: {}", own.string(), std::strerror(errno)),
+        "name a file in a folder that is there");
+  // Launches are timed by each host's steady clock; what hosts share is the time of day.
+  const int64_t day = now_ns<std::chrono::system_clock>(),
+                steady = now_ns<std::chrono::steady_clock>();
+  const int64_t origin = std::stoll(trainer_.control().texts(std::to_string(day))[0]);
+  trace_.set_origin(steady - (day - origin));
+}
+
+void RunTrace::step_begins() { step_began_ns_ = now_ns<std::chrono::steady_clock>(); }
+
+void RunTrace::step_done(int64_t step) {
+  trace_.record_step(fmt::format("step {}", step), step_began_ns_,
+                     now_ns<std::chrono::steady_clock>());
+}
+
+RunTrace::~RunTrace() {
+  trainer_.device().set_timing_sink(nullptr);
+  std::error_code none;
+  if (fs::is_empty(own_path(), none)) fs::remove(own_path(), none);  // a run that failed early
+}
+
+fs::path RunTrace::part_of(int rank) const {
+  return path_.string() + fmt::format(".rank-{}", rank);
+}
+
+fs::path RunTrace::own_path() const {
+  return trainer_.world().size() == 1 ? path_ : part_of(trainer_.world().rank());
+}
+
+std::string RunTrace::finish() {
+  const int ranks = trainer_.world().size(), rank = trainer_.world().rank();
+  std::string problem;  // no reason to lose the run
+  try {
+    trace_.write(own_path());
+  } catch (const Error& e) {
+    problem = e.message();
+  }
+  const auto problems = trainer_.control().texts(problem);  // all are written
+  if (rank != 0) return "";
+  for (int r = 0; r < ranks; ++r)
+    if (!problems[size_t(r)].empty())
+      return fmt::format("warning: no trace: rank {}: {}", r, problems[size_t(r)]);
+  if (ranks == 1) return fmt::format("trace written to {}", path_.string());
+  try {
+    return merge();
+  } catch (const std::exception& e) {
+    return fmt::format("warning: the ranks' traces lie beside {}, unmerged: {}", path_.string(),
+                       e.what());
+  }
+}
+
+std::string RunTrace::merge() {
+  const int ranks = trainer_.world().size();
+  std::vector<fs::path> parts;
+  for (int r = 0; r < ranks; ++r)
+    if (fs::exists(part_of(r))) parts.push_back(part_of(r));
+  merge_traces(path_, parts);
+  for (const fs::path& part : parts) fs::remove(part);
+  const bool all = int(parts.size()) == ranks;
+  return fmt::format("trace of {} rank{} written to {}{}", parts.size(),
+                     parts.size() > 1 ? "s" : "", path_.string(),
+                     all ? ""
+                         : fmt::format("; those of other hosts lie there as {}",
+                                       part_of(ranks - 1).filename().string()));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,106 @@
+#include "run/start_banner.h"
+
+#include "base/strings.h"
+
+namespace mtrain {
+
+namespace {
+
+std::string parameters_text(const RunPlan& plan) {
+  const ModelParameters& p = plan.parameters;
+  std::string text = human_count(p.total());
+  if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
+  // Attention in packs is bounded by documents.
+  const char* most = plan.dataset.packed_size > 0 ? "at most " : "";
+  return fmt::format("{} ({} in matmuls), {}{} FLOPs per token", text,
+                     human_count(p.active() - p.looked_up()), most,
+                     human_count(plan.token_cost.flops(plan.sample_length)));
+}
+
+std::string batch_text(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  const int64_t samples = plan.train.global_batch_size;
+  const double tokens = double(samples) * double(plan.sample_length);
+  return fmt::format("{} x {} = {} tokens a step, in {} micro-batch{} of {}{}", samples,
+                     plan.sample_length, human_count(tokens), l.micro_batches,
+                     l.micro_batches == 1 ? "" : "es", l.micro_batch,
+                     l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
+}
+
+std::string memory_text(const RunPlan& plan) {
+  const MemoryEstimate& m = plan.fullest();
+  std::string text = fmt::format(
+      "{} planned{}: parameters {}, gradients {}, optimizer {}, activations {}",
+      human_bytes(m.total()), plan.layout.world > 1 ? " per rank" : "", human_bytes(m.params),
+      human_bytes(m.grads), human_bytes(m.optimizer), human_bytes(m.activations + m.logits));
+  if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
+  if (m.workspace > 0)
+    text += fmt::format(", workspace {} without cuDNN's own", human_bytes(m.workspace));
+  return text;
+}
+
+// The features that are active, with their values where these are not just "true".
+std::string overlap_text(const Overlap& overlap) {
+  std::string on;
+  for (const OverlapRow& row : overlap.table)
+    if (row.active)
+      on += (on.empty() ? "" : ", ") + row.field +
+            (row.effective == "true" ? "" : " " + row.effective);
+  return on.empty() ? "none is active; --dry-run says why" : on;
+}
+
+std::string ranks_text(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  const std::string context =
+      l.cp == 1 ? "" : fmt::format(", cp {} by {}", l.cp, plan.text.context);
+  std::string text = fmt::format("{}, strategy {}{}", l.world, plan.text.strategy, context);
+  if (l.pp == 1) return text;
+  return text + fmt::format(", {} pipeline ranks of {} stage{} ({})", l.pp, l.stages_per_rank,
+                            l.stages_per_rank > 1 ? "s" : "", plan.text.schedule);
+}
+
+// How this run's CPUs multiply bf16.
+std::string bf16_text(Trainer& t) {
+  const auto arithmetic = t.device().bf16_arithmetic();
+  if (!arithmetic || t.plan().compute_dtype != DType::bf16) return "";
+  switch (*arithmetic) {
+    case Bf16Arithmetic::dot_products: return ", bf16 by dot products";
+    case Bf16Arithmetic::tiles: return ", bf16 by AMX tiles";
+    default: return ", bf16 as fp32";
+  }
+}
+
+}  // namespace
+
+std::vector<BannerRow> plan_rows(const RunPlan& plan) {
+  std::vector<BannerRow> rows{
+      {"model", plan.text.model},         {"parameters", parameters_text(plan)},
+      {"precision", plan.text.precision}, {"batch", batch_text(plan)},
+      {"recompute", plan.text.recompute}, {"memory", memory_text(plan)}};
+  if (plan.graphs.known) rows.push_back({"CUDA graphs", print_cuda_graphs(plan.graphs)});
+  return rows;
+}
+
+std::vector<BannerRow> banner_rows(Trainer& t, double peak) {
+  const RunPlan& plan = t.plan();
+  const double tokens =
+      double(plan.train.steps) * double(plan.train.global_batch_size) * double(plan.sample_length);
+  std::vector<BannerRow> rows = plan_rows(plan);
+  // The run may have turned graphs off since the plan was made.
+  if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());
+  rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
+                                       plan.train.steps, human_count(tokens))});
+  rows.push_back(
+      {"device", t.device().description() +
+                     (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "") +
+                     bf16_text(t)});
+  if (t.world().size() == 1) {
+    rows.push_back({"overlap", "one rank: no communication"});
+  } else {
+    rows.push_back({"ranks", ranks_text(plan)});
+    rows.push_back({"overlap", overlap_text(plan.overlap)});
+  }
+  return rows;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,83 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "storage/safetensors.h"
+#include "storage/safetensors_dtype.h"
+
+namespace mtrain {
+namespace {
+
+constexpr int64_t kPieceBytes = 16ll << 20;  // of a device tensor on its way through the host
+
+std::string make_header(const std::vector<TensorInfo>& tensors, const Metadata& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::set<std::string_view> names;
+  int64_t at = 0;
+  for (const TensorInfo& t : tensors) {
+    MT_CHECK(t.name != "__metadata__" && names.insert(t.name).second, "tensor name `{}`", t.name);
+    MT_CHECK(at % dtype_size(t.dtype) == 0,
+             "`{}` of {} would be unaligned at byte {}: declare wider dtypes first", t.name,
+             dtype_name(t.dtype), at);
+    std::vector<int64_t> dims;
+    for (int i = 0; i < t.shape.rank(); ++i) dims.push_back(t.shape[i]);
+    header[t.name] = {{"dtype", safetensors_name(t.dtype)},
+                      {"shape", dims},
+                      {"data_offsets", {at, at + t.bytes()}}};
+    at += t.bytes();
+  }
+  std::string text = header.dump();
+  text.resize(size_t(round_up(int64_t(text.size()), 8)), ' ');
+  return text;
+}
+
+}  // namespace
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
+                                     std::vector<TensorInfo> tensors, const Metadata& metadata)
+    : file_(path), tensors_(std::move(tensors)) {
+  const std::string header = make_header(tensors_, metadata);
+  const uint64_t length = header.size();
+  file_.write(&length, sizeof(length));
+  file_.write(header);
+}
+
+void SafetensorsWriter::expect(std::string_view name, DType dtype, int64_t count) {
+  MT_CHECK(next_ < tensors_.size(), "`{}` follows the last declared tensor", name);
+  const TensorInfo& t = tensors_[next_++];
+  MT_CHECK(t.name == name, "`{}` was written where `{}` was declared", name, t.name);
+  MT_CHECK(t.dtype == dtype && t.shape.count() == count,
+           "`{}`: {} elements of {} written, {} of {} declared", name, count, dtype_name(dtype),
+           t.shape.str(), dtype_name(t.dtype));
+}
+
+void SafetensorsWriter::write(std::string_view name, ConstSpan host) {
+  expect(name, host.dtype, host.count);
+  file_.write(host.data, size_t(host.bytes()));
+}
+
+void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Stream& stream,
+                              const std::function<void()>& after_piece) {
+  expect(name, tensor.dtype(), tensor.count());
+  const int64_t size = dtype_size(tensor.dtype());
+  const int64_t piece = std::min(kPieceBytes / size, tensor.count());
+  std::vector<std::byte> host(size_t(piece * size));
+  for (int64_t first = 0; first < tensor.count(); first += piece) {
+    const int64_t n = std::min(piece, tensor.count() - first);
+    stream.download(host.data(), tensor.flat(first, Shape{n}));
+    file_.write(host.data(), size_t(n * size));
+    if (after_piece) after_piece();
+  }
+}
+
+void SafetensorsWriter::commit() {
+  MT_CHECK(next_ == tensors_.size(), "`{}` was declared but not written", tensors_[next_].name);
+  file_.commit();
+}
+
+}  // namespace mtrain

@@ -1,0 +1,41 @@
+// The few named values that a resumed run needs besides its tensors, kept as JSON with a format
+// version.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+
+namespace mtrain {
+
+class TrainState {
+ public:
+  static constexpr int kFormat = 1;
+
+  void set(std::string key, int64_t value) { values_[std::move(key)] = value; }
+  void set(std::string key, int value) { set(std::move(key), int64_t(value)); }
+  void set(std::string key, std::string value) { values_[std::move(key)] = std::move(value); }
+  void set(std::string key, const char* value) { set(std::move(key), std::string(value)); }
+
+  bool contains(std::string_view key) const { return values_.find(key) != values_.end(); }
+
+  // UserError, naming the file it was loaded from, when the key is absent or of another type.
+  int64_t integer(std::string_view key) const;
+  const std::string& text(std::string_view key) const;
+
+  void save(const std::filesystem::path& path) const;
+  static TrainState load(const std::filesystem::path& path);  // UserError on an unknown format
+
+ private:
+  using Value = std::variant<int64_t, std::string>;
+  const Value& at(std::string_view key) const;
+  template <class T>
+  const T& get(std::string_view key, const char* kind) const;
+
+  std::map<std::string, Value, std::less<>> values_;
+  std::string origin_ = "the training state";
+};
+
+}  // namespace mtrain

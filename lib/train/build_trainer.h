@@ -1,0 +1,14 @@
+// From a plan to a Trainer that is ready for its first step.
+#pragma once
+#include <memory>
+
+#include "train/trainer.h"
+
+namespace mtrain {
+
+// The plan must have a vocabulary. Weights are initialised from train.seed, alike on every rank of
+// `world`. All ranks call it, since groups are made in it.
+Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const Dataset> data,
+                      World world = World::alone());
+
+}  // namespace mtrain

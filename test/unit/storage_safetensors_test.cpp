@@ -1,0 +1,300 @@
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/rng.h"
+#include "storage/safetensors.h"
+#include "storage/state.h"
+#include "device/device.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+using Catch::Contains;
+
+namespace {
+
+// A file of this header and so many data bytes, as another program, or a broken disk, may have left
+// it.
+void write_raw(const std::filesystem::path& path, const std::string& header, size_t data_bytes,
+               int64_t claimed = -1) {
+  std::ofstream out(path, std::ios::binary);
+  const uint64_t length = claimed >= 0 ? uint64_t(claimed) : header.size();
+  out.write(reinterpret_cast<const char*>(&length), 8);
+  out << header;
+  for (size_t i = 0; i < data_bytes; ++i) out.put(char(i));
+}
+
+std::string complaint(const std::filesystem::path& path) {
+  try {
+    SafetensorsReader reader(path);
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "(none)";
+}
+
+template <class T>
+std::vector<T> values_of(const SafetensorsReader& reader, const char* name) {
+  const ConstSpan span = reader.span(name);
+  REQUIRE(span.dtype == dtype_of<T>);
+  std::vector<T> out(static_cast<size_t>(span.count));
+  std::memcpy(out.data(), span.data, size_t(span.bytes()));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a written file reads back, every dtype, from host and device") {
+  const TemporaryFolder folder;
+  const auto path = folder / "model.safetensors";
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream(StreamKind::compute);
+
+  const std::vector<double> f64{1.5, -2.25, 1e300};
+  const std::vector<int64_t> i64{INT64_MIN, 0, INT64_MAX, 7};
+  std::vector<float> f32(6);
+  std::iota(f32.begin(), f32.end(), -2.5f);
+  const std::vector<int32_t> i32{-7};
+  const std::vector<bf16> half{bf16(1.0f), bf16(-3.0f), bf16(0.5f)};
+  const std::vector<uint8_t> bytes{1, 2, 255};
+  {
+    SafetensorsWriter writer(path,
+                             {{"wide", DType::f64, {3}},
+                              {"long", DType::i64, {2, 2}},
+                              {"f", DType::f32, {1, 2, 3, 1}},
+                              {"scalar", DType::i32, {}},
+                              {"none", DType::f32, {0, 4}},
+                              {"half", DType::bf16, {3}},
+                              {"u", DType::u8, {3}}},
+                             {{"format", "pt"}, {"quote", "a \"b\" \n ü"}});
+    writer.write("wide", {f64.data(), 3, DType::f64});
+    writer.write("long", {i64.data(), 4, DType::i64});
+    writer.write("f", Tensor::from_host(compute, {6}, f32), compute);
+    writer.write("scalar", {i32.data(), 1, DType::i32});
+    writer.write("none", Tensor::empty(compute, {0, 4}, DType::f32), compute);
+    writer.write("half", Tensor::from_host(compute, {3}, half), compute);
+    writer.write("u", {bytes.data(), 3, DType::u8});
+    REQUIRE_FALSE(std::filesystem::exists(path));  // whole or not at all
+    writer.commit();
+  }
+
+  const SafetensorsReader reader(path);
+  CHECK(reader.metadata() == Metadata{{"format", "pt"}, {"quote", "a \"b\" \n ü"}});
+  REQUIRE(reader.tensors().size() == 7);
+  CHECK(reader.tensors()[2].name == "f");
+  CHECK(reader.info("f").shape == Shape{1, 2, 3, 1});
+  CHECK(reader.info("scalar").shape == Shape{});
+  CHECK(values_of<double>(reader, "wide") == f64);
+  CHECK(values_of<int64_t>(reader, "long") == i64);
+  CHECK(values_of<float>(reader, "f") == f32);
+  CHECK(values_of<int32_t>(reader, "scalar") == i32);
+  CHECK(values_of<uint8_t>(reader, "u") == bytes);
+  CHECK(reader.span("none").count == 0);
+  const auto* stored = reader.span("half").as<bf16>();
+  for (size_t i = 0; i < half.size(); ++i) CHECK(stored[i].bits == half[i].bits);
+  for (const auto& t : reader.tensors())
+    CHECK(reinterpret_cast<uintptr_t>(reader.span(t.name).data) % size_t(dtype_size(t.dtype)) == 0);
+
+  // The layout that other programs expect: length, JSON, data from a multiple of 8 on.
+  const std::string raw = read_file(path);
+  uint64_t length = 0;
+  std::memcpy(&length, raw.data(), 8);
+  CHECK(length % 8 == 0);
+  CHECK(raw.substr(8, 1) == "{");
+  CHECK(raw.size() == 8 + length + 24 + 32 + 24 + 4 + 6 + 3);
+}
+
+TEST_CASE("a tensor larger than one piece streams through the host") {
+  const TemporaryFolder folder;
+  const auto path = folder / "large.safetensors";
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream(StreamKind::compute);
+  const int64_t count = (40ll << 20) / 4 + 13;  // two and a half pieces of 16 MiB, and a rest
+  std::vector<float> values(static_cast<size_t>(count));
+  fill_normal(1, 0, count, 1.0f, values.data());
+  const Tensor tensor = Tensor::from_host(compute, {count}, values);
+  SafetensorsWriter writer(path, {{"x", DType::f32, {count}}});
+  writer.write("x", tensor, compute);
+  writer.commit();
+  CHECK(values_of<float>(SafetensorsReader(path), "x") == values);
+}
+
+TEST_CASE("a writer that is used wrongly says so, and leaves no file") {
+  const TemporaryFolder folder;
+  const auto path = folder / "model.safetensors";
+  const std::vector<float> x(4);
+  const ConstSpan span{x.data(), 4, DType::f32};
+  using Infos = std::vector<TensorInfo>;
+  CHECK_THROWS_WITH(SafetensorsWriter(path, Infos{{"a", DType::u8, {1}}, {"b", DType::f32, {1}}}),
+                    Contains("`b`") && Contains("unaligned"));
+  CHECK_THROWS_AS(SafetensorsWriter(path, Infos{{"a", DType::u8, {1}}, {"a", DType::u8, {1}}}),
+                  BugError);
+  {
+    SafetensorsWriter writer(path, {{"a", DType::f32, {4}}, {"b", DType::f32, {2, 2}}});
+    CHECK_THROWS_WITH(writer.write("b", span), Contains("`b` was written where `a` was declared"));
+  }
+  {
+    SafetensorsWriter writer(path, {{"a", DType::f32, {4}}, {"b", DType::f32, {2, 2}}});
+    writer.write("a", span);
+    CHECK_THROWS_WITH(writer.commit(), Contains("`b` was declared but not written"));
+    CHECK_THROWS_AS(writer.write("b", {x.data(), 3, DType::f32}), BugError);
+  }
+  {
+    SafetensorsWriter writer(path, {{"a", DType::f32, {4}}});
+    CHECK_THROWS_AS(writer.write("a", {x.data(), 4, DType::i32}), BugError);
+  }
+  CHECK(std::filesystem::is_empty(folder.path));
+}
+
+TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong") {
+  const TemporaryFolder folder;
+  const auto path = folder / "bad.safetensors";
+  const auto entry = [](const std::string& dtype, const std::string& shape, const std::string& at) {
+    return "{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + at + "}";
+  };
+  const auto refuses = [&](const std::string& header, size_t bytes, const std::string& reason) {
+    write_raw(path, header, bytes);
+    INFO(header);
+    CHECK_THAT(complaint(path), Contains("bad.safetensors") && Contains(reason));
+  };
+
+  SECTION("sizes") {
+    std::ofstream(path) << "abc";
+    CHECK_THAT(complaint(path), Contains("it has 3 bytes"));
+    std::ofstream(path).close();
+    CHECK_THAT(complaint(path), Contains("it has 0 bytes"));
+    write_raw(path, "{}", 0, 1000);
+    CHECK_THAT(complaint(path), Contains("claims 1000 bytes, but only 2 follow"));
+    write_raw(path, "{}", 0, INT64_MAX);
+    CHECK_THAT(complaint(path), Contains("the format allows 100000000"));
+    CHECK_THAT(complaint(folder / "absent.safetensors"), Contains("absent.safetensors"));
+    CHECK_THAT(complaint(folder.path), Contains("not a regular file"));
+  }
+  SECTION("the header's form") {
+    refuses("{\"a\":", 0, "not valid JSON");
+    refuses("", 0, "not valid JSON");
+    refuses("[1,2]", 0, "not a JSON object");
+    refuses("{\"a\":3}", 0, "`a` is not described by an object");
+    refuses("{\"__metadata__\":{\"k\":1}}", 0, "entry `k` is not a string");
+    refuses("{\"__metadata__\":[]}", 0, "__metadata__ is not an object");
+    refuses("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "`a` has no `data_offsets`");
+    refuses("{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "not a string");
+    refuses("{\"a\":" + entry("U8", "[1]", "[0,1]") + ",\"a\":" + entry("U8", "[1]", "[0,1]") + "}",
+            1, "`a` is listed twice");
+  }
+  SECTION("a tensor's description") {
+    refuses("{\"a\":" + entry("F16", "[2]", "[0,4]") + "}", 4, "`a` has dtype F16");
+    refuses("{\"a\":" + entry("U8", "3", "[0,3]") + "}", 3, "shape that is not a list");
+    refuses("{\"a\":" + entry("U8", "[-3]", "[0,3]") + "}", 3, "not a whole number");
+    refuses("{\"a\":" + entry("U8", "[1.5]", "[0,3]") + "}", 3, "not a whole number");
+    refuses("{\"a\":" + entry("U8", "[1,1,1,1,1]", "[0,1]") + "}", 1, "5 dimensions");
+    refuses("{\"a\":" + entry("F32", "[4611686018427387904,8]", "[0,4]") + "}", 4, "absurd shape");
+    refuses("{\"a\":" + entry("F32", "[18446744073709551615]", "[0,4]") + "}", 4, "whole number");
+    refuses("{\"a\":" + entry("F32", "[2]", "[0,4]") + "}", 4, "`a` has 4 bytes of data, but (2)");
+    refuses("{\"a\":" + entry("U8", "[2]", "[0,2,3]") + "}", 3, "not two whole numbers");
+    refuses("{\"a\":" + entry("U8", "[2]", "[-1,1]") + "}", 3, "not two whole numbers");
+    refuses("{\"a\":" + entry("U8", "[2]", "[3,1]") + "}", 3, "`a` ends (1) before it begins (3)");
+  }
+  SECTION("how tensors lie") {
+    refuses("{\"a\":" + entry("U8", "[4]", "[0,4]") + ",\"b\":" + entry("U8", "[4]", "[2,6]") + "}",
+            6, "`b` overlaps tensor `a`");
+    refuses(
+        "{\"a\":" + entry("U8", "[4]", "[0,4]") + ",\"b\":" + entry("U8", "[4]", "[6,10]") + "}",
+        10, "`b` leaves a hole of 2 bytes");
+    refuses("{\"a\":" + entry("U8", "[4]", "[0,4]") + "}", 9, "5 bytes at its end");
+    refuses("{\"a\":" + entry("U8", "[4]", "[0,4]") + "}", 3, "ends at byte 4 of the data");
+    refuses("{}", 1, "1 bytes at its end");
+  }
+  SECTION("sound ones pass") {
+    write_raw(
+        path,
+        "{\"b\":" + entry("U8", "[4]", "[4,8]") + ",\"a\":" + entry("U8", "[4]", "[0,4]") + "}   ",
+        8);
+    const SafetensorsReader reader(path);
+    CHECK(values_of<uint8_t>(reader, "b") == std::vector<uint8_t>{4, 5, 6, 7});
+    CHECK(reader.tensors()[0].name == "a");
+    CHECK_THROWS_WITH(reader.span("aa.weight"), Contains("has no tensor `aa.weight`"));
+    write_raw(path, "{}", 0);
+    CHECK(SafetensorsReader(path).tensors().empty());
+  }
+}
+
+TEST_CASE("every truncation of a file is refused") {
+  const TemporaryFolder folder;
+  const auto path = folder / "whole.safetensors", cut = folder / "cut.safetensors";
+  const std::vector<float> x{1, 2, 3};
+  SafetensorsWriter writer(path, {{"layers.0.weight", DType::f32, {3}}}, {{"k", "v"}});
+  writer.write("layers.0.weight", {x.data(), 3, DType::f32});
+  writer.commit();
+  const std::string whole = read_file(path);
+  for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
+    std::ofstream(cut, std::ios::binary) << whole.substr(0, bytes);
+    INFO(bytes);
+    REQUIRE_THAT(complaint(cut), Contains("cut.safetensors"));
+  }
+  CHECK_THROWS_WITH(SafetensorsReader(path).info("layers.0.weigth"),
+                    Contains("did it mean `layers.0.weight`?"));
+}
+
+TEST_CASE("a changed byte anywhere in the header never crashes the reader") {
+  const TemporaryFolder folder;
+  const auto path = folder / "fuzzed.safetensors";
+  SafetensorsWriter writer(path, {{"a", DType::f32, {2, 3}}, {"b", DType::u8, {5}}});
+  const std::vector<float> a(6);
+  const std::vector<uint8_t> b(5);
+  writer.write("a", {a.data(), 6, DType::f32});
+  writer.write("b", {b.data(), 5, DType::u8});
+  writer.commit();
+  const std::string whole = read_file(path);
+  const size_t header = whole.size() - 29;
+  int refused = 0, tried = 0;
+  for (size_t at = 0; at < header; ++at) {
+    for (const char change : {'\0', '"', '9', '}', '\xff'}) {
+      std::string damaged = whole;
+      if (damaged[at] == change) continue;
+      damaged[at] = change;
+      std::ofstream(path, std::ios::binary) << damaged;
+      ++tried;
+      refused += complaint(path) != "(none)";  // anything but a UserError fails the test
+    }
+  }
+  // What passes is a changed name, or a padding blank that stays a blank.
+  CHECK(refused > tried * 8 / 10);
+}
+
+TEST_CASE("training state keeps its values and refuses what it does not know") {
+  const TemporaryFolder folder;
+  const auto path = folder / "state.json";
+  TrainState state;
+  state.set("step", 120);
+  state.set("seed", int64_t(INT64_MAX));
+  state.set("plan", "512x512 onednn\n\"q\"");
+  state.save(path);
+  const TrainState back = TrainState::load(path);
+  CHECK(back.integer("step") == 120);
+  CHECK(back.integer("seed") == INT64_MAX);
+  CHECK(back.text("plan") == "512x512 onednn\n\"q\"");
+  CHECK_FALSE(back.contains("epoch"));
+  CHECK_THROWS_WITH(back.integer("epoch"), Contains("state.json has no `epoch`"));
+  CHECK_THROWS_WITH(back.integer("plan"), Contains("`plan` is not an integer"));
+  CHECK_THROWS_AS(back.text("step"), UserError);
+
+  const auto refuses = [&](const char* text, const char* reason) {
+    std::ofstream(path) << text;
+    CHECK_THROWS_AS(TrainState::load(path), UserError);
+    CHECK_THROWS_WITH(TrainState::load(path), Contains("state.json") && Contains(reason));
+  };
+  refuses("", "not a JSON object");
+  refuses("{\"format\":1,", "not a JSON object");
+  refuses("[]", "not a JSON object");
+  refuses("{}", "no format number");
+  refuses("{\"format\":2,\"values\":{}}", "has format 2; this mtrain reads format 1");
+  refuses("{\"format\":1}", "no values");
+  refuses("{\"format\":1,\"values\":{\"a\":[1]}}", "`a` is neither");
+  CHECK_THROWS_AS(TrainState::load(folder / "absent.json"), UserError);
+}
