@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/rng.h"
+#include "device/device.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
-#include "device/device.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;
