@@ -67,10 +67,10 @@ Training training_of(const std::vector<std::string>& command) {
 // What is wrong with the recipe is said once, before any rank starts. The environment that must
 // stand before a rank's first line of code runs follows from it.
 std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
-  Problems problems;
-  const Recipe r = load_recipe(t.recipe, t.overrides, problems, world);
-  check_supported(r, problems);
-  problems.throw_if_errors();
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe(t.recipe, t.overrides, diagnostics, world);
+  check_supported(r, diagnostics);
+  diagnostics.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
   const Overlap overlap = make_plan(r, world, r.model.vocab_size).overlap;
   env.emplace("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections));

@@ -7,7 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
-#include "recipe/schema.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain {
 

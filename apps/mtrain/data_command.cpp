@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "commands.h"
-#include "data/bigram.h"
-#include "data/build.h"
+#include "data/build/build.h"
+#include "data/dataset/bigram.h"
 #include "observe/terminal.h"
 #include "run/signal_guard.h"
 

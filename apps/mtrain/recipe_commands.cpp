@@ -4,7 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
-#include "recipe/describe.h"
+#include "recipe/print/schema_export.h"
 
 namespace mtrain {
 

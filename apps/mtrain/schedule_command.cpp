@@ -39,7 +39,7 @@ std::string summary(const Schedule& s, const Timeline& t, const std::vector<int6
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     std::string stages;
     for (int64_t stage = 0; stage < s.stages; ++stage)
-      if (s.home(stage) == rank) stages += fmt::format("{}{}", stages.empty() ? "" : " ", stage);
+      if (s.rank_of(stage) == rank) stages += fmt::format("{}{}", stages.empty() ? "" : " ", stage);
     out += fmt::format("{:<6}{:>10g}{:>12}  {:<12}{}\n", rank, t.busy[size_t(rank)],
                        peak_in_flight(s.ranks[size_t(rank)]).to_weight_gradient,
                        bounds.empty() ? "" : std::to_string(bounds[size_t(rank)]), stages);

@@ -11,7 +11,7 @@
 #include "launch/job.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
-#include "plan/recipe_options.h"
+#include "plan/options/recipe_options.h"
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
 #include "run/dry_run.h"
@@ -29,9 +29,9 @@ struct Options {
   int64_t world_size = 0;  // 0: the launcher's
 };
 
-void tell(const Problems& problems) {
+void tell(const Diagnostics& diagnostics) {
   for (const Severity severity : {Severity::warning, Severity::resolved})
-    if (const std::string text = problems.text(severity); !text.empty())
+    if (const std::string text = diagnostics.text(severity); !text.empty())
       severity == Severity::warning ? log::warn(text) : log::info(text);
 }
 
@@ -40,7 +40,7 @@ void show_dry_run(const Recipe& r, int64_t world) {
       r.model.vocab_size > 0 ? r.model.vocab_size : vocabulary(tokenizer_options(r));
   const RunPlan plan = make_plan(r, world, vocab);
   std::fputs(dry_run_report(plan, terminal_width(STDOUT_FILENO)).c_str(), stdout);
-  Problems missing;
+  Diagnostics missing;
   check_supported(r, missing);
   if (const std::string text = missing.text(Severity::error); !text.empty())
     std::printf("\nthis build cannot run it yet:\n%s\n", text.c_str());
@@ -61,14 +61,14 @@ void run(const Recipe& r, const Job& job, bool profile) {
 void train(const Options& o) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
-  Problems problems;
+  Diagnostics diagnostics;
   const Job job = job_from_environment();
   const int64_t world = o.world_size ? o.world_size : job.size;
-  const Recipe recipe = load_recipe(o.recipe, overrides, problems, world);
+  const Recipe recipe = load_recipe(o.recipe, overrides, diagnostics, world);
   const bool runs = !o.dry_run && !o.print_recipe;
-  if (runs) check_supported(recipe, problems);
-  problems.throw_if_errors();
-  if (job.rank == 0) tell(problems);
+  if (runs) check_supported(recipe, diagnostics);
+  diagnostics.throw_if_errors();
+  if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
   if (runs) run(recipe, job, o.profile);

@@ -50,7 +50,7 @@ const GemmKernels& kernels_of(Isa isa) {
 // A unit of packing: some panels of a B that is transposed for all k of a block, since its storage
 // runs along k; all panels of the other for some k, a multiple of every word_multiple.
 constexpr int64_t kPackPanels = 4, kPackK = 64;
-constexpr int64_t kMostUnitPanels = 16;
+constexpr int64_t kMaxUnitPanels = 16;
 
 // Units of one kind of work, handed out in order. Spins while it waits, then yields: there may be
 // more ranks than cores.
@@ -181,7 +181,7 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
 void Gemm::plan_units() {
   unit_panels_ = std::clamp(kernels_.unit_words / (kernels_.rows * words(k_block_)),
                             kernels_.fewest_unit_panels, kernels_.most_unit_panels);
-  MT_CHECK(unit_panels_ <= kMostUnitPanels, "{} panels", unit_panels_);
+  MT_CHECK(unit_panels_ <= kMaxUnitPanels, "{} panels", unit_panels_);
   for (int64_t begin = 0; begin < panels_;) {
     const int64_t fair = threads_ == 1 ? panels_ : ceil_div(panels_ - begin, 2 * threads_);
     const int64_t end = begin + std::min({fair, unit_panels_, panels_ - begin});
@@ -275,7 +275,7 @@ const void* Gemm::next_of_a(const Phase& p, int64_t unit, int64_t k1) const {
 void Gemm::compute(const Phase& p, int64_t unit, const Own& own) const {
   const int64_t group = unit % p.groups;
   const PanelRange& range = units_[size_t(unit / p.groups)];
-  int64_t row[kMostUnitPanels + 1];
+  int64_t row[kMaxUnitPanels + 1];
   for (int64_t k0 = p.k0; k0 < p.k1; k0 += k_block_) {
     const int64_t k1 = std::min(p.k1, k0 + k_block_);
     GemmKernels::Block s;

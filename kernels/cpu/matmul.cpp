@@ -7,7 +7,7 @@
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/elementwise.h"
-#include "kernels/matmul_apart.h"
+#include "kernels/matmul_unfused.h"
 
 namespace mtrain::kernels::cpu {
 namespace {
@@ -125,7 +125,7 @@ void run(const Matmul& m, MatmulBackend backend) {
 
 void run(const Matmul& m) {
   check_epilogue(m);
-  if (has_epilogue(m)) return run_apart(m, [](const auto& args) { run(args); });
+  if (has_epilogue(m)) return run_unfused(m, [](const auto& args) { run(args); });
   if (!is_float8(m)) return run(m, choose_backend(m));
   check(m);
   if (m.M > 0 && m.N > 0) run_8_bit(m);

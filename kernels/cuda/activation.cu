@@ -86,9 +86,9 @@ struct RowsGrid {
 };
 // Parts of a row of one size, so that few threads have nothing to do.
 RowsGrid rows_grid(int64_t T, int64_t vectors) {
-  constexpr int64_t kWarp = 32, kMostRows = 65535;
+  constexpr int64_t kWarp = 32, kMaxRows = 65535;
   const int64_t parts = div_up(vectors, kFlatThreads), each = div_up(vectors, parts);
-  return {dim3(unsigned(parts), blocks_for(T, 1, kMostRows)),
+  return {dim3(unsigned(parts), blocks_for(T, 1, kMaxRows)),
           dim3(unsigned(div_up(each, kWarp) * kWarp))};
 }
 

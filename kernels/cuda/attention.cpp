@@ -8,9 +8,9 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 void check(const AttentionShape& s) {
-  if (s.D > kMostHeadDim)
+  if (s.D > kMaxHeadDim)
     throw UserError(fmt::format("attention on a GPU: heads of {} elements", s.D),
-                    fmt::format("use heads of at most {}, or the CPU", kMostHeadDim));
+                    fmt::format("use heads of at most {}, or the CPU", kMaxHeadDim));
   MT_CHECK(s.B * s.A * s.Sq < INT32_MAX && s.B * s.A * s.Skv < INT32_MAX,
            "attention: B {} A {} S {}", s.B, s.A, s.Sq);
 }

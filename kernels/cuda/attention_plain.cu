@@ -10,7 +10,7 @@ namespace {
 template <int DIM>
 __global__ void __launch_bounds__(kTileThreads, 1)
     forward(AnyHeads q_heads, AnyHeads k_heads, AnyHeads v_heads, AnyHeads out_heads, float* lse,
-            int64_t lse_stride, Sight sight, int A, int group, float scale) {
+            int64_t lse_stride, VisibleKeys sight, int A, int group, float scale) {
   const int tiles = (sight.Sq + kTile - 1) / kTile;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B, D = q_heads.D;
   // Under a causal mask the last queries see most keys: they go first.
@@ -86,7 +86,7 @@ void start(const AttentionForward& f, CUstream_st* stream) {
   const size_t shared = (3 * Tile<DIM>::kFloats + kTile * kScoreStride) * sizeof(float);
   MT_LAUNCH((forward<DIM>), blocks, kTileThreads, shared, stream, any_heads(f.q, s),
             any_heads(f.k, s), any_heads(f.v, s), any_heads(f.out, s), data<float>(f.lse),
-            s.lse_stride ? s.lse_stride : s.Sq, Sight(s), int(s.A), int(s.A / s.G), s.scale);
+            s.lse_stride ? s.lse_stride : s.Sq, VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale);
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ void attention_plain(const AttentionForward& f, CUstream_st* stream) {
   else if (f.shape.D <= 128)
     start<128>(f, stream);
   else
-    start<kMostHeadDim>(f, stream);
+    start<kMaxHeadDim>(f, stream);
 }
 
 }  // namespace mtrain::kernels::cuda

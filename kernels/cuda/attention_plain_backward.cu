@@ -12,7 +12,7 @@ struct Operands {
   AnyHeads q, k, v, dout;
   const float *lse, *delta;
   int64_t lse_stride;
-  Sight sight;
+  VisibleKeys sight;
   int A, group;
   float scale;
 };
@@ -140,7 +140,7 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
                    data<float>(g.lse),
                    delta,
                    s.lse_stride ? s.lse_stride : s.Sq,
-                   Sight(s),
+                   VisibleKeys(s),
                    int(s.A),
                    int(s.A / s.G),
                    s.scale};
@@ -175,7 +175,7 @@ void attention_plain(const AttentionBackward& b, const float* delta, CUstream_st
   else if (b.shape.D <= 128)
     start<128>(b, delta, stream);
   else
-    start<kMostHeadDim>(b, delta, stream);
+    start<kMaxHeadDim>(b, delta, stream);
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -75,7 +75,7 @@ struct Output {
 template <int DIM>
 __global__ void __launch_bounds__(kThreads, 1)
     forward(Heads<const bf16> q_heads, Heads<const bf16> k_heads, Heads<const bf16> v_heads,
-            Output to, Sight sight, int A, int group, float scale) {
+            Output to, VisibleKeys sight, int A, int group, float scale) {
   const int tiles = (sight.Sq + kQueries - 1) / kQueries, D = q_heads.D;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B;
   // Under a causal mask the last queries see most keys: they go first.
@@ -157,7 +157,7 @@ void start(const AttentionForward& f, CUstream_st* stream) {
             Shared<DIM>::kBytes, stream, heads_of<bf16>(f.q, s), heads_of<bf16>(f.k, s),
             heads_of<bf16>(f.v, s),
             (Output{pairs_of(f.out, s), data<float>(f.lse), s.lse_stride ? s.lse_stride : s.Sq}),
-            Sight(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E);
+            VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E);
 }
 
 bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }

@@ -17,7 +17,7 @@ struct Operands {
   Heads<const bf16> q, k, v, dout;
   const float *lse, *delta;
   int64_t lse_stride;
-  Sight sight;
+  VisibleKeys sight;
   int A, group;
   float scale;
 };
@@ -197,7 +197,7 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
                    data<float>(g.lse),
                    delta,
                    s.lse_stride ? s.lse_stride : s.Sq,
-                   Sight(s),
+                   VisibleKeys(s),
                    int(s.A),
                    int(s.A / s.G),
                    s.scale};

@@ -47,13 +47,13 @@ std::unique_ptr<CudnnAttention> open(int device) {
 }
 
 CudnnAttention* here() {
-  constexpr int kMostDevices = 64;
+  constexpr int kMaxDevices = 64;
   static std::mutex mutex;
   // For the process's life: at its end the driver may be gone before them.
-  static auto& devices = *new std::array<OfDevice, kMostDevices>;
+  static auto& devices = *new std::array<OfDevice, kMaxDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));
-  MT_CHECK(device < kMostDevices, "CUDA device {}", device);
+  MT_CHECK(device < kMaxDevices, "CUDA device {}", device);
   std::lock_guard lock(mutex);
   OfDevice& d = devices[size_t(device)];
   if (!d.asked) d.attention = open(device);

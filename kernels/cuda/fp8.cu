@@ -10,7 +10,7 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kMostBlocks = 1024;  // four results a thread of the last launch
+constexpr int kMaxBlocks = 1024;  // four results a thread of the last launch
 
 // 0 where x is not finite.
 __device__ __forceinline__ float finite_size(float x) { return isfinite(x) ? fabsf(x) : 0.0f; }
@@ -240,7 +240,7 @@ __global__ void update_scales(float* amax, float* history, int64_t tensors, int6
 void run(const Amax& a, CUstream_st* stream) {
   with_float(a.x.dtype, [&]<class T>() {
     with_width<T>(aligned({a.x.data}), [&]<int N>() {
-      const unsigned blocks = blocks_for(a.x.count, int64_t(kThreads) * N * 4, kMostBlocks);
+      const unsigned blocks = blocks_for(a.x.count, int64_t(kThreads) * N * 4, kMaxBlocks);
       const Scratch<float> partials(blocks, stream);
       MT_LAUNCH((partial_amax<N, T>), blocks, kThreads, 0, stream, data<T>(a.x), a.x.count,
                 partials.get());
@@ -255,8 +255,8 @@ void run(const Quantize& a, CUstream_st* stream) {
   if (a.N == 0 || (a.T == 0 && a.stride == 0)) return;
   const bool vectors = aligned({a.x_TN.data, a.y_TN.data}) && (!a.y_NT || a.N % kPatchColumns == 0);
   const unsigned blocks =
-      a.y_NT ? blocks_for(div_up(a.N, kTile) * div_up(a.stride, kTile), 1, kMostBlocks)
-             : blocks_for(count, int64_t(kThreads) * (vectors ? 16 : 1) * 2, kMostBlocks);
+      a.y_NT ? blocks_for(div_up(a.N, kTile) * div_up(a.stride, kTile), 1, kMaxBlocks)
+             : blocks_for(count, int64_t(kThreads) * (vectors ? 16 : 1) * 2, kMaxBlocks);
   const Scratch<float> partials(a.amax ? blocks : 0, stream);
   with_float8(a.y_TN ? a.y_TN.dtype : a.y_NT.dtype, [&]<class Y>() {
     with_float(a.x_TN.dtype, [&]<class T>() {

@@ -13,11 +13,11 @@
 #include "base/log.h"
 #include "base/matmul_workspace.h"
 #include "kernels/cuda/cublas_library.h"
+#include "kernels/cuda/cublaslt_key.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
-#include "kernels/cuda/matmul_plan.h"
 #include "kernels/elementwise.h"
-#include "kernels/matmul_apart.h"
+#include "kernels/matmul_unfused.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -173,13 +173,13 @@ struct Library {
 };
 
 Library& library_here() {
-  constexpr int kMostDevices = 64;
+  constexpr int kMaxDevices = 64;
   static std::mutex mutex;
   // For the process's life: at its end the library may be gone before them.
-  static auto& libraries = *new std::array<std::unique_ptr<Library>, kMostDevices>;
+  static auto& libraries = *new std::array<std::unique_ptr<Library>, kMaxDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));
-  MT_CHECK(device < kMostDevices, "CUDA device {}", device);
+  MT_CHECK(device < kMaxDevices, "CUDA device {}", device);
   std::lock_guard lock(mutex);
   auto& library = libraries[size_t(device)];
   if (!library) {
@@ -272,7 +272,7 @@ void run(const Matmul& m, CUstream_st* stream) {
   check_epilogue(m);
   if (m.M == 0 || m.N == 0) return;
   if (has_epilogue(m)) {
-    if (!run_whole(m, stream)) run_apart(m, [&](const auto& args) { run(args, stream); });
+    if (!run_whole(m, stream)) run_unfused(m, [&](const auto& args) { run(args, stream); });
     return;
   }
   if (m.K == 0) return run_empty_sum(m, stream);

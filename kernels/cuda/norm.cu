@@ -10,7 +10,7 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kHeld = 4;             // vectors of a row that a thread keeps in registers
-constexpr int kMostThreads = 512;    // of a row: more would leave too few registers each
+constexpr int kMaxThreads = 512;     // of a row: more would leave too few registers each
 constexpr int kHeldInBackward = 16;  // elements: four arrays of them are in registers
 constexpr int kSmallRows = 8;        // rows of a block where each has one warp
 constexpr int kRowsAtOnce = 2;       // of a multiprocessor, of the most threads: see norm_grid.h
@@ -40,7 +40,7 @@ struct Forward {
 
 // Threads x of row y; rows of more than one warp have a block of their own.
 template <int N, bool RESIDUAL, class T>
-__global__ void __launch_bounds__(kMostThreads, 1) forward(Forward<T> a, Rows rows) {
+__global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) forward(Forward<T> a, Rows ro
 // Rows off their alignment, or longer than a block's registers hold: element by element, each read
 // again where it is needed.
 template <class T>
-__global__ void __launch_bounds__(kMostThreads) forward_any(Forward<T> a, Rows rows) {
+__global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void read(const Backward<T>& a, const Rows& rows, int
 // and sums dw and db in registers. Where these suffice, a row is read while the one before it is
 // computed.
 template <int N, int HELD, bool DB, class T>
-__global__ void __launch_bounds__(kMostThreads, HELD == 1 && !DB ? kRowsAtOnce : 1)
+__global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 1)
     backward(Backward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kMostThreads, HELD == 1 && !DB ? kRowsAtOnce :
 
 // As forward_any. A block's sums are kept in its row of partials.
 template <class T>
-__global__ void __launch_bounds__(kMostThreads) backward_any(Backward<T> a, Rows rows) {
+__global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   float* const dw = a.partials + blockIdx.x * rows.H * (a.db ? 2 : 1);
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_any(Backward<T> a, Rows
 }
 
 unsigned threads_of(int64_t H, int64_t per_thread) {
-  return unsigned(std::min<int64_t>(kMostThreads, div_up(div_up(H, per_thread), kWarp) * kWarp));
+  return unsigned(std::min<int64_t>(kMaxThreads, div_up(div_up(H, per_thread), kWarp) * kWarp));
 }
 dim3 block_of(unsigned threads) { return dim3(threads, threads == kWarp ? kSmallRows : 1); }
 
@@ -333,7 +333,7 @@ void run(const NormForward& a, CUstream_st* stream) {
                        data<float>(a.rstd_T),    data<float>(a.mean_T),  a.eps,
                        a.kind == NormKind::layer};
     constexpr int N = kVector<T>;
-    if (rows.H <= kMostThreads * kHeld * N && whole_vectors<T>(rows) &&
+    if (rows.H <= kMaxThreads * kHeld * N && whole_vectors<T>(rows) &&
         aligned({f.x, f.residual, f.w, f.b, f.sum, f.y})) {
       const dim3 block = block_of(threads_of(rows.H, kHeld * N));
       const unsigned blocks = forward_blocks(rows, block, a.sm_margin);
@@ -356,7 +356,7 @@ void run(const NormBackward& a, CUstream_st* stream) {
     constexpr int N = kVector<T>;
     const int64_t width = a.db_H ? 2 * rows.H : rows.H;
     const bool vectors =
-        whole_vectors<T>(rows) && rows.H <= kMostThreads * kHeldInBackward &&
+        whole_vectors<T>(rows) && rows.H <= kMaxThreads * kHeldInBackward &&
         aligned({a.dy_TH.data, a.x_TH.data, a.w_H.data, a.dresidual_TH.data, a.dx_TH.data});
     const unsigned threads = threads_of(rows.H, vectors ? N : 4);
     const unsigned per_block = vectors ? block_of(threads).y : 1;
@@ -369,7 +369,7 @@ void run(const NormBackward& a, CUstream_st* stream) {
         a.kind == NormKind::layer, bool(a.db_H)};
     if (!vectors)
       MT_LAUNCH((backward_any<T>), blocks, threads, 0, stream, b, rows);
-    else if (rows.H <= kMostThreads * N)
+    else if (rows.H <= kMaxThreads * N)
       start_backward<1>(b, rows, threads, blocks, stream);
     else
       start_backward<kHeldInBackward / N>(b, rows, threads, blocks, stream);

@@ -10,9 +10,9 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-constexpr int kMostBlocks = 1024;  // two results a thread of the last launch
-constexpr int kAhead = 2;          // vectors of a thread, in flight together
-constexpr int kBlocksAtOnce = 4;   // of a multiprocessor, whose registers they share
+constexpr int kMaxBlocks = 1024;  // two results a thread of the last launch
+constexpr int kAhead = 2;         // vectors of a thread, in flight together
+constexpr int kBlocksAtOnce = 4;  // of a multiprocessor, whose registers they share
 
 __device__ __forceinline__ void block_sum(double sum, double* out) {
   __shared__ double slots[kWarp];
@@ -86,7 +86,7 @@ __global__ void clip(const double* sum_squares, const double* loss, float* norm,
 }
 
 unsigned blocks_of(int64_t count, int width) {
-  return blocks_for(count, int64_t(kThreads) * width * 2 * kAhead, kMostBlocks);
+  return blocks_for(count, int64_t(kThreads) * width * 2 * kAhead, kMaxBlocks);
 }
 
 template <bool SQUARE>

@@ -32,13 +32,13 @@ constexpr const char* kOwnRecipe =
 // Returns the layout-free tensor, so that files fit every layout. `units` holds the whole units of
 // all ranks of tensor parallelism, one after the other.
 Tensor assemble(Stream& stream, const Parameter& p, const Tensor& units) {
-  const int64_t unit = units.count() / p.cut.ranks;
-  if (p.cut.dim == Cut::Dim::none) return units.flat(p.begin, p.whole_shape());
+  const int64_t unit = units.count() / p.shard.ranks;
+  if (p.shard.dim == ShardSpec::Dim::none) return units.flat(p.begin, p.whole_shape());
   const Tensor whole = Tensor::empty(stream, {1, p.whole_shape().count()}, units.dtype());
   std::vector<ops::CopyBlock> blocks;
-  for (int rank = 0; rank < p.cut.ranks; ++rank)
+  for (int rank = 0; rank < p.shard.ranks; ++rank)
     for (const ElementRun& r : p.runs(rank)) {
-      if (r.copy > 0) continue;
+      if (r.replica > 0) continue;
       blocks.push_back({.from_row = 0,
                         .from_column = rank * unit + p.begin + r.here,
                         .to_row = 0,

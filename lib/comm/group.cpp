@@ -20,10 +20,10 @@ struct Group::State {
   // Enqueues one call, run(communicator, context), on `on`. `wire_bytes` are the bytes that a rank
   // puts on the link in the best algorithm.
   template <class F>
-  void enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run);
+  void enqueue(Stream& stream, LaunchInfo info, double wire_bytes, F run);
   // The same for a collective, which ends when an emulated link has carried its data.
   template <class F>
-  void enqueue_collective(Stream& on, LaunchInfo info, double wire_bytes, F run);
+  void enqueue_collective(Stream& stream, LaunchInfo info, double wire_bytes, F run);
 };
 
 namespace {
@@ -49,7 +49,7 @@ void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
 }
 
 template <class F>
-void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run) {
+void Group::State::enqueue(Stream& stream, LaunchInfo info, double wire_bytes, F run) {
   const uint64_t number = ++calls;
   const char* what = info.name;
   // Everything by value: the group may be gone when the work runs.
@@ -66,12 +66,12 @@ void Group::State::enqueue(Stream& on, LaunchInfo info, double wire_bytes, F run
     }
   };
   info.wire_bytes = int64_t(wire_bytes);
-  on.launch(std::move(info), std::move(work));
+  stream.launch(std::move(info), std::move(work));
 }
 
 template <class F>
-void Group::State::enqueue_collective(Stream& on, LaunchInfo info, double wire_bytes, F run) {
-  enqueue(on, std::move(info), wire_bytes,
+void Group::State::enqueue_collective(Stream& stream, LaunchInfo info, double wire_bytes, F run) {
+  enqueue(stream, std::move(info), wire_bytes,
           [link = link, wire_bytes, run = std::move(run)](Communicator& c,
                                                           const LaunchContext& context) {
             run(c, context);
@@ -101,62 +101,63 @@ const std::vector<int>& Group::ranks() const { return state_->ranks; }
 namespace {
 
 // Copies the part that a rank gets from itself.
-void copy(const char* name, const Tensor& in, const Tensor& out, Stream& on) {
+void copy(const char* name, const Tensor& in, const Tensor& out, Stream& stream) {
   if (in.data() == out.data() || in.count() == 0) return;
   const Span to = out;
   const ConstSpan from = in;
-  on.launch({.name = name, .reads = {in}, .writes = {out}}, [to, from](const LaunchContext& c) {
+  stream.launch({.name = name, .reads = {in}, .writes = {out}}, [to, from](const LaunchContext& c) {
     copy_on_device(c, to.data, from.data, from.bytes());
   });
 }
 
 }  // namespace
 
-void Group::all_reduce(const Tensor& data, Reduce op, Stream& on) const {
+void Group::all_reduce(const Tensor& data, Reduce op, Stream& stream) const {
   if (size() == 1) return;
   const double wire = 2 * all_but_own(data.bytes(), size());
   state_->enqueue_collective(
-      on, {.name = "all_reduce", .reads = {data}, .writes = {data}}, wire,
+      stream, {.name = "all_reduce", .reads = {data}, .writes = {data}}, wire,
       [data = Span(data), op](Communicator& c, const LaunchContext& context) {
         c.all_reduce(data, op, context);
       });
 }
 
-void Group::reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& on) const {
+void Group::reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& stream) const {
   MT_CHECK(in.count() == out.count() * size() && in.dtype() == out.dtype(),
            "reduce_scatter in {}: {} elements in, {} out, {} ranks", name(), in.count(),
            out.count(), size());
-  if (size() == 1) return copy("reduce_scatter", in, out, on);
+  if (size() == 1) return copy("reduce_scatter", in, out, stream);
   state_->enqueue_collective(
-      on, {.name = "reduce_scatter", .reads = {in}, .writes = {out}},
+      stream, {.name = "reduce_scatter", .reads = {in}, .writes = {out}},
       all_but_own(in.bytes(), size()),
       [in = ConstSpan(in), out = Span(out), op](Communicator& c, const LaunchContext& context) {
         c.reduce_scatter(in, out, op, context);
       });
 }
 
-void Group::all_gather(const Tensor& in, const Tensor& out, Stream& on) const {
+void Group::all_gather(const Tensor& in, const Tensor& out, Stream& stream) const {
   MT_CHECK(out.count() == in.count() * size() && in.dtype() == out.dtype(),
            "all_gather in {}: {} elements in, {} out, {} ranks", name(), in.count(), out.count(),
            size());
-  if (size() == 1) return copy("all_gather", in, out, on);
+  if (size() == 1) return copy("all_gather", in, out, stream);
   state_->enqueue_collective(
-      on, {.name = "all_gather", .reads = {in}, .writes = {out}}, all_but_own(out.bytes(), size()),
+      stream, {.name = "all_gather", .reads = {in}, .writes = {out}},
+      all_but_own(out.bytes(), size()),
       [in = ConstSpan(in), out = Span(out)](Communicator& c, const LaunchContext& context) {
         c.all_gather(in, out, context);
       });
 }
 
-void Group::all_to_all(const Tensor& in, const Tensor& out, Stream& on) const {
+void Group::all_to_all(const Tensor& in, const Tensor& out, Stream& stream) const {
   MT_CHECK(in.count() % size() == 0 && in.count() == out.count(),
            "all_to_all in {}: {} elements in, {} out, {} ranks", name(), in.count(), out.count(),
            size());
   const std::vector<int64_t> parts(size_t(size()), in.count() / size());
-  all_to_all(in, parts, out, parts, on);
+  all_to_all(in, parts, out, parts, stream);
 }
 
 void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
-                       const std::vector<int64_t>& receives, Stream& on) const {
+                       const std::vector<int64_t>& receives, Stream& stream) const {
   int64_t sent = 0, received = 0;
   for (const int64_t n : sends) sent += n;
   for (const int64_t n : receives) received += n;
@@ -164,36 +165,36 @@ void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, cons
                received <= out.count() && in.dtype() == out.dtype(),
            "all_to_all in {}: sends {} of {} elements to {} ranks, receives {} of {}", name(), sent,
            in.count(), sends.size(), received, out.count());
-  if (size() == 1) return copy("all_to_all", in, out, on);
+  if (size() == 1) return copy("all_to_all", in, out, stream);
   const double wire = double(sent - sends[size_t(rank())]) * double(dtype_size(in.dtype()));
-  state_->enqueue_collective(on, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
+  state_->enqueue_collective(stream, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
                              [in = ConstSpan(in), out = Span(out), sends, receives](
                                  Communicator& c, const LaunchContext& context) {
                                c.all_to_all(in, sends, out, receives, context);
                              });
 }
 
-void Group::broadcast(const Tensor& data, int root, Stream& on) const {
+void Group::broadcast(const Tensor& data, int root, Stream& stream) const {
   MT_CHECK(root >= 0 && root < size(), "broadcast in {} from rank {} of {}", name(), root, size());
   if (size() == 1) return;
   LaunchInfo info{.name = "broadcast"};
   (rank() == root ? info.reads : info.writes).push_back(data);
   state_->enqueue_collective(
-      on, std::move(info), double(data.bytes()),
+      stream, std::move(info), double(data.bytes()),
       [data = Span(data), root](Communicator& c, const LaunchContext& context) {
         c.broadcast(data, root, context);
       });
 }
 
-void Group::send(const Tensor& data, int to, Stream& on) const {
-  exchange({{Transfer::Kind::send, data, to}}, on);
+void Group::send(const Tensor& data, int to, Stream& stream) const {
+  exchange({{Transfer::Kind::send, data, to}}, stream);
 }
 
-void Group::receive(const Tensor& data, int from, Stream& on) const {
-  exchange({{Transfer::Kind::receive, data, from}}, on);
+void Group::receive(const Tensor& data, int from, Stream& stream) const {
+  exchange({{Transfer::Kind::receive, data, from}}, stream);
 }
 
-void Group::exchange(std::vector<Message> messages, Stream& on) const {
+void Group::exchange(std::vector<Message> messages, Stream& stream) const {
   LaunchInfo info{.name = messages.size() == 1
                               ? (messages[0].kind == Transfer::Kind::send ? "send" : "receive")
                               : "exchange"};
@@ -212,7 +213,7 @@ void Group::exchange(std::vector<Message> messages, Stream& on) const {
   // gets them no sooner.
   const bool sends = !info.reads.empty();
   const auto link = sends ? state_->link : nullptr;
-  state_->enqueue(on, std::move(info), sent,
+  state_->enqueue(stream, std::move(info), sent,
                   [transfers, link, sent, sends](Communicator& c, const LaunchContext& context) {
                     const auto begun = Communicator::Clock::now();
                     if (link) link->carry(sent, begun);
@@ -222,10 +223,10 @@ void Group::exchange(std::vector<Message> messages, Stream& on) const {
                   });
 }
 
-void Group::barrier(Stream& on) const {
+void Group::barrier(Stream& stream) const {
   if (size() == 1) return;
   state_->enqueue_collective(
-      on, {.name = "barrier"}, 0,
+      stream, {.name = "barrier"}, 0,
       [](Communicator& c, const LaunchContext& context) { c.barrier(context); });
 }
 

@@ -56,23 +56,23 @@ class Group {
   const std::vector<int>& ranks() const;  // ranks of the world, by rank in the group
   explicit operator bool() const { return state_ != nullptr; }
 
-  void all_reduce(const Tensor& data, Reduce op, Stream& on) const;  // in place
+  void all_reduce(const Tensor& data, Reduce op, Stream& stream) const;  // in place
   // `in` has size() times the elements of `out`. Rank r gets the reduced part r; `out` may be this
   // rank's part of `in`.
-  void reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& on) const;
+  void reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Stream& stream) const;
   // `out` has size() times the elements of `in`; `in` may be this rank's part of `out`.
-  void all_gather(const Tensor& in, const Tensor& out, Stream& on) const;
+  void all_gather(const Tensor& in, const Tensor& out, Stream& stream) const;
   // Part p of `in` becomes part rank() of rank p's `out`; all parts have the same size.
-  void all_to_all(const Tensor& in, const Tensor& out, Stream& on) const;
+  void all_to_all(const Tensor& in, const Tensor& out, Stream& stream) const;
   // Part p has sends[p] elements, and rank p's receives[rank()] says the same number.
   void all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
-                  const std::vector<int64_t>& receives, Stream& on) const;
-  void broadcast(const Tensor& data, int root, Stream& on) const;
-  void send(const Tensor& data, int to, Stream& on) const;
-  void receive(const Tensor& data, int from, Stream& on) const;
+                  const std::vector<int64_t>& receives, Stream& stream) const;
+  void broadcast(const Tensor& data, int root, Stream& stream) const;
+  void send(const Tensor& data, int to, Stream& stream) const;
+  void receive(const Tensor& data, int from, Stream& stream) const;
   // All messages go together, so that two ranks may send to each other at once.
-  void exchange(std::vector<Message> messages, Stream& on) const;
-  void barrier(Stream& on) const;
+  void exchange(std::vector<Message> messages, Stream& stream) const;
+  void barrier(Stream& stream) const;
 
   // Makes pending and later calls of all ranks throw CommError with this reason. Any thread may
   // call it.

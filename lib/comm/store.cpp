@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 // Both sides begin with this word, so that neither takes another program for its peer.
 constexpr std::string_view kGreeting = "mtrain store 2\n";
-constexpr uint32_t kMostBytes = 16 << 20;  // the largest key or value
+constexpr uint32_t kMaxBytes = 16 << 20;  // the largest key or value
 
 // A message holds an operation, then length and bytes of a key and of a value. A reply holds length
 // and bytes; the first byte says whether the others are an answer or the reason why there is none.
@@ -44,7 +44,7 @@ bool take(const std::string& in, size_t& at, std::string& text) {
   if (in.size() < at + sizeof size) return false;
   std::memcpy(&size, in.data() + at, sizeof size);
   size = ntohl(size);
-  if (size > kMostBytes) throw CommError(fmt::format("a message of {} bytes", size));
+  if (size > kMaxBytes) throw CommError(fmt::format("a message of {} bytes", size));
   if (in.size() < at + sizeof size + size) return false;
   text.assign(in, at + sizeof size, size);
   at += sizeof size + size;

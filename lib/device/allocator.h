@@ -7,7 +7,7 @@
 // Small buffers have segments of their own, so that none of them keeps a large block cut in two. A
 // graph's launches have a pool of their own, since they find the same addresses at every replay.
 // The allocator also gives CUDA kernels the memory that they need within a launch
-// (ops/launch_scratch.h), so that it has all memory of a rank but what libraries take for
+// (ops/launch_workspace.h), so that it has all memory of a rank but what libraries take for
 // themselves.
 #pragma once
 #include <array>

@@ -14,7 +14,7 @@ namespace mtrain {
 
 class Staging {
  public:
-  static constexpr int64_t kMostEach = 4ll << 20, kMostInAll = 64ll << 20;  // bytes
+  static constexpr int64_t kMaxEach = 4ll << 20, kMaxInAll = 64ll << 20;  // bytes
 
   struct Slot {
     std::shared_ptr<void> memory;
@@ -29,7 +29,7 @@ class Staging {
   // the copies under way have taken all slots, or the data is too large for one. The caller sets
   // `passed` before the next call.
   Slot* take(int64_t bytes) {
-    if (bytes > kMostEach) return nullptr;
+    if (bytes > kMaxEach) return nullptr;
     const auto size = int64_t(std::bit_ceil(uint64_t(std::max(bytes, kLeast))));
     for (auto at = slots_.lower_bound(size); at != slots_.end(); ++at) {
       std::deque<Slot>& queue = at->second;
@@ -38,7 +38,7 @@ class Staging {
       queue.pop_front();
       return &queue.back();
     }
-    if (in_all_ + size > kMostInAll) return nullptr;
+    if (in_all_ + size > kMaxInAll) return nullptr;
     in_all_ += size;
     return &slots_[size].emplace_back(Slot{allocate_(size), size});
   }

@@ -32,7 +32,7 @@ struct Launcher {
   const char *job, *step;  // tell jobs apart: a port follows from them
 };
 
-constexpr int kMostRanks = 1 << 24;
+constexpr int kMaxRanks = 1 << 24;
 constexpr Launcher kLaunchers[] = {
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr, nullptr},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID",
@@ -66,7 +66,7 @@ std::optional<int> tasks_of_node(const std::string& list, int node) {
 int slurm_local_size(int otherwise) {
   const auto tasks = variable("SLURM_STEP_TASKS_PER_NODE");
   if (!tasks || !variable("SLURM_NODEID")) return otherwise;
-  return tasks_of_node(*tasks, number("SLURM_NODEID", 0, kMostRanks)).value_or(otherwise);
+  return tasks_of_node(*tasks, number("SLURM_NODEID", 0, kMaxRanks)).value_or(otherwise);
 }
 
 // Jobs of one host meet at different ports.
@@ -92,10 +92,10 @@ Job job_from_environment() {
     // The rank beside the size tells a launcher from a shell inside an allocation, which has the
     // size alone.
     if (!variable(l.rank) || !variable(l.size)) continue;
-    job.size = number(l.size, 1, kMostRanks);
+    job.size = number(l.size, 1, kMaxRanks);
     job.rank = number(l.rank, 0, job.size - 1);
-    if (variable(l.local_size)) job.local_size = number(l.local_size, 1, kMostRanks);
-    if (variable(l.local_rank)) job.local_rank = number(l.local_rank, 0, kMostRanks);
+    if (variable(l.local_size)) job.local_size = number(l.local_size, 1, kMaxRanks);
+    if (variable(l.local_rank)) job.local_rank = number(l.local_rank, 0, kMaxRanks);
     if (std::string_view(l.rank) == "SLURM_PROCID")
       job.local_size = slurm_local_size(job.local_size);
     const auto id = variable(l.job), step = variable(l.step);
@@ -112,7 +112,7 @@ Job job_from_environment() {
     if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ++job.master_port;
   }
   for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
-    if (variable(count)) job.restarts = number(count, 0, kMostRanks);
+    if (variable(count)) job.restarts = number(count, 0, kMaxRanks);
   job.id = job_id();
   return job;
 }

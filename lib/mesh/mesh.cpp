@@ -24,7 +24,7 @@ Axes dp_axes() { return {Axis::dp_replicate, Axis::dp_shard}; }
 Axes dp_shard_cp_axes() { return {Axis::dp_shard, Axis::cp}; }
 Axes dp_cp_axes() { return {Axis::dp_replicate, Axis::dp_shard, Axis::cp}; }
 
-Mesh::Mesh(std::vector<Dim> dims) : dims_(std::move(dims)), strides_(dims_.size()) {
+Mesh::Mesh(std::vector<AxisSize> dims) : dims_(std::move(dims)), strides_(dims_.size()) {
   for (size_t i = dims_.size(); i-- > 0;) {
     MT_CHECK(dims_[i].size >= 1, "mesh: {} of size {}", axis_name(dims_[i].axis), dims_[i].size);
     strides_[i] = world_;
@@ -33,7 +33,7 @@ Mesh::Mesh(std::vector<Dim> dims) : dims_(std::move(dims)), strides_(dims_.size(
 }
 
 namespace {
-size_t index_of(const std::vector<Mesh::Dim>& dims, Axis axis) {
+size_t index_of(const std::vector<Mesh::AxisSize>& dims, Axis axis) {
   for (size_t i = 0; i < dims.size(); ++i)
     if (dims[i].axis == axis) return i;
   throw BugError(fmt::format("this mesh has no axis {}", axis_name(axis)));
@@ -57,7 +57,7 @@ int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
 
 std::vector<int64_t> Mesh::coordinates(int64_t rank) const {
   std::vector<int64_t> at;
-  for (const Dim& d : dims_) at.push_back(coordinate(rank, d.axis));
+  for (const AxisSize& d : dims_) at.push_back(coordinate(rank, d.axis));
   return at;
 }
 
@@ -90,7 +90,7 @@ std::vector<int64_t> Mesh::group(int64_t rank, const Axes& axes) const {
 
 int64_t Mesh::index_in_group(int64_t rank, const Axes& axes) const {
   int64_t index = 0;
-  for (const Dim& d : dims_)
+  for (const AxisSize& d : dims_)
     if (std::find(axes.begin(), axes.end(), d.axis) != axes.end())
       index = index * d.size + coordinate(rank, d.axis);
   return index;

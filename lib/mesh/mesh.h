@@ -23,14 +23,14 @@ Axes dp_cp_axes();        // gradients are reduced over them
 
 class Mesh {
  public:
-  struct Dim {
+  struct AxisSize {
     Axis axis;
     int64_t size;  // at least 1
   };
-  explicit Mesh(std::vector<Dim> dims);  // outermost first, each axis once
+  explicit Mesh(std::vector<AxisSize> dims);  // outermost first, each axis once
 
   int64_t world() const { return world_; }
-  const std::vector<Dim>& dims() const { return dims_; }
+  const std::vector<AxisSize>& dims() const { return dims_; }
   int64_t size(Axis axis) const;         // MT_CHECKs that the mesh has it
   int64_t size(const Axes& axes) const;  // product
   int64_t stride(Axis axis) const;       // ranks between neighbours along it
@@ -47,7 +47,7 @@ class Mesh {
   std::vector<std::vector<int64_t>> groups(const Axes& axes) const;
 
  private:
-  std::vector<Dim> dims_;
+  std::vector<AxisSize> dims_;
   std::vector<int64_t> strides_;
   int64_t world_ = 1;
 };

@@ -20,7 +20,7 @@ struct AttentionActivations {
 class AttentionSegment : public Segment {
  public:
   AttentionSegment(ParamStore& params, const GptConfig& c, int64_t layer,
-                   const RotaryTables& rotary, bool recompute_core, const ModelParts& parts)
+                   const RotaryTables& rotary, bool recompute_core, const ModelImpls& parts)
       : c_(c),
         id_{SegmentKind::attention, layer},
         name_(segment_name(id_)),
@@ -52,15 +52,15 @@ class AttentionSegment : public Segment {
                                          .fp8 = parts.fp8});
     if (c.qk_norm) {
       // Each rank normalizes its own heads, so that their gradients are sums over ranks.
-      Cut cut = tensor_->copied();
-      cut.partial_grad = true;
+      ShardSpec shard = tensor_->copied();
+      shard.partial_grad = true;
       const auto add = [&](const char* which) {
         return params.add(unit_id(layer), {.name = name_ + which,
-                                             .shape = {c.head_dim},
-                                             .init = Init::ones,
-                                             .decay = false,
-                                             .matmul_grad = false,
-                                             .cut = cut});
+                                           .shape = {c.head_dim},
+                                           .init = Init::ones,
+                                           .decay = false,
+                                           .matmul_grad = false,
+                                           .shard = shard});
       };
       q_norm_ = add(".q_norm.weight");
       k_norm_ = add(".k_norm.weight");
@@ -90,8 +90,8 @@ class AttentionSegment : public Segment {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
-    InputGradient dout = proj_->dgrad(step, drop_backward(step, d_TH, id_, c_.hidden_dropout,
-                                                          tensor_->first_row(step.seq.T())));
+    InputGradient dout = proj_->dgrad(
+        step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())));
     // The gradient for wgrad is moved in, since the rest needs its memory: under sequence
     // parallelism it is of all ranks' tokens.
     proj_->wgrad(step, a.core.out_TN, std::move(dout.for_wgrad));
@@ -152,7 +152,7 @@ class AttentionSegment : public Segment {
 
 std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
                                            const RotaryTables& rotary, bool recompute_core,
-                                           const ModelParts& parts) {
+                                           const ModelImpls& parts) {
   return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core, parts);
 }
 

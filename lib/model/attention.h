@@ -5,8 +5,8 @@
 #include <string>
 
 #include "model/linear.h"
+#include "model/model_impls.h"
 #include "model/norm.h"
-#include "model/parts.h"
 #include "model/rotary.h"
 #include "model/segment.h"
 
@@ -14,6 +14,6 @@ namespace mtrain {
 
 std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
                                            const RotaryTables& rotary, bool recompute_core,
-                                           const ModelParts& parts);
+                                           const ModelImpls& parts);
 
 }  // namespace mtrain

@@ -6,7 +6,7 @@
 namespace mtrain {
 
 Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
-             bool recompute_core, const ModelParts& parts) {
+             bool recompute_core, const ModelImpls& parts) {
   segments_.push_back(attention_segment(params, c, layer, rotary, recompute_core, parts));
   segments_.push_back(mlp_segment(params, c, layer, parts));
 }

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "model/parts.h"
+#include "model/model_impls.h"
 #include "model/rotary.h"
 #include "model/segment.h"
 
@@ -12,7 +12,7 @@ namespace mtrain {
 class Block {
  public:
   Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
-        bool recompute_core, const ModelParts& parts);
+        bool recompute_core, const ModelImpls& parts);
   Hidden forward(Step& step, Hidden h);
 
   size_t size() const { return segments_.size(); }

@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/parameters.h"
+#include "model/param/parameters.h"
 #include "model/step.h"
 
 namespace mtrain {
 
-class DataParallel : public UnitUse {
+class DataParallel : public ParamHooks {
  public:
   virtual int rank() const = 0;  // which samples this rank reads
   virtual int size() const = 0;

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "base/rng.h"
-#include "model/replayed.h"
+#include "model/graph_inputs.h"
 #include "model/step.h"
 #include "ops/ops.h"
 

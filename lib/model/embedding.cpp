@@ -17,7 +17,7 @@ Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParalle
                                           .std = c.init_std,
                                           .rows = c.vocab,
                                           .matmul_grad = c.tied_embeddings,
-                                          .cut = vocabulary_cut(tensor, c),
+                                          .shard = vocabulary_shard(tensor, c),
                                           .copy = copy});
 }
 
@@ -26,7 +26,7 @@ Parameter* token_table(ParamStore& params) {
   return unit ? unit->params.front() : nullptr;
 }
 
-Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelParts& parts,
+Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& parts,
                      bool table_alone)
     : c_(c), tensor_(parts.tensor), table_(add_table(params, c, *tensor_, false)) {
   if (!c.rotary)
@@ -35,13 +35,13 @@ Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelParts& p
                              .shape = {c.max_positions, c.hidden},
                              .std = c.init_std,
                              .matmul_grad = false,
-                             .cut = tensor_->copied()});
+                             .shard = tensor_->copied()});
 }
 
-Cut vocabulary_cut(const TensorParallel& tensor, const GptConfig& c) {
+ShardSpec vocabulary_shard(const TensorParallel& tensor, const GptConfig& c) {
   return {.ranks = tensor.size(),
           .rank = tensor.rank(),
-          .dim = Cut::Dim::rows,
+          .dim = ShardSpec::Dim::rows,
           .sections = {{c.padded_vocab, 1}}};
 }
 
@@ -84,7 +84,7 @@ void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
                position_T = tensor_->own_rows(step.seq.position_T)] {
     // A tied table's first contribution, where this entry is drained before the head's: those then
     // add.
-    if (table_->take_fresh()) ops::fill(on, table_->grad, 0);
+    if (table_->consume_first_write()) ops::fill(on, table_->grad, 0);
     ops::embedding_backward(on, id_T, all_d, table_->grad, shard());
     if (positions_) ops::embedding_backward(on, position_T, d, positions_->grad);
   };

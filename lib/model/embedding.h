@@ -1,12 +1,12 @@
 // Token embedding, with learned positions where the model has them.
 #pragma once
+#include "model/model_impls.h"
 #include "model/norm.h"
-#include "model/parts.h"
 
 namespace mtrain {
 
 // The vocabulary's rows, padding included, over the ranks.
-Cut vocabulary_cut(const TensorParallel& tensor, const GptConfig& c);
+ShardSpec vocabulary_shard(const TensorParallel& tensor, const GptConfig& c);
 
 // Declares the token table, the first parameter of its unit. `copy` says that another rank of the
 // pipeline has it as well, and counts and saves it.
@@ -17,7 +17,7 @@ Parameter* token_table(ParamStore& params);  // null where this rank has none
 class Embedding {
  public:
   // `table_alone`: in a unit of its own.
-  Embedding(ParamStore& params, const GptConfig& c, const ModelParts& parts = {},
+  Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& parts = {},
             bool table_alone = false);
   Tensor forward(Step& step, const Tensor& id_T);
   void backward(Step& step, const Tensor& id_T, const Tensor& d_TH);

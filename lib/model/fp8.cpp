@@ -15,8 +15,8 @@ namespace mtrain {
 namespace {
 // Throws within a graph: it is replayed for every micro-batch, and copies of weights are made once
 // a step.
-void refuse_capture(Stream& on) {
-  if (on.device().capture())
+void refuse_capture(Stream& stream) {
+  if (stream.device().capture())
     throw RunError("8-bit weights that are not there yet cannot be made within a graph");
 }
 }  // namespace
@@ -39,10 +39,10 @@ std::string Float8Scaling::name(int64_t index) const {
   return linears_[size_t(index / 2)] + (index % 2 ? ".weight" : ".input");
 }
 
-void Float8Scaling::materialize(Stream& on) {
+void Float8Scaling::materialize(Stream& stream) {
   materialized_ = true;
   const auto make = [&](Shape shape, DType type) {
-    return Tensor::empty(on, shape, type, MemoryCategory::buffers);
+    return Tensor::empty(stream, shape, type, MemoryCategory::buffers);
   };
   const DType type = this->type(Role::weight);
   for (Weight& w : weights_) {
@@ -56,8 +56,8 @@ void Float8Scaling::materialize(Stream& on) {
   const int64_t C = tensors();
   all_ = {make({C}, DType::f32), make({C, options_.history}, DType::f32), make({C}, DType::f32),
           make({C}, DType::f32)};
-  for (const Tensor& none : {all_.amax_C, all_.history_CL}) ops::fill(on, none, 0);
-  for (const Tensor& neutral : {all_.scale_C, all_.inverse_C}) ops::fill(on, neutral, 1);
+  for (const Tensor& none : {all_.amax_C, all_.history_CL}) ops::fill(stream, none, 0);
+  for (const Tensor& neutral : {all_.scale_C, all_.inverse_C}) ops::fill(stream, neutral, 1);
 }
 
 ops::DelayedScales Float8Scaling::range(int64_t begin, int64_t end) const {
@@ -74,61 +74,63 @@ Tensor Float8Scaling::amax(int64_t index, bool record) const {
   return record && options_.delayed ? range(index, index + 1).amax_C : Tensor();
 }
 
-ops::Float8Scale Float8Scaling::scale(Stream& on, int64_t linear, Role role, const Tensor& x) {
+ops::Float8Scale Float8Scaling::scale(Stream& stream, int64_t linear, Role role, const Tensor& x) {
   if (has_history_) return delayed_scale(index(linear, role));
-  return ops::current_scale(on, x, type(role), options_.margin);
+  return ops::current_scale(stream, x, type(role), options_.margin);
 }
 
-ops::Float8Tensor Float8Scaling::quantize(Stream& on, int64_t linear, Role role, const Tensor& x,
-                                          const ops::Float8Scale& scale, bool transposed,
-                                          bool record) {
+ops::Float8Tensor Float8Scaling::quantize(Stream& stream, int64_t linear, Role role,
+                                          const Tensor& x, const ops::Float8Scale& scale,
+                                          bool transposed, bool record) {
   const Tensor amax = this->amax(index(linear, role), record);
-  return transposed ? ops::quantize_transposed(on, x, type(role), scale, amax)
-                    : ops::quantize(on, x, type(role), scale, amax);
+  return transposed ? ops::quantize_transposed(stream, x, type(role), scale, amax)
+                    : ops::quantize(stream, x, type(role), scale, amax);
 }
 
-ops::Float8Pair Float8Scaling::quantize_both(Stream& on, int64_t linear, Role role, const Tensor& x,
-                                             const ops::Float8Scale& scale, bool record) {
-  return ops::quantize_both(on, x, type(role), scale, amax(index(linear, role), record));
+ops::Float8Pair Float8Scaling::quantize_both(Stream& stream, int64_t linear, Role role,
+                                             const Tensor& x, const ops::Float8Scale& scale,
+                                             bool record) {
+  return ops::quantize_both(stream, x, type(role), scale, amax(index(linear, role), record));
 }
 
-ops::Float8Scale Float8Scaling::weight_scale(Stream& on, int64_t linear) {
+ops::Float8Scale Float8Scaling::weight_scale(Stream& stream, int64_t linear) {
   if (has_history_) return delayed_scale(index(linear, Role::weight));
   Weight& w = weights_.at(size_t(linear));
   if (w.has_scale) return w.scale;
-  refuse_capture(on);
-  ops::current_scale_into(on, w.parameter->value, type(Role::weight), options_.margin, w.scale);
+  refuse_capture(stream);
+  ops::current_scale_into(stream, w.parameter->value, type(Role::weight), options_.margin, w.scale);
   w.has_scale = true;
   return w.scale;
 }
 
-ops::Float8Tensor Float8Scaling::weight(Stream& on, int64_t linear, bool transposed, bool record) {
+ops::Float8Tensor Float8Scaling::weight(Stream& stream, int64_t linear, bool transposed,
+                                        bool record) {
   Weight& w = weights_.at(size_t(linear));
   const Tensor &value = w.parameter->value, &kept = transposed ? w.transposed : w.copy;
-  const ops::Float8Scale scale = weight_scale(on, linear);
+  const ops::Float8Scale scale = weight_scale(stream, linear);
   const Tensor amax = this->amax(index(linear, Role::weight), record);
   if (!kept)
-    return transposed ? ops::quantize_transposed(on, value, type(Role::weight), scale, amax)
-                      : ops::quantize(on, value, type(Role::weight), scale, amax);
+    return transposed ? ops::quantize_transposed(stream, value, type(Role::weight), scale, amax)
+                      : ops::quantize(stream, value, type(Role::weight), scale, amax);
   if ((transposed ? w.has_transposed : w.has_copy) && (w.recorded || !amax))
     return {kept, scale.inverse};
-  refuse_capture(on);
+  refuse_capture(stream);
   // What a backward will want is made with what its forward wants: the weight is read once.
   const Tensor copy = transposed ? Tensor() : w.copy,
                other = transposed || record ? w.transposed : Tensor();
-  ops::quantize_into(on, value, scale, copy, other, amax);
+  ops::quantize_into(stream, value, scale, copy, other, amax);
   w.has_copy = w.has_copy || copy;
   w.has_transposed = w.has_transposed || other;
   w.recorded = w.recorded || amax;
   return {kept, scale.inverse};
 }
 
-void Float8Scaling::prepare(Stream& on) {
+void Float8Scaling::prepare(Stream& stream) {
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& w = weights_[i];
-    if (w.copy) weight(on, int64_t(i), false, true);
-    if (w.transposed) weight(on, int64_t(i), true, false);
-    weight_scale(on, int64_t(i));
+    if (w.copy) weight(stream, int64_t(i), false, true);
+    if (w.transposed) weight(stream, int64_t(i), true, false);
+    weight_scale(stream, int64_t(i));
   }
 }
 
@@ -136,13 +138,13 @@ void Float8Scaling::weights_changed() {
   for (Weight& w : weights_) w.has_copy = w.has_transposed = w.has_scale = w.recorded = false;
 }
 
-void Float8Scaling::end_step(Stream& on, const std::function<void(const Tensor&)>& over_ranks) {
+void Float8Scaling::end_step(Stream& stream, const std::function<void(const Tensor&)>& over_ranks) {
   weights_changed();  // and delayed scales are others now
   if (!all_.amax_C) return;
   over_ranks(all_.amax_C);
   const auto both = 2 * int64_t(linears_.size());
   const auto update = [&](const ops::DelayedScales& of, Role role) {
-    ops::update_scales(on, of, place_, options_.most_recent, type(role), options_.margin);
+    ops::update_scales(stream, of, place_, options_.most_recent, type(role), options_.margin);
   };
   update(range(0, both), Role::input);
   update(range(both, tensors()), Role::gradient);
@@ -152,9 +154,10 @@ void Float8Scaling::end_step(Stream& on, const std::function<void(const Tensor&)
 
 // A line holds the name, the scale and the history, oldest first, as hexadecimal floats, which are
 // exact.
-std::string Float8Scaling::state(Stream& on) const {
+std::string Float8Scaling::state(Stream& stream) const {
   if (!has_history_) return "";
-  const auto scales = all_.scale_C.to_host<float>(on), history = all_.history_CL.to_host<float>(on);
+  const auto scales = all_.scale_C.to_host<float>(stream),
+             history = all_.history_CL.to_host<float>(stream);
   std::string text;
   const int64_t L = options_.history;
   for (int64_t i = 0; i < tensors(); ++i) {
@@ -166,7 +169,7 @@ std::string Float8Scaling::state(Stream& on) const {
   return text;
 }
 
-void Float8Scaling::restore(Stream& on, const std::string& state) {
+void Float8Scaling::restore(Stream& stream, const std::string& state) {
   if (!all_.amax_C || state.empty()) return;
   std::map<std::string, std::vector<float>> saved;
   std::istringstream lines(state);
@@ -194,9 +197,9 @@ void Float8Scaling::restore(Stream& on, const std::string& state) {
   // Graphs hold the addresses, so that the memory stays the same.
   const auto put = [&](std::vector<float>& values, const Tensor& to) {
     const auto keep = std::make_shared<std::vector<float>>(std::move(values));
-    on.upload(to, keep, keep->data());
+    stream.upload(to, keep, keep->data());
   };
-  ops::fill(on, all_.amax_C, 0);
+  ops::fill(stream, all_.amax_C, 0);
   put(history, all_.history_CL);
   put(scales, all_.scale_C);
   put(inverses, all_.inverse_C);

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "model/parameters.h"
+#include "model/param/parameters.h"
 #include "model/step.h"
 #include "ops/ops.h"
 
@@ -37,38 +37,38 @@ class Float8Scaling {
   // below take as `linear`.
   int64_t add(const std::string& name, const Parameter& weight);
   // Allocates what is kept from step to step. To be called after all linears are declared.
-  void materialize(Stream& on);
+  void materialize(Stream& stream);
 
   DType type(Role role) const { return role == Role::gradient ? options_.gradient : DType::f8e4m3; }
   // Returns the scale of an input or a gradient. `x` may be a chunk of it: a delayed scale is that
   // of the whole tensor, a current one that of the chunk.
-  ops::Float8Scale scale(Stream& on, int64_t linear, Role role, const Tensor& x);
+  ops::Float8Scale scale(Stream& stream, int64_t linear, Role role, const Tensor& x);
   // Return `x` under that scale: (M, N), or (N, M) if `transposed`; quantize_both() makes both of
   // one read. `record`: the tensor's maximum enters its history.
-  ops::Float8Tensor quantize(Stream& on, int64_t linear, Role role, const Tensor& x,
+  ops::Float8Tensor quantize(Stream& stream, int64_t linear, Role role, const Tensor& x,
                              const ops::Float8Scale& scale, bool transposed, bool record);
-  ops::Float8Pair quantize_both(Stream& on, int64_t linear, Role role, const Tensor& x,
+  ops::Float8Pair quantize_both(Stream& stream, int64_t linear, Role role, const Tensor& x,
                                 const ops::Float8Scale& scale, bool record);
   // Returns the linear's weight (O, I), or its transpose; all uses are in the order of one stream.
-  ops::Float8Tensor weight(Stream& on, int64_t linear, bool transposed, bool record);
+  ops::Float8Tensor weight(Stream& stream, int64_t linear, bool transposed, bool record);
   // Says that the kept copies and scales of the weights are out of date.
   void weights_changed();
   // Makes the kept copies and scales of every weight, so that no launch within a graph makes them.
-  void prepare(Stream& on);
+  void prepare(Stream& stream);
   // Whether every later step launches what this one does. Delayed scaling's first step does not.
   bool steady() const { return !options_.delayed || has_history_; }
 
   // Finds the next step's scales; to be called after the step's update. `over_ranks` makes a tensor
   // the maximum over the ranks that compute with other tokens or other parts of the same weights.
-  void end_step(Stream& on, const std::function<void(const Tensor&)>& over_ranks);
+  void end_step(Stream& stream, const std::function<void(const Tensor&)>& over_ranks);
 
   // Returns what a checkpoint must hold, one line a tensor; empty without delayed scaling, and
   // before the first step ends.
-  std::string state(Stream& on) const;
+  std::string state(Stream& stream) const;
   // Takes over what state() has returned. UserError if a linear of this rank is missing; others may
   // be there. After an empty text, which is that of a run without 8 bits, the first step takes
   // current scales.
-  void restore(Stream& on, const std::string& state);
+  void restore(Stream& stream, const std::string& state);
 
  private:
   struct Weight {
@@ -88,7 +88,7 @@ class Float8Scaling {
   ops::DelayedScales range(int64_t begin, int64_t end) const;
   ops::Float8Scale delayed_scale(int64_t index) const;
   Tensor amax(int64_t index, bool record) const;  // absent where nothing is to be recorded
-  ops::Float8Scale weight_scale(Stream& on, int64_t linear);
+  ops::Float8Scale weight_scale(Stream& stream, int64_t linear);
 
   const Float8Options options_;
   std::vector<std::string> linears_;

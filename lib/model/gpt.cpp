@@ -8,7 +8,7 @@
 namespace mtrain {
 
 Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
-         const Recompute& recompute, const ModelParts& parts, const GptPart& part)
+         const Recompute& recompute, const ModelImpls& parts, const StageSpec& part)
     : c_(c), part_(part), tensor_(parts.tensor) {
   part_.end = std::min(part_.end, c.layers);
   if (c.rotary) rotary_ = rotary_tables(stream, c, positions);
@@ -48,7 +48,7 @@ std::vector<ParamUnit*> Gpt::units() const {
 // The head computes its gradients together with the loss, except its norm's; so its unit stays
 // until the norm's backward.
 void Gpt::before_head(Step& step) {
-  UnitUse& use = step.units();
+  ParamHooks& use = step.units();
   step.training ? use.before_backward(*head_unit_) : use.before_forward(*head_unit_);
   if (borrows_table()) {
     use.before_forward(*table_unit_);
@@ -59,7 +59,7 @@ void Gpt::before_head(Step& step) {
 }
 
 void Gpt::after_head(Step& step) {
-  UnitUse& use = step.units();
+  ParamHooks& use = step.units();
   if (!step.training) use.after_forward(*head_unit_);
   if (borrows_table()) use.after_forward(*table_unit_);
   if (copies_table())
@@ -105,7 +105,7 @@ StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tens
   pass.h_.x_TH = x_TH;
   if (part_.embedding)
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
-      UnitUse& use = p.step_.units();
+      ParamHooks& use = p.step_.units();
       for (ParamUnit* u : embedding_units_) use.before_forward(*u);
       p.h_.x_TH = embedding_->forward(p.step_, batch.input_T);
       for (ParamUnit* u : embedding_units_) use.after_forward(*u);
@@ -158,7 +158,7 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
   }
   if (part_.embedding)
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
-      UnitUse& use = p.step_.units();
+      ParamHooks& use = p.step_.units();
       for (ParamUnit* u : embedding_units_) use.before_backward(*u);
       embedding_->backward(p.step_, batch.input_T, std::exchange(p.result_, {}));
       for (ParamUnit* u : embedding_units_) use.after_backward(*u);
@@ -167,7 +167,7 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
 }
 
 void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
-  UnitUse& use = p.step_.units();
+  ParamHooks& use = p.step_.units();
   if (layer == g.begin) p.h_ = {p.step_.stash.pop<Tensor>(), {}};
   const bool last = layer + 1 == g.end;  // the backward of this layer comes next
   if (last)
@@ -183,7 +183,7 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
 }
 
 void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
-  UnitUse& use = p.step_.units();
+  ParamHooks& use = p.step_.units();
   const bool first = segment + 1 == blocks_[layer].size();
   if (first && (!g.recompute || layer + 1 < g.end)) use.before_backward(*block_units_[layer]);
   Step inner = p.step_.with(p.not_kept_);

@@ -27,7 +27,7 @@ struct Recompute {
 };
 
 // Which part of the model a Gpt is: all of it, or a pipeline's stage.
-struct GptPart {
+struct StageSpec {
   int64_t begin = 0, end = std::numeric_limits<int64_t>::max();  // layers
   bool embedding = true, head = true;
   // Set where embeddings are tied and the first and the last stage are on different ranks. Both
@@ -40,7 +40,7 @@ class Gpt {
   // Declares its parameters in `params`; materialize them before use. The stages of a rank share
   // `params`, and add to it in their order. No sequence is longer than `positions`.
   Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
-      const Recompute& recompute = {}, const ModelParts& parts = {}, const GptPart& part = {});
+      const Recompute& recompute = {}, const ModelImpls& parts = {}, const StageSpec& part = {});
   Gpt(const Gpt&) = delete;  // the blocks point into it
   Gpt& operator=(const Gpt&) = delete;
 
@@ -60,7 +60,7 @@ class Gpt {
   Tensor logits(Step& step, const MicroBatch& batch);
 
   const GptConfig& config() const { return c_; }
-  const GptPart& part() const { return part_; }
+  const StageSpec& part() const { return part_; }
   // Returns the units of all parameters that it uses.
   std::vector<ParamUnit*> units() const;
   // How many of its units come before the head's. They are the first units of `params` where it was
@@ -89,7 +89,7 @@ class Gpt {
   bool copies_table() const { return c_.tied_embeddings && part_.shares_table; }
 
   GptConfig c_;
-  GptPart part_;
+  StageSpec part_;
   std::shared_ptr<TensorParallel> tensor_;
   RotaryTables rotary_;
   // Null without a head. The table is that of the output layer, which tied embeddings share.

@@ -17,7 +17,7 @@ struct HeadActivations {
 };
 }  // namespace
 
-Head::Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table)
+Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& parts, bool own_table)
     : c_(c),
       tensor_(parts.tensor),
       logits_rows_(parts.logits_rows),
@@ -32,51 +32,51 @@ Head::Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool
                                           .shape = {tensor_->here(c.padded_vocab), c.hidden},
                                           .std = c.init_std,
                                           .rows = c.vocab,
-                                          .cut = vocabulary_cut(*tensor_, c)});
+                                          .shard = vocabulary_shard(*tensor_, c)});
 }
 
 // Loss, and the gradient in place of the logits where step.training.
 void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
                          const Tensor& loss_T, const LossRequest& request) {
-  Stream& on = step.compute;
+  Stream& stream = step.compute;
   if (tensor_->size() == 1)
-    return ops::cross_entropy(on, logits_TV, label_T, loss_T, c_.vocab, request.grad_scale,
+    return ops::cross_entropy(stream, logits_TV, label_T, loss_T, c_.vocab, request.grad_scale,
                               step.training, request.grad_scale_1);
   MT_CHECK(!request.grad_scale_1, "tp ranks are given the gradient's scale by value");
   const int64_t first = std::min(tensor_->rank() * output_->shape[0], c_.vocab);
   const ops::VocabularyColumns here{first, output_->real_rows(), c_.vocab};
-  const Tensor sums_T3 = ops::cross_entropy_sums(on, logits_TV, label_T, here);
-  ops::cross_entropy_from_sums(on, logits_TV, label_T, tensor_->gather_sums(step, sums_T3), loss_T,
-                               here, request.grad_scale, step.training);
+  const Tensor sums_T3 = ops::cross_entropy_sums(stream, logits_TV, label_T, here);
+  ops::cross_entropy_from_sums(stream, logits_TV, label_T, tensor_->gather_sums(step, sums_T3),
+                               loss_T, here, request.grad_scale, step.training);
 }
 
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   const Device::Scope scope(step.compute.device(), kScope);
-  Stream& on = step.compute;
+  Stream& stream = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
   const Tensor y_TH = tensor_->gather(step, a.norm.y_TH);
   const int64_t T = y_TH.dim(0), rows = logits_rows_ ? logits_rows_ : T;
-  if (step.training) a.dy_TH = Tensor::empty(on, y_TH.shape(), y_TH.dtype());
-  const Tensor loss_T = Tensor::empty(on, {T}, DType::f32);
+  if (step.training) a.dy_TH = Tensor::empty(stream, y_TH.shape(), y_TH.dtype());
+  const Tensor loss_T = Tensor::empty(stream, {T}, DType::f32);
   for (int64_t first = 0; first < T; first += rows) {
     const int64_t end = std::min(T, first + rows);
     const Tensor y = y_TH.rows(first, end);
     const Tensor logits =
-        ops::matmul(on, "matmul_output_fwd", y, output_->value, {.b = true}, y.dtype());
+        ops::matmul(stream, "matmul_output_fwd", y, output_->value, {.b = true}, y.dtype());
     cross_entropy(step, logits, request.label_T.rows(first, end), loss_T.rows(first, end), request);
     if (!step.training) continue;
-    ops::matmul_into(on, "matmul_output_dgrad", logits, output_->value, {},
+    ops::matmul_into(stream, "matmul_output_dgrad", logits, output_->value, {},
                      a.dy_TH.rows(first, end));
     WgradQueue::Entry entry;
-    entry.run = [this, &on, y, logits] {
-      ops::matmul_into(on, "matmul_output_wgrad", logits, y, {.a = true}, output_->grad,
-                       !output_->take_fresh());
+    entry.run = [this, &stream, y, logits] {
+      ops::matmul_into(stream, "matmul_output_wgrad", logits, y, {.a = true}, output_->grad,
+                       !output_->consume_first_write());
     };
     if (end == T && completes_) entry.completes = {output_};
     step.wgrad.push(std::move(entry));
   }
-  ops::sum(on, loss_T, request.total);
+  ops::sum(stream, loss_T, request.total);
   if (!step.training) return;
   a.norm.y_TH = {};  // not needed any more
   a.dy_TH = tensor_->reduce(step, a.dy_TH);

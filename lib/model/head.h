@@ -1,8 +1,8 @@
 // Final norm, output projection and loss. The loss runs over chunks of tokens, and its gradient is
 // computed in the same pass, so that the logits of a micro-batch never exist at once.
 #pragma once
+#include "model/model_impls.h"
 #include "model/norm.h"
-#include "model/parts.h"
 
 namespace mtrain {
 
@@ -18,7 +18,7 @@ class Head {
  public:
   // With tied embeddings the output layer multiplies with the embedding's table; `own_table`: with
   // a copy of it, as the embedding is on another rank.
-  Head(ParamStore& params, const GptConfig& c, const ModelParts& parts, bool own_table = false);
+  Head(ParamStore& params, const GptConfig& c, const ModelImpls& parts, bool own_table = false);
   void loss(Step& step, const Hidden& h,
             const LossRequest& request);  // stashes the gradient where step.training
   Tensor backward(Step& step);            // returns dL/dh (T, H)

@@ -20,11 +20,11 @@ constexpr GemmTable<const char*> kNames{{{
 }}};
 
 // Returns the shape of a rank's part, which has no padding.
-Shape part_of(Shape whole, const Cut& cut) {
-  if (cut.dim == Cut::Dim::columns) whole[1] = exact_div(whole[1], int64_t(cut.ranks));
-  if (cut.dim != Cut::Dim::rows) return whole;
+Shape part_of(Shape whole, const ShardSpec& shard) {
+  if (shard.dim == ShardSpec::Dim::columns) whole[1] = exact_div(whole[1], int64_t(shard.ranks));
+  if (shard.dim != ShardSpec::Dim::rows) return whole;
   whole[0] = 0;
-  for (const Cut::Section& s : cut.sections) whole[0] += s.rows_here(cut.ranks);
+  for (const ShardSpec::Section& s : shard.sections) whole[0] += s.rows_here(shard.ranks);
   return whole;
 }
 
@@ -55,13 +55,13 @@ class PlainLinear : public Linear {
 
 }  // namespace
 
-LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const Cut& weight,
-                         const Cut& bias)
+LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpec& weight,
+                         const ShardSpec& bias)
     : gemm_(s.gemm), fp8_(s.fp8) {
   weight_ = params.add(s.unit, {.name = s.name + ".weight",
                                 .shape = part_of({s.O, s.I}, weight),
                                 .std = s.std,
-                                .cut = weight});
+                                .shard = weight});
   if (fp8_) number_ = fp8_->add(s.name, *weight_);
   if (s.bias)
     bias_ = params.add(s.unit, {.name = s.name + ".bias",
@@ -69,7 +69,7 @@ LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const Cut& wei
                                 .init = Init::zeros,
                                 .decay = false,
                                 .matmul_grad = false,
-                                .cut = bias});
+                                .shard = bias});
 }
 
 const char* LinearGemms::name(Pass pass) const { return kNames.at(gemm_, pass); }
@@ -82,14 +82,14 @@ Tensor LinearGemms::forward(Step& step, const Tensor& x_TI, bool bias) const {
 
 void LinearGemms::forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO,
                                bool bias) const {
-  Stream& on = step.compute;
+  Stream& stream = step.compute;
   const Tensor b = bias && bias_ ? bias_->value : Tensor();
   if (!fp8_)
-    return ops::matmul_into(on, name(Pass::fprop), x_TI, weight_->value, {.b = true}, y_TO, false,
-                            b);
-  const auto x = quantize(on, Role::input, x_TI, false, step.training),
-             w = fp8_->weight(on, number_, false, step.training);
-  ops::matmul_float8_into(on, name(Pass::fprop), x, w, y_TO, false, /*fast=*/true, b);
+    return ops::matmul_into(stream, name(Pass::fprop), x_TI, weight_->value, {.b = true}, y_TO,
+                            false, b);
+  const auto x = quantize(stream, Role::input, x_TI, false, step.training),
+             w = fp8_->weight(stream, number_, false, step.training);
+  ops::matmul_float8_into(stream, name(Pass::fprop), x, w, y_TO, false, /*fast=*/true, b);
 }
 
 GeluOutput LinearGemms::forward_gelu(Step& step, const Tensor& x_TI) const {
@@ -120,46 +120,49 @@ InputGradient LinearGemms::dgrad(Step& step, Tensor dy_TO) const {
 // it), however long. Only a bias takes dy as it is, and a transpose would wait beside it: a wgrad
 // that waits with a bias makes its own when its time has come.
 LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step, Tensor dy_TO) const {
-  Stream& on = step.compute;
-  const ops::Float8Scale scale = fp8_->scale(on, number_, Role::gradient, dy_TO);
+  Stream& stream = step.compute;
+  const ops::Float8Scale scale = fp8_->scale(stream, number_, Role::gradient, dy_TO);
   if (bias_ && step.wgrad.holding()) {
-    const auto rows = fp8_->quantize(on, number_, Role::gradient, dy_TO, scale, false, true);
+    const auto rows = fp8_->quantize(stream, number_, Role::gradient, dy_TO, scale, false, true);
     return {rows, {std::move(dy_TO), scale, {}}};
   }
-  const auto both = fp8_->quantize_both(on, number_, Role::gradient, dy_TO, scale, true);
+  const auto both = fp8_->quantize_both(stream, number_, Role::gradient, dy_TO, scale, true);
   return {both.rows, {bias_ ? std::move(dy_TO) : Tensor(), scale, both.transposed}};
 }
 
 void LinearGemms::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const {
-  Stream& on = step.compute;
-  if (!fp8_) return ops::matmul_into(on, name(Pass::dgrad), dy_TO, weight_->value, {}, dx_TI);
-  dgrad_float8(on, quantize(on, Role::gradient, dy_TO, false, true), dx_TI);
+  Stream& stream = step.compute;
+  if (!fp8_) return ops::matmul_into(stream, name(Pass::dgrad), dy_TO, weight_->value, {}, dx_TI);
+  dgrad_float8(stream, quantize(stream, Role::gradient, dy_TO, false, true), dx_TI);
 }
 
-void LinearGemms::dgrad_float8(Stream& on, const ops::Float8Tensor& dy_TO,
+void LinearGemms::dgrad_float8(Stream& stream, const ops::Float8Tensor& dy_TO,
                                const Tensor& dx_TI) const {
-  const auto w = fp8_->weight(on, number_, true, false);
-  ops::matmul_float8_into(on, name(Pass::dgrad), dy_TO, w, dx_TI, false, /*fast=*/false);
+  const auto w = fp8_->weight(stream, number_, true, false);
+  ops::matmul_float8_into(stream, name(Pass::dgrad), dy_TO, w, dx_TI, false, /*fast=*/false);
 }
 
-void LinearGemms::wgrad_now(Stream& on, const Tensor& x_TI, const OutputGradient& dy) const {
-  const bool add = !weight_->take_fresh();
+void LinearGemms::wgrad_now(Stream& stream, const Tensor& x_TI, const OutputGradient& dy) const {
+  const bool add = !weight_->consume_first_write();
   const Tensor db_O = bias_ ? bias_->grad : Tensor();
   if (!fp8_)
-    return ops::weight_gradient_into(on, name(Pass::wgrad), dy.dy_TO, x_TI, weight_->grad, add,
+    return ops::weight_gradient_into(stream, name(Pass::wgrad), dy.dy_TO, x_TI, weight_->grad, add,
                                      db_O);
-  const auto scale = dy.scale.scale ? dy.scale : fp8_->scale(on, number_, Role::gradient, dy.dy_TO);
+  const auto scale =
+      dy.scale.scale ? dy.scale : fp8_->scale(stream, number_, Role::gradient, dy.dy_TO);
   const auto dy_OT =
       dy.dy_OT.data ? dy.dy_OT
-                    : fp8_->quantize(on, number_, Role::gradient, dy.dy_TO, scale, true, false);
-  const auto x = quantize(on, Role::input, x_TI, true, false);
-  ops::matmul_float8_into(on, name(Pass::wgrad), dy_OT, x, weight_->grad, add, /*fast=*/false);
-  if (db_O) ops::column_sum(on, dy.dy_TO, db_O);
+                    : fp8_->quantize(stream, number_, Role::gradient, dy.dy_TO, scale, true, false);
+  const auto x = quantize(stream, Role::input, x_TI, true, false);
+  ops::matmul_float8_into(stream, name(Pass::wgrad), dy_OT, x, weight_->grad, add, /*fast=*/false);
+  if (db_O) ops::column_sum(stream, dy.dy_TO, db_O);
 }
 
 void LinearGemms::wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) const {
   WgradQueue::Entry entry;
-  entry.run = [this, &on = step.compute, x_TI, dy = std::move(dy)] { wgrad_now(on, x_TI, dy); };
+  entry.run = [this, &stream = step.compute, x_TI, dy = std::move(dy)] {
+    wgrad_now(stream, x_TI, dy);
+  };
   entry.completes = {weight_};
   if (bias_) entry.completes.push_back(bias_);
   step.wgrad.push(std::move(entry));

@@ -19,7 +19,7 @@
 
 #include "base/layer_gemm.h"
 #include "model/fp8.h"
-#include "model/parameters.h"
+#include "model/param/parameters.h"
 #include "model/step.h"
 
 namespace mtrain {
@@ -93,8 +93,8 @@ struct LinearSpec {
   bool bias;
   float std;       // of the initial weight
   LayerGemm gemm;  // which of a layer's linears it is: names its GEMMs in profiles and traces
-  std::vector<Cut::Section> sections = {};  // of O, if its rows may be cut
-  std::shared_ptr<Float8Scaling> fp8 = {};  // not null: its GEMMs are in 8 bits
+  std::vector<ShardSpec::Section> sections = {};  // of O, if its rows may be cut
+  std::shared_ptr<Float8Scaling> fp8 = {};        // not null: its GEMMs are in 8 bits
 };
 
 // A rank's part of a linear's parameters, and the GEMMs with them. I and O are those of the part;
@@ -102,8 +102,8 @@ struct LinearSpec {
 class LinearGemms {
  public:
   // `weight` and `bias` say which part of the parameters this rank has.
-  LinearGemms(ParamStore& params, const LinearSpec& spec, const Cut& weight = {},
-              const Cut& bias = {});
+  LinearGemms(ParamStore& params, const LinearSpec& spec, const ShardSpec& weight = {},
+              const ShardSpec& bias = {});
   int64_t I() const { return weight_->shape[1]; }
   int64_t O() const { return weight_->shape[0]; }
   bool in_8_bits() const { return bool(fp8_); }
@@ -127,13 +127,13 @@ class LinearGemms {
     OutputGradient for_wgrad;
   };
   QuantizedGradient quantize_gradient(Step& step, Tensor dy_TO) const;
-  ops::Float8Tensor quantize(Stream& on, Float8Scaling::Role role, const Tensor& x, bool transposed,
-                             bool record) const {
-    return fp8_->quantize(on, number_, role, x, fp8_->scale(on, number_, role, x), transposed,
-                          record);
+  ops::Float8Tensor quantize(Stream& stream, Float8Scaling::Role role, const Tensor& x,
+                             bool transposed, bool record) const {
+    return fp8_->quantize(stream, number_, role, x, fp8_->scale(stream, number_, role, x),
+                          transposed, record);
   }
-  void dgrad_float8(Stream& on, const ops::Float8Tensor& dy_TO, const Tensor& dx_TI) const;
-  void wgrad_now(Stream& on, const Tensor& x_TI, const OutputGradient& dy) const;
+  void dgrad_float8(Stream& stream, const ops::Float8Tensor& dy_TO, const Tensor& dx_TI) const;
+  void wgrad_now(Stream& stream, const Tensor& x_TI, const OutputGradient& dy) const;
   const char* name(Pass pass) const;
 
   const LayerGemm gemm_;

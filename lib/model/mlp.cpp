@@ -16,14 +16,14 @@ struct MlpActivations {
 
 class MlpSegment : public Segment {
  public:
-  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const ModelParts& parts)
+  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const ModelImpls& parts)
       : c_(c),
         id_{SegmentKind::mlp, layer},
         name_(segment_name(id_)),
         tensor_(parts.tensor),
         norm_(params, {UnitKind::layer, layer}, name_ + ".norm", c, *tensor_) {
     const UnitId unit{UnitKind::layer, layer};
-    std::vector<Cut::Section> sections{{c.ffn, 1}};
+    std::vector<ShardSpec::Section> sections{{c.ffn, 1}};
     if (c.gated_mlp) sections.push_back({c.ffn, 1});  // gate | up
     up_ = tensor_->column_linear(params, {.unit = unit,
                                           .name = name_ + (c.gated_mlp ? ".gate_up" : ".up"),
@@ -116,7 +116,7 @@ class MlpSegment : public Segment {
 }  // namespace
 
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                     const ModelParts& parts) {
+                                     const ModelImpls& parts) {
   return std::make_unique<MlpSegment>(params, c, layer, parts);
 }
 

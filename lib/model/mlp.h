@@ -3,12 +3,12 @@
 #pragma once
 #include <memory>
 
-#include "model/parts.h"
+#include "model/model_impls.h"
 #include "model/segment.h"
 
 namespace mtrain {
 
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                     const ModelParts& parts);
+                                     const ModelImpls& parts);
 
 }  // namespace mtrain

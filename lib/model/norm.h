@@ -2,7 +2,7 @@
 #include <string>
 
 #include "model/config.h"
-#include "model/parameters.h"
+#include "model/param/parameters.h"
 #include "model/step.h"
 #include "model/tensor_parallel.h"
 #include "ops/ops.h"

@@ -24,7 +24,7 @@ std::vector<double> rotary_frequencies(int64_t head_dim, double base, const Rope
   return frequencies;
 }
 
-RotaryTables rotary_tables(Stream& on, const GptConfig& c, int64_t positions) {
+RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions) {
   const auto frequencies = rotary_frequencies(c.head_dim, c.rotary_base, c.rope_scaling);
   const auto R = int64_t(frequencies.size());
   std::vector<float> cos(static_cast<size_t>(positions * R)), sin(cos.size());
@@ -34,8 +34,8 @@ RotaryTables rotary_tables(Stream& on, const GptConfig& c, int64_t positions) {
       cos[size_t(p * R + i)] = float(std::cos(angle));
       sin[size_t(p * R + i)] = float(std::sin(angle));
     }
-  return {Tensor::from_host(on, {positions, R}, std::move(cos)),
-          Tensor::from_host(on, {positions, R}, std::move(sin))};
+  return {Tensor::from_host(stream, {positions, R}, std::move(cos)),
+          Tensor::from_host(stream, {positions, R}, std::move(sin))};
 }
 
 }  // namespace mtrain

@@ -15,6 +15,6 @@ std::vector<double> rotary_frequencies(int64_t head_dim, double base, const Rope
 struct RotaryTables {
   Tensor cos_PR, sin_PR;  // fp32 (positions, D / 2)
 };
-RotaryTables rotary_tables(Stream& on, const GptConfig& c, int64_t positions);
+RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions);
 
 }  // namespace mtrain

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "model/param/wgrad_queue.h"
 #include "model/segment_id.h"
-#include "model/wgrad_queue.h"
 #include "tensor/tensor.h"
 
 namespace mtrain {
@@ -50,13 +50,13 @@ struct SequenceInfo {
 };
 
 struct ParamUnit;
-class ReplayedValues;
+class GraphInputs;
 
 // Is told of every use of a unit's parameters as the work is enqueued, so that code which shards or
 // updates parameters can have them there in time. Uses of the same unit may overlap.
-class UnitUse {
+class ParamHooks {
  public:
-  virtual ~UnitUse() = default;
+  virtual ~ParamHooks() = default;
   // The unit's values are there for the work that is enqueued until after_forward().
   virtual void before_forward(ParamUnit&) {}
   virtual void after_forward(ParamUnit&) {}
@@ -70,8 +70,8 @@ class UnitUse {
   // The gradients to add to are there, of a unit whose own backward comes later.
   virtual void before_grads(ParamUnit&) {}
   // The unit's values are gathered from here on, and stay through all uses until let_go().
-  virtual void keep(ParamUnit&) {}
-  virtual void let_go(ParamUnit&) {}
+  virtual void pin(ParamUnit&) {}
+  virtual void unpin(ParamUnit&) {}
 };
 
 struct Step {
@@ -79,17 +79,17 @@ struct Step {
   WgradQueue& wgrad;
   Stash& stash;
   const SequenceInfo& seq;
-  uint64_t seed = 0;        // of dropout
-  int64_t step = 0;         // training step, from 1
-  int64_t micro_batch = 0;  // number of the micro-batch in the global batch
-  bool training = true;     // false: no dropout, nothing stashed is needed
-  UnitUse* use = nullptr;   // null: all parameters are always there
+  uint64_t seed = 0;          // of dropout
+  int64_t step = 0;           // training step, from 1
+  int64_t micro_batch = 0;    // number of the micro-batch in the global batch
+  bool training = true;       // false: no dropout, nothing stashed is needed
+  ParamHooks* use = nullptr;  // null: all parameters are always there
   // Not null where the launches may be replayed, which then find their values here
-  // (model/replayed.h).
-  ReplayedValues* replayed = nullptr;
+  // (model/graph_inputs.h).
+  GraphInputs* replayed = nullptr;
 
-  UnitUse& units() const {
-    static UnitUse whole;
+  ParamHooks& units() const {
+    static ParamHooks whole;
     return use ? *use : whole;
   }
 

@@ -43,7 +43,7 @@ class TensorParallel {
   int64_t here(int64_t n) const;
   // The cut of a parameter that is whole on every rank. Under sequence parallelism its gradient is
   // a sum over ranks, since each sees its own rows.
-  Cut copied() const { return {.ranks = size(), .rank = rank(), .partial_grad = sequence()}; }
+  ShardSpec copied() const { return {.ranks = size(), .rank = rank(), .partial_grad = sequence()}; }
   // The first of this rank's rows among T.
   int64_t first_row(int64_t T) const { return sequence() ? T / size() * rank() : 0; }
   Tensor own_rows(const Tensor& x_T) const;

@@ -40,24 +40,25 @@ void check_qkv(const AttentionDims& d, const Tensor& qkv_TN, const Tensor& cu_se
 }
 }  // namespace
 
-AttentionResult attention(Stream& on, const AttentionDims& d, const Tensor& qkv_TN,
+AttentionResult attention(Stream& stream, const AttentionDims& d, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens) {
   check_qkv(d, qkv_TN, cu_seqlens);
   const int64_t N = qkv_TN.dim(1);
-  AttentionResult r{Tensor::empty(on, {d.B * d.S, d.A * d.D}, qkv_TN.dtype()),
-                    Tensor::empty(on, {d.B, d.A, d.S}, DType::f32)};
+  AttentionResult r{Tensor::empty(stream, {d.B * d.S, d.A * d.D}, qkv_TN.dtype()),
+                    Tensor::empty(stream, {d.B, d.A, d.S}, DType::f32)};
   const kernels::AttentionForward args{.shape = shape_of(d, cu_seqlens),
                                        .q = {heads_from(qkv_TN, 0, d.D), N},
                                        .k = {heads_from(qkv_TN, d.A, d.D), N},
                                        .v = {heads_from(qkv_TN, d.A + d.G, d.D), N},
                                        .out = {r.out_TN, d.A * d.D},
                                        .lse = r.lse};
-  enqueue(on, {.name = "attention_fwd", .reads = {qkv_TN, cu_seqlens}, .writes = {r.out_TN, r.lse}},
+  enqueue(stream,
+          {.name = "attention_fwd", .reads = {qkv_TN, cu_seqlens}, .writes = {r.out_TN, r.lse}},
           args);
   return r;
 }
 
-Tensor attention_backward(Stream& on, const AttentionDims& d, const Tensor& qkv_TN,
+Tensor attention_backward(Stream& stream, const AttentionDims& d, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const AttentionResult& f,
                           const Tensor& dout_TN) {
   check_qkv(d, qkv_TN, cu_seqlens);
@@ -68,7 +69,7 @@ Tensor attention_backward(Stream& on, const AttentionDims& d, const Tensor& qkv_
   MT_DTYPE("attention_backward", f.out_TN, qkv_TN.dtype());
   MT_DTYPE("attention_backward", f.lse, DType::f32);
   const int64_t N = qkv_TN.dim(1), AD = d.A * d.D;
-  Tensor dqkv = Tensor::empty(on, qkv_TN.shape(), qkv_TN.dtype());
+  Tensor dqkv = Tensor::empty(stream, qkv_TN.shape(), qkv_TN.dtype());
   const kernels::AttentionBackward args{.shape = shape_of(d, cu_seqlens),
                                         .q = {heads_from(qkv_TN, 0, d.D), N},
                                         .k = {heads_from(qkv_TN, d.A, d.D), N},
@@ -79,8 +80,8 @@ Tensor attention_backward(Stream& on, const AttentionDims& d, const Tensor& qkv_
                                         .dq = {heads_from(dqkv, 0, d.D), N},
                                         .dk = {heads_from(dqkv, d.A, d.D), N},
                                         .dv = {heads_from(dqkv, d.A + d.G, d.D), N},
-                                        .fixed_order = on.device().fixed_attention_order()};
-  enqueue(on,
+                                        .fixed_order = stream.device().fixed_attention_order()};
+  enqueue(stream,
           {.name = "attention_bwd",
            .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN},
            .writes = {dqkv}},

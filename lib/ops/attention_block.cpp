@@ -106,7 +106,7 @@ void check_result(const char* op, const char* name, const Heads& result, const H
 
 }  // namespace
 
-void attention_block(Stream& on, const AttentionBlock& b, const Heads& q, const Heads& k,
+void attention_block(Stream& stream, const AttentionBlock& b, const Heads& q, const Heads& k,
                      const Heads& v, const AttentionResult& into) {
   const char* op = "attention_block";
   check_operands(op, b, q, k, v);
@@ -114,7 +114,7 @@ void attention_block(Stream& on, const AttentionBlock& b, const Heads& q, const 
   check_heads(op, "out", b, out, b.A, b.q);
   check_result(op, "out", out, q);
   check_lse(op, b, into.lse);
-  enqueue(on,
+  enqueue(stream,
           {.name = "attention_block_fwd",
            .reads = {q.x_TN, k.x_TN, v.x_TN, b.q_documents.begin, b.q_documents.end,
                      b.kv_documents.begin, b.kv_documents.end},
@@ -127,7 +127,7 @@ void attention_block(Stream& on, const AttentionBlock& b, const Heads& q, const 
                                     .lse = lse_at(b, into.lse)});
 }
 
-void attention_merge(Stream& on, const AttentionResult& block, const AttentionResult& into,
+void attention_merge(Stream& stream, const AttentionResult& block, const AttentionResult& into,
                      int64_t first) {
   const int64_t B = block.lse.dim(0), A = block.lse.dim(1), S = block.lse.dim(2),
                 whole = into.lse.dim(2), N = into.out_TN.dim(1);
@@ -142,7 +142,7 @@ void attention_merge(Stream& on, const AttentionResult& block, const AttentionRe
   MT_DTYPE("attention_merge", into.out_TN, DType::f32);
   const Span lse{static_cast<float*>(into.lse.data()) + first, into.lse.count() - first,
                  DType::f32};
-  enqueue(on,
+  enqueue(stream,
           {.name = "attention_merge",
            .reads = {block.out_TN, block.lse, into.out_TN, into.lse},
            .writes = {into.out_TN.rows(first * B, (first + S) * B), written_lse(into.lse)}},
@@ -157,9 +157,9 @@ void attention_merge(Stream& on, const AttentionResult& block, const AttentionRe
                                   .lse_stride = whole});
 }
 
-void attention_block_backward(Stream& on, const AttentionBlock& b, const Heads& q, const Heads& k,
-                              const Heads& v, const AttentionResult& merged, const Tensor& dout_TN,
-                              const AttentionGrads& grads) {
+void attention_block_backward(Stream& stream, const AttentionBlock& b, const Heads& q,
+                              const Heads& k, const Heads& v, const AttentionResult& merged,
+                              const Tensor& dout_TN, const AttentionGrads& grads) {
   const char* op = "attention_block_backward";
   check_operands(op, b, q, k, v);
   const Heads out{merged.out_TN, b.out_head}, dout{dout_TN, b.out_head};
@@ -186,7 +186,7 @@ void attention_block_backward(Stream& on, const AttentionBlock& b, const Heads& 
                             b.kv_documents.end};
   if (grads.add_dq) reads.push_back(grads.dq.x_TN);
   if (grads.add_dkv) reads.insert(reads.end(), {grads.dk.x_TN, grads.dv.x_TN});
-  enqueue(on,
+  enqueue(stream,
           {.name = "attention_block_bwd",
            .reads = std::move(reads),
            .writes = {written(b, grads.dq, b.A, b.q), written(b, grads.dk, b.G, b.kv),
@@ -203,7 +203,7 @@ void attention_block_backward(Stream& on, const AttentionBlock& b, const Heads& 
                                      .dv = span_of(b, grads.dv, b.kv),
                                      .add_dq = grads.add_dq,
                                      .add_dkv = grads.add_dkv,
-                                     .fixed_order = on.device().fixed_attention_order()});
+                                     .fixed_order = stream.device().fixed_attention_order()});
 }
 
 }  // namespace mtrain::ops

@@ -63,12 +63,12 @@ std::vector<CopyBlock> inverse(std::vector<CopyBlock> blocks) {
   return blocks;
 }
 
-void copy_blocks(Stream& on, const Tensor& from_TN, const Tensor& to_TN,
+void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
                  std::vector<CopyBlock> blocks) {
   MT_DTYPE("copy_blocks", to_TN, from_TN.dtype());
   MT_CHECK(from_TN.shape().rank() == 2 && to_TN.shape().rank() == 2, "copy_blocks: {} to {}",
            from_TN.shape().str(), to_TN.shape().str());
-  enqueue(on, {.name = "copy_blocks", .reads = {from_TN}, .writes = {to_TN}},
+  enqueue(stream, {.name = "copy_blocks", .reads = {from_TN}, .writes = {to_TN}},
           kernels::CopyBlocks{.from = from_TN,
                               .to = to_TN,
                               .from_width = from_TN.dim(1),

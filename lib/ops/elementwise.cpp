@@ -11,55 +11,56 @@ MT_KERNEL(Dropout)
 
 namespace mtrain::ops {
 
-Tensor add(Stream& on, const Tensor& a, const Tensor& b) {
+Tensor add(Stream& stream, const Tensor& a, const Tensor& b) {
   MT_CHECK(a.shape() == b.shape(), "add: a is {}, b {}", a.shape().str(), b.shape().str());
   MT_FLOAT("add", a);
   MT_DTYPE("add", b, a.dtype());
-  Tensor y = Tensor::empty(on, a.shape(), a.dtype());
-  enqueue(on, {.name = "add", .reads = {a, b}, .writes = {y}},
+  Tensor y = Tensor::empty(stream, a.shape(), a.dtype());
+  enqueue(stream, {.name = "add", .reads = {a, b}, .writes = {y}},
           kernels::Add{.a = a, .b = b, .y = y});
   return y;
 }
 
-void add_into(Stream& on, const Tensor& x, const Tensor& sum) {
+void add_into(Stream& stream, const Tensor& x, const Tensor& sum) {
   MT_CHECK(x.count() == sum.count(), "add_into: x is {}, sum {}", x.shape().str(),
            sum.shape().str());
   MT_FLOAT("add_into", x);
   MT_FLOAT("add_into", sum);
-  enqueue(on, {.name = "add_into", .reads = {x, sum}, .writes = {sum}},
+  enqueue(stream, {.name = "add_into", .reads = {x, sum}, .writes = {sum}},
           kernels::Add{.a = sum, .b = x, .y = sum});
 }
 
-void cast(Stream& on, const Tensor& from, const Tensor& to) {
+void cast(Stream& stream, const Tensor& from, const Tensor& to) {
   MT_FLOAT("cast", from);
   MT_FLOAT("cast", to);
   MT_CHECK(from.count() == to.count(), "cast: {} to {}", from.shape().str(), to.shape().str());
-  enqueue(on, {.name = "cast", .reads = {from}, .writes = {to}}, kernels::Cast{.x = from, .y = to});
+  enqueue(stream, {.name = "cast", .reads = {from}, .writes = {to}},
+          kernels::Cast{.x = from, .y = to});
 }
 
-Tensor in_dtype(Stream& on, const Tensor& x, DType dtype, MemoryCategory category) {
+Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype, MemoryCategory category) {
   if (x.dtype() == dtype) return x;
-  const Tensor y = Tensor::empty(on, x.shape(), dtype, category);
-  cast(on, x, y);
+  const Tensor y = Tensor::empty(stream, x.shape(), dtype, category);
+  cast(stream, x, y);
   return y;
 }
 
-void fill(Stream& on, const Tensor& x, float value) {
-  enqueue(on, {.name = "fill", .writes = {x}}, kernels::Fill{.y = x, .value = value});
+void fill(Stream& stream, const Tensor& x, float value) {
+  enqueue(stream, {.name = "fill", .writes = {x}}, kernels::Fill{.y = x, .value = value});
 }
 
-void fill_normal(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float std) {
+void fill_normal(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float std) {
   MT_DTYPE("fill_normal", x, DType::f32);
-  enqueue(on, {.name = "fill_normal", .writes = {x}},
+  enqueue(stream, {.name = "fill_normal", .writes = {x}},
           kernels::FillNormal{.y = x, .key = key, .first_index = first_index, .std = std});
 }
 
-void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p,
+void dropout(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float p,
              const Tensor& key_1) {
   MT_FLOAT("dropout", x);
   if (key_1) MT_DTYPE("dropout", key_1, DType::i64);
   enqueue(
-      on, {.name = "dropout", .reads = {x, key_1}, .writes = {x}},
+      stream, {.name = "dropout", .reads = {x, key_1}, .writes = {x}},
       kernels::Dropout{
           .x = x, .y = x, .key = key, .first_index = first_index, .p = p, .key_in_memory = key_1});
 }

@@ -8,12 +8,12 @@ MT_KERNEL(EmbeddingBackward)
 
 namespace mtrain::ops {
 
-Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const Tensor& position_T,
-                 const Tensor& position_table_PH, VocabularyShard shard) {
+Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
+                 const Tensor& position_T, const Tensor& position_table_PH, VocabularyShard shard) {
   MT_DTYPE("embedding", id_T, DType::i32);
   MT_FLOAT("embedding", table_VH);
   const int64_t T = id_T.count(), V = table_VH.dim(0), H = table_VH.dim(1);
-  Tensor out = Tensor::empty(on, {T, H}, table_VH.dtype());
+  Tensor out = Tensor::empty(stream, {T, H}, table_VH.dtype());
   kernels::EmbeddingForward args{.id_T = id_T,
                                  .table_VH = table_VH,
                                  .out_TH = out,
@@ -30,7 +30,7 @@ Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const T
     args.position_T = position_T;
     args.position_table_PH = position_table_PH;
   }
-  enqueue(on,
+  enqueue(stream,
           {.name = "embedding_fwd",
            .reads = {id_T, table_VH, position_T, position_table_PH},
            .writes = {out}},
@@ -38,14 +38,15 @@ Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const T
   return out;
 }
 
-void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
+void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_TH,
                         const Tensor& dtable_VH, VocabularyShard shard) {
   MT_DTYPE("embedding_backward", dtable_VH, DType::f32);
   const int64_t T = id_T.count(), V = dtable_VH.dim(0), H = dtable_VH.dim(1);
   MT_SHAPE("embedding_backward", dout_TH, {T, H});
   MT_DTYPE("embedding_backward", id_T, DType::i32);
   MT_FLOAT("embedding_backward", dout_TH);
-  enqueue(on, {.name = "embedding_bwd", .reads = {id_T, dout_TH, dtable_VH}, .writes = {dtable_VH}},
+  enqueue(stream,
+          {.name = "embedding_bwd", .reads = {id_T, dout_TH, dtable_VH}, .writes = {dtable_VH}},
           kernels::EmbeddingBackward{.id_T = id_T,
                                      .dout_TH = dout_TH,
                                      .dtable_VH = dtable_VH,

@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "device/stream.h"
-#include "kernels/scratch_memory.h"
-#include "ops/launch_scratch.h"
+#include "kernels/workspace.h"
+#include "ops/launch_workspace.h"
 #include "tensor/tensor.h"
 
 namespace mtrain::ops {
@@ -17,8 +17,8 @@ template <class Args>
 void enqueue(Stream& stream, LaunchInfo info, const Args& args) {
   if (stream.device().is_cuda())
     stream.launch(std::move(info), [args, &stream](const LaunchContext& c) {
-      LaunchScratch scratch(stream);
-      const kernels::ScratchFrom from(scratch);
+      LaunchWorkspace scratch(stream);
+      const kernels::WorkspaceScope from(scratch);
       run_cuda(args, c.cuda);
     });
   else

@@ -14,27 +14,31 @@ namespace mtrain::ops {
 
 namespace {
 
-Tensor one(Stream& on) { return Tensor::empty(on, {1}, DType::f32, MemoryCategory::buffers); }
+Tensor one(Stream& stream) {
+  return Tensor::empty(stream, {1}, DType::f32, MemoryCategory::buffers);
+}
 
-Tensor transpose_of(Stream& on, const Tensor& x_TN, DType type) {
+Tensor transpose_of(Stream& stream, const Tensor& x_TN, DType type) {
   MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
-  return Tensor::empty(on, {x_TN.dim(1), round_up(x_TN.dim(0), kernels::kFloat8Multiple)}, type);
+  return Tensor::empty(stream, {x_TN.dim(1), round_up(x_TN.dim(0), kernels::kFloat8Multiple)},
+                       type);
 }
 
 }  // namespace
 
-Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin) {
-  const Float8Scale s{one(on), one(on)};
-  current_scale_into(on, x, type, margin, s);
+Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin) {
+  const Float8Scale s{one(stream), one(stream)};
+  current_scale_into(stream, x, type, margin, s);
   return s;
 }
 
-void current_scale_into(Stream& on, const Tensor& x, DType type, int margin, const Float8Scale& s) {
+void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
+                        const Float8Scale& s) {
   MT_FLOAT("current_scale", x);
   MT_SHAPE("current_scale", s.scale, {1});
   MT_SHAPE("current_scale", s.inverse, {1});
-  const Tensor amax = one(on);
-  enqueue(on, {.name = "amax", .reads = {x}, .writes = {amax, s.scale, s.inverse}},
+  const Tensor amax = one(stream);
+  enqueue(stream, {.name = "amax", .reads = {x}, .writes = {amax, s.scale, s.inverse}},
           kernels::Amax{.x = x,
                         .amax = amax,
                         .scale = s.scale,
@@ -43,7 +47,7 @@ void current_scale_into(Stream& on, const Tensor& x, DType type, int margin, con
                         .margin = margin});
 }
 
-void quantize_into(Stream& on, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
+void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
                    const Tensor& y_NT, const Tensor& amax) {
   MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
   MT_FLOAT("quantize", x_TN);
@@ -59,7 +63,8 @@ void quantize_into(Stream& on, const Tensor& x_TN, const Float8Scale& scale, con
     writes.push_back(y);
   }
   if (amax) writes.push_back(amax);
-  enqueue(on, {.name = "quantize", .reads = {x_TN, scale.scale, amax}, .writes = std::move(writes)},
+  enqueue(stream,
+          {.name = "quantize", .reads = {x_TN, scale.scale, amax}, .writes = std::move(writes)},
           kernels::Quantize{.x_TN = x_TN,
                             .scale = scale.scale,
                             .y_TN = y_TN,
@@ -70,34 +75,35 @@ void quantize_into(Stream& on, const Tensor& x_TN, const Float8Scale& scale, con
                             .stride = y_NT ? stride : 0});
 }
 
-Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
                       const Tensor& amax) {
-  const Tensor y = Tensor::empty(on, x_TN.shape(), type);
-  quantize_into(on, x_TN, scale, y, {}, amax);
+  const Tensor y = Tensor::empty(stream, x_TN.shape(), type);
+  quantize_into(stream, x_TN, scale, y, {}, amax);
   return {y, scale.inverse};
 }
 
-Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
+Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax) {
-  const Tensor y = transpose_of(on, x_TN, type);
-  quantize_into(on, x_TN, scale, {}, y, amax);
+  const Tensor y = transpose_of(stream, x_TN, type);
+  quantize_into(stream, x_TN, scale, {}, y, amax);
   return {y, scale.inverse};
 }
 
-Float8Pair quantize_both(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
                          const Tensor& amax) {
-  const Tensor y = Tensor::empty(on, x_TN.shape(), type), transposed = transpose_of(on, x_TN, type);
-  quantize_into(on, x_TN, scale, y, transposed, amax);
+  const Tensor y = Tensor::empty(stream, x_TN.shape(), type),
+               transposed = transpose_of(stream, x_TN, type);
+  quantize_into(stream, x_TN, scale, y, transposed, amax);
   return {{y, scale.inverse}, {transposed, scale.inverse}};
 }
 
-void update_scales(Stream& on, const DelayedScales& of, int64_t place, bool most_recent, DType type,
-                   int margin) {
+void update_scales(Stream& stream, const DelayedScales& of, int64_t place, bool most_recent,
+                   DType type, int margin) {
   const int64_t C = of.amax_C.dim(0), L = of.history_CL.dim(1);
   MT_SHAPE("update_scales", of.history_CL, {C, L});
   MT_SHAPE("update_scales", of.scale_C, {C});
   MT_SHAPE("update_scales", of.inverse_C, {C});
-  enqueue(on,
+  enqueue(stream,
           {.name = "update_scales",
            .reads = {of.amax_C, of.history_CL, of.scale_C},
            .writes = {of.amax_C, of.history_CL, of.scale_C, of.inverse_C}},
@@ -113,7 +119,7 @@ void update_scales(Stream& on, const DelayedScales& of, int64_t place, bool most
                                 .inverse_C = of.inverse_C});
 }
 
-void matmul_float8_into(Stream& on, const char* name, const Float8Tensor& a_MK,
+void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_MK,
                         const Float8Tensor& b_NK, const Tensor& c_MN, bool accumulate, bool fast,
                         const Tensor& bias_N) {
   const Tensor &a = a_MK.data, &b = b_NK.data;
@@ -140,7 +146,7 @@ void matmul_float8_into(Stream& on, const char* name, const Float8Tensor& a_MK,
            kernels::kFloat8Multiple);
   std::vector<Access> reads{a, b, a_MK.inverse, b_NK.inverse, bias_N};
   if (accumulate) reads.push_back(c_MN);
-  enqueue(on, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
+  enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
 }
 
 }  // namespace mtrain::ops

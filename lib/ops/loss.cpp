@@ -9,8 +9,9 @@ MT_KERNEL(CrossEntropyFromSums)
 
 namespace mtrain::ops {
 
-void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, const Tensor& loss_T,
-                   int64_t V, float grad_scale, bool write_grad, const Tensor& grad_scale_1) {
+void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
+                   const Tensor& loss_T, int64_t V, float grad_scale, bool write_grad,
+                   const Tensor& grad_scale_1) {
   const int64_t T = logits_TV.dim(0);
   MT_SHAPE("cross_entropy", label_T, {T});
   MT_SHAPE("cross_entropy", loss_T, {T});
@@ -22,7 +23,7 @@ void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, c
            logits_TV.dim(1));
   std::vector<Access> writes{loss_T};
   if (write_grad) writes.push_back(logits_TV);
-  enqueue(on,
+  enqueue(stream,
           {.name = "cross_entropy",
            .reads = {logits_TV, label_T, grad_scale_1},
            .writes = std::move(writes)},
@@ -37,7 +38,7 @@ void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, c
                                 .scale_in_memory = grad_scale_1});
 }
 
-Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                           VocabularyColumns here) {
   const int64_t T = logits_TV.dim(0);
   MT_SHAPE("cross_entropy_sums", label_T, {T});
@@ -45,10 +46,11 @@ Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& lab
   MT_DTYPE("cross_entropy_sums", label_T, DType::i32);
   MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_sums: vocabulary {} in rows of {}", here.V,
            logits_TV.dim(1));
-  Tensor sums_T3 = Tensor::empty(on, {T, kernels::kCrossEntropySums}, DType::f32);
+  Tensor sums_T3 = Tensor::empty(stream, {T, kernels::kCrossEntropySums}, DType::f32);
   Access written = sums_T3;
   written.partial = true;  // a rank without columns has a maximum of -inf
-  enqueue(on, {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {written}},
+  enqueue(stream,
+          {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {written}},
           kernels::CrossEntropySums{.logits_TV = logits_TV,
                                     .label_T = label_T,
                                     .sums_T3 = sums_T3,
@@ -60,7 +62,7 @@ Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& lab
   return sums_T3;
 }
 
-void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
                              float grad_scale, bool write_grad) {
   const int64_t T = logits_TV.dim(0);
@@ -79,7 +81,7 @@ void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& 
     writes.push_back(logits_TV);
   }
   enqueue(
-      on,
+      stream,
       {.name = "cross_entropy_from_sums", .reads = std::move(reads), .writes = std::move(writes)},
       kernels::CrossEntropyFromSums{.logits_TV = logits_TV,
                                     .label_T = label_T,

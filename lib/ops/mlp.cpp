@@ -11,16 +11,16 @@ MT_KERNEL(GeluBackward)
 
 namespace mtrain::ops {
 
-Tensor swiglu(Stream& on, const Tensor& gate_up_T2F) {
+Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F) {
   MT_FLOAT("swiglu", gate_up_T2F);
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
-  Tensor y = Tensor::empty(on, {T, F}, gate_up_T2F.dtype());
-  enqueue(on, {.name = "swiglu_fwd", .reads = {gate_up_T2F}, .writes = {y}},
+  Tensor y = Tensor::empty(stream, {T, F}, gate_up_T2F.dtype());
+  enqueue(stream, {.name = "swiglu_fwd", .reads = {gate_up_T2F}, .writes = {y}},
           kernels::SwigluForward{.gate_up_T2F = gate_up_T2F, .y_TF = y, .T = T, .F = F});
   return y;
 }
 
-Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_TF,
+Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
                        const Tensor& y_TF) {
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   MT_SHAPE("swiglu_backward", dy_TF, {T, F});
@@ -30,8 +30,8 @@ Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_T
     MT_SHAPE("swiglu_backward", y_TF, {T, F});
     MT_DTYPE("swiglu_backward", y_TF, gate_up_T2F.dtype());
   }
-  Tensor d = Tensor::empty(on, gate_up_T2F.shape(), gate_up_T2F.dtype());
-  enqueue(on, {.name = "swiglu_bwd", .reads = {gate_up_T2F, dy_TF}, .writes = {d, y_TF}},
+  Tensor d = Tensor::empty(stream, gate_up_T2F.shape(), gate_up_T2F.dtype());
+  enqueue(stream, {.name = "swiglu_bwd", .reads = {gate_up_T2F, dy_TF}, .writes = {d, y_TF}},
           kernels::SwigluBackward{.gate_up_T2F = gate_up_T2F,
                                   .dy_TF = dy_TF,
                                   .dgate_up_T2F = d,
@@ -41,15 +41,16 @@ Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_T
   return d;
 }
 
-Tensor gelu(Stream& on, const Tensor& x, bool tanh) {
+Tensor gelu(Stream& stream, const Tensor& x, bool tanh) {
   MT_FLOAT("gelu", x);
-  Tensor y = Tensor::empty(on, x.shape(), x.dtype());
-  enqueue(on, {.name = "gelu_fwd", .reads = {x}, .writes = {y}},
+  Tensor y = Tensor::empty(stream, x.shape(), x.dtype());
+  enqueue(stream, {.name = "gelu_fwd", .reads = {x}, .writes = {y}},
           kernels::GeluForward{.x = x, .y = y, .count = x.count(), .tanh = tanh});
   return y;
 }
 
-Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh) {
+Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y,
+                     bool tanh) {
   MT_CHECK(dy.shape() == x.shape(), "gelu_backward: dy is {}, x {}", dy.shape().str(),
            x.shape().str());
   MT_FLOAT("gelu_backward", x);
@@ -59,9 +60,9 @@ Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor
              x.shape().str());
     MT_DTYPE("gelu_backward", y, x.dtype());
   }
-  Tensor dx = Tensor::empty(on, x.shape(), x.dtype());
+  Tensor dx = Tensor::empty(stream, x.shape(), x.dtype());
   enqueue(
-      on, {.name = "gelu_bwd", .reads = {x, dy}, .writes = {dx, y}},
+      stream, {.name = "gelu_bwd", .reads = {x, dy}, .writes = {dx, y}},
       kernels::GeluBackward{.x = x, .dy = dy, .dx = dx, .y = y, .count = x.count(), .tanh = tanh});
   return dx;
 }

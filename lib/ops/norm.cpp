@@ -6,7 +6,8 @@ MT_KERNEL(NormBackward)
 
 namespace mtrain::ops {
 
-NormResult norm(Stream& on, const NormWeights& w, const Tensor& x_TH, const Tensor& residual_TH) {
+NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
+                const Tensor& residual_TH) {
   const int64_t T = x_TH.dim(0), H = x_TH.dim(1);
   MT_FLOAT("norm", x_TH);
   MT_SHAPE("norm", w.w_H, {H});
@@ -20,25 +21,25 @@ NormResult norm(Stream& on, const NormWeights& w, const Tensor& x_TH, const Tens
     MT_DTYPE("norm", residual_TH, x_TH.dtype());
   }
   NormResult r;
-  r.sum_TH = residual_TH ? Tensor::empty(on, {T, H}, x_TH.dtype()) : x_TH;
-  r.y_TH = Tensor::empty(on, {T, H}, x_TH.dtype());
-  r.rstd_T = Tensor::empty(on, {T}, DType::f32);
-  if (w.kind == NormKind::layer) r.mean_T = Tensor::empty(on, {T}, DType::f32);
+  r.sum_TH = residual_TH ? Tensor::empty(stream, {T, H}, x_TH.dtype()) : x_TH;
+  r.y_TH = Tensor::empty(stream, {T, H}, x_TH.dtype());
+  r.rstd_T = Tensor::empty(stream, {T}, DType::f32);
+  if (w.kind == NormKind::layer) r.mean_T = Tensor::empty(stream, {T}, DType::f32);
   kernels::NormForward args{.kind = w.kind, .x_TH = x_TH, .residual_TH = residual_TH};
   if (residual_TH) args.sum_TH = r.sum_TH;
   args.w_H = w.w_H, args.b_H = w.b_H;
   args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
-  args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = on.device().norm_sm_margin();
+  args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
   std::vector<Access> writes{r.y_TH, r.rstd_T, r.mean_T};
   if (residual_TH) writes.push_back(r.sum_TH);
   enqueue(
-      on,
+      stream,
       {.name = "norm_fwd", .reads = {x_TH, residual_TH, w.w_H, w.b_H}, .writes = std::move(writes)},
       args);
   return r;
 }
 
-Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& f, const Tensor& dy_TH,
+Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& f, const Tensor& dy_TH,
                      const Tensor& dresidual_TH, const Tensor& dw_H, const Tensor& db_H) {
   const int64_t T = dy_TH.dim(0), H = dy_TH.dim(1);
   MT_SHAPE("norm_backward", f.sum_TH, {T, H});
@@ -55,7 +56,7 @@ Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& f, cons
     MT_SHAPE("norm_backward", dresidual_TH, {T, H});
     MT_DTYPE("norm_backward", dresidual_TH, dy_TH.dtype());
   }
-  Tensor dx = Tensor::empty(on, {T, H}, dy_TH.dtype());
+  Tensor dx = Tensor::empty(stream, {T, H}, dy_TH.dtype());
   kernels::NormBackward args{.kind = w.kind,
                              .dy_TH = dy_TH,
                              .x_TH = f.sum_TH,
@@ -68,8 +69,8 @@ Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& f, cons
                              .db_H = db_H,
                              .T = T,
                              .H = H,
-                             .sm_margin = on.device().norm_sm_margin()};
-  enqueue(on,
+                             .sm_margin = stream.device().norm_sm_margin()};
+  enqueue(stream,
           {.name = "norm_bwd",
            .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H},
            .writes = {dx, dw_H, db_H}},
@@ -87,7 +88,7 @@ Span head_part(const Tensor& x_TN, HeadRange range) {
 }
 }  // namespace
 
-Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
+Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
                  HeadRange range) {
   const int64_t T = in_TN.dim(0);
   MT_SHAPE("head_norm", w.w_H, {range.D});
@@ -95,17 +96,19 @@ Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Te
   MT_FLOAT("head_norm", in_TN);
   MT_DTYPE("head_norm", w.w_H, in_TN.dtype());
   MT_DTYPE("head_norm", out_TN, in_TN.dtype());
-  Tensor rstd = Tensor::empty(on, {T * range.heads}, DType::f32);
+  Tensor rstd = Tensor::empty(stream, {T * range.heads}, DType::f32);
   kernels::NormForward args{.kind = NormKind::rms, .x_TH = head_part(in_TN, range)};
   args.w_H = w.w_H, args.y_TH = head_part(out_TN, range), args.rstd_T = rstd;
   args.T = T, args.H = range.D, args.heads = range.heads, args.token_stride = in_TN.dim(1),
-  args.eps = w.eps, args.sm_margin = on.device().norm_sm_margin();
-  enqueue(on, {.name = "head_norm_fwd", .reads = {in_TN, w.w_H}, .writes = {out_TN, rstd}}, args);
+  args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
+  enqueue(stream, {.name = "head_norm_fwd", .reads = {in_TN, w.w_H}, .writes = {out_TN, rstd}},
+          args);
   return rstd;
 }
 
-void head_norm_backward(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& rstd,
-                        const Tensor& d_TN, HeadRange range, const Tensor& dw_D) {
+void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
+                        const Tensor& rstd, const Tensor& d_TN, HeadRange range,
+                        const Tensor& dw_D) {
   MT_SHAPE("head_norm_backward", dw_D, {range.D});
   MT_SHAPE("head_norm_backward", d_TN, {in_TN.dim(0), in_TN.dim(1)});
   MT_SHAPE("head_norm_backward", rstd, {in_TN.dim(0) * range.heads});
@@ -124,9 +127,9 @@ void head_norm_backward(Stream& on, const NormWeights& w, const Tensor& in_TN, c
                              .H = range.D,
                              .heads = range.heads,
                              .token_stride = in_TN.dim(1),
-                             .sm_margin = on.device().norm_sm_margin()};
+                             .sm_margin = stream.device().norm_sm_margin()};
   enqueue(
-      on,
+      stream,
       {.name = "head_norm_bwd", .reads = {in_TN, w.w_H, rstd, d_TN, dw_D}, .writes = {d_TN, dw_D}},
       args);
 }

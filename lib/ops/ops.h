@@ -22,11 +22,11 @@ struct Transpose {
 };
 // Returns op(a) op(b) + bias_N as a new (M, N) tensor of the dtype `out`. The bias is optional; a,
 // b and the bias may each be fp32 or bf16. `name` appears in profiles and traces.
-Tensor matmul(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
+Tensor matmul(Stream& stream, const char* name, const Tensor& a, const Tensor& b, Transpose t,
               DType out, const Tensor& bias_N = {});
 // Writes op(a) op(b) + bias_N into c_MN. With `accumulate` it adds to c_MN instead, which then is
 // fp32 and has no bias.
-void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
+void matmul_into(Stream& stream, const char* name, const Tensor& a, const Tensor& b, Transpose t,
                  const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {});
 
 // matmul_gelu returns x = op(a) op(b) + bias_N and y = gelu(x), in gelu's tanh form. On a GPU the
@@ -34,19 +34,19 @@ void matmul_into(Stream& on, const char* name, const Tensor& a, const Tensor& b,
 struct GeluResult {
   Tensor x_MN, y_MN;
 };
-GeluResult matmul_gelu(Stream& on, const char* name, const Tensor& a, const Tensor& b, Transpose t,
-                       const Tensor& bias_N = {});
+GeluResult matmul_gelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
+                       Transpose t, const Tensor& bias_N = {});
 // matmul_dgelu takes dL/dy = op(a) op(b) for y = gelu(x) and returns dL/dx, and gelu(x) again so
 // that the forward's need not be kept. On a GPU this gelu(x) is computed from the rounded x, unlike
 // the forward's.
 struct GeluGradients {
   Tensor dx_MN, y_MN;
 };
-GeluGradients matmul_dgelu(Stream& on, const char* name, const Tensor& a, const Tensor& b,
+GeluGradients matmul_dgelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
                            Transpose t, const Tensor& x_MN);
 // Writes dy^T x into dw_OI, or adds it with `accumulate`; adds the sums of dy's columns to db_O,
 // which is optional. Both results are fp32.
-void weight_gradient_into(Stream& on, const char* name, const Tensor& dy_TO, const Tensor& x_TI,
+void weight_gradient_into(Stream& stream, const char* name, const Tensor& dy_TO, const Tensor& x_TI,
                           const Tensor& dw_OI, bool accumulate, const Tensor& db_O);
 
 // --- fp8: 8-bit tensors with one scale each, x ~ data * inverse; kernels/fp8.h has the rules ---
@@ -58,36 +58,36 @@ struct Float8Tensor {
   Tensor inverse;  // fp32, one element
 };
 // Returns the scale that maps the largest |x| to the largest number of `type` divided by 2^margin.
-Float8Scale current_scale(Stream& on, const Tensor& x, DType type, int margin);
-void current_scale_into(Stream& on, const Tensor& x, DType type, int margin,
+Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin);
+void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
                         const Float8Scale& scale);
 // Returns x in 8 bits. `amax` (fp32, one element, optional) becomes the largest |x| where that is
 // larger than what it holds.
-Float8Tensor quantize(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
                       const Tensor& amax = {});
 // Returns the transpose in 8 bits: (N, T'), where zeros round T up to T', a multiple of
 // kernels::kFloat8Multiple.
-Float8Tensor quantize_transposed(Stream& on, const Tensor& x_TN, DType type,
+Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax = {});
 // Returns both forms and reads x once.
 struct Float8Pair {
   Float8Tensor rows, transposed;
 };
-Float8Pair quantize_both(Stream& on, const Tensor& x_TN, DType type, const Float8Scale& scale,
+Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
                          const Tensor& amax = {});
 // Writes one or both of y_TN (T, N) and y_NT (N, T'), and reads x once. Either may be empty.
-void quantize_into(Stream& on, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
+void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
                    const Tensor& y_NT, const Tensor& amax = {});
 // Computes the scales of the next step for C tensors, from the maxima of this step and of those
 // before it; `place` is this step's place in the history.
 struct DelayedScales {
   Tensor amax_C, history_CL, scale_C, inverse_C;
 };
-void update_scales(Stream& on, const DelayedScales& of, int64_t place, bool most_recent, DType type,
-                   int margin);
+void update_scales(Stream& stream, const DelayedScales& of, int64_t place, bool most_recent,
+                   DType type, int margin);
 // Writes a b^T + bias_N into c_MN, or adds to it with `accumulate`; the bias is optional.
 // kernels/matmul.h says which sizes fit.
-void matmul_float8_into(Stream& on, const char* name, const Float8Tensor& a_MK,
+void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_MK,
                         const Float8Tensor& b_NK, const Tensor& c_MN, bool accumulate, bool fast,
                         const Tensor& bias_N = {});
 
@@ -103,11 +103,11 @@ struct NormResult {
   Tensor y_TH;
   Tensor rstd_T, mean_T;  // fp32; mean_T only for layer norm
 };
-NormResult norm(Stream& on, const NormWeights& w, const Tensor& x_TH,
+NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
                 const Tensor& residual_TH = {});
 // Returns dL/dx + dresidual_TH, where the latter is optional. Adds to dw_H and db_H, which are
 // fp32; db_H is optional.
-Tensor norm_backward(Stream& on, const NormWeights& w, const NormResult& forward,
+Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& forward,
                      const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
                      const Tensor& db_H);
 struct HeadRange {
@@ -115,17 +115,18 @@ struct HeadRange {
 };
 // Normalizes each head of the range (RMS norm) from in_TN into the same heads of out_TN, whose
 // other columns stay as they are. Returns rstd (fp32, T * heads).
-Tensor head_norm(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
+Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
                  HeadRange range);
 // Replaces the gradient of head_norm's output by that of its input, in the range's heads of d_TN.
 // Adds to dw_D (fp32).
-void head_norm_backward(Stream& on, const NormWeights& w, const Tensor& in_TN, const Tensor& rstd,
-                        const Tensor& d_TN, HeadRange range, const Tensor& dw_D);
+void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
+                        const Tensor& rstd, const Tensor& d_TN, HeadRange range,
+                        const Tensor& dw_D);
 
 // --- rotary embedding ---
 // Rotates the first `heads` heads of each token in place; `backward` rotates by the negative angle.
 // The tables are fp32, the positions int32.
-void rope(Stream& on, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
+void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
           const Tensor& position_T, int64_t heads, int64_t D, bool backward);
 
 // --- attention ---
@@ -141,9 +142,9 @@ struct AttentionResult {
 };
 // qkv_TN is (T, (A + 2 G) D): all query heads, then the key heads, then the value heads. cu_seqlens
 // (int32, optional) holds the borders of packed documents, from 0 to S; it needs B = 1.
-AttentionResult attention(Stream& on, const AttentionDims& dims, const Tensor& qkv_TN,
+AttentionResult attention(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens);
-Tensor attention_backward(Stream& on, const AttentionDims& dims, const Tensor& qkv_TN,
+Tensor attention_backward(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const AttentionResult& forward,
                           const Tensor& dout_TN);  // returns dL/dqkv
 
@@ -175,30 +176,30 @@ struct Heads {
 };
 // Writes the rows block.q of into.out_TN (fp32 or the operands' dtype) and of into.lse (B, A,
 // positions). A query that sees no key of the block gets out 0 and lse -inf.
-void attention_block(Stream& on, const AttentionBlock& block, const Heads& q, const Heads& k,
+void attention_block(Stream& stream, const AttentionBlock& block, const Heads& q, const Heads& k,
                      const Heads& v, const AttentionResult& into);
 // Folds the result of a block into that of the blocks before it: the block's positions are those of
 // `into` from `first` on. into.out_TN is fp32; it is cast once, when all blocks are merged.
-void attention_merge(Stream& on, const AttentionResult& block, const AttentionResult& into,
+void attention_merge(Stream& stream, const AttentionResult& block, const AttentionResult& into,
                      int64_t first);
 struct AttentionGrads {
   Heads dq, dk, dv;      // fp32 or the operands' dtype
   bool add_dq, add_dkv;  // adds to the rows q of dq, and kv of dk and dv, instead of overwriting
 };
 // Computes the block's share of the gradients from `merged`, the cast result of all blocks.
-void attention_block_backward(Stream& on, const AttentionBlock& block, const Heads& q,
+void attention_block_backward(Stream& stream, const AttentionBlock& block, const Heads& q,
                               const Heads& k, const Heads& v, const AttentionResult& merged,
                               const Tensor& dout_TN, const AttentionGrads& grads);
 
 // --- MLP activations ---
-Tensor swiglu(Stream& on, const Tensor& gate_up_T2F);
+Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F);
 // Returns dL/dgate_up. Writes the forward's output into y_TF (optional) for the weight gradient
 // that follows; y_TF may be dy_TF.
-Tensor swiglu_backward(Stream& on, const Tensor& gate_up_T2F, const Tensor& dy_TF,
+Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
                        const Tensor& y_TF);
-Tensor gelu(Stream& on, const Tensor& x, bool tanh);
+Tensor gelu(Stream& stream, const Tensor& x, bool tanh);
 // Returns dL/dx; treats `y` as swiglu_backward treats y_TF.
-Tensor gelu_backward(Stream& on, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh);
+Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh);
 
 // --- embedding ---
 // Which rows of a vocabulary that is spread over ranks a table holds; by default all of them.
@@ -208,10 +209,11 @@ struct VocabularyShard {
 };
 // Returns table[id] + position_table[position]. Ids and positions are int32; the position table is
 // optional. Ids of other shards give 0. A shard takes no position table: every rank would add it.
-Tensor embedding(Stream& on, const Tensor& id_T, const Tensor& table_VH, const Tensor& position_T,
-                 const Tensor& position_table_PH, VocabularyShard shard = {});
+Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
+                 const Tensor& position_T, const Tensor& position_table_PH,
+                 VocabularyShard shard = {});
 // Adds each token's gradient to its row of dtable_VH (fp32).
-void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
+void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_TH,
                         const Tensor& dtable_VH, VocabularyShard shard = {});
 
 // --- loss ---
@@ -219,8 +221,9 @@ void embedding_backward(Stream& on, const Tensor& id_T, const Tensor& dout_TH,
 // gradient. V is the true vocabulary, and padding columns may follow it. Labels are int32; a
 // negative one masks its token. grad_scale_1 (one element, optional) replaces grad_scale and is
 // read when the launch runs.
-void cross_entropy(Stream& on, const Tensor& logits_TV, const Tensor& label_T, const Tensor& loss_T,
-                   int64_t V, float grad_scale, bool write_grad, const Tensor& grad_scale_1 = {});
+void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
+                   const Tensor& loss_T, int64_t V, float grad_scale, bool write_grad,
+                   const Tensor& grad_scale_1 = {});
 // The two functions below do the same over a vocabulary that is spread over P ranks. A rank's
 // logits begin with the columns [first, first + V) of the true vocabulary; V may be 0, and padding
 // follows.
@@ -228,11 +231,11 @@ struct VocabularyColumns {
   int64_t first, V, vocabulary;
 };
 // Returns three numbers for each token, (T, 3) fp32, to be gathered over the ranks in any order.
-Tensor cross_entropy_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                           VocabularyColumns here);
 // Takes the gathered numbers of all ranks. Every rank gets the same loss, and the gradient of its
 // own logits.
-void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& label_T,
+void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
                              float grad_scale, bool write_grad);
 
@@ -240,38 +243,38 @@ void cross_entropy_from_sums(Stream& on, const Tensor& logits_TV, const Tensor& 
 // Copies rectangles from one matrix to another of the same dtype; elements that no block covers
 // stay as they are. ops/blocks.h makes the lists that context parallelism needs.
 using kernels::CopyBlock;
-void copy_blocks(Stream& on, const Tensor& from_TN, const Tensor& to_TN,
+void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
                  std::vector<CopyBlock> blocks);
 
 // --- element-wise ---
-Tensor add(Stream& on, const Tensor& a, const Tensor& b);
-void add_into(Stream& on, const Tensor& x, const Tensor& sum);  // sum += x; dtypes may differ
-void cast(Stream& on, const Tensor& from, const Tensor& to);
+Tensor add(Stream& stream, const Tensor& a, const Tensor& b);
+void add_into(Stream& stream, const Tensor& x, const Tensor& sum);  // sum += x; dtypes may differ
+void cast(Stream& stream, const Tensor& from, const Tensor& to);
 // Returns x itself where it has this dtype already, else a copy that is cast.
-Tensor in_dtype(Stream& on, const Tensor& x, DType dtype,
+Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype,
                 MemoryCategory category = MemoryCategory::activations);
-void fill(Stream& on, const Tensor& x, float value);  // x may be fp64 too
+void fill(Stream& stream, const Tensor& x, float value);  // x may be fp64 too
 // Writes `std` times normal numbers into x (fp32): element i is number first_index + i of the
 // random stream `key` (base/rng.h).
-void fill_normal(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float std);
+void fill_normal(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float std);
 // Drops elements in place; kernels/elementwise.h says what decides an element's fate. key_1 (int64,
 // one element, optional) replaces `key` and is read when the launch runs.
-void dropout(Stream& on, const Tensor& x, uint64_t key, int64_t first_index, float p,
+void dropout(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float p,
              const Tensor& key_1 = {});
 
 // --- reductions ---
 // The first two add to `total`, one fp64 element; column_sum adds to out_N (fp32).
-void sum_squares(Stream& on, const Tensor& x, const Tensor& total);
-void sum(Stream& on, const Tensor& x, const Tensor& total);
-void column_sum(Stream& on, const Tensor& x_TN, const Tensor& out_N);
+void sum_squares(Stream& stream, const Tensor& x, const Tensor& total);
+void sum(Stream& stream, const Tensor& x, const Tensor& total);
+void column_sum(Stream& stream, const Tensor& x_TN, const Tensor& out_N);
 // Returns the index of the first NaN or infinity, or -1, as one int64 element.
-Tensor first_non_finite(Stream& on, const Tensor& x);
+Tensor first_non_finite(Stream& stream, const Tensor& x);
 struct Clip {
   Tensor norm, scale;  // fp32, one element each
 };
 // Returns the norm and the factor that clips it to max_norm. Where the norm or `loss` (fp64, one
 // element, optional) is not finite, the factor is NaN.
-Clip clip_scale(Stream& on, const Tensor& sum_squares, const Tensor& loss, float max_norm);
+Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm);
 
 // --- optimizer ---
 struct AdamWHyper {
@@ -281,7 +284,7 @@ struct AdamWHyper {
 };
 // Updates `master` and writes its bf16 copy into `param`, which is optional. Without a master it
 // updates `param` itself. A grad_scale that is not finite leaves everything as it is.
-void adamw(Stream& on, const AdamWHyper& hyper, const Tensor& master, const Tensor& m,
+void adamw(Stream& stream, const AdamWHyper& hyper, const Tensor& master, const Tensor& m,
            const Tensor& v, const Tensor& grad, const Tensor& grad_scale, const Tensor& param);
 
 }  // namespace mtrain::ops

@@ -7,13 +7,13 @@ MT_KERNEL(AdamW)
 
 namespace mtrain::ops {
 
-void adamw(Stream& on, const AdamWHyper& h, const Tensor& master, const Tensor& m, const Tensor& v,
-           const Tensor& grad, const Tensor& grad_scale, const Tensor& param) {
+void adamw(Stream& stream, const AdamWHyper& h, const Tensor& master, const Tensor& m,
+           const Tensor& v, const Tensor& grad, const Tensor& grad_scale, const Tensor& param) {
   const Tensor& weights = master ? master : param;
   for (const Tensor* t : {&m, &v, &grad})
     MT_CHECK(t->count() == weights.count(), "adamw: {} of {} parameters", t->count(),
              weights.count());
-  enqueue(on,
+  enqueue(stream,
           {.name = "adamw",
            .reads = {weights, m, v, grad, grad_scale},
            .writes = {master, m, v, param}},

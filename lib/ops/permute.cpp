@@ -12,13 +12,13 @@ MT_KERNEL(UnpermuteWeightGrad)
 
 namespace mtrain::ops {
 
-ExpertRows expert_rows(Stream& on, const Tensor& expert_TK, int64_t E) {
+ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E) {
   MT_DTYPE("expert_rows", expert_TK, DType::i32);
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1);
   MT_CHECK(T * K <= std::numeric_limits<int32_t>::max(), "expert_rows: {} choices", T * K);
-  ExpertRows made{Tensor::empty(on, {E}, DType::i32), Tensor::empty(on, {T, K}, DType::i32),
-                  Tensor::empty(on, {T * K}, DType::i32)};
-  enqueue(on,
+  ExpertRows made{Tensor::empty(stream, {E}, DType::i32), Tensor::empty(stream, {T, K}, DType::i32),
+                  Tensor::empty(stream, {T * K}, DType::i32)};
+  enqueue(stream,
           {.name = "expert_rows",
            .reads = {expert_TK},
            .writes = {made.count_E, made.row_TK, made.choice_R}},
@@ -32,7 +32,7 @@ ExpertRows expert_rows(Stream& on, const Tensor& expert_TK, int64_t E) {
   return made;
 }
 
-Tensor permute(Stream& on, const Tensor& x_TH, const Tensor& choice_R, int64_t K,
+Tensor permute(Stream& stream, const Tensor& x_TH, const Tensor& choice_R, int64_t K,
                const Tensor& weight_TK) {
   MT_FLOAT("permute", x_TH);
   MT_DTYPE("permute", choice_R, DType::i32);
@@ -41,8 +41,8 @@ Tensor permute(Stream& on, const Tensor& x_TH, const Tensor& choice_R, int64_t K
     MT_SHAPE("permute", weight_TK, {T, K});
     MT_DTYPE("permute", weight_TK, DType::f32);
   }
-  Tensor out = Tensor::empty(on, {R, H}, x_TH.dtype());
-  enqueue(on, {.name = "permute", .reads = {x_TH, choice_R, weight_TK}, .writes = {out}},
+  Tensor out = Tensor::empty(stream, {R, H}, x_TH.dtype());
+  enqueue(stream, {.name = "permute", .reads = {x_TH, choice_R, weight_TK}, .writes = {out}},
           kernels::Permute{.x_TH = x_TH,
                            .choice_R = choice_R,
                            .weight_TK = weight_TK,
@@ -54,7 +54,8 @@ Tensor permute(Stream& on, const Tensor& x_TH, const Tensor& choice_R, int64_t K
   return out;
 }
 
-Tensor unpermute(Stream& on, const Tensor& x_RH, const Tensor& row_TK, const Tensor& weight_TK) {
+Tensor unpermute(Stream& stream, const Tensor& x_RH, const Tensor& row_TK,
+                 const Tensor& weight_TK) {
   MT_FLOAT("unpermute", x_RH);
   MT_DTYPE("unpermute", row_TK, DType::i32);
   const int64_t T = row_TK.dim(0), K = row_TK.dim(1), R = x_RH.dim(0), H = x_RH.dim(1);
@@ -62,8 +63,8 @@ Tensor unpermute(Stream& on, const Tensor& x_RH, const Tensor& row_TK, const Ten
     MT_SHAPE("unpermute", weight_TK, {T, K});
     MT_DTYPE("unpermute", weight_TK, DType::f32);
   }
-  Tensor out = Tensor::empty(on, {T, H}, x_RH.dtype());
-  enqueue(on, {.name = "unpermute", .reads = {x_RH, row_TK, weight_TK}, .writes = {out}},
+  Tensor out = Tensor::empty(stream, {T, H}, x_RH.dtype());
+  enqueue(stream, {.name = "unpermute", .reads = {x_RH, row_TK, weight_TK}, .writes = {out}},
           kernels::Unpermute{.x_RH = x_RH,
                              .row_TK = row_TK,
                              .weight_TK = weight_TK,
@@ -75,16 +76,16 @@ Tensor unpermute(Stream& on, const Tensor& x_RH, const Tensor& row_TK, const Ten
   return out;
 }
 
-Tensor unpermute_weight_grad(Stream& on, const Tensor& dout_TH, const Tensor& x_RH,
+Tensor unpermute_weight_grad(Stream& stream, const Tensor& dout_TH, const Tensor& x_RH,
                              const Tensor& row_TK) {
   MT_FLOAT("unpermute_weight_grad", x_RH);
   MT_DTYPE("unpermute_weight_grad", row_TK, DType::i32);
   const int64_t T = row_TK.dim(0), K = row_TK.dim(1), R = x_RH.dim(0), H = x_RH.dim(1);
   MT_SHAPE("unpermute_weight_grad", dout_TH, {T, H});
   MT_DTYPE("unpermute_weight_grad", dout_TH, x_RH.dtype());
-  Tensor dweight_TK = Tensor::empty(on, {T, K}, DType::f32);
+  Tensor dweight_TK = Tensor::empty(stream, {T, K}, DType::f32);
   enqueue(
-      on,
+      stream,
       {.name = "unpermute_weight_grad", .reads = {dout_TH, x_RH, row_TK}, .writes = {dweight_TK}},
       kernels::UnpermuteWeightGrad{.dout_TH = dout_TH,
                                    .x_RH = x_RH,

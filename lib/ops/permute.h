@@ -12,19 +12,19 @@ struct ExpertRows {  // int32
   Tensor choice_R;   // (T K): the row's choice, t K + k; -1 behind the last row
 };
 // expert_TK is int32; a choice outside of [0, E) is dropped.
-ExpertRows expert_rows(Stream& on, const Tensor& expert_TK, int64_t E);
+ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E);
 
 // Returns (R, H): the x of each row's token, times the weight of its choice (fp32, optional).
 // choice_R is expert_rows' or its first R elements. The gradient of x is unpermute's, with the same
 // weights.
-Tensor permute(Stream& on, const Tensor& x_TH, const Tensor& choice_R, int64_t K,
+Tensor permute(Stream& stream, const Tensor& x_TH, const Tensor& choice_R, int64_t K,
                const Tensor& weight_TK = {});
 // Returns (T, H): for each token the sum over its choices in their order, weighted by weight_TK
 // (fp32, optional: 1). The gradient of x is permute's, with the same weights.
-Tensor unpermute(Stream& on, const Tensor& x_RH, const Tensor& row_TK,
+Tensor unpermute(Stream& stream, const Tensor& x_RH, const Tensor& row_TK,
                  const Tensor& weight_TK = {});
 // Returns unpermute's gradient of the weights, (T, K) fp32.
-Tensor unpermute_weight_grad(Stream& on, const Tensor& dout_TH, const Tensor& x_RH,
+Tensor unpermute_weight_grad(Stream& stream, const Tensor& dout_TH, const Tensor& x_RH,
                              const Tensor& row_TK);
 
 }  // namespace mtrain::ops

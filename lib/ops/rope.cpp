@@ -7,7 +7,7 @@ MT_KERNEL(Rope)
 
 namespace mtrain::ops {
 
-void rope(Stream& on, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
+void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
           const Tensor& position_T, int64_t heads, int64_t D, bool backward) {
   const int64_t T = x_TN.dim(0), P = cos_PR.dim(0);
   MT_SHAPE("rope", position_T, {T});
@@ -27,7 +27,7 @@ void rope(Stream& on, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& si
                            .D = D,
                            .token_stride = x_TN.dim(1),
                            .backward = backward};
-  enqueue(on,
+  enqueue(stream,
           {.name = backward ? "rope_bwd" : "rope_fwd",
            .reads = {x_TN, cos_PR, sin_PR, position_T},
            .writes = {x_TN}},

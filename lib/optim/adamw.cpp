@@ -26,13 +26,14 @@ struct Numbered {
 
 std::vector<Numbered> numbered(const Parameter& p, const OwnedPart& part) {
   const std::vector<ElementRun> runs = p.runs();
-  if (p.cut.dim == Cut::Dim::columns)  // a run is a row's part, and rows are a whole row apart
+  if (p.shard.dim ==
+      ShardSpec::Dim::columns)  // a run is a row's part, and rows are a whole row apart
     return {{part.in_param,
              part.count,
              {.first = runs.front().whole,
               .at = part.in_param,
               .columns = p.columns(),
-              .stride = p.columns() * p.cut.ranks}}};
+              .stride = p.columns() * p.shard.ranks}}};
   std::vector<Numbered> out;
   for (const ElementRun& r : runs) {
     const int64_t begin = std::max(r.here, part.in_param),

@@ -6,9 +6,9 @@
 #include <functional>
 #include <vector>
 
-#include "model/parameters.h"
+#include "model/param/parameters.h"
 #include "ops/ops.h"
-#include "plan/optimizer_options.h"
+#include "plan/options/optimizer_options.h"
 
 namespace mtrain {
 

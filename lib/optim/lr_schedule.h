@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "plan/optimizer_options.h"
+#include "plan/options/optimizer_options.h"
 
 namespace mtrain {
 

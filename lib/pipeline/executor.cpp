@@ -1,7 +1,7 @@
 #include "pipeline/executor.h"
 
 #include "device/device.h"
-#include "model/replayed.h"
+#include "model/graph_inputs.h"
 
 namespace mtrain {
 
@@ -55,7 +55,7 @@ size_t Executor::compute(const ActionList& list, size_t next) {
   run_delayed();  // here the sends are enqueued, and compute does not yet wait for a message
   await_messages();
   const Action& a = list[next];
-  if (a.with_next && next + 1 < list.size()) {
+  if (a.overlaps_next && next + 1 < list.size()) {
     next = pair(list, next);
   } else {
     if (a.kind == ActionKind::W) {
@@ -177,7 +177,7 @@ void Executor::shard(const Action& a) {
   if (a.kind == ActionKind::reduce || !work_.use) return;
   const Device::Scope scope(links_.compute->device(), to_string(a));
   for (ParamUnit* unit : stages_.at(a.stage)->units())
-    a.kind == ActionKind::unshard ? work_.use->keep(*unit) : work_.use->let_go(*unit);
+    a.kind == ActionKind::unshard ? work_.use->pin(*unit) : work_.use->unpin(*unit);
 }
 
 void Executor::send(const Action& a) {

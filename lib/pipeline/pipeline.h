@@ -8,7 +8,7 @@
 
 #include "model/gpt.h"
 #include "pipeline/links.h"
-#include "plan/pipeline_options.h"
+#include "plan/options/pipeline_options.h"
 #include "schedule/action.h"
 
 namespace mtrain {
@@ -25,8 +25,8 @@ struct MicroBatches {
   Tensor loss;           // fp64, one element; the rank with the last stage adds to it
   float grad_scale = 1;  // as in LossRequest
   WgradQueue::OnReady on_ready = {};
-  UnitUse* use = nullptr;
-  ReplayedValues* replayed = nullptr;  // as in Step; null: values are given to each launch
+  ParamHooks* use = nullptr;
+  GraphInputs* replayed = nullptr;  // as in Step; null: values are given to each launch
 };
 
 class Pipeline {

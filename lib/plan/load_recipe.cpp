@@ -7,25 +7,25 @@
 namespace mtrain {
 
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Problems& problems, int64_t world) {
-  const auto recipe = read_recipe(path, overrides, problems);
+                   Diagnostics& diagnostics, int64_t world) {
+  const auto recipe = read_recipe(path, overrides, diagnostics);
   if (!recipe) return {};
-  validate_recipe(*recipe, problems, world);
+  validate_recipe(*recipe, diagnostics, world);
   return *recipe;
 }
 
 Recipe load_recipe_text(const std::string& text, const std::string& name,
-                        const std::vector<std::string>& overrides, Problems& problems,
+                        const std::vector<std::string>& overrides, Diagnostics& diagnostics,
                         int64_t world) {
-  const auto recipe = read_recipe_text(text, name, overrides, problems);
+  const auto recipe = read_recipe_text(text, name, overrides, diagnostics);
   if (!recipe) return {};
-  validate_recipe(*recipe, problems, world);
+  validate_recipe(*recipe, diagnostics, world);
   return *recipe;
 }
 
-void validate_recipe(const Recipe& recipe, Problems& problems, int64_t world) {
+void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world) {
   const Layout layout = layout_of(recipe, world);
-  validate_rules(recipe, layout, resolve_overlap(recipe, layout), problems);
+  validate_rules(recipe, layout, resolve_overlap(recipe, layout), diagnostics);
 }
 
 }  // namespace mtrain

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/math.h"
-#include "recipe/train.h"
+#include "recipe/schema/train.h"
 
 namespace mtrain {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "recipe/model.h"
+#include "recipe/schema/model.h"
 
 namespace mtrain {
 

@@ -7,7 +7,7 @@
 
 #include "plan/gemm_overlap.h"
 #include "plan/layout.h"
-#include "recipe/tp_overlap.h"
+#include "recipe/schema/tp_overlap.h"
 
 namespace mtrain {
 

@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "plan/schedule_bounds.h"
+#include "recipe/load/value.h"
 #include "recipe/recipe.h"
-#include "recipe/value.h"
 #include "schedule/validator.h"
 
 namespace mtrain {

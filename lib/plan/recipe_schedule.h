@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "plan/schedule_csv.h"
-#include "recipe/distributed.h"
+#include "recipe/schema/distributed.h"
 #include "schedule/action.h"
 #include "schedule/catalog.h"
 

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "plan/logits_rows.h"
-#include "plan/recipe_options.h"
+#include "plan/options/recipe_options.h"
 #include "plan/recipe_schedule.h"
 #include "recipe/recipe.h"
 #include "schedule/catalog.h"

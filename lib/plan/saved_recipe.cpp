@@ -6,18 +6,18 @@
 
 #include "base/error.h"
 #include "plan/load_recipe.h"
-#include "plan/recipe_options.h"
-#include "recipe/schema.h"
+#include "plan/options/recipe_options.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain {
 
 namespace {
 
 Recipe load_saved(const std::filesystem::path& file) {
-  Problems problems;
+  Diagnostics diagnostics;
   // The recipe was fit for the ranks that saved it, whatever their number.
-  Recipe recipe = load_recipe(file.string(), {}, problems, 0);
-  problems.throw_if_errors();
+  Recipe recipe = load_recipe(file.string(), {}, diagnostics, 0);
+  diagnostics.throw_if_errors();
   return recipe;
 }
 
@@ -48,10 +48,10 @@ SavedRun read_saved_run(const std::filesystem::path& file) {
 
 std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
   const Recipe saved = load_saved(file);
-  Problems problems;
-  const auto now = read_recipe_text(present, "this run's recipe", {}, problems);
-  MT_CHECK(now && !problems.has_errors(), "a printed recipe does not load: {}",
-           problems.text(Severity::error));
+  Diagnostics diagnostics;
+  const auto now = read_recipe_text(present, "this run's recipe", {}, diagnostics);
+  MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
+           diagnostics.text(Severity::error));
   std::string differences;
   for (const SchemaRow& row : schema_rows())
     if (must_agree(row.path) && row.show(saved) != row.show(*now))

@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <string>
 
-#include "plan/dataset_options.h"
-#include "plan/device_plan.h"
-#include "plan/model_shape.h"
-#include "plan/train_options.h"
+#include "plan/options/dataset_options.h"
+#include "plan/options/device_plan.h"
+#include "plan/options/model_shape.h"
+#include "plan/options/train_options.h"
 
 namespace mtrain {
 

@@ -63,7 +63,7 @@ std::vector<int64_t> stages_of_rank(const ScheduleShape& s, int64_t pp_rank) {
   if (s.table) {
     std::vector<int64_t> stages;
     for (int64_t stage = 0; stage < s.table->stages; ++stage)
-      if (s.table->home(stage) == pp_rank) stages.push_back(stage);
+      if (s.table->rank_of(stage) == pp_rank) stages.push_back(stage);
     return stages;
   }
   return stages_of_rank(kind_of(s), schedule_size(s), pp_rank);

@@ -15,7 +15,7 @@ using Method = TpOverlapMethod;
 
 // A GEMM of fewer rows has no more than a few tiles of a matrix unit, and takes little less time
 // than one of twice as many.
-constexpr int64_t kLeastRows = 64;
+constexpr int64_t kMinRows = 64;
 
 // A GEMM in a pass, and its key in the recipe's tp_comm_overlap_cfg. The keys are read here and
 // nowhere else in the plan. proj and fc2 have none for wgrad, which has nothing to hide.
@@ -92,15 +92,15 @@ void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
   if (!c.on || c.gemm.method == Method::bulk) return;
   const bool pipeline = c.gemm.method == Method::pipeline;
   if (pipeline && !c.asked)
-    c.gemm.num_splits = std::clamp<int64_t>(rows / kLeastRows, 1, c.gemm.num_splits);
+    c.gemm.num_splits = std::clamp<int64_t>(rows / kMinRows, 1, c.gemm.num_splits);
   const int64_t chunks = pipeline ? c.gemm.num_splits : l.tp, chunk = rows / chunks;
   c.why = fmt::format("{} chunks of {} rows", chunks, chunk);
-  const bool small = chunk < kLeastRows || (pipeline && chunks == 1 && !c.asked);
+  const bool small = chunk < kMinRows || (pipeline && chunks == 1 && !c.asked);
   if (small && c.asked)
-    c.why += fmt::format("; warning: fewer than {} are hardly worth splitting", kLeastRows);
+    c.why += fmt::format("; warning: fewer than {} are hardly worth splitting", kMinRows);
   else if (small)
     c.off(fmt::format("{} rows make {} chunks of {}: fewer than {} are not worth splitting", rows,
-                      pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kLeastRows));
+                      pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kMinRows));
 }
 
 void check_aggregate(const Layout& l, Choice& c) {

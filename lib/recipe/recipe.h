@@ -7,20 +7,20 @@
 #include <tuple>
 #include <vector>
 
-#include "recipe/checkpoint.h"
-#include "recipe/comm.h"
-#include "recipe/comm_overlap.h"
-#include "recipe/dataset.h"
-#include "recipe/debug.h"
-#include "recipe/distributed.h"
-#include "recipe/field.h"
-#include "recipe/mixed_precision.h"
-#include "recipe/model.h"
-#include "recipe/optimizer.h"
-#include "recipe/problems.h"
-#include "recipe/recompute.h"
-#include "recipe/tokenizer.h"
-#include "recipe/train.h"
+#include "recipe/load/diagnostics.h"
+#include "recipe/schema/checkpoint.h"
+#include "recipe/schema/comm.h"
+#include "recipe/schema/comm_overlap.h"
+#include "recipe/schema/dataset.h"
+#include "recipe/schema/debug.h"
+#include "recipe/schema/distributed.h"
+#include "recipe/schema/field.h"
+#include "recipe/schema/mixed_precision.h"
+#include "recipe/schema/model.h"
+#include "recipe/schema/optimizer.h"
+#include "recipe/schema/recompute.h"
+#include "recipe/schema/tokenizer.h"
+#include "recipe/schema/train.h"
 
 namespace mtrain {
 
@@ -86,16 +86,17 @@ int64_t sample_length(const Recipe& recipe);
 // follows from other fields. Mistakes are collected in `problems`; nothing is returned where there
 // is no recipe to look at. plan/load_recipe.h also holds the fields against each other.
 std::optional<Recipe> read_recipe(const std::string& path,
-                                  const std::vector<std::string>& overrides, Problems& problems);
+                                  const std::vector<std::string>& overrides,
+                                  Diagnostics& diagnostics);
 
 // The same for recipe text that is not in a file; `name` stands for it in messages.
 std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
                                        const std::vector<std::string>& overrides,
-                                       Problems& problems);
+                                       Diagnostics& diagnostics);
 
 // Fills in values that follow from others, for a recipe put together in code; read_recipe has done
 // it.
-void resolve_recipe(Recipe& recipe, Problems& problems);
+void resolve_recipe(Recipe& recipe, Diagnostics& diagnostics);
 
 // The whole recipe as YAML that loads to the same recipe. With `origins`, each line says where its
 // value came from.

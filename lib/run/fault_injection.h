@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "device/device.h"
-#include "plan/device_plan.h"
+#include "plan/options/device_plan.h"
 
 namespace mtrain {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "comm/host_collectives.h"
-#include "data/dataset.h"
+#include "data/dataset/dataset.h"
 
 namespace mtrain {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "launch/job.h"
-#include "plan/train_options.h"
+#include "plan/options/train_options.h"
 #include "storage/checkpoint_dir.h"
 
 namespace mtrain {

@@ -62,11 +62,11 @@ std::string RunTrace::finish() {
   } catch (const Error& e) {
     problem = e.message();
   }
-  const auto problems = trainer_.control().texts(problem);  // all are written
+  const auto diagnostics = trainer_.control().texts(problem);  // all are written
   if (rank != 0) return "";
   for (int r = 0; r < ranks; ++r)
-    if (!problems[size_t(r)].empty())
-      return fmt::format("warning: no trace: rank {}: {}", r, problems[size_t(r)]);
+    if (!diagnostics[size_t(r)].empty())
+      return fmt::format("warning: no trace: rank {}: {}", r, diagnostics[size_t(r)]);
   if (ranks == 1) return fmt::format("trace written to {}", path_.string());
   try {
     return merge();

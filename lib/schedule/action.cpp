@@ -41,7 +41,7 @@ std::string to_string(const ActionList& list) {
   std::string text;
   for (size_t i = 0; i < list.size(); ++i) {
     if (i > 0) text += ", ";
-    if (list[i].with_next && i + 1 < list.size()) {
+    if (list[i].overlaps_next && i + 1 < list.size()) {
       text += fmt::format("({};{})OVERLAP_F_B", to_string(list[i]), to_string(list[i + 1]));
       ++i;
     } else {

@@ -25,7 +25,7 @@ struct Action {
   ActionKind kind;
   int64_t stage = 0, micro_batch = 0;  // unshard, reshard and reduce have no micro-batch
   int64_t peer = -1;                   // for sends and receives: the rank at the other end
-  bool with_next = false;              // for F: runs together with the backward that follows it
+  bool overlaps_next = false;          // for F: runs together with the backward that follows it
   bool operator==(const Action&) const = default;
 };
 
@@ -48,7 +48,7 @@ struct Schedule {
   std::vector<int64_t> rank_of_stage;
   std::vector<ActionList> ranks;
 
-  int64_t home(int64_t stage) const { return rank_of_stage[size_t(stage)]; }
+  int64_t rank_of(int64_t stage) const { return rank_of_stage[size_t(stage)]; }
 };
 
 // The most chunks (a stage's layers for one micro-batch) whose activations a list holds at once,

@@ -32,7 +32,7 @@ Batches batches_of(const Schedule& s, bool iterations) {
     bool forward = false;  // the batch is a forward, which a backward may join
     for (size_t i = 0; i < list.size(); ++i) {
       const ActionKind kind = list[i].kind;
-      const bool joins = !is_compute(kind) || (i > 0 && list[i - 1].with_next) ||
+      const bool joins = !is_compute(kind) || (i > 0 && list[i - 1].overlaps_next) ||
                          (iterations && forward && kind == ActionKind::B);
       if (own.empty() || !joins) own.push_back({i, i});
       own.back().end = i + 1;

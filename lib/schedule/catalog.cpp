@@ -14,7 +14,7 @@ namespace {
 
 using Size = const ScheduleSize&;
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-constexpr int64_t kMostChunks = 1 << 21;  // a mistyped size must not cost memory
+constexpr int64_t kMaxChunks = 1 << 21;  // a mistyped size must not cost memory
 
 int64_t all_chunks(Size s, int64_t) { return s.stages_per_rank * s.micro_batches; }
 int64_t interleaved_chunks(Size s, int64_t rank) {
@@ -162,10 +162,10 @@ void check_size(const ScheduleKind& kind, const ScheduleSize& s) {
                     "each must be at least 1",
                     s.pp, V, s.micro_batches, s.group));
   for (const int64_t factor : {s.pp, V, s.micro_batches})
-    if (factor > kMostChunks || s.pp * V > kMostChunks / s.micro_batches)
+    if (factor > kMaxChunks || s.pp * V > kMaxChunks / s.micro_batches)
       throw UserError(fmt::format("{} ranks x {} stages x {} micro-batches are too many to list",
                                   s.pp, V, s.micro_batches),
-                      fmt::format("their product must stay below {}", kMostChunks));
+                      fmt::format("their product must stay below {}", kMaxChunks));
   if (V < kind.fewest_stages || V > kind.most_stages)
     throw UserError(
         fmt::format("{} needs {} {} per rank, not {}", kind.name,

@@ -16,7 +16,7 @@ ActionList dualpipev(const ScheduleSize& size, int64_t rank) {
   };
   const auto F_and_B = [&](int forward, int backward) {
     F(forward);
-    list.back().with_next = true;
+    list.back().overlaps_next = true;
     list.push_back({ActionKind::B, stage[backward], backwards[size_t(backward)]++});
   };
   const auto B = [&](int chunk) {

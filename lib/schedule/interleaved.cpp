@@ -33,7 +33,7 @@ ActionList interleaved_1f1b(const ScheduleSize& size, int64_t rank) {
   for (int64_t op = 0; op < warm_up; ++op) forward(op);
   for (int64_t op = warm_up; op < all; ++op) {
     forward(op);
-    list.back().with_next = size.moe_overlap;
+    list.back().overlaps_next = size.moe_overlap;
     backward(op - warm_up);
   }
   for (int64_t op = all - warm_up; op < all; ++op) backward(op);

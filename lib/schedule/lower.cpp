@@ -20,7 +20,7 @@ using Channels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender a
 
 // Returns how many computations run together from position i on.
 size_t together_at(const ActionList& computing, size_t at) {
-  return computing[at].with_next && at + 1 < computing.size() ? 2 : 1;
+  return computing[at].overlaps_next && at + 1 < computing.size() ? 2 : 1;
 }
 
 // Calls `f` for the messages of each computation, or two that run together, in their order.
@@ -111,7 +111,7 @@ ActionList sharded(const ActionList& list, size_t most_gathered) {
     const Action& a = list[i];
     // Computations that run together stay together: the second's weights are gathered with the
     // first's.
-    const bool second = i > 0 && list[i - 1].with_next;
+    const bool second = i > 0 && list[i - 1].overlaps_next;
     if (is_compute(a.kind) && !second) {
       std::vector<std::pair<size_t, int64_t>> soonest;  // (position of the next use, stage)
       for (const auto& [stage, at] : uses)
@@ -153,7 +153,7 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
   for (int64_t first = 0; first < micro_batches; first += out.pp)
     for (int64_t stage = 0; stage < out.stages; ++stage)
       for (int64_t m = first; m < std::min(first + out.pp, micro_batches); ++m)
-        out.ranks[size_t(out.home(stage))].push_back({ActionKind::F, stage, m});
+        out.ranks[size_t(out.rank_of(stage))].push_back({ActionKind::F, stage, m});
   return out;
 }
 

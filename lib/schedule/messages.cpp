@@ -6,10 +6,11 @@ bool message_of(const Schedule& s, const Action& a, StageMessage& t) {
   const bool forward = a.kind == ActionKind::F;
   if (!forward && !gives_gradient(a.kind)) return false;
   const int64_t to = a.stage + (forward ? 1 : -1);
-  if (to < 0 || to >= s.stages || s.home(to) == s.home(a.stage)) return false;
-  t.send = {forward ? ActionKind::send_f : ActionKind::send_b, a.stage, a.micro_batch, s.home(to)};
+  if (to < 0 || to >= s.stages || s.rank_of(to) == s.rank_of(a.stage)) return false;
+  t.send = {forward ? ActionKind::send_f : ActionKind::send_b, a.stage, a.micro_batch,
+            s.rank_of(to)};
   t.receive = {forward ? ActionKind::recv_f : ActionKind::recv_b, to, a.micro_batch,
-               s.home(a.stage)};
+               s.rank_of(a.stage)};
   return true;
 }
 
@@ -17,9 +18,9 @@ bool needed_message(const Schedule& s, const Action& a, Action& receive) {
   const bool forward = a.kind == ActionKind::F;
   if (!forward && !gives_gradient(a.kind)) return false;
   const int64_t from = a.stage + (forward ? -1 : 1);
-  if (from < 0 || from >= s.stages || s.home(from) == s.home(a.stage)) return false;
+  if (from < 0 || from >= s.stages || s.rank_of(from) == s.rank_of(a.stage)) return false;
   receive = {forward ? ActionKind::recv_f : ActionKind::recv_b, a.stage, a.micro_batch,
-             s.home(from)};
+             s.rank_of(from)};
   return true;
 }
 

@@ -48,7 +48,7 @@ std::string schedule_svg(const Schedule& s, const Timeline& timeline) {
       100 * timeline.bubble());
   std::vector<int64_t> chunk_of(size_t(s.stages)), chunks(size_t(s.pp));
   for (int64_t stage = 0; stage < s.stages; ++stage)
-    chunk_of[size_t(stage)] = chunks[size_t(s.home(stage))]++;
+    chunk_of[size_t(stage)] = chunks[size_t(s.rank_of(stage))]++;
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
     const double y = kTop + kRow * double(rank);
     out += fmt::format("<text x=\"8\" y=\"{:.1f}\">rank {}</text>\n", y + 15, rank);

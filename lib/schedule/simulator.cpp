@@ -61,7 +61,7 @@ class Player {
     const bool forward = a.kind == ActionKind::F;
     const int64_t before = a.stage + (forward ? -1 : 1);
     if ((forward || gives_gradient(a.kind)) && before >= 0 && before < s_.stages) {
-      const bool here = s_.home(before) == rank;
+      const bool here = s_.rank_of(before) == rank;
       const auto& from = here ? done_[!forward][at(before, a.micro_batch)]
                               : arrival_[!forward][at(a.stage, a.micro_batch)];
       return from != kNever;
@@ -109,7 +109,7 @@ class Player {
   bool step(int64_t rank) {
     const ActionList& list = s_.ranks[size_t(rank)];
     const Action& a = list[next_[size_t(rank)]];
-    const bool pair = a.with_next && next_[size_t(rank)] + 1 < list.size();
+    const bool pair = a.overlaps_next && next_[size_t(rank)] + 1 < list.size();
     const Action& b = list[next_[size_t(rank)] + (pair ? 1 : 0)];
     if (!can_begin(rank, a) || (pair && !can_begin(rank, b))) return false;
     double& clock = clock_[size_t(rank)];

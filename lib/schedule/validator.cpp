@@ -68,16 +68,16 @@ class Validator {
         return fault("{}: there are {} stages", at(), s_.stages);
       if (a.micro_batch < 0 || a.micro_batch >= s_.micro_batches)
         return fault("{}: there are {} micro-batches", at(), s_.micro_batches);
-      if (s_.home(a.stage) != rank)
-        return fault("{}: stage {} is on rank {}", at(), a.stage, s_.home(a.stage));
+      if (s_.rank_of(a.stage) != rank)
+        return fault("{}: stage {} is on rank {}", at(), a.stage, s_.rank_of(a.stage));
       if (!is_send(a.kind) && !is_receive(a.kind)) return;
       const int64_t other = other_stage(a);
       if (other < 0 || other >= s_.stages)
         fault("{}: there is no stage {}", at(), other);
-      else if (s_.home(other) == rank)
+      else if (s_.rank_of(other) == rank)
         fault("{}: stage {} is on the same rank", at(), other);
-      else if (s_.home(other) != a.peer)
-        fault("{} with rank {}: stage {} is on rank {}", at(), a.peer, other, s_.home(other));
+      else if (s_.rank_of(other) != a.peer)
+        fault("{} with rank {}: stage {} is on rank {}", at(), a.peer, other, s_.rank_of(other));
     });
   }
 
@@ -101,20 +101,20 @@ class Validator {
       if (has(stage, kind)) return {};
       return Action{kind, stage, a.micro_batch};
     };
-    const int64_t home = s_.home(a.stage);
+    const int64_t home = s_.rank_of(a.stage);
     const auto first = [](std::optional<Action> one, std::optional<Action> other) {
       return one ? one : other;
     };
     switch (a.kind) {
       case ActionKind::F:
         if (a.stage == 0) return {};
-        if (s_.home(a.stage - 1) == home) return need(a.stage - 1, ActionKind::F);
+        if (s_.rank_of(a.stage - 1) == home) return need(a.stage - 1, ActionKind::F);
         return has_messages_ ? need(a.stage, ActionKind::recv_f) : std::nullopt;
       case ActionKind::B:
       case ActionKind::I: {
         const auto forward = need(a.stage, ActionKind::F);
         if (a.stage == s_.stages - 1) return forward;
-        if (s_.home(a.stage + 1) == home)
+        if (s_.rank_of(a.stage + 1) == home)
           return first(forward, has(a.stage + 1, ActionKind::I) ? std::nullopt
                                                                 : need(a.stage + 1, ActionKind::B));
         return first(forward, has_messages_ ? need(a.stage, ActionKind::recv_b) : std::nullopt);
@@ -129,7 +129,7 @@ class Validator {
 
   // A forward and a backward that run together stand side by side and do not need each other.
   void check_pair(int64_t rank, size_t i, const Action& a) {
-    if (!a.with_next) return;
+    if (!a.overlaps_next) return;
     const ActionList& list = s_.ranks[size_t(rank)];
     const auto at = [&] { return place(rank, i, a); };
     if (a.kind != ActionKind::F || i + 1 == list.size() || !gives_gradient(list[i + 1].kind))
@@ -160,11 +160,11 @@ class Validator {
         const Kinds kinds = done[cell(stage, m)];
         const auto lacks = [&](ActionKind kind) { return !(kinds & bit(kind)); };
         if (lacks(ActionKind::F))
-          fault("rank {} never does {}F{}", s_.home(stage), stage, m);
+          fault("rank {} never does {}F{}", s_.rank_of(stage), stage, m);
         else if (lacks(ActionKind::B) && lacks(ActionKind::I))
-          fault("rank {} does neither {}B{} nor {}I{}", s_.home(stage), stage, m, stage, m);
+          fault("rank {} does neither {}B{} nor {}I{}", s_.rank_of(stage), stage, m, stage, m);
         else if (lacks(ActionKind::B) && lacks(ActionKind::W))
-          fault("rank {} does {}I{} and never {}W{}", s_.home(stage), stage, m, stage, m);
+          fault("rank {} does {}I{} and never {}W{}", s_.rank_of(stage), stage, m, stage, m);
       }
   }
 
@@ -229,9 +229,9 @@ class Validator {
     });
     for (int64_t stage = 0; stage < s_.stages; ++stage) {
       if (weights[size_t(stage)] == Weights::gathered)
-        fault("rank {} never lets go of stage {}'s weights", s_.home(stage), stage);
+        fault("rank {} never lets go of stage {}'s weights", s_.rank_of(stage), stage);
       if (reduced[size_t(stage)] != 1)
-        fault("rank {} reduces stage {}'s gradients {} times, instead of once", s_.home(stage),
+        fault("rank {} reduces stage {}'s gradients {} times, instead of once", s_.rank_of(stage),
               stage, reduced[size_t(stage)]);
     }
   }

@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little 
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kLargestHeader = 100'000'000;  // the format's own limit
-constexpr int kMostDims = 4;
+constexpr int kMaxDims = 4;
 
 // Speaks of one file: every complaint names it.
 class HeaderParser {
@@ -142,10 +142,10 @@ class HeaderParser {
 
   Shape read_shape(const std::string& name, const json& value) const {
     if (!value.is_array()) fail(name, "has a shape that is not a list");
-    if (value.size() > kMostDims)
+    if (value.size() > kMaxDims)
       throw UserError(fmt::format("{}: tensor `{}` has {} dimensions; mtrain reads at most {}",
-                                  path_.string(), name, value.size(), kMostDims));
-    int64_t dims[kMostDims] = {};
+                                  path_.string(), name, value.size(), kMaxDims));
+    int64_t dims[kMaxDims] = {};
     for (size_t i = 0; i < value.size(); ++i) {
       if (!value[i].is_number_unsigned() || value[i].get<uint64_t>() > uint64_t(INT64_MAX))
         fail(name, "has a dimension that is not a whole number");

@@ -17,7 +17,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const Datase
 
   // Groups of ranks, and what parallelism puts in the place of the model's plain parts.
   const HostCollectives control(world, device);
-  const ModelParts model = model_parts(world, device, plan);
+  const ModelImpls model = model_impls(world, device, plan);
   PipelineLinks links = pipeline_links(world, device, plan, config.tied_embeddings);
   const DataGroups groups = data_groups(world, device, plan);
 

@@ -1,10 +1,10 @@
 #include "train/data_setup.h"
 
 #include "base/error.h"
-#include "data/blend.h"
-#include "data/gpt_dataset.h"
-#include "data/indexed_dataset.h"
-#include "data/packed_dataset.h"
+#include "data/dataset/blend.h"
+#include "data/dataset/gpt_dataset.h"
+#include "data/dataset/indexed_dataset.h"
+#include "data/dataset/packed_dataset.h"
 
 namespace mtrain {
 

@@ -2,9 +2,9 @@
 #pragma once
 #include <memory>
 
-#include "data/dataset.h"
-#include "data/tokenizer.h"
-#include "plan/dataset_options.h"
+#include "data/dataset/dataset.h"
+#include "data/tokenizer/tokenizer.h"
+#include "plan/options/dataset_options.h"
 
 namespace mtrain {
 

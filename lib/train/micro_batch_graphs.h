@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "device/graph.h"
-#include "model/parameters.h"
-#include "model/replayed.h"
+#include "model/graph_inputs.h"
+#include "model/param/parameters.h"
 #include "pipeline/pipeline.h"
 #include "plan/cuda_graphs.h"
 
@@ -60,7 +60,7 @@ class MicroBatchGraphs {
   CudaGraphs plan_;
   std::string failure_;
   std::shared_ptr<MemoryPool> pool_;
-  ReplayedValues values_;
+  GraphInputs values_;
   std::map<Key, int64_t> runs_;  // how often each ran without a graph
   std::map<Key, Captured> graphs_;
   int64_t replays_ = 0;

@@ -9,7 +9,7 @@ namespace mtrain {
 namespace {
 
 bool shares_table(const Schedule& s, bool tied_embeddings) {
-  return tied_embeddings && s.home(0) != s.home(s.stages - 1);
+  return tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
 }
 
 // The ordered pairs of ranks that send to each other. The set has one order on all ranks: two ranks
@@ -17,7 +17,7 @@ bool shares_table(const Schedule& s, bool tied_embeddings) {
 std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
   std::set<std::pair<int64_t, int64_t>> pairs;
   for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
-    const int64_t a = s.home(stage), b = s.home(stage + 1);
+    const int64_t a = s.rank_of(stage), b = s.rank_of(stage + 1);
     if (a == b) continue;
     pairs.insert({a, b});  // activations
     pairs.insert({b, a});  // their gradients
@@ -39,20 +39,20 @@ void connect(const Channel& channel, bool sends) {
 }  // namespace
 
 PipelineStages pipeline_stages(Stream& compute, ParamStore& params, const GptConfig& config,
-                               const RunPlan& plan, int rank, const ModelParts& parts) {
+                               const RunPlan& plan, int rank, const ModelImpls& parts) {
   const Layout& l = plan.layout;
   const Schedule& s = plan.schedule;
   MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages in a schedule of {}",
            l.layers_of_stage.size(), s.stages);
   const int64_t own = plan.mesh.coordinate(rank, Axis::pp);
   PipelineStages stages;
-  GptPart part{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
+  StageSpec part{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
     part.begin = part.end;
     part.end += l.layers_of_stage[size_t(stage)];
     part.embedding = stage == 0;
     part.head = stage + 1 == s.stages;
-    if (s.home(stage) == own)
+    if (s.rank_of(stage) == own)
       stages[stage] = std::make_unique<Gpt>(compute, params, config, plan.sample_length,
                                             recompute_policy(plan.recompute), parts, part);
   }
@@ -83,7 +83,7 @@ PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
           links.from[from] = {pair(name, from, to), &device.stream({StreamKind::pp_recv, from})},
           false);
   }
-  const int64_t first = s.home(0), last = s.home(s.stages - 1);
+  const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
   if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
     links.table = pair("pp_table", first, last);
   return links;

@@ -10,7 +10,7 @@ namespace mtrain {
 
 // Declares this rank's stages in `params`.
 PipelineStages pipeline_stages(Stream& compute, ParamStore& params, const GptConfig& config,
-                               const RunPlan& plan, int rank, const ModelParts& parts);
+                               const RunPlan& plan, int rank, const ModelImpls& parts);
 // All ranks call it, since ranks meet when a group is made.
 PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
                              bool tied_embeddings);

@@ -204,7 +204,7 @@ double Trainer::evaluate(const ValidationLoader& loader) {
 
 CheckpointParts Trainer::checkpoint_parts() {
   auto whole = std::make_unique<ParamStore>();
-  ModelParts model = model_;
+  ModelImpls model = model_;
   model.fp8 = {};  // its scales belong to this rank's linears
   Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, model);
   return {.compute = compute_,

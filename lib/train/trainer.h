@@ -8,16 +8,16 @@
 #include "checkpoint/train_checkpoint.h"
 #include "comm/host_collectives.h"
 #include "comm/world.h"
-#include "data/batch.h"
+#include "data/dataset/batch.h"
 #include "device/device.h"
 #include "model/gpt.h"
 #include "optim/adamw.h"
 #include "optim/lr_schedule.h"
-#include "parallel/data_parallel.h"
+#include "parallel/apply_parallelism.h"
+#include "parallel/data/data_parallel.h"
 #include "pipeline/pipeline.h"
 #include "plan/run_plan.h"
 #include "train/micro_batch_graphs.h"
-#include "train/parallel_setup.h"
 
 namespace mtrain {
 
@@ -40,7 +40,7 @@ struct TrainerParts {
   World world;
   HostCollectives control;
   std::unique_ptr<ParamStore> params;
-  ModelParts model;
+  ModelImpls model;
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<DataParallel> data_parallel;
   std::unique_ptr<MicroBatchGraphs> graphs;  // null where the plan rules them out
@@ -98,7 +98,7 @@ class Trainer {
   World world_;
   const HostCollectives control_;
   std::unique_ptr<ParamStore> params_;
-  ModelParts model_;
+  ModelImpls model_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<DataParallel> data_parallel_;
   std::unique_ptr<MicroBatchGraphs> graphs_;

@@ -15,7 +15,7 @@
 #include <fmt/core.h>
 
 #include "comm/thread/thread_transport.h"
-#include "data/dataset.h"
+#include "data/dataset/dataset.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
@@ -174,7 +174,7 @@ Measured measure(const Recipe& r, int ranks, double unit) {
 }
 
 Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_batches) {
-  Problems problems;
+  Diagnostics diagnostics;
   const std::vector<std::string> overrides{fmt::format("model.num_layers={}", ranks * stages),
                                            "model.hidden_size=16",
                                            "model.num_attention_heads=2",
@@ -190,8 +190,8 @@ Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_b
                                            fmt::format("distributed.pp_size={}", ranks),
                                            fmt::format("distributed.vpp_size={}", stages),
                                            "distributed.pipeline.pp_schedule=" + schedule};
-  Recipe r = load_recipe_text("model: {}\n", "bench", overrides, problems, ranks);
-  problems.throw_if_errors();
+  Recipe r = load_recipe_text("model: {}\n", "bench", overrides, diagnostics, ranks);
+  diagnostics.throw_if_errors();
   return r;
 }
 

@@ -3,13 +3,13 @@
 # spread of the pairs' ratios.
 #   scripts/bench/compare_builds.sh <before: build folder> <after: build folder> [pairs] [recipe] [setting...]
 #     pairs     10
-#     recipe    recipes/bench/b.yaml
+#     recipe    recipes/bench/llama_28m.yaml
 # Environment variables with the prefix BEFORE_ or AFTER_ are set, without it, for one of the builds.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
 (($# >= 2)) || die "two build folders, as in  scripts/bench/compare_builds.sh build/before build/release"
-before=$(realpath "$1") after=$(realpath "$2") pairs=${3:-10} recipe=${4:-recipes/bench/b.yaml}
+before=$(realpath "$1") after=$(realpath "$2") pairs=${3:-10} recipe=${4:-recipes/bench/llama_28m.yaml}
 shift $(($# < 4 ? $# : 4))
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -19,7 +19,7 @@
 #include "kernels/embedding.h"
 #include "kernels/fp8.h"
 #include "kernels/matmul.h"
-#include "kernels/matmul_apart.h"
+#include "kernels/matmul_unfused.h"
 #include "kernels/norm.h"
 #include "kernels/permute.h"
 #include "kernels/reduce.h"
@@ -103,12 +103,12 @@ class Gpu {
   }
 
   double median_seconds(const std::function<void()>& call) {
-    constexpr double kMostSeconds = 0.25;
-    constexpr size_t kLeastRounds = 3;
+    constexpr double kMaxSeconds = 0.25;
+    constexpr size_t kMinRounds = 3;
     std::vector<double> seconds;
     double all = 0;
     for (int round = -3; round < rounds_; ++round) {
-      if (all > kMostSeconds && seconds.size() >= kLeastRounds) break;
+      if (all > kMaxSeconds && seconds.size() >= kMinRounds) break;
       // Also lets the host be ahead of the GPU: launches are not what is timed.
       cuda::run(others_, stream_);
       check(cudaEventRecord(begin_, stream_));

@@ -111,7 +111,7 @@ void bench_epilogues(Gpu& gpu, const Model& m) {
     gpu.arithmetic(name.c_str(), product, flops);
     gpu.arithmetic_of(
         (name + ", apart").c_str(),
-        [&] { run_apart(product, [&](const auto& args) { cuda::run(args, gpu.stream()); }); },
+        [&] { run_unfused(product, [&](const auto& args) { cuda::run(args, gpu.stream()); }); },
         flops);
   };
   const Matmul forward{.a = x, .b = w, .c_MN = y, .M = T, .N = F, .K = m.H, .trans_b = true};

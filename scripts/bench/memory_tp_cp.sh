@@ -24,7 +24,7 @@ layouts=(
 
 # train <ranks> <sequence> <setting>...
 train() {
-  train_recipe run recipes/bench/a.yaml "$1" train.steps=1 "dataset.seq_length=$2" train.micro_batch_size=1 \
+  train_recipe run recipes/bench/llama_3m.yaml "$1" train.steps=1 "dataset.seq_length=$2" train.micro_batch_size=1 \
     train.global_batch_size=1 model.num_layers=2 model.hidden_size=128 model.num_attention_heads=8 model.num_query_groups=8 \
     model.ffn_hidden_size=352 model.vocab_size=512 distributed.strategy=megatron_ddp "${settings[@]}" "${@:3}"
 }

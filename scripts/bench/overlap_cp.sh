@@ -11,7 +11,7 @@ everywhere=("${@:4}")
 
 # train <name> <setting>...: the last word on a setting is the run's
 train() {
-  train_recipe "$1" recipes/bench/a.yaml "$ranks" train.steps=12 \
+  train_recipe "$1" recipes/bench/llama_3m.yaml "$ranks" train.steps=12 \
     dataset.seq_length=4096 train.micro_batch_size=1 train.global_batch_size=1 model.vocab_size=512 model.num_query_groups=8 \
     distributed.strategy=megatron_ddp "distributed.cp_size=$ranks" \
     "${everywhere[@]}" "${@:2}"

@@ -21,7 +21,7 @@ train() {
   shift
   for length in short long; do
     batch=$(($([[ $length == long ]] && printf 12 || printf 4) * ranks))
-    train_recipe "$name.$length" recipes/bench/b.yaml "$ranks" train.steps=9 "train.global_batch_size=$batch" \
+    train_recipe "$name.$length" recipes/bench/llama_28m.yaml "$ranks" train.steps=9 "train.global_batch_size=$batch" \
       "model.num_layers=$((4 * ranks))" model.vocab_size=1024 dataset.seq_length=256 model.share_embeddings_and_output_weights=false \
       "distributed.pp_size=$ranks" distributed.vpp_size=2 distributed.pipeline.pp_schedule=interleaved_1f1b \
       train.micro_batch_size=1 "${everywhere[@]}" "$@"

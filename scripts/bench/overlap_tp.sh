@@ -11,7 +11,7 @@ everywhere=("${@:4}")
 
 # train <name> <setting>...
 train() {
-  train_recipe "$1" recipes/bench/b.yaml "$ranks" train.steps=14 \
+  train_recipe "$1" recipes/bench/llama_28m.yaml "$ranks" train.steps=14 \
     "distributed.tp_size=$ranks" distributed.sequence_parallel=true distributed.strategy=fsdp2 \
     dataset.seq_length=512 train.micro_batch_size=1 train.global_batch_size=1 model.vocab_size=1024 \
     "${everywhere[@]}" "${@:2}"

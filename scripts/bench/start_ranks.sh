@@ -10,7 +10,7 @@ for strategy in ddp megatron_ddp fsdp2; do
   for ((round = 1; round <= rounds; ++round)); do
     rm -rf "$work/run"
     began=$(date +%s.%N)
-    "$launch" --nproc_per_node="$ranks" --recipe recipes/bench/a.yaml "dataset.train=$work/set" train.steps=10000 \
+    "$launch" --nproc_per_node="$ranks" --recipe recipes/bench/llama_3m.yaml "dataset.train=$work/set" train.steps=10000 \
       dataset.seq_length=32 train.micro_batch_size=1 train.global_batch_size="$ranks" "distributed.strategy=$strategy" \
       model.vocab_size=512 train.threads=1 "train.run_dir=$work/run" "${settings[@]}" >"$work/log" 2>&1 &
     pid=$!

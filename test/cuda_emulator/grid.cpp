@@ -15,7 +15,7 @@ namespace cpu_grid {
 namespace {
 
 constexpr size_t kStack = 256 * 1024;
-constexpr int kMostThreads = 1024, kWarp = 32;
+constexpr int kMaxThreads = 1024, kWarp = 32;
 
 enum class State { ready, at_warp, at_block, done };
 
@@ -42,9 +42,9 @@ struct Warp {
 };
 
 struct Engine {
-  std::vector<Fiber> fibers = std::vector<Fiber>(kMostThreads);
-  std::vector<Warp> warps = std::vector<Warp>(kMostThreads / kWarp);
-  int block_values[2][kMostThreads];
+  std::vector<Fiber> fibers = std::vector<Fiber>(kMaxThreads);
+  std::vector<Warp> warps = std::vector<Warp>(kMaxThreads / kWarp);
+  int block_values[2][kMaxThreads];
   Context scheduler;
   Fiber* running = nullptr;
   const std::function<void()>* thread = nullptr;
@@ -175,12 +175,12 @@ void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
   ++e.grids;
   e.thread = &thread;
   const unsigned threads = block.x * block.y * block.z;
-  constexpr size_t kMostShared = 227 * 1024;  // of compute capability 9.0
-  if (threads == 0 || threads > kMostThreads || block.z > 64) stop("a block of too many threads");
+  constexpr size_t kMaxShared = 227 * 1024;  // of compute capability 9.0
+  if (threads == 0 || threads > kMaxThreads || block.z > 64) stop("a block of too many threads");
   if (grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 || grid.y > 65535 || grid.z == 0 ||
       grid.z > 65535)
     stop("a grid of no blocks, or too many");
-  if (shared > kMostShared) stop("too much shared memory");
+  if (shared > kMaxShared) stop("too much shared memory");
   constexpr size_t kAlign = 128;
   e.shared = std::make_unique<unsigned char[]>(shared + kAlign);
   e.shared_begin = reinterpret_cast<unsigned char*>(

@@ -7,7 +7,7 @@
 #include "grid.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/check.h"
-#include "kernels/scratch_memory.h"
+#include "kernels/workspace.h"
 
 struct CUstream_st;
 
@@ -15,10 +15,10 @@ namespace mtrain::kernels::cuda {
 
 void fail_runtime(int, const Place&) { std::abort(); }
 
-// Not from the launch's ScratchMemory, though it is asked for: streams here have threads of their
+// Not from the launch's Workspace, though it is asked for: streams here have threads of their
 // own, and only the host's may allocate.
 void* take_scratch(size_t bytes, CUstream_st*) {
-  cpu_grid::count_scratch(ScratchFrom::current() != nullptr);
+  cpu_grid::count_scratch(WorkspaceScope::current() != nullptr);
   void* memory = ::operator new(bytes, std::align_val_t(256));
   std::memset(memory, 0xff, bytes);  // NaN: what nobody wrote shows
   return memory;

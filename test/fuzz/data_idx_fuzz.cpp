@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "data/indexed_dataset.h"
+#include "data/dataset/indexed_dataset.h"
 
 using namespace mtrain;
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "base/error.h"
-#include "data/tokenizer.h"
-#include "data/utf8.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/utf8.h"
 
 using namespace mtrain;
 

@@ -158,7 +158,7 @@ struct Gradients {
 // of its own then.
 Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   constexpr int64_t I = 48, O = 80;
   ParamStore params;
   const auto fp8 = std::make_shared<Float8Scaling>(
@@ -171,42 +171,42 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
                                             .std = 0.1f,
                                             .gemm = LayerGemm::fc1,
                                             .fp8 = fp8});
-  params.materialize(on, DType::bf16, true);
-  params.initialize(on, 3);
-  fp8->materialize(on);
+  params.materialize(stream, DType::bf16, true);
+  params.initialize(stream, 3);
+  fp8->materialize(stream);
   const auto random = [&](const char* name, int64_t rows, int64_t columns, float std) {
     std::vector<float> values(size_t(rows * columns));
     fill_normal(rng_key(5, name), 0, rows * columns, std, values.data());
-    const Tensor wide = Tensor::from_host<float>(on, {rows, columns}, values),
-                 x = Tensor::empty(on, {rows, columns}, DType::bf16);
-    ops::cast(on, wide, x);
+    const Tensor wide = Tensor::from_host<float>(stream, {rows, columns}, values),
+                 x = Tensor::empty(stream, {rows, columns}, DType::bf16);
+    ops::cast(stream, wide, x);
     return x;
   };
   Gradients out;
   for (int step = 0; step < 2; ++step) {
-    params.zero_grads(on);
+    params.zero_grads(stream);
     WgradQueue wgrad;
     wgrad.hold(wait);
     Stash stash;
     SequenceInfo seq;
-    Step s{on, wgrad, stash, seq};
+    Step s{stream, wgrad, stash, seq};
     for (const char* micro_batch : {"first", "second"}) {
       const Tensor x = random(micro_batch, T, I, 1),
                    dy = random(micro_batch, T, O, step ? 0.02f : 0.01f);
       linear->forward(s, x);
-      const auto dx = linear->backward(s, x, dy).to_host_float(on);
+      const auto dx = linear->backward(s, x, dy).to_host_float(stream);
       out.dx.insert(out.dx.end(), dx.begin(), dx.end());
     }
     CHECK(wgrad.held() == (wait ? 2 : 0));
     wgrad.drain();
     for (const Parameter* p : params.params()) {
-      const auto g = p->grad.to_host<float>(on);
+      const auto g = p->grad.to_host<float>(stream);
       auto& to = p->shape.rank() == 2 ? out.dw : out.db;
       to.insert(to.end(), g.begin(), g.end());
     }
-    fp8->end_step(on, [](const Tensor&) {});
+    fp8->end_step(stream, [](const Tensor&) {});
   }
-  out.scales = fp8->state(on);
+  out.scales = fp8->state(stream);
   return out;
 }
 

@@ -91,37 +91,37 @@ struct Family {
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < B * S; ++t) positions.push_back(int32_t(t / B));
     for (int32_t l : labels) counted += l >= 0;
-    model = std::make_unique<Gpt>(on, params, config, S, recompute);
-    params.materialize(on, dtype, true);
-    for (Parameter* p : params.params()) params.set_master(on, *p, floats(file, p->name));
-    batch.input_T = Tensor::from_host(on, {B * S}, ids);
-    batch.label_T = Tensor::from_host(on, {B * S}, labels);
-    batch.seq = {.B = B, .S = S, .position_T = Tensor::from_host(on, {B * S}, positions)};
+    model = std::make_unique<Gpt>(stream, params, config, S, recompute);
+    params.materialize(stream, dtype, true);
+    for (Parameter* p : params.params()) params.set_master(stream, *p, floats(file, p->name));
+    batch.input_T = Tensor::from_host(stream, {B * S}, ids);
+    batch.label_T = Tensor::from_host(stream, {B * S}, labels);
+    batch.seq = {.B = B, .S = S, .position_T = Tensor::from_host(stream, {B * S}, positions)};
   }
 
   double forward_backward() {
-    const Tensor total = Tensor::from_host<double>(on, {1}, {0.0});
+    const Tensor total = Tensor::from_host<double>(stream, {1}, {0.0});
     WgradQueue wgrad;
     Stash stash;
-    Step step{on, wgrad, stash, batch.seq};
-    params.zero_grads(on);
+    Step step{stream, wgrad, stash, batch.seq};
+    params.zero_grads(stream);
     model->forward(step, batch, {batch.label_T, total, 1.0f / float(counted)});
     model->backward(step, batch);
-    return total.to_host<double>(on)[0] / double(counted);
+    return total.to_host<double>(stream)[0] / double(counted);
   }
 
   std::vector<float> logits() {
     WgradQueue wgrad;
     Stash stash;
-    Step step{on, wgrad, stash, batch.seq, 0, 0, 0, false};
-    return model->logits(step, batch).to_host<float>(on);
+    Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
+    return model->logits(step, batch).to_host<float>(stream);
   }
 
   SafetensorsReader file;
   GptConfig config;
   int64_t B = 0, S = 0, counted = 0;
   std::unique_ptr<Device> device = Device::cpu(2, {.stream_sanitizer = true});
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   ParamStore params;
   std::unique_ptr<Gpt> model;
   MicroBatch batch;
@@ -134,7 +134,7 @@ void compare_gradients(Family& f, double bound) {
   for (Parameter* p : f.params.params()) {
     Shape real = p->shape;
     real[0] = p->real_rows();
-    const auto got = p->grad.flat(0, real).to_host<float>(f.on);
+    const auto got = p->grad.flat(0, real).to_host<float>(f.stream);
     const double distance = relative_l2(got, floats(f.file, "grad." + p->name));
     INFO(p->name << " relative L2 " << distance);
     CHECK(distance < bound);
@@ -188,8 +188,8 @@ TEST_CASE("recomputation gives the same bits") {
         Family again(name, DType::f32, policy);
         CHECK(again.forward_backward() == loss);
         for (Parameter* p : kept.params.params())
-          CHECK(p->grad.to_host<float>(kept.on) ==
-                again.params.find(p->name)->grad.to_host<float>(again.on));
+          CHECK(p->grad.to_host<float>(kept.stream) ==
+                again.params.find(p->name)->grad.to_host<float>(again.stream));
       }
     }
   }
@@ -198,12 +198,12 @@ TEST_CASE("recomputation gives the same bits") {
 TEST_CASE("holding weight gradients and draining them later gives the same bits") {
   Family at_once("llama", DType::f32), held("llama", DType::f32);
   at_once.forward_backward();
-  const Tensor total = Tensor::from_host<double>(held.on, {1}, {0.0});
+  const Tensor total = Tensor::from_host<double>(held.stream, {1}, {0.0});
   std::vector<std::string> finished;
   WgradQueue wgrad([&](Parameter& p) { finished.push_back(p.name); });
   Stash stash;
-  Step step{held.on, wgrad, stash, held.batch.seq};
-  held.params.zero_grads(held.on);
+  Step step{held.stream, wgrad, stash, held.batch.seq};
+  held.params.zero_grads(held.stream);
   wgrad.hold(true);
   held.model->forward(step, held.batch, {held.batch.label_T, total, 1.0f / float(held.counted)});
   held.model->backward(step, held.batch);
@@ -211,8 +211,8 @@ TEST_CASE("holding weight gradients and draining them later gives the same bits"
   CHECK(wgrad.drain(3) == 3);
   CHECK(wgrad.drain() == 7);
   for (Parameter* p : at_once.params.params()) {
-    CHECK(p->grad.to_host<float>(at_once.on) ==
-          held.params.find(p->name)->grad.to_host<float>(held.on));
+    CHECK(p->grad.to_host<float>(at_once.stream) ==
+          held.params.find(p->name)->grad.to_host<float>(held.stream));
     CHECK(std::count(finished.begin(), finished.end(), p->name) == 1);
   }
 }

@@ -16,7 +16,6 @@ using namespace train_testing;
 
 namespace {
 
-
 enum Factor {
   kTp,
   kSequence,
@@ -244,10 +243,10 @@ TEST_CASE("recipes are refused exactly where a layout cannot be") {
     if (cp(l) == 1 && l[kType] != p2p) return;
     Changes changes = model_of(l);
     for (const std::string& change : changes_of(l)) changes.push_back(change);
-    Problems problems;
+    Diagnostics diagnostics;
     changes.push_back("dataset.train=unused");
-    load_recipe_text("model: {num_layers: 2}\n", "matrix", changes, problems, ranks(l));
-    INFO(describe(l) << "\n" << problems.text(Severity::error));
-    CHECK(problems.has_errors() != legal(l));
+    load_recipe_text("model: {num_layers: 2}\n", "matrix", changes, diagnostics, ranks(l));
+    INFO(describe(l) << "\n" << diagnostics.text(Severity::error));
+    CHECK(diagnostics.has_errors() != legal(l));
   });
 }

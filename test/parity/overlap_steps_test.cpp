@@ -63,8 +63,7 @@ std::vector<Parallelism> layouts() {
 }
 
 std::vector<double> losses_of(const Recipe& r, Device& device, World world) {
-  Trainer trainer(device, r, gpt_config(r.model, kVocab, kSeq, r.distributed.tp_size),
-                  std::make_shared<CountingData>(), std::move(world));
+  Trainer trainer = make_trainer(device, r, std::make_shared<CountingData>(), std::move(world));
   std::vector<double> losses;
   for (int step = 0; step < 2; ++step) losses.push_back(trainer.step().loss);
   return losses;

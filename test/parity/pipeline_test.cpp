@@ -168,10 +168,10 @@ int64_t launches_beside_sends(const Changes& changes, int ranks) {
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
     std::map<Stream*, uint64_t> sent;  // items of each stream that sends
-    rank.device.set_launch_check([&](Stream& on, const LaunchInfo&) {
-      if (on.id().kind == StreamKind::pp_send) sent[&on] = on.enqueued();
-      if (on.id() != StreamKind::compute) return;
-      for (const auto& [stream, items] : sent) beside += !on.comes_after(*stream, items);
+    rank.device.set_launch_check([&](Stream& stream, const LaunchInfo&) {
+      if (stream.id().kind == StreamKind::pp_send) sent[&stream] = stream.enqueued();
+      if (stream.id() != StreamKind::compute) return;
+      for (const auto& [sender, items] : sent) beside += !stream.comes_after(*sender, items);
     });
     t.step();
     rank.device.set_launch_check({});
@@ -205,8 +205,9 @@ TEST_CASE("channels are connected before a schedule runs, by all ranks in the sa
   std::vector<std::vector<StreamId>> connected(3);
   run_ranks(3, "thread", [&](TestRank& rank) {
     auto& own = connected[size_t(rank.rank())];
-    rank.device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
-      if (on.id().peer >= 0 && std::string_view(info.name) != "upload") own.push_back(on.id());
+    rank.device.set_launch_check([&](Stream& stream, const LaunchInfo& info) {
+      if (stream.id().peer >= 0 && std::string_view(info.name) != "upload")
+        own.push_back(stream.id());
     });
     const Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
     rank.device.set_launch_check({});

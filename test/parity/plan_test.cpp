@@ -35,15 +35,15 @@ class RepeatedToken : public Dataset {
 using Overrides = std::vector<std::string>;
 
 Recipe recipe(const Overrides& more, int64_t world = 1) {
-  Problems problems;
+  Diagnostics diagnostics;
   Overrides overrides{"model.num_layers=6",          "model.hidden_size=128",
                       "model.num_attention_heads=4", "model.num_query_groups=2",
                       "dataset.seq_length=256",      "dataset.train=unused",
                       "train.global_batch_size=4",   "train.micro_batch_size=4",
                       "mixed_precision=fp32",        "debug.deterministic=true"};
   overrides.insert(overrides.end(), more.begin(), more.end());
-  Recipe r = load_recipe_text("model: {}\n", "planned", overrides, problems, world);
-  problems.throw_if_errors();
+  Recipe r = load_recipe_text("model: {}\n", "planned", overrides, diagnostics, world);
+  diagnostics.throw_if_errors();
   return r;
 }
 
@@ -63,8 +63,8 @@ TEST_CASE("counted parameters are those the model declares") {
     CAPTURE(family[0]);
     const auto device = Device::cpu(1, {});
     ParamStore params;
-    const Gpt model(device->stream(StreamKind::compute), params, gpt_config(make_plan(r, 1, kVocab).model),
-                    r.dataset.seq_length);
+    const Gpt model(device->stream(StreamKind::compute), params,
+                    gpt_config(make_plan(r, 1, kVocab).model), r.dataset.seq_length);
     double declared = 0;
     for (const Parameter* p : params.params()) declared += double(p->shape.count());
     CHECK(count_parameters(r.model, padded_vocab(kVocab, 1)).total() == declared);
@@ -406,10 +406,10 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
                                     {"planned/moe_16b_shared_expert", 32},
                                     {"planned/mixtral_8x7b", 64}}) {
     CAPTURE(name);
-    Problems problems;
+    Diagnostics diagnostics;
     const Recipe r = load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml", {},
-                                 problems, world);
-    problems.throw_if_errors();
+                                 diagnostics, world);
+    diagnostics.throw_if_errors();
     const int64_t vocab = std::max<int64_t>(r.model.vocab_size, 257);
     const std::string report = dry_run_report(make_plan(r, world, vocab), 200);
     const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };

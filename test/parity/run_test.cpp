@@ -12,9 +12,9 @@
 #include "base/file.h"
 #include "base/ignore_sigpipe.h"
 #include "base/strings.h"
-#include "data/indexed_dataset.h"
+#include "data/dataset/indexed_dataset.h"
 #include "plan/load_recipe.h"
-#include "plan/recipe_options.h"
+#include "plan/options/recipe_options.h"
 #include "plan/saved_recipe.h"
 #include "run/generate_from_run.h"
 #include "run/run.h"
@@ -61,9 +61,9 @@ struct Lab : TemporaryFolder {
                                        "checkpoint.keep=0",
                                        "train.run_dir=" + (path / run).string()};
     overrides.insert(overrides.end(), changes.begin(), changes.end());
-    Problems problems;
-    Recipe r = load_recipe_text("model: {}\n", "lab", overrides, problems);
-    problems.throw_if_errors();
+    Diagnostics diagnostics;
+    Recipe r = load_recipe_text("model: {}\n", "lab", overrides, diagnostics);
+    diagnostics.throw_if_errors();
     return r;
   }
   RunPlan plan(const std::string& run, const std::vector<std::string>& changes = {}) const {
@@ -194,12 +194,12 @@ TEST_CASE("tensors that the model lacks are refused") {
   const Lab lab;
   lab.train("two", {"train.steps=2", "model.num_layers=2"});
   const auto device = Device::cpu(1, {});
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   ParamStore params;
   CHECK(read_saved_run(recipe_file(lab.step("two", 2))).model.layers == 2);
-  Gpt model(on, params, gpt_config(lab.plan("one")), 16);
-  params.materialize(on, DType::f32, false);
-  CHECK_THROWS_WITH(load_weights(on, params, lab.step("two", 2)), Contains("layers.1."));
+  Gpt model(stream, params, gpt_config(lab.plan("one")), 16);
+  params.materialize(stream, DType::f32, false);
+  CHECK_THROWS_WITH(load_weights(stream, params, lab.step("two", 2)), Contains("layers.1."));
 }
 
 TEST_CASE("a run does not take over the folder of another") {

@@ -60,9 +60,9 @@ class Watch {
  public:
   Watch(Device& device, std::vector<std::string>& actions, std::vector<Launched>& launches)
       : device_(device) {
-    device.set_launch_check([&](Stream& on, const LaunchInfo& info) {
+    device.set_launch_check([&](Stream& stream, const LaunchInfo& info) {
       const std::string action = device.scope().substr(0, device.scope().find(" > "));
-      launches.push_back({action, on.id(), info.name, info.wire_bytes});
+      launches.push_back({action, stream.id(), info.name, info.wire_bytes});
       const bool starts =
           !action.empty() && action[0] >= '0' && action[0] <= '9' && !action.ends_with("SHARD");
       // One that was begun goes on only in turns with another, and with what that one sends.
@@ -85,7 +85,7 @@ inline std::vector<std::string> expected_actions(const ActionList& list) {
   for (size_t i = 0; i < list.size(); ++i) {
     if (!is_compute(list[i].kind) && !is_send(list[i].kind) && !is_receive(list[i].kind)) continue;
     actions.push_back(to_string(list[i]));
-    if (i > 0 && list[i - 1].with_next) std::iter_swap(actions.end() - 1, actions.end() - 2);
+    if (i > 0 && list[i - 1].overlaps_next) std::iter_swap(actions.end() - 1, actions.end() - 2);
   }
   return actions;
 }

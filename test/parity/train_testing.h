@@ -8,7 +8,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/rng.h"
-#include "data/dataset.h"
+#include "data/dataset/dataset.h"
 #include "plan/load_recipe.h"
 #include "train/build_trainer.h"
 
@@ -70,7 +70,7 @@ class PackedCountingData : public CountingData {
 };
 
 inline Recipe tiny(const Changes& changes = {}, int64_t world = 1) {
-  Problems problems;
+  Diagnostics diagnostics;
   std::vector<std::string> overrides{
       "model.num_layers=2",       "model.hidden_size=48",     "model.num_attention_heads=4",
       "model.num_query_groups=2", "model.ffn_hidden_size=80", "dataset.seq_length=24",
@@ -78,8 +78,8 @@ inline Recipe tiny(const Changes& changes = {}, int64_t world = 1) {
       "train.micro_batch_size=6", "optimizer.lr=1e-2",        "mixed_precision.name=fp32",
       "train.run_dir=unused"};
   overrides.insert(overrides.end(), changes.begin(), changes.end());
-  Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, problems, world);
-  problems.throw_if_errors();
+  Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, diagnostics, world);
+  diagnostics.throw_if_errors();
   return r;
 }
 

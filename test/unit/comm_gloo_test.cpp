@@ -33,7 +33,7 @@ TEST_CASE("a rank is reached by an address that all hosts can use") {
 
 TEST_CASE("gloo's thread polls through the interposer of the programs that link it") {
   const uint64_t before = polls_seen();
-  run_ranks(2, "gloo", [](TestRank& r) { r.world.world_group().barrier(r.on); });
+  run_ranks(2, "gloo", [](TestRank& r) { r.world.world_group().barrier(r.stream); });
   CHECK(polls_seen() > before);
 }
 
@@ -75,7 +75,7 @@ std::vector<std::string> failures(int ranks, double timeout_s, const Body& body)
               const auto device = Device::cpu(1);
               TestRank r{outer.world, *device, device->stream(StreamKind::dp_grad)};
               const Group g = r.world.group("dp", r.world.world_group().ranks());
-              g.barrier(r.on);
+              g.barrier(r.stream);
               device->synchronize();
               try {
                 body(r, g);
@@ -97,11 +97,11 @@ bool tells(const std::string& message, const char* part) {
 TEST_CASE("connections are not paced") {
   run_ranks(2, "gloo", [](TestRank& r) {
     const Group g = r.world.world_group();
-    g.barrier(r.on);
+    g.barrier(r.stream);
     r.device.synchronize();
     // Both ends are in this process.
     if (unpaced_connections() < 2) throw BugError("bbr is left");
-    g.barrier(r.on);
+    g.barrier(r.stream);
     r.device.synchronize();
   });
 }
@@ -109,7 +109,7 @@ TEST_CASE("connections are not paced") {
 TEST_CASE("sizes that differ between ranks are told, and do not end the process") {
   const auto messages = failures(3, 0.5, [](TestRank& r, const Group& g) {
     const int64_t count = r.rank() == 1 ? 2000 : 1000;
-    g.all_reduce(r.filled(count, DType::f32, [](int64_t) { return 1; }), Reduce::sum, r.on);
+    g.all_reduce(r.filled(count, DType::f32, [](int64_t) { return 1; }), Reduce::sum, r.stream);
   });
   for (const auto& m : messages) {
     CAPTURE(m);
@@ -121,11 +121,11 @@ TEST_CASE("sizes that differ between ranks are told, and do not end the process"
 
 TEST_CASE("messages whose sizes differ end at the timeout, with the peer") {
   const auto messages = failures(2, 0.3, [](TestRank& r, const Group& g) {
-    const Tensor t = Tensor::empty(r.on, {r.rank() == 0 ? 10 : 20}, DType::f32);
+    const Tensor t = Tensor::empty(r.stream, {r.rank() == 0 ? 10 : 20}, DType::f32);
     if (r.rank() == 0)
-      g.send(t, 1, r.on);
+      g.send(t, 1, r.stream);
     else
-      g.receive(t, 0, r.on);
+      g.receive(t, 0, r.stream);
   });
   CAPTURE(messages[0], messages[1]);
   CHECK((tells(messages[0], "rank 1 of the group did not") ||
@@ -144,8 +144,8 @@ TEST_CASE("an abort ends calls under way and later ones, everywhere, with the fi
     }
     ++waiting;
     // Of rank 3 begun later; of the others under way, one waiting for another.
-    const Tensor t = Tensor::empty(r.on, {5 << 20}, DType::f32);
-    g.all_reduce(t, Reduce::sum, r.on);
+    const Tensor t = Tensor::empty(r.stream, {5 << 20}, DType::f32);
+    g.all_reduce(t, Reduce::sum, r.stream);
   });
   CHECK(Clock::now() - start < 10s);
   for (const auto& m : messages) {
@@ -158,7 +158,7 @@ TEST_CASE("a group that has failed refuses later calls at once") {
   const auto messages = failures(2, 0.3, [](TestRank& r, const Group& g) {
     if (r.rank() == 1) return;
     try {
-      g.barrier(r.on);
+      g.barrier(r.stream);
       r.device.synchronize();
       throw BugError("nobody was missed");
     } catch (const CommError&) {

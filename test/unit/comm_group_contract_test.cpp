@@ -58,19 +58,19 @@ TEST_CASE("all_reduce sums, averages and takes maxima over ranks") {
         };
         const auto mine = [&](int64_t i) { return value(r.rank(), i); };
         Tensor t = r.filled(count, dtype, mine);
-        g.all_reduce(t, Reduce::sum, r.on);
+        g.all_reduce(t, Reduce::sum, r.stream);
         require_values(
             r, t, [&](int64_t i) { return all(i, [](double a, double b) { return a + b; }); },
             "sum");
         t = r.filled(count, dtype, mine);
-        g.all_reduce(t, Reduce::max, r.on);
+        g.all_reduce(t, Reduce::max, r.stream);
         require_values(
             r, t,
             [&](int64_t i) { return all(i, [](double a, double b) { return std::max(a, b); }); },
             "max");
       }
     const Tensor t = r.filled(100, DType::f32, [&](int64_t) { return r.rank() + 1; });
-    g.all_reduce(t, Reduce::average, r.on);
+    g.all_reduce(t, Reduce::average, r.stream);
     require_values(
         r, t, [&](int64_t) { return double(float(r.size() + 1) / 2); }, "average");
   });
@@ -85,33 +85,33 @@ TEST_CASE("collectives of every size") {
     for (const int64_t count : kCounts) {
       const Tensor sum =
           r.filled(count, DType::f32, [&](int64_t i) { return double(i % 1000) + me; });
-      g.all_reduce(sum, Reduce::sum, r.on);
+      g.all_reduce(sum, Reduce::sum, r.stream);
       require_values(
           r, sum, [&](int64_t i) { return double(n) * double(i % 1000) + ranks; }, "all_reduce");
 
       const Tensor part = r.filled(count, DType::f32, [&](int64_t i) { return value(me, i); });
-      const Tensor whole = Tensor::empty(r.on, {count * n}, DType::f32);
-      g.all_gather(part, whole, r.on);
+      const Tensor whole = Tensor::empty(r.stream, {count * n}, DType::f32);
+      g.all_gather(part, whole, r.stream);
       require_values(
           r, whole, [&](int64_t i) { return value(int(i / count), i % count); }, "all_gather");
       // In place.
       const Tensor own = r.filled(count * n, DType::f32, [&](int64_t i) {
         return i / std::max<int64_t>(1, count) == me ? value(me, i % count) : -1;
       });
-      g.all_gather(own.rows(me * count, (me + 1) * count), own, r.on);
+      g.all_gather(own.rows(me * count, (me + 1) * count), own, r.stream);
       require_values(
           r, own, [&](int64_t i) { return value(int(i / count), i % count); }, "in place");
 
       const Tensor all =
           r.filled(count * n, DType::f32, [&](int64_t i) { return double(i % 500) + me; });
-      g.reduce_scatter(all, part, Reduce::sum, r.on);
+      g.reduce_scatter(all, part, Reduce::sum, r.stream);
       require_values(
           r, part, [&](int64_t i) { return double(n) * double((me * count + i) % 500) + ranks; },
           "reduce_scatter");
 
       // In place.
       const Tensor mine = all.rows(me * count, (me + 1) * count);
-      g.reduce_scatter(all, mine, Reduce::sum, r.on);
+      g.reduce_scatter(all, mine, Reduce::sum, r.stream);
       require_values(
           r, mine, [&](int64_t i) { return double(n) * double((me * count + i) % 500) + ranks; },
           "reduce_scatter in place");
@@ -120,8 +120,8 @@ TEST_CASE("collectives of every size") {
       const Tensor send = r.filled(count * n, DType::i32, [&](int64_t i) {
         return double(1000 * (i / count) + 100 * me + i % count);
       });
-      const Tensor received = Tensor::empty(r.on, {count * n}, DType::i32);
-      g.all_to_all(send, received, r.on);
+      const Tensor received = Tensor::empty(r.stream, {count * n}, DType::i32);
+      g.all_to_all(send, received, r.stream);
       require_values(
           r, received, [&](int64_t i) { return double(1000 * me + 100 * (i / count) + i % count); },
           "all_to_all");
@@ -129,11 +129,11 @@ TEST_CASE("collectives of every size") {
       for (int root = 0; root < n; root += 2) {
         const Tensor data =
             r.filled(count, DType::i64, [&](int64_t i) { return me == root ? double(i) : -1; });
-        g.broadcast(data, root, r.on);
+        g.broadcast(data, root, r.stream);
         require_values(
             r, data, [](int64_t i) { return double(i); }, "broadcast");
       }
-      g.barrier(r.on);
+      g.barrier(r.stream);
     }
   });
 }
@@ -152,21 +152,22 @@ TEST_CASE("large reductions of every type") {
       };
       const auto sum = [&](int64_t i) { return fold(i, [](double a, double b) { return a + b; }); };
       Tensor t = r.filled(count, dtype, mine);
-      g.all_reduce(t, Reduce::sum, r.on);
+      g.all_reduce(t, Reduce::sum, r.stream);
       require_values(r, t, sum, "sum");
       t = r.filled(count, dtype, mine);
-      g.all_reduce(t, Reduce::max, r.on);
+      g.all_reduce(t, Reduce::max, r.stream);
       require_values(
           r, t,
           [&](int64_t i) { return fold(i, [](double a, double b) { return std::max(a, b); }); },
           "max");
-      const Tensor in = r.filled(count * n, dtype, mine), out = Tensor::empty(r.on, {count}, dtype);
-      g.reduce_scatter(in, out, Reduce::sum, r.on);
+      const Tensor in = r.filled(count * n, dtype, mine),
+                   out = Tensor::empty(r.stream, {count}, dtype);
+      g.reduce_scatter(in, out, Reduce::sum, r.stream);
       require_values(
           r, out, [&](int64_t i) { return sum(me * count + i); }, "reduce_scatter");
     }
     const Tensor t = r.filled(count, DType::f32, [&](int64_t) { return n * (me + 1); });
-    g.all_reduce(t, Reduce::average, r.on);
+    g.all_reduce(t, Reduce::average, r.stream);
     require_values(
         r, t, [&](int64_t) { return n * (n + 1) / 2; }, "average");
   });
@@ -193,8 +194,8 @@ TEST_CASE("all_to_all with parts of different sizes, some of them empty") {
     }
     const Tensor in =
         r.filled(int64_t(out.size()), DType::bf16, [&](int64_t i) { return out[size_t(i)]; });
-    const Tensor got = Tensor::empty(r.on, {int64_t(expected.size())}, DType::bf16);
-    g.all_to_all(in, sends, got, receives, r.on);
+    const Tensor got = Tensor::empty(r.stream, {int64_t(expected.size())}, DType::bf16);
+    g.all_to_all(in, sends, got, receives, r.stream);
     require_values(
         r, got, [&](int64_t i) { return expected[size_t(i)]; }, "all_to_all");
   });
@@ -208,14 +209,14 @@ TEST_CASE("messages: a ring both ways at once, and many sizes in a row") {
     for (const int64_t count : kCounts) {
       const auto mine = [&](int64_t i) { return value(r.rank(), i); };
       const Tensor up = r.filled(count, DType::f32, mine), down = r.filled(count, DType::f32, mine);
-      const Tensor from_before = Tensor::empty(r.on, {count}, DType::f32),
-                   from_next = Tensor::empty(r.on, {count}, DType::f32);
+      const Tensor from_before = Tensor::empty(r.stream, {count}, DType::f32),
+                   from_next = Tensor::empty(r.stream, {count}, DType::f32);
       // With two ranks both messages have the same peer, and keep their order.
       g.exchange({{Kind::send, up, next},
                   {Kind::receive, from_before, before},
                   {Kind::send, down, before},
                   {Kind::receive, from_next, next}},
-                 r.on);
+                 r.stream);
       require_values(
           r, from_before, [&](int64_t i) { return value(before, i); }, "before");
       require_values(
@@ -223,8 +224,8 @@ TEST_CASE("messages: a ring both ways at once, and many sizes in a row") {
     }
     // A chain of plain sends and receives.
     const Tensor token = r.filled(3, DType::i32, [](int64_t i) { return double(i); });
-    if (r.rank() > 0) g.receive(token, r.rank() - 1, r.on);
-    if (r.rank() + 1 < n) g.send(token, r.rank() + 1, r.on);
+    if (r.rank() > 0) g.receive(token, r.rank() - 1, r.stream);
+    if (r.rank() + 1 < n) g.send(token, r.rank() + 1, r.stream);
     r.device.synchronize();
   });
 }
@@ -244,14 +245,14 @@ TEST_CASE("messages move whatever the order in which the peers begin theirs") {
         const Tensor a = fill(), b = fill();
         using Kind = Transfer::Kind;
         if (r.rank() == 0) {
-          g.exchange({{Kind::send, a, 1}, {Kind::send, b, 2}}, r.on);
+          g.exchange({{Kind::send, a, 1}, {Kind::send, b, 2}}, r.stream);
         } else if (r.rank() == 1) {
-          g.receive(b, 0, r.on);
-          g.send(a, 2, r.on);
+          g.receive(b, 0, r.stream);
+          g.send(a, 2, r.stream);
           check(b, 0);
         } else {
-          g.receive(a, 1, r.on);
-          g.receive(b, 0, r.on);
+          g.receive(a, 1, r.stream);
+          g.receive(b, 0, r.stream);
           check(a, 1);
           check(b, 0);
         }
@@ -269,15 +270,15 @@ TEST_CASE("groups of some ranks, and of one") {
                     pp = r.world.group("pp", mesh, {Axis::pp});
         require(tp.size() == 2 && dp.size() == 2 && pp.size() == 1, "sizes");
         const Tensor t = r.filled(5, DType::i32, [&](int64_t) { return double(1 << r.rank()); });
-        tp.all_reduce(t, Reduce::sum, r.on);
+        tp.all_reduce(t, Reduce::sum, r.stream);
         require_values(
             r, t, [&](int64_t) { return r.rank() < 2 ? 3 : 12; }, "tp");
-        dp.all_reduce(t, Reduce::sum, r.on);
+        dp.all_reduce(t, Reduce::sum, r.stream);
         require_values(
             r, t, [&](int64_t) { return 15; }, "dp");
-        pp.all_reduce(t, Reduce::sum, r.on);
-        const Tensor copy = Tensor::empty(r.on, {5}, DType::i32);
-        pp.all_gather(t, copy, r.on);
+        pp.all_reduce(t, Reduce::sum, r.stream);
+        const Tensor copy = Tensor::empty(r.stream, {5}, DType::i32);
+        pp.all_gather(t, copy, r.stream);
         require_values(
             r, copy, [&](int64_t) { return 15; }, "pp");
       },
@@ -296,14 +297,14 @@ TEST_CASE("groups on different streams run side by side") {
       sums.push_back(r.filled(3000, DType::f32, mine));
       ys.push_back(Tensor::empty(other, {3000 * r.size()}, DType::f32));
     }
-    other.wait(r.on.record());  // edge: filled -> gathered
+    other.wait(r.stream.record());  // edge: filled -> gathered
     // No other edge, and ranks take the two groups in another order: one channel would mix them up.
     for (size_t i = 0; i < 20; ++i) {
       if (r.rank() % 2) b.all_gather(xs[i], ys[i], other);
-      a.all_reduce(sums[i], Reduce::sum, r.on);
+      a.all_reduce(sums[i], Reduce::sum, r.stream);
       if (r.rank() % 2 == 0) b.all_gather(xs[i], ys[i], other);
     }
-    r.on.wait(other.record());
+    r.stream.wait(other.record());
     require_values(
         r, ys[19], [](int64_t i) { return value(int(i / 3000), i % 3000); }, "gathered");
   });
@@ -315,7 +316,7 @@ TEST_CASE("every rank has the same bits") {
     run_ranks(4, backend, [&](TestRank& r) {
       const Tensor t = r.filled(
           10007, DType::f32, [&](int64_t i) { return 1.0 / double(1 + i * (r.rank() + 1) % 977); });
-      r.world.world_group().all_reduce(t, Reduce::sum, r.on);
+      r.world.world_group().all_reduce(t, Reduce::sum, r.stream);
       results[size_t(r.rank())] = r.values(t);
     });
     for (const auto& other : results) CHECK((other == results[0]));
@@ -328,11 +329,11 @@ TEST_CASE("a rank that fails unblocks its peers, and the first failure is the on
     try {
       run_ranks(4, backend, [](TestRank& r) {
         const Group g = r.world.world_group();
-        g.barrier(r.on);
+        g.barrier(r.stream);
         r.device.synchronize();
         if (r.rank() == 2) throw RunError("disk full");
         const Tensor t = r.filled(10, DType::f32, [](int64_t) { return 1; });
-        g.all_reduce(t, Reduce::sum, r.on);
+        g.all_reduce(t, Reduce::sum, r.stream);
         r.device.synchronize();
       });
       FAIL("nothing was thrown");
@@ -351,14 +352,14 @@ TEST_CASE("a rank that does not come is named, with the operation, its number an
       run_ranks(3, backend,
                 [&](TestRank& r) {
                   const Group g = r.world.group("dp_cp", {0, 1, 2});
-                  g.barrier(r.on);
+                  g.barrier(r.stream);
                   r.device.synchronize();
                   if (r.rank() == 1) {  // hangs
                     while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
                     return;
                   }
                   const Tensor t = r.filled(10, DType::f32, [](int64_t) { return 1; });
-                  g.all_reduce(t, Reduce::sum, r.on);
+                  g.all_reduce(t, Reduce::sum, r.stream);
                   try {
                     r.device.synchronize();
                   } catch (...) {
@@ -382,12 +383,12 @@ TEST_CASE("parts that do not fit together are told, and move nothing") {
     try {
       run_ranks(2, backend, [](TestRank& r) {
         const Tensor in = r.filled(10, DType::f32, [](int64_t) { return 1; });
-        const Tensor out = Tensor::empty(r.on, {20}, DType::f32);
+        const Tensor out = Tensor::empty(r.stream, {20}, DType::f32);
         // Rank 0 sends 5; rank 1 expects 7.
         const int64_t from_peer = r.rank() == 1 ? 7 : 5;
         std::vector<int64_t> receives{5, from_peer};
         if (r.rank() == 1) std::swap(receives[0], receives[1]);
-        r.world.world_group().all_to_all(in, {5, 5}, out, receives, r.on);
+        r.world.world_group().all_to_all(in, {5, 5}, out, receives, r.stream);
         r.device.synchronize();
       });
       FAIL("nothing was thrown");
@@ -409,11 +410,11 @@ TEST_CASE("an emulated link delays completion, not more and not less") {
         [&](TestRank& r) {
           const Group g = r.world.world_group();
           const Tensor in = r.filled(500000, DType::f32, [](int64_t) { return 1; });
-          const Tensor out = Tensor::empty(r.on, {1000000}, DType::f32);
+          const Tensor out = Tensor::empty(r.stream, {1000000}, DType::f32);
           for (int i = 0; i < 3; ++i) {
             r.device.synchronize();
             const auto start = std::chrono::steady_clock::now();
-            g.all_gather(in, out, r.on);
+            g.all_gather(in, out, r.stream);
             r.device.synchronize();
             const double took =
                 std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -441,15 +442,15 @@ TEST_CASE("an emulated link holds a message back however early its receive was p
               [&](TestRank& r) {
                 const Group g = r.world.world_group();
                 const Tensor data = r.filled(500000, DType::f32, [](int64_t) { return 1; });
-                g.barrier(r.on);
+                g.barrier(r.stream);
                 r.device.synchronize();
                 r.device.set_timing_sink(&sinks[size_t(r.rank())]);
                 if (r.rank() == 0) {
                   std::this_thread::sleep_for(std::chrono::milliseconds(50));
                   sent = Clock::now().time_since_epoch().count();
-                  g.send(data, 1, r.on);
+                  g.send(data, 1, r.stream);
                 } else {
-                  g.receive(data, 0, r.on);
+                  g.receive(data, 0, r.stream);
                 }
                 r.device.synchronize();
                 if (r.rank() == 1) {

@@ -186,10 +186,10 @@ TEST_CASE("processes reduce") {
   const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
   Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream(StreamKind::dp_grad);
-    const Tensor t = Tensor::from_host(on, {700001}, std::vector<float>(700001, 1.0f));
-    for (int i = 0; i < 4; ++i) world.world_group().all_reduce(t, Reduce::sum, on);
-    return t.to_host<float>(on)[700000] == 81 ? 0 : 1;
+    Stream& stream = device->stream(StreamKind::dp_grad);
+    const Tensor t = Tensor::from_host(stream, {700001}, std::vector<float>(700001, 1.0f));
+    for (int i = 0; i < 4; ++i) world.world_group().all_reduce(t, Reduce::sum, stream);
+    return t.to_host<float>(stream)[700000] == 81 ? 0 : 1;
   });
   for (size_t rank = 0; rank < 3; ++rank) CHECK(job.wait(rank) == 0);
 }
@@ -198,12 +198,12 @@ TEST_CASE("a killed process is missed at once, and named") {
   const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
   Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream(StreamKind::dp_grad);
+    Stream& stream = device->stream(StreamKind::dp_grad);
     const Group g = world.group("dp_cp", {0, 1, 2});
-    g.barrier(on);
+    g.barrier(stream);
     device->synchronize();
     if (world.rank() == 1) raise(SIGKILL);
-    g.barrier(on);
+    g.barrier(stream);
     device->synchronize();
     return 0;
   });
@@ -221,23 +221,23 @@ TEST_CASE("a killed process is missed at once, and named") {
 TEST_CASE("a process killed in the middle of a large message does not leave its peer waiting") {
   Children job(3, "gloo", [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream(StreamKind::pp);
+    Stream& stream = device->stream(StreamKind::pp);
     const Group g = world.group("pp", {0, 1, 2});
-    g.barrier(on);
-    const Tensor t = Tensor::empty(on, {64 << 20}, DType::f32);
+    g.barrier(stream);
+    const Tensor t = Tensor::empty(stream, {64 << 20}, DType::f32);
     device->synchronize();
     if (world.rank() == 1) {
       std::thread([] {
         std::this_thread::sleep_for(20ms);
         raise(SIGKILL);
       }).detach();
-      g.send(t, 0, on);
-      g.barrier(on);  // if it was fast
+      g.send(t, 0, stream);
+      g.barrier(stream);  // if it was fast
     } else if (world.rank() == 0) {
-      g.receive(t, 1, on);
-      g.barrier(on);
+      g.receive(t, 1, stream);
+      g.barrier(stream);
     } else {
-      g.barrier(on);
+      g.barrier(stream);
     }
     device->synchronize();
     return 0;
@@ -253,12 +253,12 @@ TEST_CASE("a process killed in the middle of a large message does not leave its 
 TEST_CASE("gloo's ranks end at once when the one that serves the rendezvous is killed") {
   Children job(3, "gloo", [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& on = device->stream(StreamKind::dp_grad);
+    Stream& stream = device->stream(StreamKind::dp_grad);
     const Group g = world.group("dp", {0, 1, 2});
-    g.barrier(on);
+    g.barrier(stream);
     device->synchronize();
     if (world.rank() == 0) raise(SIGKILL);
-    g.barrier(on);
+    g.barrier(stream);
     device->synchronize();
     return 0;
   });

@@ -14,7 +14,7 @@ namespace mtrain {
 
 namespace {
 template <class T>
-Tensor upload(Stream& on, int64_t count, const std::function<double(int64_t)>& value) {
+Tensor upload(Stream& stream, int64_t count, const std::function<double(int64_t)>& value) {
   std::vector<T> host(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     if constexpr (std::is_same_v<T, bf16>)
@@ -22,12 +22,12 @@ Tensor upload(Stream& on, int64_t count, const std::function<double(int64_t)>& v
     else
       host[size_t(i)] = T(value(i));
   }
-  return Tensor::from_host(on, {count}, std::move(host));
+  return Tensor::from_host(stream, {count}, std::move(host));
 }
 template <class T>
-std::vector<double> download(Stream& on, const Tensor& t) {
+std::vector<double> download(Stream& stream, const Tensor& t) {
   std::vector<double> out;
-  for (const T x : t.to_host<T>(on)) {
+  for (const T x : t.to_host<T>(stream)) {
     if constexpr (std::is_same_v<T, bf16>)
       out.push_back(float(x));
     else
@@ -40,12 +40,12 @@ std::vector<double> download(Stream& on, const Tensor& t) {
 Tensor TestRank::filled(int64_t count, DType dtype,
                         const std::function<double(int64_t)>& value) const {
   switch (dtype) {
-    case DType::f32: return upload<float>(on, count, value);
-    case DType::bf16: return upload<bf16>(on, count, value);
-    case DType::f64: return upload<double>(on, count, value);
-    case DType::i32: return upload<int32_t>(on, count, value);
-    case DType::i64: return upload<int64_t>(on, count, value);
-    case DType::u8: return upload<uint8_t>(on, count, value);
+    case DType::f32: return upload<float>(stream, count, value);
+    case DType::bf16: return upload<bf16>(stream, count, value);
+    case DType::f64: return upload<double>(stream, count, value);
+    case DType::i32: return upload<int32_t>(stream, count, value);
+    case DType::i64: return upload<int64_t>(stream, count, value);
+    case DType::u8: return upload<uint8_t>(stream, count, value);
     default: break;
   }
   throw BugError("dtype");
@@ -53,12 +53,12 @@ Tensor TestRank::filled(int64_t count, DType dtype,
 
 std::vector<double> TestRank::values(const Tensor& t) const {
   switch (t.dtype()) {
-    case DType::f32: return download<float>(on, t);
-    case DType::bf16: return download<bf16>(on, t);
-    case DType::f64: return download<double>(on, t);
-    case DType::i32: return download<int32_t>(on, t);
-    case DType::i64: return download<int64_t>(on, t);
-    case DType::u8: return download<uint8_t>(on, t);
+    case DType::f32: return download<float>(stream, t);
+    case DType::bf16: return download<bf16>(stream, t);
+    case DType::f64: return download<double>(stream, t);
+    case DType::i32: return download<int32_t>(stream, t);
+    case DType::i64: return download<int64_t>(stream, t);
+    case DType::u8: return download<uint8_t>(stream, t);
     default: break;
   }
   throw BugError("dtype");

@@ -14,7 +14,7 @@ namespace mtrain {
 struct TestRank {
   World& world;
   Device& device;
-  Stream& on;
+  Stream& stream;
   int rank() const { return world.rank(); }
   int size() const { return world.size(); }
 

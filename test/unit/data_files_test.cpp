@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/build.h"
-#include "data/indexed_dataset.h"
+#include "data/build/build.h"
+#include "data/dataset/indexed_dataset.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;

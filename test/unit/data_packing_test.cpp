@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "base/rng.h"
-#include "data/batch.h"
-#include "data/packed_dataset.h"
-#include "data/packing.h"
+#include "data/dataset/batch.h"
+#include "data/dataset/packed_dataset.h"
+#include "data/dataset/packing.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;

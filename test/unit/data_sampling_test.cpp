@@ -7,11 +7,11 @@
 #include <thread>
 
 #include "base/error.h"
-#include "data/batch.h"
-#include "data/bigram.h"
-#include "data/blend.h"
-#include "data/gpt_dataset.h"
-#include "data/permutation.h"
+#include "data/dataset/batch.h"
+#include "data/dataset/bigram.h"
+#include "data/dataset/blend.h"
+#include "data/dataset/gpt_dataset.h"
+#include "data/dataset/permutation.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;

@@ -38,14 +38,16 @@ struct Machine {
 };
 
 // to[0] = from[0] * factor + add
-void affine(Stream& on, const Buffer& from, const Buffer& to, int64_t factor, int64_t add,
+void affine(Stream& stream, const Buffer& from, const Buffer& to, int64_t factor, int64_t add,
             const char* name = "affine") {
   auto* x = static_cast<int64_t*>(from->data);
   auto* y = static_cast<int64_t*>(to->data);
-  on.launch({.name = name, .reads = {all_of(from)}, .writes = {all_of(to)}},
-            [=](const LaunchContext&) { *y = *x * factor + add; });
+  stream.launch({.name = name, .reads = {all_of(from)}, .writes = {all_of(to)}},
+                [=](const LaunchContext&) { *y = *x * factor + add; });
 }
-void set(Stream& on, const Buffer& to, int64_t value) { affine(on, to, to, 0, value, "set"); }
+void set(Stream& stream, const Buffer& to, int64_t value) {
+  affine(stream, to, to, 0, value, "set");
+}
 
 }  // namespace
 

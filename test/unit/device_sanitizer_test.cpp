@@ -20,11 +20,11 @@ struct Rig {
   Buffer take(int64_t bytes = 4096) {
     return device->allocator().allocate(bytes, MemoryCategory::buffers, compute);
   }
-  static void read(Stream& on, const char* name, const Access& what) {
-    on.launch({.name = name, .reads = {what}}, no_work);
+  static void read(Stream& stream, const char* name, const Access& what) {
+    stream.launch({.name = name, .reads = {what}}, no_work);
   }
-  static void write(Stream& on, const char* name, const Access& what) {
-    on.launch({.name = name, .writes = {what}}, no_work);
+  static void write(Stream& stream, const char* name, const Access& what) {
+    stream.launch({.name = name, .writes = {what}}, no_work);
   }
 };
 

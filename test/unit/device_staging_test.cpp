@@ -40,10 +40,10 @@ TEST_CASE("memory that a copy reads from is not given out again before the copy 
 
 TEST_CASE("staging takes the smallest slot that has room, and no more memory than its limit") {
   Staging staging = make();
-  Staging::Slot* large = staging.take(Staging::kMostEach);
+  Staging::Slot* large = staging.take(Staging::kMaxEach);
   REQUIRE(large);
-  CHECK(large->bytes == Staging::kMostEach);
-  CHECK_FALSE(staging.take(Staging::kMostEach + 1));
+  CHECK(large->bytes == Staging::kMaxEach);
+  CHECK_FALSE(staging.take(Staging::kMaxEach + 1));
   void* const at = large->memory.get();
   const auto copy = std::make_shared<Copy>();
   large->passed = copy;
@@ -57,12 +57,12 @@ TEST_CASE("staging takes the smallest slot that has room, and no more memory tha
 TEST_CASE("when all staging memory is being read from, the copy is not staged") {
   Staging staging = make();
   std::vector<std::shared_ptr<Copy>> copies;
-  while (Staging::Slot* slot = staging.take(Staging::kMostEach)) {
+  while (Staging::Slot* slot = staging.take(Staging::kMaxEach)) {
     copies.push_back(std::make_shared<Copy>());
     slot->passed = copies.back();
   }
-  CHECK(int64_t(copies.size()) == Staging::kMostInAll / Staging::kMostEach);
-  CHECK(allocated == Staging::kMostInAll);
+  CHECK(int64_t(copies.size()) == Staging::kMaxInAll / Staging::kMaxEach);
+  CHECK(allocated == Staging::kMaxInAll);
   CHECK_FALSE(staging.take(1));
   copies[1]->done = true;  // cannot be: copies pass in their order
   CHECK_FALSE(staging.take(1));

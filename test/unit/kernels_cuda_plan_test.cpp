@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-#include "kernels/cuda/matmul_plan.h"
+#include "kernels/cuda/cublaslt_key.h"
 #include "kernels_testing.h"
 
 using namespace mtrain;

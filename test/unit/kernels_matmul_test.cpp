@@ -28,15 +28,15 @@ namespace {
 enum class Extra { none, bias, accumulate };
 
 // A matmul with its operands, and its result in float64.
-struct Problem {
+struct Diagnostic {
   int64_t M, N, K;
   bool trans_a, trans_b;
   Extra extra;
   Array a, b, bias, c;
   std::vector<double> expected;
 
-  Problem(int64_t rows, int64_t columns, int64_t inner, bool transposes_a, bool transposes_b,
-          Extra beside, DType ta, DType tb, DType tc)
+  Diagnostic(int64_t rows, int64_t columns, int64_t inner, bool transposes_a, bool transposes_b,
+             Extra beside, DType ta, DType tb, DType tc)
       : M(rows),
         N(columns),
         K(inner),
@@ -91,7 +91,7 @@ struct Problem {
 // need.
 class Piece {
  public:
-  Piece(const Problem& p, int64_t row0, int64_t row1, int64_t column0, int64_t column1)
+  Piece(const Diagnostic& p, int64_t row0, int64_t row1, int64_t column0, int64_t column1)
       : p_(p),
         row0_(row0),
         column0_(column0),
@@ -125,23 +125,23 @@ class Piece {
       for (int64_t j = column; j < column + columns; ++j) values.push_back(x[i * ld + j]);
     return Array(x.dtype(), values);
   }
-  const Problem& p_;
+  const Diagnostic& p_;
   int64_t row0_, column0_, M_, N_;
   Array a_, b_, bias_, c_;
 };
 
-std::string describe(const Problem& p, MatmulBackend backend) {
+std::string describe(const Diagnostic& p, MatmulBackend backend) {
   return fmt::format("{} M {} N {} K {} {}{} extra {} a {} b {} c {}", cpu::backend_name(backend),
                      p.M, p.N, p.K, p.trans_a ? "T" : "-", p.trans_b ? "T" : "-", int(p.extra),
                      dtype_name(p.a.dtype()), dtype_name(p.b.dtype()), dtype_name(p.c.dtype()));
 }
 
-std::vector<MatmulBackend> backends_of(Problem& p) {
+std::vector<MatmulBackend> backends_of(Diagnostic& p) {
   Array probe = p.c;
   return cpu::available_backends(p.args(probe));
 }
 
-void check_all_backends(Problem& p, Closeness& close) {
+void check_all_backends(Diagnostic& p, Closeness& close) {
   for (MatmulBackend backend : backends_of(p)) {
     INFO(describe(p, backend));
     REQUIRE(close(p.result(backend), p.expected, p.rule()) == "");
@@ -186,7 +186,7 @@ TEST_CASE("matmul: every layout and type agrees with float64, every backend and 
     for (Size s : {Size{1, 1, 1}, Size{1, 17, 3}, Size{3, 1, 129}, Size{17, 33, 17},
                    Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}, Size{30, 50, 95}})
       for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
-        Problem p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
+        Diagnostic p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
         check_all_backends(p, close);
       });
   });
@@ -200,13 +200,13 @@ TEST_CASE("matmul: sums cut over k, and results of several blocks") {
     for (bool trans_a : {false, true})
       for (bool trans_b : {false, true})
         for (DType type : kFloats) {
-          Problem longest(35, 70, 1301, trans_a, trans_b, Extra::bias, type, type, type);
+          Diagnostic longest(35, 70, 1301, trans_a, trans_b, Extra::bias, type, type, type);
           check_all_backends(longest, close);
-          Problem tall(4200, 5, 7, trans_a, trans_b, Extra::none, type, type, type);
+          Diagnostic tall(4200, 5, 7, trans_a, trans_b, Extra::none, type, type, type);
           check_all_backends(tall, close);
-          Problem wide(5, 4200, 600, trans_a, trans_b, Extra::none, type, type, type);
+          Diagnostic wide(5, 4200, 600, trans_a, trans_b, Extra::none, type, type, type);
           check_all_backends(wide, close);
-          Problem sum(30, 40, 1025, trans_a, trans_b, Extra::accumulate, type, type, DType::f32);
+          Diagnostic sum(30, 40, 1025, trans_a, trans_b, Extra::accumulate, type, type, DType::f32);
           check_all_backends(sum, close);
         }
   });
@@ -218,7 +218,7 @@ TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
   Closeness close("matmul, K 8300");
   for (bool trans_b : {false, true})
     for (DType type : kFloats) {
-      Problem p(9, 600, 8300, false, trans_b, Extra::bias, type, type, type);
+      Diagnostic p(9, 600, 8300, false, trans_b, Extra::bias, type, type, type);
       for (MatmulBackend backend : backends_of(p)) {
         INFO(describe(p, backend));
         REQUIRE(close(p.result(backend), p.expected, p.rule()) == "");
@@ -230,7 +230,7 @@ TEST_CASE("matmul: a result transposed through partial sums of a long k") {
   // Of so few rows that every instruction set turns the product around; k is cut within a unit of
   // work, and by so long a k that B is packed piece by piece.
   for (int64_t K : {2100, 8300}) {
-    Problem p(180, 600, K, false, true, Extra::none, DType::bf16, DType::bf16, DType::bf16);
+    Diagnostic p(180, 600, K, false, true, Extra::none, DType::bf16, DType::bf16, DType::bf16);
     Closeness close(fmt::format("matmul, transposed partial sums, K {}", K));
     for_each_isa([&](const char* isa) {
       for (MatmulBackend backend : backends_of(p)) {
@@ -265,7 +265,7 @@ TEST_CASE("matmul: results do not depend on threads or on how M and N are cut") 
   for (DType type : kFloats)
     for (bool trans_a : {false, true})
       for (bool trans_b : {false, true}) {
-        Problem p(150, 170, 2101, trans_a, trans_b, Extra::none, type, type, type);
+        Diagnostic p(150, 170, 2101, trans_a, trans_b, Extra::none, type, type, type);
         for (MatmulBackend backend : backends_of(p)) {
           INFO(describe(p, backend));
           const Array alone = p.result(backend);
@@ -308,7 +308,7 @@ TEST_CASE(
                     K = draw(0, 3) == 0 ? draw(500, 1700)
                         : draw(0, 1)    ? draw(1, 300)
                                         : 32 * draw(1, 20);  // whole AMX tiles
-      Problem p(M, N, K, ta, tb, extra, a, b, c);
+      Diagnostic p(M, N, K, ta, tb, extra, a, b, c);
       for (MatmulBackend backend : backends_of(p)) {
         INFO(isa << ": " << describe(p, backend));
         const Array whole = p.result(backend);
@@ -335,7 +335,7 @@ TEST_CASE(
 }
 
 TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
-  Problem probe(1, 1, 1, false, false, Extra::none, DType::bf16, DType::bf16, DType::bf16);
+  Diagnostic probe(1, 1, 1, false, false, Extra::none, DType::bf16, DType::bf16, DType::bf16);
   std::vector<MatmulBackend> backends = backends_of(probe);
   for (const auto& [backend, arithmetic] :
        {std::pair(MatmulBackend::native_bf16, Bf16Arithmetic::dot_products),
@@ -376,7 +376,7 @@ TEST_CASE("matmul: gelu, its gradient and sums beside a product agree with float
   const auto inner = [&](double x) { return std::sqrt(2 / pi) * (x + 0.044715 * x * x * x); };
   const auto gelu = [&](double x) { return x / 2 * (1 + std::tanh(inner(x))); };
   const auto slope = [&](double x) { return (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6; };
-  const Problem p(M, N, K, true, true, Extra::bias, DType::f32, DType::f32, DType::f32);
+  const Diagnostic p(M, N, K, true, true, Extra::bias, DType::f32, DType::f32, DType::f32);
   Array product(DType::f32, M * N), y(DType::f32, M * N), sums = Array::normal(DType::f32, M, 9);
   const Array before = sums, at = Array::normal(DType::f32, M * N, 8);
   const Matmul m{.a = p.a,
@@ -422,20 +422,21 @@ TEST_CASE("matmul: two threads at once, with pools of their own and with one poo
   for (bool one_pool : {false, true}) {
     std::vector<std::thread> threads;
     std::vector<std::string> wrong(2);
-    std::vector<Problem> problems;
+    std::vector<Diagnostic> diagnostics;
     for (int i = 0; i < 2; ++i)
-      problems.emplace_back(90 + i, 120, 700, false, true, Extra::none, DType::bf16, DType::f32,
-                            DType::f32);
+      diagnostics.emplace_back(90 + i, 120, 700, false, true, Extra::none, DType::bf16, DType::f32,
+                               DType::f32);
     for (int i = 0; i < 2; ++i)
       threads.emplace_back([&, i] {
         ThreadPool mine(2);
         const ThreadPool::Scope scope(one_pool ? &shared : &mine);
         Closeness close("matmul, concurrent");
         for (int round = 0; round < 20; ++round) {
-          Array c = problems[size_t(i)].c;
-          cpu::run(problems[size_t(i)].args(c));
+          Array c = diagnostics[size_t(i)].c;
+          cpu::run(diagnostics[size_t(i)].args(c));
           if (wrong[size_t(i)].empty())
-            wrong[size_t(i)] = close(c, problems[size_t(i)].expected, problems[size_t(i)].rule());
+            wrong[size_t(i)] =
+                close(c, diagnostics[size_t(i)].expected, diagnostics[size_t(i)].rule());
         }
       });
     for (auto& t : threads) t.join();

@@ -8,13 +8,13 @@
 #include "base/rng.h"
 #include "device/device.h"
 #include "model/embedding.h"
-#include "model/parameters.h"
+#include "model/param/parameters.h"
 
 using namespace mtrain;
 
 TEST_CASE("initial weights are functions of seed, name and element, in every precision") {
   const auto device = Device::cpu(3);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   for (const bool training : {true, false})
     for (const DType compute : {DType::f32, DType::bf16}) {
       ParamStore params;
@@ -26,54 +26,55 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
                      {.name = "a.norm", .shape = {77}, .init = Init::ones, .decay = false});
       Parameter* zeros =
           params.add({UnitKind::layer, 1}, {.name = "b.bias", .shape = {77}, .init = Init::zeros});
-      params.materialize(on, compute, training);
-      params.initialize(on, 42);
+      params.materialize(stream, compute, training);
+      params.initialize(stream, 42);
       std::vector<float> want(300 * 128);  // the last row is padding and stays zero
       fill_normal(rng_key(42, "a.weight"), 0, 299 * 128, 0.5f, want.data());
-      if (normal->master) CHECK((normal->master.to_host<float>(on) == want));
+      if (normal->master) CHECK((normal->master.to_host<float>(stream) == want));
       if (compute == DType::bf16)
         for (float& w : want) w = float(bf16(w));
-      CHECK((normal->value.to_host_float(on) == want));
-      CHECK((ones->value.to_host_float(on) == std::vector<float>(77, 1.0f)));
-      CHECK((zeros->value.to_host_float(on) == std::vector<float>(77, 0.0f)));
+      CHECK((normal->value.to_host_float(stream) == want));
+      CHECK((ones->value.to_host_float(stream) == std::vector<float>(77, 1.0f)));
+      CHECK((zeros->value.to_host_float(stream) == std::vector<float>(77, 0.0f)));
     }
 }
 
 TEST_CASE("a tied table's gradient is whole whichever of its entries is drained first") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   GptConfig c{};
   c.hidden = 2, c.vocab = 3, c.padded_vocab = 4, c.rotary = true, c.tied_embeddings = true;
   ParamStore params;
   Embedding embedding(params, c);
   Parameter& table = *embedding.table();
-  params.materialize(on, DType::f32, true);
-  ops::fill(on, table.grad, std::numeric_limits<float>::quiet_NaN());  // what an older step left
-  params.zero_grads(on);
+  params.materialize(stream, DType::f32, true);
+  ops::fill(stream, table.grad,
+            std::numeric_limits<float>::quiet_NaN());  // what an older step left
+  params.zero_grads(stream);
 
-  const Tensor id = Tensor::from_host<int32_t>(on, {3}, {2, 0, 2});
-  const Tensor d = Tensor::from_host<float>(on, {3, 2}, {1, 2, 3, 4, 5, 6});
+  const Tensor id = Tensor::from_host<int32_t>(stream, {3}, {2, 0, 2});
+  const Tensor d = Tensor::from_host<float>(stream, {3, 2}, {1, 2, 3, 4, 5, 6});
   SequenceInfo seq;
   WgradQueue wgrad;
   Stash stash;
-  Step step{on, wgrad, stash, seq};
+  Step step{stream, wgrad, stash, seq};
   embedding.backward(step, id, d);
-  CHECK_FALSE(table.take_fresh());  // the head's entry adds
-  CHECK(table.grad.to_host<float>(on) == std::vector<float>{3, 4, 0, 0, 6, 8, 0, 0});
+  CHECK_FALSE(table.consume_first_write());  // the head's entry adds
+  CHECK(table.grad.to_host<float>(stream) == std::vector<float>{3, 4, 0, 0, 6, 8, 0, 0});
 }
 
 namespace {
 // Two units of four pieces in all, with padding everywhere.
 struct FourPieces {
-  explicit FourPieces(Stream& on, const Sharding& sharding, DType compute) {
+  explicit FourPieces(Stream& stream, const Sharding& sharding, DType compute) {
     params.add({UnitKind::layer, 0}, {.name = "norm", .shape = {19}, .decay = false});
     params.add({UnitKind::layer, 0}, {.name = "w", .shape = {30, 21}, .rows = 29});
     params.add({UnitKind::layer, 0},
                {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
     params.add({UnitKind::layer, 0}, {.name = "w2", .shape = {211}});
     params.add({UnitKind::layer, 1}, {.name = "v", .shape = {77}});
-    params.materialize(on, compute, true, sharding);
-    params.initialize(on, 3);
+    params.materialize(stream, compute, true, sharding);
+    params.initialize(stream, 3);
   }
   ParamStore params;
 };
@@ -81,26 +82,26 @@ struct FourPieces {
 
 TEST_CASE("the parts that ranks own are all of a unit, each element once, with the same values") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   for (const DType compute : {DType::f32, DType::bf16})
     for (const int ranks : {2, 3, 8})
       for (const bool sharded : {false, true}) {
         CAPTURE(ranks, sharded);
-        FourPieces alone(on, {.piece = 200}, compute);
+        FourPieces alone(stream, {.piece = 200}, compute);
         CHECK(alone.params.units()[0]->pieces.size() == 3);
         std::map<std::string, std::vector<int>> owners;
         for (int rank = 0; rank < ranks; ++rank) {
-          FourPieces cut(on, {ranks, rank, sharded, sharded, 200}, compute);
-          for (Parameter* p : cut.params.params()) {
+          FourPieces shard(stream, {ranks, rank, sharded, sharded, 200}, compute);
+          for (Parameter* p : shard.params.params()) {
             CHECK(bool(p->value) != sharded);
             CHECK(p->unit->count % ranks == 0);
-            const auto want = alone.params.find(p->name)->master.to_host<float>(on);
+            const auto want = alone.params.find(p->name)->master.to_host<float>(stream);
             auto& seen = owners[p->name];
             seen.resize(want.size());
             for (const OwnedPart& part : owned_parts(*p)) {
               CHECK(part.range->decay == p->decay);
               const auto got =
-                  part.range->master.flat(part.in_range, {part.count}).to_host<float>(on);
+                  part.range->master.flat(part.in_range, {part.count}).to_host<float>(stream);
               for (int64_t i = 0; i < part.count; ++i) {
                 CHECK(got[size_t(i)] == want[size_t(part.in_param + i)]);
                 ++seen[size_t(part.in_param + i)];
@@ -118,21 +119,22 @@ TEST_CASE("the parts that ranks own are all of a unit, each element once, with t
 namespace {
 // What a layer of grouped-query attention and a vocabulary have, on one of `ranks`.
 struct Slices {
-  Slices(Stream& on, int ranks, int rank, const Sharding& sharding) {
-    const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
-      cut.ranks = ranks, cut.rank = rank;
-      params.add({UnitKind::layer, 0}, {.name = name, .shape = shape, .rows = rows, .cut = cut});
+  Slices(Stream& stream, int ranks, int rank, const Sharding& sharding) {
+    const auto add = [&](const char* name, Shape shape, ShardSpec shard, int64_t rows = -1) {
+      shard.ranks = ranks, shard.rank = rank;
+      params.add({UnitKind::layer, 0},
+                 {.name = name, .shape = shape, .rows = rows, .shard = shard});
     };
-    const std::vector<Cut::Section> heads{{8, 3}, {2, 3}, {2, 3}};
+    const std::vector<ShardSpec::Section> heads{{8, 3}, {2, 3}, {2, 3}};
     int64_t rows = 0;
-    for (const Cut::Section& s : heads) rows += s.rows_here(ranks);
-    add("qkv", {rows, 5}, {.dim = Cut::Dim::rows, .sections = heads, .partial_grad = true});
-    add("bias", {rows}, {.dim = Cut::Dim::rows, .sections = heads, .partial_grad = true});
-    add("proj", {7, 24 / ranks}, {.dim = Cut::Dim::columns});
+    for (const ShardSpec::Section& s : heads) rows += s.rows_here(ranks);
+    add("qkv", {rows, 5}, {.dim = ShardSpec::Dim::rows, .sections = heads, .partial_grad = true});
+    add("bias", {rows}, {.dim = ShardSpec::Dim::rows, .sections = heads, .partial_grad = true});
+    add("proj", {7, 24 / ranks}, {.dim = ShardSpec::Dim::columns});
     add("norm", {7}, {});
-    add("table", {16 / ranks, 7}, {.dim = Cut::Dim::rows, .sections = {{16, 1}}}, 11);
-    params.materialize(on, DType::f32, true, sharding);
-    params.initialize(on, 3);
+    add("table", {16 / ranks, 7}, {.dim = ShardSpec::Dim::rows, .sections = {{16, 1}}}, 11);
+    params.materialize(stream, DType::f32, true, sharding);
+    params.initialize(stream, 3);
   }
   ParamStore params;
 };
@@ -140,8 +142,8 @@ struct Slices {
 
 TEST_CASE("a rank's slice has the values of the layout-free tensor, and each counts once") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream(StreamKind::compute);
-  Slices alone(on, 1, 0, {});
+  Stream& stream = device->stream(StreamKind::compute);
+  Slices alone(stream, 1, 0, {});
   for (const int ranks : {2, 4, 8})
     for (const int owners : {1, 2}) {  // of data parallelism, which cut the slices once more
       CAPTURE(ranks, owners);
@@ -149,9 +151,9 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
       double counted = 0, want_counted = 0;
       for (int rank = 0; rank < ranks; ++rank)
         for (int owner = 0; owner < owners; ++owner) {
-          Slices slices(on, ranks, rank, {owners, owner, false, false, 40});
+          Slices slices(stream, ranks, rank, {owners, owner, false, false, 40});
           for (Parameter* p : slices.params.params()) {
-            const auto whole = alone.params.find(p->name)->master.to_host<float>(on);
+            const auto whole = alone.params.find(p->name)->master.to_host<float>(stream);
             CHECK(p->whole_shape() == alone.params.find(p->name)->whole_shape());
             const auto want =
                 p->take_real({whole.begin(), whole.begin() + p->whole_shape().count()});
@@ -159,22 +161,22 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
             auto& copies = held[p->name];
             copies.resize(whole.size());
             // Read again by set_master, from the layout-free values.
-            slices.params.set_master(on, *p,
+            slices.params.set_master(stream, *p,
                                      {whole.begin(), whole.begin() + p->whole_shape().count()});
             for (const OwnedPart& part : owned_parts(*p)) {
               const auto got =
-                  part.range->master.flat(part.in_range, {part.count}).to_host<float>(on);
+                  part.range->master.flat(part.in_range, {part.count}).to_host<float>(stream);
               for (int64_t i = 0; i < part.count; ++i) {
                 CHECK(got[size_t(i)] == want[size_t(part.in_param + i)]);
                 ++copies[size_t(p->whole_index(part.in_param + i))];
               }
             }
           }
-          for (ParamUnit* unit : slices.params.units()) ops::fill(on, unit->grad, 0);
+          for (ParamUnit* unit : slices.params.units()) ops::fill(stream, unit->grad, 0);
           for (Parameter* p : slices.params.params())
-            ops::fill(on, p->grad.flat(0, {p->real_count()}), 1);
+            ops::fill(stream, p->grad.flat(0, {p->real_count()}), 1);
           for (const Tensor& grad : counted_grads(slices.params))
-            for (const float g : grad.to_host<float>(on)) counted += g;
+            for (const float g : grad.to_host<float>(stream)) counted += g;
         }
       for (const Parameter* p : alone.params.params()) {
         const int64_t count = p->whole_shape().count();

@@ -26,19 +26,19 @@ struct Layout {
 constexpr int64_t kD = 32;
 constexpr double kScale = 0.17677669529663687;  // 1 / sqrt(D)
 
-Tensor upload(Stream& on, const Array& x, Shape shape) {
+Tensor upload(Stream& stream, const Array& x, Shape shape) {
   const auto values = x.values();
   const Tensor wide =
-      Tensor::from_host(on, shape, std::vector<float>(values.begin(), values.end()));
+      Tensor::from_host(stream, shape, std::vector<float>(values.begin(), values.end()));
   if (x.dtype() == DType::f32) return wide;
-  Tensor narrow = Tensor::empty(on, shape, x.dtype());
-  ops::cast(on, wide, narrow);
+  Tensor narrow = Tensor::empty(stream, shape, x.dtype());
+  ops::cast(stream, wide, narrow);
   return narrow;
 }
 
 // The values of some columns.
-std::vector<double> columns(Stream& on, const Tensor& x_TN, int64_t first, int64_t count) {
-  const std::vector<float> all = x_TN.to_host_float(on);
+std::vector<double> columns(Stream& stream, const Tensor& x_TN, int64_t first, int64_t count) {
+  const std::vector<float> all = x_TN.to_host_float(stream);
   std::vector<double> some;
   for (int64_t t = 0; t < x_TN.dim(0); ++t)
     for (int64_t i = 0; i < count; ++i) some.push_back(all[size_t(t * x_TN.dim(1) + first + i)]);
@@ -48,22 +48,23 @@ std::vector<double> columns(Stream& on, const Tensor& x_TN, int64_t first, int64
 // One layer's attention, cut over cp ranks.
 class Ranks {
  public:
-  Ranks(Stream& on, const Layout& l, DType type)
-      : on_(on), l_(l), type_(type), lengths_(l.documents) {
+  Ranks(Stream& stream, const Layout& l, DType type)
+      : on_(stream), l_(l), type_(type), lengths_(l.documents) {
     if (lengths_.empty()) lengths_ = {2 * l.cp * 21};
     S_ = std::accumulate(lengths_.begin(), lengths_.end(), int64_t(0));
     s_ = S_ / l.cp;
     N_ = (l.A + 2 * l.G) * kD;
     qkv_ = Array::normal(type, S_ * l.B * N_, 1);
     dout_ = Array::normal(type, S_ * l.B * l.A * kD, 2);
-    const Tensor qkv = to_ranks(upload(on, qkv_, {S_ * l.B, N_}));
-    const Tensor dout = to_ranks(upload(on, dout_, {S_ * l.B, l.A * kD}));
+    const Tensor qkv = to_ranks(upload(stream, qkv_, {S_ * l.B, N_}));
+    const Tensor dout = to_ranks(upload(stream, dout_, {S_ * l.B, l.A * kD}));
     for (int64_t r = 0; r < l.cp; ++r) {
       qkv_of_.push_back(of_rank(qkv, r));
       dout_of_.push_back(of_rank(dout, r));
       // What travels: keys and values without the queries.
-      kv_of_.push_back(Tensor::empty(on, {s_ * l.B, 2 * l.G * kD}, type));
-      ops::copy_blocks(on, qkv_of_[r], kv_of_[r], {{0, l.A * kD, 0, 0, s_ * l.B, 2 * l.G * kD}});
+      kv_of_.push_back(Tensor::empty(stream, {s_ * l.B, 2 * l.G * kD}, type));
+      ops::copy_blocks(stream, qkv_of_[r], kv_of_[r],
+                       {{0, l.A * kD, 0, 0, s_ * l.B, 2 * l.G * kD}});
     }
     int32_t at = 0;
     for (int64_t length : lengths_) {
@@ -309,17 +310,17 @@ std::vector<Layout> layouts() {
 
 TEST_CASE("attention block by block over a ring, and over gathered keys, equals attention") {
   const auto device = Device::cpu(2);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   for (DType type : kFloats) {
     Closeness ring(fmt::format("attention over a ring {}", dtype_name(type))),
         gathered(fmt::format("attention over gathered keys {}", dtype_name(type)));
     for (const Layout& l : layouts())
       for_each_isa([&](const char* isa) {
         INFO(l.name << " cp " << l.cp << " G " << l.G << " " << dtype_name(type) << " " << isa);
-        Ranks by_ring(on, l, type);
+        Ranks by_ring(stream, l, type);
         by_ring.ring();
         by_ring.check(ring);
-        Ranks by_gather(on, l, type);
+        Ranks by_gather(stream, l, type);
         by_gather.all_gather();
         by_gather.check(gathered);
         device->synchronize();  // before the instruction set changes
@@ -329,22 +330,22 @@ TEST_CASE("attention block by block over a ring, and over gathered keys, equals 
 
 TEST_CASE("a block of attention leaves other rows alone, and rows without a key get 0 and -inf") {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   const int64_t S = 6, D = 4;
-  const Tensor qkv = upload(on, Array::normal(DType::f32, S * 3 * D, 1), {S, 3 * D});
+  const Tensor qkv = upload(stream, Array::normal(DType::f32, S * 3 * D, 1), {S, 3 * D});
   const auto result = [&] {
-    ops::AttentionResult r{Tensor::empty(on, {S, D}, DType::f32),
-                           Tensor::empty(on, {1, 1, S}, DType::f32)};
-    ops::fill(on, r.out_TN, 7);
-    ops::fill(on, r.lse, 7);
+    ops::AttentionResult r{Tensor::empty(stream, {S, D}, DType::f32),
+                           Tensor::empty(stream, {1, 1, S}, DType::f32)};
+    ops::fill(stream, r.out_TN, 7);
+    ops::fill(stream, r.lse, 7);
     return r;
   };
-  const auto ids = [&](std::vector<int32_t> x) { return Tensor::from_host(on, {1}, x); };
+  const auto ids = [&](std::vector<int32_t> x) { return Tensor::from_host(stream, {1}, x); };
   ops::AttentionBlock block{
       .B = 1, .q = {1, 4}, .kv = {2, 5}, .A = 1, .G = 1, .D = D, .scale = 0.5f};
   const ops::AttentionResult some = result();
-  ops::attention_block(on, block, {qkv}, {qkv, 1}, {qkv, 2}, some);
-  const auto lse = some.lse.to_host<float>(on), out = some.out_TN.to_host<float>(on);
+  ops::attention_block(stream, block, {qkv}, {qkv, 1}, {qkv, 2}, some);
+  const auto lse = some.lse.to_host<float>(stream), out = some.out_TN.to_host<float>(stream);
   for (int64_t s = 0; s < S; ++s) {
     CAPTURE(s);
     REQUIRE((lse[s] == 7) == (s < 1 || s >= 4));
@@ -353,8 +354,8 @@ TEST_CASE("a block of attention leaves other rows alone, and rows without a key 
   block.q_documents = {ids({1}), ids({2})};  // position 2 of all
   block.kv_documents = {ids({0}), ids({2})};
   const ops::AttentionResult one = result();
-  ops::attention_block(on, block, {qkv}, {qkv, 1}, {qkv, 2}, one);
-  const auto one_lse = one.lse.to_host<float>(on), one_out = one.out_TN.to_host<float>(on);
+  ops::attention_block(stream, block, {qkv}, {qkv, 1}, {qkv, 2}, one);
+  const auto one_lse = one.lse.to_host<float>(stream), one_out = one.out_TN.to_host<float>(stream);
   for (int64_t s = 0; s < S; ++s) {
     CAPTURE(s);
     if (s < 1 || s >= 4)
@@ -368,35 +369,36 @@ TEST_CASE("a block of attention leaves other rows alone, and rows without a key 
 
 TEST_CASE("heads are split into parts by destination, and come back as whole sequences") {
   const auto device = Device::cpu(2);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   const int64_t cp = 4, B = 2, D = 3, A = 8, G = 4, N = (A + 2 * G) * D, width = N / cp;
   const std::vector<int64_t> documents = {16 * B, 8 * B, 40 * B};
   const int64_t T = std::accumulate(documents.begin(), documents.end(), int64_t(0)), local = T / cp;
   const auto order = ops::balanced_to_sequence(documents, cp, N);
   for (DType type : kFloats) {
     const Array values = Array::normal(type, T * N, 1);
-    const Tensor whole = upload(on, values, {T, N});
-    const Tensor ranks = Tensor::empty(on, {T, N}, type);
-    ops::copy_blocks(on, whole, ranks, ops::inverse(order));
+    const Tensor whole = upload(stream, values, {T, N});
+    const Tensor ranks = Tensor::empty(stream, {T, N}, type);
+    ops::copy_blocks(stream, whole, ranks, ops::inverse(order));
     // Rank r's first token is the first of chunk r of the first document.
-    const auto moved = ranks.to_host_float(on);
+    const auto moved = ranks.to_host_float(stream);
     for (int64_t r = 0; r < cp; ++r)
       REQUIRE(double(moved[size_t(r * local * N)]) == values[r * documents[0] / (2 * cp) * N]);
 
     const auto sections = ops::split_columns(local, {A * D, G * D, G * D}, cp);
-    const Tensor received = Tensor::empty(on, {cp, T, width}, type);  // what rank p got from all
+    const Tensor received =
+        Tensor::empty(stream, {cp, T, width}, type);  // what rank p got from all
     for (int64_t r = 0; r < cp; ++r) {
-      const Tensor parts = Tensor::empty(on, {T, width}, type);
-      ops::copy_blocks(on, ranks.rows(r * local, (r + 1) * local), parts, sections);
+      const Tensor parts = Tensor::empty(stream, {T, width}, type);
+      ops::copy_blocks(stream, ranks.rows(r * local, (r + 1) * local), parts, sections);
       for (int64_t p = 0; p < cp; ++p)
-        ops::cast(on, parts.rows(p * local, (p + 1) * local),
+        ops::cast(stream, parts.rows(p * local, (p + 1) * local),
                   received.rows(p, p + 1).view({T, width}).rows(r * local, (r + 1) * local));
     }
     for (int64_t p = 0; p < cp; ++p) {
       const Tensor part = received.rows(p, p + 1).view({T, width});
-      const Tensor heads = Tensor::empty(on, {T, width}, type);
-      ops::copy_blocks(on, part, heads, ops::balanced_to_sequence(documents, cp, width));
-      const auto got = heads.to_host_float(on);
+      const Tensor heads = Tensor::empty(stream, {T, width}, type);
+      ops::copy_blocks(stream, part, heads, ops::balanced_to_sequence(documents, cp, width));
+      const auto got = heads.to_host_float(stream);
       const int64_t q = A / cp * D, kv = G / cp * D;
       for (int64_t t = 0; t < T; ++t)
         for (int64_t i = 0; i < width; ++i) {
@@ -407,11 +409,11 @@ TEST_CASE("heads are split into parts by destination, and come back as whole seq
         }
     }
     // A rank's parts come back by the same list the other way round.
-    const Tensor parts = Tensor::empty(on, {T, width}, type),
-                 back = Tensor::empty(on, {local, N}, type);
-    ops::copy_blocks(on, ranks.rows(0, local), parts, sections);
-    ops::copy_blocks(on, parts, back, ops::inverse(sections));
-    REQUIRE(back.to_host_float(on) == ranks.rows(0, local).to_host_float(on));
+    const Tensor parts = Tensor::empty(stream, {T, width}, type),
+                 back = Tensor::empty(stream, {local, N}, type);
+    ops::copy_blocks(stream, ranks.rows(0, local), parts, sections);
+    ops::copy_blocks(stream, parts, back, ops::inverse(sections));
+    REQUIRE(back.to_host_float(stream) == ranks.rows(0, local).to_host_float(stream));
   }
 }
 

@@ -15,14 +15,14 @@ namespace {
 // odd, so that there is padding.
 struct Fixture {
   explicit Fixture(DType compute = DType::f32)
-      : device(Device::cpu(2, {})), on(device->stream(StreamKind::compute)) {
+      : device(Device::cpu(2, {})), stream(device->stream(StreamKind::compute)) {
     decayed = params.add({UnitKind::layer, 0}, {.name = "w", .shape = {7, 19}});
     plain = params.add({UnitKind::layer, 0}, {.name = "bias", .shape = {33}, .decay = false});
     second = params.add({UnitKind::layer, 0}, {.name = "w2", .shape = {5}});
     other = params.add({UnitKind::layer, 1}, {.name = "v", .shape = {211}});
-    params.materialize(on, compute, true);
+    params.materialize(stream, compute, true);
     for (Parameter* p : params.params()) {
-      params.set_master(on, *p, filled(*p, 1.0));
+      params.set_master(stream, *p, filled(*p, 1.0));
       put(p->grad, filled(*p, 3.0));
     }
   }
@@ -36,12 +36,12 @@ struct Fixture {
   void put(const Tensor& to, std::vector<float> values) {
     auto keep = std::make_shared<std::vector<float>>(std::move(values));
     const void* data = keep->data();
-    on.upload(to, std::move(keep), data);
+    stream.upload(to, std::move(keep), data);
   }
-  std::vector<float> get(const Tensor& t) { return t.to_host<float>(on); }
+  std::vector<float> get(const Tensor& t) { return t.to_host<float>(stream); }
 
   std::unique_ptr<Device> device;
-  Stream& on;
+  Stream& stream;
   ParamStore params;
   Parameter *decayed, *plain, *second, *other;
 };
@@ -73,12 +73,12 @@ double reference(double w, double g, bool decay, int steps, double lr, const Opt
 TEST_CASE("three updates equal the float64 rule, with decay only where a parameter decays") {
   const DType compute = GENERATE(DType::f32, DType::bf16);
   Fixture f(compute);
-  AdamW adamw(f.on, f.params, config());
-  const Tensor scale = Tensor::from_host<float>(f.on, {1}, {0.25f});
-  for (int64_t step = 1; step <= 3; ++step) adamw.step(f.on, step, 0.1f, scale);
+  AdamW adamw(f.stream, f.params, config());
+  const Tensor scale = Tensor::from_host<float>(f.stream, {1}, {0.25f});
+  for (int64_t step = 1; step <= 3; ++step) adamw.step(f.stream, step, 0.1f, scale);
   for (Parameter* p : f.params.params()) {
     const auto w = f.get(p->master), start = Fixture::filled(*p, 1.0), g = Fixture::filled(*p, 3.0);
-    const auto value = p->value.to_host_float(f.on);
+    const auto value = p->value.to_host_float(f.stream);
     INFO(p->name);
     for (size_t i = 0; i < w.size(); ++i) {
       const double wanted =
@@ -97,52 +97,52 @@ namespace {
 // updates without master weights.
 struct Rounded {
   Rounded(int tp, int tp_rank, const Sharding& sharding)
-      : device(Device::cpu(1, {})), on(device->stream(StreamKind::compute)) {
-    const auto add = [&](const char* name, Shape shape, Cut cut, int64_t rows = -1) {
-      cut.ranks = tp, cut.rank = tp_rank;
+      : device(Device::cpu(1, {})), stream(device->stream(StreamKind::compute)) {
+    const auto add = [&](const char* name, Shape shape, ShardSpec shard, int64_t rows = -1) {
+      shard.ranks = tp, shard.rank = tp_rank;
       params.add(
           {UnitKind::layer, 0},
-          {.name = name, .shape = shape, .decay = shape.rank() > 1, .rows = rows, .cut = cut});
+          {.name = name, .shape = shape, .decay = shape.rank() > 1, .rows = rows, .shard = shard});
     };
-    const std::vector<Cut::Section> heads{{8, 3}, {2, 3}};
+    const std::vector<ShardSpec::Section> heads{{8, 3}, {2, 3}};
     add("qkv", {heads[0].rows_here(tp) + heads[1].rows_here(tp), 5},
-        {.dim = Cut::Dim::rows, .sections = heads});
-    add("proj", {7, 24 / tp}, {.dim = Cut::Dim::columns});
+        {.dim = ShardSpec::Dim::rows, .sections = heads});
+    add("proj", {7, 24 / tp}, {.dim = ShardSpec::Dim::columns});
     add("norm", {77}, {});
-    add("table", {16 / tp, 7}, {.dim = Cut::Dim::rows, .sections = {{16, 1}}}, 11);
-    params.materialize(on, DType::bf16, true, sharding, false);
+    add("table", {16 / tp, 7}, {.dim = ShardSpec::Dim::rows, .sections = {{16, 1}}}, 11);
+    params.materialize(stream, DType::bf16, true, sharding, false);
     OptimizerOptions c = config();
     c.master_weights = false;
     c.rounds_at_random = true;
-    AdamW adamw(on, params, c, 17);
+    AdamW adamw(stream, params, c, 17);
     for (Parameter* p : params.params()) {
       CHECK(!p->master);
       std::vector<float> whole(size_t(p->whole_shape().count()));
       for (size_t i = 0; i < whole.size(); ++i) whole[i] = float(std::sin(1.0 + double(i)));
-      params.set_master(on, *p, whole);
+      params.set_master(stream, *p, whole);
       for (float& g : whole) g = 3 * g + 1;
       const auto here = p->take_real(whole);
       for (const OwnedPart& part : owned_parts(*p)) {
         const auto keep = std::make_shared<std::vector<float>>(here);
-        on.upload(part.range->grad.flat(part.in_range, {part.count}), keep,
-                  keep->data() + part.in_param);
+        stream.upload(part.range->grad.flat(part.in_range, {part.count}), keep,
+                      keep->data() + part.in_param);
       }
     }
-    const Tensor scale = Tensor::from_host<float>(on, {1}, {1.0f});
-    for (int64_t step = 1; step <= 3; ++step) adamw.step(on, step, 0.01f, scale);
+    const Tensor scale = Tensor::from_host<float>(stream, {1}, {1.0f});
+    for (int64_t step = 1; step <= 3; ++step) adamw.step(stream, step, 0.01f, scale);
   }
   // Puts what this rank owns of a parameter where it belongs in the layout-free one.
   void collect(const std::string& name, std::vector<float>& whole) {
     const Parameter& p = *params.find(name);
     whole.resize(size_t(p.whole_shape().count()), -1e9f);
     for (const OwnedPart& part : owned_parts(p)) {
-      const auto got = part.range->value.flat(part.in_range, {part.count}).to_host_float(on);
+      const auto got = part.range->value.flat(part.in_range, {part.count}).to_host_float(stream);
       for (int64_t i = 0; i < part.count; ++i)
         whole[size_t(p.whole_index(part.in_param + i))] = got[size_t(i)];
     }
   }
   std::unique_ptr<Device> device;
-  Stream& on;
+  Stream& stream;
   ParamStore params;
 };
 
@@ -176,25 +176,25 @@ TEST_CASE("stochastic_rounding: false rounds to nearest") {
     Fixture f(DType::bf16);
     ParamStore params;
     Parameter* p = params.add({UnitKind::layer, 0}, {.name = "w", .shape = {64}});
-    params.materialize(f.on, DType::bf16, true, {}, false);
+    params.materialize(f.stream, DType::bf16, true, {}, false);
     OptimizerOptions c = config();
     c.master_weights = false, c.weight_decay = 0;
     c.rounds_at_random = random;
-    AdamW adamw(f.on, params, c, 1);
-    params.set_master(f.on, *p, std::vector<float>(64, 1.0f));
-    ops::fill(f.on, p->grad, 1);
+    AdamW adamw(f.stream, params, c, 1);
+    params.set_master(f.stream, *p, std::vector<float>(64, 1.0f));
+    ops::fill(f.stream, p->grad, 1);
     // A tenth of half a step each.
     for (int64_t step = 1; step <= 20; ++step)
-      adamw.step(f.on, step, 0x1p-9f / 10, Tensor::from_host<float>(f.on, {1}, {1.0f}));
-    const auto w = p->value.to_host_float(f.on);
+      adamw.step(f.stream, step, 0x1p-9f / 10, Tensor::from_host<float>(f.stream, {1}, {1.0f}));
+    const auto w = p->value.to_host_float(f.stream);
     CHECK((w == std::vector<float>(64, 1.0f)) != random);
   }
 }
 
 TEST_CASE("moments lie as the unit's parameters do") {
   Fixture f;
-  AdamW adamw(f.on, f.params, config());
-  adamw.step(f.on, 1, 0.1f, Tensor::from_host<float>(f.on, {1}, {1.0f}));
+  AdamW adamw(f.stream, f.params, config());
+  adamw.step(f.stream, 1, 0.1f, Tensor::from_host<float>(f.stream, {1}, {1.0f}));
   for (Parameter* p : f.params.params()) {
     const auto& moments = adamw.moments(*p->unit);
     const auto m = f.get(moments.m.flat(p->begin, p->shape)),
@@ -228,7 +228,7 @@ TEST_CASE("the gradient norm is that of all units together") {
   REQUIRE(norm > 5);
   const auto clip = [&](float most) {
     const ops::Clip c = clip_grad_norm(
-        f.on, f.params, [](const Tensor&) {}, most);
+        f.stream, f.params, [](const Tensor&) {}, most);
     CHECK(f.get(c.norm)[0] == Approx(norm).epsilon(1e-6));
     return f.get(c.scale)[0];
   };
@@ -239,13 +239,13 @@ TEST_CASE("the gradient norm is that of all units together") {
 
 TEST_CASE("a gradient that is not finite changes nothing") {
   Fixture f;
-  AdamW adamw(f.on, f.params, config());
+  AdamW adamw(f.stream, f.params, config());
   auto g = Fixture::filled(*f.other, 3.0);
   g[100] = std::numeric_limits<float>::infinity();
   f.put(f.other->grad, g);
   const ops::Clip clip = clip_grad_norm(
-      f.on, f.params, [](const Tensor&) {}, 1);
-  adamw.step(f.on, 1, 0.1f, clip.scale);
+      f.stream, f.params, [](const Tensor&) {}, 1);
+  adamw.step(f.stream, 1, 0.1f, clip.scale);
   for (Parameter* p : f.params.params()) {
     CHECK((f.get(p->master) == Fixture::filled(*p, 1.0)));
     CHECK((f.get(adamw.moments(*p->unit).m) == std::vector<float>(size_t(p->unit->count))));

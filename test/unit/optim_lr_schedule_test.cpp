@@ -5,8 +5,8 @@
 #include <catch2/catch.hpp>
 
 #include "optim/lr_schedule.h"
-#include "plan/recipe_options.h"
-#include "recipe/optimizer.h"
+#include "plan/options/recipe_options.h"
+#include "recipe/schema/optimizer.h"
 
 using namespace mtrain;
 

@@ -32,48 +32,48 @@ const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
                                {"window over documents", 1, 8, {8, 72, 24, 104, 4}, 11}};
 
 // The whole sequence, on every rank.
-struct Problem {
+struct Diagnostic {
   Case c;
   int cp;
   DType type;
   int64_t S = 0;                   // of the whole
   std::vector<int64_t> documents;  // over all ranks
 
-  Problem(const Case& of, int ranks, DType dtype) : c(of), cp(ranks), type(dtype) {
+  Diagnostic(const Case& of, int ranks, DType dtype) : c(of), cp(ranks), type(dtype) {
     for (const int64_t n : c.documents) documents.push_back(n * cp / 2);
     S = documents.empty() ? 2 * cp * 13
                           : std::accumulate(documents.begin(), documents.end(), int64_t(0));
   }
   int64_t N() const { return (kA + 2 * c.G) * kD; }
   HeadConfig heads() const { return {kA, c.G, kD, c.window}; }
-  Tensor values(Stream& on, int64_t width, uint64_t key) const {
-    const Tensor wide = Tensor::empty(on, {S * c.B, width}, DType::f32);
-    ops::fill_normal(on, wide, key, 0, 1);
-    return rounded(on, wide);
+  Tensor values(Stream& stream, int64_t width, uint64_t key) const {
+    const Tensor wide = Tensor::empty(stream, {S * c.B, width}, DType::f32);
+    ops::fill_normal(stream, wide, key, 0, 1);
+    return rounded(stream, wide);
   }
-  Tensor qkv(Stream& on) const { return values(on, N(), 1); }
-  Tensor dout(Stream& on) const { return values(on, kA * kD, 2); }
+  Tensor qkv(Stream& stream) const { return values(stream, N(), 1); }
+  Tensor dout(Stream& stream) const { return values(stream, kA * kD, 2); }
   // Where the ranks' rows belong.
   std::vector<ops::CopyBlock> order(int64_t width) const {
     std::vector<int64_t> rows = documents.empty() ? std::vector{S} : documents;
     for (int64_t& n : rows) n *= c.B;
     return ops::balanced_to_sequence(rows, cp, width);
   }
-  SequenceInfo sequence(Stream& on, int64_t ranks) const {
+  SequenceInfo sequence(Stream& stream, int64_t ranks) const {
     SequenceInfo seq{.B = c.B, .S = S / ranks};
     if (documents.empty()) return seq;
     std::vector<int32_t> ends{0};
     for (const int64_t n : documents) ends.push_back(ends.back() + int32_t(n));
     seq.documents = documents;
-    seq.cu_seqlens = Tensor::from_host(on, {int64_t(ends.size())}, ends);
+    seq.cu_seqlens = Tensor::from_host(stream, {int64_t(ends.size())}, ends);
     return seq;
   }
 
  private:
-  Tensor rounded(Stream& on, const Tensor& wide) const {
+  Tensor rounded(Stream& stream, const Tensor& wide) const {
     if (type == DType::f32) return wide;
-    const Tensor narrow = Tensor::empty(on, wide.shape(), type);
-    ops::cast(on, wide, narrow);
+    const Tensor narrow = Tensor::empty(stream, wide.shape(), type);
+    ops::cast(stream, wide, narrow);
     return narrow;
   }
 };
@@ -83,23 +83,23 @@ struct Values {
 };
 
 // What attention on one rank in fp32 makes of the same numbers.
-Values reference(const Problem& problem) {
+Values reference(const Diagnostic& problem) {
   const auto device = Device::cpu(1);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   const auto wide = [&](const Tensor& x) {
-    const Tensor y = Tensor::empty(on, x.shape(), DType::f32);
-    ops::cast(on, x, y);
+    const Tensor y = Tensor::empty(stream, x.shape(), DType::f32);
+    ops::cast(stream, x, y);
     return y;
   };
-  const SequenceInfo seq = problem.sequence(on, 1);
+  const SequenceInfo seq = problem.sequence(stream, 1);
   WgradQueue wgrad;
   Stash stash;
-  Step step{on, wgrad, stash, seq};
+  Step step{stream, wgrad, stash, seq};
   const auto core = local_attention(problem.heads());
-  const Tensor qkv = wide(problem.qkv(on));
+  const Tensor qkv = wide(problem.qkv(stream));
   const CoreResult forward = core->forward(step, qkv);
-  const Tensor dqkv = core->backward(step, forward, wide(problem.dout(on)));
-  return {forward.out_TN.to_host_float(on), dqkv.to_host_float(on)};
+  const Tensor dqkv = core->backward(step, forward, wide(problem.dout(stream)));
+  return {forward.out_TN.to_host_float(stream), dqkv.to_host_float(stream)};
 }
 
 enum class Type { p2p, all_gather, a2a, a2a_p2p };
@@ -110,7 +110,7 @@ struct Levels {
   int first, second;
 };
 
-bool allowed(Type type, const Problem& p, Levels levels) {
+bool allowed(Type type, const Diagnostic& p, Levels levels) {
   const bool ring = type == Type::p2p || type == Type::a2a_p2p;
   if (ring && p.c.window) return false;
   if (type == Type::a2a) return p.c.G % p.cp == 0;
@@ -140,25 +140,25 @@ std::unique_ptr<AttentionCore> make_core(Type type, World& world,
 
 // One layer of each type that the case allows, one after the other, then their backwards: the
 // layers share a ContextComm, as in a model.
-std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, Levels levels,
+std::vector<Values> run(const Diagnostic& problem, const std::vector<Type>& types, Levels levels,
                         bool overlap) {
   const auto ranks = size_t(problem.cp);
   std::vector<Values> results(types.size());
   std::vector<std::vector<Values>> of_rank(ranks, std::vector<Values>(types.size()));
   run_ranks(problem.cp, "thread", [&](TestRank& rank) {
-    Stream& on = rank.device.stream(StreamKind::compute);
+    Stream& stream = rank.device.stream(StreamKind::compute);
     const auto comm = std::make_shared<ContextComm>(rank.device.stream(StreamKind::cp), overlap);
     const auto own = [&](const Tensor& whole) {
-      const Tensor x = Tensor::empty(on, whole.shape(), whole.dtype());
-      ops::copy_blocks(on, whole, x, ops::inverse(problem.order(whole.dim(1))));
+      const Tensor x = Tensor::empty(stream, whole.shape(), whole.dtype());
+      ops::copy_blocks(stream, whole, x, ops::inverse(problem.order(whole.dim(1))));
       const int64_t rows = whole.dim(0) / problem.cp;
       return x.rows(rank.rank() * rows, (rank.rank() + 1) * rows);
     };
-    const SequenceInfo seq = problem.sequence(on, problem.cp);
-    const Tensor qkv = own(problem.qkv(on)), dout = own(problem.dout(on));
+    const SequenceInfo seq = problem.sequence(stream, problem.cp);
+    const Tensor qkv = own(problem.qkv(stream)), dout = own(problem.dout(stream));
     WgradQueue wgrad;
     Stash stash;
-    Step step{on, wgrad, stash, seq};
+    Step step{stream, wgrad, stash, seq};
     std::vector<std::unique_ptr<AttentionCore>> cores;
     std::vector<CoreResult> forwards;
     std::vector<Tensor> gradients(types.size());
@@ -169,22 +169,22 @@ std::vector<Values> run(const Problem& problem, const std::vector<Type>& types, 
     for (size_t i = types.size(); i-- > 0;)
       gradients[i] = cores[i]->backward(step, forwards[i], dout);
     for (size_t i = 0; i < types.size(); ++i)
-      of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(on),
-                                         gradients[i].to_host_float(on)};
+      of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(stream),
+                                         gradients[i].to_host_float(stream)};
   });
   // Into the sequence's order.
   const auto device = Device::cpu(1);
-  Stream& on = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(StreamKind::compute);
   for (size_t i = 0; i < types.size(); ++i)
     for (const auto which : {&Values::out, &Values::dqkv}) {
       std::vector<float> by_rank;
       for (const auto& r : of_rank)
         by_rank.insert(by_rank.end(), (r[i].*which).begin(), (r[i].*which).end());
       const int64_t rows = problem.S * problem.c.B, width = int64_t(by_rank.size()) / rows;
-      const Tensor x = Tensor::from_host(on, {rows, width}, by_rank),
-                   y = Tensor::empty(on, {rows, width}, DType::f32);
-      ops::copy_blocks(on, x, y, problem.order(width));
-      results[i].*which = y.to_host<float>(on);
+      const Tensor x = Tensor::from_host(stream, {rows, width}, by_rank),
+                   y = Tensor::empty(stream, {rows, width}, DType::f32);
+      ops::copy_blocks(stream, x, y, problem.order(width));
+      results[i].*which = y.to_host<float>(stream);
     }
   return results;
 }
@@ -209,7 +209,7 @@ TEST_CASE("every core of context parallelism attends as one rank does") {
   for (const DType type : {DType::f32, DType::bf16})
     for (const int cp : {2, 4})
       for (const Case& c : kCases) {
-        const Problem problem(c, cp, type);
+        const Diagnostic problem(c, cp, type);
         const Values want = reference(problem);
         const std::vector<Levels> hierarchies =
             cp == 4 ? std::vector<Levels>{{2, 2}} : std::vector<Levels>{{2, 1}, {1, 2}};
@@ -237,7 +237,7 @@ TEST_CASE("every core of context parallelism attends as one rank does") {
 }
 
 TEST_CASE("three ranks give what one gives") {
-  const Problem three({"three ranks", 2, 4, {}}, 3, DType::f32);
+  const Diagnostic three({"three ranks", 2, 4, {}}, 3, DType::f32);
   const Values want = reference(three);
   for (const Values& v : run(three, {Type::p2p, Type::all_gather}, {1, 3}, true)) {
     CHECK(relative_error(v.out, want.out, 1, 0, 1) < 2e-6);

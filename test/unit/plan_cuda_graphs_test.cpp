@@ -13,8 +13,8 @@ Overrides on_cuda(Overrides o) {
 }
 
 CudaGraphs graphs(int64_t world, const Overrides& overrides) {
-  Problems problems;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, problems, world);
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
   return make_plan(r, world, r.model.vocab_size).graphs;
 }
 

@@ -14,10 +14,10 @@ Kept kept(int64_t world, Overrides overrides) {
   for (const char* o : {"mixed_precision={name: bf16_mixed, fp8: hybrid}", "hardware.gpu=h100",
                         "train.device=cuda"})
     overrides.insert(overrides.begin(), o);
-  Problems problems;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, problems, world);
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
   std::string all;
-  for (const auto& p : problems.sorted())
+  for (const auto& p : diagnostics.sorted())
     if (p.severity == Severity::error) all += p.str() + "\n";
   CAPTURE(overrides);
   CHECK(all == "");

@@ -413,11 +413,11 @@ TEST_CASE("a rank's share of a sequence must divide into its parts under sequenc
 }
 
 TEST_CASE("the lengths that a hint names are legal for every rule about them") {
-  const Problems problems =
+  const Diagnostics diagnostics =
       check(8, {"distributed.tp_size=4", "distributed.cp_size=2",
                 "distributed.sequence_parallel=true", "dataset.seq_length=1022"});
-  REQUIRE(problems.sorted().size() >= 1);
-  for (const auto& p : problems.sorted())
+  REQUIRE(diagnostics.sorted().size() >= 1);
+  for (const auto& p : diagnostics.sorted())
     if (p.severity == Severity::error) {
       CHECK(p.field == "dataset.seq_length");
       CHECK(p.hint.find("1016 or 1024") != std::string::npos);

@@ -275,10 +275,10 @@ TEST_CASE("expert-parallel overlap asked for must be possible, and launch settin
 
 namespace {
 Recipe recipe_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
-  Problems problems;
-  const Recipe r = load_recipe_text(kBase + more, "base.yaml", overrides, problems, world);
-  INFO(problems.text(Severity::error));
-  REQUIRE_FALSE(problems.has_errors());
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase + more, "base.yaml", overrides, diagnostics, world);
+  INFO(diagnostics.text(Severity::error));
+  REQUIRE_FALSE(diagnostics.has_errors());
   return r;
 }
 Overlap overlap_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
@@ -453,9 +453,9 @@ TEST_CASE("what the table tells of each GEMM is what tensor parallelism is given
 
 TEST_CASE("a feature without execution is refused by name") {
   const auto built = [](int64_t world, const Overrides& o) {
-    Problems problems;
-    check_supported(recipe_of(world, o), problems);
-    return problems.text(Severity::error);
+    Diagnostics diagnostics;
+    check_supported(recipe_of(world, o), diagnostics);
+    return diagnostics.text(Severity::error);
   };
   REQUIRE(built(1, {}).empty());
   REQUIRE(built(1, {"comm.backend=gloo"}).empty());
@@ -490,9 +490,9 @@ TEST_CASE("a feature without execution is refused by name") {
 
 TEST_CASE("of pipelines, what is not executed yet is refused by name") {
   const auto built = [](const Overrides& o) {
-    Problems problems;
-    check_supported(recipe_of(8, o), problems);
-    return problems.text(Severity::error);
+    Diagnostics diagnostics;
+    check_supported(recipe_of(8, o), diagnostics);
+    return diagnostics.text(Severity::error);
   };
   REQUIRE(built(pipeline({})).empty());
   REQUIRE(built(megatron(interleaved({"ddp.align_param_gather=true"}))).empty());
@@ -508,10 +508,10 @@ TEST_CASE("a printed layout loads again") {
         Overrides{"distributed.strategy=mfsdp"}, Overrides{"distributed.strategy=ddp"},
         Overrides{"model.tp_comm_overlap_cfg={fc2_fprop: {num_splits: 2}, qkv_fprop: none}"}}) {
     const Recipe r = recipe_of(4, o);
-    Problems problems;
-    const Recipe again = load_recipe_text(print_recipe(r), "printed", {}, problems, 4);
-    INFO(print_recipe(r) << problems.text(Severity::error));
-    REQUIRE_FALSE(problems.has_errors());
+    Diagnostics diagnostics;
+    const Recipe again = load_recipe_text(print_recipe(r), "printed", {}, diagnostics, 4);
+    INFO(print_recipe(r) << diagnostics.text(Severity::error));
+    REQUIRE_FALSE(diagnostics.has_errors());
     REQUIRE(print_recipe(again, false) == print_recipe(r, false));
   }
 }

@@ -16,10 +16,10 @@ using Name = PipelineScheduleName;
 namespace {
 
 Recipe ready(const std::string& name, int64_t world, const std::vector<std::string>& more = {}) {
-  Problems problems;
+  Diagnostics diagnostics;
   const Recipe r =
-      load_recipe(MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", more, problems, world);
-  problems.throw_if_errors();
+      load_recipe(MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", more, diagnostics, world);
+  diagnostics.throw_if_errors();
   return r;
 }
 

@@ -50,18 +50,18 @@ TEST_CASE("a size that the recipe allows is one that the schedule can have, and 
             if (group)
               overrides.push_back(
                   fmt::format("distributed.pipeline.microbatch_group_size_per_vp_stage={}", group));
-            Problems problems;
-            const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, problems, pp);
+            Diagnostics diagnostics;
+            const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, pp);
             INFO(name << " pp " << pp << " stages " << v << " micro-batches " << m << " group "
                       << group << "\n"
-                      << problems.text(Severity::error));
+                      << diagnostics.text(Severity::error));
             bool legal = true;
             try {
               check_size(schedule_kind(name), {pp, v, m, group});
             } catch (const UserError&) {
               legal = false;
             }
-            REQUIRE(legal == !problems.has_errors());
+            REQUIRE(legal == !diagnostics.has_errors());
             ++(legal ? allowed : refused_sizes);
             if (!legal) continue;
             const Schedule s = make_plan(r, pp, 0).schedule;
@@ -96,14 +96,14 @@ TEST_CASE("what a table costs is what its lists say") {
     // Of another name's rules nothing is left: the table alone counts.
     const ScheduleSize size{2, kind.fewest_stages, 8};
     write_file_atomic(path, schedule_csv(make_schedule(kind.name, size)));
-    Problems problems;
+    Diagnostics diagnostics;
     const Recipe r = load_recipe_text(
         kBase, "test.yaml",
         {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", kind.fewest_stages),
          "distributed.pipeline.pp_schedule_csv=" + path, "train.global_batch_size=8"},
-        problems, 2);
-    INFO(kind.name << problems.text(Severity::error));
-    REQUIRE_FALSE(problems.has_errors());
+        diagnostics, 2);
+    INFO(kind.name << diagnostics.text(Severity::error));
+    REQUIRE_FALSE(diagnostics.has_errors());
     const ScheduleShape shape = make_plan(r, 2, 0).schedule_shape;
     // A table has no pairs, whose results come at their common end.
     if (kind.name != "dualpipev")

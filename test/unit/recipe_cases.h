@@ -30,33 +30,33 @@ struct Setting {
   Overrides set = {};
 };
 
-inline Problems check(int64_t world, const Overrides& overrides) {
-  Problems problems;
-  load_recipe_text(kBase, "base.yaml", overrides, problems, world);
-  return problems;
+inline Diagnostics check(int64_t world, const Overrides& overrides) {
+  Diagnostics diagnostics;
+  load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
+  return diagnostics;
 }
 
-inline std::string listed(const Problems& problems) {
+inline std::string listed(const Diagnostics& diagnostics) {
   std::string all;
-  for (const auto& p : problems.sorted()) all += p.str() + "\n";
+  for (const auto& p : diagnostics.sorted()) all += p.str() + "\n";
   return all;
 }
 
-inline int count(const Problems& problems, Severity severity) {
-  return int(std::ranges::count_if(problems.sorted(),
+inline int count(const Diagnostics& diagnostics, Severity severity) {
+  return int(std::ranges::count_if(diagnostics.sorted(),
                                    [&](const auto& p) { return p.severity == severity; }));
 }
 
 // Some problem of that severity stands at `field`, and its reason contains `gist`.
 inline void expect_problem(const Setting& s, Severity severity, std::string_view field,
                            std::string_view gist) {
-  const Problems problems = check(s.world, s.set);
-  INFO(s.what << "\n" << listed(problems));
-  CHECK(std::ranges::any_of(problems.sorted(), [&](const auto& p) {
+  const Diagnostics diagnostics = check(s.world, s.set);
+  INFO(s.what << "\n" << listed(diagnostics));
+  CHECK(std::ranges::any_of(diagnostics.sorted(), [&](const auto& p) {
     return p.severity == severity && p.field == field && p.reason.find(gist) != std::string::npos;
   }));
   // A rule violated alone gives one error, so that no rule repeats another's complaint.
-  CHECK(count(problems, Severity::error) == (severity == Severity::error ? 1 : 0));
+  CHECK(count(diagnostics, Severity::error) == (severity == Severity::error ? 1 : 0));
 }
 inline void expect_error(const Setting& s, std::string_view field, std::string_view gist) {
   expect_problem(s, Severity::error, field, gist);
@@ -70,16 +70,16 @@ inline void expect_resolved(const Setting& s, std::string_view field, std::strin
 }
 
 inline void expect_accepts(const Setting& s) {
-  const Problems problems = check(s.world, s.set);
-  INFO(s.what << "\n" << listed(problems));
-  CHECK_FALSE(problems.has_errors());
+  const Diagnostics diagnostics = check(s.world, s.set);
+  INFO(s.what << "\n" << listed(diagnostics));
+  CHECK_FALSE(diagnostics.has_errors());
 }
 // Accepts it without a warning.
 inline void expect_no_warning(const Setting& s) {
-  const Problems problems = check(s.world, s.set);
-  INFO(s.what << "\n" << listed(problems));
-  CHECK_FALSE(problems.has_errors());
-  CHECK(count(problems, Severity::warning) == 0);
+  const Diagnostics diagnostics = check(s.world, s.set);
+  INFO(s.what << "\n" << listed(diagnostics));
+  CHECK_FALSE(diagnostics.has_errors());
+  CHECK(count(diagnostics, Severity::warning) == 0);
 }
 
 inline Overrides pipeline(const Overrides& more) {

@@ -2,9 +2,9 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "recipe/describe.h"
+#include "recipe/print/schema_export.h"
 #include "recipe/recipe.h"
-#include "recipe/schema.h"
+#include "recipe/schema/schema.h"
 
 using namespace mtrain;
 using Catch::Matchers::Contains;
@@ -12,11 +12,11 @@ using Catch::Matchers::Contains;
 TEST_CASE("every default is accepted as a value and lies in its range") {
   for (const auto& row : schema_rows()) {
     INFO(row.path << " = " << row.show_default());
-    Problems problems;
+    Diagnostics diagnostics;
     Node node;
-    REQUIRE(parse_yaml(row.show_default(), "default", problems, node));
+    REQUIRE(parse_yaml(row.show_default(), "default", diagnostics, node));
     Recipe recipe;
-    Complaint c;
+    ValueError c;
     const bool unset = row.show_default() == "none" || row.show_default() == "''";
     if (unset) continue;
     const bool read = row.ops->read(node, row.options, row.at(recipe), c);
@@ -30,10 +30,10 @@ TEST_CASE("every default is accepted as a value and lies in its range") {
 TEST_CASE("the JSON Schema is well formed and knows every spelling") {
   const std::string json = schema_json();
   // JSON is YAML, so our own parser can hold it against the schema.
-  Problems problems;
+  Diagnostics diagnostics;
   Node root;
-  REQUIRE(parse_yaml(json, "schema", problems, root));
-  REQUIRE_FALSE(problems.has_errors());
+  REQUIRE(parse_yaml(json, "schema", diagnostics, root));
+  REQUIRE_FALSE(diagnostics.has_errors());
   const auto child = [](const Node& node, const std::string& key) -> const Node* {
     for (size_t i = 0; i < node.keys.size(); ++i)
       if (node.keys[i].name == key) return &node.items[i];

@@ -10,7 +10,7 @@
 #include "plan/load_recipe.h"
 #include "plan/overlap.h"
 #include "plan/rules/unsupported.h"
-#include "recipe/schema.h"
+#include "recipe/schema/schema.h"
 
 using namespace mtrain;
 
@@ -102,19 +102,19 @@ TEST_CASE("a broken recipe is refused, not fatal") {
       overrides.push_back(mutate(
           rows[dice.below(rows.size())].path + "=" + kPieces[dice.below(kPieces.size())], dice));
     INFO(i << ":\n" << text);
-    Problems problems;
+    Diagnostics diagnostics;
     const int64_t world = int64_t(dice.below(70));
-    const Recipe r = load_recipe_text(text, "fuzz/r.yaml", overrides, problems, world);
-    if (problems.has_errors()) {
+    const Recipe r = load_recipe_text(text, "fuzz/r.yaml", overrides, diagnostics, world);
+    if (diagnostics.has_errors()) {
       ++refused;
-      for (const auto& p : problems.sorted()) {
-        REQUIRE(p.place.known());
+      for (const auto& p : diagnostics.sorted()) {
+        REQUIRE(p.location.known());
         REQUIRE_FALSE(p.reason.empty());
       }
     } else {
       ++loaded;
       REQUIRE_FALSE(print_overlap(resolve_overlap(r, layout_of(r, world))).empty());
-      check_supported(r, problems);
+      check_supported(r, diagnostics);
       REQUIRE_FALSE(print_recipe(r).empty());
     }
   }
@@ -132,10 +132,10 @@ TEST_CASE("every field refuses or takes odd values") {
     for (const auto& word : row.ops->info().choices) values.emplace_back(word);
     for (const auto& value : values) {
       INFO(row.path << "=" << value);
-      Problems problems;
-      const Recipe r = load_recipe_text(base, "r.yaml", {row.path + "=" + value}, problems, 0);
-      if (problems.has_errors()) continue;
-      Problems again;
+      Diagnostics diagnostics;
+      const Recipe r = load_recipe_text(base, "r.yaml", {row.path + "=" + value}, diagnostics, 0);
+      if (diagnostics.has_errors()) continue;
+      Diagnostics again;
       const Recipe same = load_recipe_text(print_recipe(r), "printed.yaml", {}, again, 0);
       INFO(again.text(Severity::error));
       REQUIRE_FALSE(again.has_errors());
@@ -155,10 +155,10 @@ TEST_CASE("large and alien files are refused in an instant") {
        {keys, long_key + ": 1\n", wide + "}\n", items + "x]}\noptimizer: {lr: x}\n",
         std::string(1 << 20, '{'), "a: \"" + std::string(1 << 19, '$') + "\"\n"}) {
     const std::clock_t start = std::clock();  // of this process: others may keep the cores busy
-    Problems problems;
-    load_recipe_text(text, "r.yaml", {}, problems);
+    Diagnostics diagnostics;
+    load_recipe_text(text, "r.yaml", {}, diagnostics);
     const double took = double(std::clock() - start) / CLOCKS_PER_SEC;
-    REQUIRE(problems.has_errors());
+    REQUIRE(diagnostics.has_errors());
     // Each takes some tens of milliseconds; the bound catches work that grows with the square of
     // the size.
     REQUIRE(took < 10.0);
@@ -172,11 +172,11 @@ TEST_CASE("a layout of 16384 ranks is checked in an instant") {
       "dataset: {train: x, seq_length: 8192}\ntrain: {global_batch_size: 2048}\n"
       "distributed: {tp_size: 8, pp_size: 16, pipeline: {}}\n";
   const std::clock_t start = std::clock();  // of this process: others may keep the cores busy
-  Problems problems;
-  const Recipe r = load_recipe_text(text, "r.yaml", {}, problems, 16384);
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(text, "r.yaml", {}, diagnostics, 16384);
   const double took = double(std::clock() - start) / CLOCKS_PER_SEC;
-  INFO(problems.text(Severity::error));
-  REQUIRE_FALSE(problems.has_errors());
+  INFO(diagnostics.text(Severity::error));
+  REQUIRE_FALSE(diagnostics.has_errors());
   REQUIRE(layout_of(r, 16384).dp == 128);
   // Loading takes about a millisecond; the bound only catches work that grows with the ranks.
   REQUIRE(took < 2.0);

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "plan/load_recipe.h"
-#include "recipe/schema.h"
+#include "recipe/schema/schema.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;
@@ -21,17 +21,17 @@ namespace {
 const std::string kMinimal = "dataset: {train: data/x}\n";
 
 Recipe load(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  Problems problems;
-  Recipe r = load_recipe_text(text, "r.yaml", overrides, problems);
-  INFO(problems.text(Severity::error));
-  REQUIRE_FALSE(problems.has_errors());
+  Diagnostics diagnostics;
+  Recipe r = load_recipe_text(text, "r.yaml", overrides, diagnostics);
+  INFO(diagnostics.text(Severity::error));
+  REQUIRE_FALSE(diagnostics.has_errors());
   return r;
 }
 
 std::string errors(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  Problems problems;
-  load_recipe_text(text, "r.yaml", overrides, problems);
-  return problems.text(Severity::error);
+  Diagnostics diagnostics;
+  load_recipe_text(text, "r.yaml", overrides, diagnostics);
+  return diagnostics.text(Severity::error);
 }
 
 }  // namespace
@@ -227,24 +227,24 @@ TEST_CASE("anchors and merge keys work") {
 }
 
 TEST_CASE("all mistakes are reported together, in the order of the file") {
-  Problems problems;
+  Diagnostics diagnostics;
   load_recipe_text("optimizer:\n  lr: fast\nmodel:\n  hidden: 3\n  num_layers: 0\n", "r.yaml",
-                   {"train.steps=x"}, problems);
-  const auto list = problems.sorted();
+                   {"train.steps=x"}, diagnostics);
+  const auto list = diagnostics.sorted();
   REQUIRE(list.size() == 5);
-  REQUIRE(list[0].place.line == 2);
-  REQUIRE(list[1].place.line == 4);
-  REQUIRE(list[2].place.line == 5);
-  REQUIRE(list[4].place.source == "override 1 (`train.steps=x`)");
+  REQUIRE(list[0].location.line == 2);
+  REQUIRE(list[1].location.line == 4);
+  REQUIRE(list[2].location.line == 5);
+  REQUIRE(list[4].location.source == "override 1 (`train.steps=x`)");
   REQUIRE(list[3].field == "dataset.train");
-  REQUIRE_THROWS_AS(problems.throw_if_errors(), UserError);
+  REQUIRE_THROWS_AS(diagnostics.throw_if_errors(), UserError);
 }
 
 TEST_CASE("a file that is not there, a folder or empty") {
   const auto of = [](const std::string& path) {
-    Problems problems;
-    load_recipe(path, {}, problems);
-    return problems.text(Severity::error);
+    Diagnostics diagnostics;
+    load_recipe(path, {}, diagnostics);
+    return diagnostics.text(Severity::error);
   };
   const std::string recipes = std::string(MTRAIN_SOURCE_DIR) + "/recipes/";
   REQUIRE_THAT(of(recipes + "quickstat.yaml"),
@@ -280,12 +280,12 @@ TEST_CASE("the recipes of the house load at the world size that their head names
     const std::string mark = "# world size: ";
     const auto at = text.find(mark);
     const int64_t world = at == std::string::npos ? 1 : std::stoll(text.substr(at + mark.size()));
-    Problems problems;
-    const Recipe r = load_recipe(entry.path().string(), {}, problems, world);
-    INFO(problems.text(Severity::error) << problems.text(Severity::warning));
-    REQUIRE_FALSE(problems.has_errors());
-    REQUIRE(problems.text(Severity::warning).empty());
-    Problems again;
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe(entry.path().string(), {}, diagnostics, world);
+    INFO(diagnostics.text(Severity::error) << diagnostics.text(Severity::warning));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    REQUIRE(diagnostics.text(Severity::warning).empty());
+    Diagnostics again;
     load_recipe_text(print_recipe(r), "printed", {}, again, world);
     REQUIRE(again.text(Severity::error).empty());
     ++count;
@@ -336,9 +336,9 @@ TEST_CASE("a recipe may be based on others") {
     std::ofstream(dir / name) << text;
   };
   const auto of = [&](const char* name) {
-    Problems problems;
-    const Recipe r = load_recipe((dir / name).string(), {}, problems);
-    return std::pair{r, problems.text(Severity::error)};
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe((dir / name).string(), {}, diagnostics);
+    return std::pair{r, diagnostics.text(Severity::error)};
   };
   write("a.yaml",
         kMinimal + "optimizer: {lr: 1e-3, weight_decay: 0.5}\nmodel: {num_kv_heads: 4}\n");

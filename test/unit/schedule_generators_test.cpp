@@ -52,7 +52,8 @@ void prove(const ScheduleKind& kind, const ScheduleSize& size) {
   std::vector<std::string> faults = schedule_faults(with_messages(s), bounds(kind, size));
   if (faults.empty() && size.micro_batches < 18)
     faults = schedule_faults(with_messages(with_sharding(s, 2 + size.micro_batches % 3)));
-  const bool pairs = std::ranges::any_of(s.ranks[0], [](const Action& a) { return a.with_next; });
+  const bool pairs =
+      std::ranges::any_of(s.ranks[0], [](const Action& a) { return a.overlaps_next; });
   if (faults.empty() && pairs) faults = schedule_faults(with_messages(s, true));
   if (faults.empty() && size.micro_batches < 18) {
     const Schedule batched = with_batched_messages(s),

@@ -88,9 +88,9 @@ std::vector<Planted> in_computations() {
        make_schedule("v_schedule", {4, 2, 8}),
        [](Schedule& c) { put(c.ranks[3], 0, take(c.ranks[3], find(c.ranks[3], K::F, 4, 0))); }},
       {"a pair whose second half is none", "is to run together with a backward, and none is next",
-       s, [](Schedule& c) { c.ranks[0][0].with_next = true; }},
+       s, [](Schedule& c) { c.ranks[0][0].overlaps_next = true; }},
       {"a pair of one micro-batch", "7F0 is to run together with 7I0, which needs it", s,
-       [](Schedule& c) { c.ranks[3][find(c.ranks[3], K::F, 7, 0)].with_next = true; }},
+       [](Schedule& c) { c.ranks[3][find(c.ranks[3], K::F, 7, 0)].overlaps_next = true; }},
       {"too many activations", "rank 1 holds activations of 9 chunks at once, and its bound is 8",
        s,
        [](Schedule& c) {

@@ -9,7 +9,7 @@ namespace {
 
 // The deterministic backward keeps all scores of a call in bf16: beyond this our own kernels, which
 // keep none.
-constexpr int64_t kMostWorkspace = int64_t(1) << 30;
+constexpr int64_t kMaxWorkspace = int64_t(1) << 30;
 
 }  // namespace
 
@@ -18,7 +18,7 @@ CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key) const {
     return {std::make_shared<const CudnnPlan>(
         api_, CudnnPlace{.handle = handle_},
         key.backward ? backward_graph(key) : forward_graph(key),
-        CudnnPlanOptions{.deterministic = key.deterministic, .most_workspace = kMostWorkspace})};
+        CudnnPlanOptions{.deterministic = key.deterministic, .max_workspace = kMaxWorkspace})};
   } catch (const RunError& e) {
     log::info(fmt::format(
         "attention {} of {} {} {} rows, {} keys, {} and {} heads of {}: mtrain's own kernels, "
@@ -83,7 +83,7 @@ class CudnnAttention::Documents {
         shape_(s),
         stream_(stream),
         pitch_(round_up(key.B + 1, kBorder)),
-        table_(device, (1 + DocumentTable::kMostTensors) * pitch_ * int64_t(sizeof(int32_t)),
+        table_(device, (1 + DocumentTable::kMaxTensors) * pitch_ * int64_t(sizeof(int32_t)),
                stream),
         lse_(device, key.A * key.Sq * int64_t(sizeof(float)), stream) {
     const std::pair<int64_t, int64_t> tensors[] = {

@@ -200,9 +200,9 @@ class CudnnPlan::Builder {
               api_.get_attribute(plan, CudnnAttribute::plan_workspace_size, CudnnType::int64, 1,
                                  &count, &bytes),
               "cudnnBackendGetAttribute of a plan's workspace");
-        if (bytes > options_.most_workspace) {
+        if (bytes > options_.max_workspace) {
           refusal_ = fmt::format("cuDNN wants {} MiB of workspace for it, {} are allowed",
-                                 bytes >> 20, options_.most_workspace >> 20);
+                                 bytes >> 20, options_.max_workspace >> 20);
           continue;
         }
         plan_.plan_ = plan;

@@ -15,8 +15,8 @@ struct CudnnPlace {
 };
 
 struct CudnnPlanOptions {
-  bool deterministic = true;           // passes over engines that note they are not
-  int64_t most_workspace = INT64_MAX;  // bytes, engines that need more are passed over
+  bool deterministic = true;          // passes over engines that note they are not
+  int64_t max_workspace = INT64_MAX;  // bytes, engines that need more are passed over
 };
 
 class CudnnPlan {

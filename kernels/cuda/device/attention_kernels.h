@@ -5,13 +5,13 @@
 
 namespace mtrain::kernels::cuda {
 
-constexpr int64_t kMostHeadDim = 256;
+constexpr int64_t kMaxHeadDim = 256;
 
 // By cuDNN's flash engines; false, with nothing enqueued, where cuDNN is missing or does not do it.
 bool attention_by_cudnn(const AttentionForward& f, CUstream_st* stream);
 bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream);
 
-// Any type, head dim up to kMostHeadDim and alignment: fp32 multiply-adds.
+// Any type, head dim up to kMaxHeadDim and alignment: fp32 multiply-adds.
 void attention_plain(const AttentionForward& f, CUstream_st* stream);
 void attention_plain(const AttentionBackward& b, const float* delta, CUstream_st* stream);
 

@@ -1,7 +1,7 @@
 // Tiles of bf16 in shared memory and what tensor cores take of them.
 #pragma once
+#include "kernels/cuda/device/attention_mask.h"
 #include "kernels/cuda/device/reduce.h"
-#include "kernels/cuda/device/seen.h"
 #include "kernels/cuda/device/vector.h"
 
 namespace mtrain::kernels::cuda {

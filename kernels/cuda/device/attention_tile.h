@@ -1,8 +1,8 @@
 // Tiles of attention in shared memory, as fp32, for the plain kernels: 32 rows by 32 keys, 128
 // threads as 8 by 16.
 #pragma once
+#include "kernels/cuda/device/attention_mask.h"
 #include "kernels/cuda/device/reduce.h"
-#include "kernels/cuda/device/seen.h"
 #include "kernels/cuda/device/vector.h"
 
 namespace mtrain::kernels::cuda {

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
-#include "kernels/scratch_memory.h"
+#include "kernels/workspace.h"
 
 namespace mtrain::kernels::cuda {
 
@@ -19,14 +19,14 @@ void fail_runtime(int status, const Place& at) {
 // Not CUDA's pool in training: within a capture that makes two nodes of a graph for every use, and
 // nobody counts what it holds.
 void* take_scratch(size_t bytes, CUstream_st* stream) {
-  if (ScratchMemory* const memory = ScratchFrom::current()) return memory->take(bytes);
+  if (Workspace* const memory = WorkspaceScope::current()) return memory->allocate(bytes);
   void* memory = nullptr;
   MT_CUDA(cudaMallocAsync(&memory, bytes, stream));
   return memory;
 }
 
 void give_scratch(void* memory, CUstream_st* stream) noexcept {
-  if (ScratchMemory* const from = ScratchFrom::current()) return from->give(memory);
+  if (Workspace* const from = WorkspaceScope::current()) return from->release(memory);
   (void)cudaFreeAsync(memory, stream);
 }
 

@@ -7,7 +7,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels::cuda {
 
-// From the launch's ScratchMemory. Without one, as in programs that launch kernels on streams of
+// From the launch's Workspace. Without one, as in programs that launch kernels on streams of
 // their own, from CUDA's pool, in the stream's order.
 void* take_scratch(size_t bytes, CUstream_st* stream);
 void give_scratch(void* memory, CUstream_st* stream) noexcept;

@@ -19,17 +19,17 @@ Tensor chunk(const Tensor& x, int rank, int ranks) {
 }
 
 // Returns the sum of every rank's rows, added in the order of ranks, in fp32.
-Tensor sum_of_parts(Stream& on, const Tensor& parts_TO, int ranks) {
+Tensor sum_of_parts(Stream& stream, const Tensor& parts_TO, int ranks) {
   const auto part = [&](int rank) { return chunk(parts_TO, rank, ranks); };
   if (parts_TO.dtype() == DType::f32) {
-    for (int rank = 1; rank + 1 < ranks; ++rank) ops::add_into(on, part(rank), part(0));
-    return ops::add(on, part(0), part(ranks - 1));
+    for (int rank = 1; rank + 1 < ranks; ++rank) ops::add_into(stream, part(rank), part(0));
+    return ops::add(stream, part(0), part(ranks - 1));
   }
-  const Tensor sum = Tensor::empty(on, part(0).shape(), DType::f32),
-               out = Tensor::empty(on, part(0).shape(), parts_TO.dtype());
-  ops::cast(on, part(0), sum);
-  for (int rank = 1; rank < ranks; ++rank) ops::add_into(on, part(rank), sum);
-  ops::cast(on, sum, out);
+  const Tensor sum = Tensor::empty(stream, part(0).shape(), DType::f32),
+               out = Tensor::empty(stream, part(0).shape(), parts_TO.dtype());
+  ops::cast(stream, part(0), sum);
+  for (int rank = 1; rank < ranks; ++rank) ops::add_into(stream, part(rank), sum);
+  ops::cast(stream, sum, out);
   return out;
 }
 

@@ -11,9 +11,9 @@ namespace mtrain {
 // The groups and streams of tensor parallelism on one rank. Communication of all groups is enqueued
 // on `on`.
 struct TensorGroups {
-  Group all;                    // all ranks of tp
-  std::map<int, Group> copies;  // by the number of ranks that hold copies of the same rows
-  Stream *compute, *on;
+  Group all;                      // all ranks of tp
+  std::map<int, Group> replicas;  // by the number of ranks that hold copies of the same rows
+  Stream *compute, *stream;
 };
 
 class TensorComm {
@@ -24,7 +24,7 @@ class TensorComm {
   const TensorGroups& groups() const { return groups_; }
   const Group& all() const { return groups_.all; }
   Stream& compute() const { return *groups_.compute; }
-  Stream& on() const { return *groups_.on; }
+  Stream& on() const { return *groups_.stream; }
 
   // The result of communication that has been enqueued; compute must wait for `there` before it
   // uses the data.

@@ -8,13 +8,14 @@ namespace mtrain {
 
 namespace {
 
-Cut cut_of(const TensorComm& comm, Cut::Dim dim, std::vector<Cut::Section> sections = {}) {
+ShardSpec shard_of(const TensorComm& comm, ShardSpec::Dim dim,
+                   std::vector<ShardSpec::Section> sections = {}) {
   return {.ranks = comm.size(),
           .rank = comm.rank(),
           .dim = dim,
           .sections = std::move(sections),
           // Where several ranks hold copies of rows, each computes a part of their gradient.
-          .partial_grad = dim == Cut::Dim::rows};
+          .partial_grad = dim == ShardSpec::Dim::rows};
 }
 
 using Method = GemmOverlap::Method;
@@ -36,7 +37,7 @@ class ColumnParallel : public Linear {
         fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
         dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
         wgrad_(o.overlap.at(spec.gemm, Pass::wgrad)),
-        gemms_(params, spec, rows_cut(spec, comm), rows_cut(spec, comm)) {}
+        gemms_(params, spec, rows_shard(spec, comm), rows_shard(spec, comm)) {}
 
   Tensor forward(Step& step, const Tensor& x_TI) override {
     if (fprop_.method == Method::ring_exchange)
@@ -79,9 +80,10 @@ class ColumnParallel : public Linear {
   }
 
  private:
-  static Cut rows_cut(const LinearSpec& spec, const TensorComm& comm) {
-    return cut_of(comm, Cut::Dim::rows,
-                  spec.sections.empty() ? std::vector<Cut::Section>{{spec.O, 1}} : spec.sections);
+  static ShardSpec rows_shard(const LinearSpec& spec, const TensorComm& comm) {
+    return shard_of(
+        comm, ShardSpec::Dim::rows,
+        spec.sections.empty() ? std::vector<ShardSpec::Section>{{spec.O, 1}} : spec.sections);
   }
   InputGradient chunked_dgrad(Step& step, Tensor dy_TO) {
     const Tensor dx = gemm_reduce_scatter(
@@ -105,7 +107,8 @@ class RowParallel : public Linear {
         fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
         dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
         // Every rank sees the whole output gradient, and so the bias' whole gradient.
-        gemms_(params, spec, cut_of(comm, Cut::Dim::columns), cut_of(comm, Cut::Dim::none)) {}
+        gemms_(params, spec, shard_of(comm, ShardSpec::Dim::columns),
+               shard_of(comm, ShardSpec::Dim::none)) {}
 
   // One rank alone adds the bias to its part of the sum.
   Tensor forward(Step& step, const Tensor& x_TI) override {

@@ -1,14 +1,14 @@
 #include "parallel/tensor/tensor_parallel.h"
 
-#include "parallel/tensor/copied_grads.h"
+#include "parallel/tensor/replicated_grads.h"
 
 namespace mtrain {
 
 namespace {
 
-class OverTensorRanks : public TensorParallel {
+class ShardedTensorParallel : public TensorParallel {
  public:
-  OverTensorRanks(TensorGroups groups, TensorLinearOptions options)
+  ShardedTensorParallel(TensorGroups groups, TensorLinearOptions options)
       : comm_(std::move(groups)), options_(options) {}
 
   int size() const override { return comm_.size(); }
@@ -58,7 +58,7 @@ class OverTensorRanks : public TensorParallel {
 }  // namespace
 
 std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, TensorLinearOptions options) {
-  return std::make_shared<OverTensorRanks>(std::move(groups), options);
+  return std::make_shared<ShardedTensorParallel>(std::move(groups), options);
 }
 
 }  // namespace mtrain

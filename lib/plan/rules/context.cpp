@@ -18,17 +18,18 @@ bool uses(const Recipe& r, CpCommType type) {
 int64_t heads_per_rank(int64_t total, int64_t tp) { return std::max<int64_t>(1, total / tp); }
 
 void check_heads(const Recipe& r, const Layout& l, int64_t ranks, const char* type,
-                 const char* what, Problems& problems) {
+                 const char* what, Diagnostics& diagnostics) {
   const int64_t heads = heads_per_rank(r.model.num_attention_heads, l.tp);
   const int64_t kv = heads_per_rank(r.model.kv_heads(), l.tp);
-  problems.require(heads % ranks == 0,
-                   {"distributed.cp_comm_type", "distributed.cp_size", "model.num_attention_heads"},
-                   fmt::format("{} gives heads to ranks, but the {} heads of a tp rank are not "
-                               "divisible by {} {}",
-                               type, heads, what, ranks),
-                   "use p2p or all_gather, or change the sizes");
+  diagnostics.require(
+      heads % ranks == 0,
+      {"distributed.cp_comm_type", "distributed.cp_size", "model.num_attention_heads"},
+      fmt::format("{} gives heads to ranks, but the {} heads of a tp rank are not "
+                  "divisible by {} {}",
+                  type, heads, what, ranks),
+      "use p2p or all_gather, or change the sizes");
   if (heads % ranks != 0) return;
-  problems.require(
+  diagnostics.require(
       kv % ranks == 0,
       {"distributed.cp_comm_type", "distributed.cp_size", "model.num_query_groups"},
       fmt::format("{} gives heads to ranks, but the {} key-value heads of a tp rank are "
@@ -37,25 +38,25 @@ void check_heads(const Recipe& r, const Layout& l, int64_t ranks, const char* ty
       "use p2p or all_gather, or change the sizes");
 }
 
-void check_hierarchy(const Recipe& r, const Layout& l, Problems& problems) {
+void check_hierarchy(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& sizes = r.distributed.hierarchical_context_parallel_sizes;
   const char* field = "distributed.hierarchical_context_parallel_sizes";
   if (!sizes.empty())
-    problems.require(!r.distributed.use_decentralized_pg,
-                     {"distributed.use_decentralized_pg", field},
-                     "decentralized process groups have no hierarchical levels",
-                     "set use_decentralized_pg: false, or remove the sizes");
+    diagnostics.require(!r.distributed.use_decentralized_pg,
+                        {"distributed.use_decentralized_pg", field},
+                        "decentralized process groups have no hierarchical levels",
+                        "set use_decentralized_pg: false, or remove the sizes");
   if (l.cp == 1 || !uses(r, CpCommType::a2a_p2p)) {
     if (!sizes.empty() && l.cp == 1)
-      problems.warn(field, "is ignored, for cp_size is 1", "remove it, or set cp_size");
+      diagnostics.warn(field, "is ignored, for cp_size is 1", "remove it, or set cp_size");
     else if (!sizes.empty())
-      problems.warn(field, "is ignored, for no layer uses a2a+p2p",
-                    "set distributed.cp_comm_type: a2a+p2p, or remove it");
+      diagnostics.warn(field, "is ignored, for no layer uses a2a+p2p",
+                       "set distributed.cp_comm_type: a2a+p2p, or remove it");
     return;
   }
-  problems.require(!sizes.empty(), {field, "distributed.cp_comm_type"},
-                   "a2a+p2p needs the sizes of its two levels",
-                   fmt::format("set {}: [a, b] with a x b = cp_size {}", field, l.cp));
+  diagnostics.require(!sizes.empty(), {field, "distributed.cp_comm_type"},
+                      "a2a+p2p needs the sizes of its two levels",
+                      fmt::format("set {}: [a, b] with a x b = cp_size {}", field, l.cp));
   if (sizes.empty()) return;
   int64_t product = 1;
   std::string text;
@@ -63,45 +64,45 @@ void check_hierarchy(const Recipe& r, const Layout& l, Problems& problems) {
     product = std::min<int64_t>(product * std::min<int64_t>(s, 1 << 20), int64_t(1) << 40);
     text += (text.empty() ? "" : " x ") + std::to_string(s);
   }
-  problems.require(sizes.size() == 2, {field},
-                   fmt::format("has {} levels, a2a+p2p has two", sizes.size()),
-                   "give the size of the all-to-all first, then that of the ring");
-  problems.require(product == l.cp, {field, "distributed.cp_size"},
-                   fmt::format("{} = {} is not cp_size {}", text, product, l.cp),
-                   "the product of the levels must be cp_size");
-  check_heads(r, l, sizes[0], "a2a+p2p", "its first level", problems);
+  diagnostics.require(sizes.size() == 2, {field},
+                      fmt::format("has {} levels, a2a+p2p has two", sizes.size()),
+                      "give the size of the all-to-all first, then that of the ring");
+  diagnostics.require(product == l.cp, {field, "distributed.cp_size"},
+                      fmt::format("{} = {} is not cp_size {}", text, product, l.cp),
+                      "the product of the levels must be cp_size");
+  check_heads(r, l, sizes[0], "a2a+p2p", "its first level", diagnostics);
 }
 
 }  // namespace
 
-void validate_context(const Recipe& r, const Layout& l, Problems& problems) {
+void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& types = r.distributed.cp_comm_type;
   if (types.size() != 1)
-    problems.require(int64_t(types.size()) == r.model.num_layers,
-                     {"distributed.cp_comm_type", "model.num_layers"},
-                     fmt::format("{} entries for {} layers", types.size(), r.model.num_layers),
-                     "give one word for all layers, or one entry per layer");
-  check_hierarchy(r, l, problems);
+    diagnostics.require(int64_t(types.size()) == r.model.num_layers,
+                        {"distributed.cp_comm_type", "model.num_layers"},
+                        fmt::format("{} entries for {} layers", types.size(), r.model.num_layers),
+                        "give one word for all layers, or one entry per layer");
+  check_hierarchy(r, l, diagnostics);
   if (l.cp == 1) return;
-  problems.require(
+  diagnostics.require(
       r.packed_sequence.packed_sequence_size > 0 || r.dataset.seq_length % (2 * l.cp) == 0,
       {"dataset.seq_length", "distributed.cp_size"},
       fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}", r.dataset.seq_length,
                   2 * l.cp),
       fmt::format("use {}; each rank holds two chunks of a sequence",
                   nearest_multiples(r.dataset.seq_length, sequence_multiple(r, l))));
-  if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", problems);
-  problems.require(
+  if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", diagnostics);
+  diagnostics.require(
       !r.model.window_size || (!uses(r, CpCommType::p2p) && !uses(r, CpCommType::a2a_p2p)),
       {"distributed.cp_comm_type", "model.window_size"},
       "p2p and a2a+p2p pass keys around a ring, which a sliding window does not allow",
       "use all_gather or a2a");
 }
 
-void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
+void validate_packing(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t size = r.packed_sequence.packed_sequence_size;
   if (size == 0) return;
-  problems.require(
+  diagnostics.require(
       l.micro_batch == 1,
       {"packed_sequence.packed_sequence_size", "train.micro_batch_size",
        "distributed.pipeline.pp_microbatch_size"},
@@ -109,7 +110,7 @@ void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
                   l.micro_batch),
       fmt::format("set micro_batch_size: 1 and packed_sequence_size: {}", size * l.micro_batch));
   if (r.model.max_position_embeddings)
-    problems.require(
+    diagnostics.require(
         size <= *r.model.max_position_embeddings,
         {"packed_sequence.packed_sequence_size", "model.max_position_embeddings"},
         fmt::format("a document may take all of a pack's {} tokens, which is more than "
@@ -117,12 +118,12 @@ void validate_packing(const Recipe& r, const Layout& l, Problems& problems) {
                     size, *r.model.max_position_embeddings),
         "shorten the packs or raise model.max_position_embeddings");
   if (l.cp > 1)
-    problems.require(size % (2 * l.cp) == 0,
-                     {"packed_sequence.packed_sequence_size", "distributed.cp_size"},
-                     fmt::format("{} is not a multiple of 2 x cp_size = {}", size, 2 * l.cp),
-                     fmt::format("use {}", nearest_multiples(size, 2 * l.cp)));
+    diagnostics.require(size % (2 * l.cp) == 0,
+                        {"packed_sequence.packed_sequence_size", "distributed.cp_size"},
+                        fmt::format("{} is not a multiple of 2 x cp_size = {}", size, 2 * l.cp),
+                        fmt::format("use {}", nearest_multiples(size, 2 * l.cp)));
   if (l.cp > 1)
-    problems.resolved(
+    diagnostics.resolved(
         "packed_sequence.packed_sequence_size",
         fmt::format("documents are padded to multiples of 2 x cp_size = {}{}", 2 * l.cp,
                     r.distributed.sequence_parallel && l.tp > 1

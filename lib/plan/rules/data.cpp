@@ -6,37 +6,38 @@ namespace mtrain {
 namespace {
 
 void validate_weights(const char* name, const std::vector<std::string>& paths,
-                      const std::vector<double>& weights, Problems& problems) {
+                      const std::vector<double>& weights, Diagnostics& diagnostics) {
   const std::string field = fmt::format("dataset.{}_weights", name);
   const std::string list = fmt::format("dataset.{}", name);
-  problems.require(weights.empty() || weights.size() == paths.size(), {field, list},
-                   fmt::format("{} weights for {} path prefixes", weights.size(), paths.size()),
-                   "give one weight per prefix, or none to weigh them by their numbers of tokens");
+  diagnostics.require(
+      weights.empty() || weights.size() == paths.size(), {field, list},
+      fmt::format("{} weights for {} path prefixes", weights.size(), paths.size()),
+      "give one weight per prefix, or none to weigh them by their numbers of tokens");
 }
 
 }  // namespace
 
-void validate_data(const Recipe& r, Problems& problems) {
-  problems.require(
+void validate_data(const Recipe& r, Diagnostics& diagnostics) {
+  diagnostics.require(
       !r.dataset.train.empty(), {"dataset.train"}, "no training data is given",
       "set dataset.train to the prefix of .bin/.idx files made by `mtrain data build`");
-  validate_weights("train", r.dataset.train, r.dataset.train_weights, problems);
-  validate_weights("validation", r.dataset.validation, r.dataset.validation_weights, problems);
-  problems.require(r.validation.every_steps == 0 || !r.dataset.validation.empty(),
-                   {"validation.every_steps", "dataset.validation"},
-                   fmt::format("an evaluation every {} steps is asked for, but there is no "
-                               "validation data",
-                               r.validation.every_steps),
-                   "set dataset.validation, or validation.every_steps: 0");
-  problems.require(r.tokenizer.type == TokenizerType::byte || r.tokenizer.path,
-                   {"tokenizer.type", "tokenizer.path"},
-                   "a huggingface tokenizer needs tokenizer.path",
-                   "give the tokenizer.json of the model, or use type: byte");
-  problems.require(r.tokenizer.type != TokenizerType::byte || !r.tokenizer.path,
-                   {"tokenizer.path", "tokenizer.type"},
-                   "is given, but the byte tokenizer reads no file",
-                   "set tokenizer.type: huggingface, or remove the path");
-  problems.require(
+  validate_weights("train", r.dataset.train, r.dataset.train_weights, diagnostics);
+  validate_weights("validation", r.dataset.validation, r.dataset.validation_weights, diagnostics);
+  diagnostics.require(r.validation.every_steps == 0 || !r.dataset.validation.empty(),
+                      {"validation.every_steps", "dataset.validation"},
+                      fmt::format("an evaluation every {} steps is asked for, but there is no "
+                                  "validation data",
+                                  r.validation.every_steps),
+                      "set dataset.validation, or validation.every_steps: 0");
+  diagnostics.require(r.tokenizer.type == TokenizerType::byte || r.tokenizer.path,
+                      {"tokenizer.type", "tokenizer.path"},
+                      "a huggingface tokenizer needs tokenizer.path",
+                      "give the tokenizer.json of the model, or use type: byte");
+  diagnostics.require(r.tokenizer.type != TokenizerType::byte || !r.tokenizer.path,
+                      {"tokenizer.path", "tokenizer.type"},
+                      "is given, but the byte tokenizer reads no file",
+                      "set tokenizer.type: huggingface, or remove the path");
+  diagnostics.require(
       r.tokenizer.type != TokenizerType::byte || r.model.vocab_size == 0 ||
           r.model.vocab_size >= 257,
       {"model.vocab_size", "tokenizer.type"},

@@ -4,37 +4,37 @@
 
 namespace mtrain {
 
-void validate_optimizer(const Recipe& r, Problems& problems) {
+void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
   const auto& s = r.lr_scheduler;
   const int64_t decay = *s.decay_steps;
-  problems.require(
+  diagnostics.require(
       s.warmup_steps < decay || s.style == LrStyle::constant,
       {"lr_scheduler.warmup_steps", "lr_scheduler.decay_steps", "train.steps"},
       fmt::format("warmup_steps {} leave nothing of decay_steps {}, which include them",
                   s.warmup_steps, decay),
       "shorten the warm-up, or raise decay_steps (train.steps unless set)");
-  problems.require(s.min_lr <= r.optimizer.lr, {"lr_scheduler.min_lr", "optimizer.lr"},
-                   fmt::format("min_lr {} is above optimizer.lr {}", s.min_lr, r.optimizer.lr),
-                   "min_lr is the rate at the end; a tenth of lr is usual");
+  diagnostics.require(s.min_lr <= r.optimizer.lr, {"lr_scheduler.min_lr", "optimizer.lr"},
+                      fmt::format("min_lr {} is above optimizer.lr {}", s.min_lr, r.optimizer.lr),
+                      "min_lr is the rate at the end; a tenth of lr is usual");
   const auto& o = r.optimizer;
-  problems.require(!o.stochastic_rounding.value_or(false) || !o.master_weights,
-                   {"optimizer.stochastic_rounding", "optimizer.master_weights"},
-                   "nothing rounds weights at random where fp32 master weights are updated",
-                   "set master_weights: false, or leave it out");
-  problems.require(o.master_weights || r.mixed_precision.name != Precision::fp32,
-                   {"optimizer.master_weights", "mixed_precision.name"},
-                   "fp32 weights are their own master weights: there is nothing to leave out",
-                   "set master_weights: true, or mixed_precision: bf16_mixed");
+  diagnostics.require(!o.stochastic_rounding.value_or(false) || !o.master_weights,
+                      {"optimizer.stochastic_rounding", "optimizer.master_weights"},
+                      "nothing rounds weights at random where fp32 master weights are updated",
+                      "set master_weights: false, or leave it out");
+  diagnostics.require(o.master_weights || r.mixed_precision.name != Precision::fp32,
+                      {"optimizer.master_weights", "mixed_precision.name"},
+                      "fp32 weights are their own master weights: there is nothing to leave out",
+                      "set master_weights: true, or mixed_precision: bf16_mixed");
   const bool wsd = s.style == LrStyle::wsd;
-  problems.require(!wsd || s.wsd_decay_steps,
-                   {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},
-                   "style wsd needs the length of its final decay",
-                   "set wsd_decay_steps; a tenth of train.steps is usual");
-  problems.require(
+  diagnostics.require(!wsd || s.wsd_decay_steps,
+                      {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},
+                      "style wsd needs the length of its final decay",
+                      "set wsd_decay_steps; a tenth of train.steps is usual");
+  diagnostics.require(
       wsd || !s.wsd_decay_steps, {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},
       fmt::format("is set, but style is {}", enum_name(s.style)), "set style: wsd, or remove it");
   if (wsd && s.wsd_decay_steps)
-    problems.require(
+    diagnostics.require(
         s.warmup_steps + *s.wsd_decay_steps <= decay,
         {"lr_scheduler.wsd_decay_steps", "lr_scheduler.warmup_steps", "lr_scheduler.decay_steps"},
         fmt::format("warm-up {} and final decay {} are longer than decay_steps {}", s.warmup_steps,

@@ -8,32 +8,33 @@
 namespace mtrain {
 namespace {
 
-void check_refused(const Recipe& r, const Overlap& overlap, Problems& problems) {
+void check_refused(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
   for (const auto& row : overlap.table) {
     // Fields of another strategy have been refused by name already.
     const bool other_strategy =
         row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == Strategy::fsdp2;
-    if (!row.refused || other_strategy || problems.reported(row.field)) continue;
+    if (!row.refused || other_strategy || diagnostics.reported(row.field)) continue;
     if (r.debug.strict)
-      problems.require(false, {row.field}, fmt::format("cannot be active: {}", row.reason),
-                       "set it to false or auto; debug.strict: false turns it off with a warning");
+      diagnostics.require(
+          false, {row.field}, fmt::format("cannot be active: {}", row.reason),
+          "set it to false or auto; debug.strict: false turns it off with a warning");
     else
-      problems.warn(row.field, fmt::format("is turned off: {}", row.reason));
+      diagnostics.warn(row.field, fmt::format("is turned off: {}", row.reason));
   }
 }
 
-void check_delayed_layers(const Layout& l, const Overlap& o, Problems& problems) {
+void check_delayed_layers(const Layout& l, const Overlap& o, Diagnostics& diagnostics) {
   const int64_t n = o.overlap_p2p_wgrad_delayed_layer_number;
   if (n == 1 || l.layers_of_stage.empty()) return;
   int64_t fewest = l.layers_of_stage[0];
   for (int64_t layers : l.layers_of_stage) fewest = std::min(fewest, layers);
-  problems.require(n <= fewest,
-                   {"comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "model.num_layers"},
-                   fmt::format("{} layers are to wait, but a chunk has {}", n, fewest),
-                   fewest <= 1 ? "leave it at 1" : fmt::format("choose 1 to {}", fewest));
+  diagnostics.require(n <= fewest,
+                      {"comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "model.num_layers"},
+                      fmt::format("{} layers are to wait, but a chunk has {}", n, fewest),
+                      fewest <= 1 ? "leave it at 1" : fmt::format("choose 1 to {}", fewest));
 }
 
-void check_preset(const Recipe& r, const Layout& l, Problems& problems) {
+void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& name = r.comm_overlap.tp_comm_overlap_cfg.preset;
   const TpOverlapPreset* preset = find_tp_overlap_preset(name);
   if (!preset) return;
@@ -52,15 +53,15 @@ void check_preset(const Recipe& r, const Layout& l, Problems& problems) {
   const bool fp32 = r.mixed_precision.name == Precision::fp32;
   compare("precision", preset->precision, std::string_view(fp8 ? "fp8" : fp32 ? "fp32" : "bf16"));
   if (!differences.empty())
-    problems.warn("comm_overlap.tp_comm_overlap_cfg",
-                  fmt::format("{} was tuned for {}", name, differences),
-                  "leave the preset out to take a method per product");
+    diagnostics.warn("comm_overlap.tp_comm_overlap_cfg",
+                     fmt::format("{} was tuned for {}", name, differences),
+                     "leave the preset out to take a method per product");
 }
 
-void check_launch(const Recipe& r, Problems& problems) {
+void check_launch(const Recipe& r, Diagnostics& diagnostics) {
   const bool fsdp = r.distributed.strategy == Strategy::fsdp2 ||
                     r.distributed.strategy == Strategy::megatron_fsdp;
-  problems.require(
+  diagnostics.require(
       !fsdp || r.launch.cuda_device_max_connections != 1,
       {"launch.cuda_device_max_connections", "distributed.strategy"},
       fmt::format("1 puts the gathers of {} into one queue with the compute they should "
@@ -69,33 +70,35 @@ void check_launch(const Recipe& r, Problems& problems) {
       "set it to auto, or to 32");
 }
 
-void check_deferral(const Recipe& r, const Overlap& o, Problems& problems) {
+void check_deferral(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
   if (r.comm_overlap.wgrad_deferral_limit > 0 && !o.defer_embedding_wgrad_compute)
-    problems.warn("comm_overlap.wgrad_deferral_limit",
-                  "is ignored, for defer_embedding_wgrad_compute is off");
+    diagnostics.warn("comm_overlap.wgrad_deferral_limit",
+                     "is ignored, for defer_embedding_wgrad_compute is off");
   const auto& cfg = r.comm_overlap.tp_comm_overlap_cfg;
   if (!cfg.empty() && !o.tp_comm_overlap)
-    problems.warn("comm_overlap.tp_comm_overlap_cfg", "is ignored, for tp_comm_overlap is off");
+    diagnostics.warn("comm_overlap.tp_comm_overlap_cfg", "is ignored, for tp_comm_overlap is off");
 }
 
 }  // namespace
 
-void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o, Problems& problems) {
+void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
+                      Diagnostics& diagnostics) {
   const auto& c = r.comm_overlap;
-  problems.require(!(c.overlap_p2p_comm.value_or(false) && c.batch_p2p_comm.value_or(false)),
-                   {"comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"},
-                   "overlap_p2p_comm and batch_p2p_comm exclude each other",
-                   "keep overlap_p2p_comm with several stages per rank, batch_p2p_comm with one");
-  problems.require(l.pp == 1 || o.overlap_p2p_comm || c.batch_p2p_comm.value_or(true),
-                   {"comm_overlap.batch_p2p_comm"},
-                   "not built yet: messages one by one that nothing overlaps; those between two "
-                   "computations always go together",
-                   "leave it out");
-  check_refused(r, o, problems);
-  check_delayed_layers(l, o, problems);
-  if (o.tp_comm_overlap) check_preset(r, l, problems);
-  check_launch(r, problems);
-  check_deferral(r, o, problems);
+  diagnostics.require(
+      !(c.overlap_p2p_comm.value_or(false) && c.batch_p2p_comm.value_or(false)),
+      {"comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"},
+      "overlap_p2p_comm and batch_p2p_comm exclude each other",
+      "keep overlap_p2p_comm with several stages per rank, batch_p2p_comm with one");
+  diagnostics.require(l.pp == 1 || o.overlap_p2p_comm || c.batch_p2p_comm.value_or(true),
+                      {"comm_overlap.batch_p2p_comm"},
+                      "not built yet: messages one by one that nothing overlaps; those between two "
+                      "computations always go together",
+                      "leave it out");
+  check_refused(r, o, diagnostics);
+  check_delayed_layers(l, o, diagnostics);
+  if (o.tp_comm_overlap) check_preset(r, l, diagnostics);
+  check_launch(r, diagnostics);
+  check_deferral(r, o, diagnostics);
 }
 
 }  // namespace mtrain

@@ -14,25 +14,25 @@
 namespace mtrain {
 namespace {
 
-void check_split(const Recipe& r, const Layout& l, Problems& problems) {
+void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   if (p.layers_per_stage) {
     const int64_t stages = ceil_div(r.model.num_layers, *p.layers_per_stage);
     const bool none = p.round_virtual_stages_to_pp_multiple == RoundStages::none;
-    problems.require(
+    diagnostics.require(
         stages % l.pp == 0 || !none,
         {"distributed.pipeline.layers_per_stage", "distributed.pp_size", "model.num_layers"},
         fmt::format("{} layers / {} per stage = {} stages, which pp_size {} does not divide",
                     r.model.num_layers, *p.layers_per_stage, stages, l.pp),
         "set round_virtual_stages_to_pp_multiple: up or down, or change layers_per_stage");
-    problems.require(
+    diagnostics.require(
         stages >= l.pp || p.round_virtual_stages_to_pp_multiple != RoundStages::down,
         {"distributed.pipeline.round_virtual_stages_to_pp_multiple",
          "distributed.pipeline.layers_per_stage"},
         fmt::format("{} stages rounded down to a multiple of pp_size {} are none", stages, l.pp),
         "use up, or fewer layers_per_stage");
     if (r.distributed.vpp_size && (stages % l.pp == 0 || !none))
-      problems.require(
+      diagnostics.require(
           *r.distributed.vpp_size == l.stages_per_rank,
           {"distributed.vpp_size", "distributed.pipeline.layers_per_stage"},
           fmt::format(
@@ -40,7 +40,7 @@ void check_split(const Recipe& r, const Layout& l, Problems& problems) {
               *r.distributed.vpp_size, *p.layers_per_stage, l.stages_per_rank),
           "give one of the two");
   }
-  problems.require(
+  diagnostics.require(
       r.model.num_layers >= l.stages, {"model.num_layers", "distributed.pp_size"},
       fmt::format("{} layers are fewer than the {} stages (pp_size {} x {} per rank)",
                   r.model.num_layers, l.stages, l.pp, l.stages_per_rank),
@@ -48,13 +48,13 @@ void check_split(const Recipe& r, const Layout& l, Problems& problems) {
                   "fewer per rank",
                   l.stages, r.model.num_layers));
   if (!p.layout && r.model.num_layers >= l.stages && r.model.num_layers % l.stages != 0)
-    problems.resolved(
+    diagnostics.resolved(
         "distributed.pipeline",
         fmt::format("{} layers over {} stages: the first {} stages have one layer more",
                     r.model.num_layers, l.stages, r.model.num_layers % l.stages));
 }
 
-void check_layout_string(const Recipe& r, const Layout& l, Problems& problems) {
+void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   if (!p.layout) return;
   const char* field = "distributed.pipeline.layout";
@@ -62,29 +62,29 @@ void check_layout_string(const Recipe& r, const Layout& l, Problems& problems) {
   std::string reason;
   const char* form = "write stages separated by |, such as Et*4|t*5|t*5|t*4L";
   if (!parse_pipeline_layout(*p.layout, layers, reason)) {
-    problems.add(field, reason, form);
+    diagnostics.add(field, reason, form);
     return;
   }
   int64_t sum = 0;
   for (int64_t n : layers) sum += n;
   const auto stages = int64_t(layers.size());
-  problems.require(sum == r.model.num_layers, {field, "model.num_layers"},
-                   fmt::format("holds {} layers, but the model has {}", sum, r.model.num_layers),
-                   "each t is one layer");
-  problems.require(stages % l.pp == 0, {field, "distributed.pp_size"},
-                   fmt::format("has {} stages, which pp_size {} does not divide", stages, l.pp),
-                   form);
-  problems.require(!p.layers_per_stage, {field, "distributed.pipeline.layers_per_stage"},
-                   "says what each stage holds, and so does layers_per_stage",
-                   "give one of the two");
+  diagnostics.require(sum == r.model.num_layers, {field, "model.num_layers"},
+                      fmt::format("holds {} layers, but the model has {}", sum, r.model.num_layers),
+                      "each t is one layer");
+  diagnostics.require(stages % l.pp == 0, {field, "distributed.pp_size"},
+                      fmt::format("has {} stages, which pp_size {} does not divide", stages, l.pp),
+                      form);
+  diagnostics.require(!p.layers_per_stage, {field, "distributed.pipeline.layers_per_stage"},
+                      "says what each stage holds, and so does layers_per_stage",
+                      "give one of the two");
   if (r.distributed.vpp_size && stages % l.pp == 0)
-    problems.require(*r.distributed.vpp_size == stages / l.pp, {field, "distributed.vpp_size"},
-                     fmt::format("has {} stages per rank, but vpp_size is {}", stages / l.pp,
-                                 *r.distributed.vpp_size),
-                     "remove vpp_size");
+    diagnostics.require(*r.distributed.vpp_size == stages / l.pp, {field, "distributed.vpp_size"},
+                        fmt::format("has {} stages per rank, but vpp_size is {}", stages / l.pp,
+                                    *r.distributed.vpp_size),
+                        "remove vpp_size");
 }
 
-void check_stage_count(const Recipe& r, const Layout& l, Problems& problems) {
+void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const ScheduleKind& kind = schedule_kind(r.distributed.pipeline.pp_schedule);
   const int64_t n = l.stages_per_rank;
   if (n >= kind.fewest_stages && n <= kind.most_stages) return;
@@ -100,14 +100,14 @@ void check_stage_count(const Recipe& r, const Layout& l, Problems& problems) {
        "set vpp_size: 2 or a fitting layers_per_stage"},
       {true, "at least two stages", "use 1f1b, or set vpp_size: 2"}};
   const Need& need = *std::ranges::find_if(needs, &Need::applies);
-  problems.require(
+  diagnostics.require(
       false,
       {"distributed.pipeline.pp_schedule", "distributed.vpp_size",
        "distributed.pipeline.layers_per_stage"},
       fmt::format("{} needs {} per rank, the recipe gives {}", kind.name, need.text, n), need.hint);
 }
 
-void check_micro_batches(const Recipe& r, const Layout& l, Problems& problems) {
+void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   const ScheduleKind& kind = schedule_kind(p.pp_schedule);
   const int64_t m = l.micro_batches;
@@ -118,14 +118,14 @@ void check_micro_batches(const Recipe& r, const Layout& l, Problems& problems) {
   };
   const auto& group = p.microbatch_group_size_per_vp_stage;
   if (kind.in_groups && !group)
-    problems.require(legal_rounds(m, l.pp),
-                     {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
-                     fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}",
-                                 kind.name, l.pp, std::max<int64_t>(1, m / l.pp), count),
-                     fmt::format("use {} micro-batches",
-                                 near(m, [&](int64_t k) { return legal_rounds(k, l.pp); })));
+    diagnostics.require(legal_rounds(m, l.pp),
+                        {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
+                        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}",
+                                    kind.name, l.pp, std::max<int64_t>(1, m / l.pp), count),
+                        fmt::format("use {} micro-batches",
+                                    near(m, [&](int64_t k) { return legal_rounds(k, l.pp); })));
   if (kind.in_groups && group)
-    problems.require(
+    diagnostics.require(
         legal_group(*group, m, l.pp),
         {"distributed.pipeline.microbatch_group_size_per_vp_stage", "train.global_batch_size"},
         fmt::format(
@@ -135,41 +135,42 @@ void check_micro_batches(const Recipe& r, const Layout& l, Problems& problems) {
         fmt::format("use a group of {}",
                     near(*group, [&](int64_t k) { return legal_group(k, m, l.pp); })));
   if (group && !kind.in_groups)
-    problems.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
-                 fmt::format("is read by interleaved schedules only, not by {}", kind.name),
-                 "remove it");
+    diagnostics.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
+                    fmt::format("is read by interleaved schedules only, not by {}", kind.name),
+                    "remove it");
   const int64_t fewest = kind.fewest_micro_batches * l.pp;
-  problems.require(m >= fewest, {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
-                   fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
-                               kind.fewest_micro_batches, fewest, count),
-                   fmt::format("raise global_batch_size to {}", fewest * l.dp * l.micro_batch));
+  diagnostics.require(m >= fewest, {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
+                      fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
+                                  kind.fewest_micro_batches, fewest, count),
+                      fmt::format("raise global_batch_size to {}", fewest * l.dp * l.micro_batch));
   if (p.pp_schedule == PipelineScheduleName::one_f_one_b && m < l.pp)
-    problems.warn("train.global_batch_size",
-                  fmt::format("{} are fewer than pp_size {}: some stages are never busy together",
-                              count, l.pp),
-                  fmt::format("raise global_batch_size to {}", l.pp * l.dp * l.micro_batch));
+    diagnostics.warn(
+        "train.global_batch_size",
+        fmt::format("{} are fewer than pp_size {}: some stages are never busy together", count,
+                    l.pp),
+        fmt::format("raise global_batch_size to {}", l.pp * l.dp * l.micro_batch));
 }
 
-constexpr uintmax_t kMostCsv = 64 << 20;  // bytes
+constexpr uintmax_t kMaxCsv = 64 << 20;  // bytes
 
-void check_csv(const Recipe& r, const Layout& l, Problems& problems) {
+void check_csv(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& path = r.distributed.pipeline.pp_schedule_csv;
   const char* field = "distributed.pipeline.pp_schedule_csv";
   for (const char* other : {"distributed.pipeline.pp_schedule",
                             "distributed.pipeline.microbatch_group_size_per_vp_stage"})
-    if (r.given(other)) problems.warn(other, "is ignored, for pp_schedule_csv says it all");
+    if (r.given(other)) diagnostics.warn(other, "is ignored, for pp_schedule_csv says it all");
   // A device or a pipe may never end.
   std::error_code ignored;
   if (std::filesystem::exists(*path, ignored) &&
       (!std::filesystem::is_regular_file(*path, ignored) ||
-       std::filesystem::file_size(*path, ignored) > kMostCsv))
-    return problems.add(field, *path + " is not a file, or too large for a schedule",
-                        "give the path of a CSV file with a row per rank");
+       std::filesystem::file_size(*path, ignored) > kMaxCsv))
+    return diagnostics.add(field, *path + " is not a file, or too large for a schedule",
+                           "give the path of a CSV file with a row per rank");
   std::string text;
   try {
     text = read_file(*path);
   } catch (const UserError& e) {
-    return problems.add(field, e.message(), "give the path of a CSV file with a row per rank");
+    return diagnostics.add(field, e.message(), "give the path of a CSV file with a row per rank");
   }
   try {
     const ScheduleRows rows = parse_schedule_csv(text);
@@ -179,43 +180,44 @@ void check_csv(const Recipe& r, const Layout& l, Problems& problems) {
   } catch (const UserError& e) {
     const std::string sizes = fmt::format("{} stages and {} micro-batches follow from the recipe",
                                           l.stages, l.micro_batches);
-    problems.add(field, *path + ": " + e.message(), e.hint().empty() ? sizes : e.hint());
+    diagnostics.add(field, *path + ": " + e.message(), e.hint().empty() ? sizes : e.hint());
   }
 }
 
-void check_micro_batch_size(const Recipe& r, Problems& problems) {
+void check_micro_batch_size(const Recipe& r, Diagnostics& diagnostics) {
   const auto& size = r.distributed.pipeline.pp_microbatch_size;
   if (!size || !r.given("train.micro_batch_size")) return;
-  problems.require(r.train.micro_batch_size % *size == 0,
-                   {"distributed.pipeline.pp_microbatch_size", "train.micro_batch_size"},
-                   fmt::format("the local batch of {} is not a whole number of micro-batches of {}",
-                               r.train.micro_batch_size, *size),
-                   fmt::format("use a divisor of {}", r.train.micro_batch_size));
+  diagnostics.require(
+      r.train.micro_batch_size % *size == 0,
+      {"distributed.pipeline.pp_microbatch_size", "train.micro_batch_size"},
+      fmt::format("the local batch of {} is not a whole number of micro-batches of {}",
+                  r.train.micro_batch_size, *size),
+      fmt::format("use a divisor of {}", r.train.micro_batch_size));
 }
 
 }  // namespace
 
-void validate_pipeline(const Recipe& r, const Layout& l, Problems& problems) {
+void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const bool block = r.given_section("distributed.pipeline");
   if (l.pp == 1) {
     if (block)
-      problems.warn("distributed.pipeline", "is ignored, for pp_size is 1",
-                    "remove it, or set pp_size");
+      diagnostics.warn("distributed.pipeline", "is ignored, for pp_size is 1",
+                       "remove it, or set pp_size");
     if (r.distributed.vpp_size.value_or(1) > 1)
-      problems.warn("distributed.vpp_size", "is ignored, for pp_size is 1");
+      diagnostics.warn("distributed.vpp_size", "is ignored, for pp_size is 1");
     return;
   }
   if (r.distributed.strategy == Strategy::ddp || r.distributed.strategy == Strategy::megatron_fsdp)
     return;  // they have no pipeline; validate_strategy says so
-  problems.require(block, {"distributed.pp_size"},
-                   fmt::format("pp_size {} needs a pipeline section that says how", l.pp),
-                   "add `pipeline: {}` below distributed to take the defaults (1f1b)");
-  check_layout_string(r, l, problems);
-  check_split(r, l, problems);
-  check_micro_batch_size(r, problems);
-  if (r.distributed.pipeline.pp_schedule_csv) return check_csv(r, l, problems);
-  check_stage_count(r, l, problems);
-  check_micro_batches(r, l, problems);
+  diagnostics.require(block, {"distributed.pp_size"},
+                      fmt::format("pp_size {} needs a pipeline section that says how", l.pp),
+                      "add `pipeline: {}` below distributed to take the defaults (1f1b)");
+  check_layout_string(r, l, diagnostics);
+  check_split(r, l, diagnostics);
+  check_micro_batch_size(r, diagnostics);
+  if (r.distributed.pipeline.pp_schedule_csv) return check_csv(r, l, diagnostics);
+  check_stage_count(r, l, diagnostics);
+  check_micro_batches(r, l, diagnostics);
 }
 
 }  // namespace mtrain

@@ -20,26 +20,28 @@ ElementType type_of(Precision precision) {
 // Rows of 8-bit operands lie on 16-byte borders.
 constexpr int64_t kMultiple = 16;
 
-void check_float8(const Recipe& r, Problems& problems) {
+void check_float8(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   const bool fp8 = p.fp8 != Fp8Format::none, delayed = p.fp8_recipe == Fp8Recipe::delayed;
-  problems.require(!r.debug.emulate_fp8 || fp8, {"debug.emulate_fp8", "mixed_precision.fp8"},
-                   "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
-                   "set mixed_precision.fp8: hybrid, or remove it");
+  diagnostics.require(!r.debug.emulate_fp8 || fp8, {"debug.emulate_fp8", "mixed_precision.fp8"},
+                      "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
+                      "set mixed_precision.fp8: hybrid, or remove it");
   if (!fp8) return;
-  problems.require(delayed || (p.fp8_amax_history_len == 1 &&
-                               p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent),
-                   {"mixed_precision.fp8_amax_history_len", "mixed_precision.fp8_amax_compute_algo",
-                    "mixed_precision.fp8_recipe"},
-                   fmt::format("fp8_recipe {} keeps no history of maxima", enum_name(p.fp8_recipe)),
-                   "set mixed_precision.fp8_recipe: delayed, or remove them");
+  diagnostics.require(
+      delayed ||
+          (p.fp8_amax_history_len == 1 && p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent),
+      {"mixed_precision.fp8_amax_history_len", "mixed_precision.fp8_amax_compute_algo",
+       "mixed_precision.fp8_recipe"},
+      fmt::format("fp8_recipe {} keeps no history of maxima", enum_name(p.fp8_recipe)),
+      "set mixed_precision.fp8_recipe: delayed, or remove them");
   const auto& m = r.model;
   const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
   const auto multiple = [&](const char* field, const char* what, int64_t n) {
-    problems.require(n % kMultiple == 0, {field, "mixed_precision.fp8"},
-                     fmt::format("8-bit products need {} of a rank to be a multiple of {}, not {}",
-                                 what, kMultiple, n),
-                     "change it, or remove mixed_precision.fp8");
+    diagnostics.require(
+        n % kMultiple == 0, {field, "mixed_precision.fp8"},
+        fmt::format("8-bit products need {} of a rank to be a multiple of {}, not {}", what,
+                    kMultiple, n),
+        "change it, or remove mixed_precision.fp8");
   };
   const int64_t q = m.num_attention_heads / tp * D,
                 kv = std::max<int64_t>(1, m.kv_heads() / tp) * D;
@@ -52,47 +54,47 @@ void check_float8(const Recipe& r, Problems& problems) {
 
 }  // namespace
 
-void validate_precision(const Recipe& r, Problems& problems) {
+void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   const ElementType own = type_of(p.name);
   const auto agree = [&](const char* field, const Auto<ElementType>& type) {
-    problems.require(!type || *type == own, {field, "mixed_precision.name"},
-                     fmt::format("{} disagrees with mixed_precision {}",
-                                 type ? enum_name(*type) : "", enum_name(p.name)),
-                     "set the precision once, as mixed_precision.name");
+    diagnostics.require(!type || *type == own, {field, "mixed_precision.name"},
+                        fmt::format("{} disagrees with mixed_precision {}",
+                                    type ? enum_name(*type) : "", enum_name(p.name)),
+                        "set the precision once, as mixed_precision.name");
   };
   agree("mixed_precision.params_dtype", p.params_dtype);
   agree("distributed.mp_policy.param_dtype", r.distributed.mp_policy.param_dtype);
   const auto& reduce = r.distributed.mp_policy.reduce_dtype;
-  problems.require(!reduce || !r.given("mixed_precision.grad_reduce_in_fp32") ||
-                       (*reduce == ElementType::fp32) == p.grad_reduce_in_fp32,
-                   {"distributed.mp_policy.reduce_dtype", "mixed_precision.grad_reduce_in_fp32"},
-                   fmt::format("reduce_dtype {} disagrees with grad_reduce_in_fp32: {}",
-                               reduce ? enum_name(*reduce) : "", p.grad_reduce_in_fp32),
-                   "set one of the two");
+  diagnostics.require(!reduce || !r.given("mixed_precision.grad_reduce_in_fp32") ||
+                          (*reduce == ElementType::fp32) == p.grad_reduce_in_fp32,
+                      {"distributed.mp_policy.reduce_dtype", "mixed_precision.grad_reduce_in_fp32"},
+                      fmt::format("reduce_dtype {} disagrees with grad_reduce_in_fp32: {}",
+                                  reduce ? enum_name(*reduce) : "", p.grad_reduce_in_fp32),
+                      "set one of the two");
 
   const bool fp8 = p.fp8 != Fp8Format::none;
-  problems.require(!p.fp8_param_gather || fp8,
-                   {"mixed_precision.fp8_param_gather", "mixed_precision.fp8"},
-                   "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
-                   "set mixed_precision.fp8: hybrid, or remove it");
-  problems.require(!fp8 || p.name != Precision::fp32,
-                   {"mixed_precision.fp8", "mixed_precision.name"},
-                   "8-bit products need bf16_mixed or fp16_mixed", "set mixed_precision.name");
+  diagnostics.require(!p.fp8_param_gather || fp8,
+                      {"mixed_precision.fp8_param_gather", "mixed_precision.fp8"},
+                      "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
+                      "set mixed_precision.fp8: hybrid, or remove it");
+  diagnostics.require(!fp8 || p.name != Precision::fp32,
+                      {"mixed_precision.fp8", "mixed_precision.name"},
+                      "8-bit products need bf16_mixed or fp16_mixed", "set mixed_precision.name");
   const bool cpu = r.train.device == DeviceChoice::cpu;
   const bool emulate = r.debug.emulate_fp8 && r.train.device != DeviceChoice::cuda;
-  problems.require(
+  diagnostics.require(
       !fp8 || emulate || (!cpu && compute_capability(r.hardware.gpu) >= 9),
       {"mixed_precision.fp8", "hardware.gpu", "train.device"},
       fmt::format("{} has no 8-bit matrix products",
                   cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
       cpu ? "set train.device: cuda; or debug.emulate_fp8: true, to try what it computes"
           : "remove fp8, or set hardware.gpu to h100 or newer");
-  check_float8(r, problems);
-  problems.require(!p.loss_scale || p.name == Precision::fp16_mixed,
-                   {"mixed_precision.loss_scale", "mixed_precision.name"},
-                   fmt::format("a loss scale is for fp16_mixed, not for {}", enum_name(p.name)),
-                   "remove it");
+  check_float8(r, diagnostics);
+  diagnostics.require(!p.loss_scale || p.name == Precision::fp16_mixed,
+                      {"mixed_precision.loss_scale", "mixed_precision.name"},
+                      fmt::format("a loss scale is for fp16_mixed, not for {}", enum_name(p.name)),
+                      "remove it");
 }
 
 }  // namespace mtrain

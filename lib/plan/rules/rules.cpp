@@ -3,21 +3,21 @@
 namespace mtrain {
 
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
-                    Problems& problems) {
-  validate_model(recipe, problems);
-  validate_data(recipe, problems);
-  validate_train(recipe, problems);
-  validate_optimizer(recipe, problems);
-  validate_precision(recipe, problems);
+                    Diagnostics& diagnostics) {
+  validate_model(recipe, diagnostics);
+  validate_data(recipe, diagnostics);
+  validate_train(recipe, diagnostics);
+  validate_optimizer(recipe, diagnostics);
+  validate_precision(recipe, diagnostics);
 
-  validate_world(recipe, layout, problems);
-  validate_strategy(recipe, layout, problems);
-  validate_experts(recipe, layout, problems);
-  validate_pipeline(recipe, layout, problems);
-  validate_context(recipe, layout, problems);
-  validate_packing(recipe, layout, problems);
-  validate_cuda_graphs(recipe, layout, overlap, problems);
-  validate_overlap(recipe, layout, overlap, problems);
+  validate_world(recipe, layout, diagnostics);
+  validate_strategy(recipe, layout, diagnostics);
+  validate_experts(recipe, layout, diagnostics);
+  validate_pipeline(recipe, layout, diagnostics);
+  validate_context(recipe, layout, diagnostics);
+  validate_packing(recipe, layout, diagnostics);
+  validate_cuda_graphs(recipe, layout, overlap, diagnostics);
+  validate_overlap(recipe, layout, overlap, diagnostics);
 }
 
 }  // namespace mtrain

@@ -9,23 +9,23 @@ namespace mtrain {
 
 // Checks all rules below.
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
-                    Problems& problems);
+                    Diagnostics& diagnostics);
 
-void validate_model(const Recipe& recipe, Problems& problems);
-void validate_data(const Recipe& recipe, Problems& problems);
-void validate_train(const Recipe& recipe, Problems& problems);
-void validate_optimizer(const Recipe& recipe, Problems& problems);
-void validate_precision(const Recipe& recipe, Problems& problems);
+void validate_model(const Recipe& recipe, Diagnostics& diagnostics);
+void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
+void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
+void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);
+void validate_precision(const Recipe& recipe, Diagnostics& diagnostics);
 
-void validate_world(const Recipe& recipe, const Layout& layout, Problems& problems);
-void validate_strategy(const Recipe& recipe, const Layout& layout, Problems& problems);
-void validate_experts(const Recipe& recipe, const Layout& layout, Problems& problems);
-void validate_pipeline(const Recipe& recipe, const Layout& layout, Problems& problems);
-void validate_context(const Recipe& recipe, const Layout& layout, Problems& problems);
-void validate_packing(const Recipe& recipe, const Layout& layout, Problems& problems);
+void validate_world(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
+void validate_strategy(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
+void validate_experts(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
+void validate_pipeline(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
+void validate_context(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
+void validate_packing(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
 void validate_cuda_graphs(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
-                          Problems& problems);
+                          Diagnostics& diagnostics);
 void validate_overlap(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
-                      Problems& problems);
+                      Diagnostics& diagnostics);
 
 }  // namespace mtrain

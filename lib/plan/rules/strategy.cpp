@@ -3,21 +3,21 @@
 
 #include "base/strings.h"
 #include "plan/rules/rules.h"
-#include "recipe/schema.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain {
 namespace {
 
 const char* kUseFsdp2 = "use strategy: fsdp2, or leave this at its default";
 
-void check_ddp(const Recipe& r, Problems& problems) {
+void check_ddp(const Recipe& r, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
   const auto refuse = [&](const char* field, bool asked, const std::string& what) {
-    problems.require(!asked, {field, "distributed.strategy"},
-                     fmt::format("strategy ddp keeps a whole model on every rank; it does not "
-                                 "support {}",
-                                 what),
-                     kUseFsdp2);
+    diagnostics.require(!asked, {field, "distributed.strategy"},
+                        fmt::format("strategy ddp keeps a whole model on every rank; it does not "
+                                    "support {}",
+                                    what),
+                        kUseFsdp2);
   };
   refuse("distributed.tp_size", d.tp_size > 1, fmt::format("tp_size {}", d.tp_size));
   refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
@@ -26,23 +26,23 @@ void check_ddp(const Recipe& r, Problems& problems) {
   refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
 }
 
-void check_megatron_fsdp(const Recipe& r, Problems& problems) {
+void check_megatron_fsdp(const Recipe& r, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
   const auto refuse = [&](const char* field, bool asked, const std::string& what) {
-    problems.require(!asked, {field, "distributed.strategy"},
-                     fmt::format("strategy megatron_fsdp does not support {}", what), kUseFsdp2);
+    diagnostics.require(!asked, {field, "distributed.strategy"},
+                        fmt::format("strategy megatron_fsdp does not support {}", what), kUseFsdp2);
   };
   refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
   refuse("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
   refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
-  problems.require(r.recompute.granularity != RecomputeGranularity::selective,
-                   {"recompute.granularity", "distributed.strategy"},
-                   "strategy megatron_fsdp does not support selective recomputation",
-                   "use granularity: full, or strategy: fsdp2");
+  diagnostics.require(r.recompute.granularity != RecomputeGranularity::selective,
+                      {"recompute.granularity", "distributed.strategy"},
+                      "strategy megatron_fsdp does not support selective recomputation",
+                      "use granularity: full, or strategy: fsdp2");
 }
 
 // A field that only another strategy reads would silently do nothing.
-void check_owners(const Recipe& r, Problems& problems) {
+void check_owners(const Recipe& r, Diagnostics& diagnostics) {
   const std::string strategy(enum_name(r.distributed.strategy));
   for (const auto& row : schema_rows()) {
     const std::string owners = strategies_of(row);
@@ -56,20 +56,20 @@ void check_owners(const Recipe& r, Problems& problems) {
     // A replicate size of 1 is "off" under every strategy.
     if (row.path == "distributed.dp_replicate_size" && r.distributed.dp_replicate_size == 1)
       owned = strategy != "ddp";
-    problems.require(
+    diagnostics.require(
         owned, {row.path, "distributed.strategy"},
         fmt::format("is read by strategy {} only, but the strategy is {}", list, strategy),
         fmt::format("remove it, or set distributed.strategy: {}", split(owners, ' ')[0]));
   }
 }
 
-void check_data_parallel_overlap(const Recipe& r, Problems& problems) {
+void check_data_parallel_overlap(const Recipe& r, Diagnostics& diagnostics) {
   const auto& d = r.ddp;
   const bool gather = d.overlap_param_gather.value_or(false);
-  problems.require(!gather || d.overlap_grad_reduce.value_or(true),
-                   {"ddp.overlap_param_gather", "ddp.overlap_grad_reduce"},
-                   "overlap_param_gather needs overlap_grad_reduce, which is switched off",
-                   "set overlap_grad_reduce: true, or overlap_param_gather: false");
+  diagnostics.require(!gather || d.overlap_grad_reduce.value_or(true),
+                      {"ddp.overlap_param_gather", "ddp.overlap_grad_reduce"},
+                      "overlap_param_gather needs overlap_grad_reduce, which is switched off",
+                      "set overlap_grad_reduce: true, or overlap_param_gather: false");
   // Under fsdp2 and ddp these fields are refused by their names.
   const Strategy s = r.distributed.strategy;
   if (shard_level(r) >= ShardLevel::optimizer ||
@@ -78,18 +78,18 @@ void check_data_parallel_overlap(const Recipe& r, Problems& problems) {
   for (const auto& [field, asked] : {std::pair{"ddp.overlap_param_gather", gather},
                                      {"ddp.overlap_param_gather_with_optimizer_step",
                                       d.overlap_param_gather_with_optimizer_step}})
-    problems.require(!asked, {field},
-                     "gathers what the optimizer's shards have updated, but it is not sharded",
-                     s == Strategy::megatron_ddp ? "set ddp.use_distributed_optimizer: true"
-                                                 : "set distributed.zero_dp_strategy to 1 or more");
+    diagnostics.require(
+        !asked, {field}, "gathers what the optimizer's shards have updated, but it is not sharded",
+        s == Strategy::megatron_ddp ? "set ddp.use_distributed_optimizer: true"
+                                    : "set distributed.zero_dp_strategy to 1 or more");
 }
 
-void check_sequence_parallel(const Recipe& r, const Layout& l, Problems& problems) {
+void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   if (r.distributed.sequence_parallel && r.distributed.tp_size == 1 &&
       r.distributed.strategy != Strategy::ddp && r.distributed.strategy != Strategy::megatron_fsdp)
-    problems.warn("distributed.sequence_parallel",
-                  "has nothing to shard, for tp_size is 1; it stays off",
-                  "remove it, or set tp_size");
+    diagnostics.warn("distributed.sequence_parallel",
+                     "has nothing to shard, for tp_size is 1; it stays off",
+                     "remove it, or set tp_size");
   const int64_t parts = l.tp * l.cp, S = sample_length(r);
   const bool packed = r.packed_sequence.packed_sequence_size > 0;
   // Documents that ranks share are padded to a length that divides. validate_context and
@@ -97,7 +97,7 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Problems& problem
   if (!r.distributed.sequence_parallel || l.tp == 1) return;
   if (l.cp > 1 && (packed || S % (2 * l.cp) != 0)) return;
   const char* field = packed ? "packed_sequence.packed_sequence_size" : "dataset.seq_length";
-  problems.require(
+  diagnostics.require(
       S % parts == 0, {field, "distributed.sequence_parallel"},
       fmt::format("sequence_parallel cuts a sequence into tp_size({}) x cp_size({}) = {} parts, "
                   "which do not divide its length {}",
@@ -107,25 +107,26 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Problems& problem
 
 }  // namespace
 
-void validate_strategy(const Recipe& r, const Layout& l, Problems& problems) {
-  if (r.distributed.strategy == Strategy::ddp) check_ddp(r, problems);
-  if (r.distributed.strategy == Strategy::megatron_fsdp) check_megatron_fsdp(r, problems);
-  check_owners(r, problems);
-  check_data_parallel_overlap(r, problems);
-  check_sequence_parallel(r, l, problems);
+void validate_strategy(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  if (r.distributed.strategy == Strategy::ddp) check_ddp(r, diagnostics);
+  if (r.distributed.strategy == Strategy::megatron_fsdp) check_megatron_fsdp(r, diagnostics);
+  check_owners(r, diagnostics);
+  check_data_parallel_overlap(r, diagnostics);
+  check_sequence_parallel(r, l, diagnostics);
   if (l.world == 1 && r.given("distributed.strategy") && shard_level(r) >= ShardLevel::optimizer)
-    problems.resolved("distributed.strategy", "a single rank holds everything; nothing is sharded");
+    diagnostics.resolved("distributed.strategy",
+                         "a single rank holds everything; nothing is sharded");
 
   const auto& m = r.model;
-  problems.require(
+  diagnostics.require(
       m.num_attention_heads % l.tp == 0, {"distributed.tp_size", "model.num_attention_heads"},
       fmt::format("tp_size {} does not divide the {} attention heads", l.tp, m.num_attention_heads),
       fmt::format("choose a divisor of {}", m.num_attention_heads));
-  problems.require(
+  diagnostics.require(
       m.ffn_size() % l.tp == 0, {"distributed.tp_size", "model.ffn_hidden_size"},
       fmt::format("tp_size {} does not divide the ffn_hidden_size of {}", l.tp, m.ffn_size()),
       fmt::format("set model.ffn_hidden_size to {}", nearest_multiples(m.ffn_size(), l.tp)));
-  problems.require(
+  diagnostics.require(
       m.kv_heads() % l.tp == 0 || l.tp % m.kv_heads() == 0,
       {"distributed.tp_size", "model.num_query_groups"},
       fmt::format("tp_size {} is neither a divisor nor a multiple of the {} key-value heads", l.tp,
@@ -133,23 +134,24 @@ void validate_strategy(const Recipe& r, const Layout& l, Problems& problems) {
       "choose a tp_size that is one of the two");
   const int64_t padded = m.vocab_size > 0 ? padded_vocab(m.vocab_size, l.tp) : 0;
   if (padded != m.vocab_size)
-    problems.resolved("model.vocab_size",
-                      fmt::format("{} is padded to {}, a multiple of 128{}", m.vocab_size, padded,
-                                  l.tp > 1 ? fmt::format(" x tp_size {}", l.tp) : ""));
+    diagnostics.resolved("model.vocab_size",
+                         fmt::format("{} is padded to {}, a multiple of 128{}", m.vocab_size,
+                                     padded, l.tp > 1 ? fmt::format(" x tp_size {}", l.tp) : ""));
 }
 
-void validate_experts(const Recipe& r, const Layout& l, Problems& problems) {
+void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
   const int64_t experts = r.model.moe.num_experts;
   if (r.given_section("distributed.moe") && l.ep == 1 && d.strategy == Strategy::fsdp2)
-    problems.warn("distributed.moe", "is ignored, for ep_size is 1", "remove it, or set ep_size");
+    diagnostics.warn("distributed.moe", "is ignored, for ep_size is 1",
+                     "remove it, or set ep_size");
   if (experts > 0)
-    problems.require(
+    diagnostics.require(
         r.model.moe.router_topk <= experts, {"model.moe.router_topk", "model.moe.num_experts"},
         fmt::format("{} experts per token, but there are {}", r.model.moe.router_topk, experts),
         "choose at most the number of experts");
   const auto divides = [&](const char* field, const std::optional<int64_t>& width) {
-    problems.require(
+    diagnostics.require(
         experts == 0 || !width || *width % l.tp == 0, {"distributed.tp_size", field},
         fmt::format("tp_size {} does not divide the experts' width of {}", l.tp, width.value_or(0)),
         fmt::format("set {} to {}", field, nearest_multiples(width.value_or(0), l.tp)));
@@ -157,13 +159,13 @@ void validate_experts(const Recipe& r, const Layout& l, Problems& problems) {
   divides("model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size);
   divides("model.moe.shared_expert_ffn_hidden_size", r.model.moe.shared_expert_ffn_hidden_size);
   if (l.ep == 1) return;
-  problems.require(experts > 0, {"distributed.ep_size", "model.moe.num_experts"},
-                   fmt::format("ep_size {} spreads experts, but the model is dense", l.ep),
-                   "set model.moe.num_experts, or ep_size: 1");
-  problems.require(experts % l.ep == 0, {"distributed.ep_size", "model.moe.num_experts"},
-                   fmt::format("ep_size {} does not divide the {} experts", l.ep, experts),
-                   fmt::format("choose a divisor of {}", experts));
-  problems.require(
+  diagnostics.require(experts > 0, {"distributed.ep_size", "model.moe.num_experts"},
+                      fmt::format("ep_size {} spreads experts, but the model is dense", l.ep),
+                      "set model.moe.num_experts, or ep_size: 1");
+  diagnostics.require(experts % l.ep == 0, {"distributed.ep_size", "model.moe.num_experts"},
+                      fmt::format("ep_size {} does not divide the {} experts", l.ep, experts),
+                      fmt::format("choose a divisor of {}", experts));
+  diagnostics.require(
       l.dp * l.cp % l.ep == 0, {"distributed.ep_size", "distributed.cp_size"},
       fmt::format("ep_size {} does not divide dp({}) * cp({}) = {}", l.ep, l.dp, l.cp, l.dp * l.cp),
       "experts are spread over the dp x cp ranks of a pipeline stage: choose a divisor");

@@ -6,55 +6,55 @@
 namespace mtrain {
 namespace {
 
-void validate_recompute(const Recipe& r, Problems& problems) {
+void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   const auto& c = r.recompute;
   const bool full = c.granularity == RecomputeGranularity::full;
   const char* only_full = "method and num_layers belong to granularity: full";
-  problems.require(full || !c.method, {"recompute.method", "recompute.granularity"},
-                   fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
-                   only_full);
-  problems.require(full || !c.num_layers, {"recompute.num_layers", "recompute.granularity"},
-                   fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
-                   only_full);
-  problems.require(
+  diagnostics.require(full || !c.method, {"recompute.method", "recompute.granularity"},
+                      fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
+                      only_full);
+  diagnostics.require(full || !c.num_layers, {"recompute.num_layers", "recompute.granularity"},
+                      fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
+                      only_full);
+  diagnostics.require(
       !full || c.num_layers, {"recompute.num_layers", "recompute.method"},
       "method block needs the number of layers that are recomputed",
       fmt::format("set recompute.num_layers to 1 ... {}, or method: uniform", r.model.num_layers));
   if (full && c.num_layers)
-    problems.require(*c.num_layers <= r.model.num_layers,
-                     {"recompute.num_layers", "model.num_layers"},
-                     fmt::format("{} is more than the {} layers of the model", *c.num_layers,
-                                 r.model.num_layers),
-                     "choose at most the number of layers");
+    diagnostics.require(*c.num_layers <= r.model.num_layers,
+                        {"recompute.num_layers", "model.num_layers"},
+                        fmt::format("{} is more than the {} layers of the model", *c.num_layers,
+                                    r.model.num_layers),
+                        "choose at most the number of layers");
   if (c.granularity == RecomputeGranularity::selective)
-    problems.require(!c.modules.empty(), {"recompute.modules"},
-                     "granularity is selective, but no module is listed",
-                     "list at least one, such as [core_attn], or set granularity: none");
+    diagnostics.require(!c.modules.empty(), {"recompute.modules"},
+                        "granularity is selective, but no module is listed",
+                        "list at least one, such as [core_attn], or set granularity: none");
 }
 
 }  // namespace
 
-void validate_train(const Recipe& r, Problems& problems) {
+void validate_train(const Recipe& r, Diagnostics& diagnostics) {
   const int64_t global = r.train.global_batch_size, micro = r.train.micro_batch_size;
   const int64_t low = global / micro * micro;
-  problems.require(
+  diagnostics.require(
       global % micro == 0, {"train.global_batch_size", "train.micro_batch_size"},
       fmt::format("global_batch_size {} is not a multiple of micro_batch_size {}", global, micro),
       low > 0 ? fmt::format("use {} or {}", low, low + micro)
               : fmt::format("use at least {}, or a smaller micro_batch_size", micro));
-  validate_recompute(r, problems);
+  validate_recompute(r, diagnostics);
 }
 
 void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overlap,
-                          Problems& problems) {
+                          Diagnostics& diagnostics) {
   const CudaGraphs graphs = resolve_cuda_graphs(r, l, overlap);
   if (!graphs.refused) return;
   const char* field = "train.enable_cuda_graph";
   if (r.debug.strict)
-    problems.require(false, {field}, fmt::format("cannot be active: {}", graphs.why),
-                     "set it to false or auto; debug.strict: false turns it off with a warning");
+    diagnostics.require(false, {field}, fmt::format("cannot be active: {}", graphs.why),
+                        "set it to false or auto; debug.strict: false turns it off with a warning");
   else
-    problems.warn(field, fmt::format("is turned off: {}", graphs.why));
+    diagnostics.warn(field, fmt::format("is turned off: {}", graphs.why));
 }
 
 }  // namespace mtrain

@@ -35,9 +35,9 @@ void check_float8(const Recipe& r, const Missing& missing) {
 
 }  // namespace
 
-void check_supported(const Recipe& r, Problems& problems) {
+void check_supported(const Recipe& r, Diagnostics& diagnostics) {
   const auto missing = [&](bool asked, const char* field, const char* what, const char* hint = "") {
-    if (asked) problems.add(field, fmt::format("not built yet: {}", what), hint);
+    if (asked) diagnostics.add(field, fmt::format("not built yet: {}", what), hint);
   };
   const auto& d = r.distributed;
   const char* one = "set it to 1";

@@ -5,6 +5,6 @@ namespace mtrain {
 
 // Adds an error for every feature that the recipe asks for and that cannot be run yet. A run calls
 // it first; checking and printing a recipe do without it.
-void check_supported(const Recipe& recipe, Problems& problems);
+void check_supported(const Recipe& recipe, Diagnostics& diagnostics);
 
 }  // namespace mtrain

@@ -6,16 +6,16 @@
 namespace mtrain {
 namespace {
 
-void check_product(const Recipe& r, const Layout& l, Problems& problems) {
+void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t product = l.tp * l.pp * l.cp;
-  problems.require(
+  diagnostics.require(
       l.world % product == 0, {"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
       fmt::format("tp({}) * pp({}) * cp({}) = {} does not divide the world of {} ranks", l.tp, l.pp,
                   l.cp, product, l.world),
       fmt::format("run on {} ranks, or choose sizes whose product divides {}",
                   nearest_multiples(l.world, product), l.world));
   if (!r.distributed.dp_size || l.world % product != 0) return;
-  problems.require(
+  diagnostics.require(
       *r.distributed.dp_size == l.dp, {"distributed.dp_size"},
       fmt::format("dp_size {} is given, but the world of {} ranks / (tp {} * pp {} * cp {}) is {}",
                   *r.distributed.dp_size, l.world, l.tp, l.pp, l.cp, l.dp),
@@ -23,23 +23,24 @@ void check_product(const Recipe& r, const Layout& l, Problems& problems) {
                   *r.distributed.dp_size * product));
 }
 
-void check_replicate(const Recipe& r, const Layout& l, Problems& problems) {
+void check_replicate(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& size = r.distributed.dp_replicate_size;
   if (!size || *size == 1 || r.distributed.strategy != Strategy::fsdp2) return;
-  problems.require(
+  diagnostics.require(
       l.dp % *size == 0, {"distributed.dp_replicate_size"},
       fmt::format("{} does not divide dp ({})", *size, l.dp),
       "choose a divisor of dp; each group of dp / dp_replicate_size ranks holds one copy");
-  problems.require(l.dp % *size != 0 || *size < l.dp, {"distributed.dp_replicate_size"},
-                   fmt::format("{} leaves nothing to shard: dp is {} as well", *size, l.dp),
-                   "choose a smaller divisor of dp, or strategy: megatron_ddp to replicate fully");
+  diagnostics.require(
+      l.dp % *size != 0 || *size < l.dp, {"distributed.dp_replicate_size"},
+      fmt::format("{} leaves nothing to shard: dp is {} as well", *size, l.dp),
+      "choose a smaller divisor of dp, or strategy: megatron_ddp to replicate fully");
 }
 
-void check_batch(const Recipe& r, const Layout& l, Problems& problems) {
+void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t global = r.train.global_batch_size, chunk = l.micro_batch * l.dp;
   // validate_train reports a global batch that one rank's micro-batch does not divide.
   if (global % r.train.micro_batch_size != 0) return;
-  problems.require(
+  diagnostics.require(
       global % chunk == 0,
       {"train.global_batch_size", "train.micro_batch_size",
        "distributed.pipeline.pp_microbatch_size"},
@@ -48,10 +49,10 @@ void check_batch(const Recipe& r, const Layout& l, Problems& problems) {
       fmt::format("use {}", nearest_multiples(global, chunk)));
 }
 
-void check_nodes(const Recipe& r, const Layout& l, Problems& problems) {
+void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t node = r.hardware.gpus_per_node;
   if (l.tp > node)
-    problems.warn(
+    diagnostics.warn(
         "distributed.tp_size",
         fmt::format("tp_size {} leaves the {} GPUs of a node, so every layer waits for the "
                     "slow network",
@@ -59,38 +60,39 @@ void check_nodes(const Recipe& r, const Layout& l, Problems& problems) {
         "choose tp_size of at most gpus_per_node");
   const auto& levels = r.distributed.hierarchical_context_parallel_sizes;
   if (l.cp > 1 && !levels.empty() && l.tp <= node && l.tp * levels[0] > node)
-    problems.warn("distributed.hierarchical_context_parallel_sizes",
-                  fmt::format("the first level of {} times tp_size {} leaves the {} GPUs of a node",
-                              levels[0], l.tp, node),
-                  "the first level should fit inside a node");
+    diagnostics.warn(
+        "distributed.hierarchical_context_parallel_sizes",
+        fmt::format("the first level of {} times tp_size {} leaves the {} GPUs of a node",
+                    levels[0], l.tp, node),
+        "the first level should fit inside a node");
 }
 
-void check_backend(const Recipe& r, Problems& problems) {
-  problems.require(r.comm.backend != CommBackend::thread, {"comm.backend"},
-                   "backend thread is for ranks that are threads of one process, as in tests; a "
-                   "recipe's ranks are processes",
-                   "set it to auto");
+void check_backend(const Recipe& r, Diagnostics& diagnostics) {
+  diagnostics.require(r.comm.backend != CommBackend::thread, {"comm.backend"},
+                      "backend thread is for ranks that are threads of one process, as in tests; a "
+                      "recipe's ranks are processes",
+                      "set it to auto");
   const bool gpu = r.train.device == DeviceChoice::cuda;
-  problems.require(r.comm.backend != CommBackend::nccl || gpu, {"comm.backend", "train.device"},
-                   "backend nccl moves GPU memory, and train.device is cpu", "set it to auto");
-  problems.require(r.comm.backend != CommBackend::gloo || !gpu, {"comm.backend", "train.device"},
-                   "backend gloo moves host memory, and train.device is cuda", "set it to auto");
-  problems.require(
+  diagnostics.require(r.comm.backend != CommBackend::nccl || gpu, {"comm.backend", "train.device"},
+                      "backend nccl moves GPU memory, and train.device is cpu", "set it to auto");
+  diagnostics.require(r.comm.backend != CommBackend::gloo || !gpu, {"comm.backend", "train.device"},
+                      "backend gloo moves host memory, and train.device is cuda", "set it to auto");
+  diagnostics.require(
       !gpu || (r.comm.link.gbps == 0 && r.comm.link.latency_us == 0), {"comm.link", "train.device"},
       "a link is emulated between ranks on CPUs, and train.device is cuda", "leave it out");
-  problems.require(!gpu || r.debug.compute_slowdown == 1,
-                   {"debug.compute_slowdown", "train.device"},
-                   "slows computations on the CPU, and train.device is cuda", "leave it out");
+  diagnostics.require(!gpu || r.debug.compute_slowdown == 1,
+                      {"debug.compute_slowdown", "train.device"},
+                      "slows computations on the CPU, and train.device is cuda", "leave it out");
 }
 
 }  // namespace
 
-void validate_world(const Recipe& r, const Layout& l, Problems& problems) {
-  check_product(r, l, problems);
-  check_replicate(r, l, problems);
-  check_batch(r, l, problems);
-  check_nodes(r, l, problems);
-  check_backend(r, problems);
+void validate_world(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  check_product(r, l, diagnostics);
+  check_replicate(r, l, diagnostics);
+  check_batch(r, l, diagnostics);
+  check_nodes(r, l, diagnostics);
+  check_backend(r, diagnostics);
 }
 
 }  // namespace mtrain

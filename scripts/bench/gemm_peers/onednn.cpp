@@ -89,14 +89,14 @@ Prepared& prepared(const MatmulArgs& m) {
                             // sees
   // Shapes of a training run are few; where they keep changing (packed sequences, experts) the
   // table starts anew.
-  constexpr size_t kMostShapes = 256;
+  constexpr size_t kMaxShapes = 256;
   thread_local std::map<Key, std::unique_ptr<Prepared>> cache;
   const Key key{m.M,   m.N,       m.K,       m.lda,        m.ldb,
                 m.ldc, m.trans_a, m.trans_b, m.accumulate, m.bias != nullptr,
                 m.a_b, m.c_type};
   auto found = cache.find(key);
   if (found == cache.end()) {
-    if (cache.size() >= kMostShapes) cache.clear();
+    if (cache.size() >= kMaxShapes) cache.clear();
     found = cache.emplace(key, prepare(key)).first;
   }
   return *found->second;

@@ -13,8 +13,8 @@ using namespace mtrain;
 
 namespace {
 
-Tensor numbers(Stream& on, float value) {
-  return Tensor::from_host<float>(on, {1000}, std::vector<float>(1000, value));
+Tensor numbers(Stream& stream, float value) {
+  return Tensor::from_host<float>(stream, {1000}, std::vector<float>(1000, value));
 }
 
 }  // namespace

@@ -1,0 +1,40 @@
+// A matmul and its epilogue as separate kernels, one after the other.
+#pragma once
+#include "base/error.h"
+#include "kernels/activation.h"
+#include "kernels/matmul.h"
+#include "kernels/reduce.h"
+
+namespace mtrain::kernels {
+
+inline void check_epilogue(const Matmul& m) {
+  const int64_t count = m.M * m.N;
+  const auto fits = [&](const ConstSpan& s) {
+    return !s || (s.count >= count && s.dtype == m.c_MN.dtype && !m.accumulate);
+  };
+  MT_CHECK(int(bool(m.gelu_input_MN)) + int(bool(m.dgelu_of_MN)) + int(bool(m.a_sums_M)) <= 1,
+           "matmul: more than one of gelu, its gradient and sums");
+  MT_CHECK(!has_epilogue(m) || !is_float8(m), "matmul: {} with an epilogue", dtype_name(m.a.dtype));
+  MT_CHECK(fits(m.gelu_input_MN) && fits(m.dgelu_of_MN),
+           "matmul: gelu of {} and its gradient of {} elements for M {} N {}",
+           m.gelu_input_MN.count, m.dgelu_of_MN.count, m.M, m.N);
+  MT_CHECK(!m.a_sums_M || (m.a_sums_M.count >= m.M && m.a_sums_M.dtype == DType::f32 && m.trans_a),
+           "matmul: {} sums of {} for M {}, of an A that is {}transposed", m.a_sums_M.count,
+           dtype_name(m.a_sums_M.dtype), m.M, m.trans_a ? "" : "not ");
+}
+
+// Calls run(arguments) for each kernel, in order.
+template <class Run>
+void run_unfused(const Matmul& m, const Run& run) {
+  Matmul product = m;
+  product.gelu_input_MN = {}, product.dgelu_of_MN = {}, product.a_sums_M = {};
+  if (m.gelu_input_MN) product.c_MN = m.gelu_input_MN;
+  run(product);
+  const int64_t count = m.M * m.N;
+  if (m.gelu_input_MN) run(GeluForward{.x = m.gelu_input_MN, .y = m.c_MN, .count = count});
+  if (m.dgelu_of_MN)
+    run(GeluBackward{.x = m.dgelu_of_MN, .dy = m.c_MN, .dx = m.c_MN, .y = {}, .count = count});
+  if (m.a_sums_M) run(ColumnSum{.x_TN = m.a, .out_N = m.a_sums_M, .T = m.K, .N = m.M});
+}
+
+}  // namespace mtrain::kernels

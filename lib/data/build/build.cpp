@@ -1,0 +1,271 @@
+#include "data/build/build.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "base/strings.h"
+#include "data/build/chunk_reader.h"
+#include "data/dataset/indexed_dataset.h"
+
+namespace mtrain {
+namespace {
+
+// A chunk's documents as tokens.
+struct Encoded {
+  std::vector<int32_t> tokens;
+  std::vector<size_t> ends;  // of each document in `tokens`; the last may be unfinished
+  bool ends_document = true, validation = false;
+  int64_t bytes_through = 0, bad_lines = 0;
+  std::exception_ptr
+      error;  // thrown when this chunk's turn comes: the first in the input is reported
+};
+
+// The document's text; null when the line holds none (`why` says what is wrong).
+std::optional<std::string> text_of_line(std::string_view line, const std::string& field,
+                                        std::string& why) {
+  nlohmann::json value;
+  try {
+    value = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::exception& e) {
+    why = fmt::format("not valid JSON: {}", e.what());
+    return std::nullopt;
+  }
+  if (!value.is_object()) {
+    why = "not a JSON object";
+    return std::nullopt;
+  }
+  const auto found = value.find(field);
+  if (found == value.end() || !found->is_string()) {
+    why = fmt::format("the object has no text \"{}\"", field);
+    return std::nullopt;
+  }
+  return std::move(found->get_ref<std::string&>());
+}
+
+class Builder {
+ public:
+  Builder(const BuildOptions& options, const Tokenizer& tokenizer,
+          const std::function<void(const BuildProgress&)>& progress)
+      : options_(options), tokenizer_(tokenizer), progress_(progress), reader_(options, tokenizer) {
+    const TokenType type = token_type_for(tokenizer.vocab_size());
+    const bool split = options.validation_fraction > 0;
+    for (const char* suffix : split ? std::vector{"_train", "_valid"} : std::vector{""}) {
+      prefixes_.push_back(options.output);
+      prefixes_.back() += suffix;
+      writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefixes_.back(), type));
+    }
+  }
+
+  BuildResult run() {
+    const int threads = options_.threads > 0
+                            ? options_.threads
+                            : std::max(1, int(std::thread::hardware_concurrency()));
+    window_ = 4 * threads;
+    std::vector<std::thread> helpers;
+    for (int i = 1; i < threads; ++i) helpers.emplace_back([this] { work(); });
+    work();
+    for (std::thread& helper : helpers) helper.join();
+    if (error_) std::rethrow_exception(error_);
+    return finish();
+  }
+
+ private:
+  // Every thread takes the next chunk, encodes it, and writes whatever is next in order. A thread
+  // that is ahead by more than the window waits, which bounds the memory.
+  void work() {
+    Chunk chunk;
+    while (take(chunk)) {
+      Encoded encoded;
+      try {
+        encoded = encode(chunk);
+      } catch (...) {
+        encoded.error = std::current_exception();
+      }
+      deliver(chunk.number, std::move(encoded));
+    }
+  }
+
+  bool take(Chunk& chunk) {
+    std::unique_lock lock(mutex_);
+    space_.wait(lock, [&] { return stop_ || taken_ - written_ < window_; });
+    if (stop_) return false;
+    try {
+      if (!reader_.next(chunk)) return false;
+    } catch (...) {
+      error_ = std::current_exception();
+      stop_ = true;
+      space_.notify_all();
+      return false;
+    }
+    ++taken_;
+    return true;
+  }
+
+  void deliver(int64_t number, Encoded encoded) {
+    std::lock_guard lock(mutex_);
+    waiting_.emplace(number, std::move(encoded));
+    for (auto it = waiting_.begin(); it != waiting_.end() && it->first == written_ && !stop_;
+         it = waiting_.erase(it)) {
+      try {
+        if (it->second.error) std::rethrow_exception(it->second.error);
+        write(it->second);
+      } catch (...) {
+        error_ = std::current_exception();
+        stop_ = true;
+        break;
+      }
+      ++written_;
+    }
+    space_.notify_all();
+  }
+
+  Encoded encode(const Chunk& chunk) const {
+    Encoded out;
+    out.ends_document = chunk.ends_document;
+    out.validation = chunk.validation;
+    out.bytes_through = chunk.bytes_through;
+    if (chunk.format == InputFormat::jsonl) {
+      encode_lines(chunk, out);
+    } else {
+      for (std::string_view document : split_documents(chunk.text, options_)) {
+        tokenizer_.encode(document, out.tokens);
+        out.ends.push_back(out.tokens.size());
+      }
+    }
+    return out;
+  }
+
+  void encode_lines(const Chunk& chunk, Encoded& out) const {
+    const std::string_view text = chunk.text;
+    int64_t line_number = chunk.first_line;
+    for (size_t at = 0; at < text.size(); ++line_number) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      const std::string_view line = text.substr(at, end - at);
+      at = end + 1;
+      if (trim(line).empty()) continue;
+      std::string why;
+      const auto document = text_of_line(line, options_.json_field, why);
+      if (document) {
+        tokenizer_.encode(*document, out.tokens);
+        out.ends.push_back(out.tokens.size());
+      } else if (options_.skip_bad_lines) {
+        ++out.bad_lines;
+      } else {
+        throw UserError(fmt::format("{}:{}: {}", chunk.file.string(), line_number, why),
+                        "mend the line, name another field, or skip bad lines");
+      }
+    }
+  }
+
+  // A document's part is fixed at its first token and kept while it goes on in later chunks.
+  void write(const Encoded& encoded) {
+    size_t begin = 0;
+    for (size_t i = 0; i < encoded.ends.size(); ++i) {
+      const size_t end = encoded.ends[i];
+      const bool unfinished = i + 1 == encoded.ends.size() && !encoded.ends_document;
+      if (end > begin) {
+        if (!open_) open_ = writers_[pick_part(encoded.validation)].get();
+        open_->add_tokens({encoded.tokens.data() + begin, end - begin});
+      }
+      if (!unfinished) end_document();
+      begin = end;
+    }
+    bad_lines_ += encoded.bad_lines;
+    bytes_ = encoded.bytes_through;
+    report();
+  }
+
+  void end_document() {
+    if (!open_) return;  // without a token
+    if (options_.append_eod) {
+      const int32_t eod = *tokenizer_.eod();
+      open_->add_tokens({&eod, 1});
+    }
+    open_->end_document();
+    open_ = nullptr;
+    ++documents_;
+  }
+
+  size_t pick_part(bool validation) const {
+    if (writers_.size() == 1) return 0;
+    if (options_.validation_split == ValidationSplit::tail) return validation;
+    constexpr uint64_t kOne = uint64_t(1) << 53;
+    const uint64_t coin =
+        uniform_below(rng_key(options_.seed, "validation split"), uint64_t(documents_), kOne);
+    return double(coin) < options_.validation_fraction * double(kOne);
+  }
+
+  void report() const {
+    if (!progress_) return;
+    BuildProgress now{
+        .bytes_done = bytes_, .bytes_total = reader_.bytes_total(), .documents = documents_};
+    for (const auto& writer : writers_) now.tokens += writer->tokens();
+    progress_(now);
+  }
+
+  BuildResult finish() {
+    BuildResult result{.bytes = bytes_, .bad_lines = bad_lines_};
+    for (size_t i = 0; i < writers_.size(); ++i) {
+      const BuildResult::Part part{prefixes_[i], writers_[i]->documents(), writers_[i]->tokens()};
+      if (part.tokens == 0)
+        throw UserError(
+            fmt::format("{} would have no document ({} in the input, {} bad lines skipped)",
+                        part.prefix.string(), documents_, bad_lines_),
+            writers_.size() == 1 ? "give an input with text in it"
+                                 : "use a larger input, another fraction, or split off the tail");
+      result.parts.push_back(part);
+    }
+    // Both parts are whole on the disk before an older one is replaced.
+    for (auto& writer : writers_) writer->prepare();
+    for (auto& writer : writers_) writer->finish();
+    return result;
+  }
+
+  const BuildOptions& options_;
+  const Tokenizer& tokenizer_;
+  const std::function<void(const BuildProgress&)>& progress_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable space_;
+  ChunkReader reader_;
+  int64_t taken_ = 0, written_ = 0, window_ = 0;  // chunks
+  std::map<int64_t, Encoded> waiting_;
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::vector<std::filesystem::path> prefixes_;
+  std::vector<std::unique_ptr<IndexedDatasetWriter>> writers_;
+  IndexedDatasetWriter* open_ = nullptr;  // the part of the document under way
+  int64_t documents_ = 0, bytes_ = 0, bad_lines_ = 0;
+};
+
+void check(const BuildOptions& o, const Tokenizer& tokenizer) {
+  if (!(o.validation_fraction >= 0 && o.validation_fraction < 1))
+    throw UserError(fmt::format("the validation fraction is {}, expected 0 <= fraction < 1",
+                                o.validation_fraction));
+  if (o.append_eod && !tokenizer.eod())
+    throw UserError(fmt::format("the tokenizer {} has no end-of-document token", tokenizer.name()),
+                    "build without one: --no-eod");
+  if (o.threads < 0) throw UserError(fmt::format("{} threads", o.threads), "0 means one per core");
+  if (o.chunk_bytes < 1) throw UserError(fmt::format("chunks of {} bytes", o.chunk_bytes));
+  if (o.split == DocumentSplit::separator && o.separator.empty())
+    throw UserError("the separator line is empty", "split at blank lines instead");
+  if (o.output.filename().empty()) throw UserError("no output prefix");
+}
+
+}  // namespace
+
+BuildResult build_dataset(const BuildOptions& options, const Tokenizer& tokenizer,
+                          const std::function<void(const BuildProgress&)>& progress) {
+  check(options, tokenizer);
+  return Builder(options, tokenizer, progress).run();
+}
+
+}  // namespace mtrain

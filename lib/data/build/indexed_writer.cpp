@@ -1,0 +1,208 @@
+#include <unistd.h>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/error.h"
+#include "data/dataset/indexed_dataset.h"
+
+namespace mtrain {
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kBufferBytes = size_t(1) << 18;
+
+// Gathers small writes.
+class BufferedFile {
+ public:
+  explicit BufferedFile(const fs::path& path) : file_(path) { buffer_.reserve(kBufferBytes); }
+  template <class T>
+  void put(const T& value) {
+    write(&value, sizeof value);
+  }
+  void write(const void* data, size_t bytes) {
+    const char* p = static_cast<const char*>(data);
+    if (buffer_.size() + bytes > kBufferBytes) flush();
+    if (bytes > kBufferBytes)
+      file_.write(p, bytes);
+    else
+      buffer_.insert(buffer_.end(), p, p + bytes);
+  }
+  void flush() {
+    file_.write(buffer_.data(), buffer_.size());
+    buffer_.clear();
+  }
+  void prepare() {  // all of it on the disk, under its temporary name
+    flush();
+    file_.prepare();
+  }
+  void commit() { file_.commit(); }
+
+ private:
+  AtomicFile file_;
+  std::vector<char> buffer_;
+};
+
+// Values that wait on disk: a file beside the result that has no name, so that nothing is left
+// behind.
+template <class T>
+class Spill {
+ public:
+  explicit Spill(const fs::path& beside) {
+    std::string name = beside.string() + ".spill.XXXXXX";
+    const int fd = ::mkstemp(name.data());
+    if (fd < 0) fail("create a temporary file beside", beside);
+    ::unlink(name.c_str());
+    file_ = ::fdopen(fd, "w+b");
+    if (!file_) {
+      ::close(fd);
+      fail("open a temporary file beside", beside);
+    }
+    beside_ = beside;
+  }
+  ~Spill() { std::fclose(file_); }
+  Spill(const Spill&) = delete;
+
+  void put(T value) {
+    if (std::fwrite(&value, sizeof value, 1, file_) != 1)
+      fail("write a temporary file beside", beside_);
+    ++count_;
+  }
+  int64_t count() const { return count_; }
+  template <class F>
+  void for_each(F&& f) {
+    if (std::fflush(file_) != 0 || std::fseek(file_, 0, SEEK_SET) != 0)
+      fail("write a temporary file beside", beside_);
+    T value;
+    for (int64_t i = 0; i < count_; ++i) {
+      if (std::fread(&value, sizeof value, 1, file_) != 1)
+        fail("read a temporary file beside", beside_);
+      f(value);
+    }
+  }
+
+ private:
+  [[noreturn]] static void fail(const char* what, const fs::path& beside) {
+    const int code = errno;
+    throw RunError(fmt::format("cannot {} {}: {}", what, beside.string(), std::strerror(code)),
+                   code == ENOSPC ? "free some space or choose another folder" : "");
+  }
+  std::FILE* file_ = nullptr;
+  fs::path beside_;
+  int64_t count_ = 0;
+};
+
+}  // namespace
+
+struct IndexedDatasetWriter::State {
+  State(const fs::path& prefix, TokenType token_type)
+      : idx(idx_path(prefix)),
+        type(token_type),
+        bin(bin_path(prefix)),
+        index(idx),
+        lengths(idx),
+        documents(idx) {}
+
+  void end_sequence() {
+    if (length == 0) return;
+    lengths.put(int32_t(length));
+    length = 0;
+  }
+
+  fs::path idx;
+  TokenType type;
+  BufferedFile bin, index;
+  Spill<int32_t> lengths;
+  Spill<int64_t> documents;  // the sequence after each document's last
+  int64_t documented = 0;    // sequences of the documents so far
+  int64_t tokens = 0;
+  int64_t length = 0;  // of the sequence under way
+  std::vector<uint16_t> narrow;
+  bool prepared = false;
+};
+
+IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type) {
+  MT_CHECK(type == TokenType::u16 || type == TokenType::i32, "writing token type {}", int(type));
+  if (prefix.has_parent_path()) {
+    std::error_code error;
+    fs::create_directories(prefix.parent_path(), error);
+    if (error)
+      throw UserError(fmt::format("cannot create the folder {}: {}", prefix.parent_path().string(),
+                                  error.message()));
+  }
+  for (const fs::path& path : {bin_path(prefix), idx_path(prefix)}) remove_stale_temporaries(path);
+  state_ = std::make_unique<State>(prefix, type);
+}
+
+IndexedDatasetWriter::~IndexedDatasetWriter() = default;
+
+void IndexedDatasetWriter::add_tokens(std::span<const int32_t> tokens) {
+  State& s = *state_;
+  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();  // a length has 32 bits
+  const int32_t limit = s.type == TokenType::u16 ? 65535 : std::numeric_limits<int32_t>::max();
+  for (int32_t token : tokens)
+    MT_CHECK(token >= 0 && token <= limit, "token {} does not fit the file's type", token);
+  while (!tokens.empty()) {
+    const size_t n = std::min(tokens.size(), size_t(kLongest - s.length));
+    if (s.type == TokenType::u16) {
+      s.narrow.assign(tokens.begin(), tokens.begin() + int64_t(n));
+      s.bin.write(s.narrow.data(), 2 * n);
+    } else {
+      s.bin.write(tokens.data(), 4 * n);
+    }
+    tokens = tokens.subspan(n);
+    s.tokens += int64_t(n);
+    s.length += int64_t(n);
+    if (s.length == kLongest) s.end_sequence();  // a longer document is several sequences
+  }
+}
+
+void IndexedDatasetWriter::end_document() {
+  State& s = *state_;
+  s.end_sequence();
+  if (s.lengths.count() == s.documented) return;
+  s.documented = s.lengths.count();
+  s.documents.put(s.documented);
+}
+
+void IndexedDatasetWriter::prepare() {
+  State& s = *state_;
+  end_document();
+  BufferedFile& idx = s.index;
+  for (char c : {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'}) idx.put(c);
+  idx.put(uint64_t{1});
+  idx.put(uint8_t(s.type));
+  idx.put(uint64_t(s.lengths.count()));
+  idx.put(uint64_t(s.documents.count() + 1));
+  s.lengths.for_each([&](int32_t length) { idx.put(length); });
+  int64_t pointer = 0;
+  s.lengths.for_each([&](int32_t length) {
+    idx.put(pointer);
+    pointer += length * token_bytes(s.type);
+  });
+  idx.put(int64_t{0});
+  s.documents.for_each([&](int64_t end) { idx.put(end); });
+  idx.prepare();
+  s.bin.prepare();
+  s.prepared = true;
+}
+
+void IndexedDatasetWriter::finish() {
+  State& s = *state_;
+  if (!s.prepared) prepare();
+  // An older pair goes in this order, so that no index is ever beside another's tokens.
+  std::error_code
+      ignored;  // what cannot be removed cannot be replaced either, and that is reported
+  fs::remove(s.idx, ignored);
+  s.bin.commit();
+  s.index.commit();
+}
+
+int64_t IndexedDatasetWriter::tokens() const { return state_->tokens; }
+int64_t IndexedDatasetWriter::documents() const { return state_->documents.count(); }
+
+}  // namespace mtrain

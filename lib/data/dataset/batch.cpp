@@ -1,0 +1,162 @@
+#include "data/dataset/batch.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/math.h"
+
+namespace mtrain {
+namespace {
+
+// Samples first .. first + B - 1; those at or behind `limit` are masked.
+Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
+  const int64_t S = dataset.seq_length();
+  Batch batch{.B = B, .S = S};
+  batch.input.assign(size_t(S * B), 0);
+  batch.label.assign(size_t(S * B), -1);
+  batch.position.assign(size_t(S * B), 0);
+  Sample sample;
+  for (int64_t b = 0; b < B && first + b < limit; ++b) {
+    sample.documents.clear();
+    dataset.sample(first + b, sample);
+    MT_CHECK(sample.documents.empty() || B == 1, "packed samples in a micro-batch of {}", B);
+    batch.documents = sample.documents;
+    for (int64_t s = 0; s < S; ++s) {
+      batch.input[s * B + b] = sample.input[s];
+      batch.label[s * B + b] = sample.label[s];
+      batch.position[s * B + b] = sample.position[s];
+    }
+    batch.unmasked += S - std::count(sample.label.begin(), sample.label.end(), -1);
+  }
+  return batch;
+}
+
+void check_ranks(const LoaderOptions& o) {
+  if (o.micro_batch < 1)
+    throw UserError(fmt::format("the micro-batch size is {}", o.micro_batch),
+                    "set it to 1 or more");
+  MT_CHECK(o.dp_size > 0 && o.dp_rank >= 0 && o.dp_rank < o.dp_size, "dp rank {} of {}", o.dp_rank,
+           o.dp_size);
+}
+
+}  // namespace
+
+namespace {
+
+// Adds positions of the whole to a rank's share.
+class Share {
+ public:
+  Share(const Batch& whole, Batch& share) : whole_(whole), share_(share) {}
+  void take(int64_t first, int64_t count) {
+    add_run(first, count);
+    const auto part = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
+      const auto begin = from.begin() + first * whole_.B;
+      to.insert(to.end(), begin, begin + count * whole_.B);
+    };
+    part(whole_.input, share_.input);
+    part(whole_.label, share_.label);
+    part(whole_.position, share_.position);
+  }
+  void pad(int64_t count) {
+    add_run(whole_.S + padding_, count);
+    padding_ += count;
+    const auto all = size_t(share_.S * whole_.B);
+    share_.input.resize(all, 0);
+    share_.label.resize(all, -1);
+    share_.position.resize(all, 0);
+  }
+
+ private:
+  void add_run(int64_t first, int64_t count) {
+    auto& runs = share_.runs;
+    share_.S += count;
+    if (!runs.empty() && runs.back().first + runs.back().count == first)
+      runs.back().count += count;
+    else if (count > 0)
+      runs.push_back({first, count});
+  }
+  const Batch& whole_;
+  Batch& share_;
+  int64_t padding_ = 0;
+};
+
+}  // namespace
+
+Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple) {
+  const int64_t chunks = 2 * ranks;
+  Batch share{.B = whole.B};
+  Share to(whole, share);
+  int64_t first = 0;
+  for (const int64_t length : whole.documents.empty() ? std::vector{whole.S} : whole.documents) {
+    const int64_t chunk =
+        whole.documents.empty() ? exact_div(length, chunks) : ceil_div(length, chunks);
+    for (const int64_t number : {rank, chunks - 1 - rank}) {
+      const int64_t begin = std::min(length, number * chunk),
+                    end = std::min(length, (number + 1) * chunk);
+      to.take(first + begin, end - begin);
+      to.pad(chunk - (end - begin));
+    }
+    if (!whole.documents.empty()) share.documents.push_back(chunk * chunks);
+    first += length;
+  }
+  MT_CHECK(first == whole.S, "documents of {} tokens in a sequence of {}", first, whole.S);
+  const int64_t rest =
+      whole.documents.empty() ? 0 : round_up(share.S, std::lcm(2, multiple)) - share.S;
+  to.pad(rest);
+  if (rest > 0) share.documents.push_back(rest / 2 * chunks);
+  share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
+  return share;
+}
+
+BatchLoader::BatchLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
+    : dataset_(std::move(dataset)), options_(options) {
+  check_ranks(options_);
+  const int64_t G = options_.global_batch, unit = options_.micro_batch * options_.dp_size;
+  if (G < 1 || G % unit != 0)
+    throw UserError(
+        fmt::format("global_batch_size {} is not a multiple of micro_batch_size({}) * dp({}) = {}",
+                    G, options_.micro_batch, options_.dp_size, unit),
+        fmt::format("use {} or another multiple of {}", std::max(unit, round_up(G, unit)), unit));
+  micro_batches_ = G / unit;
+}
+
+Batch BatchLoader::make(int64_t step, int64_t k) const {
+  const auto& o = options_;
+  const int64_t first = step * o.global_batch + (k * o.dp_size + o.dp_rank) * o.micro_batch;
+  return collect(*dataset_, first, o.micro_batch, first + o.micro_batch);
+}
+
+Batch BatchLoader::micro_batch(int64_t step, int64_t k) {
+  MT_CHECK(step >= 0 && k >= 0 && k < micro_batches_, "micro-batch {} of step {}", k, step);
+  const bool ready = next_.valid() && step == next_step_ && k == next_k_;
+  if (next_.valid() && !ready) next_.wait();  // one at a time; what it prepared is not wanted
+  Batch batch = ready ? next_.get() : make(step, k);
+  if (options_.prefetch) {
+    next_step_ = k + 1 < micro_batches_ ? step : step + 1;
+    next_k_ = k + 1 < micro_batches_ ? k + 1 : 0;
+    next_ =
+        std::async(std::launch::async, [this, s = next_step_, m = next_k_] { return make(s, m); });
+  }
+  return batch;
+}
+
+ValidationLoader::ValidationLoader(std::shared_ptr<const Dataset> dataset, int64_t samples,
+                                   const LoaderOptions& options)
+    : dataset_(std::move(dataset)), options_(options) {
+  check_ranks(options_);
+  MT_CHECK(samples >= 0, "{} validation samples", samples);
+  samples_ = samples == 0 ? dataset_->size() : std::min(samples, dataset_->size());
+}
+
+int64_t ValidationLoader::batches() const {
+  return ceil_div(samples_, options_.micro_batch * options_.dp_size);
+}
+
+Batch ValidationLoader::batch(int64_t i) const {
+  MT_CHECK(i >= 0 && i < batches(), "batch {} of {}", i, batches());
+  const int64_t first = (i * options_.dp_size + options_.dp_rank) * options_.micro_batch;
+  return collect(*dataset_, first, options_.micro_batch, samples_);
+}
+
+}  // namespace mtrain

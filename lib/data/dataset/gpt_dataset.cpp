@@ -1,0 +1,61 @@
+#include "data/dataset/gpt_dataset.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "data/dataset/permutation.h"
+
+namespace mtrain {
+
+GptDataset::GptDataset(std::shared_ptr<const IndexedDataset> tokens,
+                       const GptDatasetOptions& options)
+    : tokens_(std::move(tokens)), options_(options) {
+  const int64_t S = options_.seq_length;
+  if (S < 1)
+    throw UserError(fmt::format("the sequence length is {}", S),
+                    "set dataset.seq_length to 1 or more");
+  size_ = (tokens_->tokens() - 1) / S;
+  if (tokens_->tokens() <= S)
+    throw UserError(
+        fmt::format("a sequence of {} tokens and its last label need {} tokens, but {} has {}", S,
+                    S + 1, tokens_->name(), tokens_->tokens()),
+        "shorten dataset.seq_length or build a larger data set");
+}
+
+void GptDataset::sample(int64_t index, Sample& out) const {
+  MT_CHECK(index >= 0, "sample {}", index);
+  const int64_t S = options_.seq_length, epoch = index / size_, i = index % size_;
+  const uint64_t key = rng_key(options_.seed + uint64_t(epoch) * 0x9E3779B97F4A7C15ull, "epoch");
+  const int64_t first = S * (options_.shuffle ? Permutation(key, size_)(i) : i);
+
+  out.input.resize(size_t(S) + 1);
+  tokens_->read(first, out.input);
+  for (int64_t s = 0; s <= S; ++s) {
+    const int32_t token = out.input[s];
+    if (token < 0 || (options_.vocab_size > 0 && token >= options_.vocab_size))
+      throw UserError(fmt::format("token {} of {} has the id {}, but the vocabulary has {}",
+                                  first + s, tokens_->name(), token, options_.vocab_size),
+                      "train with the tokenizer that built the data set");
+  }
+  out.label.assign(out.input.begin() + 1, out.input.end());
+  out.input.pop_back();
+  out.position.resize(size_t(S));
+  std::iota(out.position.begin(), out.position.end(), 0);
+  if (options_.mask_document_ends || options_.reset_positions) walk_documents(first, out);
+}
+
+void GptDataset::walk_documents(int64_t first, Sample& out) const {
+  const TokenIndex& index = tokens_->index();
+  const int64_t S = options_.seq_length;
+  for (int64_t document = index.document_of(first) + 1; document < index.documents(); ++document) {
+    const int64_t begin = index.document_begin(document) - first;  // in the sequence
+    if (begin > S) break;
+    if (begin <= 0) continue;
+    if (options_.mask_document_ends) out.label[size_t(begin - 1)] = -1;
+    if (options_.reset_positions) std::iota(out.position.begin() + begin, out.position.end(), 0);
+  }
+}
+
+}  // namespace mtrain

@@ -1,0 +1,200 @@
+#include "data/dataset/indexed_dataset.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+
+namespace mtrain {
+namespace fs = std::filesystem;
+
+namespace {
+constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
+constexpr int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
+constexpr const char* kRebuild = "build the data set again with  mtrain data build";
+
+fs::path with_suffix(fs::path prefix, const char* suffix) { return prefix += suffix; }
+}  // namespace
+
+int64_t token_bytes(TokenType type) {
+  switch (type) {
+    case TokenType::u8:
+    case TokenType::i8: return 1;
+    case TokenType::i16:
+    case TokenType::u16: return 2;
+    case TokenType::i32: return 4;
+    case TokenType::i64: return 8;
+  }
+  MT_CHECK(false, "token type {}", int(type));
+  return 0;
+}
+
+TokenType token_type_for(int64_t vocab_size) {
+  return vocab_size < 65500 ? TokenType::u16 : TokenType::i32;
+}
+
+fs::path bin_path(const fs::path& prefix) { return with_suffix(prefix, ".bin"); }
+fs::path idx_path(const fs::path& prefix) { return with_suffix(prefix, ".idx"); }
+
+template <class T>
+T TokenIndex::load(int64_t offset) const {
+  T value;
+  std::memcpy(&value, idx_.data() + offset, sizeof value);
+  return value;
+}
+
+TokenIndex::TokenIndex(std::span<const std::byte> idx, uint64_t bin_size, std::string name)
+    : idx_(idx), name_(std::move(name)) {
+  check_header();
+  check_sequences(bin_size);
+  check_documents();
+}
+
+void TokenIndex::check_header() {
+  const int64_t size = int64_t(idx_.size());
+  if (size < kHeaderBytes)
+    throw UserError(fmt::format("{} is truncated: it has {} bytes, its header alone takes {}",
+                                name_, size, kHeaderBytes),
+                    kRebuild);
+  if (std::memcmp(idx_.data(), kMagic, sizeof kMagic) != 0)
+    throw UserError(
+        fmt::format("{} is not an index of tokens: it does not begin with MMIDIDX", name_),
+        "give the prefix of a .bin/.idx pair made by  mtrain data build  or Megatron");
+  const auto version = load<uint64_t>(9);
+  if (version != 1)
+    throw UserError(fmt::format("{} has version {} (at byte 9), only 1 is known", name_, version));
+  const auto code = load<uint8_t>(17);
+  constexpr uint8_t known[] = {1, 2, 3, 4, 5, 8};
+  if (std::find(std::begin(known), std::end(known), code) == std::end(known))
+    throw UserError(
+        fmt::format("{} has the type code {} (at byte 17), which is no integer type", name_, code),
+        "token files hold u8, i8, i16, u16, i32 or i64");
+  type_ = TokenType(code);
+  const auto sequences = load<uint64_t>(18), entries = load<uint64_t>(26);
+  const uint64_t payload = uint64_t(size - kHeaderBytes);
+  // Compared by division first, so that wild counts cannot overflow.
+  const bool fits = sequences <= payload / 12 && entries <= payload / 8;
+  if (!fits || sequences * 12 + entries * 8 != payload)
+    throw UserError(
+        fmt::format(
+            "{} has {} bytes, but {} sequences and {} document entries (at bytes 18 and 26) {}",
+            name_, size, sequences, entries,
+            fits ? fmt::format("take {}", uint64_t(kHeaderBytes) + sequences * 12 + entries * 8)
+                 : "take more"),
+        fmt::format("the file is truncated or damaged; {}", kRebuild));
+  sequences_ = int64_t(sequences);
+  entries_ = int64_t(entries);
+  lengths_at_ = kHeaderBytes;
+  pointers_at_ = lengths_at_ + 4 * sequences_;
+  documents_at_ = pointers_at_ + 8 * sequences_;
+}
+
+void TokenIndex::check_sequences(uint64_t bin_size) {
+  const int64_t width = token_bytes(type_);
+  int64_t expected = 0;  // bytes
+  for (int64_t i = 0; i < sequences_; ++i) {
+    const int64_t length = load<int32_t>(lengths_at_ + 4 * i),
+                  pointer = load<int64_t>(pointers_at_ + 8 * i);
+    if (length < 0)
+      throw UserError(fmt::format("{}: sequence {} has the length {} (at byte {})", name_, i,
+                                  length, lengths_at_ + 4 * i),
+                      kRebuild);
+    if (pointer != expected)
+      throw UserError(
+          fmt::format(
+              "{}: sequence {} starts at byte {} of the .bin (said at byte {}), but the one "
+              "before ends at {}",
+              name_, i, pointer, pointers_at_ + 8 * i, expected),
+          fmt::format("sequences must lie back to back; {}", kRebuild));
+    expected += length * width;
+    if (uint64_t(expected) > bin_size)
+      throw UserError(
+          fmt::format("{}: sequence {} of {} ends at byte {}, but the .bin has {} bytes", name_, i,
+                      sequences_, expected, bin_size),
+          fmt::format("the .bin is truncated or belongs to another .idx; {}", kRebuild));
+  }
+  if (uint64_t(expected) != bin_size)
+    throw UserError(fmt::format("{}: its sequences take {} bytes, but the .bin has {}", name_,
+                                expected, bin_size),
+                    fmt::format("the .bin belongs to another .idx; {}", kRebuild));
+  tokens_ = expected / width;
+}
+
+void TokenIndex::check_documents() {
+  const auto at = [&](int64_t i) { return load<int64_t>(documents_at_ + 8 * i); };
+  if (entries_ < 1 || at(0) != 0 || at(entries_ - 1) != sequences_)
+    throw UserError(
+        fmt::format(
+            "{}: its {} document entries (at byte {}) do not run from 0 to the {} sequences", name_,
+            entries_, documents_at_, sequences_),
+        kRebuild);
+  for (int64_t i = 1; i < entries_; ++i)
+    if (at(i) < at(i - 1) || at(i) > sequences_)
+      throw UserError(fmt::format("{}: document entry {} is {} (at byte {}) after {}", name_, i,
+                                  at(i), documents_at_ + 8 * i, at(i - 1)),
+                      kRebuild);
+}
+
+int64_t TokenIndex::length(int64_t sequence) const {
+  MT_CHECK(sequence >= 0 && sequence < sequences_, "sequence {} of {}", sequence, sequences_);
+  return load<int32_t>(lengths_at_ + 4 * sequence);
+}
+
+int64_t TokenIndex::first_token(int64_t sequence) const {
+  MT_CHECK(sequence >= 0 && sequence <= sequences_, "sequence {} of {}", sequence, sequences_);
+  return sequence == sequences_ ? tokens_
+                                : load<int64_t>(pointers_at_ + 8 * sequence) / token_bytes(type_);
+}
+
+int64_t TokenIndex::document_begin(int64_t document) const {
+  MT_CHECK(document >= 0 && document < entries_, "document {} of {}", document, entries_ - 1);
+  return first_token(load<int64_t>(documents_at_ + 8 * document));
+}
+
+int64_t TokenIndex::document_of(int64_t token) const {
+  MT_CHECK(token >= 0 && token < tokens_, "token {} of {}", token, tokens_);
+  int64_t low = 0, high = entries_ - 1;  // the last document that begins at or before the token
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (document_begin(middle) <= token ? low : high) = middle;
+  }
+  return low;
+}
+
+namespace {
+template <class T>
+void convert(const std::byte* from, std::span<int32_t> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+    if constexpr (sizeof(T) == 8) {
+      out[i] = value < 0 || value > std::numeric_limits<int32_t>::max() ? -1 : int32_t(value);
+    } else {
+      out[i] = int32_t(value);  // NOLINT(bugprone-signed-char-misuse): i8 are numbers
+    }
+  }
+}
+}  // namespace
+
+IndexedDataset::IndexedDataset(const fs::path& prefix)
+    : name_(bin_path(prefix).string()),
+      idx_(idx_path(prefix)),
+      bin_(bin_path(prefix)),
+      index_(idx_.bytes(), bin_.bytes().size(), idx_path(prefix).string()) {}
+
+void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
+  MT_CHECK(first >= 0 && first + int64_t(out.size()) <= tokens(), "tokens {} .. {} of {}", first,
+           first + int64_t(out.size()), tokens());
+  const std::byte* from = bin_.bytes().data() + first * token_bytes(index_.type());
+  switch (index_.type()) {
+    case TokenType::u8: return convert<uint8_t>(from, out);
+    case TokenType::i8: return convert<int8_t>(from, out);
+    case TokenType::i16: return convert<int16_t>(from, out);
+    case TokenType::u16: return convert<uint16_t>(from, out);
+    case TokenType::i32: return convert<int32_t>(from, out);
+    case TokenType::i64: return convert<int64_t>(from, out);
+  }
+}
+
+}  // namespace mtrain

@@ -1,0 +1,79 @@
+#include "data/dataset/packed_dataset.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "data/dataset/packing.h"
+#include "data/dataset/permutation.h"
+
+namespace mtrain {
+
+PackedDataset::PackedDataset(std::shared_ptr<const IndexedDataset> tokens,
+                             const PackedDatasetOptions& options)
+    : tokens_(std::move(tokens)), options_(options) {
+  const TokenIndex& index = tokens_->index();
+  std::vector<int64_t> lengths;
+  for (int64_t d = 0; d < index.documents(); ++d) {
+    const int64_t begin = index.document_begin(d), inputs = index.document_begin(d + 1) - begin - 1;
+    if (inputs > options_.size && options_.drop_long) {
+      ++dropped_;
+      continue;
+    }
+    split_ += inputs > options_.size;
+    for (int64_t at = 0; at < inputs; at += options_.size) {
+      lengths.push_back(std::min(options_.size, inputs - at));
+      pieces_.push_back({begin + at, lengths.back()});
+      inputs_ += lengths.back();
+    }
+  }
+  if (pieces_.empty())
+    throw UserError(fmt::format("{} has no document of 2 to {} tokens to pack", tokens_->name(),
+                                options_.size + 1),
+                    "raise packed_sequence.packed_sequence_size, or set drop_long_samples: false");
+  packs_ = first_fit(lengths, options_.size);
+}
+
+std::string PackedDataset::note() const {
+  std::string text =
+      fmt::format("{}: {} documents in {} samples of {}, {:.1f} % full", tokens_->name(),
+                  tokens_->index().documents(), size(), options_.size,
+                  100 * double(inputs_) / double(options_.size) / double(size()));
+  if (split_) text += fmt::format("; {} split", split_);
+  if (dropped_) text += fmt::format("; {} left out, since they are longer", dropped_);
+  return text;
+}
+
+void PackedDataset::sample(int64_t index, Sample& out) const {
+  MT_CHECK(index >= 0, "sample {}", index);
+  const int64_t epoch = index / size(), i = index % size();
+  const uint64_t key = rng_key(options_.seed + uint64_t(epoch) * 0x9E3779B97F4A7C15ull, "epoch");
+  out.input.clear(), out.label.clear(), out.position.clear(), out.documents.clear();
+  for (const int64_t piece : packs_[size_t(options_.shuffle ? Permutation(key, size())(i) : i)])
+    add_piece(pieces_[size_t(piece)], out);
+  const int64_t rest = options_.size - int64_t(out.input.size());
+  if (rest == 0) return;
+  out.documents.push_back(rest);
+  out.input.resize(size_t(options_.size), 0);
+  out.label.resize(size_t(options_.size), -1);
+  out.position.resize(size_t(options_.size));
+  std::iota(out.position.end() - rest, out.position.end(), 0);
+}
+
+void PackedDataset::add_piece(const Piece& piece, Sample& out) const {
+  std::vector<int32_t> read(size_t(piece.length) + 1);
+  tokens_->read(piece.first, read);
+  for (size_t i = 0; i < read.size(); ++i)
+    if (read[i] < 0 || (options_.vocab_size > 0 && read[i] >= options_.vocab_size))
+      throw UserError(
+          fmt::format("token {} of {} has the id {}, but the vocabulary has {}",
+                      piece.first + int64_t(i), tokens_->name(), read[i], options_.vocab_size),
+          "train with the tokenizer that built the data set");
+  out.documents.push_back(piece.length);
+  out.input.insert(out.input.end(), read.begin(), read.end() - 1);
+  out.label.insert(out.label.end(), read.begin() + 1, read.end());
+  for (int64_t s = 0; s < piece.length; ++s) out.position.push_back(int32_t(s));
+}
+
+}  // namespace mtrain

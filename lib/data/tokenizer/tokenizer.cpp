@@ -1,0 +1,24 @@
+#include "data/tokenizer/tokenizer.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace mtrain {
+namespace fs = std::filesystem;
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, const std::string& eod) {
+  if (what == "byte") return make_byte_tokenizer();
+  fs::path path = what;
+  if (fs::is_directory(path)) path /= "tokenizer.json";
+  if (!fs::exists(path))
+    throw UserError(fmt::format("no tokenizer at {}", path.string()),
+                    "give \"byte\", a tokenizer.json or a folder that holds one");
+  const MappedFile file(path);
+  const auto bytes = file.bytes();
+  return make_bpe_tokenizer({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                            path.string(), eod);
+}
+
+}  // namespace mtrain

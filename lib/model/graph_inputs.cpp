@@ -1,0 +1,45 @@
+#include "model/graph_inputs.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "model/step.h"
+
+namespace mtrain {
+
+namespace {
+template <class T>
+void write(Stream& stream, const Tensor& to, std::vector<T> values) {
+  Access access = to;
+  access.bytes = int64_t(values.size() * sizeof(T));
+  auto keep = std::make_shared<std::vector<T>>(std::move(values));
+  const void* data = keep->data();
+  stream.upload(access, std::move(keep), data);
+}
+}  // namespace
+
+GraphInputs::GraphInputs(Stream& stream, int64_t max_dropouts)
+    : stream_(stream),
+      grad_scale_1_(Tensor::from_host<float>(stream, {1}, {0.0f})),
+      keys_N_(Tensor::empty(stream, {max_dropouts}, DType::i64, MemoryCategory::buffers)) {}
+
+Tensor GraphInputs::dropout_key(const SegmentId& segment) {
+  const auto known = std::ranges::find(segments_, segment);
+  const int64_t at = known - segments_.begin();
+  if (at == keys_N_.dim(0))
+    throw RunError(fmt::format("{} is one more place of dropout than the {} expected",
+                               segment_name(segment), at));
+  if (known == segments_.end()) segments_.push_back(segment);
+  return keys_N_.flat(at, {1});
+}
+
+void GraphInputs::set(float grad_scale, uint64_t seed, int64_t step, int64_t micro_batch) {
+  if (grad_scale != set_grad_scale_) write<float>(stream_, grad_scale_1_, {grad_scale});
+  set_grad_scale_ = grad_scale;
+  std::vector<int64_t> keys;
+  for (const SegmentId& segment : segments_)
+    keys.push_back(int64_t(mtrain::dropout_key(seed, segment, step, micro_batch)));
+  if (!keys.empty()) write<int64_t>(stream_, keys_N_, std::move(keys));
+}
+
+}  // namespace mtrain

@@ -1,0 +1,32 @@
+// GraphInputs holds, in device memory, the values that differ from one micro-batch to the next.
+// Launches that are replayed (device/graph.h) read there what was set last.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "model/segment_id.h"
+#include "tensor/tensor.h"
+
+namespace mtrain {
+
+class GraphInputs {
+ public:
+  // At most `max_dropouts` segments of the model drop elements.
+  GraphInputs(Stream& stream, int64_t max_dropouts);
+
+  const Tensor& grad_scale() const { return grad_scale_1_; }  // fp32, one element
+  // Returns one int64, which is the same memory each time. Throws RunError for one segment too
+  // many.
+  Tensor dropout_key(const SegmentId& segment);
+
+  // Enqueues the values of one micro-batch, for all segments asked for so far.
+  void set(float grad_scale, uint64_t seed, int64_t step, int64_t micro_batch);
+
+ private:
+  Stream& stream_;
+  Tensor grad_scale_1_, keys_N_;
+  float set_grad_scale_ = 0;
+  std::vector<SegmentId> segments_;  // in the order of their keys in keys_N_
+};
+
+}  // namespace mtrain

@@ -1,0 +1,319 @@
+#include "model/param/parameters.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "base/math.h"
+#include "base/rng.h"
+#include "ops/ops.h"
+
+namespace mtrain {
+
+namespace {
+constexpr int64_t kAlign = 128;     // elements: every parameter starts on a cache line in either
+                                    // dtype, and on a 256-byte GPU sector
+constexpr int64_t kPartAlign = 32;  // and every rank's part of a piece on a cache line in bf16
+
+// Cut from the end, where backward begins: what is left over comes last, with little to hide
+// behind.
+std::vector<Piece> pieces_of(const ParamUnit& unit) {
+  std::vector<Piece> pieces;
+  int64_t count = 0;
+  for (size_t i = unit.params.size(); i-- > 0;) {
+    if (pieces.empty() || count >= unit.sharding.piece) {
+      pieces.emplace_back();
+      count = 0;
+    }
+    pieces.back().params.push_back(unit.params[i]);
+    count += unit.params[i]->shape.count();
+  }
+  std::ranges::reverse(pieces);
+  for (Piece& p : pieces) {
+    std::ranges::reverse(p.params);
+    std::ranges::stable_partition(p.params, &Parameter::decay);
+  }
+  return pieces;
+}
+
+// Gives every parameter and piece its place.
+void lay_out(ParamUnit& unit) {
+  unit.pieces = pieces_of(unit);
+  const int64_t whole = std::lcm(kAlign, kPartAlign * unit.sharding.ranks);
+  unit.count = 0;
+  for (Piece& piece : unit.pieces) {
+    piece.begin = piece.decay_end = unit.count;
+    for (Parameter* p : piece.params) {
+      p->begin = unit.count;
+      unit.count += round_up(p->shape.count(), kAlign);
+      if (p->decay) piece.decay_end = unit.count;
+    }
+    unit.count = piece.begin + round_up(unit.count - piece.begin, whole);
+    piece.count = unit.count - piece.begin;
+  }
+}
+
+Tensor zeros(Stream& stream, int64_t count, DType dtype, MemoryCategory category) {
+  const Tensor t = Tensor::empty(stream, {count}, dtype, category);
+  ops::fill(stream, t, 0);
+  return t;
+}
+
+void allocate(Stream& stream, ParamUnit& unit, DType compute, bool training, bool masters) {
+  const Sharding& s = unit.sharding;
+  const bool half = compute != DType::f32;
+  if (s.values)
+    unit.own_value = zeros(stream, unit.own_count(), compute, MemoryCategory::params);
+  else
+    ParamStore::set_value(unit, zeros(stream, unit.count, compute, MemoryCategory::params));
+  if (half && training && masters)
+    unit.own_master = zeros(stream, unit.own_count(), DType::f32, MemoryCategory::optimizer);
+  if (!training) return;
+  if (s.grads)
+    unit.own_grad = zeros(stream, unit.own_count(), DType::f32, MemoryCategory::grads);
+  else
+    ParamStore::set_grad(unit, zeros(stream, unit.count, DType::f32, MemoryCategory::grads));
+}
+
+void find_owned(ParamUnit& unit, DType compute) {
+  const auto& s = unit.sharding;
+  for (const Piece& piece : unit.pieces) {
+    const int64_t n = piece.count / s.ranks, begin = piece.begin + s.rank * n;
+    const auto add = [&](int64_t from, int64_t to, bool decay) {
+      if (from >= to) return;
+      const auto range = [&](const Tensor& whole, const Tensor& own) {
+        if (whole) return whole.flat(from, {to - from});
+        if (!own) return Tensor();
+        return own.flat(piece.begin / s.ranks + from - begin, {to - from});
+      };
+      const Tensor value = range(unit.value, unit.own_value),
+                   grad = range(unit.grad, unit.own_grad);
+      const bool half = compute != DType::f32;
+      unit.owned.push_back({.begin = from,
+                            .count = to - from,
+                            .decay = decay,
+                            .master = half ? range({}, unit.own_master) : value,
+                            .grad = grad,
+                            .value = half ? value : Tensor()});
+    };
+    const int64_t decay_end = std::clamp(piece.decay_end, begin, begin + n);
+    add(begin, decay_end, true);
+    add(decay_end, begin + n, false);
+  }
+}
+
+void set_views(ParamUnit& unit, const Tensor& flat, Tensor Parameter::*which) {
+  for (Parameter* p : unit.params) p->*which = flat ? flat.flat(p->begin, p->shape) : Tensor();
+}
+
+}  // namespace
+
+Tensor ParamUnit::shard_in_full(const Tensor& t, const Piece& p) const {
+  const int64_t n = p.count / sharding.ranks;
+  return t.flat(p.begin + sharding.rank * n, {n});
+}
+Tensor ParamUnit::local_shard(const Tensor& t, const Piece& p) const {
+  return t.flat(p.begin / sharding.ranks, {p.count / sharding.ranks});
+}
+
+Shape ParamSpec::whole_shape() const {
+  Shape whole = shape;
+  if (shard.dim == ShardSpec::Dim::rows) {
+    whole[0] = 0;
+    for (const ShardSpec::Section& s : shard.sections) whole[0] += s.units * s.width;
+  }
+  if (shard.dim == ShardSpec::Dim::columns) whole[1] *= shard.ranks;
+  if (rows >= 0) whole[0] = rows;
+  return whole;
+}
+
+std::vector<RowShard> ParamSpec::rows_here() const {
+  return rows_of(shard, whole_shape()[0], shard.rank);
+}
+
+std::vector<ElementRun> ParamSpec::runs(int rank) const {
+  return runs_of(shard, whole_shape()[0], columns(), rank);
+}
+
+int64_t ParamSpec::whole_index(int64_t here) const {
+  for (const ElementRun& r : runs())
+    if (here >= r.here && here < r.here + r.count) return r.whole + here - r.here;
+  throw BugError(fmt::format("element {} of {} {} is padding", here, name, shape.str()));
+}
+
+int64_t Parameter::real_rows() const {
+  int64_t n = 0;
+  for (const RowShard& r : rows_here()) n += r.count;
+  return n;
+}
+
+std::string unit_name(UnitId id) {
+  switch (id.kind) {
+    case UnitKind::embedding: return "embedding";
+    case UnitKind::positions: return "positions";
+    case UnitKind::layer: return fmt::format("layers.{}", id.layer);
+    case UnitKind::output: return "output";
+  }
+  throw BugError("a unit of no known kind");
+}
+
+Parameter* ParamStore::add(UnitId id, ParamSpec spec) {
+  MT_CHECK(!find(spec.name), "parameter {} declared twice", spec.name);
+  ParamUnit* in = unit(id);
+  if (!in) {
+    units_.push_back({.id = id, .name = unit_name(id)});
+    in = &units_.back();
+  }
+  params_.push_back({});
+  static_cast<ParamSpec&>(params_.back()) = std::move(spec);
+  params_.back().unit = in;
+  in->params.push_back(&params_.back());
+  return &params_.back();
+}
+
+void ParamStore::materialize(Stream& stream, DType compute, bool training, const Sharding& sharding,
+                             bool masters) {
+  for (ParamUnit& unit : units_) {
+    unit.sharding = sharding;
+    lay_out(unit);
+    allocate(stream, unit, compute, training, masters);
+    find_owned(unit, compute);
+    // Whole master weights may be looked at by parameter.
+    const Tensor whole = compute == DType::f32 ? unit.value
+                         : sharding.ranks == 1 ? unit.own_master
+                                               : Tensor();
+    set_views(unit, whole, &Parameter::master);
+  }
+}
+
+void ParamStore::set_value(ParamUnit& unit, const Tensor& value) {
+  unit.value = value;
+  set_views(unit, value, &Parameter::value);
+}
+
+void ParamStore::set_grad(ParamUnit& unit, const Tensor& grad) {
+  unit.grad = grad;
+  set_views(unit, grad, &Parameter::grad);
+}
+
+std::vector<OwnedPart> owned_parts(const Parameter& p) {
+  std::vector<OwnedPart> parts;
+  for (const OwnedRange& range : p.unit->owned) {
+    const int64_t begin = std::max(p.begin, range.begin),
+                  end = std::min(p.begin + p.real_count(), range.begin + range.count);
+    if (begin < end) parts.push_back({&range, begin - p.begin, begin - range.begin, end - begin});
+  }
+  return parts;
+}
+
+std::vector<float> ParamSpec::take_real(const std::vector<float>& whole) const {
+  std::vector<float> here;
+  for (const ElementRun& r : runs())
+    here.insert(here.end(), whole.begin() + r.whole, whole.begin() + r.whole + r.count);
+  return here;
+}
+
+std::vector<Tensor> counted_grads(ParamStore& params) {
+  std::vector<Tensor> grads;
+  for (const ParamUnit* unit : params.units()) {
+    // What another rank counts, in elements of the unit.
+    std::vector<std::pair<int64_t, int64_t>> others;
+    for (const Piece& piece : unit->pieces)
+      for (const Parameter* p : piece.params)
+        for (const RowShard& r : p->rows_here())
+          if (p->copy || r.replica > 0)
+            others.emplace_back(p->begin + r.here * p->columns(),
+                                p->begin + (r.here + r.count) * p->columns());
+    for (const OwnedRange& range : unit->owned) {
+      int64_t at = range.begin;
+      const auto count_to = [&](int64_t end) {
+        if (at < end) grads.push_back(range.grad.flat(at - range.begin, {end - at}));
+      };
+      for (const auto& [begin, end] : others) {
+        if (end <= at || begin >= range.begin + range.count) continue;
+        count_to(begin);
+        at = end;
+      }
+      count_to(range.begin + range.count);
+    }
+  }
+  return grads;
+}
+
+namespace {
+// fp32 memory for a part's values, and what happens to them once it is filled.
+void write_part(Stream& stream, const OwnedPart& part,
+                const std::function<void(const Tensor&)>& fill) {
+  const auto at = [&](const Tensor& t) { return t.flat(part.in_range, {part.count}); };
+  const Tensor to = part.range->master
+                        ? at(part.range->master)
+                        : Tensor::empty(stream, {part.count}, DType::f32, MemoryCategory::buffers);
+  fill(to);
+  if (part.range->value) ops::cast(stream, to, at(part.range->value));
+}
+}  // namespace
+
+void ParamStore::initialize(Stream& stream, uint64_t seed) {
+  for (Parameter& p : params_) {
+    const auto runs = p.init == Init::normal ? p.runs() : std::vector<ElementRun>();
+    for (const OwnedPart& part : owned_parts(p))
+      write_part(stream, part, [&](const Tensor& to) {
+        if (p.init != Init::normal)
+          return ops::fill(stream, to, p.init == Init::ones ? 1.0f : 0.0f);
+        for (const ElementRun& r : runs) {
+          const int64_t begin = std::max(r.here, part.in_param),
+                        end = std::min(r.here + r.count, part.in_param + part.count);
+          if (begin < end)
+            ops::fill_normal(stream, to.flat(begin - part.in_param, {end - begin}),
+                             rng_key(seed, p.name), r.whole + begin - r.here, p.std);
+        }
+      });
+  }
+}
+
+void ParamStore::set_master(Stream& stream, Parameter& p, const std::vector<float>& values) {
+  MT_CHECK(int64_t(values.size()) == p.whole_shape().count(), "{} values for {} of {}",
+           values.size(), p.name, p.whole_shape().str());
+  const auto keep = std::make_shared<std::vector<float>>(p.take_real(values));
+  for (const OwnedPart& part : owned_parts(p))
+    write_part(stream, part,
+               [&](const Tensor& to) { stream.upload(to, keep, keep->data() + part.in_param); });
+}
+
+void ParamStore::zero_grads(Stream& stream) {
+  for (ParamUnit& unit : units_)
+    if (unit.grad) zero_grads(stream, unit);
+}
+
+void ParamStore::zero_grads(Stream& stream, ParamUnit& unit) {
+  for (Parameter* p : unit.params) zero_grad(stream, *p);
+}
+
+void ParamStore::zero_grad(Stream& stream, Parameter& p) {
+  p.fresh = p.matmul_grad;
+  if (!p.matmul_grad) ops::fill(stream, p.grad, 0);
+}
+
+std::vector<ParamUnit*> ParamStore::units() {
+  std::vector<ParamUnit*> out;
+  for (auto& u : units_) out.push_back(&u);
+  return out;
+}
+
+ParamUnit* ParamStore::unit(UnitId id) {
+  const auto at = std::ranges::find(units_, id, &ParamUnit::id);
+  return at == units_.end() ? nullptr : &*at;
+}
+
+std::vector<Parameter*> ParamStore::params() {
+  std::vector<Parameter*> out;
+  for (auto& p : params_) out.push_back(&p);
+  return out;
+}
+
+Parameter* ParamStore::find(const std::string& name) {
+  const auto at = std::ranges::find(params_, name, &Parameter::name);
+  return at == params_.end() ? nullptr : &*at;
+}
+
+}  // namespace mtrain

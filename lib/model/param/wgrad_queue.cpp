@@ -1,0 +1,49 @@
+#include "model/param/wgrad_queue.h"
+
+#include <cstddef>
+#include <utility>
+
+namespace mtrain {
+
+void WgradQueue::push(Entry entry) {
+  if (holding_)
+    held_.push_back(std::move(entry));
+  else
+    finish(entry);
+}
+
+void WgradQueue::ready(Parameter& p) {
+  if (on_ready_) on_ready_(p);
+}
+
+void WgradQueue::hold(bool on) { holding_ = on; }
+
+size_t WgradQueue::drain(size_t most) {
+  size_t ran = 0;
+  for (; ran < most && !held_.empty(); ++ran) {
+    Entry entry = std::move(held_.front());
+    held_.pop_front();
+    finish(entry);
+  }
+  return ran;
+}
+
+void WgradQueue::drain_behind(size_t kept) {
+  while (held_.size() > kept) {
+    Entry entry = std::move(held_[kept]);
+    held_.erase(held_.begin() + std::ptrdiff_t(kept));
+    finish(entry);
+  }
+}
+
+void WgradQueue::hand_over(WgradQueue& other) {
+  for (Entry& entry : held_) other.held_.push_back(std::move(entry));
+  held_.clear();
+}
+
+void WgradQueue::finish(Entry& entry) {
+  entry.run();
+  for (Parameter* p : entry.completes) ready(*p);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,79 @@
+#include <unordered_map>
+
+#include "base/error.h"
+#include "parallel/data/grad_sync.h"
+
+namespace mtrain {
+
+namespace {
+
+class BucketedGrads : public GradSync {
+ public:
+  BucketedGrads(ParamStore& params, const DataGroups& groups, const ReduceOptions& reduce,
+                int64_t bucket_size, bool overlap)
+      : groups_(groups), reduce_(groups, reduce), overlap_(overlap) {
+    const auto units = params.units();
+    for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
+      for (auto piece = (*unit)->pieces.rbegin(); piece != (*unit)->pieces.rend(); ++piece) {
+        if (buckets_.empty() || buckets_.back().elements >= bucket_size) buckets_.emplace_back();
+        Bucket& b = buckets_.back();
+        b.pieces.push_back({*unit, &*piece});
+        b.elements += piece->count;
+        b.parameters += int64_t(piece->params.size());
+        for (const Parameter* p : piece->params) bucket_of_[p] = buckets_.size() - 1;
+      }
+  }
+
+  void begin_step(int64_t micro_batches) override {
+    for (Bucket& b : buckets_) b.missing = b.parameters * micro_batches;
+  }
+
+  void ready(Parameter& p) override {
+    Bucket& b = buckets_[bucket_of_.at(&p)];
+    MT_CHECK(b.missing > 0, "{} is ready too often", p.name);
+    if (--b.missing == 0 && overlap_) reduce(b);
+  }
+
+  void finish() override {
+    for (const Bucket& b : buckets_) {
+      MT_CHECK(b.missing == 0, "{} gradients of a bucket never became ready", b.missing);
+      if (!overlap_) reduce(b);
+    }
+  }
+
+ private:
+  struct Bucket {
+    std::vector<std::pair<ParamUnit*, const Piece*>> pieces;
+    int64_t elements = 0;
+    int64_t parameters = 0;  // of a micro-batch
+    int64_t missing = 0;     // gradients of a parameter and a micro-batch that are awaited
+  };
+
+  void reduce(const Bucket& b) const {
+    // edge: last weight gradient of this bucket -> its reduction
+    groups_.grad_stream->wait(groups_.compute->record());
+    for (const auto& [unit, piece] : b.pieces) {
+      const Tensor whole = unit->full(unit->grad, *piece);
+      if (unit->sharding.ranks == 1)
+        reduce_.all_reduce(whole);
+      else
+        reduce_.reduce_scatter(whole, unit->shard_in_full(unit->grad, *piece), false);
+    }
+  }
+
+  const DataGroups& groups_;
+  const GradReduce reduce_;
+  const bool overlap_;
+  std::vector<Bucket> buckets_;
+  std::unordered_map<const Parameter*, size_t> bucket_of_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradSync> bucketed_grads(ParamStore& params, const DataGroups& groups,
+                                         const ReduceOptions& reduce, int64_t bucket_size,
+                                         bool overlap) {
+  return std::make_unique<BucketedGrads>(params, groups, reduce, bucket_size, overlap);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,153 @@
+#include <unordered_map>
+
+#include "base/error.h"
+#include "ops/ops.h"
+#include "parallel/data/grad_sync.h"
+#include "parallel/data/unit_buffer_pool.h"
+
+namespace mtrain {
+
+namespace {
+
+class ShardedGrads : public GradSync {
+ public:
+  ShardedGrads(ParamStore& params, const DataGroups& groups, const ReduceOptions& reduce,
+               bool defer, bool overlap)
+      : params_(params),
+        groups_(groups),
+        reduce_(groups, reduce),
+        defer_(defer),
+        overlap_(overlap),
+        slots_(*groups.compute, params.units(), DType::f32, MemoryCategory::grads) {
+    for (ParamUnit* unit : params.units()) {
+      states_[unit] = {};
+      states_[unit].pieces.resize(unit->pieces.size());
+    }
+  }
+
+  void begin_step(int64_t micro_batches) override {
+    micro_batches_ = micro_batches;
+    for (auto& [unit, state] : states_) {
+      MT_CHECK(!state.slot, "gradients of {} never became ready", unit->name);
+      state.begun = 0;
+      for (PieceState& piece : state.pieces) piece = {};
+    }
+  }
+
+  void before_backward(ParamUnit& unit) override {
+    ++states_.at(&unit).begun;
+    before_grads(unit);
+  }
+
+  void before_grads(ParamUnit& unit) override {
+    State& state = states_.at(&unit);
+    if (state.slot) return add_again(unit, state);
+    // edge: the reduction of the slot's last unit -> this one's gradients
+    const size_t enough = overlap_ ? 2 : 1;
+    state.slot = &slots_.take(unit, enough, *groups_.compute, [](ParamUnit&) {});
+    ParamStore::set_grad(unit, state.slot->buffer);
+    params_.zero_grads(*groups_.compute, unit);
+    zero_gaps(unit);
+  }
+
+  void ready(Parameter& p) override {
+    ParamUnit& unit = *p.unit;
+    State& state = states_.at(&unit);
+    for (size_t i = 0; i < unit.pieces.size(); ++i) {
+      const Piece& piece = unit.pieces[i];
+      if (p.begin < piece.begin || p.begin >= piece.begin + piece.count) continue;
+      PieceState& counted = state.pieces[i];
+      const int64_t whole = expected(state) * int64_t(piece.params.size());
+      MT_CHECK(counted.ready < whole, "{} is ready too often", p.name);
+      if (++counted.ready == whole) reduce(unit, state, i);
+    }
+  }
+
+  void finish() override {
+    for (auto& [unit, state] : states_) {
+      bool whole = !state.slot;
+      for (size_t i = 0; i < unit->pieces.size(); ++i)
+        whole = whole &&
+                state.pieces[i].reduced == micro_batches_ * int64_t(unit->pieces[i].params.size());
+      MT_CHECK(whole, "gradients of {} never became ready", unit->name);
+    }
+  }
+
+ private:
+  struct PieceState {
+    int64_t ready = 0;    // gradients of a parameter and a micro-batch so far
+    int64_t reduced = 0;  // of which the own part has the sum
+    Event read;           // by a reduction, after which the slot was not given back yet
+  };
+  struct State {
+    Slot* slot = nullptr;  // of the whole gradients, while they exist
+    int64_t begun = 0;     // backwards of the step, each of which adds to every parameter
+    std::vector<PieceState> pieces;
+  };
+
+  // Contributions to each parameter after which a piece is reduced.
+  int64_t expected(const State& state) const { return defer_ ? micro_batches_ : state.begun; }
+
+  void reduce(ParamUnit& unit, State& state, size_t at) {
+    Stream& stream = *groups_.grad_stream;
+    const Piece& piece = unit.pieces[at];
+    PieceState& counted = state.pieces[at];
+    stream.wait(
+        groups_.compute->record());  // edge: last weight gradient of the piece -> its reduction
+    reduce_.reduce_scatter(unit.full(unit.grad, piece), unit.local_shard(unit.own_grad, piece),
+                           counted.reduced > 0);
+    counted.reduced = counted.ready;
+    counted.read = stream.record();
+    if (!overlap_) groups_.compute->wait(counted.read);
+    for (size_t i = 0; i < unit.pieces.size(); ++i)
+      if (state.pieces[i].reduced < expected(state) * int64_t(unit.pieces[i].params.size())) return;
+    for (PieceState& p : state.pieces) p.read = {};
+    slots_.release(*state.slot, stream.record());
+    state.slot = nullptr;
+    ParamStore::set_grad(unit, {});
+  }
+
+  // Another backward adds to a unit of which some pieces have been reduced while others still wait:
+  // those begin anew.
+  void add_again(ParamUnit& unit, State& state) {
+    for (size_t i = 0; i < unit.pieces.size(); ++i) {
+      PieceState& piece = state.pieces[i];
+      if (!piece.read || piece.reduced < piece.ready) continue;
+      groups_.compute->wait(piece.read);  // edge: the piece's reduction -> its next gradient
+      piece.read = {};
+      for (Parameter* p : unit.pieces[i].params) ParamStore::zero_grad(*groups_.compute, *p);
+    }
+  }
+
+  // What lies between parameters, which another unit may have used, counts for nothing.
+  void zero_gaps(const ParamUnit& unit) {
+    const auto zero = [&](int64_t begin, int64_t end) {
+      if (begin < end) ops::fill(*groups_.compute, unit.grad.flat(begin, {end - begin}), 0);
+    };
+    for (const Piece& piece : unit.pieces) {
+      int64_t end = piece.begin;
+      for (const Parameter* p : piece.params) {
+        zero(end, p->begin);
+        end = p->begin + p->shape.count();
+      }
+      zero(end, piece.begin + piece.count);
+    }
+  }
+
+  ParamStore& params_;
+  const DataGroups& groups_;
+  const GradReduce reduce_;
+  const bool defer_, overlap_;
+  UnitBufferPool slots_;
+  std::unordered_map<ParamUnit*, State> states_;
+  int64_t micro_batches_ = 1;
+};
+
+}  // namespace
+
+std::unique_ptr<GradSync> sharded_grads(ParamStore& params, const DataGroups& groups,
+                                        const ReduceOptions& reduce, bool defer, bool overlap) {
+  return std::make_unique<ShardedGrads>(params, groups, reduce, defer, overlap);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,139 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "parallel/data/param_sync.h"
+#include "parallel/data/unit_buffer_pool.h"
+
+namespace mtrain {
+
+namespace {
+
+// A pipeline's rank may have stages without layers alone.
+DType value_type(ParamStore& params) {
+  const auto units = params.units();
+  return units.empty() ? DType::f32 : units[0]->own_value.dtype();
+}
+
+class ShardedParams : public ParamSync {
+ public:
+  ShardedParams(ParamStore& params, const DataGroups& groups, const ShardedParamsOptions& options)
+      : groups_(groups),
+        options_(options),
+        slots_(*groups.param_stream, params.units(), value_type(params), MemoryCategory::buffers) {
+    for (ParamUnit* unit : params.units()) states_.push_back({unit});
+  }
+
+  void before_forward(ParamUnit& unit) override { use(unit, 1, options_.forward_prefetch); }
+  void after_forward(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    if (--state.uses == 0 && options_.reshard_after_forward) release(state);
+  }
+  void before_recompute(ParamUnit& unit, ParamUnit* next) override {
+    State& state = state_of(unit);
+    ++state.uses;
+    gather(state);
+    if (next && options_.backward_prefetch > 0 && !state.kept) gather(state_of(*next));
+    groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
+  }
+  void before_backward(ParamUnit& unit) override { use(unit, -1, options_.backward_prefetch); }
+  void after_backward(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    if (--state.uses == 0) release(state);
+  }
+
+  void pin(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    ++state.kept;
+    ++state.uses;
+    gather(state);
+  }
+  void unpin(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    --state.kept;
+    if (--state.uses == 0) release(state);
+  }
+
+  void updated(ParamUnit& unit) override {
+    State& state = state_of(unit);
+    state.updated = groups_.compute->record();
+    if (state.slot) {
+      release(state);
+      state.slot->holder = nullptr;  // what it has is out of date
+      forget(state);
+    }
+    // The first units of the next forward travel behind the updates of the others.
+    const auto at = &state - states_.data();
+    if (options_.forward_prefetch > 0 && at <= options_.forward_prefetch) gather(state);
+  }
+
+  // edge: the gathers that read what this rank owns -> its update
+  void before_update() override { groups_.compute->wait(groups_.param_stream->record()); }
+
+ private:
+  struct State {
+    ParamUnit* unit;
+    Slot* slot = nullptr;  // with the whole values, even if nobody uses them any more
+    int uses = 0, kept = 0;
+    Event updated{}, gathered{};
+  };
+
+  // Units in the order of forward; the one that is needed first, then those that come next.
+  void use(ParamUnit& unit, int direction, int64_t ahead) {
+    State& state = state_of(unit);
+    ++state.uses;
+    // Who keeps units knows what comes next.
+    if (state.kept) ahead = 0;
+    for (int64_t i = 0; i <= ahead; ++i) {
+      const int64_t at = (&state - states_.data()) + direction * i;
+      if (at >= 0 && at < int64_t(states_.size())) gather(states_[size_t(at)]);
+    }
+    groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
+  }
+
+  void gather(State& state) {
+    if (state.slot) {
+      state.slot->held = true;
+      return;
+    }
+    Stream& stream = *groups_.param_stream;
+    ParamUnit& unit = *state.unit;
+    const size_t enough =
+        1 + size_t(std::max(options_.forward_prefetch, options_.backward_prefetch));
+    // edge: the last use of what was in the slot -> the gather that overwrites it
+    state.slot = &slots_.take(unit, enough, stream,
+                              [this](ParamUnit& evicted) { forget(state_of(evicted)); });
+    stream.wait(state.updated);  // edge: the owners' update -> the gather
+    for (const Piece& piece : unit.pieces)
+      groups_.gather.all_gather(unit.local_shard(unit.own_value, piece),
+                                unit.full(state.slot->buffer, piece), stream);
+    state.gathered = stream.record();
+    ParamStore::set_value(unit, state.slot->buffer);
+  }
+
+  void release(State& state) { slots_.release(*state.slot, groups_.compute->record()); }
+
+  void forget(State& state) {
+    state.slot = nullptr;
+    ParamStore::set_value(*state.unit, {});
+  }
+
+  State& state_of(const ParamUnit& unit) {
+    const auto at = std::ranges::find(states_, &unit, &State::unit);
+    MT_CHECK(at != states_.end(), "unit {} is not sharded here", unit.name);
+    return *at;
+  }
+
+  const DataGroups& groups_;
+  const ShardedParamsOptions options_;
+  UnitBufferPool slots_;
+  std::vector<State> states_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParamSync> sharded_params(ParamStore& params, const DataGroups& groups,
+                                          const ShardedParamsOptions& options) {
+  return std::make_unique<ShardedParams>(params, groups, options);
+}
+
+}  // namespace mtrain

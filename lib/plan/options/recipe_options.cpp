@@ -1,0 +1,204 @@
+#include "plan/options/recipe_options.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+namespace {
+
+ModelShape::RopeScaling rope_scaling(RopeScalingType type) {
+  switch (type) {
+    case RopeScalingType::none: return ModelShape::RopeScaling::none;
+    case RopeScalingType::linear: return ModelShape::RopeScaling::linear;
+    case RopeScalingType::llama3: return ModelShape::RopeScaling::llama3;
+  }
+  throw BugError("rope_scaling.type");
+}
+
+ContextOptions::Method context_method(CpCommType type) {
+  switch (type) {
+    case CpCommType::p2p: return ContextOptions::Method::p2p;
+    case CpCommType::all_gather: return ContextOptions::Method::all_gather;
+    case CpCommType::a2a: return ContextOptions::Method::a2a;
+    case CpCommType::a2a_p2p: return ContextOptions::Method::a2a_p2p;
+  }
+  throw BugError("cp_comm_type");
+}
+
+LrScheduleOptions::Decay wsd_decay(WsdDecayStyle style) {
+  switch (style) {
+    case WsdDecayStyle::linear: return LrScheduleOptions::Decay::linear;
+    case WsdDecayStyle::cosine: return LrScheduleOptions::Decay::cosine;
+    case WsdDecayStyle::exponential: return LrScheduleOptions::Decay::exponential;
+    case WsdDecayStyle::minus_sqrt: return LrScheduleOptions::Decay::minus_sqrt;
+  }
+  throw BugError("wsd_decay_style");
+}
+
+LrScheduleOptions::Decay lr_decay(const LrSchedulerConfig& c) {
+  switch (c.style) {
+    case LrStyle::constant: return LrScheduleOptions::Decay::constant;
+    case LrStyle::linear: return LrScheduleOptions::Decay::linear;
+    case LrStyle::cosine: return LrScheduleOptions::Decay::cosine;
+    case LrStyle::wsd: return wsd_decay(c.wsd_decay_style);
+  }
+  throw BugError("lr_scheduler.style");
+}
+
+// The rules refuse `thread`, which is for ranks of one process.
+CommOptions::Backend comm_backend(CommBackend backend) {
+  switch (backend) {
+    case CommBackend::gloo: return CommOptions::Backend::gloo;
+    case CommBackend::nccl: return CommOptions::Backend::nccl;
+    case CommBackend::automatic:
+    case CommBackend::thread: return CommOptions::Backend::automatic;
+  }
+  throw BugError("comm.backend");
+}
+
+}  // namespace
+
+ModelShape model_shape(const ModelConfig& m, int64_t vocab, int64_t sample_length) {
+  return {.layers = m.num_layers,
+          .hidden = m.hidden_size,
+          .heads = m.num_attention_heads,
+          .kv_heads = m.kv_heads(),
+          .head_dim = m.head_dim(),
+          .ffn = m.ffn_size(),
+          .vocab = vocab,
+          .max_positions = m.max_position_embeddings.value_or(sample_length),
+          .rms_norm = m.normalization == Normalization::rmsnorm,
+          .norm_eps = m.norm_epsilon,
+          .rotary = m.position_embedding == PositionEmbedding::rope,
+          .rotary_base = m.rotary_base,
+          .rope_scaling = rope_scaling(m.rope_scaling.type),
+          .rope_factor = m.rope_scaling.factor,
+          .rope_low_freq_factor = m.rope_scaling.low_freq_factor,
+          .rope_high_freq_factor = m.rope_scaling.high_freq_factor,
+          .rope_original_positions = m.rope_scaling.original_max_position_embeddings,
+          .gated_mlp = m.gated(),
+          .qkv_bias = m.qkv_bias(),
+          .linear_bias = m.add_bias_linear,
+          .qk_norm = m.qk_layernorm,
+          .tied_embeddings = m.share_embeddings_and_output_weights,
+          .window = m.window_size.value_or(0),
+          .hidden_dropout = m.hidden_dropout,
+          .embedding_dropout = m.embedding_dropout,
+          .init_std = m.init_method_std};
+}
+
+RecomputeOptions recompute_options(const RecomputeConfig& r, int64_t layers) {
+  if (r.granularity == RecomputeGranularity::selective) return {.attention_core = true};
+  if (r.granularity != RecomputeGranularity::full) return {};
+  const int64_t n = r.num_layers.value_or(1);
+  const bool block = r.method == RecomputeMethod::block;
+  return {.group = block ? 1 : n, .layers = block && r.num_layers ? n : layers};
+}
+
+ContextOptions context_options(const Recipe& r) {
+  ContextOptions options{.levels = r.distributed.hierarchical_context_parallel_sizes};
+  for (const CpCommType type : r.distributed.cp_comm_type)
+    options.methods.push_back(context_method(type));
+  return options;
+}
+
+OptimizerOptions optimizer_options(const OptimizerConfig& o) {
+  return {.beta1 = o.betas[0],
+          .beta2 = o.betas[1],
+          .eps = o.eps,
+          .weight_decay = o.weight_decay,
+          .clip_grad = o.clip_grad,
+          .master_weights = o.master_weights,
+          .rounds_at_random = o.rounds_at_random()};
+}
+
+LrScheduleOptions lr_schedule_options(const OptimizerConfig& optimizer, const LrSchedulerConfig& c,
+                                      int64_t train_steps) {
+  const int64_t end = c.decay_steps.value_or(train_steps);
+  const int64_t begin = c.style == LrStyle::wsd
+                            ? std::max(c.warmup_steps, end - c.wsd_decay_steps.value_or(0))
+                            : c.warmup_steps;
+  return {.decay = lr_decay(c),
+          .lr = optimizer.lr,
+          .min_lr = c.min_lr,
+          .warmup_steps = c.warmup_steps,
+          .decay_begin = begin,
+          .decay_end = end};
+}
+
+Fp8Options fp8_options(const MixedPrecisionConfig& p) {
+  return {.on = p.fp8 != Fp8Format::none,
+          .gradient = p.fp8 == Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
+          .delayed = p.fp8_recipe == Fp8Recipe::delayed,
+          .margin = p.fp8_margin,
+          .history = p.fp8_amax_history_len,
+          .most_recent = p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent};
+}
+
+TrainOptions train_options(const Recipe& r) {
+  return {.steps = r.train.steps,
+          .global_batch_size = r.train.global_batch_size,
+          .seed = r.train.seed,
+          .log_every = r.train.log_every,
+          .check_nan = r.debug.check_nan,
+          .grads_per_micro_batch =
+              r.distributed.pp_size > 1 && r.distributed.pipeline.scale_grads_in_schedule,
+          .exit_interval = r.train.exit_interval,
+          .exit_minutes = r.train.exit_duration_in_mins};
+}
+
+ValidationOptions validation_options(const Recipe& r) {
+  return {.every_steps = r.validation.every_steps, .steps = r.validation.steps};
+}
+
+CheckpointOptions checkpoint_options(const Recipe& r) {
+  return {.every_steps = r.checkpoint.every_steps,
+          .keep = r.checkpoint.keep,
+          .at_end = r.checkpoint.at_end};
+}
+
+FolderOptions folder_options(const Recipe& r) {
+  return {
+      .run_dir = r.train.run_dir, .checkpoint_dir = r.checkpoint.dir, .load = r.checkpoint.load};
+}
+
+TokenizerOptions tokenizer_options(const Recipe& r) {
+  TokenizerOptions options{.model_vocab = r.model.vocab_size};
+  if (r.tokenizer.type == TokenizerType::huggingface) options.path = r.tokenizer.path;
+  return options;
+}
+
+DatasetOptions dataset_options(const Recipe& r) {
+  return {.train = {r.dataset.train, r.dataset.train_weights},
+          .validation = {r.dataset.validation, r.dataset.validation_weights},
+          .seq_length = r.dataset.seq_length,
+          .packed_size = r.packed_sequence.packed_sequence_size,
+          .drop_long = r.packed_sequence.drop_long_samples,
+          .seed = r.dataset.seed.value_or(r.train.seed)};
+}
+
+DevicePlan device_plan(const Recipe& r) {
+  return {.kind = r.train.device == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu,
+          .threads = r.train.threads,
+          .stream_sanitizer = r.debug.stream_sanitizer,
+          .compute_slowdown = r.debug.compute_slowdown,
+          .deterministic = r.debug.deterministic};
+}
+
+CommOptions comm_options(const Recipe& r) {
+  return {.backend = comm_backend(r.comm.backend),
+          .timeout_s = r.comm.timeout_s,
+          .link_latency_us = r.comm.link.latency_us,
+          .link_gbps = r.comm.link.gbps};
+}
+
+DebugOptions debug_options(const Recipe& r) {
+  const FaultConfig& fault = r.debug.fault;
+  return {.trace = r.debug.trace,
+          .fault = {.at = fault.at, .rank = fault.rank, .step = fault.step, .kill = fault.kill}};
+}
+
+}  // namespace mtrain

@@ -1,0 +1,194 @@
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/strings.h"
+#include "recipe/load/node.h"
+#include "recipe/load/raw_settings.h"
+#include "recipe/recipe.h"
+#include "recipe/schema/schema.h"
+
+namespace mtrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+void read_into(const RawSetting& g, Recipe& recipe, Diagnostics& diagnostics) {
+  const TypeInfo info = g.row->ops->info();
+  const bool takes_none =
+      info.may_be_none || info.may_be_auto ||
+      std::find(info.choices.begin(), info.choices.end(), "none") != info.choices.end();
+  if (g.node.unset() && !takes_none) return;  // "not set": the default stays
+  ValueError c;
+  if (g.row->ops->read(g.node, g.row->options, g.row->at(recipe), c)) {
+    recipe.origins[g.row->path] = g.origin;
+    return;
+  }
+  const std::string name =
+      g.spelling == g.row->path ? "" : fmt::format(" (written as {})", g.spelling);
+  diagnostics.add_at(Severity::error, g.location, g.row->path, c.reason + name, c.hint);
+}
+
+// The architecture goes first, for it decides what the other fields of the model are by default.
+void apply_architecture(RawSettings& given, Recipe& recipe, Diagnostics& diagnostics) {
+  interpolate_field("model.architecture", given, recipe, diagnostics);
+  const auto at = given.fields.find("model.architecture");
+  if (at == given.fields.end()) return;
+  read_into(at->second, recipe, diagnostics);
+  const Recipe before = recipe;
+  recipe.model = model_defaults(recipe.model.architecture);
+  for (const auto& row : schema_rows())
+    if (row.show(recipe) != row.show(before)) recipe.origins[row.path] = Origin::derived;
+}
+
+Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnostics) {
+  Recipe recipe;
+  apply_architecture(given, recipe, diagnostics);
+  interpolate(given, recipe, diagnostics);
+  for (const auto& [path, g] : given.fields)
+    if (path != "model.architecture") read_into(g, recipe, diagnostics);
+  recipe.sections = std::move(given.sections);
+  if (recipe.train.run_dir.empty()) {
+    recipe.train.run_dir = "runs/" + fs::path(source).stem().string();
+    recipe.origins["train.run_dir"] = Origin::derived;
+  }
+  resolve_recipe(recipe, diagnostics);
+  return recipe;
+}
+
+// The text of a file; nothing, and a problem at `asked_at` or the file itself, when it cannot be
+// had.
+std::optional<std::string> read_text(const std::string& path, const SourceLocation& asked_at,
+                                     Diagnostics& diagnostics) {
+  std::error_code ignored;
+  const auto status = fs::status(path, ignored);
+  const auto refuse = [&](const std::string& reason, const std::string& hint) {
+    const bool base = asked_at.known();
+    diagnostics.add_at(Severity::error, base ? asked_at : SourceLocation{path, 0, 0},
+                       base ? "base" : "", base ? fmt::format("{}: {}", path, reason) : reason,
+                       hint);
+    return std::nullopt;
+  };
+  if (!fs::exists(status)) {
+    std::vector<std::string> names;
+    const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : ".";
+    for (const auto& entry : fs::directory_iterator(folder, ignored))
+      if (entry.path().extension() == ".yaml") names.push_back(entry.path().string());
+    const std::string meant = nearest(path, names);
+    return refuse("there is no such file",
+                  meant.empty() ? "give the path of a YAML recipe, such as recipes/quickstart.yaml"
+                                : fmt::format("did you mean {}?", meant));
+  }
+  if (!fs::is_regular_file(status))
+    return refuse(fs::is_directory(status) ? "is a directory, not a recipe" : "is not a file",
+                  "give the path of a YAML recipe");
+  if (fs::file_size(path, ignored) > (1u << 24))
+    return refuse("is too large for a recipe", "give the YAML recipe, not a data file");
+  try {
+    std::string text = read_file(path);
+    if (trim(text).empty())
+      return refuse("the file is empty", "recipes/quickstart.yaml is a small recipe to start from");
+    return text;
+  } catch (const UserError& e) {
+    return refuse(e.message(), e.hint());
+  }
+}
+
+// Reads recipes and, before them, what they are based on.
+class Reader {
+ public:
+  explicit Reader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
+
+  // False if there is no tree at all.
+  bool read(const std::string& text, const std::string& name, RawSettings& given) {
+    diagnostics_.add_source(name);
+    Node root;
+    if (!parse_yaml(text, name, diagnostics_, root)) return false;
+    if (root.kind == Node::Kind::map) {
+      read_bases(root, name, given);
+      given.merge(flatten_fields(root, Origin::recipe, diagnostics_));
+    } else if (root.kind != Node::Kind::null) {
+      diagnostics_.add_at(
+          Severity::error, root.location, "",
+          fmt::format("a recipe is a mapping of sections, this is {}", describe(root)),
+          "begin with a section, such as `model:`, and its keys indented below");
+    }
+    return true;
+  }
+
+ private:
+  // `base: other.yaml`, or a list of which the later win; paths start at the folder of the file
+  // that names them.
+  void read_bases(Node& root, const std::string& name, RawSettings& given) {
+    const auto key = std::find_if(root.keys.begin(), root.keys.end(),
+                                  [](const Node::Key& k) { return k.name == "base"; });
+    if (key == root.keys.end()) return;
+    const auto index = key - root.keys.begin();
+    const Node value = root.items[size_t(index)];
+    root.items.erase(root.items.begin() + index);
+    root.keys.erase(key);
+    std::error_code ignored;
+    open_.push_back(fs::weakly_canonical(name, ignored));
+    if (value.kind == Node::Kind::list) {
+      for (const auto& item : value.items) read_base(item, name, given);
+    } else if (!value.unset()) {
+      read_base(value, name, given);
+    }
+    open_.pop_back();
+  }
+
+  void read_base(const Node& node, const std::string& name, RawSettings& given) {
+    const auto refuse = [&](const std::string& reason, const std::string& hint) {
+      diagnostics_.add_at(Severity::error, node.location, "base", reason, hint);
+    };
+    if (node.kind != Node::Kind::scalar)
+      return refuse(fmt::format("expected the path of a recipe, got {}", describe(node)),
+                    "write base: other.yaml");
+    const fs::path path = fs::path(name).parent_path() / node.text;
+    std::error_code ignored;
+    const fs::path whole = fs::weakly_canonical(path, ignored);
+    if (std::find(open_.begin(), open_.end(), whole) != open_.end())
+      return refuse(fmt::format("{} is based on itself", path.string()),
+                    "remove the base of one of the recipes in this circle");
+    if (++files_ > 64 || open_.size() > 16)
+      return refuse("there are too many recipes behind this one", "put them together into fewer");
+    if (const auto text = read_text(path.string(), node.location, diagnostics_))
+      read(*text, path.string(), given);
+  }
+
+  Diagnostics& diagnostics_;
+  std::vector<fs::path> open_;
+  int files_ = 0;
+};
+
+}  // namespace
+
+std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
+                                       const std::vector<std::string>& overrides,
+                                       Diagnostics& diagnostics) {
+  diagnostics.add_source(name);
+  RawSettings given;
+  const bool readable = Reader(diagnostics).read(text, name, given);
+  for (size_t i = 0; i < overrides.size(); ++i) {
+    const std::string source = fmt::format("override {} (`{}`)", i + 1, overrides[i]);
+    diagnostics.add_source(source);
+    apply_override(overrides[i], source, diagnostics, given);
+  }
+  if (!readable) return std::nullopt;
+  return build(std::move(given), name, diagnostics);
+}
+
+std::optional<Recipe> read_recipe(const std::string& path,
+                                  const std::vector<std::string>& overrides,
+                                  Diagnostics& diagnostics) {
+  diagnostics.add_source(path);
+  const auto text = read_text(path, {}, diagnostics);
+  if (!text) return std::nullopt;
+  return read_recipe_text(*text, path, overrides, diagnostics);
+}
+
+}  // namespace mtrain

@@ -1,0 +1,123 @@
+// Values that follow from other fields. Each is marked as derived, so that printing the recipe
+// shows what was chosen.
+#include <algorithm>
+
+#include "base/math.h"
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+int64_t ModelConfig::ffn_size() const {
+  return ffn_hidden_size.value_or(gated() ? round_up(ceil_div(8 * hidden_size, 3), 64)
+                                          : 4 * hidden_size);
+}
+
+ModelConfig model_defaults(Architecture architecture) {
+  ModelConfig m;
+  m.architecture = architecture;
+  switch (architecture) {
+    case Architecture::llama: break;
+    case Architecture::gpt2:
+      m.normalization = Normalization::layernorm;
+      m.position_embedding = PositionEmbedding::learned;
+      m.activation = Activation::gelu;
+      m.add_bias_linear = m.add_qkv_bias = true;
+      m.share_embeddings_and_output_weights = true;
+      break;
+    case Architecture::qwen2:
+      m.norm_epsilon = 1e-6;
+      m.rotary_base = 1e6;
+      m.add_qkv_bias = true;
+      break;
+    case Architecture::qwen3:
+      m.norm_epsilon = 1e-6;
+      m.rotary_base = 1e6;
+      m.qk_layernorm = true;
+      break;
+    case Architecture::mistral: m.rotary_base = 1e6; break;
+  }
+  return m;
+}
+
+int64_t sample_length(const Recipe& r) {
+  const int64_t packed = r.packed_sequence.packed_sequence_size;
+  return packed > 0 ? packed : r.dataset.seq_length;
+}
+
+namespace {
+
+// Sets an optional field that the recipe leaves open.
+template <class T>
+void derive(Recipe& r, const char* path, std::optional<T>& field, T value) {
+  if (field) return;
+  field = value;
+  r.origins[path] = Origin::derived;
+}
+
+// A policy of fsdp2 that names the weights' type alone decides the precision.
+void derive_precision(Recipe& r, Diagnostics& diagnostics) {
+  const auto& policy = r.distributed.mp_policy.param_dtype;
+  const auto& type = policy ? policy : r.mixed_precision.params_dtype;
+  if (!type) return;
+  const Precision name = *type == ElementType::fp32   ? Precision::fp32
+                         : *type == ElementType::bf16 ? Precision::bf16_mixed
+                                                      : Precision::fp16_mixed;
+  if (name == r.mixed_precision.name) return;
+  r.mixed_precision.name = name;
+  r.origins["mixed_precision.name"] = Origin::derived;
+  diagnostics.resolved("mixed_precision.name",
+                       std::string(enum_name(name)) + ", because the weights' type is given");
+}
+
+// mp_policy's name for the same choice, which reduces in the weights' type unless told otherwise.
+void derive_reduction(Recipe& r) {
+  const auto& type = r.distributed.mp_policy.reduce_dtype;
+  const bool fsdp2 = r.distributed.strategy == Strategy::fsdp2;
+  if ((!type && !fsdp2) || r.given("mixed_precision.grad_reduce_in_fp32")) return;
+  const bool fp32 = type ? *type == ElementType::fp32 : r.mixed_precision.name == Precision::fp32;
+  if (fp32 == r.mixed_precision.grad_reduce_in_fp32) return;
+  r.mixed_precision.grad_reduce_in_fp32 = fp32;
+  r.origins["mixed_precision.grad_reduce_in_fp32"] = Origin::derived;
+}
+
+}  // namespace
+
+void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
+  auto& m = r.model;
+  derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
+  // A hidden size that does not divide is reported by validation; head_dim() rounds down until
+  // then.
+  derive(r, "model.kv_channels", m.kv_channels,
+         std::max<int64_t>(1, m.hidden_size / m.num_attention_heads));
+  derive(r, "model.ffn_hidden_size", m.ffn_hidden_size, m.ffn_size());
+  derive(r, "model.max_position_embeddings", m.max_position_embeddings,
+         std::max(r.dataset.seq_length, sample_length(r)));
+  derive(r, "dataset.seed", r.dataset.seed, r.train.seed);
+  derive(r, "lr_scheduler.decay_steps", r.lr_scheduler.decay_steps, r.train.steps);
+  if (r.checkpoint.dir.empty()) {
+    r.checkpoint.dir = r.train.run_dir + "/checkpoints";
+    r.origins["checkpoint.dir"] = Origin::derived;
+  }
+  if (!r.given("distributed.strategy") && r.sections.count("ddp") > 0) {
+    r.distributed.strategy = Strategy::megatron_ddp;
+    r.origins["distributed.strategy"] = Origin::derived;
+    diagnostics.resolved("distributed.strategy", "megatron_ddp, because there is a ddp section");
+  }
+  if (!r.given("mixed_precision.name")) derive_precision(r, diagnostics);
+  derive_reduction(r);
+  if (r.model.moe.num_experts > 0)
+    derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
+  if (r.recompute.granularity == RecomputeGranularity::full) {
+    derive(r, "recompute.method", r.recompute.method, RecomputeMethod::uniform);
+    // block needs a number: which layers to spare is the user's choice.
+    if (r.recompute.method == RecomputeMethod::uniform)
+      derive(r, "recompute.num_layers", r.recompute.num_layers, int64_t{1});
+  }
+  if (r.tokenizer.path && !r.given("tokenizer.type")) {
+    r.tokenizer.type = TokenizerType::huggingface;
+    r.origins["tokenizer.type"] = Origin::derived;
+    diagnostics.resolved("tokenizer.type", "huggingface, because tokenizer.path is given");
+  }
+}
+
+}  // namespace mtrain

@@ -1,0 +1,242 @@
+#include "recipe/load/value.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include <fmt/core.h>
+
+#include "base/strings.h"
+
+namespace mtrain {
+namespace {
+
+std::string shorten(const std::string& text) {
+  return text.size() <= 60 ? text : text.substr(0, 57) + "...";
+}
+
+std::string bound(double x) {
+  return x == std::floor(x) && std::fabs(x) < 1e15 ? fmt::format("{:.0f}", x)
+                                                   : fmt::format("{}", x);
+}
+
+bool in_range(double value, const std::string& shown, const FieldOptions& o, ValueError& c) {
+  const bool low = o.above_min ? value > o.min : value >= o.min;
+  const bool high = o.below_max ? value < o.max : value <= o.max;
+  if (low && high) return true;
+  const bool has_min = std::isfinite(o.min), has_max = std::isfinite(o.max);
+  std::string allowed;
+  if (has_min)
+    allowed += fmt::format("{} {}", o.above_min ? "greater than" : "at least", bound(o.min));
+  if (has_min && has_max) allowed += " and ";
+  if (has_max) allowed += fmt::format("{} {}", o.below_max ? "less than" : "at most", bound(o.max));
+  c.reason = fmt::format("{} is out of range", shown);
+  c.hint = "it must be " + allowed;
+  return false;
+}
+
+bool refuse(const Node& node, const char* expected, const char* hint, ValueError& c) {
+  c.reason = fmt::format("expected {}, got {}", expected, describe(node));
+  c.hint = hint;
+  return false;
+}
+
+// Digits with single underscores between them lose the underscores: 1_000 is 1000, as YAML 1.1 has
+// it.
+std::string without_underscores(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool between = text[i] == '_' && i > 0 && i + 1 < text.size() &&
+                         std::isdigit(static_cast<unsigned char>(text[i - 1])) &&
+                         std::isdigit(static_cast<unsigned char>(text[i + 1]));
+    if (!between) out += text[i];
+  }
+  return out;
+}
+
+bool to_double(const std::string& raw, double& out) {
+  std::string text = without_underscores(raw);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  if (begin != end && *begin == '+') ++begin;
+  if (begin == end || std::isalpha(static_cast<unsigned char>(*begin))) return false;
+  const auto [stop, error] = std::from_chars(begin, end, out);
+  return error == std::errc() && stop == end && std::isfinite(out);
+}
+
+bool whole_text(const std::string& raw) {
+  const std::string text = without_underscores(raw);
+  const size_t sign = !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0;
+  return text.size() > sign && std::all_of(text.begin() + long(sign), text.end(), [](char ch) {
+           return std::isdigit(static_cast<unsigned char>(ch));
+         });
+}
+
+}  // namespace
+
+std::string describe(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::null: return "nothing";
+    case Node::Kind::list: return fmt::format("a list of {}", node.items.size());
+    case Node::Kind::map: return "a mapping (keys with values)";
+    case Node::Kind::scalar: break;
+  }
+  double number = 0;
+  if (node.quoted) return fmt::format("the quoted text \"{}\"", shorten(node.text));
+  if (to_double(node.text, number)) return fmt::format("the number {}", shorten(node.text));
+  return fmt::format("the text `{}`", shorten(node.text));
+}
+
+std::string fold_name(std::string_view name) {
+  std::string out = to_lower(name);
+  out.erase(std::remove_if(out.begin(), out.end(), [](char c) { return c == '_' || c == '-'; }),
+            out.end());
+  return out;
+}
+
+int read_choice(const Node& node, const std::vector<std::string>& choices,
+                const std::vector<std::string>& shown, ValueError& c) {
+  std::string word = node.text;
+  if (node.kind == Node::Kind::null) word = "none";
+  if (node.kind == Node::Kind::scalar || node.kind == Node::Kind::null) {
+    const std::string folded = fold_name(word);
+    for (size_t i = 0; i < choices.size(); ++i)
+      if (fold_name(choices[i]) == folded) return int(i);
+  }
+  c.reason = fmt::format("expected one of the words below, got {}", describe(node));
+  std::string list;
+  for (const auto& name : shown) {
+    if (!list.empty()) list += ", ";
+    list += name;
+  }
+  const std::string close = nearest(to_lower(word), choices);
+  c.hint = close.empty() ? "choose from: " + list
+                         : fmt::format("did you mean `{}`? choose from: {}", close, list);
+  return -1;
+}
+
+bool read_value(const Node& node, const FieldOptions&, bool& out, ValueError& c) {
+  if (node.kind == Node::Kind::scalar && !node.quoted) {
+    const std::string word = to_lower(node.text);
+    if (word == "true" || word == "yes" || word == "on") return out = true, true;
+    if (word == "false" || word == "no" || word == "off") return out = false, true;
+  }
+  return refuse(node, "true or false", "write true or false, without quotes", c);
+}
+
+// Of a number whose field names no limit: sums and products of a few stay within 64 bits.
+constexpr double kMaxWhole = double(1ll << 40);
+
+bool read_value(const Node& node, const FieldOptions& options, int64_t& out, ValueError& c) {
+  const char* hint = "write a whole number such as 1024, without quotes";
+  FieldOptions limits = options;
+  if (!std::isfinite(limits.max)) limits.max = kMaxWhole;
+  if (node.kind != Node::Kind::scalar || node.quoted)
+    return refuse(node, "a whole number", hint, c);
+  double value = 0;
+  if (whole_text(node.text)) {
+    const std::string digits = without_underscores(node.text);
+    const char* begin = digits.data() + (digits[0] == '+');
+    const size_t first = digits.find_first_not_of("+-");
+    if (digits[first] == '0' && digits.size() > first + 1) {
+      c.reason =
+          fmt::format("{} begins with 0, which YAML 1.1 takes for an octal number", node.text);
+      c.hint = "write the number without leading zeros";
+      return false;
+    }
+    const auto [stop, error] = std::from_chars(begin, digits.data() + digits.size(), out);
+    if (error != std::errc()) {
+      c.reason = fmt::format("the number {} does not fit into 64 bits", shorten(node.text));
+      c.hint = hint;
+      return false;
+    }
+    value = double(out);
+  } else {
+    if (!to_double(node.text, value)) return refuse(node, "a whole number", hint, c);
+    if (value != std::floor(value) || std::fabs(value) > 9007199254740992.0)
+      return refuse(node, "a whole number", hint, c);  // 1e6 is whole, 1e300 and 2.5 are not
+    out = int64_t(value);
+  }
+  return in_range(value, fmt::format("{}", out), limits, c);
+}
+
+bool read_value(const Node& node, const FieldOptions& options, double& out, ValueError& c) {
+  if (node.kind != Node::Kind::scalar || node.quoted || !to_double(node.text, out))
+    return refuse(node, "a number", "write a number such as 0.1 or 3e-4, without quotes", c);
+  return in_range(out, node.text, options, c);
+}
+
+bool read_value(const Node& node, const FieldOptions&, std::string& out, ValueError& c) {
+  if (node.kind != Node::Kind::scalar) return refuse(node, "text", "write one word or path", c);
+  if (node.text.find('\0') != std::string::npos || node.text.find('\n') != std::string::npos)
+    return refuse(node, "one line of text", "remove the line break or NUL character", c);
+  out = node.text;
+  return true;
+}
+
+bool read_value(const Node& node, const FieldOptions& options,
+                std::map<std::string, std::string>& out, ValueError& c) {
+  if (node.kind != Node::Kind::map) return refuse(node, "a mapping", "write {NAME: value}", c);
+  out.clear();
+  for (size_t i = 0; i < node.keys.size(); ++i)
+    if (!read_value(node.items[i], options, out[node.keys[i].name], c)) return false;
+  return true;
+}
+
+std::string show_value(bool value) { return value ? "true" : "false"; }
+std::string show_value(int64_t value) { return fmt::format("{}", value); }
+
+std::string show_value(double value) {
+  std::string s = fmt::format("{}", value);
+  // YAML 1.1 readers take 1e-05 for text; 1.0e-05 is a number for everyone.
+  if (const auto e = s.find('e'); e != std::string::npos && s.find('.') == std::string::npos)
+    s.insert(e, ".0");
+  return s;
+}
+
+std::string show_value(const std::string& value) {
+  Node plain;
+  plain.kind = Node::Kind::scalar, plain.text = value;
+  const std::string word = to_lower(value);
+  double number = 0;
+  const bool special = plain.unset() || word == "auto" || word == "true" || word == "false" ||
+                       word == "yes" || word == "no" || word == "on" || word == "off" ||
+                       word == "y" || word == "n" || to_double(value, number);
+  const bool safe = !value.empty() && std::all_of(value.begin(), value.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '/' || c == '.' || c == '_' ||
+           c == '-' || c == '+';
+  });
+  if (!special && safe && value[0] != '-' && value[0] != '.') return value;
+  if (!special && safe && (value.rfind("./", 0) == 0 || value.rfind("../", 0) == 0)) return value;
+  std::string s = "'";
+  for (char c : value) s += c == '\'' ? std::string("''") : std::string(1, c);
+  return s + "'";
+}
+
+std::string show_value(const std::map<std::string, std::string>& value) {
+  std::string s;
+  for (const auto& [key, item] : value)
+    s += (s.empty() ? "" : ", ") + show_value(key) + ": " + show_value(item);
+  return "{" + s + "}";
+}
+
+std::string TypeInfo::str() const {
+  const auto word = [](Kind k) -> std::string {
+    switch (k) {
+      case Kind::boolean: return "true/false";
+      case Kind::integer: return "integer";
+      case Kind::number: return "number";
+      case Kind::text: return "text";
+      case Kind::choice: return "choice";
+      case Kind::list: return "list";
+      case Kind::mapping: return "mapping";
+    }
+    return "?";
+  };
+  std::string s = kind == Kind::list ? "list of " + word(item) : word(kind);
+  if (may_be_none) s += " or none";
+  if (may_be_auto) s += " or auto";
+  return s;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <sstream>
+#include <unordered_map>
+
+#include <fmt/core.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+#include "base/strings.h"
+#include "recipe/load/node.h"
+
+namespace mtrain {
+
+bool Node::unset() const {
+  if (kind == Kind::null) return true;
+  return kind == Kind::scalar && !quoted &&
+         (text == "none" || text == "None" || text == "null" || text == "Null" || text == "NULL" ||
+          text == "~" || text.empty());
+}
+
+namespace {
+
+constexpr size_t kMaxBytes = 1 << 20, kMaxNodes = 20000, kMaxDepth = 32;
+
+struct Refused {};  // the tree would be too large; already reported
+
+size_t count_nodes(const Node& node) {
+  size_t n = 1;
+  for (const auto& item : node.items) n += count_nodes(item);
+  return n;
+}
+
+// Builds the tree from parser events: only they carry the place of a key, tell quoted scalars from
+// plain ones and let aliases be expanded under a limit.
+class Builder : public YAML::EventHandler {
+ public:
+  Builder(std::string source, Diagnostics& diagnostics)
+      : source_(std::move(source)), diagnostics_(diagnostics) {}
+
+  Node root;
+  int documents = 0;
+  SourceLocation second_document;
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents == 2) second_document = location(mark);
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    leaf(mark, anchor, Node::Kind::null, "", false);
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    leaf(mark, anchor, Node::Kind::scalar, value, tag != "?");
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto at = anchors_.find(anchor);
+    if (at == anchors_.end()) {
+      diagnostics_.add_at(Severity::error, location(mark), "",
+                          "an alias stands inside its own anchor");
+      throw Refused{};
+    }
+    Node copy = at->second;
+    reserve(count_nodes(copy), mark);
+    add(std::move(copy));
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(mark, anchor, Node::Kind::list);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(mark, anchor, Node::Kind::map);
+  }
+  void OnMapEnd() override {
+    merge(open_.back().node);
+    close();
+  }
+
+ private:
+  struct Frame {
+    Node node;
+    YAML::anchor_t anchor = 0;
+    bool has_key = false, skip = false;  // skip: the value of a repeated key
+  };
+
+  SourceLocation location(const YAML::Mark& mark) const {
+    return {source_, mark.line + 1, mark.column + 1};
+  }
+
+  void reserve(size_t nodes, const YAML::Mark& mark) {
+    nodes_ += nodes;
+    if (nodes_ <= kMaxNodes) return;
+    diagnostics_.add_at(
+        Severity::error, location(mark), "",
+        fmt::format("the recipe expands to more than {} values", kMaxNodes),
+        "anchors and aliases that refer to each other multiply; write the values out");
+    throw Refused{};
+  }
+
+  void leaf(const YAML::Mark& mark, YAML::anchor_t anchor, Node::Kind kind, const std::string& text,
+            bool quoted) {
+    reserve(1, mark);
+    Node node;
+    node.kind = kind, node.text = text, node.quoted = quoted, node.location = location(mark);
+    if (anchor) anchors_[anchor] = node;
+    add(std::move(node));
+  }
+
+  void open(const YAML::Mark& mark, YAML::anchor_t anchor, Node::Kind kind) {
+    reserve(1, mark);
+    if (open_.size() >= kMaxDepth) {
+      diagnostics_.add_at(Severity::error, location(mark), "",
+                          fmt::format("values are nested more than {} deep", kMaxDepth));
+      throw Refused{};
+    }
+    Frame frame;
+    frame.node.kind = kind, frame.node.location = location(mark), frame.anchor = anchor;
+    open_.push_back(std::move(frame));
+  }
+
+  void close() {
+    Frame frame = std::move(open_.back());
+    open_.pop_back();
+    if (frame.anchor) anchors_[frame.anchor] = frame.node;
+    add(std::move(frame.node));
+  }
+
+  void add(Node node) {
+    if (open_.empty()) {
+      if (documents <= 1) root = std::move(node);
+      return;
+    }
+    Frame& parent = open_.back();
+    if (parent.node.kind == Node::Kind::list) {
+      parent.node.items.push_back(std::move(node));
+    } else if (!parent.has_key) {
+      parent.has_key = true;
+      add_key(parent, node);
+    } else {
+      parent.has_key = false;
+      if (!parent.skip) parent.node.items.push_back(std::move(node));
+      parent.skip = false;
+    }
+  }
+
+  void add_key(Frame& parent, const Node& key) {
+    if (key.kind == Node::Kind::list || key.kind == Node::Kind::map) {
+      diagnostics_.add_at(Severity::error, key.location, "", "a key must be a word",
+                          "`${...}` and `{...}` at the start of a line need quotes");
+      parent.skip = true;
+      return;
+    }
+    const std::string name = key.kind == Node::Kind::null ? "~" : key.text;
+    for (const auto& other : parent.node.keys) {
+      if (other.name != name) continue;
+      diagnostics_.add_at(
+          Severity::error, key.location, name,
+          fmt::format("the key `{}` stands twice in one section; it was first given at "
+                      "{}",
+                      name, other.location.str()),
+          "keep one of the two");
+      parent.skip = true;
+      return;
+    }
+    parent.node.keys.push_back({name, key.location});
+  }
+
+  // `<<: *anchor` adds what the mapping itself does not have.
+  static void merge(Node& map) {
+    const auto at = std::find_if(map.keys.begin(), map.keys.end(),
+                                 [](const Node::Key& k) { return k.name == "<<"; });
+    if (at == map.keys.end()) return;
+    const auto index = at - map.keys.begin();
+    Node from = std::move(map.items[size_t(index)]);
+    map.keys.erase(at);
+    map.items.erase(map.items.begin() + index);
+    std::vector<Node> sources;
+    if (from.kind == Node::Kind::list)
+      sources = std::move(from.items);
+    else
+      sources.push_back(std::move(from));
+    for (auto& source : sources) {
+      for (size_t i = 0; source.kind == Node::Kind::map && i < source.keys.size(); ++i) {
+        const bool there = std::any_of(map.keys.begin(), map.keys.end(), [&](const Node::Key& k) {
+          return k.name == source.keys[i].name;
+        });
+        if (there) continue;
+        map.keys.push_back(source.keys[i]);
+        map.items.push_back(source.items[i]);
+      }
+    }
+  }
+
+  std::string source_;
+  Diagnostics& diagnostics_;
+  std::vector<Frame> open_;
+  std::unordered_map<YAML::anchor_t, Node> anchors_;
+  size_t nodes_ = 0;
+};
+
+// What the parser calls a mistake, in words that help.
+std::string hint_for(const std::string& message) {
+  const auto has = [&](const char* part) { return message.find(part) != std::string::npos; };
+  if (has("illegal map value"))
+    return "a `key: value` may not stand here: check the indentation of this line, and quote text "
+           "that contains `: `";
+  if (has("end of map not found") || has("end of sequence not found"))
+    return "the line is indented neither like its neighbours nor like a section: use the same "
+           "number of blanks for all keys of a section";
+  if (has("end of map flow") || has("end of sequence flow"))
+    return "a bracket or brace is not closed";
+  if (has("illegal block entry"))
+    return "a list item `- x` may not stand here: check its indentation";
+  if (has("unknown token") || has("while scanning"))
+    return "a character that means something in YAML (such as @, %, `, *, &) stands at the start "
+           "of a value: quote the value";
+  if (has("bad file")) return "the text is not UTF-8";
+  return "check the indentation and the quotes around this line";
+}
+
+// Characters that YAML refuses or that hide: reported before parsing, because the parser's own
+// place is often off.
+bool clean_text(const std::string& text, const std::string& source, Diagnostics& diagnostics) {
+  if (text.size() > kMaxBytes) {
+    diagnostics.add_at(
+        Severity::error, {source, 0, 0}, "",
+        fmt::format("{} is too large for a recipe (the limit is {})",
+                    human_bytes(double(text.size())), human_bytes(double(kMaxBytes))),
+        "give the YAML recipe, not a data file");
+    return false;
+  }
+  int line = 1, column = 1;
+  bool clean = true, indenting = true;
+  for (const char c : text) {
+    const auto u = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      ++line, column = 1, indenting = true;
+      continue;
+    }
+    if (c == '\t' && indenting) {
+      diagnostics.add_at(Severity::error, {source, line, column}, "",
+                         "a tab is used to indent; YAML allows only blanks there",
+                         "replace the tab by blanks");
+      clean = false;
+    } else if (u < 0x20 && c != '\t' && c != '\r') {
+      diagnostics.add_at(Severity::error, {source, line, column}, "",
+                         fmt::format("the file contains the control character 0x{:02x}", u),
+                         "a recipe is plain text; is this the right file?");
+      return false;
+    }
+    if (c != ' ') indenting = false;
+    ++column;
+  }
+  return clean;
+}
+
+}  // namespace
+
+bool parse_yaml(const std::string& text, const std::string& source, Diagnostics& diagnostics,
+                Node& out) {
+  if (!clean_text(text, source, diagnostics)) return false;
+  Builder builder(source, diagnostics);
+  try {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    parser.HandleNextDocument(builder);
+    parser.HandleNextDocument(builder);
+  } catch (const YAML::Exception& e) {
+    diagnostics.add_at(Severity::error, {source, e.mark.line + 1, e.mark.column + 1}, "",
+                       "this is not valid YAML: " + e.msg, hint_for(e.msg));
+    return false;
+  } catch (const Refused&) {
+    return false;
+  }
+  if (builder.documents > 1) {
+    diagnostics.add_at(Severity::error, builder.second_document, "",
+                       "a second document (after `---`) begins in the recipe",
+                       "a recipe is one document; put the second one into a file of its own");
+    return false;
+  }
+  out = std::move(builder.root);
+  return true;
+}
+
+namespace {
+void locate_all(Node& node, const SourceLocation& location) {
+  node.location = location;
+  for (auto& key : node.keys) key.location = location;
+  for (auto& item : node.items) locate_all(item, location);
+}
+}  // namespace
+
+bool parse_override_value(const std::string& text, const std::string& source,
+                          std::string_view field, Diagnostics& diagnostics, Node& out) {
+  Diagnostics own;
+  out = {};
+  const bool ok = parse_yaml(text, "value", own, out) && !own.has_errors();
+  if (!ok) {
+    const auto list = own.sorted();
+    diagnostics.add_at(Severity::error, {source, 0, 0}, field,
+                       fmt::format("the value `{}` cannot be read: {}", text, list.front().reason),
+                       "quote text that contains special characters: path='\"text\"'");
+    return false;
+  }
+  locate_all(out, {source, 0, 0});
+  return true;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,81 @@
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "recipe/recipe.h"
+#include "recipe/schema/schema.h"
+
+namespace mtrain {
+
+Origin Recipe::origin(std::string_view path) const {
+  const auto at = origins.find(path);
+  return at == origins.end() ? Origin::by_default : at->second;
+}
+
+bool Recipe::given(std::string_view path) const {
+  const Origin o = origin(path);
+  return o == Origin::recipe || o == Origin::command_line;
+}
+
+bool Recipe::given_section(std::string_view path) const {
+  if (sections.count(path)) return true;
+  const std::string below = std::string(path) + ".";
+  const auto at = origins.lower_bound(below);
+  for (auto i = at; i != origins.end() && i->first.rfind(below, 0) == 0; ++i)
+    if (i->second == Origin::recipe || i->second == Origin::command_line) return true;
+  return false;
+}
+
+namespace {
+const char* origin_name(Origin origin) {
+  switch (origin) {
+    case Origin::by_default: return "default";
+    case Origin::recipe: return "recipe";
+    case Origin::command_line: return "override";
+    case Origin::derived: return "derived";
+  }
+  return "?";
+}
+}  // namespace
+
+namespace {
+// What the recipe's layout does not read is left out: naming it would be refused or warned about
+// when the text is loaded.
+bool in_force(const SchemaRow& row, const Recipe& r) {
+  const auto below = [&](const char* section) { return row.path.rfind(section, 0) == 0; };
+  if (below("distributed.pipeline.") && r.distributed.pp_size == 1) return false;
+  if (below("distributed.moe.") && r.distributed.ep_size == 1) return false;
+  // Its presence alone decides the size of buckets.
+  if (below("comm_overlap.") && !r.given_section("comm_overlap")) return false;
+  return belongs_to_strategy(row, r);
+}
+}  // namespace
+
+std::string print_recipe(const Recipe& recipe, bool origins) {
+  std::string out;
+  std::string open;  // the section whose keys are being printed, with a dot at its end
+  for (const auto& row : schema_rows()) {
+    if (!in_force(row, recipe)) continue;
+    const std::string section = row.path.substr(0, row.path.rfind('.') + 1);
+    // Rows of a section follow each other, so a new section only needs its own headings.
+    if (section != open) {
+      size_t dot = 0;
+      for (int depth = 0; (dot = section.find('.', dot)) != std::string::npos; ++depth, ++dot) {
+        const std::string path = section.substr(0, dot);
+        if (open.rfind(path + ".", 0) == 0) continue;
+        const auto name =
+            path.substr(path.rfind('.') == std::string::npos ? 0 : path.rfind('.') + 1);
+        out += fmt::format("{:{}}{}:\n", "", 2 * depth, name);
+      }
+      open = section;
+    }
+    const auto depth = std::count(section.begin(), section.end(), '.');
+    std::string line = fmt::format("{:{}}{}: {}", "", 2 * depth, row.path.substr(section.size()),
+                                   row.show(recipe));
+    if (origins) line = fmt::format("{:<52}  # {}", line, origin_name(recipe.origin(row.path)));
+    out += line + "\n";
+  }
+  return out;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,59 @@
+// checkpoint: what is saved, when, and what a run starts from.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class SaveFormat { safetensors };
+constexpr auto enum_names(SaveFormat) {
+  return std::array{EnumName{SaveFormat::safetensors, "safetensors"}};
+}
+
+struct CheckpointConfig {
+  std::string dir;
+  int64_t every_steps = 0, keep = 2;
+  bool at_end = true;
+  std::optional<std::string> load;
+  SaveFormat model_save_format = SaveFormat::safetensors;
+  bool save_consolidated = false, async = false;
+
+  static constexpr auto fields =
+      std::tuple{Field{"dir",
+                       &CheckpointConfig::dir,
+                       "folder of checkpoints; <run_dir>/checkpoints unless set",
+                       {.aliases = "checkpoint.save checkpoint.checkpoint_dir"}},
+                 Field{"every_steps",
+                       &CheckpointConfig::every_steps,
+                       "steps between two checkpoints; 0: none but those of at_end",
+                       {.aliases = "checkpoint.save_interval step_scheduler.ckpt_every_steps",
+                        .unit = "steps",
+                        .min = 0}},
+                 Field{"at_end", &CheckpointConfig::at_end,
+                       "save when the run ends or is stopped; false suits measurements"},
+                 Field{"keep",
+                       &CheckpointConfig::keep,
+                       "how many of the newest stay; 0 keeps all",
+                       {.aliases = "checkpoint.most_recent_k checkpoint.max_recent_checkpoints",
+                        .min = 0,
+                        .max = 1 << 20}},
+                 Field{"load",
+                       &CheckpointConfig::load,
+                       "checkpoint to continue from; `latest` takes the newest in dir",
+                       {.aliases = "checkpoint.restore_from"}},
+                 Field{"model_save_format", &CheckpointConfig::model_save_format,
+                       "file format of the weights"},
+                 Field{"save_consolidated", &CheckpointConfig::save_consolidated,
+                       "also write the whole model into one set of files"},
+                 Field{"async",
+                       &CheckpointConfig::async,
+                       "write while training goes on",
+                       {.aliases = "checkpoint.is_async checkpoint.async_save"}}};
+};
+
+}  // namespace mtrain

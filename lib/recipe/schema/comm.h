@@ -1,0 +1,92 @@
+// comm, launch and hardware: what the ranks run on and talk through.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class CommBackend { automatic, gloo, nccl, thread };
+constexpr auto enum_names(CommBackend) {
+  return std::array{EnumName{CommBackend::automatic, "auto"}, EnumName{CommBackend::gloo, "gloo"},
+                    EnumName{CommBackend::nccl, "nccl"}, EnumName{CommBackend::thread, "thread"}};
+}
+
+struct LinkConfig {
+  double latency_us = 0, gbps = 0;
+
+  static constexpr auto fields =
+      std::tuple{Field{"latency_us",
+                       &LinkConfig::latency_us,
+                       "added to every transfer",
+                       {.unit = "microseconds", .min = 0}},
+                 Field{"gbps",
+                       &LinkConfig::gbps,
+                       "bandwidth of the emulated link; 0: as fast as it goes",
+                       {.unit = "Gbit/s", .min = 0}}};
+};
+
+struct CommConfig {
+  CommBackend backend = CommBackend::automatic;
+  double timeout_s = 600;
+  LinkConfig link;
+
+  static constexpr auto fields = std::tuple{
+      Field{"backend",
+            &CommConfig::backend,
+            "auto: nccl on GPUs; else shared memory on one host and gloo on several",
+            {.aliases = "dist_env.backend dist.distributed_backend"}},
+      Field{"timeout_s",
+            &CommConfig::timeout_s,
+            "a collective that takes longer ends the job",
+            {.unit = "seconds", .min = 0, .max = 1e8, .above_min = true}},
+      Field{"link", &CommConfig::link, "emulate a slower link, to measure what is hidden"}};
+};
+
+struct LaunchConfig {
+  Auto<int64_t> cuda_device_max_connections, layernorm_sm_margin;
+  std::map<std::string, std::string> env;
+
+  static constexpr auto fields = std::tuple{
+      Field{"cuda_device_max_connections",
+            &LaunchConfig::cuda_device_max_connections,
+            "hardware queues of the GPU: 1 keeps communication ahead of compute, 32 frees both",
+            {.min = 1, .max = 32}},
+      Field{"layernorm_sm_margin",
+            &LaunchConfig::layernorm_sm_margin,
+            "multiprocessors that norm kernels leave to communication",
+            {.unit = "multiprocessors", .min = 0, .max = 1024}},
+      Field{"env",
+            &LaunchConfig::env,
+            "variables for the ranks; those already set win",
+            {.aliases = "env_vars"}}};
+};
+
+enum class Gpu { a100, h100, h200, b200, b300, gb200, gb300 };
+constexpr auto enum_names(Gpu) {
+  return std::array{EnumName{Gpu::a100, "a100"},  EnumName{Gpu::h100, "h100"},
+                    EnumName{Gpu::h200, "h200"},  EnumName{Gpu::b200, "b200"},
+                    EnumName{Gpu::b300, "b300"},  EnumName{Gpu::gb200, "gb200"},
+                    EnumName{Gpu::gb300, "gb300"}};
+}
+constexpr int compute_capability(Gpu gpu) {  // major version
+  return gpu == Gpu::a100 ? 8 : gpu == Gpu::h100 || gpu == Gpu::h200 ? 9 : 10;
+}
+
+struct HardwareConfig {
+  int64_t gpus_per_node = 8;
+  Gpu gpu = Gpu::h100;
+
+  static constexpr auto fields =
+      std::tuple{Field{"gpus_per_node",
+                       &HardwareConfig::gpus_per_node,
+                       "GPUs that share fast links; used by checks and estimates",
+                       {.min = 1}},
+                 Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"}};
+};
+
+}  // namespace mtrain

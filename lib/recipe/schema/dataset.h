@@ -1,0 +1,62 @@
+// dataset: which tokens are trained on. packed_sequence: several documents in one sample.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+struct DatasetConfig {
+  std::vector<std::string> train, validation;
+  std::vector<double> train_weights, validation_weights;
+  int64_t seq_length = 1024;
+  std::optional<int64_t> seed;
+
+  static constexpr auto fields = std::tuple{
+      Field{"train",
+            &DatasetConfig::train,
+            "path prefix (or a list of them) of .bin/.idx pairs made by `mtrain data build`",
+            {.aliases = "dataset.data_path"}},
+      Field{"train_weights",
+            &DatasetConfig::train_weights,
+            "share of each training prefix in the blend; empty: by their numbers of tokens",
+            {.min = 0, .above_min = true}},
+      Field{"validation",
+            &DatasetConfig::validation,
+            "path prefix or prefixes for validation",
+            {.aliases = "dataset.valid"}},
+      Field{"validation_weights",
+            &DatasetConfig::validation_weights,
+            "share of each validation prefix; empty: by their numbers of tokens",
+            {.min = 0, .above_min = true}},
+      Field{"seq_length",
+            &DatasetConfig::seq_length,
+            "length of a training sample",
+            {.aliases = "model.seq_length dataset.sequence_length dataset.seq_len",
+             .unit = "tokens",
+             .min = 1,
+             .max = 1 << 30}},
+      Field{"seed",
+            &DatasetConfig::seed,
+            "order of the samples; train.seed unless set",
+            {.aliases = "dataset.random_seed", .min = 0, .max = 0x1p63}}};
+};
+
+struct PackedSequenceConfig {
+  int64_t packed_sequence_size = 0;
+  bool drop_long_samples = false;
+
+  static constexpr auto fields =
+      std::tuple{Field{"packed_sequence_size",
+                       &PackedSequenceConfig::packed_sequence_size,
+                       "documents are packed into samples of this length; 0: off",
+                       {.unit = "tokens", .min = 0, .max = 1 << 30}},
+                 Field{"drop_long_samples", &PackedSequenceConfig::drop_long_samples,
+                       "leave out documents that are longer, instead of splitting them"}};
+};
+
+}  // namespace mtrain

@@ -1,0 +1,60 @@
+// debug: checks that cost time, and records for a closer look.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+// A rank that fails on purpose, in the middle of a launch: to see what a job makes of it.
+struct FaultConfig {
+  std::optional<std::string> at;
+  int64_t rank = 0, step = 1;
+  bool kill = true;
+
+  static constexpr auto fields = std::tuple{
+      Field{"at", &FaultConfig::at,
+            "name of the launch, as traces show it (matmul_fc1_fwd, all_reduce, adamw, ...), or "
+            "save"},
+      Field{"rank", &FaultConfig::rank, "the rank that fails", {.min = 0}},
+      Field{"step",
+            &FaultConfig::step,
+            "in which step; only before the job starts again",
+            {.min = 1}},
+      Field{"kill", &FaultConfig::kill, "its process is killed; false: it is stopped, and hangs"}};
+};
+
+struct DebugConfig {
+  bool stream_sanitizer = false;
+  std::optional<std::string> trace;
+  bool deterministic = false, strict = true, check_nan = true;
+  bool emulate_fp8 = false;
+  double compute_slowdown = 1;
+  FaultConfig fault;
+
+  static constexpr auto fields = std::tuple{
+      Field{"stream_sanitizer", &DebugConfig::stream_sanitizer,
+            "report two accesses of a buffer that no event orders"},
+      Field{"trace", &DebugConfig::trace, "write a Chrome / Perfetto trace to this file"},
+      Field{"deterministic", &DebugConfig::deterministic,
+            "bitwise equal runs on GPUs, too, and bf16 products on CPUs that do not use their bf16 "
+            "instructions; slower"},
+      Field{"strict", &DebugConfig::strict,
+            "refuse an overlap that cannot be active; false turns it off with a warning"},
+      Field{"check_nan", &DebugConfig::check_nan,
+            "stop at the first loss or gradient that is not finite and name its tensor"},
+      Field{"emulate_fp8", &DebugConfig::emulate_fp8,
+            "let a CPU compute what mixed_precision.fp8 asks for: rounded as on a GPU, and slower "
+            "than bf16"},
+      Field{"compute_slowdown",
+            &DebugConfig::compute_slowdown,
+            "computations on the CPU take so many times as long, asleep for the rest: shows on few "
+            "cores how ranks with a core each overlap (of one thread: train.threads=1)",
+            {.min = 1}},
+      Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
+};
+
+}  // namespace mtrain

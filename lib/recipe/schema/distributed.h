@@ -1,0 +1,266 @@
+// distributed: how the model and the data are spread over the ranks.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class Strategy { fsdp2, megatron_fsdp, megatron_ddp, ddp };
+constexpr auto enum_names(Strategy) {
+  return std::array{EnumName{Strategy::fsdp2, "fsdp2"},
+                    EnumName{Strategy::megatron_fsdp, "megatron_fsdp"},
+                    EnumName{Strategy::megatron_ddp, "megatron_ddp"},
+                    EnumName{Strategy::ddp, "ddp"}, EnumName{Strategy::megatron_fsdp, "mfsdp"}};
+}
+
+enum class ZeroStrategy { none, optimizer, gradients, parameters };
+constexpr auto enum_names(ZeroStrategy) {
+  return std::array{EnumName{ZeroStrategy::none, "0"},
+                    EnumName{ZeroStrategy::optimizer, "1"},
+                    EnumName{ZeroStrategy::gradients, "2"},
+                    EnumName{ZeroStrategy::parameters, "3"},
+                    EnumName{ZeroStrategy::none, "no_shard"},
+                    EnumName{ZeroStrategy::optimizer, "optim"},
+                    EnumName{ZeroStrategy::gradients, "optim_grads"},
+                    EnumName{ZeroStrategy::parameters, "optim_grads_params"}};
+}
+
+enum class ElementType { fp32, bf16, fp16 };
+constexpr auto enum_names(ElementType) {
+  return std::array{
+      EnumName{ElementType::fp32, "fp32"},          EnumName{ElementType::bf16, "bf16"},
+      EnumName{ElementType::fp16, "fp16"},          EnumName{ElementType::fp32, "float32"},
+      EnumName{ElementType::bf16, "bfloat16"},      EnumName{ElementType::fp16, "float16"},
+      EnumName{ElementType::fp32, "torch.float32"}, EnumName{ElementType::bf16, "torch.bfloat16"},
+      EnumName{ElementType::fp16, "torch.float16"}};
+}
+
+enum class PipelineScheduleName {
+  one_f_one_b,
+  gpipe,
+  interleaved_1f1b,
+  looped_bfs,
+  dfs,
+  v_schedule,
+  zero_bubble,
+  dualpipev
+};
+constexpr auto enum_names(PipelineScheduleName) {
+  using P = PipelineScheduleName;
+  return std::array{EnumName{P::one_f_one_b, "1f1b"},
+                    EnumName{P::gpipe, "gpipe"},
+                    EnumName{P::interleaved_1f1b, "interleaved_1f1b"},
+                    EnumName{P::looped_bfs, "looped_bfs"},
+                    EnumName{P::dfs, "dfs"},
+                    EnumName{P::v_schedule, "v_schedule"},
+                    EnumName{P::zero_bubble, "zero_bubble"},
+                    EnumName{P::dualpipev, "dualpipev"},
+                    EnumName{P::v_schedule, "ZBVZeroBubble"},
+                    EnumName{P::zero_bubble, "InterleavedZeroBubble"},
+                    EnumName{P::one_f_one_b, "Schedule1F1B"},
+                    EnumName{P::gpipe, "ScheduleGPipe"},
+                    EnumName{P::interleaved_1f1b, "ScheduleInterleaved1F1B"},
+                    EnumName{P::looped_bfs, "ScheduleLoopedBFS"},
+                    EnumName{P::v_schedule, "ScheduleZBVZeroBubble"},
+                    EnumName{P::zero_bubble, "ScheduleInterleavedZeroBubble"},
+                    EnumName{P::dualpipev, "ScheduleDualPipeV"}};
+}
+
+enum class RoundStages { none, up, down };
+constexpr auto enum_names(RoundStages) {
+  return std::array{EnumName{RoundStages::none, "none"}, EnumName{RoundStages::up, "up"},
+                    EnumName{RoundStages::down, "down"}};
+}
+
+enum class CpCommType { p2p, all_gather, a2a, a2a_p2p };
+constexpr auto enum_names(CpCommType) {
+  return std::array{EnumName{CpCommType::p2p, "p2p"},
+                    EnumName{CpCommType::all_gather, "all_gather"},
+                    EnumName{CpCommType::a2a, "a2a"}, EnumName{CpCommType::a2a_p2p, "a2a+p2p"}};
+}
+
+struct PipelineConfig {
+  PipelineScheduleName pp_schedule = PipelineScheduleName::one_f_one_b;
+  std::optional<std::string> pp_schedule_csv;
+  std::optional<int64_t> pp_microbatch_size, layers_per_stage;
+  RoundStages round_virtual_stages_to_pp_multiple = RoundStages::none;
+  bool scale_grads_in_schedule = false;
+  std::optional<ElementType> dtype;
+  std::optional<int64_t> microbatch_group_size_per_vp_stage;
+  std::optional<std::string> layout;
+
+  static constexpr auto fields = std::tuple{
+      Field{"pp_schedule", &PipelineConfig::pp_schedule,
+            "order of forwards and backwards over the stages"},
+      Field{"pp_schedule_csv", &PipelineConfig::pp_schedule_csv,
+            "file with the order instead: a row per rank, cells such as 2F0"},
+      Field{"pp_microbatch_size",
+            &PipelineConfig::pp_microbatch_size,
+            "samples per micro-batch; train.micro_batch_size unless set",
+            {.min = 1}},
+      Field{"layers_per_stage",
+            &PipelineConfig::layers_per_stage,
+            "layers of one stage; the number of stages follows",
+            {.min = 1}},
+      Field{"round_virtual_stages_to_pp_multiple",
+            &PipelineConfig::round_virtual_stages_to_pp_multiple,
+            "round the number of stages to a multiple of pp_size"},
+      Field{"scale_grads_in_schedule", &PipelineConfig::scale_grads_in_schedule,
+            "divide gradients by the number of micro-batches inside the schedule"},
+      Field{"dtype", &PipelineConfig::dtype, "element type of activations between stages"},
+      Field{"microbatch_group_size_per_vp_stage",
+            &PipelineConfig::microbatch_group_size_per_vp_stage,
+            "interleaved: micro-batches in a row per stage; pp_size unless set",
+            {.aliases = "model.microbatch_group_size_per_vp_stage "
+                        "model.microbatch_group_size_per_virtual_pipeline_stage",
+             .min = 1}},
+      Field{"layout",
+            &PipelineConfig::layout,
+            "what each stage holds, such as Et*4|t*5|t*5|t*4L",
+            {.aliases = "model.pipeline_model_parallel_layout"}}};
+};
+
+// fsdp2: element types of the shards' communication and compute.
+struct MpPolicyConfig {
+  Auto<ElementType> param_dtype, reduce_dtype, output_dtype;
+  bool cast_forward_inputs = true;
+
+  static constexpr auto fields = std::tuple{
+      Field{"param_dtype", &MpPolicyConfig::param_dtype,
+            "weights in forward and backward; auto: by mixed_precision"},
+      Field{"reduce_dtype", &MpPolicyConfig::reduce_dtype,
+            "gradient reduction; auto: as param_dtype"},
+      Field{"output_dtype", &MpPolicyConfig::output_dtype, "outputs; auto: as param_dtype"},
+      Field{"cast_forward_inputs", &MpPolicyConfig::cast_forward_inputs,
+            "cast a unit's inputs to param_dtype"}};
+};
+
+// fsdp2 with experts spread over ranks.
+struct MoeParallelConfig {
+  bool reshard_after_forward = false, ignore_router_for_ac = false, wrap_outer_model = true;
+  std::optional<ElementType> lm_head_precision;
+
+  static constexpr auto fields =
+      std::tuple{Field{"reshard_after_forward", &MoeParallelConfig::reshard_after_forward,
+                       "free the experts' weights between forward and backward"},
+                 Field{"ignore_router_for_ac", &MoeParallelConfig::ignore_router_for_ac,
+                       "keep the router's outputs instead of computing them again"},
+                 Field{"wrap_outer_model", &MoeParallelConfig::wrap_outer_model,
+                       "shard what is outside of the layers, too"},
+                 Field{"lm_head_precision", &MoeParallelConfig::lm_head_precision,
+                       "element type of the output layer"}};
+};
+
+struct DistributedConfig {
+  Strategy strategy = Strategy::fsdp2;
+  int64_t tp_size = 1, pp_size = 1, cp_size = 1, ep_size = 1;
+  std::optional<int64_t> dp_size, dp_replicate_size, vpp_size;
+  bool sequence_parallel = false;
+  bool defer_fsdp_grad_sync = true;
+  Auto<bool> reshard_after_forward;
+  int64_t fsdp2_forward_prefetch_depth = 1, fsdp2_backward_prefetch_depth = 2;
+  MpPolicyConfig mp_policy;
+  ZeroStrategy zero_dp_strategy = ZeroStrategy::parameters;
+  PipelineConfig pipeline;
+  MoeParallelConfig moe;
+  std::vector<int64_t> hierarchical_context_parallel_sizes;
+  std::vector<CpCommType> cp_comm_type{CpCommType::p2p};
+  bool use_decentralized_pg = false;
+
+  static constexpr auto fields = std::tuple{
+      Field{
+          "strategy", &DistributedConfig::strategy,
+          "data parallelism: fsdp2 and megatron_fsdp shard everything, megatron_ddp the optimizer, "
+          "ddp nothing"},
+      Field{"tp_size",
+            &DistributedConfig::tp_size,
+            "ranks that share each layer's matrices",
+            {.aliases = "model.tensor_model_parallel_size",
+             .unit = "ranks",
+             .min = 1,
+             .max = 1 << 16}},
+      Field{"pp_size",
+            &DistributedConfig::pp_size,
+            "ranks that the layers are spread over",
+            {.aliases = "model.pipeline_model_parallel_size",
+             .unit = "ranks",
+             .min = 1,
+             .max = 1 << 16}},
+      Field{"cp_size",
+            &DistributedConfig::cp_size,
+            "ranks that share each sequence",
+            {.aliases = "model.context_parallel_size", .unit = "ranks", .min = 1, .max = 1 << 16}},
+      Field{"ep_size",
+            &DistributedConfig::ep_size,
+            "ranks that the experts are spread over",
+            {.aliases = "model.expert_model_parallel_size",
+             .unit = "ranks",
+             .min = 1,
+             .max = 1 << 16}},
+      Field{"dp_size",
+            &DistributedConfig::dp_size,
+            "copies of the data pipeline; what is left of the world unless set",
+            {.unit = "ranks", .min = 1, .max = 1 << 24}},
+      Field{"dp_replicate_size",
+            &DistributedConfig::dp_replicate_size,
+            "fsdp2: shard within dp_size / this, replicate across",
+            {.unit = "ranks", .min = 1, .max = 1 << 24, .strategies = "fsdp2"}},
+      Field{"vpp_size",
+            &DistributedConfig::vpp_size,
+            "stages per rank",
+            {.aliases = "model.virtual_pipeline_model_parallel_size", .min = 1, .max = 1 << 16}},
+      Field{"sequence_parallel",
+            &DistributedConfig::sequence_parallel,
+            "shard norms, dropout and residuals along the sequence over tp",
+            {.aliases = "model.sequence_parallel"}},
+      Field{"defer_fsdp_grad_sync",
+            &DistributedConfig::defer_fsdp_grad_sync,
+            "reduce gradients only with the last micro-batch",
+            {.strategies = "fsdp2"}},
+      Field{"reshard_after_forward",
+            &DistributedConfig::reshard_after_forward,
+            "free gathered weights between forward and backward; auto: with a pipeline, those of "
+            "stages beyond the three used next",
+            {.strategies = "fsdp2"}},
+      Field{"fsdp2_forward_prefetch_depth",
+            &DistributedConfig::fsdp2_forward_prefetch_depth,
+            "units gathered ahead in forward",
+            {.min = 0, .strategies = "fsdp2"}},
+      Field{"fsdp2_backward_prefetch_depth",
+            &DistributedConfig::fsdp2_backward_prefetch_depth,
+            "units gathered ahead in backward",
+            {.min = 0, .strategies = "fsdp2"}},
+      Field{"mp_policy",
+            &DistributedConfig::mp_policy,
+            "element types of sharded units",
+            {.strategies = "fsdp2"}},
+      Field{"zero_dp_strategy",
+            &DistributedConfig::zero_dp_strategy,
+            "megatron_fsdp: 0 shards nothing, 1 the optimizer, 2 gradients too, 3 parameters too",
+            {.aliases = "ddp.data_parallel_sharding_strategy", .strategies = "megatron_fsdp"}},
+      Field{"pipeline", &DistributedConfig::pipeline, "schedule and split of the layers"},
+      Field{"moe",
+            &DistributedConfig::moe,
+            "sharding of models with experts",
+            {.strategies = "fsdp2"}},
+      Field{"hierarchical_context_parallel_sizes",
+            &DistributedConfig::hierarchical_context_parallel_sizes,
+            "sizes of the levels of a2a+p2p, innermost first",
+            {.aliases = "model.hierarchical_context_parallel_sizes", .min = 1}},
+      Field{"cp_comm_type",
+            &DistributedConfig::cp_comm_type,
+            "how keys and values travel: one for all layers, or a list with one per layer",
+            {.aliases = "model.cp_comm_type"}},
+      Field{"use_decentralized_pg",
+            &DistributedConfig::use_decentralized_pg,
+            "process groups without a world group",
+            {.aliases = "dist.use_decentralized_pg"}}};
+};
+
+}  // namespace mtrain

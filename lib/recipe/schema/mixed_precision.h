@@ -1,0 +1,96 @@
+// mixed_precision: the element types of training.
+#pragma once
+#include <array>
+#include <tuple>
+
+#include "recipe/schema/distributed.h"
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class Precision { fp32, bf16_mixed, fp16_mixed };
+constexpr auto enum_names(Precision) {
+  return std::array{EnumName{Precision::fp32, "fp32"},
+                    EnumName{Precision::bf16_mixed, "bf16_mixed"},
+                    EnumName{Precision::fp16_mixed, "fp16_mixed"},
+                    EnumName{Precision::fp32, "float32"},
+                    EnumName{Precision::bf16_mixed, "bf16"},
+                    EnumName{Precision::fp16_mixed, "fp16"}};
+}
+
+enum class Fp8Format { none, e4m3, hybrid };
+constexpr auto enum_names(Fp8Format) {
+  return std::array{EnumName{Fp8Format::none, "none"}, EnumName{Fp8Format::e4m3, "e4m3"},
+                    EnumName{Fp8Format::hybrid, "hybrid"}};
+}
+
+enum class Fp8Recipe { tensorwise, delayed, blockwise, mxfp8 };
+constexpr auto enum_names(Fp8Recipe) {
+  return std::array{
+      EnumName{Fp8Recipe::tensorwise, "tensorwise"}, EnumName{Fp8Recipe::delayed, "delayed"},
+      EnumName{Fp8Recipe::blockwise, "blockwise"}, EnumName{Fp8Recipe::mxfp8, "mxfp8"}};
+}
+
+enum class Fp8AmaxChoice { most_recent, max };
+constexpr auto enum_names(Fp8AmaxChoice) {
+  return std::array{EnumName{Fp8AmaxChoice::most_recent, "most_recent"},
+                    EnumName{Fp8AmaxChoice::max, "max"}};
+}
+
+struct MixedPrecisionConfig {
+  Precision name = Precision::bf16_mixed;
+  Auto<ElementType> params_dtype;
+  bool grad_reduce_in_fp32 = true;
+  Fp8Format fp8 = Fp8Format::none;
+  Fp8Recipe fp8_recipe = Fp8Recipe::tensorwise;
+  int64_t fp8_margin = 0, fp8_amax_history_len = 1;
+  Fp8AmaxChoice fp8_amax_compute_algo = Fp8AmaxChoice::most_recent;
+  bool fp8_param_gather = false;
+  Auto<double> loss_scale;
+
+  static constexpr auto fields = std::tuple{
+      Field{"name", &MixedPrecisionConfig::name,
+            "bf16_mixed: bf16 weights and activations, fp32 sums, gradients and master weights"},
+      Field{"params_dtype",
+            &MixedPrecisionConfig::params_dtype,
+            "element type of the weights; auto: by name",
+            {.aliases = "model.params_dtype"}},
+      Field{"grad_reduce_in_fp32",
+            &MixedPrecisionConfig::grad_reduce_in_fp32,
+            "keep and reduce gradients in fp32",
+            {.aliases = "ddp.grad_reduce_in_fp32 distributed.grad_reduce_in_fp32 "
+                        "comm_overlap.grad_reduce_in_fp32"}},
+      Field{"fp8",
+            &MixedPrecisionConfig::fp8,
+            "8-bit matrix products of the layers' linears; hybrid: e4m3, with gradients in e5m2",
+            {.aliases = "model.fp8 model.fp8_format"}},
+      Field{"fp8_recipe",
+            &MixedPrecisionConfig::fp8_recipe,
+            "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps",
+            {.aliases = "model.fp8_recipe"}},
+      Field{"fp8_margin",
+            &MixedPrecisionConfig::fp8_margin,
+            "leave room for numbers 2^margin times as large",
+            {.aliases = "model.fp8_margin", .min = 0, .max = 16}},
+      Field{"fp8_amax_history_len",
+            &MixedPrecisionConfig::fp8_amax_history_len,
+            "of fp8_recipe delayed",
+            {.aliases = "model.fp8_amax_history_len", .unit = "steps", .min = 1, .max = 4096}},
+      Field{"fp8_amax_compute_algo",
+            &MixedPrecisionConfig::fp8_amax_compute_algo,
+            "which of the history decides, of fp8_recipe delayed",
+            {.aliases = "model.fp8_amax_compute_algo"}},
+      Field{"fp8_param_gather",
+            &MixedPrecisionConfig::fp8_param_gather,
+            "gather parameters in 8 bits",
+            {.aliases = "model.fp8_param_gather ddp.fp8_param_gather"}},
+      Field{"loss_scale",
+            &MixedPrecisionConfig::loss_scale,
+            "fixed scale of the loss; auto: dynamic for fp16_mixed, else 1",
+            {.aliases = "optimizer.loss_scale",
+             .min = 0,
+             .above_min = true,
+             .auto_word = "dynamic"}}};
+};
+
+}  // namespace mtrain

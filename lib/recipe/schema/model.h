@@ -1,0 +1,268 @@
+// model: the shape of the network.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class Architecture { llama, gpt2, qwen2, qwen3, mistral };
+constexpr auto enum_names(Architecture) {
+  return std::array{EnumName{Architecture::llama, "llama"}, EnumName{Architecture::gpt2, "gpt2"},
+                    EnumName{Architecture::qwen2, "qwen2"}, EnumName{Architecture::qwen3, "qwen3"},
+                    EnumName{Architecture::mistral, "mistral"}};
+}
+
+enum class Normalization { rmsnorm, layernorm };
+constexpr auto enum_names(Normalization) {
+  return std::array{EnumName{Normalization::rmsnorm, "rmsnorm"},
+                    EnumName{Normalization::layernorm, "layernorm"}};
+}
+
+enum class PositionEmbedding { rope, learned };
+constexpr auto enum_names(PositionEmbedding) {
+  return std::array{EnumName{PositionEmbedding::rope, "rope"},
+                    EnumName{PositionEmbedding::learned, "learned"},
+                    EnumName{PositionEmbedding::learned, "learned_absolute"}};
+}
+
+enum class Activation { swiglu, gelu };
+constexpr auto enum_names(Activation) {
+  return std::array{EnumName{Activation::swiglu, "swiglu"}, EnumName{Activation::gelu, "gelu"},
+                    EnumName{Activation::swiglu, "silu"}, EnumName{Activation::gelu, "gelu_new"},
+                    EnumName{Activation::gelu, "gelu_pytorch_tanh"}};
+}
+
+enum class RopeScalingType { none, linear, llama3 };
+constexpr auto enum_names(RopeScalingType) {
+  return std::array{EnumName{RopeScalingType::none, "none"},
+                    EnumName{RopeScalingType::linear, "linear"},
+                    EnumName{RopeScalingType::llama3, "llama3"}};
+}
+
+struct RopeScalingConfig {
+  RopeScalingType type = RopeScalingType::none;
+  double factor = 8.0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+
+  static constexpr auto fields = std::tuple{
+      Field{"type",
+            &RopeScalingConfig::type,
+            "how positions beyond the original length are rescaled",
+            {.aliases = "model.rope_scaling.rope_type"}},
+      Field{"factor",
+            &RopeScalingConfig::factor,
+            "how many times longer than the original",
+            {.aliases = "model.rope_scaling_factor model.seq_len_interpolation_factor", .min = 1}},
+      Field{"low_freq_factor",
+            &RopeScalingConfig::low_freq_factor,
+            "llama3: wavelengths above original / low_freq_factor are fully rescaled",
+            {.min = 0, .above_min = true}},
+      Field{"high_freq_factor",
+            &RopeScalingConfig::high_freq_factor,
+            "llama3: wavelengths below original / high_freq_factor stay as they are",
+            {.min = 0, .above_min = true}},
+      Field{"original_max_position_embeddings",
+            &RopeScalingConfig::original_max_position_embeddings,
+            "llama3: sequence length the model was first trained with",
+            {.unit = "tokens", .min = 1}}};
+};
+
+enum class MoeDispatcher { all_gather, alltoall, flex };
+constexpr auto enum_names(MoeDispatcher) {
+  return std::array{EnumName{MoeDispatcher::all_gather, "all_gather"},
+                    EnumName{MoeDispatcher::alltoall, "alltoall"},
+                    EnumName{MoeDispatcher::flex, "flex"}};
+}
+
+// Mixture of experts; num_experts 0 is a dense model.
+struct MoeConfig {
+  int64_t num_experts = 0, router_topk = 2;
+  std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size;
+  int64_t layer_freq = 1, first_dense_layers = 0;
+  MoeDispatcher token_dispatcher = MoeDispatcher::alltoall;
+  double aux_loss_coeff = 0.0, z_loss_coeff = 0.0;
+  bool norm_topk_prob = true, shared_expert_overlap = false;
+
+  static constexpr auto fields = std::tuple{
+      Field{"num_experts",
+            &MoeConfig::num_experts,
+            "experts per layer; 0: a dense model",
+            {.aliases = "model.num_moe_experts model.num_experts model.num_local_experts "
+                        "model.n_routed_experts",
+             .min = 0,
+             .max = 1 << 20}},
+      Field{"router_topk",
+            &MoeConfig::router_topk,
+            "experts that a token is sent to",
+            {.aliases = "model.moe_router_topk model.num_experts_per_tok", .min = 1}},
+      Field{"ffn_hidden_size",
+            &MoeConfig::ffn_hidden_size,
+            "width of one expert; model.ffn_hidden_size unless set",
+            {.aliases = "model.moe_ffn_hidden_size model.moe_intermediate_size",
+             .min = 1,
+             .max = 1 << 24}},
+      Field{"shared_expert_ffn_hidden_size",
+            &MoeConfig::shared_expert_ffn_hidden_size,
+            "width of an expert that sees every token",
+            {.aliases = "model.moe_shared_expert_intermediate_size", .min = 1, .max = 1 << 24}},
+      Field{"layer_freq",
+            &MoeConfig::layer_freq,
+            "every n-th layer has experts",
+            {.aliases = "model.moe_layer_freq", .min = 1}},
+      Field{"first_dense_layers",
+            &MoeConfig::first_dense_layers,
+            "layers at the beginning without experts",
+            {.aliases = "model.first_k_dense_replace", .min = 0}},
+      Field{"token_dispatcher",
+            &MoeConfig::token_dispatcher,
+            "how tokens travel to their experts",
+            {.aliases = "model.moe_token_dispatcher_type"}},
+      Field{"aux_loss_coeff",
+            &MoeConfig::aux_loss_coeff,
+            "weight of the load-balancing loss",
+            {.aliases = "model.moe_aux_loss_coeff model.router_aux_loss_coef", .min = 0}},
+      Field{"z_loss_coeff",
+            &MoeConfig::z_loss_coeff,
+            "weight of the router's z-loss",
+            {.aliases = "model.moe_z_loss_coeff", .min = 0}},
+      Field{"norm_topk_prob",
+            &MoeConfig::norm_topk_prob,
+            "the weights of a token's experts sum to 1",
+            {.aliases = "model.norm_topk_prob"}},
+      Field{"shared_expert_overlap",
+            &MoeConfig::shared_expert_overlap,
+            "compute the shared expert while tokens travel",
+            {.aliases = "model.moe_shared_expert_overlap"}}};
+};
+
+// The defaults are those of the llama family; model_defaults() gives another family's.
+struct ModelConfig {
+  Architecture architecture = Architecture::llama;
+  int64_t num_layers = 12, hidden_size = 768, num_attention_heads = 12;
+  std::optional<int64_t> num_query_groups, kv_channels, ffn_hidden_size;
+  int64_t vocab_size = 0;
+  std::optional<int64_t> max_position_embeddings;
+  Normalization normalization = Normalization::rmsnorm;
+  double norm_epsilon = 1e-5;
+  PositionEmbedding position_embedding = PositionEmbedding::rope;
+  double rotary_base = 10000.0;
+  RopeScalingConfig rope_scaling;
+  Activation activation = Activation::swiglu;
+  bool add_bias_linear = false, add_qkv_bias = false, qk_layernorm = false;
+  bool share_embeddings_and_output_weights = false;
+  double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
+  double init_method_std = 0.02;
+  std::optional<int64_t> window_size;
+  MoeConfig moe;
+
+  // What an unset size means; a loaded recipe has them filled in.
+  int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
+  int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
+  bool gated() const { return activation == Activation::swiglu; }
+  int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
+  bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
+
+  static constexpr auto fields = std::tuple{
+      Field{"architecture",
+            &ModelConfig::architecture,
+            "model family; sets the defaults of the fields below",
+            {.aliases = "model.model_type"}},
+      Field{"num_layers",
+            &ModelConfig::num_layers,
+            "transformer layers",
+            {.aliases = "model.num_hidden_layers model.n_layer", .min = 1, .max = 100000}},
+      Field{"hidden_size",
+            &ModelConfig::hidden_size,
+            "width of the residual stream",
+            {.aliases = "model.n_embd model.d_model", .min = 1, .max = 1 << 20}},
+      Field{"num_attention_heads",
+            &ModelConfig::num_attention_heads,
+            "query heads",
+            {.aliases = "model.n_head", .min = 1, .max = 1 << 16}},
+      Field{"num_query_groups",
+            &ModelConfig::num_query_groups,
+            "key-value heads; fewer than query heads is grouped-query attention",
+            {.aliases = "model.num_kv_heads model.num_key_value_heads", .min = 1, .max = 1 << 16}},
+      Field{"kv_channels",
+            &ModelConfig::kv_channels,
+            "size of one head; hidden_size / num_attention_heads unless set",
+            {.aliases = "model.head_dim", .min = 1, .max = 1 << 16}},
+      Field{
+          "ffn_hidden_size",
+          &ModelConfig::ffn_hidden_size,
+          "width of the MLP; by default 4 hidden, or 8/3 hidden rounded up to 64 where it is gated",
+          {.aliases = "model.intermediate_size model.n_inner", .min = 1, .max = 1 << 24}},
+      Field{"vocab_size",
+            &ModelConfig::vocab_size,
+            "vocabulary; 0 takes the tokenizer's",
+            {.min = 0, .max = 1 << 30}},
+      Field{"max_position_embeddings",
+            &ModelConfig::max_position_embeddings,
+            "longest sequence the model may see; dataset.seq_length unless set",
+            {.aliases = "model.n_positions", .unit = "tokens", .min = 1}},
+      Field{"normalization", &ModelConfig::normalization, "normalization of each block"},
+      Field{"norm_epsilon",
+            &ModelConfig::norm_epsilon,
+            "added to the variance",
+            {.aliases = "model.layernorm_epsilon model.rms_norm_eps model.layer_norm_epsilon",
+             .min = 0,
+             .max = 1,
+             .above_min = true}},
+      Field{"position_embedding",
+            &ModelConfig::position_embedding,
+            "rotary or learned positions",
+            {.aliases = "model.position_embedding_type"}},
+      Field{"rotary_base",
+            &ModelConfig::rotary_base,
+            "base of the rotary wavelengths",
+            {.aliases = "model.rope_theta", .min = 1, .above_min = true}},
+      Field{"rope_scaling",
+            &ModelConfig::rope_scaling,
+            "longer contexts for rotary positions",
+            {.shorthand = "type"}},
+      Field{"activation",
+            &ModelConfig::activation,
+            "swiglu is gated (two input projections), gelu is plain",
+            {.aliases = "model.hidden_act model.activation_function"}},
+      Field{"add_bias_linear", &ModelConfig::add_bias_linear, "biases on every linear layer"},
+      Field{"add_qkv_bias",
+            &ModelConfig::add_qkv_bias,
+            "biases on the query, key and value projection",
+            {.aliases = "model.attention_bias"}},
+      Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
+      Field{"share_embeddings_and_output_weights",
+            &ModelConfig::share_embeddings_and_output_weights,
+            "one matrix for embedding and logits",
+            {.aliases = "model.tie_word_embeddings"}},
+      Field{"hidden_dropout",
+            &ModelConfig::hidden_dropout,
+            "dropout before each residual addition",
+            {.aliases = "model.resid_pdrop", .min = 0, .max = 1, .below_max = true}},
+      Field{"attention_dropout",
+            &ModelConfig::attention_dropout,
+            "must be 0: flash attention here has none",
+            {.aliases = "model.attn_pdrop", .min = 0, .max = 1, .below_max = true}},
+      Field{"embedding_dropout",
+            &ModelConfig::embedding_dropout,
+            "dropout after the embedding",
+            {.aliases = "model.embd_pdrop", .min = 0, .max = 1, .below_max = true}},
+      Field{"init_method_std",
+            &ModelConfig::init_method_std,
+            "standard deviation of initial weights; output projections get it / sqrt(2 layers)",
+            {.aliases = "model.initializer_range", .min = 0, .max = 10}},
+      Field{"window_size",
+            &ModelConfig::window_size,
+            "sliding window: a token attends to this many tokens up to itself",
+            {.aliases = "model.sliding_window", .unit = "tokens", .min = 1}},
+      Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};
+};
+
+// The published choices of the family (norm, positions, biases); sizes stay at the defaults.
+ModelConfig model_defaults(Architecture architecture);
+
+}  // namespace mtrain

@@ -1,0 +1,118 @@
+// optimizer and lr_scheduler: how weights are updated.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class OptimizerName { adamw };
+constexpr auto enum_names(OptimizerName) {
+  return std::array{EnumName{OptimizerName::adamw, "adamw"},
+                    EnumName{OptimizerName::adamw, "adam"}};
+}
+
+struct OptimizerConfig {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 3e-4;
+  std::array<double, 2> betas{0.9, 0.95};
+  double eps = 1e-8, weight_decay = 0.1, clip_grad = 1.0;
+  bool master_weights = true;
+  Auto<bool> stochastic_rounding;  // auto: without master weights
+
+  bool rounds_at_random() const { return stochastic_rounding.value_or(!master_weights); }
+
+  static constexpr auto fields =
+      std::tuple{Field{"name",
+                       &OptimizerConfig::name,
+                       "update rule; weight decay is decoupled",
+                       {.aliases = "optimizer.optimizer"}},
+                 Field{"lr",
+                       &OptimizerConfig::lr,
+                       "peak learning rate",
+                       {.aliases = "optimizer.max_lr", .min = 0, .above_min = true}},
+                 Field{"betas",
+                       &OptimizerConfig::betas,
+                       "decay of the first and second moment",
+                       {.aliases = "optimizer.adam_betas", .min = 0, .max = 1, .below_max = true}},
+                 Field{"eps",
+                       &OptimizerConfig::eps,
+                       "added to the root of the second moment",
+                       {.aliases = "optimizer.adam_eps", .min = 0, .above_min = true}},
+                 Field{"weight_decay",
+                       &OptimizerConfig::weight_decay,
+                       "per step and learning rate; biases and norms are left out",
+                       {.min = 0}},
+                 Field{"clip_grad",
+                       &OptimizerConfig::clip_grad,
+                       "clip the global gradient norm to this; 0 turns clipping off",
+                       {.aliases = "clip_grad_norm.max_norm", .min = 0}},
+                 Field{"master_weights", &OptimizerConfig::master_weights,
+                       "keep fp32 weights beside bf16 ones"},
+                 Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,
+                       "round bf16 weights without fp32 ones at random, right in the mean; auto: "
+                       "where there are no fp32 ones"}};
+};
+
+enum class LrStyle { cosine, linear, constant, wsd };
+constexpr auto enum_names(LrStyle) {
+  return std::array{EnumName{LrStyle::cosine, "cosine"}, EnumName{LrStyle::linear, "linear"},
+                    EnumName{LrStyle::constant, "constant"}, EnumName{LrStyle::wsd, "wsd"}};
+}
+
+enum class WsdDecayStyle { linear, cosine, exponential, minus_sqrt };
+constexpr auto enum_names(WsdDecayStyle) {
+  return std::array{EnumName{WsdDecayStyle::linear, "linear"},
+                    EnumName{WsdDecayStyle::cosine, "cosine"},
+                    EnumName{WsdDecayStyle::exponential, "exponential"},
+                    EnumName{WsdDecayStyle::minus_sqrt, "minus_sqrt"}};
+}
+
+struct LrSchedulerConfig {
+  LrStyle style = LrStyle::cosine;
+  int64_t warmup_steps = 0;
+  std::optional<int64_t> decay_steps;
+  double min_lr = 0.0;
+  std::optional<int64_t> wsd_decay_steps;
+  WsdDecayStyle wsd_decay_style = WsdDecayStyle::exponential;
+
+  static constexpr auto fields = std::tuple{
+      Field{"style",
+            &LrSchedulerConfig::style,
+            "shape after the warm-up",
+            {.aliases = "lr_scheduler.lr_decay_style scheduler.lr_decay_style"}},
+      Field{"warmup_steps",
+            &LrSchedulerConfig::warmup_steps,
+            "linear warm-up from 0",
+            {.aliases = "lr_scheduler.lr_warmup_steps scheduler.lr_warmup_iters "
+                        "scheduler.lr_warmup_steps",
+             .unit = "steps",
+             .min = 0}},
+      Field{"decay_steps",
+            &LrSchedulerConfig::decay_steps,
+            "step at which min_lr is reached, warm-up included; train.steps unless set",
+            {.aliases = "lr_scheduler.lr_decay_steps scheduler.lr_decay_iters "
+                        "scheduler.lr_decay_steps",
+             .unit = "steps",
+             .min = 1}},
+      Field{"min_lr",
+            &LrSchedulerConfig::min_lr,
+            "learning rate at the end",
+            {.aliases = "optimizer.min_lr scheduler.min_lr", .min = 0}},
+      Field{"wsd_decay_steps",
+            &LrSchedulerConfig::wsd_decay_steps,
+            "wsd: length of the final decay",
+            {.aliases = "lr_scheduler.lr_wsd_decay_steps scheduler.lr_wsd_decay_iters "
+                        "scheduler.lr_wsd_decay_steps",
+             .unit = "steps",
+             .min = 1}},
+      Field{"wsd_decay_style",
+            &LrSchedulerConfig::wsd_decay_style,
+            "wsd: shape of the final decay",
+            {.aliases = "lr_scheduler.lr_wsd_decay_style scheduler.lr_wsd_decay_style"}}};
+};
+
+}  // namespace mtrain

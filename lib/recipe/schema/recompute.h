@@ -1,0 +1,73 @@
+// recompute: which activations backward computes again instead of keeping.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class RecomputeGranularity { none, full, selective };
+constexpr auto enum_names(RecomputeGranularity) {
+  using R =
+      RecomputeGranularity;  // the words after the third are those of activation_checkpointing
+  return std::array{EnumName{R::none, "none"},
+                    EnumName{R::full, "full"},
+                    EnumName{R::selective, "selective"},
+                    EnumName{R::none, "false"},
+                    EnumName{R::none, "off"},
+                    EnumName{R::none, "no"},
+                    EnumName{R::none, "disabled"},
+                    EnumName{R::full, "true"},
+                    EnumName{R::full, "on"},
+                    EnumName{R::full, "yes"},
+                    EnumName{R::full, "enabled"}};
+}
+
+enum class RecomputeMethod { uniform, block };
+constexpr auto enum_names(RecomputeMethod) {
+  return std::array{EnumName{RecomputeMethod::uniform, "uniform"},
+                    EnumName{RecomputeMethod::block, "block"}};
+}
+
+enum class RecomputeModule { core_attn, layernorm, mlp, moe, moe_act, shared_experts };
+constexpr auto enum_names(RecomputeModule) {
+  using M = RecomputeModule;
+  return std::array{EnumName{M::core_attn, "core_attn"},
+                    EnumName{M::layernorm, "layernorm"},
+                    EnumName{M::mlp, "mlp"},
+                    EnumName{M::moe, "moe"},
+                    EnumName{M::moe_act, "moe_act"},
+                    EnumName{M::shared_experts, "shared_experts"}};
+}
+
+struct RecomputeConfig {
+  RecomputeGranularity granularity = RecomputeGranularity::none;
+  std::optional<RecomputeMethod> method;
+  std::optional<int64_t> num_layers;
+  std::vector<RecomputeModule> modules{RecomputeModule::core_attn};
+
+  static constexpr auto fields = std::tuple{
+      Field{"granularity",
+            &RecomputeConfig::granularity,
+            "full: whole layers; selective: only the listed modules",
+            {.aliases = "model.recompute_granularity distributed.activation_checkpointing"}},
+      Field{"method",
+            &RecomputeConfig::method,
+            "full: uniform keeps the input of every group of num_layers layers; block recomputes "
+            "the first num_layers layers of each stage",
+            {.aliases = "model.recompute_method"}},
+      Field{"num_layers",
+            &RecomputeConfig::num_layers,
+            "full: layers per group, or per stage",
+            {.aliases = "model.recompute_num_layers", .min = 1}},
+      Field{"modules",
+            &RecomputeConfig::modules,
+            "selective: what is recomputed",
+            {.aliases = "model.recompute_modules"}}};
+};
+
+}  // namespace mtrain

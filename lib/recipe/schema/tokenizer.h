@@ -1,0 +1,34 @@
+// tokenizer: how text becomes tokens.
+#pragma once
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class TokenizerType { byte, huggingface };
+constexpr auto enum_names(TokenizerType) {
+  return std::array{EnumName{TokenizerType::byte, "byte"},
+                    EnumName{TokenizerType::huggingface, "huggingface"},
+                    EnumName{TokenizerType::huggingface, "HuggingFaceTokenizer"}};
+}
+
+struct TokenizerConfig {
+  TokenizerType type = TokenizerType::byte;
+  std::optional<std::string> path;
+
+  static constexpr auto fields =
+      std::tuple{Field{"type",
+                       &TokenizerConfig::type,
+                       "byte needs no file; huggingface reads a tokenizer.json",
+                       {.aliases = "tokenizer.tokenizer_type"}},
+                 Field{"path",
+                       &TokenizerConfig::path,
+                       "tokenizer.json, or the folder that holds it",
+                       {.aliases = "tokenizer.tokenizer_model"}}};
+};
+
+}  // namespace mtrain

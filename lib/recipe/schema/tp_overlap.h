@@ -1,0 +1,57 @@
+// How the communication of tensor parallelism hides behind each matrix product of a layer.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class TpOverlapMethod { bulk, ring_exchange, pipeline };
+constexpr auto enum_names(TpOverlapMethod) {
+  return std::array{EnumName{TpOverlapMethod::bulk, "bulk"},
+                    EnumName{TpOverlapMethod::ring_exchange, "ring_exchange"},
+                    EnumName{TpOverlapMethod::pipeline, "pipeline"}};
+}
+
+struct TpOverlapGemm {
+  TpOverlapMethod method = TpOverlapMethod::bulk;
+  int64_t num_sm = 16, cga_size = 2, num_splits = 4;
+  bool set_sm_margin = true, aggregate = false, atomic_gemm = false, fp8_buf = false;
+  bool operator==(const TpOverlapGemm&) const = default;
+};
+
+inline constexpr std::array<std::string_view, 10> kTpOverlapGemms{
+    "qkv_fprop", "qkv_dgrad", "qkv_wgrad", "proj_fprop", "proj_dgrad",
+    "fc1_fprop", "fc1_dgrad", "fc1_wgrad", "fc2_fprop",  "fc2_dgrad"};
+
+// Method and figures of a product that the recipe does not mention; false if there is no product of
+// this name.
+bool tp_overlap_default(std::string_view gemm, TpOverlapGemm& out);
+
+// comm_overlap.tp_comm_overlap_cfg: the name of a preset, or entries per product; what has none
+// takes tp_overlap_default().
+struct TpOverlapConfig {
+  std::string preset;
+  std::map<std::string, TpOverlapGemm> gemms;
+  std::set<std::string> off;  // products given as none
+  bool empty() const { return preset.empty() && gemms.empty() && off.empty(); }
+};
+
+// A preset with the run it was tuned for.
+struct TpOverlapPreset {
+  std::string_view name, precision, gpu;
+  int64_t hidden_size, tp_size, cp_size, micro_batch_size, seq_length;
+  bool lora;
+  std::array<TpOverlapGemm, 10> gemms;  // in the order of kTpOverlapGemms
+  std::array<bool, 10> present;
+};
+std::span<const TpOverlapPreset> tp_overlap_presets();
+const TpOverlapPreset* find_tp_overlap_preset(std::string_view name);
+
+}  // namespace mtrain

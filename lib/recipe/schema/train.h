@@ -1,0 +1,97 @@
+// train: how long, how much at a time, where the results go. validation: how often the loss of
+// held-out text is measured.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain {
+
+enum class DeviceChoice { automatic, cpu, cuda };
+constexpr auto enum_names(DeviceChoice) {
+  return std::array{EnumName{DeviceChoice::automatic, "auto"}, EnumName{DeviceChoice::cpu, "cpu"},
+                    EnumName{DeviceChoice::cuda, "cuda"}};
+}
+
+struct TrainConfig {
+  int64_t steps = 1000, global_batch_size = 32, micro_batch_size = 1;
+  int64_t seed = 1234;
+  int64_t threads = 0;
+  DeviceChoice device = DeviceChoice::automatic;
+  Auto<bool> enable_cuda_graph;
+  int64_t log_every = 10;
+  std::string run_dir;
+  std::optional<int64_t> exit_interval;
+  std::optional<double> exit_duration_in_mins;
+
+  static constexpr auto fields = std::tuple{
+      Field{"steps",
+            &TrainConfig::steps,
+            "optimizer steps",
+            {.aliases = "train.train_iters train.max_steps step_scheduler.max_steps",
+             .min = 1,
+             .max = double(1ll << 40)}},
+      Field{"global_batch_size",
+            &TrainConfig::global_batch_size,
+            "samples per optimizer step, over all ranks",
+            {.aliases = "step_scheduler.global_batch_size", .min = 1, .max = 1 << 30}},
+      Field{"micro_batch_size",
+            &TrainConfig::micro_batch_size,
+            "samples a rank computes at a time; the rest of its share is accumulated",
+            {.aliases = "step_scheduler.local_batch_size", .min = 1, .max = 1 << 30}},
+      Field{"seed",
+            &TrainConfig::seed,
+            "initial weights, dropout, and the data order",
+            {.aliases = "seed rng.seed", .min = 0, .max = 0x1p63}},
+      Field{"threads",
+            &TrainConfig::threads,
+            "CPU threads of a rank; 0: the host's cores divided by its ranks",
+            {.min = 0, .max = 4096}},
+      Field{"device", &TrainConfig::device,
+            "cpu or cuda: each rank of a host takes the GPU of its number; auto takes the CPU"},
+      Field{"enable_cuda_graph",
+            &TrainConfig::enable_cuda_graph,
+            "launch a micro-batch's forward and backward as one CUDA graph; auto: wherever that is "
+            "possible",
+            {.aliases = "model.enable_cuda_graph"}},
+      Field{"log_every",
+            &TrainConfig::log_every,
+            "steps between two log lines",
+            {.aliases = "logger.log_interval", .unit = "steps", .min = 1}},
+      Field{
+          "run_dir",
+          &TrainConfig::run_dir,
+          "folder of metrics.jsonl, the resolved recipe and checkpoints; runs/<recipe> unless set",
+          {.aliases = "train.output_dir"}},
+      Field{"exit_interval",
+            &TrainConfig::exit_interval,
+            "save and end after a step that is a multiple of this",
+            {.unit = "steps", .min = 1}},
+      Field{"exit_duration_in_mins",
+            &TrainConfig::exit_duration_in_mins,
+            "save and end after the first step that ends later than this",
+            {.unit = "minutes", .min = 0, .above_min = true}}};
+};
+
+struct ValidationConfig {
+  int64_t every_steps = 0, steps = 10;
+
+  static constexpr auto fields = std::tuple{
+      Field{
+          "every_steps",
+          &ValidationConfig::every_steps,
+          "steps between two evaluations; 0: only at the end",
+          {.aliases = "validation.eval_interval train.eval_interval step_scheduler.val_every_steps",
+           .unit = "steps",
+           .min = 0}},
+      Field{"steps",
+            &ValidationConfig::steps,
+            "global batches per evaluation; 0: all of the held-out data",
+            {.aliases = "validation.eval_iters train.eval_iters", .min = 0, .max = 1 << 24}}};
+};
+
+}  // namespace mtrain
