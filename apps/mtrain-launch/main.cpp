@@ -68,11 +68,11 @@ Training training_of(const std::vector<std::string>& command) {
 // stand before a rank's first line of code runs follows from it.
 std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
   Diagnostics diagnostics;
-  const Recipe r = load_recipe(t.recipe, t.overrides, diagnostics, world);
-  check_supported(r, diagnostics);
+  const Recipe r = plan::load_recipe(t.recipe, t.overrides, diagnostics, world);
+  plan::check_supported(r, diagnostics);
   diagnostics.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
-  const Overlap overlap = make_plan(r, world, r.model.vocab_size).overlap;
+  const plan::Overlap overlap = plan::make_plan(r, world, r.model.vocab_size).overlap;
   env.emplace("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections));
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)
@@ -90,7 +90,7 @@ int run(int argc, char** argv) {
       "  mtrain-launch --nproc_per_node=2 --recipe recipes/quickstart.yaml train.steps=100\n"
       "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
       "--master_port=29500 mtrain --recipe r.yaml");
-  AgentOptions o;
+  launch::AgentOptions o;
   std::string nproc = "1", endpoint, redirects = "0", tee = "0";
   bool standalone = false;
   app.add_option("--nproc_per_node,--nproc-per-node", nproc,
@@ -145,7 +145,7 @@ int run(int argc, char** argv) {
   o.redirects = std::atoi(redirects.c_str());
   o.tee = std::atoi(tee.c_str());
   if ((o.redirects || o.tee) && o.log_dir.empty()) o.log_dir = "logs";
-  o.ranks_per_node = ranks_per_node(nproc);
+  o.ranks_per_node = launch::ranks_per_node(nproc);
   o.command = command_of(app.remaining());
   if (is_mtrain(o.command.front())) {
     const Training training = training_of(o.command);

@@ -102,11 +102,11 @@ std::string words_of(const CLI::App& app) {
 
 std::string setting_values() {
   std::string out;
-  for (const SchemaRow& row : schema_rows()) {
-    const TypeInfo info = row.ops->info();
+  for (const recipe::SchemaRow& row : recipe::schema_rows()) {
+    const recipe::TypeInfo info = row.ops->info();
     std::string words;
     for (const auto& choice : info.choices) append(words, std::string(choice));
-    if (info.kind == TypeInfo::Kind::boolean) append(words, "true false");
+    if (info.kind == recipe::TypeInfo::Kind::boolean) append(words, "true false");
     if (info.may_be_auto) append(words, "auto");
     if (!words.empty()) out += fmt::format("    {}) words='{}' ;;\n", row.path, words);
   }
@@ -115,7 +115,7 @@ std::string setting_values() {
 
 std::string completion_script(const CLI::App& app) {
   std::string settings, paths, words;
-  for (const SchemaRow& row : schema_rows()) append(settings, row.path + "=");
+  for (const recipe::SchemaRow& row : recipe::schema_rows()) append(settings, row.path + "=");
   for (const Command& c : commands_of(app)) {
     if (!c.path.empty()) append(paths, "'" + c.path + "'", " | ");
     words += fmt::format("    '{}') words='{}' ;;\n", c.path, words_of(*c.app));

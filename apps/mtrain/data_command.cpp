@@ -17,7 +17,7 @@ namespace mtrain {
 namespace {
 
 struct BuildCommand {
-  BuildOptions build;
+  data::BuildOptions build;
   std::string tokenizer = "byte", format = "auto", split = "file", validation_split = "documents";
   bool no_eod = false;
 };
@@ -30,8 +30,8 @@ E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>>
 }
 
 // One line that is rewritten on a terminal, nothing elsewhere.
-void show(const BuildProgress& p) {
-  static const bool live = is_live_terminal(STDERR_FILENO);
+void show(const data::BuildProgress& p) {
+  static const bool live = observe::is_live_terminal(STDERR_FILENO);
   if (!live) return;
   const double share = p.bytes_total ? double(p.bytes_done) / double(p.bytes_total) : 1;
   const std::string line =
@@ -39,31 +39,33 @@ void show(const BuildProgress& p) {
                   human_bytes(double(p.bytes_done)), human_bytes(double(p.bytes_total)),
                   human_count(double(p.documents)), human_count(double(p.tokens)));
   // One column stays free: some terminals wrap when the last one is filled.
-  const auto shown = fit_columns(line, terminal_width(STDERR_FILENO) - 1);
-  write_all(STDERR_FILENO,
-            fmt::format("\r{}\033[K{}", shown, p.bytes_done == p.bytes_total ? "\n" : ""));
+  const auto shown = observe::fit_columns(line, observe::terminal_width(STDERR_FILENO) - 1);
+  observe::write_all(STDERR_FILENO,
+                     fmt::format("\r{}\033[K{}", shown, p.bytes_done == p.bytes_total ? "\n" : ""));
 }
 
 void build(BuildCommand c) {
-  c.build.format = pick<InputFormat>(c.format, {{"auto", InputFormat::automatic},
-                                                {"text", InputFormat::text},
-                                                {"jsonl", InputFormat::jsonl}});
-  c.build.split = pick<DocumentSplit>(c.split, {{"file", DocumentSplit::file},
-                                                {"blank-line", DocumentSplit::blank_line},
-                                                {"separator", DocumentSplit::separator}});
-  c.build.validation_split = pick<ValidationSplit>(
+  c.build.format = pick<data::InputFormat>(c.format, {{"auto", data::InputFormat::automatic},
+                                                      {"text", data::InputFormat::text},
+                                                      {"jsonl", data::InputFormat::jsonl}});
+  c.build.split =
+      pick<data::DocumentSplit>(c.split, {{"file", data::DocumentSplit::file},
+                                          {"blank-line", data::DocumentSplit::blank_line},
+                                          {"separator", data::DocumentSplit::separator}});
+  c.build.validation_split = pick<data::ValidationSplit>(
       c.validation_split,
-      {{"documents", ValidationSplit::documents}, {"tail", ValidationSplit::tail}});
+      {{"documents", data::ValidationSplit::documents}, {"tail", data::ValidationSplit::tail}});
   c.build.append_eod = !c.no_eod;
-  const auto tokenizer = load_tokenizer(c.tokenizer);
-  const SignalGuard signals;
-  const BuildResult result = build_dataset(c.build, *tokenizer, [&](const BuildProgress& p) {
-    show(p);
-    // Thrown, so that the temporary files go.
-    if (signals.signal())
-      throw RunError(fmt::format("signal {}: stopped before the end, and nothing was written",
-                                 signals.signal()));
-  });
+  const auto tokenizer = data::load_tokenizer(c.tokenizer);
+  const run::SignalGuard signals;
+  const data::BuildResult result =
+      build_dataset(c.build, *tokenizer, [&](const data::BuildProgress& p) {
+        show(p);
+        // Thrown, so that the temporary files go.
+        if (signals.signal())
+          throw RunError(fmt::format("signal {}: stopped before the end, and nothing was written",
+                                     signals.signal()));
+      });
   for (const auto& part : result.parts)
     fmt::print("{}: {} documents, {} tokens\n", part.prefix.string(), part.documents, part.tokens);
   if (result.bad_lines) fmt::print("{} lines were skipped\n", result.bad_lines);
@@ -117,8 +119,9 @@ void add_bigram(CLI::App& data) {
   app->add_option("--valid", o->valid, "prefix of the held-out tokens")->required();
   app->add_option("--tokenizer,-t", o->tokenizer)->capture_default_str();
   app->callback([o] {
-    const auto vocab = load_tokenizer(o->tokenizer)->vocab_size();
-    const BigramResult r = bigram_loss(IndexedDataset(o->train), IndexedDataset(o->valid), vocab);
+    const auto vocab = data::load_tokenizer(o->tokenizer)->vocab_size();
+    const data::BigramResult r =
+        bigram_loss(data::IndexedDataset(o->train), data::IndexedDataset(o->valid), vocab);
     fmt::print("bigram loss {:.4f} nats per token over {} pairs\n", r.loss, r.pairs);
   });
 }

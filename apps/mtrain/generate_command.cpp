@@ -12,7 +12,7 @@ namespace mtrain {
 void add_generate_command(CLI::App& app) {
   struct Options {
     std::string run, prompt;
-    GenerateOptions generate;
+    generate::GenerateOptions generate;
   };
   auto* command = app.add_subcommand("generate", "continue a prompt with a trained model");
   auto o = std::make_shared<Options>();
@@ -36,7 +36,7 @@ void add_generate_command(CLI::App& app) {
       std::fwrite(bytes.data(), 1, bytes.size(), stdout);
       std::fflush(stdout);
     };
-    generate_from_run(o->run, o->prompt, o->generate, emit);
+    run::generate_from_run(o->run, o->prompt, o->generate, emit);
     emit("\n");
   });
 }

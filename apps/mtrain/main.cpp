@@ -43,7 +43,7 @@ int run(int argc, char** argv) {
 
 namespace {
 void print_error(const char* what) {
-  const bool color = mtrain::wants_color(STDERR_FILENO);
+  const bool color = mtrain::observe::wants_color(STDERR_FILENO);
   std::fprintf(stderr, "mtrain: %serror:%s %s\n", color ? "\033[1;31m" : "", color ? "\033[0m" : "",
                what);
 }
@@ -53,11 +53,11 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const mtrain::UserError& e) {
-    mtrain::write_error_file(e);
+    mtrain::launch::write_error_file(e);
     print_error(e.what());
     return 2;
   } catch (const std::exception& e) {
-    mtrain::write_error_file(e);
+    mtrain::launch::write_error_file(e);
     print_error(e.what());
     return 1;
   }

@@ -16,8 +16,9 @@ void add_schema_command(CLI::App& app) {
   command->add_flag("--markdown")
       ->description("as tables to read (the default)")
       ->excludes(as_json);
-  command->callback(
-      [json] { std::fputs((*json ? schema_json() : schema_markdown()).c_str(), stdout); });
+  command->callback([json] {
+    std::fputs((*json ? recipe::schema_json() : recipe::schema_markdown()).c_str(), stdout);
+  });
 }
 
 void add_explain_command(CLI::App& app) {
@@ -27,7 +28,7 @@ void add_explain_command(CLI::App& app) {
       ->add_option("setting", *path,
                    "such as distributed.pipeline.pp_schedule, by any of its names")
       ->required();
-  command->callback([path] { std::fputs(explain(*path).c_str(), stdout); });
+  command->callback([path] { std::fputs(recipe::explain(*path).c_str(), stdout); });
 }
 
 }  // namespace mtrain

@@ -23,14 +23,14 @@ namespace {
 
 struct ScheduleOptions {
   std::string name = "1f1b", from_csv, svg;
-  ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
-  ScheduleCosts costs;
+  schedule::ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
+  schedule::ScheduleCosts costs;
   int64_t gathered = 0, columns = -1;
   bool text = false, csv = false, actions = false, no_overlap = false;
 };
 
-std::string summary(const Schedule& s, const Timeline& t, const std::vector<int64_t>& bounds,
-                    const std::string& formula) {
+std::string summary(const schedule::Schedule& s, const schedule::Timeline& t,
+                    const std::vector<int64_t>& bounds, const std::string& formula) {
   std::string out = fmt::format(
       "{}: {} stages on {} ranks, {} micro-batches\nstep {:g}, idle {:.2f} %{}\n\n{:<6}{:>10}{:>12}"
       "  {:<12}{}\n",
@@ -50,12 +50,12 @@ std::string summary(const Schedule& s, const Timeline& t, const std::vector<int6
 void show_schedule(ScheduleOptions o) {
   o.costs.overlap_p2p = !o.no_overlap;
   const bool named = o.from_csv.empty();
-  Schedule s;
+  schedule::Schedule s;
   std::vector<int64_t> bounds;
   std::string formula;
   if (named) {
-    const ScheduleKind& kind = schedule_kind(schedule_name(o.name));
-    if (o.size.moe_overlap && kind.list != interleaved_1f1b)
+    const schedule::ScheduleKind& kind = schedule::schedule_kind(plan::schedule_name(o.name));
+    if (o.size.moe_overlap && kind.list != schedule::interleaved_1f1b)
       throw UserError(fmt::format("{} has no order with overlapped experts", kind.name),
                       "use interleaved_1f1b, or leave --moe-overlap out");
     if (o.size.stages_per_rank == 0) o.size.stages_per_rank = kind.fewest_stages;
@@ -65,13 +65,13 @@ void show_schedule(ScheduleOptions o) {
     formula = fmt::format(" (by formula, for F = I = W and free communication: {:.2f} %)",
                           100 * bubble_fraction(kind, o.size));
   } else {
-    s = schedule_from_csv(o.from_csv);
+    s = plan::schedule_from_csv(o.from_csv);
   }
   if (o.gathered > 0) s = with_sharding(s, o.gathered);
   s = o.no_overlap ? with_batched_messages(s) : with_messages(s);
   const std::vector<std::string> faults = schedule_faults(s, bounds);
   MT_CHECK(faults.empty(), "{}: {}", s.name, faults[0]);
-  const Timeline timeline = simulate(s, o.costs);
+  const schedule::Timeline timeline = simulate(s, o.costs);
   if (!o.svg.empty()) {
     write_file_atomic(o.svg, schedule_svg(s, timeline));
     fmt::print("{}: written\n", o.svg);
@@ -82,7 +82,7 @@ void show_schedule(ScheduleOptions o) {
       fmt::print("rank {}: {}\n", rank, to_string(s.ranks[size_t(rank)]));
   if (o.csv || o.actions || (!o.svg.empty() && !o.text)) return;
   // A file or a pipe takes whole rows.
-  if (o.columns < 0) o.columns = isatty(STDOUT_FILENO) ? terminal_width(STDOUT_FILENO) : 0;
+  if (o.columns < 0) o.columns = isatty(STDOUT_FILENO) ? observe::terminal_width(STDOUT_FILENO) : 0;
   fmt::print("{}\n{}", summary(s, timeline, bounds, formula),
              schedule_text(s, timeline, o.columns));
 }
@@ -98,7 +98,7 @@ void add_schedule_command(CLI::App& app) {
       "  mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv    then, edited:\n"
       "  mtrain schedule --from-csv mine.csv");
   std::string names;
-  for (const ScheduleKind& kind : schedule_kinds())
+  for (const schedule::ScheduleKind& kind : schedule::schedule_kinds())
     names += (names.empty() ? "" : ", ") + std::string(kind.name);
   auto* name = command->add_option("--name", o->name, names)->capture_default_str();
   // A picture has a row per rank: more than these are not looked at.
@@ -121,7 +121,7 @@ void add_schedule_command(CLI::App& app) {
   for (CLI::Option* size : sizes) from->excludes(size);
 
   const auto time = CLI::Range(0.0, 1e9);
-  StageCost& cost = o->costs.stages[0];
+  schedule::StageCost& cost = o->costs.stages[0];
   command->add_option("--forward", cost.F, "time of a stage's forward")->check(time);
   command->add_option("--input-gradient", cost.I, "time of its input gradient")->check(time);
   command->add_option("--weight-gradient", cost.W, "time of its weight gradient")->check(time);

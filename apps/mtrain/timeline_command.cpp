@@ -12,7 +12,7 @@
 namespace mtrain {
 
 void add_timeline_command(CLI::App& app) {
-  struct Options : TimelineOptions {
+  struct Options : observe::TimelineOptions {
     std::string trace;
   };
   auto o = std::make_shared<Options>();
@@ -32,9 +32,9 @@ void add_timeline_command(CLI::App& app) {
       ->check(CLI::Range(20, 1 << 16));
   command->callback([o] {
     if (o->columns == 0)
-      o->columns =
-          isatty(STDOUT_FILENO) ? terminal_width(STDOUT_FILENO) : TimelineOptions{}.columns;
-    std::fputs(timeline_text(read_trace(o->trace), *o).c_str(), stdout);
+      o->columns = isatty(STDOUT_FILENO) ? observe::terminal_width(STDOUT_FILENO)
+                                         : observe::TimelineOptions{}.columns;
+    std::fputs(timeline_text(observe::read_trace(o->trace), *o).c_str(), stdout);
   });
 }
 

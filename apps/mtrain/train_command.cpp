@@ -30,43 +30,43 @@ struct Options {
 };
 
 void tell(const Diagnostics& diagnostics) {
-  for (const Severity severity : {Severity::warning, Severity::resolved})
+  for (const recipe::Severity severity : {recipe::Severity::warning, recipe::Severity::resolved})
     if (const std::string text = diagnostics.text(severity); !text.empty())
-      severity == Severity::warning ? log::warn(text) : log::info(text);
+      severity == recipe::Severity::warning ? log::warn(text) : log::info(text);
 }
 
 void show_dry_run(const Recipe& r, int64_t world) {
   const int64_t vocab =
-      r.model.vocab_size > 0 ? r.model.vocab_size : vocabulary(tokenizer_options(r));
-  const RunPlan plan = make_plan(r, world, vocab);
-  std::fputs(dry_run_report(plan, terminal_width(STDOUT_FILENO)).c_str(), stdout);
+      r.model.vocab_size > 0 ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r));
+  const RunPlan plan = plan::make_plan(r, world, vocab);
+  std::fputs(run::dry_run_report(plan, observe::terminal_width(STDOUT_FILENO)).c_str(), stdout);
   Diagnostics missing;
-  check_supported(r, missing);
-  if (const std::string text = missing.text(Severity::error); !text.empty())
+  plan::check_supported(r, missing);
+  if (const std::string text = missing.text(recipe::Severity::error); !text.empty())
     std::printf("\nthis build cannot run it yet:\n%s\n", text.c_str());
 }
 
 // Only a program may change its own environment. What the user has set stays.
-void set_environment(const DevicePlan& device) {
+void set_environment(const plan::DevicePlan& device) {
   for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
 }
 
 // The plan is made once; the tokenizer is opened before it, for it may decide the vocabulary.
-void run(const Recipe& r, const Job& job, bool profile) {
-  const RunPlan plan = make_plan(r, job.size, vocabulary(tokenizer_options(r)));
+void run(const Recipe& r, const launch::Job& job, bool profile) {
+  const RunPlan plan = plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
   set_environment(plan.device);
-  run_training(plan, {.job = job, .profile = profile});
+  run::run_training(plan, {.job = job, .profile = profile});
 }
 
-void train(const Options& o) {
+void run_train(const Options& o) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
   Diagnostics diagnostics;
-  const Job job = job_from_environment();
+  const launch::Job job = launch::job_from_environment();
   const int64_t world = o.world_size ? o.world_size : job.size;
-  const Recipe recipe = load_recipe(o.recipe, overrides, diagnostics, world);
+  const Recipe recipe = plan::load_recipe(o.recipe, overrides, diagnostics, world);
   const bool runs = !o.dry_run && !o.print_recipe;
-  if (runs) check_supported(recipe, diagnostics);
+  if (runs) plan::check_supported(recipe, diagnostics);
   diagnostics.throw_if_errors();
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
@@ -106,7 +106,7 @@ void add_train_options(CLI::App& app) {
     if (o->world_size && !*dry && !*print)
       throw UserError("--world-size plans for a world, it does not start one",
                       "add --dry-run or --print-recipe, or start ranks with a launcher");
-    train(*o);
+    run_train(*o);
   });
 }
 

@@ -11,12 +11,12 @@ namespace mtrain {
 
 std::string version_text() {
   constexpr std::string_view cuda = MTRAIN_CUDA_VERSION;
-  return fmt::format("mtrain {}\n  cpu   {}\n  cuda  {}", MTRAIN_VERSION,
-                     kernels::cpu::isa_name(kernels::cpu::isa()),
-                     cuda.empty()
-                         ? "not in this build"
-                         : fmt::format("runtime {}, {}, {}", cuda,
-                                       kernels::cuda::cudnn_description(), nccl_description()));
+  return fmt::format(
+      "mtrain {}\n  cpu   {}\n  cuda  {}", MTRAIN_VERSION,
+      kernels::cpu::isa_name(kernels::cpu::isa()),
+      cuda.empty() ? "not in this build"
+                   : fmt::format("runtime {}, {}, {}", cuda, kernels::cuda::cudnn_description(),
+                                 comm::nccl_description()));
 }
 
 }  // namespace mtrain

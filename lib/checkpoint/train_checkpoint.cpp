@@ -15,7 +15,7 @@
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
 
-namespace mtrain {
+namespace mtrain::checkpoint {
 
 namespace fs = std::filesystem;
 
@@ -31,13 +31,13 @@ constexpr const char* kOwnRecipe =
 
 // Returns the layout-free tensor, so that files fit every layout. `units` holds the whole units of
 // all ranks of tensor parallelism, one after the other.
-Tensor assemble(Stream& stream, const Parameter& p, const Tensor& units) {
+Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& units) {
   const int64_t unit = units.count() / p.shard.ranks;
-  if (p.shard.dim == ShardSpec::Dim::none) return units.flat(p.begin, p.whole_shape());
+  if (p.shard.dim == model::ShardSpec::Dim::none) return units.flat(p.begin, p.whole_shape());
   const Tensor whole = Tensor::empty(stream, {1, p.whole_shape().count()}, units.dtype());
   std::vector<ops::CopyBlock> blocks;
   for (int rank = 0; rank < p.shard.ranks; ++rank)
-    for (const ElementRun& r : p.runs(rank)) {
+    for (const model::ElementRun& r : p.runs(rank)) {
       if (r.replica > 0) continue;
       blocks.push_back({.from_row = 0,
                         .from_column = rank * unit + p.begin + r.here,
@@ -52,7 +52,7 @@ Tensor assemble(Stream& stream, const Parameter& p, const Tensor& units) {
 
 // Files hold fp32, also of weights that are trained in bf16 alone.
 Tensor as_fp32(Stream& stream, const Tensor& x) {
-  return ops::in_dtype(stream, x, DType::f32, MemoryCategory::buffers);
+  return ops::in_dtype(stream, x, DType::f32, device::MemoryCategory::buffers);
 }
 
 // For each parameter of the whole model the first rank that has it, which saves it. All ranks call
@@ -60,8 +60,8 @@ Tensor as_fp32(Stream& stream, const Tensor& x) {
 std::vector<int> find_savers(const CheckpointParts& t) {
   const auto params = t.whole_model->params();
   std::string own;
-  for (const Parameter* p : params) {
-    const Parameter* here = t.params.find(p->name);
+  for (const model::Parameter* p : params) {
+    const model::Parameter* here = t.params.find(p->name);
     own += here && !here->copy ? '1' : '0';
   }
   const auto all = t.control.texts(own);
@@ -77,7 +77,7 @@ std::vector<int> find_savers(const CheckpointParts& t) {
 // Disks may take longer than ranks wait for each other, so that the others hear from rank 0
 // meanwhile. Rank 0 does `work`, which calls its argument from time to time. Where it throws, the
 // others hear of it when the caller aborts the world.
-void rank_0_in_touch(const HostCollectives& control,
+void rank_0_in_touch(const comm::HostCollectives& control,
                      const std::function<void(const std::function<void()>&)>& work) {
   if (control.rank() == 0) {
     work([&] { control.any(false); });
@@ -88,7 +88,8 @@ void rank_0_in_touch(const HostCollectives& control,
   }
 }
 // Does the same for work on files alone, which cannot call.
-void rank_0_while_others_wait(const HostCollectives& control, const std::function<void()>& work) {
+void rank_0_while_others_wait(const comm::HostCollectives& control,
+                              const std::function<void()>& work) {
   if (control.size() == 1) return work();
   rank_0_in_touch(control, [&](const auto& call) {
     std::future<void> end = std::async(std::launch::async, work);
@@ -103,25 +104,25 @@ void rank_0_while_others_wait(const HostCollectives& control, const std::functio
 // pile up.
 struct StateTensor {
   const char* suffix;
-  std::function<Tensor(ParamUnit&)> whole;
+  std::function<Tensor(model::ParamUnit&)> whole;
 };
 void write_state(const CheckpointParts& t, const std::vector<int>& savers,
                  const std::optional<fs::path>& path, const std::vector<StateTensor>& tensors) {
   const auto params = t.whole_model->params();
-  std::optional<SafetensorsWriter> writer;
+  std::optional<storage::SafetensorsWriter> writer;
   if (path) {
-    std::vector<TensorInfo> infos;
-    for (const Parameter* p : params)
+    std::vector<storage::TensorInfo> infos;
+    for (const model::Parameter* p : params)
       for (const StateTensor& tensor : tensors)
         infos.push_back({p->name + tensor.suffix, DType::f32, p->whole_shape()});
-    writer.emplace(*path, infos, Metadata{{"format", "mtrain"}});
+    writer.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}});
   }
   const int rank = t.control.rank();
-  const ParamUnit* gathered = nullptr;  // the unit that `ranks` holds
-  std::vector<Tensor> ranks;            // the tensors of all tp ranks, by state tensor
+  const model::ParamUnit* gathered = nullptr;  // the unit that `ranks` holds
+  std::vector<Tensor> ranks;                   // the tensors of all tp ranks, by state tensor
   for (size_t i = 0; i < params.size(); ++i) {
     const int saver = savers[i];
-    const Parameter* own = t.params.find(params[i]->name);
+    const model::Parameter* own = t.params.find(params[i]->name);
     if (own && !own->copy && own->unit != gathered) {
       gathered = own->unit;
       ranks.clear();
@@ -141,9 +142,9 @@ void write_state(const CheckpointParts& t, const std::vector<int>& savers,
   rank_0_while_others_wait(t.control, [&] { writer->commit(); });
 }
 
-std::vector<float> read_floats(const SafetensorsReader& file, const std::string& name,
+std::vector<float> read_floats(const storage::SafetensorsReader& file, const std::string& name,
                                const Shape& expected) {
-  const TensorInfo& info = file.info(name);
+  const storage::TensorInfo& info = file.info(name);
   if (info.dtype != DType::f32 || !(info.shape == expected))
     throw UserError(fmt::format("{}: tensor {} is {} {}, and the recipe's model has fp32 {}",
                                 file.path().string(), name, dtype_name(info.dtype),
@@ -156,9 +157,9 @@ std::vector<float> read_floats(const SafetensorsReader& file, const std::string&
 
 // A tensor that nobody asks for belongs to another model, whose weights mean something else
 // without it.
-void refuse_surplus(const SafetensorsReader& file, const std::set<std::string>& used) {
+void refuse_surplus(const storage::SafetensorsReader& file, const std::set<std::string>& used) {
   std::vector<std::string> surplus;
-  for (const TensorInfo& t : file.tensors())
+  for (const storage::TensorInfo& t : file.tensors())
     if (!used.count(t.name)) surplus.push_back(t.name);
   if (surplus.empty()) return;
   constexpr size_t kShown = 3;
@@ -172,7 +173,7 @@ void refuse_surplus(const SafetensorsReader& file, const std::set<std::string>& 
 }
 
 void refuse_other_run(const std::string& recipe, const fs::path& folder) {
-  const std::string differences = resume_differences(recipe_file(folder), recipe);
+  const std::string differences = plan::resume_differences(recipe_file(folder), recipe);
   if (differences.empty()) return;
   throw UserError(fmt::format("{} is of another run:{}", folder.string(), differences),
                   "a resumed run goes on with the same model and data: give these values as they "
@@ -180,29 +181,30 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder) {
 }
 
 // Reads the weights of `params` from a checkpoint whose model is `whole`.
-void load_weights(Stream& stream, ParamStore& params, const fs::path& folder, ParamStore& whole) {
-  const SafetensorsReader model(folder / kModel);
+void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
+                  model::ParamStore& whole) {
+  const storage::SafetensorsReader model(folder / kModel);
   std::set<std::string> used;
-  for (Parameter* p : whole.params()) used.insert(p->name);
+  for (model::Parameter* p : whole.params()) used.insert(p->name);
   refuse_surplus(model, used);
-  for (Parameter* p : params.params())
+  for (model::Parameter* p : params.params())
     params.set_master(stream, *p, read_floats(model, p->name, p->whole_shape()));
 }
 
 void load_moments(const CheckpointParts& t, const fs::path& folder) {
-  const SafetensorsReader moments(folder / kOptimizer);
+  const storage::SafetensorsReader moments(folder / kOptimizer);
   std::set<std::string> used;
-  for (Parameter* p : t.whole_model->params()) {
+  for (model::Parameter* p : t.whole_model->params()) {
     used.insert(p->name + ".m");
     used.insert(p->name + ".v");
   }
   refuse_surplus(moments, used);
-  for (Parameter* p : t.params.params()) {
+  for (model::Parameter* p : t.params.params()) {
     const auto read = [&](const char* suffix) {
       return read_floats(moments, p->name + suffix, p->whole_shape());
     };
-    t.optimizer.set_moment(t.compute, *p, &AdamW::Moments::m, read(".m"));
-    t.optimizer.set_moment(t.compute, *p, &AdamW::Moments::v, read(".v"));
+    t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::m, read(".m"));
+    t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::v, read(".v"));
   }
 }
 
@@ -226,27 +228,28 @@ fs::path recipe_file(const fs::path& folder) { return folder / kRecipe; }
 
 fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
                          SaveOptions options) {
-  std::optional<CheckpointWriter> writer;
+  std::optional<storage::CheckpointWriter> writer;
   if (t.control.rank() == 0) writer.emplace(options.root, progress.steps_done, int(options.keep));
   const auto file = [&](const char* name) {
     return writer ? std::optional(writer->folder() / name) : std::nullopt;
   };
-  const auto weights = [&](ParamUnit& unit) {
+  const auto weights = [&](model::ParamUnit& unit) {
     return as_fp32(t.compute, whole_master(t.data_parallel, unit));
   };
-  const auto moment = [&](Tensor AdamW::Moments::*which) {
-    return [&t, which](ParamUnit& unit) {
+  const auto moment = [&](Tensor optim::AdamW::Moments::*which) {
+    return [&t, which](model::ParamUnit& unit) {
       return t.data_parallel.whole(unit, t.optimizer.moments(unit).*which);
     };
   };
   const std::vector<int> savers = find_savers(t);
   write_state(t, savers, file(kModel), {{"", weights}});
-  write_state(t, savers, file(kOptimizer),
-              {{".m", moment(&AdamW::Moments::m)}, {".v", moment(&AdamW::Moments::v)}});
+  write_state(
+      t, savers, file(kOptimizer),
+      {{".m", moment(&optim::AdamW::Moments::m)}, {".v", moment(&optim::AdamW::Moments::v)}});
   const std::string float8 = float8_state(t);
   fs::path committed;
   rank_0_while_others_wait(t.control, [&] {
-    TrainState& state = options.state;
+    storage::TrainState& state = options.state;
     state.set("step", progress.steps_done);
     state.set("ranks", t.control.size());
     if (!float8.empty()) state.set(kFloat8Scales, float8);
@@ -258,19 +261,19 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   return committed;
 }
 
-void load_weights(Stream& stream, ParamStore& params, const fs::path& folder) {
+void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder) {
   load_weights(stream, params, folder, params);
 }
 
 LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
                                  const fs::path& folder) {
   refuse_other_run(recipe, folder);
-  const TrainState state = TrainState::load(folder / kState);
-  write_weights(t.params, t.data_parallel, t.fp8,
-                [&] { load_weights(t.compute, t.params, folder, *t.whole_model); });
+  const storage::TrainState state = storage::TrainState::load(folder / kState);
+  optim::write_weights(t.params, t.data_parallel, t.fp8,
+                       [&] { load_weights(t.compute, t.params, folder, *t.whole_model); });
   load_moments(t, folder);
   if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
   return {{.steps_done = state.integer("step")}, state};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::checkpoint

@@ -15,20 +15,20 @@
 #include "pipeline/pipeline.h"
 #include "storage/state.h"
 
-namespace mtrain {
+namespace mtrain::checkpoint {
 
 // What a rank gives to a checkpoint and takes back from one.
 struct CheckpointParts {
   Stream& compute;
-  ParamStore& params;
-  AdamW& optimizer;
-  DataParallel& data_parallel;
-  TensorParallel& tensor_parallel;
-  const Pipeline& pipeline;
-  Float8Scaling* fp8;  // null without 8-bit linears
-  const HostCollectives& control;
+  model::ParamStore& params;
+  optim::AdamW& optimizer;
+  model::DataParallel& data_parallel;
+  model::TensorParallel& tensor_parallel;
+  const pipeline::Pipeline& pipeline;
+  model::Float8Scaling* fp8;  // null without 8-bit linears
+  const comm::HostCollectives& control;
   // The parameters of the whole model, declared alone: their names and layout-free shapes.
-  std::unique_ptr<ParamStore> whole_model;
+  std::unique_ptr<model::ParamStore> whole_model;
 };
 
 struct TrainProgress {
@@ -40,7 +40,7 @@ struct SaveOptions {
   int64_t keep = 0;            // how many of the newest stay; 0: all
   std::string recipe;          // the text of recipe.yaml
   // What the caller adds to state.json; only rank 0's counts.
-  TrainState state;
+  storage::TrainState state;
   // Called before each step of the commit; may be empty.
   std::function<void(std::string_view)> on_commit;
 };
@@ -55,7 +55,7 @@ std::filesystem::path save_checkpoint(const CheckpointParts& parts, const TrainP
 // What load_checkpoint() returns: the progress of the saved run, and its state.json.
 struct LoadedCheckpoint {
   TrainProgress progress;
-  TrainState state;
+  storage::TrainState state;
 };
 
 // Puts everything back, so that the next step is the one the saved run would have made. `recipe` is
@@ -66,9 +66,9 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string
 
 // Reads weights alone, into parameters that may have no gradients. UserError where the checkpoint
 // has other tensors than the parameters, or more of them.
-void load_weights(Stream& stream, ParamStore& params, const std::filesystem::path& folder);
+void load_weights(Stream& stream, model::ParamStore& params, const std::filesystem::path& folder);
 
 // The file of a checkpoint's or a run's folder that holds its recipe.
 std::filesystem::path recipe_file(const std::filesystem::path& folder);
 
-}  // namespace mtrain
+}  // namespace mtrain::checkpoint

@@ -8,7 +8,7 @@
 #include "base/span.h"
 #include "device/backend.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 enum class Reduce { sum, average, max };
 
@@ -29,20 +29,22 @@ class Communicator {
   using Clock = std::chrono::steady_clock;
   virtual ~Communicator() = default;
 
-  virtual void all_reduce(Span data, Reduce op, const LaunchContext& context) = 0;
+  virtual void all_reduce(Span data, Reduce op, const device::LaunchContext& context) = 0;
   // `in` has size() times the elements of `out`; `out` may be this rank's part of `in`.
-  virtual void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext& context) = 0;
+  virtual void reduce_scatter(ConstSpan in, Span out, Reduce op,
+                              const device::LaunchContext& context) = 0;
   // `out` has size() times the elements of `in`; `in` may be this rank's part of `out`.
-  virtual void all_gather(ConstSpan in, Span out, const LaunchContext& context) = 0;
+  virtual void all_gather(ConstSpan in, Span out, const device::LaunchContext& context) = 0;
   // `in` and `out` consist of one part per rank, with so many elements as `sends` and `receives`
   // say. This rank's sends[r] is rank r's receives[this rank].
   virtual void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
-                          const std::vector<int64_t>& receives, const LaunchContext& context) = 0;
-  virtual void broadcast(Span data, int root, const LaunchContext& context) = 0;
+                          const std::vector<int64_t>& receives,
+                          const device::LaunchContext& context) = 0;
+  virtual void broadcast(Span data, int root, const device::LaunchContext& context) = 0;
   // `begun` says since when this rank has been ready for the exchange.
   virtual void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
-                        const LaunchContext& context) = 0;
-  virtual void barrier(const LaunchContext& context) = 0;
+                        const device::LaunchContext& context) = 0;
+  virtual void barrier(const device::LaunchContext& context) = 0;
 
   // Makes pending and later calls of all ranks throw, with the reason of the first abort. Any
   // thread may call it at any time.
@@ -53,4 +55,4 @@ class Communicator {
   virtual Clock::time_point last_start() const = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -6,7 +6,7 @@
 
 #include <fmt/ranges.h>
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -164,4 +164,4 @@ CommError FailureReporter::verdict(const GroupCall& call, const CollectiveFailur
   return CommError(fmt::format("{} did not arrive after {:.3g} s", names, seconds), hint);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

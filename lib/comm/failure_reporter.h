@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "comm/store.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // The call at which a rank stands when it fails.
 struct GroupCall {
@@ -69,4 +69,4 @@ class FailureReporter {
   std::string own_reason_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 struct Group::State {
   std::string name;
@@ -20,10 +20,10 @@ struct Group::State {
   // Enqueues one call, run(communicator, context), on `on`. `wire_bytes` are the bytes that a rank
   // puts on the link in the best algorithm.
   template <class F>
-  void enqueue(Stream& stream, LaunchInfo info, double wire_bytes, F run);
+  void enqueue(Stream& stream, device::LaunchInfo info, double wire_bytes, F run);
   // The same for a collective, which ends when an emulated link has carried its data.
   template <class F>
-  void enqueue_collective(Stream& stream, LaunchInfo info, double wire_bytes, F run);
+  void enqueue_collective(Stream& stream, device::LaunchInfo info, double wire_bytes, F run);
 };
 
 namespace {
@@ -49,12 +49,12 @@ void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
 }
 
 template <class F>
-void Group::State::enqueue(Stream& stream, LaunchInfo info, double wire_bytes, F run) {
+void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double wire_bytes, F run) {
   const uint64_t number = ++calls;
   const char* what = info.name;
   // Everything by value: the group may be gone when the work runs.
   auto work = [c = communicator, name = name, members = ranks, me = rank, number, what,
-               run = std::move(run)](const LaunchContext& context) {
+               run = std::move(run)](const device::LaunchContext& context) {
     try {
       run(*c, context);
     } catch (const CommError& e) {
@@ -70,10 +70,11 @@ void Group::State::enqueue(Stream& stream, LaunchInfo info, double wire_bytes, F
 }
 
 template <class F>
-void Group::State::enqueue_collective(Stream& stream, LaunchInfo info, double wire_bytes, F run) {
+void Group::State::enqueue_collective(Stream& stream, device::LaunchInfo info, double wire_bytes,
+                                      F run) {
   enqueue(stream, std::move(info), wire_bytes,
           [link = link, wire_bytes, run = std::move(run)](Communicator& c,
-                                                          const LaunchContext& context) {
+                                                          const device::LaunchContext& context) {
             run(c, context);
             if (link) link->carry(wire_bytes, c.last_start());
           });
@@ -105,9 +106,10 @@ void copy(const char* name, const Tensor& in, const Tensor& out, Stream& stream)
   if (in.data() == out.data() || in.count() == 0) return;
   const Span to = out;
   const ConstSpan from = in;
-  stream.launch({.name = name, .reads = {in}, .writes = {out}}, [to, from](const LaunchContext& c) {
-    copy_on_device(c, to.data, from.data, from.bytes());
-  });
+  stream.launch({.name = name, .reads = {in}, .writes = {out}},
+                [to, from](const device::LaunchContext& c) {
+                  copy_on_device(c, to.data, from.data, from.bytes());
+                });
 }
 
 }  // namespace
@@ -117,7 +119,7 @@ void Group::all_reduce(const Tensor& data, Reduce op, Stream& stream) const {
   const double wire = 2 * all_but_own(data.bytes(), size());
   state_->enqueue_collective(
       stream, {.name = "all_reduce", .reads = {data}, .writes = {data}}, wire,
-      [data = Span(data), op](Communicator& c, const LaunchContext& context) {
+      [data = Span(data), op](Communicator& c, const device::LaunchContext& context) {
         c.all_reduce(data, op, context);
       });
 }
@@ -127,12 +129,12 @@ void Group::reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Strea
            "reduce_scatter in {}: {} elements in, {} out, {} ranks", name(), in.count(),
            out.count(), size());
   if (size() == 1) return copy("reduce_scatter", in, out, stream);
-  state_->enqueue_collective(
-      stream, {.name = "reduce_scatter", .reads = {in}, .writes = {out}},
-      all_but_own(in.bytes(), size()),
-      [in = ConstSpan(in), out = Span(out), op](Communicator& c, const LaunchContext& context) {
-        c.reduce_scatter(in, out, op, context);
-      });
+  state_->enqueue_collective(stream, {.name = "reduce_scatter", .reads = {in}, .writes = {out}},
+                             all_but_own(in.bytes(), size()),
+                             [in = ConstSpan(in), out = Span(out), op](
+                                 Communicator& c, const device::LaunchContext& context) {
+                               c.reduce_scatter(in, out, op, context);
+                             });
 }
 
 void Group::all_gather(const Tensor& in, const Tensor& out, Stream& stream) const {
@@ -143,7 +145,7 @@ void Group::all_gather(const Tensor& in, const Tensor& out, Stream& stream) cons
   state_->enqueue_collective(
       stream, {.name = "all_gather", .reads = {in}, .writes = {out}},
       all_but_own(out.bytes(), size()),
-      [in = ConstSpan(in), out = Span(out)](Communicator& c, const LaunchContext& context) {
+      [in = ConstSpan(in), out = Span(out)](Communicator& c, const device::LaunchContext& context) {
         c.all_gather(in, out, context);
       });
 }
@@ -169,7 +171,7 @@ void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, cons
   const double wire = double(sent - sends[size_t(rank())]) * double(dtype_size(in.dtype()));
   state_->enqueue_collective(stream, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
                              [in = ConstSpan(in), out = Span(out), sends, receives](
-                                 Communicator& c, const LaunchContext& context) {
+                                 Communicator& c, const device::LaunchContext& context) {
                                c.all_to_all(in, sends, out, receives, context);
                              });
 }
@@ -177,11 +179,11 @@ void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, cons
 void Group::broadcast(const Tensor& data, int root, Stream& stream) const {
   MT_CHECK(root >= 0 && root < size(), "broadcast in {} from rank {} of {}", name(), root, size());
   if (size() == 1) return;
-  LaunchInfo info{.name = "broadcast"};
+  device::LaunchInfo info{.name = "broadcast"};
   (rank() == root ? info.reads : info.writes).push_back(data);
   state_->enqueue_collective(
       stream, std::move(info), double(data.bytes()),
-      [data = Span(data), root](Communicator& c, const LaunchContext& context) {
+      [data = Span(data), root](Communicator& c, const device::LaunchContext& context) {
         c.broadcast(data, root, context);
       });
 }
@@ -195,9 +197,9 @@ void Group::receive(const Tensor& data, int from, Stream& stream) const {
 }
 
 void Group::exchange(std::vector<Message> messages, Stream& stream) const {
-  LaunchInfo info{.name = messages.size() == 1
-                              ? (messages[0].kind == Transfer::Kind::send ? "send" : "receive")
-                              : "exchange"};
+  device::LaunchInfo info{
+      .name = messages.size() == 1 ? (messages[0].kind == Transfer::Kind::send ? "send" : "receive")
+                                   : "exchange"};
   std::vector<Transfer> transfers;
   double sent = 0;
   for (const Message& m : messages) {
@@ -213,25 +215,26 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
   // gets them no sooner.
   const bool sends = !info.reads.empty();
   const auto link = sends ? state_->link : nullptr;
-  state_->enqueue(stream, std::move(info), sent,
-                  [transfers, link, sent, sends](Communicator& c, const LaunchContext& context) {
-                    const auto begun = Communicator::Clock::now();
-                    if (link) link->carry(sent, begun);
-                    c.exchange(transfers, begun, context);
-                    if (!sends && context.idle_ns)
-                      *context.idle_ns = std::chrono::nanoseconds(c.last_start() - begun).count();
-                  });
+  state_->enqueue(
+      stream, std::move(info), sent,
+      [transfers, link, sent, sends](Communicator& c, const device::LaunchContext& context) {
+        const auto begun = Communicator::Clock::now();
+        if (link) link->carry(sent, begun);
+        c.exchange(transfers, begun, context);
+        if (!sends && context.idle_ns)
+          *context.idle_ns = std::chrono::nanoseconds(c.last_start() - begun).count();
+      });
 }
 
 void Group::barrier(Stream& stream) const {
   if (size() == 1) return;
   state_->enqueue_collective(
       stream, {.name = "barrier"}, 0,
-      [](Communicator& c, const LaunchContext& context) { c.barrier(context); });
+      [](Communicator& c, const device::LaunchContext& context) { c.barrier(context); });
 }
 
 void Group::abort(std::string_view reason) const noexcept {
   if (state_ && state_->communicator) state_->communicator->abort(reason);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

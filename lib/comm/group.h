@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "tensor/tensor.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // A link to emulate: communication over a fast link is slowed down to it, so that the effect of
 // overlap can be measured anywhere. Completion is delayed without burning CPU.
@@ -83,4 +83,9 @@ class Group {
   std::shared_ptr<State> state_;
 };
 
+}  // namespace mtrain::comm
+
+// A word of the whole house.
+namespace mtrain {
+using comm::Group;
 }  // namespace mtrain

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
-namespace mtrain {
+namespace mtrain::comm {
 
 HostCollectives::HostCollectives(World& world, Device& device)
-    : rank_(world.rank()), size_(world.size()), compute_(&device.stream(StreamKind::compute)) {
+    : rank_(world.rank()),
+      size_(world.size()),
+      compute_(&device.stream(device::StreamKind::compute)) {
   if (size_ == 1) return;
   world_group_ = world.world_group();
-  on_ = &device.stream(StreamKind::control);
+  on_ = &device.stream(device::StreamKind::control);
 }
 
 int64_t HostCollectives::least(int64_t own) const {
@@ -27,7 +29,8 @@ std::vector<std::string> HostCollectives::texts(const std::string& own) const {
     using T = typename std::decay_t<decltype(values)>::value_type;
     const auto n = int64_t(values.size());
     const Tensor in = Tensor::from_host(*on_, {n}, values),
-                 out = Tensor::empty(*on_, {n * size_}, in.dtype(), MemoryCategory::buffers);
+                 out =
+                     Tensor::empty(*on_, {n * size_}, in.dtype(), device::MemoryCategory::buffers);
     world_group_.all_gather(in, out, *on_);
     compute_->wait(on_->record());
     return out.to_host<T>(*on_);
@@ -45,4 +48,4 @@ std::vector<std::string> HostCollectives::texts(const std::string& own) const {
   return texts;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

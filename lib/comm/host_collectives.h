@@ -8,7 +8,7 @@
 #include "comm/world.h"
 #include "device/device.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // All ranks make the same calls in the same order. The compute stream waits for each call, so that
 // the time counts as exposed communication.
@@ -28,4 +28,4 @@ class HostCollectives {
   Stream *compute_, *on_ = nullptr;  // a job of one rank needs no stream
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

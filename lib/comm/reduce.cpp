@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -65,4 +65,4 @@ void average_sum(Span sum, int ranks) {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

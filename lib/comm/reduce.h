@@ -5,7 +5,7 @@
 #include "base/span.h"
 #include "comm/communicator.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // out[i] = op over part[i] of all parts, in the order of the parts, so that every rank gets the
 // same bits. bf16 is summed in fp32 and rounded once. `out` may be one of the parts. Takes fp32,
@@ -15,4 +15,4 @@ void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce o
 // Turns a sum over `ranks` into the average, in place. Takes floats only.
 void average_sum(Span sum, int ranks);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

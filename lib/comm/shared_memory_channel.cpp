@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -274,4 +274,4 @@ void SharedMemoryChannel::abort(std::string_view reason) noexcept {
       futex(*word, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

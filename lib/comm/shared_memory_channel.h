@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::comm {
 
 class SharedMemoryChannel {
  public:
@@ -97,4 +97,4 @@ class SharedMemoryChannel {
   int spins_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -8,7 +8,7 @@
 #include "base/math.h"
 #include "comm/reduce.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -24,7 +24,7 @@ class ShmCommunicator : public Communicator {
   ShmCommunicator(SharedMemoryChannel channel, std::shared_ptr<void> keep)
       : keep_(std::move(keep)), channel_(std::move(channel)) {}
 
-  void all_reduce(Span data, Reduce op, const LaunchContext&) override {
+  void all_reduce(Span data, Reduce op, const device::LaunchContext&) override {
     const int64_t size = dtype_size(data.dtype),
                   chunk = int64_t(SharedMemoryChannel::kSlotBytes) / size;
     begin();
@@ -47,7 +47,7 @@ class ShmCommunicator : public Communicator {
     if (data.count == 0) barrier({});
   }
 
-  void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext&) override {
+  void reduce_scatter(ConstSpan in, Span out, Reduce op, const device::LaunchContext&) override {
     const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
     begin();
     for (int64_t first = 0; first < out.count; first += chunk) {
@@ -66,7 +66,7 @@ class ShmCommunicator : public Communicator {
     if (out.count == 0) barrier({});
   }
 
-  void all_gather(ConstSpan in, Span out, const LaunchContext&) override {
+  void all_gather(ConstSpan in, Span out, const device::LaunchContext&) override {
     const int64_t size = dtype_size(in.dtype),
                   chunk = int64_t(SharedMemoryChannel::kSlotBytes) / size;
     begin();
@@ -83,7 +83,7 @@ class ShmCommunicator : public Communicator {
   }
 
   void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
-                  const std::vector<int64_t>& receives, const LaunchContext&) override {
+                  const std::vector<int64_t>& receives, const device::LaunchContext&) override {
     const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
     begin();
     // The longest part of any pair decides the number of steps, so all ranks tell their sizes
@@ -118,7 +118,7 @@ class ShmCommunicator : public Communicator {
     }
   }
 
-  void broadcast(Span data, int root, const LaunchContext&) override {
+  void broadcast(Span data, int root, const device::LaunchContext&) override {
     const int64_t size = dtype_size(data.dtype),
                   chunk = int64_t(SharedMemoryChannel::kSlotBytes) / size;
     begin();
@@ -136,7 +136,7 @@ class ShmCommunicator : public Communicator {
   }
 
   void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
-                const LaunchContext&) override {
+                const device::LaunchContext&) override {
     last_start_ = begun;
     std::vector<SharedMemoryChannel::Message> messages;
     for (const Transfer& t : transfers)
@@ -147,7 +147,7 @@ class ShmCommunicator : public Communicator {
       last_start_ = std::max(last_start_, m.begun);
   }
 
-  void barrier(const LaunchContext&) override {
+  void barrier(const device::LaunchContext&) override {
     begin();
     step([](std::byte*) {}, [](int, const std::byte*) {});
   }
@@ -194,4 +194,4 @@ std::unique_ptr<Communicator> shm_communicator(SharedMemoryChannel channel,
   return std::make_unique<ShmCommunicator>(std::move(channel), std::move(keep));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -5,11 +5,11 @@
 #include "comm/communicator.h"
 #include "comm/shared_memory_channel.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // `keep` owns the channel's memory. Sums are formed in the order of the ranks, so that every rank
 // has the same bits, whatever arrives first.
 std::unique_ptr<Communicator> shm_communicator(SharedMemoryChannel channel,
                                                std::shared_ptr<void> keep);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

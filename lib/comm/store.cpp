@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -392,4 +392,4 @@ int64_t Store::add(const std::string& key, int64_t delta) {
   return std::atoll(call(kAdd, key, std::to_string(delta), timeout_).c_str());
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <string>
 
-namespace mtrain {
+namespace mtrain::comm {
 
 class StoreServer {
  public:
@@ -57,4 +57,4 @@ class Store {
   int fd_ = -1;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 struct World::Groups {
   std::mutex mutex;  // abort() comes from other threads
@@ -43,7 +43,7 @@ Group World::group(const std::string& name, const std::vector<int>& ranks) {
   return groups_->by_key.emplace(key, group).first->second;
 }
 
-Group World::group(const std::string& name, const Mesh& mesh, const Axes& axes) {
+Group World::group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes) {
   MT_CHECK(mesh.world() == size_, "a mesh of {} ranks in a world of {}", mesh.world(), size_);
   std::vector<int> ranks;
   for (const int64_t r : mesh.group(rank_, axes)) ranks.push_back(int(r));
@@ -62,4 +62,4 @@ void World::abort(std::string_view reason) noexcept {
   for (const auto& [key, group] : groups_->by_key) group.abort(reason);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

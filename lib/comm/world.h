@@ -9,7 +9,7 @@
 #include "comm/group.h"
 #include "mesh/mesh.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // Makes communicators; threads, shared memory, gloo and nccl implement it.
 class Transport {
@@ -37,7 +37,7 @@ class World {
   // never share one.
   Group group(const std::string& name, const std::vector<int>& ranks);
   // This rank's group along axes of the mesh.
-  Group group(const std::string& name, const Mesh& mesh, const Axes& axes);
+  Group group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes);
   Group world_group();  // all ranks of the job
 
   // Aborts every group, also those that ranks still wait for. Any thread may call it.
@@ -51,4 +51,4 @@ class World {
   std::shared_ptr<Groups> groups_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

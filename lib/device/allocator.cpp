@@ -11,7 +11,7 @@
 #include "device/backend.h"
 #include "device/device.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 namespace {
 constexpr int64_t kGranule = 512;               // bytes; also the alignment of every buffer
@@ -329,4 +329,4 @@ void Allocator::reset_peaks() {
   total_.peak = total_.current;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -23,7 +23,7 @@
 
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 // `workspace` is what kernels need within a launch. On the CPU there is none, since the kernels
 // there have memory of their own.
@@ -158,4 +158,4 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   int pools_ = 0, open_ = 0;         // the id given last, and the id of the open pool
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::device

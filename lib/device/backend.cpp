@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 void AsyncError::set(std::exception_ptr failure) noexcept {
   const std::lock_guard lock(mutex_);
@@ -53,4 +53,4 @@ void copy_on_device(const LaunchContext& context, void* to, const void* from, in
 void StreamBackend::begin_capture() { throw RunError("this device records no graphs"); }
 Work StreamBackend::end_capture() { throw BugError("a capture ends that has not begun"); }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

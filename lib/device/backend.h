@@ -13,7 +13,7 @@
 
 struct CUstream_st;
 
-namespace mtrain {
+namespace mtrain::device {
 
 class TimingSink;
 
@@ -105,4 +105,4 @@ class DeviceBackend {
 std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown = 1);
 std::unique_ptr<DeviceBackend> make_cuda_backend(int ordinal);
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -7,7 +7,7 @@
 #include "device/flight_recorder.h"
 #include "device/sanitizer.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 std::unique_ptr<Device> Device::open(DeviceKind kind, int threads, int ordinal,
                                      DeviceOptions options) {
@@ -82,4 +82,4 @@ std::string Device::description() const { return backend_->description(); }
 bool Device::is_cuda() const { return backend_->is_cuda(); }
 int Device::threads() const { return backend_->threads(); }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

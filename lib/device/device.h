@@ -12,7 +12,7 @@
 #include "device/allocator.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 class Capture;
 class DeviceBackend;
@@ -118,4 +118,9 @@ class Device {
   std::shared_ptr<const std::string> scope_;
 };
 
+}  // namespace mtrain::device
+
+// A word of the whole house.
+namespace mtrain {
+using device::Device;
 }  // namespace mtrain

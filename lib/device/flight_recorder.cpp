@@ -4,7 +4,7 @@
 
 #include <fmt/core.h>
 
-namespace mtrain {
+namespace mtrain::device {
 
 void FlightRecorder::record(const char* launch, const Stream& stream, uint64_t number) {
   std::lock_guard lock(mutex_);
@@ -23,4 +23,4 @@ std::vector<std::string> FlightRecorder::lines(int last) const {
   return out;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -8,7 +8,7 @@
 
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 class FlightRecorder {
  public:
@@ -31,4 +31,4 @@ class FlightRecorder {
   uint64_t count_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::device

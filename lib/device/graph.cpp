@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "device/device.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 namespace {
 uint64_t next_id() {
@@ -129,4 +129,4 @@ void Capture::keep(const std::vector<Access>& accesses, std::vector<Access>& all
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -9,7 +9,7 @@
 #include "device/allocator.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 class Graph {
  public:
@@ -71,4 +71,4 @@ class Capture {
   bool finished_ = false;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "device/allocator.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 namespace {
 void merge(VectorClock& into, const VectorClock& from) {
@@ -113,4 +113,4 @@ void Sanitizer::touch(const Access& access, const Touch& as, bool write) {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -10,7 +10,7 @@
 
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 // By stream index: how many launches of that stream are known to have happened.
 using VectorClock = std::vector<uint64_t>;
@@ -52,4 +52,4 @@ class Sanitizer {
   std::map<uintptr_t, Range> ranges_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -10,7 +10,7 @@
 
 #include "device/backend.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 class Staging {
  public:
@@ -52,4 +52,4 @@ class Staging {
   int64_t in_all_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -10,7 +10,7 @@
 #include "device/graph.h"
 #include "device/sanitizer.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 Stream::Stream(Device& device, StreamId id, int index, std::unique_ptr<StreamBackend> backend)
     : device_(device),
@@ -134,4 +134,4 @@ void Stream::download(void* host, const Access& device) {
 
 uint64_t Stream::completed() const { return backend_->completed(); }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

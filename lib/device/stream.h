@@ -11,7 +11,7 @@
 #include "device/backend.h"
 #include "device/stream_id.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 class Capture;
 class Device;
@@ -142,4 +142,10 @@ class Stream {
   std::unique_ptr<StreamBackend> backend_;
 };
 
+}  // namespace mtrain::device
+
+// A word of the whole house.
+namespace mtrain {
+using device::Event;
+using device::Stream;
 }  // namespace mtrain

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 std::string_view stream_kind_name(StreamKind kind) {
   switch (kind) {
@@ -27,4 +27,4 @@ std::string stream_name(StreamId id) {
   return fmt::format("{}_{}", stream_kind_name(id.kind), id.peer);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

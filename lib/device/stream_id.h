@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace mtrain {
+namespace mtrain::device {
 
 // The kinds stand in the alphabet's order of their names, in which reports list them.
 enum class StreamKind : uint8_t {
@@ -33,4 +33,4 @@ struct StreamId {
 };
 std::string stream_name(StreamId id);  // "compute", "pp_send_3", as traces and messages show it
 
-}  // namespace mtrain
+}  // namespace mtrain::device

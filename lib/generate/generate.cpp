@@ -6,7 +6,7 @@
 
 #include "base/rng.h"
 
-namespace mtrain {
+namespace mtrain::generate {
 
 namespace {
 
@@ -33,8 +33,9 @@ int32_t sample(const std::vector<float>& logits, const GenerateOptions& o, uint6
 
 }  // namespace
 
-void generate(Stream& stream, Gpt& model, const Tokenizer& tokenizer, std::string_view prompt,
-              const GenerateOptions& o, const std::function<void(std::string_view)>& emit) {
+void generate(Stream& stream, model::Gpt& model, const data::Tokenizer& tokenizer,
+              std::string_view prompt, const GenerateOptions& o,
+              const std::function<void(std::string_view)>& emit) {
   std::vector<int32_t> ids;
   tokenizer.encode(prompt, ids);
   if (ids.empty())
@@ -50,12 +51,12 @@ void generate(Stream& stream, Gpt& model, const Tokenizer& tokenizer, std::strin
     const auto S = std::min(int64_t(ids.size()), o.window);
     std::vector<int32_t> position(static_cast<size_t>(S));
     std::iota(position.begin(), position.end(), 0);
-    MicroBatch batch;
+    model::MicroBatch batch;
     batch.input_T = Tensor::from_host<int32_t>(stream, {S}, {ids.end() - S, ids.end()});
     batch.seq = {.B = 1, .S = S, .position_T = Tensor::from_host(stream, {S}, position)};
-    WgradQueue wgrad;
-    Stash stash;
-    Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
+    model::WgradQueue wgrad;
+    model::Stash stash;
+    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
     auto logits = model.logits(step, batch).rows(S - 1, S).to_host<float>(stream);
     logits.resize(V);
     ids.push_back(sample(logits, o, uint64_t(i)));
@@ -64,4 +65,4 @@ void generate(Stream& stream, Gpt& model, const Tokenizer& tokenizer, std::strin
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::generate

@@ -9,7 +9,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "model/gpt.h"
 
-namespace mtrain {
+namespace mtrain::generate {
 
 struct GenerateOptions {
   int64_t tokens = 200;
@@ -21,7 +21,8 @@ struct GenerateOptions {
 
 // Calls `emit` with the prompt and then with the bytes of each new token as it comes; stops at the
 // end-of-document token.
-void generate(Stream& stream, Gpt& model, const Tokenizer& tokenizer, std::string_view prompt,
-              const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
+void generate(Stream& stream, model::Gpt& model, const data::Tokenizer& tokenizer,
+              std::string_view prompt, const GenerateOptions& options,
+              const std::function<void(std::string_view)>& emit);
 
-}  // namespace mtrain
+}  // namespace mtrain::generate

@@ -24,7 +24,7 @@
 
 extern char** environ;
 
-namespace mtrain {
+namespace mtrain::launch {
 
 namespace {
 
@@ -455,4 +455,4 @@ int run_agent(const AgentOptions& options) {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::launch

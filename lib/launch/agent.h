@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::launch {
 
 struct AgentOptions {
   int ranks_per_node = 1, nodes = 1, node = 0;
@@ -29,4 +29,4 @@ int run_agent(const AgentOptions& options);
 // "auto", "gpu", "cpu" or a number. Throws UserError.
 int ranks_per_node(const std::string& text);
 
-}  // namespace mtrain
+}  // namespace mtrain::launch

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 
-namespace mtrain {
+namespace mtrain::launch {
 
 namespace {
 
@@ -60,4 +60,4 @@ std::optional<RankError> read_error_file(const std::filesystem::path& path) {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::launch

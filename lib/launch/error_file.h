@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::launch {
 
 struct RankError {
   int rank = 0;
@@ -23,4 +23,4 @@ void write_error_file(const std::exception& error, const std::vector<std::string
 // Nothing where the file is missing or not whole.
 std::optional<RankError> read_error_file(const std::filesystem::path& path);
 
-}  // namespace mtrain
+}  // namespace mtrain::launch

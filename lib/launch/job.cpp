@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::launch {
 
 namespace {
 
@@ -117,4 +117,4 @@ Job job_from_environment() {
   return job;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::launch

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-namespace mtrain {
+namespace mtrain::launch {
 
 struct Job {
   int rank = 0, size = 1;              // of all ranks
@@ -21,4 +21,4 @@ struct Job {
 // alone. Throws UserError where a variable is no number or out of range.
 Job job_from_environment();
 
-}  // namespace mtrain
+}  // namespace mtrain::launch

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::mesh {
 
 std::string_view axis_name(Axis axis) {
   switch (axis) {
@@ -136,4 +136,4 @@ std::vector<int64_t> hierarchical_cp_group(const Mesh& mesh, int64_t rank,
   return ranks;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::mesh

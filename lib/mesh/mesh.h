@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::mesh {
 
 enum class Axis { pp, dp_replicate, dp_shard, cp, tp, ep_shard, ep };
 std::string_view axis_name(Axis axis);
@@ -67,4 +67,4 @@ Mesh moe_mesh(const MeshSizes& sizes);
 std::vector<int64_t> hierarchical_cp_group(const Mesh& mesh, int64_t rank,
                                            const std::vector<int64_t>& sizes, size_t level);
 
-}  // namespace mtrain
+}  // namespace mtrain::mesh

@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 
@@ -156,4 +156,4 @@ std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& 
   return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core, parts);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -10,10 +10,10 @@
 #include "model/rotary.h"
 #include "model/segment.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
                                            const RotaryTables& rotary, bool recompute_core,
                                            const ModelImpls& parts);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 
@@ -44,4 +44,4 @@ std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads) {
   return std::make_unique<LocalAttention>(heads);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -6,7 +6,7 @@
 #include "model/step.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 // The heads that this rank computes.
 struct HeadConfig {
@@ -31,4 +31,4 @@ class AttentionCore {
 };
 std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -3,7 +3,7 @@
 #include "model/attention.h"
 #include "model/mlp.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
              bool recompute_core, const ModelImpls& parts) {
@@ -16,4 +16,4 @@ Hidden Block::forward(Step& step, Hidden h) {
   return h;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

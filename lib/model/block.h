@@ -7,7 +7,7 @@
 #include "model/rotary.h"
 #include "model/segment.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 class Block {
  public:
@@ -23,4 +23,4 @@ class Block {
   std::vector<std::unique_ptr<Segment>> segments_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -6,7 +6,7 @@
 
 #include "kernels/norm.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 struct RopeScaling {
   enum class Kind { none, linear, llama3 } kind = Kind::none;
@@ -38,4 +38,4 @@ struct GptConfig {
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -1,6 +1,6 @@
 #include "model/data_parallel.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
   if (unit.own_master) return data_parallel.whole(unit, unit.own_master);
@@ -11,4 +11,4 @@ Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
   return unit.value;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -7,7 +7,7 @@
 #include "model/param/parameters.h"
 #include "model/step.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 class DataParallel : public ParamHooks {
  public:
@@ -60,4 +60,4 @@ class SingleRank : public DataParallel {
   Tensor whole(const ParamUnit&, const Tensor& own) override { return own; }
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -5,7 +5,7 @@
 #include "model/step.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch) {
   return rng_key(seed, fmt::format("dropout/{}/{}/{}", segment_name(segment), step, micro_batch));
@@ -46,4 +46,4 @@ Tensor drop_backward(Step& step, const Tensor& d_TH, const SegmentId& segment, f
   return d;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

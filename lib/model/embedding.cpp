@@ -2,7 +2,7 @@
 
 #include "device/device.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 constexpr SegmentId kId{SegmentKind::embedding};
@@ -93,4 +93,4 @@ void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
   step.wgrad.push(std::move(entry));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

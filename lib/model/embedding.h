@@ -3,7 +3,7 @@
 #include "model/model_impls.h"
 #include "model/norm.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 // The vocabulary's rows, padding included, over the ranks.
 ShardSpec vocabulary_shard(const TensorParallel& tensor, const GptConfig& c);
@@ -33,4 +33,4 @@ class Embedding {
   Parameter *table_, *positions_ = nullptr;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

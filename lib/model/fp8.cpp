@@ -10,7 +10,7 @@
 #include "device/device.h"
 #include "kernels/matmul.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 // Throws within a graph: it is replayed for every micro-batch, and copies of weights are made once
@@ -42,7 +42,7 @@ std::string Float8Scaling::name(int64_t index) const {
 void Float8Scaling::materialize(Stream& stream) {
   materialized_ = true;
   const auto make = [&](Shape shape, DType type) {
-    return Tensor::empty(stream, shape, type, MemoryCategory::buffers);
+    return Tensor::empty(stream, shape, type, device::MemoryCategory::buffers);
   };
   const DType type = this->type(Role::weight);
   for (Weight& w : weights_) {
@@ -208,4 +208,4 @@ void Float8Scaling::restore(Stream& stream, const std::string& state) {
   weights_changed();  // they are quantized under other scales
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -14,7 +14,7 @@
 #include "model/step.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 struct Float8Options {
   DType gradient = DType::f8e5m2;  // what the outputs' gradients become
@@ -99,4 +99,4 @@ class Float8Scaling {
   bool has_history_ = false;  // a step has ended; scales are current ones until then
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

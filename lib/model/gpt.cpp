@@ -5,7 +5,7 @@
 
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
          const Recompute& recompute, const ModelImpls& parts, const StageSpec& part)
@@ -191,4 +191,4 @@ void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t se
   if (segment == 0) use.after_backward(*block_units_[layer]);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

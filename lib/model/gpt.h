@@ -10,7 +10,7 @@
 #include "model/head.h"
 #include "model/stage_pass.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 struct MicroBatch {
   Tensor input_T, label_T;  // int32
@@ -101,4 +101,4 @@ class Gpt {
   std::vector<Group> groups_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -5,12 +5,12 @@
 
 #include "model/step.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 template <class T>
 void write(Stream& stream, const Tensor& to, std::vector<T> values) {
-  Access access = to;
+  device::Access access = to;
   access.bytes = int64_t(values.size() * sizeof(T));
   auto keep = std::make_shared<std::vector<T>>(std::move(values));
   const void* data = keep->data();
@@ -21,7 +21,7 @@ void write(Stream& stream, const Tensor& to, std::vector<T> values) {
 GraphInputs::GraphInputs(Stream& stream, int64_t max_dropouts)
     : stream_(stream),
       grad_scale_1_(Tensor::from_host<float>(stream, {1}, {0.0f})),
-      keys_N_(Tensor::empty(stream, {max_dropouts}, DType::i64, MemoryCategory::buffers)) {}
+      keys_N_(Tensor::empty(stream, {max_dropouts}, DType::i64, device::MemoryCategory::buffers)) {}
 
 Tensor GraphInputs::dropout_key(const SegmentId& segment) {
   const auto known = std::ranges::find(segments_, segment);
@@ -38,8 +38,8 @@ void GraphInputs::set(float grad_scale, uint64_t seed, int64_t step, int64_t mic
   set_grad_scale_ = grad_scale;
   std::vector<int64_t> keys;
   for (const SegmentId& segment : segments_)
-    keys.push_back(int64_t(mtrain::dropout_key(seed, segment, step, micro_batch)));
+    keys.push_back(int64_t(mtrain::model::dropout_key(seed, segment, step, micro_batch)));
   if (!keys.empty()) write<int64_t>(stream_, keys_N_, std::move(keys));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -7,7 +7,7 @@
 #include "model/segment_id.h"
 #include "tensor/tensor.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 class GraphInputs {
  public:
@@ -29,4 +29,4 @@ class GraphInputs {
   std::vector<SegmentId> segments_;  // in the order of their keys in keys_N_
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -6,7 +6,7 @@
 #include "device/device.h"
 #include "model/embedding.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 constexpr const char* kScope = "output";
@@ -98,4 +98,4 @@ Tensor Head::logits(Step& step, const Hidden& h) {
                      DType::f32);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

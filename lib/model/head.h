@@ -4,7 +4,7 @@
 #include "model/model_impls.h"
 #include "model/norm.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 struct LossRequest {
   Tensor label_T;        // int32; negative: masked
@@ -40,4 +40,4 @@ class Head {
   bool completes_;  // nothing else on this rank adds to the gradient of `output_`
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

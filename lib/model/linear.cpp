@@ -5,7 +5,7 @@
 #include "base/math.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 
@@ -172,4 +172,4 @@ std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec)
   return std::make_unique<PlainLinear>(params, spec);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -22,7 +22,7 @@
 #include "model/param/parameters.h"
 #include "model/step.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 // dL/dy in the form that wgrad() takes. Only a row-parallel linear under sequence parallelism
 // changes its rows: there they are those of all ranks, (T, O).
@@ -144,4 +144,4 @@ class LinearGemms {
 
 std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

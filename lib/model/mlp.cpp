@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 
@@ -120,4 +120,4 @@ std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int
   return std::make_unique<MlpSegment>(params, c, layer, parts);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

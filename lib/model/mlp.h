@@ -6,9 +6,9 @@
 #include "model/model_impls.h"
 #include "model/segment.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
                                      const ModelImpls& parts);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

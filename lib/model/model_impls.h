@@ -8,7 +8,7 @@
 #include "model/fp8.h"
 #include "model/tensor_parallel.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 struct ModelImpls {
   std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
@@ -17,4 +17,4 @@ struct ModelImpls {
   int64_t logits_rows = 0;             // tokens whose logits exist at once; 0: all of a micro-batch
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

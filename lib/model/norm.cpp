@@ -1,6 +1,6 @@
 #include "model/norm.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 Tensor materialize(Step& step, const Hidden& h) {
   return h.delta_TH ? ops::add(step.compute, h.x_TH, h.delta_TH) : h.x_TH;
@@ -41,4 +41,4 @@ Tensor Norm::backward(Step& step, const ops::NormResult& forward, const Tensor& 
   return dx;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -7,7 +7,7 @@
 #include "model/tensor_parallel.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 // The residual stream between two segments: a value that is still the sum of two tensors, which the
 // next norm adds while it reads them.
@@ -35,4 +35,4 @@ class Norm {
   Parameter *weight_, *bias_ = nullptr;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace mtrain {
+namespace mtrain::model {
 
 std::vector<double> rotary_frequencies(int64_t head_dim, double base, const RopeScaling& scaling) {
   std::vector<double> frequencies;
@@ -38,4 +38,4 @@ RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions
           Tensor::from_host(stream, {positions, R}, std::move(sin))};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -5,7 +5,7 @@
 #include "model/config.h"
 #include "tensor/tensor.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 // Inverse frequencies of the D / 2 lanes in radians per position, scaling applied. linear:
 // positions are divided by the factor (Chen et al. 2023). llama3: only wavelengths that are long
@@ -17,4 +17,4 @@ struct RotaryTables {
 };
 RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

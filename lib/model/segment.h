@@ -4,7 +4,7 @@
 #include "model/norm.h"
 #include "model/segment_id.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 class Segment {
  public:
@@ -18,4 +18,4 @@ class Segment {
   virtual Tensor backward(Step& step, const Tensor& d_TH) = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 std::string_view kind_name(SegmentKind kind) {
@@ -27,4 +27,4 @@ std::string segment_name(const SegmentId& id) {
   return id.layer < 0 ? std::string(kind) : fmt::format("layers.{}.{}", id.layer, kind);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace mtrain {
+namespace mtrain::model {
 
 enum class SegmentKind : uint8_t {
   embedding,
@@ -22,4 +22,4 @@ struct SegmentId {
 };
 std::string segment_name(const SegmentId& id);  // "layers.3.attention", "embedding"
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -1,6 +1,6 @@
 #include "model/stage_pass.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 void StagePass::run_next() {
   MT_CHECK(!done(), "a pass has no more than {} parts", todo_.size());
@@ -18,4 +18,4 @@ Tensor StagePass::finish() {
   return result();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

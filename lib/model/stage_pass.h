@@ -8,7 +8,7 @@
 #include "model/norm.h"
 #include "model/segment_id.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 class Gpt;
 
@@ -49,4 +49,4 @@ class StagePass {
   Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -9,7 +9,7 @@
 #include "model/segment_id.h"
 #include "tensor/tensor.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 // Keeps activations from forward to backward, last in first out. A micro-batch in flight has one
 // stash for each stage.
@@ -121,4 +121,4 @@ void drop(Step& step, const Tensor& x_TH, const SegmentId& segment, float p, int
 Tensor drop_backward(Step& step, const Tensor& d_TH, const SegmentId& segment, float p,
                      int64_t first_row);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -4,7 +4,7 @@
 
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 std::unique_ptr<Linear> TensorParallel::column_linear(ParamStore& params, const LinearSpec& spec) {
   return plain_linear(params, spec);
@@ -28,4 +28,4 @@ Tensor TensorParallel::own_rows(const Tensor& x_T) const {
   return x_T.rows(first, first + exact_div(T, int64_t(size())));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -7,7 +7,7 @@
 
 #include "model/linear.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 class TensorParallel {
  public:
@@ -49,4 +49,4 @@ class TensorParallel {
   Tensor own_rows(const Tensor& x_T) const;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -6,7 +6,7 @@
 
 #include "observe/terminal.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 namespace {
 
@@ -64,4 +64,4 @@ void print_banner(int fd, std::string_view title, const std::vector<BannerRow>& 
   write_all(fd, banner(bold, rows, terminal_width(fd) - 1));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

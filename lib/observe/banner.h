@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::observe {
 
 struct BannerRow {
   std::string label, text;
@@ -17,4 +17,4 @@ std::string banner(std::string_view title, const std::vector<BannerRow>& rows, i
 // Prints the same table, fitted to the terminal behind `fd`.
 void print_banner(int fd, std::string_view title, const std::vector<BannerRow>& rows);
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

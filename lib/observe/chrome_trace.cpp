@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "observe/timeline.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 namespace {
 
@@ -44,7 +44,7 @@ void ChromeTrace::add(Entry entry, std::string_view name, Track track) {
   entries_.push_back(entry);
 }
 
-void ChromeTrace::record(const Timing& t) {
+void ChromeTrace::record(const device::Timing& t) {
   // A receive is drawn from when its sender was ready.
   add({.begin_ns = t.begin_ns + t.idle_ns, .end_ns = t.end_ns}, t.name, t.stream);
 }
@@ -142,4 +142,4 @@ void merge_traces(const std::filesystem::path& path,
   file.commit();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -12,15 +12,15 @@
 
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
-class ChromeTrace : public TimingSink {
+class ChromeTrace : public device::TimingSink {
  public:
   // Keeps at most `max_events` events, of 32 bytes each. Later events are only counted, and the
   // trace says how many there were.
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
-  void record(const Timing& timing) override;
+  void record(const device::Timing& timing) override;
   // Adds a span that the host has timed, such as a step, to the track of the steps.
   void record_step(std::string_view name, int64_t begin_ns, int64_t end_ns);
   // Makes this moment, on the clock that launches are timed with, the trace's time 0. Unless it is
@@ -38,7 +38,7 @@ class ChromeTrace : public TimingSink {
     int64_t begin_ns = 0, end_ns = 0;
     int32_t track = 0;
   };
-  using Track = std::optional<StreamId>;  // a stream, or absent for the steps
+  using Track = std::optional<device::StreamId>;  // a stream, or absent for the steps
   void add(Entry entry, std::string_view name, Track track);
   std::string json(const Entry& entry, int64_t origin_ns) const;
 
@@ -57,4 +57,4 @@ class ChromeTrace : public TimingSink {
 void merge_traces(const std::filesystem::path& path,
                   const std::vector<std::filesystem::path>& parts);
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

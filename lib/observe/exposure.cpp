@@ -7,17 +7,18 @@
 
 #include "base/strings.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 namespace {
-bool communicates(StreamId stream) {
-  return stream.kind != StreamKind::compute && stream.kind != StreamKind::copy;
+bool communicates(device::StreamId stream) {
+  return stream.kind != device::StreamKind::compute && stream.kind != device::StreamKind::copy;
 }
 
 // A pipeline's messages count together with its collectives.
-StreamKind counted_as(StreamId stream) {
-  const bool message = stream.kind == StreamKind::pp_send || stream.kind == StreamKind::pp_recv;
-  return message ? StreamKind::pp : stream.kind;
+device::StreamKind counted_as(device::StreamId stream) {
+  const bool message =
+      stream.kind == device::StreamKind::pp_send || stream.kind == device::StreamKind::pp_recv;
+  return message ? device::StreamKind::pp : stream.kind;
 }
 }  // namespace
 
@@ -28,7 +29,7 @@ Communication& Communication::operator+=(const Communication& o) {
   return *this;
 }
 
-void Exposure::record(const Timing& t) {
+void Exposure::record(const device::Timing& t) {
   if (!communicates(t.stream)) return;
   std::lock_guard lock(mutex_);
   since_[counted_as(t.stream)] +=
@@ -36,8 +37,8 @@ void Exposure::record(const Timing& t) {
   if (t.idle_ns > 0) idle_[t.stream].push_back({t.begin_ns, t.begin_ns + t.idle_ns});
 }
 
-void Exposure::waited(const Waiting& w) {
-  if (w.stream.kind != StreamKind::compute || !communicates(w.waits_for)) return;
+void Exposure::waited(const device::Waiting& w) {
+  if (w.stream.kind != device::StreamKind::compute || !communicates(w.waits_for)) return;
   std::lock_guard lock(mutex_);
   int64_t exposed = w.end_ns - w.begin_ns;
   if (const auto at = idle_.find(w.waits_for); at != idle_.end()) {
@@ -66,4 +67,4 @@ std::string exposure_text(const Exposure::ByKind& communication) {
   return text;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -8,7 +8,7 @@
 
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 struct Communication {
   int64_t busy_ns = 0;     // so long its stream was at work
@@ -22,11 +22,11 @@ struct Communication {
 // a rank that has not come to send yet, that is no communication: a pipeline's bubble is not
 // exposed time. Only ranks that share memory know of such waits; over other backends the figures
 // have them.
-class Exposure : public TimingSink {
+class Exposure : public device::TimingSink {
  public:
-  using ByKind = std::map<StreamKind, Communication>;
-  void record(const Timing& timing) override;
-  void waited(const Waiting& waiting) override;
+  using ByKind = std::map<device::StreamKind, Communication>;
+  void record(const device::Timing& timing) override;
+  void waited(const device::Waiting& waiting) override;
   ByKind take();  // returns what has happened since the last call
 
  private:
@@ -35,10 +35,10 @@ class Exposure : public TimingSink {
   };
   std::mutex mutex_;
   ByKind since_;
-  std::map<StreamId, std::vector<Idle>> idle_;  // by stream, in the order of time
+  std::map<device::StreamId, std::vector<Idle>> idle_;  // by stream, in the order of time
 };
 
 // Returns "dp_grad: 12.3 s at work, 1.1 s exposed (9 %), 4.2 GiB; tp: ...".
 std::string exposure_text(const Exposure::ByKind& communication);
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

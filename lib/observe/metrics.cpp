@@ -14,7 +14,7 @@
 #include "base/file.h"
 #include "base/log.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 using nlohmann::json;
 
@@ -83,4 +83,4 @@ void MetricsWriter::write(int64_t step, const std::vector<Metric>& metrics) {
                           path_.string(), std::strerror(reason)));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::observe {
 
 struct Metric {
   // "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_ms", "memory_peak.params", ...
@@ -35,4 +35,4 @@ class MetricsWriter {
   bool warned_ = false;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 
-namespace mtrain {
+namespace mtrain::observe {
 
 namespace {
-constexpr StreamId kCompute = StreamKind::compute;
+constexpr device::StreamId kCompute = device::StreamKind::compute;
 
 // The launch's name, with its stream where that is not compute.
 std::string operation(const ProfileRow& r) {
@@ -15,7 +15,7 @@ std::string operation(const ProfileRow& r) {
 }
 }  // namespace
 
-void Profile::record(const Timing& timing) {
+void Profile::record(const device::Timing& timing) {
   std::lock_guard lock(mutex_);
   ByName& sums = streams_[timing.stream];
   auto sum = sums.find(std::string_view(timing.name));
@@ -81,4 +81,4 @@ std::string Profile::table() const {
   return out + "\n";
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -10,18 +10,18 @@
 
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 struct ProfileRow {
   std::string name;
-  StreamId stream;
+  device::StreamId stream;
   int64_t count = 0, total_ns = 0;
   double share = 0;  // its part of the busy time of the compute stream; 0 on other streams
 };
 
-class Profile : public TimingSink {
+class Profile : public device::TimingSink {
  public:
-  void record(const Timing& timing) override;
+  void record(const device::Timing& timing) override;
 
   std::vector<ProfileRow> rows() const;  // the longest first
   int64_t compute_busy_ns() const;
@@ -39,22 +39,22 @@ class Profile : public TimingSink {
 
   mutable std::mutex mutex_;
   using ByName = std::map<std::string, Sum, std::less<>>;
-  std::map<StreamId, ByName> streams_;
+  std::map<device::StreamId, ByName> streams_;
 };
 
 // Feeds several sinks, which must outlive it.
-class TeeSink : public TimingSink {
+class TeeSink : public device::TimingSink {
  public:
-  explicit TeeSink(std::vector<TimingSink*> sinks) : sinks_(std::move(sinks)) {}
-  void record(const Timing& timing) override {
-    for (TimingSink* sink : sinks_) sink->record(timing);
+  explicit TeeSink(std::vector<device::TimingSink*> sinks) : sinks_(std::move(sinks)) {}
+  void record(const device::Timing& timing) override {
+    for (device::TimingSink* sink : sinks_) sink->record(timing);
   }
-  void waited(const Waiting& waiting) override {
-    for (TimingSink* sink : sinks_) sink->waited(waiting);
+  void waited(const device::Waiting& waiting) override {
+    for (device::TimingSink* sink : sinks_) sink->waited(waiting);
   }
 
  private:
-  std::vector<TimingSink*> sinks_;
+  std::vector<device::TimingSink*> sinks_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

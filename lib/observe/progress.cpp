@@ -11,7 +11,7 @@
 #include "base/strings.h"
 #include "observe/terminal.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 namespace {
 
@@ -134,4 +134,4 @@ void ProgressLine::draw_locked() {
   shown_ = true;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 // The figures of one step. Those that are NaN are not shown.
 struct StepProgress {
@@ -61,4 +61,4 @@ class ProgressLine : private log::Overlay {
   int64_t next_draw_ns_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 
-namespace mtrain {
+namespace mtrain::observe {
 
 namespace {
 std::string_view environment(const char* name) {
@@ -51,4 +51,4 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace mtrain {
+namespace mtrain::observe {
 
 bool is_live_terminal(int fd);  // a terminal that understands escape codes, outside CI
 bool wants_color(int fd);       // a live terminal, and NO_COLOR is not set
@@ -19,4 +19,4 @@ std::string_view fit_columns(std::string_view text, int columns);
 // a closed terminal must not end a training.
 void write_all(int fd, std::string_view text);
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::observe {
 
 namespace {
 
@@ -266,4 +266,4 @@ std::string timeline_text(const Trace& all, const TimelineOptions& o) {
   return out + letters.legend(shown, size_t(o.columns));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

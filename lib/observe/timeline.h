@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::observe {
 
 struct TraceSpan {
   std::string name;
@@ -42,4 +42,4 @@ struct TimelineOptions {
 // that the trace does not have.
 std::string timeline_text(const Trace& trace, const TimelineOptions& options);
 
-}  // namespace mtrain
+}  // namespace mtrain::observe

@@ -44,14 +44,14 @@ kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, Rows rows) {
   return {heads_at(b, h, rows), h.x_TN.dim(1)};
 }
 // Of the rows, what is not these heads stays as it is.
-Access written(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
-  Access access = h.x_TN.rows(rows.begin * b.B, rows.end * b.B);
+device::Access written(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
+  device::Access access = h.x_TN.rows(rows.begin * b.B, rows.end * b.B);
   access.partial = h.x_TN.dim(1) != heads * b.D;
   return access;
 }
 // Queries that see no key have -inf.
-Access written_lse(const Tensor& lse) {
-  Access access = lse;
+device::Access written_lse(const Tensor& lse) {
+  device::Access access = lse;
   access.partial = true;
   return access;
 }
@@ -174,16 +174,16 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
   check_lse(op, b, merged.lse);
   MT_DTYPE("attention_block_backward", merged.out_TN, q.x_TN.dtype());
   MT_DTYPE("attention_block_backward", dout_TN, q.x_TN.dtype());
-  std::vector<Access> reads{q.x_TN,
-                            k.x_TN,
-                            v.x_TN,
-                            merged.out_TN,
-                            merged.lse,
-                            dout_TN,
-                            b.q_documents.begin,
-                            b.q_documents.end,
-                            b.kv_documents.begin,
-                            b.kv_documents.end};
+  std::vector<device::Access> reads{q.x_TN,
+                                    k.x_TN,
+                                    v.x_TN,
+                                    merged.out_TN,
+                                    merged.lse,
+                                    dout_TN,
+                                    b.q_documents.begin,
+                                    b.q_documents.end,
+                                    b.kv_documents.begin,
+                                    b.kv_documents.end};
   if (grads.add_dq) reads.push_back(grads.dq.x_TN);
   if (grads.add_dkv) reads.insert(reads.end(), {grads.dk.x_TN, grads.dv.x_TN});
   enqueue(stream,

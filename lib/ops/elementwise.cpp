@@ -38,7 +38,7 @@ void cast(Stream& stream, const Tensor& from, const Tensor& to) {
           kernels::Cast{.x = from, .y = to});
 }
 
-Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype, MemoryCategory category) {
+Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype, device::MemoryCategory category) {
   if (x.dtype() == dtype) return x;
   const Tensor y = Tensor::empty(stream, x.shape(), dtype, category);
   cast(stream, x, y);

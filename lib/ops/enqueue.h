@@ -14,15 +14,15 @@ namespace mtrain::ops {
 
 // MT_KERNEL below makes the kernels findable by argument-dependent lookup.
 template <class Args>
-void enqueue(Stream& stream, LaunchInfo info, const Args& args) {
+void enqueue(Stream& stream, device::LaunchInfo info, const Args& args) {
   if (stream.device().is_cuda())
-    stream.launch(std::move(info), [args, &stream](const LaunchContext& c) {
+    stream.launch(std::move(info), [args, &stream](const device::LaunchContext& c) {
       LaunchWorkspace scratch(stream);
       const kernels::WorkspaceScope from(scratch);
       run_cuda(args, c.cuda);
     });
   else
-    stream.launch(std::move(info), [args](const LaunchContext&) { run_cpu(args); });
+    stream.launch(std::move(info), [args](const device::LaunchContext&) { run_cpu(args); });
 }
 
 }  // namespace mtrain::ops

@@ -15,7 +15,7 @@ namespace mtrain::ops {
 namespace {
 
 Tensor one(Stream& stream) {
-  return Tensor::empty(stream, {1}, DType::f32, MemoryCategory::buffers);
+  return Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers);
 }
 
 Tensor transpose_of(Stream& stream, const Tensor& x_TN, DType type) {
@@ -56,7 +56,7 @@ void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale,
   if (y_TN) MT_SHAPE("quantize", y_TN, {T, N});
   if (y_NT) MT_SHAPE("quantize", y_NT, {N, stride});
   if (y_TN && y_NT) MT_DTYPE("quantize", y_NT, y_TN.dtype());
-  std::vector<Access> writes;
+  std::vector<device::Access> writes;
   for (const Tensor& y : {y_TN, y_NT}) {
     if (!y) continue;
     MT_CHECK(is_float8(y.dtype()), "quantize: to {}", dtype_name(y.dtype()));
@@ -144,7 +144,7 @@ void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_
            "matmul_float8: a {} {} and b {} {}: K and N are multiples of {}, one is e4m3",
            dtype_name(a.dtype()), a.shape().str(), dtype_name(b.dtype()), b.shape().str(),
            kernels::kFloat8Multiple);
-  std::vector<Access> reads{a, b, a_MK.inverse, b_NK.inverse, bias_N};
+  std::vector<device::Access> reads{a, b, a_MK.inverse, b_NK.inverse, bias_N};
   if (accumulate) reads.push_back(c_MN);
   enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
 }

@@ -20,19 +20,20 @@ class LaunchWorkspace final : public kernels::Workspace {
 
   // Throws RunError as the allocator does.
   void* allocate(size_t bytes) override {
-    held_.push_back(
-        stream_.device().allocator().allocate(int64_t(bytes), MemoryCategory::workspace, stream_));
+    held_.push_back(stream_.device().allocator().allocate(
+        int64_t(bytes), device::MemoryCategory::workspace, stream_));
     return held_.back()->data;
   }
   void release(void* memory) noexcept override {
-    const auto found = std::ranges::find(held_, memory, [](const Buffer& b) { return b->data; });
+    const auto found =
+        std::ranges::find(held_, memory, [](const device::Buffer& b) { return b->data; });
     if (found == held_.end()) return log::warn("bug: scratch memory that was not taken comes back");
     held_.erase(found);
   }
 
  private:
   Stream& stream_;
-  std::vector<Buffer> held_;
+  std::vector<device::Buffer> held_;
 };
 
 }  // namespace mtrain::ops

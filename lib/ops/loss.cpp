@@ -21,7 +21,7 @@ void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_
   if (grad_scale_1) MT_DTYPE("cross_entropy", grad_scale_1, DType::f32);
   MT_CHECK(V <= logits_TV.dim(1), "cross_entropy: vocabulary {} in rows of {}", V,
            logits_TV.dim(1));
-  std::vector<Access> writes{loss_T};
+  std::vector<device::Access> writes{loss_T};
   if (write_grad) writes.push_back(logits_TV);
   enqueue(stream,
           {.name = "cross_entropy",
@@ -47,7 +47,7 @@ Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor&
   MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_sums: vocabulary {} in rows of {}", here.V,
            logits_TV.dim(1));
   Tensor sums_T3 = Tensor::empty(stream, {T, kernels::kCrossEntropySums}, DType::f32);
-  Access written = sums_T3;
+  device::Access written = sums_T3;
   written.partial = true;  // a rank without columns has a maximum of -inf
   enqueue(stream,
           {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {written}},
@@ -75,7 +75,7 @@ void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tens
   MT_DTYPE("cross_entropy_from_sums", loss_T, DType::f32);
   MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_from_sums: vocabulary {} in rows of {}",
            here.V, logits_TV.dim(1));
-  std::vector<Access> reads{label_T, sums_PT3}, writes{loss_T};
+  std::vector<device::Access> reads{label_T, sums_PT3}, writes{loss_T};
   if (write_grad) {
     reads.push_back(logits_TV);
     writes.push_back(logits_TV);

@@ -48,7 +48,7 @@ void matmul_into(Stream& stream, const char* name, const Tensor& a, const Tensor
   }
   args.bias_N = bias_N;
   args.accumulate = accumulate;
-  std::vector<Access> reads{a, b, bias_N};
+  std::vector<device::Access> reads{a, b, bias_N};
   if (accumulate) reads.push_back(c_MN);
   enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
 }
@@ -97,7 +97,7 @@ void weight_gradient_into(Stream& stream, const char* name, const Tensor& dy_TO,
   MT_DTYPE("weight_gradient", db_O, DType::f32);
   args.accumulate = accumulate;
   args.a_sums_M = db_O;
-  std::vector<Access> reads{dy_TO, x_TI, db_O};
+  std::vector<device::Access> reads{dy_TO, x_TI, db_O};
   if (accumulate) reads.push_back(dw_OI);
   enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {dw_OI, db_O}}, args);
 }

@@ -30,7 +30,7 @@ NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
   args.w_H = w.w_H, args.b_H = w.b_H;
   args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
   args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
-  std::vector<Access> writes{r.y_TH, r.rstd_T, r.mean_T};
+  std::vector<device::Access> writes{r.y_TH, r.rstd_T, r.mean_T};
   if (residual_TH) writes.push_back(r.sum_TH);
   enqueue(
       stream,

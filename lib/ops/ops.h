@@ -252,7 +252,7 @@ void add_into(Stream& stream, const Tensor& x, const Tensor& sum);  // sum += x;
 void cast(Stream& stream, const Tensor& from, const Tensor& to);
 // Returns x itself where it has this dtype already, else a copy that is cast.
 Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype,
-                MemoryCategory category = MemoryCategory::activations);
+                device::MemoryCategory category = device::MemoryCategory::activations);
 void fill(Stream& stream, const Tensor& x, float value);  // x may be fp64 too
 // Writes `std` times normal numbers into x (fp32): element i is number first_index + i of the
 // random stream `key` (base/rng.h).

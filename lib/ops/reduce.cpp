@@ -30,7 +30,7 @@ void column_sum(Stream& stream, const Tensor& x_TN, const Tensor& out_N) {
 }
 
 Tensor first_non_finite(Stream& stream, const Tensor& x) {
-  Tensor at = Tensor::empty(stream, {1}, DType::i64, MemoryCategory::buffers);
+  Tensor at = Tensor::empty(stream, {1}, DType::i64, device::MemoryCategory::buffers);
   enqueue(stream, {.name = "first_non_finite", .reads = {x}, .writes = {at}},
           kernels::FirstNonFinite{.x = x, .out = at});
   return at;
@@ -39,8 +39,8 @@ Tensor first_non_finite(Stream& stream, const Tensor& x) {
 Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm) {
   MT_DTYPE("clip_scale", sum_squares, DType::f64);
   if (loss) MT_DTYPE("clip_scale", loss, DType::f64);
-  Clip c{Tensor::empty(stream, {1}, DType::f32, MemoryCategory::buffers),
-         Tensor::empty(stream, {1}, DType::f32, MemoryCategory::buffers)};
+  Clip c{Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers),
+         Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers)};
   enqueue(stream, {.name = "clip_scale", .reads = {sum_squares, loss}, .writes = {c.norm, c.scale}},
           kernels::ClipScale{.sum_squares = sum_squares,
                              .loss = loss,

@@ -30,9 +30,11 @@ double rated_flops(const std::string& gpu, DType dtype) {
 double measured_peak_flops(Device& device, DType dtype) {
   if (device.is_cuda()) return rated_flops(device.description(), dtype);
   double flops = 0;
-  Stream& stream = device.stream(StreamKind::compute);  // its worker has the device's thread pool
-  stream.launch({.name = "measure_peak"},
-                [&](const LaunchContext&) { flops = kernels::cpu::measure_peak_flops(dtype); });
+  Stream& stream =
+      device.stream(device::StreamKind::compute);  // its worker has the device's thread pool
+  stream.launch({.name = "measure_peak"}, [&](const device::LaunchContext&) {
+    flops = kernels::cpu::measure_peak_flops(dtype);
+  });
   stream.synchronize();
   return flops;
 }

@@ -7,14 +7,14 @@
 
 #include "base/rng.h"
 
-namespace mtrain {
+namespace mtrain::optim {
 
 namespace {
 
 // The first element of an owned range in the unit's moments, in which the ranges follow each other.
-int64_t begin_in_moments(const ParamUnit& unit, const OwnedRange& range) {
+int64_t begin_in_moments(const model::ParamUnit& unit, const model::OwnedRange& range) {
   int64_t first = 0;
-  for (const OwnedRange* r = unit.owned.data(); r != &range; ++r) first += r->count;
+  for (const model::OwnedRange* r = unit.owned.data(); r != &range; ++r) first += r->count;
   return first;
 }
 
@@ -24,10 +24,10 @@ struct Numbered {
   kernels::AdamWRounding rounding;
 };
 
-std::vector<Numbered> numbered(const Parameter& p, const OwnedPart& part) {
-  const std::vector<ElementRun> runs = p.runs();
+std::vector<Numbered> numbered(const model::Parameter& p, const model::OwnedPart& part) {
+  const std::vector<model::ElementRun> runs = p.runs();
   if (p.shard.dim ==
-      ShardSpec::Dim::columns)  // a run is a row's part, and rows are a whole row apart
+      model::ShardSpec::Dim::columns)  // a run is a row's part, and rows are a whole row apart
     return {{part.in_param,
              part.count,
              {.first = runs.front().whole,
@@ -35,7 +35,7 @@ std::vector<Numbered> numbered(const Parameter& p, const OwnedPart& part) {
               .columns = p.columns(),
               .stride = p.columns() * p.shard.ranks}}};
   std::vector<Numbered> out;
-  for (const ElementRun& r : runs) {
+  for (const model::ElementRun& r : runs) {
     const int64_t begin = std::max(r.here, part.in_param),
                   end = std::min(r.here + r.count, part.in_param + part.count);
     if (begin < end) out.push_back({begin, end - begin, {.first = r.whole + begin - r.here}});
@@ -45,12 +45,14 @@ std::vector<Numbered> numbered(const Parameter& p, const OwnedPart& part) {
 
 }  // namespace
 
-AdamW::AdamW(Stream& stream, ParamStore& params, const OptimizerOptions& options, uint64_t seed)
+AdamW::AdamW(Stream& stream, model::ParamStore& params, const plan::OptimizerOptions& options,
+             uint64_t seed)
     : options_(options), seed_(seed) {
-  for (ParamUnit* unit : params.units()) {
+  for (model::ParamUnit* unit : params.units()) {
     State state{unit, {}};
     for (Tensor* t : {&state.moments.m, &state.moments.v}) {
-      *t = Tensor::empty(stream, {unit->own_count()}, DType::f32, MemoryCategory::optimizer);
+      *t =
+          Tensor::empty(stream, {unit->own_count()}, DType::f32, device::MemoryCategory::optimizer);
       ops::fill(stream, *t, 0);
     }
     states_.push_back(state);
@@ -67,7 +69,7 @@ ops::AdamWHyper AdamW::hyper(int64_t step, float lr, bool decay) const {
 }
 
 void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const State& s,
-                   const OwnedRange& r, int64_t in_range, int64_t count,
+                   const model::OwnedRange& r, int64_t in_range, int64_t count,
                    const Tensor& grad_scale) const {
   const int64_t first = begin_in_moments(*s.unit, r) + in_range;
   const auto at = [&](const Tensor& t) { return t ? t.flat(in_range, {count}) : Tensor(); };
@@ -77,9 +79,9 @@ void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const State& s,
 
 void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const State& s,
                            const Tensor& grad_scale) const {
-  for (const Parameter* p : s.unit->params) {
+  for (const model::Parameter* p : s.unit->params) {
     const uint64_t key = rng_key(seed_, fmt::format("rounding.{}.{}", step, p->name));
-    for (const OwnedPart& part : owned_parts(*p))
+    for (const model::OwnedPart& part : owned_parts(*p))
       for (const Numbered& n : numbered(*p, part)) {
         ops::AdamWHyper h = hyper(step, lr, p->decay);
         h.rounding = n.rounding;
@@ -92,35 +94,35 @@ void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const State& 
 }
 
 void AdamW::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
-                 const std::function<void(ParamUnit&)>& updated) {
+                 const std::function<void(model::ParamUnit&)>& updated) {
   for (const State& s : states_) {
     const bool masters = s.unit->owned.empty() || s.unit->owned.front().master;
     if (!masters && options_.rounds_at_random)
       update_rounded(stream, step, lr, s, grad_scale);
     else
-      for (const OwnedRange& r : s.unit->owned)
+      for (const model::OwnedRange& r : s.unit->owned)
         update(stream, hyper(step, lr, r.decay), s, r, 0, r.count, grad_scale);
     if (updated) updated(*s.unit);
   }
 }
 
-const AdamW::Moments& AdamW::moments(const ParamUnit& unit) const {
+const AdamW::Moments& AdamW::moments(const model::ParamUnit& unit) const {
   const auto at = std::ranges::find(states_, &unit, &State::unit);
   MT_CHECK(at != states_.end(), "unit {} is not of this optimizer", unit.name);
   return at->moments;
 }
 
-void AdamW::set_moment(Stream& stream, const Parameter& p, Tensor Moments::*which,
+void AdamW::set_moment(Stream& stream, const model::Parameter& p, Tensor Moments::*which,
                        const std::vector<float>& values) {
   const Tensor& own = moments(*p.unit).*which;
   const auto keep = std::make_shared<std::vector<float>>(p.take_real(values));
-  for (const OwnedPart& part : owned_parts(p)) {
+  for (const model::OwnedPart& part : owned_parts(p)) {
     const int64_t first = begin_in_moments(*p.unit, *part.range) + part.in_range;
     stream.upload(own.flat(first, {part.count}), keep, keep->data() + part.in_param);
   }
 }
 
-ops::Clip clip_grad_norm(Stream& stream, ParamStore& params,
+ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
                          const Tensor& loss) {
   const Tensor total = Tensor::from_host<double>(stream, {1}, {0.0});
@@ -129,4 +131,4 @@ ops::Clip clip_grad_norm(Stream& stream, ParamStore& params,
   return ops::clip_scale(stream, total, loss, max_norm);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::optim

@@ -3,12 +3,12 @@
 #include <cmath>
 #include <numbers>
 
-namespace mtrain {
+namespace mtrain::optim {
 
 namespace {
 // The part of the way from lr to min_lr that is left after `share` in [0, 1] of the decay.
-double left_after(LrScheduleOptions::Decay decay, double share) {
-  using Decay = LrScheduleOptions::Decay;
+double left_after(plan::LrScheduleOptions::Decay decay, double share) {
+  using Decay = plan::LrScheduleOptions::Decay;
   switch (decay) {
     case Decay::constant: return 1;
     case Decay::linear: return 1 - share;
@@ -22,11 +22,11 @@ double left_after(LrScheduleOptions::Decay decay, double share) {
 
 float LrSchedule::at(int64_t step) const {
   if (step <= o_.warmup_steps) return float(o_.lr * double(step) / double(o_.warmup_steps));
-  if (o_.decay == LrScheduleOptions::Decay::constant) return float(o_.lr);
+  if (o_.decay == plan::LrScheduleOptions::Decay::constant) return float(o_.lr);
   if (step >= o_.decay_end) return float(o_.min_lr);
   if (step <= o_.decay_begin) return float(o_.lr);
   const double share = double(step - o_.decay_begin) / double(o_.decay_end - o_.decay_begin);
   return float(o_.min_lr + (o_.lr - o_.min_lr) * left_after(o_.decay, share));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::optim

@@ -4,17 +4,17 @@
 
 #include "plan/options/optimizer_options.h"
 
-namespace mtrain {
+namespace mtrain::optim {
 
 // A pure function of the step. A constant stretch before the way down is that of wsd (Hu et al.
 // 2024, MiniCPM).
 class LrSchedule {
  public:
-  explicit LrSchedule(const LrScheduleOptions& options) : o_(options) {}
+  explicit LrSchedule(const plan::LrScheduleOptions& options) : o_(options) {}
   float at(int64_t step) const;  // the rate of update number `step`, counted from 1
 
  private:
-  LrScheduleOptions o_;
+  plan::LrScheduleOptions o_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::optim

@@ -1,13 +1,13 @@
 #include "optim/write_weights.h"
 
-namespace mtrain {
+namespace mtrain::optim {
 
-void write_weights(ParamStore& params, DataParallel& data_parallel, Float8Scaling* fp8,
-                   const std::function<void()>& write) {
+void write_weights(model::ParamStore& params, model::DataParallel& data_parallel,
+                   model::Float8Scaling* fp8, const std::function<void()>& write) {
   data_parallel.before_update();
   write();
-  for (ParamUnit* unit : params.units()) data_parallel.updated(*unit);
+  for (model::ParamUnit* unit : params.units()) data_parallel.updated(*unit);
   if (fp8) fp8->weights_changed();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::optim

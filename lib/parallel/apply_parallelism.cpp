@@ -4,15 +4,15 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/tensor/tensor_parallel.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-TensorGroups tensor_groups(World& world, Device& device, const RunPlan& plan) {
+TensorGroups tensor_groups(comm::World& world, Device& device, const RunPlan& plan) {
   TensorGroups g;
-  g.all = world.group("tp", plan.mesh, {Axis::tp});
-  g.compute = &device.stream(StreamKind::compute);
-  g.stream = &device.stream(StreamKind::tp);
+  g.all = world.group("tp", plan.mesh, {mesh::Axis::tp});
+  g.compute = &device.stream(device::StreamKind::compute);
+  g.stream = &device.stream(device::StreamKind::tp);
   g.replicas[g.all.size()] = g.all;
   // Where there are fewer key-value heads than ranks, consecutive ranks have replicas of one.
   const int64_t kv = plan.model.kv_heads;
@@ -24,19 +24,21 @@ TensorGroups tensor_groups(World& world, Device& device, const RunPlan& plan) {
 }
 
 // Null without 8-bit linears.
-std::shared_ptr<Float8Scaling> float8_scaling(const Fp8Options& o, const Fp8WeightCache& weights) {
+std::shared_ptr<model::Float8Scaling> float8_scaling(const plan::Fp8Options& o,
+                                                     const plan::Fp8WeightCache& weights) {
   if (!o.on) return nullptr;
-  return std::make_shared<Float8Scaling>(Float8Options{.gradient = o.gradient,
-                                                       .delayed = o.delayed,
-                                                       .margin = int(o.margin),
-                                                       .history = o.history,
-                                                       .most_recent = o.most_recent,
-                                                       .keep_weights = weights.forward,
-                                                       .keep_transposed = weights.backward});
+  return std::make_shared<model::Float8Scaling>(
+      model::Float8Options{.gradient = o.gradient,
+                           .delayed = o.delayed,
+                           .margin = int(o.margin),
+                           .history = o.history,
+                           .most_recent = o.most_recent,
+                           .keep_weights = weights.forward,
+                           .keep_transposed = weights.backward});
 }
 
 // This rank's group of one level of a2a+p2p.
-Group cp_level(World& world, const RunPlan& plan, const char* name, size_t level) {
+Group cp_level(comm::World& world, const RunPlan& plan, const char* name, size_t level) {
   std::vector<int> ranks;
   for (const int64_t rank :
        hierarchical_cp_group(plan.mesh, world.rank(), plan.context.levels, level))
@@ -46,9 +48,9 @@ Group cp_level(World& world, const RunPlan& plan, const char* name, size_t level
 
 }  // namespace
 
-ModelImpls model_impls(World& world, Device& device, const RunPlan& plan) {
-  const Layout& l = plan.layout;
-  ModelImpls impls;
+model::ModelImpls model_impls(comm::World& world, Device& device, const RunPlan& plan) {
+  const plan::Layout& l = plan.layout;
+  model::ModelImpls impls;
   impls.fp8 = float8_scaling(plan.fp8, plan.fp8_weights);
   if (l.tp > 1)
     impls.tensor = tensor_parallel(
@@ -56,17 +58,18 @@ ModelImpls model_impls(World& world, Device& device, const RunPlan& plan) {
         {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
   impls.logits_rows = plan.logits_rows;
   if (l.cp == 1) return impls;
-  const ContextOptions context = plan.context;
+  const plan::ContextOptions context = plan.context;
   const auto comm =
-      std::make_shared<ContextComm>(device.stream(StreamKind::cp), plan.overlap.cp_overlap);
-  const Group cp = world.group("cp", plan.mesh, {Axis::cp});
+      std::make_shared<ContextComm>(device.stream(device::StreamKind::cp), plan.overlap.cp_overlap);
+  const Group cp = world.group("cp", plan.mesh, {mesh::Axis::cp});
   Group level, ring;
-  if (context.uses(ContextOptions::Method::a2a_p2p)) {
+  if (context.uses(plan::ContextOptions::Method::a2a_p2p)) {
     level = cp_level(world, plan, "cp_a2a", 0);
     ring = cp_level(world, plan, "cp_p2p", 1);
   }
-  impls.attention_core = [=, chunks = plan.head_chunks](const HeadConfig& heads, int64_t layer) {
-    using Method = ContextOptions::Method;
+  impls.attention_core = [=, chunks = plan.head_chunks](const model::HeadConfig& heads,
+                                                        int64_t layer) {
+    using Method = plan::ContextOptions::Method;
     switch (context.of_layer(layer)) {
       case Method::p2p: return p2p_attention(comm, cp, heads);
       case Method::all_gather: return all_gather_attention(comm, cp, heads, chunks.all_gather);
@@ -78,39 +81,40 @@ ModelImpls model_impls(World& world, Device& device, const RunPlan& plan) {
   return impls;
 }
 
-SequenceShare sequence_share(const World& world, const RunPlan& plan) {
-  return {plan.mesh.coordinate(world.rank(), Axis::cp), plan.layout.cp,
+SequenceShare sequence_share(const comm::World& world, const RunPlan& plan) {
+  return {plan.mesh.coordinate(world.rank(), mesh::Axis::cp), plan.layout.cp,
           plan.tensor.sequence_parallel ? plan.layout.tp : 1};
 }
 
-DataGroups data_groups(World& world, Device& device, const RunPlan& plan) {
-  const Layout& l = plan.layout;
-  const Mesh& mesh = plan.mesh;
+DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) {
+  const plan::Layout& l = plan.layout;
+  const mesh::Mesh& mesh = plan.mesh;
   DataGroups g;
-  g.rank = int(mesh.index_in_group(world.rank(), dp_axes()));
+  g.rank = int(mesh.index_in_group(world.rank(), mesh::dp_axes()));
   g.size = int(l.dp);
-  g.compute = &device.stream(StreamKind::compute);
+  g.compute = &device.stream(device::StreamKind::compute);
   if (l.gradient_ranks() == 1) return g;
-  g.grad_stream = &device.stream(StreamKind::dp_grad);
-  g.all = world.group("dp_cp", mesh, dp_cp_axes());
-  g.shards = l.dp_replicate == 1 ? g.all : world.group("dp_shard_cp", mesh, dp_shard_cp_axes());
-  g.replicas = world.group("dp_replicate", mesh, {Axis::dp_replicate});
-  if (plan.data_parallel.shards == ShardLevel::nothing) return g;
-  g.param_stream = &device.stream(StreamKind::dp_param);
-  g.gather = world.group("dp_param", mesh, dp_shard_cp_axes());
+  g.grad_stream = &device.stream(device::StreamKind::dp_grad);
+  g.all = world.group("dp_cp", mesh, mesh::dp_cp_axes());
+  g.shards =
+      l.dp_replicate == 1 ? g.all : world.group("dp_shard_cp", mesh, mesh::dp_shard_cp_axes());
+  g.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
+  if (plan.data_parallel.shards == plan::ShardLevel::nothing) return g;
+  g.param_stream = &device.stream(device::StreamKind::dp_param);
+  g.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
   return g;
 }
 
-std::unique_ptr<DataParallel> materialize(ParamStore& params, Stream& compute,
-                                          const DataGroups& groups, const RunPlan& plan,
-                                          const Gpt& first_stage) {
-  const DataParallelOptions& options = plan.data_parallel;
+std::unique_ptr<model::DataParallel> materialize(model::ParamStore& params, Stream& compute,
+                                                 const DataGroups& groups, const RunPlan& plan,
+                                                 const model::Gpt& first_stage) {
+  const plan::DataParallelOptions& options = plan.data_parallel;
   const bool alone = groups.all.size() == 0;
   params.materialize(compute, plan.compute_dtype, true,
-                     alone ? Sharding{} : sharding_of(groups, options),
+                     alone ? model::Sharding{} : sharding_of(groups, options),
                      plan.optimizer.master_weights);
-  if (alone) return std::make_unique<SingleRank>();
+  if (alone) return std::make_unique<model::SingleRank>();
   return data_parallel(params, groups, options, first_stage.units_before_head());
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -9,21 +9,21 @@
 #include "parallel/data/data_parallel.h"
 #include "plan/run_plan.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
-ModelImpls model_impls(World& world, Device& device, const RunPlan& plan);
+model::ModelImpls model_impls(comm::World& world, Device& device, const RunPlan& plan);
 
 // This rank among those that share every sequence. A share of tokens is a multiple of `multiple`.
 struct SequenceShare {
   int64_t rank = 0, ranks = 1, multiple = 1;
 };
-SequenceShare sequence_share(const World& world, const RunPlan& plan);
+SequenceShare sequence_share(const comm::World& world, const RunPlan& plan);
 
-DataGroups data_groups(World& world, Device& device, const RunPlan& plan);
+DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan);
 
 // Gives the declared parameters memory, and returns who moves them between data-parallel ranks.
-std::unique_ptr<DataParallel> materialize(ParamStore& params, Stream& compute,
-                                          const DataGroups& groups, const RunPlan& plan,
-                                          const Gpt& first_stage);
+std::unique_ptr<model::DataParallel> materialize(model::ParamStore& params, Stream& compute,
+                                                 const DataGroups& groups, const RunPlan& plan,
+                                                 const model::Gpt& first_stage);
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

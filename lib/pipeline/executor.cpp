@@ -3,7 +3,7 @@
 #include "device/device.h"
 #include "model/graph_inputs.h"
 
-namespace mtrain {
+namespace mtrain::pipeline {
 
 namespace {
 // So many computations may be enqueued and not have ended: enough to keep the streams busy, and few
@@ -14,10 +14,10 @@ constexpr size_t kMaxInFlight = 8;
 // Marks the work that is enqueued while it lives as part of a computation.
 class Executor::DataflowScope {
  public:
-  DataflowScope(Executor& e, const Action& a, const char* prefix = "") {
+  DataflowScope(Executor& e, const schedule::Action& a, const char* prefix = "") {
     const int64_t all = e.all_stages_;
-    e.dataflow_index_ =
-        2 * all * a.micro_batch + (a.kind == ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
+    e.dataflow_index_ = 2 * all * a.micro_batch +
+                        (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
     if (e.links_.size > 1) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
   }
 
@@ -25,9 +25,9 @@ class Executor::DataflowScope {
   std::optional<Device::Scope> scope_;
 };
 
-void Executor::run(const ActionList& list) {
+void Executor::run(const schedule::ActionList& list) {
   for (size_t next = 0; next < list.size();) {
-    const Action& a = list[next];
+    const schedule::Action& a = list[next];
     if (is_compute(a.kind)) {
       next = compute(list, next);
       continue;
@@ -51,14 +51,14 @@ void Executor::run(const ActionList& list) {
              "stage {} keeps activations of micro-batch {}", key.first, key.second);
 }
 
-size_t Executor::compute(const ActionList& list, size_t next) {
+size_t Executor::compute(const schedule::ActionList& list, size_t next) {
   run_delayed();  // here the sends are enqueued, and compute does not yet wait for a message
   await_messages();
-  const Action& a = list[next];
+  const schedule::Action& a = list[next];
   if (a.overlaps_next && next + 1 < list.size()) {
     next = pair(list, next);
   } else {
-    if (a.kind == ActionKind::W) {
+    if (a.kind == schedule::ActionKind::W) {
       weight_gradients(a);
     } else {
       Running r = start(a);
@@ -71,13 +71,13 @@ size_t Executor::compute(const ActionList& list, size_t next) {
   return next;
 }
 
-size_t Executor::pair(const ActionList& list, size_t next) {
+size_t Executor::pair(const schedule::ActionList& list, size_t next) {
   Running forward = start(list[next]), backward = start(list[next + 1]);
   next += 2;
   // A pass that has ended is sent before the other one ends, but sends keep the list's order.
   const auto send_ended = [&] {
     for (; next < list.size() && is_send(list[next].kind); ++next) {
-      const bool gradient = list[next].kind == ActionKind::send_b;
+      const bool gradient = list[next].kind == schedule::ActionKind::send_b;
       Running& r = gradient ? backward : forward;
       if (!r.done() || (gradient && !options_.gradients_first)) return;
       finish(r);
@@ -95,16 +95,17 @@ size_t Executor::pair(const ActionList& list, size_t next) {
   return next;
 }
 
-StagePass Executor::pass_of(const Running& r) {
-  const Action& a = r.action;
-  Gpt& stage = *stages_.at(a.stage);
-  const MicroBatch& batch = work_.batches[size_t(a.micro_batch)];
-  const Step step = step_of(a, *r.chunk);
-  if (a.kind != ActionKind::F) return stage.backward_pass(step, batch, await(r.chunk->dy));
+model::StagePass Executor::pass_of(const Running& r) {
+  const schedule::Action& a = r.action;
+  model::Gpt& stage = *stages_.at(a.stage);
+  const model::MicroBatch& batch = work_.batches[size_t(a.micro_batch)];
+  const model::Step step = step_of(a, *r.chunk);
+  if (a.kind != schedule::ActionKind::F)
+    return stage.backward_pass(step, batch, await(r.chunk->dy));
   return stage.forward_pass(step, batch, loss_request(batch), await(r.chunk->x));
 }
 
-LossRequest Executor::loss_request(const MicroBatch& batch) const {
+model::LossRequest Executor::loss_request(const model::MicroBatch& batch) const {
   return {batch.label_T, work_.loss, work_.grad_scale,
           work_.replayed ? work_.replayed->grad_scale() : Tensor()};
 }
@@ -113,9 +114,9 @@ void Executor::advance(Running& r) {
   const DataflowScope scope(*this, r.action);
   if (!r.pass) r.pass.emplace(pass_of(r));
   if (r.done()) return;  // a stage without layers
-  WgradQueue& wgrad = r.chunk->wgrad;
+  model::WgradQueue& wgrad = r.chunk->wgrad;
   const bool at_end = waits_for_end(r);
-  const bool later = r.action.kind == ActionKind::I || waits_for_send(r) || at_end;
+  const bool later = r.action.kind == schedule::ActionKind::I || waits_for_send(r) || at_end;
   const size_t held = wgrad.held();
   wgrad.hold(later || options_.split_wgrad);
   r.pass->run_next();
@@ -125,9 +126,9 @@ void Executor::advance(Running& r) {
 
 void Executor::finish(Running& r) {
   if (!r.chunk) return;
-  const Action& a = r.action;
-  const bool forward = a.kind == ActionKind::F;
-  if (a.kind == ActionKind::B && r.chunk->wgrad.held()) delayed_.push_back(a);
+  const schedule::Action& a = r.action;
+  const bool forward = a.kind == schedule::ActionKind::F;
+  if (a.kind == schedule::ActionKind::B && r.chunk->wgrad.held()) delayed_.push_back(a);
   const Tensor result = r.pass->result();
   const int64_t to = a.stage + (forward ? 1 : -1);
   if (to >= 0 && to < all_stages_) {
@@ -144,28 +145,30 @@ void Executor::finish(Running& r) {
 // Whether the next part's weight gradients wait until the gradient of the stage's input is sent, so
 // that they run while it travels.
 bool Executor::waits_for_send(const Running& r) const {
-  const Action& a = r.action;
-  if (a.kind != ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1)) return false;
-  const StagePass::Part& part = r.pass->next();
+  const schedule::Action& a = r.action;
+  if (a.kind != schedule::ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1))
+    return false;
+  const model::StagePass::Part& part = r.pass->next();
   return part.layer >= 0 && part.layer < options_.delayed_layers &&
-         (options_.delay_whole_layers || part.kind == SegmentKind::attention);
+         (options_.delay_whole_layers || part.kind == model::SegmentKind::attention);
 }
 
 // Whether the next part's weight gradients, those of the output layer, wait for the list's end.
 bool Executor::waits_for_end(const Running& r) const {
-  const Action& a = r.action;
+  const schedule::Action& a = r.action;
   const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
-  return a.kind == ActionKind::F && a.stage + 1 == all_stages_ && a.micro_batch >= first &&
-         work_.training && r.pass->next().kind == SegmentKind::head;
+  return a.kind == schedule::ActionKind::F && a.stage + 1 == all_stages_ &&
+         a.micro_batch >= first && work_.training &&
+         r.pass->next().kind == model::SegmentKind::head;
 }
 
-void Executor::weight_gradients(const Action& a) {
+void Executor::weight_gradients(const schedule::Action& a) {
   const DataflowScope scope(*this, a);
   chunk(a.stage, a.micro_batch).wgrad.drain();
 }
 
 void Executor::run_delayed() {
-  for (const Action& a : std::exchange(delayed_, {})) {
+  for (const schedule::Action& a : std::exchange(delayed_, {})) {
     const DataflowScope scope(*this, a, "delayed ");
     chunk(a.stage, a.micro_batch).wgrad.drain();
   }
@@ -173,17 +176,17 @@ void Executor::run_delayed() {
 
 // A `reduce` has nothing to do here: each gradient is reduced when the last micro-batch has added
 // to it.
-void Executor::shard(const Action& a) {
-  if (a.kind == ActionKind::reduce || !work_.use) return;
+void Executor::shard(const schedule::Action& a) {
+  if (a.kind == schedule::ActionKind::reduce || !work_.use) return;
   const Device::Scope scope(links_.compute->device(), to_string(a));
-  for (ParamUnit* unit : stages_.at(a.stage)->units())
-    a.kind == ActionKind::unshard ? work_.use->pin(*unit) : work_.use->unpin(*unit);
+  for (model::ParamUnit* unit : stages_.at(a.stage)->units())
+    a.kind == schedule::ActionKind::unshard ? work_.use->pin(*unit) : work_.use->unpin(*unit);
 }
 
-void Executor::send(const Action& a) {
+void Executor::send(const schedule::Action& a) {
   const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
-  Tensor& data = a.kind == ActionKind::send_f ? c.y : c.dx;
+  Tensor& data = a.kind == schedule::ActionKind::send_f ? c.y : c.dx;
   const Channel& channel = links_.to.at(a.peer);
   channel.stream->wait(links_.compute->record());  // edge: the computation -> its result's send
   channel.group.send(data, 1 - channel.group.rank(), *channel.stream);
@@ -192,7 +195,7 @@ void Executor::send(const Action& a) {
 }
 
 // The memory is allocated on the channel's stream, so that the receive need not wait for compute.
-void Executor::receive(const Action& a) {
+void Executor::receive(const schedule::Action& a) {
   const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
   const Channel& channel = links_.from.at(a.peer);
@@ -201,7 +204,7 @@ void Executor::receive(const Action& a) {
   // edge: the computations before a message -> the message
   if (!options_.overlap) channel.stream->wait(links_.compute->record());
   channel.group.receive(data, 1 - channel.group.rank(), *channel.stream);
-  (a.kind == ActionKind::recv_f ? c.x : c.dy) = {data, channel.stream->record()};
+  (a.kind == schedule::ActionKind::recv_f ? c.x : c.dy) = {data, channel.stream->record()};
   if (!options_.overlap) messages_.push_back(channel.stream->record());
 }
 
@@ -218,7 +221,7 @@ Executor::Chunk& Executor::chunk(int64_t stage, int64_t micro_batch) {
   return chunks_.try_emplace({stage, micro_batch}, work_.on_ready).first->second;
 }
 
-Step Executor::step_of(const Action& a, Chunk& c) {
+model::Step Executor::step_of(const schedule::Action& a, Chunk& c) {
   return {*links_.compute,
           c.wgrad,
           c.stash,
@@ -238,4 +241,4 @@ void Executor::limit_run_ahead() {
   computed_.pop_front();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::pipeline

@@ -9,7 +9,7 @@
 
 #include "pipeline/pipeline.h"
 
-namespace mtrain {
+namespace mtrain::pipeline {
 
 // A computation waits for the receive of its input, and a send waits for the computation of its
 // tensor. With overlap, a receive waits only for the receive before it on its channel, and no
@@ -21,7 +21,7 @@ namespace mtrain {
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
-           const PipelineOptions& options, const MicroBatches& work, int64_t& dataflow_index)
+           const plan::PipelineOptions& options, const MicroBatches& work, int64_t& dataflow_index)
       : links_(links),
         stages_(stages),
         all_stages_(all_stages),
@@ -30,7 +30,7 @@ class Executor {
         dataflow_index_(dataflow_index),
         outputs_(work.on_ready) {}
 
-  void run(const ActionList& list);
+  void run(const schedule::ActionList& list);
 
  private:
   // A tensor from another stage, which compute may read after `ready`.
@@ -40,30 +40,30 @@ class Executor {
   };
   // A stage's share of a micro-batch, from its first action to its last.
   struct Chunk {
-    explicit Chunk(const WgradQueue::OnReady& on_ready) : wgrad(on_ready) {}
+    explicit Chunk(const model::WgradQueue::OnReady& on_ready) : wgrad(on_ready) {}
     PendingTensor x, dy;
     Tensor y, dx;  // held until they are sent
-    Stash stash;
-    WgradQueue wgrad;
+    model::Stash stash;
+    model::WgradQueue wgrad;
   };
 
   class DataflowScope;
   // A forward or a backward under way. It waits for its input when its first part is enqueued.
   struct Running {
-    Action action;
+    schedule::Action action;
     Chunk* chunk;  // null once its result is stored
-    std::optional<StagePass> pass = {};
+    std::optional<model::StagePass> pass = {};
     bool done() const { return pass && pass->done(); }
   };
 
   Chunk& chunk(int64_t stage, int64_t micro_batch);
   // Runs the computation at list[next], or the two that run together. Returns the index of the
   // action after what it has done.
-  size_t compute(const ActionList& list, size_t next);
-  size_t pair(const ActionList& list, size_t next);
-  Running start(const Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
-  LossRequest loss_request(const MicroBatch& batch) const;
-  StagePass pass_of(const Running& r);
+  size_t compute(const schedule::ActionList& list, size_t next);
+  size_t pair(const schedule::ActionList& list, size_t next);
+  Running start(const schedule::Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
+  model::LossRequest loss_request(const model::MicroBatch& batch) const;
+  model::StagePass pass_of(const Running& r);
   // Runs the next part of the pass.
   void advance(Running& r);
   // Stores the result of a pass that is done for the next stage or the stage before. Does nothing
@@ -71,28 +71,29 @@ class Executor {
   void finish(Running& r);
   bool waits_for_send(const Running& r) const;
   bool waits_for_end(const Running& r) const;
-  void weight_gradients(const Action& a);
+  void weight_gradients(const schedule::Action& a);
   void run_delayed();
-  void shard(const Action& a);
-  void send(const Action& a);
-  void receive(const Action& a);
+  void shard(const schedule::Action& a);
+  void send(const schedule::Action& a);
+  void receive(const schedule::Action& a);
   void await_messages();
   Tensor await(PendingTensor& pending);
-  Step step_of(const Action& a, Chunk& c);
+  model::Step step_of(const schedule::Action& a, Chunk& c);
   // Blocks the host until at most kMaxInFlight computations have not ended.
   void limit_run_ahead();
 
   const PipelineLinks& links_;
   const PipelineStages& stages_;
   const int64_t all_stages_;
-  const PipelineOptions& options_;
+  const plan::PipelineOptions& options_;
   const MicroBatches& work_;
   int64_t& dataflow_index_;
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
-  std::vector<Action> delayed_;  // backwards whose weight gradients run after the gradient's send
-  WgradQueue outputs_;           // weight gradients of the output layer that run at the list's end
+  std::vector<schedule::Action>
+      delayed_;                  // backwards whose weight gradients run after the gradient's send
+  model::WgradQueue outputs_;    // weight gradients of the output layer that run at the list's end
   std::vector<Event> messages_;  // without overlap: the next computation waits for these messages
   std::deque<Event> computed_;   // the ends of the last few computations
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::pipeline

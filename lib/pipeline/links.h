@@ -5,7 +5,7 @@
 #include "comm/group.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::pipeline {
 
 // A channel carries messages from one rank to one other, in the order in which they are sent. It
 // has a group and a stream of its own, so that no message waits for another pair's, or for those
@@ -25,4 +25,4 @@ struct PipelineLinks {
   Stream* stream = nullptr;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::pipeline

@@ -5,16 +5,16 @@
 #include "pipeline/executor.h"
 #include "schedule/lower.h"
 
-namespace mtrain {
+namespace mtrain::pipeline {
 
-Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const Schedule& schedule,
-                   const PipelineOptions& options)
+Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const schedule::Schedule& schedule,
+                   const plan::PipelineOptions& options)
     : links_(std::move(links)), stages_(std::move(stages)), schedule_(schedule), options_(options) {
   list_ = lower(schedule_).ranks[size_t(links_.rank)];
 }
 
-Schedule Pipeline::lower(const Schedule& computations) const {
-  const Schedule s =
+schedule::Schedule Pipeline::lower(const schedule::Schedule& computations) const {
+  const schedule::Schedule s =
       options_.most_gathered ? with_sharding(computations, options_.most_gathered) : computations;
   return options_.overlap ? with_messages(s, options_.gradients_first) : with_batched_messages(s);
 }
@@ -29,11 +29,11 @@ void Pipeline::run_one(const MicroBatches& work) {
   MT_CHECK(work.batches.size() == 1 && schedule_.stages == 1, "{} micro-batches, {} stages",
            work.batches.size(), schedule_.stages);
   Executor(links_, stages_, 1, options_, work, dataflow_index_)
-      .run({{ActionKind::F, 0, 0}, {ActionKind::B, 0, 0}});
+      .run({{schedule::ActionKind::F, 0, 0}, {schedule::ActionKind::B, 0, 0}});
 }
 
 void Pipeline::forward(const MicroBatches& work) {
-  const Schedule lowered = lower(forward_only(schedule_, int64_t(work.batches.size())));
+  const schedule::Schedule lowered = lower(forward_only(schedule_, int64_t(work.batches.size())));
   Executor(links_, stages_, schedule_.stages, options_, work, dataflow_index_)
       .run(lowered.ranks[size_t(links_.rank)]);
 }
@@ -41,7 +41,7 @@ void Pipeline::forward(const MicroBatches& work) {
 void Pipeline::sum(const Tensor& values) const {
   if (links_.size == 1) return;
   links_.stream->wait(links_.compute->record());  // edge: values -> their sum
-  links_.all.all_reduce(values, Reduce::sum, *links_.stream);
+  links_.all.all_reduce(values, comm::Reduce::sum, *links_.stream);
   links_.compute->wait(links_.stream->record());
 }
 
@@ -54,22 +54,23 @@ Tensor Pipeline::transfer(const Tensor& data, const Shape& shape, int from, int 
     links_.all.send(data, member(to), *links_.stream);
   }
   if (own != member(to)) return {};
-  const Tensor here = Tensor::empty(*links_.stream, shape, DType::f32, MemoryCategory::buffers);
+  const Tensor here =
+      Tensor::empty(*links_.stream, shape, DType::f32, device::MemoryCategory::buffers);
   links_.all.receive(here, member(from), *links_.stream);
   links_.compute->wait(links_.stream->record());
   return here;
 }
 
-void Pipeline::finish_grads(ParamStore& params) const {
+void Pipeline::finish_grads(model::ParamStore& params) const {
   if (links_.table.size() < 2) return;
   // The table is a unit of its own, which is sharded alike on both ranks.
-  const ParamUnit* unit = params.unit(UnitKind::embedding);
+  const model::ParamUnit* unit = params.unit(model::UnitKind::embedding);
   MT_CHECK(unit, "this rank has no table");
   links_.stream->wait(
       links_.compute->record());  // edge: the gradients' sums over samples -> this one
-  for (const OwnedRange& range : unit->owned)
-    links_.table.all_reduce(range.grad, Reduce::sum, *links_.stream);
+  for (const model::OwnedRange& range : unit->owned)
+    links_.table.all_reduce(range.grad, comm::Reduce::sum, *links_.stream);
   links_.compute->wait(links_.stream->record());
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::pipeline

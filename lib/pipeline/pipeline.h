@@ -11,29 +11,29 @@
 #include "plan/options/pipeline_options.h"
 #include "schedule/action.h"
 
-namespace mtrain {
+namespace mtrain::pipeline {
 
-using PipelineStages = std::map<int64_t, std::unique_ptr<Gpt>>;  // this rank's, by stage
+using PipelineStages = std::map<int64_t, std::unique_ptr<model::Gpt>>;  // this rank's, by stage
 
 // The work that a rank is given. Every rank of the pipeline has the same micro-batches.
 struct MicroBatches {
-  const std::vector<MicroBatch>& batches;
+  const std::vector<model::MicroBatch>& batches;
   std::vector<int64_t> numbers;  // the micro-batches' numbers in the global batch
   uint64_t seed = 0;             // of dropout
   int64_t step = 0;              // from 1
   bool training = true;
   Tensor loss;           // fp64, one element; the rank with the last stage adds to it
   float grad_scale = 1;  // as in LossRequest
-  WgradQueue::OnReady on_ready = {};
-  ParamHooks* use = nullptr;
-  GraphInputs* replayed = nullptr;  // as in Step; null: values are given to each launch
+  model::WgradQueue::OnReady on_ready = {};
+  model::ParamHooks* use = nullptr;
+  model::GraphInputs* replayed = nullptr;  // as in Step; null: values are given to each launch
 };
 
 class Pipeline {
  public:
   // `schedule` has computations alone; the Pipeline adds the messages.
-  Pipeline(PipelineLinks links, PipelineStages stages, const Schedule& schedule,
-           const PipelineOptions& options);
+  Pipeline(PipelineLinks links, PipelineStages stages, const schedule::Schedule& schedule,
+           const plan::PipelineOptions& options);
 
   // Runs forward and backward of the schedule's micro-batches, in the order of actions().
   void run(const MicroBatches& work);
@@ -46,7 +46,7 @@ class Pipeline {
   void sum(const Tensor& values) const;
   // From here on `compute` sees the whole gradient of a tied table that two ranks have. Comes after
   // DataParallel::finish_grads().
-  void finish_grads(ParamStore& params) const;
+  void finish_grads(model::ParamStore& params) const;
 
   // Sends an fp32 tensor of this shape from one rank of the pipeline to another; both are numbers
   // in the world. Returns it on the receiving rank, where `compute` may read it; absent on all
@@ -54,21 +54,21 @@ class Pipeline {
   Tensor transfer(const Tensor& data, const Shape& shape, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }
-  const Gpt& first_stage() const { return *stages_.begin()->second; }  // of this rank
-  const ActionList& actions() const { return list_; }                  // all actions of this rank
+  const model::Gpt& first_stage() const { return *stages_.begin()->second; }  // of this rank
+  const schedule::ActionList& actions() const { return list_; }  // all actions of this rank
   // The place in the step's data flow of the computation that was enqueued last. On every rank the
   // computations that it depends on have lower numbers, and those that depend on it higher ones.
   int64_t dataflow_index() const { return dataflow_index_; }
 
  private:
-  Schedule lower(const Schedule& computations) const;
+  schedule::Schedule lower(const schedule::Schedule& computations) const;
 
   const PipelineLinks links_;
   const PipelineStages stages_;
-  const Schedule schedule_;  // the computations
-  const PipelineOptions options_;
-  ActionList list_;
+  const schedule::Schedule schedule_;  // the computations
+  const plan::PipelineOptions options_;
+  schedule::ActionList list_;
   int64_t dataflow_index_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::pipeline

@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-namespace mtrain {
+namespace mtrain::plan {
 
 // `rows` queries in all sequences, with A query heads and G kv heads of D elements.
 struct AttentionWork {
@@ -28,4 +28,4 @@ constexpr int64_t attention_workspace(const AttentionWork& w) {
   return out_dout + dq_sums + lse + packed + by_query_head;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

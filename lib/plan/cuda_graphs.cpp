@@ -6,7 +6,7 @@
 
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
@@ -25,7 +25,7 @@ const char* first_of(std::initializer_list<Obstacle> obstacles) {
 const char* obstacle(const Recipe& r, const Layout& l) {
   const bool shared = l.gradient_ranks() > 1;
   return first_of({
-      {r.train.device != DeviceChoice::cuda, "train.device is not cuda"},
+      {r.train.device != recipe::DeviceChoice::cuda, "train.device is not cuda"},
       {l.pp > 1, "pipeline ranks exchange messages between micro-batches"},
       {l.tp > 1, "tp ranks communicate within a micro-batch"},
       {l.cp > 1, "cp ranks communicate within a micro-batch"},
@@ -42,7 +42,7 @@ const char* obstacle(const Recipe& r, const Layout& l) {
 }  // namespace
 
 CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& o) {
-  CudaGraphs g{.known = r.train.device == DeviceChoice::cuda};
+  CudaGraphs g{.known = r.train.device == recipe::DeviceChoice::cuda};
   const auto& asked = r.train.enable_cuda_graph;
   const auto off = [&](std::string why) {
     g.on = false;
@@ -75,4 +75,4 @@ std::string print_cuda_graphs(const CudaGraphs& g) {
   return fmt::format("{}: {}", g.on ? "on" : "off", g.why);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -5,7 +5,7 @@
 
 #include "plan/overlap.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct CudaGraphs {
   bool on = false;
@@ -19,9 +19,10 @@ struct CudaGraphs {
 
 // A pure function of the recipe and the layout. What only a run knows (launches that a library
 // cannot record, or --profile) may turn them off later.
-CudaGraphs resolve_cuda_graphs(const Recipe& recipe, const Layout& layout, const Overlap& overlap);
+CudaGraphs resolve_cuda_graphs(const recipe::Recipe& recipe, const Layout& layout,
+                               const Overlap& overlap);
 
 // "on: micro-batches 2 to 7 of 8", "off: why"; for the start banner.
 std::string print_cuda_graphs(const CudaGraphs& graphs);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -2,13 +2,13 @@
 
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l, const Overlap& overlap) {
-  if (r.mixed_precision.fp8 == Fp8Format::none) return {};
+  if (r.mixed_precision.fp8 == recipe::Fp8Format::none) return {};
   if (shard_level(r) == ShardLevel::parameters && l.gradient_ranks() > 1) return {};
   const TpGemmOverlap& gemms = overlap.tp_gemm_overlap;
-  const bool recomputes = r.recompute.granularity == RecomputeGranularity::full;
+  const bool recomputes = r.recompute.granularity == recipe::RecomputeGranularity::full;
   return {.forward = l.micro_batches > 1 || recomputes || any_chunked(gemms, Pass::fprop),
           .backward = l.micro_batches > 1 || any_chunked(gemms, Pass::dgrad)};
 }
@@ -20,4 +20,4 @@ std::string print_fp8_weight_cache(const Fp8WeightCache& c) {
   return "weights quantized for each use";
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

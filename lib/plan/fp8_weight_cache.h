@@ -4,7 +4,7 @@
 
 #include "plan/overlap.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 // Forward multiplies with the weight and backward with its transpose; either 8-bit copy takes a
 // byte an element. A copy is kept where a step uses it more than once and the weight itself stays
@@ -15,10 +15,10 @@ struct Fp8WeightCache {
 };
 
 // A pure function of the recipe and the layout.
-Fp8WeightCache resolve_fp8_weight_cache(const Recipe& recipe, const Layout& layout,
+Fp8WeightCache resolve_fp8_weight_cache(const recipe::Recipe& recipe, const Layout& layout,
                                         const Overlap& overlap);
 
 // Returns a phrase for the start banner, such as "weights quantized once a step".
 std::string print_fp8_weight_cache(const Fp8WeightCache& cache);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -6,7 +6,7 @@
 
 #include "base/layer_gemm.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct GemmOverlap {
   enum class Method {
@@ -32,4 +32,4 @@ inline bool any_chunked(const TpGemmOverlap& overlap, Pass pass) {
                              [&](LayerGemm gemm) { return overlap.at(gemm, pass).chunked(); });
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -3,10 +3,13 @@
 #pragma once
 #include <cstdint>
 
-namespace mtrain {
+namespace mtrain::recipe {
+struct Recipe;
+}  // namespace mtrain::recipe
+
+namespace mtrain::plan {
 
 struct Layout;
-struct Recipe;
 
 // The number of equal chunks for so many kv heads on a rank. Nothing can overlap where it is 1.
 constexpr int64_t head_chunks(int64_t kv_heads) {
@@ -25,6 +28,6 @@ struct HeadChunks {
 };
 
 // A pure function of the recipe and the layout.
-HeadChunks resolve_head_chunks(const Recipe& recipe, const Layout& layout);
+HeadChunks resolve_head_chunks(const recipe::Recipe& recipe, const Layout& layout);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

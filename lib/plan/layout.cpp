@@ -10,7 +10,7 @@
 #include "plan/recipe_schedule.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 constexpr int64_t kMaxWorld = 1 << 24;  // keeps products of sizes within 64 bits
@@ -24,7 +24,7 @@ int64_t stages_per_rank(const Recipe& r) {
     return std::max<int64_t>(1, int64_t(layers.size()) / d.pp_size);
   if (d.pipeline.layers_per_stage) {
     const int64_t stages = ceil_div(r.model.num_layers, *d.pipeline.layers_per_stage);
-    const bool up = d.pipeline.round_virtual_stages_to_pp_multiple == RoundStages::up;
+    const bool up = d.pipeline.round_virtual_stages_to_pp_multiple == recipe::RoundStages::up;
     return std::max<int64_t>(1, up ? ceil_div(stages, d.pp_size) : stages / d.pp_size);
   }
   if (d.vpp_size) return *d.vpp_size;
@@ -64,16 +64,16 @@ int64_t deferred_outputs(const Recipe& r, const Layout& l) {
 ShardLevel shard_level(const Recipe& r) {
   const auto& d = r.distributed;
   switch (d.strategy) {
-    case Strategy::ddp: return ShardLevel::nothing;
-    case Strategy::megatron_ddp:
+    case recipe::Strategy::ddp: return ShardLevel::nothing;
+    case recipe::Strategy::megatron_ddp:
       return r.ddp.use_distributed_optimizer ? ShardLevel::optimizer : ShardLevel::nothing;
-    case Strategy::fsdp2: return ShardLevel::parameters;
-    case Strategy::megatron_fsdp: break;
+    case recipe::Strategy::fsdp2: return ShardLevel::parameters;
+    case recipe::Strategy::megatron_fsdp: break;
   }
   switch (d.zero_dp_strategy) {
-    case ZeroStrategy::none: return ShardLevel::nothing;
-    case ZeroStrategy::optimizer: return ShardLevel::optimizer;
-    case ZeroStrategy::gradients: return ShardLevel::gradients;
+    case recipe::ZeroStrategy::none: return ShardLevel::nothing;
+    case recipe::ZeroStrategy::optimizer: return ShardLevel::optimizer;
+    case recipe::ZeroStrategy::gradients: return ShardLevel::gradients;
     default: return ShardLevel::parameters;
   }
 }
@@ -216,4 +216,4 @@ bool parse_pipeline_layout(const std::string& text, std::vector<int64_t>& layers
   return reason.empty();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -7,10 +7,12 @@
 
 #include "plan/shard_level.h"
 
-namespace mtrain {
-
+namespace mtrain::recipe {
 struct Recipe;
 enum class PipelineScheduleName;
+}  // namespace mtrain::recipe
+
+namespace mtrain::plan {
 
 struct Layout {
   int64_t world = 1, tp = 1, pp = 1, cp = 1, ep = 1;
@@ -26,11 +28,11 @@ struct Layout {
 
 // Sizes below 1 and divisions with a rest are rounded so that every number is usable;
 // validate_layout reports them. `world` 0 stands for the smallest world that fits.
-Layout layout_of(const Recipe& recipe, int64_t world);
+Layout layout_of(const recipe::Recipe& recipe, int64_t world);
 
 // What the length of a sample that is not packed must be a multiple of: each rank of cp has two
 // chunks of it, and sequence_parallel divides a rank's tokens by tp.
-int64_t sequence_multiple(const Recipe& recipe, const Layout& layout);
+int64_t sequence_multiple(const recipe::Recipe& recipe, const Layout& layout);
 
 // The vocabulary as the model stores it: a multiple of 128 x tp.
 int64_t padded_vocab(int64_t vocab, int64_t tp);
@@ -39,8 +41,8 @@ int64_t padded_vocab(int64_t vocab, int64_t tp);
 // parameters at once, those that are used soonest.
 constexpr int64_t kStagesGathered = 3;
 // Micro-batches whose output-layer weight gradients wait, where they are deferred.
-int64_t deferred_outputs(const Recipe& recipe, const Layout& layout);
-ShardLevel shard_level(const Recipe& recipe);
+int64_t deferred_outputs(const recipe::Recipe& recipe, const Layout& layout);
+ShardLevel shard_level(const recipe::Recipe& recipe);
 
 // "12 or 16": the nearest multiples, for hints.
 std::string nearest_multiples(int64_t value, int64_t of);
@@ -50,4 +52,4 @@ std::string nearest_multiples(int64_t value, int64_t of);
 bool parse_pipeline_layout(const std::string& text, std::vector<int64_t>& layers_of_stage,
                            std::string& reason);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

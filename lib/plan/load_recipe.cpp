@@ -4,7 +4,7 @@
 #include "plan/overlap.h"
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
                    Diagnostics& diagnostics, int64_t world) {
@@ -28,4 +28,4 @@ void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t wor
   validate_rules(recipe, layout, resolve_overlap(recipe, layout), diagnostics);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -6,7 +6,7 @@
 
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 // read_recipe() and validate_recipe() in one. All mistakes are collected in `problems`; the recipe
 // is usable only if there is no error.
@@ -22,4 +22,4 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
 // that fits.
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world = 1);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -7,14 +7,14 @@
 #include "base/math.h"
 #include "recipe/schema/train.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 // Bytes of logits, counted as fp32, that a rank computes at once: enough rows for efficient
 // GEMMs, few enough to matter little beside a model with such a vocabulary. Each chunk reads the
 // output layer's weight twice and its gradient once, and writes the gradient: a GPU's GEMMs take
 // less time than that below some thousands of rows, a CPU's below a hundred.
-constexpr int64_t logits_bytes(DeviceChoice device) {
-  return device == DeviceChoice::cuda ? 2ll << 30 : 64ll << 20;
+constexpr int64_t logits_bytes(recipe::DeviceChoice device) {
+  return device == recipe::DeviceChoice::cuda ? 2ll << 30 : 64ll << 20;
 }
 
 // The number of T tokens whose logits exist at once in `bytes` of fp32, for V columns of logits on
@@ -25,4 +25,4 @@ constexpr int64_t logits_rows(int64_t T, int64_t V, int64_t bytes) {
   return rows >= 8 * kTile ? std::min(T, round_up(rows, kTile)) : rows;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

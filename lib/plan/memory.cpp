@@ -9,7 +9,7 @@
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
@@ -109,30 +109,31 @@ class Estimator {
     return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.micro_batches > 1;
   }
 
-  bool recomputes(RecomputeModule module) const {
+  bool recomputes(recipe::RecomputeModule module) const {
     const auto& c = r_.recompute;
-    return c.granularity == RecomputeGranularity::selective &&
+    return c.granularity == recipe::RecomputeGranularity::selective &&
            std::find(c.modules.begin(), c.modules.end(), module) != c.modules.end();
   }
 
   // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
   // not computed again, and statistics.
   Count kept_per_token(bool moe) const {
-    const bool core = recomputes(RecomputeModule::core_attn);
+    const bool core = recomputes(recipe::RecomputeModule::core_attn);
     const Count heads = Count(m_.num_attention_heads) / tp_;
-    const Count statistics = 2 * (m_.normalization == Normalization::layernorm ? 2 : 1) +
+    const Count statistics = 2 * (m_.normalization == recipe::Normalization::layernorm ? 2 : 1) +
                              (core ? 0 : heads) +
                              (m_.qk_layernorm ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
     const Count attention = residual() + qkv_width() * (m_.qk_layernorm ? 2 : 1) +
                             (core ? 0 : attention_width()) + context_kept();
     Count mlp = residual();
-    if (moe && !recomputes(RecomputeModule::moe)) {
+    if (moe && !recomputes(recipe::RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
       mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
-    } else if (!moe && !recomputes(RecomputeModule::mlp)) {
+    } else if (!moe && !recomputes(recipe::RecomputeModule::mlp)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
-    if (moe && m_.moe.shared_expert_ffn_hidden_size && !recomputes(RecomputeModule::shared_experts))
+    if (moe && m_.moe.shared_expert_ffn_hidden_size &&
+        !recomputes(recipe::RecomputeModule::shared_experts))
       mlp += inputs() * Count(*m_.moe.shared_expert_ffn_hidden_size) / tp_;
     const Count router = moe ? 4 * Count(m_.moe.num_experts) : 0;
     return (attention + mlp) * e_ + statistics * 4 + router;
@@ -155,10 +156,12 @@ class Estimator {
   Count expert_ffn() const { return Count(m_.moe.ffn_hidden_size.value_or(m_.ffn_size())); }
 
   bool recomputes_layers() const {
-    return r_.recompute.granularity == RecomputeGranularity::full && layers() > 0;
+    return r_.recompute.granularity == recipe::RecomputeGranularity::full && layers() > 0;
   }
   int64_t recompute_group() const {
-    return r_.recompute.method == RecomputeMethod::block ? 1 : r_.recompute.num_layers.value_or(1);
+    return r_.recompute.method == recipe::RecomputeMethod::block
+               ? 1
+               : r_.recompute.num_layers.value_or(1);
   }
 
   // Bytes per token that all layers of the rank keep, for all micro-batches in flight.
@@ -168,7 +171,7 @@ class Estimator {
     if (recomputes_layers()) {
       const int64_t chunks = int64_t(stages_.size());
       const int64_t recomputed =
-          r_.recompute.method == RecomputeMethod::block
+          r_.recompute.method == recipe::RecomputeMethod::block
               ? std::min(layers(), r_.recompute.num_layers.value_or(layers()) * chunks)
               : layers();
       all = all * Count(layers() - recomputed) / Count(layers()) +
@@ -197,7 +200,7 @@ class Estimator {
   // bits where no bias needs its sums and one GEMM computes the input's gradient.
   Count output_gradient(LayerGemm gemm, bool bias) const {
     const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
-    const bool in_8_bits = r_.mixed_precision.fp8 != Fp8Format::none && !bias && !chunked;
+    const bool in_8_bits = r_.mixed_precision.fp8 != recipe::Fp8Format::none && !bias && !chunked;
     return in_8_bits ? 1 : e_;
   }
 
@@ -279,17 +282,18 @@ class Estimator {
     return plan_.fp8_weights.bytes() *
            (Count(dense_layers_) * cut(size_.dense) + Count(moe_layers_) * cut(size_.moe));
   }
-  bool uses(CpCommType type) const {
+  bool uses(recipe::CpCommType type) const {
     const auto& types = r_.distributed.cp_comm_type;
     return l_.cp > 1 && std::find(types.begin(), types.end(), type) != types.end();
   }
   // What travels, for all layers together. Gradients of keys and values travel in fp32.
   Count context_buffers() const {
     Count bytes = 0;
-    if (uses(CpCommType::p2p) || uses(CpCommType::a2a_p2p))
+    if (uses(recipe::CpCommType::p2p) || uses(recipe::CpCommType::a2a_p2p))
       bytes += T_ * kv_width() * (2 * e_ + 3 * 4);
-    if (uses(CpCommType::a2a) || uses(CpCommType::a2a_p2p)) bytes += 4 * T_ * qkv_width() * e_;
-    if (uses(CpCommType::all_gather)) {
+    if (uses(recipe::CpCommType::a2a) || uses(recipe::CpCommType::a2a_p2p))
+      bytes += 4 * T_ * qkv_width() * e_;
+    if (uses(recipe::CpCommType::all_gather)) {
       const auto chunks = Count(plan_.head_chunks.all_gather);
       bytes += T_ * kv_width() * (1 + 3 / chunks * Count(l_.cp)) * (e_ + 4);
     }
@@ -298,9 +302,9 @@ class Estimator {
   // The output, twice, of a layer whose core attends in another layout than the projections have.
   Count context_kept() const {
     const auto& types = r_.distributed.cp_comm_type;
-    if (l_.cp == 1 || recomputes(RecomputeModule::core_attn)) return 0;
-    const auto exchanged = std::count_if(types.begin(), types.end(), [](CpCommType t) {
-      return t == CpCommType::a2a || t == CpCommType::a2a_p2p;
+    if (l_.cp == 1 || recomputes(recipe::RecomputeModule::core_attn)) return 0;
+    const auto exchanged = std::count_if(types.begin(), types.end(), [](recipe::CpCommType t) {
+      return t == recipe::CpCommType::a2a || t == recipe::CpCommType::a2a_p2p;
     });
     return Count(exchanged) / Count(types.size()) * attention_width();
   }
@@ -312,11 +316,11 @@ class Estimator {
 
   // The larger of a GEMM's workspace and attention's, of which one runs at a time.
   Count workspace() const {
-    if (r_.train.device != DeviceChoice::cuda) return 0;
+    if (r_.train.device != recipe::DeviceChoice::cuda) return 0;
     if (layers() == 0) return Count(kMatmulWorkspace);
     // Where heads are exchanged, whole sequences attend, some heads at a time. Blocks of keys whose
     // gradients are added up are not for cuDNN, and neither is fp32.
-    const bool exchanged = uses(CpCommType::a2a);
+    const bool exchanged = uses(recipe::CpCommType::a2a);
     const int64_t ranks = exchanged ? l_.cp : 1;
     const int64_t kv_heads = heads_here(m_.kv_heads(), ranks);
     const int64_t chunks = exchanged ? plan_.head_chunks.a2a : 1;
@@ -336,7 +340,7 @@ class Estimator {
   }
 
   const Recipe& r_;
-  const ModelConfig& m_;
+  const recipe::ModelConfig& m_;
   const RunPlan& plan_;
   const Layout& l_;
   const DataParallelOptions& dp_;
@@ -356,4 +360,4 @@ MemoryEstimate estimate_memory(const Recipe& r, const RunPlan& plan, int64_t voc
   return Estimator(r, plan, vocab, pp_rank).estimate();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

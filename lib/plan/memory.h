@@ -4,7 +4,7 @@
 #include "plan/layout.h"
 #include "plan/model_size.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct RunPlan;
 
@@ -24,7 +24,7 @@ struct MemoryEstimate {
 
 // Estimates the ranks of one pipeline rank, which are alike, from a plan that lacks only its
 // `memory`.
-MemoryEstimate estimate_memory(const Recipe& recipe, const RunPlan& plan, int64_t vocab,
+MemoryEstimate estimate_memory(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

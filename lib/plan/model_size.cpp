@@ -4,7 +4,7 @@
 
 #include "recipe/schema/model.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 Count ModelParameters::total() const {
   return Count(dense_layers) * dense.total() + Count(moe_layers) * moe.total() + token_table +
@@ -16,18 +16,18 @@ Count ModelParameters::active() const {
          output + position_table + final_norm;
 }
 
-bool is_moe_layer(const ModelConfig& m, int64_t layer) {
+bool is_moe_layer(const recipe::ModelConfig& m, int64_t layer) {
   return m.moe.num_experts > 0 && layer >= m.moe.first_dense_layers &&
          layer % m.moe.layer_freq == 0;
 }
 
 namespace {
 
-LayerParameters layer_parameters(const ModelConfig& m, bool moe) {
+LayerParameters layer_parameters(const recipe::ModelConfig& m, bool moe) {
   const Count H = Count(m.hidden_size), D = Count(m.head_dim()),
               AD = Count(m.num_attention_heads) * D, qkv = AD + 2 * Count(m.kv_heads()) * D,
               inputs = m.gated() ? 2 : 1, experts = Count(m.moe.num_experts);
-  const bool norm_bias = m.normalization == Normalization::layernorm && m.add_bias_linear;
+  const bool norm_bias = m.normalization == recipe::Normalization::layernorm && m.add_bias_linear;
   // Both projections of an MLP; the bias of the second one is whole on every rank.
   const auto mlp = [&](Count F) {
     return (inputs + 1) * H * F + (m.add_bias_linear ? inputs * F : 0);
@@ -52,25 +52,25 @@ LayerParameters layer_parameters(const ModelConfig& m, bool moe) {
 
 }  // namespace
 
-ModelParameters count_parameters(const ModelConfig& m, int64_t vocab) {
+ModelParameters count_parameters(const recipe::ModelConfig& m, int64_t vocab) {
   ModelParameters p;
   p.dense = layer_parameters(m, false);
   p.moe = layer_parameters(m, true);
   for (int64_t i = 0; i < m.num_layers; ++i) ++(is_moe_layer(m, i) ? p.moe_layers : p.dense_layers);
-  const bool norm_bias = m.normalization == Normalization::layernorm && m.add_bias_linear;
+  const bool norm_bias = m.normalization == recipe::Normalization::layernorm && m.add_bias_linear;
   p.token_table = Count(vocab) * Count(m.hidden_size);
   p.output = m.share_embeddings_and_output_weights ? 0 : p.token_table;
-  if (m.position_embedding == PositionEmbedding::learned)
+  if (m.position_embedding == recipe::PositionEmbedding::learned)
     p.position_table = Count(m.max_position_embeddings.value_or(0)) * Count(m.hidden_size);
   p.final_norm = Count(m.hidden_size) * (norm_bias ? 2 : 1);
   return p;
 }
 
-TokenCost token_cost(const ModelConfig& m, int64_t vocab) {
+TokenCost token_cost(const recipe::ModelConfig& m, int64_t vocab) {
   const ModelParameters p = count_parameters(m, vocab);
   return {.matmul_flops = 6.0 * (p.active() - p.looked_up()),
           .attention_flops_per_position =
               12.0 * Count(m.num_layers) * Count(m.num_attention_heads) * Count(m.head_dim())};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

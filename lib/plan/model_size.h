@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace mtrain {
-
+namespace mtrain::recipe {
 struct ModelConfig;
+}  // namespace mtrain::recipe
+
+namespace mtrain::plan {
 
 // Parameters or bytes in an estimate: a mistyped size may exceed 64 bits, and what is real is
 // exact.
@@ -41,8 +43,8 @@ struct ModelParameters {
 };
 
 // `vocab`: the true vocabulary, which the tokenizer may decide.
-ModelParameters count_parameters(const ModelConfig& model, int64_t vocab);
-bool is_moe_layer(const ModelConfig& model, int64_t layer);
+ModelParameters count_parameters(const recipe::ModelConfig& model, int64_t vocab);
+bool is_moe_layer(const recipe::ModelConfig& model, int64_t layer);
 
 // Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
 // counted in full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not
@@ -54,6 +56,6 @@ struct TokenCost {
     return matmul_flops + attention_flops_per_position * double(seq_length);
   }
 };
-TokenCost token_cost(const ModelConfig& model, int64_t vocab);
+TokenCost token_cost(const recipe::ModelConfig& model, int64_t vocab);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

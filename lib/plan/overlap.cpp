@@ -8,7 +8,7 @@
 #include "plan/tp_gemm_overlap.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 // Whether a feature can be active, and why or why not.
@@ -59,7 +59,7 @@ class Resolver {
   }
 
   // Decides a feature with `auto`, which turns it on where it is `possible`, if `auto_on`.
-  bool decide(const char* field, const Auto<bool>& asked, const Condition& possible,
+  bool decide(const char* field, const recipe::Auto<bool>& asked, const Condition& possible,
               bool auto_on = true) {
     return row(field, asked ? (*asked ? "true" : "false") : "auto", asked.value_or(auto_on),
                asked.has_value(), possible);
@@ -101,7 +101,7 @@ class Resolver {
 
   void resolve_data_parallel() {
     const auto& d = r_.ddp;
-    const bool fsdp2 = r_.distributed.strategy == Strategy::fsdp2;
+    const bool fsdp2 = r_.distributed.strategy == recipe::Strategy::fsdp2;
     const Need group{l_.gradient_ranks() > 1, "gradients are not shared (dp x cp is 1)"};
     o_.overlap_grad_reduce = decide("ddp.overlap_grad_reduce", d.overlap_grad_reduce,
                                     all({group}, fsdp2 ? "fsdp2 reduces every piece during backward"
@@ -148,7 +148,7 @@ class Resolver {
   // Sharded gradients are reduced unit by unit, in pieces of at least this size.
   void resolve_buckets() {
     const bool section = r_.given_section("comm_overlap"),
-               fsdp2 = r_.distributed.strategy == Strategy::fsdp2;
+               fsdp2 = r_.distributed.strategy == recipe::Strategy::fsdp2;
     o_.bucket_size =
         fsdp2 ? kFsdp2Piece
               : r_.ddp.bucket_size.value_or(section ? 128 << 20
@@ -186,7 +186,7 @@ class Resolver {
     o_.cp_overlap = decide(
         "comm_overlap.cp_overlap", r_.comm_overlap.cp_overlap,
         all({{l_.cp > 1, "there is no context parallelism (cp_size 1)"},
-             {any_layer([&](CpCommType t) { return can_hide(t); }),
+             {any_layer([&](recipe::CpCommType t) { return can_hide(t); }),
               "each exchange of heads is waited for, since a rank has one kv head to compute"}},
             context_text()));
   }
@@ -199,26 +199,26 @@ class Resolver {
 
   // A ring always has keys at hand while others travel. all_gather and a2a do one part of a rank's
   // kv heads after the other.
-  bool can_hide(CpCommType type) const {
+  bool can_hide(recipe::CpCommType type) const {
     const int64_t kv_heads = std::max<int64_t>(1, r_.model.kv_heads() / l_.tp);
-    if (type == CpCommType::all_gather) return kv_heads > 1;
-    if (type == CpCommType::a2a) return kv_heads / l_.cp > 1;
+    if (type == recipe::CpCommType::all_gather) return kv_heads > 1;
+    if (type == recipe::CpCommType::a2a) return kv_heads / l_.cp > 1;
     return true;
   }
 
   std::string context_text() const {
     std::string text;
-    const auto add = [&](CpCommType type, const char* what) {
-      if (!any_layer([&](CpCommType t) { return t == type; })) return;
+    const auto add = [&](recipe::CpCommType type, const char* what) {
+      if (!any_layer([&](recipe::CpCommType t) { return t == type; })) return;
       text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", enum_name(type),
                           can_hide(type) ? what : "all is waited for, a rank has one kv head");
     };
-    add(CpCommType::p2p, "keys and values travel during attention");
-    add(CpCommType::all_gather,
+    add(recipe::CpCommType::p2p, "keys and values travel during attention");
+    add(recipe::CpCommType::all_gather,
         "heads travel during others' attention; the first, and the last gradients, are waited for");
-    add(CpCommType::a2a,
+    add(recipe::CpCommType::a2a,
         "heads travel during others' attention; the first and the last are waited for");
-    add(CpCommType::a2a_p2p,
+    add(recipe::CpCommType::a2a_p2p,
         "keys and values travel during attention; the exchanges of heads are waited for");
     return text;
   }
@@ -241,8 +241,8 @@ class Resolver {
   // The rank with the head must be one that ends before others do.
   Condition deferral() const {
     const auto& p = r_.distributed.pipeline;
-    const bool v = p.pp_schedule == PipelineScheduleName::v_schedule ||
-                   p.pp_schedule == PipelineScheduleName::dualpipev;
+    const bool v = p.pp_schedule == recipe::PipelineScheduleName::v_schedule ||
+                   p.pp_schedule == recipe::PipelineScheduleName::dualpipev;
     const int64_t held = deferred_outputs(r_, l_);
     return all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
                 {!p.pp_schedule_csv, "a schedule from a file says itself what runs when"},
@@ -262,7 +262,7 @@ class Resolver {
   }
 
   void resolve_fine_grained() {
-    using Name = PipelineScheduleName;
+    using Name = recipe::PipelineScheduleName;
     const auto& c = r_.comm_overlap;
     const Name name = r_.distributed.pipeline.pp_schedule;
     Condition turns =
@@ -314,31 +314,34 @@ class Resolver {
     const auto& modules = r_.recompute.modules;
     const auto granularity = r_.recompute.granularity;
     const bool recomputes_moe =
-        granularity == RecomputeGranularity::selective &&
-        std::count(modules.begin(), modules.end(), RecomputeModule::moe) > 0;
+        granularity == recipe::RecomputeGranularity::selective &&
+        std::count(modules.begin(), modules.end(), recipe::RecomputeModule::moe) > 0;
     return all(
         {{l_.ep > 1, "experts are not spread over ranks (ep_size 1)"},
          {moe.num_experts > 1, "the model has no experts"},
-         {moe.token_dispatcher != MoeDispatcher::all_gather,
+         {moe.token_dispatcher != recipe::MoeDispatcher::all_gather,
           "the token dispatcher must be alltoall or flex, not all_gather"},
-         {r_.mixed_precision.name != Precision::fp32, "it needs bf16 or fp16"},
+         {r_.mixed_precision.name != recipe::Precision::fp32, "it needs bf16 or fp16"},
          {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
-         {granularity != RecomputeGranularity::full, "layers are recomputed as a whole"},
+         {granularity != recipe::RecomputeGranularity::full, "layers are recomputed as a whole"},
          {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
          {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"}});
   }
 
   void resolve_launch() {
-    const bool fsdp = r_.distributed.strategy == Strategy::fsdp2 ||
-                      r_.distributed.strategy == Strategy::megatron_fsdp;
+    const bool fsdp = r_.distributed.strategy == recipe::Strategy::fsdp2 ||
+                      r_.distributed.strategy == recipe::Strategy::megatron_fsdp;
     const bool one = compute_capability(r_.hardware.gpu) < 10 && (l_.tp > 1 || l_.cp > 1) &&
                      !o_.overlap_moe_expert_parallel_comm && !fsdp;
     o_.cuda_device_max_connections = r_.launch.cuda_device_max_connections.value_or(one ? 1 : 32);
-    const bool prefetches = r_.distributed.strategy == Strategy::fsdp2 && l_.gradient_ranks() > 1;
+    const bool prefetches =
+        r_.distributed.strategy == recipe::Strategy::fsdp2 && l_.gradient_ranks() > 1;
     const bool overlaps =
         o_.tp_comm_overlap || o_.overlap_grad_reduce || o_.overlap_param_gather || prefetches;
     o_.layernorm_sm_margin = r_.launch.layernorm_sm_margin.value_or(overlaps ? 16 : 0);
-    const auto shown = [](const Auto<int64_t>& v) { return v ? fmt::format("{}", *v) : "auto"; };
+    const auto shown = [](const recipe::Auto<int64_t>& v) {
+      return v ? fmt::format("{}", *v) : "auto";
+    };
     o_.table.push_back({"launch.cuda_device_max_connections",
                         shown(r_.launch.cuda_device_max_connections),
                         fmt::format("{}", o_.cuda_device_max_connections),
@@ -370,4 +373,4 @@ std::string print_overlap(const Overlap& overlap) {
   return out;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

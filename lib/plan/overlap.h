@@ -9,7 +9,7 @@
 #include "plan/layout.h"
 #include "recipe/schema/tp_overlap.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct OverlapRow {
   std::string field;      // "comm_overlap.tp_comm_overlap"
@@ -40,9 +40,9 @@ struct Overlap {
 
 // A pure function of the recipe and the layout. It decides every `auto`, and turns off what cannot
 // be active.
-Overlap resolve_overlap(const Recipe& recipe, const Layout& layout);
+Overlap resolve_overlap(const recipe::Recipe& recipe, const Layout& layout);
 
 // Returns the table as text, for the start banner and the dry run.
 std::string print_overlap(const Overlap& overlap);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -7,11 +7,11 @@
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
-std::string model_text(const ModelConfig& m, int64_t vocab) {
+std::string model_text(const recipe::ModelConfig& m, int64_t vocab) {
   std::string text = fmt::format("{}: {} layers, hidden {}, {} heads ({} kv) of {}, ffn {}",
                                  enum_name(m.architecture), m.num_layers, m.hidden_size,
                                  m.num_attention_heads, m.kv_heads(), m.head_dim(), m.ffn_size());
@@ -22,24 +22,25 @@ std::string model_text(const ModelConfig& m, int64_t vocab) {
   return m.share_embeddings_and_output_weights ? text + ", tied" : text;
 }
 
-std::string precision_text(const MixedPrecisionConfig& p, const Fp8WeightCache& weights) {
-  if (p.fp8 == Fp8Format::none) return std::string(enum_name(p.name));
+std::string precision_text(const recipe::MixedPrecisionConfig& p, const Fp8WeightCache& weights) {
+  if (p.fp8 == recipe::Fp8Format::none) return std::string(enum_name(p.name));
   return fmt::format("{}, linears in 8 bits ({}, {}; {})", enum_name(p.name), enum_name(p.fp8),
                      enum_name(p.fp8_recipe), print_fp8_weight_cache(weights));
 }
 
-std::string recompute_text(const RecomputeConfig& r) {
+std::string recompute_text(const recipe::RecomputeConfig& r) {
   std::string text(enum_name(r.granularity));
-  if (r.granularity == RecomputeGranularity::full && r.num_layers)
-    text += fmt::format(", {} {}", r.method == RecomputeMethod::block ? "first" : "groups of",
-                        *r.num_layers);
+  if (r.granularity == recipe::RecomputeGranularity::full && r.num_layers)
+    text +=
+        fmt::format(", {} {}", r.method == recipe::RecomputeMethod::block ? "first" : "groups of",
+                    *r.num_layers);
   return text;
 }
 
-std::string context_text(const std::vector<CpCommType>& types) {
+std::string context_text(const std::vector<recipe::CpCommType>& types) {
   std::string text;
-  for (const CpCommType t :
-       {CpCommType::p2p, CpCommType::all_gather, CpCommType::a2a, CpCommType::a2a_p2p})
+  for (const recipe::CpCommType t : {recipe::CpCommType::p2p, recipe::CpCommType::all_gather,
+                                     recipe::CpCommType::a2a, recipe::CpCommType::a2a_p2p})
     if (std::ranges::count(types, t))
       text += (text.empty() ? "" : " and ") + std::string(enum_name(t));
   return text;
@@ -48,7 +49,7 @@ std::string context_text(const std::vector<CpCommType>& types) {
 }  // namespace
 
 PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
-  const PipelineConfig& pipeline = r.distributed.pipeline;
+  const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),
           .precision = precision_text(r.mixed_precision, plan.fp8_weights),
           .recompute = recompute_text(r.recompute),
@@ -60,4 +61,4 @@ PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
           .recipe_with_origins = print_recipe(r)};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -3,9 +3,12 @@
 #include <cstdint>
 #include <string>
 
-namespace mtrain {
-
+namespace mtrain::recipe {
 struct Recipe;
+}  // namespace mtrain::recipe
+
+namespace mtrain::plan {
+
 struct RunPlan;
 
 struct PlanText {
@@ -21,6 +24,6 @@ struct PlanText {
 };
 
 // Needs the plan's 8-bit weight cache.
-PlanText plan_text(const Recipe& recipe, const RunPlan& plan, int64_t vocab);
+PlanText plan_text(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

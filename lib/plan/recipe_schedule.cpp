@@ -11,47 +11,49 @@
 #include "recipe/recipe.h"
 #include "schedule/validator.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 std::string schedule_name(const std::string& word) {
-  for (const auto& entry : enum_names(PipelineScheduleName{}))
-    if (fold_name(entry.name) == fold_name(word)) return std::string(enum_name(entry.value));
+  for (const auto& entry : enum_names(recipe::PipelineScheduleName{}))
+    if (recipe::fold_name(entry.name) == recipe::fold_name(word))
+      return std::string(enum_name(entry.value));
   return word;
 }
 
-const ScheduleKind& schedule_kind(PipelineScheduleName name) {
-  return schedule_kind(enum_name(name));
+const schedule::ScheduleKind& schedule_kind(recipe::PipelineScheduleName name) {
+  return schedule::schedule_kind(enum_name(name));
 }
 
-Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages, int64_t micro_batches) {
+schedule::Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages,
+                                      int64_t micro_batches) {
   int64_t actions = 0;
-  for (const ActionList& row : rows) actions += int64_t(row.size());
+  for (const schedule::ActionList& row : rows) actions += int64_t(row.size());
   // A mistyped number must not cost memory.
   if (micro_batches > 0 && stages > actions / micro_batches)
     throw UserError(fmt::format("{} actions are too few for {} stages and {} micro-batches",
                                 actions, stages, micro_batches));
-  Schedule s{.name = "csv",
-             .pp = int64_t(rows.size()),
-             .stages = stages,
-             .micro_batches = micro_batches,
-             .rank_of_stage = {},
-             .ranks = rows};
+  schedule::Schedule s{.name = "csv",
+                       .pp = int64_t(rows.size()),
+                       .stages = stages,
+                       .micro_batches = micro_batches,
+                       .rank_of_stage = {},
+                       .ranks = rows};
   // A stage that no row names is missed where stages that go round have it.
   for (int64_t stage = 0; stage < stages; ++stage) s.rank_of_stage.push_back(stage % s.pp);
   // A stage that two rows name belongs to the first of them.
   for (int64_t rank = s.pp - 1; rank >= 0; --rank)
-    for (const Action& a : rows[size_t(rank)])
+    for (const schedule::Action& a : rows[size_t(rank)])
       if (a.stage < stages) s.rank_of_stage[size_t(a.stage)] = rank;
   if (const auto faults = schedule_faults(s); !faults.empty()) throw UserError(faults[0]);
   return s;
 }
 
-Schedule schedule_from_text(std::string_view text, const std::string& source) {
+schedule::Schedule schedule_from_text(std::string_view text, const std::string& source) {
   try {
     const ScheduleRows rows = parse_schedule_csv(text);
     int64_t actions = 0, last_stage = -1, last_micro_batch = -1;
-    for (const ActionList& row : rows)
-      for (const Action& a : row) {
+    for (const schedule::ActionList& row : rows)
+      for (const schedule::Action& a : row) {
         ++actions;
         last_stage = std::max(last_stage, a.stage);
         last_micro_batch = std::max(last_micro_batch, a.micro_batch);
@@ -67,13 +69,13 @@ Schedule schedule_from_text(std::string_view text, const std::string& source) {
   }
 }
 
-Schedule schedule_from_csv(const std::string& path) {
+schedule::Schedule schedule_from_csv(const std::string& path) {
   return schedule_from_text(read_file(path), path);
 }
 
-Schedule schedule_of(const ScheduleShape& shape) {
+schedule::Schedule schedule_of(const ScheduleShape& shape) {
   if (shape.table) return *shape.table;
   return make_schedule(enum_name(shape.schedule), schedule_size(shape));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

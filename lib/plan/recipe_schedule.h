@@ -8,7 +8,7 @@
 #include "schedule/action.h"
 #include "schedule/catalog.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct ScheduleShape;
 
@@ -16,15 +16,16 @@ struct ScheduleShape;
 // other words as they are.
 std::string schedule_name(const std::string& word);
 
-const ScheduleKind& schedule_kind(PipelineScheduleName name);
+const schedule::ScheduleKind& schedule_kind(recipe::PipelineScheduleName name);
 
 // The rows of a table as a schedule of these sizes. UserError tells the first fault in it.
-Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages, int64_t micro_batches);
+schedule::Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages,
+                                      int64_t micro_batches);
 // The same with as many stages and micro-batches as the rows name; `source` begins what is told.
-Schedule schedule_from_text(std::string_view text, const std::string& source);
-Schedule schedule_from_csv(const std::string& path);
+schedule::Schedule schedule_from_text(std::string_view text, const std::string& source);
+schedule::Schedule schedule_from_csv(const std::string& path);
 
 // What each rank computes, without sends and receives. UserError for what cannot be run.
-Schedule schedule_of(const ScheduleShape& shape);
+schedule::Schedule schedule_of(const ScheduleShape& shape);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -9,17 +9,17 @@
 #include "recipe/recipe.h"
 #include "schedule/catalog.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
-Mesh mesh_of(const Layout& l) {
-  return device_mesh(
+mesh::Mesh mesh_of(const Layout& l) {
+  return mesh::device_mesh(
       {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
 }
 
-DType compute_dtype(const MixedPrecisionConfig& precision) {
-  return precision.name == Precision::fp32 ? DType::f32 : DType::bf16;
+DType compute_dtype(const recipe::MixedPrecisionConfig& precision) {
+  return precision.name == recipe::Precision::fp32 ? DType::f32 : DType::bf16;
 }
 
 DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
@@ -31,7 +31,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
   o.reduce = {.dtype = r.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : DType::bf16,
               .average = r.ddp.average_in_collective};
   o.bucket_size = overlap.bucket_size;
-  if (d.strategy == Strategy::fsdp2) {  // hides what its depths ask for
+  if (d.strategy == recipe::Strategy::fsdp2) {  // hides what its depths ask for
     o.defer_reduce = d.defer_fsdp_grad_sync;
     o.gather = {.reshard_after_forward = d.reshard_after_forward.value_or(d.pp_size == 1),
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,
@@ -56,7 +56,7 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
                           .dtype = compute_dtype(r.mixed_precision),
                           .split_wgrad = overlap.delay_wgrad_compute};
   const auto& d = r.distributed;
-  if (d.strategy == Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
+  if (d.strategy == recipe::Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
       !d.reshard_after_forward)
     options.most_gathered = kStagesGathered;
   if (overlap.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
@@ -74,7 +74,7 @@ int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
 }
 
 DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
-  DevicePlan device = device_plan(r);
+  DevicePlan device = device_plan_without_overlap(r);
   device.norm_sm_margin = overlap.layernorm_sm_margin;
   if (device.kind == DeviceKind::cuda)
     device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
@@ -116,8 +116,9 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.graphs = resolve_cuda_graphs(r, layout, plan.overlap);
   plan.fp8_weights = resolve_fp8_weight_cache(r, layout, plan.overlap);
   plan.schedule_shape = schedule_shape(r, layout, plan.overlap);
-  plan.schedule = layout.pp == 1 ? make_schedule("1f1b", {.micro_batches = layout.micro_batches})
-                                 : schedule_of(plan.schedule_shape);
+  plan.schedule = layout.pp == 1
+                      ? schedule::make_schedule("1f1b", {.micro_batches = layout.micro_batches})
+                      : schedule_of(plan.schedule_shape);
   plan.pipeline = pipeline_options(r, layout, plan.overlap);
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
   plan.compute_dtype = compute_dtype(r.mixed_precision);
@@ -133,4 +134,4 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   return plan;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

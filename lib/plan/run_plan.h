@@ -25,18 +25,21 @@
 #include "plan/schedule_bounds.h"
 #include "schedule/action.h"
 
-namespace mtrain {
-
+namespace mtrain::recipe {
 struct Recipe;
+}  // namespace mtrain::recipe
+
+namespace mtrain::plan {
 
 struct RunPlan {
   Layout layout;
-  Mesh mesh;  // pp, dp_replicate, dp_shard, cp, tp
+  mesh::Mesh mesh;  // pp, dp_replicate, dp_shard, cp, tp
   Overlap overlap;
   CudaGraphs graphs;
   Fp8WeightCache fp8_weights;
   ScheduleShape schedule_shape;
-  Schedule schedule;  // what each pipeline rank computes; of one rank, micro-batch by micro-batch
+  schedule::Schedule
+      schedule;  // what each pipeline rank computes; of one rank, micro-batch by micro-batch
   PipelineOptions pipeline;
   DataParallelOptions data_parallel;
   TensorOptions tensor;
@@ -74,6 +77,11 @@ struct RunPlan {
 // (0: the fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not
 // known yet). UserError where a schedule's file cannot be read. Takes milliseconds, whatever the
 // number of ranks.
-RunPlan make_plan(const Recipe& recipe, int64_t world, int64_t vocab);
+RunPlan make_plan(const recipe::Recipe& recipe, int64_t world, int64_t vocab);
 
+}  // namespace mtrain::plan
+
+// A word of the whole house.
+namespace mtrain {
+using plan::RunPlan;
 }  // namespace mtrain

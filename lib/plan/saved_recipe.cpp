@@ -9,7 +9,7 @@
 #include "plan/options/recipe_options.h"
 #include "recipe/schema/schema.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
@@ -43,7 +43,7 @@ SavedRun read_saved_run(const std::filesystem::path& file) {
           .tokenizer = tokenizer_options(r),
           .model = model_shape(r.model, 0, sample_length(r)),
           .sample_length = sample_length(r),
-          .device = device_plan(r)};
+          .device = device_plan_without_overlap(r)};
 }
 
 std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
@@ -51,13 +51,13 @@ std::string resume_differences(const std::filesystem::path& file, const std::str
   Diagnostics diagnostics;
   const auto now = read_recipe_text(present, "this run's recipe", {}, diagnostics);
   MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
-           diagnostics.text(Severity::error));
+           diagnostics.text(recipe::Severity::error));
   std::string differences;
-  for (const SchemaRow& row : schema_rows())
+  for (const recipe::SchemaRow& row : recipe::schema_rows())
     if (must_agree(row.path) && row.show(saved) != row.show(*now))
       differences +=
           fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));
   return differences;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -9,7 +9,7 @@
 #include "plan/options/model_shape.h"
 #include "plan/options/train_options.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct SavedRun {
   FolderOptions folders;
@@ -27,4 +27,4 @@ SavedRun read_saved_run(const std::filesystem::path& file);
 // the network computes and of the order of the data. Empty where all agree. UserError as above.
 std::string resume_differences(const std::filesystem::path& file, const std::string& present);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -9,10 +9,10 @@
 #include "schedule/lower.h"
 #include "schedule/simulator.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
-const ScheduleKind& kind_of(const ScheduleShape& s) { return schedule_kind(s.schedule); }
+const schedule::ScheduleKind& kind_of(const ScheduleShape& s) { return schedule_kind(s.schedule); }
 }  // namespace
 
 ScheduleShape schedule_shape(const Recipe& r, const Layout& l, const Overlap& overlap) {
@@ -26,11 +26,11 @@ ScheduleShape schedule_shape(const Recipe& r, const Layout& l, const Overlap& ov
   s.moe_overlap =
       overlap.overlap_moe_expert_parallel_comm || overlap.overlap_p2p_backward_on_comm_stream;
   if (p.pp_schedule_csv)
-    s.table = std::make_shared<const Schedule>(schedule_from_csv(*p.pp_schedule_csv));
+    s.table = std::make_shared<const schedule::Schedule>(schedule_from_csv(*p.pp_schedule_csv));
   return s;
 }
 
-ScheduleSize schedule_size(const ScheduleShape& s) {
+schedule::ScheduleSize schedule_size(const ScheduleShape& s) {
   return {s.pp, s.stages_per_rank, s.micro_batches, kind_of(s).in_groups ? s.group : 0,
           s.moe_overlap};
 }
@@ -41,14 +41,14 @@ int64_t chunks_in_flight(const ScheduleShape& s, int64_t pp_rank) {
 }
 
 double chunks_held(const ScheduleShape& s, int64_t pp_rank, double behind) {
-  const ActionList list =
+  const schedule::ActionList list =
       s.table ? s.table->ranks[size_t(pp_rank)] : kind_of(s).list(schedule_size(s), pp_rank);
   double held = 0, most = 0;
-  for (const Action& a : list) {
-    held += a.kind == ActionKind::F   ? 1
-            : a.kind == ActionKind::B ? -1
-            : a.kind == ActionKind::I ? behind - 1
-                                      : -behind;
+  for (const schedule::Action& a : list) {
+    held += a.kind == schedule::ActionKind::F   ? 1
+            : a.kind == schedule::ActionKind::B ? -1
+            : a.kind == schedule::ActionKind::I ? behind - 1
+                                                : -behind;
     most = std::max(most, held);
   }
   return most;
@@ -69,4 +69,4 @@ std::vector<int64_t> stages_of_rank(const ScheduleShape& s, int64_t pp_rank) {
   return stages_of_rank(kind_of(s), schedule_size(s), pp_rank);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

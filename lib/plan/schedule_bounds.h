@@ -8,23 +8,26 @@
 
 #include "plan/overlap.h"
 
-namespace mtrain {
-
+namespace mtrain::schedule {
 struct Schedule;
 struct ScheduleSize;
+}  // namespace mtrain::schedule
+
+namespace mtrain::plan {
 
 struct ScheduleShape {
-  PipelineScheduleName schedule{};  // the first of them is 1f1b
+  recipe::PipelineScheduleName schedule{};  // the first of them is 1f1b
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
   int64_t group = 0;  // interleaved: micro-batches in a row per stage; 0: M / rounds
   // Forwards run together with backwards, also in the fine-grained 1F1B. One more warm-up forward
   // keeps paired micro-batches independent.
   bool moe_overlap = false;
-  std::shared_ptr<const Schedule> table;  // from a file; it then replaces `schedule`
+  std::shared_ptr<const schedule::Schedule> table;  // from a file; it then replaces `schedule`
 };
 // Reads the schedule's file where the recipe names one; throws UserError for a bad file.
-ScheduleShape schedule_shape(const Recipe& recipe, const Layout& layout, const Overlap& overlap);
-ScheduleSize schedule_size(const ScheduleShape& shape);
+ScheduleShape schedule_shape(const recipe::Recipe& recipe, const Layout& layout,
+                             const Overlap& overlap);
+schedule::ScheduleSize schedule_size(const ScheduleShape& shape);
 
 // The most chunks (a stage's layers for one micro-batch) whose activations rank `pp_rank` holds at
 // once, counted from forward to weight gradient.
@@ -41,4 +44,4 @@ double bubble_fraction(const ScheduleShape& shape);
 // its mirror on one rank; the others go round.
 std::vector<int64_t> stages_of_rank(const ScheduleShape& shape, int64_t pp_rank);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -7,23 +7,23 @@
 #include "base/error.h"
 #include "base/strings.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
 constexpr const char* kForm = "write a row per rank, cells such as 2F0";
 
-bool parse_kind(char letter, ActionKind& kind) {
+bool parse_kind(char letter, schedule::ActionKind& kind) {
   switch (letter) {
-    case 'F': kind = ActionKind::F; return true;
-    case 'B': kind = ActionKind::B; return true;
-    case 'I': kind = ActionKind::I; return true;
-    case 'W': kind = ActionKind::W; return true;
+    case 'F': kind = schedule::ActionKind::F; return true;
+    case 'B': kind = schedule::ActionKind::B; return true;
+    case 'I': kind = schedule::ActionKind::I; return true;
+    case 'W': kind = schedule::ActionKind::W; return true;
     default: return false;
   }
 }
 
-bool parse_cell(std::string_view text, Action& action) {
+bool parse_cell(std::string_view text, schedule::Action& action) {
   const char* end = text.data() + text.size();
   const auto stage = std::from_chars(text.data(), end, action.stage);
   if (stage.ec != std::errc() || stage.ptr == end || !parse_kind(*stage.ptr, action.kind))
@@ -33,13 +33,13 @@ bool parse_cell(std::string_view text, Action& action) {
          action.micro_batch >= 0;
 }
 
-ActionList parse_row(const std::string& line, size_t number) {
-  ActionList row;
+schedule::ActionList parse_row(const std::string& line, size_t number) {
+  schedule::ActionList row;
   const std::vector<std::string> cells = split(line, ',');
   for (size_t i = 0; i < cells.size(); ++i) {
     const std::string_view written = trim(cells[i]);
     if (written.empty()) continue;
-    Action action{ActionKind::F};
+    schedule::Action action{schedule::ActionKind::F};
     if (!parse_cell(written, action))
       throw UserError(
           fmt::format(
@@ -65,4 +65,4 @@ ScheduleRows parse_schedule_csv(std::string_view text) {
   return rows;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -6,11 +6,11 @@
 
 #include "schedule/action.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
-using ScheduleRows = std::vector<ActionList>;  // by rank; idle cells are left out
+using ScheduleRows = std::vector<schedule::ActionList>;  // by rank; idle cells are left out
 
 // UserError names the row and the cell that cannot be read, or the row that holds no actions.
 ScheduleRows parse_schedule_csv(std::string_view text);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

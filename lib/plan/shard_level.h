@@ -1,9 +1,9 @@
 // Which part of the parameters' state is spread over data-parallel ranks.
 #pragma once
 
-namespace mtrain {
+namespace mtrain::plan {
 
 // Each level includes those before it: ZeRO stages 0 to 3 (Rajbhandari et al. 2020).
 enum class ShardLevel { nothing, optimizer, gradients, parameters };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -8,10 +8,10 @@
 #include "base/error.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
-using Method = TpOverlapMethod;
+using Method = recipe::TpOverlapMethod;
 
 // A GEMM of fewer rows has no more than a few tiles of a matrix unit, and takes little less time
 // than one of twice as many.
@@ -34,12 +34,12 @@ constexpr std::array kGemmKeys{GemmKey{"qkv_fprop", LayerGemm::qkv, Pass::fprop}
                                GemmKey{"fc1_wgrad", LayerGemm::fc1, Pass::wgrad},
                                GemmKey{"fc2_fprop", LayerGemm::fc2, Pass::fprop},
                                GemmKey{"fc2_dgrad", LayerGemm::fc2, Pass::dgrad}};
-static_assert(std::ranges::equal(kGemmKeys, kTpOverlapGemms, {}, &GemmKey::name),
+static_assert(std::ranges::equal(kGemmKeys, recipe::kTpOverlapGemms, {}, &GemmKey::name),
               "a preset lists its GEMMs in the order of kTpOverlapGemms");
 
 struct Choice {
   GemmKey key;
-  TpOverlapGemm gemm;
+  recipe::TpOverlapGemm gemm;
   bool asked = false;  // by the recipe, and not by a default
   bool on = true;
   std::string why;
@@ -57,11 +57,11 @@ struct Choice {
 };
 
 // Returns what the recipe asks for, before any size is looked at.
-Choice asked_for(const TpOverlapConfig& cfg, size_t index) {
+Choice asked_for(const recipe::TpOverlapConfig& cfg, size_t index) {
   Choice c{.key = kGemmKeys[index]};
   const std::string name(c.key.name);
   tp_overlap_default(name, c.gemm);
-  if (const TpOverlapPreset* preset = find_tp_overlap_preset(cfg.preset)) {
+  if (const recipe::TpOverlapPreset* preset = recipe::find_tp_overlap_preset(cfg.preset)) {
     c.gemm = preset->gemms[index];
     c.asked = true;
     if (!preset->present[index]) c.off("the preset leaves it out");
@@ -75,7 +75,7 @@ Choice asked_for(const TpOverlapConfig& cfg, size_t index) {
   return c;
 }
 
-void apply_switches(const CommOverlapConfig& cfg, Choice& c) {
+void apply_switches(const recipe::CommOverlapConfig& cfg, Choice& c) {
   const auto need = [&](bool on, const char* field) {
     if (c.on && !on) c.off(fmt::format("comm_overlap.{} is false", field));
   };
@@ -124,7 +124,7 @@ std::string hidden_text(const Choice& c) {
                       : "hides the gather of the weight gradient's input";
 }
 
-std::string shown(const TpOverlapGemm& gemm) {
+std::string shown(const recipe::TpOverlapGemm& gemm) {
   const std::string method(enum_name(gemm.method));
   return gemm.method == Method::pipeline ? fmt::format("{} x{}", method, gemm.num_splits) : method;
 }
@@ -134,8 +134,9 @@ bool splits_backward(const Recipe& r, const Layout& l) {
   const auto kind = r.distributed.pipeline.pp_schedule;
   return l.pp > 1 &&
          (r.comm_overlap.delay_wgrad_compute || r.distributed.pipeline.pp_schedule_csv ||
-          kind == PipelineScheduleName::zero_bubble || kind == PipelineScheduleName::v_schedule ||
-          kind == PipelineScheduleName::dualpipev);
+          kind == recipe::PipelineScheduleName::zero_bubble ||
+          kind == recipe::PipelineScheduleName::v_schedule ||
+          kind == recipe::PipelineScheduleName::dualpipev);
 }
 
 // Names the layers in which no weight gradient is left to hide the scatter, since it waits longer.
@@ -152,11 +153,11 @@ std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
                            layers);
 }
 
-GemmOverlap::Method gemm_method(TpOverlapMethod method) {
+GemmOverlap::Method gemm_method(recipe::TpOverlapMethod method) {
   switch (method) {
-    case TpOverlapMethod::bulk: return GemmOverlap::Method::bulk;
-    case TpOverlapMethod::ring_exchange: return GemmOverlap::Method::ring_exchange;
-    case TpOverlapMethod::pipeline: return GemmOverlap::Method::pipeline;
+    case recipe::TpOverlapMethod::bulk: return GemmOverlap::Method::bulk;
+    case recipe::TpOverlapMethod::ring_exchange: return GemmOverlap::Method::ring_exchange;
+    case recipe::TpOverlapMethod::pipeline: return GemmOverlap::Method::pipeline;
   }
   throw BugError("tp_comm_overlap_cfg's method");
 }
@@ -188,10 +189,10 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
     overlap.table.push_back({fmt::format("comm_overlap.tp_comm_overlap_cfg.{}", c.key.name), asked,
                              c.on ? shown(c.gemm) : "none", c.why, false, c.on});
   }
-  if (for_gpus && r.train.device != DeviceChoice::cuda)
+  if (for_gpus && r.train.device != recipe::DeviceChoice::cuda)
     overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg.*.num_sm", "-", "none",
                              "num_sm, cga_size and set_sm_margin divide a GPU's multiprocessors; "
                              "this is a CPU"});
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

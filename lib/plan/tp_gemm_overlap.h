@@ -2,10 +2,10 @@
 #pragma once
 #include "plan/overlap.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 // Fills overlap.tp_gemm_overlap and adds its rows to the table. To be called where tp_comm_overlap
 // is active.
-void resolve_tp_gemm_overlap(const Recipe& recipe, const Layout& layout, Overlap& overlap);
+void resolve_tp_gemm_overlap(const recipe::Recipe& recipe, const Layout& layout, Overlap& overlap);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

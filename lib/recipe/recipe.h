@@ -22,7 +22,7 @@
 #include "recipe/schema/tokenizer.h"
 #include "recipe/schema/train.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class Origin { by_default, recipe, command_line, derived };
 
@@ -102,4 +102,9 @@ void resolve_recipe(Recipe& recipe, Diagnostics& diagnostics);
 // value came from.
 std::string print_recipe(const Recipe& recipe, bool origins = true);
 
+}  // namespace mtrain::recipe
+
+// A word of the whole house.
+namespace mtrain {
+using recipe::Recipe;
 }  // namespace mtrain

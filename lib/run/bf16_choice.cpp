@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "ops/tuning.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace {
 
@@ -16,7 +16,7 @@ constexpr const char* kSaved = "bf16_arithmetic";  // the key in state.json
 constexpr const char* kTimedChoices = "matmul_choices";
 
 // Returns what rank 0 offers, if all ranks can do it.
-std::optional<Bf16Arithmetic> agreed(const HostCollectives& control, Bf16Arithmetic own) {
+std::optional<Bf16Arithmetic> agreed(const comm::HostCollectives& control, Bf16Arithmetic own) {
   const auto offered =
       parse_bf16_arithmetic(control.texts(std::string(bf16_arithmetic_name(own)))[0]);
   MT_CHECK(offered, "rank 0 offers no arithmetic of this version");
@@ -26,7 +26,7 @@ std::optional<Bf16Arithmetic> agreed(const HostCollectives& control, Bf16Arithme
 
 // Whether an earlier version has saved which libraries, or which of its own kernels, it had chosen
 // by measuring.
-bool has_timed_choices(const TrainState& state) {
+bool has_timed_choices(const storage::TrainState& state) {
   return state.contains(kTimedChoices) && !state.text(kTimedChoices).empty();
 }
 
@@ -36,15 +36,16 @@ bool has_choice(const Device& device, const RunPlan& plan) {
 
 }  // namespace
 
-void choose_bf16_arithmetic(Device& device, const HostCollectives& control, const RunPlan& plan) {
+void choose_bf16_arithmetic(Device& device, const comm::HostCollectives& control,
+                            const RunPlan& plan) {
   if (!has_choice(device, plan)) return;
   const bool measures = control.rank() == 0 && !plan.device.deterministic;
   const auto own = measures ? ops::fastest_bf16_arithmetic() : Bf16Arithmetic::widened;
   device.set_bf16_arithmetic(agreed(control, own).value_or(Bf16Arithmetic::widened));
 }
 
-void restore_bf16_arithmetic(Device& device, const HostCollectives& control, const RunPlan& plan,
-                             const TrainState& state) {
+void restore_bf16_arithmetic(Device& device, const comm::HostCollectives& control,
+                             const RunPlan& plan, const storage::TrainState& state) {
   constexpr const char* kDiffers =
       "the resumed run may differ in the last bits from one that went on";
   const auto warn = [&](const std::string& why) {
@@ -72,10 +73,10 @@ void restore_bf16_arithmetic(Device& device, const HostCollectives& control, con
                   state.text(kSaved), bf16_arithmetic_name(*device.bf16_arithmetic())));
 }
 
-void save_bf16_arithmetic(const Device& device, const RunPlan& plan, TrainState& state) {
+void save_bf16_arithmetic(const Device& device, const RunPlan& plan, storage::TrainState& state) {
   state.set(kTimedChoices, "");  // earlier versions ask for it
   if (has_choice(device, plan))
     state.set(kSaved, std::string(bf16_arithmetic_name(*device.bf16_arithmetic())));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -7,17 +7,18 @@
 #include "plan/run_plan.h"
 #include "storage/state.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 // Sets the device to the arithmetic that is fastest on rank 0. It is fp32 arithmetic where the CPU
 // of another rank lacks that one, or where debug.deterministic asks for what all CPUs can do. All
 // ranks call it.
-void choose_bf16_arithmetic(Device& device, const HostCollectives& control, const RunPlan& plan);
+void choose_bf16_arithmetic(Device& device, const comm::HostCollectives& control,
+                            const RunPlan& plan);
 
 // Sets the device to what a checkpoint's state says. Where a rank's CPU lacks it, the choice is
 // made anew, and rank 0 warns of it. All ranks call it.
-void restore_bf16_arithmetic(Device& device, const HostCollectives& control, const RunPlan& plan,
-                             const TrainState& state);
-void save_bf16_arithmetic(const Device& device, const RunPlan& plan, TrainState& state);
+void restore_bf16_arithmetic(Device& device, const comm::HostCollectives& control,
+                             const RunPlan& plan, const storage::TrainState& state);
+void save_bf16_arithmetic(const Device& device, const RunPlan& plan, storage::TrainState& state);
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -5,11 +5,11 @@
 #include "base/strings.h"
 #include "run/start_banner.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace {
 
-MeshSizes mesh_sizes(const Layout& l) {
+mesh::MeshSizes mesh_sizes(const plan::Layout& l) {
   return {.pp = l.pp,
           .dp_replicate = l.dp_replicate,
           .dp_shard = l.dp_shard,
@@ -36,34 +36,34 @@ class MeshTable {
  public:
   explicit MeshTable(const RunPlan& plan)
       : device_(plan.mesh), moe_(moe_mesh(mesh_sizes(plan.layout))) {
-    const Layout& l = plan.layout;
+    const plan::Layout& l = plan.layout;
     out_ = fmt::format("{:<14}{:>7}{:>9}  {:<30}  {}\n", "group", "ranks", "groups", "rank 0's",
                        "for");
-    row("tp", device_, {Axis::tp}, "matrices of a layer");
-    row("cp", device_, {Axis::cp}, "a sequence");
+    row("tp", device_, {mesh::Axis::tp}, "matrices of a layer");
+    row("cp", device_, {mesh::Axis::cp}, "a sequence");
     const auto& levels = plan.context.levels;
     if (l.cp > 1)
       for (size_t i = 0; i < levels.size(); ++i)
         line(fmt::format("  cp level {}", i), levels[i], l.world / levels[i],
              hierarchical_cp_group(device_, 0, levels, i), "a2a+p2p");
-    row("dp", device_, dp_axes(), "samples");
-    row("dp_replicate", device_, {Axis::dp_replicate}, "copies of the shards");
-    if (l.dp_replicate > 1) row("dp_shard", device_, {Axis::dp_shard}, "shards");
+    row("dp", device_, mesh::dp_axes(), "samples");
+    row("dp_replicate", device_, {mesh::Axis::dp_replicate}, "copies of the shards");
+    if (l.dp_replicate > 1) row("dp_shard", device_, {mesh::Axis::dp_shard}, "shards");
     if (l.cp > 1) {
-      if (plan.data_parallel.shards >= ShardLevel::optimizer)
-        row("dp_shard_cp", device_, dp_shard_cp_axes(), "shards of parameters");
-      row("dp_cp", device_, dp_cp_axes(), "sums of gradients");
+      if (plan.data_parallel.shards >= plan::ShardLevel::optimizer)
+        row("dp_shard_cp", device_, mesh::dp_shard_cp_axes(), "shards of parameters");
+      row("dp_cp", device_, mesh::dp_cp_axes(), "sums of gradients");
     }
-    row("pp", device_, {Axis::pp}, "layers");
+    row("pp", device_, {mesh::Axis::pp}, "layers");
     if (l.ep > 1) {
-      row("ep", moe_, {Axis::ep}, "experts");
-      row("ep_shard", moe_, {Axis::ep_shard}, "copies of the experts");
+      row("ep", moe_, {mesh::Axis::ep}, "experts");
+      row("ep_shard", moe_, {mesh::Axis::ep_shard}, "copies of the experts");
     }
   }
   std::string text() const { return rows_ ? out_ : ""; }
 
  private:
-  void row(const char* name, const Mesh& mesh, const Axes& axes, const char* purpose) {
+  void row(const char* name, const mesh::Mesh& mesh, const mesh::Axes& axes, const char* purpose) {
     const int64_t size = mesh.size(axes);
     if (size > 1) line(name, size, mesh.world() / size, mesh.group(0, axes), purpose);
   }
@@ -74,12 +74,12 @@ class MeshTable {
     ++rows_;
   }
 
-  Mesh device_, moe_;
+  mesh::Mesh device_, moe_;
   std::string out_;
   int rows_ = 0;
 };
 
-int64_t layers_of(const Layout& l, const std::vector<int64_t>& stages) {
+int64_t layers_of(const plan::Layout& l, const std::vector<int64_t>& stages) {
   int64_t n = 0;
   for (const int64_t s : stages) n += l.layers_of_stage[size_t(s)];
   return n;
@@ -87,7 +87,7 @@ int64_t layers_of(const Layout& l, const std::vector<int64_t>& stages) {
 
 // One line per pipeline rank; of a long pipeline the first, the fullest and the last.
 std::string memory_table(const RunPlan& plan) {
-  const Layout& l = plan.layout;
+  const plan::Layout& l = plan.layout;
   const bool on_gpu = plan.fullest().workspace > 0;
   const auto workspace = [&](const std::string& text) {
     return on_gpu ? fmt::format("{:>11}", text) : "";
@@ -100,7 +100,7 @@ std::string memory_table(const RunPlan& plan) {
     const bool shown =
         l.pp <= 8 || rank == 0 || rank == l.pp - 1 || &plan.memory[size_t(rank)] == &plan.fullest();
     if (!shown) continue;
-    const MemoryEstimate& m = plan.memory[size_t(rank)];
+    const plan::MemoryEstimate& m = plan.memory[size_t(rank)];
     out += fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", rank,
                        layers_of(l, stages_of_rank(plan.schedule_shape, rank)),
                        human_count(m.parameters), human_bytes(m.params), human_bytes(m.grads),
@@ -115,8 +115,8 @@ std::string memory_table(const RunPlan& plan) {
 }
 
 std::string pipeline_text(const RunPlan& plan) {
-  const Layout& l = plan.layout;
-  const ScheduleShape& shape = plan.schedule_shape;
+  const plan::Layout& l = plan.layout;
+  const plan::ScheduleShape& shape = plan.schedule_shape;
   const auto [fewest, most] =
       std::minmax_element(l.layers_of_stage.begin(), l.layers_of_stage.end());
   const std::string layers =
@@ -130,7 +130,7 @@ std::string pipeline_text(const RunPlan& plan) {
 }
 
 std::string layout_text(const RunPlan& plan) {
-  const Layout& l = plan.layout;
+  const plan::Layout& l = plan.layout;
   std::string text =
       fmt::format("{}: pp {} x dp {} x cp {} x tp {}", plan.text.strategy, l.pp, l.dp, l.cp, l.tp);
   if (l.dp_replicate > 1)
@@ -143,8 +143,8 @@ std::string layout_text(const RunPlan& plan) {
 }  // namespace
 
 std::string dry_run_report(const RunPlan& plan, int width) {
-  const Layout& l = plan.layout;
-  std::vector<BannerRow> rows = plan_rows(plan);
+  const plan::Layout& l = plan.layout;
+  std::vector<observe::BannerRow> rows = plan_rows(plan);
   rows.push_back({"layout", layout_text(plan)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
   std::string out =
@@ -155,4 +155,4 @@ std::string dry_run_report(const RunPlan& plan, int width) {
   return out;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -4,9 +4,9 @@
 
 #include "plan/run_plan.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 // A report of `width` columns on a plan with a vocabulary. Takes milliseconds, whatever the world.
 std::string dry_run_report(const RunPlan& plan, int width);
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -6,14 +6,14 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 struct FaultInjection::Watch {
   std::string launch;
   std::set<std::string> seen;
 };
 
-FaultInjection::FaultInjection(const FaultOptions& options, int rank, Device& device)
+FaultInjection::FaultInjection(const plan::FaultOptions& options, int rank, Device& device)
     : options_(options), rank_(rank), device_(device) {}
 
 FaultInjection::~FaultInjection() {
@@ -48,7 +48,7 @@ void FaultInjection::after_step(int64_t step) {
 
 void FaultInjection::watch(const std::string& launch) {
   watch_ = std::make_shared<Watch>(Watch{launch, {}});
-  device_.set_launch_check([this, watch = watch_](Stream& stream, const LaunchInfo& info) {
+  device_.set_launch_check([this, watch = watch_](Stream& stream, const device::LaunchInfo& info) {
     watch->seen.insert(info.name);
     if (watch->launch != info.name) return;
     // Everything before the launch has run then, so that the signal comes in its midst.
@@ -57,4 +57,4 @@ void FaultInjection::watch(const std::string& launch) {
   });
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

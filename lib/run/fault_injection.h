@@ -7,11 +7,11 @@
 #include "device/device.h"
 #include "plan/options/device_plan.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 class FaultInjection {
  public:
-  FaultInjection(const FaultOptions& options, int rank, Device& device);
+  FaultInjection(const plan::FaultOptions& options, int rank, Device& device);
   ~FaultInjection();
 
   void before_step(int64_t step);  // the number of its update, from 1
@@ -26,10 +26,10 @@ class FaultInjection {
   bool is_due(int64_t step) const;
   void fail() const;
 
-  const FaultOptions options_;
+  const plan::FaultOptions options_;
   const int rank_;
   Device& device_;
   std::shared_ptr<Watch> watch_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -8,25 +8,26 @@
 #include "train/data_setup.h"
 #include "train/model_setup.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
-void generate_from_run(const std::string& run, std::string_view prompt, GenerateOptions options,
+void generate_from_run(const std::string& run, std::string_view prompt,
+                       generate::GenerateOptions options,
                        const std::function<void(std::string_view)>& emit) {
   const auto found = locate_checkpoint(run);
   if (!found)
     throw UserError(fmt::format("{} holds no complete checkpoint", run),
                     "give a run folder or a checkpoint folder");
-  SavedRun saved = read_saved_run(recipe_file(found->path));
-  const auto tokenizer = open_tokenizer(saved.tokenizer);
+  plan::SavedRun saved = plan::read_saved_run(checkpoint::recipe_file(found->path));
+  const auto tokenizer = train::open_tokenizer(saved.tokenizer);
   const auto device = open_device(saved.device, {});
-  Stream& stream = device->stream(StreamKind::compute);
-  saved.model.vocab = vocabulary(saved.tokenizer);
-  ParamStore params;
-  Gpt model(stream, params, gpt_config(saved.model), saved.sample_length);
+  Stream& stream = device->stream(device::StreamKind::compute);
+  saved.model.vocab = train::vocabulary(saved.tokenizer);
+  model::ParamStore params;
+  model::Gpt model(stream, params, train::gpt_config(saved.model), saved.sample_length);
   params.materialize(stream, DType::f32, false);
-  load_weights(stream, params, found->path);
+  checkpoint::load_weights(stream, params, found->path);
   options.window = saved.sample_length;
-  generate(stream, model, *tokenizer, prompt, options, emit);
+  generate::generate(stream, model, *tokenizer, prompt, options, emit);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -6,10 +6,11 @@
 
 #include "generate/generate.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 // Continues `prompt` with the newest checkpoint of a run folder, or with one checkpoint.
-void generate_from_run(const std::string& run, std::string_view prompt, GenerateOptions options,
+void generate_from_run(const std::string& run, std::string_view prompt,
+                       generate::GenerateOptions options,
                        const std::function<void(std::string_view)>& emit);
 
-}  // namespace mtrain
+}  // namespace mtrain::run

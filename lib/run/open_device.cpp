@@ -7,29 +7,29 @@
 #include "base/error.h"
 #include "comm/process/process_world.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace {
 
 // The cores that this process may use, shared with the other ranks of the host.
-int default_threads(const Job& job) {
+int default_threads(const launch::Job& job) {
   cpu_set_t set;
   const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   return std::max(1, cores / job.local_size);
 }
 
-ProcessBackend process_backend(CommOptions::Backend backend) {
+comm::ProcessBackend process_backend(plan::CommOptions::Backend backend) {
   switch (backend) {
-    case CommOptions::Backend::automatic: return ProcessBackend::automatic;
-    case CommOptions::Backend::gloo: return ProcessBackend::gloo;
-    case CommOptions::Backend::nccl: return ProcessBackend::nccl;
+    case plan::CommOptions::Backend::automatic: return comm::ProcessBackend::automatic;
+    case plan::CommOptions::Backend::gloo: return comm::ProcessBackend::gloo;
+    case plan::CommOptions::Backend::nccl: return comm::ProcessBackend::nccl;
   }
   throw BugError("comm.backend");
 }
 
 }  // namespace
 
-std::unique_ptr<Device> open_device(const DevicePlan& plan, const Job& job) {
+std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::Job& job) {
   const int threads = plan.threads ? int(plan.threads) : default_threads(job);
   return Device::open(plan.kind, threads, job.local_rank,
                       {.stream_sanitizer = plan.stream_sanitizer,
@@ -38,19 +38,19 @@ std::unique_ptr<Device> open_device(const DevicePlan& plan, const Job& job) {
                        .fixed_attention_order = plan.deterministic});
 }
 
-World open_world(const RunPlan& plan, const Job& job) {
-  const CommOptions& comm = plan.comm;
-  return process_world({.rank = job.rank,
-                        .size = job.size,
-                        .restarts = job.restarts,
-                        .master_addr = job.master_addr,
-                        .master_port = job.master_port,
-                        .timeout = std::chrono::duration<double>(comm.timeout_s),
-                        .backend = process_backend(comm.backend),
-                        .device = plan.device.kind,
-                        .device_number = job.local_rank,
-                        .link = {comm.link_latency_us, comm.link_gbps},
-                        .recipe = plan.text.recipe});
+comm::World open_world(const RunPlan& plan, const launch::Job& job) {
+  const plan::CommOptions& comm = plan.comm;
+  return comm::process_world({.rank = job.rank,
+                              .size = job.size,
+                              .restarts = job.restarts,
+                              .master_addr = job.master_addr,
+                              .master_port = job.master_port,
+                              .timeout = std::chrono::duration<double>(comm.timeout_s),
+                              .backend = process_backend(comm.backend),
+                              .device = plan.device.kind,
+                              .device_number = job.local_rank,
+                              .link = {comm.link_latency_us, comm.link_gbps},
+                              .recipe = plan.text.recipe});
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -7,12 +7,12 @@
 #include "launch/job.h"
 #include "plan/run_plan.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 // The GPU of this rank's number on its host, or its share of the host's cores.
-std::unique_ptr<Device> open_device(const DevicePlan& plan, const Job& job);
+std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::Job& job);
 
 // Returns when all ranks have met. UserError where another rank runs another recipe.
-World open_world(const RunPlan& plan, const Job& job);
+comm::World open_world(const RunPlan& plan, const launch::Job& job);
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -5,9 +5,9 @@
 #include "base/error.h"
 #include "base/hash.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
-void require_same_on_all_ranks(const HostCollectives& control, const std::string& what,
+void require_same_on_all_ranks(const comm::HostCollectives& control, const std::string& what,
                                const std::string& own, const std::string& hint) {
   const auto all = control.texts(own);
   const auto other = std::ranges::find_if(all, [&](const auto& text) { return text != all[0]; });
@@ -17,14 +17,14 @@ void require_same_on_all_ranks(const HostCollectives& control, const std::string
                   hint);
 }
 
-std::string dataset_fingerprint(const Dataset& data) {
+std::string dataset_fingerprint(const data::Dataset& data) {
   Fnv1a hash;
   for (const int64_t index : {int64_t(0), data.size() - 1}) {
-    Sample sample;
+    data::Sample sample;
     data.sample(index, sample);
     for (const int32_t id : sample.input) hash.add(uint64_t(id));
   }
   return fmt::format("{} samples (first and last hash to {:016x})", data.size(), hash.value());
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -15,7 +15,7 @@
 #include "ops/tuning.h"
 #include "run/start_banner.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace {
 double seconds(std::chrono::steady_clock::duration d) {
@@ -26,20 +26,21 @@ double seconds(std::chrono::steady_clock::duration d) {
 constexpr int64_t kWarmUpSteps = 2;
 }  // namespace
 
-Reporter::Reporter(Trainer& trainer, bool profile, TimingSink* trace) : trainer_(trainer) {
+Reporter::Reporter(train::Trainer& trainer, bool profile, device::TimingSink* trace)
+    : trainer_(trainer) {
   if (profile) {
-    profile_ = std::make_unique<Profile>();
-    warm_profile_ = std::make_unique<Profile>();
+    profile_ = std::make_unique<observe::Profile>();
+    warm_profile_ = std::make_unique<observe::Profile>();
   }
-  std::vector<TimingSink*> sinks;
-  for (Profile* p : {profile_.get(), warm_profile_.get()})
+  std::vector<device::TimingSink*> sinks;
+  for (observe::Profile* p : {profile_.get(), warm_profile_.get()})
     if (p) sinks.push_back(p);
   if (trace) sinks.push_back(trace);
   if (trainer_.world().size() > 1) {
-    exposure_ = std::make_unique<Exposure>();
+    exposure_ = std::make_unique<observe::Exposure>();
     sinks.push_back(exposure_.get());
   }
-  if (!sinks.empty()) sinks_ = std::make_unique<TeeSink>(std::move(sinks));
+  if (!sinks.empty()) sinks_ = std::make_unique<observe::TeeSink>(std::move(sinks));
 }
 
 Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
@@ -54,25 +55,26 @@ void Reporter::start() {
   peak_flops_ = dtype == DType::f32 ? fp32_peak : peak(dtype);
   const std::filesystem::path folder = trainer_.plan().folders.run_dir;
   write_file_atomic(folder / "recipe.yaml", trainer_.plan().text.recipe_with_origins);
-  metrics_ = std::make_unique<MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
+  metrics_ =
+      std::make_unique<observe::MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
   auto rows = banner_rows(trainer_, fp32_peak);
   rows.push_back({"run folder", folder.string()});
   print_banner(STDERR_FILENO, "mtrain", rows);
-  progress_ = std::make_unique<ProgressLine>();
+  progress_ = std::make_unique<observe::ProgressLine>();
   trainer_.device().set_timing_sink(sinks_.get());
   started_ = last_ = Clock::now();
 }
 
-void Reporter::step(const StepStats& s) {
+void Reporter::step(const train::StepStats& s) {
   const auto now = Clock::now();
   const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
   const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
   const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
-                                     : StepProgress::kUnknown;
+                                     : observe::StepProgress::kUnknown;
   last_ = now;
   tokens_ += s.tokens;
   ++steps_;
-  const TrainOptions& train = trainer_.plan().train;
+  const plan::TrainOptions& train = trainer_.plan().train;
   const bool plain_line_due = s.step % train.log_every == 0 || s.step == train.steps;
   if (plain_line_due || progress_->live())
     progress_->update({.step = s.step,
@@ -83,8 +85,8 @@ void Reporter::step(const StepStats& s) {
                        .tokens_per_s = rate,
                        .mfu = mfu,
                        .step_s = step_s});
-  const Allocator& memory = trainer_.device().allocator();
-  std::vector<Metric> metrics{
+  const device::Allocator& memory = trainer_.device().allocator();
+  std::vector<observe::Metric> metrics{
       {"loss", s.loss},
       {"lr", double(s.lr)},
       {"grad_norm", double(s.grad_norm)},
@@ -93,9 +95,10 @@ void Reporter::step(const StepStats& s) {
       {"tokens_per_s", rate},
       {"mfu", mfu},
       {"memory_peak", memory.total().peak},
-      {"memory_peak.activations", memory.usage(MemoryCategory::activations).peak},
-      {"memory_peak.buffers", memory.usage(MemoryCategory::buffers).peak}};
-  if (const int64_t workspace = memory.usage(MemoryCategory::workspace).peak)  // of a GPU's kernels
+      {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
+      {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};
+  if (const int64_t workspace =
+          memory.usage(device::MemoryCategory::workspace).peak)  // of a GPU's kernels
     metrics.push_back({"memory_peak.workspace", workspace});
   std::deque<std::string> names;  // Metric holds views
   if (exposure_)
@@ -152,4 +155,4 @@ void Reporter::finish() {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -20,22 +20,22 @@
 #include "train/build_trainer.h"
 #include "train/data_setup.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace {
 
 // One rank's run. What the user sees and what is written comes from rank 0.
 class Training {
  public:
-  Training(const RunPlan& plan, const RunOptions& options, World world,
-           std::optional<CheckpointRef> start)
+  Training(const RunPlan& plan, const RunOptions& options, comm::World world,
+           std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
-        data_(open_training_data(plan.dataset, plan.model.vocab)),
-        validation_data_(open_validation_data(plan.dataset, plan.model.vocab)),
-        trainer_(build_trainer(*device_, plan, data_, std::move(world))) {
+        data_(train::open_training_data(plan.dataset, plan.model.vocab)),
+        validation_data_(train::open_validation_data(plan.dataset, plan.model.vocab)),
+        trainer_(train::build_trainer(*device_, plan, data_, std::move(world))) {
     if (plan.debug.fault.at && options.job.restarts == 0)
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
     if (options.profile && trainer_.graphs())
@@ -45,9 +45,9 @@ class Training {
       reporter_.emplace(trainer_, options.profile, trace_ ? &trace_->sink() : nullptr);
     if (validation_data_)
       validation_.emplace(validation_data_, plan.validation.steps * plan.train.global_batch_size,
-                          LoaderOptions{.micro_batch = plan.layout.micro_batch,
-                                        .dp_rank = trainer_.data_parallel().rank(),
-                                        .dp_size = trainer_.data_parallel().size()});
+                          data::LoaderOptions{.micro_batch = plan.layout.micro_batch,
+                                              .dp_rank = trainer_.data_parallel().rank(),
+                                              .dp_size = trainer_.data_parallel().size()});
   }
 
   void run() {
@@ -57,7 +57,7 @@ class Training {
       trainer_.world().abort(e.what());  // peers must not wait for their timeout
       constexpr int kLaunches = 20;
       const auto launches = device_->recorder().lines(kLaunches);
-      write_error_file(e, launches);
+      launch::write_error_file(e, launches);
       if (!dynamic_cast<const UserError*>(&e)) tell_last_launches(launches);
       throw;
     }
@@ -78,7 +78,7 @@ class Training {
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
-      const StepStats stats = trainer_.step();
+      const train::StepStats stats = trainer_.step();
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
@@ -98,7 +98,7 @@ class Training {
 
   // Why the run ends now; empty where it goes on. All ranks agree on whether it does.
   std::string early_end(const SignalGuard& signals, std::chrono::duration<double> elapsed) {
-    const TrainOptions& t = plan_.train;
+    const plan::TrainOptions& t = plan_.train;
     const char* then = plan_.checkpoint.at_end ? "saving and ending" : "ending";
     if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
       return fmt::format("train.exit_interval={}: {}", *t.exit_interval, then);
@@ -170,12 +170,13 @@ class Training {
   }
 
   const RunPlan& plan_;
-  const Job job_;
-  std::optional<CheckpointRef> start_;
+  const launch::Job job_;
+  std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
-  std::shared_ptr<const Dataset> data_, validation_data_;  // the second null where none is named
-  Trainer trainer_;
-  std::optional<ValidationLoader> validation_;
+  std::shared_ptr<const data::Dataset> data_,
+      validation_data_;  // the second null where none is named
+  train::Trainer trainer_;
+  std::optional<data::ValidationLoader> validation_;
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
   std::optional<Reporter> reporter_;  // on rank 0 alone
@@ -186,7 +187,7 @@ class Training {
 
 void run_training(const RunPlan& plan, const RunOptions& options) {
   const IgnoreSigpipe pipes;
-  World world = open_world(plan, options.job);
+  comm::World world = open_world(plan, options.job);
   try {
     const auto start = claim_run_folder(plan.folders, options.job);
     Training(plan, options, world, start).run();
@@ -196,4 +197,4 @@ void run_training(const RunPlan& plan, const RunOptions& options) {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -4,10 +4,10 @@
 #include "launch/job.h"
 #include "plan/run_plan.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 struct RunOptions {
-  Job job;               // this rank among all; alone by default
+  launch::Job job;       // this rank among all; alone by default
   bool profile = false;  // print the time of each operation at the end
 };
 
@@ -15,4 +15,4 @@ struct RunOptions {
 // done or a signal asked for an early, saved end. Throws UserError, RunError.
 void run_training(const RunPlan& plan, const RunOptions& options);
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -2,23 +2,23 @@
 
 #include "run/bf16_choice.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
-std::filesystem::path save_run(Trainer& t, const std::filesystem::path& root,
+std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit) {
-  SaveOptions options{.root = root,
-                      .keep = t.plan().checkpoint.keep,
-                      .recipe = t.plan().text.recipe_with_origins,
-                      .on_commit = on_commit};
+  checkpoint::SaveOptions options{.root = root,
+                                  .keep = t.plan().checkpoint.keep,
+                                  .recipe = t.plan().text.recipe_with_origins,
+                                  .on_commit = on_commit};
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   return save_checkpoint(t.checkpoint_parts(), {.steps_done = t.steps_done()}, std::move(options));
 }
 
-void resume_run(Trainer& t, const std::filesystem::path& folder) {
-  const LoadedCheckpoint loaded =
+void resume_run(train::Trainer& t, const std::filesystem::path& folder) {
+  const checkpoint::LoadedCheckpoint loaded =
       load_checkpoint(t.checkpoint_parts(), t.plan().text.recipe, folder);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
   t.set_steps_done(loaded.progress.steps_done);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

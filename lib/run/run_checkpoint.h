@@ -6,15 +6,15 @@
 
 #include "train/trainer.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 // Saves into the folder `root`. All ranks call it; rank 0 returns the checkpoint's path, the others
 // an empty one. `on_commit` (optional) is called before each step of the commit.
-std::filesystem::path save_run(Trainer& trainer, const std::filesystem::path& root,
+std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {});
 
 // Makes the trainer go on from a checkpoint. UserError where it is of another run. All ranks call
 // it.
-void resume_run(Trainer& trainer, const std::filesystem::path& folder);
+void resume_run(train::Trainer& trainer, const std::filesystem::path& folder);
 
-}  // namespace mtrain
+}  // namespace mtrain::run

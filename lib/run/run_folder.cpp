@@ -10,23 +10,25 @@
 #include "checkpoint/train_checkpoint.h"
 #include "plan/saved_recipe.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace fs = std::filesystem;
 
 namespace {
 
-fs::path metrics_path(const FolderOptions& f) { return fs::path(f.run_dir) / "metrics.jsonl"; }
+fs::path metrics_path(const plan::FolderOptions& f) {
+  return fs::path(f.run_dir) / "metrics.jsonl";
+}
 
 // The file that says which job the files in a run folder belong to, with a line for each of its
 // launchers, and what the job began from.
-fs::path job_path(const FolderOptions& f) { return fs::path(f.run_dir) / "job.txt"; }
+fs::path job_path(const plan::FolderOptions& f) { return fs::path(f.run_dir) / "job.txt"; }
 constexpr std::string_view kFrom = "from ";
 std::string start_line(int restarts, const std::string& job_id) {
   return fmt::format("start {} {}", restarts, job_id);
 }
 
-bool has_metrics(const FolderOptions& f) {
+bool has_metrics(const plan::FolderOptions& f) {
   std::error_code error;
   const auto bytes = fs::file_size(metrics_path(f), error);
   return !error && bytes > 0;
@@ -37,25 +39,26 @@ bool same_folder(const fs::path& a, const fs::path& b) {
   return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error);
 }
 
-fs::path root_of(const CheckpointRef& ref) {
+fs::path root_of(const storage::CheckpointRef& ref) {
   std::error_code error;
   return fs::weakly_canonical(ref.path, error).parent_path();  // a path may end in a slash
 }
 
 // Whether the metrics in the run folder are those of the run that saved this checkpoint. Where the
 // checkpoints lie in the run folder they are, though the folder may have been renamed since.
-bool is_own_run(const FolderOptions& f, const CheckpointRef& start) {
+bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& start) {
   const fs::path root = root_of(start);
   if (!same_folder(root, f.checkpoint_dir)) return false;
   if (same_folder(root, fs::path(f.run_dir) / "checkpoints") || !has_metrics(f)) return true;
-  return same_folder(read_saved_run(recipe_file(start.path)).folders.run_dir, f.run_dir);
+  return same_folder(plan::read_saved_run(checkpoint::recipe_file(start.path)).folders.run_dir,
+                     f.run_dir);
 }
 
-std::optional<CheckpointRef> find_start(const FolderOptions& f) {
+std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {
   if (!f.load) return std::nullopt;
-  if (*f.load == "latest") return find_latest(f.checkpoint_dir);
+  if (*f.load == "latest") return storage::find_latest(f.checkpoint_dir);
   if (auto ref = locate_checkpoint(*f.load)) return ref;
-  return resolve_load(*f.load, f.checkpoint_dir);  // says what is wrong with it
+  return storage::resolve_load(*f.load, f.checkpoint_dir);  // says what is wrong with it
 }
 
 // What an earlier start of this job has left in the run folder.
@@ -65,7 +68,8 @@ struct EarlierStart {
 
 // None where the folder is another job's, or where this very start has written it: a launcher's
 // script may train twice.
-std::optional<EarlierStart> find_earlier_start(const FolderOptions& f, const Job& job) {
+std::optional<EarlierStart> find_earlier_start(const plan::FolderOptions& f,
+                                               const launch::Job& job) {
   std::error_code error;
   if (job.id.empty() || !fs::is_regular_file(job_path(f), error)) return std::nullopt;
   EarlierStart earlier;
@@ -80,10 +84,12 @@ std::optional<EarlierStart> find_earlier_start(const FolderOptions& f, const Job
 
 // Where a job goes on that was started again. When it began, the folder of checkpoints held no
 // later step than that of the checkpoint that it began from; what it saves is of later steps.
-std::optional<CheckpointRef> find_restart(const FolderOptions& f, const EarlierStart& earlier) {
-  const auto newest = find_latest(f.checkpoint_dir);
+std::optional<storage::CheckpointRef> find_restart(const plan::FolderOptions& f,
+                                                   const EarlierStart& earlier) {
+  const auto newest = storage::find_latest(f.checkpoint_dir);
   // It may be gone by now: a run deletes its old ones.
-  const auto from = earlier.from.empty() ? std::nullopt : complete_checkpoint(earlier.from);
+  const auto from =
+      earlier.from.empty() ? std::nullopt : storage::complete_checkpoint(earlier.from);
   if (!newest) return earlier.from.empty() || from ? from : find_start(f);
   const bool saved_nothing =
       from && same_folder(root_of(*from), f.checkpoint_dir) && from->step >= newest->step;
@@ -115,7 +121,8 @@ std::string put_aside(const fs::path& path, bool copy = false) {
 
 }  // namespace
 
-std::optional<CheckpointRef> claim_run_folder(const FolderOptions& f, const Job& job) {
+std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions& f,
+                                                       const launch::Job& job) {
   if (const auto earlier = find_earlier_start(f, job)) return find_restart(f, *earlier);
   const auto start = find_start(f);
   if (start && is_own_run(f, *start)) return start;
@@ -125,7 +132,7 @@ std::optional<CheckpointRef> claim_run_folder(const FolderOptions& f, const Job&
     throw UserError(fmt::format("{} holds the metrics of another run than that of {}", run,
                                 start->path.string()),
                     "give the train.run_dir of that run, or " + another);
-  const auto old = find_latest(f.checkpoint_dir);
+  const auto old = storage::find_latest(f.checkpoint_dir);
   const bool repeat = f.load == "latest";  // a run that had saved nothing yet
   if (!old && (repeat || !has_metrics(f))) return start;
   const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
@@ -142,7 +149,7 @@ std::optional<CheckpointRef> claim_run_folder(const FolderOptions& f, const Job&
                                      old ? "continue" : "repeat", another));
 }
 
-void make_run_folder(const FolderOptions& f) {
+void make_run_folder(const plan::FolderOptions& f) {
   std::error_code error;
   fs::create_directories(f.run_dir, error);
   if (error)
@@ -152,23 +159,23 @@ void make_run_folder(const FolderOptions& f) {
     remove_stale_temporaries(fs::path(f.run_dir) / name);
 }
 
-std::vector<std::string> set_aside_abandoned(const FolderOptions& f,
-                                             const std::optional<CheckpointRef>& start) {
+std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& f,
+                                             const std::optional<storage::CheckpointRef>& start) {
   if (!start || !same_folder(root_of(*start), f.checkpoint_dir)) {
     if (!has_metrics(f)) return {};
     return {put_aside(metrics_path(f))};
   }
-  const auto later = checkpoints_after(f.checkpoint_dir, start->step);
+  const auto later = storage::checkpoints_after(f.checkpoint_dir, start->step);
   if (later.empty()) return {};
   std::vector<std::string> lines;
   if (has_metrics(f)) lines.push_back(put_aside(metrics_path(f), /*copy=*/true));
-  set_latest(f.checkpoint_dir, start->step);  // first: it must not name one that has moved
-  for (const CheckpointRef& ref : later) lines.push_back(put_aside(ref.path));
+  storage::set_latest(f.checkpoint_dir, start->step);  // first: it must not name one that has moved
+  for (const storage::CheckpointRef& ref : later) lines.push_back(put_aside(ref.path));
   return lines;
 }
 
-void write_job(const FolderOptions& f, const std::vector<std::string>& job_ids, int restarts,
-               const std::optional<CheckpointRef>& start) {
+void write_job(const plan::FolderOptions& f, const std::vector<std::string>& job_ids, int restarts,
+               const std::optional<storage::CheckpointRef>& start) {
   std::string lines;
   for (const std::string& id : std::set(job_ids.begin(), job_ids.end()))
     if (!id.empty()) lines += start_line(restarts, id) + "\n";
@@ -177,13 +184,14 @@ void write_job(const FolderOptions& f, const std::vector<std::string>& job_ids, 
   write_file_atomic(job_path(f), lines);
 }
 
-std::optional<CheckpointRef> locate_checkpoint(const fs::path& path) {
-  if (auto ref = complete_checkpoint(path)) return ref;
-  if (auto ref = find_latest(path)) return ref;
-  if (auto ref = find_latest(path / "checkpoints")) return ref;
+std::optional<storage::CheckpointRef> locate_checkpoint(const fs::path& path) {
+  if (auto ref = storage::complete_checkpoint(path)) return ref;
+  if (auto ref = storage::find_latest(path)) return ref;
+  if (auto ref = storage::find_latest(path / "checkpoints")) return ref;
   std::error_code error;
-  if (!fs::is_regular_file(recipe_file(path), error)) return std::nullopt;
-  return find_latest(read_saved_run(recipe_file(path)).folders.checkpoint_dir);
+  if (!fs::is_regular_file(checkpoint::recipe_file(path), error)) return std::nullopt;
+  return storage::find_latest(
+      plan::read_saved_run(checkpoint::recipe_file(path)).folders.checkpoint_dir);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

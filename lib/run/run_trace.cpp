@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace fs = std::filesystem;
 
@@ -19,7 +19,7 @@ int64_t now_ns() {
 }
 }  // namespace
 
-RunTrace::RunTrace(Trainer& trainer, fs::path path)
+RunTrace::RunTrace(train::Trainer& trainer, fs::path path)
     : trainer_(trainer), path_(std::move(path)), trace_(trainer.world().rank()) {
   const fs::path own = trainer_.world().size() == 1 ? path_ : part_of(trainer_.world().rank());
   if (!std::ofstream(own))
@@ -81,7 +81,7 @@ std::string RunTrace::merge() {
   std::vector<fs::path> parts;
   for (int r = 0; r < ranks; ++r)
     if (fs::exists(part_of(r))) parts.push_back(part_of(r));
-  merge_traces(path_, parts);
+  observe::merge_traces(path_, parts);
   for (const fs::path& part : parts) fs::remove(part);
   const bool all = int(parts.size()) == ranks;
   return fmt::format("trace of {} rank{} written to {}{}", parts.size(),
@@ -91,4 +91,4 @@ std::string RunTrace::merge() {
                                        part_of(ranks - 1).filename().string()));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

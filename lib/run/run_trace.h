@@ -6,16 +6,16 @@
 #include "observe/chrome_trace.h"
 #include "train/trainer.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 class RunTrace {
  public:
   // All ranks call it, for their clocks are set against rank 0's. UserError where files cannot be
   // written there.
-  RunTrace(Trainer& trainer, std::filesystem::path path);
+  RunTrace(train::Trainer& trainer, std::filesystem::path path);
   ~RunTrace();  // launches are not timed any more
 
-  TimingSink& sink() { return trace_; }
+  device::TimingSink& sink() { return trace_; }
   // Steps as the host sees them, on a track of their own.
   void step_begins();
   void step_done(int64_t step);
@@ -28,10 +28,10 @@ class RunTrace {
   std::filesystem::path own_path() const;
   std::string merge();
 
-  Trainer& trainer_;
+  train::Trainer& trainer_;
   const std::filesystem::path path_;
-  ChromeTrace trace_;
+  observe::ChromeTrace trace_;
   int64_t step_began_ns_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -5,7 +5,7 @@
 #include <ctime>
 #include <iterator>
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace {
 // A signal handler can reach nothing but a variable of this kind. It belongs to the one SignalGuard
@@ -47,4 +47,4 @@ SignalGuard::~SignalGuard() {
 
 int SignalGuard::signal() const { return g_received; }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

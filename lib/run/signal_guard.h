@@ -1,7 +1,7 @@
 // The signals that a run survives.
 #pragma once
 
-namespace mtrain {
+namespace mtrain::run {
 
 // While it lives, SIGINT, SIGTERM and SIGHUP (the terminal is gone) ask a run to finish its step,
 // save and end well; a second one ends the process at once.
@@ -14,4 +14,4 @@ class SignalGuard {
   int signal() const;  // the one received, 0 before
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::run

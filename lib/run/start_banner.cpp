@@ -2,12 +2,12 @@
 
 #include "base/strings.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 namespace {
 
 std::string parameters_text(const RunPlan& plan) {
-  const ModelParameters& p = plan.parameters;
+  const plan::ModelParameters& p = plan.parameters;
   std::string text = human_count(p.total());
   if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
   // Attention in packs is bounded by documents.
@@ -18,7 +18,7 @@ std::string parameters_text(const RunPlan& plan) {
 }
 
 std::string batch_text(const RunPlan& plan) {
-  const Layout& l = plan.layout;
+  const plan::Layout& l = plan.layout;
   const int64_t samples = plan.train.global_batch_size;
   const double tokens = double(samples) * double(plan.sample_length);
   return fmt::format("{} x {} = {} tokens a step, in {} micro-batch{} of {}{}", samples,
@@ -28,7 +28,7 @@ std::string batch_text(const RunPlan& plan) {
 }
 
 std::string memory_text(const RunPlan& plan) {
-  const MemoryEstimate& m = plan.fullest();
+  const plan::MemoryEstimate& m = plan.fullest();
   std::string text = fmt::format(
       "{} planned{}: parameters {}, gradients {}, optimizer {}, activations {}",
       human_bytes(m.total()), plan.layout.world > 1 ? " per rank" : "", human_bytes(m.params),
@@ -40,9 +40,9 @@ std::string memory_text(const RunPlan& plan) {
 }
 
 // The features that are active, with their values where these are not just "true".
-std::string overlap_text(const Overlap& overlap) {
+std::string overlap_text(const plan::Overlap& overlap) {
   std::string on;
-  for (const OverlapRow& row : overlap.table)
+  for (const plan::OverlapRow& row : overlap.table)
     if (row.active)
       on += (on.empty() ? "" : ", ") + row.field +
             (row.effective == "true" ? "" : " " + row.effective);
@@ -50,7 +50,7 @@ std::string overlap_text(const Overlap& overlap) {
 }
 
 std::string ranks_text(const RunPlan& plan) {
-  const Layout& l = plan.layout;
+  const plan::Layout& l = plan.layout;
   const std::string context =
       l.cp == 1 ? "" : fmt::format(", cp {} by {}", l.cp, plan.text.context);
   std::string text = fmt::format("{}, strategy {}{}", l.world, plan.text.strategy, context);
@@ -60,7 +60,7 @@ std::string ranks_text(const RunPlan& plan) {
 }
 
 // How this run's CPUs multiply bf16.
-std::string bf16_text(Trainer& t) {
+std::string bf16_text(train::Trainer& t) {
   const auto arithmetic = t.device().bf16_arithmetic();
   if (!arithmetic || t.plan().compute_dtype != DType::bf16) return "";
   switch (*arithmetic) {
@@ -72,8 +72,8 @@ std::string bf16_text(Trainer& t) {
 
 }  // namespace
 
-std::vector<BannerRow> plan_rows(const RunPlan& plan) {
-  std::vector<BannerRow> rows{
+std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
+  std::vector<observe::BannerRow> rows{
       {"model", plan.text.model},         {"parameters", parameters_text(plan)},
       {"precision", plan.text.precision}, {"batch", batch_text(plan)},
       {"recompute", plan.text.recompute}, {"memory", memory_text(plan)}};
@@ -81,11 +81,11 @@ std::vector<BannerRow> plan_rows(const RunPlan& plan) {
   return rows;
 }
 
-std::vector<BannerRow> banner_rows(Trainer& t, double peak) {
+std::vector<observe::BannerRow> banner_rows(train::Trainer& t, double peak) {
   const RunPlan& plan = t.plan();
   const double tokens =
       double(plan.train.steps) * double(plan.train.global_batch_size) * double(plan.sample_length);
-  std::vector<BannerRow> rows = plan_rows(plan);
+  std::vector<observe::BannerRow> rows = plan_rows(plan);
   // The run may have turned graphs off since the plan was made.
   if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());
   rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
@@ -103,4 +103,4 @@ std::vector<BannerRow> banner_rows(Trainer& t, double peak) {
   return rows;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::run

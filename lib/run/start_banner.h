@@ -7,13 +7,13 @@
 #include "plan/run_plan.h"
 #include "train/trainer.h"
 
-namespace mtrain {
+namespace mtrain::run {
 
 // What follows from the plan alone: model, size, precision, batch, recomputation, and memory of the
 // rank that needs most.
-std::vector<BannerRow> plan_rows(const RunPlan& plan);
+std::vector<observe::BannerRow> plan_rows(const RunPlan& plan);
 
 // The same, and what this run adds: steps to do, device, overlap.
-std::vector<BannerRow> banner_rows(Trainer& trainer, double peak_flops);
+std::vector<observe::BannerRow> banner_rows(train::Trainer& trainer, double peak_flops);
 
-}  // namespace mtrain
+}  // namespace mtrain::run

@@ -4,7 +4,7 @@
 
 #include <fmt/core.h>
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 namespace {
 const char* kind_name(ActionKind kind) {
@@ -63,4 +63,4 @@ InFlight peak_in_flight(const ActionList& list) {
   return peak;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 enum class ActionKind {
   F,  // forward
@@ -58,4 +58,4 @@ struct InFlight {
 };
 InFlight peak_in_flight(const ActionList& list);
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -6,7 +6,7 @@
 #include "schedule/lower.h"
 #include "schedule/messages.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 namespace {
 
@@ -133,4 +133,4 @@ Schedule with_batched_messages(const Schedule& s) {
   return lowered;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

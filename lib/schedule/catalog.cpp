@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 namespace {
 
@@ -217,4 +217,4 @@ Schedule make_schedule(std::string_view name, const ScheduleSize& size) {
   return s;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -8,7 +8,7 @@
 
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 struct ScheduleKind {
   std::string_view name;
@@ -49,4 +49,4 @@ int64_t chunks_in_flight(const ScheduleKind& kind, const ScheduleSize& size, int
 // Idle time / whole time of a step, if F, I and W take equal time and communication takes none.
 double bubble_fraction(const ScheduleKind& kind, const ScheduleSize& size);
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

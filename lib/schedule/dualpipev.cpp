@@ -3,7 +3,7 @@
 
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 ActionList dualpipev(const ScheduleSize& size, int64_t rank) {
   const int64_t P = size.pp, M = size.micro_batches;
@@ -56,4 +56,4 @@ ActionList dualpipev(const ScheduleSize& size, int64_t rank) {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -3,7 +3,7 @@
 #pragma once
 #include "schedule/action.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 struct ScheduleSize {
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
@@ -53,4 +53,4 @@ struct InterleavedOp {
 };
 InterleavedOp interleaved_op(const ScheduleSize& size, int64_t op);
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -1,6 +1,6 @@
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 ActionList gpipe(const ScheduleSize& size, int64_t rank) {
   ActionList list;
@@ -9,4 +9,4 @@ ActionList gpipe(const ScheduleSize& size, int64_t rank) {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -2,7 +2,7 @@
 
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 int64_t group_of(const ScheduleSize& size) {
   if (size.group > 0) return size.group;
@@ -40,4 +40,4 @@ ActionList interleaved_1f1b(const ScheduleSize& size, int64_t rank) {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -1,6 +1,6 @@
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 ActionList looped_bfs(const ScheduleSize& size, int64_t rank) {
   const int64_t V = size.stages_per_rank, M = size.micro_batches;
@@ -12,4 +12,4 @@ ActionList looped_bfs(const ScheduleSize& size, int64_t rank) {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "schedule/messages.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 namespace {
 
@@ -197,4 +197,4 @@ bool runs_with_blocking_sends(const Schedule& s) {
   return true;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

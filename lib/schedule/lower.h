@@ -2,7 +2,7 @@
 #pragma once
 #include "schedule/action.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 // Puts a send after each computation whose result another rank needs, and a receive before each
 // that needs another rank's. Between two ranks messages are received in the order in which they are
@@ -36,4 +36,4 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches);
 // computations begin together.
 bool runs_with_blocking_sends(const Schedule& schedule);
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

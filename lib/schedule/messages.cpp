@@ -1,6 +1,6 @@
 #include "schedule/messages.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 bool message_of(const Schedule& s, const Action& a, StageMessage& t) {
   const bool forward = a.kind == ActionKind::F;
@@ -24,4 +24,4 @@ bool needed_message(const Schedule& s, const Action& a, Action& receive) {
   return true;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

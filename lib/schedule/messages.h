@@ -2,7 +2,7 @@
 #pragma once
 #include "schedule/action.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 struct StageMessage {
   Action send, receive;
@@ -14,4 +14,4 @@ bool message_of(const Schedule& s, const Action& a, StageMessage& t);
 // Sets `receive` to the message that this computation waits for; returns false for none.
 bool needed_message(const Schedule& s, const Action& a, Action& receive);
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -2,7 +2,7 @@
 
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 ActionList one_f_one_b(const ScheduleSize& size, int64_t rank) {
   const int64_t M = size.micro_batches;
@@ -17,4 +17,4 @@ ActionList one_f_one_b(const ScheduleSize& size, int64_t rank) {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -5,7 +5,7 @@
 
 #include <fmt/core.h>
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 double shortest_action(const Timeline& timeline) {
   double shortest = timeline.step;
@@ -80,4 +80,4 @@ std::string schedule_csv(const Schedule& s) {
   return text;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -4,7 +4,7 @@
 
 #include "schedule/simulator.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 // Draws a row for each rank, with time from left to right and `.` where a rank waits. Rows are cut
 // into parts of at most `columns` (0: not cut). The shortest action is as wide as its name.
@@ -20,4 +20,4 @@ std::string schedule_svg(const Schedule& schedule, const Timeline& timeline);
 // least 1/4000 of the step.
 double shortest_action(const Timeline& timeline);
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

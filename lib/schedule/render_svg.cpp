@@ -4,7 +4,7 @@
 
 #include "schedule/render.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 namespace {
 
@@ -71,4 +71,4 @@ std::string schedule_svg(const Schedule& s, const Timeline& timeline) {
   return out + "</svg>\n";
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

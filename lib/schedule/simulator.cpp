@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 namespace {
 
@@ -175,4 +175,4 @@ Timeline simulate(const Schedule& s, const ScheduleCosts& costs) {
   return timeline;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

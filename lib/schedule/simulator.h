@@ -3,7 +3,7 @@
 #pragma once
 #include "schedule/action.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 struct StageCost {
   double F = 1, I = 1, W = 1;  // seconds, or any unit; B takes I + W
@@ -52,4 +52,4 @@ Timeline play(const Schedule& schedule, const ScheduleCosts& costs, std::vector<
 // Plays a schedule that is known to be right.
 Timeline simulate(const Schedule& schedule, const ScheduleCosts& costs);
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

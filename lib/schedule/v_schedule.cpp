@@ -3,7 +3,7 @@
 
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 ActionList v_schedule(const ScheduleSize& size, int64_t rank) {
   const int64_t P = size.pp, M = size.micro_batches;
@@ -35,4 +35,4 @@ ActionList v_schedule(const ScheduleSize& size, int64_t rank) {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -9,7 +9,7 @@
 #include "schedule/lower.h"
 #include "schedule/simulator.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 namespace {
 
@@ -281,4 +281,4 @@ std::vector<std::string> schedule_faults(const Schedule& schedule,
   return Validator(schedule).run(most_in_flight);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -5,7 +5,7 @@
 
 #include "schedule/action.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 // Returns the faults of the lists, none if they can be run. It checks these points in their order,
 // and a point only if those before found nothing:
@@ -23,4 +23,4 @@ namespace mtrain {
 std::vector<std::string> schedule_faults(const Schedule& schedule,
                                          const std::vector<int64_t>& most_in_flight = {});
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

@@ -2,7 +2,7 @@
 
 #include "schedule/generators.h"
 
-namespace mtrain {
+namespace mtrain::schedule {
 
 ActionList zero_bubble(const ScheduleSize& size, int64_t rank) {
   const int64_t P = size.pp, V = size.stages_per_rank, all = V * size.micro_batches;
@@ -27,4 +27,4 @@ ActionList zero_bubble(const ScheduleSize& size, int64_t rank) {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::schedule

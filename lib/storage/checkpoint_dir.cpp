@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "base/strings.h"
 
-namespace mtrain {
+namespace mtrain::storage {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
@@ -278,4 +278,4 @@ std::optional<CheckpointRef> resolve_load(const std::string& load, const fs::pat
                   "a file of it is missing or too short; load an earlier one");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::storage {
 
 class CheckpointWriter {
  public:
@@ -72,4 +72,4 @@ void set_latest(const std::filesystem::path& root, int64_t step);
 std::optional<CheckpointRef> resolve_load(const std::string& load,
                                           const std::filesystem::path& root);
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

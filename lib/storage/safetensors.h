@@ -16,7 +16,7 @@
 #include "base/span.h"
 #include "tensor/tensor.h"
 
-namespace mtrain {
+namespace mtrain::storage {
 
 struct TensorInfo {
   std::string name;
@@ -83,4 +83,4 @@ class SafetensorsWriter {
   size_t next_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

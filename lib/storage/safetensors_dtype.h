@@ -6,7 +6,7 @@
 
 #include "base/dtype.h"
 
-namespace mtrain {
+namespace mtrain::storage {
 
 inline constexpr std::pair<std::string_view, DType> kSafetensorsDtypes[] = {
     {"F32", DType::f32}, {"BF16", DType::bf16}, {"F64", DType::f64},
@@ -24,4 +24,4 @@ inline std::optional<DType> safetensors_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

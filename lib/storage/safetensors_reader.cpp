@@ -13,7 +13,7 @@
 #include "storage/safetensors.h"
 #include "storage/safetensors_dtype.h"
 
-namespace mtrain {
+namespace mtrain::storage {
 namespace {
 
 using nlohmann::json;
@@ -226,4 +226,4 @@ ConstSpan SafetensorsReader::span(std::string_view name) const {
   return {file_->bytes().data() + begins_[i], tensors_[i].shape.count(), tensors_[i].dtype};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

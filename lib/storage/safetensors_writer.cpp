@@ -9,7 +9,7 @@
 #include "storage/safetensors.h"
 #include "storage/safetensors_dtype.h"
 
-namespace mtrain {
+namespace mtrain::storage {
 namespace {
 
 constexpr int64_t kPieceBytes = 16ll << 20;  // of a device tensor on its way through the host
@@ -80,4 +80,4 @@ void SafetensorsWriter::commit() {
   file_.commit();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 
-namespace mtrain {
+namespace mtrain::storage {
 
 using nlohmann::json;
 
@@ -62,4 +62,4 @@ TrainState TrainState::load(const std::filesystem::path& path) {
   return state;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

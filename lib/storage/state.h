@@ -8,7 +8,7 @@
 #include <string_view>
 #include <variant>
 
-namespace mtrain {
+namespace mtrain::storage {
 
 class TrainState {
  public:
@@ -38,4 +38,4 @@ class TrainState {
   std::string origin_ = "the training state";
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::storage

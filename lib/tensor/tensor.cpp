@@ -2,9 +2,9 @@
 
 #include "device/device.h"
 
-namespace mtrain {
+namespace mtrain::tensor {
 
-Tensor Tensor::empty(Stream& home, Shape shape, DType dtype, MemoryCategory category) {
+Tensor Tensor::empty(Stream& home, Shape shape, DType dtype, device::MemoryCategory category) {
   Tensor t;
   t.buffer_ = home.device().allocator().allocate(shape.count() * dtype_size(dtype), category, home);
   t.shape_ = shape;
@@ -12,7 +12,7 @@ Tensor Tensor::empty(Stream& home, Shape shape, DType dtype, MemoryCategory cate
   return t;
 }
 
-Tensor Tensor::of(const Access& range) {
+Tensor Tensor::of(const device::Access& range) {
   MT_CHECK(range.storage != nullptr, "memory that no buffer owns");
   Tensor t;
   t.buffer_ = range.storage;
@@ -52,4 +52,4 @@ Tensor Tensor::flat(int64_t first, Shape shape) const {
   return t;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::tensor

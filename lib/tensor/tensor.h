@@ -9,18 +9,19 @@
 #include "device/allocator.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::tensor {
 
 class Tensor {
  public:
   Tensor() = default;  // absent: no data; passes as an optional tensor
   static Tensor empty(Stream& home, Shape shape, DType dtype,
-                      MemoryCategory category = MemoryCategory::activations);
-  static Tensor of(const Access& range);  // what a launch touched, as a tensor of one dimension
+                      device::MemoryCategory category = device::MemoryCategory::activations);
+  static Tensor of(
+      const device::Access& range);  // what a launch touched, as a tensor of one dimension
   // The values of `host` on the device; the copy runs in `home`'s order.
   template <class T>
   static Tensor from_host(Stream& home, Shape shape, std::vector<T> host,
-                          MemoryCategory category = MemoryCategory::buffers) {
+                          device::MemoryCategory category = device::MemoryCategory::buffers) {
     MT_CHECK(int64_t(host.size()) == shape.count(), "{} values for {}", host.size(), shape.str());
     Tensor t = empty(home, shape, dtype_of<T>, category);
     auto keep = std::make_shared<std::vector<T>>(std::move(host));
@@ -50,15 +51,20 @@ class Tensor {
   Tensor rows(int64_t begin, int64_t end) const;  // [begin, end) of the first dimension
   Tensor flat(int64_t first, Shape shape) const;  // `shape` elements from element `first` on
 
-  operator Access() const { return {data(), bytes(), buffer_, dtype_}; }
+  operator device::Access() const { return {data(), bytes(), buffer_, dtype_}; }
   operator Span() const { return {data(), count(), dtype_}; }
   operator ConstSpan() const { return {data(), count(), dtype_}; }
 
  private:
-  Buffer buffer_;
+  device::Buffer buffer_;
   int64_t offset_ = 0;  // bytes
   Shape shape_;
   DType dtype_ = DType::f32;
 };
 
+}  // namespace mtrain::tensor
+
+// A word of the whole house.
+namespace mtrain {
+using tensor::Tensor;
 }  // namespace mtrain

@@ -4,7 +4,7 @@
 #include "device/device.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 namespace {
 
@@ -18,8 +18,8 @@ int64_t first_bad(Stream& stream, const Tensor& x) {
 
 Diagnosis::Finding Diagnosis::bad_parameter() {
   s_.data_parallel.before_update();  // gathers that write beside these have ended
-  for (const Parameter* p : s_.params.params())
-    for (const OwnedPart& part : owned_parts(*p)) {
+  for (const model::Parameter* p : s_.params.params())
+    for (const model::OwnedPart& part : owned_parts(*p)) {
       const Tensor x = part.range->weights().flat(part.in_range, {part.count});
       if (const int64_t at = first_bad(s_.compute, x); at >= 0)
         return {
@@ -39,12 +39,12 @@ Diagnosis::Finding Diagnosis::bad_output() {
     Device& device;
     ~Check() { device.set_launch_check({}); }
   } const check{device};
-  device.set_launch_check([&](Stream& stream, const LaunchInfo& info) {
+  device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
     // Other streams bring what other ranks have computed, who look at that themselves.
     if (checking || !found.what.empty() || &stream != &s_.compute) return;
     checking = true;
     ++launches;
-    for (const Access& a : info.writes) {
+    for (const device::Access& a : info.writes) {
       if (!a.data || a.partial || (a.dtype != DType::f32 && a.dtype != DType::bf16)) continue;
       // A range as a tensor again: the check reads exactly what the launch wrote.
       const int64_t at = first_bad(stream, Tensor::of(a));
@@ -86,4 +86,4 @@ void Diagnosis::explain(int64_t step) {
       "with another dataset.seed; parameters were not updated by this step");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -10,7 +10,7 @@
 #include "model/data_parallel.h"
 #include "pipeline/pipeline.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 class Diagnosis {
  public:
@@ -18,10 +18,10 @@ class Diagnosis {
   struct Subject {
     Device& device;
     Stream& compute;
-    ParamStore& params;
-    DataParallel& data_parallel;
-    const Pipeline& pipeline;
-    const HostCollectives& control;
+    model::ParamStore& params;
+    model::DataParallel& data_parallel;
+    const pipeline::Pipeline& pipeline;
+    const comm::HostCollectives& control;
     std::function<void()> run_again;  // computes the step's gradients, and updates nothing
   };
   explicit Diagnosis(Subject subject) : s_(std::move(subject)) {}
@@ -44,4 +44,4 @@ class Diagnosis {
   Subject s_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -4,7 +4,7 @@
 #include "device/device.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 namespace {
 
@@ -22,8 +22,9 @@ void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
 }  // namespace
 
 // Dropout draws a mask in two places of each layer, and in up to two of the embedding.
-MicroBatchGraphs::MicroBatchGraphs(Stream& compute, ParamStore& params, Pipeline& pipeline,
-                                   const CudaGraphs& plan, int64_t layers)
+MicroBatchGraphs::MicroBatchGraphs(Stream& compute, model::ParamStore& params,
+                                   pipeline::Pipeline& pipeline, const plan::CudaGraphs& plan,
+                                   int64_t layers)
     : compute_(compute),
       params_(params),
       pipeline_(pipeline),
@@ -37,22 +38,22 @@ void MicroBatchGraphs::turn_off(std::string why) {
   plan_ = {.on = false, .why = std::move(why)};
 }
 
-std::unique_ptr<Allocator::Open> MicroBatchGraphs::share_memory() const {
+std::unique_ptr<device::Allocator::Open> MicroBatchGraphs::share_memory() const {
   if (!plan_.on) return nullptr;
-  return std::make_unique<Allocator::Open>(compute_.device().allocator(), *pool_);
+  return std::make_unique<device::Allocator::Open>(compute_.device().allocator(), *pool_);
 }
 
-void MicroBatchGraphs::run(const MicroBatches& work, bool steady) {
+void MicroBatchGraphs::run(const pipeline::MicroBatches& work, bool steady) {
   for (size_t k = 0; k < work.batches.size(); ++k) {
-    const std::vector<MicroBatch> batch{work.batches[k]};
-    const MicroBatches one{.batches = batch,
-                           .numbers = {work.numbers[k]},
-                           .seed = work.seed,
-                           .step = work.step,
-                           .loss = work.loss,
-                           .grad_scale = work.grad_scale,
-                           .on_ready = work.on_ready,
-                           .use = work.use};
+    const std::vector<model::MicroBatch> batch{work.batches[k]};
+    const pipeline::MicroBatches one{.batches = batch,
+                                     .numbers = {work.numbers[k]},
+                                     .seed = work.seed,
+                                     .step = work.step,
+                                     .loss = work.loss,
+                                     .grad_scale = work.grad_scale,
+                                     .on_ready = work.on_ready,
+                                     .use = work.use};
     bool done = false;
     if (steady && possible(batch[0], int64_t(k))) {
       const auto shared = share_memory();
@@ -64,13 +65,13 @@ void MicroBatchGraphs::run(const MicroBatches& work, bool steady) {
   }
 }
 
-bool MicroBatchGraphs::possible(const MicroBatch& batch, int64_t k) const {
+bool MicroBatchGraphs::possible(const model::MicroBatch& batch, int64_t k) const {
   return plan_.on && k >= plan_.first && k < plan_.end && batch.seq.documents.empty() &&
          !compute_.device().launch_check();
 }
 
-bool MicroBatchGraphs::run_as_graph(const MicroBatches& one) {
-  const MicroBatch& batch = one.batches[0];
+bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
+  const model::MicroBatch& batch = one.batches[0];
   const Key key{{batch.seq.B, batch.seq.S}, fresh()};
   if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp) capture(one, key);
   const auto found = graphs_.find(key);
@@ -85,24 +86,24 @@ bool MicroBatchGraphs::run_as_graph(const MicroBatches& one) {
   c.graph.replay();
   ++replays_;
   set_fresh(c.fresh);
-  for (Parameter* p : c.ready) one.on_ready(*p);
+  for (model::Parameter* p : c.ready) one.on_ready(*p);
   return true;
 }
 
 // Nothing runs, and nobody is told of gradients, so that a micro-batch whose capture fails can run
 // without a graph. The inputs of this micro-batch become those that the graph reads.
-void MicroBatchGraphs::capture(const MicroBatches& one, const Key& key) {
-  const Allocator& memory = compute_.device().allocator();
-  std::vector<Parameter*> ready;
-  MicroBatches recorded = one;
-  recorded.on_ready = [&](Parameter& p) { ready.push_back(&p); };
+void MicroBatchGraphs::capture(const pipeline::MicroBatches& one, const Key& key) {
+  const device::Allocator& memory = compute_.device().allocator();
+  std::vector<model::Parameter*> ready;
+  pipeline::MicroBatches recorded = one;
+  recorded.on_ready = [&](model::Parameter& p) { ready.push_back(&p); };
   recorded.replayed = &values_;
   try {
     if (const int64_t kept = memory.in_use(*pool_))
       throw RunError(fmt::format("{} bytes of the one before outlive it", kept));
-    Capture capture(compute_, pool_);
+    device::Capture capture(compute_, pool_);
     pipeline_.run_one(recorded);
-    Graph graph = capture.finish("micro_batch");
+    device::Graph graph = capture.finish("micro_batch");
     if (const int64_t kept = memory.in_use(*pool_))
       throw RunError(fmt::format("{} bytes outlive it", kept));
     graphs_.emplace(key, Captured{std::move(graph), one.batches[0], std::move(ready), fresh()});
@@ -115,7 +116,7 @@ void MicroBatchGraphs::capture(const MicroBatches& one, const Key& key) {
 
 std::vector<bool> MicroBatchGraphs::fresh() {
   std::vector<bool> all;
-  for (const Parameter* p : params_.params()) all.push_back(p->fresh);
+  for (const model::Parameter* p : params_.params()) all.push_back(p->fresh);
   return all;
 }
 
@@ -124,4 +125,4 @@ void MicroBatchGraphs::set_fresh(const std::vector<bool>& fresh) {
   for (size_t i = 0; i < params.size(); ++i) params[i]->fresh = fresh[i];
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::train

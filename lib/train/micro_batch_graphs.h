@@ -15,55 +15,55 @@
 #include "pipeline/pipeline.h"
 #include "plan/cuda_graphs.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 class MicroBatchGraphs {
  public:
   // `plan` says which micro-batches run as graphs. The pipeline has one stage.
-  MicroBatchGraphs(Stream& compute, ParamStore& params, Pipeline& pipeline, const CudaGraphs& plan,
-                   int64_t layers);
+  MicroBatchGraphs(Stream& compute, model::ParamStore& params, pipeline::Pipeline& pipeline,
+                   const plan::CudaGraphs& plan, int64_t layers);
 
   // Does what Pipeline::run does, micro-batch by micro-batch. work.loss is one tensor in all steps.
   // Where this step is not `steady`, later ones launch something else, and no graph is made of it.
-  void run(const MicroBatches& work, bool steady = true);
+  void run(const pipeline::MicroBatches& work, bool steady = true);
 
   // While the result lives, allocations draw on the graphs' memory; for work that never runs beside
   // a micro-batch. Null where there are no graphs.
-  std::unique_ptr<Allocator::Open> share_memory() const;
+  std::unique_ptr<device::Allocator::Open> share_memory() const;
 
   // Launches go one by one from here on; print_cuda_graphs() tells the user `why`.
   void turn_off(std::string why);
-  const CudaGraphs& plan() const { return plan_; }  // with what turn_off() has changed
+  const plan::CudaGraphs& plan() const { return plan_; }  // with what turn_off() has changed
   // Returns the reason after a capture has failed, once; else an empty text.
   std::string take_failure() { return std::exchange(failure_, {}); }
   int64_t replays() const { return replays_; }
 
  private:
   struct Captured {
-    Graph graph;
-    MicroBatch inputs;              // the graph reads these
-    std::vector<Parameter*> ready;  // whose gradients became whole, in that order
-    std::vector<bool> fresh;        // what fresh() is afterwards
+    device::Graph graph;
+    model::MicroBatch inputs;              // the graph reads these
+    std::vector<model::Parameter*> ready;  // whose gradients became whole, in that order
+    std::vector<bool> fresh;               // what fresh() is afterwards
   };
   // The sizes of the batch, and which parameters' gradients are overwritten.
   using Key = std::pair<std::vector<int64_t>, std::vector<bool>>;
 
-  bool possible(const MicroBatch& batch, int64_t k) const;
-  bool run_as_graph(const MicroBatches& one);  // false: there is no graph for it
-  void capture(const MicroBatches& one, const Key& key);
+  bool possible(const model::MicroBatch& batch, int64_t k) const;
+  bool run_as_graph(const pipeline::MicroBatches& one);  // false: there is no graph for it
+  void capture(const pipeline::MicroBatches& one, const Key& key);
   std::vector<bool> fresh();  // Parameter::fresh of every parameter
   void set_fresh(const std::vector<bool>& fresh);
 
   Stream& compute_;
-  ParamStore& params_;
-  Pipeline& pipeline_;
-  CudaGraphs plan_;
+  model::ParamStore& params_;
+  pipeline::Pipeline& pipeline_;
+  plan::CudaGraphs plan_;
   std::string failure_;
-  std::shared_ptr<MemoryPool> pool_;
-  GraphInputs values_;
+  std::shared_ptr<device::MemoryPool> pool_;
+  model::GraphInputs values_;
   std::map<Key, int64_t> runs_;  // how often each ran without a graph
   std::map<Key, Captured> graphs_;
   int64_t replays_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -2,12 +2,12 @@
 
 #include "plan/layout.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 namespace {
-RopeScaling rope_scaling(const ModelShape& m) {
-  using From = ModelShape::RopeScaling;
-  using Kind = RopeScaling::Kind;
+model::RopeScaling rope_scaling(const plan::ModelShape& m) {
+  using From = plan::ModelShape::RopeScaling;
+  using Kind = model::RopeScaling::Kind;
   const Kind kind = m.rope_scaling == From::linear   ? Kind::linear
                     : m.rope_scaling == From::llama3 ? Kind::llama3
                                                      : Kind::none;
@@ -16,8 +16,8 @@ RopeScaling rope_scaling(const ModelShape& m) {
 }
 }  // namespace
 
-GptConfig gpt_config(const ModelShape& m, int64_t tp) {
-  GptConfig c{};
+model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
+  model::GptConfig c{};
   c.layers = m.layers;
   c.hidden = m.hidden;
   c.heads = m.heads;
@@ -25,7 +25,7 @@ GptConfig gpt_config(const ModelShape& m, int64_t tp) {
   c.head_dim = m.head_dim;
   c.ffn = m.ffn;
   c.vocab = m.vocab;
-  c.padded_vocab = padded_vocab(m.vocab, tp);
+  c.padded_vocab = plan::padded_vocab(m.vocab, tp);
   c.max_positions = m.max_positions;
   c.norm = m.rms_norm ? ops::NormKind::rms : ops::NormKind::layer;
   c.norm_eps = float(m.norm_eps);
@@ -44,12 +44,10 @@ GptConfig gpt_config(const ModelShape& m, int64_t tp) {
   return c;
 }
 
-GptConfig gpt_config(const RunPlan& plan) {
-  return gpt_config(plan.model, plan.layout.tp);
-}
+model::GptConfig gpt_config(const RunPlan& plan) { return gpt_config(plan.model, plan.layout.tp); }
 
-Recompute recompute_policy(const RecomputeOptions& r) {
+model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
   return {.attention_core = r.attention_core, .group = r.group, .layers = r.layers};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -3,11 +3,11 @@
 #include "model/gpt.h"
 #include "plan/run_plan.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 // `tp` is the number of ranks that the vocabulary's rows are spread over.
-GptConfig gpt_config(const ModelShape& model, int64_t tp = 1);
-GptConfig gpt_config(const RunPlan& plan);  // for the plan's tp
-Recompute recompute_policy(const RecomputeOptions& recompute);
+model::GptConfig gpt_config(const plan::ModelShape& model, int64_t tp = 1);
+model::GptConfig gpt_config(const RunPlan& plan);  // for the plan's tp
+model::Recompute recompute_policy(const plan::RecomputeOptions& recompute);
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -4,17 +4,17 @@
 
 #include "train/model_setup.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 namespace {
 
-bool shares_table(const Schedule& s, bool tied_embeddings) {
+bool shares_table(const schedule::Schedule& s, bool tied_embeddings) {
   return tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
 }
 
 // The ordered pairs of ranks that send to each other. The set has one order on all ranks: two ranks
 // meet when their group is made, so that all must make theirs in the same order.
-std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
+std::set<std::pair<int64_t, int64_t>> channels(const schedule::Schedule& s) {
   std::set<std::pair<int64_t, int64_t>> pairs;
   for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
     const int64_t a = s.rank_of(stage), b = s.rank_of(stage + 1);
@@ -28,9 +28,9 @@ std::set<std::pair<int64_t, int64_t>> channels(const Schedule& s) {
 // Sends a first message over a channel. NCCL makes the hosts of two ranks meet for it, which is
 // safe here, where all come by in the same order; in a schedule a host may wait for one that waits
 // for it.
-void connect(const Channel& channel, bool sends) {
-  const Tensor word =
-      Tensor::from_host(*channel.stream, {1}, std::vector<float>(1), MemoryCategory::buffers);
+void connect(const pipeline::Channel& channel, bool sends) {
+  const Tensor word = Tensor::from_host(*channel.stream, {1}, std::vector<float>(1),
+                                        device::MemoryCategory::buffers);
   const int peer = 1 - channel.group.rank();
   sends ? channel.group.send(word, peer, *channel.stream)
         : channel.group.receive(word, peer, *channel.stream);
@@ -38,37 +38,39 @@ void connect(const Channel& channel, bool sends) {
 
 }  // namespace
 
-PipelineStages pipeline_stages(Stream& compute, ParamStore& params, const GptConfig& config,
-                               const RunPlan& plan, int rank, const ModelImpls& parts) {
-  const Layout& l = plan.layout;
-  const Schedule& s = plan.schedule;
+pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& params,
+                                         const model::GptConfig& config, const RunPlan& plan,
+                                         int rank, const model::ModelImpls& parts) {
+  const plan::Layout& l = plan.layout;
+  const schedule::Schedule& s = plan.schedule;
   MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages in a schedule of {}",
            l.layers_of_stage.size(), s.stages);
-  const int64_t own = plan.mesh.coordinate(rank, Axis::pp);
-  PipelineStages stages;
-  StageSpec part{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
+  const int64_t own = plan.mesh.coordinate(rank, mesh::Axis::pp);
+  pipeline::PipelineStages stages;
+  model::StageSpec part{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
     part.begin = part.end;
     part.end += l.layers_of_stage[size_t(stage)];
     part.embedding = stage == 0;
     part.head = stage + 1 == s.stages;
     if (s.rank_of(stage) == own)
-      stages[stage] = std::make_unique<Gpt>(compute, params, config, plan.sample_length,
-                                            recompute_policy(plan.recompute), parts, part);
+      stages[stage] = std::make_unique<model::Gpt>(compute, params, config, plan.sample_length,
+                                                   recompute_policy(plan.recompute), parts, part);
   }
   return stages;
 }
 
-PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
-                             bool tied_embeddings) {
-  const Layout& l = plan.layout;
-  const Schedule& s = plan.schedule;
-  PipelineLinks links{.size = l.pp, .compute = &device.stream(StreamKind::compute)};
+pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan,
+                                       bool tied_embeddings) {
+  const plan::Layout& l = plan.layout;
+  const schedule::Schedule& s = plan.schedule;
+  pipeline::PipelineLinks links{.size = l.pp,
+                                .compute = &device.stream(device::StreamKind::compute)};
   if (l.pp == 1) return links;
-  const Mesh& mesh = plan.mesh;
-  links.rank = mesh.coordinate(world.rank(), Axis::pp);
-  links.stream = &device.stream(StreamKind::pp);
-  links.all = world.group("pp", mesh, {Axis::pp});
+  const mesh::Mesh& mesh = plan.mesh;
+  links.rank = mesh.coordinate(world.rank(), mesh::Axis::pp);
+  links.stream = &device.stream(device::StreamKind::pp);
+  links.all = world.group("pp", mesh, {mesh::Axis::pp});
   const auto pair = [&](const std::string& name, int64_t a, int64_t b) {
     const auto& ranks = links.all.ranks();
     return world.group(name, {ranks[size_t(std::min(a, b))], ranks[size_t(std::max(a, b))]});
@@ -76,12 +78,13 @@ PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
   for (const auto& [from, to] : channels(s)) {
     const std::string name = fmt::format("pp {}>{}", from, to);
     if (links.rank == from)
-      connect(links.to[to] = {pair(name, from, to), &device.stream({StreamKind::pp_send, to})},
-              true);
-    if (links.rank == to)
       connect(
-          links.from[from] = {pair(name, from, to), &device.stream({StreamKind::pp_recv, from})},
-          false);
+          links.to[to] = {pair(name, from, to), &device.stream({device::StreamKind::pp_send, to})},
+          true);
+    if (links.rank == to)
+      connect(links.from[from] = {pair(name, from, to),
+                                  &device.stream({device::StreamKind::pp_recv, from})},
+              false);
   }
   const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
   if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
@@ -89,4 +92,4 @@ PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
   return links;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::train

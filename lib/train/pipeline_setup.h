@@ -6,13 +6,14 @@
 #include "pipeline/pipeline.h"
 #include "plan/run_plan.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 // Declares this rank's stages in `params`.
-PipelineStages pipeline_stages(Stream& compute, ParamStore& params, const GptConfig& config,
-                               const RunPlan& plan, int rank, const ModelImpls& parts);
+pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& params,
+                                         const model::GptConfig& config, const RunPlan& plan,
+                                         int rank, const model::ModelImpls& parts);
 // All ranks call it, since ranks meet when a group is made.
-PipelineLinks pipeline_links(World& world, Device& device, const RunPlan& plan,
-                             bool tied_embeddings);
+pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan,
+                                       bool tied_embeddings);
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -7,19 +7,19 @@
 #include "train/diagnose.h"
 #include "train/model_setup.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 namespace {
 
-int64_t unmasked(const std::vector<Batch>& batches) {
+int64_t unmasked(const std::vector<data::Batch>& batches) {
   int64_t n = 0;
-  for (const Batch& b : batches) n += b.unmasked;
+  for (const data::Batch& b : batches) n += b.unmasked;
   return n;
 }
 
-int64_t mean_document_length(const std::vector<Batch>& batches, int64_t sample_length) {
+int64_t mean_document_length(const std::vector<data::Batch>& batches, int64_t sample_length) {
   int64_t tokens = 0, pairs = 0;
-  for (const Batch& b : batches)
+  for (const data::Batch& b : batches)
     for (const int64_t length : b.documents) tokens += length, pairs += length * length;
   return tokens ? pairs / tokens : sample_length;
 }
@@ -37,7 +37,7 @@ Trainer::Trainer(TrainerParts parts)
       pipeline_(std::move(parts.pipeline)),
       data_parallel_(std::move(parts.data_parallel)),
       graphs_(std::move(parts.graphs)),
-      share_(sequence_share(world_, plan_)),
+      share_(parallel::sequence_share(world_, plan_)),
       adamw_(std::move(parts.adamw)),
       schedule_(plan_.lr_schedule),
       loader_(std::move(parts.data), {.global_batch = plan_.train.global_batch_size,
@@ -46,7 +46,7 @@ Trainer::Trainer(TrainerParts parts)
                                       .dp_size = data_parallel_->size()}) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
-  write_weights(*params_, *data_parallel_, fp8(), write);
+  optim::write_weights(*params_, *data_parallel_, fp8(), write);
 }
 
 StepStats Trainer::step() {
@@ -67,10 +67,10 @@ StepStats Trainer::step() {
     pipeline_->sum(squares);
   };
   const ops::Clip clip =
-      clip_grad_norm(compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad), loss);
+      optim::clip_grad_norm(compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad), loss);
   // Leaves everything as it is where the norm or the loss is not finite.
   adamw_.step(compute_, number, lr, clip.scale,
-              [this](ParamUnit& unit) { data_parallel_->updated(unit); });
+              [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
   if (model_.fp8)
     model_.fp8->end_step(compute_, [this](const Tensor& amax) {
       data_parallel_->max(amax);
@@ -89,7 +89,7 @@ StepStats Trainer::step() {
           .mean_document_length = mean_document_length(batches, plan_.sample_length)};
 }
 
-void Trainer::explain_non_finite(const std::vector<Batch>& batches, int64_t step) {
+void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_t step) {
   Diagnosis({.device = device_,
              .compute = compute_,
              .params = *params_,
@@ -106,28 +106,29 @@ float Trainer::grad_scale(int64_t counted, size_t micro_batches) const {
   return counted ? 1.0f / float(counted) / parts : 0.0f;
 }
 
-std::vector<Batch> Trainer::global_batch(int64_t step) {
-  std::vector<Batch> batches;
+std::vector<data::Batch> Trainer::global_batch(int64_t step) {
+  std::vector<data::Batch> batches;
   for (int64_t k = 0; k < loader_.micro_batches(); ++k)
     batches.push_back(share_of(loader_.micro_batch(step - 1, k)));
   return batches;
 }
 
-Batch Trainer::share_of(Batch whole) const {
+data::Batch Trainer::share_of(data::Batch whole) const {
   return share_.ranks == 1 ? std::move(whole)
                            : share_of_batch(whole, share_.rank, share_.ranks, share_.multiple);
 }
 
-Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
-                                  bool finishes_step) {
+Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
+                                  float grad_scale, bool finishes_step) {
   const auto uploaded = upload(batches);
-  MicroBatches work{.batches = uploaded,
-                    .seed = uint64_t(plan_.train.seed),
-                    .step = step,
-                    .loss = zero_loss(),
-                    .grad_scale = grad_scale * data_parallel_->grad_factor(),
-                    .on_ready = [this](Parameter& p) { data_parallel_->grad_ready(p); },
-                    .use = data_parallel_.get()};
+  pipeline::MicroBatches work{
+      .batches = uploaded,
+      .seed = uint64_t(plan_.train.seed),
+      .step = step,
+      .loss = zero_loss(),
+      .grad_scale = grad_scale * data_parallel_->grad_factor(),
+      .on_ready = [this](model::Parameter& p) { data_parallel_->grad_ready(p); },
+      .use = data_parallel_.get()};
   for (size_t k = 0; k < batches.size(); ++k)
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
@@ -137,7 +138,7 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
   }
   // The copies that are kept of weights are made by the first micro-batch that runs without a
   // graph. Where the step's first one is a graph, they must be there before it.
-  const CudaGraphs& plan = graphs_->plan();
+  const plan::CudaGraphs& plan = graphs_->plan();
   if (model_.fp8 && plan.on && plan.first == 0) model_.fp8->prepare(compute_);
   graphs_->run(work, !model_.fp8 || model_.fp8->steady());
   return work.loss;
@@ -147,20 +148,20 @@ Tensor Trainer::run_micro_batches(const std::vector<Batch>& batches, int64_t ste
 Tensor Trainer::zero_loss() {
   if (!graphs_) return Tensor::from_host<double>(compute_, {1}, {0.0});
   if (!graphs_loss_)
-    graphs_loss_ = Tensor::empty(compute_, {1}, DType::f64, MemoryCategory::buffers);
+    graphs_loss_ = Tensor::empty(compute_, {1}, DType::f64, device::MemoryCategory::buffers);
   ops::fill(compute_, graphs_loss_, 0);
   return graphs_loss_;
 }
 
-std::vector<MicroBatch> Trainer::upload(const std::vector<Batch>& batches) {
-  std::vector<MicroBatch> uploaded;
-  for (const Batch& b : batches) uploaded.push_back(upload(b));
+std::vector<model::MicroBatch> Trainer::upload(const std::vector<data::Batch>& batches) {
+  std::vector<model::MicroBatch> uploaded;
+  for (const data::Batch& b : batches) uploaded.push_back(upload(b));
   return uploaded;
 }
 
-MicroBatch Trainer::upload(const Batch& b) {
+model::MicroBatch Trainer::upload(const data::Batch& b) {
   const Shape T{b.B * b.S};
-  MicroBatch m;
+  model::MicroBatch m;
   m.input_T = Tensor::from_host(compute_, T, b.input);
   m.label_T = Tensor::from_host(compute_, T, b.label);
   m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
@@ -170,17 +171,17 @@ MicroBatch Trainer::upload(const Batch& b) {
     for (const int64_t length : b.documents) ends.push_back(ends.back() + int32_t(length));
     m.seq.cu_seqlens = Tensor::from_host(compute_, {int64_t(ends.size())}, ends);
   }
-  for (const PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
+  for (const data::PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
   return m;
 }
 
-double Trainer::evaluate(const ValidationLoader& loader) {
+double Trainer::evaluate(const data::ValidationLoader& loader) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   int64_t counted = 0;
   // As many batches at once as keep every stage busy.
   const int64_t together = 2 * pipeline_->links().size - 1;
   for (int64_t first = 0; first < loader.batches(); first += together) {
-    std::vector<Batch> batches;
+    std::vector<data::Batch> batches;
     std::vector<int64_t> numbers;
     for (int64_t i = first; i < std::min(first + together, loader.batches()); ++i) {
       batches.push_back(share_of(loader.batch(i)));
@@ -202,11 +203,11 @@ double Trainer::evaluate(const ValidationLoader& loader) {
   return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(counted, 1));
 }
 
-CheckpointParts Trainer::checkpoint_parts() {
-  auto whole = std::make_unique<ParamStore>();
-  ModelImpls model = model_;
+checkpoint::CheckpointParts Trainer::checkpoint_parts() {
+  auto whole = std::make_unique<model::ParamStore>();
+  model::ModelImpls model = model_;
   model.fp8 = {};  // its scales belong to this rank's linears
-  Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, model);
+  model::Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, model);
   return {.compute = compute_,
           .params = *params_,
           .optimizer = adamw_,
@@ -218,4 +219,4 @@ CheckpointParts Trainer::checkpoint_parts() {
           .whole_model = std::move(whole)};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -19,7 +19,7 @@
 #include "plan/run_plan.h"
 #include "train/micro_batch_graphs.h"
 
-namespace mtrain {
+namespace mtrain::train {
 
 struct StepStats {
   int64_t step = 0;     // the number of the update just made, from 1
@@ -37,15 +37,15 @@ struct TrainerParts {
   Device& device;
   Stream& compute;
   RunPlan plan;
-  World world;
-  HostCollectives control;
-  std::unique_ptr<ParamStore> params;
-  ModelImpls model;
-  std::unique_ptr<Pipeline> pipeline;
-  std::unique_ptr<DataParallel> data_parallel;
+  comm::World world;
+  comm::HostCollectives control;
+  std::unique_ptr<model::ParamStore> params;
+  model::ModelImpls model;
+  std::unique_ptr<pipeline::Pipeline> pipeline;
+  std::unique_ptr<model::DataParallel> data_parallel;
   std::unique_ptr<MicroBatchGraphs> graphs;  // null where the plan rules them out
-  AdamW adamw;
-  std::shared_ptr<const Dataset> data;
+  optim::AdamW adamw;
+  std::shared_ptr<const data::Dataset> data;
 };
 
 class Trainer {
@@ -56,58 +56,59 @@ class Trainer {
 
   // Throws RunError, with nothing updated, when the loss or a gradient is not finite.
   StepStats step();
-  double evaluate(const ValidationLoader& batches);  // nats per token, over all ranks' batches
+  double evaluate(
+      const data::ValidationLoader& batches);  // nats per token, over all ranks' batches
   // `write` sets weights from outside, each rank what it owns of them (ParamStore::set_master). All
   // ranks call it.
   void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
   void set_steps_done(int64_t steps) { step_ = steps; }  // a resumed run goes on from here
-  CheckpointParts checkpoint_parts();
+  checkpoint::CheckpointParts checkpoint_parts();
 
   const RunPlan& plan() const { return plan_; }
   Device& device() { return device_; }
   Stream& compute() { return compute_; }
-  World& world() { return world_; }
-  const HostCollectives& control() const { return control_; }
-  ParamStore& params() { return *params_; }
-  AdamW& optimizer() { return adamw_; }
-  DataParallel& data_parallel() { return *data_parallel_; }
-  TensorParallel& tensor_parallel() { return *model_.tensor; }
-  const Pipeline& pipeline() const { return *pipeline_; }
-  MicroBatchGraphs* graphs() { return graphs_.get(); }  // null where the plan rules them out
-  Float8Scaling* fp8() { return model_.fp8.get(); }     // null without 8-bit linears
+  comm::World& world() { return world_; }
+  const comm::HostCollectives& control() const { return control_; }
+  model::ParamStore& params() { return *params_; }
+  optim::AdamW& optimizer() { return adamw_; }
+  model::DataParallel& data_parallel() { return *data_parallel_; }
+  model::TensorParallel& tensor_parallel() { return *model_.tensor; }
+  const pipeline::Pipeline& pipeline() const { return *pipeline_; }
+  MicroBatchGraphs* graphs() { return graphs_.get(); }      // null where the plan rules them out
+  model::Float8Scaling* fp8() { return model_.fp8.get(); }  // null without 8-bit linears
 
  private:
-  std::vector<Batch> global_batch(int64_t step);  // this rank's share
-  Batch share_of(Batch whole) const;
+  std::vector<data::Batch> global_batch(int64_t step);  // this rank's share
+  data::Batch share_of(data::Batch whole) const;
   // Computes gradients, which add up in the parameters' main gradients, and returns the summed loss
   // of the stages on this rank. Where these micro-batches do not finish a step, whole gradients
   // stay this rank's own; sharded ones that are not deferred travel all the same.
-  Tensor run_micro_batches(const std::vector<Batch>& batches, int64_t step, float grad_scale,
+  Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step, float grad_scale,
                            bool finishes_step = true);
-  [[noreturn]] void explain_non_finite(const std::vector<Batch>& batches, int64_t step);
+  [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
   Tensor zero_loss();
   float grad_scale(int64_t counted, size_t micro_batches) const;
-  std::vector<MicroBatch> upload(const std::vector<Batch>& batches);
-  MicroBatch upload(const Batch& batch);
+  std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches);
+  model::MicroBatch upload(const data::Batch& batch);
 
   Device& device_;
   Stream& compute_;
   const RunPlan plan_;
-  World world_;
-  const HostCollectives control_;
-  std::unique_ptr<ParamStore> params_;
-  ModelImpls model_;
-  std::unique_ptr<Pipeline> pipeline_;
-  std::unique_ptr<DataParallel> data_parallel_;
+  comm::World world_;
+  const comm::HostCollectives control_;
+  std::unique_ptr<model::ParamStore> params_;
+  model::ModelImpls model_;
+  std::unique_ptr<pipeline::Pipeline> pipeline_;
+  std::unique_ptr<model::DataParallel> data_parallel_;
   std::unique_ptr<MicroBatchGraphs> graphs_;
   Tensor graphs_loss_;  // the loss that graphs add to
-  SequenceShare share_;
-  AdamW adamw_;
-  LrSchedule schedule_;
-  BatchLoader loader_;
+  parallel::SequenceShare share_;
+  optim::AdamW adamw_;
+  optim::LrSchedule schedule_;
+  data::BatchLoader loader_;
   int64_t step_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::train

@@ -30,11 +30,11 @@ namespace {
 
 constexpr int64_t kVocab = 64, kSeq = 16;
 
-class Counting : public Dataset {
+class Counting : public data::Dataset {
  public:
   int64_t seq_length() const override { return kSeq; }
   int64_t size() const override { return 1 << 20; }
-  void sample(int64_t index, Sample& out) const override {
+  void sample(int64_t index, data::Sample& out) const override {
     out = {};
     for (int64_t s = 0; s < kSeq; ++s) {
       out.input.push_back(int32_t((index + s) % kVocab));
@@ -84,53 +84,53 @@ class Actions {
   double busy_ = 0;
 };
 
-class SleepingStream : public StreamBackend {
+class SleepingStream : public device::StreamBackend {
  public:
-  SleepingStream(std::unique_ptr<StreamBackend> real, Actions& actions)
+  SleepingStream(std::unique_ptr<device::StreamBackend> real, Actions& actions)
       : real_(std::move(real)), actions_(actions) {}
-  void enqueue(LaunchTag tag, Work work) override {
+  void enqueue(device::LaunchTag tag, device::Work work) override {
     auto sleeping = [this, scope = tag.scope,
-                     work = std::move(work)](const LaunchContext& context) {
+                     work = std::move(work)](const device::LaunchContext& context) {
       actions_.before_launch(scope.get());
       work(context);
     };
     real_->enqueue(std::move(tag), std::move(sleeping));
   }
-  std::shared_ptr<EventBackend> record() override { return real_->record(); }
-  void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
+  std::shared_ptr<device::EventBackend> record() override { return real_->record(); }
+  void wait(device::LaunchTag tag, std::shared_ptr<device::EventBackend> event) override {
     real_->wait(std::move(tag), std::move(event));
   }
-  void upload(LaunchTag tag, void* device, std::shared_ptr<const void> keep, const void* host,
-              int64_t bytes) override {
+  void upload(device::LaunchTag tag, void* device, std::shared_ptr<const void> keep,
+              const void* host, int64_t bytes) override {
     real_->upload(std::move(tag), device, std::move(keep), host, bytes);
   }
-  void download(LaunchTag tag, void* host, const void* device, int64_t bytes) override {
+  void download(device::LaunchTag tag, void* host, const void* device, int64_t bytes) override {
     real_->download(std::move(tag), host, device, bytes);
   }
   void synchronize() override { real_->synchronize(); }
   uint64_t completed() const override { return real_->completed(); }
 
  private:
-  std::unique_ptr<StreamBackend> real_;
+  std::unique_ptr<device::StreamBackend> real_;
   Actions& actions_;
 };
 
-class SleepingBackend : public DeviceBackend {
+class SleepingBackend : public device::DeviceBackend {
  public:
   explicit SleepingBackend(Actions& actions) : actions_(actions) {}
   std::string description() const override { return "a CPU whose computations sleep"; }
   bool is_cuda() const override { return false; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+  std::unique_ptr<device::StreamBackend> make_stream(device::StreamId id) override {
     auto stream = real_->make_stream(id);
-    if (id.kind != StreamKind::compute) return stream;
+    if (id.kind != device::StreamKind::compute) return stream;
     return std::make_unique<SleepingStream>(std::move(stream), actions_);
   }
   void* allocate(int64_t bytes) override { return real_->allocate(bytes); }
   void release(void* memory, int64_t bytes) override { real_->release(memory, bytes); }
 
  private:
-  std::unique_ptr<DeviceBackend> real_ = make_cpu_backend(1);
+  std::unique_ptr<device::DeviceBackend> real_ = device::make_cpu_backend(1);
   Actions& actions_;
 };
 
@@ -144,11 +144,11 @@ Measured measure(const Recipe& r, int ranks, double unit) {
   std::vector<std::unique_ptr<Actions>> actions;
   for (int rank = 0; rank < ranks; ++rank) actions.push_back(std::make_unique<Actions>(unit));
   std::vector<Measured> steps;
-  run_thread_ranks(ranks, [&](World& world) {
+  comm::run_thread_ranks(ranks, [&](comm::World& world) {
     Actions& own = *actions[size_t(world.rank())];
     const auto device = Device::on(std::make_unique<SleepingBackend>(own));
-    Trainer trainer = build_trainer(*device, make_plan(r, world.size(), kVocab),
-                                    std::make_shared<Counting>(), world);
+    train::Trainer trainer = train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                                                  std::make_shared<Counting>(), world);
     for (int i = 0; i <= kSteps; ++i) {  // the first one makes connections and memory
       own.clear();
       trainer.any_rank(false);
@@ -190,7 +190,7 @@ Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_b
                                            fmt::format("distributed.pp_size={}", ranks),
                                            fmt::format("distributed.vpp_size={}", stages),
                                            "distributed.pipeline.pp_schedule=" + schedule};
-  Recipe r = load_recipe_text("model: {}\n", "bench", overrides, diagnostics, ranks);
+  Recipe r = plan::load_recipe_text("model: {}\n", "bench", overrides, diagnostics, ranks);
   diagnostics.throw_if_errors();
   return r;
 }
@@ -221,7 +221,8 @@ int main(int argc, char** argv) {
                            {"dualpipev", 2}}) {
     if (argc > 4 && std::string(argv[4]) != kind.name) continue;
     const Recipe r = recipe_of(kind.name, kind.stages, ranks, micro_batches);
-    const Timeline simulated = simulate(with_messages(make_plan(r, ranks, 0).schedule), {});
+    const schedule::Timeline simulated =
+        simulate(with_messages(plan::make_plan(r, ranks, 0).schedule), {});
     const Measured m = measure(r, ranks, unit);
     fmt::print("{:<24}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}{:>8.1f} %\n",
                fmt::format("{} x {}", kind.name, kind.stages), m.step / unit, simulated.step,

@@ -35,7 +35,7 @@ double median(std::vector<double> xs) {
 
 // Of one call among several in a row, closed by a barrier: what a rank waits for counts, whichever
 // call it waits in.
-double time_of(Communicator& c, int64_t bytes, const std::function<void()>& work) {
+double time_of(comm::Communicator& c, int64_t bytes, const std::function<void()>& work) {
   const int repeats = bytes >= 64 << 20 ? 2 : bytes >= 1 << 20 ? 10 : 50;
   std::vector<double> ms;
   for (int batch = 0; batch < 5; ++batch) {
@@ -49,7 +49,7 @@ double time_of(Communicator& c, int64_t bytes, const std::function<void()>& work
   return median(std::move(ms));
 }
 
-void run_rank(Transport& transport, int rank, int ranks, double* cells) {
+void run_rank(comm::Transport& transport, int rank, int ranks, double* cells) {
   std::vector<int> all;
   for (int r = 0; r < ranks; ++r) all.push_back(r);
   const auto c = transport.connect("bench", all, rank);
@@ -65,14 +65,14 @@ void run_rank(Transport& transport, int rank, int ranks, double* cells) {
       const int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
       cells[cell++] = time_of(*c, bytes, [&] {
         switch (operation) {
-          case 0: return c->all_reduce(whole, Reduce::sum, {});
-          case 1: return c->reduce_scatter(whole, shard, Reduce::sum, {});
+          case 0: return c->all_reduce(whole, comm::Reduce::sum, {});
+          case 1: return c->reduce_scatter(whole, shard, comm::Reduce::sum, {});
           case 2: return c->all_gather(shard, whole, {});
           case 3: return c->all_to_all(whole, parts, other, parts, {});
           default:
-            return c->exchange(
-                {{Transfer::Kind::send, whole, next}, {Transfer::Kind::receive, other, before}},
-                Clock::now(), {});
+            return c->exchange({{comm::Transfer::Kind::send, whole, next},
+                                {comm::Transfer::Kind::receive, other, before}},
+                               Clock::now(), {});
         }
       });
     }
@@ -80,7 +80,7 @@ void run_rank(Transport& transport, int rank, int ranks, double* cells) {
 
 // Medians of rank 0.
 std::vector<double> run(const std::string& backend, int ranks) {
-  const StoreServer server(0);
+  const comm::StoreServer server(0);
   int pipes[2];
   if (pipe(pipes) != 0) std::exit(1);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -88,12 +88,13 @@ std::vector<double> run(const std::string& backend, int ranks) {
     std::vector<double> cells(kCells);
     const auto timeout = std::chrono::seconds(60);
     if (backend == "shared memory") {
-      const auto store = std::make_shared<Store>("localhost", server.port(), timeout);
+      const auto store = std::make_shared<comm::Store>("localhost", server.port(), timeout);
       run_rank(*shared_memory_transport(store, rank, ranks, timeout), rank, ranks, cells.data());
     } else {
       const IgnoreSigpipe pipes;
-      const auto transport = gloo_transport({"localhost", server.port(), rank, ranks, timeout});
-      yield_in_polls(backend == "gloo");
+      const auto transport =
+          comm::gloo_transport({"localhost", server.port(), rank, ranks, timeout});
+      comm::yield_in_polls(backend == "gloo");
       run_rank(*transport, rank, ranks, cells.data());
     }
     const size_t bytes = cells.size() * sizeof(double);

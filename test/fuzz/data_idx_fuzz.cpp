@@ -12,7 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint64_t bin_size = 0;  // the first bytes are the size of the .bin
   std::memcpy(&bin_size, data, 8);
   try {
-    const TokenIndex index(std::as_bytes(std::span(data + 8, size - 8)), bin_size, "fuzz.idx");
+    const data::TokenIndex index(std::as_bytes(std::span(data + 8, size - 8)), bin_size,
+                                 "fuzz.idx");
     const auto in_stream = [&](int64_t token) {
       MT_CHECK(token >= 0 && token <= index.tokens(), "token {}", token);
     };

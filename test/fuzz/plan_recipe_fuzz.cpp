@@ -24,16 +24,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Diagnostics diagnostics;
   const Recipe r = load_recipe_text(text, "fuzz.yaml", overrides, diagnostics, world);
   if (diagnostics.has_errors()) {
-    MT_CHECK(!diagnostics.text(Severity::error).empty());
+    MT_CHECK(!diagnostics.text(recipe::Severity::error).empty());
     return 0;
   }
   const RunPlan plan = make_plan(r, world, std::max<int64_t>(1, r.model.vocab_size));
   print_overlap(plan.overlap);
-  const MemoryEstimate& memory = plan.fullest();
+  const plan::MemoryEstimate& memory = plan.fullest();
   MT_CHECK(std::isfinite(memory.total()) && memory.total() >= 0, "{}", memory.total());
   Diagnostics again;
   const Recipe same = load_recipe_text(print_recipe(r), "printed.yaml", {}, again, world);
-  MT_CHECK(!again.has_errors(), "{}", again.text(Severity::error));
+  MT_CHECK(!again.has_errors(), "{}", again.text(recipe::Severity::error));
   MT_CHECK(print_recipe(same, false) == print_recipe(r, false));
   return 0;
 }

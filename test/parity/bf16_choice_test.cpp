@@ -54,16 +54,16 @@ struct Run {
   }
   Recipe recipe;
   std::unique_ptr<Device> device;
-  Trainer trainer;
+  train::Trainer trainer;
 };
 
 // A checkpoint of two steps whose state is written as `change` says.
-std::filesystem::path checkpoint(const TemporaryFolder& root, Run& run,
-                                 const std::function<void(TrainState&)>& change = {}) {
+std::filesystem::path checkpoint_in(const TemporaryFolder& root, Run& run,
+                                    const std::function<void(storage::TrainState&)>& change = {}) {
   run.losses(2);
-  const auto folder = save_run(run.trainer, root.path);
+  const auto folder = run::save_run(run.trainer, root.path);
   if (change) {
-    TrainState state = TrainState::load(folder / "state.json");
+    storage::TrainState state = storage::TrainState::load(folder / "state.json");
     change(state);
     state.save(folder / "state.json");
   }
@@ -79,9 +79,9 @@ TEST_CASE("a resumed run multiplies bf16 as the run that saved it") {
     INFO(bf16_arithmetic_name(arithmetic));
     const TemporaryFolder root;
     Run saved("bf16_mixed", arithmetic), resumed("bf16_mixed");
-    const auto folder = checkpoint(root, saved);
+    const auto folder = checkpoint_in(root, saved);
     const Warnings warnings;
-    resume_run(resumed.trainer, folder);
+    run::resume_run(resumed.trainer, folder);
     CHECK(resumed.device->bf16_arithmetic() == arithmetic);
     CHECK(resumed.losses(2) == saved.losses(2));
     CHECK(warnings.count == 0);
@@ -94,10 +94,10 @@ TEST_CASE("a checkpoint that names what this CPU lacks is taken, with one warnin
   const NarrowCpu cpu;
   const TemporaryFolder root;
   Run saved("bf16_mixed"), resumed("bf16_mixed");
-  const auto folder =
-      checkpoint(root, saved, [&](TrainState& state) { state.set("bf16_arithmetic", saved_as); });
+  const auto folder = checkpoint_in(
+      root, saved, [&](storage::TrainState& state) { state.set("bf16_arithmetic", saved_as); });
   const Warnings warnings;
-  resume_run(resumed.trainer, folder);
+  run::resume_run(resumed.trainer, folder);
   CHECK(resumed.device->bf16_arithmetic() == Bf16Arithmetic::widened);
   CHECK(warnings.count == 1);
   // The contract of bf16, since the arithmetic may be another.
@@ -109,10 +109,10 @@ TEST_CASE("checkpoints of versions that chose libraries by measuring are read") 
   for (const char* precision : {"fp32", "bf16_mixed"}) {
     const TemporaryFolder root;
     Run saved(precision), resumed(precision);
-    const auto folder =
-        checkpoint(root, saved, [&](TrainState& state) { state.set("matmul_choices", choices); });
+    const auto folder = checkpoint_in(
+        root, saved, [&](storage::TrainState& state) { state.set("matmul_choices", choices); });
     const Warnings warnings;
-    resume_run(resumed.trainer, folder);
+    run::resume_run(resumed.trainer, folder);
     CHECK(resumed.trainer.steps_done() == 2);
     CHECK(warnings.count == 1);
   }
@@ -120,24 +120,25 @@ TEST_CASE("checkpoints of versions that chose libraries by measuring are read") 
 
 TEST_CASE("debug.deterministic multiplies bf16 as fp32, and a resumed run says so") {
   Run run("bf16_mixed");
-  choose_bf16_arithmetic(*run.device, run.trainer.control(), run.trainer.plan());
+  run::choose_bf16_arithmetic(*run.device, run.trainer.control(), run.trainer.plan());
   const Bf16Arithmetic fastest = *run.device->bf16_arithmetic();
   CHECK(fastest == ops::fastest_bf16_arithmetic());
   const TemporaryFolder root;
-  const auto folder = checkpoint(root, run);
+  const auto folder = checkpoint_in(root, run);
   Run resumed("bf16_mixed", Bf16Arithmetic::widened, true);
   const Warnings warnings;
-  resume_run(resumed.trainer, folder);
+  run::resume_run(resumed.trainer, folder);
   CHECK(resumed.device->bf16_arithmetic() == Bf16Arithmetic::widened);
   CHECK(warnings.count == (fastest == Bf16Arithmetic::widened ? 0 : 1));
-  choose_bf16_arithmetic(*run.device, run.trainer.control(), resumed.trainer.plan());
+  run::choose_bf16_arithmetic(*run.device, run.trainer.control(), resumed.trainer.plan());
   CHECK(run.device->bf16_arithmetic() == Bf16Arithmetic::widened);
 }
 
 TEST_CASE("a run in fp32 chooses nothing and saves nothing of bf16") {
   const TemporaryFolder root;
   Run run("fp32");
-  choose_bf16_arithmetic(*run.device, run.trainer.control(), run.trainer.plan());
+  run::choose_bf16_arithmetic(*run.device, run.trainer.control(), run.trainer.plan());
   CHECK(run.device->bf16_arithmetic() == Bf16Arithmetic::widened);
-  CHECK_FALSE(TrainState::load(checkpoint(root, run) / "state.json").contains("bf16_arithmetic"));
+  CHECK_FALSE(storage::TrainState::load(checkpoint_in(root, run) / "state.json")
+                  .contains("bf16_arithmetic"));
 }

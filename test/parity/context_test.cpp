@@ -155,12 +155,12 @@ namespace {
 class AloneCountingData : public CountingData {
  public:
   explicit AloneCountingData(int64_t packs) {
-    Sample packed;
+    data::Sample packed;
     for (int64_t i = 0; i < packs; ++i) {
       PackedCountingData().sample(i, packed);
       int64_t at = 0;
       for (const int64_t length : packed.documents) {
-        Sample one;
+        data::Sample one;
         for (int64_t s = 0; s < kSeq; ++s) {
           const auto from = size_t(at + s);
           one.input.push_back(s < length ? packed.input[from] : 0);
@@ -173,12 +173,12 @@ class AloneCountingData : public CountingData {
     }
   }
   int64_t size() const override { return int64_t(samples_.size()); }
-  void sample(int64_t index, Sample& out) const override {
+  void sample(int64_t index, data::Sample& out) const override {
     out = samples_[size_t(index) % samples_.size()];
   }
 
  private:
-  std::vector<Sample> samples_;
+  std::vector<data::Sample> samples_;
 };
 
 const Changes kPacked{"train.global_batch_size=2", "train.micro_batch_size=1",
@@ -210,19 +210,19 @@ TEST_CASE("packed documents do not see each other") {
   const Recipe packed = tiny(kPacked),
                plain = tiny({"model.num_query_groups=4", "train.micro_batch_size=1"});
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  const auto loss = [&](const Recipe& r, const std::shared_ptr<const Dataset>& data,
+  const auto loss = [&](const Recipe& r, const std::shared_ptr<const data::Dataset>& data,
                         int64_t samples) {
-    Trainer t = make_trainer(*device, r, data);
-    return t.evaluate(ValidationLoader(data, samples, {.micro_batch = 1}));
+    train::Trainer t = make_trainer(*device, r, data);
+    return t.evaluate(data::ValidationLoader(data, samples, {.micro_batch = 1}));
   };
   // Which is what a step says about its attention: of two samples here.
   int64_t pairs = 0;
   for (const int64_t i : {0, 1}) {
-    Sample sample;
+    data::Sample sample;
     PackedCountingData().sample(i, sample);
     for (const int64_t length : sample.documents) pairs += length * length;
   }
-  Trainer t = make_trainer(*device, packed, std::make_shared<PackedCountingData>());
+  train::Trainer t = make_trainer(*device, packed, std::make_shared<PackedCountingData>());
   CHECK(t.step().mean_document_length == pairs / (2 * kSeq));
   const auto alone = std::make_shared<AloneCountingData>(5);
   CHECK(loss(packed, std::make_shared<PackedCountingData>(), 5) ==
@@ -237,13 +237,13 @@ TEST_CASE("a checkpoint goes on under any context parallelism, and under none") 
                        const fs::path& to) {
     const Recipe r = tiny(with(kBase, changes), ranks);
     std::vector<double> losses;
-    run_thread_ranks(ranks, [&](World& world) {
+    comm::run_thread_ranks(ranks, [&](comm::World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      Trainer t = make_trainer(*device, r, std::make_shared<CountingData>(), world);
-      if (from) resume_run(t, *from);
+      train::Trainer t = make_trainer(*device, r, std::make_shared<CountingData>(), world);
+      if (from) run::resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_run(t, to);
+      if (!to.empty()) run::save_run(t, to);
       if (world.rank() == 0) losses = own;
     });
     return losses;
@@ -251,7 +251,7 @@ TEST_CASE("a checkpoint goes on under any context parallelism, and under none") 
   const Changes ring = with(cp_of(2, "p2p"), kStrategies[0]),
                 exchange = with(cp_of(4, "a2a"), kStrategies[2]);
   run(4, ring, nullptr, root.path / "a");
-  const fs::path saved = find_latest(root.path / "a")->path;
+  const fs::path saved = storage::find_latest(root.path / "a")->path;
   check_close(tail, run(4, exchange, &saved, {}), 1e-5);
   check_close(tail, run(1, {}, &saved, {}), 1e-5);
   const auto whole = train_ranks(4, with(kBase, ring), 6)[0].losses;
@@ -262,7 +262,7 @@ TEST_CASE("what is not finite is told by the rank whose positions it came from")
   // Ranks 0 and 1 share a sequence, as do 2 and 3; position 23 is rank 0's (the last chunk).
   class Poisoned : public CountingData {
    public:
-    void sample(int64_t index, Sample& out) const override {
+    void sample(int64_t index, data::Sample& out) const override {
       CountingData::sample(index, out);
       for (int32_t& token : out.input) token %= kVocab - 1;
       if (index == 0) out.input.back() = kVocab - 1;
@@ -274,12 +274,12 @@ TEST_CASE("what is not finite is told by the rank whose positions it came from")
                                {"distributed.strategy=megatron_ddp", "model.architecture=gpt2"}),
                           4);
     std::vector<std::string> messages(4);
-    run_thread_ranks(4, [&](World& world) {
+    comm::run_thread_ranks(4, [&](comm::World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      Trainer t = make_trainer(*device, r, std::make_shared<Poisoned>(), world);
+      train::Trainer t = make_trainer(*device, r, std::make_shared<Poisoned>(), world);
       t.change_weights([&] {
         // Finite, and too large for the sum that its layer norm takes.
-        Parameter* table = t.params().find("embedding.weight");
+        model::Parameter* table = t.params().find("embedding.weight");
         std::vector<float> values(size_t(table->real_count()), 0.02f);
         std::fill(values.end() - 48, values.end(), 3e38f);
         t.params().set_master(t.compute(), *table, values);
@@ -316,14 +316,14 @@ TEST_CASE("infinities that mean something are not taken for trouble") {
     const bool of_loss = c.places[0].empty();
     const Recipe r = tiny(with(c.layout, {"distributed.strategy=megatron_ddp"}), c.ranks);
     std::vector<std::string> messages(size_t(c.ranks));
-    run_thread_ranks(c.ranks, [&](World& world) {
+    comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
       std::shared_ptr<CountingData> data = std::make_shared<PackedCountingData>();
       if (of_loss) data = std::make_shared<CountingData>();
-      Trainer t = make_trainer(*device, r, data, world);
+      train::Trainer t = make_trainer(*device, r, data, world);
       t.change_weights([&] {
         // Finite, but their products are not; where the loss is meant, in its gradient alone.
-        Parameter* p =
+        model::Parameter* p =
             t.params().find(of_loss ? "final_norm.weight" : "layers.1.attention.qkv.weight");
         std::vector<float> values(size_t(p->whole_shape().count()), of_loss ? 1e38f : 3e38f);
         t.params().set_master(t.compute(), *p, values);

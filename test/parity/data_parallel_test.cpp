@@ -199,13 +199,13 @@ TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any ot
                        const fs::path& to) {
     const Recipe r = tiny(changes, ranks);
     std::vector<double> losses;
-    run_thread_ranks(ranks, [&](World& world) {
+    comm::run_thread_ranks(ranks, [&](comm::World& world) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      Trainer t = make_trainer(*device, r, std::make_shared<CountingData>(), world);
-      if (from) resume_run(t, *from);
+      train::Trainer t = make_trainer(*device, r, std::make_shared<CountingData>(), world);
+      if (from) run::resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_run(t, to);
+      if (!to.empty()) run::save_run(t, to);
       if (world.rank() == 0) losses = own;
     });
     return losses;
@@ -216,7 +216,7 @@ TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any ot
     CAPTURE(first.name, second.name);
     const fs::path folder = root.path / std::to_string(i);
     run(std::max(2, first.ranks_least), with(base, first.changes), nullptr, folder);
-    const auto saved = find_latest(folder);
+    const auto saved = storage::find_latest(folder);
     REQUIRE(saved);
     check_close(tail, run(4, with(base, second.changes), &saved->path, {}), 1e-5);
     // The same layout: bitwise.
@@ -234,13 +234,13 @@ TEST_CASE("the rank that computed what is not finite says where, the others leav
   const Recipe r = tiny(with({"train.micro_batch_size=1"}, strategy.changes), 3);
   std::vector<std::string> messages(3);
   std::string poisoned;
-  run_thread_ranks(3, [&](World& world) {
+  comm::run_thread_ranks(3, [&](comm::World& world) {
     const auto device = Device::cpu(1, {.stream_sanitizer = true});
-    Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>(), world);
+    train::Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>(), world);
     trainer.change_weights([&] {
       if (world.rank() != 1) return;
       // Something that it owns.
-      for (Parameter* p : trainer.params().units()[2]->params) {
+      for (model::Parameter* p : trainer.params().units()[2]->params) {
         const auto parts = owned_parts(*p);
         if (parts.empty() || parts[0].count < 6) continue;
         poisoned = p->name;

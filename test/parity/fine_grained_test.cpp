@@ -27,7 +27,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is c
   for (const char* schedule : {"interleaved_1f1b", "dualpipev"})
     for (const bool sharded : {false, true}) {
       const Changes base =
-          with(with(pipeline(schedule, 2, 2), sharded ? kFsdp2 : kMegatron), batch(16));
+          with(with(pipelined(schedule, 2, 2), sharded ? kFsdp2 : kMegatron), batch(16));
       const auto plain = train_ranks(4, base, 4);
       for (int flags = 1; flags < 16; ++flags) {
         if (flags == 8) continue;  // split weight gradients alone are no fine-grained 1F1B
@@ -60,7 +60,7 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
   };
   const Changes all = with(with(kGradientsFirst, kTwoLayers), with(kWholeLayers, kSplit));
   const auto fine = [&](int pp, const Changes& more) {
-    return with(with(pipeline("interleaved_1f1b", pp, 2), more),
+    return with(with(pipelined("interleaved_1f1b", pp, 2), more),
                 pp == 4 ? with(kGradientsFirst, kWholeLayers) : all);
   };
   const Changes sequence{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
@@ -69,15 +69,15 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
       {4, {}, fine(4, {})},
       {8, kGpt2, fine(4, kFsdp2)},
       {4, kTied, fine(2, kAtOnce)},
-      {4, kTied, with(with(pipeline("dualpipev", 2, 2), all), kMegatron)},
+      {4, kTied, with(with(pipelined("dualpipev", 2, 2), all), kMegatron)},
       {2, {}, fine(2, {"recompute.granularity=full"})},
       {2,
        {},
        fine(2, {"recompute.granularity=full", "recompute.method=block", "recompute.num_layers=1"})},
       {4, kGpt2, fine(2, sequence)},
       {8, kTied, fine(2, with(sequence, {"distributed.cp_size=2"}))},
-      {2, {"model.num_layers=7"}, with(pipeline("interleaved_1f1b", 2, 3), kGradientsFirst)},
-      {2, {}, with(pipeline("dfs", 2, 4), kWholeLayers), 1e-5, "gloo"},
+      {2, {"model.num_layers=7"}, with(pipelined("interleaved_1f1b", 2, 3), kGradientsFirst)},
+      {2, {}, with(pipelined("dfs", 2, 4), kWholeLayers), 1e-5, "gloo"},
       {4, {}, fine(4, {}), 1e-5, "shared_memory"},
       {4, {"mixed_precision.name=bf16_mixed"}, fine(2, kFsdp2), 2e-2}};
   for (const Case& c : cases) {
@@ -89,7 +89,7 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
 }
 
 TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
-  const Changes base = with(pipeline("interleaved_1f1b", 2, 2), batch(8));
+  const Changes base = with(pipelined("interleaved_1f1b", 2, 2), batch(8));
   const auto plain = train_ranks(2, base, 1)[1];
   const auto first = train_ranks(2, with(base, kGradientsFirst), 1)[1],
              two = train_ranks(2, with(base, kTwoLayers), 1)[1],
@@ -106,7 +106,7 @@ TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
   const auto turns = [&](const Result& r) {
     std::string order;
     for (const Launched& l : r.launches)
-      if (l.stream == StreamKind::compute && (l.action == f || l.action == b)) {
+      if (l.stream == device::StreamKind::compute && (l.action == f || l.action == b)) {
         const char which = l.action == f ? 'F' : 'B';
         if (order.empty() || order.back() != which) order += which;
       }
@@ -154,11 +154,11 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
   // Of the fourth all ranks' gradients are added up once, not after every micro-batch: the order of
   // a sum, and so its rounding, changes.
   for (const Case& c : std::vector<Case>{
-           {2, {}, pipeline("1f1b", 2)},
-           {4, kTied, with(pipeline("interleaved_1f1b", 2, 2), kMegatron)},
-           {4, kTied, with(with(pipeline("interleaved_1f1b", 2, 2), kFsdp2), kWholeLayers)},
-           {4, {}, with(pipeline("zero_bubble", 2), kAtOnce)},
-           {4, kTied, with(pipeline("gpipe", 2), {"distributed.tp_size=2"})}}) {
+           {2, {}, pipelined("1f1b", 2)},
+           {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), kMegatron)},
+           {4, kTied, with(with(pipelined("interleaved_1f1b", 2, 2), kFsdp2), kWholeLayers)},
+           {4, {}, with(pipelined("zero_bubble", 2), kAtOnce)},
+           {4, kTied, with(pipelined("gpipe", 2), {"distributed.tp_size=2"})}}) {
     const Changes base = with(with(c.model, c.layout), batch(16));
     const auto off = train_ranks(c.ranks, base, 4),
                all = train_ranks(c.ranks, with(base, defer), 4),
@@ -174,7 +174,7 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
       }
     const Result &last = all.back(), &last_of_some = some.back();
     const Setup s(with(base, defer), c.ranks);
-    const int64_t micro_batches = layout_of(s.recipe, c.ranks).micro_batches;
+    const int64_t micro_batches = plan::layout_of(s.recipe, c.ranks).micro_batches;
     const char* wgrad = "matmul_output_wgrad";
     CHECK(count_launches(last, "deferred output", wgrad) == size_t(micro_batches));
     CHECK(count_launches(last_of_some, "deferred output", wgrad) == 3);
@@ -186,8 +186,8 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
     // What is kept is what the plan says, but for one that is there at any rate.
     const auto planned = [&](const Changes& changes) {
       const Setup one(changes, c.ranks);
-      const Layout l = layout_of(one.recipe, c.ranks);
-      return make_plan(one.recipe, l.world, kVocab).memory.back().logits;
+      const plan::Layout l = plan::layout_of(one.recipe, c.ranks);
+      return plan::make_plan(one.recipe, l.world, kVocab).memory.back().logits;
     };
     const double kept = double(last.most_activations - off.back().most_activations),
                  expected = planned(with(base, defer)) - planned(base);
@@ -201,14 +201,16 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
 TEST_CASE("parameters of stages are gathered when they are asked to be, with the same bits") {
   const Changes apart{"ddp.align_param_gather=false"},
       during{"ddp.overlap_param_gather_with_optimizer_step=true"};
-  const Changes base = with(with(pipeline("interleaved_1f1b", 2, 2), kMegatron), batch(8));
+  const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), kMegatron), batch(8));
   const auto plain = train_ranks(4, with(base, {"ddp.overlap_param_gather=false"}), 4);
   // The first step's updates and gathers in turns; before them, whether anything was gathered in
   // forward.
   const auto order = [](const Result& r) {
     std::string text;
     for (const Launched& l : r.launches) {
-      const char what = l.name == "adamw" ? 'U' : l.stream == StreamKind::dp_param ? 'g' : ' ';
+      const char what = l.name == "adamw"                          ? 'U'
+                        : l.stream == device::StreamKind::dp_param ? 'g'
+                                                                   : ' ';
       if (what != ' ' && (text.empty() || text.back() != what)) text += what;
     }
     return text;
@@ -249,7 +251,7 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
     CAPTURE(c.schedule, c.stages, c.defer);
     const Changes model = batch(8);
     const auto ranks = train_ranks(
-        4, with(model, with(pipeline(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)), 10);
+        4, with(model, with(pipelined(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)), 10);
     check_parity(alone(model, 10), ranks);
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const Result& r = ranks[rank];
@@ -259,8 +261,8 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
       // Each way half of everything, for there are two ranks. Layers of a stage that was let go
       // have given their memory to another's; tables have memory of their own.
       std::map<int64_t, int64_t> gathers;
-      for (const Action& a : r.actions)
-        if (a.kind == ActionKind::unshard) ++gathers[a.stage];
+      for (const schedule::Action& a : r.actions)
+        if (a.kind == schedule::ActionKind::unshard) ++gathers[a.stage];
       const int64_t layers = 8 / (2 * c.stages), micro_batches = 4;
       int64_t gathered = 0, whole = 0;
       for (const auto& [name, bytes] : r.units) {

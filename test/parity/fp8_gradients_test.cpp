@@ -27,17 +27,17 @@ std::ostream& operator<<(std::ostream& o, const Reads& r) {
 class CountReads {
  public:
   explicit CountReads(Device& device) : device_(device) {
-    device_.set_launch_check([this](Stream&, const LaunchInfo& info) { see(info); });
+    device_.set_launch_check([this](Stream&, const device::LaunchInfo& info) { see(info); });
   }
   ~CountReads() { device_.set_launch_check({}); }
   Reads take() { return std::exchange(reads_, {}); }
 
  private:
-  void see(const LaunchInfo& info) {
+  void see(const device::LaunchInfo& info) {
     if (info.name == std::string("amax")) measured_.insert(info.reads.at(0).data);
     if (info.name != std::string("quantize")) return;
     const auto layouts = std::ranges::count_if(
-        info.writes, [](const Access& w) { return w.dtype == DType::f8e5m2; });
+        info.writes, [](const device::Access& w) { return w.dtype == DType::f8e5m2; });
     const bool measured = measured_.erase(info.reads.at(0).data) > 0;
     if (layouts == 0) return;
     reads_.measured += measured;
@@ -53,7 +53,7 @@ std::vector<Reads> reads_of(const Changes& changes, int ranks) {
   const Recipe r = tiny(changes, ranks);
   std::vector<Reads> reads(static_cast<size_t>(ranks));
   run_ranks(ranks, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     t.step();
     CountReads count(rank.device);
     t.step();
@@ -124,12 +124,12 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
     std::vector<double> losses[2];
     std::vector<float> weights[2];
     for (const bool graphs : {false, true}) {
-      r.train.device = DeviceChoice::cuda;  // a recording CPU can do as much
+      r.train.device = recipe::DeviceChoice::cuda;  // a recording CPU can do as much
       r.train.enable_cuda_graph = graphs;
       auto backend = std::make_unique<RecordingBackend>();
       const RecordingBackend& recorder = *backend;
       const auto device = Device::on(std::move(backend), {.stream_sanitizer = true});
-      Trainer t = make_trainer(*device, r, std::make_shared<CountingData>());
+      train::Trainer t = make_trainer(*device, r, std::make_shared<CountingData>());
       for (int i = 0; i < 5; ++i) losses[graphs].push_back(t.step().loss);
       weights[graphs] = whole_weights(t);
       if (!graphs) continue;
@@ -158,12 +158,12 @@ struct Gradients {
 // of its own then.
 Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   constexpr int64_t I = 48, O = 80;
-  ParamStore params;
-  const auto fp8 = std::make_shared<Float8Scaling>(
-      Float8Options{.gradient = gradient, .delayed = delayed, .history = 2});
-  const auto linear = plain_linear(params, {.unit = {UnitKind::layer, 0},
+  model::ParamStore params;
+  const auto fp8 = std::make_shared<model::Float8Scaling>(
+      model::Float8Options{.gradient = gradient, .delayed = delayed, .history = 2});
+  const auto linear = plain_linear(params, {.unit = {model::UnitKind::layer, 0},
                                             .name = "a.linear",
                                             .I = I,
                                             .O = O,
@@ -185,11 +185,11 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
   Gradients out;
   for (int step = 0; step < 2; ++step) {
     params.zero_grads(stream);
-    WgradQueue wgrad;
+    model::WgradQueue wgrad;
     wgrad.hold(wait);
-    Stash stash;
-    SequenceInfo seq;
-    Step s{stream, wgrad, stash, seq};
+    model::Stash stash;
+    model::SequenceInfo seq;
+    model::Step s{stream, wgrad, stash, seq};
     for (const char* micro_batch : {"first", "second"}) {
       const Tensor x = random(micro_batch, T, I, 1),
                    dy = random(micro_batch, T, O, step ? 0.02f : 0.01f);
@@ -199,7 +199,7 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
     }
     CHECK(wgrad.held() == (wait ? 2 : 0));
     wgrad.drain();
-    for (const Parameter* p : params.params()) {
+    for (const model::Parameter* p : params.params()) {
       const auto g = p->grad.to_host<float>(stream);
       auto& to = p->shape.rank() == 2 ? out.dw : out.db;
       to.insert(to.end(), g.begin(), g.end());

@@ -30,7 +30,7 @@ std::vector<std::string> scales_of_ranks(const Changes& changes, int ranks, int6
   const Recipe r = tiny(changes, ranks);
   std::vector<std::string> states(static_cast<size_t>(ranks));
   run_ranks(ranks, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     for (int64_t i = 0; i < steps; ++i) t.step();
     states[size_t(rank.rank())] = t.fp8()->state(t.compute());
   });
@@ -67,16 +67,16 @@ TEST_CASE("delayed scales resume with the same bits, into other histories as far
   Run straight(kDelayed), first(kDelayed), second(kDelayed);
   const auto reference = straight.losses(9);
   first.losses(6);  // more than the history has: the ring has come round
-  const auto folder = save_run(first.trainer, root.path);
+  const auto folder = run::save_run(first.trainer, root.path);
   second.losses(2);  // whatever it did before must not matter
-  resume_run(second.trainer, folder);
+  run::resume_run(second.trainer, folder);
   CHECK(second.scales() == first.scales());
   CHECK(second.losses(3) == std::vector<double>(reference.begin() + 6, reference.end()));
   CHECK(second.scales() == straight.scales());
   Run shorter(with(kDelayed, {"mixed_precision.fp8_amax_history_len=2"})),
       longer(with(kDelayed, {"mixed_precision.fp8_amax_history_len=8"})), without(kTensorwise);
   for (Run* other : {&shorter, &longer, &without}) {
-    resume_run(other->trainer, folder);
+    run::resume_run(other->trainer, folder);
     CHECK(other->losses(1)[0] == Approx(reference[6]).epsilon(kLosses));
   }
 }
@@ -85,8 +85,8 @@ TEST_CASE("delayed training goes on from a checkpoint of bf16") {
   const TemporaryFolder root;
   Run plain(kBf16), delayed(kDelayed);
   plain.losses(3);
-  const auto folder = save_run(plain.trainer, root.path);
-  resume_run(delayed.trainer, folder);
+  const auto folder = run::save_run(plain.trainer, root.path);
+  run::resume_run(delayed.trainer, folder);
   check_close(plain.losses(3), delayed.losses(3), kLosses);
 }
 
@@ -164,15 +164,15 @@ TEST_CASE("a pipeline's checkpoint has the scales of all its layers") {
   std::filesystem::path folder;
   std::vector<double> losses;
   run_ranks(2, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     for (int64_t i = 0; i < 3; ++i) t.step();
-    const auto saved = save_run(t, root.path);
+    const auto saved = run::save_run(t, root.path);
     const double next = t.step().loss;
     if (rank.rank() == 0) folder = saved;
     if (rank.rank() == 1) losses.push_back(next);
   });
   Run one(with(kDelayed, {"train.micro_batch_size=3"}));
-  resume_run(one.trainer, folder);
+  run::resume_run(one.trainer, folder);
   CHECK(by_name(one.scales()).size() == 2 * 4 * 3);
   check_close(losses, one.losses(1), kLosses);
 }

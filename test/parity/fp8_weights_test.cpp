@@ -15,8 +15,9 @@ using namespace train_testing;
 namespace {
 
 // Nothing is kept: after every launch it is out of date.
-void keep_nothing(Device& device, Trainer& trainer) {
-  device.set_launch_check([&](Stream&, const LaunchInfo&) { trainer.fp8()->weights_changed(); });
+void keep_nothing(Device& device, train::Trainer& trainer) {
+  device.set_launch_check(
+      [&](Stream&, const device::LaunchInfo&) { trainer.fp8()->weights_changed(); });
 }
 
 const Changes kAccumulate{"train.micro_batch_size=2"}, kAtOnce{"train.micro_batch_size=6"};
@@ -38,17 +39,17 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-Outcome outcome(Device& device, const Recipe& r, World world, bool keep, int64_t steps = 5) {
+Outcome outcome(Device& device, const Recipe& r, comm::World world, bool keep, int64_t steps = 5) {
   const auto data = std::make_shared<CountingData>();
-  Trainer t = make_trainer(device, r, data, std::move(world));
+  train::Trainer t = make_trainer(device, r, data, std::move(world));
   if (!keep) keep_nothing(device, t);
-  const ValidationLoader validation(
+  const data::ValidationLoader validation(
       data, 13,
       {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
   Outcome o;
   for (int64_t i = 0; i < steps; ++i) {
     if (i % 2 == 0) o.evaluations.push_back(t.evaluate(validation));  // before the first step, too
-    const StepStats s = t.step();
+    const train::StepStats s = t.step();
     o.losses.push_back(s.loss);
     o.norms.push_back(s.grad_norm);
   }
@@ -82,12 +83,12 @@ struct Counts {
   }
 };
 template <class F>
-Counts count(Trainer& t, const F& work) {
+Counts count(train::Trainer& t, const F& work) {
   Counts counts;
-  t.device().set_launch_check([&](Stream&, const LaunchInfo& info) {
+  t.device().set_launch_check([&](Stream&, const device::LaunchInfo& info) {
     const bool quantize = info.name == std::string("quantize");
     if (!quantize && info.name != std::string("amax")) return;
-    for (const Parameter* p : t.params().params())
+    for (const model::Parameter* p : t.params().params())
       if (p->value && p->value.data() == info.reads.at(0).data)
         ++(quantize ? counts.quantized : counts.measured)[p->name];
   });
@@ -111,8 +112,8 @@ TEST_CASE("kept 8-bit weights change no bit of one rank's training") {
       CAPTURE(precision, more);
       const Recipe r = tiny(with(precision, more));
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      const Outcome with_copies = outcome(*device, r, World::alone(), true),
-                    without = outcome(*device, r, World::alone(), false);
+      const Outcome with_copies = outcome(*device, r, comm::World::alone(), true),
+                    without = outcome(*device, r, comm::World::alone(), false);
       CHECK(with_copies.losses == without.losses);
       CHECK(with_copies.evaluations == without.evaluations);
       CHECK((with_copies == without));
@@ -161,14 +162,14 @@ TEST_CASE("a weight is quantized once a step where it is kept, and measured once
 
 TEST_CASE("evaluation and a checkpoint's weights make their own 8-bit weights") {
   const auto data = std::make_shared<CountingData>();
-  const ValidationLoader validation(data, 13, {.micro_batch = 2});
+  const data::ValidationLoader validation(data, 13, {.micro_batch = 2});
   for (const bool delayed : {false, true}) {
     CAPTURE(delayed);
     const TemporaryFolder root;
     const Changes changes = with(delayed ? kDelayed : kTensorwise, kAccumulate);
     Run run(changes), other(changes);
     run.losses(2);
-    const auto folder = save_run(run.trainer, root.path);
+    const auto folder = run::save_run(run.trainer, root.path);
     // Forward alone; what backward takes comes with the step, and so does its part in the history.
     const auto evaluate = [&] { return run.trainer.evaluate(validation); };
     double loss = 0;
@@ -179,16 +180,16 @@ TEST_CASE("evaluation and a checkpoint's weights make their own 8-bit weights") 
     // Copies of other weights, made by the evaluation just before, must not last.
     other.losses(1);
     other.trainer.evaluate(validation);
-    resume_run(other.trainer, folder);
+    run::resume_run(other.trainer, folder);
     CHECK(other.trainer.evaluate(validation) == loss);
   }
 }
 
 TEST_CASE("products in chunks share the weight's 8 bits") {
   const Recipe r = tiny(with(kTensorwise, kChunks), 2);
-  REQUIRE(layout_of(r, 2).micro_batches == 1);
+  REQUIRE(plan::layout_of(r, 2).micro_batches == 1);
   run_ranks(2, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     t.step();
     CHECK(times(count(t, [&] { t.step(); })) == Times{1, 1});
   });
@@ -199,7 +200,7 @@ TEST_CASE(
   const Recipe r =
       tiny(with(kTensorwise, {"distributed.strategy=fsdp2", "train.micro_batch_size=1"}), 2);
   run_ranks(2, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     t.step();
     const Counts counts = count(t, [&] { t.step(); });
     CHECK(times(counts) == Times{2 * 3, 1});  // forward and backward of three micro-batches
@@ -214,30 +215,30 @@ std::unique_ptr<Device> recording() {
 
 TEST_CASE("graphs find 8-bit weights that were made before them") {
   const auto data = std::make_shared<CountingData>();
-  const ValidationLoader validation(data, 13, {.micro_batch = 2});
+  const data::ValidationLoader validation(data, 13, {.micro_batch = 2});
   for (const bool delayed : {false, true})
     for (const Changes& more : {kAccumulate, kAtOnce, with(kAtOnce, kFull)}) {
       CAPTURE(delayed, more);
       const TemporaryFolder root;
       Recipe r = tiny(with(delayed ? kDelayed : kTensorwise, more));
       const auto plain = Device::cpu(1, {.stream_sanitizer = true});
-      const Outcome single = outcome(*plain, r, World::alone(), true);
-      r.train.device = DeviceChoice::cuda;  // a recording CPU can do as much
+      const Outcome single = outcome(*plain, r, comm::World::alone(), true);
+      r.train.device = recipe::DeviceChoice::cuda;  // a recording CPU can do as much
       const auto device = recording(), another = recording();
-      Outcome graphs = outcome(*device, r, World::alone(), true);
+      Outcome graphs = outcome(*device, r, comm::World::alone(), true);
       CHECK(std::exchange(graphs.replays, 0) > 0);
       CHECK((graphs == single));
       // Evaluations come before a capture, and before replays; a checkpoint between them.
-      Trainer t = make_trainer(*another, r, data);
+      train::Trainer t = make_trainer(*another, r, data);
       std::vector<double> losses;
       std::filesystem::path folder;
       for (int i = 0; i < 5; ++i) {
         t.evaluate(validation);
         losses.push_back(t.step().loss);
-        if (i == 2) folder = save_run(t, root.path);
+        if (i == 2) folder = run::save_run(t, root.path);
       }
       CHECK(losses == single.losses);
-      resume_run(t, folder);
+      run::resume_run(t, folder);
       for (int i = 3; i < 5; ++i) CHECK(t.step().loss == single.losses[size_t(i)]);
       INFO(t.graphs()->take_failure());
       // All but a first of each kind, which are one or two, and the first step of delayed scaling.
@@ -260,7 +261,7 @@ TEST_CASE("graphs beside micro-batches that communicate find their 8-bit weights
                              {std::string("distributed.strategy=") + c.strategy,
                               "train.global_batch_size=8", "train.micro_batch_size=1"}),
                         2);
-        r.train.device = DeviceChoice::cuda;
+        r.train.device = recipe::DeviceChoice::cuda;
         r.train.enable_cuda_graph = graphs;
         std::vector<Outcome> all(2);
         run_ranks(2, "thread",

@@ -14,8 +14,8 @@ using namespace mtrain;
 
 namespace {
 
-GptConfig config_of(const nlohmann::json& j) {
-  GptConfig c{};
+model::GptConfig config_of(const nlohmann::json& j) {
+  model::GptConfig c{};
   c.layers = j.at("num_layers");
   c.hidden = j.at("hidden_size");
   c.heads = j.at("num_attention_heads");
@@ -31,7 +31,7 @@ GptConfig config_of(const nlohmann::json& j) {
   c.rotary_base = j.value("rotary_base", 10000.0);
   if (j.contains("rope_scaling") && !j["rope_scaling"].is_null()) {
     const auto& s = j["rope_scaling"];
-    c.rope_scaling = {RopeScaling::Kind::llama3, s.at("factor"), s.at("low_freq_factor"),
+    c.rope_scaling = {model::RopeScaling::Kind::llama3, s.at("factor"), s.at("low_freq_factor"),
                       s.at("high_freq_factor"), s.at("original_max_position_embeddings")};
   }
   c.gated_mlp = j.at("activation") == "swiglu";
@@ -43,7 +43,7 @@ GptConfig config_of(const nlohmann::json& j) {
   return c;
 }
 
-std::vector<float> floats(const SafetensorsReader& file, const std::string& name) {
+std::vector<float> floats(const storage::SafetensorsReader& file, const std::string& name) {
   const auto& info = file.info(name);
   std::vector<float> out(size_t(info.shape.count()));
   if (info.dtype == DType::f64) {
@@ -58,7 +58,7 @@ std::vector<float> floats(const SafetensorsReader& file, const std::string& name
 }
 
 // (B, S) of the file to the (S * B) token order of the model.
-std::vector<int32_t> sequence_major(const SafetensorsReader& file, const std::string& name,
+std::vector<int32_t> sequence_major(const storage::SafetensorsReader& file, const std::string& name,
                                     int64_t& B, int64_t& S) {
   const auto& info = file.info(name);
   REQUIRE(info.dtype == DType::i32);
@@ -83,7 +83,7 @@ double relative_l2(const std::vector<float>& got, const std::vector<float>& expe
 }
 
 struct Family {
-  explicit Family(const std::string& name, DType dtype, Recompute recompute = {})
+  explicit Family(const std::string& name, DType dtype, model::Recompute recompute = {})
       : file(std::string(MTRAIN_SOURCE_DIR) + "/test/golden/model/" + name + ".safetensors"),
         config(config_of(nlohmann::json::parse(file.metadata().at("config")))) {
     const auto ids = sequence_major(file, "input_ids", B, S);
@@ -91,9 +91,10 @@ struct Family {
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < B * S; ++t) positions.push_back(int32_t(t / B));
     for (int32_t l : labels) counted += l >= 0;
-    model = std::make_unique<Gpt>(stream, params, config, S, recompute);
+    model = std::make_unique<model::Gpt>(stream, params, config, S, recompute);
     params.materialize(stream, dtype, true);
-    for (Parameter* p : params.params()) params.set_master(stream, *p, floats(file, p->name));
+    for (model::Parameter* p : params.params())
+      params.set_master(stream, *p, floats(file, p->name));
     batch.input_T = Tensor::from_host(stream, {B * S}, ids);
     batch.label_T = Tensor::from_host(stream, {B * S}, labels);
     batch.seq = {.B = B, .S = S, .position_T = Tensor::from_host(stream, {B * S}, positions)};
@@ -101,9 +102,9 @@ struct Family {
 
   double forward_backward() {
     const Tensor total = Tensor::from_host<double>(stream, {1}, {0.0});
-    WgradQueue wgrad;
-    Stash stash;
-    Step step{stream, wgrad, stash, batch.seq};
+    model::WgradQueue wgrad;
+    model::Stash stash;
+    model::Step step{stream, wgrad, stash, batch.seq};
     params.zero_grads(stream);
     model->forward(step, batch, {batch.label_T, total, 1.0f / float(counted)});
     model->backward(step, batch);
@@ -111,27 +112,27 @@ struct Family {
   }
 
   std::vector<float> logits() {
-    WgradQueue wgrad;
-    Stash stash;
-    Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
+    model::WgradQueue wgrad;
+    model::Stash stash;
+    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
     return model->logits(step, batch).to_host<float>(stream);
   }
 
-  SafetensorsReader file;
-  GptConfig config;
+  storage::SafetensorsReader file;
+  model::GptConfig config;
   int64_t B = 0, S = 0, counted = 0;
   std::unique_ptr<Device> device = Device::cpu(2, {.stream_sanitizer = true});
-  Stream& stream = device->stream(StreamKind::compute);
-  ParamStore params;
-  std::unique_ptr<Gpt> model;
-  MicroBatch batch;
+  Stream& stream = device->stream(device::StreamKind::compute);
+  model::ParamStore params;
+  std::unique_ptr<model::Gpt> model;
+  model::MicroBatch batch;
 };
 
 const std::vector<std::string> kFamilies{"llama", "llama3_rope", "qwen2",
                                          "qwen3", "mistral",     "gpt2"};
 
 void compare_gradients(Family& f, double bound) {
-  for (Parameter* p : f.params.params()) {
+  for (model::Parameter* p : f.params.params()) {
     Shape real = p->shape;
     real[0] = p->real_rows();
     const auto got = p->grad.flat(0, real).to_host<float>(f.stream);
@@ -180,14 +181,14 @@ TEST_CASE("recomputation gives the same bits") {
     DYNAMIC_SECTION(name) {
       Family kept(name, DType::f32);
       const double loss = kept.forward_backward();
-      const Recompute policies[] = {{.attention_core = true},
-                                    {.group = 1, .layers = 2},
-                                    {.group = 2, .layers = 2},
-                                    {.group = 1, .layers = 1}};
-      for (const Recompute& policy : policies) {
+      const model::Recompute policies[] = {{.attention_core = true},
+                                           {.group = 1, .layers = 2},
+                                           {.group = 2, .layers = 2},
+                                           {.group = 1, .layers = 1}};
+      for (const model::Recompute& policy : policies) {
         Family again(name, DType::f32, policy);
         CHECK(again.forward_backward() == loss);
-        for (Parameter* p : kept.params.params())
+        for (model::Parameter* p : kept.params.params())
           CHECK(p->grad.to_host<float>(kept.stream) ==
                 again.params.find(p->name)->grad.to_host<float>(again.stream));
       }
@@ -200,9 +201,9 @@ TEST_CASE("holding weight gradients and draining them later gives the same bits"
   at_once.forward_backward();
   const Tensor total = Tensor::from_host<double>(held.stream, {1}, {0.0});
   std::vector<std::string> finished;
-  WgradQueue wgrad([&](Parameter& p) { finished.push_back(p.name); });
-  Stash stash;
-  Step step{held.stream, wgrad, stash, held.batch.seq};
+  model::WgradQueue wgrad([&](model::Parameter& p) { finished.push_back(p.name); });
+  model::Stash stash;
+  model::Step step{held.stream, wgrad, stash, held.batch.seq};
   held.params.zero_grads(held.stream);
   wgrad.hold(true);
   held.model->forward(step, held.batch, {held.batch.label_T, total, 1.0f / float(held.counted)});
@@ -210,7 +211,7 @@ TEST_CASE("holding weight gradients and draining them later gives the same bits"
   CHECK(wgrad.held() == 4 * 2 + 2);  // four linears a layer, output, embedding
   CHECK(wgrad.drain(3) == 3);
   CHECK(wgrad.drain() == 7);
-  for (Parameter* p : at_once.params.params()) {
+  for (model::Parameter* p : at_once.params.params()) {
     CHECK(p->grad.to_host<float>(at_once.stream) ==
           held.params.find(p->name)->grad.to_host<float>(held.stream));
     CHECK(std::count(finished.begin(), finished.end(), p->name) == 1);

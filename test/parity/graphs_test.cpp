@@ -24,21 +24,21 @@ std::unique_ptr<Device> recording(const std::string& refused = "") {
 // The recipe of a GPU, on a CPU that can do as much.
 Recipe recipe_of(const Changes& changes, bool graphs, int64_t world = 1) {
   Recipe r = tiny(changes, world);
-  r.train.device = DeviceChoice::cuda;
+  r.train.device = recipe::DeviceChoice::cuda;
   r.train.enable_cuda_graph = graphs;
   return r;
 }
 
-GraphRun train_graphs(const Recipe& r, Device& device, World world, int64_t steps = 20) {
+GraphRun train_graphs(const Recipe& r, Device& device, comm::World world, int64_t steps = 20) {
   const auto data = std::make_shared<CountingData>();
-  Trainer trainer = make_trainer(device, r, data, std::move(world));
-  const ValidationLoader validation(data, 13,
-                                    {.micro_batch = 2,
-                                     .dp_rank = trainer.data_parallel().rank(),
-                                     .dp_size = trainer.data_parallel().size()});
+  train::Trainer trainer = make_trainer(device, r, data, std::move(world));
+  const data::ValidationLoader validation(data, 13,
+                                          {.micro_batch = 2,
+                                           .dp_rank = trainer.data_parallel().rank(),
+                                           .dp_size = trainer.data_parallel().size()});
   GraphRun run;
   for (int64_t i = 0; i < steps; ++i) {
-    const StepStats s = trainer.step();
+    const train::StepStats s = trainer.step();
     run.result.losses.push_back(s.loss);
     run.result.norms.push_back(s.grad_norm);
     if (i == steps / 2) run.result.evaluation = trainer.evaluate(validation);
@@ -58,7 +58,7 @@ GraphRun train_graphs(const Recipe& r, Device& device, World world, int64_t step
 GraphRun train_graphs(const Changes& changes, bool graphs, const std::string& refused = "") {
   const Recipe r = recipe_of(changes, graphs);
   const auto device = recording(refused);
-  return train_graphs(r, *device, World::alone());
+  return train_graphs(r, *device, comm::World::alone());
 }
 
 void check_same(const Result& a, const Result& b) {
@@ -92,7 +92,8 @@ TEST_CASE("graphs give the bits of single launches, with dropout, masks and reco
     check_same(off.result, on.result);
     CHECK(on.result.losses.back() < 0.9 * on.result.losses.front());
     const auto plain = Device::cpu(1, {.stream_sanitizer = true});
-    check_same(off.result, train_graphs(recipe_of(all, false), *plain, World::alone()).result);
+    check_same(off.result,
+               train_graphs(recipe_of(all, false), *plain, comm::World::alone()).result);
   }
 }
 
@@ -102,7 +103,7 @@ TEST_CASE("graphs have no second copy of the activations") {
   const auto reserved = [&](bool graphs) {
     const Recipe r = recipe_of(large, graphs);
     const auto device = recording();
-    const GraphRun run = train_graphs(r, *device, World::alone(), 3);
+    const GraphRun run = train_graphs(r, *device, comm::World::alone(), 3);
     CHECK(run.replays == (graphs ? 4 : 0));
     return double(run.reserved);
   };
@@ -134,10 +135,10 @@ TEST_CASE("what cannot be captured is trained launch by launch, and said once") 
 TEST_CASE("what is not finite within a graph is found launch by launch") {
   const Recipe r = recipe_of(kAccumulate, true);
   const auto device = recording();
-  Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>());
+  train::Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>());
   for (int i = 0; i < 3; ++i) trainer.step();
   REQUIRE(trainer.graphs()->replays() == 12 - 2);
-  Parameter* p = trainer.params().find("layers.1.attention.qkv.weight");
+  model::Parameter* p = trainer.params().find("layers.1.attention.qkv.weight");
   auto values = p->master.to_host<float>(trainer.compute());
   for (float& v : values) v = 3e38f;
   trainer.params().set_master(trainer.compute(), *p, values);
@@ -150,7 +151,7 @@ TEST_CASE("what is not finite within a graph is found launch by launch") {
 TEST_CASE("a device without graphs trains without") {
   const Recipe r = recipe_of(kAccumulate, true);
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  const GraphRun on = train_graphs(r, *device, World::alone());
+  const GraphRun on = train_graphs(r, *device, comm::World::alone());
   CHECK_THAT(on.plan, Catch::Contains("records no graphs"));
   check_same(train_graphs(kAccumulate, false).result, on.result);
 }

@@ -170,21 +170,22 @@ struct Result {
   Pieces gradients;  // of step 1, clipped, times 1 - beta
 };
 
-Result train(const Changes& changes, const Choice& l, Device& device, World world, int64_t steps) {
+Result train_all(const Changes& changes, const Choice& l, Device& device, comm::World world,
+                 int64_t steps) {
   const Recipe r = tiny(changes, world.size());
-  std::shared_ptr<const Dataset> data;
+  std::shared_ptr<const data::Dataset> data;
   if (l[kPacked])
     data = std::make_shared<PackedCountingData>(kVocab, kLength);
   else
     data = std::make_shared<CountingData>(kVocab, kLength);
-  Trainer t = make_trainer(device, r, data, std::move(world));
+  train::Trainer t = make_trainer(device, r, data, std::move(world));
   Result result;
   for (int64_t i = 0; i < steps; ++i) {
-    const StepStats s = t.step();
+    const train::StepStats s = t.step();
     result.losses.push_back(s.loss);
     result.norms.push_back(s.grad_norm);
     if (i == 0)
-      result.gradients = pieces(t, [&](ParamUnit& unit) {
+      result.gradients = pieces(t, [&](model::ParamUnit& unit) {
         return t.data_parallel().whole(unit, t.optimizer().moments(unit).m);
       });
   }
@@ -196,7 +197,7 @@ std::vector<Result> train_ranks(const Choice& l, int64_t steps) {
   for (const std::string& change : changes_of(l)) changes.push_back(change);
   std::vector<Result> results(size_t(ranks(l)));
   run_ranks(ranks(l), "thread", [&](TestRank& rank) {
-    results[size_t(rank.rank())] = train(changes, l, rank.device, rank.world, steps);
+    results[size_t(rank.rank())] = train_all(changes, l, rank.device, rank.world, steps);
   });
   return results;
 }
@@ -212,7 +213,7 @@ TEST_CASE("every three choices of a layout meet in one that trains as a single r
     const Changes model = model_of(l);
     if (!alone.count(model)) {
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
-      alone[model] = train(model, l, *device, World::alone(), 20);
+      alone[model] = train_all(model, l, *device, comm::World::alone(), 20);
     }
     Result one = alone[model];
     one.losses.resize(size_t(steps(l))), one.norms.resize(size_t(steps(l)));
@@ -245,8 +246,8 @@ TEST_CASE("recipes are refused exactly where a layout cannot be") {
     for (const std::string& change : changes_of(l)) changes.push_back(change);
     Diagnostics diagnostics;
     changes.push_back("dataset.train=unused");
-    load_recipe_text("model: {num_layers: 2}\n", "matrix", changes, diagnostics, ranks(l));
-    INFO(describe(l) << "\n" << diagnostics.text(Severity::error));
+    plan::load_recipe_text("model: {num_layers: 2}\n", "matrix", changes, diagnostics, ranks(l));
+    INFO(describe(l) << "\n" << diagnostics.text(recipe::Severity::error));
     CHECK(diagnostics.has_errors() != legal(l));
   });
 }

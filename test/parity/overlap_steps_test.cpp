@@ -62,8 +62,9 @@ std::vector<Parallelism> layouts() {
       {"a zero-bubble pipeline of sharded parameters", 4, with(pipeline("zero_bubble", 2), fsdp2)}};
 }
 
-std::vector<double> losses_of(const Recipe& r, Device& device, World world) {
-  Trainer trainer = make_trainer(device, r, std::make_shared<CountingData>(), std::move(world));
+std::vector<double> losses_of(const Recipe& r, Device& device, comm::World world) {
+  train::Trainer trainer =
+      make_trainer(device, r, std::make_shared<CountingData>(), std::move(world));
   std::vector<double> losses;
   for (int step = 0; step < 2; ++step) losses.push_back(trainer.step().loss);
   return losses;
@@ -71,7 +72,7 @@ std::vector<double> losses_of(const Recipe& r, Device& device, World world) {
 
 std::vector<double> losses_alone() {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return losses_of(tiny(kModel), *device, World::alone());
+  return losses_of(tiny(kModel), *device, comm::World::alone());
 }
 
 void expect_same_losses(const Parallelism& layout, const std::vector<double>& reference) {

@@ -31,7 +31,7 @@ TEST_CASE("every schedule trains as a single rank does") {
       CAPTURE(kind.name, kind.stages, c.pp, c.dp, c.rounds, c.strategy);
       const Changes model = batch(c.pp * c.rounds * c.dp);
       const auto ranks = train_ranks(
-          c.pp * c.dp, with(with(model, pipeline(kind.name, c.pp, kind.stages)), c.strategy), 20);
+          c.pp * c.dp, with(with(model, pipelined(kind.name, c.pp, kind.stages)), c.strategy), 20);
       check_parity(alone(model), ranks);
     }
   }
@@ -69,7 +69,7 @@ TEST_CASE("odd numbers of micro-batches, and four stages per rank, train as a si
     if (c.pp * c.stages > 8) model = with(model, sixteen);
     const auto ranks = train_ranks(
         c.pp * c.dp,
-        with(with(model, pipeline(c.schedule, c.pp, c.stages)), turn++ % 2 ? kMegatron : kFsdp2),
+        with(with(model, pipelined(c.schedule, c.pp, c.stages)), turn++ % 2 ? kMegatron : kFsdp2),
         10);
     check_parity(alone(model, 10), ranks);
   }
@@ -92,47 +92,47 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   const Changes uneven{"model.num_layers=7"};
   const std::vector<Case> cases{
       // The tied table on two ranks, over every way to keep it; and on one.
-      {2, kTied, pipeline("1f1b", 2)},
-      {4, kTied, with(pipeline("interleaved_1f1b", 2, 2), kFsdp2)},
-      {4, kTied, with(pipeline("zero_bubble", 2), kMegatron)},
-      {4, kTied, with(pipeline("v_schedule", 2, 2), kAtOnce)},
-      {8, kGpt2, with(pipeline("zero_bubble", 2, 2), kFsdp2)},
-      {4, kGpt2, with(pipeline("1f1b", 2), kMegatron)},
-      {4, kGpt2, with(pipeline("v_schedule", 4, 2), full)},
+      {2, kTied, pipelined("1f1b", 2)},
+      {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), kFsdp2)},
+      {4, kTied, with(pipelined("zero_bubble", 2), kMegatron)},
+      {4, kTied, with(pipelined("v_schedule", 2, 2), kAtOnce)},
+      {8, kGpt2, with(pipelined("zero_bubble", 2, 2), kFsdp2)},
+      {4, kGpt2, with(pipelined("1f1b", 2), kMegatron)},
+      {4, kGpt2, with(pipelined("v_schedule", 4, 2), full)},
       // Reduced while other micro-batches still add.
-      {4, {}, with(pipeline("gpipe", 2), kAtOnce)},
-      {4, {}, with(pipeline("zero_bubble", 2), kAtOnce)},
-      {4, kTied, with(pipeline("zero_bubble", 2, 2), kAtOnce)},
+      {4, {}, with(pipelined("gpipe", 2), kAtOnce)},
+      {4, {}, with(pipelined("zero_bubble", 2), kAtOnce)},
+      {4, kTied, with(pipelined("zero_bubble", 2, 2), kAtOnce)},
       {4,
        {},
-       with(pipeline("1f1b", 2),
+       with(pipelined("1f1b", 2),
             {"distributed.strategy=fsdp2", "distributed.reshard_after_forward=true"})},
       {8,
        {},
-       with(pipeline("dualpipev", 2, 2),
+       with(pipelined("dualpipev", 2, 2),
             {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"})},
       // Splits.
-      {3, uneven, pipeline("1f1b", 3)},
-      {2, uneven, with(pipeline("interleaved_1f1b", 2, 3), groups)},
+      {3, uneven, pipelined("1f1b", 3)},
+      {2, uneven, with(pipelined("interleaved_1f1b", 2, 3), groups)},
       {4, {}, {"distributed.pp_size=4", "distributed.pipeline.layout=Et|t*3|t*4|L"}},
       {8,
        {},
        {"distributed.pp_size=4", "distributed.pipeline.layout=Et*4||t*4|L",
         "distributed.strategy=fsdp2"}},
-      {2, {}, with(pipeline("zero_bubble", 2), selective)},
+      {2, {}, with(pipelined("zero_bubble", 2), selective)},
       // With tensor and sequence parallelism; backends; bf16.
-      {4, {}, with(pipeline("1f1b", 2), tp(false))},
-      {4, kTied, with(pipeline("interleaved_1f1b", 2, 2), tp(true))},
-      {8, kGpt2, with(with(pipeline("zero_bubble", 2), tp(true)), kFsdp2)},
-      {8, kTied, with(with(pipeline("1f1b", 2), tp(true)), {"distributed.cp_size=2"})},
+      {4, {}, with(pipelined("1f1b", 2), tp(false))},
+      {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), tp(true))},
+      {8, kGpt2, with(with(pipelined("zero_bubble", 2), tp(true)), kFsdp2)},
+      {8, kTied, with(with(pipelined("1f1b", 2), tp(true)), {"distributed.cp_size=2"})},
       {4, kGpt2,
-       with(pipeline("v_schedule", 2, 2),
+       with(pipelined("v_schedule", 2, 2),
             {"distributed.cp_size=2", "distributed.cp_comm_type=all_gather"})},
-      {16, {}, with(with(pipeline("zero_bubble", 2, 2), tp(true)), {"distributed.cp_size=2"})},
-      {2, kTied, pipeline("1f1b", 2), 1e-5, "gloo"},
-      {4, kTied, pipeline("interleaved_1f1b", 4, 2), 1e-5, "shared_memory"},
-      {4, with(bf16, kTied), pipeline("1f1b", 4), 2e-2},
-      {4, bf16, with(pipeline("zero_bubble", 2, 2), kFsdp2), 2e-2}};
+      {16, {}, with(with(pipelined("zero_bubble", 2, 2), tp(true)), {"distributed.cp_size=2"})},
+      {2, kTied, pipelined("1f1b", 2), 1e-5, "gloo"},
+      {4, kTied, pipelined("interleaved_1f1b", 4, 2), 1e-5, "shared_memory"},
+      {4, with(bf16, kTied), pipelined("1f1b", 4), 2e-2},
+      {4, bf16, with(pipelined("zero_bubble", 2, 2), kFsdp2), 2e-2}};
   for (const Case& c : cases) {
     CAPTURE(c.ranks, c.model, c.layout, c.backend);
     const Changes model = with(c.model, batch(16));
@@ -147,7 +147,7 @@ TEST_CASE("overlap of messages changes when they travel, never a bit of what is 
   };
   for (const char* schedule :
        {"interleaved_1f1b", "zero_bubble", "v_schedule", "looped_bfs", "dualpipev"}) {
-    const Changes base = with(with(pipeline(schedule, 2, 2), kMegatron), batch(8));
+    const Changes base = with(with(pipelined(schedule, 2, 2), kMegatron), batch(8));
     const auto on = train_ranks(4, with(base, overlap("true")), 5),
                off = train_ranks(4, with(base, overlap("false")), 5),
                late = train_ranks(4, with(base, {"ddp.overlap_grad_reduce=false"}), 5);
@@ -166,11 +166,11 @@ int64_t launches_beside_sends(const Changes& changes, int ranks) {
   const Setup setup(changes, ranks);
   std::atomic<int64_t> beside = 0;
   run_ranks(ranks, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
+    train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
     std::map<Stream*, uint64_t> sent;  // items of each stream that sends
-    rank.device.set_launch_check([&](Stream& stream, const LaunchInfo&) {
-      if (stream.id().kind == StreamKind::pp_send) sent[&stream] = stream.enqueued();
-      if (stream.id() != StreamKind::compute) return;
+    rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo&) {
+      if (stream.id().kind == device::StreamKind::pp_send) sent[&stream] = stream.enqueued();
+      if (stream.id() != device::StreamKind::compute) return;
       for (const auto& [sender, items] : sent) beside += !stream.comes_after(*sender, items);
     });
     t.step();
@@ -183,33 +183,33 @@ int64_t launches_beside_sends(const Changes& changes, int ranks) {
 TEST_CASE("without overlap nothing is computed beside a message") {
   const Changes off{"comm_overlap.overlap_p2p_comm=false"};
   for (const auto& layout : std::vector<Changes>{
-           pipeline("1f1b", 2), pipeline("zero_bubble", 2),
-           with(pipeline("interleaved_1f1b", 4, 2), off), with(pipeline("looped_bfs", 2, 2), off),
-           with(pipeline("v_schedule", 2, 2), off),
-           with(pipeline("1f1b", 2), {"comm_overlap.defer_embedding_wgrad_compute=true"})}) {
+           pipelined("1f1b", 2), pipelined("zero_bubble", 2),
+           with(pipelined("interleaved_1f1b", 4, 2), off), with(pipelined("looped_bfs", 2, 2), off),
+           with(pipelined("v_schedule", 2, 2), off),
+           with(pipelined("1f1b", 2), {"comm_overlap.defer_embedding_wgrad_compute=true"})}) {
     CAPTURE(layout);
     const int ranks = layout[0].back() - '0';
     CHECK(launches_beside_sends(with(batch(8), layout), ranks) == 0);
   }
-  CHECK(launches_beside_sends(with(batch(8), pipeline("interleaved_1f1b", 2, 2)), 2) > 0);
+  CHECK(launches_beside_sends(with(batch(8), pipelined("interleaved_1f1b", 2, 2)), 2) > 0);
 }
 
 TEST_CASE("channels are connected before a schedule runs, by all ranks in the same order") {
   // Stage s is on rank s % 3: forwards go round, and gradients the other way.
-  using enum StreamKind;
-  const std::vector<std::vector<StreamId>> expected{
+  using enum device::StreamKind;
+  const std::vector<std::vector<device::StreamId>> expected{
       {{pp_send, 1}, {pp_send, 2}, {pp_recv, 1}, {pp_recv, 2}},
       {{pp_recv, 0}, {pp_send, 0}, {pp_send, 2}, {pp_recv, 2}},
       {{pp_recv, 0}, {pp_recv, 1}, {pp_send, 0}, {pp_send, 1}}};
-  const Setup setup(with(pipeline("interleaved_1f1b", 3, 2), batch(6)), 3);
-  std::vector<std::vector<StreamId>> connected(3);
+  const Setup setup(with(pipelined("interleaved_1f1b", 3, 2), batch(6)), 3);
+  std::vector<std::vector<device::StreamId>> connected(3);
   run_ranks(3, "thread", [&](TestRank& rank) {
     auto& own = connected[size_t(rank.rank())];
-    rank.device.set_launch_check([&](Stream& stream, const LaunchInfo& info) {
+    rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
       if (stream.id().peer >= 0 && std::string_view(info.name) != "upload")
         own.push_back(stream.id());
     });
-    const Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
+    const train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
     rank.device.set_launch_check({});
     rank.device.synchronize();
   });
@@ -222,11 +222,11 @@ TEST_CASE("messages larger than what is on its way between two ranks do not make
                      "train.micro_batch_size=8"};
   const auto one = train_alone(base, 1).losses;
   for (const auto& layout : std::vector<Changes>{
-           pipeline("1f1b", 2), pipeline("interleaved_1f1b", 2, 2),
-           with(pipeline("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"}),
-           with(pipeline("interleaved_1f1b", 2, 2), kGradientsFirst),
-           with(pipeline("zero_bubble", 2), {}),
-           with(pipeline("v_schedule", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
+           pipelined("1f1b", 2), pipelined("interleaved_1f1b", 2, 2),
+           with(pipelined("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"}),
+           with(pipelined("interleaved_1f1b", 2, 2), kGradientsFirst),
+           with(pipelined("zero_bubble", 2), {}),
+           with(pipelined("v_schedule", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
     CAPTURE(layout);
     check_close(one, train_ranks(2, with(base, layout), 1)[0].losses, 1e-5);
   }
@@ -253,7 +253,7 @@ TEST_CASE("a schedule from a file is run as it is written") {
 
 TEST_CASE("micro-batches of a pipeline's own size, and gradients that are scaled again") {
   const Changes base =
-      with(pipeline("1f1b", 2), {"train.global_batch_size=8", "train.micro_batch_size=4"});
+      with(pipelined("1f1b", 2), {"train.global_batch_size=8", "train.micro_batch_size=4"});
   const auto parts = train_ranks(2, with(base, {"distributed.pipeline.pp_microbatch_size=2"}), 10);
   check_close(alone(batch(8), 10).losses, parts[0].losses, 1e-5);
   CHECK(parts[0].listed.size() == 4 * (2 + 2));  // and as many messages as computations
@@ -271,20 +271,21 @@ TEST_CASE("a checkpoint of any pipeline goes on under any other") {
     Changes changes;
   };
   const Changes model = with(kGpt2, batch(8));
-  const std::vector<Case> layouts{{1, {}},
-                                  {2, pipeline("1f1b", 2)},
-                                  {4, with(pipeline("v_schedule", 2, 2), kFsdp2)},
-                                  {4, pipeline("interleaved_1f1b", 4, 2)},
-                                  {4, with(pipeline("zero_bubble", 2), {"distributed.tp_size=2"})}};
+  const std::vector<Case> layouts{
+      {1, {}},
+      {2, pipelined("1f1b", 2)},
+      {4, with(pipelined("v_schedule", 2, 2), kFsdp2)},
+      {4, pipelined("interleaved_1f1b", 4, 2)},
+      {4, with(pipelined("zero_bubble", 2), {"distributed.tp_size=2"})}};
   const auto run = [&](const Case& c, const fs::path* from, const fs::path& to) {
     const Setup s(with(model, c.changes), c.ranks);
     std::vector<double> losses;
     run_ranks(c.ranks, "thread", [&](TestRank& rank) {
-      Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world);
-      if (from) resume_run(t, *from);
+      train::Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world);
+      if (from) run::resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_run(t, to);
+      if (!to.empty()) run::save_run(t, to);
       if (rank.rank() == 0) losses = own;
     });
     return losses;
@@ -294,7 +295,7 @@ TEST_CASE("a checkpoint of any pipeline goes on under any other") {
   for (size_t i = 0; i < layouts.size(); ++i) {
     const fs::path folder = root.path / std::to_string(i);
     run(layouts[i], nullptr, folder);
-    const auto saved = find_latest(folder);
+    const auto saved = storage::find_latest(folder);
     REQUIRE(saved);
     for (const size_t j : {i, (i + 1) % layouts.size(), (i + 3) % layouts.size()}) {
       CAPTURE(i, j);
@@ -312,13 +313,13 @@ TEST_CASE("the stage that first has what is not finite says where") {
   const bool parameter = GENERATE(true, false);
   const char* schedule = GENERATE("1f1b", "zero_bubble");
   CAPTURE(parameter, schedule);
-  const Setup s(with(pipeline(schedule, 2), batch(8)), 4);
+  const Setup s(with(pipelined(schedule, 2), batch(8)), 4);
   const std::string name = "layers.5.attention.qkv.weight";  // of the second stage
   std::vector<std::string> messages(4);
   run_ranks(4, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world);
+    train::Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world);
     t.change_weights([&] {
-      Parameter* p = t.params().find(name);
+      model::Parameter* p = t.params().find(name);
       if (!p) return;
       std::vector<float> values(size_t(p->whole_shape().count()), parameter ? 0.0f : 3e38f);
       if (parameter) values[7] = std::nanf("");

@@ -16,12 +16,12 @@ namespace {
 
 constexpr int64_t kVocab = 4000;
 
-class RepeatedToken : public Dataset {
+class RepeatedToken : public data::Dataset {
  public:
   explicit RepeatedToken(int64_t seq_length) : seq_length_(seq_length) {}
   int64_t seq_length() const override { return seq_length_; }
   int64_t size() const override { return 1 << 20; }
-  void sample(int64_t index, Sample& out) const override {
+  void sample(int64_t index, data::Sample& out) const override {
     out.input.assign(size_t(seq_length_), int32_t(index % kVocab));
     out.label = out.input;
     out.position.clear();
@@ -34,7 +34,7 @@ class RepeatedToken : public Dataset {
 
 using Overrides = std::vector<std::string>;
 
-Recipe recipe(const Overrides& more, int64_t world = 1) {
+Recipe recipe_with(const Overrides& more, int64_t world = 1) {
   Diagnostics diagnostics;
   Overrides overrides{"model.num_layers=6",          "model.hidden_size=128",
                       "model.num_attention_heads=4", "model.num_query_groups=2",
@@ -42,7 +42,7 @@ Recipe recipe(const Overrides& more, int64_t world = 1) {
                       "train.global_batch_size=4",   "train.micro_batch_size=4",
                       "mixed_precision=fp32",        "debug.deterministic=true"};
   overrides.insert(overrides.end(), more.begin(), more.end());
-  Recipe r = load_recipe_text("model: {}\n", "planned", overrides, diagnostics, world);
+  Recipe r = plan::load_recipe_text("model: {}\n", "planned", overrides, diagnostics, world);
   diagnostics.throw_if_errors();
   return r;
 }
@@ -59,15 +59,16 @@ const std::vector<Overrides> kFamilies{
 
 TEST_CASE("counted parameters are those the model declares") {
   for (const auto& family : kFamilies) {
-    const Recipe r = recipe(family);
+    const Recipe r = recipe_with(family);
     CAPTURE(family[0]);
     const auto device = Device::cpu(1, {});
-    ParamStore params;
-    const Gpt model(device->stream(StreamKind::compute), params,
-                    gpt_config(make_plan(r, 1, kVocab).model), r.dataset.seq_length);
+    model::ParamStore params;
+    const model::Gpt model(device->stream(device::StreamKind::compute), params,
+                           train::gpt_config(plan::make_plan(r, 1, kVocab).model),
+                           r.dataset.seq_length);
     double declared = 0;
-    for (const Parameter* p : params.params()) declared += double(p->shape.count());
-    CHECK(count_parameters(r.model, padded_vocab(kVocab, 1)).total() == declared);
+    for (const model::Parameter* p : params.params()) declared += double(p->shape.count());
+    CHECK(plan::count_parameters(r.model, plan::padded_vocab(kVocab, 1)).total() == declared);
   }
 }
 
@@ -89,22 +90,23 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
     std::string what;
     for (const auto& o : c) what += o + " ";
     CAPTURE(what);
-    const Recipe r = recipe(c);
+    const Recipe r = recipe_with(c);
     const int64_t vocab = r.model.vocab_size ? r.model.vocab_size : kVocab;
-    const MemoryEstimate planned = make_plan(r, 1, vocab).fullest();
+    const plan::MemoryEstimate planned = plan::make_plan(r, 1, vocab).fullest();
     const auto device = Device::cpu(2, {});
-    Trainer trainer = build_trainer(*device, make_plan(r, 1, vocab),
-                                    std::make_shared<RepeatedToken>(r.dataset.seq_length));
+    train::Trainer trainer =
+        train::build_trainer(*device, plan::make_plan(r, 1, vocab),
+                             std::make_shared<RepeatedToken>(r.dataset.seq_length));
     trainer.step();
     trainer.step();
-    const auto peak = [&](MemoryCategory category) {
+    const auto peak = [&](device::MemoryCategory category) {
       return double(device->allocator().usage(category).peak);
     };
-    CHECK(planned.params == Approx(peak(MemoryCategory::params)).epsilon(0.1));
-    CHECK(planned.grads == Approx(peak(MemoryCategory::grads)).epsilon(0.1));
-    CHECK(planned.optimizer == Approx(peak(MemoryCategory::optimizer)).epsilon(0.1));
+    CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.1));
+    CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.1));
+    CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.1));
     CHECK(planned.activations + planned.logits ==
-          Approx(peak(MemoryCategory::activations)).epsilon(0.1));
+          Approx(peak(device::MemoryCategory::activations)).epsilon(0.1));
     CHECK(planned.total() == Approx(double(device->allocator().total().peak)).epsilon(0.1));
   }
 }
@@ -131,27 +133,27 @@ TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step
         Overrides all = base;
         all.insert(all.end(), strategy.begin(), strategy.end());
         all.push_back(fmt::format("mixed_precision={}", precision));
-        const Recipe r = recipe(all, ranks);
-        const MemoryEstimate planned = make_plan(r, ranks, kVocab).fullest();
-        std::vector<MemoryUsage> peaks(kMemoryCategories);
-        MemoryUsage total;
-        run_thread_ranks(ranks, [&](World& world) {
+        const Recipe r = recipe_with(all, ranks);
+        const plan::MemoryEstimate planned = plan::make_plan(r, ranks, kVocab).fullest();
+        std::vector<device::MemoryUsage> peaks(device::kMemoryCategories);
+        device::MemoryUsage total;
+        comm::run_thread_ranks(ranks, [&](comm::World& world) {
           const auto device = Device::cpu(1, {});
-          Trainer trainer =
-              build_trainer(*device, make_plan(r, world.size(), kVocab),
-                            std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+          train::Trainer trainer =
+              train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                                   std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
           trainer.step();
           trainer.step();
           if (world.rank() != 0) return;
-          for (int i = 0; i < kMemoryCategories; ++i)
-            peaks[size_t(i)] = device->allocator().usage(MemoryCategory(i));
+          for (int i = 0; i < device::kMemoryCategories; ++i)
+            peaks[size_t(i)] = device->allocator().usage(device::MemoryCategory(i));
           total = device->allocator().total();
         });
-        const auto peak = [&](MemoryCategory c) { return double(peaks[size_t(c)].peak); };
-        CAPTURE(strategy, precision, ranks, planned.buffers, peak(MemoryCategory::buffers));
-        CHECK(planned.params == Approx(peak(MemoryCategory::params)).epsilon(0.1));
-        CHECK(planned.grads == Approx(peak(MemoryCategory::grads)).epsilon(0.1));
-        CHECK(planned.optimizer == Approx(peak(MemoryCategory::optimizer)).epsilon(0.1));
+        const auto peak = [&](device::MemoryCategory c) { return double(peaks[size_t(c)].peak); };
+        CAPTURE(strategy, precision, ranks, planned.buffers, peak(device::MemoryCategory::buffers));
+        CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.1));
+        CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.1));
+        CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.1));
         CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
       }
 }
@@ -168,19 +170,19 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       Overrides all = base;
       all.push_back(fmt::format("distributed.cp_comm_type={}", type));
       all.push_back(fmt::format("mixed_precision={}", precision));
-      const Recipe r = recipe(all, 4);
-      const MemoryEstimate planned = make_plan(r, 4, kVocab).fullest();
-      MemoryUsage total, activations, buffers;
-      run_thread_ranks(4, [&](World& world) {
+      const Recipe r = recipe_with(all, 4);
+      const plan::MemoryEstimate planned = plan::make_plan(r, 4, kVocab).fullest();
+      device::MemoryUsage total, activations, buffers;
+      comm::run_thread_ranks(4, [&](comm::World& world) {
         const auto device = Device::cpu(1, {});
-        Trainer trainer =
-            build_trainer(*device, make_plan(r, world.size(), kVocab),
-                          std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+        train::Trainer trainer =
+            train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                                 std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
         trainer.step();
         trainer.step();
         if (world.rank() != 0) return;
-        activations = device->allocator().usage(MemoryCategory::activations);
-        buffers = device->allocator().usage(MemoryCategory::buffers);
+        activations = device->allocator().usage(device::MemoryCategory::activations);
+        buffers = device->allocator().usage(device::MemoryCategory::buffers);
         total = device->allocator().total();
       });
       if (precision == std::string("fp32")) kept[type] = double(activations.peak);
@@ -230,21 +232,24 @@ TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what it
     all.insert(all.end(), c.more.begin(), c.more.end());
     const bool tensor = std::ranges::count(c.more, "distributed.tp_size=2") > 0;
     const int ranks = c.pp * (tensor ? 2 : 1);
-    const Recipe r = recipe(all, ranks);
-    const Layout l = layout_of(r, ranks);
+    const Recipe r = recipe_with(all, ranks);
+    const plan::Layout l = plan::layout_of(r, ranks);
     std::vector<double> activations(static_cast<size_t>(ranks)), totals = activations;
-    run_thread_ranks(ranks, [&](World& world) {
+    comm::run_thread_ranks(ranks, [&](comm::World& world) {
       const auto device = Device::cpu(1, {});
-      Trainer trainer = build_trainer(*device, make_plan(r, world.size(), kVocab),
-                                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+      train::Trainer trainer =
+          train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                               std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
       trainer.step();
       trainer.step();
       const auto rank = size_t(world.rank());
-      activations[rank] = double(device->allocator().usage(MemoryCategory::activations).peak);
+      activations[rank] =
+          double(device->allocator().usage(device::MemoryCategory::activations).peak);
       totals[rank] = double(device->allocator().total().peak);
     });
     for (int64_t stage = 0; stage < c.pp; ++stage) {
-      const MemoryEstimate planned = make_plan(r, l.world, kVocab).memory[size_t(stage)];
+      const plan::MemoryEstimate planned =
+          plan::make_plan(r, l.world, kVocab).memory[size_t(stage)];
       const auto rank = size_t(stage * l.tp);
       CAPTURE(c.schedule, c.pp, c.stages, c.more, stage, planned.activations, planned.logits,
               activations[rank]);
@@ -262,24 +267,24 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
           // Two heads of keys and values for four ranks.
           const int kv = tp == 4 && family == std::string("model.architecture=llama") ? 2 : 4;
           const Recipe r =
-              recipe({family, fmt::format("model.num_query_groups={}", kv), "model.hidden_size=192",
-                      fmt::format("mixed_precision={}", precision),
-                      fmt::format("distributed.tp_size={}", tp),
-                      fmt::format("distributed.sequence_parallel={}", sequence)},
-                     tp);
-          const MemoryEstimate planned = make_plan(r, tp, kVocab).fullest();
-          MemoryUsage total, params, activations;
-          run_thread_ranks(tp, [&](World& world) {
+              recipe_with({family, fmt::format("model.num_query_groups={}", kv),
+                           "model.hidden_size=192", fmt::format("mixed_precision={}", precision),
+                           fmt::format("distributed.tp_size={}", tp),
+                           fmt::format("distributed.sequence_parallel={}", sequence)},
+                          tp);
+          const plan::MemoryEstimate planned = plan::make_plan(r, tp, kVocab).fullest();
+          device::MemoryUsage total, params, activations;
+          comm::run_thread_ranks(tp, [&](comm::World& world) {
             const auto device = Device::cpu(1, {});
-            Trainer trainer =
-                build_trainer(*device, make_plan(r, world.size(), kVocab),
-                              std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+            train::Trainer trainer =
+                train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                                     std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
             trainer.step();
             trainer.step();
             if (world.rank() != 0) return;
             total = device->allocator().total();
-            params = device->allocator().usage(MemoryCategory::params);
-            activations = device->allocator().usage(MemoryCategory::activations);
+            params = device->allocator().usage(device::MemoryCategory::params);
+            activations = device->allocator().usage(device::MemoryCategory::activations);
           });
           CAPTURE(family, tp, sequence, precision, planned.activations, planned.logits,
                   planned.buffers);
@@ -331,30 +336,31 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
            {2, {"train.micro_batch_size=1", "distributed.strategy=fsdp2"}, 0}}) {
     Overrides all = base;
     all.insert(all.end(), c.more.begin(), c.more.end());
-    const Recipe r = recipe(all, c.ranks);
+    const Recipe r = recipe_with(all, c.ranks);
     Overrides without = all;
     without[0] = "mixed_precision=bf16_mixed";
     without.erase(without.begin() + 1);  // emulation
-    const Recipe plain = recipe(without, c.ranks);
-    const Layout l = layout_of(r, c.ranks);
-    const MemoryEstimate planned = make_plan(r, l.world, kVocab).memory[0];
+    const Recipe plain = recipe_with(without, c.ranks);
+    const plan::Layout l = plan::layout_of(r, c.ranks);
+    const plan::MemoryEstimate planned = plan::make_plan(r, l.world, kVocab).memory[0];
     double linears = 0, kept = 0, activations = 0, total = 0;
-    run_thread_ranks(c.ranks, [&](World& world) {
+    comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
       const auto device = Device::cpu(1, {});
-      Trainer trainer = build_trainer(*device, make_plan(r, world.size(), kVocab),
-                                      std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+      train::Trainer trainer =
+          train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                               std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
       trainer.step();
       trainer.step();
       if (world.rank() != 0) return;
-      for (const Parameter* p : trainer.params().params())
+      for (const model::Parameter* p : trainer.params().params())
         if (p->shape.rank() == 2 && p->name.starts_with("layers")) linears += p->shape.count();
-      kept = double(device->allocator().usage(MemoryCategory::buffers).current);
-      activations = double(device->allocator().usage(MemoryCategory::activations).peak);
+      kept = double(device->allocator().usage(device::MemoryCategory::buffers).current);
+      activations = double(device->allocator().usage(device::MemoryCategory::activations).peak);
       total = double(device->allocator().total().peak);
     });
     CAPTURE(c.ranks, c.more, planned.buffers, linears, kept, total);
     CHECK(planned.activations + planned.logits == Approx(activations).epsilon(0.1));
-    CHECK(planned.buffers - make_plan(plain, l.world, kVocab).memory[0].buffers ==
+    CHECK(planned.buffers - plan::make_plan(plain, l.world, kVocab).memory[0].buffers ==
           Approx(c.bytes * linears).epsilon(0.01));
     // Scales and what else is small.
     if (c.bytes > 0) CHECK(kept == Approx(c.bytes * linears).epsilon(0.05));
@@ -366,16 +372,16 @@ TEST_CASE("a step of many micro-batches takes no more memory from the system tha
   for (const char* layout : {"distributed.tp_size=2", "distributed.cp_size=2"}) {
     int64_t reserved[2] = {};
     for (const int micro_batches : {2, 12}) {
-      const Recipe r = recipe(
+      const Recipe r = recipe_with(
           {"model.num_query_groups=4", "model.hidden_size=192", "train.micro_batch_size=1",
            "dataset.seq_length=512", fmt::format("train.global_batch_size={}", micro_batches),
            layout, "distributed.sequence_parallel=true", "distributed.strategy=megatron_ddp"},
           2);
-      run_thread_ranks(2, [&](World& world) {
+      comm::run_thread_ranks(2, [&](comm::World& world) {
         const auto device = Device::cpu(1, {});
-        Trainer trainer =
-            build_trainer(*device, make_plan(r, world.size(), kVocab),
-                          std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
+        train::Trainer trainer =
+            train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                                 std::make_shared<RepeatedToken>(r.dataset.seq_length), world);
         trainer.step();
         if (world.rank() == 0) reserved[micro_batches > 2] = device->allocator().reserved().peak;
       });
@@ -388,9 +394,10 @@ TEST_CASE("a step of many micro-batches takes no more memory from the system tha
 TEST_CASE("a dry run for a GPU names the kernels' workspace, one for CPUs does not") {
   for (const char* device : {"cpu", "cuda"}) {
     CAPTURE(device);
-    const Recipe r = recipe({"mixed_precision=bf16_mixed", fmt::format("train.device={}", device)});
-    const std::string report = dry_run_report(make_plan(r, 1, kVocab), 200);
-    const bool gpu = r.train.device == DeviceChoice::cuda;
+    const Recipe r =
+        recipe_with({"mixed_precision=bf16_mixed", fmt::format("train.device={}", device)});
+    const std::string report = run::dry_run_report(plan::make_plan(r, 1, kVocab), 200);
+    const bool gpu = r.train.device == recipe::DeviceChoice::cuda;
     const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
     CHECK(has("workspace 32.0 MiB without cuDNN's own") == gpu);
     CHECK(has("buffers  workspace     total") == gpu);
@@ -407,11 +414,11 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
                                     {"planned/mixtral_8x7b", 64}}) {
     CAPTURE(name);
     Diagnostics diagnostics;
-    const Recipe r = load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml", {},
-                                 diagnostics, world);
+    const Recipe r = plan::load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml",
+                                       {}, diagnostics, world);
     diagnostics.throw_if_errors();
     const int64_t vocab = std::max<int64_t>(r.model.vocab_size, 257);
-    const std::string report = dry_run_report(make_plan(r, world, vocab), 200);
+    const std::string report = run::dry_run_report(plan::make_plan(r, world, vocab), 200);
     const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
     CHECK(has(fmt::format("dry run on {} rank", world).c_str()));
     CHECK(has("FLOPs per token"));

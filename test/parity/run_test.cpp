@@ -35,7 +35,7 @@ namespace {
 struct Lab : TemporaryFolder {
   Lab() {
     for (const char* name : {"a", "b"}) {
-      IndexedDatasetWriter writer(path / name, TokenType::u16);
+      data::IndexedDatasetWriter writer(path / name, data::TokenType::u16);
       std::vector<int32_t> tokens;
       for (int i = 0; i < 4000; ++i) tokens.push_back((i * 7 + name[0]) % 200);
       writer.add_tokens(tokens);
@@ -62,19 +62,19 @@ struct Lab : TemporaryFolder {
                                        "train.run_dir=" + (path / run).string()};
     overrides.insert(overrides.end(), changes.begin(), changes.end());
     Diagnostics diagnostics;
-    Recipe r = load_recipe_text("model: {}\n", "lab", overrides, diagnostics);
+    Recipe r = plan::load_recipe_text("model: {}\n", "lab", overrides, diagnostics);
     diagnostics.throw_if_errors();
     return r;
   }
   RunPlan plan(const std::string& run, const std::vector<std::string>& changes = {}) const {
     const Recipe r = recipe(run, changes);
-    return make_plan(r, 1, vocabulary(tokenizer_options(r)));
+    return plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
   }
   void train(const std::string& run, const std::vector<std::string>& changes = {},
              const std::string& job = "") const {
-    Job here{.id = job};
+    launch::Job here{.id = job};
     if (!job.empty()) here.restarts = starts_[run + job]++;
-    run_training(plan(run, changes), {.job = here});
+    run::run_training(plan(run, changes), {.job = here});
   }
   // Makes some steps for a job whose ranks are lost before they have saved.
   void train_and_die(const std::string& run, std::vector<std::string> changes,
@@ -85,14 +85,14 @@ struct Lab : TemporaryFolder {
   // Trains as a later command of the job's newest start.
   void train_again(const std::string& run, const std::vector<std::string>& changes,
                    const std::string& job) const {
-    run_training(plan(run, changes), {.job = {.restarts = starts_[run + job] - 1, .id = job}});
+    run::run_training(plan(run, changes), {.job = {.restarts = starts_[run + job] - 1, .id = job}});
   }
   // Where the job's next start would begin.
   std::string start(const std::string& run, const std::vector<std::string>& changes,
                     const std::string& job) const {
-    Job here{.id = job};
+    launch::Job here{.id = job};
     if (!job.empty()) here.restarts = starts_[run + job];
-    const auto start = claim_run_folder(plan(run, changes).folders, here);
+    const auto start = run::claim_run_folder(plan(run, changes).folders, here);
     return start ? start->path.string() : "step 1";
   }
   fs::path step(const std::string& run, int n) const {
@@ -194,12 +194,13 @@ TEST_CASE("tensors that the model lacks are refused") {
   const Lab lab;
   lab.train("two", {"train.steps=2", "model.num_layers=2"});
   const auto device = Device::cpu(1, {});
-  Stream& stream = device->stream(StreamKind::compute);
-  ParamStore params;
-  CHECK(read_saved_run(recipe_file(lab.step("two", 2))).model.layers == 2);
-  Gpt model(stream, params, gpt_config(lab.plan("one")), 16);
+  Stream& stream = device->stream(device::StreamKind::compute);
+  model::ParamStore params;
+  CHECK(plan::read_saved_run(checkpoint::recipe_file(lab.step("two", 2))).model.layers == 2);
+  model::Gpt model(stream, params, train::gpt_config(lab.plan("one")), 16);
   params.materialize(stream, DType::f32, false);
-  CHECK_THROWS_WITH(load_weights(stream, params, lab.step("two", 2)), Contains("layers.1."));
+  CHECK_THROWS_WITH(checkpoint::load_weights(stream, params, lab.step("two", 2)),
+                    Contains("layers.1."));
 }
 
 TEST_CASE("a run does not take over the folder of another") {
@@ -266,7 +267,7 @@ TEST_CASE("a job that starts again takes what it was given until it has saved") 
     CHECK(lab.start(row.run, row.given, "job") == row.begins);
     lab.train(row.run, with(row.given, {"train.exit_interval=6"}), "job");
     CHECK(fs::exists(lab / row.run / "metrics.jsonl.abandoned"));
-    const auto saved = find_latest(lab.recipe(row.run, row.given).checkpoint.dir);
+    const auto saved = storage::find_latest(lab.recipe(row.run, row.given).checkpoint.dir);
     REQUIRE(saved);
     CHECK(lab.start(row.run, row.given, "job") == saved->path.string());
     lab.train(row.run, row.given, "job");
@@ -311,10 +312,11 @@ TEST_CASE("a job does not take another job's files for its own") {
   CHECK_THROWS_WITH(lab.start("a", {}, "second job"), Contains("step 4"));
   CHECK(lab.start("a", {lab.load("a", 2)}, "second job") == lab.step("a", 2));
   // Every host has a launcher of its own.
-  write_job(lab.plan("a").folders, {"host 0", "host 0", "host 1", ""}, 0, std::nullopt);
+  run::write_job(lab.plan("a").folders, {"host 0", "host 0", "host 1", ""}, 0, std::nullopt);
   for (const char* id : {"host 0", "host 1"}) {
-    CHECK(claim_run_folder(lab.plan("a").folders, {.restarts = 1, .id = id})->step == 4);
-    CHECK_THROWS_AS(claim_run_folder(lab.plan("a").folders, {.restarts = 0, .id = id}), UserError);
+    CHECK(run::claim_run_folder(lab.plan("a").folders, {.restarts = 1, .id = id})->step == 4);
+    CHECK_THROWS_AS(run::claim_run_folder(lab.plan("a").folders, {.restarts = 0, .id = id}),
+                    UserError);
   }
   CHECK_THROWS_AS(lab.start("a", {}, ""), UserError);
 }
@@ -354,7 +356,7 @@ TEST_CASE("a run that goes back sets the later checkpoints aside") {
   lab.train("a", {"train.steps=8"});
   for (const char* suffix : {".abandoned", ".abandoned-2"}) {
     lab.train("a", {lab.load("a", 4), "train.steps=6", "checkpoint.keep=2"});
-    CHECK(find_latest(lab / "a/checkpoints")->step == 6);
+    CHECK(storage::find_latest(lab / "a/checkpoints")->step == 6);
     CHECK(lab.steps("a").size() == 6);
     CHECK(lab.checkpoints("a").count("step-00000006" + std::string(suffix)));
     CHECK(fs::exists(lab / ("a/metrics.jsonl" + std::string(suffix))));
@@ -380,24 +382,25 @@ TEST_CASE("the prompt is written when the model is there to go on") {
   lab.train("a", {"train.steps=1", "checkpoint.dir=" + (lab / "elsewhere").string()});
   std::string said;
   const auto hear = [&](std::string_view bytes) { said += bytes; };
-  const GenerateOptions options{.tokens = 3};
-  CHECK_THROWS_AS(generate_from_run((lab / "none").string(), "Hello", options, hear), UserError);
-  CHECK_THROWS_AS(generate_from_run((lab / "a").string(), "", options, hear), UserError);
+  const generate::GenerateOptions options{.tokens = 3};
+  CHECK_THROWS_AS(run::generate_from_run((lab / "none").string(), "Hello", options, hear),
+                  UserError);
+  CHECK_THROWS_AS(run::generate_from_run((lab / "a").string(), "", options, hear), UserError);
   CHECK(said.empty());
-  generate_from_run((lab / "a").string(), "Hello", options, hear);
+  run::generate_from_run((lab / "a").string(), "Hello", options, hear);
   CHECK_THAT(said, Catch::StartsWith("Hello"));
 }
 
 TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {
   for (int number : {SIGINT, SIGTERM, SIGHUP}) {
-    const SignalGuard signals;
+    const run::SignalGuard signals;
     CHECK(signals.signal() == 0);
     std::raise(number);
     CHECK(signals.signal() == number);
   }
   const auto before = std::signal(SIGHUP, SIG_IGN);  // as under nohup
   {
-    const SignalGuard signals;
+    const run::SignalGuard signals;
     std::raise(SIGHUP);
     CHECK(signals.signal() == 0);
   }

@@ -16,10 +16,10 @@ using namespace train_testing;
 namespace {
 
 struct Run {
-  explicit Run(const Recipe& r, int threads = 1) : Run(make_plan(r, 1, kVocab), threads) {}
+  explicit Run(const Recipe& r, int threads = 1) : Run(plan::make_plan(r, 1, kVocab), threads) {}
   explicit Run(RunPlan plan, int threads = 1)
       : device(Device::cpu(threads, {.stream_sanitizer = true})),
-        trainer(build_trainer(*device, std::move(plan), std::make_shared<CountingData>())) {}
+        trainer(train::build_trainer(*device, std::move(plan), std::make_shared<CountingData>())) {}
   std::vector<double> losses(int64_t steps) {
     std::vector<double> out;
     for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
@@ -27,14 +27,14 @@ struct Run {
   }
   std::vector<float> weights() {
     std::vector<float> all;
-    for (Parameter* p : trainer.params().params()) {
+    for (model::Parameter* p : trainer.params().params()) {
       const auto w = p->master.to_host<float>(trainer.compute());
       all.insert(all.end(), w.begin(), w.end());
     }
     return all;
   }
   std::unique_ptr<Device> device;
-  Trainer trainer;
+  train::Trainer trainer;
 };
 
 }  // namespace
@@ -63,7 +63,7 @@ TEST_CASE("accumulation over micro-batches changes only the order of sums") {
 
 TEST_CASE("the logits' chunks change only the order of sums") {
   const auto in_chunks = [](const Recipe& r, int64_t rows) {
-    RunPlan plan = make_plan(r, 1, kVocab);
+    RunPlan plan = plan::make_plan(r, 1, kVocab);
     CHECK(plan.logits_rows == plan.layout.micro_batch * kSeq);  // few enough to exist at once
     plan.logits_rows = rows;
     return Run(std::move(plan)).losses(5);
@@ -105,9 +105,9 @@ TEST_CASE("a resumed run continues with the same bits") {
     Run straight(recipe), first(recipe), second(recipe);
     const auto reference = straight.losses(8);
     first.losses(5);
-    const auto folder = save_run(first.trainer, root.path);
+    const auto folder = run::save_run(first.trainer, root.path);
     second.losses(2);  // whatever it did before must not matter
-    resume_run(second.trainer, folder);
+    run::resume_run(second.trainer, folder);
     CHECK(second.losses(3) == std::vector<double>(reference.begin() + 5, reference.end()));
     CHECK((second.weights() == straight.weights()));
   }
@@ -117,17 +117,18 @@ TEST_CASE("a checkpoint of another model or seed is refused by name") {
   const TemporaryFolder root;
   Run saved(tiny());
   saved.losses(1);
-  const auto folder = save_run(saved.trainer, root.path);
+  const auto folder = run::save_run(saved.trainer, root.path);
   Run wider(tiny({"model.ffn_hidden_size=96"})), reseeded(tiny({"train.seed=5"}));
-  CHECK_THROWS_WITH(resume_run(wider.trainer, folder), Catch::Contains("model.ffn_hidden_size"));
-  CHECK_THROWS_WITH(resume_run(reseeded.trainer, folder), Catch::Contains("train.seed"));
+  CHECK_THROWS_WITH(run::resume_run(wider.trainer, folder),
+                    Catch::Contains("model.ffn_hidden_size"));
+  CHECK_THROWS_WITH(run::resume_run(reseeded.trainer, folder), Catch::Contains("train.seed"));
 }
 
 TEST_CASE("a loss that is not finite names the first tensor, and nothing is updated") {
   Run run(tiny());
   run.losses(2);
   SECTION("a parameter") {
-    Parameter* p = run.trainer.params().find("layers.1.mlp.down.weight");
+    model::Parameter* p = run.trainer.params().find("layers.1.mlp.down.weight");
     auto values = p->master.to_host<float>(run.trainer.compute());
     values[5] = std::numeric_limits<float>::quiet_NaN();
     run.trainer.params().set_master(run.trainer.compute(), *p, values);
@@ -135,7 +136,7 @@ TEST_CASE("a loss that is not finite names the first tensor, and nothing is upda
                       Catch::Contains("layers.1.mlp.down.weight") && Catch::Contains("element 5"));
   }
   SECTION("an overflow inside the model") {
-    Parameter* p = run.trainer.params().find("layers.1.attention.qkv.weight");
+    model::Parameter* p = run.trainer.params().find("layers.1.attention.qkv.weight");
     auto values = p->master.to_host<float>(run.trainer.compute());
     for (float& v : values) v = 3e38f;
     run.trainer.params().set_master(run.trainer.compute(), *p, values);

@@ -30,7 +30,7 @@ struct Result {
 
 struct Setup {
   Recipe recipe;
-  std::shared_ptr<const Dataset> data = std::make_shared<CountingData>(kWords);
+  std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>(kWords);
   explicit Setup(const Changes& changes, int ranks = 1)
       : recipe(tiny(
             with({"model.hidden_size=64", "model.num_attention_heads=8", "model.num_query_groups=8",
@@ -39,29 +39,29 @@ struct Setup {
             ranks)) {}
 };
 
-Result train(const Setup& s, Device& device, World world, int64_t steps) {
-  Trainer t = make_trainer(device, s.recipe, s.data, std::move(world), kWords);
-  const ValidationLoader validation(
+Result train(const Setup& s, Device& device, comm::World world, int64_t steps) {
+  train::Trainer t = make_trainer(device, s.recipe, s.data, std::move(world), kWords);
+  const data::ValidationLoader validation(
       s.data, 5,
       {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
   Result result;
   for (int64_t i = 0; i < steps; ++i) {
-    const StepStats stats = t.step();
+    const train::StepStats stats = t.step();
     result.losses.push_back(stats.loss);
     result.norms.push_back(stats.grad_norm);
     if (i == 0 && t.data_parallel().size() == 1)
-      result.first_grads = pieces(t, [](ParamUnit& unit) { return unit.grad; });
+      result.first_grads = pieces(t, [](model::ParamUnit& unit) { return unit.grad; });
     if (i == steps / 2) t.evaluate(validation);  // leaves no trace
   }
   result.evaluation = t.evaluate(validation);
   result.weights =
-      pieces(t, [&](ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
+      pieces(t, [&](model::ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
   return result;
 }
 
 Result train_alone(const Changes& changes, int64_t steps) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return train(Setup(changes), *device, World::alone(), steps);
+  return train(Setup(changes), *device, comm::World::alone(), steps);
 }
 
 std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_t steps,
@@ -189,11 +189,11 @@ TEST_CASE("a checkpoint of any tp goes on under any other") {
     const Setup s(with(kModels[2].changes, c.changes), c.ranks);
     std::vector<double> losses;
     const auto as_rank = [&](TestRank& rank) {
-      Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
-      if (from) resume_run(t, *from);
+      train::Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
+      if (from) run::resume_run(t, *from);
       std::vector<double> own;
       for (int i = 0; i < 3; ++i) own.push_back(t.step().loss);
-      if (!to.empty()) save_run(t, to);
+      if (!to.empty()) run::save_run(t, to);
       if (rank.rank() == 0) losses = own;
     };
     run_ranks(c.ranks, "thread", as_rank);
@@ -204,7 +204,7 @@ TEST_CASE("a checkpoint of any tp goes on under any other") {
   for (size_t i = 0; i < layouts.size(); ++i) {
     const fs::path folder = root.path / std::to_string(i);
     run(layouts[i], nullptr, folder);
-    const auto saved = find_latest(folder);
+    const auto saved = storage::find_latest(folder);
     REQUIRE(saved);
     for (size_t j = 0; j < layouts.size(); ++j) {
       CAPTURE(i, j);
@@ -229,11 +229,11 @@ TEST_CASE("the tensor-parallel rank that first has what is not finite says where
   std::vector<std::string> messages(4);
   int64_t element = 0;
   run_ranks(4, "thread", [&](TestRank& rank) {
-    Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
+    train::Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
     t.change_weights([&] {
       // Key heads of the second rank of tp, in both groups of data parallelism.
       if (t.tensor_parallel().rank() != 1) return;
-      Parameter* p = t.params().find(name);
+      model::Parameter* p = t.params().find(name);
       std::vector<float> values(size_t(p->whole_shape().count()), 3e38f);
       const int64_t at = p->runs()[1].whole + 5;
       if (parameter) values.assign(values.size(), 0), values[size_t(at)] = std::nanf("");
@@ -331,9 +331,9 @@ TEST_CASE("overlap changes when activations travel, never a bit of what they are
 
 namespace {
 // Launches by stream and name.
-class Launches : public TimingSink {
+class Launches : public device::TimingSink {
  public:
-  void record(const Timing& t) override {
+  void record(const device::Timing& t) override {
     const std::lock_guard lock(mutex_);
     ++count_[fmt::format("{} {}", stream_name(t.stream), t.name)];
   }
@@ -355,7 +355,7 @@ TEST_CASE("each product is split as its method says") {
     std::vector<int64_t> counts(kTp);
     run_ranks(kTp, "thread", [&](TestRank& rank) {
       Launches launches;
-      Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
+      train::Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
       rank.device.set_timing_sink(&launches);
       t.step();
       rank.device.set_timing_sink(nullptr);

@@ -34,7 +34,7 @@ struct Run {
   std::string scales() { return trainer.fp8()->state(trainer.compute()); }
   Recipe recipe;
   std::unique_ptr<Device> device;
-  Trainer trainer;
+  train::Trainer trainer;
 };
 
 }  // namespace train_testing

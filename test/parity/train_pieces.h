@@ -16,16 +16,16 @@ using namespace mtrain;
 
 // A rank's elements of a parameter.
 struct Piece {
-  std::vector<ElementRun> runs;
+  std::vector<model::ElementRun> runs;
   std::vector<float> values;
 };
 using Pieces = std::map<std::string, Piece>;
 
-inline Pieces pieces(Trainer& t, const std::function<Tensor(ParamUnit&)>& whole) {
+inline Pieces pieces(train::Trainer& t, const std::function<Tensor(model::ParamUnit&)>& whole) {
   Pieces all;
-  for (ParamUnit* unit : t.params().units()) {
+  for (model::ParamUnit* unit : t.params().units()) {
     const Tensor values = whole(*unit);
-    for (const Parameter* p : unit->params)
+    for (const model::Parameter* p : unit->params)
       all[p->name] = {p->runs(), values.flat(p->begin, p->shape).to_host<float>(t.compute())};
   }
   return all;
@@ -39,7 +39,7 @@ std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*wh
   bool same = true;
   for (const Result& r : ranks) {
     const Piece& piece = (r.*which).at(name);
-    for (const ElementRun& run : piece.runs)
+    for (const model::ElementRun& run : piece.runs)
       for (int64_t i = 0; i < run.count; ++i) {
         const float value = piece.values[size_t(run.here + i)];
         same = same && elements.emplace(run.whole + i, value).first->second == value;

@@ -19,7 +19,7 @@ using Values = std::map<std::string, std::vector<float>>;  // by parameter
 
 struct Launched {
   std::string action;  // the scope in which it was enqueued
-  StreamId stream;
+  device::StreamId stream;
   std::string name;
   int64_t wire_bytes;
 };
@@ -32,12 +32,12 @@ struct Result {
   std::vector<Launched> launches;             // of the first step
   int64_t most_activations = 0;               // bytes
   std::map<std::string, int64_t> units;       // bytes of their gradients
-  ActionList actions;
+  schedule::ActionList actions;
 };
 
 struct Setup {
   Recipe recipe;
-  std::shared_ptr<const Dataset> data = std::make_shared<CountingData>();
+  std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>();
   explicit Setup(const Changes& changes, int ranks = 1)
       : recipe(tiny(with({"model.num_layers=8", "model.hidden_size=32", "model.ffn_hidden_size=48",
                           "train.micro_batch_size=1", "optimizer.lr=3e-3"},
@@ -45,11 +45,11 @@ struct Setup {
                     ranks)) {}
 };
 
-inline Values values(Trainer& t, const std::function<Tensor(ParamUnit&)>& whole) {
+inline Values values(train::Trainer& t, const std::function<Tensor(model::ParamUnit&)>& whole) {
   Values all;
-  for (ParamUnit* unit : t.params().units()) {
+  for (model::ParamUnit* unit : t.params().units()) {
     const Tensor flat = whole(*unit);
-    for (const Parameter* p : unit->params)
+    for (const model::Parameter* p : unit->params)
       all[p->name] = flat.flat(p->begin, p->shape).to_host<float>(t.compute());
   }
   return all;
@@ -60,7 +60,7 @@ class Watch {
  public:
   Watch(Device& device, std::vector<std::string>& actions, std::vector<Launched>& launches)
       : device_(device) {
-    device.set_launch_check([&](Stream& stream, const LaunchInfo& info) {
+    device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
       const std::string action = device.scope().substr(0, device.scope().find(" > "));
       launches.push_back({action, stream.id(), info.name, info.wire_bytes});
       const bool starts =
@@ -80,7 +80,7 @@ class Watch {
 
 // Computations and messages: where parameters are gathered already, nothing is launched. Of those
 // that take turns the backward is first.
-inline std::vector<std::string> expected_actions(const ActionList& list) {
+inline std::vector<std::string> expected_actions(const schedule::ActionList& list) {
   std::vector<std::string> actions;
   for (size_t i = 0; i < list.size(); ++i) {
     if (!is_compute(list[i].kind) && !is_send(list[i].kind) && !is_receive(list[i].kind)) continue;
@@ -90,40 +90,41 @@ inline std::vector<std::string> expected_actions(const ActionList& list) {
   return actions;
 }
 
-inline Result train(const Setup& s, Device& device, World world, int64_t steps) {
-  Trainer t = make_trainer(device, s.recipe, s.data, std::move(world));
+inline Result train_all(const Setup& s, Device& device, comm::World world, int64_t steps) {
+  train::Trainer t = make_trainer(device, s.recipe, s.data, std::move(world));
   // 5 samples: a last batch that is not full.
-  const ValidationLoader validation(
+  const data::ValidationLoader validation(
       s.data, 5,
       {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
   Result result;
   for (int64_t i = 0; i < steps; ++i) {
     std::optional<Watch> watch;
     if (i == 0) watch.emplace(device, result.executed, result.launches);
-    const StepStats stats = t.step();
+    const train::StepStats stats = t.step();
     watch.reset();
     result.losses.push_back(stats.loss);
     result.norms.push_back(stats.grad_norm);
     const auto& d = s.recipe.distributed;
     if (i == 0 && t.data_parallel().size() == 1 && d.tp_size == 1 && d.cp_size == 1)
-      result.first_grads = values(t, [](ParamUnit& unit) { return unit.grad; });
+      result.first_grads = values(t, [](model::ParamUnit& unit) { return unit.grad; });
     if (i == steps / 2) t.evaluate(validation);  // leaves no trace
   }
   result.evaluation = t.evaluate(validation);
   if (t.tensor_parallel().size() == 1)
     result.weights =
-        values(t, [&](ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
-  result.most_activations = device.allocator().usage(MemoryCategory::activations).peak;
+        values(t, [&](model::ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
+  result.most_activations = device.allocator().usage(device::MemoryCategory::activations).peak;
   result.actions = t.pipeline().actions();
   result.listed = expected_actions(result.actions);
-  for (const ParamUnit* unit : t.params().units()) result.units[unit->name] = unit->count * 4;
+  for (const model::ParamUnit* unit : t.params().units())
+    result.units[unit->name] = unit->count * 4;
   if (t.params().params().empty()) result.executed = result.listed;
   return result;
 }
 
 inline Result train_alone(const Changes& changes, int64_t steps) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return train(Setup(changes), *device, World::alone(), steps);
+  return train_all(Setup(changes), *device, comm::World::alone(), steps);
 }
 
 inline std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_t steps,
@@ -131,7 +132,7 @@ inline std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_
   const Setup setup(changes, ranks);
   std::vector<Result> results(static_cast<size_t>(ranks));
   run_ranks(ranks, backend, [&](TestRank& rank) {
-    results[size_t(rank.rank())] = train(setup, rank.device, rank.world, steps);
+    results[size_t(rank.rank())] = train_all(setup, rank.device, rank.world, steps);
   });
   return results;
 }
@@ -175,7 +176,7 @@ inline void check_parity(const Result& one, const std::vector<Result>& ranks, do
     check_values(one, ranks, &Result::weights, 1e-2);  // Adam turns small gradients' signs
 }
 
-inline Changes pipeline(const std::string& schedule, int pp, int stages = 1) {
+inline Changes pipelined(const std::string& schedule, int pp, int stages = 1) {
   return {fmt::format("distributed.pp_size={}", pp), fmt::format("distributed.vpp_size={}", stages),
           "distributed.pipeline.pp_schedule=" + schedule};
 }

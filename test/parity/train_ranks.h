@@ -18,11 +18,11 @@ struct Result {
   std::map<std::string, std::vector<float>> gradients;  // of step 1, clipped
 };
 
-inline std::vector<float> whole_weights(Trainer& t) {
+inline std::vector<float> whole_weights(train::Trainer& t) {
   std::vector<float> weights;
-  for (ParamUnit* unit : t.params().units()) {
+  for (model::ParamUnit* unit : t.params().units()) {
     const Tensor master = whole_master(t.data_parallel(), *unit);
-    for (const Parameter* p : unit->params) {
+    for (const model::Parameter* p : unit->params) {
       const auto w = master.flat(p->begin, p->shape).to_host<float>(t.compute());
       weights.insert(weights.end(), w.begin(), w.end());
     }
@@ -31,27 +31,29 @@ inline std::vector<float> whole_weights(Trainer& t) {
 }
 
 // From the first moments, which after one step are the gradients times 1 - beta.
-inline std::map<std::string, std::vector<float>> first_gradients(Trainer& t) {
+inline std::map<std::string, std::vector<float>> first_gradients(train::Trainer& t) {
   std::map<std::string, std::vector<float>> gradients;
-  for (ParamUnit* unit : t.params().units()) {
+  for (model::ParamUnit* unit : t.params().units()) {
     const Tensor m = t.data_parallel().whole(*unit, t.optimizer().moments(*unit).m);
-    for (const Parameter* p : unit->params)
+    for (const model::Parameter* p : unit->params)
       gradients[p->name] = m.flat(p->begin, {p->real_count()}).to_host<float>(t.compute());
   }
   return gradients;
 }
 
-inline Result train(const Recipe& r, Device& device, World world, int64_t steps,
-                    std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
-  Trainer trainer = make_trainer(device, r, data, std::move(world));
+inline Result train_all(
+    const Recipe& r, Device& device, comm::World world, int64_t steps,
+    std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>()) {
+  train::Trainer trainer = make_trainer(device, r, data, std::move(world));
   // 13 samples: a last batch that is not full.
-  const ValidationLoader validation(data, 13,
-                                    {.micro_batch = std::min<int64_t>(2, r.train.micro_batch_size),
-                                     .dp_rank = trainer.data_parallel().rank(),
-                                     .dp_size = trainer.data_parallel().size()});
+  const data::ValidationLoader validation(
+      data, 13,
+      {.micro_batch = std::min<int64_t>(2, r.train.micro_batch_size),
+       .dp_rank = trainer.data_parallel().rank(),
+       .dp_size = trainer.data_parallel().size()});
   Result result;
   for (int64_t i = 0; i < steps; ++i) {
-    const StepStats s = trainer.step();
+    const train::StepStats s = trainer.step();
     result.losses.push_back(s.loss);
     result.norms.push_back(s.grad_norm);
     if (i == 0) result.gradients = first_gradients(trainer);
@@ -62,22 +64,23 @@ inline Result train(const Recipe& r, Device& device, World world, int64_t steps,
   return result;
 }
 
-inline Result train_alone(const std::vector<std::string>& changes, int64_t steps,
-                          std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
+inline Result train_alone(
+    const std::vector<std::string>& changes, int64_t steps,
+    std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>()) {
   const Recipe r = tiny(changes);
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return train(r, *device, World::alone(), steps, std::move(data));
+  return train_all(r, *device, comm::World::alone(), steps, std::move(data));
 }
 
 // Every rank's results.
 inline std::vector<Result> train_ranks(
     int ranks, const std::vector<std::string>& changes, int64_t steps,
     const std::string& backend = "thread",
-    std::shared_ptr<const Dataset> data = std::make_shared<CountingData>()) {
+    std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>()) {
   const Recipe r = tiny(changes, ranks);
   std::vector<Result> results(static_cast<size_t>(ranks));
   run_ranks(ranks, backend, [&](TestRank& rank) {
-    results[size_t(rank.rank())] = train(r, rank.device, rank.world, steps, data);
+    results[size_t(rank.rank())] = train_all(r, rank.device, rank.world, steps, data);
   });
   return results;
 }

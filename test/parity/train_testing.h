@@ -26,12 +26,12 @@ inline Changes with(Changes a, const Changes& b) {
 }
 
 // A noisy counting language: learnable within a few steps, with some masked labels.
-class CountingData : public Dataset {
+class CountingData : public data::Dataset {
  public:
   explicit CountingData(int64_t vocab = kVocab, int64_t seq = kSeq) : vocab_(vocab), seq_(seq) {}
   int64_t seq_length() const override { return seq_; }
   int64_t size() const override { return 1 << 20; }
-  void sample(int64_t index, Sample& out) const override {
+  void sample(int64_t index, data::Sample& out) const override {
     out.input.clear(), out.label.clear(), out.position.clear();
     auto token = int32_t(uniform_below(7, uint64_t(index), uint64_t(vocab_)));
     for (int64_t s = 0; s < seq_; ++s) {
@@ -55,7 +55,7 @@ class CountingData : public Dataset {
 class PackedCountingData : public CountingData {
  public:
   using CountingData::CountingData;
-  void sample(int64_t index, Sample& out) const override {
+  void sample(int64_t index, data::Sample& out) const override {
     CountingData::sample(index, out);
     out.documents.clear();
     for (int64_t at = 0, d = 0; at < seq_length(); ++d) {
@@ -78,16 +78,17 @@ inline Recipe tiny(const Changes& changes = {}, int64_t world = 1) {
       "train.micro_batch_size=6", "optimizer.lr=1e-2",        "mixed_precision.name=fp32",
       "train.run_dir=unused"};
   overrides.insert(overrides.end(), changes.begin(), changes.end());
-  Recipe r = load_recipe_text("model: {}\n", "tiny", overrides, diagnostics, world);
+  Recipe r = plan::load_recipe_text("model: {}\n", "tiny", overrides, diagnostics, world);
   diagnostics.throw_if_errors();
   return r;
 }
 
-inline Trainer make_trainer(Device& device, const Recipe& recipe,
-                            std::shared_ptr<const Dataset> data, World world = World::alone(),
-                            int64_t vocab = kVocab) {
-  RunPlan plan = make_plan(recipe, world.size(), vocab);
-  return build_trainer(device, std::move(plan), std::move(data), std::move(world));
+inline train::Trainer make_trainer(Device& device, const Recipe& recipe,
+                                   std::shared_ptr<const data::Dataset> data,
+                                   comm::World world = comm::World::alone(),
+                                   int64_t vocab = kVocab) {
+  RunPlan plan = plan::make_plan(recipe, world.size(), vocab);
+  return train::build_trainer(device, std::move(plan), std::move(data), std::move(world));
 }
 
 inline void check_close(const std::vector<double>& a, const std::vector<double>& b, double bound) {

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 using namespace mtrain;
+using namespace mtrain::comm;
 
 namespace {
 

@@ -18,6 +18,7 @@
 #include "comm_testing.h"
 
 using namespace mtrain;
+using namespace mtrain::comm;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
@@ -73,7 +74,7 @@ std::vector<std::string> failures(int ranks, double timeout_s, const Body& body)
             [&](TestRank& outer) {
               // A failed stream fails its device for good.
               const auto device = Device::cpu(1);
-              TestRank r{outer.world, *device, device->stream(StreamKind::dp_grad)};
+              TestRank r{outer.world, *device, device->stream(device::StreamKind::dp_grad)};
               const Group g = r.world.group("dp", r.world.world_group().ranks());
               g.barrier(r.stream);
               device->synchronize();
@@ -164,7 +165,7 @@ TEST_CASE("a group that has failed refuses later calls at once") {
     } catch (const CommError&) {
     }
     const auto start = Clock::now();
-    Stream& other = r.device.stream(StreamKind::dp_param);
+    Stream& other = r.device.stream(device::StreamKind::dp_param);
     g.barrier(other);
     try {
       other.synchronize();

@@ -10,6 +10,7 @@
 #include "comm_testing.h"
 
 using namespace mtrain;
+using namespace mtrain::comm;
 
 namespace {
 
@@ -264,10 +265,10 @@ TEST_CASE("messages move whatever the order in which the peers begin theirs") {
 TEST_CASE("groups of some ranks, and of one") {
   on_all(
       [](TestRank& r) {
-        const Mesh mesh = device_mesh({.dp_shard = 2, .tp = 2});
-        const Group tp = r.world.group("tp", mesh, {Axis::tp}),
-                    dp = r.world.group("dp", mesh, dp_axes()),
-                    pp = r.world.group("pp", mesh, {Axis::pp});
+        const mesh::Mesh mesh = mesh::device_mesh({.dp_shard = 2, .tp = 2});
+        const Group tp = r.world.group("tp", mesh, {mesh::Axis::tp}),
+                    dp = r.world.group("dp", mesh, mesh::dp_axes()),
+                    pp = r.world.group("pp", mesh, {mesh::Axis::pp});
         require(tp.size() == 2 && dp.size() == 2 && pp.size() == 1, "sizes");
         const Tensor t = r.filled(5, DType::i32, [&](int64_t) { return double(1 << r.rank()); });
         tp.all_reduce(t, Reduce::sum, r.stream);
@@ -289,7 +290,7 @@ TEST_CASE("groups on different streams run side by side") {
   on_all([](TestRank& r) {
     const Group a = r.world.group("a", r.world.world_group().ranks()),
                 b = r.world.group("b", r.world.world_group().ranks());
-    Stream& other = r.device.stream(StreamKind::dp_param);
+    Stream& other = r.device.stream(device::StreamKind::dp_param);
     const auto mine = [&](int64_t k) { return value(r.rank(), k); };
     std::vector<Tensor> xs, sums, ys;
     for (int i = 0; i < 20; ++i) {
@@ -433,9 +434,9 @@ TEST_CASE("an emulated link holds a message back however early its receive was p
     // 2 MB at 1 Gbit/s: 16 ms, and 2 ms of latency.
     std::atomic<Clock::rep> sent{0};
     std::atomic<int64_t> received_bytes{-1};
-    struct Sink : TimingSink {
-      void record(const Timing& t) override { last = t; }
-      Timing last{"", StreamKind::compute, 0, 0};
+    struct Sink : device::TimingSink {
+      void record(const device::Timing& t) override { last = t; }
+      device::Timing last{"", device::StreamKind::compute, 0, 0};
     };
     std::array<Sink, 2> sinks;
     run_ranks(2, backend,
@@ -467,7 +468,7 @@ TEST_CASE("an emulated link holds a message back however early its receive was p
     CHECK(received_bytes == 0);  // they are counted where they are sent
     if (backend == "gloo") continue;
     // What the receive waited before there was anything to send is not the link's.
-    const Timing& t = sinks[1].last;
+    const device::Timing& t = sinks[1].last;
     CHECK(t.begin_ns + t.idle_ns >= sent);
     CHECK(t.end_ns - t.begin_ns - t.idle_ns >= 18'000'000);
   }

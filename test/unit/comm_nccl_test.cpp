@@ -14,6 +14,7 @@
 #include "comm/store.h"
 
 using namespace mtrain;
+using namespace mtrain::comm;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using Clock = std::chrono::steady_clock;
@@ -83,8 +84,8 @@ class FakeNccl : public NcclApi {
     return note(fmt::format("receive {} at {} from {}", data.count, place(data.data), from));
   }
   // Events come in pairs: before and behind a call.
-  std::unique_ptr<EventBackend> record(CUstream_st*) override {
-    struct Event : EventBackend {
+  std::unique_ptr<device::EventBackend> record(CUstream_st*) override {
+    struct Event : device::EventBackend {
       explicit Event(const std::atomic<bool>& by) : flag(by), passed(by) {}
       bool ready() const override { return passed || flag; }
       void wait() const override {}
@@ -114,7 +115,7 @@ class FakeNccl : public NcclApi {
 struct Rank {
   std::shared_ptr<FakeNccl> nccl = std::make_shared<FakeNccl>();
   std::shared_ptr<Communicator> group;
-  LaunchContext context{.late = std::make_shared<AsyncError>()};
+  device::LaunchContext context{.late = std::make_shared<device::AsyncError>()};
 
   Span data(int first, int64_t count) const { return {nccl->memory + first, count, DType::f32}; }
   std::string late() const {

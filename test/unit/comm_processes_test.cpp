@@ -16,6 +16,7 @@
 #include "device/device.h"
 
 using namespace mtrain;
+using namespace mtrain::comm;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
@@ -186,7 +187,7 @@ TEST_CASE("processes reduce") {
   const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
   Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& stream = device->stream(StreamKind::dp_grad);
+    Stream& stream = device->stream(device::StreamKind::dp_grad);
     const Tensor t = Tensor::from_host(stream, {700001}, std::vector<float>(700001, 1.0f));
     for (int i = 0; i < 4; ++i) world.world_group().all_reduce(t, Reduce::sum, stream);
     return t.to_host<float>(stream)[700000] == 81 ? 0 : 1;
@@ -198,7 +199,7 @@ TEST_CASE("a killed process is missed at once, and named") {
   const auto backend = GENERATE(as<std::string>(), "shared_memory", "gloo");
   Children job(3, backend, [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& stream = device->stream(StreamKind::dp_grad);
+    Stream& stream = device->stream(device::StreamKind::dp_grad);
     const Group g = world.group("dp_cp", {0, 1, 2});
     g.barrier(stream);
     device->synchronize();
@@ -221,7 +222,7 @@ TEST_CASE("a killed process is missed at once, and named") {
 TEST_CASE("a process killed in the middle of a large message does not leave its peer waiting") {
   Children job(3, "gloo", [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& stream = device->stream(StreamKind::pp);
+    Stream& stream = device->stream(device::StreamKind::pp);
     const Group g = world.group("pp", {0, 1, 2});
     g.barrier(stream);
     const Tensor t = Tensor::empty(stream, {64 << 20}, DType::f32);
@@ -253,7 +254,7 @@ TEST_CASE("a process killed in the middle of a large message does not leave its 
 TEST_CASE("gloo's ranks end at once when the one that serves the rendezvous is killed") {
   Children job(3, "gloo", [](World& world) {
     const auto device = Device::cpu(1);
-    Stream& stream = device->stream(StreamKind::dp_grad);
+    Stream& stream = device->stream(device::StreamKind::dp_grad);
     const Group g = world.group("dp", {0, 1, 2});
     g.barrier(stream);
     device->synchronize();

@@ -70,29 +70,29 @@ namespace {
 
 // Each rank has a store, a transport and mappings of its own, as a process would.
 void run_process_like_ranks(int ranks, const std::string& backend,
-                            const std::function<void(World&)>& body,
-                            std::chrono::nanoseconds timeout, Link link) {
+                            const std::function<void(comm::World&)>& body,
+                            std::chrono::nanoseconds timeout, comm::Link link) {
   const IgnoreSigpipe pipes;
-  const StoreServer server(0);
+  const comm::StoreServer server(0);
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      std::unique_ptr<World> world;
+      std::unique_ptr<comm::World> world;
       try {
-        std::shared_ptr<Transport> transport;
+        std::shared_ptr<comm::Transport> transport;
         if (backend == "gloo")
-          transport = gloo_transport({.store_host = "localhost",
-                                      .store_port = server.port(),
-                                      .rank = rank,
-                                      .size = ranks,
-                                      .timeout = timeout});
+          transport = comm::gloo_transport({.store_host = "localhost",
+                                            .store_port = server.port(),
+                                            .rank = rank,
+                                            .size = ranks,
+                                            .timeout = timeout});
         else
           transport = shared_memory_transport(
-              std::make_shared<Store>("localhost", server.port(), std::chrono::seconds(20)), rank,
-              ranks, timeout);
-        world = std::make_unique<World>(rank, ranks, std::move(transport), link);
+              std::make_shared<comm::Store>("localhost", server.port(), std::chrono::seconds(20)),
+              rank, ranks, timeout);
+        world = std::make_unique<comm::World>(rank, ranks, std::move(transport), link);
         body(*world);
       } catch (...) {
         std::unique_lock lock(mutex);
@@ -109,17 +109,17 @@ void run_process_like_ranks(int ranks, const std::string& backend,
 
 void run_ranks(int ranks, const std::string& backend, const std::function<void(TestRank&)>& body,
                const TestRanksOptions& options) {
-  const auto as_rank = [&](World& world) {
+  const auto as_rank = [&](comm::World& world) {
     const auto device =
         options.device ? options.device() : Device::cpu(1, {.stream_sanitizer = true});
-    TestRank rank{world, *device, device->stream(StreamKind::dp_grad)};
+    TestRank rank{world, *device, device->stream(device::StreamKind::dp_grad)};
     body(rank);
     device->synchronize();
   };
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(options.timeout_s));
   if (backend == "thread")
-    run_thread_ranks(ranks, as_rank, {.timeout = timeout, .link = options.link});
+    comm::run_thread_ranks(ranks, as_rank, {.timeout = timeout, .link = options.link});
   else
     run_process_like_ranks(ranks, backend, as_rank, timeout, options.link);
 }

@@ -12,7 +12,7 @@ namespace mtrain {
 
 // What a rank of a test has: its world, a device and a stream for communication.
 struct TestRank {
-  World& world;
+  comm::World& world;
   Device& device;
   Stream& stream;
   int rank() const { return world.rank(); }
@@ -28,7 +28,7 @@ std::vector<std::string> comm_backends();
 
 struct TestRanksOptions {
   double timeout_s = 20;
-  Link link{};
+  comm::Link link{};
   std::function<std::unique_ptr<Device>()> device = {};  // of each rank; a CPU unless given
 };
 

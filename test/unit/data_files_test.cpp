@@ -14,6 +14,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::data;
 using Catch::Matchers::Contains;
 namespace fs = std::filesystem;
 using Documents = std::vector<std::vector<int32_t>>;

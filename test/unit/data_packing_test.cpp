@@ -13,6 +13,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::data;
 
 namespace {
 

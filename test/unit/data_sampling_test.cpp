@@ -15,6 +15,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::data;
 using Catch::Matchers::Contains;
 
 namespace {

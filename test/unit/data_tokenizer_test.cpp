@@ -12,6 +12,7 @@
 #include "data/tokenizer/tokenizer.h"
 
 using namespace mtrain;
+using namespace mtrain::data;
 using Catch::Matchers::Contains;
 using Json = nlohmann::json;
 

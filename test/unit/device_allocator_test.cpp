@@ -8,6 +8,7 @@
 #include "device_testing.h"
 
 using namespace mtrain;
+using namespace mtrain::device;
 using Catch::Contains;
 
 namespace {

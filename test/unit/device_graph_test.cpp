@@ -12,6 +12,7 @@
 #include "graph_testing.h"
 
 using namespace mtrain;
+using namespace mtrain::device;
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include "device/staging.h"
 
 using namespace mtrain;
+using namespace mtrain::device;
 
 namespace {
 

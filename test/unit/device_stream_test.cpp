@@ -11,6 +11,7 @@
 #include "device_testing.h"
 
 using namespace mtrain;
+using namespace mtrain::device;
 using Catch::Contains;
 
 TEST_CASE("a stream runs its work in order while the host goes on") {

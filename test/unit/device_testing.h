@@ -18,7 +18,7 @@ class Gate {
   ~Gate() { open(); }
   void open() { *open_ = true; }
   void block(Stream& stream) {
-    stream.launch({.name = "gate"}, [open = open_](const LaunchContext&) {
+    stream.launch({.name = "gate"}, [open = open_](const device::LaunchContext&) {
       while (!*open) std::this_thread::yield();
     });
   }
@@ -28,7 +28,7 @@ class Gate {
 };
 
 // The CPU backend under a limit of memory, whose streams can be made to refuse events.
-class LimitedBackend : public DeviceBackend {
+class LimitedBackend : public device::DeviceBackend {
  public:
   struct Control {
     int64_t limit = INT64_MAX, used = 0;  // bytes
@@ -40,7 +40,7 @@ class LimitedBackend : public DeviceBackend {
   std::string description() const override { return "a limited CPU"; }
   bool is_cuda() const override { return false; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+  std::unique_ptr<device::StreamBackend> make_stream(device::StreamId id) override {
     return std::make_unique<LimitedStream>(real_->make_stream(id), control_);
   }
   void* allocate(int64_t bytes) override {
@@ -54,26 +54,26 @@ class LimitedBackend : public DeviceBackend {
   }
 
  private:
-  class LimitedStream : public StreamBackend {
+  class LimitedStream : public device::StreamBackend {
    public:
     LimitedStream(std::unique_ptr<StreamBackend> real, std::shared_ptr<Control> control)
         : real_(std::move(real)), control_(std::move(control)) {}
-    void enqueue(LaunchTag tag, Work work) override {
+    void enqueue(device::LaunchTag tag, device::Work work) override {
       if (control_->before_enqueue) control_->before_enqueue();
       real_->enqueue(std::move(tag), std::move(work));
     }
-    std::shared_ptr<EventBackend> record() override {
+    std::shared_ptr<device::EventBackend> record() override {
       if (control_->no_events) throw RunError("no event");
       return real_->record();
     }
-    void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
+    void wait(device::LaunchTag tag, std::shared_ptr<device::EventBackend> event) override {
       real_->wait(std::move(tag), std::move(event));
     }
-    void upload(LaunchTag tag, void* device, std::shared_ptr<const void> keep, const void* host,
-                int64_t bytes) override {
+    void upload(device::LaunchTag tag, void* device, std::shared_ptr<const void> keep,
+                const void* host, int64_t bytes) override {
       real_->upload(std::move(tag), device, std::move(keep), host, bytes);
     }
-    void download(LaunchTag tag, void* host, const void* device, int64_t bytes) override {
+    void download(device::LaunchTag tag, void* host, const void* device, int64_t bytes) override {
       real_->download(std::move(tag), host, device, bytes);
     }
     void synchronize() override { real_->synchronize(); }
@@ -84,14 +84,14 @@ class LimitedBackend : public DeviceBackend {
     std::shared_ptr<Control> control_;
   };
 
-  std::unique_ptr<DeviceBackend> real_ = make_cpu_backend(1);
+  std::unique_ptr<DeviceBackend> real_ = device::make_cpu_backend(1);
   std::shared_ptr<Control> control_;
 };
 
-inline void no_work(const LaunchContext&) {}
+inline void no_work(const device::LaunchContext&) {}
 
-inline Access all_of(const Buffer& b) { return {b->data, b->bytes, b}; }
-inline Access part_of(const Buffer& b, int64_t begin, int64_t end) {
+inline device::Access all_of(const device::Buffer& b) { return {b->data, b->bytes, b}; }
+inline device::Access part_of(const device::Buffer& b, int64_t begin, int64_t end) {
   return {static_cast<char*>(b->data) + begin, end - begin, b};
 }
 

@@ -13,7 +13,7 @@
 
 namespace mtrain {
 
-class RecordingBackend : public DeviceBackend {
+class RecordingBackend : public device::DeviceBackend {
  public:
   // A launch of this name cannot be recorded: as a library that synchronizes would not let itself.
   explicit RecordingBackend(std::string refused = "") { shared_->refused = std::move(refused); }
@@ -22,7 +22,7 @@ class RecordingBackend : public DeviceBackend {
   // Launches of this name in all captures so far.
   int captured(const std::string& name) const { return shared_->counts[name]; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
+  std::unique_ptr<device::StreamBackend> make_stream(device::StreamId id) override {
     return std::make_unique<RecordingStream>(real_->make_stream(id), shared_);
   }
   void* allocate(int64_t bytes) override { return real_->allocate(bytes); }
@@ -31,8 +31,8 @@ class RecordingBackend : public DeviceBackend {
  private:
   class RecordingStream;
   struct Recorded {
-    LaunchTag tag;
-    Work work;
+    device::LaunchTag tag;
+    device::Work work;
   };
   struct Shared {
     std::string refused;
@@ -43,18 +43,18 @@ class RecordingBackend : public DeviceBackend {
   };
 
   // Tells what it was recorded in, so that streams join as they do on CUDA.
-  class RecordedEvent : public EventBackend {
+  class RecordedEvent : public device::EventBackend {
    public:
     bool ready() const override { return false; }
     void wait() const override { throw BugError("the host waits for a moment within a graph"); }
   };
 
-  class RecordingStream : public StreamBackend {
+  class RecordingStream : public device::StreamBackend {
    public:
-    RecordingStream(std::unique_ptr<StreamBackend> real, std::shared_ptr<Shared> shared)
+    RecordingStream(std::unique_ptr<device::StreamBackend> real, std::shared_ptr<Shared> shared)
         : real_(std::move(real)), shared_(std::move(shared)) {}
 
-    void enqueue(LaunchTag tag, Work work) override {
+    void enqueue(device::LaunchTag tag, device::Work work) override {
       if (!capturing_) return real_->enqueue(std::move(tag), std::move(work));
       if (tag.name == shared_->refused) {
         shared_->invalid = true;
@@ -64,23 +64,23 @@ class RecordingBackend : public DeviceBackend {
       ++shared_->counts[tag.name];
       shared_->recorded.push_back({std::move(tag), std::move(work)});
     }
-    std::shared_ptr<EventBackend> record() override {
+    std::shared_ptr<device::EventBackend> record() override {
       if (capturing_) return std::make_shared<RecordedEvent>();
       return real_->record();
     }
-    void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
+    void wait(device::LaunchTag tag, std::shared_ptr<device::EventBackend> event) override {
       if (!dynamic_cast<RecordedEvent*>(event.get()))
         return real_->wait(std::move(tag), std::move(event));
       if (!capturing_) shared_->capturing.push_back(this);
       capturing_ = true;
       count(tag);
     }
-    void upload(LaunchTag tag, void* device, std::shared_ptr<const void> keep, const void* host,
-                int64_t bytes) override {
+    void upload(device::LaunchTag tag, void* device, std::shared_ptr<const void> keep,
+                const void* host, int64_t bytes) override {
       MT_CHECK(!capturing_);
       real_->upload(std::move(tag), device, std::move(keep), host, bytes);
     }
-    void download(LaunchTag tag, void* host, const void* device, int64_t bytes) override {
+    void download(device::LaunchTag tag, void* host, const void* device, int64_t bytes) override {
       MT_CHECK(!capturing_);
       real_->download(std::move(tag), host, device, bytes);
     }
@@ -96,26 +96,26 @@ class RecordingBackend : public DeviceBackend {
       shared_->recorded.clear();
       shared_->invalid = false;
     }
-    Work end_capture() override {
+    device::Work end_capture() override {
       for (RecordingStream* s : shared_->capturing) s->capturing_ = false;
       if (shared_->invalid) throw RunError("the capture was invalidated");
-      return [recorded = std::exchange(shared_->recorded, {})](const LaunchContext& c) {
+      return [recorded = std::exchange(shared_->recorded, {})](const device::LaunchContext& c) {
         for (const Recorded& r : recorded) r.work(c);
       };
     }
 
    private:
     // A recorded item counts among the stream's, as it does on CUDA.
-    void count(const LaunchTag& tag) {
-      real_->enqueue({.name = tag.name, .number = tag.number}, [](const LaunchContext&) {});
+    void count(const device::LaunchTag& tag) {
+      real_->enqueue({.name = tag.name, .number = tag.number}, [](const device::LaunchContext&) {});
     }
 
-    std::unique_ptr<StreamBackend> real_;
+    std::unique_ptr<device::StreamBackend> real_;
     std::shared_ptr<Shared> shared_;
     bool capturing_ = false;
   };
 
-  std::unique_ptr<DeviceBackend> real_ = make_cpu_backend(1);
+  std::unique_ptr<device::DeviceBackend> real_ = device::make_cpu_backend(1);
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 

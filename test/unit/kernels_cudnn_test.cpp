@@ -227,13 +227,13 @@ TEST_CASE("attention takes the workspace that is planned, and what cuDNN takes f
         Operands o(c);
         bytes_taken = 0;
         REQUIRE(bench.attention->run(o.backward(fixed_order), nullptr));
-        const int64_t planned = attention_workspace({.rows = c.B * c.Sq,
-                                                     .A = c.A,
-                                                     .G = c.G,
-                                                     .D = c.D,
-                                                     .cudnn = true,
-                                                     .fixed_order = fixed_order,
-                                                     .documents = !c.borders.empty()});
+        const int64_t planned = plan::attention_workspace({.rows = c.B * c.Sq,
+                                                           .A = c.A,
+                                                           .G = c.G,
+                                                           .D = c.D,
+                                                           .cudnn = true,
+                                                           .fixed_order = fixed_order,
+                                                           .documents = !c.borders.empty()});
         // Up to the documents' table and the borders between tensors.
         CHECK(bytes_taken >= planned + own);
         CHECK(bytes_taken <= planned + own + 1024);

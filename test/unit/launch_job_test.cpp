@@ -9,6 +9,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::launch;
 
 namespace {
 

@@ -9,6 +9,7 @@
 #include "mesh/mesh.h"
 
 using namespace mtrain;
+using namespace mtrain::mesh;
 using Ranks = std::vector<int64_t>;
 
 namespace {

@@ -11,10 +11,11 @@
 #include "model/param/parameters.h"
 
 using namespace mtrain;
+using namespace mtrain::model;
 
 TEST_CASE("initial weights are functions of seed, name and element, in every precision") {
   const auto device = Device::cpu(3);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   for (const bool training : {true, false})
     for (const DType compute : {DType::f32, DType::bf16}) {
       ParamStore params;
@@ -41,7 +42,7 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
 
 TEST_CASE("a tied table's gradient is whole whichever of its entries is drained first") {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   GptConfig c{};
   c.hidden = 2, c.vocab = 3, c.padded_vocab = 4, c.rotary = true, c.tied_embeddings = true;
   ParamStore params;
@@ -82,7 +83,7 @@ struct FourPieces {
 
 TEST_CASE("the parts that ranks own are all of a unit, each element once, with the same values") {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   for (const DType compute : {DType::f32, DType::bf16})
     for (const int ranks : {2, 3, 8})
       for (const bool sharded : {false, true}) {
@@ -142,7 +143,7 @@ struct Slices {
 
 TEST_CASE("a rank's slice has the values of the layout-free tensor, and each counts once") {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   Slices alone(stream, 1, 0, {});
   for (const int ranks : {2, 4, 8})
     for (const int owners : {1, 2}) {  // of data parallelism, which cut the slices once more

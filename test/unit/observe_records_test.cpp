@@ -22,6 +22,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::observe;
 using Catch::Contains;
 using nlohmann::json;
 
@@ -54,12 +55,12 @@ TEST_CASE("a trace of two streams has their launches on their tracks") {
   {
     const auto device = Device::cpu(1);
     device->set_timing_sink(&trace);
-    Stream &compute = device->stream(StreamKind::compute),
-           &dp = device->stream(StreamKind::dp_grad);
+    Stream &compute = device->stream(device::StreamKind::compute),
+           &dp = device->stream(device::StreamKind::dp_grad);
     for (int i = 0; i < 5; ++i)
-      compute.launch({.name = "matmul_fwd"}, [](const LaunchContext&) { ::usleep(200); });
+      compute.launch({.name = "matmul_fwd"}, [](const device::LaunchContext&) { ::usleep(200); });
     dp.wait(compute.record());
-    dp.launch({.name = "reduce"}, [](const LaunchContext&) {});
+    dp.launch({.name = "reduce"}, [](const device::LaunchContext&) {});
     device->synchronize();
   }  // the streams' names are gone; the trace has its own
   trace.record_step("step \"1\"", 1, 2);
@@ -92,8 +93,8 @@ TEST_CASE("a trace of two streams has their launches on their tracks") {
 
 TEST_CASE("times in a trace are exact to the nanosecond") {
   ChromeTrace trace;
-  trace.record({"a", StreamKind::compute, 9'007'199'254'740'993, 9'007'199'254'741'000});
-  trace.record({"b", StreamKind::compute, 9'007'199'254'742'994, 9'007'199'254'742'994});
+  trace.record({"a", device::StreamKind::compute, 9'007'199'254'740'993, 9'007'199'254'741'000});
+  trace.record({"b", device::StreamKind::compute, 9'007'199'254'742'994, 9'007'199'254'742'994});
   const auto events = events_of(trace_of(trace), "X");
   CHECK(events[0].at("ts") == 0);
   CHECK(events[0].at("dur") == 0.007);
@@ -103,7 +104,7 @@ TEST_CASE("times in a trace are exact to the nanosecond") {
 
 TEST_CASE("a full trace keeps its bound and says so") {
   ChromeTrace trace(0, 10);
-  for (int i = 0; i < 25; ++i) trace.record({"a", StreamKind::compute, i * 10, i * 10 + 5});
+  for (int i = 0; i < 25; ++i) trace.record({"a", device::StreamKind::compute, i * 10, i * 10 + 5});
   CHECK(trace.events() == 10);
   CHECK(trace.dropped() == 15);
   const json parsed = trace_of(trace);
@@ -121,8 +122,8 @@ TEST_CASE("traces of several ranks become one, on one time axis") {
   for (int rank = 0; rank < 3; ++rank) {
     ChromeTrace trace(rank);
     trace.set_origin(1000 * rank);
-    trace.record({"a", StreamKind::compute, 1000 * rank + 500 - 1000 * (rank == 2), 4000});
-    trace.record({"b", StreamKind::dp_grad, 5000, 6000});
+    trace.record({"a", device::StreamKind::compute, 1000 * rank + 500 - 1000 * (rank == 2), 4000});
+    trace.record({"b", device::StreamKind::dp_grad, 5000, 6000});
     parts.push_back(folder / std::to_string(rank));
     trace.write(parts.back());
   }
@@ -141,7 +142,7 @@ TEST_CASE("a trace is safe to fill from several threads while it is written") {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&trace, t] {
-      const StreamId stream{StreamKind::pp_send, t};
+      const device::StreamId stream{device::StreamKind::pp_send, t};
       for (int i = 0; i < 2000; ++i) trace.record({"launch", stream, i, i + 1});
     });
   for (int i = 0; i < 3; ++i) trace.write(folder / "early.json");
@@ -156,14 +157,14 @@ TEST_CASE("a trace is safe to fill from several threads while it is written") {
 TEST_CASE("a profile sums by name, and shares are of the compute stream's busy time") {
   Profile profile;
   TeeSink tee({&profile});
-  const auto record = [&](const char* name, StreamId stream, int64_t ns) {
+  const auto record = [&](const char* name, device::StreamId stream, int64_t ns) {
     tee.record({name, stream, 1000, 1000 + ns});
   };
-  record("matmul_fwd", StreamKind::compute, 3'000'000);
-  record("matmul_fwd", StreamKind::compute, 1'000'000);
-  record("matmul_dgrad", StreamKind::compute, 2'000'000);
-  record("rmsnorm_fwd", StreamKind::compute, 2'000'000);
-  record("reduce", StreamKind::tp, 9'000'000);
+  record("matmul_fwd", device::StreamKind::compute, 3'000'000);
+  record("matmul_fwd", device::StreamKind::compute, 1'000'000);
+  record("matmul_dgrad", device::StreamKind::compute, 2'000'000);
+  record("rmsnorm_fwd", device::StreamKind::compute, 2'000'000);
+  record("reduce", device::StreamKind::tp, 9'000'000);
   const auto rows = profile.rows();
   REQUIRE(rows.size() == 4);
   CHECK(rows[0].name == "reduce");
@@ -193,8 +194,9 @@ TEST_CASE("two sinks see the same launches of several streams") {
     const auto device = Device::cpu(2);
     device->set_timing_sink(&tee);
     for (int i = 0; i < 100; ++i)
-      for (const StreamKind stream : {StreamKind::compute, StreamKind::tp, StreamKind::dp_grad})
-        device->stream(stream).launch({.name = "work"}, [](const LaunchContext&) {});
+      for (const device::StreamKind stream :
+           {device::StreamKind::compute, device::StreamKind::tp, device::StreamKind::dp_grad})
+        device->stream(stream).launch({.name = "work"}, [](const device::LaunchContext&) {});
     device->synchronize();
   }
   const auto rows = profile.rows();
@@ -293,30 +295,33 @@ TEST_CASE("a disk that fills up costs metrics lines, never a torn one, nor the t
 
 TEST_CASE("exposed is the time in which compute stood still for a communication") {
   Exposure e;
-  e.record({"all_reduce", StreamKind::dp_grad, 0, 1000, 640});
-  e.record({"all_gather", StreamKind::dp_grad, 2000, 2500, 60});
-  e.record({"matmul", StreamKind::compute, 0, 9000});
-  e.waited({StreamKind::compute, StreamKind::dp_grad, 600, 1000});
+  e.record({"all_reduce", device::StreamKind::dp_grad, 0, 1000, 640});
+  e.record({"all_gather", device::StreamKind::dp_grad, 2000, 2500, 60});
+  e.record({"matmul", device::StreamKind::compute, 0, 9000});
+  e.waited({device::StreamKind::compute, device::StreamKind::dp_grad, 600, 1000});
+  e.waited({device::StreamKind::dp_grad, device::StreamKind::compute, 0,
+            300});  // the other way round hides nothing
   e.waited(
-      {StreamKind::dp_grad, StreamKind::compute, 0, 300});  // the other way round hides nothing
-  e.waited({StreamKind::compute, StreamKind::copy, 5000, 6000});  // no communication
+      {device::StreamKind::compute, device::StreamKind::copy, 5000, 6000});  // no communication
   const auto first = e.take();
   REQUIRE(first.size() == 1);
-  CHECK(first.at(StreamKind::dp_grad).busy_ns == 1500);
-  CHECK(first.at(StreamKind::dp_grad).exposed_ns == 400);
-  CHECK(first.at(StreamKind::dp_grad).bytes == 700);
+  CHECK(first.at(device::StreamKind::dp_grad).busy_ns == 1500);
+  CHECK(first.at(device::StreamKind::dp_grad).exposed_ns == 400);
+  CHECK(first.at(device::StreamKind::dp_grad).bytes == 700);
   CHECK(e.take().empty());
 
   // A receive that was posted at 100, whose sender was ready at 400: compute waits from 200 on.
-  e.record({"receive", StreamId{StreamKind::pp_recv, 0}, 100, 500, 0, 300});
-  e.waited({StreamKind::compute, StreamId{StreamKind::pp_recv, 0}, 200, 510});
-  e.record({"send", StreamId{StreamKind::pp_send, 2}, 500, 600, 80});
-  e.waited({StreamKind::compute, StreamId{StreamKind::pp_send, 2}, 510, 600});
+  e.record({"receive", device::StreamId{device::StreamKind::pp_recv, 0}, 100, 500, 0, 300});
+  e.waited(
+      {device::StreamKind::compute, device::StreamId{device::StreamKind::pp_recv, 0}, 200, 510});
+  e.record({"send", device::StreamId{device::StreamKind::pp_send, 2}, 500, 600, 80});
+  e.waited(
+      {device::StreamKind::compute, device::StreamId{device::StreamKind::pp_send, 2}, 510, 600});
   const auto pipeline = e.take();
   REQUIRE(pipeline.size() == 1);
-  CHECK(pipeline.at(StreamKind::pp).busy_ns == 200);
-  CHECK(pipeline.at(StreamKind::pp).exposed_ns == 110 + 90);
-  CHECK(pipeline.at(StreamKind::pp).bytes == 80);
+  CHECK(pipeline.at(device::StreamKind::pp).busy_ns == 200);
+  CHECK(pipeline.at(device::StreamKind::pp).exposed_ns == 110 + 90);
+  CHECK(pipeline.at(device::StreamKind::pp).bytes == 80);
   CHECK(exposure_text(first).find("(27 %)") != std::string::npos);
 }
 
@@ -325,17 +330,17 @@ TEST_CASE("a trace is shown as text: who was at work when") {
   const auto path = folder / "trace.json";
   {
     ChromeTrace trace(3);
-    const auto record = [&](const char* name, StreamId stream, int64_t begin, int64_t end) {
+    const auto record = [&](const char* name, device::StreamId stream, int64_t begin, int64_t end) {
       trace.record({name, stream, begin * 1'000'000, end * 1'000'000, 0});
     };
     trace.set_origin(0);
     trace.record_step("step 1", 0, 100'000'000);
     trace.record_step("step 2", 100'000'000, 200'000'000);
-    record("matmul_fc1_fwd", StreamKind::compute, 10, 90);
-    record("matmul_fc1_fwd", StreamKind::compute, 100, 130);
-    record("attention_fwd", StreamKind::compute, 130, 140);
-    record("all_gather", StreamKind::tp, 120, 175);
-    record("matmul_fc1_bwd", StreamKind::compute, 170, 200);
+    record("matmul_fc1_fwd", device::StreamKind::compute, 10, 90);
+    record("matmul_fc1_fwd", device::StreamKind::compute, 100, 130);
+    record("attention_fwd", device::StreamKind::compute, 130, 140);
+    record("all_gather", device::StreamKind::tp, 120, 175);
+    record("matmul_fc1_bwd", device::StreamKind::compute, 170, 200);
     trace.write(path);
   }
   const Trace trace = read_trace(path);

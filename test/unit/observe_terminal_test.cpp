@@ -13,6 +13,7 @@
 #include "observe/terminal.h"
 
 using namespace mtrain;
+using namespace mtrain::observe;
 using Catch::Contains;
 
 namespace {

@@ -12,7 +12,7 @@ using Catch::Contains;
 
 TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   const auto make = [&](Shape shape, DType dtype) { return Tensor::empty(stream, shape, dtype); };
   const DType f32 = DType::f32, bf16 = DType::bf16, i32 = DType::i32, f64 = DType::f64;
   const int64_t T = 4, H = 8, V = 16;
@@ -82,7 +82,7 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
 
 TEST_CASE("tokens go to their experts' rows, and come back as the sum of what was chosen") {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   const Tensor expert_TK = Tensor::from_host<int32_t>(stream, {3, 2}, {1, 0, 2, 1, 0, 2}),
                x = Tensor::empty(stream, {3, 4}, DType::f32);
   ops::fill(stream, x, 1.5f);
@@ -98,7 +98,7 @@ TEST_CASE("tokens go to their experts' rows, and come back as the sum of what wa
 
 TEST_CASE("operations on blocks and shards refuse what does not fit, and name the tensor") {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   const auto make = [&](Shape shape, DType dtype) { return Tensor::empty(stream, shape, dtype); };
   const DType f32 = DType::f32, bf16 = DType::bf16;
   const int64_t T = 4, H = 8, V = 16;

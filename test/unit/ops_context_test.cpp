@@ -310,7 +310,7 @@ std::vector<Layout> layouts() {
 
 TEST_CASE("attention block by block over a ring, and over gathered keys, equals attention") {
   const auto device = Device::cpu(2);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   for (DType type : kFloats) {
     Closeness ring(fmt::format("attention over a ring {}", dtype_name(type))),
         gathered(fmt::format("attention over gathered keys {}", dtype_name(type)));
@@ -330,7 +330,7 @@ TEST_CASE("attention block by block over a ring, and over gathered keys, equals 
 
 TEST_CASE("a block of attention leaves other rows alone, and rows without a key get 0 and -inf") {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   const int64_t S = 6, D = 4;
   const Tensor qkv = upload(stream, Array::normal(DType::f32, S * 3 * D, 1), {S, 3 * D});
   const auto result = [&] {
@@ -369,7 +369,7 @@ TEST_CASE("a block of attention leaves other rows alone, and rows without a key 
 
 TEST_CASE("heads are split into parts by destination, and come back as whole sequences") {
   const auto device = Device::cpu(2);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   const int64_t cp = 4, B = 2, D = 3, A = 8, G = 4, N = (A + 2 * G) * D, width = N / cp;
   const std::vector<int64_t> documents = {16 * B, 8 * B, 40 * B};
   const int64_t T = std::accumulate(documents.begin(), documents.end(), int64_t(0)), local = T / cp;

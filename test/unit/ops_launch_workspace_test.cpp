@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kMiB = 1 << 20;
 
 // Of a graph, too, launches do their work once, in the capture: a replay only has its addresses.
-class InlineBackend : public DeviceBackend {
+class InlineBackend : public device::DeviceBackend {
  public:
   struct Control {
     int64_t limit = INT64_MAX, used = 0;  // bytes
@@ -32,7 +32,7 @@ class InlineBackend : public DeviceBackend {
   std::string description() const override { return "an inline GPU"; }
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(StreamId) override {
+  std::unique_ptr<device::StreamBackend> make_stream(device::StreamId) override {
     return std::make_unique<InlineStream>(control_);
   }
   void* allocate(int64_t bytes) override {
@@ -47,33 +47,35 @@ class InlineBackend : public DeviceBackend {
   }
 
  private:
-  class Past : public EventBackend {
+  class Past : public device::EventBackend {
    public:
     bool ready() const override { return true; }
     void wait() const override {}
   };
-  class InlineStream : public StreamBackend {
+  class InlineStream : public device::StreamBackend {
    public:
     explicit InlineStream(std::shared_ptr<Control> control) : control_(std::move(control)) {}
-    void enqueue(LaunchTag tag, Work work) override {
+    void enqueue(device::LaunchTag tag, device::Work work) override {
       try {
         work({});
       } catch (...) {
-        std::rethrow_exception(with_culprit(std::current_exception(), tag, StreamKind::compute));
+        std::rethrow_exception(
+            with_culprit(std::current_exception(), tag, device::StreamKind::compute));
       }
     }
-    std::shared_ptr<EventBackend> record() override { return std::make_shared<Past>(); }
-    void wait(LaunchTag, std::shared_ptr<EventBackend>) override {}
-    void upload(LaunchTag, void*, std::shared_ptr<const void>, const void*, int64_t) override {}
-    void download(LaunchTag, void*, const void*, int64_t) override {}
+    std::shared_ptr<device::EventBackend> record() override { return std::make_shared<Past>(); }
+    void wait(device::LaunchTag, std::shared_ptr<device::EventBackend>) override {}
+    void upload(device::LaunchTag, void*, std::shared_ptr<const void>, const void*,
+                int64_t) override {}
+    void download(device::LaunchTag, void*, const void*, int64_t) override {}
     void synchronize() override {
       MT_CHECK(!control_->capturing, "a wait within a capture");
       ++control_->waits;
     }
     void begin_capture() override { control_->capturing = true; }
-    Work end_capture() override {
+    device::Work end_capture() override {
       control_->capturing = false;
-      return [](const LaunchContext&) {};
+      return [](const device::LaunchContext&) {};
     }
     uint64_t completed() const override { return 0; }
 
@@ -86,20 +88,20 @@ class InlineBackend : public DeviceBackend {
 struct Bench {
   std::shared_ptr<InlineBackend::Control> control = std::make_shared<InlineBackend::Control>();
   std::unique_ptr<Device> device = Device::on(std::make_unique<InlineBackend>(control));
-  Stream &compute = device->stream(StreamKind::compute),
-         &other = device->stream(StreamKind::dp_grad);
-  Allocator& memory = device->allocator();
+  Stream &compute = device->stream(device::StreamKind::compute),
+         &other = device->stream(device::StreamKind::dp_grad);
+  device::Allocator& memory = device->allocator();
 
-  MemoryUsage workspace() const { return memory.usage(MemoryCategory::workspace); }
-  Buffer buffer(int64_t bytes) {
-    return memory.allocate(bytes, MemoryCategory::activations, compute);
+  device::MemoryUsage workspace() const { return memory.usage(device::MemoryCategory::workspace); }
+  device::Buffer buffer(int64_t bytes) {
+    return memory.allocate(bytes, device::MemoryCategory::activations, compute);
   }
 };
 
 // A kernel's launch, which takes so many bytes after one another; where they were.
 std::vector<void*> run(Stream& stream, const std::vector<int64_t>& bytes) {
   std::vector<void*> taken;
-  stream.launch({.name = "kernel"}, [&](const LaunchContext&) {
+  stream.launch({.name = "kernel"}, [&](const device::LaunchContext&) {
     LaunchWorkspace scratch(stream);
     const WorkspaceScope from(scratch);
     for (const int64_t b : bytes) taken.push_back(WorkspaceScope::current()->allocate(size_t(b)));
@@ -131,7 +133,7 @@ TEST_CASE("what a launch's kernels take is counted as workspace, and free when i
 TEST_CASE("memory that a kernel keeps when it throws is free, and other memory is not taken back") {
   Bench b;
   CHECK_THROWS_WITH(b.compute.launch({.name = "kernel"},
-                                     [&](const LaunchContext&) {
+                                     [&](const device::LaunchContext&) {
                                        LaunchWorkspace scratch(b.compute);
                                        scratch.allocate(kMiB);
                                        throw RunError("broken");
@@ -168,21 +170,21 @@ TEST_CASE("where scratch memory comes from holds for a scope and for its thread 
 TEST_CASE("where the device has no memory for a launch's kernels, cached memory goes back first") {
   Bench b;
   b.control->limit = 64 * kMiB;
-  const Buffer kept = b.buffer(20 * kMiB);
+  const device::Buffer kept = b.buffer(20 * kMiB);
   b.buffer(30 * kMiB);  // and dropped
   CHECK(b.control->used == 50 * kMiB);
   run(b.compute, {40 * kMiB});
   CHECK(b.control->waits == 2);  // for both streams
   CHECK(b.control->used == 60 * kMiB);
   // The other way round: what kernels took serves a tensor.
-  const Buffer large = b.buffer(44 * kMiB);
+  const device::Buffer large = b.buffer(44 * kMiB);
   CHECK(b.control->used == 64 * kMiB);
 }
 
 TEST_CASE("a lack of memory for a launch's kernels names the launch and what has the memory") {
   Bench b;
   b.control->limit = 64 * kMiB;
-  const Buffer kept = b.buffer(20 * kMiB);
+  const device::Buffer kept = b.buffer(20 * kMiB);
   try {
     run(b.compute, {32 * kMiB, 32 * kMiB});
     FAIL("taken beyond the limit");
@@ -200,10 +202,10 @@ TEST_CASE("kernels in a capture take the graph's memory, which stays its own unt
   Bench b;
   const auto outside = run(b.compute, {32 * kMiB});
   auto pool = b.memory.make_pool();
-  std::optional<Graph> graph;
+  std::optional<device::Graph> graph;
   std::vector<void*> captured;
   {
-    Capture capture(b.compute, pool);
+    device::Capture capture(b.compute, pool);
     captured = run(b.compute, {32 * kMiB});
     CHECK(run(b.compute, {32 * kMiB}) == captured);
     graph = capture.finish("region");
@@ -228,7 +230,7 @@ TEST_CASE("a lack of memory within a capture waits for nothing and gives nothing
   b.control->limit = 64 * kMiB;
   const auto pool = b.memory.make_pool();
   {
-    Capture capture(b.compute, pool);
+    device::Capture capture(b.compute, pool);
     CHECK_THROWS_WITH(run(b.compute, {32 * kMiB}), Contains("out of memory"));
     CHECK(b.control->waits == 0);
     CHECK(b.control->used == 40 * kMiB);

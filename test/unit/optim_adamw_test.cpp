@@ -8,6 +8,7 @@
 #include "optim/adamw.h"
 
 using namespace mtrain;
+using namespace mtrain::optim;
 
 namespace {
 
@@ -15,19 +16,20 @@ namespace {
 // odd, so that there is padding.
 struct Fixture {
   explicit Fixture(DType compute = DType::f32)
-      : device(Device::cpu(2, {})), stream(device->stream(StreamKind::compute)) {
-    decayed = params.add({UnitKind::layer, 0}, {.name = "w", .shape = {7, 19}});
-    plain = params.add({UnitKind::layer, 0}, {.name = "bias", .shape = {33}, .decay = false});
-    second = params.add({UnitKind::layer, 0}, {.name = "w2", .shape = {5}});
-    other = params.add({UnitKind::layer, 1}, {.name = "v", .shape = {211}});
+      : device(Device::cpu(2, {})), stream(device->stream(device::StreamKind::compute)) {
+    decayed = params.add({model::UnitKind::layer, 0}, {.name = "w", .shape = {7, 19}});
+    plain =
+        params.add({model::UnitKind::layer, 0}, {.name = "bias", .shape = {33}, .decay = false});
+    second = params.add({model::UnitKind::layer, 0}, {.name = "w2", .shape = {5}});
+    other = params.add({model::UnitKind::layer, 1}, {.name = "v", .shape = {211}});
     params.materialize(stream, compute, true);
-    for (Parameter* p : params.params()) {
+    for (model::Parameter* p : params.params()) {
       params.set_master(stream, *p, filled(*p, 1.0));
       put(p->grad, filled(*p, 3.0));
     }
   }
   // Distinct values around +-scale.
-  static std::vector<float> filled(const Parameter& p, double scale) {
+  static std::vector<float> filled(const model::Parameter& p, double scale) {
     std::vector<float> x(size_t(p.shape.count()));
     for (size_t i = 0; i < x.size(); ++i)
       x[i] = float(scale * std::sin(1.0 + double(i) + double(p.name.size())));
@@ -42,12 +44,12 @@ struct Fixture {
 
   std::unique_ptr<Device> device;
   Stream& stream;
-  ParamStore params;
-  Parameter *decayed, *plain, *second, *other;
+  model::ParamStore params;
+  model::Parameter *decayed, *plain, *second, *other;
 };
 
-OptimizerOptions config() {
-  OptimizerOptions c;
+plan::OptimizerOptions config() {
+  plan::OptimizerOptions c;
   c.beta1 = 0.8;
   c.beta2 = 0.9;
   c.eps = 1e-3;
@@ -57,7 +59,8 @@ OptimizerOptions config() {
 
 // The published rule (Loshchilov and Hutter 2019) in float64, for one element and a constant
 // gradient.
-double reference(double w, double g, bool decay, int steps, double lr, const OptimizerOptions& c) {
+double reference(double w, double g, bool decay, int steps, double lr,
+                 const plan::OptimizerOptions& c) {
   double m = 0, v = 0;
   for (int t = 1; t <= steps; ++t) {
     m = c.beta1 * m + (1 - c.beta1) * g;
@@ -76,7 +79,7 @@ TEST_CASE("three updates equal the float64 rule, with decay only where a paramet
   AdamW adamw(f.stream, f.params, config());
   const Tensor scale = Tensor::from_host<float>(f.stream, {1}, {0.25f});
   for (int64_t step = 1; step <= 3; ++step) adamw.step(f.stream, step, 0.1f, scale);
-  for (Parameter* p : f.params.params()) {
+  for (model::Parameter* p : f.params.params()) {
     const auto w = f.get(p->master), start = Fixture::filled(*p, 1.0), g = Fixture::filled(*p, 3.0);
     const auto value = p->value.to_host_float(f.stream);
     INFO(p->name);
@@ -96,33 +99,33 @@ namespace {
 // What tensor parallelism and sharding leave a rank of a model in bf16, its gradients, and three
 // updates without master weights.
 struct Rounded {
-  Rounded(int tp, int tp_rank, const Sharding& sharding)
-      : device(Device::cpu(1, {})), stream(device->stream(StreamKind::compute)) {
-    const auto add = [&](const char* name, Shape shape, ShardSpec shard, int64_t rows = -1) {
+  Rounded(int tp, int tp_rank, const model::Sharding& sharding)
+      : device(Device::cpu(1, {})), stream(device->stream(device::StreamKind::compute)) {
+    const auto add = [&](const char* name, Shape shape, model::ShardSpec shard, int64_t rows = -1) {
       shard.ranks = tp, shard.rank = tp_rank;
       params.add(
-          {UnitKind::layer, 0},
+          {model::UnitKind::layer, 0},
           {.name = name, .shape = shape, .decay = shape.rank() > 1, .rows = rows, .shard = shard});
     };
-    const std::vector<ShardSpec::Section> heads{{8, 3}, {2, 3}};
+    const std::vector<model::ShardSpec::Section> heads{{8, 3}, {2, 3}};
     add("qkv", {heads[0].rows_here(tp) + heads[1].rows_here(tp), 5},
-        {.dim = ShardSpec::Dim::rows, .sections = heads});
-    add("proj", {7, 24 / tp}, {.dim = ShardSpec::Dim::columns});
+        {.dim = model::ShardSpec::Dim::rows, .sections = heads});
+    add("proj", {7, 24 / tp}, {.dim = model::ShardSpec::Dim::columns});
     add("norm", {77}, {});
-    add("table", {16 / tp, 7}, {.dim = ShardSpec::Dim::rows, .sections = {{16, 1}}}, 11);
+    add("table", {16 / tp, 7}, {.dim = model::ShardSpec::Dim::rows, .sections = {{16, 1}}}, 11);
     params.materialize(stream, DType::bf16, true, sharding, false);
-    OptimizerOptions c = config();
+    plan::OptimizerOptions c = config();
     c.master_weights = false;
     c.rounds_at_random = true;
     AdamW adamw(stream, params, c, 17);
-    for (Parameter* p : params.params()) {
+    for (model::Parameter* p : params.params()) {
       CHECK(!p->master);
       std::vector<float> whole(size_t(p->whole_shape().count()));
       for (size_t i = 0; i < whole.size(); ++i) whole[i] = float(std::sin(1.0 + double(i)));
       params.set_master(stream, *p, whole);
       for (float& g : whole) g = 3 * g + 1;
       const auto here = p->take_real(whole);
-      for (const OwnedPart& part : owned_parts(*p)) {
+      for (const model::OwnedPart& part : owned_parts(*p)) {
         const auto keep = std::make_shared<std::vector<float>>(here);
         stream.upload(part.range->grad.flat(part.in_range, {part.count}), keep,
                       keep->data() + part.in_param);
@@ -133,9 +136,9 @@ struct Rounded {
   }
   // Puts what this rank owns of a parameter where it belongs in the layout-free one.
   void collect(const std::string& name, std::vector<float>& whole) {
-    const Parameter& p = *params.find(name);
+    const model::Parameter& p = *params.find(name);
     whole.resize(size_t(p.whole_shape().count()), -1e9f);
-    for (const OwnedPart& part : owned_parts(p)) {
+    for (const model::OwnedPart& part : owned_parts(p)) {
       const auto got = part.range->value.flat(part.in_range, {part.count}).to_host_float(stream);
       for (int64_t i = 0; i < part.count; ++i)
         whole[size_t(p.whole_index(part.in_param + i))] = got[size_t(i)];
@@ -143,7 +146,7 @@ struct Rounded {
   }
   std::unique_ptr<Device> device;
   Stream& stream;
-  ParamStore params;
+  model::ParamStore params;
 };
 
 }  // namespace
@@ -174,10 +177,10 @@ TEST_CASE("without master weights every layout rounds alike, bit for bit") {
 TEST_CASE("stochastic_rounding: false rounds to nearest") {
   for (const bool random : {true, false}) {
     Fixture f(DType::bf16);
-    ParamStore params;
-    Parameter* p = params.add({UnitKind::layer, 0}, {.name = "w", .shape = {64}});
+    model::ParamStore params;
+    model::Parameter* p = params.add({model::UnitKind::layer, 0}, {.name = "w", .shape = {64}});
     params.materialize(f.stream, DType::bf16, true, {}, false);
-    OptimizerOptions c = config();
+    plan::OptimizerOptions c = config();
     c.master_weights = false, c.weight_decay = 0;
     c.rounds_at_random = random;
     AdamW adamw(f.stream, params, c, 1);
@@ -195,7 +198,7 @@ TEST_CASE("moments lie as the unit's parameters do") {
   Fixture f;
   AdamW adamw(f.stream, f.params, config());
   adamw.step(f.stream, 1, 0.1f, Tensor::from_host<float>(f.stream, {1}, {1.0f}));
-  for (Parameter* p : f.params.params()) {
+  for (model::Parameter* p : f.params.params()) {
     const auto& moments = adamw.moments(*p->unit);
     const auto m = f.get(moments.m.flat(p->begin, p->shape)),
                v = f.get(moments.v.flat(p->begin, p->shape)), g = Fixture::filled(*p, 3.0);
@@ -209,12 +212,12 @@ TEST_CASE("moments lie as the unit's parameters do") {
 
 TEST_CASE("the ranges of a unit that decay are those of its parameters that do") {
   Fixture f;
-  const auto decays = [](const Parameter& p) {
+  const auto decays = [](const model::Parameter& p) {
     std::vector<bool> found;
-    for (const OwnedPart& part : owned_parts(p)) found.push_back(part.range->decay);
+    for (const model::OwnedPart& part : owned_parts(p)) found.push_back(part.range->decay);
     return found;
   };
-  for (const Parameter* p : f.params.params()) CHECK(decays(*p) == std::vector{p->decay});
+  for (const model::Parameter* p : f.params.params()) CHECK(decays(*p) == std::vector{p->decay});
   CHECK(f.params.units()[0]->owned.size() == 2);
   CHECK(f.params.units()[1]->owned.size() == 1);
 }
@@ -222,7 +225,7 @@ TEST_CASE("the ranges of a unit that decay are those of its parameters that do")
 TEST_CASE("the gradient norm is that of all units together") {
   Fixture f;
   double squares = 0;
-  for (Parameter* p : f.params.params())
+  for (model::Parameter* p : f.params.params())
     for (float g : Fixture::filled(*p, 3.0)) squares += double(g) * g;
   const double norm = std::sqrt(squares);
   REQUIRE(norm > 5);
@@ -246,7 +249,7 @@ TEST_CASE("a gradient that is not finite changes nothing") {
   const ops::Clip clip = clip_grad_norm(
       f.stream, f.params, [](const Tensor&) {}, 1);
   adamw.step(f.stream, 1, 0.1f, clip.scale);
-  for (Parameter* p : f.params.params()) {
+  for (model::Parameter* p : f.params.params()) {
     CHECK((f.get(p->master) == Fixture::filled(*p, 1.0)));
     CHECK((f.get(adamw.moments(*p->unit).m) == std::vector<float>(size_t(p->unit->count))));
   }

@@ -9,14 +9,15 @@
 #include "recipe/schema/optimizer.h"
 
 using namespace mtrain;
+using namespace mtrain::optim;
 
 namespace {
 
 constexpr double kLr = 0.8, kMin = 0.08;
 constexpr int64_t kWarmUp = 10, kEnd = 110;
 
-LrSchedulerConfig config(LrStyle style) {
-  LrSchedulerConfig c;
+recipe::LrSchedulerConfig config(recipe::LrStyle style) {
+  recipe::LrSchedulerConfig c;
   c.style = style;
   c.warmup_steps = kWarmUp;
   c.decay_steps = kEnd;
@@ -24,10 +25,10 @@ LrSchedulerConfig config(LrStyle style) {
   return c;
 }
 
-LrSchedule schedule(const LrSchedulerConfig& c, int64_t train_steps = 1000) {
-  OptimizerConfig optimizer;
+LrSchedule schedule(const recipe::LrSchedulerConfig& c, int64_t train_steps = 1000) {
+  recipe::OptimizerConfig optimizer;
   optimizer.lr = kLr;
-  return LrSchedule(lr_schedule_options(optimizer, c, train_steps));
+  return LrSchedule(plan::lr_schedule_options(optimizer, c, train_steps));
 }
 
 // One rounding to fp32 of a value computed in double.
@@ -36,7 +37,8 @@ Approx near(double x) { return Approx(x).epsilon(1e-6); }
 }  // namespace
 
 TEST_CASE("every style warms up alike, from one part of lr to the whole") {
-  for (LrStyle style : {LrStyle::cosine, LrStyle::linear, LrStyle::constant, LrStyle::wsd}) {
+  for (recipe::LrStyle style : {recipe::LrStyle::cosine, recipe::LrStyle::linear,
+                                recipe::LrStyle::constant, recipe::LrStyle::wsd}) {
     auto c = config(style);
     c.wsd_decay_steps = 40;
     const auto s = schedule(c);
@@ -47,8 +49,9 @@ TEST_CASE("every style warms up alike, from one part of lr to the whole") {
 }
 
 TEST_CASE("cosine, linear and constant") {
-  const auto cosine = schedule(config(LrStyle::cosine)), linear = schedule(config(LrStyle::linear)),
-             constant = schedule(config(LrStyle::constant));
+  const auto cosine = schedule(config(recipe::LrStyle::cosine)),
+             linear = schedule(config(recipe::LrStyle::linear)),
+             constant = schedule(config(recipe::LrStyle::constant));
   for (int64_t step = kWarmUp; step <= kEnd; ++step) {
     const double share = double(step - kWarmUp) / double(kEnd - kWarmUp);
     CHECK(cosine.at(step) ==
@@ -65,14 +68,15 @@ TEST_CASE("cosine, linear and constant") {
 }
 
 TEST_CASE("wsd holds lr, and comes down in four shapes") {
-  const auto of = [](WsdDecayStyle shape) {
-    auto c = config(LrStyle::wsd);
+  const auto of = [](recipe::WsdDecayStyle shape) {
+    auto c = config(recipe::LrStyle::wsd);
     c.wsd_decay_steps = 40;
     c.wsd_decay_style = shape;
     return schedule(c);
   };
-  const auto linear = of(WsdDecayStyle::linear), cosine = of(WsdDecayStyle::cosine),
-             exponential = of(WsdDecayStyle::exponential), root = of(WsdDecayStyle::minus_sqrt);
+  const auto linear = of(recipe::WsdDecayStyle::linear), cosine = of(recipe::WsdDecayStyle::cosine),
+             exponential = of(recipe::WsdDecayStyle::exponential),
+             root = of(recipe::WsdDecayStyle::minus_sqrt);
   for (const auto* s : {&linear, &cosine, &exponential, &root}) {
     for (int64_t step = kWarmUp; step <= 70; ++step) CHECK(s->at(step) == near(kLr));
     CHECK(s->at(71) < kLr);
@@ -97,12 +101,12 @@ TEST_CASE("wsd holds lr, and comes down in four shapes") {
 }
 
 TEST_CASE("edges: a decay longer than the run, and one that begins inside the warm-up") {
-  auto c = config(LrStyle::wsd);
-  c.wsd_decay_style = WsdDecayStyle::linear;
+  auto c = config(recipe::LrStyle::wsd);
+  c.wsd_decay_style = recipe::WsdDecayStyle::linear;
   c.wsd_decay_steps = 1000;  // from the end of the warm-up then
   CHECK(schedule(c).at(kWarmUp) == near(kLr));
   CHECK(schedule(c).at(60) == near((kLr + kMin) / 2));
-  c = config(LrStyle::linear);
+  c = config(recipe::LrStyle::linear);
   c.decay_steps.reset();  // train.steps
   CHECK(schedule(c, 30).at(20) == near((kLr + kMin) / 2));
   CHECK(schedule(c, 30).at(30) == near(kMin));

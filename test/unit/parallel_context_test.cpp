@@ -11,6 +11,7 @@
 #include "plan/head_chunks.h"
 
 using namespace mtrain;
+using namespace mtrain::parallel;
 
 namespace {
 
@@ -45,7 +46,7 @@ struct Diagnostic {
                           : std::accumulate(documents.begin(), documents.end(), int64_t(0));
   }
   int64_t N() const { return (kA + 2 * c.G) * kD; }
-  HeadConfig heads() const { return {kA, c.G, kD, c.window}; }
+  model::HeadConfig heads() const { return {kA, c.G, kD, c.window}; }
   Tensor values(Stream& stream, int64_t width, uint64_t key) const {
     const Tensor wide = Tensor::empty(stream, {S * c.B, width}, DType::f32);
     ops::fill_normal(stream, wide, key, 0, 1);
@@ -59,8 +60,8 @@ struct Diagnostic {
     for (int64_t& n : rows) n *= c.B;
     return ops::balanced_to_sequence(rows, cp, width);
   }
-  SequenceInfo sequence(Stream& stream, int64_t ranks) const {
-    SequenceInfo seq{.B = c.B, .S = S / ranks};
+  model::SequenceInfo sequence(Stream& stream, int64_t ranks) const {
+    model::SequenceInfo seq{.B = c.B, .S = S / ranks};
     if (documents.empty()) return seq;
     std::vector<int32_t> ends{0};
     for (const int64_t n : documents) ends.push_back(ends.back() + int32_t(n));
@@ -85,19 +86,19 @@ struct Values {
 // What attention on one rank in fp32 makes of the same numbers.
 Values reference(const Diagnostic& problem) {
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   const auto wide = [&](const Tensor& x) {
     const Tensor y = Tensor::empty(stream, x.shape(), DType::f32);
     ops::cast(stream, x, y);
     return y;
   };
-  const SequenceInfo seq = problem.sequence(stream, 1);
-  WgradQueue wgrad;
-  Stash stash;
-  Step step{stream, wgrad, stash, seq};
+  const model::SequenceInfo seq = problem.sequence(stream, 1);
+  model::WgradQueue wgrad;
+  model::Stash stash;
+  model::Step step{stream, wgrad, stash, seq};
   const auto core = local_attention(problem.heads());
   const Tensor qkv = wide(problem.qkv(stream));
-  const CoreResult forward = core->forward(step, qkv);
+  const model::CoreResult forward = core->forward(step, qkv);
   const Tensor dqkv = core->backward(step, forward, wide(problem.dout(stream)));
   return {forward.out_TN.to_host_float(stream), dqkv.to_host_float(stream)};
 }
@@ -117,11 +118,11 @@ bool allowed(Type type, const Diagnostic& p, Levels levels) {
   return type != Type::a2a_p2p || p.c.G % levels.first == 0;
 }
 
-std::unique_ptr<AttentionCore> make_core(Type type, World& world,
-                                         const std::shared_ptr<ContextComm>& comm,
-                                         const HeadConfig& heads, Levels levels) {
-  const Mesh mesh = device_mesh({.cp = world.size()});
-  const Group cp = world.group("cp", mesh, {Axis::cp});
+std::unique_ptr<model::AttentionCore> make_core(Type type, comm::World& world,
+                                                const std::shared_ptr<ContextComm>& comm,
+                                                const model::HeadConfig& heads, Levels levels) {
+  const mesh::Mesh mesh = mesh::device_mesh({.cp = world.size()});
+  const Group cp = world.group("cp", mesh, {mesh::Axis::cp});
   const auto level = [&](const char* name, size_t i) {
     std::vector<int> ranks;
     for (const int64_t r :
@@ -131,8 +132,9 @@ std::unique_ptr<AttentionCore> make_core(Type type, World& world,
   };
   switch (type) {
     case Type::p2p: return p2p_attention(comm, cp, heads);
-    case Type::all_gather: return all_gather_attention(comm, cp, heads, head_chunks(heads.G));
-    case Type::a2a: return a2a_attention(comm, cp, heads, head_chunks(heads.G / world.size()));
+    case Type::all_gather: return all_gather_attention(comm, cp, heads, plan::head_chunks(heads.G));
+    case Type::a2a:
+      return a2a_attention(comm, cp, heads, plan::head_chunks(heads.G / world.size()));
     case Type::a2a_p2p: return a2a_p2p_attention(comm, level("level", 0), level("ring", 1), heads);
   }
   throw BugError("type");
@@ -146,21 +148,22 @@ std::vector<Values> run(const Diagnostic& problem, const std::vector<Type>& type
   std::vector<Values> results(types.size());
   std::vector<std::vector<Values>> of_rank(ranks, std::vector<Values>(types.size()));
   run_ranks(problem.cp, "thread", [&](TestRank& rank) {
-    Stream& stream = rank.device.stream(StreamKind::compute);
-    const auto comm = std::make_shared<ContextComm>(rank.device.stream(StreamKind::cp), overlap);
+    Stream& stream = rank.device.stream(device::StreamKind::compute);
+    const auto comm =
+        std::make_shared<ContextComm>(rank.device.stream(device::StreamKind::cp), overlap);
     const auto own = [&](const Tensor& whole) {
       const Tensor x = Tensor::empty(stream, whole.shape(), whole.dtype());
       ops::copy_blocks(stream, whole, x, ops::inverse(problem.order(whole.dim(1))));
       const int64_t rows = whole.dim(0) / problem.cp;
       return x.rows(rank.rank() * rows, (rank.rank() + 1) * rows);
     };
-    const SequenceInfo seq = problem.sequence(stream, problem.cp);
+    const model::SequenceInfo seq = problem.sequence(stream, problem.cp);
     const Tensor qkv = own(problem.qkv(stream)), dout = own(problem.dout(stream));
-    WgradQueue wgrad;
-    Stash stash;
-    Step step{stream, wgrad, stash, seq};
-    std::vector<std::unique_ptr<AttentionCore>> cores;
-    std::vector<CoreResult> forwards;
+    model::WgradQueue wgrad;
+    model::Stash stash;
+    model::Step step{stream, wgrad, stash, seq};
+    std::vector<std::unique_ptr<model::AttentionCore>> cores;
+    std::vector<model::CoreResult> forwards;
     std::vector<Tensor> gradients(types.size());
     for (const Type type : types) {
       cores.push_back(make_core(type, rank.world, comm, problem.heads(), levels));
@@ -174,7 +177,7 @@ std::vector<Values> run(const Diagnostic& problem, const std::vector<Type>& type
   });
   // Into the sequence's order.
   const auto device = Device::cpu(1);
-  Stream& stream = device->stream(StreamKind::compute);
+  Stream& stream = device->stream(device::StreamKind::compute);
   for (size_t i = 0; i < types.size(); ++i)
     for (const auto which : {&Values::out, &Values::dqkv}) {
       std::vector<float> by_rank;

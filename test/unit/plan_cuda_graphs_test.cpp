@@ -3,6 +3,7 @@
 #include "recipe_cases.h"
 
 using namespace mtrain;
+using namespace mtrain::plan;
 using namespace recipe_cases;
 
 namespace {

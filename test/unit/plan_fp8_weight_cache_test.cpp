@@ -3,6 +3,7 @@
 #include "recipe_cases.h"
 
 using namespace mtrain;
+using namespace mtrain::plan;
 using namespace recipe_cases;
 
 namespace {
@@ -18,7 +19,7 @@ Kept kept(int64_t world, Overrides overrides) {
   const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
   std::string all;
   for (const auto& p : diagnostics.sorted())
-    if (p.severity == Severity::error) all += p.str() + "\n";
+    if (p.severity == recipe::Severity::error) all += p.str() + "\n";
   CAPTURE(overrides);
   CHECK(all == "");
   const Fp8WeightCache copies = make_plan(r, world, 0).fp8_weights;

@@ -5,6 +5,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::plan;
 using namespace recipe_cases;
 
 TEST_CASE("the world must be divisible as the recipe divides it") {
@@ -418,7 +419,7 @@ TEST_CASE("the lengths that a hint names are legal for every rule about them") {
                 "distributed.sequence_parallel=true", "dataset.seq_length=1022"});
   REQUIRE(diagnostics.sorted().size() >= 1);
   for (const auto& p : diagnostics.sorted())
-    if (p.severity == Severity::error) {
+    if (p.severity == recipe::Severity::error) {
       CHECK(p.field == "dataset.seq_length");
       CHECK(p.hint.find("1016 or 1024") != std::string::npos);
     }

@@ -6,6 +6,7 @@
 #include "recipe_cases.h"
 
 using namespace mtrain;
+using namespace mtrain::plan;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
 
@@ -277,7 +278,7 @@ namespace {
 Recipe recipe_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
   Diagnostics diagnostics;
   const Recipe r = load_recipe_text(kBase + more, "base.yaml", overrides, diagnostics, world);
-  INFO(diagnostics.text(Severity::error));
+  INFO(diagnostics.text(recipe::Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;
 }
@@ -455,7 +456,7 @@ TEST_CASE("a feature without execution is refused by name") {
   const auto built = [](int64_t world, const Overrides& o) {
     Diagnostics diagnostics;
     check_supported(recipe_of(world, o), diagnostics);
-    return diagnostics.text(Severity::error);
+    return diagnostics.text(recipe::Severity::error);
   };
   REQUIRE(built(1, {}).empty());
   REQUIRE(built(1, {"comm.backend=gloo"}).empty());
@@ -492,7 +493,7 @@ TEST_CASE("of pipelines, what is not executed yet is refused by name") {
   const auto built = [](const Overrides& o) {
     Diagnostics diagnostics;
     check_supported(recipe_of(8, o), diagnostics);
-    return diagnostics.text(Severity::error);
+    return diagnostics.text(recipe::Severity::error);
   };
   REQUIRE(built(pipeline({})).empty());
   REQUIRE(built(megatron(interleaved({"ddp.align_param_gather=true"}))).empty());
@@ -510,7 +511,7 @@ TEST_CASE("a printed layout loads again") {
     const Recipe r = recipe_of(4, o);
     Diagnostics diagnostics;
     const Recipe again = load_recipe_text(print_recipe(r), "printed", {}, diagnostics, 4);
-    INFO(print_recipe(r) << diagnostics.text(Severity::error));
+    INFO(print_recipe(r) << diagnostics.text(recipe::Severity::error));
     REQUIRE_FALSE(diagnostics.has_errors());
     REQUIRE(print_recipe(again, false) == print_recipe(r, false));
   }

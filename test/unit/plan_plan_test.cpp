@@ -11,7 +11,8 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
-using Name = PipelineScheduleName;
+using namespace mtrain::plan;
+using Name = recipe::PipelineScheduleName;
 
 namespace {
 

@@ -3,6 +3,7 @@
 #include "recipe_cases.h"
 
 using namespace mtrain;
+using namespace mtrain::plan;
 using namespace recipe_cases;
 
 TEST_CASE("settings of one rank that contradict each other are refused at the one to change") {

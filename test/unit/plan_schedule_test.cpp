@@ -12,6 +12,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::plan;
 
 namespace {
 
@@ -21,7 +22,9 @@ const char* kBase =
     "train: {micro_batch_size: 1}\n"
     "distributed: {pipeline: {}}\n";
 
-Schedule from_text(const std::string& text) { return schedule_from_text(text, "test.csv"); }
+schedule::Schedule from_text(const std::string& text) {
+  return schedule_from_text(text, "test.csv");
+}
 
 std::string refused(const std::string& text) {
   try {
@@ -36,7 +39,7 @@ std::string refused(const std::string& text) {
 
 TEST_CASE("a size that the recipe allows is one that the schedule can have, and no other") {
   int64_t allowed = 0, refused_sizes = 0;
-  for (const auto& [value, name] : enum_names(PipelineScheduleName{})) {
+  for (const auto& [value, name] : enum_names(recipe::PipelineScheduleName{})) {
     if (enum_name(value) != name) continue;  // another name of one that was met
     for (const int64_t pp : {2, 4})
       for (const int64_t v : {1, 2, 3})
@@ -54,17 +57,17 @@ TEST_CASE("a size that the recipe allows is one that the schedule can have, and 
             const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, pp);
             INFO(name << " pp " << pp << " stages " << v << " micro-batches " << m << " group "
                       << group << "\n"
-                      << diagnostics.text(Severity::error));
+                      << diagnostics.text(recipe::Severity::error));
             bool legal = true;
             try {
-              check_size(schedule_kind(name), {pp, v, m, group});
+              schedule::check_size(schedule::schedule_kind(name), {pp, v, m, group});
             } catch (const UserError&) {
               legal = false;
             }
             REQUIRE(legal == !diagnostics.has_errors());
             ++(legal ? allowed : refused_sizes);
             if (!legal) continue;
-            const Schedule s = make_plan(r, pp, 0).schedule;
+            const schedule::Schedule s = make_plan(r, pp, 0).schedule;
             REQUIRE(s.name == name);
             REQUIRE(s.stages == pp * v);
             REQUIRE(s.micro_batches == m);
@@ -81,9 +84,9 @@ TEST_CASE("a schedule is known by every spelling of its name") {
 }
 
 TEST_CASE("a schedule survives its table") {
-  for (const ScheduleKind& kind : schedule_kinds()) {
-    const Schedule made = make_schedule(kind.name, {3, kind.fewest_stages, 6});
-    const Schedule read = from_text(schedule_csv(made));
+  for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
+    const schedule::Schedule made = schedule::make_schedule(kind.name, {3, kind.fewest_stages, 6});
+    const schedule::Schedule read = from_text(schedule_csv(made));
     CHECK(read.rank_of_stage == made.rank_of_stage);
     CHECK(schedule_csv(read) == schedule_csv(made));
   }
@@ -92,9 +95,9 @@ TEST_CASE("a schedule survives its table") {
 TEST_CASE("what a table costs is what its lists say") {
   const TemporaryFolder folder;
   const std::string path = (folder / "schedule.csv").string();
-  for (const ScheduleKind& kind : schedule_kinds()) {
+  for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
     // Of another name's rules nothing is left: the table alone counts.
-    const ScheduleSize size{2, kind.fewest_stages, 8};
+    const schedule::ScheduleSize size{2, kind.fewest_stages, 8};
     write_file_atomic(path, schedule_csv(make_schedule(kind.name, size)));
     Diagnostics diagnostics;
     const Recipe r = load_recipe_text(
@@ -102,7 +105,7 @@ TEST_CASE("what a table costs is what its lists say") {
         {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", kind.fewest_stages),
          "distributed.pipeline.pp_schedule_csv=" + path, "train.global_batch_size=8"},
         diagnostics, 2);
-    INFO(kind.name << diagnostics.text(Severity::error));
+    INFO(kind.name << diagnostics.text(recipe::Severity::error));
     REQUIRE_FALSE(diagnostics.has_errors());
     const ScheduleShape shape = make_plan(r, 2, 0).schedule_shape;
     // A table has no pairs, whose results come at their common end.

@@ -14,6 +14,7 @@
 namespace recipe_cases {
 
 using namespace mtrain;
+using namespace mtrain::recipe;
 
 inline const char* kBase =
     "model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, num_query_groups: 4,\n"
@@ -32,7 +33,7 @@ struct Setting {
 
 inline Diagnostics check(int64_t world, const Overrides& overrides) {
   Diagnostics diagnostics;
-  load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
+  plan::load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
   return diagnostics;
 }
 

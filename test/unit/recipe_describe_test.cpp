@@ -7,6 +7,7 @@
 #include "recipe/schema/schema.h"
 
 using namespace mtrain;
+using namespace mtrain::recipe;
 using Catch::Matchers::Contains;
 
 TEST_CASE("every default is accepted as a value and lies in its range") {

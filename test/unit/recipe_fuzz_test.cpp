@@ -13,6 +13,7 @@
 #include "recipe/schema/schema.h"
 
 using namespace mtrain;
+using namespace mtrain::recipe;
 
 namespace {
 
@@ -104,7 +105,7 @@ TEST_CASE("a broken recipe is refused, not fatal") {
     INFO(i << ":\n" << text);
     Diagnostics diagnostics;
     const int64_t world = int64_t(dice.below(70));
-    const Recipe r = load_recipe_text(text, "fuzz/r.yaml", overrides, diagnostics, world);
+    const Recipe r = plan::load_recipe_text(text, "fuzz/r.yaml", overrides, diagnostics, world);
     if (diagnostics.has_errors()) {
       ++refused;
       for (const auto& p : diagnostics.sorted()) {
@@ -113,8 +114,8 @@ TEST_CASE("a broken recipe is refused, not fatal") {
       }
     } else {
       ++loaded;
-      REQUIRE_FALSE(print_overlap(resolve_overlap(r, layout_of(r, world))).empty());
-      check_supported(r, diagnostics);
+      REQUIRE_FALSE(print_overlap(resolve_overlap(r, plan::layout_of(r, world))).empty());
+      plan::check_supported(r, diagnostics);
       REQUIRE_FALSE(print_recipe(r).empty());
     }
   }
@@ -133,15 +134,16 @@ TEST_CASE("every field refuses or takes odd values") {
     for (const auto& value : values) {
       INFO(row.path << "=" << value);
       Diagnostics diagnostics;
-      const Recipe r = load_recipe_text(base, "r.yaml", {row.path + "=" + value}, diagnostics, 0);
+      const Recipe r =
+          plan::load_recipe_text(base, "r.yaml", {row.path + "=" + value}, diagnostics, 0);
       if (diagnostics.has_errors()) continue;
       Diagnostics again;
-      const Recipe same = load_recipe_text(print_recipe(r), "printed.yaml", {}, again, 0);
+      const Recipe same = plan::load_recipe_text(print_recipe(r), "printed.yaml", {}, again, 0);
       INFO(again.text(Severity::error));
       REQUIRE_FALSE(again.has_errors());
       REQUIRE(print_recipe(same, false) == print_recipe(r, false));
-      REQUIRE(resolve_overlap(same, layout_of(same, 0)).bucket_size ==
-              resolve_overlap(r, layout_of(r, 0)).bucket_size);
+      REQUIRE(resolve_overlap(same, plan::layout_of(same, 0)).bucket_size ==
+              resolve_overlap(r, plan::layout_of(r, 0)).bucket_size);
     }
   }
 }
@@ -156,7 +158,7 @@ TEST_CASE("large and alien files are refused in an instant") {
         std::string(1 << 20, '{'), "a: \"" + std::string(1 << 19, '$') + "\"\n"}) {
     const std::clock_t start = std::clock();  // of this process: others may keep the cores busy
     Diagnostics diagnostics;
-    load_recipe_text(text, "r.yaml", {}, diagnostics);
+    plan::load_recipe_text(text, "r.yaml", {}, diagnostics);
     const double took = double(std::clock() - start) / CLOCKS_PER_SEC;
     REQUIRE(diagnostics.has_errors());
     // Each takes some tens of milliseconds; the bound catches work that grows with the square of
@@ -173,11 +175,11 @@ TEST_CASE("a layout of 16384 ranks is checked in an instant") {
       "distributed: {tp_size: 8, pp_size: 16, pipeline: {}}\n";
   const std::clock_t start = std::clock();  // of this process: others may keep the cores busy
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(text, "r.yaml", {}, diagnostics, 16384);
+  const Recipe r = plan::load_recipe_text(text, "r.yaml", {}, diagnostics, 16384);
   const double took = double(std::clock() - start) / CLOCKS_PER_SEC;
   INFO(diagnostics.text(Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
-  REQUIRE(layout_of(r, 16384).dp == 128);
+  REQUIRE(plan::layout_of(r, 16384).dp == 128);
   // Loading takes about a millisecond; the bound only catches work that grows with the ranks.
   REQUIRE(took < 2.0);
 }

@@ -14,6 +14,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::recipe;
 using Catch::Matchers::Contains;
 
 namespace {
@@ -22,7 +23,7 @@ const std::string kMinimal = "dataset: {train: data/x}\n";
 
 Recipe load(const std::string& text, const std::vector<std::string>& overrides = {}) {
   Diagnostics diagnostics;
-  Recipe r = load_recipe_text(text, "r.yaml", overrides, diagnostics);
+  Recipe r = plan::load_recipe_text(text, "r.yaml", overrides, diagnostics);
   INFO(diagnostics.text(Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;
@@ -30,7 +31,7 @@ Recipe load(const std::string& text, const std::vector<std::string>& overrides =
 
 std::string errors(const std::string& text, const std::vector<std::string>& overrides = {}) {
   Diagnostics diagnostics;
-  load_recipe_text(text, "r.yaml", overrides, diagnostics);
+  plan::load_recipe_text(text, "r.yaml", overrides, diagnostics);
   return diagnostics.text(Severity::error);
 }
 
@@ -228,8 +229,8 @@ TEST_CASE("anchors and merge keys work") {
 
 TEST_CASE("all mistakes are reported together, in the order of the file") {
   Diagnostics diagnostics;
-  load_recipe_text("optimizer:\n  lr: fast\nmodel:\n  hidden: 3\n  num_layers: 0\n", "r.yaml",
-                   {"train.steps=x"}, diagnostics);
+  plan::load_recipe_text("optimizer:\n  lr: fast\nmodel:\n  hidden: 3\n  num_layers: 0\n", "r.yaml",
+                         {"train.steps=x"}, diagnostics);
   const auto list = diagnostics.sorted();
   REQUIRE(list.size() == 5);
   REQUIRE(list[0].location.line == 2);
@@ -243,7 +244,7 @@ TEST_CASE("all mistakes are reported together, in the order of the file") {
 TEST_CASE("a file that is not there, a folder or empty") {
   const auto of = [](const std::string& path) {
     Diagnostics diagnostics;
-    load_recipe(path, {}, diagnostics);
+    plan::load_recipe(path, {}, diagnostics);
     return diagnostics.text(Severity::error);
   };
   const std::string recipes = std::string(MTRAIN_SOURCE_DIR) + "/recipes/";
@@ -281,12 +282,12 @@ TEST_CASE("the recipes of the house load at the world size that their head names
     const auto at = text.find(mark);
     const int64_t world = at == std::string::npos ? 1 : std::stoll(text.substr(at + mark.size()));
     Diagnostics diagnostics;
-    const Recipe r = load_recipe(entry.path().string(), {}, diagnostics, world);
+    const Recipe r = plan::load_recipe(entry.path().string(), {}, diagnostics, world);
     INFO(diagnostics.text(Severity::error) << diagnostics.text(Severity::warning));
     REQUIRE_FALSE(diagnostics.has_errors());
     REQUIRE(diagnostics.text(Severity::warning).empty());
     Diagnostics again;
-    load_recipe_text(print_recipe(r), "printed", {}, again, world);
+    plan::load_recipe_text(print_recipe(r), "printed", {}, again, world);
     REQUIRE(again.text(Severity::error).empty());
     ++count;
   }
@@ -337,7 +338,7 @@ TEST_CASE("a recipe may be based on others") {
   };
   const auto of = [&](const char* name) {
     Diagnostics diagnostics;
-    const Recipe r = load_recipe((dir / name).string(), {}, diagnostics);
+    const Recipe r = plan::load_recipe((dir / name).string(), {}, diagnostics);
     return std::pair{r, diagnostics.text(Severity::error)};
   };
   write("a.yaml",

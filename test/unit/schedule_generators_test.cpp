@@ -10,6 +10,7 @@
 #include "schedule/validator.h"
 
 using namespace mtrain;
+using namespace mtrain::schedule;
 
 namespace {
 

@@ -9,6 +9,7 @@
 #include "schedule/validator.h"
 
 using namespace mtrain;
+using namespace mtrain::schedule;
 using K = ActionKind;
 
 namespace {

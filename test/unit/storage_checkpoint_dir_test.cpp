@@ -16,6 +16,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::storage;
 using Catch::Contains;
 namespace fs = std::filesystem;
 

@@ -14,6 +14,7 @@
 #include "temporary_folder.h"
 
 using namespace mtrain;
+using namespace mtrain::storage;
 using Catch::Contains;
 
 namespace {
@@ -53,7 +54,7 @@ TEST_CASE("a written file reads back, every dtype, from host and device") {
   const TemporaryFolder folder;
   const auto path = folder / "model.safetensors";
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
 
   const std::vector<double> f64{1.5, -2.25, 1e300};
   const std::vector<int64_t> i64{INT64_MIN, 0, INT64_MAX, 7};
@@ -113,7 +114,7 @@ TEST_CASE("a tensor larger than one piece streams through the host") {
   const TemporaryFolder folder;
   const auto path = folder / "large.safetensors";
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
   const int64_t count = (40ll << 20) / 4 + 13;  // two and a half pieces of 16 MiB, and a rest
   std::vector<float> values(static_cast<size_t>(count));
   fill_normal(1, 0, count, 1.0f, values.data());

@@ -6,21 +6,22 @@
 #include "tensor/tensor.h"
 
 using namespace mtrain;
+using namespace mtrain::tensor;
 using Catch::Contains;
 
 TEST_CASE("a tensor goes to the device and back") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
   std::vector<float> values(24);
   std::iota(values.begin(), values.end(), 0.0f);
-  const Tensor t = Tensor::from_host(compute, {2, 3, 4}, values, MemoryCategory::params);
+  const Tensor t = Tensor::from_host(compute, {2, 3, 4}, values, device::MemoryCategory::params);
   CHECK(t.shape() == Shape{2, 3, 4});
   CHECK(t.dtype() == DType::f32);
   CHECK(t.count() == 24);
   CHECK(t.bytes() == 96);
   CHECK(t.dim(-1) == 4);
   CHECK(t.to_host<float>(compute) == values);
-  CHECK(device->allocator().usage(MemoryCategory::params).current == 512);
+  CHECK(device->allocator().usage(device::MemoryCategory::params).current == 512);
   CHECK_THROWS_AS(t.to_host<int32_t>(compute), BugError);
   CHECK_THROWS_WITH((Tensor::from_host<float>(compute, {2, 2}, {1, 2, 3})),
                     Contains("3 values for (2, 2)"));
@@ -35,7 +36,7 @@ TEST_CASE("a tensor goes to the device and back") {
 
 TEST_CASE("views share memory") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
   std::vector<float> values(24);
   std::iota(values.begin(), values.end(), 0.0f);
   const Tensor t = Tensor::from_host(compute, {6, 4}, values);
@@ -61,7 +62,7 @@ TEST_CASE("views share memory") {
   CHECK_THROWS_AS(rows.flat(8, {5}), BugError);
   CHECK_THROWS_AS(rows.flat(-1, {5}), BugError);
 
-  const Access access = flat;
+  const device::Access access = flat;
   CHECK(access.bytes == 20);
   CHECK(access.data == static_cast<char*>(t.data()) + 44);
   CHECK(access.dtype == DType::f32);
@@ -73,7 +74,7 @@ TEST_CASE("views share memory") {
 
 TEST_CASE("absent and empty tensors are harmless") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
   const Tensor absent;
   CHECK_FALSE(absent);
   CHECK(absent.data() == nullptr);
@@ -91,7 +92,7 @@ TEST_CASE("absent and empty tensors are harmless") {
 
 TEST_CASE("a view keeps its memory alive") {
   const auto device = Device::cpu(1);
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
   Tensor view;
   {
     const Tensor t = Tensor::from_host<float>(compute, {3}, {1, 2, 3});

@@ -21,9 +21,9 @@ extern "C" int epoll_wait(int fd, epoll_event* events, int most, int timeout) {
   return next(fd, events, most, timeout);
 }
 
-namespace mtrain {
+namespace mtrain::comm {
 
 void yield_in_polls(bool on) { g_yields = on; }
 uint64_t polls_seen() { return g_polls; }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

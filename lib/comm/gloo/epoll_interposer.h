@@ -5,9 +5,9 @@
 #pragma once
 #include <cstdint>
 
-namespace mtrain {
+namespace mtrain::comm {
 
 void yield_in_polls(bool on);  // on from the start; off to measure what it gains
 uint64_t polls_seen();         // calls so far, by any thread: shows that polls come by here
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -13,7 +13,7 @@
 #include "comm/gloo/ring_pieces.h"
 #include "comm/reduce.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -49,7 +49,7 @@ class GlooCommunicator : public Communicator {
     if (!dead_ && !aborted_) mesh_->part(Clock::now() + std::min(timeout_ / 4, kPartingTime));
   }
 
-  void all_reduce(Span data, Reduce op, const LaunchContext&) override {
+  void all_reduce(Span data, Reduce op, const device::LaunchContext&) override {
     collective(
         fmt::format("all_reduce ({}) of {} {}", name(op), data.count, dtype_name(data.dtype)), [&] {
           if (data.bytes() <= kDirectBytes) return reduce_all(data, op);
@@ -59,13 +59,13 @@ class GlooCommunicator : public Communicator {
         });
   }
 
-  void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext&) override {
+  void reduce_scatter(ConstSpan in, Span out, Reduce op, const device::LaunchContext&) override {
     collective(
         fmt::format("reduce_scatter ({}) of {} {}", name(op), in.count, dtype_name(in.dtype)),
         [&] { reduce_to_own(in, out.as<std::byte>(), op); });
   }
 
-  void all_gather(ConstSpan in, Span out, const LaunchContext&) override {
+  void all_gather(ConstSpan in, Span out, const device::LaunchContext&) override {
     collective(fmt::format("all_gather of {} {}", in.count, dtype_name(in.dtype)), [&] {
       std::byte* own = at(out.data, me_ * in.bytes());
       if (in.data != own) copy(own, in.as<std::byte>(), in.bytes());
@@ -74,7 +74,7 @@ class GlooCommunicator : public Communicator {
   }
 
   void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
-                  const std::vector<int64_t>& receives, const LaunchContext&) override {
+                  const std::vector<int64_t>& receives, const device::LaunchContext&) override {
     collective(fmt::format("all_to_all of {}", dtype_name(in.dtype)), [&] {
       check_counts(sends, receives);
       const int64_t size = dtype_size(in.dtype);
@@ -93,7 +93,7 @@ class GlooCommunicator : public Communicator {
   }
 
   // Data goes down a chain of ranks from the root; few bytes go straight to all.
-  void broadcast(Span data, int root, const LaunchContext&) override {
+  void broadcast(Span data, int root, const device::LaunchContext&) override {
     collective(
         fmt::format("broadcast of {} {} from {}", data.count, dtype_name(data.dtype), root), [&] {
           const int place = (me_ - root + ranks_) % ranks_;
@@ -113,7 +113,7 @@ class GlooCommunicator : public Communicator {
   }
 
   void exchange(const std::vector<Transfer>& transfers, Clock::time_point,
-                const LaunchContext&) override {
+                const device::LaunchContext&) override {
     // Slots count the messages of each direction between two ranks, which only these two know.
     call({calls_, "messages", true}, [&] {
       for (const Transfer& t : transfers) {
@@ -127,7 +127,7 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  void barrier(const LaunchContext&) override {
+  void barrier(const device::LaunchContext&) override {
     collective("barrier", [&] { meet(); });
   }
 
@@ -414,4 +414,4 @@ std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
   return std::make_unique<GlooCommunicator>(std::move(mesh), std::move(reporter), timeout);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

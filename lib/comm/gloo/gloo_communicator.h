@@ -6,7 +6,7 @@
 #include "comm/failure_reporter.h"
 #include "comm/gloo/gloo_mesh.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // Large data goes around a ring, small data straight to all peers. An all_reduce gives all ranks
 // the same bits; small ones, and those of bf16, are summed in the order of the ranks and rounded
@@ -15,4 +15,4 @@ std::unique_ptr<Communicator> gloo_communicator(std::unique_ptr<GlooMesh> mesh,
                                                 std::unique_ptr<FailureReporter> reporter,
                                                 std::chrono::nanoseconds timeout);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "comm/failure_reporter.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -178,4 +178,4 @@ void GlooMesh::close() noexcept {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -14,7 +14,7 @@ class Context;
 class Store;
 }  // namespace gloo::rendezvous
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // One thread sends, receives and waits; any thread may break off. A piece that does not come to its
 // end throws CollectiveFailure, which the communicator catches.
@@ -58,4 +58,4 @@ class GlooMesh {
   std::vector<Peer> peers_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

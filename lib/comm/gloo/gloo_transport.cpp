@@ -12,7 +12,7 @@
 #include "comm/gloo/gloo_mesh.h"
 #include "comm/store.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -46,7 +46,7 @@ class Rendezvous : public gloo::rendezvous::Store {
 
  private:
   std::string whole(const std::string& key) const { return fmt::format("gloo/{}/{}", group_, key); }
-  mtrain::Store store_;
+  mtrain::comm::Store store_;
   const std::string group_;
 };
 
@@ -54,7 +54,7 @@ bool is_loopback(const std::string& address) {
   return address.starts_with("127.") || address.starts_with("::ffff:127.") || address == "::1";
 }
 
-std::string own_address(mtrain::Store& store, const GlooOptions& o) {
+std::string own_address(mtrain::comm::Store& store, const GlooOptions& o) {
   store.set(fmt::format("gloo path/{}", o.rank),
             store.local_address() + " " + store.server_address());
   std::vector<StorePath> paths;
@@ -71,12 +71,13 @@ class GlooTransport : public Transport {
   explicit GlooTransport(const GlooOptions& o) : options_(o) {
     std::string address;
     {
-      mtrain::Store meeting(o.store_host, o.store_port,
-                            std::chrono::duration_cast<milliseconds>(o.timeout));
+      mtrain::comm::Store meeting(o.store_host, o.store_port,
+                                  std::chrono::duration_cast<milliseconds>(o.timeout));
       address = own_address(meeting, o);
     }
     // A failing rank must not wait long for a store that is gone.
-    reports_ = std::make_shared<mtrain::Store>(o.store_host, o.store_port, std::chrono::seconds(2));
+    reports_ =
+        std::make_shared<mtrain::comm::Store>(o.store_host, o.store_port, std::chrono::seconds(2));
     gloo::transport::tcp::attr attributes;
     attributes.hostname = address;
     try {
@@ -108,7 +109,7 @@ class GlooTransport : public Transport {
 
  private:
   const GlooOptions options_;
-  std::shared_ptr<mtrain::Store> reports_;
+  std::shared_ptr<mtrain::comm::Store> reports_;
   std::shared_ptr<gloo::transport::Device> device_;  // one thread moves the data of all groups
 };
 
@@ -127,4 +128,4 @@ std::shared_ptr<Transport> gloo_transport(const GlooOptions& options) {
   return std::make_shared<GlooTransport>(options);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

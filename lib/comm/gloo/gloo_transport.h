@@ -7,7 +7,7 @@
 
 #include "comm/world.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 struct GlooOptions {
   std::string store_host;  // the ranks meet at the StoreServer there
@@ -29,4 +29,4 @@ struct StorePath {
 // server.
 std::string gloo_address(const std::vector<StorePath>& paths, int rank);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

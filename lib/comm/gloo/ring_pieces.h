@@ -5,7 +5,7 @@
 
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // A ring goes in steps. In each step every rank sends a shard to the next rank and gets another one
 // from the rank before, which it sends in the step after. Shards go in pairs of segments, so that
@@ -37,4 +37,4 @@ class RingPieces {
   int64_t count_, ranks_, segment_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

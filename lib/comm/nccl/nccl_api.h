@@ -9,7 +9,7 @@
 
 struct ncclComm;  // as nccl.h has it
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // Communicators are non-blocking: a call returns while its work goes on, and state() tells when the
 // work has ended.
@@ -43,8 +43,8 @@ class NcclApi {
   virtual NcclAnswer send(ConstSpan data, int to, ncclComm* comm, CUstream_st* stream) = 0;
   virtual NcclAnswer receive(Span data, int from, ncclComm* comm, CUstream_st* stream) = 0;
 
-  virtual std::unique_ptr<EventBackend> record(CUstream_st* stream) = 0;
+  virtual std::unique_ptr<device::EventBackend> record(CUstream_st* stream) = 0;
   virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;  // on the GPU
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

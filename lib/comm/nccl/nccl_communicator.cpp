@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -59,28 +59,30 @@ class NcclCommunicator : public Communicator {
       api_->abort(comm_);
   }
 
-  void all_reduce(Span data, Reduce op, const LaunchContext& context) override {
+  void all_reduce(Span data, Reduce op, const device::LaunchContext& context) override {
     check_reduction(data.dtype, op);
     collective(
         fmt::format("all_reduce ({}) of {} {}", name(op), data.count, dtype_name(data.dtype)),
         context, [&] { return api_->all_reduce(data, op, comm_, context.cuda); });
   }
 
-  void reduce_scatter(ConstSpan in, Span out, Reduce op, const LaunchContext& context) override {
+  void reduce_scatter(ConstSpan in, Span out, Reduce op,
+                      const device::LaunchContext& context) override {
     check_reduction(in.dtype, op);
     collective(
         fmt::format("reduce_scatter ({}) of {} {}", name(op), in.count, dtype_name(in.dtype)),
         context, [&] { return api_->reduce_scatter(in, out, op, comm_, context.cuda); });
   }
 
-  void all_gather(ConstSpan in, Span out, const LaunchContext& context) override {
+  void all_gather(ConstSpan in, Span out, const device::LaunchContext& context) override {
     collective(fmt::format("all_gather of {} {}", in.count, dtype_name(in.dtype)), context,
                [&] { return api_->all_gather(in, out, comm_, context.cuda); });
   }
 
   // NCCL does this by messages of one group, including those to oneself.
   void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
-                  const std::vector<int64_t>& receives, const LaunchContext& context) override {
+                  const std::vector<int64_t>& receives,
+                  const device::LaunchContext& context) override {
     std::vector<Transfer> transfers;
     const auto cut = [&](const void* data, const std::vector<int64_t>& counts,
                          Transfer::Kind kind) {
@@ -96,20 +98,20 @@ class NcclCommunicator : public Communicator {
                [&] { return together(transfers, context); });
   }
 
-  void broadcast(Span data, int root, const LaunchContext& context) override {
+  void broadcast(Span data, int root, const device::LaunchContext& context) override {
     collective(fmt::format("broadcast of {} {} from {}", data.count, dtype_name(data.dtype), root),
                context, [&] { return api_->broadcast(data, root, comm_, context.cuda); });
   }
 
   void exchange(const std::vector<Transfer>& transfers, Clock::time_point,
-                const LaunchContext& context) override {
+                const device::LaunchContext& context) override {
     std::set<int> peers;
     for (const Transfer& t : transfers) peers.insert(t.peer);
     call({collectives_, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true},
          context, [&] { return together(transfers, context); });
   }
 
-  void barrier(const LaunchContext& context) override {
+  void barrier(const device::LaunchContext& context) override {
     collective("barrier", context, [&] {
       return api_->all_reduce({word_.get(), 1, DType::i32}, Reduce::max, comm_, context.cuda);
     });
@@ -128,12 +130,13 @@ class NcclCommunicator : public Communicator {
  private:
   struct Call {
     GroupCall call;
-    uint64_t number;                           // of all calls, messages too
-    std::unique_ptr<EventBackend> begin, end;  // no end: NCCL has not enqueued all of it
+    uint64_t number;                                   // of all calls, messages too
+    std::unique_ptr<device::EventBackend> begin, end;  // no end: NCCL has not enqueued all of it
     std::optional<Clock::time_point> started;  // when the stream was seen to have reached it
   };
 
-  NcclAnswer together(const std::vector<Transfer>& transfers, const LaunchContext& context) {
+  NcclAnswer together(const std::vector<Transfer>& transfers,
+                      const device::LaunchContext& context) {
     NcclAnswer answer = api_->group_start();
     for (const Transfer& t : transfers) {
       if (answer.state == State::failed) break;
@@ -145,12 +148,12 @@ class NcclCommunicator : public Communicator {
   }
 
   template <class F>
-  void collective(std::string what, const LaunchContext& context, const F& run) {
+  void collective(std::string what, const device::LaunchContext& context, const F& run) {
     call({++collectives_, std::move(what), false}, context, run);
   }
 
   template <class F>
-  void call(GroupCall about, const LaunchContext& context, const F& run) {
+  void call(GroupCall about, const device::LaunchContext& context, const F& run) {
     std::unique_lock lock(mutex_);
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
@@ -281,8 +284,8 @@ class NcclCommunicator : public Communicator {
   uint64_t number_ = 0;
   std::deque<Call> calls_;  // that have not been seen to end
   Clock::time_point asked_{};
-  std::shared_ptr<AsyncError> late_;  // of the last call
-  std::optional<std::string> dead_;   // why
+  std::shared_ptr<device::AsyncError> late_;  // of the last call
+  std::optional<std::string> dead_;           // why
   std::condition_variable_any wake_;
   std::jthread watchdog_;  // last: it uses all of the above
 };
@@ -296,4 +299,4 @@ std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, nc
                                             std::move(reporter));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

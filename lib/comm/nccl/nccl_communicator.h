@@ -9,7 +9,7 @@
 #include "comm/failure_reporter.h"
 #include "comm/nccl/nccl_api.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 struct NcclGroup {
   std::string name;
@@ -25,4 +25,4 @@ std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, nc
                                                 NcclGroup group,
                                                 std::unique_ptr<FailureReporter> reporter);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

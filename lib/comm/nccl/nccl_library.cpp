@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/shared_library.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -95,7 +95,7 @@ void check_cuda(cudaError_t status, const char* call, int line) {
 }
 #define MT_CUDA(call) check_cuda(call, #call, __LINE__)
 
-class Event : public EventBackend {
+class Event : public device::EventBackend {
  public:
   explicit Event(cudaStream_t stream) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
@@ -186,7 +186,7 @@ class LoadedNccl : public NcclApi {
         comm, f_.recv(data.data, size_t(data.count), nccl_type(data.dtype), from, comm, stream));
   }
 
-  std::unique_ptr<EventBackend> record(CUstream_st* stream) override {
+  std::unique_ptr<device::EventBackend> record(CUstream_st* stream) override {
     return std::make_unique<Event>(stream);
   }
   std::shared_ptr<void> allocate(int64_t bytes) override {
@@ -227,4 +227,4 @@ std::string nccl_description() {
   return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

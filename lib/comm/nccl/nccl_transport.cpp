@@ -8,7 +8,7 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/store.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -139,4 +139,4 @@ std::shared_ptr<Transport> nccl_transport(std::shared_ptr<NcclApi> api,
   return std::make_shared<NcclTransport>(std::move(api), options);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

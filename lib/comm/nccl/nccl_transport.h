@@ -7,7 +7,7 @@
 #include "comm/nccl/nccl_api.h"
 #include "comm/world.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 struct NcclOptions {
   std::string store_host;  // the ranks meet at the StoreServer there
@@ -18,4 +18,4 @@ struct NcclOptions {
 // Every rank of the world calls it.
 std::shared_ptr<Transport> nccl_transport(std::shared_ptr<NcclApi> api, const NcclOptions& options);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

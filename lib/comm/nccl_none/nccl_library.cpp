@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 std::shared_ptr<NcclApi> load_nccl(int) {
   throw UserError("this build has no NCCL",
@@ -12,4 +12,4 @@ std::shared_ptr<NcclApi> load_nccl(int) {
 
 std::string nccl_description() { return "NCCL not in this build"; }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

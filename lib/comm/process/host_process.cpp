@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -60,4 +60,4 @@ bool ProcessIdentity::ended() const {
   return s.started != started || s.state == 'Z' || s.state == 'X';
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -3,7 +3,7 @@
 #include <sys/types.h>
 #include <string>
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // Returns a text that is equal for processes that can open each other's memory: those of one
 // machine, one boot and one pid namespace.
@@ -20,4 +20,4 @@ struct ProcessIdentity {
   bool ended() const;  // true also for a zombie that nobody has waited for yet
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -14,7 +14,7 @@
 #include "comm/process/shared_memory_transport.h"
 #include "comm/store.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -180,4 +180,4 @@ World process_world(const ProcessWorldOptions& o) {
           std::make_shared<ServedTransport>(std::move(server), std::move(transport), o), o.link};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -7,7 +7,7 @@
 #include "base/device_kind.h"
 #include "comm/world.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 enum class ProcessBackend {
   automatic,  // nccl between GPUs; on CPUs shared memory where one host runs all ranks, else gloo
@@ -34,4 +34,4 @@ struct ProcessWorldOptions {
 // names the rank that did not come, UserError the rank that runs another recipe or another program.
 World process_world(const ProcessWorldOptions& options);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -10,7 +10,7 @@
 #include "comm/process/host_process.h"
 #include "comm/shm_communicator.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -96,4 +96,4 @@ std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<Store> store,
   return std::make_shared<SharedMemoryTransport>(std::move(store), rank, size, timeout);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -7,10 +7,10 @@
 #include "comm/store.h"
 #include "comm/world.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // Every rank of the world calls it. Throws UserError when they are not all on this host.
 std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<Store> store, int rank, int size,
                                                    std::chrono::nanoseconds timeout);
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

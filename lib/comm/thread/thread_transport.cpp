@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "comm/shm_communicator.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 namespace {
 
@@ -73,4 +73,4 @@ void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
   if (first) std::rethrow_exception(first);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

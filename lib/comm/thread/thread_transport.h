@@ -6,7 +6,7 @@
 
 #include "comm/world.h"
 
-namespace mtrain {
+namespace mtrain::comm {
 
 // All ranks share this one object.
 std::shared_ptr<Transport> thread_transport(std::chrono::nanoseconds timeout);
@@ -21,4 +21,4 @@ struct ThreadRanksOptions {
 void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
                       const ThreadRanksOptions& options = {});
 
-}  // namespace mtrain
+}  // namespace mtrain::comm

@@ -15,7 +15,7 @@
 #include "data/build/chunk_reader.h"
 #include "data/dataset/indexed_dataset.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 
 // A chunk's documents as tokens.
@@ -268,4 +268,4 @@ BuildResult build_dataset(const BuildOptions& options, const Tokenizer& tokenize
   return Builder(options, tokenizer, progress).run();
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

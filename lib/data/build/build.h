@@ -8,7 +8,7 @@
 
 #include "data/tokenizer/tokenizer.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 enum class InputFormat {
   automatic,
@@ -68,4 +68,4 @@ struct BuildResult {
 BuildResult build_dataset(const BuildOptions& options, const Tokenizer& tokenizer,
                           const std::function<void(const BuildProgress&)>& progress = {});
 
-}  // namespace mtrain
+}  // namespace mtrain::data

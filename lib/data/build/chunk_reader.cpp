@@ -9,7 +9,7 @@
 #include "base/strings.h"
 #include "data/tokenizer/utf8.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace fs = std::filesystem;
 
 namespace {
@@ -213,4 +213,4 @@ std::vector<std::string_view> split_documents(std::string_view text, const Build
   return documents;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

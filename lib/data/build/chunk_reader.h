@@ -9,7 +9,7 @@
 
 #include "data/build/build.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 struct Chunk {
   int64_t number = 0;  // 0, 1, ...
@@ -52,4 +52,4 @@ class ChunkReader {
 // the chunk says so.
 std::vector<std::string_view> split_documents(std::string_view text, const BuildOptions& options);
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "data/dataset/indexed_dataset.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace fs = std::filesystem;
 
 namespace {
@@ -205,4 +205,4 @@ void IndexedDatasetWriter::finish() {
 int64_t IndexedDatasetWriter::tokens() const { return state_->tokens; }
 int64_t IndexedDatasetWriter::documents() const { return state_->documents.count(); }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 
 // Samples first .. first + B - 1; those at or behind `limit` are masked.
@@ -159,4 +159,4 @@ Batch ValidationLoader::batch(int64_t i) const {
   return collect(*dataset_, first, options_.micro_batch, samples_);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -7,7 +7,7 @@
 
 #include "data/dataset/dataset.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 // Consecutive positions of a whole sequence.
 struct PositionRun {
@@ -79,4 +79,4 @@ class ValidationLoader {
   int64_t samples_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 
 // f(a, b) for all neighbours of the stream, read in blocks.
@@ -81,4 +81,4 @@ BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& vali
   return best;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -5,7 +5,7 @@
 
 #include "data/dataset/indexed_dataset.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 struct BigramResult {
   double loss = 0;    // nats per token
@@ -22,4 +22,4 @@ BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& vali
                          const std::vector<double>& alphas = {1.0, 0.3, 0.1, 0.03, 0.01, 0.003,
                                                               0.001});
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 using Wide = unsigned __int128;
 constexpr uint64_t kWhole = uint64_t(1) << 62;
@@ -140,4 +140,4 @@ void BlendDataset::sample(int64_t index, Sample& out) const {
   datasets_[size_t(pick.dataset)]->sample(pick.index, out);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -7,7 +7,7 @@
 
 #include "data/dataset/dataset.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 // Which data set gives sample i, and which of its samples that is. After any number n of samples
 // each data set has given weight * n of them, rounded up or down, and its samples come in order. A
@@ -55,4 +55,4 @@ class BlendDataset final : public Dataset {
   Blend blend_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

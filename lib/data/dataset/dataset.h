@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::data {
 
 // One sequence of S tokens. label[s] is the token after input[s], or -1 where the loss does not
 // count.
@@ -24,4 +24,4 @@ class Dataset {
   virtual std::string note() const { return ""; }  // what the user should know of it
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "data/dataset/permutation.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 GptDataset::GptDataset(std::shared_ptr<const IndexedDataset> tokens,
                        const GptDatasetOptions& options)
@@ -58,4 +58,4 @@ void GptDataset::walk_documents(int64_t first, Sample& out) const {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -6,7 +6,7 @@
 #include "data/dataset/dataset.h"
 #include "data/dataset/indexed_dataset.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 struct GptDatasetOptions {
   int64_t seq_length = 0;
@@ -39,4 +39,4 @@ class GptDataset final : public Dataset {
   int64_t size_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

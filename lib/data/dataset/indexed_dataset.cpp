@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace fs = std::filesystem;
 
 namespace {
@@ -197,4 +197,4 @@ void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

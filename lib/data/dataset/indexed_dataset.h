@@ -13,7 +13,7 @@
 
 #include "base/file.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 enum class TokenType : uint8_t {
   u8 = 1,
@@ -101,4 +101,4 @@ class IndexedDatasetWriter {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

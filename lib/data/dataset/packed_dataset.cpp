@@ -8,7 +8,7 @@
 #include "data/dataset/packing.h"
 #include "data/dataset/permutation.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 PackedDataset::PackedDataset(std::shared_ptr<const IndexedDataset> tokens,
                              const PackedDatasetOptions& options)
@@ -76,4 +76,4 @@ void PackedDataset::add_piece(const Piece& piece, Sample& out) const {
   for (int64_t s = 0; s < piece.length; ++s) out.position.push_back(int32_t(s));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -8,7 +8,7 @@
 #include "data/dataset/dataset.h"
 #include "data/dataset/indexed_dataset.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 struct PackedDatasetOptions {
   int64_t size = 0;  // tokens of a sample
@@ -44,4 +44,4 @@ class PackedDataset final : public Dataset {
   int64_t inputs_ = 0, split_ = 0, dropped_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 std::vector<std::vector<int64_t>> first_fit(const std::vector<int64_t>& lengths, int64_t capacity) {
   // A heap-ordered tree over packs, as many as items at most: each node has the most room below it.
@@ -29,4 +29,4 @@ std::vector<std::vector<int64_t>> first_fit(const std::vector<int64_t>& lengths,
   return packs;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 Permutation::Permutation(uint64_t key, int64_t n) : n_(n), half_bits_(1) {
   MT_CHECK(n > 0, "a permutation of {}", n);
@@ -37,4 +37,4 @@ int64_t Permutation::operator()(int64_t i) const {
   return int64_t(x);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

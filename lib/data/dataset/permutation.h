@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace mtrain {
+namespace mtrain::data {
 
 class Permutation {
  public:
@@ -21,4 +21,4 @@ class Permutation {
   int half_bits_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
@@ -165,4 +165,4 @@ void BpeModel::merge_long(Scratch& s) const {
   std::erase(symbols, -1);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::data {
 
 class BpeModel {
  public:
@@ -67,4 +67,4 @@ class BpeModel {
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> whole_words_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "data/tokenizer/utf8.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 void AddedTokens::add(const std::string& content, int32_t id) {
   if (content.empty()) return;
@@ -124,4 +124,4 @@ size_t BpeTokenizer::safe_cut(std::string_view text) const {
   return 0;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -11,7 +11,7 @@
 #include "data/tokenizer/pre_tokenizer.h"
 #include "data/tokenizer/tokenizer.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 // Texts that are always one token, found leftmost and then longest before anything else is done.
 class AddedTokens {
@@ -63,4 +63,4 @@ class BpeTokenizer final : public Tokenizer {
       idle_;  // taken by a call of encode, then given back
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -1,7 +1,7 @@
 #include "base/error.h"
 #include "data/tokenizer/tokenizer.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 
 constexpr int32_t kEndOfDocument = 256;
@@ -36,4 +36,4 @@ class ByteTokenizer final : public Tokenizer {
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -2,7 +2,7 @@
 
 #include "data/tokenizer/utf8.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 PreTokenizer::Scratch::Scratch(const PreTokenizer& owner) {
   for (const Stage& stage : owner.stages_)
@@ -110,4 +110,4 @@ const std::vector<std::string_view>& PreTokenizer::split(std::string_view text, 
   return s.from;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -8,7 +8,7 @@
 
 #include "data/tokenizer/regex.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 // What becomes of the matches of a pattern and of the gaps between them; names as in
 // tokenizer.json.
@@ -56,4 +56,4 @@ class PreTokenizer {
   bool prefix_space_ = false;  // of any stage
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 
 std::string pcre2_message(int code) {
@@ -183,4 +183,4 @@ bool Regex::find(std::string_view text, size_t from, Scratch& scratch, size_t& b
   return true;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

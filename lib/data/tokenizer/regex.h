@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace mtrain {
+namespace mtrain::data {
 
 class Regex {
  public:
@@ -40,4 +40,4 @@ class Regex {
   std::unique_ptr<Code> code_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::data

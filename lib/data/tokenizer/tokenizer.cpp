@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace fs = std::filesystem;
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, const std::string& eod) {
@@ -21,4 +21,4 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, const std::st
                             path.string(), eod);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::data {
 
 class Tokenizer {
  public:
@@ -45,4 +45,4 @@ std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::
 // `what` is "byte", a tokenizer.json or a folder that holds one.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, const std::string& eod = "");
 
-}  // namespace mtrain
+}  // namespace mtrain::data

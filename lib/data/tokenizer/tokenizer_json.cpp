@@ -7,7 +7,7 @@
 #include "data/tokenizer/bpe_tokenizer.h"
 #include "data/tokenizer/utf8.h"
 
-namespace mtrain {
+namespace mtrain::data {
 namespace {
 
 using Json = nlohmann::json;
@@ -329,4 +329,4 @@ std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::data {
 
 size_t utf8_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return uint8_t(text[at + i]); };
@@ -103,4 +103,4 @@ std::string_view to_nfc(std::string_view text, std::string& storage) {
   return storage;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::data

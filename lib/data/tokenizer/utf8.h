@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace mtrain {
+namespace mtrain::data {
 
 // Bytes of the well-formed character at text[at] (no surrogates, no overlong forms); 0 when it is
 // malformed or cut off.
@@ -21,4 +21,4 @@ void append_utf8(uint32_t c, std::string& out);
 // `storage`.
 std::string_view to_nfc(std::string_view text, std::string& storage);
 
-}  // namespace mtrain
+}  // namespace mtrain::data

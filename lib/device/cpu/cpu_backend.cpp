@@ -17,7 +17,7 @@
 #include "base/thread_pool.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::device {
 namespace {
 
 constexpr int64_t kHugePage = 2ll << 20;
@@ -282,4 +282,4 @@ std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slow
   return std::make_unique<CpuBackend>(threads, compute_slowdown);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

@@ -14,7 +14,7 @@
 #include "device/staging.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::device {
 namespace {
 
 // A failed runtime call prints the call, the place and the library's own text.
@@ -315,4 +315,4 @@ std::unique_ptr<DeviceBackend> make_cuda_backend(int ordinal) {
   return std::make_unique<CudaBackend>(ordinal);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

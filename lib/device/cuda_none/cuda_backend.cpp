@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "device/backend.h"
 
-namespace mtrain {
+namespace mtrain::device {
 
 std::unique_ptr<DeviceBackend> make_cuda_backend(int) {
   throw UserError("this build has no CUDA",
@@ -13,4 +13,4 @@ void copy_by_cuda(CUstream_st*, void*, const void*, int64_t) {
   throw BugError("a CUDA stream in a build without CUDA");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::device

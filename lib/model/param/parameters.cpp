@@ -8,7 +8,7 @@
 #include "base/rng.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 namespace {
 constexpr int64_t kAlign = 128;     // elements: every parameter starts on a cache line in either
@@ -53,7 +53,7 @@ void lay_out(ParamUnit& unit) {
   }
 }
 
-Tensor zeros(Stream& stream, int64_t count, DType dtype, MemoryCategory category) {
+Tensor zeros(Stream& stream, int64_t count, DType dtype, device::MemoryCategory category) {
   const Tensor t = Tensor::empty(stream, {count}, dtype, category);
   ops::fill(stream, t, 0);
   return t;
@@ -63,16 +63,18 @@ void allocate(Stream& stream, ParamUnit& unit, DType compute, bool training, boo
   const Sharding& s = unit.sharding;
   const bool half = compute != DType::f32;
   if (s.values)
-    unit.own_value = zeros(stream, unit.own_count(), compute, MemoryCategory::params);
+    unit.own_value = zeros(stream, unit.own_count(), compute, device::MemoryCategory::params);
   else
-    ParamStore::set_value(unit, zeros(stream, unit.count, compute, MemoryCategory::params));
+    ParamStore::set_value(unit, zeros(stream, unit.count, compute, device::MemoryCategory::params));
   if (half && training && masters)
-    unit.own_master = zeros(stream, unit.own_count(), DType::f32, MemoryCategory::optimizer);
+    unit.own_master =
+        zeros(stream, unit.own_count(), DType::f32, device::MemoryCategory::optimizer);
   if (!training) return;
   if (s.grads)
-    unit.own_grad = zeros(stream, unit.own_count(), DType::f32, MemoryCategory::grads);
+    unit.own_grad = zeros(stream, unit.own_count(), DType::f32, device::MemoryCategory::grads);
   else
-    ParamStore::set_grad(unit, zeros(stream, unit.count, DType::f32, MemoryCategory::grads));
+    ParamStore::set_grad(unit,
+                         zeros(stream, unit.count, DType::f32, device::MemoryCategory::grads));
 }
 
 void find_owned(ParamUnit& unit, DType compute) {
@@ -245,9 +247,9 @@ namespace {
 void write_part(Stream& stream, const OwnedPart& part,
                 const std::function<void(const Tensor&)>& fill) {
   const auto at = [&](const Tensor& t) { return t.flat(part.in_range, {part.count}); };
-  const Tensor to = part.range->master
-                        ? at(part.range->master)
-                        : Tensor::empty(stream, {part.count}, DType::f32, MemoryCategory::buffers);
+  const Tensor to = part.range->master ? at(part.range->master)
+                                       : Tensor::empty(stream, {part.count}, DType::f32,
+                                                       device::MemoryCategory::buffers);
   fill(to);
   if (part.range->value) ops::cast(stream, to, at(part.range->value));
 }
@@ -316,4 +318,4 @@ Parameter* ParamStore::find(const std::string& name) {
   return at == params_.end() ? nullptr : &*at;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

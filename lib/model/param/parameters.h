@@ -10,7 +10,7 @@
 #include "model/param/shard_spec.h"
 #include "tensor/tensor.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 // Which unit of the parameters is meant. Units are chosen by kind and layer; names are for people.
 enum class UnitKind : uint8_t {
@@ -168,4 +168,4 @@ std::vector<OwnedPart> owned_parts(const Parameter& p);
 // rank counts.
 std::vector<Tensor> counted_grads(ParamStore& params);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

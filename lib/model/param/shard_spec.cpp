@@ -4,7 +4,7 @@
 
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::model {
 
 int64_t ShardSpec::Section::rows_here(int ranks) const {
   return units < ranks ? width : exact_div(units, int64_t(ranks)) * width;
@@ -40,4 +40,4 @@ std::vector<ElementRun> runs_of(const ShardSpec& shard, int64_t rows, int64_t co
   return out;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

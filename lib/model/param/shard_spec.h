@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::model {
 
 struct ShardSpec {
   enum class Dim { none, rows, columns };
@@ -42,4 +42,4 @@ struct ElementRun {
 // `columns`: of the rank's tensor.
 std::vector<ElementRun> runs_of(const ShardSpec& shard, int64_t rows, int64_t columns, int rank);
 
-}  // namespace mtrain
+}  // namespace mtrain::model

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace mtrain {
+namespace mtrain::model {
 
 void WgradQueue::push(Entry entry) {
   if (holding_)
@@ -46,4 +46,4 @@ void WgradQueue::finish(Entry& entry) {
   for (Parameter* p : entry.completes) ready(*p);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::model

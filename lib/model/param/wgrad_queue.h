@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::model {
 
 struct Parameter;
 
@@ -45,4 +45,4 @@ class WgradQueue {
   bool holding_ = false;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::model

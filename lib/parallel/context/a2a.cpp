@@ -1,17 +1,17 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/context/head_exchange.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-class A2aAttention : public AttentionCore {
+class A2aAttention : public model::AttentionCore {
  public:
-  A2aAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads,
+  A2aAttention(std::shared_ptr<ContextComm> comm, Group cp, const model::HeadConfig& heads,
                int64_t head_chunks)
       : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
-  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN) override {
     const HeadExchange e = exchange(step);
     SequenceToHeads in(e, step.compute, qkv_TN, qkv_sections());
     HeadsToSequence out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
@@ -25,7 +25,8 @@ class A2aAttention : public AttentionCore {
     return {out.finish(), std::move(kept)};
   }
 
-  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
+  Tensor backward(model::Step& step, const model::CoreResult& forward,
+                  const Tensor& dout_TN) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const std::vector<Piece>&>(forward.kept);
     SequenceToHeads in(e, step.compute, dout_TN, {heads_.A * heads_.D});
@@ -50,7 +51,7 @@ class A2aAttention : public AttentionCore {
   std::vector<int64_t> qkv_sections() const {
     return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
   }
-  HeadExchange exchange(const Step& step) const {
+  HeadExchange exchange(const model::Step& step) const {
     return {*comm_, cp_, pieces_, {step.seq.B, step.seq.S, step.seq.documents}};
   }
   ops::AttentionDims dims(const HeadExchange& e) const {
@@ -65,15 +66,16 @@ class A2aAttention : public AttentionCore {
 
   std::shared_ptr<ContextComm> comm_;
   const Group cp_;
-  const HeadConfig heads_;
+  const model::HeadConfig heads_;
   const int64_t pieces_;
 };
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> a2a_attention(std::shared_ptr<ContextComm> comm, Group cp,
-                                             const HeadConfig& heads, int64_t head_chunks) {
+std::unique_ptr<model::AttentionCore> a2a_attention(std::shared_ptr<ContextComm> comm, Group cp,
+                                                    const model::HeadConfig& heads,
+                                                    int64_t head_chunks) {
   return std::make_unique<A2aAttention>(std::move(comm), std::move(cp), heads, head_chunks);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

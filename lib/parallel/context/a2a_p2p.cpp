@@ -3,14 +3,14 @@
 #include "parallel/context/head_exchange.h"
 #include "parallel/context/ring.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-class A2aP2pAttention : public AttentionCore {
+class A2aP2pAttention : public model::AttentionCore {
  public:
   A2aP2pAttention(std::shared_ptr<ContextComm> comm, Group level, Group ring,
-                  const HeadConfig& heads)
+                  const model::HeadConfig& heads)
       : comm_(std::move(comm)),
         level_(std::move(level)),
         heads_(heads),
@@ -19,7 +19,7 @@ class A2aP2pAttention : public AttentionCore {
               {exact_div(heads.A, int64_t(level_.size())),
                exact_div(heads.G, int64_t(level_.size())), heads.D, heads.window}) {}
 
-  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN) override {
     const HeadExchange e = exchange(step);
     const Tensor qkv = SequenceToHeads(e, step.compute, qkv_TN, qkv_sections()).piece(0);
     auto result = ring_.forward(step.compute, ring_sequence(step), qkv);
@@ -28,7 +28,8 @@ class A2aP2pAttention : public AttentionCore {
     return {out.finish(), Kept{qkv, std::move(result)}};
   }
 
-  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
+  Tensor backward(model::Step& step, const model::CoreResult& forward,
+                  const Tensor& dout_TN) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
     const Tensor dout = SequenceToHeads(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);
@@ -50,28 +51,29 @@ class A2aP2pAttention : public AttentionCore {
   // A level's ranks are neighbours, so that together they have chunk r of 2 * ring.size() larger
   // chunks, and its counterpart from the end. The exchange puts their positions into order, and so
   // the ring finds the balanced chunks that it expects.
-  HeadExchange exchange(const Step& step) const {
+  HeadExchange exchange(const model::Step& step) const {
     std::vector<int64_t> documents = step.seq.documents;
     for (int64_t& length : documents) length = exact_div(length * level_.size(), ranks_);
     return {*comm_, level_, 1, {step.seq.B, step.seq.S, std::move(documents)}};
   }
-  ContextSequence ring_sequence(const Step& step) const {
+  ContextSequence ring_sequence(const model::Step& step) const {
     return {step.seq.B, step.seq.S * level_.size(), step.seq.documents};
   }
 
   std::shared_ptr<ContextComm> comm_;
   const Group level_;
-  const HeadConfig heads_;
+  const model::HeadConfig heads_;
   const int64_t ranks_;
   RingAttention ring_;
 };
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> a2a_p2p_attention(std::shared_ptr<ContextComm> comm, Group level,
-                                                 Group ring, const HeadConfig& heads) {
+std::unique_ptr<model::AttentionCore> a2a_p2p_attention(std::shared_ptr<ContextComm> comm,
+                                                        Group level, Group ring,
+                                                        const model::HeadConfig& heads) {
   return std::make_unique<A2aP2pAttention>(std::move(comm), std::move(level), std::move(ring),
                                            heads);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

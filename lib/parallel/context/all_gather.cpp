@@ -1,17 +1,17 @@
 #include "ops/blocks.h"
 #include "parallel/context/context_attention.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-class AllGatherAttention : public AttentionCore {
+class AllGatherAttention : public model::AttentionCore {
  public:
-  AllGatherAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads,
+  AllGatherAttention(std::shared_ptr<ContextComm> comm, Group cp, const model::HeadConfig& heads,
                      int64_t head_chunks)
       : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
-  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
@@ -25,7 +25,8 @@ class AllGatherAttention : public AttentionCore {
     return {out, Kept{qkv_TN, lse}};
   }
 
-  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
+  Tensor backward(model::Step& step, const model::CoreResult& forward,
+                  const Tensor& dout_TN) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const auto& [qkv_TN, lse] = std::any_cast<const Kept&>(forward.kept);
@@ -52,7 +53,7 @@ class AllGatherAttention : public AttentionCore {
                                       {{dq, p * A()}, {dkv}, {dkv, G()}, chunks_ && half, true});
       ops::copy_blocks(compute, dkv, sent[p % 2], ops::inverse(order(seq)));
       reduced = comm_->enqueue(compute, [&](Stream& stream) {
-        cp_.reduce_scatter(sent[p % 2], own.rows(p * seq.T(), (p + 1) * seq.T()), Reduce::sum,
+        cp_.reduce_scatter(sent[p % 2], own.rows(p * seq.T(), (p + 1) * seq.T()), comm::Reduce::sum,
                            stream);
       });
     }
@@ -117,7 +118,7 @@ class AllGatherAttention : public AttentionCore {
   int64_t D() const { return heads_.D; }
   int64_t kv_width() const { return 2 * G() * D(); }
 
-  ContextSequence sequence(Stream& compute, const Step& step) {
+  ContextSequence sequence(Stream& compute, const model::Step& step) {
     ContextSequence seq{step.seq.B, step.seq.S, step.seq.documents};
     const bool same = seq.documents == documents_;
     chunks_.set(compute, seq, cp_.size());
@@ -208,7 +209,7 @@ class AllGatherAttention : public AttentionCore {
 
   std::shared_ptr<ContextComm> comm_;
   const Group cp_;
-  const HeadConfig heads_;
+  const model::HeadConfig heads_;
   const int64_t pieces_;
   DocumentChunks chunks_;
   std::vector<int64_t> documents_;
@@ -217,9 +218,10 @@ class AllGatherAttention : public AttentionCore {
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> all_gather_attention(std::shared_ptr<ContextComm> comm, Group cp,
-                                                    const HeadConfig& heads, int64_t head_chunks) {
+std::unique_ptr<model::AttentionCore> all_gather_attention(std::shared_ptr<ContextComm> comm,
+                                                           Group cp, const model::HeadConfig& heads,
+                                                           int64_t head_chunks) {
   return std::make_unique<AllGatherAttention>(std::move(comm), std::move(cp), heads, head_chunks);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -7,7 +7,7 @@
 
 #include "tensor/tensor.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // The buffers of the attention cores. The cores of a rank share them, since one core is done with
 // them before the next begins.
@@ -66,4 +66,4 @@ class ContextComm {
   std::map<std::pair<ContextBufferKey, DType>, Tensor> buffers_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -5,7 +5,7 @@
 #include "base/math.h"
 #include "ops/blocks.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 std::vector<ops::CopyBlock> HeadExchange::order(int64_t width) const {
   std::vector<int64_t> documents = seq.documents;
@@ -65,4 +65,4 @@ Tensor HeadsToSequence::finish() {
   return x;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -7,7 +7,7 @@
 #include "parallel/context/context_comm.h"
 #include "parallel/context/sequence.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // What both directions need to know. The heads travel in `pieces`, so that a rank computes with one
 // while others travel.
@@ -61,4 +61,4 @@ class HeadsToSequence {
   Event arrived_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -1,20 +1,21 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/context/ring.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-class P2pAttention : public AttentionCore {
+class P2pAttention : public model::AttentionCore {
  public:
-  P2pAttention(std::shared_ptr<ContextComm> comm, Group cp, const HeadConfig& heads)
+  P2pAttention(std::shared_ptr<ContextComm> comm, Group cp, const model::HeadConfig& heads)
       : comm_(std::move(comm)), ring_(*comm_, std::move(cp), heads) {}
 
-  CoreResult forward(Step& step, const Tensor& qkv_TN) override {
+  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN) override {
     const auto r = ring_.forward(step.compute, sequence(step), qkv_TN);
     return {r.out_TN, Kept{qkv_TN, r.lse}};
   }
-  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) override {
+  Tensor backward(model::Step& step, const model::CoreResult& forward,
+                  const Tensor& dout_TN) override {
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
     return ring_.backward(step.compute, sequence(step), kept.qkv_TN, {forward.out_TN, kept.lse},
                           dout_TN);
@@ -25,7 +26,7 @@ class P2pAttention : public AttentionCore {
     Tensor qkv_TN, lse;
   };
 
-  static ContextSequence sequence(const Step& step) {
+  static ContextSequence sequence(const model::Step& step) {
     return {step.seq.B, step.seq.S, step.seq.documents};
   }
   std::shared_ptr<ContextComm> comm_;
@@ -34,9 +35,9 @@ class P2pAttention : public AttentionCore {
 
 }  // namespace
 
-std::unique_ptr<AttentionCore> p2p_attention(std::shared_ptr<ContextComm> comm, Group cp,
-                                             const HeadConfig& heads) {
+std::unique_ptr<model::AttentionCore> p2p_attention(std::shared_ptr<ContextComm> comm, Group cp,
+                                                    const model::HeadConfig& heads) {
   return std::make_unique<P2pAttention>(std::move(comm), std::move(cp), heads);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

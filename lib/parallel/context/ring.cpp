@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 constexpr int64_t kHomeParts = 4;  // in so many parts the last sums of gradients travel home
 }
 
-RingAttention::RingAttention(ContextComm& comm, Group ring, const HeadConfig& heads)
+RingAttention::RingAttention(ContextComm& comm, Group ring, const model::HeadConfig& heads)
     : comm_(comm), ring_(std::move(ring)), heads_(heads) {
   MT_CHECK(heads.window == 0, "a ring of keys does not see the sliding window of {}", heads.window);
 }
@@ -39,7 +39,8 @@ ops::AttentionBlock RingAttention::block(const ContextSequence& seq, int64_t fro
 std::vector<Group::Message> RingAttention::pass_on(const Tensor& sent,
                                                    const Tensor& received) const {
   const int next = int((rank() + 1) % size()), before = int((rank() + size() - 1) % size());
-  return {{Transfer::Kind::send, sent, next}, {Transfer::Kind::receive, received, before}};
+  return {{comm::Transfer::Kind::send, sent, next},
+          {comm::Transfer::Kind::receive, received, before}};
 }
 
 ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequence& seq,
@@ -142,4 +143,4 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
   return dqkv;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

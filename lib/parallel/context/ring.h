@@ -4,11 +4,11 @@
 #include "parallel/context/context_comm.h"
 #include "parallel/context/sequence.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 class RingAttention {
  public:
-  RingAttention(ContextComm& comm, Group ring, const HeadConfig& heads);
+  RingAttention(ContextComm& comm, Group ring, const model::HeadConfig& heads);
   // qkv_TN is (T, (A + 2 G) D), of this rank's positions.
   ops::AttentionResult forward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN);
   Tensor backward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN,
@@ -26,8 +26,8 @@ class RingAttention {
 
   ContextComm& comm_;
   const Group ring_;
-  const HeadConfig heads_;
+  const model::HeadConfig heads_;
   DocumentChunks chunks_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -2,7 +2,7 @@
 
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 void DocumentChunks::set(Stream& compute, const ContextSequence& seq, int64_t ranks) {
   if (seq.documents == documents_ && ranks == ranks_) return;
@@ -35,4 +35,4 @@ void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int
   ops::copy_blocks(compute, x, into_TN, {{0, 0, 0, column, x.dim(0), x.dim(1)}});
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

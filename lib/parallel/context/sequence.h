@@ -6,7 +6,7 @@
 
 #include "model/attention_core.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // A micro-batch's sequences over the ranks of one group.
 struct ContextSequence {
@@ -39,4 +39,4 @@ Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows);
 // Writes x_TM into the columns of into_TN from `column` on, and casts where the types differ.
 void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column);
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -3,14 +3,14 @@
 #include "base/error.h"
 #include "parallel/data/grad_sync.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
 class BucketedGrads : public GradSync {
  public:
-  BucketedGrads(ParamStore& params, const DataGroups& groups, const ReduceOptions& reduce,
-                int64_t bucket_size, bool overlap)
+  BucketedGrads(model::ParamStore& params, const DataGroups& groups,
+                const plan::ReduceOptions& reduce, int64_t bucket_size, bool overlap)
       : groups_(groups), reduce_(groups, reduce), overlap_(overlap) {
     const auto units = params.units();
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
@@ -20,7 +20,7 @@ class BucketedGrads : public GradSync {
         b.pieces.push_back({*unit, &*piece});
         b.elements += piece->count;
         b.parameters += int64_t(piece->params.size());
-        for (const Parameter* p : piece->params) bucket_of_[p] = buckets_.size() - 1;
+        for (const model::Parameter* p : piece->params) bucket_of_[p] = buckets_.size() - 1;
       }
   }
 
@@ -28,7 +28,7 @@ class BucketedGrads : public GradSync {
     for (Bucket& b : buckets_) b.missing = b.parameters * micro_batches;
   }
 
-  void ready(Parameter& p) override {
+  void ready(model::Parameter& p) override {
     Bucket& b = buckets_[bucket_of_.at(&p)];
     MT_CHECK(b.missing > 0, "{} is ready too often", p.name);
     if (--b.missing == 0 && overlap_) reduce(b);
@@ -43,7 +43,7 @@ class BucketedGrads : public GradSync {
 
  private:
   struct Bucket {
-    std::vector<std::pair<ParamUnit*, const Piece*>> pieces;
+    std::vector<std::pair<model::ParamUnit*, const model::Piece*>> pieces;
     int64_t elements = 0;
     int64_t parameters = 0;  // of a micro-batch
     int64_t missing = 0;     // gradients of a parameter and a micro-batch that are awaited
@@ -65,15 +65,15 @@ class BucketedGrads : public GradSync {
   const GradReduce reduce_;
   const bool overlap_;
   std::vector<Bucket> buckets_;
-  std::unordered_map<const Parameter*, size_t> bucket_of_;
+  std::unordered_map<const model::Parameter*, size_t> bucket_of_;
 };
 
 }  // namespace
 
-std::unique_ptr<GradSync> bucketed_grads(ParamStore& params, const DataGroups& groups,
-                                         const ReduceOptions& reduce, int64_t bucket_size,
+std::unique_ptr<GradSync> bucketed_grads(model::ParamStore& params, const DataGroups& groups,
+                                         const plan::ReduceOptions& reduce, int64_t bucket_size,
                                          bool overlap) {
   return std::make_unique<BucketedGrads>(params, groups, reduce, bucket_size, overlap);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -3,7 +3,7 @@
 #include "comm/group.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // Gradients and parameters travel on streams of their own, so that neither waits for the other.
 struct DataGroups {
@@ -16,4 +16,4 @@ struct DataGroups {
   Stream *compute = nullptr, *grad_stream = nullptr, *param_stream = nullptr;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -1,21 +1,23 @@
 #include "parallel/data/data_parallel.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-class ShardedDataParallel : public DataParallel {
+class ShardedDataParallel : public model::DataParallel {
  public:
-  ShardedDataParallel(ParamStore& params, const DataGroups& groups, const DataParallelOptions& o,
-                      size_t first_stage_units)
-      : groups_(groups), average_(o.reduce.average), owns_part_(o.shards != ShardLevel::nothing) {
-    if (o.shards == ShardLevel::nothing)
+  ShardedDataParallel(model::ParamStore& params, const DataGroups& groups,
+                      const plan::DataParallelOptions& o, size_t first_stage_units)
+      : groups_(groups),
+        average_(o.reduce.average),
+        owns_part_(o.shards != plan::ShardLevel::nothing) {
+    if (o.shards == plan::ShardLevel::nothing)
       values_ = replicated_params();
-    else if (o.shards == ShardLevel::parameters)
+    else if (o.shards == plan::ShardLevel::parameters)
       values_ = sharded_params(params, groups_, o.gather);
     else
       values_ = gathered_params(params, groups_, o.gather_updated, first_stage_units);
-    if (o.shards == ShardLevel::gradients || o.shards == ShardLevel::parameters)
+    if (o.shards == plan::ShardLevel::gradients || o.shards == plan::ShardLevel::parameters)
       grads_ = sharded_grads(params, groups_, o.reduce, o.defer_reduce, o.overlap_grad_reduce);
     else
       grads_ = bucketed_grads(params, groups_, o.reduce, o.bucket_size, o.overlap_grad_reduce);
@@ -24,23 +26,23 @@ class ShardedDataParallel : public DataParallel {
   int rank() const override { return groups_.rank; }
   int size() const override { return groups_.size; }
 
-  void before_forward(ParamUnit& u) override { values_->before_forward(u); }
-  void after_forward(ParamUnit& u) override { values_->after_forward(u); }
-  void before_recompute(ParamUnit& u, ParamUnit* next) override {
+  void before_forward(model::ParamUnit& u) override { values_->before_forward(u); }
+  void after_forward(model::ParamUnit& u) override { values_->after_forward(u); }
+  void before_recompute(model::ParamUnit& u, model::ParamUnit* next) override {
     values_->before_recompute(u, next);
   }
-  void before_backward(ParamUnit& u) override {
+  void before_backward(model::ParamUnit& u) override {
     values_->before_backward(u);
     grads_->before_backward(u);
   }
-  void after_backward(ParamUnit& u) override { values_->after_backward(u); }
+  void after_backward(model::ParamUnit& u) override { values_->after_backward(u); }
 
-  void before_grads(ParamUnit& u) override { grads_->before_grads(u); }
-  void pin(ParamUnit& u) override { values_->pin(u); }
-  void unpin(ParamUnit& u) override { values_->unpin(u); }
+  void before_grads(model::ParamUnit& u) override { grads_->before_grads(u); }
+  void pin(model::ParamUnit& u) override { values_->pin(u); }
+  void unpin(model::ParamUnit& u) override { values_->unpin(u); }
 
   void begin_step(int64_t micro_batches) override { grads_->begin_step(micro_batches); }
-  void grad_ready(Parameter& p) override { grads_->ready(p); }
+  void grad_ready(model::Parameter& p) override { grads_->ready(p); }
   float grad_factor() const override { return average_ ? float(groups_.all.size()) : 1; }
 
   void finish_grads() override {
@@ -50,27 +52,28 @@ class ShardedDataParallel : public DataParallel {
   }
 
   void before_update() override { values_->before_update(); }
-  void updated(ParamUnit& u) override { values_->updated(u); }
+  void updated(model::ParamUnit& u) override { values_->updated(u); }
 
-  void sum(const Tensor& values) override { reduce_over(groups_.all, values, Reduce::sum); }
-  void max(const Tensor& values) override { reduce_over(groups_.all, values, Reduce::max); }
+  void sum(const Tensor& values) override { reduce_over(groups_.all, values, comm::Reduce::sum); }
+  void max(const Tensor& values) override { reduce_over(groups_.all, values, comm::Reduce::max); }
   void sum_parts(const Tensor& values) override {
-    if (owns_part_) reduce_over(groups_.shards, values, Reduce::sum);
+    if (owns_part_) reduce_over(groups_.shards, values, comm::Reduce::sum);
   }
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override {
     const auto n = int64_t(values.size());
     const Tensor t = Tensor::from_host(grad_stream(), {n}, std::move(values));
-    groups_.all.all_reduce(t, Reduce::sum, grad_stream());
+    groups_.all.all_reduce(t, comm::Reduce::sum, grad_stream());
     compute().wait(grad_stream().record());  // it stands still: the host enqueues nothing meanwhile
     return t.to_host<int64_t>(grad_stream());
   }
 
-  Tensor whole(const ParamUnit& unit, const Tensor& own) override {
+  Tensor whole(const model::ParamUnit& unit, const Tensor& own) override {
     if (unit.sharding.ranks == 1) return own;
     Stream& stream = *groups_.param_stream;
-    const Tensor all = Tensor::empty(stream, {unit.count}, own.dtype(), MemoryCategory::buffers);
+    const Tensor all =
+        Tensor::empty(stream, {unit.count}, own.dtype(), device::MemoryCategory::buffers);
     stream.wait(compute().record());  // edge: the parts' last change -> their gather
-    for (const Piece& piece : unit.pieces)
+    for (const model::Piece& piece : unit.pieces)
       groups_.gather.all_gather(unit.local_shard(own, piece), unit.full(all, piece), stream);
     compute().wait(stream.record());
     return all;
@@ -80,7 +83,7 @@ class ShardedDataParallel : public DataParallel {
   Stream& compute() const { return *groups_.compute; }
   Stream& grad_stream() const { return *groups_.grad_stream; }
 
-  void reduce_over(const Group& group, const Tensor& values, Reduce how) const {
+  void reduce_over(const Group& group, const Tensor& values, comm::Reduce how) const {
     grad_stream().wait(compute().record());  // edge: values -> their sum or maximum
     group.all_reduce(values, how, grad_stream());
     compute().wait(grad_stream().record());
@@ -94,21 +97,22 @@ class ShardedDataParallel : public DataParallel {
 
 }  // namespace
 
-Sharding sharding_of(const DataGroups& groups, const DataParallelOptions& o) {
-  Sharding s;
+model::Sharding sharding_of(const DataGroups& groups, const plan::DataParallelOptions& o) {
+  model::Sharding s;
   s.piece = o.bucket_size;
-  if (o.shards == ShardLevel::nothing) return s;
+  if (o.shards == plan::ShardLevel::nothing) return s;
   s.ranks = groups.shards.size();
   s.rank = groups.shards.rank();
-  s.grads = o.shards == ShardLevel::gradients || o.shards == ShardLevel::parameters;
-  s.values = o.shards == ShardLevel::parameters;
+  s.grads = o.shards == plan::ShardLevel::gradients || o.shards == plan::ShardLevel::parameters;
+  s.values = o.shards == plan::ShardLevel::parameters;
   return s;
 }
 
-std::unique_ptr<DataParallel> data_parallel(ParamStore& params, const DataGroups& groups,
-                                            const DataParallelOptions& options,
-                                            size_t first_stage_units) {
+std::unique_ptr<model::DataParallel> data_parallel(model::ParamStore& params,
+                                                   const DataGroups& groups,
+                                                   const plan::DataParallelOptions& options,
+                                                   size_t first_stage_units) {
   return std::make_unique<ShardedDataParallel>(params, groups, options, first_stage_units);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

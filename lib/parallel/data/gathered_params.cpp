@@ -6,7 +6,7 @@
 #include "model/param/parameters.h"
 #include "parallel/data/param_sync.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
@@ -14,17 +14,17 @@ class ReplicatedParams : public ParamSync {};
 
 class GatheredParams : public ParamSync {
  public:
-  GatheredParams(ParamStore& params, const DataGroups& groups, const GatheredParamsOptions& options,
-                 size_t first_stage_units)
+  GatheredParams(model::ParamStore& params, const DataGroups& groups,
+                 const plan::GatheredParamsOptions& options, size_t first_stage_units)
       : groups_(groups), options_(options), during_update_(units_of(options, first_stage_units)) {
-    for (ParamUnit* unit : params.units()) states_.push_back({unit});
+    for (model::ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 
-  void before_forward(ParamUnit& unit) override { use(unit); }
-  void before_backward(ParamUnit& unit) override { use(unit); }
+  void before_forward(model::ParamUnit& unit) override { use(unit); }
+  void before_backward(model::ParamUnit& unit) override { use(unit); }
 
   // Units come in their order.
-  void updated(ParamUnit& unit) override {
+  void updated(model::ParamUnit& unit) override {
     State& state = state_of(unit);
     const auto at = size_t(&state - states_.data());
     state.updated = groups_.compute->record();
@@ -40,20 +40,20 @@ class GatheredParams : public ParamSync {
 
  private:
   // How many first units are gathered with their own update.
-  static size_t units_of(const GatheredParamsOptions& o, size_t first_stage_units) {
-    using During = GatheredParamsOptions::DuringUpdate;
+  static size_t units_of(const plan::GatheredParamsOptions& o, size_t first_stage_units) {
+    using During = plan::GatheredParamsOptions::DuringUpdate;
     if (o.during_update == During::first_stage) return first_stage_units;
     return o.during_update == During::all ? std::numeric_limits<size_t>::max() : 0;
   }
 
   struct State {
-    ParamUnit* unit;
+    model::ParamUnit* unit;
     bool pending = false;  // its gather has not begun
     Event updated{}, gathered{};
   };
 
   // The next unit's values travel meanwhile.
-  void use(ParamUnit& unit) {
+  void use(model::ParamUnit& unit) {
     State& state = state_of(unit);
     gather(state);
     if (options_.overlap && &state != &states_.back()) gather(*(&state + 1));
@@ -66,21 +66,21 @@ class GatheredParams : public ParamSync {
     state.pending = false;
     Stream& stream = *groups_.param_stream;
     stream.wait(state.updated);  // edge: the unit's update -> its gather
-    const ParamUnit& unit = *state.unit;
-    for (const Piece& piece : unit.pieces)
+    const model::ParamUnit& unit = *state.unit;
+    for (const model::Piece& piece : unit.pieces)
       groups_.gather.all_gather(unit.shard_in_full(unit.value, piece), unit.full(unit.value, piece),
                                 stream);
     state.gathered = stream.record();
   }
 
-  State& state_of(const ParamUnit& unit) {
+  State& state_of(const model::ParamUnit& unit) {
     const auto at = std::ranges::find(states_, &unit, &State::unit);
     MT_CHECK(at != states_.end(), "unit {} is not gathered here", unit.name);
     return *at;
   }
 
   const DataGroups& groups_;
-  const GatheredParamsOptions options_;
+  const plan::GatheredParamsOptions options_;
   const size_t during_update_;
   std::vector<State> states_;
 };
@@ -89,10 +89,10 @@ class GatheredParams : public ParamSync {
 
 std::unique_ptr<ParamSync> replicated_params() { return std::make_unique<ReplicatedParams>(); }
 
-std::unique_ptr<ParamSync> gathered_params(ParamStore& params, const DataGroups& groups,
-                                           const GatheredParamsOptions& options,
+std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
+                                           const plan::GatheredParamsOptions& options,
                                            size_t first_stage_units) {
   return std::make_unique<GatheredParams>(params, groups, options, first_stage_units);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -4,12 +4,12 @@
 #include "parallel/data/data_groups.h"
 #include "plan/options/data_parallel_options.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // Both enqueue on `grad_stream`, and leave fp32 sums over all replicas of the gradient.
 class GradReduce {
  public:
-  GradReduce(const DataGroups& groups, const ReduceOptions& options)
+  GradReduce(const DataGroups& groups, const plan::ReduceOptions& options)
       : groups_(groups), options_(options) {}
 
   void all_reduce(const Tensor& grad) const;  // in place
@@ -18,9 +18,9 @@ class GradReduce {
   void reduce_scatter(const Tensor& whole, const Tensor& own, bool add) const;
 
  private:
-  Reduce op() const { return options_.average ? Reduce::average : Reduce::sum; }
+  comm::Reduce op() const { return options_.average ? comm::Reduce::average : comm::Reduce::sum; }
   const DataGroups& groups_;
-  const ReduceOptions options_;
+  const plan::ReduceOptions options_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -7,12 +7,12 @@
 #include "parallel/data/data_groups.h"
 #include "plan/options/data_parallel_options.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
-class ParamSync : public ParamHooks {
+class ParamSync : public model::ParamHooks {
  public:
   // Enqueued on `compute`: new values of what this rank owns.
-  virtual void updated(ParamUnit&) {}
+  virtual void updated(model::ParamUnit&) {}
   // `compute` may write what this rank owns after this.
   virtual void before_update() {}
 };
@@ -22,14 +22,14 @@ std::unique_ptr<ParamSync> replicated_params();
 
 // Whole values on every rank, of which each updates a part (ZeRO-1 and -2): gathered from the
 // owners after an update. `first_stage_units`: of the rank's first stage, which come first.
-std::unique_ptr<ParamSync> gathered_params(ParamStore& params, const DataGroups& groups,
-                                           const GatheredParamsOptions& options,
+std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
+                                           const plan::GatheredParamsOptions& options,
                                            size_t first_stage_units);
 
 // A rank keeps its own part alone (ZeRO-3, FSDP; Zhao et al. 2023, "PyTorch FSDP"). Whole values of
 // a unit are gathered for its forward, and again for its backward where other units have taken
 // their memory meanwhile.
-std::unique_ptr<ParamSync> sharded_params(ParamStore& params, const DataGroups& groups,
-                                          const ShardedParamsOptions& options);
+std::unique_ptr<ParamSync> sharded_params(model::ParamStore& params, const DataGroups& groups,
+                                          const plan::ShardedParamsOptions& options);
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

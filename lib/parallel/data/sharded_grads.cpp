@@ -5,21 +5,21 @@
 #include "parallel/data/grad_sync.h"
 #include "parallel/data/unit_buffer_pool.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
 class ShardedGrads : public GradSync {
  public:
-  ShardedGrads(ParamStore& params, const DataGroups& groups, const ReduceOptions& reduce,
-               bool defer, bool overlap)
+  ShardedGrads(model::ParamStore& params, const DataGroups& groups,
+               const plan::ReduceOptions& reduce, bool defer, bool overlap)
       : params_(params),
         groups_(groups),
         reduce_(groups, reduce),
         defer_(defer),
         overlap_(overlap),
-        slots_(*groups.compute, params.units(), DType::f32, MemoryCategory::grads) {
-    for (ParamUnit* unit : params.units()) {
+        slots_(*groups.compute, params.units(), DType::f32, device::MemoryCategory::grads) {
+    for (model::ParamUnit* unit : params.units()) {
       states_[unit] = {};
       states_[unit].pieces.resize(unit->pieces.size());
     }
@@ -34,27 +34,27 @@ class ShardedGrads : public GradSync {
     }
   }
 
-  void before_backward(ParamUnit& unit) override {
+  void before_backward(model::ParamUnit& unit) override {
     ++states_.at(&unit).begun;
     before_grads(unit);
   }
 
-  void before_grads(ParamUnit& unit) override {
+  void before_grads(model::ParamUnit& unit) override {
     State& state = states_.at(&unit);
     if (state.slot) return add_again(unit, state);
     // edge: the reduction of the slot's last unit -> this one's gradients
     const size_t enough = overlap_ ? 2 : 1;
-    state.slot = &slots_.take(unit, enough, *groups_.compute, [](ParamUnit&) {});
-    ParamStore::set_grad(unit, state.slot->buffer);
+    state.slot = &slots_.take(unit, enough, *groups_.compute, [](model::ParamUnit&) {});
+    model::ParamStore::set_grad(unit, state.slot->buffer);
     params_.zero_grads(*groups_.compute, unit);
     zero_gaps(unit);
   }
 
-  void ready(Parameter& p) override {
-    ParamUnit& unit = *p.unit;
+  void ready(model::Parameter& p) override {
+    model::ParamUnit& unit = *p.unit;
     State& state = states_.at(&unit);
     for (size_t i = 0; i < unit.pieces.size(); ++i) {
-      const Piece& piece = unit.pieces[i];
+      const model::Piece& piece = unit.pieces[i];
       if (p.begin < piece.begin || p.begin >= piece.begin + piece.count) continue;
       PieceState& counted = state.pieces[i];
       const int64_t whole = expected(state) * int64_t(piece.params.size());
@@ -88,9 +88,9 @@ class ShardedGrads : public GradSync {
   // Contributions to each parameter after which a piece is reduced.
   int64_t expected(const State& state) const { return defer_ ? micro_batches_ : state.begun; }
 
-  void reduce(ParamUnit& unit, State& state, size_t at) {
+  void reduce(model::ParamUnit& unit, State& state, size_t at) {
     Stream& stream = *groups_.grad_stream;
-    const Piece& piece = unit.pieces[at];
+    const model::Piece& piece = unit.pieces[at];
     PieceState& counted = state.pieces[at];
     stream.wait(
         groups_.compute->record());  // edge: last weight gradient of the piece -> its reduction
@@ -104,29 +104,30 @@ class ShardedGrads : public GradSync {
     for (PieceState& p : state.pieces) p.read = {};
     slots_.release(*state.slot, stream.record());
     state.slot = nullptr;
-    ParamStore::set_grad(unit, {});
+    model::ParamStore::set_grad(unit, {});
   }
 
   // Another backward adds to a unit of which some pieces have been reduced while others still wait:
   // those begin anew.
-  void add_again(ParamUnit& unit, State& state) {
+  void add_again(model::ParamUnit& unit, State& state) {
     for (size_t i = 0; i < unit.pieces.size(); ++i) {
       PieceState& piece = state.pieces[i];
       if (!piece.read || piece.reduced < piece.ready) continue;
       groups_.compute->wait(piece.read);  // edge: the piece's reduction -> its next gradient
       piece.read = {};
-      for (Parameter* p : unit.pieces[i].params) ParamStore::zero_grad(*groups_.compute, *p);
+      for (model::Parameter* p : unit.pieces[i].params)
+        model::ParamStore::zero_grad(*groups_.compute, *p);
     }
   }
 
   // What lies between parameters, which another unit may have used, counts for nothing.
-  void zero_gaps(const ParamUnit& unit) {
+  void zero_gaps(const model::ParamUnit& unit) {
     const auto zero = [&](int64_t begin, int64_t end) {
       if (begin < end) ops::fill(*groups_.compute, unit.grad.flat(begin, {end - begin}), 0);
     };
-    for (const Piece& piece : unit.pieces) {
+    for (const model::Piece& piece : unit.pieces) {
       int64_t end = piece.begin;
-      for (const Parameter* p : piece.params) {
+      for (const model::Parameter* p : piece.params) {
         zero(end, p->begin);
         end = p->begin + p->shape.count();
       }
@@ -134,20 +135,21 @@ class ShardedGrads : public GradSync {
     }
   }
 
-  ParamStore& params_;
+  model::ParamStore& params_;
   const DataGroups& groups_;
   const GradReduce reduce_;
   const bool defer_, overlap_;
   UnitBufferPool slots_;
-  std::unordered_map<ParamUnit*, State> states_;
+  std::unordered_map<model::ParamUnit*, State> states_;
   int64_t micro_batches_ = 1;
 };
 
 }  // namespace
 
-std::unique_ptr<GradSync> sharded_grads(ParamStore& params, const DataGroups& groups,
-                                        const ReduceOptions& reduce, bool defer, bool overlap) {
+std::unique_ptr<GradSync> sharded_grads(model::ParamStore& params, const DataGroups& groups,
+                                        const plan::ReduceOptions& reduce, bool defer,
+                                        bool overlap) {
   return std::make_unique<ShardedGrads>(params, groups, reduce, defer, overlap);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -4,56 +4,60 @@
 #include "parallel/data/param_sync.h"
 #include "parallel/data/unit_buffer_pool.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
 // A pipeline's rank may have stages without layers alone.
-DType value_type(ParamStore& params) {
+DType value_type(model::ParamStore& params) {
   const auto units = params.units();
   return units.empty() ? DType::f32 : units[0]->own_value.dtype();
 }
 
 class ShardedParams : public ParamSync {
  public:
-  ShardedParams(ParamStore& params, const DataGroups& groups, const ShardedParamsOptions& options)
+  ShardedParams(model::ParamStore& params, const DataGroups& groups,
+                const plan::ShardedParamsOptions& options)
       : groups_(groups),
         options_(options),
-        slots_(*groups.param_stream, params.units(), value_type(params), MemoryCategory::buffers) {
-    for (ParamUnit* unit : params.units()) states_.push_back({unit});
+        slots_(*groups.param_stream, params.units(), value_type(params),
+               device::MemoryCategory::buffers) {
+    for (model::ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 
-  void before_forward(ParamUnit& unit) override { use(unit, 1, options_.forward_prefetch); }
-  void after_forward(ParamUnit& unit) override {
+  void before_forward(model::ParamUnit& unit) override { use(unit, 1, options_.forward_prefetch); }
+  void after_forward(model::ParamUnit& unit) override {
     State& state = state_of(unit);
     if (--state.uses == 0 && options_.reshard_after_forward) release(state);
   }
-  void before_recompute(ParamUnit& unit, ParamUnit* next) override {
+  void before_recompute(model::ParamUnit& unit, model::ParamUnit* next) override {
     State& state = state_of(unit);
     ++state.uses;
     gather(state);
     if (next && options_.backward_prefetch > 0 && !state.kept) gather(state_of(*next));
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
   }
-  void before_backward(ParamUnit& unit) override { use(unit, -1, options_.backward_prefetch); }
-  void after_backward(ParamUnit& unit) override {
+  void before_backward(model::ParamUnit& unit) override {
+    use(unit, -1, options_.backward_prefetch);
+  }
+  void after_backward(model::ParamUnit& unit) override {
     State& state = state_of(unit);
     if (--state.uses == 0) release(state);
   }
 
-  void pin(ParamUnit& unit) override {
+  void pin(model::ParamUnit& unit) override {
     State& state = state_of(unit);
     ++state.kept;
     ++state.uses;
     gather(state);
   }
-  void unpin(ParamUnit& unit) override {
+  void unpin(model::ParamUnit& unit) override {
     State& state = state_of(unit);
     --state.kept;
     if (--state.uses == 0) release(state);
   }
 
-  void updated(ParamUnit& unit) override {
+  void updated(model::ParamUnit& unit) override {
     State& state = state_of(unit);
     state.updated = groups_.compute->record();
     if (state.slot) {
@@ -71,14 +75,14 @@ class ShardedParams : public ParamSync {
 
  private:
   struct State {
-    ParamUnit* unit;
+    model::ParamUnit* unit;
     Slot* slot = nullptr;  // with the whole values, even if nobody uses them any more
     int uses = 0, kept = 0;
     Event updated{}, gathered{};
   };
 
   // Units in the order of forward; the one that is needed first, then those that come next.
-  void use(ParamUnit& unit, int direction, int64_t ahead) {
+  void use(model::ParamUnit& unit, int direction, int64_t ahead) {
     State& state = state_of(unit);
     ++state.uses;
     // Who keeps units knows what comes next.
@@ -96,44 +100,44 @@ class ShardedParams : public ParamSync {
       return;
     }
     Stream& stream = *groups_.param_stream;
-    ParamUnit& unit = *state.unit;
+    model::ParamUnit& unit = *state.unit;
     const size_t enough =
         1 + size_t(std::max(options_.forward_prefetch, options_.backward_prefetch));
     // edge: the last use of what was in the slot -> the gather that overwrites it
     state.slot = &slots_.take(unit, enough, stream,
-                              [this](ParamUnit& evicted) { forget(state_of(evicted)); });
+                              [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });
     stream.wait(state.updated);  // edge: the owners' update -> the gather
-    for (const Piece& piece : unit.pieces)
+    for (const model::Piece& piece : unit.pieces)
       groups_.gather.all_gather(unit.local_shard(unit.own_value, piece),
                                 unit.full(state.slot->buffer, piece), stream);
     state.gathered = stream.record();
-    ParamStore::set_value(unit, state.slot->buffer);
+    model::ParamStore::set_value(unit, state.slot->buffer);
   }
 
   void release(State& state) { slots_.release(*state.slot, groups_.compute->record()); }
 
   void forget(State& state) {
     state.slot = nullptr;
-    ParamStore::set_value(*state.unit, {});
+    model::ParamStore::set_value(*state.unit, {});
   }
 
-  State& state_of(const ParamUnit& unit) {
+  State& state_of(const model::ParamUnit& unit) {
     const auto at = std::ranges::find(states_, &unit, &State::unit);
     MT_CHECK(at != states_.end(), "unit {} is not sharded here", unit.name);
     return *at;
   }
 
   const DataGroups& groups_;
-  const ShardedParamsOptions options_;
+  const plan::ShardedParamsOptions options_;
   UnitBufferPool slots_;
   std::vector<State> states_;
 };
 
 }  // namespace
 
-std::unique_ptr<ParamSync> sharded_params(ParamStore& params, const DataGroups& groups,
-                                          const ShardedParamsOptions& options) {
+std::unique_ptr<ParamSync> sharded_params(model::ParamStore& params, const DataGroups& groups,
+                                          const plan::ShardedParamsOptions& options) {
   return std::make_unique<ShardedParams>(params, groups, options);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

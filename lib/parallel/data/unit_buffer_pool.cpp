@@ -4,7 +4,7 @@
 
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 void UnitBufferPool::release(Slot& slot, Event last_use) {
   slot.held = false;
@@ -20,7 +20,7 @@ Slot& UnitBufferPool::find(int64_t count, size_t enough) {
     ++of_size;
     if (!slot->held && (!oldest || slot->released < oldest->released)) oldest = slot.get();
   }
-  const auto units = size_t(std::ranges::count(units_, count, &ParamUnit::count));
+  const auto units = size_t(std::ranges::count(units_, count, &model::ParamUnit::count));
   if (oldest && of_size >= std::min(enough, units)) return *oldest;
   slots_.push_back(std::make_unique<Slot>());
   Slot& slot = *slots_.back();
@@ -30,4 +30,4 @@ Slot& UnitBufferPool::find(int64_t count, size_t enough) {
   return slot;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -7,11 +7,11 @@
 
 #include "model/param/parameters.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 struct Slot {
   Tensor buffer;
-  ParamUnit* holder =
+  model::ParamUnit* holder =
       nullptr;  // whose elements it has; they stay after release() until it is taken
   bool held = false;
   Event last_use;         // what a taker must wait for
@@ -20,14 +20,15 @@ struct Slot {
 
 class UnitBufferPool {
  public:
-  UnitBufferPool(Stream& home, std::vector<ParamUnit*> units, DType dtype, MemoryCategory category)
+  UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units, DType dtype,
+                 device::MemoryCategory category)
       : home_(home), units_(std::move(units)), dtype_(dtype), category_(category) {}
 
   // A slot of the unit's size that nobody holds: a new one while there are fewer than `enough` and
   // than units of that size, then the one that was released first, and a new one again where all
   // are held. `on` waits for its last use. `evicted` is told of the unit whose elements were in it.
   template <class F>
-  Slot& take(ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
+  Slot& take(model::ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
     Slot& slot = find(unit.count, enough);
     if (slot.holder) evicted(*slot.holder);
     stream.wait(slot.last_use);
@@ -41,11 +42,11 @@ class UnitBufferPool {
   Slot& find(int64_t count, size_t enough);
 
   Stream& home_;
-  const std::vector<ParamUnit*> units_;
+  const std::vector<model::ParamUnit*> units_;
   const DType dtype_;
-  const MemoryCategory category_;
+  const device::MemoryCategory category_;
   std::vector<std::unique_ptr<Slot>> slots_;
   uint64_t releases_ = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -5,11 +5,11 @@
 #include "base/math.h"
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-using Kind = Transfer::Kind;
+using Kind = comm::Transfer::Kind;
 
 // Returns the rows of rank `rank` of `ranks`; `rank` may lie beyond either end of a ring.
 Tensor chunk(const Tensor& x, int rank, int ranks) {
@@ -119,11 +119,11 @@ Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI,
     const int64_t begin = first(split), end = first(split + 1);
     gemm(in.rows(P * begin, P * end), out.rows(P * begin, P * end));
     comm.after_compute();  // edge: the chunk's GEMM -> its sum
-    comm.all().reduce_scatter(out.rows(P * begin, P * end), result.rows(begin, end), Reduce::sum,
-                              comm.on());
+    comm.all().reduce_scatter(out.rows(P * begin, P * end), result.rows(begin, end),
+                              comm::Reduce::sum, comm.on());
   }
   comm.before_compute();
   return result;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

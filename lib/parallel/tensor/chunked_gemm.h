@@ -6,7 +6,7 @@
 
 #include "parallel/tensor/tensor_comm.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // Enqueues the GEMM of some rows on the compute stream.
 using RowGemm = std::function<void(const Tensor& in_TI, const Tensor& out_TO)>;
@@ -33,4 +33,4 @@ Tensor gemm_reduce_scatter_ring(const TensorComm& comm, const Tensor& x_TI, int6
 Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI, int64_t O,
                                      int64_t splits, const RowGemm& gemm);
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

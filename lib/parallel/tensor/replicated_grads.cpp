@@ -4,20 +4,20 @@
 
 #include "ops/ops.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
 // Returns the owned gradients that are partial sums, by the number of ranks with a copy.
-std::map<int, std::vector<Tensor>> partial_grads(ParamStore& params) {
+std::map<int, std::vector<Tensor>> partial_grads(model::ParamStore& params) {
   std::map<int, std::vector<Tensor>> grads;
-  for (const Parameter* p : params.params()) {
+  for (const model::Parameter* p : params.params()) {
     if (!p->shard.partial_grad) continue;
     const auto parts = owned_parts(*p);
-    for (const RowShard& r : p->rows_here()) {
+    for (const model::RowShard& r : p->rows_here()) {
       if (r.replicas == 1) continue;
       const int64_t begin = r.here * p->columns(), end = begin + r.count * p->columns();
-      for (const OwnedPart& part : parts) {
+      for (const model::OwnedPart& part : parts) {
         const int64_t from = std::max(begin, part.in_param),
                       to = std::min(end, part.in_param + part.count);
         if (from < to)
@@ -31,12 +31,13 @@ std::map<int, std::vector<Tensor>> partial_grads(ParamStore& params) {
 
 }  // namespace
 
-void sum_copied_grads(ParamStore& params, const TensorComm& comm) {
+void sum_copied_grads(model::ParamStore& params, const TensorComm& comm) {
   Stream& compute = comm.compute();
   for (const auto& [replicas, grads] : partial_grads(params)) {
     int64_t count = 0;
     for (const Tensor& g : grads) count += g.count();
-    const Tensor together = Tensor::empty(compute, {count}, DType::f32, MemoryCategory::buffers);
+    const Tensor together =
+        Tensor::empty(compute, {count}, DType::f32, device::MemoryCategory::buffers);
     const auto each = [&](const auto& copy) {
       int64_t first = 0;
       for (const Tensor& g : grads) {
@@ -46,10 +47,10 @@ void sum_copied_grads(ParamStore& params, const TensorComm& comm) {
     };
     each([&](const Tensor& grad, const Tensor& part) { ops::cast(compute, grad, part); });
     comm.after_compute();
-    comm.groups().replicas.at(replicas).all_reduce(together, Reduce::sum, comm.on());
+    comm.groups().replicas.at(replicas).all_reduce(together, comm::Reduce::sum, comm.on());
     comm.before_compute();
     each([&](const Tensor& grad, const Tensor& part) { ops::cast(compute, part, grad); });
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

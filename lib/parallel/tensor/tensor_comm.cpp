@@ -2,7 +2,7 @@
 
 #include "base/math.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // The result's memory is compute's. It is allocated before the edge from compute, so that its last
 // use there is over when the result arrives.
@@ -20,13 +20,13 @@ TensorComm::Coming TensorComm::reduce_scatter(const Tensor& x_TN) const {
   shape[0] = exact_div(shape[0], int64_t(size()));
   const Tensor out = Tensor::empty(compute(), shape, x_TN.dtype());
   after_compute();
-  all().reduce_scatter(x_TN, out, Reduce::sum, on());
+  all().reduce_scatter(x_TN, out, comm::Reduce::sum, on());
   return {out, on().record()};
 }
 
 TensorComm::Coming TensorComm::all_reduce(const Tensor& x) const {
   after_compute();
-  all().all_reduce(x, Reduce::sum, on());
+  all().all_reduce(x, comm::Reduce::sum, on());
   return {x, on().record()};
 }
 
@@ -35,4 +35,4 @@ Tensor TensorComm::await(const Coming& coming) const {
   return coming.data;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

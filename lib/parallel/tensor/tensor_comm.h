@@ -6,7 +6,7 @@
 #include "comm/group.h"
 #include "device/stream.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 // The groups and streams of tensor parallelism on one rank. Communication of all groups is enqueued
 // on `on`.
@@ -48,4 +48,4 @@ class TensorComm {
   TensorGroups groups_;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

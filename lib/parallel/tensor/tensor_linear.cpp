@@ -4,33 +4,33 @@
 
 #include "parallel/tensor/chunked_gemm.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 namespace {
 
-ShardSpec shard_of(const TensorComm& comm, ShardSpec::Dim dim,
-                   std::vector<ShardSpec::Section> sections = {}) {
+model::ShardSpec shard_of(const TensorComm& comm, model::ShardSpec::Dim dim,
+                          std::vector<model::ShardSpec::Section> sections = {}) {
   return {.ranks = comm.size(),
           .rank = comm.rank(),
           .dim = dim,
           .sections = std::move(sections),
           // Where several ranks hold copies of rows, each computes a part of their gradient.
-          .partial_grad = dim == ShardSpec::Dim::rows};
+          .partial_grad = dim == model::ShardSpec::Dim::rows};
 }
 
-using Method = GemmOverlap::Method;
+using Method = plan::GemmOverlap::Method;
 
 // Returns this rank's rows of the sum of all ranks' results; `overlap` is chunked.
-Tensor gemm_reduce_scatter(const TensorComm& comm, const GemmOverlap& overlap, const Tensor& x_TI,
-                           int64_t O, const RowGemm& gemm) {
+Tensor gemm_reduce_scatter(const TensorComm& comm, const plan::GemmOverlap& overlap,
+                           const Tensor& x_TI, int64_t O, const RowGemm& gemm) {
   return overlap.method == Method::ring_exchange
              ? gemm_reduce_scatter_ring(comm, x_TI, O, gemm)
              : gemm_reduce_scatter_pipelined(comm, x_TI, O, overlap.splits, gemm);
 }
 
-class ColumnParallel : public Linear {
+class ColumnParallel : public model::Linear {
  public:
-  ColumnParallel(ParamStore& params, const LinearSpec& spec, const TensorComm& comm,
+  ColumnParallel(model::ParamStore& params, const model::LinearSpec& spec, const TensorComm& comm,
                  const TensorLinearOptions& o)
       : comm_(comm),
         sequence_(o.sequence),
@@ -39,7 +39,7 @@ class ColumnParallel : public Linear {
         wgrad_(o.overlap.at(spec.gemm, Pass::wgrad)),
         gemms_(params, spec, rows_shard(spec, comm), rows_shard(spec, comm)) {}
 
-  Tensor forward(Step& step, const Tensor& x_TI) override {
+  Tensor forward(model::Step& step, const Tensor& x_TI) override {
     if (fprop_.method == Method::ring_exchange)
       return all_gather_gemm_ring(
                  comm_, x_TI, gemms_.O(), fprop_.aggregate,
@@ -48,24 +48,24 @@ class ColumnParallel : public Linear {
     return gemms_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
   }
 
-  InputGradient dgrad(Step& step, Tensor dy_TO) override {
+  model::InputGradient dgrad(model::Step& step, Tensor dy_TO) override {
     if (dgrad_.chunked()) return chunked_dgrad(step, std::move(dy_TO));
-    InputGradient g = gemms_.dgrad(step, std::move(dy_TO));
+    model::InputGradient g = gemms_.dgrad(step, std::move(dy_TO));
     g.dx_TI = comm_.await(sequence_ ? comm_.reduce_scatter(g.dx_TI) : comm_.all_reduce(g.dx_TI));
     return g;
   }
 
-  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) override {
+  void wgrad(model::Step& step, const Tensor& x_TI, model::OutputGradient dy) override {
     gemms_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, std::move(dy));
   }
 
   // In bulk, the gather of wgrad's input hides behind dgrad, and the scatter of dgrad's result
   // behind wgrad.
-  Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) override {
-    if (!sequence_) return Linear::backward(step, x_TI, std::move(dy_TO));
+  Tensor backward(model::Step& step, const Tensor& x_TI, Tensor dy_TO) override {
+    if (!sequence_) return model::Linear::backward(step, x_TI, std::move(dy_TO));
     const TensorComm::Coming x = comm_.gather(x_TI);
     if (!dgrad_.active()) comm_.await(x);
-    InputGradient g;
+    model::InputGradient g;
     TensorComm::Coming dx;
     if (dgrad_.chunked()) {
       g = chunked_dgrad(step, std::move(dy_TO));
@@ -80,12 +80,12 @@ class ColumnParallel : public Linear {
   }
 
  private:
-  static ShardSpec rows_shard(const LinearSpec& spec, const TensorComm& comm) {
-    return shard_of(
-        comm, ShardSpec::Dim::rows,
-        spec.sections.empty() ? std::vector<ShardSpec::Section>{{spec.O, 1}} : spec.sections);
+  static model::ShardSpec rows_shard(const model::LinearSpec& spec, const TensorComm& comm) {
+    return shard_of(comm, model::ShardSpec::Dim::rows,
+                    spec.sections.empty() ? std::vector<model::ShardSpec::Section>{{spec.O, 1}}
+                                          : spec.sections);
   }
-  InputGradient chunked_dgrad(Step& step, Tensor dy_TO) {
+  model::InputGradient chunked_dgrad(model::Step& step, Tensor dy_TO) {
     const Tensor dx = gemm_reduce_scatter(
         comm_, dgrad_, dy_TO, gemms_.I(),
         [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); });
@@ -94,24 +94,24 @@ class ColumnParallel : public Linear {
 
   const TensorComm& comm_;
   const bool sequence_;
-  const GemmOverlap fprop_, dgrad_, wgrad_;
-  LinearGemms gemms_;
+  const plan::GemmOverlap fprop_, dgrad_, wgrad_;
+  model::LinearGemms gemms_;
 };
 
-class RowParallel : public Linear {
+class RowParallel : public model::Linear {
  public:
-  RowParallel(ParamStore& params, const LinearSpec& spec, const TensorComm& comm,
+  RowParallel(model::ParamStore& params, const model::LinearSpec& spec, const TensorComm& comm,
               const TensorLinearOptions& o)
       : comm_(comm),
         sequence_(o.sequence),
         fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
         dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
         // Every rank sees the whole output gradient, and so the bias' whole gradient.
-        gemms_(params, spec, shard_of(comm, ShardSpec::Dim::columns),
-               shard_of(comm, ShardSpec::Dim::none)) {}
+        gemms_(params, spec, shard_of(comm, model::ShardSpec::Dim::columns),
+               shard_of(comm, model::ShardSpec::Dim::none)) {}
 
   // One rank alone adds the bias to its part of the sum.
-  Tensor forward(Step& step, const Tensor& x_TI) override {
+  Tensor forward(model::Step& step, const Tensor& x_TI) override {
     const bool bias = comm_.rank() == 0;
     if (fprop_.chunked())
       return gemm_reduce_scatter(
@@ -121,7 +121,7 @@ class RowParallel : public Linear {
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
-  InputGradient dgrad(Step& step, Tensor dy_TO) override {
+  model::InputGradient dgrad(model::Step& step, Tensor dy_TO) override {
     if (dgrad_.method == Method::ring_exchange) {
       const GatheredGemm all = all_gather_gemm_ring(
           comm_, dy_TO, gemms_.I(), dgrad_.aggregate,
@@ -133,28 +133,30 @@ class RowParallel : public Linear {
     return gemms_.dgrad(step, std::move(dy_TO));
   }
 
-  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) override {
+  void wgrad(model::Step& step, const Tensor& x_TI, model::OutputGradient dy) override {
     gemms_.wgrad(step, x_TI, std::move(dy));
   }
 
  private:
   const TensorComm& comm_;
   const bool sequence_;
-  const GemmOverlap fprop_, dgrad_;
-  LinearGemms gemms_;
+  const plan::GemmOverlap fprop_, dgrad_;
+  model::LinearGemms gemms_;
 };
 
 }  // namespace
 
-std::unique_ptr<Linear> column_parallel(ParamStore& params, const LinearSpec& spec,
-                                        const TensorComm& comm,
-                                        const TensorLinearOptions& options) {
+std::unique_ptr<model::Linear> column_parallel(model::ParamStore& params,
+                                               const model::LinearSpec& spec,
+                                               const TensorComm& comm,
+                                               const TensorLinearOptions& options) {
   return std::make_unique<ColumnParallel>(params, spec, comm, options);
 }
 
-std::unique_ptr<Linear> row_parallel(ParamStore& params, const LinearSpec& spec,
-                                     const TensorComm& comm, const TensorLinearOptions& options) {
+std::unique_ptr<model::Linear> row_parallel(model::ParamStore& params,
+                                            const model::LinearSpec& spec, const TensorComm& comm,
+                                            const TensorLinearOptions& options) {
   return std::make_unique<RowParallel>(params, spec, comm, options);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -6,20 +6,23 @@
 #include "parallel/tensor/tensor_comm.h"
 #include "plan/gemm_overlap.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
 struct TensorLinearOptions {
   // Sequence parallelism: a rank has its own rows of activations that are not split by columns, and
   // not all rows.
   bool sequence = false;
-  TpGemmOverlap overlap;  // has an effect under `sequence` alone
+  plan::TpGemmOverlap overlap;  // has an effect under `sequence` alone
 };
 
 // A column-parallel linear splits its outputs over ranks, a row-parallel one its inputs. Their
 // shapes are listed in model/linear.h.
-std::unique_ptr<Linear> column_parallel(ParamStore& params, const LinearSpec& spec,
-                                        const TensorComm& comm, const TensorLinearOptions& options);
-std::unique_ptr<Linear> row_parallel(ParamStore& params, const LinearSpec& spec,
-                                     const TensorComm& comm, const TensorLinearOptions& options);
+std::unique_ptr<model::Linear> column_parallel(model::ParamStore& params,
+                                               const model::LinearSpec& spec,
+                                               const TensorComm& comm,
+                                               const TensorLinearOptions& options);
+std::unique_ptr<model::Linear> row_parallel(model::ParamStore& params,
+                                            const model::LinearSpec& spec, const TensorComm& comm,
+                                            const TensorLinearOptions& options);
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

@@ -5,8 +5,9 @@
 #include "model/tensor_parallel.h"
 #include "parallel/tensor/tensor_linear.h"
 
-namespace mtrain {
+namespace mtrain::parallel {
 
-std::shared_ptr<TensorParallel> tensor_parallel(TensorGroups groups, TensorLinearOptions options);
+std::shared_ptr<model::TensorParallel> tensor_parallel(TensorGroups groups,
+                                                       TensorLinearOptions options);
 
-}  // namespace mtrain
+}  // namespace mtrain::parallel

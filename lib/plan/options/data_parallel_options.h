@@ -5,7 +5,7 @@
 #include "base/dtype.h"
 #include "plan/shard_level.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct ReduceOptions {
   DType dtype = DType::f32;  // on the wire; bf16 halves the bytes, and rounds before each sum
@@ -36,4 +36,4 @@ struct DataParallelOptions {
   ShardedParamsOptions gather;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

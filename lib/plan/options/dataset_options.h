@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct TokenizerOptions {
   std::optional<std::string> path;  // a tokenizer.json or its folder; none: a token is a byte
@@ -24,4 +24,4 @@ struct DatasetOptions {
   int64_t seed = 0;         // of the order of the samples
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

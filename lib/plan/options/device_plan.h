@@ -7,7 +7,7 @@
 
 #include "base/device_kind.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct DevicePlan {
   DeviceKind kind = DeviceKind::cpu;
@@ -40,4 +40,4 @@ struct DebugOptions {
   FaultOptions fault;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct ModelShape {
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
@@ -28,4 +28,4 @@ struct RecomputeOptions {
   int64_t group = 0, layers = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -4,7 +4,7 @@
 
 #include "base/dtype.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
@@ -32,4 +32,4 @@ struct Fp8Options {
   bool most_recent = true;  // else the largest of the history
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

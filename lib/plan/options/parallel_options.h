@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct ContextOptions {
   enum class Method { p2p, all_gather, a2a, a2a_p2p };
@@ -24,4 +24,4 @@ struct TensorOptions {
   bool sequence_parallel = false;  // norms, residuals and dropout are divided by rows, too
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -4,7 +4,7 @@
 
 #include "base/dtype.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct PipelineOptions {
   bool overlap = false;      // messages travel while the rank computes
@@ -25,4 +25,4 @@ struct PipelineOptions {
   int64_t deferred_outputs = 0;
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

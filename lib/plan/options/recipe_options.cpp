@@ -5,63 +5,63 @@
 #include "base/error.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
-ModelShape::RopeScaling rope_scaling(RopeScalingType type) {
+ModelShape::RopeScaling rope_scaling(recipe::RopeScalingType type) {
   switch (type) {
-    case RopeScalingType::none: return ModelShape::RopeScaling::none;
-    case RopeScalingType::linear: return ModelShape::RopeScaling::linear;
-    case RopeScalingType::llama3: return ModelShape::RopeScaling::llama3;
+    case recipe::RopeScalingType::none: return ModelShape::RopeScaling::none;
+    case recipe::RopeScalingType::linear: return ModelShape::RopeScaling::linear;
+    case recipe::RopeScalingType::llama3: return ModelShape::RopeScaling::llama3;
   }
   throw BugError("rope_scaling.type");
 }
 
-ContextOptions::Method context_method(CpCommType type) {
+ContextOptions::Method context_method(recipe::CpCommType type) {
   switch (type) {
-    case CpCommType::p2p: return ContextOptions::Method::p2p;
-    case CpCommType::all_gather: return ContextOptions::Method::all_gather;
-    case CpCommType::a2a: return ContextOptions::Method::a2a;
-    case CpCommType::a2a_p2p: return ContextOptions::Method::a2a_p2p;
+    case recipe::CpCommType::p2p: return ContextOptions::Method::p2p;
+    case recipe::CpCommType::all_gather: return ContextOptions::Method::all_gather;
+    case recipe::CpCommType::a2a: return ContextOptions::Method::a2a;
+    case recipe::CpCommType::a2a_p2p: return ContextOptions::Method::a2a_p2p;
   }
   throw BugError("cp_comm_type");
 }
 
-LrScheduleOptions::Decay wsd_decay(WsdDecayStyle style) {
+LrScheduleOptions::Decay wsd_decay(recipe::WsdDecayStyle style) {
   switch (style) {
-    case WsdDecayStyle::linear: return LrScheduleOptions::Decay::linear;
-    case WsdDecayStyle::cosine: return LrScheduleOptions::Decay::cosine;
-    case WsdDecayStyle::exponential: return LrScheduleOptions::Decay::exponential;
-    case WsdDecayStyle::minus_sqrt: return LrScheduleOptions::Decay::minus_sqrt;
+    case recipe::WsdDecayStyle::linear: return LrScheduleOptions::Decay::linear;
+    case recipe::WsdDecayStyle::cosine: return LrScheduleOptions::Decay::cosine;
+    case recipe::WsdDecayStyle::exponential: return LrScheduleOptions::Decay::exponential;
+    case recipe::WsdDecayStyle::minus_sqrt: return LrScheduleOptions::Decay::minus_sqrt;
   }
   throw BugError("wsd_decay_style");
 }
 
-LrScheduleOptions::Decay lr_decay(const LrSchedulerConfig& c) {
+LrScheduleOptions::Decay lr_decay(const recipe::LrSchedulerConfig& c) {
   switch (c.style) {
-    case LrStyle::constant: return LrScheduleOptions::Decay::constant;
-    case LrStyle::linear: return LrScheduleOptions::Decay::linear;
-    case LrStyle::cosine: return LrScheduleOptions::Decay::cosine;
-    case LrStyle::wsd: return wsd_decay(c.wsd_decay_style);
+    case recipe::LrStyle::constant: return LrScheduleOptions::Decay::constant;
+    case recipe::LrStyle::linear: return LrScheduleOptions::Decay::linear;
+    case recipe::LrStyle::cosine: return LrScheduleOptions::Decay::cosine;
+    case recipe::LrStyle::wsd: return wsd_decay(c.wsd_decay_style);
   }
   throw BugError("lr_scheduler.style");
 }
 
 // The rules refuse `thread`, which is for ranks of one process.
-CommOptions::Backend comm_backend(CommBackend backend) {
+CommOptions::Backend comm_backend(recipe::CommBackend backend) {
   switch (backend) {
-    case CommBackend::gloo: return CommOptions::Backend::gloo;
-    case CommBackend::nccl: return CommOptions::Backend::nccl;
-    case CommBackend::automatic:
-    case CommBackend::thread: return CommOptions::Backend::automatic;
+    case recipe::CommBackend::gloo: return CommOptions::Backend::gloo;
+    case recipe::CommBackend::nccl: return CommOptions::Backend::nccl;
+    case recipe::CommBackend::automatic:
+    case recipe::CommBackend::thread: return CommOptions::Backend::automatic;
   }
   throw BugError("comm.backend");
 }
 
 }  // namespace
 
-ModelShape model_shape(const ModelConfig& m, int64_t vocab, int64_t sample_length) {
+ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t sample_length) {
   return {.layers = m.num_layers,
           .hidden = m.hidden_size,
           .heads = m.num_attention_heads,
@@ -70,9 +70,9 @@ ModelShape model_shape(const ModelConfig& m, int64_t vocab, int64_t sample_lengt
           .ffn = m.ffn_size(),
           .vocab = vocab,
           .max_positions = m.max_position_embeddings.value_or(sample_length),
-          .rms_norm = m.normalization == Normalization::rmsnorm,
+          .rms_norm = m.normalization == recipe::Normalization::rmsnorm,
           .norm_eps = m.norm_epsilon,
-          .rotary = m.position_embedding == PositionEmbedding::rope,
+          .rotary = m.position_embedding == recipe::PositionEmbedding::rope,
           .rotary_base = m.rotary_base,
           .rope_scaling = rope_scaling(m.rope_scaling.type),
           .rope_factor = m.rope_scaling.factor,
@@ -90,22 +90,22 @@ ModelShape model_shape(const ModelConfig& m, int64_t vocab, int64_t sample_lengt
           .init_std = m.init_method_std};
 }
 
-RecomputeOptions recompute_options(const RecomputeConfig& r, int64_t layers) {
-  if (r.granularity == RecomputeGranularity::selective) return {.attention_core = true};
-  if (r.granularity != RecomputeGranularity::full) return {};
+RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t layers) {
+  if (r.granularity == recipe::RecomputeGranularity::selective) return {.attention_core = true};
+  if (r.granularity != recipe::RecomputeGranularity::full) return {};
   const int64_t n = r.num_layers.value_or(1);
-  const bool block = r.method == RecomputeMethod::block;
+  const bool block = r.method == recipe::RecomputeMethod::block;
   return {.group = block ? 1 : n, .layers = block && r.num_layers ? n : layers};
 }
 
 ContextOptions context_options(const Recipe& r) {
   ContextOptions options{.levels = r.distributed.hierarchical_context_parallel_sizes};
-  for (const CpCommType type : r.distributed.cp_comm_type)
+  for (const recipe::CpCommType type : r.distributed.cp_comm_type)
     options.methods.push_back(context_method(type));
   return options;
 }
 
-OptimizerOptions optimizer_options(const OptimizerConfig& o) {
+OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
   return {.beta1 = o.betas[0],
           .beta2 = o.betas[1],
           .eps = o.eps,
@@ -115,10 +115,10 @@ OptimizerOptions optimizer_options(const OptimizerConfig& o) {
           .rounds_at_random = o.rounds_at_random()};
 }
 
-LrScheduleOptions lr_schedule_options(const OptimizerConfig& optimizer, const LrSchedulerConfig& c,
-                                      int64_t train_steps) {
+LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
+                                      const recipe::LrSchedulerConfig& c, int64_t train_steps) {
   const int64_t end = c.decay_steps.value_or(train_steps);
-  const int64_t begin = c.style == LrStyle::wsd
+  const int64_t begin = c.style == recipe::LrStyle::wsd
                             ? std::max(c.warmup_steps, end - c.wsd_decay_steps.value_or(0))
                             : c.warmup_steps;
   return {.decay = lr_decay(c),
@@ -129,13 +129,13 @@ LrScheduleOptions lr_schedule_options(const OptimizerConfig& optimizer, const Lr
           .decay_end = end};
 }
 
-Fp8Options fp8_options(const MixedPrecisionConfig& p) {
-  return {.on = p.fp8 != Fp8Format::none,
-          .gradient = p.fp8 == Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
-          .delayed = p.fp8_recipe == Fp8Recipe::delayed,
+Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p) {
+  return {.on = p.fp8 != recipe::Fp8Format::none,
+          .gradient = p.fp8 == recipe::Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
+          .delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed,
           .margin = p.fp8_margin,
           .history = p.fp8_amax_history_len,
-          .most_recent = p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent};
+          .most_recent = p.fp8_amax_compute_algo == recipe::Fp8AmaxChoice::most_recent};
 }
 
 TrainOptions train_options(const Recipe& r) {
@@ -167,7 +167,7 @@ FolderOptions folder_options(const Recipe& r) {
 
 TokenizerOptions tokenizer_options(const Recipe& r) {
   TokenizerOptions options{.model_vocab = r.model.vocab_size};
-  if (r.tokenizer.type == TokenizerType::huggingface) options.path = r.tokenizer.path;
+  if (r.tokenizer.type == recipe::TokenizerType::huggingface) options.path = r.tokenizer.path;
   return options;
 }
 
@@ -180,8 +180,8 @@ DatasetOptions dataset_options(const Recipe& r) {
           .seed = r.dataset.seed.value_or(r.train.seed)};
 }
 
-DevicePlan device_plan(const Recipe& r) {
-  return {.kind = r.train.device == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu,
+DevicePlan device_plan_without_overlap(const Recipe& r) {
+  return {.kind = r.train.device == recipe::DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu,
           .threads = r.train.threads,
           .stream_sanitizer = r.debug.stream_sanitizer,
           .compute_slowdown = r.debug.compute_slowdown,
@@ -196,9 +196,9 @@ CommOptions comm_options(const Recipe& r) {
 }
 
 DebugOptions debug_options(const Recipe& r) {
-  const FaultConfig& fault = r.debug.fault;
+  const recipe::FaultConfig& fault = r.debug.fault;
   return {.trace = r.debug.trace,
           .fault = {.at = fault.at, .rank = fault.rank, .step = fault.step, .kill = fault.kill}};
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace mtrain {
+namespace mtrain::plan {
 
 struct TrainOptions {
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
@@ -30,4 +30,4 @@ struct FolderOptions {
   std::optional<std::string> load;  // the checkpoint to start from: a path, or "latest"
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -5,10 +5,10 @@
 
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
-bool uses(const Recipe& r, CpCommType type) {
+bool uses(const Recipe& r, recipe::CpCommType type) {
   const auto& types = r.distributed.cp_comm_type;
   return std::find(types.begin(), types.end(), type) != types.end();
 }
@@ -46,7 +46,7 @@ void check_hierarchy(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
                         {"distributed.use_decentralized_pg", field},
                         "decentralized process groups have no hierarchical levels",
                         "set use_decentralized_pg: false, or remove the sizes");
-  if (l.cp == 1 || !uses(r, CpCommType::a2a_p2p)) {
+  if (l.cp == 1 || !uses(r, recipe::CpCommType::a2a_p2p)) {
     if (!sizes.empty() && l.cp == 1)
       diagnostics.warn(field, "is ignored, for cp_size is 1", "remove it, or set cp_size");
     else if (!sizes.empty())
@@ -91,9 +91,10 @@ void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics
                   2 * l.cp),
       fmt::format("use {}; each rank holds two chunks of a sequence",
                   nearest_multiples(r.dataset.seq_length, sequence_multiple(r, l))));
-  if (uses(r, CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", diagnostics);
+  if (uses(r, recipe::CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", diagnostics);
   diagnostics.require(
-      !r.model.window_size || (!uses(r, CpCommType::p2p) && !uses(r, CpCommType::a2a_p2p)),
+      !r.model.window_size ||
+          (!uses(r, recipe::CpCommType::p2p) && !uses(r, recipe::CpCommType::a2a_p2p)),
       {"distributed.cp_comm_type", "model.window_size"},
       "p2p and a2a+p2p pass keys around a ring, which a sliding window does not allow",
       "use all_gather or a2a");
@@ -131,4 +132,4 @@ void validate_packing(const Recipe& r, const Layout& l, Diagnostics& diagnostics
                         : ""));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

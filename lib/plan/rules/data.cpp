@@ -2,7 +2,7 @@
 
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 void validate_weights(const char* name, const std::vector<std::string>& paths,
@@ -29,16 +29,16 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
                                   "validation data",
                                   r.validation.every_steps),
                       "set dataset.validation, or validation.every_steps: 0");
-  diagnostics.require(r.tokenizer.type == TokenizerType::byte || r.tokenizer.path,
+  diagnostics.require(r.tokenizer.type == recipe::TokenizerType::byte || r.tokenizer.path,
                       {"tokenizer.type", "tokenizer.path"},
                       "a huggingface tokenizer needs tokenizer.path",
                       "give the tokenizer.json of the model, or use type: byte");
-  diagnostics.require(r.tokenizer.type != TokenizerType::byte || !r.tokenizer.path,
+  diagnostics.require(r.tokenizer.type != recipe::TokenizerType::byte || !r.tokenizer.path,
                       {"tokenizer.path", "tokenizer.type"},
                       "is given, but the byte tokenizer reads no file",
                       "set tokenizer.type: huggingface, or remove the path");
   diagnostics.require(
-      r.tokenizer.type != TokenizerType::byte || r.model.vocab_size == 0 ||
+      r.tokenizer.type != recipe::TokenizerType::byte || r.model.vocab_size == 0 ||
           r.model.vocab_size >= 257,
       {"model.vocab_size", "tokenizer.type"},
       fmt::format(
@@ -47,4 +47,4 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
       "leave vocab_size out to take the tokenizer's");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

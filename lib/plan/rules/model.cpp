@@ -5,7 +5,7 @@
 #include "plan/layout.h"
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
@@ -27,7 +27,7 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
           ? "there can be at most as many key-value heads as heads"
           : "every key-value head serves the same number of heads: choose a divisor");
   // Where the heads do not divide the hidden size, the size of a head is unknown.
-  if (m.position_embedding == PositionEmbedding::rope &&
+  if (m.position_embedding == recipe::PositionEmbedding::rope &&
       (r.given("model.kv_channels") || m.hidden_size % m.num_attention_heads == 0))
     diagnostics.require(
         m.head_dim() % 2 == 0,
@@ -44,13 +44,13 @@ void validate_positions(const Recipe& r, Diagnostics& diagnostics) {
                                   r.dataset.seq_length, *m.max_position_embeddings),
                       "shorten seq_length or raise model.max_position_embeddings");
   const auto& s = m.rope_scaling;
-  if (s.type == RopeScalingType::none) return;
-  diagnostics.require(m.position_embedding == PositionEmbedding::rope,
+  if (s.type == recipe::RopeScalingType::none) return;
+  diagnostics.require(m.position_embedding == recipe::PositionEmbedding::rope,
                       {"model.rope_scaling.type", "model.position_embedding"},
                       fmt::format("{} rescales rotary positions, but the model has learned ones",
                                   enum_name(s.type)),
                       "remove rope_scaling, or set position_embedding: rope");
-  if (s.type == RopeScalingType::llama3)
+  if (s.type == recipe::RopeScalingType::llama3)
     diagnostics.require(
         s.low_freq_factor < s.high_freq_factor,
         {"model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"},
@@ -70,4 +70,4 @@ void validate_model(const Recipe& r, Diagnostics& diagnostics) {
                       "set it to 0; hidden_dropout and embedding_dropout are available");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -2,13 +2,13 @@
 
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
   const auto& s = r.lr_scheduler;
   const int64_t decay = *s.decay_steps;
   diagnostics.require(
-      s.warmup_steps < decay || s.style == LrStyle::constant,
+      s.warmup_steps < decay || s.style == recipe::LrStyle::constant,
       {"lr_scheduler.warmup_steps", "lr_scheduler.decay_steps", "train.steps"},
       fmt::format("warmup_steps {} leave nothing of decay_steps {}, which include them",
                   s.warmup_steps, decay),
@@ -21,11 +21,11 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
                       {"optimizer.stochastic_rounding", "optimizer.master_weights"},
                       "nothing rounds weights at random where fp32 master weights are updated",
                       "set master_weights: false, or leave it out");
-  diagnostics.require(o.master_weights || r.mixed_precision.name != Precision::fp32,
+  diagnostics.require(o.master_weights || r.mixed_precision.name != recipe::Precision::fp32,
                       {"optimizer.master_weights", "mixed_precision.name"},
                       "fp32 weights are their own master weights: there is nothing to leave out",
                       "set master_weights: true, or mixed_precision: bf16_mixed");
-  const bool wsd = s.style == LrStyle::wsd;
+  const bool wsd = s.style == recipe::LrStyle::wsd;
   diagnostics.require(!wsd || s.wsd_decay_steps,
                       {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},
                       "style wsd needs the length of its final decay",
@@ -42,4 +42,4 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
         "shorten one of them");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -5,14 +5,14 @@
 
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 void check_refused(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
   for (const auto& row : overlap.table) {
     // Fields of another strategy have been refused by name already.
     const bool other_strategy =
-        row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == Strategy::fsdp2;
+        row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == recipe::Strategy::fsdp2;
     if (!row.refused || other_strategy || diagnostics.reported(row.field)) continue;
     if (r.debug.strict)
       diagnostics.require(
@@ -36,7 +36,7 @@ void check_delayed_layers(const Layout& l, const Overlap& o, Diagnostics& diagno
 
 void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& name = r.comm_overlap.tp_comm_overlap_cfg.preset;
-  const TpOverlapPreset* preset = find_tp_overlap_preset(name);
+  const recipe::TpOverlapPreset* preset = recipe::find_tp_overlap_preset(name);
   if (!preset) return;
   std::string differences;
   const auto compare = [&](const char* what, auto preset_value, auto own) {
@@ -49,8 +49,8 @@ void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   compare("micro-batch", preset->micro_batch_size, l.micro_batch);
   compare("seq_length", preset->seq_length, sample_length(r));
   compare("GPU", preset->gpu, enum_name(r.hardware.gpu));
-  const bool fp8 = r.mixed_precision.fp8 != Fp8Format::none;
-  const bool fp32 = r.mixed_precision.name == Precision::fp32;
+  const bool fp8 = r.mixed_precision.fp8 != recipe::Fp8Format::none;
+  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
   compare("precision", preset->precision, std::string_view(fp8 ? "fp8" : fp32 ? "fp32" : "bf16"));
   if (!differences.empty())
     diagnostics.warn("comm_overlap.tp_comm_overlap_cfg",
@@ -59,8 +59,8 @@ void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
 }
 
 void check_launch(const Recipe& r, Diagnostics& diagnostics) {
-  const bool fsdp = r.distributed.strategy == Strategy::fsdp2 ||
-                    r.distributed.strategy == Strategy::megatron_fsdp;
+  const bool fsdp = r.distributed.strategy == recipe::Strategy::fsdp2 ||
+                    r.distributed.strategy == recipe::Strategy::megatron_fsdp;
   diagnostics.require(
       !fsdp || r.launch.cuda_device_max_connections != 1,
       {"launch.cuda_device_max_connections", "distributed.strategy"},
@@ -101,4 +101,4 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
   check_deferral(r, o, diagnostics);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

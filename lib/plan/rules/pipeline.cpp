@@ -11,14 +11,14 @@
 #include "plan/recipe_schedule.h"
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   if (p.layers_per_stage) {
     const int64_t stages = ceil_div(r.model.num_layers, *p.layers_per_stage);
-    const bool none = p.round_virtual_stages_to_pp_multiple == RoundStages::none;
+    const bool none = p.round_virtual_stages_to_pp_multiple == recipe::RoundStages::none;
     diagnostics.require(
         stages % l.pp == 0 || !none,
         {"distributed.pipeline.layers_per_stage", "distributed.pp_size", "model.num_layers"},
@@ -26,7 +26,7 @@ void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
                     r.model.num_layers, *p.layers_per_stage, stages, l.pp),
         "set round_virtual_stages_to_pp_multiple: up or down, or change layers_per_stage");
     diagnostics.require(
-        stages >= l.pp || p.round_virtual_stages_to_pp_multiple != RoundStages::down,
+        stages >= l.pp || p.round_virtual_stages_to_pp_multiple != recipe::RoundStages::down,
         {"distributed.pipeline.round_virtual_stages_to_pp_multiple",
          "distributed.pipeline.layers_per_stage"},
         fmt::format("{} stages rounded down to a multiple of pp_size {} are none", stages, l.pp),
@@ -85,7 +85,7 @@ void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnost
 }
 
 void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  const ScheduleKind& kind = schedule_kind(r.distributed.pipeline.pp_schedule);
+  const schedule::ScheduleKind& kind = schedule_kind(r.distributed.pipeline.pp_schedule);
   const int64_t n = l.stages_per_rank;
   if (n >= kind.fewest_stages && n <= kind.most_stages) return;
   struct Need {
@@ -109,31 +109,32 @@ void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostic
 
 void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
-  const ScheduleKind& kind = schedule_kind(p.pp_schedule);
+  const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
   const int64_t m = l.micro_batches;
   const auto count = fmt::format("{} micro-batches (global batch {} / dp {} / micro-batch {})", m,
                                  r.train.global_batch_size, l.dp, l.micro_batch);
   const auto near = [](int64_t from, const std::function<bool(int64_t)>& legal) {
-    return nearest_legal(from, 4 * from + 64, legal);
+    return schedule::nearest_legal(from, 4 * from + 64, legal);
   };
   const auto& group = p.microbatch_group_size_per_vp_stage;
   if (kind.in_groups && !group)
-    diagnostics.require(legal_rounds(m, l.pp),
+    diagnostics.require(schedule::legal_rounds(m, l.pp),
                         {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
                         fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}",
                                     kind.name, l.pp, std::max<int64_t>(1, m / l.pp), count),
-                        fmt::format("use {} micro-batches",
-                                    near(m, [&](int64_t k) { return legal_rounds(k, l.pp); })));
+                        fmt::format("use {} micro-batches", near(m, [&](int64_t k) {
+                                      return schedule::legal_rounds(k, l.pp);
+                                    })));
   if (kind.in_groups && group)
     diagnostics.require(
-        legal_group(*group, m, l.pp),
+        schedule::legal_group(*group, m, l.pp),
         {"distributed.pipeline.microbatch_group_size_per_vp_stage", "train.global_batch_size"},
         fmt::format(
             "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
             "least pp_size",
             *group, l.pp, m, count),
         fmt::format("use a group of {}",
-                    near(*group, [&](int64_t k) { return legal_group(k, m, l.pp); })));
+                    near(*group, [&](int64_t k) { return schedule::legal_group(k, m, l.pp); })));
   if (group && !kind.in_groups)
     diagnostics.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
                     fmt::format("is read by interleaved schedules only, not by {}", kind.name),
@@ -143,7 +144,7 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
                       fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
                                   kind.fewest_micro_batches, fewest, count),
                       fmt::format("raise global_batch_size to {}", fewest * l.dp * l.micro_batch));
-  if (p.pp_schedule == PipelineScheduleName::one_f_one_b && m < l.pp)
+  if (p.pp_schedule == recipe::PipelineScheduleName::one_f_one_b && m < l.pp)
     diagnostics.warn(
         "train.global_batch_size",
         fmt::format("{} are fewer than pp_size {}: some stages are never busy together", count,
@@ -207,7 +208,8 @@ void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostic
       diagnostics.warn("distributed.vpp_size", "is ignored, for pp_size is 1");
     return;
   }
-  if (r.distributed.strategy == Strategy::ddp || r.distributed.strategy == Strategy::megatron_fsdp)
+  if (r.distributed.strategy == recipe::Strategy::ddp ||
+      r.distributed.strategy == recipe::Strategy::megatron_fsdp)
     return;  // they have no pipeline; validate_strategy says so
   diagnostics.require(block, {"distributed.pp_size"},
                       fmt::format("pp_size {} needs a pipeline section that says how", l.pp),
@@ -220,4 +222,4 @@ void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostic
   check_micro_batches(r, l, diagnostics);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

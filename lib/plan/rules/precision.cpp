@@ -5,16 +5,16 @@
 
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
-ElementType type_of(Precision precision) {
+recipe::ElementType type_of(recipe::Precision precision) {
   switch (precision) {
-    case Precision::fp32: return ElementType::fp32;
-    case Precision::bf16_mixed: return ElementType::bf16;
-    case Precision::fp16_mixed: return ElementType::fp16;
+    case recipe::Precision::fp32: return recipe::ElementType::fp32;
+    case recipe::Precision::bf16_mixed: return recipe::ElementType::bf16;
+    case recipe::Precision::fp16_mixed: return recipe::ElementType::fp16;
   }
-  return ElementType::bf16;
+  return recipe::ElementType::bf16;
 }
 
 // Rows of 8-bit operands lie on 16-byte borders.
@@ -22,14 +22,15 @@ constexpr int64_t kMultiple = 16;
 
 void check_float8(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  const bool fp8 = p.fp8 != Fp8Format::none, delayed = p.fp8_recipe == Fp8Recipe::delayed;
+  const bool fp8 = p.fp8 != recipe::Fp8Format::none,
+             delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed;
   diagnostics.require(!r.debug.emulate_fp8 || fp8, {"debug.emulate_fp8", "mixed_precision.fp8"},
                       "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
                       "set mixed_precision.fp8: hybrid, or remove it");
   if (!fp8) return;
   diagnostics.require(
-      delayed ||
-          (p.fp8_amax_history_len == 1 && p.fp8_amax_compute_algo == Fp8AmaxChoice::most_recent),
+      delayed || (p.fp8_amax_history_len == 1 &&
+                  p.fp8_amax_compute_algo == recipe::Fp8AmaxChoice::most_recent),
       {"mixed_precision.fp8_amax_history_len", "mixed_precision.fp8_amax_compute_algo",
        "mixed_precision.fp8_recipe"},
       fmt::format("fp8_recipe {} keeps no history of maxima", enum_name(p.fp8_recipe)),
@@ -56,8 +57,8 @@ void check_float8(const Recipe& r, Diagnostics& diagnostics) {
 
 void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  const ElementType own = type_of(p.name);
-  const auto agree = [&](const char* field, const Auto<ElementType>& type) {
+  const recipe::ElementType own = type_of(p.name);
+  const auto agree = [&](const char* field, const recipe::Auto<recipe::ElementType>& type) {
     diagnostics.require(!type || *type == own, {field, "mixed_precision.name"},
                         fmt::format("{} disagrees with mixed_precision {}",
                                     type ? enum_name(*type) : "", enum_name(p.name)),
@@ -67,22 +68,22 @@ void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
   agree("distributed.mp_policy.param_dtype", r.distributed.mp_policy.param_dtype);
   const auto& reduce = r.distributed.mp_policy.reduce_dtype;
   diagnostics.require(!reduce || !r.given("mixed_precision.grad_reduce_in_fp32") ||
-                          (*reduce == ElementType::fp32) == p.grad_reduce_in_fp32,
+                          (*reduce == recipe::ElementType::fp32) == p.grad_reduce_in_fp32,
                       {"distributed.mp_policy.reduce_dtype", "mixed_precision.grad_reduce_in_fp32"},
                       fmt::format("reduce_dtype {} disagrees with grad_reduce_in_fp32: {}",
                                   reduce ? enum_name(*reduce) : "", p.grad_reduce_in_fp32),
                       "set one of the two");
 
-  const bool fp8 = p.fp8 != Fp8Format::none;
+  const bool fp8 = p.fp8 != recipe::Fp8Format::none;
   diagnostics.require(!p.fp8_param_gather || fp8,
                       {"mixed_precision.fp8_param_gather", "mixed_precision.fp8"},
                       "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
                       "set mixed_precision.fp8: hybrid, or remove it");
-  diagnostics.require(!fp8 || p.name != Precision::fp32,
+  diagnostics.require(!fp8 || p.name != recipe::Precision::fp32,
                       {"mixed_precision.fp8", "mixed_precision.name"},
                       "8-bit products need bf16_mixed or fp16_mixed", "set mixed_precision.name");
-  const bool cpu = r.train.device == DeviceChoice::cpu;
-  const bool emulate = r.debug.emulate_fp8 && r.train.device != DeviceChoice::cuda;
+  const bool cpu = r.train.device == recipe::DeviceChoice::cpu;
+  const bool emulate = r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda;
   diagnostics.require(
       !fp8 || emulate || (!cpu && compute_capability(r.hardware.gpu) >= 9),
       {"mixed_precision.fp8", "hardware.gpu", "train.device"},
@@ -91,10 +92,10 @@ void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
       cpu ? "set train.device: cuda; or debug.emulate_fp8: true, to try what it computes"
           : "remove fp8, or set hardware.gpu to h100 or newer");
   check_float8(r, diagnostics);
-  diagnostics.require(!p.loss_scale || p.name == Precision::fp16_mixed,
+  diagnostics.require(!p.loss_scale || p.name == recipe::Precision::fp16_mixed,
                       {"mixed_precision.loss_scale", "mixed_precision.name"},
                       fmt::format("a loss scale is for fp16_mixed, not for {}", enum_name(p.name)),
                       "remove it");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -1,6 +1,6 @@
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                     Diagnostics& diagnostics) {
@@ -20,4 +20,4 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_overlap(recipe, layout, overlap, diagnostics);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

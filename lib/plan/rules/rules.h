@@ -5,7 +5,7 @@
 #include "plan/overlap.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 // Checks all rules below.
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
@@ -28,4 +28,4 @@ void validate_cuda_graphs(const Recipe& recipe, const Layout& layout, const Over
 void validate_overlap(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                       Diagnostics& diagnostics);
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -5,7 +5,7 @@
 #include "plan/rules/rules.h"
 #include "recipe/schema/schema.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 const char* kUseFsdp2 = "use strategy: fsdp2, or leave this at its default";
@@ -35,7 +35,7 @@ void check_megatron_fsdp(const Recipe& r, Diagnostics& diagnostics) {
   refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
   refuse("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
   refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
-  diagnostics.require(r.recompute.granularity != RecomputeGranularity::selective,
+  diagnostics.require(r.recompute.granularity != recipe::RecomputeGranularity::selective,
                       {"recompute.granularity", "distributed.strategy"},
                       "strategy megatron_fsdp does not support selective recomputation",
                       "use granularity: full, or strategy: fsdp2");
@@ -44,7 +44,7 @@ void check_megatron_fsdp(const Recipe& r, Diagnostics& diagnostics) {
 // A field that only another strategy reads would silently do nothing.
 void check_owners(const Recipe& r, Diagnostics& diagnostics) {
   const std::string strategy(enum_name(r.distributed.strategy));
-  for (const auto& row : schema_rows()) {
+  for (const auto& row : recipe::schema_rows()) {
     const std::string owners = strategies_of(row);
     if (owners.empty() || !r.given(row.path)) continue;
     bool owned = row.show(r) == "none" || row.show(r) == "auto";  // taken back
@@ -71,22 +71,23 @@ void check_data_parallel_overlap(const Recipe& r, Diagnostics& diagnostics) {
                       "overlap_param_gather needs overlap_grad_reduce, which is switched off",
                       "set overlap_grad_reduce: true, or overlap_param_gather: false");
   // Under fsdp2 and ddp these fields are refused by their names.
-  const Strategy s = r.distributed.strategy;
+  const recipe::Strategy s = r.distributed.strategy;
   if (shard_level(r) >= ShardLevel::optimizer ||
-      (s != Strategy::megatron_ddp && s != Strategy::megatron_fsdp))
+      (s != recipe::Strategy::megatron_ddp && s != recipe::Strategy::megatron_fsdp))
     return;
   for (const auto& [field, asked] : {std::pair{"ddp.overlap_param_gather", gather},
                                      {"ddp.overlap_param_gather_with_optimizer_step",
                                       d.overlap_param_gather_with_optimizer_step}})
     diagnostics.require(
         !asked, {field}, "gathers what the optimizer's shards have updated, but it is not sharded",
-        s == Strategy::megatron_ddp ? "set ddp.use_distributed_optimizer: true"
-                                    : "set distributed.zero_dp_strategy to 1 or more");
+        s == recipe::Strategy::megatron_ddp ? "set ddp.use_distributed_optimizer: true"
+                                            : "set distributed.zero_dp_strategy to 1 or more");
 }
 
 void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   if (r.distributed.sequence_parallel && r.distributed.tp_size == 1 &&
-      r.distributed.strategy != Strategy::ddp && r.distributed.strategy != Strategy::megatron_fsdp)
+      r.distributed.strategy != recipe::Strategy::ddp &&
+      r.distributed.strategy != recipe::Strategy::megatron_fsdp)
     diagnostics.warn("distributed.sequence_parallel",
                      "has nothing to shard, for tp_size is 1; it stays off",
                      "remove it, or set tp_size");
@@ -108,8 +109,9 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
 }  // namespace
 
 void validate_strategy(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  if (r.distributed.strategy == Strategy::ddp) check_ddp(r, diagnostics);
-  if (r.distributed.strategy == Strategy::megatron_fsdp) check_megatron_fsdp(r, diagnostics);
+  if (r.distributed.strategy == recipe::Strategy::ddp) check_ddp(r, diagnostics);
+  if (r.distributed.strategy == recipe::Strategy::megatron_fsdp)
+    check_megatron_fsdp(r, diagnostics);
   check_owners(r, diagnostics);
   check_data_parallel_overlap(r, diagnostics);
   check_sequence_parallel(r, l, diagnostics);
@@ -142,7 +144,7 @@ void validate_strategy(const Recipe& r, const Layout& l, Diagnostics& diagnostic
 void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
   const int64_t experts = r.model.moe.num_experts;
-  if (r.given_section("distributed.moe") && l.ep == 1 && d.strategy == Strategy::fsdp2)
+  if (r.given_section("distributed.moe") && l.ep == 1 && d.strategy == recipe::Strategy::fsdp2)
     diagnostics.warn("distributed.moe", "is ignored, for ep_size is 1",
                      "remove it, or set ep_size");
   if (experts > 0)
@@ -171,4 +173,4 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
       "experts are spread over the dp x cp ranks of a pipeline stage: choose a divisor");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

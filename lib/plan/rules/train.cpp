@@ -3,12 +3,12 @@
 #include "plan/cuda_graphs.h"
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   const auto& c = r.recompute;
-  const bool full = c.granularity == RecomputeGranularity::full;
+  const bool full = c.granularity == recipe::RecomputeGranularity::full;
   const char* only_full = "method and num_layers belong to granularity: full";
   diagnostics.require(full || !c.method, {"recompute.method", "recompute.granularity"},
                       fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
@@ -26,7 +26,7 @@ void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
                         fmt::format("{} is more than the {} layers of the model", *c.num_layers,
                                     r.model.num_layers),
                         "choose at most the number of layers");
-  if (c.granularity == RecomputeGranularity::selective)
+  if (c.granularity == recipe::RecomputeGranularity::selective)
     diagnostics.require(!c.modules.empty(), {"recompute.modules"},
                         "granularity is selective, but no module is listed",
                         "list at least one, such as [core_attn], or set granularity: none");
@@ -57,4 +57,4 @@ void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overl
     diagnostics.warn(field, fmt::format("is turned off: {}", graphs.why));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -6,7 +6,7 @@
 
 #include "plan/rules/unsupported.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 
 namespace {
 
@@ -14,7 +14,7 @@ template <class Missing>
 void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
   if (r.distributed.pp_size == 1) return;
   const auto& dtype = r.distributed.pipeline.dtype;
-  missing(dtype && *dtype != (fp32 ? ElementType::fp32 : ElementType::bf16),
+  missing(dtype && *dtype != (fp32 ? recipe::ElementType::fp32 : recipe::ElementType::bf16),
           "distributed.pipeline.dtype", "activations that travel in another type than the weights'",
           "leave it out");
 }
@@ -22,14 +22,14 @@ void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
 template <class Missing>
 void check_float8(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
-  if (p.fp8 == Fp8Format::none) return;
-  missing(p.fp8_recipe == Fp8Recipe::blockwise || p.fp8_recipe == Fp8Recipe::mxfp8,
+  if (p.fp8 == recipe::Fp8Format::none) return;
+  missing(p.fp8_recipe == recipe::Fp8Recipe::blockwise || p.fp8_recipe == recipe::Fp8Recipe::mxfp8,
           "mixed_precision.fp8_recipe", "scales of blocks (blockwise, mxfp8)",
           "use tensorwise or delayed");
   missing(p.fp8_param_gather, "mixed_precision.fp8_param_gather",
           "parameters that travel in 8 bits", "leave it out: they travel in bf16");
-  missing(r.train.device != DeviceChoice::cuda && !r.debug.emulate_fp8, "mixed_precision.fp8",
-          "fast 8-bit products on a CPU",
+  missing(r.train.device != recipe::DeviceChoice::cuda && !r.debug.emulate_fp8,
+          "mixed_precision.fp8", "fast 8-bit products on a CPU",
           "set train.device: cuda; or debug.emulate_fp8: true, to try what they compute");
 }
 
@@ -47,28 +47,30 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
     gpu_only = gpu_only || gemm.atomic_gemm || gemm.fp8_buf;
   missing(gpu_only, "comm_overlap.tp_comm_overlap_cfg", "atomic_gemm and fp8_buf",
           "leave them out");
-  const bool fp32 = r.mixed_precision.name == Precision::fp32;
+  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
   check_pipeline(r, fp32, missing);
   const auto& output = d.mp_policy.output_dtype;
-  missing(output && (*output == ElementType::fp32) != fp32, "distributed.mp_policy.output_dtype",
-          "outputs of another type than the weights", "leave it out");
-  missing(d.mp_policy.reduce_dtype == ElementType::fp16, "distributed.mp_policy.reduce_dtype",
-          "gradients that travel in fp16", "use bf16 or fp32");
+  missing(output && (*output == recipe::ElementType::fp32) != fp32,
+          "distributed.mp_policy.output_dtype", "outputs of another type than the weights",
+          "leave it out");
+  missing(d.mp_policy.reduce_dtype == recipe::ElementType::fp16,
+          "distributed.mp_policy.reduce_dtype", "gradients that travel in fp16",
+          "use bf16 or fp32");
   missing(!d.mp_policy.cast_forward_inputs, "distributed.mp_policy.cast_forward_inputs",
           "inputs of another type than the weights", "set it to true");
   missing(!r.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "leaving this check alone out",
           "debug.check_nan: false leaves out all of them");
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
-  missing(r.mixed_precision.name == Precision::fp16_mixed, "mixed_precision.name", "fp16_mixed",
-          "use bf16_mixed or fp32");
+  missing(r.mixed_precision.name == recipe::Precision::fp16_mixed, "mixed_precision.name",
+          "fp16_mixed", "use bf16_mixed or fp32");
   check_float8(r, missing);
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
   bool other_module = false;
   for (const auto module : r.recompute.modules)
-    other_module = other_module || module != RecomputeModule::core_attn;
-  missing(r.recompute.granularity == RecomputeGranularity::selective && other_module,
+    other_module = other_module || module != recipe::RecomputeModule::core_attn;
+  missing(r.recompute.granularity == recipe::RecomputeGranularity::selective && other_module,
           "recompute.modules", "modules other than core_attn", "use [core_attn]");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

@@ -3,7 +3,7 @@
 
 #include "plan/rules/rules.h"
 
-namespace mtrain {
+namespace mtrain::plan {
 namespace {
 
 void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -25,7 +25,7 @@ void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
 
 void check_replicate(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& size = r.distributed.dp_replicate_size;
-  if (!size || *size == 1 || r.distributed.strategy != Strategy::fsdp2) return;
+  if (!size || *size == 1 || r.distributed.strategy != recipe::Strategy::fsdp2) return;
   diagnostics.require(
       l.dp % *size == 0, {"distributed.dp_replicate_size"},
       fmt::format("{} does not divide dp ({})", *size, l.dp),
@@ -68,14 +68,16 @@ void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
 }
 
 void check_backend(const Recipe& r, Diagnostics& diagnostics) {
-  diagnostics.require(r.comm.backend != CommBackend::thread, {"comm.backend"},
+  diagnostics.require(r.comm.backend != recipe::CommBackend::thread, {"comm.backend"},
                       "backend thread is for ranks that are threads of one process, as in tests; a "
                       "recipe's ranks are processes",
                       "set it to auto");
-  const bool gpu = r.train.device == DeviceChoice::cuda;
-  diagnostics.require(r.comm.backend != CommBackend::nccl || gpu, {"comm.backend", "train.device"},
+  const bool gpu = r.train.device == recipe::DeviceChoice::cuda;
+  diagnostics.require(r.comm.backend != recipe::CommBackend::nccl || gpu,
+                      {"comm.backend", "train.device"},
                       "backend nccl moves GPU memory, and train.device is cpu", "set it to auto");
-  diagnostics.require(r.comm.backend != CommBackend::gloo || !gpu, {"comm.backend", "train.device"},
+  diagnostics.require(r.comm.backend != recipe::CommBackend::gloo || !gpu,
+                      {"comm.backend", "train.device"},
                       "backend gloo moves host memory, and train.device is cuda", "set it to auto");
   diagnostics.require(
       !gpu || (r.comm.link.gbps == 0 && r.comm.link.latency_us == 0), {"comm.link", "train.device"},
@@ -95,4 +97,4 @@ void validate_world(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   check_backend(r, diagnostics);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::plan

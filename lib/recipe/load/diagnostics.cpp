@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 std::string SourceLocation::str() const {
   return line > 0 ? fmt::format("{}:{}:{}", source, line, column) : source;
@@ -127,4 +127,4 @@ void Diagnostics::throw_if_errors() const {
                               text(Severity::error)));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

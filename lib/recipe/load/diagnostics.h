@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 struct SourceLocation {
   std::string source;        // a file, or "override 2"
@@ -63,4 +63,9 @@ class Diagnostics {
   std::vector<std::string> sources_;
 };
 
+}  // namespace mtrain::recipe
+
+// A word of the whole house.
+namespace mtrain {
+using recipe::Diagnostics;
 }  // namespace mtrain

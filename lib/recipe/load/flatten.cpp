@@ -5,7 +5,7 @@
 #include "base/strings.h"
 #include "recipe/load/raw_settings.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 void RawSettings::merge(RawSettings&& over) {
   for (auto& [path, field] : over.fields) fields.insert_or_assign(path, std::move(field));
@@ -211,4 +211,4 @@ void apply_override(const std::string& text, const std::string& source, Diagnost
   given.merge(std::move(collector.given));
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

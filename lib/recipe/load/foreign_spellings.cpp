@@ -6,7 +6,7 @@
 #include "base/strings.h"
 #include "recipe/load/raw_settings.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 bool truth(const std::string& text) {
@@ -56,4 +56,4 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
   return list;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

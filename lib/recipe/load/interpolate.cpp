@@ -6,7 +6,7 @@
 #include "base/strings.h"
 #include "recipe/load/raw_settings.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 constexpr size_t kMaxText = 64 << 10, kMaxNodes = 20000;
@@ -148,4 +148,4 @@ void interpolate(RawSettings& given, const Recipe& defaults, Diagnostics& diagno
   for (const auto& path : paths) interpolator.field(path);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -12,7 +12,7 @@
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 namespace fs = std::filesystem;
@@ -191,4 +191,4 @@ std::optional<Recipe> read_recipe(const std::string& path,
   return read_recipe_text(*text, path, overrides, diagnostics);
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -6,7 +6,7 @@
 
 #include "recipe/load/diagnostics.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 struct Node {
   struct Key {
@@ -34,4 +34,4 @@ bool parse_yaml(const std::string& text, const std::string& source, Diagnostics&
 bool parse_override_value(const std::string& text, const std::string& source,
                           std::string_view field, Diagnostics& diagnostics, Node& out);
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -11,7 +11,7 @@
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 struct RawSetting {
   const SchemaRow* row;
@@ -52,4 +52,4 @@ struct ForeignSpelling {
 };
 const std::vector<ForeignSpelling>& foreign_spellings();
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

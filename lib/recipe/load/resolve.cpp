@@ -5,7 +5,7 @@
 #include "base/math.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 int64_t ModelConfig::ffn_size() const {
   return ffn_hidden_size.value_or(gated() ? round_up(ceil_div(8 * hidden_size, 3), 64)
@@ -120,4 +120,4 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   }
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

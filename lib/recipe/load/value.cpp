@@ -8,7 +8,7 @@
 
 #include "base/strings.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 std::string shorten(const std::string& text) {
@@ -239,4 +239,4 @@ std::string TypeInfo::str() const {
   return s;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -12,7 +12,7 @@
 #include "recipe/load/node.h"
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 // What is wrong with a value, and what to write instead.
 struct ValueError {
@@ -186,14 +186,14 @@ const TypeOps* type_ops() {
   static const TypeOps ops{
       [](const Node& node, const FieldOptions& options, void* out, ValueError& c) {
         T value = *static_cast<T*>(out);  // untouched when the value is refused
-        if (!mtrain::read(node, options, value, c)) return false;
+        if (!mtrain::recipe::read(node, options, value, c)) return false;
         *static_cast<T*>(out) = value;
         return true;
       },
-      [](const void* value) { return mtrain::show(*static_cast<const T*>(value)); },
+      [](const void* value) { return mtrain::recipe::show(*static_cast<const T*>(value)); },
       [](void* to, const void* from) { *static_cast<T*>(to) = *static_cast<const T*>(from); },
       [] { return type_info<T>(); }};
   return &ops;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -7,7 +7,7 @@
 #include "recipe/load/value.h"
 #include "recipe/schema/tp_overlap.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 using Method = TpOverlapMethod;
@@ -160,4 +160,4 @@ std::string show_value(const TpOverlapConfig& value) {
   return "{" + s + "}";
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -11,7 +11,7 @@
 #include "base/strings.h"
 #include "recipe/load/node.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 bool Node::unset() const {
   if (kind == Kind::null) return true;
@@ -309,4 +309,4 @@ bool parse_override_value(const std::string& text, const std::string& source,
   return true;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -5,7 +5,7 @@
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 Origin Recipe::origin(std::string_view path) const {
   const auto at = origins.find(path);
@@ -78,4 +78,4 @@ std::string print_recipe(const Recipe& recipe, bool origins) {
   return out;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

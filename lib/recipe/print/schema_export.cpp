@@ -12,7 +12,7 @@
 #include "recipe/load/raw_settings.h"
 #include "recipe/schema/schema.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 std::string json_string(std::string_view text) {
@@ -252,4 +252,4 @@ std::string explain(std::string_view raw) {
       meant.empty() ? "`mtrain schema --markdown` lists all" : "did you mean " + meant + "?");
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 // A JSON Schema (draft 7) of recipes, with every accepted spelling; editors complete and check by
 // it.
@@ -16,4 +16,4 @@ std::string schema_markdown();
 // none.
 std::string explain(std::string_view path);
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

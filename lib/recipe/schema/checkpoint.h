@@ -8,7 +8,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class SaveFormat { safetensors };
 constexpr auto enum_names(SaveFormat) {
@@ -56,4 +56,4 @@ struct CheckpointConfig {
                        {.aliases = "checkpoint.is_async checkpoint.async_save"}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -8,7 +8,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class CommBackend { automatic, gloo, nccl, thread };
 constexpr auto enum_names(CommBackend) {
@@ -89,4 +89,4 @@ struct HardwareConfig {
                  Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -6,7 +6,7 @@
 #include "recipe/schema/field.h"
 #include "recipe/schema/tp_overlap.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 struct DdpConfig {
   bool use_distributed_optimizer = true;
@@ -151,4 +151,4 @@ struct CommOverlapConfig {
             {.aliases = "model.cp_overlap"}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

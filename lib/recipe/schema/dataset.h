@@ -8,7 +8,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 struct DatasetConfig {
   std::vector<std::string> train, validation;
@@ -59,4 +59,4 @@ struct PackedSequenceConfig {
                        "leave out documents that are longer, instead of splitting them"}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -7,7 +7,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 // A rank that fails on purpose, in the middle of a launch: to see what a job makes of it.
 struct FaultConfig {
@@ -57,4 +57,4 @@ struct DebugConfig {
       Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

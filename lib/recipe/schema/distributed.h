@@ -9,7 +9,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class Strategy { fsdp2, megatron_fsdp, megatron_ddp, ddp };
 constexpr auto enum_names(Strategy) {
@@ -263,4 +263,4 @@ struct DistributedConfig {
             {.aliases = "dist.use_decentralized_pg"}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

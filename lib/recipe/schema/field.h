@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 struct FieldOptions {
   std::string_view aliases = {};  // other spellings, dotted from the root, separated by blanks
@@ -55,4 +55,4 @@ constexpr std::string_view enum_name(E value) {
   return "?";
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

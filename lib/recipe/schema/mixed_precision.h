@@ -6,7 +6,7 @@
 #include "recipe/schema/distributed.h"
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class Precision { fp32, bf16_mixed, fp16_mixed };
 constexpr auto enum_names(Precision) {
@@ -93,4 +93,4 @@ struct MixedPrecisionConfig {
              .auto_word = "dynamic"}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

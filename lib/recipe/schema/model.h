@@ -7,7 +7,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class Architecture { llama, gpt2, qwen2, qwen3, mistral };
 constexpr auto enum_names(Architecture) {
@@ -265,4 +265,4 @@ struct ModelConfig {
 // The published choices of the family (norm, positions, biases); sizes stay at the defaults.
 ModelConfig model_defaults(Architecture architecture);
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -7,7 +7,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class OptimizerName { adamw };
 constexpr auto enum_names(OptimizerName) {
@@ -115,4 +115,4 @@ struct LrSchedulerConfig {
             {.aliases = "lr_scheduler.lr_wsd_decay_style scheduler.lr_wsd_decay_style"}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

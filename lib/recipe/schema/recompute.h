@@ -8,7 +8,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class RecomputeGranularity { none, full, selective };
 constexpr auto enum_names(RecomputeGranularity) {
@@ -70,4 +70,4 @@ struct RecomputeConfig {
             {.aliases = "model.recompute_modules"}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -8,7 +8,7 @@
 #include "base/strings.h"
 #include "recipe/load/raw_settings.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 template <class T>
@@ -169,4 +169,4 @@ bool belongs_to_strategy(const SchemaRow& row, const Recipe& r) {
   return false;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -8,7 +8,7 @@
 #include "recipe/load/value.h"
 #include "recipe/recipe.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 struct SchemaRow {
   std::string path;  // "optimizer.lr"
@@ -45,4 +45,4 @@ bool belongs_to_strategy(const SchemaRow& row, const Recipe& recipe);
 // The key that was probably meant, as a full path; empty if none is close.
 std::string nearest_key(std::string_view path);
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

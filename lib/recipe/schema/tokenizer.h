@@ -7,7 +7,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class TokenizerType { byte, huggingface };
 constexpr auto enum_names(TokenizerType) {
@@ -31,4 +31,4 @@ struct TokenizerConfig {
                        {.aliases = "tokenizer.tokenizer_model"}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

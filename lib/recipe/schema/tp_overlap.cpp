@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace mtrain {
+namespace mtrain::recipe {
 namespace {
 
 enum Flags { kPlain = 0, kAggregate = 1, kMargin = 2, kCga2 = 4, k8Bit = 8 };
@@ -145,4 +145,4 @@ const TpOverlapPreset* find_tp_overlap_preset(std::string_view name) {
   return nullptr;
 }
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -10,7 +10,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class TpOverlapMethod { bulk, ring_exchange, pipeline };
 constexpr auto enum_names(TpOverlapMethod) {
@@ -54,4 +54,4 @@ struct TpOverlapPreset {
 std::span<const TpOverlapPreset> tp_overlap_presets();
 const TpOverlapPreset* find_tp_overlap_preset(std::string_view name);
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

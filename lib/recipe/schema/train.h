@@ -9,7 +9,7 @@
 
 #include "recipe/schema/field.h"
 
-namespace mtrain {
+namespace mtrain::recipe {
 
 enum class DeviceChoice { automatic, cpu, cuda };
 constexpr auto enum_names(DeviceChoice) {
@@ -94,4 +94,4 @@ struct ValidationConfig {
             {.aliases = "validation.eval_iters train.eval_iters", .min = 0, .max = 1 << 24}}};
 };
 
-}  // namespace mtrain
+}  // namespace mtrain::recipe

@@ -21,13 +21,13 @@ Tensor numbers(Stream& stream, float value) {
 
 TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inputs") {
   const auto device = device_under_test();
-  Stream &compute = device->stream(StreamKind::compute),
-         &other = device->stream(StreamKind::dp_param);
+  Stream &compute = device->stream(device::StreamKind::compute),
+         &other = device->stream(device::StreamKind::dp_param);
   const auto pool = device->allocator().make_pool();
   const Tensor x = numbers(compute, 1), sum = numbers(compute, 0);
-  std::optional<Graph> graph;
+  std::optional<device::Graph> graph;
   {
-    Capture capture(compute, pool);
+    device::Capture capture(compute, pool);
     const Tensor twice = ops::add(compute, x, x);
     other.wait(compute.record());
     const Tensor four = ops::add(other, twice, twice);
@@ -51,20 +51,20 @@ TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inp
 
 TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
   const auto device = device_under_test();
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
   const auto pool = device->allocator().make_pool();
   const Tensor x = numbers(compute, 1);
   {
-    Capture capture(compute, pool);
+    device::Capture capture(compute, pool);
     ops::fill(compute, x, 5);
     CHECK_THROWS_WITH(x.to_host<float>(compute), Catch::Contains("cannot be part of a graph"));
   }
   CHECK(x.to_host<float>(compute)[3] == 1);
   ops::fill(compute, x, 6);
   CHECK(x.to_host<float>(compute)[3] == 6);
-  Capture capture(compute, pool);
+  device::Capture capture(compute, pool);
   ops::fill(compute, x, 7);
-  Graph graph = capture.finish("region");
+  device::Graph graph = capture.finish("region");
   graph.replay();
   CHECK(x.to_host<float>(compute)[3] == 7);
 }
@@ -72,7 +72,7 @@ TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
 TEST_CASE(
     "a graph's kernels keep the memory for their intermediate results when others need more") {
   const auto device = device_under_test();
-  Stream& compute = device->stream(StreamKind::compute);
+  Stream& compute = device->stream(device::StreamKind::compute);
   const auto pool = device->allocator().make_pool();
   // Sums over rows, which a kernel makes in parts.
   constexpr int64_t kRows = 3000, kMany = 64;
@@ -83,9 +83,9 @@ TEST_CASE(
   const Tensor few = ones(3), many = ones(kMany);
   const Tensor sum = Tensor::from_host<float>(compute, {3}, std::vector<float>(3)),
                sums = Tensor::from_host<float>(compute, {kMany}, std::vector<float>(kMany));
-  Capture capture(compute, pool);
+  device::Capture capture(compute, pool);
   ops::column_sum(compute, few, sum);
-  Graph graph = capture.finish("region");
+  device::Graph graph = capture.finish("region");
   for (int replay = 1; replay <= 3; ++replay) {
     ops::column_sum(compute, many, sums);
     graph.replay();

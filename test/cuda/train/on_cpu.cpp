@@ -12,17 +12,19 @@ namespace {
 
 // The CPU's streams, which record graphs, and memory under a GPU's name. Kernels run on the
 // stream's thread; the fibers' engine is for one thread at a time, as a rank's compute stream is.
-class GridBackend : public DeviceBackend {
+class GridBackend : public device::DeviceBackend {
  public:
   std::string description() const override { return "a grid on the CPU"; }
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
-  std::unique_ptr<StreamBackend> make_stream(StreamId id) override { return cpu_->make_stream(id); }
+  std::unique_ptr<device::StreamBackend> make_stream(device::StreamId id) override {
+    return cpu_->make_stream(id);
+  }
   void* allocate(int64_t bytes) override { return cpu_->allocate(bytes); }
   void release(void* memory, int64_t bytes) override { cpu_->release(memory, bytes); }
 
  private:
-  std::unique_ptr<DeviceBackend> cpu_ = std::make_unique<RecordingBackend>();
+  std::unique_ptr<device::DeviceBackend> cpu_ = std::make_unique<RecordingBackend>();
 };
 
 }  // namespace

@@ -4,7 +4,7 @@ using namespace mtrain;
 
 std::unique_ptr<Device> device_under_test() { return Device::cuda(0, {.stream_sanitizer = true}); }
 bool scratch_is_of(const Device& device) {
-  const MemoryUsage workspace = device.allocator().usage(MemoryCategory::workspace);
+  const device::MemoryUsage workspace = device.allocator().usage(device::MemoryCategory::workspace);
   return workspace.peak > 0 && workspace.current == 0;
 }
 // There are no other kernels that could run on a GPU's memory.

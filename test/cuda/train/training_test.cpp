@@ -11,7 +11,7 @@ using namespace train_testing;
 namespace {
 
 std::vector<double> losses(std::unique_ptr<Device> device, const Recipe& recipe, int64_t steps) {
-  Trainer trainer = make_trainer(*device, recipe, std::make_shared<CountingData>());
+  train::Trainer trainer = make_trainer(*device, recipe, std::make_shared<CountingData>());
   std::vector<double> out;
   for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
   if (device->is_cuda()) REQUIRE(scratch_is_of(*device));
@@ -37,8 +37,8 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
 
 TEST_CASE("a group of one rank copies on the device") {
   const auto device = device_under_test();
-  Stream& stream = device->stream(StreamKind::compute);
-  const Group alone = World::alone().world_group();
+  Stream& stream = device->stream(device::StreamKind::compute);
+  const Group alone = comm::World::alone().world_group();
   const Tensor in = Tensor::from_host<float>(stream, {3}, {1, 2, 3});
   const auto copied = [&](const std::function<void(const Tensor& out)>& run) {
     const Tensor out = Tensor::from_host<float>(stream, {3}, {0, 0, 0});
@@ -48,8 +48,9 @@ TEST_CASE("a group of one rank copies on the device") {
   const std::vector<float> same{1, 2, 3};
   CHECK(copied([&](const Tensor& out) { alone.all_gather(in, out, stream); }) == same);
   CHECK(copied([&](const Tensor& out) { alone.all_to_all(in, out, stream); }) == same);
-  CHECK(copied([&](const Tensor& out) { alone.reduce_scatter(in, out, Reduce::sum, stream); }) ==
-        same);
+  CHECK(copied([&](const Tensor& out) {
+          alone.reduce_scatter(in, out, comm::Reduce::sum, stream);
+        }) == same);
 }
 
 TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
@@ -70,12 +71,12 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
     std::vector<std::string> changes = c.changes;
     changes.insert(changes.end(), {"train.global_batch_size=8", "train.micro_batch_size=2"});
     Recipe recipe = tiny(changes);
-    recipe.train.device = DeviceChoice::cuda;
+    recipe.train.device = recipe::DeviceChoice::cuda;
     recipe.train.enable_cuda_graph = false;
     const auto single = on_cuda(recipe, 10);
     recipe.train.enable_cuda_graph = true;
     const auto device = device_under_test();
-    Trainer trainer = make_trainer(*device, recipe, std::make_shared<CountingData>());
+    train::Trainer trainer = make_trainer(*device, recipe, std::make_shared<CountingData>());
     std::vector<double> by_graphs;
     for (int i = 0; i < 10; ++i) by_graphs.push_back(trainer.step().loss);
     REQUIRE(trainer.graphs());
