@@ -54,12 +54,12 @@ void show_schedule(ScheduleOptions o) {
   std::vector<int64_t> bounds;
   std::string formula;
   if (named) {
-    const schedule::ScheduleKind& kind = schedule::schedule_kind(plan::schedule_name(o.name));
+    const schedule::ScheduleKind& kind = schedule::schedule_named(plan::schedule_name(o.name));
     if (o.size.moe_overlap && kind.list != schedule::interleaved_1f1b)
       throw UserError(fmt::format("{} has no order with overlapped experts", kind.name),
                       "use interleaved_1f1b, or leave --moe-overlap out");
     if (o.size.stages_per_rank == 0) o.size.stages_per_rank = kind.fewest_stages;
-    s = make_schedule(kind.name, o.size);
+    s = make_schedule(kind, o.size);
     for (int64_t rank = 0; rank < s.pp; ++rank)
       bounds.push_back(chunks_in_flight(kind, o.size, rank));
     formula = fmt::format(" (by formula, for F = I = W and free communication: {:.2f} %)",

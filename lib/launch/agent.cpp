@@ -226,7 +226,7 @@ class Attempt {
     const auto weight = [](const Child& c, const std::optional<RankError>& e) {
       if (c.told_to_end && !e) return 3;
       if (!e) return 0;
-      return e->kind == "comm" ? 2 : 1;
+      return e->kind == ErrorKind::comm ? 2 : 1;
     };
     for (const Child& c : children_) {
       if (ended_well(c)) continue;
@@ -252,7 +252,7 @@ class Attempt {
     const bool usage =
         cause->status && WIFEXITED(*cause->status) &&
         (WEXITSTATUS(*cause->status) == kUsage || WEXITSTATUS(*cause->status) == kNotRun);
-    return usage || (error && error->kind == "user") ? 2 : 1;
+    return usage || (error && error->kind == ErrorKind::user) ? 2 : 1;
   }
 
  private:

@@ -1,7 +1,9 @@
 #include "launch/error_file.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -12,12 +14,26 @@ namespace mtrain::launch {
 
 namespace {
 
-const char* kind_of(const std::exception& e) {
-  if (dynamic_cast<const UserError*>(&e)) return "user";
-  if (dynamic_cast<const RunError*>(&e)) return "run";
-  if (dynamic_cast<const CommError*>(&e)) return "comm";
-  if (dynamic_cast<const BugError*>(&e)) return "bug";
-  return "other";
+// The kinds' words in the file.
+constexpr std::pair<ErrorKind, const char*> kWords[] = {{ErrorKind::user, "user"},
+                                                        {ErrorKind::run, "run"},
+                                                        {ErrorKind::comm, "comm"},
+                                                        {ErrorKind::bug, "bug"},
+                                                        {ErrorKind::other, "other"}};
+
+const char* word_of(const std::exception& e) {
+  const auto kind = dynamic_cast<const UserError*>(&e)   ? ErrorKind::user
+                    : dynamic_cast<const RunError*>(&e)  ? ErrorKind::run
+                    : dynamic_cast<const CommError*>(&e) ? ErrorKind::comm
+                    : dynamic_cast<const BugError*>(&e)  ? ErrorKind::bug
+                                                         : ErrorKind::other;
+  return std::ranges::find(kWords, kind, &std::pair<ErrorKind, const char*>::first)->second;
+}
+
+ErrorKind kind_named(const std::string& word) {
+  for (const auto& [kind, name] : kWords)
+    if (word == name) return kind;
+  return ErrorKind::other;
 }
 
 }  // namespace
@@ -32,7 +48,7 @@ void write_error_file(const std::exception& e, const std::vector<std::string>& l
     const double now =
         std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     const nlohmann::json j{{"rank", rank ? std::atoi(rank) : 0},
-                           {"kind", kind_of(e)},
+                           {"kind", word_of(e)},
                            {"message", ours ? ours->message() : e.what()},
                            {"hint", ours ? ours->hint() : ""},
                            {"time", now},
@@ -49,7 +65,7 @@ std::optional<RankError> read_error_file(const std::filesystem::path& path) {
     const auto j = nlohmann::json::parse(read_file(path));
     RankError e;
     j.at("rank").get_to(e.rank);
-    j.at("kind").get_to(e.kind);
+    e.kind = kind_named(j.at("kind").get<std::string>());
     j.at("message").get_to(e.message);
     j.at("hint").get_to(e.hint);
     j.at("time").get_to(e.time);

@@ -9,9 +9,12 @@
 
 namespace mtrain::launch {
 
+// Which kind of Error (base/error.h) ended the rank; other: an exception of a library.
+enum class ErrorKind { user, run, comm, bug, other };
+
 struct RankError {
   int rank = 0;
-  std::string kind;  // "user", "run", "comm", "bug", "other"
+  ErrorKind kind = ErrorKind::other;
   std::string message, hint;
   double time = 0;                    // seconds of the system's clock
   std::vector<std::string> launches;  // the rank's last launches, newest last

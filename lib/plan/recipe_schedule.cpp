@@ -21,7 +21,22 @@ std::string schedule_name(const std::string& word) {
 }
 
 const schedule::ScheduleKind& schedule_kind(recipe::PipelineScheduleName name) {
-  return schedule::schedule_kind(enum_name(name));
+  using Name = recipe::PipelineScheduleName;
+  using Id = schedule::ScheduleId;
+  const auto id = [&] {
+    switch (name) {
+      case Name::one_f_one_b: return Id::one_f_one_b;
+      case Name::gpipe: return Id::gpipe;
+      case Name::interleaved_1f1b: return Id::interleaved_1f1b;
+      case Name::looped_bfs: return Id::looped_bfs;
+      case Name::dfs: return Id::dfs;
+      case Name::v_schedule: return Id::v_schedule;
+      case Name::zero_bubble: return Id::zero_bubble;
+      case Name::dualpipev: return Id::dualpipev;
+    }
+    throw BugError("distributed.pipeline.pp_schedule");
+  };
+  return schedule::schedule_kind(id());
 }
 
 schedule::Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages,
@@ -75,7 +90,7 @@ schedule::Schedule schedule_from_csv(const std::string& path) {
 
 schedule::Schedule schedule_of(const ScheduleShape& shape) {
   if (shape.table) return *shape.table;
-  return make_schedule(enum_name(shape.schedule), schedule_size(shape));
+  return make_schedule(schedule_kind(shape.schedule), schedule_size(shape));
 }
 
 }  // namespace mtrain::plan

@@ -116,9 +116,10 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.graphs = resolve_cuda_graphs(r, layout, plan.overlap);
   plan.fp8_weights = resolve_fp8_weight_cache(r, layout, plan.overlap);
   plan.schedule_shape = schedule_shape(r, layout, plan.overlap);
-  plan.schedule = layout.pp == 1
-                      ? schedule::make_schedule("1f1b", {.micro_batches = layout.micro_batches})
-                      : schedule_of(plan.schedule_shape);
+  plan.schedule = layout.pp == 1 ? schedule::make_schedule(
+                                       schedule::schedule_kind(schedule::ScheduleId::one_f_one_b),
+                                       {.micro_batches = layout.micro_batches})
+                                 : schedule_of(plan.schedule_shape);
   plan.pipeline = pipeline_options(r, layout, plan.overlap);
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
   plan.compute_dtype = compute_dtype(r.mixed_precision);

@@ -21,15 +21,15 @@ FaultInjection::~FaultInjection() {
 }
 
 bool FaultInjection::is_due(int64_t step) const {
-  return options_.at && options_.rank == rank_ && options_.step == step;
+  return options_.moment != Moment::none && options_.rank == rank_ && options_.step == step;
 }
 
 void FaultInjection::before_step(int64_t step) {
-  if (is_due(step) && *options_.at != "save") watch(*options_.at);
+  if (is_due(step) && options_.moment == Moment::launch) watch(options_.launch);
 }
 
 std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) const {
-  if (!is_due(step) || *options_.at != "save") return {};
+  if (!is_due(step) || options_.moment != Moment::save) return {};
   return [this](std::string_view) { fail(); };  // data is written, but no checkpoint yet
 }
 
@@ -40,10 +40,11 @@ void FaultInjection::after_step(int64_t step) {
   std::string seen;
   if (watch_)
     for (const auto& name : watch_->seen) seen += (seen.empty() ? "" : ", ") + name;
-  throw UserError(fmt::format("debug.fault.at={}: step {} has no such moment on rank {}",
-                              *options_.at, step, rank_),
-                  seen.empty() ? "a save comes with checkpoint.every_steps"
-                               : "its launches are " + seen + "; or use save");
+  throw UserError(
+      fmt::format("debug.fault.at={}: step {} has no such moment on rank {}",
+                  options_.moment == Moment::save ? "save" : options_.launch, step, rank_),
+      seen.empty() ? "a save comes with checkpoint.every_steps"
+                   : "its launches are " + seen + "; or use save");
 }
 
 void FaultInjection::watch(const std::string& launch) {

@@ -21,6 +21,7 @@ class FaultInjection {
   void after_step(int64_t step);
 
  private:
+  using Moment = plan::FaultOptions::Moment;
   struct Watch;
   void watch(const std::string& launch);
   bool is_due(int64_t step) const;

@@ -36,7 +36,7 @@ class Training {
         data_(train::open_training_data(plan.dataset, plan.model.vocab)),
         validation_data_(train::open_validation_data(plan.dataset, plan.model.vocab)),
         trainer_(train::build_trainer(*device_, plan, data_, std::move(world))) {
-    if (plan.debug.fault.at && options.job.restarts == 0)
+    if (plan.debug.fault.moment != plan::FaultOptions::Moment::none && options.job.restarts == 0)
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
     if (options.profile && trainer_.graphs())
       trainer_.graphs()->turn_off("--profile times every launch");
@@ -147,7 +147,7 @@ class Training {
       choose_bf16_arithmetic(*device_, trainer_.control(), plan_);
       if (job_.restarts)
         note(restart + "nothing is saved yet, starting at step 1");
-      else if (plan_.folders.load)
+      else if (plan_.folders.load == plan::FolderOptions::Load::latest)
         note("checkpoint.load=latest: nothing to continue from, starting at step 1");
     }
     const auto job_ids = trainer_.control().texts(job_.id);

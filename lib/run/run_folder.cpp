@@ -16,6 +16,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+using Load = plan::FolderOptions::Load;
+
 fs::path metrics_path(const plan::FolderOptions& f) {
   return fs::path(f.run_dir) / "metrics.jsonl";
 }
@@ -55,10 +57,13 @@ bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& star
 }
 
 std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {
-  if (!f.load) return std::nullopt;
-  if (*f.load == "latest") return storage::find_latest(f.checkpoint_dir);
-  if (auto ref = locate_checkpoint(*f.load)) return ref;
-  return storage::resolve_load(*f.load, f.checkpoint_dir);  // says what is wrong with it
+  switch (f.load) {
+    case Load::none: return std::nullopt;
+    case Load::latest: return storage::find_latest(f.checkpoint_dir);
+    case Load::path: break;
+  }
+  if (auto ref = locate_checkpoint(f.load_path)) return ref;
+  return storage::checkpoint_at(f.load_path);  // says what is wrong with it
 }
 
 // What an earlier start of this job has left in the run folder.
@@ -133,7 +138,7 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
                                 start->path.string()),
                     "give the train.run_dir of that run, or " + another);
   const auto old = storage::find_latest(f.checkpoint_dir);
-  const bool repeat = f.load == "latest";  // a run that had saved nothing yet
+  const bool repeat = f.load == Load::latest;  // a run that had saved nothing yet
   if (!old && (repeat || !has_metrics(f))) return start;
   const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
   const std::string holds =
@@ -142,7 +147,8 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
           : fmt::format("{} holds the metrics of a run that has saved nothing", run);
   if (start)
     throw UserError(
-        fmt::format("{}, and checkpoint.load={} is of another", holds, *f.load),
+        fmt::format("{}, and checkpoint.load={} is of another", holds,
+                    f.load == Load::latest ? "latest" : f.load_path),
         fmt::format("{}go on from that one with {}",
                     old ? "continue the one here with checkpoint.load=latest, or " : "", another));
   throw UserError(holds, fmt::format("{} it with checkpoint.load=latest, or start another with {}",

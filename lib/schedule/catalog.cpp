@@ -84,53 +84,61 @@ std::string nearest_legal(int64_t from, int64_t most, const std::function<bool(i
 
 const std::vector<ScheduleKind>& schedule_kinds() {
   static const std::vector<ScheduleKind> kinds{
-      {.name = "1f1b",
+      {.id = ScheduleId::one_f_one_b,
+       .name = "1f1b",
        .fewest_stages = 1,
        .most_stages = 1,
        .list = one_f_one_b,
        .chunks = [](Size s, int64_t rank) { return s.pp - rank; },
        .idle = skewed_idle},
-      {.name = "gpipe",
+      {.id = ScheduleId::gpipe,
+       .name = "gpipe",
        .fewest_stages = 1,
        .most_stages = 1,
        .list = gpipe,
        .chunks = all_chunks,
        .idle = skewed_idle},
-      {.name = "interleaved_1f1b",
+      {.id = ScheduleId::interleaved_1f1b,
+       .name = "interleaved_1f1b",
        .fewest_stages = 2,
        .most_stages = kAny,
        .in_groups = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
        .idle = skewed_idle},
-      {.name = "looped_bfs",
+      {.id = ScheduleId::looped_bfs,
+       .name = "looped_bfs",
        .fewest_stages = 2,
        .most_stages = kAny,
        .list = looped_bfs,
        .chunks = all_chunks,
        .idle = skewed_idle},
-      {.name = "dfs",
+      {.id = ScheduleId::dfs,
+       .name = "dfs",
        .fewest_stages = 2,
        .most_stages = kAny,
        .in_groups = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
        .idle = skewed_idle},
-      {.name = "v_schedule",
+      {.id = ScheduleId::v_schedule,
+       .name = "v_schedule",
        .fewest_stages = 2,
        .most_stages = 2,
        .v = true,
        .list = v_schedule,
        .chunks = [](Size s, int64_t) { return 2 * s.pp; },
        .idle = v_idle},
-      {.name = "zero_bubble",
+      {.id = ScheduleId::zero_bubble,
+       .name = "zero_bubble",
        .fewest_stages = 1,
        .most_stages = kAny,
        .in_groups = true,
        .list = zero_bubble,
        .chunks = [](Size s, int64_t) { return (s.stages_per_rank - 1) * group_of(s) + s.pp; },
        .idle = zero_bubble_idle},
-      {.name = "dualpipev",
+      {.id = ScheduleId::dualpipev,
+       .name = "dualpipev",
        .fewest_stages = 2,
        .most_stages = 2,
        .fewest_micro_batches = 2,
@@ -141,7 +149,13 @@ const std::vector<ScheduleKind>& schedule_kinds() {
   return kinds;
 }
 
-const ScheduleKind& schedule_kind(std::string_view name) {
+const ScheduleKind& schedule_kind(ScheduleId id) {
+  const ScheduleKind& kind = schedule_kinds().at(size_t(id));
+  MT_CHECK(kind.id == id, "the catalogue is not in the order of ScheduleId");
+  return kind;
+}
+
+const ScheduleKind& schedule_named(std::string_view name) {
   std::vector<std::string> names;
   std::string listed;
   for (const ScheduleKind& kind : schedule_kinds()) {
@@ -201,10 +215,9 @@ double bubble_fraction(const ScheduleKind& kind, const ScheduleSize& size) {
   return idle / (1 + idle);
 }
 
-Schedule make_schedule(std::string_view name, const ScheduleSize& size) {
-  const ScheduleKind& kind = schedule_kind(name);
+Schedule make_schedule(const ScheduleKind& kind, const ScheduleSize& size) {
   check_size(kind, size);
-  Schedule s{.name = std::string(name),
+  Schedule s{.name = std::string(kind.name),
              .pp = size.pp,
              .stages = size.pp * size.stages_per_rank,
              .micro_batches = size.micro_batches};

@@ -10,7 +10,19 @@
 
 namespace mtrain::schedule {
 
+enum class ScheduleId {
+  one_f_one_b,
+  gpipe,
+  interleaved_1f1b,
+  looped_bfs,
+  dfs,
+  v_schedule,
+  zero_bubble,
+  dualpipev
+};
+
 struct ScheduleKind {
+  ScheduleId id;
   std::string_view name;
   int64_t fewest_stages, most_stages;  // per rank
   int64_t fewest_micro_batches = 0;    // per rank
@@ -20,8 +32,10 @@ struct ScheduleKind {
   int64_t (*chunks)(const ScheduleSize&, int64_t rank);  // in flight where micro-batches abound
   double (*idle)(const ScheduleSize&);                   // idle time / busy time
 };
-const std::vector<ScheduleKind>& schedule_kinds();
-const ScheduleKind& schedule_kind(std::string_view name);  // UserError for a name that is none
+const std::vector<ScheduleKind>& schedule_kinds();  // in the order of ScheduleId
+const ScheduleKind& schedule_kind(ScheduleId id);
+// Reads the name that a user has written. UserError for a word that names no schedule.
+const ScheduleKind& schedule_named(std::string_view name);
 
 // The rules of kinds that order micro-batches in groups. Where the recipe gives no group size, the
 // number of rounds must divide the micro-batches. A given size must leave no rest of the
@@ -37,7 +51,7 @@ std::string nearest_legal(int64_t from, int64_t most, const std::function<bool(i
 void check_size(const ScheduleKind& kind, const ScheduleSize& size);
 
 // Checks the size and returns what the ranks compute, without sends and receives.
-Schedule make_schedule(std::string_view name, const ScheduleSize& size);
+Schedule make_schedule(const ScheduleKind& kind, const ScheduleSize& size);
 
 // The stages of `rank`, in the order of the model.
 std::vector<int64_t> stages_of_rank(const ScheduleKind& kind, const ScheduleSize& size,

@@ -264,17 +264,15 @@ void set_latest(const fs::path& root, int64_t step) {
   write_file_atomic(root / kLatest, step_name(step) + "\n");
 }
 
-std::optional<CheckpointRef> resolve_load(const std::string& load, const fs::path& root) {
-  if (load == "latest") return find_latest(root);
-  const fs::path path(load);
+CheckpointRef checkpoint_at(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error))
-    throw UserError(fmt::format("checkpoint.load: there is no folder {}", load),
+    throw UserError(fmt::format("checkpoint.load: there is no folder {}", path.string()),
                     "give the path of a checkpoint such as runs/a/checkpoints/step-00000120, or "
                     "`latest`");
-  if (auto ref = complete_checkpoint(path)) return ref;
-  if (auto ref = find_latest(path)) return ref;
-  throw UserError(fmt::format("checkpoint.load: {} holds no complete checkpoint", load),
+  if (const auto ref = complete_checkpoint(path)) return *ref;
+  if (const auto ref = find_latest(path)) return *ref;
+  throw UserError(fmt::format("checkpoint.load: {} holds no complete checkpoint", path.string()),
                   "a file of it is missing or too short; load an earlier one");
 }
 

@@ -66,10 +66,8 @@ std::vector<CheckpointRef> checkpoints_after(const std::filesystem::path& root, 
 // Makes `root/latest` name the checkpoint of this step.
 void set_latest(const std::filesystem::path& root, int64_t step);
 
-// Finds what a recipe's `load` means. "latest" is find_latest(root), where nothing is no mistake;
-// else it is the path of a checkpoint, or of a folder of checkpoints whose latest is meant.
-// UserError where that path holds no complete checkpoint.
-std::optional<CheckpointRef> resolve_load(const std::string& load,
-                                          const std::filesystem::path& root);
+// Finds the checkpoint at `path`, or the latest one of the checkpoints in that folder. UserError
+// where it holds no complete checkpoint.
+CheckpointRef checkpoint_at(const std::filesystem::path& path);
 
 }  // namespace mtrain::storage

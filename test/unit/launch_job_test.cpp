@@ -157,7 +157,7 @@ TEST_CASE("an error file says who failed and why, and keeps the first error") {
   const auto e = read_error_file(path);
   REQUIRE(e);
   CHECK(e->rank == 3);
-  CHECK(e->kind == "comm");
+  CHECK(e->kind == ErrorKind::comm);
   CHECK(e->message.find("a peer is") == 0);
   CHECK(e->hint == "look there");
   CHECK(e->launches == std::vector<std::string>{"matmul", "all_reduce"});

@@ -60,7 +60,7 @@ TEST_CASE("a size that the recipe allows is one that the schedule can have, and 
                       << diagnostics.text(recipe::Severity::error));
             bool legal = true;
             try {
-              schedule::check_size(schedule::schedule_kind(name), {pp, v, m, group});
+              schedule::check_size(schedule::schedule_named(name), {pp, v, m, group});
             } catch (const UserError&) {
               legal = false;
             }
@@ -85,7 +85,7 @@ TEST_CASE("a schedule is known by every spelling of its name") {
 
 TEST_CASE("a schedule survives its table") {
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
-    const schedule::Schedule made = schedule::make_schedule(kind.name, {3, kind.fewest_stages, 6});
+    const schedule::Schedule made = schedule::make_schedule(kind, {3, kind.fewest_stages, 6});
     const schedule::Schedule read = from_text(schedule_csv(made));
     CHECK(read.rank_of_stage == made.rank_of_stage);
     CHECK(schedule_csv(read) == schedule_csv(made));
@@ -98,7 +98,7 @@ TEST_CASE("what a table costs is what its lists say") {
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
     // Of another name's rules nothing is left: the table alone counts.
     const schedule::ScheduleSize size{2, kind.fewest_stages, 8};
-    write_file_atomic(path, schedule_csv(make_schedule(kind.name, size)));
+    write_file_atomic(path, schedule_csv(make_schedule(kind, size)));
     Diagnostics diagnostics;
     const Recipe r = load_recipe_text(
         kBase, "test.yaml",

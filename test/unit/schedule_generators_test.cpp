@@ -49,7 +49,7 @@ std::string text(const ScheduleKind& kind, const ScheduleSize& s) {
 }
 
 void prove(const ScheduleKind& kind, const ScheduleSize& size) {
-  const Schedule s = make_schedule(kind.name, size);
+  const Schedule s = make_schedule(kind, size);
   std::vector<std::string> faults = schedule_faults(with_messages(s), bounds(kind, size));
   if (faults.empty() && size.micro_batches < 18)
     faults = schedule_faults(with_messages(with_sharding(s, 2 + size.micro_batches % 3)));
@@ -69,7 +69,7 @@ void prove(const ScheduleKind& kind, const ScheduleSize& size) {
 }
 
 double simulated_bubble(const ScheduleKind& kind, const ScheduleSize& size) {
-  return simulate(with_messages(make_schedule(kind.name, size)), {}).bubble();
+  return simulate(with_messages(make_schedule(kind, size)), {}).bubble();
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ TEST_CASE("every schedule of every legal size is proved right, within its bound"
 
 TEST_CASE("so is every size of a group, and the order with overlapped experts") {
   for (const char* name : {"interleaved_1f1b", "zero_bubble"}) {
-    const ScheduleKind& kind = schedule_kind(name);
+    const ScheduleKind& kind = schedule_named(name);
     for (int64_t pp = 1; pp <= 6; ++pp)
       for (const int64_t v : {2, 3, 5})
         for (int64_t m = pp; m <= 20; ++m)
@@ -105,7 +105,7 @@ TEST_CASE("activations in flight reach the published bound") {
       // ZB-V needs 2P-1 micro-batches to be full; with fewer the bound is not reached.
       if (!legal(kind, size) || (kind.name == "v_schedule" && size.micro_batches < 2 * size.pp - 1))
         continue;
-      const Schedule s = make_schedule(kind.name, size);
+      const Schedule s = make_schedule(kind, size);
       std::vector<int64_t> held;
       for (const ActionList& list : s.ranks)
         held.push_back(peak_in_flight(list).to_weight_gradient);
@@ -168,8 +168,8 @@ TEST_CASE("steps, idle time and activations of a separate simulator") {
             same(8, 16)},
            {"v_schedule", {8, 2, 32}, 99.5, 7.0 / 192, same(8, 16), same(8, 16)},
            {"dualpipev", {8, 2, 32}, 103, 7.0 / 96, same(8, 17), same(8, 17)}}) {
-    INFO(text(schedule_kind(c.name), c.size));
-    const Schedule s = with_messages(make_schedule(c.name, c.size));
+    INFO(text(schedule_named(c.name), c.size));
+    const Schedule s = with_messages(make_schedule(schedule_named(c.name), c.size));
     const double share = 1.0 / double(c.size.stages_per_rank);
     const Timeline t = simulate(s, {.stages = {{share, share, share}}});
     CHECK(t.step == Approx(c.step));
@@ -183,7 +183,7 @@ TEST_CASE("steps, idle time and activations of a separate simulator") {
 
 TEST_CASE("sends may block where messages of neighbours meet, and not where they cross") {
   const auto may_block = [](const char* name, const ScheduleSize& size) {
-    return runs_with_blocking_sends(with_messages(make_schedule(name, size)));
+    return runs_with_blocking_sends(with_messages(make_schedule(schedule_named(name), size)));
   };
   for (const int64_t pp : {2, 3, 4, 8})
     for (const int64_t m : {1, 2, 4, 8, 16})
@@ -205,7 +205,7 @@ TEST_CASE("forwards alone go through every placement") {
     for (const int64_t pp : {1, 2, 4})
       for (const int64_t m : {1, 3, 8}) {
         const ScheduleSize size{pp, kind.fewest_stages, 2 * pp};
-        const Schedule order = forward_only(make_schedule(kind.name, size), m);
+        const Schedule order = forward_only(make_schedule(kind, size), m);
         const Schedule s = with_messages(order);
         CHECK(runs_with_blocking_sends(with_batched_messages(order)));
         INFO(text(kind, size) << ", " << m << " forwards");
@@ -221,7 +221,7 @@ TEST_CASE("forwards alone go through every placement") {
 
 TEST_CASE("short lists, written out by hand") {
   const auto list = [](const char* name, const ScheduleSize& size, size_t rank) {
-    return to_string(make_schedule(name, size).ranks[rank]);
+    return to_string(make_schedule(schedule_named(name), size).ranks[rank]);
   };
   CHECK(list("gpipe", {2, 1, 3}, 1) == "1F0, 1F1, 1F2, 1B0, 1B1, 1B2");
   CHECK(list("1f1b", {3, 1, 4}, 0) == "0F0, 0F1, 0F2, 0B0, 0F3, 0B1, 0B2, 0B3");
@@ -236,15 +236,17 @@ TEST_CASE("short lists, written out by hand") {
         "0F0, 1F0, 0F1, 1B0, (1F1;0B0)OVERLAP_F_B, 1B1, 0I1, 0W1");
   // What the last rank hands on to the first is taken at once, and a forward and the backward
   // behind it exchange all of theirs.
-  CHECK(to_string(with_batched_messages(make_schedule("interleaved_1f1b", {2, 2, 4})).ranks[0])
-            .starts_with("0F0, 0SEND_F0, 0F1, 0SEND_F1, 2RECV_F0, 2F0, 2SEND_F0, 2RECV_F1, 2F1, "
-                         "2SEND_F1, 2RECV_B0, 0F2, 2B0, 0SEND_F2, 2SEND_B0, 2RECV_B1, 0F3, 2B1, "));
+  CHECK(
+      to_string(with_batched_messages(make_schedule(schedule_named("interleaved_1f1b"), {2, 2, 4}))
+                    .ranks[0])
+          .starts_with("0F0, 0SEND_F0, 0F1, 0SEND_F1, 2RECV_F0, 2F0, 2SEND_F0, 2RECV_F1, 2F1, "
+                       "2SEND_F1, 2RECV_B0, 0F2, 2B0, 0SEND_F2, 2SEND_B0, 2RECV_B1, 0F3, 2B1, "));
 }
 
 TEST_CASE("sizes that a schedule cannot have are told with the nearest that it can") {
   const auto refused = [](const char* name, const ScheduleSize& size) -> std::string {
     try {
-      make_schedule(name, size);
+      make_schedule(schedule_named(name), size);
       return "";
     } catch (const UserError& e) {
       return e.what();

@@ -15,7 +15,7 @@ using namespace mtrain::schedule;
 namespace {
 
 Schedule ready(const char* name, const ScheduleSize& size) {
-  return with_messages(make_schedule(name, size));
+  return with_messages(make_schedule(schedule_named(name), size));
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ TEST_CASE("overlapped communication is never slower, and no cost makes a step sh
     const int64_t v = kind.fewest_stages;
     const std::string name(kind.name);
     const Schedule s = ready(name.c_str(), {4, v, 12}),
-                   batched = with_batched_messages(make_schedule(name, {4, v, 12}));
+                   batched = with_batched_messages(make_schedule(schedule_named(name), {4, v, 12}));
     double before = 0;
     for (const double latency : {0.0, 0.1, 0.5, 2.0}) {
       ScheduleCosts costs{.p2p_latency = latency, .p2p_transfer = latency / 2};
@@ -111,7 +111,8 @@ TEST_CASE("stages of one rank exchange no messages") {
 TEST_CASE(
     "no more stages are gathered than allowed, and each is reduced right after its last use") {
   for (const int64_t most : {2, 3}) {
-    const Schedule s = with_sharding(make_schedule("interleaved_1f1b", {2, 4, 8}), most);
+    const Schedule s =
+        with_sharding(make_schedule(schedule_named("interleaved_1f1b"), {2, 4, 8}), most);
     for (const ActionList& list : s.ranks) {
       std::set<int64_t> gathered;
       int64_t gathers = 0;
@@ -131,7 +132,7 @@ TEST_CASE(
     }
   }
   // All that fits is gathered once.
-  const Schedule s = with_sharding(make_schedule("zero_bubble", {2, 2, 8}), 3);
+  const Schedule s = with_sharding(make_schedule(schedule_named("zero_bubble"), {2, 2, 8}), 3);
   CHECK(std::count_if(s.ranks[0].begin(), s.ranks[0].end(),
                       [](const Action& a) { return a.kind == ActionKind::unshard; }) == 2);
 }

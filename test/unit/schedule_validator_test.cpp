@@ -15,7 +15,7 @@ using K = ActionKind;
 namespace {
 
 // 8 stages on 4 ranks, stage s on rank s % 4; backwards in halves.
-Schedule right() { return make_schedule("zero_bubble", {4, 2, 8}); }
+Schedule right() { return make_schedule(schedule_named("zero_bubble"), {4, 2, 8}); }
 Schedule with_everything() { return with_messages(with_sharding(right(), 2)); }
 
 size_t find(const ActionList& list, K kind, int64_t stage, int64_t micro_batch = 0) {
@@ -38,7 +38,7 @@ std::vector<int64_t> bounds(const Schedule& s) {
   std::vector<int64_t> most;
   for (int64_t rank = 0; rank < s.pp; ++rank)
     most.push_back(
-        chunks_in_flight(schedule_kind(s.name), {s.pp, s.stages / s.pp, s.micro_batches}, rank));
+        chunks_in_flight(schedule_named(s.name), {s.pp, s.stages / s.pp, s.micro_batches}, rank));
   return most;
 }
 
@@ -86,7 +86,7 @@ std::vector<Planted> in_computations() {
       {"a weight gradient before its input gradient", "rank 3, action 0: 7W0 comes before 7I0", s,
        [](Schedule& c) { put(c.ranks[3], 0, take(c.ranks[3], find(c.ranks[3], K::W, 7, 0))); }},
       {"a stage before another of its rank", "rank 3, action 0: 4F0 comes before 3F0",
-       make_schedule("v_schedule", {4, 2, 8}),
+       make_schedule(schedule_named("v_schedule"), {4, 2, 8}),
        [](Schedule& c) { put(c.ranks[3], 0, take(c.ranks[3], find(c.ranks[3], K::F, 4, 0))); }},
       {"a pair whose second half is none", "is to run together with a backward, and none is next",
        s, [](Schedule& c) { c.ranks[0][0].overlaps_next = true; }},
@@ -101,7 +101,7 @@ std::vector<Planted> in_computations() {
        }},
       {"two ranks that wait for each other",
        "deadlock: rank 0 waits at 0RECV_B0 for rank 1, rank 1 waits at 1RECV_F1 for rank 0",
-       make_schedule("gpipe", {2, 1, 2}),
+       make_schedule(schedule_named("gpipe"), {2, 1, 2}),
        [](Schedule& c) {
          c.ranks[0] = {{K::F, 0, 0}, {K::B, 0, 0}, {K::F, 0, 1}, {K::B, 0, 1}};
          c.ranks[1] = {{K::F, 1, 0}, {K::F, 1, 1}, {K::B, 1, 0}, {K::B, 1, 1}};
@@ -137,7 +137,7 @@ std::vector<Planted> in_messages() {
          put(c.ranks[3], 1, {K::send_f, 7, 0, 0});
        }},
       {"a message within a rank", "3SEND_F0: stage 4 is on the same rank",
-       with_messages(make_schedule("v_schedule", {4, 2, 8})),
+       with_messages(make_schedule(schedule_named("v_schedule"), {4, 2, 8})),
        [](Schedule& c) {
          c.ranks[3].push_back({K::send_f, 3, 0, 3});
        }},

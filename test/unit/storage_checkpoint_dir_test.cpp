@@ -169,22 +169,18 @@ TEST_CASE("an incomplete checkpoint is passed over") {
   CHECK(loaded_step(root) == 20);
 }
 
-TEST_CASE("load names a checkpoint, a folder of them, or the latest") {
+TEST_CASE("a path names a checkpoint, or the latest of a folder of them") {
   const TemporaryFolder folder;
-  const fs::path root = folder / "here", other = folder / "there";
-  CHECK_FALSE(resolve_load("latest", root));
-  save(other, 10);
-  save(other, 20);
-  CHECK(resolve_load((other / "step-00000010").string(), root)->step == 10);
-  CHECK(resolve_load(other.string(), root)->step == 20);
-  CHECK(checkpoints_after(other, 10).size() == 1);
-  CHECK_THROWS_WITH(resolve_load((other / "step-00000030").string(), root),
+  const fs::path root = folder / "there";
+  save(root, 10);
+  save(root, 20);
+  CHECK(checkpoint_at(root / "step-00000010").step == 10);
+  CHECK(checkpoint_at(root).step == 20);
+  CHECK(checkpoints_after(root, 10).size() == 1);
+  CHECK_THROWS_WITH(checkpoint_at(root / "step-00000030"),
                     Contains("no folder") && Contains("step-00000030"));
-  fs::remove(other / "step-00000010" / "state.json");
-  CHECK_THROWS_WITH(resolve_load((other / "step-00000010").string(), root),
-                    Contains("no complete checkpoint"));
-  save(root, 5);
-  CHECK(resolve_load("latest", root)->step == 5);
+  fs::remove(root / "step-00000010" / "state.json");
+  CHECK_THROWS_WITH(checkpoint_at(root / "step-00000010"), Contains("no complete checkpoint"));
 }
 
 TEST_CASE("killed between any two steps of commit, a whole checkpoint is found") {

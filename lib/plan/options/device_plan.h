@@ -30,7 +30,9 @@ struct CommOptions {
 
 // A rank that fails on purpose.
 struct FaultOptions {
-  std::optional<std::string> at;  // the name of a launch, or "save"; none: no fault
+  enum class Moment { none, launch, save };
+  Moment moment = Moment::none;
+  std::string launch;  // the name of the launch in whose midst the rank fails
   int64_t rank = 0, step = 1;
   bool kill = true;  // else the process is stopped, and hangs
 };

@@ -9,6 +9,18 @@ namespace mtrain::plan {
 
 namespace {
 
+FolderOptions::Load load_from(const recipe::CheckpointConfig& c) {
+  using Load = FolderOptions::Load;
+  if (!c.load) return Load::none;
+  return *c.load == "latest" ? Load::latest : Load::path;
+}
+
+FaultOptions::Moment fault_moment(const recipe::FaultConfig& fault) {
+  using Moment = FaultOptions::Moment;
+  if (!fault.at) return Moment::none;
+  return *fault.at == "save" ? Moment::save : Moment::launch;
+}
+
 ModelShape::RopeScaling rope_scaling(recipe::RopeScalingType type) {
   switch (type) {
     case recipe::RopeScalingType::none: return ModelShape::RopeScaling::none;
@@ -161,8 +173,10 @@ CheckpointOptions checkpoint_options(const Recipe& r) {
 }
 
 FolderOptions folder_options(const Recipe& r) {
-  return {
-      .run_dir = r.train.run_dir, .checkpoint_dir = r.checkpoint.dir, .load = r.checkpoint.load};
+  return {.run_dir = r.train.run_dir,
+          .checkpoint_dir = r.checkpoint.dir,
+          .load = load_from(r.checkpoint),
+          .load_path = r.checkpoint.load.value_or("")};
 }
 
 TokenizerOptions tokenizer_options(const Recipe& r) {
@@ -198,7 +212,11 @@ CommOptions comm_options(const Recipe& r) {
 DebugOptions debug_options(const Recipe& r) {
   const recipe::FaultConfig& fault = r.debug.fault;
   return {.trace = r.debug.trace,
-          .fault = {.at = fault.at, .rank = fault.rank, .step = fault.step, .kill = fault.kill}};
+          .fault = {.moment = fault_moment(fault),
+                    .launch = fault.at.value_or(""),
+                    .rank = fault.rank,
+                    .step = fault.step,
+                    .kill = fault.kill}};
 }
 
 }  // namespace mtrain::plan

@@ -27,7 +27,10 @@ struct CheckpointOptions {
 
 struct FolderOptions {
   std::string run_dir, checkpoint_dir;
-  std::optional<std::string> load;  // the checkpoint to start from: a path, or "latest"
+  // The checkpoint to start from.
+  enum class Load { none, latest, path };
+  Load load = Load::none;
+  std::string load_path;  // a checkpoint's folder, or that of a run
 };
 
 }  // namespace mtrain::plan

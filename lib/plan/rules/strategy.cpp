@@ -55,7 +55,7 @@ void check_owners(const Recipe& r, Diagnostics& diagnostics) {
     }
     // A replicate size of 1 is "off" under every strategy.
     if (row.path == "distributed.dp_replicate_size" && r.distributed.dp_replicate_size == 1)
-      owned = strategy != "ddp";
+      owned = r.distributed.strategy != recipe::Strategy::ddp;
     diagnostics.require(
         owned, {row.path, "distributed.strategy"},
         fmt::format("is read by strategy {} only, but the strategy is {}", list, strategy),
