@@ -94,7 +94,7 @@ expect "schedule of two sources" 2 "excludes" -- schedule --from-csv x --pp 4
 "$mtrain" schedule --pp 2 --micro 4 --name dualpipev --csv >"$work/schedule.csv"
 expect "schedule from a table" 0 "4 stages on 2 ranks, 4 micro-batches" -- schedule --from-csv "$work/schedule.csv"
 echo "0F0" >"$work/schedule.csv"
-expect "schedule from a table that ends early" 2 "schedule.csv" "instead of FB or FIW" -- schedule --from-csv "$work/schedule.csv"
+expect "schedule from a table that ends early" 2 "schedule.csv" "rank 0 does neither 0B0 nor 0I0" -- schedule --from-csv "$work/schedule.csv"
 expect "schedule as a picture" 0 "written" -- schedule --svg "$work/s.svg"
 python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg" 2>"$work/out" || fail "schedule --svg is not XML"
 

@@ -370,7 +370,7 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
            {"0F0\n1F0\n", "2 actions are too few for 2 stages and 2 micro-batches"},
            {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1I1\n", "rank 1 does 1I1 and never 1W1"},
            {"0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
-            "deadlock: rank 0 waits at 0RECV_B0 for rank 1, rank 1 waits at 1RECV_F1 for rank 0"}})
+            "deadlock: rank 0 waits at 0RECV_B1 for rank 1, rank 1 waits at 1RECV_F1 for rank 0"}})
     expect_error({.what = text, .world = 2, .set = with_file(text)}, field, part);
   expect_error(
       {.what = "no file",
