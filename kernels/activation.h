@@ -19,7 +19,7 @@ struct SwigluBackward {
   Span y_TF;
   int64_t T, F;
 };
-// gelu by its tanh approximation, or by erf without `tanh`.
+// y = gelu(x): the tanh approximation, or with tanh = false the exact form by erf.
 struct GeluForward {
   ConstSpan x;
   Span y;

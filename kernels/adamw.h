@@ -7,15 +7,16 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// How bf16 parameters without master weights are rounded. Random rounding goes up with the
-// probability of the part that would be cut off, so that updates below half a step survive in the
-// mean. Element n of the layout-free tensor takes half-word n % 8 (the low half of a word first) of
-// Philox block n / 8 of `key` (base/rng.h), on every backend and under every layout.
+// How bf16 parameters without master weights are rounded. Stochastic rounding rounds up with a
+// probability equal to the fraction that truncation would drop, so that updates smaller than half a
+// bf16 step survive in the mean. Element n of the whole tensor takes half-word n % 8 (the low half
+// of a word first) of Philox block n / 8 of `key` (base/rng.h), on every backend and under every
+// layout.
 struct AdamWRounding {
-  bool random = false;  // otherwise to nearest even
+  bool random = false;  // stochastic; otherwise to nearest even
   uint64_t key = 0;     // differs between tensors and between steps
-  // Element i of the buffer is number first + at + i of the layout-free tensor; with columns, it is
-  // first + (at + i) / columns * stride + (at + i) % columns.
+  // Element i of the buffer is element first + at + i of the whole tensor. Where columns > 0, it is
+  // element first + (at + i) / columns * stride + (at + i) % columns.
   int64_t first = 0, at = 0, columns = 0, stride = 0;
 };
 
@@ -24,11 +25,11 @@ struct AdamW {
   ConstSpan grad;     // fp32
   Span param;         // the bf16 copy of master for compute; optional where there is a master
   // Optional, one fp32: the gradients are multiplied by it (clipping). Where it is not finite,
-  // nothing is written: a broken step must not spoil the weights.
+  // nothing is written, so that a failed step leaves the weights as they are.
   ConstSpan grad_scale;
   float lr, beta1, beta2, eps, weight_decay;
-  int64_t step;            // 1 for the first update (bias correction)
-  AdamWRounding rounding;  // for param where there is no master
+  int64_t step;            // number of this update, from 1 (for the bias correction)
+  AdamWRounding rounding;  // of param where there is no master
 
   int64_t count() const { return master ? master.count : param.count; }
 };

@@ -3,8 +3,9 @@
 // k, v, out and dout are all fp32 or all bf16; the forward's out and the gradients may be fp32 too.
 //
 // Keys may also come block by block (Liu et al. 2023, ring attention). The forward of each block
-// then gives an fp32 out and lse, kernels/attention_merge.h folds them into one, and the backwards
-// of the blocks, given the merged out and lse, add up to the gradients of the whole.
+// then writes an fp32 out and lse, and kernels/attention_merge.h merges those of all blocks. The
+// backward of each block takes the merged out and lse; the results of all blocks add up to the
+// gradients of the whole.
 #pragma once
 #include "base/span.h"
 
@@ -24,7 +25,7 @@ struct HeadSpan {
 };
 
 // Documents packed into one sequence: document d has the rows [begin[d], end[d]). The numbers are
-// int32 and rise.
+// int32, in increasing order.
 struct DocumentRows {
   ConstSpan begin, end;
 };
@@ -41,11 +42,12 @@ struct AttentionShape {
   int64_t q_start = 0;
   int64_t window = 0;  // row i sees only keys j > i + q_start - window; 0: no window
   // Optional. Both list the same number of documents, and a row sees only keys of its own document;
-  // causal then means that a document's last row sees its last key. Needs B = 1 and q_start = 0.
+  // `causal` then means that a document's last row sees its last key. Documents need B = 1 and
+  // q_start = 0.
   DocumentRows q_documents, kv_documents;
-  bool document_gaps = false;  // some rows belong to no document, and see no key
+  bool document_gaps = false;  // some rows may belong to no document; they see no key
   float scale;                 // usually 1 / sqrt(D)
-  int64_t lse_stride = 0;      // elements from one head of an lse to the next; 0: Sq
+  int64_t lse_stride = 0;      // elements from one head of the lse to the next; 0: Sq
 };
 
 struct AttentionForward {
@@ -63,8 +65,9 @@ struct AttentionBackward {
   ConstSpan lse;                         // the forward's, fp32
   HeadSpan dq, dk, dv;                   // must not overlap the inputs
   bool add_dq = false, add_dkv = false;  // adds to dq, or to dk and dv, instead of overwriting
-  // Adds in one order, so that equal calls give equal bits. Without it cuDNN adds to dq as blocks
-  // of keys are done, which is faster and needs less memory; all other kernels ignore it.
+  // Sums have a fixed order, so that equal calls give equal bits. If false, cuDNN adds to dq in the
+  // order in which blocks of keys finish, which is faster and needs less memory; all other kernels
+  // ignore this.
   bool fixed_order = true;
 };
 

@@ -3,8 +3,8 @@
 //
 //     lse' = log(e^lse + e^block_lse),  out' = e^(lse - lse') out + e^(block_lse - lse') block_out
 //
-// The first block's result is what the others are merged into. Queries that saw no key of the block
-// (lse -inf) stay as they are.
+// `out` and `lse` begin as the first block's result; the other blocks are merged into them. Queries
+// that saw no key of a block (lse -inf) stay as they are.
 #pragma once
 #include "base/span.h"
 
@@ -16,7 +16,7 @@ struct AttentionMerge {
   ConstSpan block_out_TN;  // (S * B, A * D), fp32 or bf16
   ConstSpan block_lse;     // fp32 (B, A, S)
   Span out_TN;             // fp32
-  Span lse;  // fp32; heads are lse_stride apart, since its rows may be part of a longer sequence
+  Span lse;  // fp32; heads are lse_stride apart, since the rows may be part of a longer sequence
   int64_t B, S, A, D;
   int64_t lse_stride;  // >= S
 };

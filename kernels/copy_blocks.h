@@ -1,5 +1,5 @@
-// Copies rectangles between two matrices. It brings the chunks of a sequence into another order,
-// and heads into parts by their destination and back.
+// Copies rectangles from one matrix to another. Context parallelism uses it to bring the chunks of
+// a sequence into another order, and to group heads by their destination rank and back.
 #pragma once
 #include <vector>
 
@@ -17,7 +17,7 @@ struct CopyBlocks {
   ConstSpan from;
   Span to;                        // has from's dtype and must not overlap it
   int64_t from_width, to_width;   // columns of the two matrices
-  std::vector<CopyBlock> blocks;  // write no element twice
+  std::vector<CopyBlock> blocks;  // no two of them may write the same element
 };
 
 namespace cpu {

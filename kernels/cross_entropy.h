@@ -21,9 +21,9 @@ struct CrossEntropy {
   ConstSpan scale_in_memory = {};  // optional, one fp32: read at run time, replaces grad_scale
 };
 
-// The same over a vocabulary that is spread over ranks, without gathering the logits: each rank
-// sums over its own columns, the ranks exchange three numbers for each token, and each rank
-// computes its share of the gradient.
+// The structs below compute the loss over a vocabulary that is spread over ranks, without gathering
+// the logits: each rank sums over its own columns (CrossEntropySums), the ranks exchange three
+// numbers for each token, and each rank computes its share of the gradient (CrossEntropyFromSums).
 constexpr int64_t kCrossEntropySums = 3;  // maximum, sum of e^(x - maximum), the label's logit or 0
 
 struct CrossEntropySums {
@@ -34,7 +34,7 @@ struct CrossEntropySums {
   int64_t row_stride;   // at least V
   int64_t first, vocabulary;
 };
-// CrossEntropy, given the sums of all ranks.
+// Does what CrossEntropy does, given the sums of all ranks.
 struct CrossEntropyFromSums {
   Span logits_TV;
   ConstSpan label_T;

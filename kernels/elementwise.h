@@ -16,23 +16,22 @@ struct Cast {
   ConstSpan x;
   Span y;
 };
-// y = value.
 struct Fill {
-  Span y;
+  Span y;  // of any dtype where value is 0
   float value = 0;
 };
-// y = normal numbers of deviation std: element i is number first_index + i of the random stream
-// `key`.
+// y = normal numbers of standard deviation std: element i is number first_index + i of `key`
+// (base/rng.h).
 struct FillNormal {
   Span y;  // fp32
   uint64_t key;
   int64_t first_index = 0;
   float std;
 };
-// y = x / (1 - p) where an element is kept, else 0. Element i of the buffer is global element
-// n = first_index + i, and is kept where word n % 4 of Philox block n / 4 of `key` (base/rng.h) is
-// at least p * 2^32: every backend and every layout drops the same elements. The backward is the
-// same operation on dy.
+// y = x / (1 - p) where an element is kept, else 0. Element i of the buffer is global element n =
+// first_index + i, and is kept where word n % 4 of Philox block n / 4 of `key` (base/rng.h) is at
+// least p * 2^32, so that every backend and every layout drops the same elements. The backward is
+// the same operation on dy.
 struct Dropout {
   ConstSpan x;
   Span y;  // may be x

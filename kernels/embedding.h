@@ -1,5 +1,5 @@
 // Embedding of tokens and, optionally, of learned positions. The backward is deterministic. A table
-// may hold a shard of the vocabulary: ids of other rows then embed to 0 and have no gradient here.
+// may hold a shard of the vocabulary; ids of other shards then embed to 0 and get no gradient here.
 #pragma once
 #include "base/span.h"
 
@@ -15,8 +15,8 @@ struct EmbeddingForward {
   ConstSpan position_table_PH;  // has table_VH's dtype; never given with a shard
   Span out_TH;                  // fp32 or bf16
   int64_t T, H, V;
-  int64_t first_row = 0;   // where the table's rows begin in the vocabulary
-  int64_t vocabulary = 0;  // 0: V
+  int64_t first_row = 0;   // the table's first row in the vocabulary
+  int64_t vocabulary = 0;  // rows of all shards; 0: V
 };
 // dtable[id[t]] += dout[t], in the order of t.
 struct EmbeddingBackward {

@@ -1,5 +1,5 @@
-// Tensors in 8 bits with one scale each: q is x * scale rounded to nearest even, and stands for
-// q * inverse. All of it is deterministic: a maximum does not depend on the order.
+// 8-bit tensors with one scale each: q is x * scale rounded to nearest even, and stands for q *
+// inverse. All results are deterministic, since a maximum does not depend on the order.
 #pragma once
 #include "base/span.h"
 
@@ -11,7 +11,7 @@ namespace mtrain::kernels {
 struct Amax {
   ConstSpan x;                 // fp32 or bf16
   Span amax;                   // fp32, one element
-  Span scale, inverse;         // optional, fp32, one element each: x's scale for `type`
+  Span scale, inverse;         // optional, fp32, one element each: the scale of x for `type`
   DType type = DType::f8e4m3;  // f8e4m3 or f8e5m2
   int margin = 0;              // scale = largest_float8(type) / (amax 2^margin); 1 where amax = 0
 };
@@ -20,24 +20,24 @@ struct Amax {
 struct Quantize {
   ConstSpan x_TN;   // fp32 or bf16
   ConstSpan scale;  // fp32, one element
-  // f8e4m3 or f8e5m2. Numbers beyond the type's range become its largest number, and those that are
-  // not finite become NaN.
+  // f8e4m3 or f8e5m2. Finite numbers beyond the type's range become its largest number; infinities
+  // and NaN become NaN.
   Span y_TN;
   // The transpose: rows of `stride` elements, with zeros behind the T-th. `stride` is a multiple of
-  // 16, and the address lies on a 16-byte border.
+  // 16, and the address is a multiple of 16 bytes.
   Span y_NT;
-  Span amax;  // optional, fp32, one element: becomes the largest finite |x| where that is larger
+  Span amax;  // optional, fp32, one element: becomes max(amax, largest finite |x|)
   int64_t T, N, stride = 0;
 };
 
-// Delayed scaling of C tensors (Micikevicius et al. 2022): their maxima of this step go into their
-// histories, and the histories give the scales of the next step. A scale stays as it is where the
-// amax that decides it is 0.
+// Delayed scaling of C tensors (Micikevicius et al. 2022): the tensors' maxima of this step go into
+// their histories, from which the scales of the next step are computed. A scale stays as it is
+// where the amax that decides it is 0.
 struct UpdateScales {
-  Span amax_C;          // fp32; becomes 0
-  Span history_CL;      // fp32, a ring that holds the amaxes of L steps
+  Span amax_C;          // fp32; is read, then reset to 0
+  Span history_CL;      // fp32, a ring buffer of the amaxes of L steps
   int64_t C, L, place;  // `place` in [0, L) is this step's place in the ring
-  bool most_recent;     // the last amax decides, and not the largest of the history
+  bool most_recent;     // the amax of this step decides; otherwise the largest of the history
   DType type;
   int margin;
   Span scale_C, inverse_C;

@@ -7,9 +7,9 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// a, b, bias_N and c_MN may each be fp32 or bf16. Instead, a and b may be 8-bit floats in the form
-// that tensor cores take: not both f8e5m2, with trans_b alone (both lie along K), K and N multiples
-// of kFloat8Multiple, and addresses on 16-byte borders.
+// a, b, bias_N and c_MN may each be fp32 or bf16. a and b may also both be 8-bit floats in the form
+// that tensor cores take: not both f8e5m2, trans_b but not trans_a (so that rows of both lie along
+// K), K and N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes.
 constexpr int64_t kFloat8Multiple = 16;
 struct Matmul {
   ConstSpan a;       // (M, K), or (K, M) where trans_a
@@ -22,14 +22,15 @@ struct Matmul {
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies two bf16 operands
   // For 8-bit operands: the factors of their elements; fp32, one element each.
   ConstSpan a_inverse = {}, b_inverse = {};
-  bool fast = false;  // for 8-bit operands: sums as short as the hardware's own
-  // Epilogues: at most one of them, and none for 8-bit operands. Here GEMM is op(A) op(B) + bias.
-  Span gelu_input_MN = {};     // gets the GEMM, and C = gelu(GEMM) in the tanh form
-  ConstSpan dgelu_of_MN = {};  // C = GEMM * gelu'(this), in the tanh form
-  Span a_sums_M = {};          // fp32: adds the sums over K of op(A); A must be transposed
+  bool fast = false;  // for 8-bit operands: sums in the tensor cores' own format, shorter than fp32
+  // Epilogues: at most one of them, and none for 8-bit operands. P is op(A) op(B) + bias.
+  Span gelu_input_MN = {};     // C = gelu(P) in the tanh form; P itself is written here
+  ConstSpan dgelu_of_MN = {};  // C = P * gelu'(x) in the tanh form, where x is read from here
+  Span a_sums_M = {};          // fp32: the sums of op(A) over K are added here; needs trans_a
 };
 
-// Whether an operand has 8 bits; and whether such operands keep all rules above but the addresses'.
+// Return whether an operand has 8 bits, and whether such operands obey the rules above except the
+// one about addresses.
 inline bool is_float8(const Matmul& m) { return is_float8(m.a.dtype) || is_float8(m.b.dtype); }
 inline bool float8_fits(const Matmul& m) {
   const bool types = is_float8(m.a.dtype) && is_float8(m.b.dtype) &&

@@ -1,4 +1,5 @@
-// A matmul and its epilogue as separate kernels, one after the other.
+// Runs a matmul and its epilogue as separate kernels, one after the other: on the CPU, and on a GPU
+// where cuBLASLt has no such epilogue.
 #pragma once
 #include "base/error.h"
 #include "kernels/activation.h"
@@ -7,29 +8,31 @@
 
 namespace mtrain::kernels {
 
+// Throws BugError where the epilogue does not fit the matmul.
 inline void check_epilogue(const Matmul& m) {
   const int64_t count = m.M * m.N;
   const auto fits = [&](const ConstSpan& s) {
     return !s || (s.count >= count && s.dtype == m.c_MN.dtype && !m.accumulate);
   };
   MT_CHECK(int(bool(m.gelu_input_MN)) + int(bool(m.dgelu_of_MN)) + int(bool(m.a_sums_M)) <= 1,
-           "matmul: more than one of gelu, its gradient and sums");
-  MT_CHECK(!has_epilogue(m) || !is_float8(m), "matmul: {} with an epilogue", dtype_name(m.a.dtype));
+           "matmul: more than one epilogue (gelu, gelu's gradient, sums of A)");
+  MT_CHECK(!has_epilogue(m) || !is_float8(m), "matmul: an epilogue for operands of {}",
+           dtype_name(m.a.dtype));
   MT_CHECK(fits(m.gelu_input_MN) && fits(m.dgelu_of_MN),
-           "matmul: gelu of {} and its gradient of {} elements for M {} N {}",
+           "matmul: gelu_input has {} elements and dgelu_of {}, for M {} N {}",
            m.gelu_input_MN.count, m.dgelu_of_MN.count, m.M, m.N);
   MT_CHECK(!m.a_sums_M || (m.a_sums_M.count >= m.M && m.a_sums_M.dtype == DType::f32 && m.trans_a),
-           "matmul: {} sums of {} for M {}, of an A that is {}transposed", m.a_sums_M.count,
+           "matmul: a_sums has {} elements of {} for M {}, and A is {}transposed", m.a_sums_M.count,
            dtype_name(m.a_sums_M.dtype), m.M, m.trans_a ? "" : "not ");
 }
 
-// Calls run(arguments) for each kernel, in order.
+// Calls run(args) with the argument struct of each kernel, in order.
 template <class Run>
 void run_unfused(const Matmul& m, const Run& run) {
-  Matmul product = m;
-  product.gelu_input_MN = {}, product.dgelu_of_MN = {}, product.a_sums_M = {};
-  if (m.gelu_input_MN) product.c_MN = m.gelu_input_MN;
-  run(product);
+  Matmul plain = m;
+  plain.gelu_input_MN = {}, plain.dgelu_of_MN = {}, plain.a_sums_M = {};
+  if (m.gelu_input_MN) plain.c_MN = m.gelu_input_MN;
+  run(plain);
   const int64_t count = m.M * m.N;
   if (m.gelu_input_MN) run(GeluForward{.x = m.gelu_input_MN, .y = m.c_MN, .count = count});
   if (m.dgelu_of_MN)

@@ -10,9 +10,9 @@ namespace mtrain::kernels {
 
 enum class NormKind { rms, layer };
 
-// Each of T tokens has `heads` rows; row (t, h) starts at t * token_stride + h * H in x, y and
-// their gradients. heads = 1 and token_stride = H is the plain (T, H) case; the per-head norms of q
-// and k use other values.
+// Each of T tokens has `heads` rows; row (t, h) starts at element t * token_stride + h * H of x, y
+// and their gradients. heads = 1 and token_stride = H is the plain (T, H) case; the per-head norms
+// of q and k use other values.
 struct NormForward {
   NormKind kind = NormKind::rms;
   ConstSpan x_TH;
@@ -20,7 +20,7 @@ struct NormForward {
   Span sum_TH;            // gets x + residual where residual_TH is given
   ConstSpan w_H, b_H;     // b_H: layer norm only, optional
   Span y_TH;              // may be x_TH
-  Span rstd_T, mean_T;    // optional, fp32, one per row, for backward; mean_T: layer norm only
+  Span rstd_T, mean_T;    // for backward; optional, fp32, one a row; mean_T: layer norm only
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;  // a stride of 0 means heads * H
   float eps = 1e-5f;
@@ -29,14 +29,14 @@ struct NormForward {
 
 struct NormBackward {
   NormKind kind = NormKind::rms;
-  ConstSpan dy_TH, x_TH;  // x: the norm's input, so the sum where the add was fused
+  ConstSpan dy_TH, x_TH;  // x: the norm's input; where the add was fused, the forward's sum
   ConstSpan w_H, rstd_T, mean_T;
   ConstSpan dresidual_TH;  // optional: dx = dresidual + gradient through the norm
   Span dx_TH;              // may be dy_TH or dresidual_TH
   Span dw_H, db_H;         // fp32, added to; db_H is optional
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;
-  int64_t sm_margin = 0;  // as in NormForward; it changes the order of sums over tokens
+  int64_t sm_margin = 0;  // as in NormForward; changes the order of sums over tokens on a GPU
 };
 
 namespace cpu {

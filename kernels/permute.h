@@ -1,10 +1,11 @@
 // Brings tokens into the order of their experts, and back (Gale et al. 2023, "MegaBlocks"). Each of
-// T tokens chooses K of E experts; choice (t, k) has the number t K + k. Each choice has a row
-// among those that the experts compute on: the experts follow one another, and an expert's rows
-// keep the order of the tokens, so that no result depends on threads. A dropped choice has no row.
-// The experts compute on the first R rows; choices of the rows behind them count as dropped, too.
+// T tokens chooses K of E experts; choice (t, k) has the number t K + k. Each choice gets a row of
+// the experts' input: the rows of expert 0 come first, then those of expert 1, and so on, and an
+// expert's rows keep the order of the tokens, so that no result depends on threads. A dropped
+// choice has no row. The experts compute on the first R rows; choices whose rows lie behind them
+// count as dropped, too.
 //
-// x and out are both fp32 or both bf16, indices are int32, weights and sums are fp32, and a sum is
+// x and out are both fp32 or both bf16; indices are int32; weights and sums are fp32, and a sum is
 // rounded once.
 #pragma once
 #include "base/span.h"
@@ -29,8 +30,8 @@ struct Permute {
   Span out_RH;
   int64_t T, K, R, H;
 };
-// out[t] = sum over k, in rising order, of weight[t, k] x[row[t, k]]: the forward of unpermute, and
-// permute's gradient of x.
+// out[t] = sum over k, in increasing order, of weight[t, k] x[row[t, k]]: the forward of unpermute,
+// and permute's gradient of x.
 struct Unpermute {
   ConstSpan x_RH;
   ConstSpan row_TK;

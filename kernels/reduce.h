@@ -11,8 +11,8 @@ struct SumSquares {
   ConstSpan x;
   Span out;  // fp64, one element
 };
-// norm = sqrt(sum_squares). scale = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm = 0; it
-// is NaN where the norm, in fp32, or the loss is not finite.
+// norm = sqrt(sum_squares). scale = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm = 0;
+// scale is NaN where the norm (in fp32) or the loss is not finite.
 struct ClipScale {
   ConstSpan sum_squares;  // fp64, one element
   ConstSpan loss;         // optional: fp64, one element

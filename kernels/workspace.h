@@ -1,12 +1,13 @@
-// Where CUDA kernels find memory for the time of their launch: their caller says it. This header
-// knows nothing of CUDA.
+// The memory that CUDA kernels need while they run: the caller of a launch provides it. This header
+// includes nothing of CUDA.
 #pragma once
 #include <cstddef>
 #include <utility>
 
 namespace mtrain::kernels {
 
-// Memory of one stream, in its order: memory that was given back may be taken again at once.
+// Memory for work of one stream, taken and given back in the stream's order: what was given back
+// may be taken again at once.
 class Workspace {
  public:
   virtual ~Workspace() = default;
@@ -14,15 +15,16 @@ class Workspace {
   virtual void release(void* memory) noexcept = 0;
 };
 
-// While it lives, kernels that this thread launches take their memory from `memory`.
+// While a WorkspaceScope lives, kernels that this thread launches take their memory from
+// `workspace`.
 class WorkspaceScope {
  public:
-  explicit WorkspaceScope(Workspace& memory) : before_(std::exchange(current_, &memory)) {}
+  explicit WorkspaceScope(Workspace& workspace) : before_(std::exchange(current_, &workspace)) {}
   ~WorkspaceScope() { current_ = before_; }
   WorkspaceScope(const WorkspaceScope&) = delete;
   WorkspaceScope& operator=(const WorkspaceScope&) = delete;
 
-  static Workspace* current() { return current_; }  // null: no caller has said it
+  static Workspace* current() { return current_; }  // null outside of any scope
 
  private:
   static inline thread_local constinit Workspace* current_ = nullptr;

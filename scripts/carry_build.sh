@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Packs the GPU suite's programs for a machine that has a GPU, CUDA and PyTorch, but none of the libraries that mtrain
-# is built with and no network: build there is nothing, and all that travels is one archive.
+# Packs the programs of the GPU suite for a machine that has a GPU, CUDA and PyTorch, but no network and none of the
+# libraries that mtrain is built with. Nothing is built there; one archive is all that must be copied.
 #   scripts/carry_build.sh [--build build/release] [--output build/carry] [--no-build]
-#     --no-build   packs what the build folder has
+#     --no-build   packs the programs that the build folder has, and builds nothing
 # Then, with the tree and the output folder copied to the other machine:
 #   scripts/gpu_suite.sh --build build/carry
 # The archive holds the programs where a build folder has them (apps/mtrain/mtrain, test/cuda/test_cuda, ...), stripped,
 # and in lib/ the shared libraries that they need, found through an RPATH relative to the program. It leaves out what
 # every Linux with CUDA has: glibc and libstdc++, no older than this machine's, and libcuda of the driver; cuBLASLt,
-# cuDNN and NCCL are loaded at run time from the other machine's CUDA or PyTorch. What is packed is checked in a folder
-# that has nothing but it, glibc and libstdc++: each program starts there, and mtrain trains two steps on the CPU.
+# cuDNN and NCCL are loaded at run time from the other machine's CUDA or PyTorch. The script checks the archive in a
+# root folder that has nothing else but glibc and libstdc++: each program starts there, and mtrain trains two steps.
 # Needs patchelf, and root or user namespaces for that check.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -39,9 +39,9 @@ trap 'rm -rf "$work"' EXIT
 packed=$work/root/carry
 mkdir -p "$packed/lib"
 
-# The other machine's own, by the beginning of their names.
+# Libraries that the other machine has itself, by the beginning of their names.
 theirs='^(ld-linux[^.]*|libc|libm|libdl|libpthread|librt|libresolv|libutil|libanl|libstdc\+\+|libgcc_s|libcuda|libcublas|libcublasLt|libcudnn.*|libnccl|libnvrtc.*)\.so'
-# needed <file>: the libraries that it loads, directly or not, one path per line
+# needed <file>: prints the paths of the libraries that the file loads, directly or indirectly, one per line
 needed() {
   local missing
   missing=$(ldd "$1" | grep 'not found' || true)
@@ -64,7 +64,7 @@ pack_programs() {
   { git describe --always --dirty 2>/dev/null || echo 'no commit'; } >"$packed/commit"
 }
 
-# A root folder with what was packed, glibc and libstdc++, and nothing else.
+# Makes a root folder with the packed files, glibc and libstdc++, and nothing else.
 make_root() {
   local library
   for program in "${programs[@]}"; do ldd "$build_folder/$program"; done |
@@ -77,7 +77,7 @@ make_root() {
   cp recipes/quickstart.yaml "$work/root/recipes"
   seq 1 3000 >"$work/root/text"
 }
-# inside <program> <argument>...: in that root; what it says is in $work/said. $ORIGIN needs /proc.
+# inside <program> <argument>...: runs it in that root, its output in $work/said. $ORIGIN needs /proc.
 inside() {
   local chroot
   local -a enter=(unshare --mount --pid --fork --mount-proc="$work/root/proc")
@@ -85,7 +85,7 @@ inside() {
   ((EUID == 0)) || enter+=(--map-root-user)
   env -i PATH="$PATH" "${enter[@]}" "$chroot" "$work/root" "/carry/$@" >"$work/said" 2>&1
 }
-# expect <text> <program> <argument>...: it starts and says this, whatever its exit code
+# expect <text> <program> <argument>...: requires that the program starts and prints the text, whatever its exit code
 expect() {
   local text=$1
   shift

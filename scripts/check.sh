@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Format, layers, clang-tidy and the other rules that no compiler knows. Changes nothing in the tree.
+# Checks format, layers, clang-tidy and other rules that no compiler knows. Changes nothing in the tree.
 #   scripts/check.sh [--all]
 #     --all   clang-tidy over all sources, not only over what differs from the commit before this one
-# clang-format 14 and clang-tidy 14 (Debian 12's) decide; other versions find other things, so there their findings are
-# told and do not fail. clang-tidy needs build/release configured, and configures it where it is not.
+# Findings of clang-format 14 and clang-tidy 14 (Debian 12) are failures. Other versions find other things, so their
+# findings are only printed. clang-tidy needs build/release to be configured; the script configures it if it is not.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tidy=()

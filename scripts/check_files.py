@@ -1,4 +1,4 @@
-"""What the checks share: which files the project has, their text, and how a finding is told."""
+"""Helpers of the checks: the files of the project, their text, and the report of findings."""
 import pathlib
 import subprocess
 
@@ -16,7 +16,7 @@ class Report:
         self.notes.append(f"note: {path}:{line}: {text}")
 
 
-# What a tree without git's knowledge is not searched for: results, and what tools keep.
+# Folders that are skipped in a tree without git: results, and the caches of tools.
 NOT_OURS = {"build", "data", "runs", ".git", "__pycache__"}
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds every #include against the DEPS lists of CMake, and refuses circles.
+"""Checks every #include by the DEPS lists of CMake, and refuses circles.
 
   scripts/check_layers.py [root]
 
@@ -12,7 +12,7 @@ import sys
 
 from check_files import Report, Tree, is_in
 
-# Folders whose place the design fixes: their lists may not grow beyond this.
+# The design fixes what these folders may depend on: their DEPS lists must not grow beyond this.
 MOST_DEPS = {
     "base": set(),
     "kernels": {"base"},
@@ -22,9 +22,9 @@ MOST_DEPS = {
     "plan": {"base", "recipe", "mesh", "schedule"},
     "device": {"base"},
 }
-# Folders that only these may depend on. The body of the house reads a plan, never a recipe.
+# Folders on which only the given folders may depend: all code below lib/plan reads a plan, never a recipe.
 USERS = {"recipe": {"plan"}}
-# The only folders that know the GPU's headers.
+# The only folders that may include headers of CUDA libraries.
 CUDA_FOLDERS = ("lib/device/cuda", "lib/comm/nccl", "kernels/cuda")
 CUDA_HEADER = re.compile(r"^(cuda|cublas|cudnn|curand|cusparse|cutlass|cute|nccl|nvml|nvtx|nvToolsExt|cooperative_groups"
                          r"|cub/|thrust/|mma\.h)")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Plants each mistake that the checks look for in a small tree, and asserts that they find it, where it is, and
-nothing else."""
+"""Plants each mistake that the checks look for in a small tree, and asserts that they find this mistake, at its
+place, and nothing else."""
 import pathlib
 import sys
 import tempfile

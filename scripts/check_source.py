@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Rules of the house that no compiler knows.
+"""Checks rules of the sources that no compiler knows.
 
   scripts/check_source.py [root]
 
-Backends are chosen by file, not by #if, above the layers that know them, and nothing there asks for the kind of device;
-no work is left behind in comments; no path of one machine; files of a size that holds one idea. What needs to understand
-C++, the size of functions too, is clang-tidy's.
+Backends are chosen by file and not by #if, and code above the layers that know backends does not ask for the kind of
+device. Comments contain no open work, sources contain no path of one machine, and files are small enough to hold one
+idea. Rules that need an understanding of C++, such as the size of functions, are clang-tidy's.
 """
 import pathlib
 import re
@@ -19,18 +19,18 @@ BACKEND_FOLDERS = ("lib/device", "lib/comm", "lib/ops", "kernels")
 BACKEND_IF = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b[^\n]*"
                         r"(CUDA|CUDNN|CUBLAS|NCCL|NVCC|GPU|ROCM|HIP|GLOO|DNNL|OPENBLAS|HAS_CPU|BACKEND|AVX)", re.M)
 BACKEND_BRANCH = re.compile(r"\bif\s*(?:constexpr\s*)?\(\s*!?\s*(?:\w+(?:\.|->))*(?:is_)?(cuda|gpu|cpu)\s*[)&|]")
-# The body above these folders and those that settle a run's settings does not ask what kind of device it runs on.
+# Only the backend folders, and these folders, which settle a run's settings, may ask for the kind of the device.
 SETTLING_FOLDERS = ("lib/recipe", "lib/plan")
 DEVICE_BRANCH = re.compile(r"\bis_(?:cuda|gpu|cpu)\s*\(\s*\)|\bcase\s+(?:\w+::)*Device(?:Choice|Kind)::\w+"
                            r"|[=!]=\s*(?:\w+::)*Device(?:Choice|Kind)::\w+|\bDevice(?:Choice|Kind)::\w+\s*[=!]=")
-# The places that still do, by file and line of code, with the reason. The list only becomes shorter.
+# Exceptions, by file and line of code, with the reason. The list may only become shorter.
 KNOWN_DEVICE_BRANCHES = {}
 # Written in pieces, so that these lines are not findings themselves.
 LEFT_BEHIND = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b"
                          r"|\b(?i:not (?:yet )?imple" r"mented|unimple" r"mented)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}*)-])/(?:home|root|work|workspace|Users|mnt|opt|srv)/\w[\w./-]*")
 SIZED = CPP | {".py", ".sh", ".cmake"}
-# Samples of text, kept as their makers wrote them.
+# Files of other authors, which are kept unchanged.
 VERBATIM = ("test/golden",)
 
 

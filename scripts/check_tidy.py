@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""clang-tidy over what differs from the commit before this one, the working tree included.
+"""Runs clang-tidy over the files that differ from the commit before this one, the working tree included.
 
   scripts/check_tidy.py [--all | file...]
 

@@ -1,6 +1,7 @@
-# Sourced by the scripts beside it: the repository as working directory, messages, and phases with their time.
+# The scripts beside this file source it. It makes the repository the working directory, and defines messages and timed
+# phases.
 set -euo pipefail
-export LC_ALL=C.UTF-8  # a decimal comma of the user's would break what awk, printf and sort read
+export LC_ALL=C.UTF-8  # a locale with a decimal comma would break the numbers that awk, printf and sort read
 script=$(realpath "$0")  # before the working directory changes
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,7 +15,7 @@ die() {
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$script"; }
 
 declare -a phase_names=() phase_times=()
-# phase <name> <command...>: says what begins, runs it, and remembers how long it took.
+# phase <name> <command...>: prints the name, runs the command, and remembers how long it took.
 phase() {
   local name=$1 began=$SECONDS
   shift
@@ -30,7 +31,7 @@ print_phases() {
   printf '%6d s  in all\n' "$SECONDS"
 }
 
-# A compiler process of this project takes about 1 GiB at its largest: no more of them than memory holds.
+# Prints how many compiler processes to run: each takes up to 1 GiB, and all must fit into memory.
 build_jobs() {
   local cores memory_gib
   cores=$(nproc)

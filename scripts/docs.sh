@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the documents that the program itself makes: docs/reference/recipe.md, the table of every setting, and
+# Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings, and
 # docs/pictures/*.svg, the pipeline schedules of docs/pipeline-schedules.md.
 #   scripts/docs.sh [mtrain [folder]]      default: build/release/apps/mtrain/mtrain docs
 # The test `cli` fails while what is committed differs from what this script writes.
@@ -15,7 +15,7 @@ mtrain=build/release/apps/mtrain/mtrain folder=docs
 mkdir -p "$folder/reference" "$folder/pictures"
 "$mtrain" schema --markdown >"$folder/reference/recipe.md"
 
-# draw <picture> <schedule> <stages per rank>: on 4 ranks, with 8 micro-batches
+# draw <picture> <schedule> <stages per rank>: draws the schedule on 4 ranks, with 8 micro-batches
 draw() { "$mtrain" schedule --name "$2" --pp 4 --vpp "$3" --micro 8 --svg "$folder/pictures/$1.svg" >/dev/null; }
 draw gpipe gpipe 1
 draw 1f1b 1f1b 1

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Everything that a machine with GPUs can prove and measure, within 8 minutes: kernels against the CPU's, training against
-# the CPU's, speed and memory against PyTorch, memory errors and races of the kernels, layouts of ranks against one rank,
-# and what their overlap hides.
+# Tests and measures on a machine with GPUs, within 8 minutes, all that needs a GPU: kernels and training against the
+# CPU's, speed and memory against PyTorch, memory errors and races of the kernels, layouts of ranks against one rank,
+# and how much communication their overlap hides.
 #   scripts/gpu_suite.sh [--device cuda|cpu] [--build build/release] [--output folder, default build/gpu_suite]
 #     [--minutes 8] [--only word,word...] [--dry-run]
-#     --device cpu   the layouts alone, on the CPU: that the list itself is right
-#     --build        a build folder, or what scripts/carry_build.sh packed, which is unpacked there and never built
+#     --device cpu   runs the layouts alone, on the CPU, to test their list
+#     --build        a build folder, or the output of scripts/carry_build.sh, which is unpacked there and never built
 #     --only         the parts with one of these words in their name
 #     --dry-run      lists the parts with the most and the least time that they get, and runs none
-# Programs that are there are used as they are; what is missing in a build folder is built. Every part has a limit of its
-# own and leaves to those after it the least that they need, so that each has its chance; what the time does not suffice
-# for, and what needs more GPUs than there are, is listed as not run. After every part the output folder has the results
-# so far, and nothing else: summary.md and summary.json (date, GPU, commit, results, tables) and logs.tar.gz. Ends with 1
-# where something failed, after running all of it.
+# Programs in the build folder are used as they are; missing ones are built. Every part has a time limit of its own, and
+# leaves the later parts the least time that they need. Parts for which the time does not suffice, or which need more
+# GPUs than there are, are listed as not run. After every part the output folder has the results so far, and nothing else:
+# summary.md and summary.json (date, GPU, commit, results, tables) and logs.tar.gz. The exit code is 1 if a part failed,
+# after all parts have run.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 device=cuda build=build/release output=build/gpu_suite minutes=8 only='' dry=0
@@ -30,8 +30,8 @@ while (($#)); do
 done
 [[ $device == cuda || $device == cpu ]] || die "--device is cuda or cpu, not $device"
 [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--minutes is a number, not $minutes"
-# The parts in their order. most: what hangs is ended by then. least: what is kept free for the part while those before it
-# run, and with less of which it is not begun; more than that it has where they leave it.
+# The parts in their order, with times in seconds. most: the part is ended after this time. least: the parts before it
+# leave it at least this time, and it is not begun with less; it has more if they leave more.
 parts=(
   # most least name
   '100   5 kernels against the CPU' # the first: begun in any case
@@ -47,7 +47,7 @@ parts=(
   '120  20 overlap of pp'
   ' 60  30 attention under racecheck'
 )
-part_end=2 # of each: its processes end, and the report is written
+part_end=2 # seconds at the end of each part, in which its processes end and the report is written
 end=$((SECONDS + $(awk "BEGIN { print int(60 * $minutes) }")))
 gpus=0
 [[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
@@ -86,7 +86,7 @@ if [[ $device == cuda ]]; then
   found=$(cuda_libraries | while read -r folder; do [[ ! -d $folder ]] || printf '%s:' "$folder"; done)
   export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${found%:} PATH=$PATH:/usr/local/cuda/bin
 fi
-# What the numbers were taken with.
+# Prints the machine and versions with which the numbers were measured.
 machine() {
   timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
   timeout 20 nvidia-smi
@@ -98,7 +98,7 @@ print(*sorted({f"{d.name} {d.version}" for d in all() if (d.name or "").startswi
 }
 ((dry)) || [[ $device == cpu ]] || machine >"$logs/machine.log" 2>&1 || true
 
-# record <name> <result> <seconds>, and what there is by now: the machine may be gone before the end.
+# record <name> <result> <seconds>: adds a result and writes the report, since the machine may be gone before the end.
 record() {
   printf '%s\t%s\t%s\n' "$@" >>"$logs/parts.tsv"
   scripts/bench/gpu_report.py --logs "$logs" --commit "$commit" --device "$device" --output "$output/summary" &&
@@ -113,7 +113,7 @@ wanted() {
   for word in "${words[@]}"; do [[ $1 != *"$word"* ]] || return 0; done
   return 1
 }
-# why_not <part>: what this machine lacks for it
+# why_not <part>: prints what this machine lacks for the part
 why_not() {
   case $1 in
     layouts) ;;
@@ -121,7 +121,7 @@ why_not() {
     *check) ((dry)) || command -v compute-sanitizer >/dev/null || say "there is no compute-sanitizer" ;;
   esac
 }
-# allow <part>: sets limit, the seconds that it may take now, and most and least from the table
+# allow <part>: sets limit to the seconds that the part may take now, and most and least from the table
 allow() {
   local row name a_most a_least later=0 kept=0
   for row in "${parts[@]}"; do
@@ -141,7 +141,7 @@ skip() {
   say "== $1: not run: $2"
   ((dry)) || record "$1" "not run: $2" 0
 }
-# part <name> <command...>: its result and time, and a log of its own
+# part <name> <command...>: runs the command with a log of its own, and records its result and time
 part() {
   local name=$1 log="$logs/${1// /_}.log" began=$SECONDS code=0 lacking left word not_run result
   shift
@@ -178,7 +178,7 @@ part() {
   [[ -z $stopped ]] || kill -TERM "$running"
   tail -n +1 -s 0.2 -f --pid="$running" "$log" &
   wait "$running" || code=$?
-  if ((code > 128)) && kill -0 "$running" 2>/dev/null; then wait "$running" || code=$?; fi # a signal came to the suite
+  if ((code > 128)) && kill -0 "$running" 2>/dev/null; then wait "$running" || code=$?; fi # the suite itself got a signal
   running=''
   wait
   not_run=$(tail -n 1 "$log" | grep -oE '[1-9][0-9]* not run$' || true)
@@ -209,7 +209,7 @@ sanitized() {
 }
 each_test=(scripts/bench/each_test.py)
 export MTRAIN_BUILD=$build
-# The comparison and the layouts end by themselves before their limit, with a list of what they did not come to.
+# The comparison and the layouts end by themselves before their limit, and list what they have not run.
 ending=10 each=()
 if [[ $device == cuda ]]; then
   program test/cuda/test_cuda test_cuda
@@ -220,7 +220,7 @@ if [[ $device == cuda ]]; then
   allow "speed against PyTorch"
   part "speed against PyTorch" scripts/bench/compare_gpu.py --build "$build" --output "$logs/compare" --seconds $((limit - ending))
   part "speed of the kernels" "$build/scripts/bench/bench_cuda"
-  # Products are cuBLASLt's own kernels, and attention's many shapes would take all of the time.
+  # GEMMs run cuBLASLt's own kernels, and the many shapes of attention would take all of the time.
   sanitized "kernels under memcheck" memcheck '~matmul*' '~products*' '~attention:*'
   sanitized "kernels under racecheck" racecheck 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
   each=(--each 45) # what hangs leaves time to the others

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that mtrain is built with, only those that are missing.
+# Installs the Debian packages that are needed to build mtrain, if they are missing.
 #   scripts/install-deps.sh [--check] [--corpus]
-#     --check   also what scripts/check.sh needs (clang-format, clang-tidy, python3)
-#     --corpus  also the text that scripts/quickstart.sh trains on
+#     --check   also installs what scripts/check.sh needs (clang-format, clang-tidy, python3)
+#     --corpus  also installs the text that scripts/quickstart.sh trains on
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 need_check=0 need_corpus=0

@@ -27,7 +27,7 @@ build_release() {
     build release mtrain
     return
   fi
-  # Nothing to do is the usual case of a second call: then ninja's two lines are not worth reading.
+  # At a second call there is usually nothing to build; ninja's two lines about that are hidden.
   cmake --build --preset release -j "$(build_jobs)" --target mtrain 2>&1 |
     sed -uE '/Re-checking globbed directories|^ninja: no work to do/d'
 }
@@ -46,7 +46,7 @@ prepare_data() {
     --validation-fraction 0.05
 }
 
-# A run that was stopped has no mark of the end and is continued; a finished one makes room.
+# A stopped run has no mark of its end and is continued; a finished run is renamed.
 claim_run_folder() {
   local n=1
   [[ -d $run ]] || return 0

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Whether two builds train to the same bits: 24 recipes under every strategy, parallelism and schedule, losses of five
-# steps and the hashes of the checkpoints' tensor files. A change that is not meant to change numbers shows none.
+# Compares the numbers of two builds, bit by bit: trains 24 recipes under every strategy, parallelism and schedule, and
+# compares the losses of five steps and the hashes of the checkpoints' tensors. A change that is not meant to change
+# numbers must show no difference.
 #   scripts/same_bits.sh <old build folder> <new build folder> [part of a recipe's name]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -10,7 +11,7 @@ old=$(realpath "$1") new=$(realpath "$2") only=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# program <build folder> <name>: where that build has it
+# program <build folder> <name>: prints the path of the program in that build
 program() {
   local place
   for place in "$1/bin/$2" "$1/apps/$2/$2"; do
@@ -75,7 +76,7 @@ train() {
     return 1
   }
 }
-# bits <run folder>: its losses and what its newest checkpoint's tensors hash to
+# bits <run folder>: prints the run's losses and the hashes of the tensors in its newest checkpoint
 bits() {
   sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl"
   (cd "$1/checkpoints" && sha256sum ./*/*.safetensors)
@@ -89,7 +90,7 @@ for line in "${recipes[@]}"; do
   settings=("${settings[@]//:_/: }")
   rm -rf "$work/old" "$work/new"
   count=$((count + 1))
-  # The new build goes on from a checkpoint of the old one, too, whose words it must still read.
+  # The new build must also continue from a checkpoint of the old build.
   if train "$old" "$work/old" "$ranks" "${settings[@]}" && train "$new" "$work/new" "$ranks" "${settings[@]}" &&
     [[ $(bits "$work/old") == "$(bits "$work/new")" ]] &&
     train "$new" "$work/old" "$ranks" "${settings[@]}" checkpoint.load=latest train.steps=7 &&

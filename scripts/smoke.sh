@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a tiny model for a few steps with the program of one build, whole and in two parts, and lets it write: the
-# whole path from text to text, in a folder of its own. Under a sanitizer build this is its run over real training.
+# Tests the whole path from text to text with the mtrain of one build, in a folder of its own: trains a tiny model for a
+# few steps, at once and in two parts, and generates text. For a sanitizer build this is the run of a real training.
 #   scripts/smoke.sh [build folder, default build/release]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -14,7 +14,7 @@ export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_
 work=$(mktemp -d)
 training=
 trap '[[ -z $training ]] || kill -KILL "$training" 2>/dev/null; rm -rf "$work"' EXIT
-# Any text will do; that of the recipes is always here.
+# Any text will do; the recipes are always here.
 cat recipes/*.yaml >"$work/text"
 "$mtrain" data build --input "$work/text" --output "$work/set" --validation-fraction 0.2 --validation-split tail
 
@@ -35,7 +35,7 @@ run_training run train.steps=5 checkpoint.load=latest
 [[ $(losses run) == "$(losses whole)" ]] ||
   die "the losses of a resumed run and of a whole one differ:"$'\n'"$(paste <(losses run) <(losses whole))"
 
-# A terminal that goes away asks the run to save and end; a reader that goes away does not concern it.
+# A run saves and ends when its terminal goes away, and goes on when a reader of its output goes away.
 "$mtrain" "${settings[@]}" "train.run_dir=$work/hung" train.steps=5000 >"$work/hung.log" 2>&1 &
 training=$!
 for ((i = 0; i < 600; ++i)); do

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs every test that needs no GPU, then the tests of arithmetic once more as on
-# CPUs with narrower instruction sets than this one's.
+# Installs missing packages, builds, and runs every test that needs no GPU; then repeats the tests of arithmetic under
+# the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci-sanitizers
 #     --nightly         all tests under the narrower instruction sets, not only those of arithmetic
-#     --sanitizers      afterwards the same tests under AddressSanitizer with UndefinedBehaviorSanitizer and under
-#                       ThreadSanitizer: two more builds, and programs that run several times slower (for the night)
-#     --quick           the unit tests alone, built and run as they are: no packages, checks, trainings or processes; for
-#                       the minute between two edits
-#     --ci-sanitizers   the part of --sanitizers that fits a change, alone: parsers, files and the launcher under
-#                       AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two steps of each
-#                       parallelism under ThreadSanitizer
+#     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
+#                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
+#     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
+#     --ci-sanitizers   runs only a part of --sanitizers that is quick enough for every change: parsers, files and the
+#                       launcher under AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two
+#                       steps of each parallelism under ThreadSanitizer
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 sanitizers=0 nightly=0 alone=
@@ -23,17 +22,17 @@ for option in "$@"; do
     *) die "unknown option $option; the options are --nightly, --sanitizers, --quick and --ci-sanitizers" ;;
   esac
 done
-[[ -z $alone ]] || (($# == 1)) || die "$alone goes alone"
+[[ -z $alone ]] || (($# == 1)) || die "$alone takes no other option"
 
 closing_lines=()
-# as_of <preset> <command...>: ThreadSanitizer needs the memory layout that setarch -R gives where the kernel randomises
-# addresses by more bits than it can follow.
+# as_of <preset> <command...>: runs the command, under tsan by setarch -R, since ThreadSanitizer fails if the kernel
+# randomizes addresses by too many bits.
 as_of() {
   local -a under=()
   if [[ $1 == tsan ]] && setarch "$(uname -m)" -R true 2>/dev/null; then under=(setarch "$(uname -m)" -R); fi
   "${under[@]}" "${@:2}"
 }
-# run_ctest <preset> [option of ctest's...]
+# run_ctest <preset> [ctest option...]
 run_ctest() {
   local preset=$1 log=build/$1/test.log status=0
   as_of "$preset" ctest --preset "$preset" --no-tests=error "${@:2}" 2>&1 | tee "$log" || status=1
@@ -56,7 +55,7 @@ show_machine() {
   done
   printf '\n'
 }
-# The instruction sets that MTRAIN_CPU_ISA can ask for here, but the widest, which is used without asking. Tiles count.
+# Prints the instruction sets to which MTRAIN_CPU_ISA can be set here, except for the widest, which is the default.
 narrower_sets() {
   if grep -qw avx512f /proc/cpuinfo && grep -qw amx_bf16 /proc/cpuinfo; then echo avx512; fi
   if grep -qw avx512f /proc/cpuinfo; then echo avx2; fi
@@ -72,8 +71,8 @@ run_as_on() {
   return "$status"
 }
 
-# Ranks that die, hang and start again, under a launcher of the asan build. The ranks are the release build's: they are
-# watched elsewhere, and are the larger part of the house.
+# Tests ranks that die, hang and restart under the launcher of the asan build. The ranks themselves are of the release
+# build, since other tests run their code under the sanitizers.
 run_launcher() {
   local log=build/asan/launch.log status=0
   test/process/launch_test.sh build/release/apps/mtrain/mtrain build/asan/apps/mtrain-launch/mtrain-launch 2>&1 |

@@ -1,4 +1,5 @@
-// mtrain-launch: argv to lib/launch, in torchrun's words.
+// The program mtrain-launch: passes the command line, whose options have torchrun's names, to
+// lib/launch.
 #include <unistd.h>
 #include <charconv>
 #include <cstdio>
@@ -17,7 +18,8 @@ using namespace mtrain;
 
 namespace {
 
-// The program beside this one, or in the build tree's neighbouring folder.
+// Returns the path of mtrain: beside this program, or in the neighbouring folder of a build tree.
+// If it is in neither, PATH is searched for it.
 std::string mtrain_program() {
   const fs::path own = fs::read_symlink("/proc/self/exe");
   for (const fs::path& candidate :
@@ -47,7 +49,8 @@ struct Training {
   std::vector<std::string> overrides;
 };
 
-// The recipe and overrides of an mtrain command; no recipe where it does something else.
+// Returns the recipe and overrides of an mtrain command. The recipe is empty if the command does
+// not train.
 Training training_of(const std::vector<std::string>& command) {
   Training t;
   for (size_t i = 1; i < command.size(); ++i) {
@@ -64,8 +67,9 @@ Training training_of(const std::vector<std::string>& command) {
   return t;
 }
 
-// What is wrong with the recipe is said once, before any rank starts. The environment that must
-// stand before a rank's first line of code runs follows from it.
+// Checks the recipe, so that its mistakes are told once, before any rank starts. Returns the
+// variables of the ranks' environment: launch.env, and those that must be set before a rank's
+// process begins.
 std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
   Diagnostics diagnostics;
   const Recipe r = plan::load_recipe(t.recipe, t.overrides, diagnostics, world);
@@ -96,14 +100,16 @@ int run(int argc, char** argv) {
   app.add_option("--nproc_per_node,--nproc-per-node", nproc,
                  "ranks on this host: a number, auto, gpu or cpu")
       ->capture_default_str();
-  app.add_option("--nnodes", o.nodes, "hosts")->check(CLI::Range(1, 100000))->capture_default_str();
-  app.add_option("--node_rank,--node-rank", o.node, "number of this host")
+  app.add_option("--nnodes", o.nodes, "number of hosts")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--node_rank,--node-rank", o.node, "number of this host, from 0")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
   app.add_option("--master_addr,--master-addr", o.master_addr, "host of rank 0")
       ->capture_default_str();
   app.add_option("--master_port,--master-port", o.master_port,
-                 "port where ranks meet; by default a free one");
+                 "port of rank 0 at which the ranks meet; by default a free one");
   app.add_option("--rdzv_endpoint,--rdzv-endpoint", endpoint, "master_addr:master_port in one");
   app.add_flag("--standalone", standalone, "one host, a free port (the default)");
   app.add_option(
@@ -115,7 +121,7 @@ int run(int argc, char** argv) {
   app.add_option("--log_dir,--log-dir", o.log_dir, "folder for the ranks' output");
   app.add_option("-r,--redirects", redirects, "1: stdout into files, 2: stderr, 3: both")
       ->check(CLI::IsMember({"0", "1", "2", "3"}));
-  app.add_option("-t,--tee", tee, "the same, and to the terminal too")
+  app.add_option("-t,--tee", tee, "the same, and print it on the terminal too")
       ->check(CLI::IsMember({"0", "1", "2", "3"}));
   try {
     app.parse(argc, argv);
@@ -125,22 +131,23 @@ int run(int argc, char** argv) {
   if (!endpoint.empty()) {
     const size_t colon = endpoint.rfind(':');
     if (colon == std::string::npos)
-      throw UserError(fmt::format("--rdzv_endpoint={}: no port", endpoint), "write host:port");
+      throw UserError(fmt::format("--rdzv_endpoint={} names no port", endpoint), "write host:port");
     o.master_addr = endpoint.substr(0, colon);
     const char *digits = endpoint.c_str() + colon + 1, *last = endpoint.c_str() + endpoint.size();
     const auto [stop, error] = std::from_chars(digits, last, o.master_port);
     if (error != std::errc() || stop != last || o.master_port == 0)
-      throw UserError(fmt::format("--rdzv_endpoint={}: no port from 1 to 65535", endpoint),
-                      "write host:port");
+      throw UserError(
+          fmt::format("--rdzv_endpoint={} does not end with a port from 1 to 65535", endpoint),
+          "write host:port");
   }
   if (standalone && o.nodes > 1)
-    throw UserError("--standalone is for one host, --nnodes is " + std::to_string(o.nodes),
+    throw UserError("--standalone is for one host, but --nnodes is " + std::to_string(o.nodes),
                     "leave one of the two out");
   if (o.nodes > 1 && (o.master_port == 0 || o.master_addr == "localhost"))
-    throw UserError("several hosts must know where to meet",
+    throw UserError("the ranks of several hosts need an address at which they meet",
                     "give --master_addr and --master_port, the same on every host");
   if (o.node >= o.nodes)
-    throw UserError(fmt::format("--node_rank={} of {} hosts", o.node, o.nodes),
+    throw UserError(fmt::format("--node_rank={} is beyond the last of {} hosts", o.node, o.nodes),
                     "hosts are numbered from 0");
   o.redirects = std::atoi(redirects.c_str());
   o.tee = std::atoi(tee.c_str());

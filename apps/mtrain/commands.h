@@ -1,5 +1,5 @@
-// The subcommands of mtrain, one file each. Every function adds its options and sets the callback
-// that runs it.
+// The subcommands of mtrain. Each add_..._command adds a subcommand with its options to `app`, and
+// sets the callback that runs it.
 #pragma once
 #include <string>
 
@@ -16,7 +16,7 @@ void add_schedule_command(CLI::App& app);    // `mtrain schedule`
 void add_timeline_command(CLI::App& app);    // `mtrain timeline`
 void add_schema_command(CLI::App& app);      // `mtrain schema`
 void add_explain_command(CLI::App& app);     // `mtrain explain`
-void add_completion_command(CLI::App& app);  // `mtrain completion`: of all commands added by then
-std::string version_text();                  // of --version: this build's backends
+void add_completion_command(CLI::App& app);  // `mtrain completion`
+std::string version_text();                  // `mtrain --version`: this build's backends
 
 }  // namespace mtrain

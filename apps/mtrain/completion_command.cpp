@@ -1,5 +1,5 @@
-// Shell completion, made from the commands themselves and from the recipe's schema, so that it
-// cannot fall behind.
+// Makes the script of shell completion from the commands and the schema of recipes, so that it
+// never lags behind them.
 #include <cstdio>
 #include <memory>
 
@@ -13,7 +13,7 @@ namespace mtrain {
 
 namespace {
 
-// %NAMES% stand for what the functions below make. zsh runs it through bashcompinit.
+// completion_script() replaces the words between % signs. zsh runs the script by bashcompinit.
 constexpr const char* kScript = R"bash(_mtrain_settings='%SETTINGS%'
 _mtrain_values() {
   local words=
@@ -87,7 +87,7 @@ std::string words_of(const CLI::App& app) {
   for (const CLI::App* sub : app.get_subcommands({})) append(words, sub->get_name());
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) append(words, "--" + name);
-    // A positional that takes one of a few words shows them: {bash,zsh}.
+    // The type name of a positional that takes one of a few words lists them: {bash,zsh}.
     const std::string type = option->get_type_name();
     const size_t open = type.find('{'), close = type.find('}');
     if (!option->get_positional() || open == std::string::npos || close == std::string::npos)

@@ -29,7 +29,7 @@ E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>>
   throw BugError("unchecked choice " + word);  // CLI11 has refused other words
 }
 
-// One line that is rewritten on a terminal, nothing elsewhere.
+// Rewrites one line on a terminal, and writes nothing elsewhere.
 void show(const data::BuildProgress& p) {
   static const bool live = observe::is_live_terminal(STDERR_FILENO);
   if (!live) return;
@@ -38,7 +38,7 @@ void show(const data::BuildProgress& p) {
       fmt::format("{:3.0f} %  {} of {}, {} documents, {} tokens", 100 * share,
                   human_bytes(double(p.bytes_done)), human_bytes(double(p.bytes_total)),
                   human_count(double(p.documents)), human_count(double(p.tokens)));
-  // One column stays free: some terminals wrap when the last one is filled.
+  // One column stays free, since some terminals wrap when the last column is filled.
   const auto shown = observe::fit_columns(line, observe::terminal_width(STDERR_FILENO) - 1);
   observe::write_all(STDERR_FILENO,
                      fmt::format("\r{}\033[K{}", shown, p.bytes_done == p.bytes_total ? "\n" : ""));
@@ -61,7 +61,7 @@ void build(BuildCommand c) {
   const data::BuildResult result =
       build_dataset(c.build, *tokenizer, [&](const data::BuildProgress& p) {
         show(p);
-        // Thrown, so that the temporary files go.
+        // The exception ends the build, which then deletes its temporary files.
         if (signals.signal())
           throw RunError(fmt::format("signal {}: stopped before the end, and nothing was written",
                                      signals.signal()));
@@ -80,7 +80,7 @@ void add_build(CLI::App& data) {
   app->add_option("--tokenizer,-t", c->tokenizer,
                   "byte, a tokenizer.json, or a folder that holds one")
       ->capture_default_str();
-  app->add_option("--format", c->format)
+  app->add_option("--format", c->format, "format of the input files; auto: by their names")
       ->check(CLI::IsMember({"auto", "text", "jsonl"}))
       ->capture_default_str();
   app->add_option("--json-field", c->build.json_field, "field of a JSON line that holds the text")
@@ -100,10 +100,10 @@ void add_build(CLI::App& data) {
                   "documents: a draw for each; tail: the end of the input")
       ->check(CLI::IsMember({"documents", "tail"}))
       ->capture_default_str();
-  app->add_option("--seed", c->build.seed, "of the draw")->capture_default_str();
+  app->add_option("--seed", c->build.seed, "seed of the draws")->capture_default_str();
   app->add_flag("--skip-bad-lines", c->build.skip_bad_lines,
                 "count JSON lines that cannot be used instead of stopping");
-  app->add_option("--threads", c->build.threads, "0: one per core")
+  app->add_option("--threads", c->build.threads, "threads that tokenize; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app->callback([c] { build(*c); });
@@ -117,7 +117,8 @@ void add_bigram(CLI::App& data) {
   auto o = std::make_shared<Options>();
   app->add_option("--train", o->train, "prefix of the training tokens")->required();
   app->add_option("--valid", o->valid, "prefix of the held-out tokens")->required();
-  app->add_option("--tokenizer,-t", o->tokenizer)->capture_default_str();
+  app->add_option("--tokenizer,-t", o->tokenizer, "the tokenizer that built both files")
+      ->capture_default_str();
   app->callback([o] {
     const auto vocab = data::load_tokenizer(o->tokenizer)->vocab_size();
     const data::BigramResult r =

@@ -1,4 +1,5 @@
-// mtrain: argv to the library. Exit codes: 0 well, 2 the user's input was wrong, 1 the run failed.
+// The program mtrain: passes the command line to the subcommands. Exit codes: 0 success, 2 wrong
+// input of the user, 1 a run that failed.
 #include <unistd.h>
 #include <cstdio>
 
@@ -39,14 +40,12 @@ int run(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace
-
-namespace {
 void print_error(const char* what) {
   const bool color = mtrain::observe::wants_color(STDERR_FILENO);
   std::fprintf(stderr, "mtrain: %serror:%s %s\n", color ? "\033[1;31m" : "", color ? "\033[0m" : "",
                what);
 }
+
 }  // namespace
 
 int main(int argc, char** argv) {

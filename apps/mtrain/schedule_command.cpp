@@ -1,4 +1,4 @@
-// What a pipeline schedule looks like and what it costs, without a recipe or a rank.
+// Shows a pipeline schedule and what it costs. Needs neither a recipe nor ranks.
 #include <unistd.h>
 #include <algorithm>
 #include <cstdio>
@@ -81,7 +81,7 @@ void show_schedule(ScheduleOptions o) {
     for (int64_t rank = 0; rank < s.pp; ++rank)
       fmt::print("rank {}: {}\n", rank, to_string(s.ranks[size_t(rank)]));
   if (o.csv || o.actions || (!o.svg.empty() && !o.text)) return;
-  // A file or a pipe takes whole rows.
+  // Rows are wrapped for a terminal alone, not for a file or a pipe.
   if (o.columns < 0) o.columns = isatty(STDOUT_FILENO) ? observe::terminal_width(STDOUT_FILENO) : 0;
   fmt::print("{}\n{}", summary(s, timeline, bounds, formula),
              schedule_text(s, timeline, o.columns));
@@ -101,7 +101,7 @@ void add_schedule_command(CLI::App& app) {
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds())
     names += (names.empty() ? "" : ", ") + std::string(kind.name);
   auto* name = command->add_option("--name", o->name, names)->capture_default_str();
-  // A picture has a row per rank: more than these are not looked at.
+  // A picture has a row per rank, and nobody looks at more rows than these.
   const auto whole = CLI::Range(1, 1024);
   std::vector<CLI::Option*> sizes{
       name,
@@ -123,21 +123,24 @@ void add_schedule_command(CLI::App& app) {
   const auto time = CLI::Range(0.0, 1e9);
   schedule::StageCost& cost = o->costs.stages[0];
   command->add_option("--forward", cost.F, "time of a stage's forward")->check(time);
-  command->add_option("--input-gradient", cost.I, "time of its input gradient")->check(time);
-  command->add_option("--weight-gradient", cost.W, "time of its weight gradient")->check(time);
+  command->add_option("--input-gradient", cost.I, "time of a stage's input gradient")->check(time);
+  command->add_option("--weight-gradient", cost.W, "time of a stage's weight gradient")
+      ->check(time);
   command
       ->add_option("--together", o->costs.together,
                    "share of their times that a forward and a backward take together")
       ->check(CLI::Range(0.5, 1.0));
   command->add_option("--p2p-latency", o->costs.p2p_latency, "time until a message arrives")
       ->check(time);
-  command->add_option("--p2p-transfer", o->costs.p2p_transfer, "time that it keeps its link busy")
+  command
+      ->add_option("--p2p-transfer", o->costs.p2p_transfer,
+                   "time that a message keeps its link busy")
       ->check(time);
   auto* delayed = command->add_option(
       "--delayed-wgrad", o->costs.delayed_wgrad,
       "share of a backward's weight gradients that follow the sending of its gradient");
   delayed->check(CLI::Range(0.0, 1.0));
-  command->add_flag("--no-overlap", o->no_overlap, "ranks wait until what they sent has arrived")
+  command->add_flag("--no-overlap", o->no_overlap, "ranks wait until their messages have arrived")
       ->excludes(delayed);
   command
       ->add_option("--gathered", o->gathered,

@@ -1,4 +1,4 @@
-// A trace on the terminal.
+// Shows a trace on the terminal.
 #include <unistd.h>
 #include <cstdio>
 #include <memory>
@@ -22,13 +22,13 @@ void add_timeline_command(CLI::App& app) {
       "  mtrain-launch --nproc_per_node=2 --recipe r.yaml --trace t.json train.steps=5\n"
       "  mtrain timeline t.json\n"
       "  mtrain timeline t.json --step 3 --rank 0 --columns 200");
-  command->add_option("trace", o->trace, "what --trace has written")->required();
-  auto* step = command->add_option("--step", o->step, "the last unless given");
-  command->add_option("--from", o->from_ms, "a time instead, in ms on the trace's clock")
+  command->add_option("trace", o->trace, "file that --trace has written")->required();
+  auto* step = command->add_option("--step", o->step, "step to show; by default the last");
+  command->add_option("--from", o->from_ms, "start of a time to show instead, in ms of the trace")
       ->excludes(step);
-  command->add_option("--to", o->to_ms, "its end")->excludes(step);
-  command->add_option("--rank", o->ranks, "these ranks alone")->delimiter(',');
-  command->add_option("--columns", o->columns, "width; the terminal's unless given")
+  command->add_option("--to", o->to_ms, "end of that time, in ms of the trace")->excludes(step);
+  command->add_option("--rank", o->ranks, "ranks to show; by default all")->delimiter(',');
+  command->add_option("--columns", o->columns, "width of the text; by default the terminal's")
       ->check(CLI::Range(20, 1 << 16));
   command->callback([o] {
     if (o->columns == 0)

@@ -26,7 +26,7 @@ struct Options {
   std::string recipe, trace;
   std::vector<std::string> overrides;
   bool profile = false, print_recipe = false, dry_run = false;
-  int64_t world_size = 0;  // 0: the launcher's
+  int64_t world_size = 0;  // 0: the world of the launcher
 };
 
 void tell(const Diagnostics& diagnostics) {
@@ -46,12 +46,13 @@ void show_dry_run(const Recipe& r, int64_t world) {
     std::printf("\nthis build cannot run it yet:\n%s\n", text.c_str());
 }
 
-// Only a program may change its own environment. What the user has set stays.
+// Sets the environment variables that the plan names, except for those that the user has set. This
+// is not done in a library, since only a program may change its own environment.
 void set_environment(const plan::DevicePlan& device) {
   for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
 }
 
-// The plan is made once; the tokenizer is opened before it, for it may decide the vocabulary.
+// Makes the plan and runs it. The tokenizer is opened first, since it may decide the vocabulary.
 void run(const Recipe& r, const launch::Job& job, bool profile) {
   const RunPlan plan = plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
   set_environment(plan.device);

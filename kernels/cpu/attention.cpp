@@ -48,7 +48,7 @@ void check_view(const char* op, const char* name, const ConstSpan& data, int64_t
   check(op, name, data, rows > 0 ? (rows - 1) * stride + width : 0, dtype);
 }
 
-// Results that are read again in sums may be kept wider than the operands.
+// Results that enter further sums may be fp32 where the operands are bf16.
 void check_wide(const char* op, const char* name, const HeadSpan& view, int64_t rows, int64_t width,
                 DType dtype) {
   const bool wide = view.data.dtype == DType::f32;
@@ -88,8 +88,8 @@ void check_backward(const AttentionBackward& b) {
 
 }  // namespace
 
-// Guards stand behind what was asked for: a tile that writes beyond its rows is found at the
-// thread's next call, where it would otherwise change some other number in silence.
+// Guard values follow the memory: the thread's next call then finds a tile that wrote beyond its
+// rows, which would otherwise silently change other numbers.
 float* thread_scratch(int64_t floats) {
   constexpr int64_t kGuards = 16;
   constexpr float kUntouched = 0x1.badp+100f;

@@ -1,12 +1,12 @@
-// Checks of the kernels' arguments; lib/ops has already said to the user what is wrong, so a
-// failure here is our own bug. Only for the plain files of kernels/cpu (see simd.h).
+// Checks of the kernels' arguments, which throw BugError. Only the files kernels/cpu/*.cpp may
+// include this, not the vector files (see simd.h).
 #pragma once
 #include "base/error.h"
 #include "base/span.h"
 
 namespace mtrain::kernels::cpu {
 
-// `s` is present and holds at least `need` elements.
+// Checks that `s` is present and holds at least `need` elements.
 inline void check_holds(const char* op, const char* name, const ConstSpan& s, int64_t need) {
   MT_CHECK(s.count >= need && (s.data || need <= 0), "{}: {} holds {} elements, needs {}", op, name,
            s.count, need);
@@ -22,7 +22,7 @@ inline void check(const char* op, const char* name, const ConstSpan& s, int64_t 
   check_dtype(op, name, s, want);
 }
 
-// Every index lies in [least, below).
+// Checks that `s` holds `count` int32 indices, all in [least, below).
 inline void check_indices(const char* op, const char* name, const ConstSpan& s, int64_t count,
                           int64_t below, int64_t least = 0) {
   check(op, name, s, count, DType::i32);

@@ -1,4 +1,5 @@
-// No vector file: the C library's memcpy picks the widest instructions itself.
+// This operation has no vector file, since the C library's memcpy picks the widest instructions
+// itself.
 #include "kernels/copy_blocks.h"
 
 #include <algorithm>
@@ -43,7 +44,8 @@ void run(const CopyBlocks& a) {
       to += a.to_width * size;
     }
   };
-  // All blocks' rows as one range, so that many small blocks are spread as few large ones are.
+  // The rows of all blocks form one range, so that threads share many small blocks as evenly as few
+  // large ones.
   std::vector<int64_t> ends;
   int64_t rows = 0, bytes = 0;
   for (const CopyBlock& b : a.blocks) {
@@ -51,7 +53,7 @@ void run(const CopyBlocks& a) {
     bytes += b.rows * b.columns * size;
   }
   if (bytes == 0) return;
-  constexpr int64_t kGrain = 1 << 17;  // bytes per chunk: worth more than waking a thread
+  constexpr int64_t kGrain = 1 << 17;  // bytes per chunk: enough work to wake a thread for
   parallel_for(rows, std::max<int64_t>(1, rows * kGrain / bytes), [&](int64_t begin, int64_t end) {
     size_t i = size_t(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
     while (begin < end) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr Isa kAll[] = {Isa::avx512, Isa::avx2, Isa::generic};  // widest first
 
-// The CPU and the build have it, whatever MTRAIN_CPU_ISA says.
+// Returns whether the CPU and the build have the instruction set, whatever MTRAIN_CPU_ISA says.
 bool is_here(Isa isa) {
   switch (isa) {  // the levels that kernels/CMakeLists.txt compiles for
 #ifdef MTRAIN_HAS_AVX512
@@ -51,14 +51,14 @@ Widest find_widest() {
   return {Isa::generic, false};
 }
 
-// A fact of the process: the environment is read once.
+// The environment is read once in a process.
 const Widest& widest() {
   static const Widest found = find_widest();
   return found;
 }
 
 constexpr int kUnset = -1;
-std::atomic<int> current{kUnset};  // a fact of the machine, found once
+std::atomic<int> current{kUnset};  // found at the first call of isa()
 
 }  // namespace
 

@@ -1,12 +1,12 @@
-// One line per argument struct, in the plain file of its operation (kernels/cpu/<op>.cpp), inside
-// namespace mtrain::kernels::cpu:
+// MT_DISPATCH defines a kernel's cpu::run() for all instruction sets. The file kernels/cpu/<op>.cpp
+// has one line for each argument struct, inside namespace mtrain::kernels::cpu:
 //
 //     MT_DISPATCH(NormForward, check)  // check(const NormForward&) throws where they are wrong
 //
-// defines cpu::run(const NormForward&): it checks, then calls the run of the instruction set in
-// use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA. Checks belong here and
-// not there, since fmt and std::string are templates that the vector files must not instantiate
-// (see simd.h).
+// This defines cpu::run(const NormForward&): it checks the arguments, then calls the run() of the
+// instruction set in use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA. The
+// checks are in kernels/cpu/<op>.cpp, since fmt and std::string are templates that the vector files
+// must not instantiate (see simd.h).
 #pragma once
 #include "kernels/cpu/dispatch.h"
 

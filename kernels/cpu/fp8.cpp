@@ -1,4 +1,4 @@
-// A CPU has no use for 8 bits but as the reference: plain loops.
+// On a CPU 8-bit tensors serve only as the reference for GPUs, so that plain loops suffice.
 #include "kernels/fp8.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ void check_one(const char* op, const char* name, const ConstSpan& s) {
   check(op, name, s, 1, DType::f32);
 }
 
-// Of finite elements; from a thread each, in any order.
+// The largest |x| of finite elements. Threads may merge their parts in any order.
 class Largest {
  public:
   void meet(float size) {
@@ -44,7 +44,7 @@ struct Scales {
 Scales scales_of(float amax, DType type, int margin, float otherwise) {
   float scale = otherwise;
   if (amax > 0) {
-    // Of the smallest amaxes it is beyond fp32, or its inverse below.
+    // For the smallest amaxes the scale would overflow fp32, or its inverse underflow.
     scale = std::min(largest_float8(type) / amax * std::ldexp(1.0f, -margin), 0x1p126f);
   }
   return {scale, 1.0f / scale};

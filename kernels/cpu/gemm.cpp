@@ -47,13 +47,14 @@ const GemmKernels& kernels_of(Isa isa) {
   }
 }
 
-// A unit of packing: some panels of a B that is transposed for all k of a block, since its storage
-// runs along k; all panels of the other for some k, a multiple of every word_multiple.
+// Sizes of a unit of packing. Where B is transposed, a unit is some panels for all k of a block,
+// since its storage runs along k. Otherwise it is all panels for some k, a multiple of every
+// word_multiple.
 constexpr int64_t kPackPanels = 4, kPackK = 64;
 constexpr int64_t kMaxUnitPanels = 16;
 
-// Units of one kind of work, handed out in order. Spins while it waits, then yields: there may be
-// more ranks than cores.
+// Units of one kind of work, handed out in order. A waiting thread spins, then yields, since there
+// may be more ranks than cores.
 struct Counter {
   std::atomic<int64_t> next{0}, done{0};
   int64_t total = 0;
@@ -78,9 +79,9 @@ const char* at(ConstSpan s, int64_t element) {
   return s.as<char>() + element * dtype_size(s.dtype);
 }
 
-// The product in the form that is computed: as asked for, or C^T = op(B)^T op(A)^T, whose elements
-// are the same sums.
-struct Product {
+// The GEMM in the form that is computed: as the caller asked, or as C^T = op(B)^T op(A)^T, whose
+// elements are the same sums.
+struct ComputedGemm {
   ConstSpan a, b;
   int64_t M, N, K, lda, ldb;
   bool trans_a, trans_b;
@@ -88,9 +89,9 @@ struct Product {
   int64_t ldc;
 };
 
-Product product_of(const Matmul& m, const GemmKernels& kernels) {
+ComputedGemm computed_gemm(const Matmul& m, const GemmKernels& kernels) {
   const int64_t lda = m.trans_a ? m.M : m.K, ldb = m.trans_b ? m.K : m.N;
-  // A row-major B^T must be transposed while it is packed, for every M rows anew: the smaller
+  // A row-major B^T must be transposed while it is packed, again for every M rows: the smaller
   // operand is the better B.
   if (m.trans_b && !m.trans_a && m.M <= kernels.few_rows && 2 * m.M <= m.N)
     return {m.b, m.a, m.N, m.M, m.K, ldb, lda, false, true, true, m.N};
@@ -102,14 +103,13 @@ struct PanelRange {
   int64_t begin, end;
 };
 
-// A block of columns and of k: pack B together, then multiply. Blocks of k follow each other
-// innermost.
+// One block of columns and of k: all threads pack B, then multiply. Blocks of k are the inner loop.
 struct Phase {
   int64_t column0, columns, b_panels;
   int64_t k0, k1;
-  int b_buffer;                 // which of the two
+  int b_buffer;                 // 0 or 1
   int64_t pack_panels, pack_k;  // what one unit of packing takes
-  int64_t groups;  // of columns: more than one where there are too few panels of A for all threads
+  int64_t groups;  // groups of columns: several where A has too few panels for all threads
   Counter packing, computing;
 };
 
@@ -136,7 +136,7 @@ class Gemm {
   }
 
   const Matmul& m_;
-  const Product p_;
+  const ComputedGemm p_;
   const GemmKernels& kernels_;
   const int threads_;
   const int64_t panels_;
@@ -144,19 +144,20 @@ class Gemm {
   std::vector<PanelRange> units_;
   std::vector<std::unique_ptr<Phase>> phases_;
   float* b_[2] = {};
-  // fp32 partial sums where C is bf16 and k is cut: of a unit, or of a block of columns where
-  // phases cut k too.
+  // fp32 partial sums where C is bf16 and k is split: of a unit, or of a block of columns where
+  // phases split k too.
   bool unit_sums_ = false;
   float* phase_sums_ = nullptr;
 };
 
 Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
     : m_(m),
-      p_(product_of(m, kernels)),
+      p_(computed_gemm(m, kernels)),
       kernels_(kernels),
       threads_(threads),
       panels_(ceil_div(p_.M, kernels.rows)) {
-  // Depends on K alone, and with it the bits of the result. Blocks begin with a word.
+  // The split of k depends on K alone, and with it the bits of the result. Blocks begin with a
+  // word.
   const int64_t max_k = kernels.max_words * kernels.depth;
   k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, max_k)),
                       std::max(8, kernels.depth * kernels.word_multiple));
@@ -177,7 +178,7 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
   if (sums && phases_cut_k) phase_sums_ = b_[1] + b_floats;
 }
 
-// Large units first, small ones last, so that the threads end at about the same time.
+// Large units come first and small ones last, so that the threads end at about the same time.
 void Gemm::plan_units() {
   unit_panels_ = std::clamp(kernels_.unit_words / (kernels_.rows * words(k_block_)),
                             kernels_.fewest_unit_panels, kernels_.most_unit_panels);
@@ -215,12 +216,12 @@ void Gemm::plan_phases() {
     }
 }
 
-// First of n things in part i where they are spread evenly over `parts`.
+// Returns where part i begins when n things are spread evenly over `parts` parts.
 int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   return i * (n / parts) + std::min(i, n % parts);
 }
 
-// Packed B: [blocks of k][panels of columns][k][column].
+// The layout of packed B is [blocks of k][panels of columns][k][column].
 void Gemm::pack_b(const Phase& p, int64_t unit) const {
   const int64_t across = ceil_div(p.b_panels, p.pack_panels), along = ceil_div(k_block_, p.pack_k);
   const int64_t j = unit % across * p.pack_panels * kernels_.columns;
@@ -241,7 +242,7 @@ void Gemm::pack_b(const Phase& p, int64_t unit) const {
                    .panel_stride = panel});
 }
 
-// The range's panels, whose rows are filled in, and not yet where to pack them.
+// Returns the PackA of the range's panels with their rows; `out` is not set yet.
 GemmKernels::PackA Gemm::panels_of_a(const PanelRange& range, int64_t k0, int64_t k1,
                                      int64_t* row) const {
   const int64_t panels = range.end - range.begin;
@@ -259,8 +260,8 @@ GemmKernels::PackA Gemm::panels_of_a(const PanelRange& range, int64_t k0, int64_
           .out = nullptr};
 }
 
-// The next k block of this unit's rows, or the phase's first one of the unit that this thread will
-// take if the threads run abreast.
+// Finds what this thread will probably read of A next: the next k block of this unit's rows, or the
+// phase's first k block of the unit that this thread will take if all threads are equally fast.
 const void* Gemm::next_of_a(const Phase& p, int64_t unit, int64_t k1) const {
   if (k1 == p.k1) {
     unit += threads_;
@@ -333,10 +334,10 @@ void Gemm::work() {
   if (kernels_.begin) kernels_.begin();
   for (size_t i = 0; i < phases_.size(); ++i) {
     Phase& p = *phases_[i];
-    if (i >= 2) phases_[i - 2]->computing.wait();  // it read the buffer that is packed now
+    if (i >= 2) phases_[i - 2]->computing.wait();  // it read the buffer that is packed next
     p.packing.work([&](int64_t unit) { pack_b(p, unit); });
     p.packing.wait();
-    if (i >= 1) phases_[i - 1]->computing.wait();  // its sums are added to
+    if (i >= 1) phases_[i - 1]->computing.wait();  // this phase adds to its sums
     p.computing.work([&](int64_t unit) { compute(p, unit, own); });
   }
   if (kernels_.end) kernels_.end();
@@ -346,8 +347,8 @@ void multiply(const Matmul& m, const GemmKernels& kernels) {
   const int threads = current_threads();
   Gemm gemm(m, kernels, threads);
   if (threads == 1) return gemm.work();
-  // One task per thread. Where the pool is busy elsewhere the tasks run here one after another: the
-  // first does all the work and the others find none left.
+  // There is one task for each thread. Where the pool is busy elsewhere the tasks run here one
+  // after another: the first one does all the work and the others find none left.
   ThreadPool::current()->run(threads, [&](int64_t) { gemm.work(); });
 }
 
@@ -372,8 +373,9 @@ void gemm_bf16(const Matmul&) { MT_CHECK(false, "this build has no AVX512_BF16")
 
 #ifdef MTRAIN_HAS_AVX512AMX
 namespace {
-// Tiles are 8 KiB of registers that Linux saves only for processes that asked for them, once, for
-// all their threads; a system that does not know them, or forbids them, refuses.
+// Asks Linux for permission to use tiles, once, for all threads of the process: it saves these 8
+// KiB of registers only for processes that asked. A system that does not know tiles, or forbids
+// them, refuses.
 bool may_use_tiles() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!gemm_bf16_supported() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;

@@ -28,7 +28,7 @@ void check(const Matmul& m) {
            m.accumulate);
 }
 
-// The span as fp32: itself, or converted into `scratch`.
+// Returns the span as fp32: the span itself, or a converted copy in `scratch`.
 ConstSpan as_float(ConstSpan s, int64_t count, Scratch& scratch) {
   if (s.dtype == DType::f32) return s;
   const Span converted{scratch.floats(size_t(count)), count, DType::f32};
@@ -38,7 +38,7 @@ ConstSpan as_float(ConstSpan s, int64_t count, Scratch& scratch) {
 
 char* at(Span s, int64_t element) { return s.as<char>() + element * dtype_size(s.dtype); }
 
-// An 8-bit operand as the fp32 numbers that it stands for, times `factor`.
+// Converts an 8-bit operand to fp32, times `factor`.
 ConstSpan widened(ConstSpan s, int64_t count, float factor, Scratch& scratch) {
   const Span wide{scratch.floats(size_t(count)), count, DType::f32};
   with_float8(s.dtype, [&]<class T>() {
@@ -49,7 +49,8 @@ ConstSpan widened(ConstSpan s, int64_t count, float factor, Scratch& scratch) {
   return wide;
 }
 
-// As the reference of a GPU's: with exact operands, and the scales in one of them.
+// The reference for a GPU's 8-bit GEMM: operands are converted exactly, and one of them is
+// multiplied by the scales.
 void run_8_bit(const Matmul& m) {
   MT_CHECK(float8_fits(m), "matmul: {} and {}, N {} K {}, transposed {} {}, scales {} {}",
            dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.N, m.K, m.trans_a, m.trans_b,
@@ -62,7 +63,7 @@ void run_8_bit(const Matmul& m) {
   run(wide);
 }
 
-// K = 0: C is the bias, or zero.
+// Where K = 0, C is the bias, or zero.
 void run_empty_sum(const Matmul& m) {
   if (m.accumulate) return;
   run(Fill{.y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}});

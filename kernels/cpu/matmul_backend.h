@@ -1,8 +1,8 @@
-// The choice of the GEMM that computes a matmul on the CPU. It follows from the operands' types,
-// from how bf16 is multiplied in this run (Matmul::bf16) and from the instruction set: never from
-// the shape, the number of threads or a measurement. Each backend gives an element of C the same
-// bits however rows and columns of C are cut into calls (kernels/cpu/gemm.h), so that chunks of a
-// product are bitwise the whole one.
+// The choice of the GEMM that computes a matmul on the CPU. It depends on the operands' types, on
+// how bf16 is multiplied in this run (Matmul::bf16) and on the instruction set, but never on the
+// shape, the number of threads or a measurement. Each backend gives an element of C the same bits,
+// however a caller splits the rows and columns of C into calls (kernels/cpu/gemm.h), so that a GEMM
+// computed in chunks equals the whole one bit by bit.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -18,14 +18,14 @@ enum class MatmulBackend : uint8_t {
 };
 std::string_view backend_name(MatmulBackend backend);
 
-// Whether two bf16 operands can be multiplied this way here: `widened` always can. A cap on the
-// instruction set (MTRAIN_CPU_ISA) counts.
+// Returns whether this CPU can multiply two bf16 operands in this way, as far as MTRAIN_CPU_ISA
+// allows; `widened` is always possible.
 bool supports(Bf16Arithmetic arithmetic);
 
 MatmulBackend choose_backend(const Matmul& m);
 std::vector<MatmulBackend> available_backends(const Matmul& m);  // `native` first
 
-// Computes `m` by this backend; run(const Matmul&) is this with choose_backend(m).
+// Computes `m` with this backend; run(const Matmul&) does so with choose_backend(m).
 void run(const Matmul& m, MatmulBackend backend);
 
 }  // namespace mtrain::kernels::cpu

@@ -6,7 +6,7 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
-// Elements from the first to the last of a (strided) operand.
+// Returns the number of elements from the first to the last one of a strided operand.
 template <class Args>
 int64_t extent(const Args& a) {
   const int64_t width = a.heads * a.H;

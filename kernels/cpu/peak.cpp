@@ -46,8 +46,9 @@ double fma_flops(int64_t steps) {
   return flops;
 }
 
-// The best rates of one thread over short rounds that take turns, so that a neighbour on the host
-// slows both alike; at least so many that none stands for all where the process is held up.
+// Returns the best rate of each loop on one thread, over short rounds that alternate, so that other
+// load on the host slows both equally. A minimum number of rounds keeps one slow round from
+// deciding.
 bool dot_products_are_faster() {
 #ifdef MTRAIN_HAS_AVX512BF16
   using Clock = std::chrono::steady_clock;
@@ -72,7 +73,7 @@ bool dot_products_are_faster() {
 
 double measure(double (*flops_of)(int64_t steps), int64_t steps = 400'000) {
   using Clock = std::chrono::steady_clock;
-  // Long enough for the scheduler to give each thread a core of its own.
+  // The duration is long enough for the scheduler to give each thread a core of its own.
   constexpr auto kDuration = std::chrono::milliseconds(150);
   const int threads = current_threads();
   double best = 0;
@@ -102,7 +103,7 @@ double measure_peak_flops(DType dtype) {
   double best = measure(fma_flops);
   if (dtype != DType::bf16) return best;
 #ifdef MTRAIN_HAS_AVX512AMX
-  // In rounds of a third of a millisecond: long ones are seldom spared by others' work.
+  // Rounds take a third of a millisecond: other processes seldom leave longer ones undisturbed.
   if (supports(Bf16Arithmetic::tiles))
     return std::max(best, measure(avx512amx::tile_flops, 20'000));
 #endif

@@ -8,7 +8,7 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
-constexpr int64_t kNone = -1;  // a row or choice
+constexpr int64_t kNone = -1;  // no row, or no choice
 
 template <class Args>
 void check_weight(const char* op, const Args& a) {
@@ -36,7 +36,7 @@ void check_weight_grad(const UnpermuteWeightGrad& a) {
 
 }  // namespace
 
-// Reads two numbers a choice: one thread has done before others are awake.
+// This reads two numbers for each choice: one thread is done before other threads would wake up.
 void run(const ExpertRows& a) {
   const int64_t choices = a.T * a.K;
   check("expert rows", "expert", a.expert_TK, choices, DType::i32);

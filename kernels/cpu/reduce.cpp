@@ -35,7 +35,7 @@ void run(const ClipScale& a) {
   if (a.loss) check("clip", "loss", a.loss, 1, DType::f64);
   const double norm = std::sqrt(*a.sum_squares.as<double>());
   *a.norm.as<float>() = float(norm);
-  // What the host will see decides, so that it and the optimizer never disagree.
+  // The fp32 norm, which the host sees, decides, so that host and optimizer never disagree.
   if (!std::isfinite(float(norm)) || (a.loss && !std::isfinite(*a.loss.as<double>()))) {
     *a.scale.as<float>() = std::numeric_limits<float>::quiet_NaN();
     return;

@@ -14,7 +14,8 @@ Scratch::~Scratch() {
 void* Scratch::bytes(size_t count) {
   if (count <= size_) return data_;
   constexpr size_t kHugePage = 2 << 20;
-  // A quarter more than asked, so that slowly growing shapes do not map anew each time.
+  // Takes a quarter more than asked for, so that slowly growing shapes do not map new memory each
+  // time.
   const size_t grown = size_t(round_up(int64_t(count + (size_ ? count / 4 : 0)),
                                        count < kHugePage ? 4096 : int64_t(kHugePage)));
   void* fresh = mmap(nullptr, grown, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,12 +1,13 @@
-// Memory that a kernel keeps between calls. glibc hands large blocks back to the system at every
-// free, and touching them again costs a page fault per 4 KiB.
+// Memory that a CPU kernel keeps between calls. glibc returns large blocks to the system at every
+// free, and touching new ones costs a page fault for each 4 KiB. (simd.h has another Scratch, for
+// the vector files: memory of one call.)
 #pragma once
 #include <cstddef>
 
 namespace mtrain::kernels::cpu {
 
-// A block that only grows; its content is lost when it does. Not thread safe: one per thread
-// (thread_local) or per owner.
+// A block of memory that only grows; its content is lost when it grows. It is not thread safe: each
+// thread (thread_local) or each owner has its own.
 class Scratch {
  public:
   Scratch() = default;
@@ -14,8 +15,9 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  void* bytes(
-      size_t count);  // aligned to 64 bytes; throws RunError where the system has no memory left
+  // Returns memory that is aligned to 64 bytes. Throws RunError where the system has no memory
+  // left.
+  void* bytes(size_t count);
   float* floats(size_t count) { return static_cast<float*>(bytes(count * sizeof(float))); }
 
  private:

@@ -1,18 +1,18 @@
-// Vectors of the instruction set this file is compiled for. Every file of kernels/cpu/vector is
-// compiled once per instruction set, with MTRAIN_ISA naming a namespace (generic, avx2, avx512);
-// kernels/cpu/dispatch.cpp picks one at run time. kernels/cpu/vector_bf16 is compiled once, for
-// AVX-512 with AVX512_BF16 (avx512bf16), and so is kernels/cpu/vector_amx, with AMX tiles as well
-// (avx512amx).
+// Vectors of the instruction set that the including file is compiled for. Every file of
+// kernels/cpu/vector is compiled once for each instruction set, with MTRAIN_ISA naming its
+// namespace (generic, avx2, avx512); kernels/cpu/dispatch.cpp picks one at run time. The files of
+// kernels/cpu/vector_bf16 are compiled once, for AVX-512 with AVX512_BF16 (avx512bf16); those of
+// kernels/cpu/vector_amx once, with AMX tiles as well (avx512amx).
 //
-// The trap: an inline function or template that several files share is kept once by the linker, and
+// Beware: the linker keeps one copy of an inline function or template that several files share, and
 // that copy may be the AVX-512 one, which an older CPU cannot run. Hence everything here is in the
-// instruction set's namespace, and vector files use no standard container, no std::function
-// (parallel() below instead), no MT_CHECK (checks are in kernels/cpu/<op>.cpp) and no inline member
-// of bf16 (from_float, to_float below instead). scripts/check_isa.sh holds the objects against
-// this.
+// instruction set's namespace, and vector files use no standard container, no std::function (use
+// parallel() below), no MT_CHECK (checks are in kernels/cpu/<op>.cpp) and no inline member of bf16
+// (use from_float() and to_float() below). scripts/check_isa.sh checks the object files for this.
 #pragma once
 #if defined(__x86_64__)
-#include <immintrin.h>  // AVX-512: the maskz forms, since GCC 12 warns of the others' undefined operand
+// AVX-512 code uses the maskz forms, since GCC 12 warns of the undefined operand of the others.
+#include <immintrin.h>
 #endif
 #include <cstdint>
 
@@ -21,8 +21,7 @@
 #include "kernels/cpu/parallel.h"
 
 #ifndef MTRAIN_ISA
-#error \
-    "kernels/cpu/vector/*.cpp are compiled per instruction set by kernels/CMakeLists.txt, which defines MTRAIN_ISA"
+#error "kernels/CMakeLists.txt must define MTRAIN_ISA for the files of kernels/cpu/vector*"
 #endif
 
 #define MT_INLINE static inline __attribute__((always_inline))
@@ -44,8 +43,8 @@ typedef uint16_t Vh __attribute__((vector_size(kLanes * 2)));
 typedef float VfHalf __attribute__((vector_size(kLanes * 2)));
 typedef double Vd __attribute__((vector_size(kLanes * 4)));  // half as many lanes
 
-// x - 0 is x for every x, so that nothing but the broadcast remains; 0 + x would turn -0 into +0
-// and cost an addition.
+// x - 0 is x for every x, so that the compiler leaves only the broadcast; 0 + x would turn -0 into
+// +0 and cost an addition.
 MT_INLINE Vf splat(float x) { return x - Vf{}; }
 
 MT_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -128,9 +127,9 @@ MT_INLINE void store(bf16* p, Vf v) {
   __builtin_memcpy(static_cast<void*>(p), &h, sizeof h);
 }
 
-// How much of a vector counts: all of it, or its first `count` lanes (the end of a row). The other
-// lanes are read as 0 and not written, so an element's value never depends on where in a row it
-// stands.
+// How much of a vector is used: all of it, or its first `count` lanes (at the end of a row). The
+// other lanes are read as 0 and are not written, so that an element's value never depends on its
+// place in a row.
 struct Full {
   static constexpr int count = kLanes;
 };
@@ -157,8 +156,8 @@ MT_INLINE void store(bf16* p, Vf v, Part m) {
   _mm256_mask_storeu_epi16(p, __mmask16((1u << m.count) - 1), (__m256i)narrow_bf16(v));
 }
 #else
-// Halves, quarters, ...: few loads and stores, and none of the masked ones, which some CPUs run
-// slowly.
+// These move halves, quarters, ... of a vector: few loads and stores, and no masked ones, which are
+// slow on some CPUs.
 MT_INLINE Vf load(const float* p, Part m) {
   float lane[kLanes] = {};
   float* to = lane;
@@ -192,7 +191,7 @@ MT_INLINE void store(bf16* p, Vf v, Part m) {
 }
 #endif
 
-// v as a T in memory would be read back: rounded for bf16, itself for fp32.
+// Returns v as it would be read back after a store as T: rounded for bf16, unchanged for fp32.
 template <class T>
 MT_INLINE Vf round_to(Vf v) {
   if constexpr (sizeof(T) == 4)
@@ -201,20 +200,21 @@ MT_INLINE Vf round_to(Vf v) {
     return widen(narrow_bf16(v));
 }
 
-// The lanes that count of v, and those of `other` beyond them.
+// Returns the used lanes of v, and the lanes of `other` beyond them.
 MT_INLINE Vf first_lanes(Full, Vf v, Vf) { return v; }
 MT_INLINE Vf first_lanes(Part m, Vf v, Vf other) {
   Vi lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   return lane < m.count ? v : other;
 }
-// For values that are not 0 where their inputs are.
+// Returns the used lanes of v, and 0 beyond them: for sums of values that are not 0 where their
+// inputs are.
 template <class Lanes>
 MT_INLINE Vf only(Vf v, Lanes m) {
   return first_lanes(m, v, Vf{});
 }
 
-// body(i, Full or Part) for i = 0, kLanes, ... below n.
+// Calls body(i, Full or Part) for i = 0, kLanes, ... below n.
 template <class Body>
 MT_INLINE void for_lanes(int64_t n, const Body& body) {
   int64_t i = 0;
@@ -222,7 +222,8 @@ MT_INLINE void for_lanes(int64_t n, const Body& body) {
   if (i < n) body(i, Part{int(n - i)});
 }
 
-// As for_lanes, with UNROLL independent accumulators: body(i, lanes, k), k in [0, UNROLL).
+// The same for loops with UNROLL independent accumulators: calls body(i, lanes, k), k in [0,
+// UNROLL).
 template <int UNROLL, class Body>
 MT_INLINE void for_lanes_unrolled(int64_t n, const Body& body) {
   int64_t i = 0;
@@ -234,8 +235,8 @@ MT_INLINE void for_lanes_unrolled(int64_t n, const Body& body) {
   if (i < n) body(i, Part{int(n - i)}, 0);
 }
 
-// fn(begin, end) over [0, n) in chunks fixed by n and grain alone, on the pool of the current
-// thread (base/thread_pool.h).
+// Calls fn(begin, end) over [0, n) in chunks that depend on n and grain alone, on the pool of the
+// current thread (base/thread_pool.h).
 template <class F>
 MT_INLINE void parallel(int64_t n, int64_t grain, const F& fn) {
   parallel_chunks(n, grain, &fn, [](const void* context, int64_t begin, int64_t end) {
@@ -243,7 +244,7 @@ MT_INLINE void parallel(int64_t n, int64_t grain, const F& fn) {
   });
 }
 
-// Uninitialised memory of one call, on a cache line's boundary.
+// Uninitialised memory for one call, aligned to a cache line.
 template <class T>
 class Scratch {
  public:
@@ -261,7 +262,7 @@ class Scratch {
 
 // --- arithmetic ---
 
-// Of a NaN and a number, the second argument.
+// The larger of a and b; the second argument where one of them is NaN. vmin() does the same.
 MT_INLINE Vf vmax(Vf a, Vf b) {
 #if defined(__AVX512F__)
   return (Vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
@@ -298,7 +299,7 @@ MT_INLINE Vf vsqrt(Vf v) {
 }
 MT_INLINE Vf vabs(Vf v) { return (Vf)((Vu)v & 0x7fffffff); }
 
-// Pairwise over the lanes: the same order whatever the values.
+// Adds the lanes pairwise, always in the same order.
 MT_INLINE float sum_lanes(Vf v) {
   float lane[kLanes];
   __builtin_memcpy(lane, &v, sizeof v);
@@ -317,7 +318,7 @@ MT_INLINE float max_lanes(Vf v) {
   return m;
 }
 
-// The two halves of v in fp64.
+// Return the lower and the upper half of v in fp64.
 MT_INLINE Vd low_f64(Vf v) {
   VfHalf h;
   __builtin_memcpy(&h, &v, sizeof h);
@@ -329,9 +330,9 @@ MT_INLINE Vd high_f64(Vf v) {
   return __builtin_convertvector(h[1], Vd);
 }
 
-// e^x to about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r, times 2^n. e^-inf is 0, and
-// so is, without AVX-512, e^x below -87.3 (with it, the result goes through the denormals);
-// above 88.4 it stays at e^88.4. NaN stays NaN.
+// e^x to about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r, times 2^n. e^-inf is 0.
+// Below -87.3 the result is 0 without AVX-512, and denormal with it. Above 88.4 it stays at e^88.4.
+// NaN stays NaN.
 MT_INLINE Vf vexp(Vf x) {
 #if defined(__AVX512F__)
   const Vf lowest = splat(-104.0f);

@@ -1,4 +1,5 @@
-// What attention's vector files need of the calling thread, as plain functions (see simd.h).
+// Plain functions by which attention's vector files use the calling thread's pool and memory (see
+// simd.h).
 #pragma once
 #include <cstdint>
 
@@ -8,8 +9,8 @@ int current_threads();  // base/thread_pool.h, which includes the standard libra
 
 namespace mtrain::kernels::cpu {
 
-// Memory of the calling thread, kept between calls and aligned to 64 bytes; a later call of the
-// thread may move it.
+// Returns memory of the calling thread, aligned to 64 bytes and kept between calls. A later call on
+// the same thread may move it.
 float* thread_scratch(int64_t floats);
 
 }  // namespace mtrain::kernels::cpu

@@ -11,8 +11,8 @@ constexpr float kA = 0.044715f;
 struct Gate {
   float open, shut;  // shut = 1 - open, without the cancellation
 };
-// Of bf16 numbers by approximate instructions, whose errors are far below the results' rounding:
-// the exact functions would take longer than the memory does.
+// For bf16, approximate instructions are used, whose errors are far below the rounding of the
+// results: the exact functions would take longer than the memory accesses.
 template <class T>
 __device__ __forceinline__ Gate sigmoid_gate(float x) {
   constexpr float kLog2E = 1.44269504088896341f;
@@ -74,7 +74,8 @@ __global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t coun
   });
 }
 
-// f(row, i) for every vector of N of F elements a row: blocks x share a row, blocks y take rows.
+// Calls f(row, i) for every vector of N elements of rows of F: the blocks of x share a row, the
+// blocks of y take rows.
 template <int N, class Body>
 __device__ __forceinline__ void for_rows(int64_t T, int64_t F, const Body& f) {
   const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
@@ -84,7 +85,7 @@ __device__ __forceinline__ void for_rows(int64_t T, int64_t F, const Body& f) {
 struct RowsGrid {
   dim3 blocks, threads;
 };
-// Parts of a row of one size, so that few threads have nothing to do.
+// Splits a row into parts of one size, so that few threads have nothing to do.
 RowsGrid rows_grid(int64_t T, int64_t vectors) {
   constexpr int64_t kWarp = 32, kMaxRows = 65535;
   const int64_t parts = div_up(vectors, kFlatThreads), each = div_up(vectors, parts);

@@ -12,7 +12,7 @@ struct Update {
   float beta1, beta2, eps, step_size, v_correction, keep;
 };
 
-// The weights of elements i to i + L after the update; their moments are written.
+// Returns the weights of the elements [i, i + L) after the update, and writes their moments.
 template <int L>
 __device__ __forceinline__ void update(const Update& u, float scale, float* m, float* v,
                                        const float* grad, int64_t i, float (&w)[L]) {
@@ -48,19 +48,19 @@ __global__ void adamw(float* master, float* m, float* v, const float* grad, bf16
 
 __device__ __forceinline__ uint16_t round_at_random(float w, uint32_t random) {
   const uint32_t bits = __float_as_uint(w);
-  if ((bits & 0x7f800000u) == 0x7f800000u)
-    return uint16_t(pack_bf16(w, 0.0f));  // nothing to add to
+  if ((bits & 0x7f800000u) == 0x7f800000u) return uint16_t(pack_bf16(w, 0.0f));  // infinity or NaN
   return uint16_t((bits + random) >> 16);
 }
 
-// Half-word n % 8 of a block; a register cannot be indexed.
+// Returns half-word n % 8 of a block; registers cannot be indexed.
 __device__ __forceinline__ uint32_t half_of(const Words& w, int64_t n) {
   const uint32_t low = n & 2 ? w.x[1] : w.x[0], high = n & 2 ? w.x[3] : w.x[2];
   const uint32_t word = n & 4 ? high : low;
   return n & 1 ? word >> 16 : word & 0xffffu;
 }
 
-// The numbers of elements i to i + L of the buffer, see AdamWRounding.
+// Returns the numbers of the elements [i, i + L) of the buffer in the whole tensor; see
+// AdamWRounding.
 template <int L>
 __device__ __forceinline__ void numbers_of(const AdamWRounding& r, int64_t i, int64_t (&n)[L]) {
   int64_t at = r.at + i, row = 0;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void numbers_of(const AdamWRounding& r, int64_t i, in
   }
 }
 
-// Without master weights.
+// The update of bf16 parameters without master weights.
 template <int N>
 __global__ void adamw_bf16(bf16* param, float* m, float* v, const float* grad,
                            const float* grad_scale, Update u, AdamWRounding rounding,

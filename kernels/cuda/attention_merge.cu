@@ -20,7 +20,8 @@ __global__ void merge(const T* block_out, const float* block_lse, float* out, fl
     if (from_lse == -INFINITY) continue;
     float* const at = lse + head * lse_stride + s;
     const float before = *at;
-    // The larger of the two counts 1, the other e^-difference: nothing overflows, -inf counts 0.
+    // The larger lse has weight 1, the other e^-difference: nothing overflows, and -inf has weight
+    // 0.
     const bool larger = from_lse > before;
     const float e = expf(larger ? before - from_lse : from_lse - before);
     const float one = 1 / (1 + e), other = e * one;

@@ -1,5 +1,5 @@
-// Flash attention's forward without tensor cores: fp32, and whatever shape or alignment the other
-// kernels refuse. A block has 32 queries of a head and goes through their keys.
+// Flash attention's forward without tensor cores, for fp32 and for shapes and alignments that the
+// other kernels do not take. A block has 32 queries of a head and goes through their keys.
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_tile.h"
 #include "kernels/cuda/device/grid.h"
@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
             int64_t lse_stride, VisibleKeys sight, int A, int group, float scale) {
   const int tiles = (sight.Sq + kTile - 1) / kTile;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B, D = q_heads.D;
-  // Under a causal mask the last queries see most keys: they go first.
+  // Under a causal mask the last queries see the most keys: they go first.
   const int q0 = (tiles - 1 - int(blockIdx.x) / A / q_heads.B) * kTile;
   float* const shared = dynamic_shared<float>();
   using T_ = Tile<DIM>;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #pragma unroll
         for (int c = 0; c < 4; ++c) out.at[i][part][c] *= decay;
     }
-    __syncwarp();  // a row of p is read by the warp that has written it
+    __syncwarp();  // the warp that has written a row of p reads it
     out.add(v, [&](int row, int key) { return p[row * kScoreStride + key]; });
   }
   out.put(out_heads.of(b, head), q0, sight.Sq, D, false,

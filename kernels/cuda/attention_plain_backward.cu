@@ -1,6 +1,6 @@
-// Flash attention's backward without tensor cores. One kernel has a block of keys and goes through
-// the queries that see them, another a block of queries and goes through its keys: both compute the
-// probabilities anew, and no sum depends on the order of blocks.
+// Flash attention's backward without tensor cores. In one kernel a block has some keys and goes
+// through the queries that see them; in the other it has some queries and goes through their keys.
+// Both compute the probabilities again, and no sum depends on the order of blocks.
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_tile.h"
 #include "kernels/cuda/device/grid.h"
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     fill_tile(tiles.v, a.v.of(b, head / a.group), key0, a.sight.Skv, D);
     __syncthreads();
     scores(tiles, a, b, head, q0, key0);
-    __syncwarp();  // a row of ds is read by the warp that has written it
+    __syncwarp();  // the warp that has written a row of ds reads it
     dq.add(tiles.k, [&](int q, int key) { return tiles.ds[q * kScoreStride + key]; });
   }
   dq.put(dq_heads.of(b, head), q0, a.sight.Sq, D, add, [&](int) { return a.scale; });

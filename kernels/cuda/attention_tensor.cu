@@ -1,6 +1,6 @@
-// Flash attention's forward on tensor cores, as Dao's second version has it: a warp has 16 queries,
-// whose scores and results stay in its registers; keys and values come in through shared memory, a
-// tile ahead.
+// Flash attention's forward on tensor cores, as in FlashAttention-2 (Dao 2023): a warp has 16
+// queries, whose scores and results stay in its registers; keys and values come through shared
+// memory, one tile ahead.
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_mma.h"
 #include "kernels/cuda/device/grid.h"
@@ -24,12 +24,12 @@ struct Shared {
   }
 };
 
-// Of a lane's two rows of queries.
+// The running maximum and sum of a lane's two rows of queries.
 struct Softmax {
   float top[2], sum[2];  // base 2; the sum is of the lane's own columns
 };
 
-// Scores to probabilities; returns by what the results so far shrink.
+// Turns scores into probabilities; returns the factors by which the earlier results are multiplied.
 template <int BLOCKS>
 __device__ __forceinline__ void soften(float (&s)[BLOCKS][4], Softmax& state, float (&decay)[2],
                                        const Range (&seen)[2], int key0, bool whole, float scale) {
@@ -78,14 +78,14 @@ __global__ void __launch_bounds__(kThreads, 1)
             Output to, VisibleKeys sight, int A, int group, float scale) {
   const int tiles = (sight.Sq + kQueries - 1) / kQueries, D = q_heads.D;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B;
-  // Under a causal mask the last queries see most keys: they go first.
+  // Under a causal mask the last queries see the most keys: they go first.
   const int q0 = (tiles - 1 - int(blockIdx.x) / A / q_heads.B) * kQueries;
   const Shared<DIM> shared{dynamic_shared<unsigned char>()};
   const HeadRows<const bf16> keys = k_heads.of(b, head / group),
                              values = v_heads.of(b, head / group);
   const int warp = int(threadIdx.x) / kWarp, row0 = q0 + warp * 16, last = sight.Sq - 1;
   const int row = row0 + int(threadIdx.x) % kWarp / 4;
-  // Rows beyond the last are computed as it is, and not written.
+  // Rows beyond the last one are computed as copies of it, and are not written.
   const Range seen[2] = {sight(min(row, last)), sight(min(row + 8, last))};
   const Range first_of_warp = sight(min(row0, last)), last_of_warp = sight(min(row0 + 15, last));
   const int begin = sight(q0).begin, end = sight(min(q0 + kQueries - 1, last)).end;

@@ -1,7 +1,7 @@
 // Flash attention's backward on tensor cores. A block keeps 64 keys and goes through the queries
 // that see them, or 64 queries and goes through their keys; a warp has 16 of the kept rows, whose
-// sums stay in its registers. Seven products instead of five, and no sum depends on the order of
-// blocks.
+// sums stay in its registers. This takes seven GEMMs instead of five, and no sum depends on the
+// order of blocks.
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_mma.h"
 #include "kernels/cuda/device/grid.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 128, kKept = kThreads / kWarp * 16, kStages = 2;
 template <int DIM>
-constexpr int kMoving = DIM <= 64 ? 64 : 32;  // rows of a tile that goes by
+constexpr int kMoving = DIM <= 64 ? 64 : 32;  // rows of a tile that the block goes through
 
 struct Operands {
   Heads<const bf16> q, k, v, dout;
@@ -22,7 +22,7 @@ struct Operands {
   float scale;
 };
 
-// What a query brings besides its row.
+// What the kernel needs of a query besides its row.
 struct Query {
   float lse, delta;  // lse: base 2
   int begin, end;    // the keys it sees
@@ -54,7 +54,7 @@ struct Shared {
   }
 };
 
-// x (16, R) = rows row0 .. of a, times the transpose of the tile b.
+// Computes x (16, R) = the rows of a from row0 on, times the transpose of the tile b.
 template <int R, int DIM>
 __device__ __forceinline__ void multiply_transposed(float (&x)[R / 8][4], const HalfTile<DIM>& a,
                                                     int row0, const HalfTile<DIM>& b) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void multiply_transposed(float (&x)[R / 8][4], const 
   }
 }
 
-// p and its gradient ds (without the scale) of one score and its gradient.
+// Turns one score and its gradient into p and ds (without the scale).
 __device__ __forceinline__ void soften(float& s, float& ds, const Query& q, int key, float scale) {
   const bool sees = key >= q.begin && key < q.end;
   const float p = sees ? fast_exp2(s * scale - q.lse) : 0.0f;

@@ -72,7 +72,8 @@ void run(const ColumnSum& a, CUstream_st* stream) {
   if (a.T <= 0 || a.N <= 0) return;
   with_float(a.x_TN.dtype, [&]<class T>() {
     with_width<T>(aligned({a.x_TN.data}) && a.N % kVector<T> == 0, [&]<int N>() {
-      // As many blocks as the largest GPUs run at once, of eight rows a thread at least.
+      // Takes as many blocks as the largest GPUs run at once, with at least eight rows for each
+      // thread.
       constexpr int64_t kBlocks = 6 * 132;
       const int64_t tiles = div_up(a.N, kColumnThreads * N);
       const int64_t slices =

@@ -10,7 +10,8 @@ namespace {
 struct Rectangle {  // in units of the copy
   int64_t from, to, rows, columns;
 };
-// Travels as an argument of the launch, so that no memory on the host need outlive it.
+// This struct is passed as an argument of the kernel, so that no host memory must outlive the
+// launch.
 constexpr int kRectangles = 64;
 struct Rectangles {
   Rectangle at[kRectangles];
@@ -55,7 +56,7 @@ void copy_all(const CopyBlocks& a, int64_t size, CUstream_st* stream) {
 }  // namespace
 
 void run(const CopyBlocks& a, CUstream_st* stream) {
-  // The widest unit that all borders are multiples of.
+  // The unit of the copy is the widest one that divides all borders.
   const int64_t size = dtype_size(a.from.dtype);
   int64_t unit = std::gcd(a.from_width * size, a.to_width * size);
   const auto divide = [&](int64_t bytes) { unit = std::gcd(unit, bytes); };

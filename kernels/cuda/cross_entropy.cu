@@ -1,6 +1,6 @@
-// A block has a row at a time: one reading for the maximum and the sum, one for the gradient, of
-// shared memory as far as that suffices. The rest of the rows of all multiprocessors, which have a
-// block each, is then less than the L2 cache.
+// A block has one row at a time. It reads the row once for the maximum and the sum and once for the
+// gradient, the second time from shared memory as far as that suffices. Each multiprocessor has one
+// block, so that what remains of their rows fits into the L2 cache.
 #include "kernels/cross_entropy.h"
 
 #include "kernels/cuda/device/grid.h"
@@ -17,8 +17,8 @@ struct RowSum {
   float sum;  // of e^(x - m)
 };
 
-// What is subtracted before an exponential: the maximum, or 0 where all is -inf so far (-inf - -inf
-// would be NaN).
+// Returns what is subtracted before an exponential: the maximum, or 0 where all logits so far are
+// -inf (-inf - -inf would be NaN).
 __device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.0f : max; }
 __device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * kLog2E); }
 
@@ -35,7 +35,8 @@ __device__ __forceinline__ void include(RowSum& row, const float (&v)[N]) {
   row.max = max;
 }
 
-// The same for every thread. `slots`: shared, a value per warp.
+// Returns the block's maximum and sum, the same to every thread. `slots` is shared memory for a
+// value of each warp.
 __device__ __forceinline__ RowSum combine(RowSum row, float* slots) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const float in_warp = warp_max(row.max);
@@ -50,7 +51,7 @@ static_assert(kWarps == kWarp);
 
 constexpr int kAhead = 4;  // vectors of a thread, in flight together
 
-// Whole vectors of a row of V; off their alignment there are none.
+// Returns the number of whole vectors in a row of V; without alignment there are none.
 template <int N>
 __device__ __forceinline__ int vectors_of(int64_t V) {
   return N > 1 ? int(V / N) : 0;
@@ -85,8 +86,8 @@ __device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, floa
   return combine(row, slots);
 }
 
-// x[i] = scale e^(x[i] - log_sum) for i < V, less scale at the label, which is in no row where it
-// is negative; 0 in the padding, up to `columns`. `keep`: as it was read.
+// Sets x[i] to scale e^(x[i] - log_sum) for i < V, minus scale at the label (a negative label is in
+// no row), and to 0 in the padding up to `columns`. `keep` is the same as when the row was read.
 template <int N, class T>
 __device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns, double log_sum,
                                                float scale, int64_t label, double at_label,
@@ -134,7 +135,7 @@ struct Logits {
   T* data;
   int64_t count, T_, V, row_stride;
   __device__ __forceinline__ T* row(int64_t t) const { return data + t * row_stride; }
-  // Elements of row t that may be written: the last row may end with the true vocabulary.
+  // How many elements of row t may be written: the last row may end with the true vocabulary.
   __device__ __forceinline__ int64_t columns(int64_t t) const {
     return t + 1 == T_ ? min(row_stride, count - t * row_stride) : row_stride;
   }
@@ -142,7 +143,7 @@ struct Logits {
 struct Gradient {
   float given;
   bool write;
-  const float* in_memory;  // may be null; else instead of `given`
+  const float* in_memory;  // replaces `given` unless null
   __device__ __forceinline__ float scale() const { return in_memory ? *in_memory : given; }
 };
 
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) whole_rows(Logits<T> logits, const i
     }
     const bool known = label < logits.V;
     const float at_label = known ? load_one(x + label) : 0.0f;
-    // Its barriers: all have read at_label.
+    // Its barriers ensure that all threads have read at_label.
     const RowSum row = read_row<N>(x, logits.V, keep, slots);
     const double log_sum = double(shift_of(row.max)) + log(double(row.sum));
     if (threadIdx.x == 0) loss_T[t] = checked(log_sum - double(at_label), known);
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Vectors of a row that shared memory keeps: of each thread equally many.
+// Returns how many vectors of a row shared memory keeps, equally many for each thread.
 template <int N>
 int vectors_kept(const CrossEntropy& a) {
   if (N == 1 || !a.write_grad) return 0;

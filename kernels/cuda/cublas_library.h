@@ -1,5 +1,6 @@
-// cuBLASLt, loaded when the first matmul asks for it: it takes 200 MB and a good part of a second,
-// which a run without a GPU should not pay, and a build with it also starts where it is missing.
+// cuBLASLt, loaded when the first matmul needs it. Loading takes 200 MB and a good part of a
+// second, which a run without a GPU should not pay; and a build with cuBLASLt also starts where the
+// library is missing.
 #pragma once
 #include <cublasLt.h>
 

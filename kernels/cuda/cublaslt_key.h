@@ -1,4 +1,5 @@
-// What decides how cuBLASLt computes a matmul. Knows nothing of CUDA.
+// The key of a cuBLASLt plan: everything that decides how a matmul is computed. This header
+// includes nothing of CUDA.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -11,23 +12,23 @@ namespace mtrain::kernels::cuda {
 
 enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, dgelu, sums };
 
-// C (M, N), row-major, is for the library the column-major C^T (N, M) = op(B)^T op(A)^T: a
-// row-major matrix and its transpose are the same memory. So b comes first, and is transposed there
-// where it is here.
+// A row-major matrix is the same memory as its column-major transpose. The library, which takes
+// column-major matrices, therefore computes C^T (N, M) = op(B)^T op(A)^T: b is its first operand,
+// and it transposes b where mtrain does.
 struct MatmulKey {
   int64_t M, N, K;
   bool trans_a, trans_b, accumulate;
   bool fast;  // fp8's accumulation
   Epilogue epilogue;
-  DType a, b, c, bias;  // of one type but fp8's; bias: see bias_type
+  DType a, b, c, bias;  // all the same except for fp8; bias: see bias_type
   uint8_t a_alignment, b_alignment, c_alignment, bias_alignment;  // bytes, a power of 2 up to 128
   auto operator<=>(const MatmulKey&) const = default;
 
-  int64_t a_stride() const { return trans_a ? M : K; }  // of the rows, as stored
+  int64_t a_stride() const { return trans_a ? M : K; }  // elements between rows, as stored
   int64_t b_stride() const { return trans_b ? K : N; }
 };
 
-// The largest power of 2, up to 128, that the address is a multiple of.
+// Returns the largest power of 2, up to 128, that divides the address.
 inline uint8_t alignment_of(const void* p) {
   const auto address = reinterpret_cast<uintptr_t>(p);
   uint8_t alignment = 128;
@@ -35,7 +36,8 @@ inline uint8_t alignment_of(const void* p) {
   return alignment;
 }
 
-// The type in which the library takes a bias: C's, but that fp8 products have no fp32 one.
+// Returns the type in which the library takes a bias: that of C, except that an fp8 GEMM takes no
+// fp32 bias.
 inline DType bias_type(const Matmul& m, DType c) { return is_float8(m) ? DType::bf16 : c; }
 
 inline Epilogue epilogue_of(const Matmul& m) {
@@ -45,7 +47,8 @@ inline Epilogue epilogue_of(const Matmul& m) {
   return m.bias_N ? Epilogue::bias : Epilogue::none;
 }
 
-// Of a matmul whose operands are of one type or fp8, and whose bias is of bias_type.
+// Returns the key of a matmul whose operands have one type or are fp8, and whose bias has
+// bias_type.
 inline MatmulKey key_of(const Matmul& m) {
   return {.M = m.M,
           .N = m.N,
@@ -66,19 +69,19 @@ inline MatmulKey key_of(const Matmul& m) {
           .bias_alignment = m.a_sums_M ? uint8_t(128) : alignment_of(m.bias_N.data)};
 }
 
-// Whether the library is asked for what is computed beside the product: it knows gelu's tanh form,
-// in bf16, of rows that are multiples of 8 elements. It may still have no algorithm.
+// Returns whether the library is asked to compute the epilogue: it knows gelu's tanh form, in bf16,
+// for rows of a multiple of 8 elements. It may still have no algorithm.
 inline bool epilogue_fits_library(const Matmul& m) {
   const auto on_border = [](const ConstSpan& s) { return !s || alignment_of(s.data) >= 16; };
   const bool bf16 = m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16;
   if (!bf16 || m.K == 0 || !on_border(m.a) || !on_border(m.b) || !on_border(m.c_MN)) return false;
-  if (m.a_sums_M) return m.c_MN.dtype == DType::f32;  // sums are of C's type
+  if (m.a_sums_M) return m.c_MN.dtype == DType::f32;  // the library's sums have C's type
   return m.c_MN.dtype == DType::bf16 && m.N % 8 == 0 && on_border(m.gelu_input_MN) &&
          on_border(m.dgelu_of_MN) && (!m.bias_N || m.bias_N.dtype == DType::bf16) &&
          on_border(m.bias_N);
 }
 
-// Which operands must become fp32 first: the library's are of one type.
+// Returns which operands must be converted to fp32 first: the library takes operands of one type.
 struct Conversions {
   bool a, b;
 };
@@ -86,20 +89,20 @@ inline Conversions conversions_of(const Matmul& m) {
   const bool mixed = m.a.dtype != m.b.dtype && !is_float8(m);
   return {mixed && m.a.dtype != DType::f32, mixed && m.b.dtype != DType::f32};
 }
-// Whether the result is computed as fp32 and then rounded: the library has no product of fp32
+// Returns whether the result is computed in fp32 and then rounded: the library has no GEMM of fp32
 // operands with a bf16 result.
 inline bool needs_wide_c(const Matmul& m) {
   const bool wide_operands = m.a.dtype == DType::f32 || m.b.dtype == DType::f32;
   return wide_operands && m.c_MN.dtype == DType::bf16;
 }
 
-// Whether the bias is copied first, to `type` or to a 16-byte border: the library reads it by
-// vectors, whatever its address.
+// Returns whether the bias must be copied first, to `type` or to a multiple of 16 bytes: the
+// library reads it by vectors, whatever its address.
 inline bool must_copy_bias(const Matmul& m, DType type) {
   return m.bias_N && (m.bias_N.dtype != type || alignment_of(m.bias_N.data) < 16);
 }
 
-// What the library asks of an fp8 product: see kernels/matmul.h.
+// Returns whether an fp8 matmul meets what the library requires; see kernels/matmul.h.
 inline bool float8_fits_library(const Matmul& m) {
   return float8_fits(m) && alignment_of(m.a.data) >= 16 && alignment_of(m.b.data) >= 16 &&
          alignment_of(m.c_MN.data) >= 16;

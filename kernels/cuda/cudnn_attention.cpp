@@ -1,4 +1,4 @@
-// Attention through the current GPU's cuDNN, where there is one.
+// Attention through cuDNN on the current GPU, where cuDNN is installed.
 #include <array>
 #include <memory>
 #include <mutex>
@@ -29,7 +29,7 @@ int attribute_of(int device, cudaDeviceAttr attribute) {
 std::unique_ptr<CudnnAttention> open(int device) {
   const CudnnLibrary& lib = cudnn_library();
   std::string problem = lib.problem;
-  cudnnContext* handle = nullptr;  // for the process's life
+  cudnnContext* handle = nullptr;  // never destroyed
   if (problem.empty())
     if (const auto status = lib.api.create(&handle); status != CudnnStatus::success)
       problem = fmt::format("cudnnCreate: {}", lib.api.error_string(status));
@@ -49,7 +49,7 @@ std::unique_ptr<CudnnAttention> open(int device) {
 CudnnAttention* here() {
   constexpr int kMaxDevices = 64;
   static std::mutex mutex;
-  // For the process's life: at its end the driver may be gone before them.
+  // These are never destroyed: at the end of the process the driver may be gone before them.
   static auto& devices = *new std::array<OfDevice, kMaxDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));

@@ -40,7 +40,7 @@ __global__ void fill(Y* y, float value, int64_t count) {
   });
 }
 
-// Vectors of eight where one operand is bf16: 16 bytes of it, twice as many of fp32.
+// Vectors have eight elements where one operand is bf16: 16 bytes of bf16, 32 bytes of fp32.
 template <class... T>
 constexpr int kLanesOf = std::min({4, (sizeof(T) == 4 ? 4 : 0)...}) == 4 ? 4 : 8;
 

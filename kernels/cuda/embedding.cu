@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A block has a part of one token's row. An id or position that is in no table cannot be reported
-// from here: its row becomes NaN, which the loss then is.
+// A block has a part of one token's row. A kernel cannot report an id or position that is in no
+// table: its row becomes NaN, and so does the loss.
 template <int N, class W, class T>
 __global__ void __launch_bounds__(kThreads)
     lookup(const int32_t* id_T, const W* table, const int32_t* position_T, const W* position_table,
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Of the tokens of an id; zeros: none.
+// The tokens of one id; all zeros: there are none.
 struct Found {
   int first_from_end;  // tokens from its first to the last of all
   int count;
@@ -72,11 +72,11 @@ struct Loaded<1, T> {
   __device__ __forceinline__ void add_to(float (&sum)[1]) const { sum[0] += value; }
 };
 
-constexpr int kScan = 4;   // ids of a thread at once
-constexpr int kAhead = 8;  // rows in flight: of frequent ids there are thousands, added one by one
-// The block of a token that is the first of its id adds up the id's tokens, in their order, which
-// it looks for among those behind it; the others end at once. Ids are few beside the rows of dout,
-// and stay in the caches.
+constexpr int kScan = 4;   // ids that a thread reads at once
+constexpr int kAhead = 8;  // rows in flight: frequent ids have thousands of rows, added one by one
+// The block of the first token of an id finds the later tokens of that id and adds up their rows,
+// in order; the blocks of other tokens end at once. Ids take little memory compared with the rows
+// of dout, and stay in the caches.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     add_by_id(const int32_t* id_T, const T* dout, float* dtable, int tokens, int64_t H, int64_t V,

@@ -10,9 +10,9 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kMaxBlocks = 1024;  // four results a thread of the last launch
+constexpr int kMaxBlocks = 1024;  // a thread of the last launch then takes four results
 
-// 0 where x is not finite.
+// Returns |x|, or 0 where x is not finite.
 __device__ __forceinline__ float finite_size(float x) { return isfinite(x) ? fabsf(x) : 0.0f; }
 
 // For every thread of the block.
@@ -46,7 +46,7 @@ struct ScaleRule {
 ScaleRule rule_of(DType type, int margin) {
   return {largest_float8(type), std::ldexp(1.0f, -margin)};
 }
-// Of the smallest amaxes it would be beyond fp32, or its inverse below.
+// For the smallest amaxes the scale would overflow fp32, or its inverse underflow.
 __device__ __forceinline__ void put_scale(float amax, ScaleRule rule, float otherwise, float* scale,
                                           float* inverse) {
   const float s = amax > 0 ? fminf(rule.largest / amax * rule.factor, 0x1p126f) : otherwise;
@@ -87,7 +87,7 @@ __device__ __forceinline__ uint8_t pack_one(float x, float scale, float& most) {
   return uint8_t(pack_float8<Y>(scaled(x, scale), 0.0f));
 }
 
-// VECTORS: 16 elements a thread, addresses on 16-byte borders.
+// With VECTORS a thread has 16 elements, and addresses are multiples of 16 bytes.
 template <class Y, bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_flat(const T* x, const float* scale_at, uint8_t* y, int64_t count, float* partials) {
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partials[blockIdx.x] = most;
 }
 
-// Of quantize_both() on a multiprocessor; before sm_89 conversions to 8 bits are software, which
+// Blocks of quantize_both() on one multiprocessor. Before sm_89 software converts to 8 bits, which
 // takes more registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 constexpr int kBlocks = 2;
@@ -118,8 +118,8 @@ constexpr int kBlocks = 2;
 constexpr int kBlocks = 3;
 #endif
 
-// A thread's patch of a tile: 16 columns, a 16-byte access of y, of 4 rows, a word of the
-// transpose.
+// A thread's patch of a tile has 16 columns (a 16-byte access of y) and 4 rows (a word of the
+// transpose).
 constexpr int kPatchRows = 4, kPatchColumns = 16;
 constexpr int kTile = 128;
 static_assert(kTile * kTile == kThreads * kPatchRows * kPatchColumns);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void quantize_patch(const T* x, uint8_t* y, int64_t r
   }
 }
 
-// The four words of a 4 x 4 of bytes become those of its transpose.
+// Transposes a 4 x 4 matrix of bytes, held in four words.
 __device__ __forceinline__ void transpose_bytes(uint32_t& a, uint32_t& b, uint32_t& c,
                                                 uint32_t& d) {
   const uint32_t ab01 = __byte_perm(a, b, 0x5140), ab23 = __byte_perm(a, b, 0x7362),

@@ -63,7 +63,8 @@ void set(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attr
   MT_BLAS(cublas().cublasLtMatmulPreferenceSetAttribute(p, attribute, &value, sizeof value));
 }
 
-// Row-major rows of `columns`, the next `stride` behind: column-major columns of that many rows.
+// Describes a row-major matrix, with `columns` elements in a row and `stride` from row to row, as
+// the column-major matrix that the library sees.
 Layout layout(DType dtype, int64_t columns, int64_t rows) {
   cublasLtMatrixLayout_t made = nullptr;
   MT_BLAS(cublas().cublasLtMatrixLayoutCreate(&made, type_of(dtype), uint64_t(columns),
@@ -95,8 +96,9 @@ const char* name_of(Epilogue e) {
   return "";
 }
 
-// All but the addresses. Shared, since descriptors of a plan that is running may not change: those
-// of the bias, scales and what the epilogue reads or writes are set in a copy.
+// A plan for a matmul: everything but the addresses. Calls share it, and its descriptors may not
+// change while it runs: a call sets the addresses of the bias, of the scales and of the epilogue's
+// data in a copy.
 struct Plan {
   Owned<cublasLtMatmulDescOpaque_t> operation;
   Layout first, second, c;
@@ -104,7 +106,8 @@ struct Plan {
   size_t workspace = 0;
 };
 
-// Null: the library has no algorithm with the epilogue. Throws RunError where it has none at all.
+// Returns null where the library has no algorithm with the epilogue. Throws RunError where it has
+// none at all.
 std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& k) {
   auto plan = std::make_shared<Plan>();
   cublasLtMatmulDesc_t operation = nullptr;
@@ -114,7 +117,7 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
   const cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, first);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, second);
-  // Without addresses the library finds no algorithm; each run has its own in place of these.
+  // The library finds no algorithm without addresses; each run replaces these by its own.
   const auto any_address = [](int64_t alignment) {
     return reinterpret_cast<const void*>(uintptr_t(alignment));
   };
@@ -158,7 +161,7 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
                     k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c), name_of(e),
                     cublas().cublasLtGetStatusName(asked));
     if (e == Epilogue::none || e == Epilogue::bias) throw RunError(none);
-    log::info(none + ": mtrain's own kernels follow the product");
+    log::info(none + ": mtrain's own kernels compute the epilogue");
     return nullptr;
   }
   plan->algorithm = result.algo;
@@ -166,7 +169,7 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
   return plan;
 }
 
-// Of one GPU; the library's handle belongs to it.
+// The handle and the plans of one GPU.
 struct Library {
   cublasLtHandle_t handle = nullptr;
   PlanCache<MatmulKey, std::shared_ptr<const Plan>> plans;
@@ -175,7 +178,7 @@ struct Library {
 Library& library_here() {
   constexpr int kMaxDevices = 64;
   static std::mutex mutex;
-  // For the process's life: at its end the library may be gone before them.
+  // These are never destroyed: at the end of the process the library may be gone before them.
   static auto& libraries = *new std::array<std::unique_ptr<Library>, kMaxDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));
@@ -190,7 +193,7 @@ Library& library_here() {
   return *library;
 }
 
-// The operand as `dtype`: itself, or converted for as long as this lives.
+// The operand as `dtype`: itself, or a converted copy that lives as long as this object.
 class Converted {
  public:
   Converted(ConstSpan s, int64_t count, DType dtype, bool convert, CUstream_st* stream)
@@ -207,7 +210,7 @@ class Converted {
   ConstSpan span_;
 };
 
-// C = the bias in every row, or zero.
+// Sets C to the bias in every row, or to zero.
 void run_empty_sum(const Matmul& m, CUstream_st* stream) {
   if (m.accumulate) return;
   run(Fill{.y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}}, stream);
@@ -225,7 +228,7 @@ std::shared_ptr<const Plan> plan_of(const Matmul& m) {
 }
 
 void multiply(const Plan& plan, const Matmul& m, CUstream_st* stream) {
-  // The library writes sums where ours are added to.
+  // The library overwrites sums; mtrain adds to them.
   const Scratch<float> sums(m.a_sums_M ? m.M : 0, stream);
   cublasLtMatmulDescOpaque_t operation = *plan.operation;
   const void* const bias = m.a_sums_M ? sums.get() : m.bias_N.data;
@@ -249,7 +252,7 @@ void multiply(const Plan& plan, const Matmul& m, CUstream_st* stream) {
         stream);
 }
 
-// Whether the library computes what stands beside the product with it.
+// Returns whether the library computes the epilogue together with the GEMM.
 bool run_whole(const Matmul& m, CUstream_st* stream) {
   if (!epilogue_fits_library(m)) return false;
   const auto plan = plan_of(m);

@@ -10,7 +10,7 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kHeld = 4;             // vectors of a row that a thread keeps in registers
-constexpr int kMaxThreads = 512;     // of a row: more would leave too few registers each
+constexpr int kMaxThreads = 512;     // threads of a row: more would have too few registers each
 constexpr int kHeldInBackward = 16;  // elements: four arrays of them are in registers
 constexpr int kSmallRows = 8;        // rows of a block where each has one warp
 constexpr int kRowsAtOnce = 2;       // of a multiprocessor, of the most threads: see norm_grid.h
@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
     for (int k = 0; k < kHeld; ++k)
       if (first + k * stride < rows.H) unpack(words[k], x[k]);
     if constexpr (RESIDUAL) {
-      // Statistics are of the sum as it is kept, rounding included: backward sees the same numbers.
+      // Statistics are taken from the sum as it is stored, rounding included: backward sees the
+      // same numbers.
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
         if (first + k * stride < rows.H) {
@@ -113,8 +114,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
   }
 }
 
-// Rows off their alignment, or longer than a block's registers hold: element by element, each read
-// again where it is needed.
+// For rows that are not aligned, or that are too long for a block's registers: element by element,
+// each read again where it is needed.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
@@ -164,7 +165,7 @@ struct Backward {
   bool layer, db;
 };
 
-// What backward reads of a row, as it lies in memory; of longer ones dresidual, which is needed
+// What backward reads of a row, as it lies in memory. In longer rows dresidual, which is needed
 // last, would take too many registers.
 template <int HELD>
 struct RowRead {
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
     }
 }
 
-// As forward_any. A block's sums are kept in its row of partials.
+// The backward for the rows that forward_any takes. A block's sums are kept in its row of partials.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
@@ -305,7 +306,7 @@ int64_t slots_of(const Rows& rows, unsigned threads, int64_t margin) {
   return std::min(norm_rows_at_once(threads, there, margin), rows.count);
 }
 
-// The forward's rows are independent of each other: a full grid, but for the margin.
+// The forward's rows are independent of each other, so that its grid is full except for the margin.
 unsigned forward_blocks(const Rows& rows, dim3 block, int64_t margin) {
   if (margin <= 0) return blocks_for(rows.count, block.y);
   const int64_t most = norm_rows_at_once(block.x, multiprocessors(), margin);

@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 128;
 
 // --- which choice has which row ---
-// A block an expert: the choices are few numbers, which all blocks find in the L2 cache.
+// Each expert has a block: the choices are few numbers, which all blocks find in the L2 cache.
 constexpr int kChoices = 1024, kWarps = kChoices / kWarp;  // at once
 
 __global__ void __launch_bounds__(kChoices)
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kChoices)
   if (threadIdx.x == 0) count_E[blockIdx.x] = count;
 }
 
-// The last block, of no expert, has the choices that are dropped and the rows that nobody has.
+// The last block has no expert: it handles the dropped choices and the rows without a choice.
 __global__ void __launch_bounds__(kChoices)
     place_choices(const int32_t* expert_TK, const int32_t* count_E, int32_t* row_TK,
                   int32_t* choice_R, int64_t choices, int experts) {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp a choice.
+// Each choice has a warp.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     weight_grad(const T* dout_TH, const T* x_RH, const int32_t* row_TK, float* dweight_TK,

@@ -1,4 +1,4 @@
-// What a library needs to know for each kind of call, found out once.
+// A cache of a library's plans: one for each kind of call, made once.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -10,7 +10,8 @@ namespace mtrain::kernels::cuda {
 template <class Key, class Plan>
 class PlanCache {
  public:
-  // make(): throws where there is no plan, and is asked again next time.
+  // Returns the key's plan, which make() makes at the first call. Where make() throws, the next
+  // call asks it again.
   template <class Make>
   Plan get(const Key& key, const Make& make) {
     std::lock_guard lock(mutex_);

@@ -6,8 +6,8 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// A thread has the elements of BLOCKS blocks of the generator; the first and the last may be cut
-// off by the buffer's ends.
+// A thread has the elements of BLOCKS blocks of the generator; the buffer's ends may lie within the
+// first and the last block.
 template <int BLOCKS, bool VECTORS, class T>
 __global__ void dropout(const T* x, T* y, int64_t count, uint64_t key, const int64_t* key_in_memory,
                         int64_t first_index, uint32_t threshold, float scale) {
@@ -44,7 +44,7 @@ __global__ void dropout(const T* x, T* y, int64_t count, uint64_t key, const int
   }
 }
 
-// Box-Muller in fp64, as base/rng.cpp has it: the CPU's numbers but for the last bit.
+// Box-Muller in fp64, as in base/rng.cpp: the numbers equal the CPU's except for the last bit.
 __global__ void fill_normal(float* y, int64_t count, uint64_t key, int64_t first_index, float std) {
   constexpr double kTwoPi = 6.283185307179586;
   const int64_t skip = first_index % 4, groups = (skip + count + 3) / 4;

@@ -10,7 +10,7 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-constexpr int kMaxBlocks = 1024;  // two results a thread of the last launch
+constexpr int kMaxBlocks = 1024;  // a thread of the last launch then takes two results
 constexpr int kAhead = 2;         // vectors of a thread, in flight together
 constexpr int kBlocksAtOnce = 4;  // of a multiprocessor, whose registers they share
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) add_sums(const double* partials, int
   if (threadIdx.x == 0) *out += total;
 }
 
-// The smallest over the block; -1, seen as unsigned, is beyond all.
+// Returns the block's smallest value; -1, taken as unsigned, is larger than all others.
 __device__ __forceinline__ void block_min(uint64_t first, int64_t* out) {
   __shared__ uint64_t slots[kWarps];
 #pragma unroll
@@ -78,7 +78,7 @@ __global__ void clip(const double* sum_squares, const double* loss, float* norm,
   const double root = sqrt(*sum_squares);
   *norm = float(root);
   const double fitting = double(max_norm) / (root + 1e-6);
-  // What the host will see decides, so that it and the optimizer never disagree.
+  // The fp32 norm, which the host sees, decides, so that host and optimizer never disagree.
   if (!isfinite(float(root)) || (loss && !isfinite(*loss)))
     *scale = __uint_as_float(0x7fc00000u);  // NaN
   else

@@ -5,7 +5,7 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// Threads x of a head's vectors, y of a token's heads, z of tokens.
+// The threads of x take a head's vectors, those of y a token's heads, those of z the tokens.
 template <int N, class T>
 __global__ void __launch_bounds__(kFlatThreads, 4)
     rope(T* x, const float* cos_PR, const float* sin_PR, const int32_t* position_T, int64_t tokens,

@@ -1,5 +1,5 @@
-// How a CPU multiplies two bf16 operands. The ways differ in the last bits of a product, so that
-// all ranks of a run use one of them from its first step to its last (train/bf16_choice.h).
+// How a CPU multiplies two bf16 operands. The ways differ in the last bits of a GEMM, so that all
+// ranks of a run use the same one from the first step to the last (train/bf16_choice.h).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -8,9 +8,9 @@
 namespace mtrain {
 
 enum class Bf16Arithmetic : uint8_t {
-  widened,       // as fp32 numbers, on every CPU
-  dot_products,  // pairs of bf16 at once: AVX512_BF16
-  tiles,         // matrices of bf16 at once: AMX
+  widened,       // converted to fp32; every CPU can do it
+  dot_products,  // pairs of bf16 at once, with AVX512_BF16
+  tiles,         // matrices of bf16 at once, with AMX
 };
 
 constexpr std::string_view bf16_arithmetic_name(Bf16Arithmetic a) {

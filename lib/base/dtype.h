@@ -1,4 +1,4 @@
-// Element types; bf16 and two types of 8 bits as storage types with fp32 arithmetic.
+// Element types. bf16 and the two 8-bit floats are storage types; arithmetic on them is fp32.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -13,7 +13,8 @@ enum class DType : uint8_t { f32, bf16, f64, i32, i64, u8, f8e4m3, f8e5m2 };
 int64_t dtype_size(DType dtype);           // bytes per element
 std::string_view dtype_name(DType dtype);  // "fp32", "bf16", ...
 
-// Upper half of an fp32. Conversion from fp32 rounds to nearest even and keeps NaN a NaN.
+// The upper half of an fp32 number. Conversion from fp32 rounds to nearest even and keeps NaN a
+// NaN.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
@@ -43,7 +44,7 @@ struct Float8 {
     constexpr uint32_t kSmallestNormal = uint32_t(128 - kBias) << 23;
     uint32_t code = 0;
     if (size < kSmallestNormal) {
-      // Beside this number the last place of fp32 is that of the 8-bit type's denormals.
+      // Adding `step` rounds: at its size the last place of fp32 is that of the type's denormals.
       const float step = std::bit_cast<float>(uint32_t(127 + 24 - kBias - MANTISSA) << 23);
       code = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + step) -
              std::bit_cast<uint32_t>(step);
@@ -71,7 +72,7 @@ using f8e4m3 = Float8<4, 3, 0x7e>;  // up to 448
 using f8e5m2 = Float8<5, 2, 0x7b>;  // up to 57344
 
 template <class T>
-inline constexpr DType dtype_of = T::is_no_element_type;  // declared below for those that are
+inline constexpr DType dtype_of = T::is_no_element_type;  // does not compile for other types
 template <>
 inline constexpr DType dtype_of<float> = DType::f32;
 template <>
@@ -90,13 +91,13 @@ template <>
 inline constexpr DType dtype_of<f8e5m2> = DType::f8e5m2;
 
 constexpr bool is_float8(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
-// The largest finite number of a type of 8 bits.
+// Returns the largest finite number of an 8-bit type.
 constexpr float largest_float8(DType dtype) { return dtype == DType::f8e4m3 ? 448.0f : 57344.0f; }
 
 [[noreturn]] void throw_not_float(DType dtype);
 [[noreturn]] void throw_not_float8(DType dtype);
 
-// with_float(dtype, [&]<class T>() { ... }): calls f with T = float or bf16.
+// with_float(dtype, [&]<class T>() { ... }) calls f with T = float or bf16.
 template <class F>
 decltype(auto) with_float(DType dtype, F&& f) {
   if (dtype == DType::f32) return f.template operator()<float>();

@@ -1,5 +1,5 @@
-// Three kinds of error for three audiences. Messages say what was wrong with which value; hints say
-// what to do.
+// The kinds of error, by who can act on them. Messages say what was wrong with which value; hints
+// say what to do.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -54,7 +54,8 @@ class BugError : public Error {
 
 }  // namespace mtrain
 
-// An invariant of our own code, checked in release builds too. The message is a fmt format string.
+// Checks an invariant of mtrain's own code, in release builds too. The message is a fmt format
+// string.
 #define MT_CHECK(condition, ...)                                                          \
   do {                                                                                    \
     if (!(condition)) [[unlikely]]                                                        \

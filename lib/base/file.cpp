@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 namespace {
 constexpr const char* kTemporary = ".tmp.";  // then <pid>.<n>.<host>
 
-// Of the system's last error, which must be asked for before anything else can change it.
+// Returns an error that names errno's reason. It must be called before anything else can change
+// errno.
 RunError run_error(const char* verb, const fs::path& path) {
   const int error = errno;
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
@@ -111,7 +112,7 @@ std::string read_file(const fs::path& path) {
   const int fd = open_to_read(path);
   std::string content;
   char piece[1 << 16];
-  while (true) {  // to the end, for pipes and /proc do not tell their size
+  while (true) {  // reads until the end, since pipes and /proc do not tell their size
     const ssize_t n = ::read(fd, piece, sizeof(piece));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {

@@ -9,9 +9,9 @@
 
 namespace mtrain {
 
-// Writes to a temporary name beside `path`; commit() syncs and renames. Without commit() the
-// temporary is removed and an older file of that name stays untouched. Throws RunError (disk full,
-// permission, ...).
+// Writes to a temporary file beside `path`; commit() syncs it and renames it to `path`. Without
+// commit() the temporary is removed and an older file at `path` stays untouched. Throws RunError
+// (disk full, permission, ...).
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -21,7 +21,7 @@ class AtomicFile {
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  void prepare();  // syncs and closes: what can still fail in commit() is the renaming alone
+  void prepare();  // syncs and closes, so that only the renaming can still fail in commit()
   void commit();
 
  private:
@@ -34,14 +34,15 @@ class AtomicFile {
 void remove_stale_temporaries(const std::filesystem::path& path);
 
 const std::string& host_name();
-bool process_lives(int64_t pid);  // on this host
+bool process_lives(int64_t pid);  // whether a process of this host has this pid
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
-std::string read_file(
-    const std::filesystem::path& path);                  // throws UserError when it cannot be read
-void sync_directory(const std::filesystem::path& path);  // makes renames inside it durable
+// Throws UserError when the file cannot be read.
+std::string read_file(const std::filesystem::path& path);
+// Makes renames inside the folder durable.
+void sync_directory(const std::filesystem::path& path);
 
-// A read-only memory mapping of a whole file. Throws UserError when it cannot be opened.
+// A read-only memory mapping of a whole file. Throws UserError when the file cannot be opened.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);

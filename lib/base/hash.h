@@ -1,5 +1,5 @@
-// FNV-1a with 64 bits: a quick hash of texts and of numbers that ranks compare. It guards against
-// mistakes, not against intent.
+// FNV-1a with 64 bits: a quick hash of texts and of numbers that ranks compare. It finds mistakes;
+// it is no protection against intent.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -8,10 +8,10 @@ namespace mtrain {
 
 class Fnv1a {
  public:
-  // A seed gives hashes of the same texts that differ from those of other seeds.
+  // Different seeds give different hashes of the same text.
   explicit constexpr Fnv1a(uint64_t seed = 0) : hash_(0xcbf29ce484222325u ^ seed) {}
 
-  // Takes the value in one step, however large it is.
+  // Hashes the value as one unit, not byte by byte as FNV-1a does with text.
   constexpr Fnv1a& add(uint64_t value) {
     hash_ = (hash_ ^ value) * 0x100000001b3u;
     return *this;

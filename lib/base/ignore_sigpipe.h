@@ -3,9 +3,9 @@
 
 namespace mtrain {
 
-// While it lives, such a write (`| tee log`, killed; a peer that has ended) is an error of that
-// write, not the end of the process. The signal belongs to the whole process: programs and runs
-// hold this, libraries do not.
+// While an IgnoreSigpipe lives, a write without a reader (a killed `| tee log`, a peer that has
+// ended) returns an error instead of ending the process. The signal belongs to the whole process,
+// so that programs and runs hold this guard and libraries do not.
 class IgnoreSigpipe {
  public:
   IgnoreSigpipe();
@@ -17,7 +17,7 @@ class IgnoreSigpipe {
   void (*before_)(int);
 };
 
-// Whether a write without a reader would end this process.
+// Returns whether a write without a reader would end this process.
 bool sigpipe_is_deadly();
 
 }  // namespace mtrain

@@ -1,5 +1,5 @@
-// The GEMMs of a transformer layer and the passes in which each runs: the plan, the model and
-// tensor parallelism name a GEMM by these.
+// The GEMMs of a transformer layer and the passes in which each runs. The plan, the model and
+// tensor parallelism identify a GEMM by these two enums.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -15,7 +15,7 @@ inline constexpr std::array kLayerGemms{LayerGemm::qkv, LayerGemm::proj, LayerGe
 enum class Pass { fprop, dgrad, wgrad };
 inline constexpr std::array kPasses{Pass::fprop, Pass::dgrad, Pass::wgrad};
 
-// A value for each GEMM in each pass.
+// A table of one value for each GEMM in each pass.
 template <class T>
 struct GemmTable {
   std::array<std::array<T, kPasses.size()>, kLayerGemms.size()> values{};

@@ -1,4 +1,4 @@
-// Log lines for people, on stderr. The progress line and metrics live in lib/observe.
+// Log lines on stderr. The progress line and metrics are in lib/observe.
 #pragma once
 #include <functional>
 #include <string_view>
@@ -9,14 +9,14 @@ void info(std::string_view message);
 void warn(std::string_view message);
 void error(std::string_view message);
 
-// What is drawn below the log on the same terminal: the progress line.
+// Something that is drawn below the log on the same terminal: the progress line.
 class Overlay {
  public:
   virtual ~Overlay() = default;
-  // Clears what is drawn, calls `write_line`, draws again; meanwhile nothing else is drawn.
+  // Clears what is drawn, calls write_line(), and draws it again; nothing else is drawn meanwhile.
   virtual void interrupt(const std::function<void()>& write_line) = 0;
 };
-// null: none. When it returns, the overlay of before is no longer called.
+// Sets the overlay; null removes it. When this returns, the previous overlay is no longer called.
 void set_overlay(Overlay* overlay);
 
 }  // namespace mtrain::log

@@ -1,4 +1,4 @@
-// Small helpers that say what they assume.
+// Small integer helpers that check what they assume.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -13,7 +13,7 @@ inline int64_t exact_div(int64_t a, int64_t b) {
 }
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-// First of n things in part i where they are spread evenly over `parts`.
+// Returns where part i begins when n things are spread evenly over `parts` parts.
 constexpr int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   const int64_t left = n % parts;
   return i * (n / parts) + (i < left ? i : left);

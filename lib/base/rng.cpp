@@ -17,7 +17,7 @@ uint64_t rng_key(uint64_t seed, std::string_view name) {
 }
 
 namespace {
-// Four normals of one Philox block, by Box-Muller.
+// Returns four normal numbers from one Philox block, by Box-Muller.
 std::array<float, 4> normals(uint64_t key, uint64_t counter) {
   const auto x = Philox::block(key, counter);
   std::array<float, 4> out;

@@ -1,5 +1,6 @@
-// Counter-based random numbers: a value is a pure function of (key, index), so any layout draws the
-// same ones. Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Counter-based random numbers: a value is a pure function of (key, index), so that every layout
+// draws the same ones. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as
+// easy as 1, 2, 3", SC 2011).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -21,13 +22,14 @@ struct Philox {
   }
 };
 
-// A key for the stream of numbers that belongs to `name` under `seed`.
+// Returns the key of the random numbers that belong to `name` under `seed`.
 uint64_t rng_key(uint64_t seed, std::string_view name);
 
-// out[i] = mean 0, deviation `std` normal number of global element first + i under `key`.
+// Sets out[i] to the normal number (mean 0, standard deviation `std`) of element first + i under
+// `key`.
 void fill_normal(uint64_t key, int64_t first, int64_t count, float std, float* out);
 
-// Uniform integer in [0, n), a function of (key, index) only.
+// Returns a uniform integer in [0, n), a function of (key, index) only.
 uint64_t uniform_below(uint64_t key, uint64_t index, uint64_t n);
 
 }  // namespace mtrain

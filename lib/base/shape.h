@@ -17,7 +17,7 @@ class Shape {
     for (int64_t d : dims) dims_[rank_++] = d;
   }
   int rank() const { return rank_; }
-  // Of dimension `dim`, from the end where it is negative.
+  // The size of dimension `dim`; negative numbers count from the last dimension, which is -1.
   int64_t operator[](int dim) const { return dims_[index(dim)]; }
   int64_t& operator[](int dim) { return dims_[index(dim)]; }
   int64_t count() const {

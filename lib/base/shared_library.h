@@ -1,5 +1,5 @@
-// A library that is loaded when it is first needed, and stays for the process's life. What lacks is
-// kept as text: its users decide whether to go without, or to fail.
+// A library that is loaded when it is first needed, and stays loaded for the process's life. What
+// is missing is kept as a text: users of the library decide whether to do without it, or to fail.
 #pragma once
 #include <string>
 
@@ -7,15 +7,18 @@ namespace mtrain {
 
 class SharedLibrary {
  public:
-  // By its file's name, in the system's folders and LD_LIBRARY_PATH. Its symbols stay its own.
+  // Loads `file` from the system's folders or LD_LIBRARY_PATH. Other libraries do not see its
+  // symbols.
   explicit SharedLibrary(std::string file);
 
-  // Null where the library or the function is not there.
+  // Sets `function` to the function of this name, or to null where the library or the function is
+  // missing.
   template <class Function>
   void find(Function*& function, const char* name) {
     function = reinterpret_cast<Function*>(symbol(name));
   }
-  // "" where it is loaded and has had all that was looked for.
+  // Returns "" where the library is loaded and find() has found every function so far; else what is
+  // missing.
   const std::string& problem() const { return problem_; }
 
  private:

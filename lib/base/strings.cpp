@@ -52,8 +52,7 @@ std::string human_bytes(double n) {
 }
 
 std::string human_duration(double seconds) {
-  if (!(seconds >= 0 && seconds < 1e12))
-    return "?";  // not a number, or none that a person waits for
+  if (!(seconds >= 0 && seconds < 1e12)) return "?";  // NaN, negative, or absurdly long
   const auto s = int64_t(std::llround(seconds));
   if (s < 60) return fmt::format("{} s", s);
   if (s < 3600) return fmt::format("{} min {:02} s", s / 60, s % 60);
@@ -79,7 +78,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best;
-  // Two edits turn any word of two letters into any other.
+  // Words of two letters allow one edit: two edits turn any of them into any other.
   size_t best_distance = word.size() <= 2 ? 2 : std::max<size_t>(2, word.size() / 3) + 1;
   for (const auto& c : candidates) {
     if (const size_t d = edit_distance(word, c); d < best_distance) best_distance = d, best = c;

@@ -22,7 +22,7 @@ inline void pause() {
 #endif
 }
 
-// Waits for a moment that is near: spins, then yields, for there may be more ranks than cores.
+// Waits for a condition that is near: spins, then yields, since there may be more ranks than cores.
 template <class Ready>
 void spin_until(Ready ready) {
   for (int spin = 0; !ready(); ++spin) spin < kSpins ? pause() : std::this_thread::yield();
@@ -43,7 +43,7 @@ ThreadPool::ThreadPool(int threads) {
     try {
       workers_.emplace_back([this] { work(); });
     } catch (const std::system_error& e) {
-      stop();  // no destructor runs for an object that was never whole
+      stop();  // no destructor runs where the constructor throws
       throw UserError(fmt::format("train.threads={}: the system gave {} and then no more ({})",
                                   threads, i, e.code().message()),
                       "set train.threads to fewer, or raise the limits of threads and memory");
@@ -88,8 +88,8 @@ void ThreadPool::work() {
       seen = generation_.load();
       if (stop_) return;
       job = job_;
-      if (job)
-        ++inside_;  // under the mutex: the caller clears job_ before it waits for inside_ to drain
+      // Counted under the mutex, since the caller clears job_ before it waits until inside_ is 0.
+      if (job) ++inside_;
     }
     if (!job) continue;
     help(*job);
@@ -116,9 +116,8 @@ void ThreadPool::run(int64_t tasks, const std::function<void(int64_t)>& fn) {
     std::lock_guard lock(mutex_);
     job_ = nullptr;
   }
-  spin_until([&] {
-    return inside_.load() == 0;
-  });  // the job lives on this stack: no helper may still hold it
+  // The job lives on this stack: no helper may still use it.
+  spin_until([&] { return inside_.load() == 0; });
   if (job.failure) std::rethrow_exception(job.failure);
 }
 

@@ -1,6 +1,6 @@
-// The intra-op thread pool. One per rank, shared by its streams; kernels reach it through
-// parallel_for, which uses the pool of the thread it runs on (a stream's worker enters it with
-// ThreadPool::Scope) and runs serially without one.
+// The intra-op thread pool. A rank has one, which its streams share. Kernels use it through
+// parallel_for(), which takes the pool of the thread that it runs on (a stream's worker sets it
+// with ThreadPool::Scope) and runs serially where the thread has none.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -14,8 +14,8 @@ namespace mtrain {
 
 class ThreadPool {
  public:
-  // threads counts the caller: 1 means no helper thread. Throws UserError where the system does not
-  // give that many.
+  // `threads` counts the caller: 1 means no helper thread. Throws UserError where the system cannot
+  // start that many.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -29,7 +29,7 @@ class ThreadPool {
   // The first exception of a task is rethrown.
   void run(int64_t tasks, const std::function<void(int64_t)>& fn);
 
-  // Makes `pool` the current one of this thread for the scope's life.
+  // Makes `pool` the current pool of this thread as long as the scope lives.
   class Scope {
    public:
     explicit Scope(ThreadPool* pool);
@@ -56,10 +56,10 @@ class ThreadPool {
   bool stop_ = false;
 };
 
-int current_threads();  // threads of the current pool, 1 without one
+int current_threads();  // threads of the current pool; 1 without a pool
 
-// fn(begin, end) over [0, n) in chunks of `grain` (fixed by n and grain alone, never by the thread
-// count, so that a reduction per chunk is deterministic).
+// Calls fn(begin, end) for chunks of `grain` that cover [0, n). The chunks depend on n and grain
+// alone, never on the number of threads, so that a reduction per chunk is deterministic.
 void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn);
 
 }  // namespace mtrain

@@ -24,13 +24,13 @@ namespace {
 constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors",
                      *kState = "state.json", *kRecipe = "recipe.yaml";
 
-constexpr const char* kFloat8Scales = "fp8_scales";  // of state.json
+constexpr const char* kFloat8Scales = "fp8_scales";  // an entry of state.json
 
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
 
-// Returns the layout-free tensor, so that files fit every layout. `units` holds the whole units of
-// all ranks of tensor parallelism, one after the other.
+// Returns the layout-free tensor of a parameter. `units` holds its whole unit from all ranks of
+// tensor parallelism, one after the other.
 Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& units) {
   const int64_t unit = units.count() / p.shard.ranks;
   if (p.shard.dim == model::ShardSpec::Dim::none) return units.flat(p.begin, p.whole_shape());
@@ -50,13 +50,13 @@ Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& units) 
   return whole.view(p.whole_shape());
 }
 
-// Files hold fp32, also of weights that are trained in bf16 alone.
+// Files hold fp32, even if the weights are trained in bf16 alone.
 Tensor as_fp32(Stream& stream, const Tensor& x) {
   return ops::in_dtype(stream, x, DType::f32, device::MemoryCategory::buffers);
 }
 
-// For each parameter of the whole model the first rank that has it, which saves it. All ranks call
-// it.
+// Returns, for each parameter of the whole model, the first rank that has it; that rank saves it.
+// All ranks call it.
 std::vector<int> find_savers(const CheckpointParts& t) {
   const auto params = t.whole_model->params();
   std::string own;
@@ -69,16 +69,16 @@ std::vector<int> find_savers(const CheckpointParts& t) {
   for (size_t i = 0; i < own.size(); ++i) {
     const auto has = [&](const std::string& rank) { return rank[i] == '1'; };
     savers.push_back(int(std::ranges::find_if(all, has) - all.begin()));
-    MT_CHECK(savers.back() < int(all.size()), "no rank has {}", params[i]->name);
+    MT_CHECK(savers.back() < int(all.size()), "no rank has parameter {}", params[i]->name);
   }
   return savers;
 }
 
-// Disks may take longer than ranks wait for each other, so that the others hear from rank 0
-// meanwhile. Rank 0 does `work`, which calls its argument from time to time. Where it throws, the
-// others hear of it when the caller aborts the world.
-void rank_0_in_touch(const comm::HostCollectives& control,
-                     const std::function<void(const std::function<void()>&)>& work) {
+// Rank 0 does `work` while the others wait. Disks may take longer than the time limit of
+// communication, so `work` calls its argument, a heartbeat that the others receive, from time to
+// time. If `work` throws, the caller aborts the world, which ends the others' wait.
+void on_rank_0(const comm::HostCollectives& control,
+               const std::function<void(const std::function<void()>& heartbeat)>& work) {
   if (control.rank() == 0) {
     work([&] { control.any(false); });
     control.any(true);
@@ -87,25 +87,26 @@ void rank_0_in_touch(const comm::HostCollectives& control,
     }
   }
 }
-// Does the same for work on files alone, which cannot call.
-void rank_0_while_others_wait(const comm::HostCollectives& control,
-                              const std::function<void()>& work) {
+// Does the same for `work` that cannot call a heartbeat. It runs on a thread of its own, and must
+// not use the device.
+void on_rank_0_in_background(const comm::HostCollectives& control,
+                             const std::function<void()>& work) {
   if (control.size() == 1) return work();
-  rank_0_in_touch(control, [&](const auto& call) {
+  on_rank_0(control, [&](const auto& heartbeat) {
     std::future<void> end = std::async(std::launch::async, work);
-    while (end.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) call();
+    while (end.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) heartbeat();
     end.get();
   });
 }
 
-// Writes one file. The ranks of a stage gather flat tensors of whole units one after the other; the
-// first of these ranks hands each parameter to rank 0, which (with a `path`) writes it under its
-// name with a suffix. No rank goes on to the next parameter before, for what it has gathered would
-// pile up.
+// A tensor that is saved for each parameter. A new kind of optimizer state is a row of these.
 struct StateTensor {
-  const char* suffix;
-  std::function<Tensor(model::ParamUnit&)> whole;
+  const char* suffix;                              // follows the parameter's name in the file
+  std::function<Tensor(model::ParamUnit&)> whole;  // gathers the tensor of a whole unit
 };
+// Writes one file. The ranks of a stage gather the tensors of one unit after the other. The first
+// of these ranks sends each parameter to rank 0, which alone has a `path`, and writes it. All ranks
+// wait until it is written, so that gathered tensors do not pile up in memory.
 void write_state(const CheckpointParts& t, const std::vector<int>& savers,
                  const std::optional<fs::path>& path, const std::vector<StateTensor>& tensors) {
   const auto params = t.whole_model->params();
@@ -134,19 +135,19 @@ void write_state(const CheckpointParts& t, const std::vector<int>& savers,
       if (rank == saver) whole = assemble(t.compute, *own, ranks[k]);
       if (saver != 0 && (rank == saver || rank == 0))
         whole = t.pipeline.transfer(whole, params[i]->whole_shape(), saver, 0);
-      rank_0_in_touch(t.control, [&](const auto& call) {
-        writer->write(params[i]->name + tensors[k].suffix, whole, t.compute, call);
+      on_rank_0(t.control, [&](const auto& heartbeat) {
+        writer->write(params[i]->name + tensors[k].suffix, whole, t.compute, heartbeat);
       });
     }
   }
-  rank_0_while_others_wait(t.control, [&] { writer->commit(); });
+  on_rank_0_in_background(t.control, [&] { writer->commit(); });
 }
 
 std::vector<float> read_floats(const storage::SafetensorsReader& file, const std::string& name,
                                const Shape& expected) {
   const storage::TensorInfo& info = file.info(name);
   if (info.dtype != DType::f32 || !(info.shape == expected))
-    throw UserError(fmt::format("{}: tensor {} is {} {}, and the recipe's model has fp32 {}",
+    throw UserError(fmt::format("{}: tensor {} is {} {}, but the recipe's model has fp32 {}",
                                 file.path().string(), name, dtype_name(info.dtype),
                                 info.shape.str(), expected.str()),
                     kOwnRecipe);
@@ -155,8 +156,8 @@ std::vector<float> read_floats(const storage::SafetensorsReader& file, const std
   return values;
 }
 
-// A tensor that nobody asks for belongs to another model, whose weights mean something else
-// without it.
+// A tensor that the model does not use shows that the file belongs to another model, whose other
+// weights have another meaning, too.
 void refuse_surplus(const storage::SafetensorsReader& file, const std::set<std::string>& used) {
   std::vector<std::string> surplus;
   for (const storage::TensorInfo& t : file.tensors())
@@ -208,12 +209,12 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   }
 }
 
-// Delayed scales are the same on the ranks that share a layer. Returns the lines of all layers,
-// each once. All ranks call it.
+// Returns the delayed scales of all layers, each line once. Ranks that share a layer have the same
+// scales, so only some of them report. All ranks call it.
 std::string float8_state(const CheckpointParts& t) {
-  const bool speaks = t.fp8 && t.data_parallel.rank() == 0 && t.tensor_parallel.rank() == 0;
+  const bool reports = t.fp8 && t.data_parallel.rank() == 0 && t.tensor_parallel.rank() == 0;
   std::set<std::string> lines;
-  for (const std::string& rank : t.control.texts(speaks ? t.fp8->state(t.compute) : "")) {
+  for (const std::string& rank : t.control.texts(reports ? t.fp8->state(t.compute) : "")) {
     std::istringstream text(rank);
     for (std::string line; std::getline(text, line);) lines.insert(line + "\n");
   }
@@ -248,7 +249,7 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
       {{".m", moment(&optim::AdamW::Moments::m)}, {".v", moment(&optim::AdamW::Moments::v)}});
   const std::string float8 = float8_state(t);
   fs::path committed;
-  rank_0_while_others_wait(t.control, [&] {
+  on_rank_0_in_background(t.control, [&] {
     storage::TrainState& state = options.state;
     state.set("step", progress.steps_done);
     state.set("ranks", t.control.size());

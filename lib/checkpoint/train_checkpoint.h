@@ -1,4 +1,4 @@
-// What of a training is saved, by which rank, and how it is read back under any layout.
+// Saves a training, and reads it back under any layout.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -17,7 +17,7 @@
 
 namespace mtrain::checkpoint {
 
-// What a rank gives to a checkpoint and takes back from one.
+// What saving and loading need of a rank: its state, and what moves it between ranks.
 struct CheckpointParts {
   Stream& compute;
   model::ParamStore& params;
@@ -27,7 +27,7 @@ struct CheckpointParts {
   const pipeline::Pipeline& pipeline;
   model::Float8Scaling* fp8;  // null without 8-bit linears
   const comm::HostCollectives& control;
-  // The parameters of the whole model, declared alone: their names and layout-free shapes.
+  // The parameters of the whole model, declared without memory: their names and layout-free shapes.
   std::unique_ptr<model::ParamStore> whole_model;
 };
 
@@ -37,18 +37,18 @@ struct TrainProgress {
 
 struct SaveOptions {
   std::filesystem::path root;  // the folder of checkpoints
-  int64_t keep = 0;            // how many of the newest stay; 0: all
+  int64_t keep = 0;            // how many of the newest checkpoints stay; 0: all
   std::string recipe;          // the text of recipe.yaml
-  // What the caller adds to state.json; only rank 0's counts.
+  // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
   // Called before each step of the commit; may be empty.
   std::function<void(std::string_view)> on_commit;
 };
 
 // Writes model.safetensors (fp32 weights under their global names), optimizer.safetensors
-// (<name>.m, <name>.v), state.json and recipe.yaml, which are the same under every layout. All
-// ranks call it; rank 0 writes and returns the checkpoint's path. The others return an empty path
-// when all is on disk.
+// (<name>.m, <name>.v), state.json and recipe.yaml. The tensor files are the same under every
+// layout. All ranks call it; rank 0 writes and returns the checkpoint's path. The others return an
+// empty path when all files are on disk.
 std::filesystem::path save_checkpoint(const CheckpointParts& parts, const TrainProgress& progress,
                                       SaveOptions options);
 
@@ -58,17 +58,17 @@ struct LoadedCheckpoint {
   storage::TrainState state;
 };
 
-// Puts everything back, so that the next step is the one the saved run would have made. `recipe` is
-// the text of the present recipe. UserError that lists every difference where the checkpoint is of
-// another model, data or seed.
+// Restores everything, so that the next step is the one the saved run would have made. `recipe` is
+// the text of the present recipe. Throws UserError, which lists every difference, if the checkpoint
+// was saved with another model, data or seed. All ranks call it.
 LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string& recipe,
                                  const std::filesystem::path& folder);
 
-// Reads weights alone, into parameters that may have no gradients. UserError where the checkpoint
-// has other tensors than the parameters, or more of them.
+// Reads only the weights, into parameters that may have no gradients. Throws UserError if the
+// checkpoint lacks a tensor, or has one that no parameter uses.
 void load_weights(Stream& stream, model::ParamStore& params, const std::filesystem::path& folder);
 
-// The file of a checkpoint's or a run's folder that holds its recipe.
+// Returns the path of the recipe in the folder of a checkpoint or of a run.
 std::filesystem::path recipe_file(const std::filesystem::path& folder);
 
 }  // namespace mtrain::checkpoint

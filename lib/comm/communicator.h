@@ -1,5 +1,8 @@
-// One rank's end of a group: what a backend of communication implements. Only lib/comm includes
-// this; everybody else holds a Group.
+// One rank's end of a group: the interface that each backend of communication implements. Only
+// lib/comm includes this header; all other folders use Group.
+//
+// A new collective takes a function here, one in each backend (shm_communicator.cpp, gloo/, nccl/),
+// and one in Group.
 #pragma once
 #include <chrono>
 #include <string_view>
@@ -19,11 +22,11 @@ struct Transfer {
   int peer;   // rank in the group
 };
 
-// Calls run in the order of the stream that they were enqueued on. On the CPU a call blocks that
-// stream's thread until this rank's part is done; on CUDA it enqueues its work on context.cuda.
-// Every rank of the group makes the same calls with the same sizes. A call throws CommError when a
-// peer is gone, when the timeout has passed, or when the group was aborted; afterwards the group
-// cannot be used any more.
+// Group makes these calls within launches of one stream, and so in that stream's order. On the CPU
+// a call blocks the stream's thread until this rank's part is done; on CUDA it enqueues its work on
+// context.cuda. Every rank of the group makes the same calls with the same sizes. A call throws
+// CommError when a peer is gone, when the timeout has passed, or when the group was aborted;
+// afterwards the group cannot be used any more.
 class Communicator {
  public:
   using Clock = std::chrono::steady_clock;
@@ -35,23 +38,24 @@ class Communicator {
                               const device::LaunchContext& context) = 0;
   // `out` has size() times the elements of `in`; `in` may be this rank's part of `out`.
   virtual void all_gather(ConstSpan in, Span out, const device::LaunchContext& context) = 0;
-  // `in` and `out` consist of one part per rank, with so many elements as `sends` and `receives`
-  // say. This rank's sends[r] is rank r's receives[this rank].
+  // `in` and `out` consist of one part for each rank, of sends[r] and receives[r] elements.
+  // sends[r] of this rank is receives[this rank] of rank r.
   virtual void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
                           const std::vector<int64_t>& receives,
                           const device::LaunchContext& context) = 0;
   virtual void broadcast(Span data, int root, const device::LaunchContext& context) = 0;
-  // `begun` says since when this rank has been ready for the exchange.
+  // `begun` is the time since which this rank has been ready for the exchange.
   virtual void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
                         const device::LaunchContext& context) = 0;
   virtual void barrier(const device::LaunchContext& context) = 0;
 
-  // Makes pending and later calls of all ranks throw, with the reason of the first abort. Any
-  // thread may call it at any time.
+  // Makes pending and later calls of all ranks throw CommError, with the reason of the first abort.
+  // Any thread may call it at any time.
   virtual void abort(std::string_view reason) noexcept = 0;
 
-  // When the last call could really start: when all ranks had arrived at it, or the senders of its
-  // messages were ready. Where the backend does not know that, the time at which the call began.
+  // Returns when the last call could really start: when all ranks had arrived at it, or the senders
+  // of its messages were ready. A backend that does not know this returns the time at which the
+  // call began.
   virtual Clock::time_point last_start() const = 0;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a rank waits for reports: most come within milliseconds, those of busy ranks later.
+// How long a rank waits for reports: most arrive within milliseconds, those of busy ranks later.
 constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
 
 std::string gave_up(int rank, std::string_view reason) {
@@ -41,7 +41,7 @@ void FailureReporter::abort(std::string_view reason) noexcept {
     }
     if (store_->add(key("aborts"), 1) == 1) store_->set(key("reason"), gave_up(rank_, reason));
   } catch (const std::exception&) {
-    // The store is gone: the peers still see their connections break.
+    // The store is gone; the peers still see their connections break.
   }
 }
 
@@ -50,7 +50,7 @@ std::string FailureReporter::abort_reason() {
   return store_->get(key("reason"));
 }
 
-bool FailureReporter::heard() {
+bool FailureReporter::heard_of_failure() {
   return store_->add(key("aborts"), 0) > 0 || store_->add(key("reports"), 0) > 0;
 }
 
@@ -62,7 +62,7 @@ void FailureReporter::report(const GroupCall& call, const CollectiveFailure& fai
     store_->add(key(fmt::format("reported/{}", rank_)), 1);
     store_->add(key("reports"), 1);
   } catch (const std::exception&) {
-    // explain() tells that the store is gone.
+    // explain() reports that the store is gone.
   }
 }
 
@@ -102,8 +102,6 @@ CommError FailureReporter::explain(const GroupCall& call, const CollectiveFailur
   }
 }
 
-// Returns the ranks that a collective waits for: those that do not answer, or else those at the
-// earliest call. (A rank that answers from an earlier call is itself waiting.)
 std::set<int> FailureReporter::behind(uint64_t number, const std::map<int, Report>& reports) const {
   std::set<int> silent, earliest;
   uint64_t lowest = number;

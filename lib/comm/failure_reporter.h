@@ -1,5 +1,6 @@
-// The ranks of a failing group tell each other through the store where they stand, so that all can
-// name the culprit: the rank that gave up and why, or else the rank that does not answer.
+// When a group fails, its ranks tell each other through the store at which call they stand, so that
+// every rank's error names the culprit: the rank that gave up and why, or else the rank that does
+// not answer.
 #pragma once
 #include <chrono>
 #include <map>
@@ -18,15 +19,15 @@ namespace mtrain::comm {
 struct GroupCall {
   uint64_t number = 0;   // counts collectives, the same on all ranks
   std::string what;      // such as "all_reduce of 10 fp32", the same on all ranks
-  bool message = false;  // goes between two ranks; the others need not take part
+  bool message = false;  // a message between two ranks: the others take no part in it
 };
 
-// How the call fails.
+// How a call fails.
 struct CollectiveFailure {
   int peer;  // the rank of the group at the other end; -1: unknown
   bool sending;
   bool timed_out;    // otherwise the connection broke
-  std::string text;  // the library's words; "" where another rank has failed
+  std::string text;  // the library's own message; "" where another rank has failed
 };
 
 class FailureReporter {
@@ -38,13 +39,14 @@ class FailureReporter {
   // Tells all ranks why this one gives up; the group's first reason counts. Any thread may call it.
   void abort(std::string_view reason) noexcept;
 
-  // Whether a rank has aborted or reported a failure. Backends whose connections do not break ask
-  // it.
-  bool heard();
+  // Returns whether any rank has aborted or reported a failure. Backends whose connections do not
+  // break ask this.
+  bool heard_of_failure();
 
-  // Tells the others where this rank stands. It is called before this rank breaks its connections.
+  // Tells the other ranks at which call this one stands. A rank calls it before it breaks its
+  // connections.
   void report(const GroupCall& call, const CollectiveFailure& failure) noexcept;
-  // Waits a while for the others' reports and returns the error to throw.
+  // Waits a short time for the other ranks' reports and returns the error to throw.
   CommError explain(const GroupCall& call, const CollectiveFailure& failure);
 
  private:
@@ -57,6 +59,8 @@ class FailureReporter {
   std::string key(std::string_view what) const;
   std::string abort_reason();  // "" while none has aborted
   void collect(std::map<int, Report>& reports);
+  // Returns the ranks that a collective waits for: those that do not answer, or else those at the
+  // earliest call. (A rank that answers from an earlier call is itself waiting.)
   std::set<int> behind(uint64_t number, const std::map<int, Report>& reports) const;
   CommError verdict(const GroupCall& call, const CollectiveFailure& failure,
                     const std::map<int, Report>& reports) const;

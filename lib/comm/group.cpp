@@ -17,8 +17,8 @@ struct Group::State {
 
   int size() const { return int(ranks.size()); }
 
-  // Enqueues one call, run(communicator, context), on `on`. `wire_bytes` are the bytes that a rank
-  // puts on the link in the best algorithm.
+  // Enqueues one call, run(communicator, context), on `stream`. `wire_bytes` are the bytes that a
+  // rank sends over the link in the best algorithm.
   template <class F>
   void enqueue(Stream& stream, device::LaunchInfo info, double wire_bytes, F run);
   // The same for a collective, which ends when an emulated link has carried its data.
@@ -28,7 +28,7 @@ struct Group::State {
 
 namespace {
 
-// The least that a rank must send: all of `bytes` but the part that stays with it.
+// The least number of bytes that a rank must send: all of `bytes` except its own part.
 double all_but_own(int64_t bytes, int size) { return double(bytes) * (size - 1) / size; }
 
 Communicator::Clock::duration seconds(double s) {
@@ -52,7 +52,7 @@ template <class F>
 void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double wire_bytes, F run) {
   const uint64_t number = ++calls;
   const char* what = info.name;
-  // Everything by value: the group may be gone when the work runs.
+  // Everything is captured by value, since the group may be gone when the work runs.
   auto work = [c = communicator, name = name, members = ranks, me = rank, number, what,
                run = std::move(run)](const device::LaunchContext& context) {
     try {
@@ -101,7 +101,7 @@ const std::vector<int>& Group::ranks() const { return state_->ranks; }
 
 namespace {
 
-// Copies the part that a rank gets from itself.
+// The collective of a group of one rank: a copy.
 void copy(const char* name, const Tensor& in, const Tensor& out, Stream& stream) {
   if (in.data() == out.data() || in.count() == 0) return;
   const Span to = out;
@@ -211,8 +211,8 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
     transfers.push_back({m.kind, m.data, m.peer});
   }
   if (transfers.empty()) return;
-  // An emulated link holds messages back at their sender, so that a receive that was posted early
-  // gets them no sooner.
+  // An emulated link delays messages at their sender, so that a receive that is posted early gets
+  // them no sooner.
   const bool sends = !info.reads.empty();
   const auto link = sends ? state_->link : nullptr;
   state_->enqueue(

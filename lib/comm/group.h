@@ -10,15 +10,15 @@
 
 namespace mtrain::comm {
 
-// A link to emulate: communication over a fast link is slowed down to it, so that the effect of
-// overlap can be measured anywhere. Completion is delayed without burning CPU.
+// A link to emulate: communication over a faster link is slowed down to it, so that the effect of
+// overlap can be measured anywhere. The delay sleeps, and takes no processor time.
 struct Link {
   double latency_us = 0;
-  double gbps = 0;  // Gbit/s that a rank can send; 0: no limit
+  double gbps = 0;  // Gbit/s that a rank can send; 0: unlimited
   bool emulated() const { return latency_us > 0 || gbps > 0; }
 };
 
-// A rank's emulated link. All its groups share it: data of two groups takes the time of both.
+// A rank's emulated link. All groups of the rank share its bandwidth.
 class EmulatedLink {
  public:
   explicit EmulatedLink(Link link) : link_(link) {}
@@ -31,11 +31,11 @@ class EmulatedLink {
   Communicator::Clock::time_point free_{};  // when the link has sent all earlier data
 };
 
-// Every rank of the group makes the same calls in the same order with the same sizes. A call takes
-// its place in the order of the stream `on` and returns at once; the host does not block. A failure
-// is a CommError of that stream, which names the group, the operation, its number and the ranks
-// that were missing. A group of one rank copies at most. All calls of a group go to one stream:
-// another stream takes a group of the same ranks under another name.
+// Every rank of the group makes the same calls in the same order with the same sizes. A call is
+// enqueued on `stream` and returns at once; the host does not block. A failure becomes a CommError
+// of that stream, which names the group, the operation, its number and the ranks that were missing.
+// A group of one rank does nothing but copy. All calls of a group go to one stream; another stream
+// needs a group of the same ranks under another name.
 class Group {
  public:
   struct Message {
@@ -64,13 +64,14 @@ class Group {
   void all_gather(const Tensor& in, const Tensor& out, Stream& stream) const;
   // Part p of `in` becomes part rank() of rank p's `out`; all parts have the same size.
   void all_to_all(const Tensor& in, const Tensor& out, Stream& stream) const;
-  // Part p has sends[p] elements, and rank p's receives[rank()] says the same number.
+  // The same with parts of different sizes: part p of `in` has sends[p] elements, and
+  // receives[rank()] of rank p is the same number.
   void all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
                   const std::vector<int64_t>& receives, Stream& stream) const;
   void broadcast(const Tensor& data, int root, Stream& stream) const;
   void send(const Tensor& data, int to, Stream& stream) const;
   void receive(const Tensor& data, int from, Stream& stream) const;
-  // All messages go together, so that two ranks may send to each other at once.
+  // Moves all messages at the same time, so that two ranks may send to each other.
   void exchange(std::vector<Message> messages, Stream& stream) const;
   void barrier(Stream& stream) const;
 
@@ -85,7 +86,7 @@ class Group {
 
 }  // namespace mtrain::comm
 
-// A word of the whole house.
+// Every folder may call it mtrain::Group.
 namespace mtrain {
 using comm::Group;
 }  // namespace mtrain

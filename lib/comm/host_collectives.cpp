@@ -10,15 +10,15 @@ HostCollectives::HostCollectives(World& world, Device& device)
       compute_(&device.stream(device::StreamKind::compute)) {
   if (size_ == 1) return;
   world_group_ = world.world_group();
-  on_ = &device.stream(device::StreamKind::control);
+  stream_ = &device.stream(device::StreamKind::control);
 }
 
 int64_t HostCollectives::least(int64_t own) const {
   if (size_ == 1) return own;
-  const Tensor t = Tensor::from_host<int64_t>(*on_, {1}, {-own});
-  world_group_.all_reduce(t, Reduce::max, *on_);
-  compute_->wait(on_->record());
-  return -t.to_host<int64_t>(*on_)[0];
+  const Tensor t = Tensor::from_host<int64_t>(*stream_, {1}, {-own});
+  world_group_.all_reduce(t, Reduce::max, *stream_);
+  compute_->wait(stream_->record());
+  return -t.to_host<int64_t>(*stream_)[0];
 }
 
 bool HostCollectives::any(bool own) const { return least(own ? 0 : 1) == 0; }
@@ -28,12 +28,12 @@ std::vector<std::string> HostCollectives::texts(const std::string& own) const {
   const auto all = [&](const auto& values) {
     using T = typename std::decay_t<decltype(values)>::value_type;
     const auto n = int64_t(values.size());
-    const Tensor in = Tensor::from_host(*on_, {n}, values),
-                 out =
-                     Tensor::empty(*on_, {n * size_}, in.dtype(), device::MemoryCategory::buffers);
-    world_group_.all_gather(in, out, *on_);
-    compute_->wait(on_->record());
-    return out.to_host<T>(*on_);
+    const Tensor in = Tensor::from_host(*stream_, {n}, values),
+                 out = Tensor::empty(*stream_, {n * size_}, in.dtype(),
+                                     device::MemoryCategory::buffers);
+    world_group_.all_gather(in, out, *stream_);
+    compute_->wait(stream_->record());
+    return out.to_host<T>(*stream_);
   };
   const std::vector<int64_t> lengths = all(std::vector<int64_t>{int64_t(own.size())});
   const int64_t longest = std::max<int64_t>(1, *std::ranges::max_element(lengths));

@@ -1,4 +1,4 @@
-// Collectives on the host's own values: a few numbers or a text of each rank. The host waits for
+// Collectives on values in host memory: a few numbers or a text of each rank. The host waits for
 // them.
 #pragma once
 #include <cstdint>
@@ -11,21 +11,21 @@
 namespace mtrain::comm {
 
 // All ranks make the same calls in the same order. The compute stream waits for each call, so that
-// the time counts as exposed communication.
+// its time counts as exposed communication.
 class HostCollectives {
  public:
   HostCollectives(World& world, Device& device);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  bool any(bool own) const;          // whether `own` is true on any rank
-  int64_t least(int64_t own) const;  // the least of all ranks' values
+  bool any(bool own) const;          // true where `own` is true on any rank
+  int64_t least(int64_t own) const;  // the smallest of all ranks' values
   std::vector<std::string> texts(const std::string& own) const;  // every rank's text, by rank
 
  private:
   int rank_, size_;
   Group world_group_;
-  Stream *compute_, *on_ = nullptr;  // a job of one rank needs no stream
+  Stream *compute_, *stream_ = nullptr;  // stream_ is null in a job of one rank
 };
 
 }  // namespace mtrain::comm

@@ -9,9 +9,9 @@ namespace mtrain::comm {
 
 namespace {
 
-constexpr int64_t kBlock = 4096;  // elements: sums stay in the first-level cache
+constexpr int64_t kBlock = 4096;  // elements: the sums stay in the first-level cache
 
-// bf16 is added up in fp32.
+// The type of a sum of T: bf16 is summed in fp32.
 template <class T>
 using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 

@@ -1,4 +1,4 @@
-// Sums, averages and maxima over ranks, in host memory.
+// Sums, averages and maxima over ranks, in host memory. comm/communicator.h has the enum Reduce.
 #pragma once
 #include <vector>
 
@@ -7,9 +7,9 @@
 
 namespace mtrain::comm {
 
-// out[i] = op over part[i] of all parts, in the order of the parts, so that every rank gets the
-// same bits. bf16 is summed in fp32 and rounded once. `out` may be one of the parts. Takes fp32,
-// fp64, bf16, int32 and int64; averages take floats only.
+// Sets out[i] to `op` over element i of all parts, in the order of the parts, so that every rank
+// gets the same bits. bf16 is summed in fp32 and rounded once. `out` may be one of the parts. Takes
+// fp32, fp64, bf16, int32 and int64; averages take floats only.
 void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce op);
 
 // Turns a sum over `ranks` into the average, in place. Takes floats only.

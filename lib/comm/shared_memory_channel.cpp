@@ -15,7 +15,7 @@ namespace mtrain::comm {
 namespace {
 
 constexpr size_t kLine = 64;  // a cache line: words of different ranks do not share one
-// How often a wait checks for dead peers.
+// A wait checks for dead peers once in this time.
 constexpr std::chrono::milliseconds kSlice{20};
 
 size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -37,25 +37,25 @@ void pause_briefly() {
 }  // namespace
 
 struct SharedMemoryChannel::Header {
-  alignas(kLine) std::atomic<uint32_t> aborting;  // 1: somebody writes the reason
+  alignas(kLine) std::atomic<uint32_t> aborting;  // 1: a rank writes or has written the reason
   std::atomic<uint32_t> aborted;  // 1 + the rank that aborted, once its reason is written
   char reason[400];
 };
 
 struct SharedMemoryChannel::RankState {
-  alignas(kLine) std::atomic<uint32_t> written;  // steps whose slot is filled
+  alignas(kLine) std::atomic<uint32_t> written;  // steps for which this rank has filled its slot
   std::atomic<uint32_t> written_sleepers;
   alignas(kLine) std::atomic<uint32_t> read;  // steps that this rank has read to the end
   std::atomic<uint32_t> read_sleepers;
-  // Every peer that moves a message from or to this rank rings it.
+  // A peer that moves a message from or to this rank increments it.
   alignas(kLine) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> bell_sleepers;
 };
 
 struct SharedMemoryChannel::Mailbox {
-  alignas(kLine) std::atomic<uint32_t> sent;              // pieces
-  std::atomic<SharedMemoryChannel::Clock::rep> begun[2];  // of a piece's message, as Message says
-  alignas(kLine) std::atomic<uint32_t> received;
+  alignas(kLine) std::atomic<uint32_t> sent;              // number of pieces
+  std::atomic<SharedMemoryChannel::Clock::rep> begun[2];  // Message::begun of each piece's message
+  alignas(kLine) std::atomic<uint32_t> received;          // number of pieces
 };
 
 size_t SharedMemoryChannel::bytes(int ranks) {
@@ -103,8 +103,8 @@ void SharedMemoryChannel::sleep_on(std::atomic<uint32_t>& word, uint32_t seen,
     if (word.load(std::memory_order_acquire) != seen) return;
     pause_briefly();
   }
-  // Whoever changes the word looks at the sleepers after it; both are sequentially consistent, so
-  // one of the two sides sees the other.
+  // A thread that changes the word looks at `sleepers` afterwards; both accesses are sequentially
+  // consistent, so that one of the two sides sees the other.
   sleepers.fetch_add(1);
   if (word.load() == seen) {
     const timespec slice{0, std::chrono::nanoseconds(kSlice).count()};
@@ -161,7 +161,7 @@ void SharedMemoryChannel::await_step(int peer, uint32_t step, bool done, const D
     try {
       check_alive(deadline, [&] { return not_arrived(step); });
     } catch (const CommError&) {
-      // A peer may have taken its last step and ended in between.
+      // The peer may have done its last step and then ended.
       if (reached(word.load(std::memory_order_acquire), step + 1)) return;
       throw;
     }
@@ -240,8 +240,7 @@ void SharedMemoryChannel::exchange(std::vector<Message>& messages) {
   for (;;) {
     const uint32_t bell = own.bell.load(std::memory_order_acquire);
     bool moved = false, open = false;
-    // Of the messages between the same two ranks in the same direction, only the first open one may
-    // move.
+    // Only the first unfinished message of each direction between two ranks may move.
     std::vector<bool> busy(2 * size_t(ranks_));
     for (Message& m : messages) {
       if (m.done == m.bytes) continue;

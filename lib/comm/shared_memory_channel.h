@@ -1,5 +1,5 @@
-// A piece of memory that all ranks of a group see, and the protocol by which they pass data through
-// it. The ranks are threads of a process or processes of a host; only the memory's origin differs.
+// Memory that all ranks of a group share, and the protocol by which they pass data through it. The
+// ranks are threads of a process or processes of a host; only the origin of the memory differs.
 //
 // A collective goes in steps. In a step every rank writes into its own slot, tells the others, and
 // reads their slots. Each rank has two slots, so that it may write the next step while slow peers
@@ -25,14 +25,15 @@ class SharedMemoryChannel {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static constexpr size_t kSlotBytes = 1 << 20;     // what a rank writes in one step
-  static constexpr size_t kPieceBytes = 256 << 10;  // what of a message goes at once
+  static constexpr size_t kSlotBytes = 1 << 20;     // bytes that a rank writes in one step
+  static constexpr size_t kPieceBytes = 256 << 10;  // bytes of a message that move at once
 
-  // The size of the memory for a group of `ranks`. It is zeroed before the first of them uses it.
+  // Returns the size of the memory for a group of `ranks`. It must be zero before the first rank
+  // uses it.
   static size_t bytes(int ranks);
 
-  // `memory` outlives the channel. `gone(rank)` asks whether a peer's process has ended; it may be
-  // empty.
+  // `memory` outlives the channel. gone(rank) says whether a peer's process has ended; `gone` may
+  // be empty.
   SharedMemoryChannel(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
                       std::function<bool(int)> gone);
 
@@ -43,11 +44,12 @@ class SharedMemoryChannel {
   // soon as that peer has written, beginning with the next rank. One thread at a time may call it.
   void step(const std::function<void(std::byte*)>& write,
             const std::function<void(int, const std::byte*)>& read);
-  // The same, but read(slots) is called once, when all have written; slots[r] is rank r's.
+  // The same, but read(slots) is called once, when all ranks have written; slots[r] is rank r's
+  // slot.
   void step_together(const std::function<void(std::byte*)>& write,
                      const std::function<void(const std::vector<const std::byte*>&)>& read);
 
-  // When the last rank had arrived at the step before.
+  // Returns when the last rank had arrived at the previous step.
   Clock::time_point all_arrived() const { return all_arrived_; }
 
   // One end of a message in progress.
@@ -56,13 +58,14 @@ class SharedMemoryChannel {
     int peer;
     std::byte* data;
     size_t bytes;
-    Clock::time_point begun{};  // when it could be sent; exchange() sets it for a received message
-    size_t done = 0;
+    Clock::time_point begun{};  // when the sender was ready; exchange() sets it at the receiver
+    size_t done = 0;            // bytes moved so far
   };
-  // Moves all messages to their ends, whatever the order in which the peers begin theirs.
+  // Moves all messages completely, in whatever order the peers begin theirs.
   void exchange(std::vector<Message>& messages);
 
-  // Makes the calls of all ranks throw; the first to abort says why. Any thread may call it.
+  // Makes the calls of all ranks throw CommError, with the reason of the first abort. Any thread
+  // may call it.
   void abort(std::string_view reason) noexcept;
 
  private:
@@ -74,7 +77,7 @@ class SharedMemoryChannel {
     Clock::time_point end;
   };
   void await_step(int peer, uint32_t step, bool done, const Deadline& deadline);
-  // Sleeps until `word` is no longer `seen`, a slice of time has passed, or somebody wakes it.
+  // Sleeps until `word` differs from `seen`, a short time has passed, or a peer wakes this thread.
   void sleep_on(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint32_t>& sleepers);
   void check_not_aborted() const;
   void check_alive(const Deadline& deadline, const std::function<std::string()>& missing) const;
@@ -92,7 +95,7 @@ class SharedMemoryChannel {
   int rank_, ranks_;
   std::chrono::nanoseconds timeout_;
   std::function<bool(int)> gone_;
-  uint32_t step_ = 0;  // wraps; only differences count
+  uint32_t step_ = 0;  // wraps around; only differences count
   Clock::time_point all_arrived_;
   int spins_;
 };

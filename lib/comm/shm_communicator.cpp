@@ -30,7 +30,7 @@ class ShmCommunicator : public Communicator {
     begin();
     for (int64_t first = 0; first < data.count; first += chunk) {
       const int64_t n = std::min(chunk, data.count - first);
-      // Every rank sums its part of the chunk, then all take the others' parts.
+      // Every rank sums its part of the chunk; then all ranks copy the other parts.
       const auto part = [&](int rank) { return part_begin(n, ranks(), rank); };
       const int64_t own = part(rank()), own_count = part(rank() + 1) - own;
       step_together([&](std::byte* slot) { copy(slot, bytes_at(data, first), n * size); },
@@ -86,8 +86,8 @@ class ShmCommunicator : public Communicator {
                   const std::vector<int64_t>& receives, const device::LaunchContext&) override {
     const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
     begin();
-    // The longest part of any pair decides the number of steps, so all ranks tell their sizes
-    // first.
+    // The longest part of any two ranks decides the number of steps, so that all ranks exchange
+    // their sizes first.
     int64_t longest = *std::max_element(sends.begin(), sends.end());
     step([&](std::byte* slot) { std::memcpy(slot, sends.data(), sends.size() * sizeof(int64_t)); },
          [&](int peer, const std::byte* slot) {

@@ -1,4 +1,4 @@
-// Collectives of ranks that see the same memory: threads of a process, or processes of a host.
+// Collectives of ranks that share memory: threads of a process, or processes of a host.
 #pragma once
 #include <memory>
 
@@ -8,7 +8,7 @@
 namespace mtrain::comm {
 
 // `keep` owns the channel's memory. Sums are formed in the order of the ranks, so that every rank
-// has the same bits, whatever arrives first.
+// gets the same bits, whichever data arrives first.
 std::unique_ptr<Communicator> shm_communicator(SharedMemoryChannel channel,
                                                std::shared_ptr<void> keep);
 

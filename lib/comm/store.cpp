@@ -22,12 +22,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Both sides begin with this word, so that neither takes another program for its peer.
+// Both sides first send this text, so that neither takes another program for its peer.
 constexpr std::string_view kGreeting = "mtrain store 2\n";
 constexpr uint32_t kMaxBytes = 16 << 20;  // the largest key or value
 
 // A message holds an operation, then length and bytes of a key and of a value. A reply holds length
-// and bytes; the first byte says whether the others are an answer or the reason why there is none.
+// and bytes; its first byte says whether the rest is an answer or the reason why there is none.
 constexpr char kSet = 'S', kGet = 'G', kAdd = 'A', kFail = 'F';
 constexpr char kAnswer = '+', kNone = '-';
 
@@ -170,7 +170,7 @@ class StoreServer::Loop {
       if (!c.waits || c.waits_for != key) continue;
       c.waits = false;
       append(c.out, kAnswer + values_[key]);
-      flush(c);  // the rest, if any, when poll finds room
+      flush(c);  // run() sends the rest, if any, when the socket has room
     }
   }
 
@@ -186,7 +186,7 @@ class StoreServer::Loop {
   const int listener_, stop_;
   std::vector<Client> clients_;
   std::map<std::string, std::string> values_;
-  std::string failure_;  // of the job; "" while it lives
+  std::string failure_;  // why the job has failed; "" while it lives
   std::thread thread_;   // last: it uses all of the above
 };
 
@@ -231,7 +231,7 @@ int try_connect(const std::string& host, uint16_t port, Clock::time_point deadli
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   const int unknown = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (unknown == EAI_NONAME)  // will not come into being while we wait
+  if (unknown == EAI_NONAME)  // waiting would not help
     throw UserError(fmt::format("no host is called {}: {}", host, gai_strerror(unknown)),
                     "MASTER_ADDR (--master_addr) is the host of rank 0");
   if (unknown != 0) {
@@ -338,7 +338,7 @@ Store::~Store() {
 
 namespace {
 
-// Returns the address that getsockname or getpeername tells.
+// Returns the address that `name` (getsockname or getpeername) gives.
 std::string numeric_address(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -369,7 +369,7 @@ std::string Store::call(char operation, const std::string& key, const std::strin
     for (size_t at = 0; !take(in, at, reply);) receive(fd_, in, deadline);
     if (reply.empty()) throw CommError("an answer without bytes");
   } catch (const CommError& e) {
-    // A late answer would be taken for the next one's.
+    // A late answer would be taken for the answer to the next call.
     close(fd_);
     fd_ = -1;
     throw CommError(fmt::format("rendezvous at {}, waiting for `{}`: {}", where_, key, e.message()),

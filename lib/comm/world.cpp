@@ -10,7 +10,7 @@
 namespace mtrain::comm {
 
 struct World::Groups {
-  std::mutex mutex;  // abort() comes from other threads
+  std::mutex mutex;  // other threads may call abort()
   std::map<std::string, Group> by_key;
 };
 

@@ -1,4 +1,5 @@
-// The ranks of a job as one of them sees them: its own rank, and the groups that it is in.
+// The ranks of a job as one rank sees them: its own rank, and the groups that it is in. Also the
+// interface of transports, which connect the ranks of a group.
 #pragma once
 #include <functional>
 #include <map>
@@ -11,36 +12,38 @@
 
 namespace mtrain::comm {
 
-// Makes communicators; threads, shared memory, gloo and nccl implement it.
+// Makes the communicators of groups. thread/, process/ (shared memory), gloo/ and nccl/ implement
+// it; process/process_world.cpp chooses one for a run.
 class Transport {
  public:
   virtual ~Transport() = default;
-  // Exactly the ranks of the group call this, and each gets its own end. `name` is unique among the
-  // groups of a job.
+  // Exactly the ranks of the group call this, and each gets its own end. `ranks` are ranks of the
+  // world, and `rank` is this rank's place among them. `name` is unique among the groups of a job.
   virtual std::shared_ptr<Communicator> connect(const std::string& name,
                                                 const std::vector<int>& ranks, int rank) = 0;
-  // Tells ranks that wait in connect() why a peer will not come any more. Any thread may call it.
+  // Makes ranks that wait in connect() throw, with the reason why a peer will not come. Any thread
+  // may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
 };
 
 class World {
  public:
   World(int rank, int size, std::shared_ptr<Transport> transport, Link link = {});
-  // A world of one rank, whose groups copy at most.
+  // Returns a world of one rank, which needs no transport.
   static World alone();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // The group of these ranks, which include this one. All of them make it at its first use. `name`
-  // says its purpose; the same ranks under another name are another group, so that two streams
-  // never share one.
+  // Returns the group of these ranks, which include this one. All of them call this, and connect at
+  // the first call. `name` says the purpose; the same ranks under another name are another group,
+  // so that two streams never share one.
   Group group(const std::string& name, const std::vector<int>& ranks);
-  // This rank's group along axes of the mesh.
+  // Returns this rank's group along axes of the mesh.
   Group group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes);
   Group world_group();  // all ranks of the job
 
-  // Aborts every group, also those that ranks still wait for. Any thread may call it.
+  // Aborts every group, also groups that still connect. Any thread may call it.
   void abort(std::string_view reason) noexcept;
 
  private:

@@ -15,20 +15,20 @@ namespace mtrain::device {
 
 namespace {
 constexpr int64_t kGranule = 512;               // bytes; also the alignment of every buffer
-constexpr int64_t kSmall = 1ll << 20;           // smaller buffers come from the pool of small ones
-constexpr int64_t kSmallSegment = 2ll << 20;    // which they share segments of
-constexpr int64_t kMediumSegment = 16ll << 20;  // larger ones share these, up to a quarter of one
-constexpr int64_t kSegmentGranule = 2ll << 20;  // a huge page
+constexpr int64_t kSmall = 1ll << 20;           // smaller buffers share segments of kSmallSegment
+constexpr int64_t kSmallSegment = 2ll << 20;    // bytes
+constexpr int64_t kMediumSegment = 16ll << 20;  // shared by buffers of up to a quarter of it
+constexpr int64_t kSegmentGranule = 2ll << 20;  // a huge page; larger segments are multiples of it
 
-// "params 1.0 GiB, grads 2.0 GiB, ..."; kernels' workspace where there is any.
+// Returns "params 1.0 GiB, grads 2.0 GiB, ..."; workspace is listed where there is any.
 std::string by_category(const std::array<MemoryUsage, kMemoryCategories>& usage,
                         int64_t MemoryUsage::*bytes) {
   std::string text;
   for (int i = 0; i < kMemoryCategories; ++i) {
-    const int64_t of = usage[size_t(i)].*bytes;
-    if (MemoryCategory(i) == MemoryCategory::workspace && of == 0) continue;
+    const int64_t n = usage[size_t(i)].*bytes;
+    if (MemoryCategory(i) == MemoryCategory::workspace && n == 0) continue;
     text += fmt::format("{}{} {}", i ? ", " : "", category_name(MemoryCategory(i)),
-                        human_bytes(double(of)));
+                        human_bytes(double(n)));
   }
   return text;
 }
@@ -39,8 +39,8 @@ struct Block {
   char* data;
   int64_t bytes;
   Stream* home;
-  bool small;  // of the segments of small buffers
-  int pool;    // 0: everybody's
+  bool small;  // lies in a segment of small buffers
+  int pool;    // id; 0: available to all allocations
   bool free = true;
   Block *previous = nullptr, *next = nullptr;
 };
@@ -57,7 +57,8 @@ Storage::~Storage() {
 
 Allocator::Allocator(DeviceBackend& backend) : backend_(backend) {}
 
-// The device has drained its streams. Buffers that outlive it lose their memory here, and know it.
+// The device has drained its streams. Buffers that outlive the allocator lose their memory here;
+// their weak pointer to it has expired.
 Allocator::~Allocator() {
   for (auto& [memory, segment] : segments_) {
     for (Block* b = segment.first; b != nullptr;) delete std::exchange(b, b->next);
@@ -77,8 +78,8 @@ std::shared_ptr<MemoryPool> Allocator::make_pool() {
 Allocator::Open::Open(Allocator& allocator, const MemoryPool& pool)
     : allocator_(allocator), before_(std::exchange(allocator.open_, pool.id())) {}
 
-// Streams' locks come before the allocator's.
-void Allocator::settle(const MemoryPool& pool) {
+// The streams are told to wait without the allocator's lock, since streams' locks come before it.
+void Allocator::await_users(const MemoryPool& pool) {
   std::vector<Use> uses;
   {
     std::lock_guard lock(mutex_);
@@ -88,10 +89,10 @@ void Allocator::settle(const MemoryPool& pool) {
   for (Stream* home : homes(pool))
     for (const Use& u : uses)
       if (u.touch.stream != home) home->wait(u.passed);
-  joined(pool);
+  free_dropped(pool);
 }
 
-void Allocator::joined(const MemoryPool& pool) {
+void Allocator::free_dropped(const MemoryPool& pool) {
   std::lock_guard lock(mutex_);
   std::erase_if(pending_, [&](const Pending& p) {
     if (p.block->pool != pool.id()) return false;
@@ -132,7 +133,7 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   if (bytes == 0) return storage;
   const int64_t rounded = round_up(bytes, kGranule);
   std::unique_lock lock(mutex_);
-  // A launch that takes memory asks no events where some is at hand: there are many.
+  // Launches ask for workspace so often that events are queried only where no cached block fits.
   Block* block = category == MemoryCategory::workspace ? find(rounded, home) : nullptr;
   if (!block) {
     collect();
@@ -158,7 +159,7 @@ Block* Allocator::find_or_make(int64_t bytes, Stream& home, std::unique_lock<std
   try {
     return find_or_add(bytes, home);
   } catch (const RunError& e) {
-    // What is recorded for a graph waits for nothing, and so cannot give cached memory back.
+    // During a capture the host cannot wait for the streams, and so gives no cached memory back.
     if (home.device().capture()) throw in_use(e);
   }
   release_cached(home.device(), lock);
@@ -208,13 +209,14 @@ void Allocator::add_segment(int64_t bytes, Stream& home) {
   free_[key_of(*block)] = block;
 }
 
-// Called by destructors. Where a stream cannot say when it has passed, the block is kept for ever:
-// lost memory of a job that has failed anyway.
+// Destructors call this. Where a stream cannot record an event, the block is never reused: the job
+// has failed anyway.
 void Allocator::release(Storage& storage) noexcept {
   try {
     Pending pending{storage.block, {}};
     const Stream& home = *storage.home;
-    // Before the lock: a stream that launches may drop buffers, so its own lock comes first.
+    // Events are recorded before the allocator is locked: a stream that launches may drop buffers,
+    // so that its own lock comes first.
     std::exception_ptr failure;
     try {
       for (const Storage::Touch& t : storage.others)
@@ -250,9 +252,9 @@ void Allocator::collect() {
   }
 }
 
-// A free block may still be in use by queued work of its home, so the homes are waited for too.
+// Queued work of its home may still use a free block, so that the host waits for all streams.
 void Allocator::release_cached(Device& device, std::unique_lock<std::mutex>& lock) {
-  lock.unlock();  // closures that end meanwhile drop buffers
+  lock.unlock();  // closures that end meanwhile drop buffers, which locks it
   device.synchronize();
   lock.lock();
   collect();

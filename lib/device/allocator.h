@@ -1,14 +1,19 @@
-// The stream-ordered caching allocator. A buffer belongs to its home, the stream it was allocated
-// on: when its last owner drops it, the memory can at once be handed out again for later work of
-// that stream, since the queue's order protects it. If other streams touched the buffer, its memory
-// is handed out again once home has waited for them, or once events have passed that are recorded
-// on them when the buffer is dropped. Memory returns to the system at the end, or when the system
-// refuses more: then the host waits for the streams, and segments that are wholly free go back.
-// Small buffers have segments of their own, so that none of them keeps a large block cut in two. A
-// graph's launches have a pool of their own, since they find the same addresses at every replay.
-// The allocator also gives CUDA kernels the memory that they need within a launch
-// (ops/launch_workspace.h), so that it has all memory of a rank but what libraries take for
-// themselves.
+// The stream-ordered caching allocator.
+//
+// A buffer belongs to its home, the stream that it was allocated on. When its last owner drops it,
+// the memory can at once be handed out again for later work of that stream, since the queue's order
+// protects it. If other streams touched the buffer, the allocator records an event on each of them
+// when the buffer is dropped; the memory is handed out again once home has waited for those
+// streams, or once the events have passed.
+//
+// The allocator takes segments from the system and splits them into blocks. Segments return to the
+// system when the allocator is destroyed, or when the system refuses more: then the host waits for
+// the streams, and segments that are wholly free go back. Small buffers have segments of their own,
+// so that none of them keeps a large block split in two.
+//
+// A graph's launches have a pool of their own, since they use the same addresses at every replay.
+// CUDA kernels get from the allocator what they need within a launch (ops/launch_workspace.h), so
+// that it counts all memory of a rank except what libraries take for themselves.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -25,8 +30,8 @@
 
 namespace mtrain::device {
 
-// `workspace` is what kernels need within a launch. On the CPU there is none, since the kernels
-// there have memory of their own.
+// `workspace` is what CUDA kernels need within a launch. CPU kernels keep memory of their own
+// (kernels/cpu/scratch.h), which is not counted. category_name() has the names.
 enum class MemoryCategory : uint8_t { params, grads, optimizer, activations, buffers, workspace };
 inline constexpr int kMemoryCategories = 6;
 std::string_view category_name(MemoryCategory category);
@@ -38,9 +43,9 @@ struct MemoryUsage {
 class Allocator;
 struct Block;
 
-// The segments of a pool serve only the allocations made while the pool is open. When the pool is
-// destroyed, its free memory becomes everyone's, and its buffers' memory does when they are
-// dropped.
+// The segments of a pool serve only the allocations that are made while the pool is open. When the
+// pool is destroyed, its free memory becomes available to all allocations; the memory of its
+// buffers follows when they are dropped.
 class MemoryPool {
  public:
   ~MemoryPool();
@@ -65,7 +70,7 @@ struct Storage {
   Stream* home = nullptr;
   struct Touch {
     Stream* stream;
-    uint64_t items;  // how many items the stream had with the last one that touched it
+    uint64_t items;  // number of the stream's last item that touched it
   };
   std::vector<Touch> others;           // streams besides home that touched it
   std::weak_ptr<Allocator> allocator;  // expired where the buffer outlives its device
@@ -79,13 +84,13 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   explicit Allocator(DeviceBackend& backend);
   ~Allocator();
 
-  // Throws RunError, which tells the use of each category, where the system has no more memory.
-  // Only the rank's host thread may allocate, also within a launch whose work runs on that thread.
-  // Any thread may drop a buffer.
+  // Throws RunError, whose message lists the use of each category, where the system has no more
+  // memory. Only the rank's host thread may allocate, also within a launch whose work runs on that
+  // thread. Any thread may drop a buffer.
   Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
 
   std::shared_ptr<MemoryPool> make_pool();
-  // Allocations of the rank's host thread draw on `pool` as long as an Open of it lives.
+  // While an Open of `pool` lives, allocations of the rank's host thread come from it.
   class Open {
    public:
     Open(Allocator& allocator, const MemoryPool& pool);
@@ -97,20 +102,21 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
     Allocator& allocator_;
     const int before_;
   };
-  int open_pool() const { return open_; }  // its id; 0: none
-  // Makes home streams wait for the streams that still use dropped buffers of the pool. Needed
-  // before a replay, which overwrites the pool's memory without looking.
-  void settle(const MemoryPool& pool);
+  int open_pool() const { return open_; }  // the id of the open pool; 0: none
+  // Makes the pool's home streams wait for the streams that still use its dropped buffers, and
+  // frees these buffers. It is needed before a replay, which overwrites the pool's memory
+  // unconditionally.
+  void await_users(const MemoryPool& pool);
   int64_t in_use(const MemoryPool& pool) const;  // bytes of its buffers that have owners
-  // Frees the dropped buffers of the pool at once; the streams that touched them have been waited
-  // for by their homes.
-  void joined(const MemoryPool& pool);
+  // Frees the dropped buffers of the pool at once. The caller has made their home streams wait for
+  // the streams that touched them.
+  void free_dropped(const MemoryPool& pool);
 
   MemoryUsage usage(MemoryCategory category) const;
-  MemoryUsage total() const;     // all that is handed out; the peak is that of the sum
-  MemoryUsage reserved() const;  // all that is taken from the system
+  MemoryUsage total() const;     // of all categories; its peak is the peak of the sum
+  MemoryUsage reserved() const;  // what was taken from the system
   void reset_peaks();
-  std::string peaks() const;  // "1.5 GiB: params 1.0 GiB, ...", with workspace where there was any
+  std::string peaks() const;  // "1.5 GiB: params 1.0 GiB, ..."; workspace only if there was any
 
  private:
   friend struct Storage;
@@ -128,22 +134,23 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
     Block* first;
   };
   void release(Storage& storage) noexcept;
-  void dissolve(int pool) noexcept;
+  void dissolve(int pool) noexcept;  // makes the memory of a destroyed pool available to all
   std::vector<Stream*> homes(const MemoryPool& pool) const;
-  void collect();                            // frees pending blocks that are safe by now
+  void collect();                            // frees pending blocks that no stream uses any more
   Block* find(int64_t bytes, Stream& home);  // null where no cached block is large enough
   Block* find_or_add(int64_t bytes, Stream& home);
-  // Gives cached memory back and tries again where the system has no more; `lock` is the one that
-  // release_cached() unlocks.
+  // Does what find_or_add() does; where the system has no more memory, gives cached memory back and
+  // tries again. release_cached() unlocks `lock`.
   Block* find_or_make(int64_t bytes, Stream& home, std::unique_lock<std::mutex>& lock);
   void add_segment(int64_t bytes, Stream& home);
-  // Unlocks `lock` while it waits for the device's streams.
+  // Returns wholly free segments to the system. Unlocks `lock` while it waits for the device's
+  // streams.
   void release_cached(Device& device, std::unique_lock<std::mutex>& lock);
-  std::string use() const;  // what each category has in use, and how much is cached
-  void put_back(Block* block);
+  std::string use() const;      // what each category has in use, and how much is cached
+  void put_back(Block* block);  // makes a block free, and merges it with free neighbours
   void account(MemoryCategory category, int64_t bytes);
 
-  // Pool, stream, small or not, bytes, address; in this order the first match is the best fit.
+  // Pool, home stream, small or not, bytes, address. In this order the first match is the best fit.
   using FreeKey = std::tuple<int, Stream*, bool, int64_t, void*>;
   static FreeKey key_of(const Block& block);
   DeviceBackend& backend_;
@@ -155,7 +162,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   MemoryUsage total_, reserved_;
   uint64_t serial_ = 0;
   std::map<int, int64_t> pool_use_;  // bytes, by the pool's id
-  int pools_ = 0, open_ = 0;         // the id given last, and the id of the open pool
+  int pools_ = 0, open_ = 0;         // the latest pool's id; the open pool's id
 };
 
 }  // namespace mtrain::device

@@ -51,6 +51,6 @@ void copy_on_device(const LaunchContext& context, void* to, const void* from, in
 }
 
 void StreamBackend::begin_capture() { throw RunError("this device records no graphs"); }
-Work StreamBackend::end_capture() { throw BugError("a capture ends that has not begun"); }
+Work StreamBackend::end_capture() { throw BugError("end_capture() without begin_capture()"); }
 
 }  // namespace mtrain::device

@@ -1,5 +1,5 @@
 // What a kind of device must provide; cpu/ and cuda/ implement it. Code above lib/device uses
-// Stream and Device, and knows only Work and LaunchContext of this header, through device/stream.h.
+// Stream and Device, and of this header only Work and LaunchContext, through device/stream.h.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -17,8 +17,8 @@ namespace mtrain::device {
 
 class TimingSink;
 
-// Work that goes on after its launch has returned reports its failure here, from any thread; the
-// device's streams and events throw it on.
+// Work that goes on after its launch has returned reports its failure here, from any thread. The
+// device's streams and events rethrow it.
 class AsyncError {
  public:
   void set(std::exception_ptr failure) noexcept;  // keeps the first failure
@@ -35,29 +35,30 @@ struct LaunchContext {
   CUstream_st* cuda = nullptr;
   // Unless null, work writes here how long it has waited for another rank to begin its part.
   int64_t* idle_ns = nullptr;
-  std::shared_ptr<AsyncError> late{};  // null on the CPU, where work ends before it returns
+  // Takes failures after the work has returned; null on the CPU, where work ends before it returns.
+  std::shared_ptr<AsyncError> late{};
 };
 using Work = std::function<void(const LaunchContext&)>;
 
-// Copies between ranges of the device's memory that are the same or do not overlap, within a
-// launch.
+// Copies within the device's memory, as part of a launch. The two ranges are the same or do not
+// overlap.
 void copy_on_device(const LaunchContext& context, void* to, const void* from, int64_t bytes);
-// The part of copy_on_device() for CUDA.
+// Does the same on CUDA.
 void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes);
 
-// Says which item of a queue this is, for failures and timings.
+// Identifies an item of a stream's queue, for failures and timings.
 struct LaunchTag {
   const char* name = "";  // a string literal
   uint64_t number = 0;    // its place within its stream, from 1
   // What the rank worked on; null: nothing in particular.
   std::shared_ptr<const std::string> scope{};
   TimingSink* sink = nullptr;           // told when the item has run; may be null
-  std::optional<StreamId> waits_for{};  // the stream that a wait waits for; else absent
+  std::optional<StreamId> waits_for{};  // the stream that a wait is for; absent for other items
   int64_t wire_bytes = 0;
 };
 
-// Returns the failure with its culprit behind the message: "in `attention_bwd`, item 17 of stream
-// compute, in layers.3.attention". The class of an Error stays; other exceptions become a RunError.
+// Returns the failure with the item appended to its message: "in `attention_bwd`, item 17 of stream
+// compute, in layers.3.attention". An Error keeps its class; other exceptions become a RunError.
 std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag, StreamId stream);
 
 class EventBackend {
@@ -80,11 +81,13 @@ class StreamBackend {
   virtual void download(LaunchTag tag, void* host, const void* device, int64_t bytes) = 0;
   // Rethrows the first failure of this stream's work.
   virtual void synchronize() = 0;
-  // From here on items of this stream, and of those that wait for events recorded meanwhile, are
-  // recorded instead of run. The default throws RunError: such a device records nothing.
+  // From this call on the device records, instead of running, the items of this stream and of the
+  // streams that wait for events of the capture. The default throws RunError: such a device has no
+  // graphs.
   virtual void begin_capture();
   // Ends the capture, and returns what was recorded as the work of one launch of this stream. This
-  // stream must have waited for all that have joined. Throws where something could not be recorded.
+  // stream must have waited for all streams that joined. Throws where something could not be
+  // recorded.
   virtual Work end_capture();
   // How many items (launches, copies, waits) are known to have finished well. Any thread may ask.
   virtual uint64_t completed() const = 0;

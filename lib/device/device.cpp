@@ -43,7 +43,7 @@ void Device::drain() noexcept {
     try {
       stream->synchronize();
     } catch (...) {
-      // A failed launch was, or will be, reported where it was awaited. Here only the end matters.
+      // A failed launch was, or will be, reported where it is awaited.
     }
   }
 }

@@ -21,24 +21,26 @@ class Sanitizer;
 class TimingSink;
 
 struct DeviceOptions {
-  // Checks that events order all conflicting accesses of different streams.
+  // Turns the stream sanitizer on: it checks that events order all conflicting accesses of
+  // different streams.
   bool stream_sanitizer = false;
-  // On a CPU the computations take so many times the processor time that they need.
+  // On a CPU the work of the compute stream takes this many times the processor time that it needs,
+  // to emulate a slower CPU.
   double compute_slowdown = 1;
-  // Norms leave so many multiprocessors of a GPU to other work.
+  // Number of a GPU's multiprocessors that norms leave to other work.
   int64_t norm_sm_margin = 0;
-  // Whether attention's backward on a GPU adds in one order, at the price of time and memory.
+  // Makes attention's backward on a GPU add in one order, at the price of time and memory.
   bool fixed_attention_order = true;
 };
 
 class Device {
  public:
-  // A CPU device with that many threads, or the GPU of that number.
+  // Opens a CPU device with `threads` threads, or the GPU of number `ordinal`.
   static std::unique_ptr<Device> open(DeviceKind kind, int threads, int ordinal,
                                       DeviceOptions options = {});
   static std::unique_ptr<Device> cpu(int threads, DeviceOptions options = {});
   static std::unique_ptr<Device> cuda(int ordinal, DeviceOptions options = {});
-  // A device over any backend; tests bring backends of their own.
+  // Makes a device over any backend; tests bring backends of their own.
   static std::unique_ptr<Device> on(std::unique_ptr<DeviceBackend> backend,
                                     DeviceOptions options = {});
   ~Device();  // waits for the streams
@@ -51,8 +53,8 @@ class Device {
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
 
-  // How matmuls of two bf16 operands are computed that are launched from now on. Absent where the
-  // device has only one way, as a GPU does.
+  // How matmuls that are launched from now on multiply two bf16 operands. Absent on a GPU, which
+  // has only one way.
   std::optional<Bf16Arithmetic> bf16_arithmetic() const {
     return is_cuda() ? std::nullopt : std::optional(bf16_arithmetic_);
   }
@@ -60,7 +62,7 @@ class Device {
 
   // Returns the stream, which is created at its first use.
   Stream& stream(StreamId id);
-  // Waits for the ends of all streams, and then rethrows the first failure.
+  // Waits until all streams have run what they have, and then rethrows the first failure.
   void synchronize();
 
   Allocator& allocator() { return *allocator_; }
@@ -68,8 +70,8 @@ class Device {
   FlightRecorder& recorder() { return *recorder_; }
   Sanitizer* sanitizer() { return sanitizer_.get(); }  // null when off
 
-  // The check is called on the host after every launch, with its name and accesses, for diagnosis.
-  // An empty check turns it off.
+  // Makes the host call `check` after every launch, with the launch's name and accesses, for
+  // diagnosis. An empty check turns this off.
   using LaunchCheck = std::function<void(Stream&, const LaunchInfo&)>;
   void set_launch_check(LaunchCheck check) { launch_check_ = std::move(check); }
   const LaunchCheck& launch_check() const { return launch_check_; }
@@ -90,8 +92,8 @@ class Device {
   std::string scope() const { return scope_ ? *scope_ : ""; }  // "layers.3 > attention"
   std::shared_ptr<const std::string> shared_scope() const { return scope_; }  // null without one
 
-  // Every launch from now on is timed and told to `sink`; null stops the timing. Waits for the work
-  // that still knows the sink of before, which is told nothing more once this returns.
+  // Times every launch from now on and reports it to `sink`; null stops the timing. Waits for the
+  // work that still reports to the previous sink, which is told nothing more once this returns.
   void set_timing_sink(TimingSink* sink);
   TimingSink* timing_sink() const { return sink_; }
 
@@ -100,7 +102,7 @@ class Device {
  private:
   friend class Capture;
   Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
-  // Waits for the ends of all streams. Failures stay where they are.
+  // Waits until all streams have run what they have; failures are not rethrown.
   void drain() noexcept;
 
   std::unique_ptr<DeviceBackend> backend_;
@@ -120,7 +122,7 @@ class Device {
 
 }  // namespace mtrain::device
 
-// A word of the whole house.
+// Every folder may call it mtrain::Device.
 namespace mtrain {
 using device::Device;
 }  // namespace mtrain

@@ -11,7 +11,7 @@ namespace mtrain::device {
 
 namespace {
 uint64_t next_id() {
-  static std::atomic<uint64_t> last{0};  // unique in the process; no state that anyone depends on
+  static std::atomic<uint64_t> last{0};  // ids need only differ within the process
   return ++last;
 }
 }  // namespace
@@ -20,26 +20,26 @@ Graph::~Graph() {
   if (!pool_) return;  // moved from
   try {
     origin_->synchronize();
-  } catch (...) {  // reported where it is awaited
+  } catch (...) {  // a failure is reported where the work is awaited
   }
 }
 
 void Graph::replay() {
   Device& device = origin_->device();
-  MT_CHECK(!device.capture(), "a graph within a graph");
-  device.allocator().settle(*pool_);
-  for (Stream* s : others_) origin_->wait(s->record());  // edge: their work so far -> the graph
+  MT_CHECK(!device.capture(), "a graph is replayed during a capture");
+  device.allocator().await_users(*pool_);
+  for (Stream* s : others_) origin_->wait(s->record());  // edge: the others' work -> the graph
   origin_->launch({.name = name_, .reads = told_reads_, .writes = told_writes_}, work_);
   if (others_.empty()) return;
   const Event done = origin_->record();
-  for (Stream* s : others_) s->wait(done);  // edge: the graph -> what they are given next
+  for (Stream* s : others_) s->wait(done);  // edge: the graph -> the others' next work
 }
 
 Capture::Capture(Stream& origin, std::shared_ptr<MemoryPool> pool)
     : origin_(origin), id_(next_id()), open_(origin.device().allocator(), *pool) {
   Device& device = origin.device();
-  MT_CHECK(!device.capture(), "a capture within a capture");
-  device.allocator().settle(*pool);
+  MT_CHECK(!device.capture(), "a capture begins during another capture");
+  device.allocator().await_users(*pool);
   graph_.origin_ = &origin;
   graph_.pool_ = std::move(pool);
   const std::lock_guard lock(origin.order_);
@@ -52,10 +52,10 @@ Capture::~Capture() {
   if (finished_) return;
   try {
     (void)origin_.backend_->end_capture();
-  } catch (...) {  // it is given up anyway
+  } catch (...) {  // the capture is dropped anyway
   }
   end();
-  origin_.device().allocator().joined(*graph_.pool_);  // nothing has touched its memory
+  origin_.device().allocator().free_dropped(*graph_.pool_);  // nothing has touched its memory
 }
 
 void Capture::end() {
@@ -70,21 +70,21 @@ void Capture::end() {
 }
 
 Graph Capture::finish(const char* name) {
-  for (Stream* s : others_) origin_.wait(s->record());  // a graph ends where it began
+  for (Stream* s : others_) origin_.wait(s->record());  // edge: the others' work -> the graph's end
   try {
     const std::lock_guard lock(origin_.order_);
     graph_.work_ = origin_.backend_->end_capture();
   } catch (...) {
     end();
-    origin_.device().allocator().joined(*graph_.pool_);
+    origin_.device().allocator().free_dropped(*graph_.pool_);
     throw;
   }
   end();
   if (!others_.empty()) {
     const Event joined = origin_.record();
-    for (Stream* s : others_) s->wait(joined);  // edge: the graph -> what they are given next
+    for (Stream* s : others_) s->wait(joined);  // edge: the graph -> the others' next work
   }
-  origin_.device().allocator().joined(*graph_.pool_);
+  origin_.device().allocator().free_dropped(*graph_.pool_);
   graph_.name_ = name;
   graph_.others_ = others_;
   return std::move(graph_);
@@ -114,8 +114,9 @@ void Capture::add_wait(Stream& stream, uint64_t event_capture, const Stream& eve
   join(stream);
 }
 
-// A replay's launch names what others may know of. The pool's memory is the graph's alone, and what
-// its origin owns is in order anyway, so that only the sanitizer need hear of it.
+// The launch of a replay names only the memory that other streams may own. The pool's memory
+// belongs to the graph alone, and the queue of the origin stream orders what that stream owns, so
+// that only the sanitizer needs to know of it.
 void Capture::keep(const std::vector<Access>& accesses, std::vector<Access>& all,
                    std::vector<Access>& told) {
   for (const Access& a : accesses) {

@@ -1,6 +1,6 @@
 // A graph holds launches that are recorded once and then replayed as a single launch. On CUDA a
-// replay costs the host one call, however many launches the graph has. At each replay all
-// addresses, and all that a launch was given by value, are those of the capture.
+// replay costs the host one call, however many launches the graph has. Every replay uses the
+// addresses and the values of arguments that the capture saw.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,7 +15,7 @@ class Graph {
  public:
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;
-  ~Graph();  // waits for the replays that are under way
+  ~Graph();  // waits for replays that are still running
 
   // Runs all launches again, as one launch in the order of the stream that the capture began on.
   // The other streams that took part wait for it, as they did when it was captured.
@@ -29,29 +29,30 @@ class Graph {
   Stream* origin_ = nullptr;
   std::vector<Stream*> others_;
   const char* name_ = "";
-  // The launches' accesses to memory outside the pool. The graph keeps that memory, and the pool.
+  // The launches' accesses to memory outside the pool. The graph keeps that memory alive, and the
+  // pool.
   std::vector<Access> reads_, writes_;
-  // The accesses among them that the launch of a replay must name.
+  // Those of the accesses above that the launch of a replay must name.
   std::vector<Access> told_reads_, told_writes_;
   std::shared_ptr<MemoryPool> pool_;
   Work work_;
   int64_t launches_ = 0;
 };
 
-// From its construction on, work is recorded instead of run that the rank's host thread enqueues on
-// `origin`, and on streams that wait for events recorded meanwhile; all memory is drawn from
-// `pool`. RunError is thrown for what cannot be recorded: launches on other streams, waits for work
-// that is not recorded, and copies and waits of the host. A device has one capture at a time.
+// While a Capture lives, the device records what the rank's host thread enqueues on `origin`, and
+// on streams that have waited for events of the capture, instead of running it; all memory comes
+// from `pool`. What cannot be recorded throws RunError: launches on other streams, waits for work
+// outside the capture, and the host's own copies and waits. A device has one capture at a time.
 class Capture {
  public:
   // Throws RunError where the device has no graphs.
   Capture(Stream& origin, std::shared_ptr<MemoryPool> pool);
-  ~Capture();  // drops what was recorded, unless it is finished
+  ~Capture();  // drops what was recorded, unless finish() was called
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  // Ends the capture; none of its work has run yet. A replay's launch is called `name`, a string
-  // literal. Throws RunError where the device could not record something.
+  // Ends the capture; none of its work has run yet. The launch of a replay is named `name`, a
+  // string literal. Throws RunError where the device could not record something.
   Graph finish(const char* name);
 
  private:
@@ -59,7 +60,8 @@ class Capture {
   void add(Stream& stream, const LaunchInfo& info);
   void add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream);
   void join(Stream& stream);
-  void end();  // lets the streams run again
+  void end();  // lets the streams run their work again
+  // Adds accesses to memory outside the pool to `all`, and to `told` those that a replay must name.
   void keep(const std::vector<Access>& accesses, std::vector<Access>& all,
             std::vector<Access>& told);
 

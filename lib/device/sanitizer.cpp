@@ -55,7 +55,7 @@ std::map<uintptr_t, Sanitizer::Range>::iterator Sanitizer::split(uintptr_t at) {
   return ranges_.emplace(at, std::move(right)).first;
 }
 
-void Sanitizer::cut(uintptr_t begin, uintptr_t end) {
+void Sanitizer::split_at_ends(uintptr_t begin, uintptr_t end) {
   split(begin);
   split(end);
   uintptr_t at = begin;
@@ -90,9 +90,9 @@ void Sanitizer::touch(const Access& access, const Touch& as, bool write) {
   now.serial = access.storage ? access.storage->serial : 0;
   const auto begin = reinterpret_cast<uintptr_t>(access.data),
              end = begin + uintptr_t(access.bytes);
-  cut(begin, end);
+  split_at_ends(begin, end);
   const auto first = ranges_.lower_bound(begin), last = ranges_.lower_bound(end);
-  // Memory named without its buffer is taken for a part of the one that was written last.
+  // Memory that is named without its buffer is taken for a part of the buffer written last.
   if (!now.serial) now.serial = first->second.write.serial;
   for (auto it = first; it != last; ++it) {
     Range& range = it->second;
@@ -107,7 +107,7 @@ void Sanitizer::touch(const Access& access, const Touch& as, bool write) {
     else
       range.reads.push_back(now);
   }
-  if (write) {  // one range with one last writer: the map stays small
+  if (write) {  // one range with one last writer replaces them, so that the map stays small
     ranges_.erase(first, last);
     ranges_[begin] = Range{.end = end, .write = now};
   }

@@ -12,12 +12,12 @@
 
 namespace mtrain::device {
 
-// By stream index: how many launches of that stream are known to have happened.
+// For each stream, by its index, the number of its launches that are known to have happened.
 using VectorClock = std::vector<uint64_t>;
 
 class Sanitizer {
  public:
-  // `stream` is the stream's index in all of these.
+  // In all of these functions `stream` is the stream's index.
   void add_stream(int stream, StreamId id);
   // Throws BugError, which names both launches, on a conflict.
   void on_launch(int stream, const LaunchInfo& info);
@@ -31,9 +31,9 @@ class Sanitizer {
     int stream = -1;
     uint64_t clock = 0;
     const char* launch = "";
-    uint64_t serial = 0;  // of the allocation that had the memory then
+    uint64_t serial = 0;  // names the allocation that had the memory then; 0: unknown
   };
-  struct Range {  // what is known of [key, end)
+  struct Range {  // the latest accesses of the addresses [key, end)
     uintptr_t end = 0;
     Touch write;
     std::vector<Touch> reads;  // the last read of each stream since `write`
@@ -41,7 +41,8 @@ class Sanitizer {
 
   std::map<uintptr_t, Range>::iterator split(uintptr_t at);
   // Makes ranges begin and end at these addresses, and adds empty ranges where there are none.
-  void cut(uintptr_t begin, uintptr_t end);
+  void split_at_ends(uintptr_t begin, uintptr_t end);
+  // Throws where no event orders `before` and `now`. The verbs say what each did: "reads", "wrote".
   void check(const Touch& before, const Touch& now, const char* was, const char* is) const;
   void touch(const Access& access, const Touch& now, bool write);
 

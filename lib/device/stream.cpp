@@ -20,7 +20,7 @@ Stream::Stream(Device& device, StreamId id, int index, std::unique_ptr<StreamBac
       backend_(std::move(backend)) {}
 Stream::~Stream() = default;
 
-LaunchTag Stream::watch(const LaunchInfo& info) {
+LaunchTag Stream::register_launch(const LaunchInfo& info) {
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_launch(index_, info);
   const auto mark = [&](const std::vector<Access>& accesses) {
     for (const Access& a : accesses) {
@@ -47,7 +47,7 @@ void Stream::launch(LaunchInfo info, Work work) {
   {
     const std::lock_guard lock(order_);
     if (Capture* capture = device_.capture()) capture->add(*this, info);
-    backend_->enqueue(watch(info), std::move(work));
+    backend_->enqueue(register_launch(info), std::move(work));
   }
   if (device_.launch_check()) device_.launch_check()(*this, info);
 }
@@ -75,8 +75,8 @@ void Stream::wait(const Event& event) {
   if (Capture* capture = device_.capture())
     capture->add_wait(*this, event.capture_, *event.stream_);
   else
-    MT_CHECK(!event.capture_, "stream {} waits for a moment of {} within a graph's capture", name_,
-             event.stream_->name());
+    MT_CHECK(!event.capture_, "stream {} waits for an event that stream {} recorded in a capture",
+             name_, event.stream_->name());
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(index_, event.clock_);
   ++enqueued_;
   backend_->wait({.name = "wait",
@@ -91,7 +91,6 @@ void Stream::wait(const Event& event) {
   reached_[from] = std::max(reached_[from], event.number_);
 }
 
-// A replay does not repeat what the host itself did.
 void Stream::refuse_capture(const char* what) const {
   if (capture_)
     throw RunError(fmt::format("{} of stream {} cannot be part of a graph", what, name_));
@@ -118,15 +117,15 @@ void Stream::upload(const Access& device, std::shared_ptr<const void> keep, cons
   if (device.bytes == 0) return;
   refuse_capture("an upload");
   const std::lock_guard lock(order_);
-  backend_->upload(watch({.name = "upload", .writes = {device}}), const_cast<void*>(device.data),
-                   std::move(keep), host, device.bytes);
+  backend_->upload(register_launch({.name = "upload", .writes = {device}}),
+                   const_cast<void*>(device.data), std::move(keep), host, device.bytes);
 }
 
 void Stream::download(void* host, const Access& device) {
   refuse_capture("a download");
   if (device.bytes > 0) {
     const std::lock_guard lock(order_);
-    backend_->download(watch({.name = "download", .reads = {device}}), host, device.data,
+    backend_->download(register_launch({.name = "download", .reads = {device}}), host, device.data,
                        device.bytes);
   }
   synchronize();

@@ -19,22 +19,22 @@ class Stream;
 struct Storage;
 
 // A range of memory that a launch reads or writes. `storage` is null for memory that no Buffer
-// owns; then who launches keeps the memory valid until the work has run.
+// owns; the caller of launch() then keeps the memory valid until the work has run.
 struct Access {
   const void* data = nullptr;
   int64_t bytes = 0;
   std::shared_ptr<Storage> storage{};
   DType dtype = DType::u8;
-  // True where a write may leave parts as they were, or writes infinities that mean something:
-  // values that are not finite are then no sign of trouble.
+  // True where a write may leave parts of the range as they were, or writes infinities on purpose.
+  // Checks for non-finite values then skip the range.
   bool partial = false;
 };
 
 struct LaunchInfo {
   const char* name;             // a string literal
-  std::vector<Access> reads{};  // accesses with null data, as of absent tensors, are skipped
+  std::vector<Access> reads{};  // accesses with null data (absent tensors) are skipped
   std::vector<Access> writes{};
-  int64_t wire_bytes = 0;  // what a communication puts on the link
+  int64_t wire_bytes = 0;  // bytes that a communication sends over the link
 };
 
 // When a launch ran, in nanoseconds of a steady clock.
@@ -43,10 +43,10 @@ struct Timing {
   StreamId stream;
   int64_t begin_ns, end_ns;
   int64_t wire_bytes = 0;
-  int64_t idle_ns = 0;  // so long, from its beginning on, another rank had not begun its part
+  int64_t idle_ns = 0;  // how long after begin_ns another rank had still not begun its part
 };
 
-// A time in which a stream stood still for another.
+// An interval in which a stream stood still, waiting for another.
 struct Waiting {
   StreamId stream;
   StreamId waits_for;
@@ -54,7 +54,7 @@ struct Waiting {
 };
 
 // A sink is told of every launch, and of every wait between streams, after it ran. The streams'
-// threads call it.
+// threads call it on a CPU, the rank's host thread on a GPU.
 class TimingSink {
  public:
   virtual ~TimingSink() = default;
@@ -72,10 +72,10 @@ class Event {
  private:
   friend class Stream;
   std::shared_ptr<EventBackend> backend_;
-  const Stream* stream_ = nullptr;  // has recorded the event; it lives as long as its device
+  const Stream* stream_ = nullptr;  // recorded the event; a stream lives as long as its device
   uint64_t number_ = 0;             // how many items the stream has before it
   uint64_t capture_ = 0;            // id of the capture that it is part of; 0: none
-  std::vector<uint64_t> clock_;     // the sanitizer's: what has happened before this moment
+  std::vector<uint64_t> clock_;     // the sanitizer's vector clock at this moment
 };
 
 // An in-order queue of work. Only the rank's host thread enqueues work. Any thread may call
@@ -103,15 +103,15 @@ class Stream {
   void synchronize();
   void synchronize(const Event& event);
 
-  // Copy between host and device memory, in the stream's order. `keep` holds the host memory until
-  // the copy is done. download() returns when the data is there.
+  // These copy between host and device memory, in the stream's order. `keep` owns the host memory
+  // until the copy is done. download() returns when the data has arrived.
   void upload(const Access& device, std::shared_ptr<const void> keep, const void* host);
   void download(void* host, const Access& device);
 
   uint64_t enqueued() const { return enqueued_; }  // how many items were enqueued so far
   uint64_t completed() const;  // how many of them are known to have finished; any thread may ask
-  // Whether work that is enqueued from now on runs after the first `items` items of another stream,
-  // since this stream has waited for an event behind them. Any thread may ask.
+  // Returns whether work that is enqueued from now on runs after the first `items` items of another
+  // stream, since this stream has waited for an event behind them. Any thread may ask.
   bool comes_after(const Stream& other, uint64_t items) const;
   // Tells the sanitizer that the host has found `event` ready.
   void host_saw(const Event& event);
@@ -123,7 +123,10 @@ class Stream {
 
  private:
   friend class Capture;
-  LaunchTag watch(const LaunchInfo& info);
+  // Tells the sanitizer, the touched buffers and the flight recorder of the next item, and counts
+  // it. Returns the item's tag.
+  LaunchTag register_launch(const LaunchInfo& info);
+  // Throws RunError during a capture: a replay would not repeat what the host does, `what`.
   void refuse_capture(const char* what) const;
 
   Device& device_;
@@ -132,19 +135,19 @@ class Stream {
   const int index_;
   uint64_t enqueued_ = 0;
   uint64_t capture_ = 0;  // id of the capture that the stream is part of; 0: none
-  // An item enters the sanitizer's clock and the backend's queue under this mutex, as one moment:
-  // an event recorded between the two would promise work that it does not wait for. The mutex is
+  // An item enters the sanitizer's clock and the backend's queue together, under this mutex: an
+  // event recorded between the two would promise work that it does not wait for. The mutex is
   // recursive, since a closure that ends under it may release memory, which records events.
   std::recursive_mutex order_;
   mutable std::mutex reached_mutex_;
-  // By the index of another stream: how many of its items this stream has waited for.
+  // For each other stream, by its index, how many of its items this stream has waited for.
   std::vector<uint64_t> reached_;
   std::unique_ptr<StreamBackend> backend_;
 };
 
 }  // namespace mtrain::device
 
-// A word of the whole house.
+// Every folder may call them mtrain::Event and mtrain::Stream.
 namespace mtrain {
 using device::Event;
 using device::Stream;

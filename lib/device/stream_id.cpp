@@ -19,7 +19,7 @@ std::string_view stream_kind_name(StreamKind kind) {
     case StreamKind::pp_send: return "pp_send";
     case StreamKind::tp: return "tp";
   }
-  throw BugError("a stream of no known kind");
+  throw BugError("an unknown kind of stream");
 }
 
 std::string stream_name(StreamId id) {

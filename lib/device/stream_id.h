@@ -1,4 +1,4 @@
-// Which stream of a rank is meant: a stream is chosen by what it is for. Its name is for people.
+// A stream of a rank is named by its purpose. Its text name is for logs and traces.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -7,7 +7,9 @@
 
 namespace mtrain::device {
 
-// The kinds stand in the alphabet's order of their names, in which reports list them.
+// The kinds are in alphabetical order, since reports list streams in this order. A new kind also
+// needs a name in stream_id.cpp; every kind but `compute` and `copy` counts as communication
+// (observe/exposure.h).
 enum class StreamKind : uint8_t {
   compute,   // computations; on the CPU its worker has the device's thread pool
   control,   // messages of a few numbers that the host waits for
@@ -29,7 +31,7 @@ struct StreamId {
   auto operator<=>(const StreamId&) const = default;  // NOLINT(modernize-use-nullptr): false alarm
 
   StreamKind kind;
-  int64_t peer;  // for pp_recv and pp_send the other's rank in the pipeline; else -1
+  int64_t peer;  // for pp_recv and pp_send the other rank's place in the pipeline; else -1
 };
 std::string stream_name(StreamId id);  // "compute", "pp_send_3", as traces and messages show it
 

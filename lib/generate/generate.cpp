@@ -10,7 +10,7 @@ namespace mtrain::generate {
 
 namespace {
 
-// One draw from softmax(logits / temperature) over the top k.
+// Draws from softmax(logits / temperature) over the top k tokens; `index` numbers the draw.
 int32_t sample(const std::vector<float>& logits, const GenerateOptions& o, uint64_t index) {
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
@@ -45,7 +45,7 @@ void generate(Stream& stream, model::Gpt& model, const data::Tokenizer& tokenize
     if (size_t(id) >= V)
       throw UserError(
           fmt::format("the tokenizer gives id {}, and the model's vocabulary is {}", id, V),
-          "use the tokenizer the model was trained with");
+          "use the tokenizer with which the model was trained");
   emit(prompt);
   for (int64_t i = 0; i < o.tokens; ++i) {
     const auto S = std::min(int64_t(ids.size()), o.window);

@@ -1,5 +1,5 @@
-// Text from a trained model. Every new token runs the whole window again, which is simple, and fast
-// enough to look at a small model.
+// Generates text with a trained model. Every new token runs the whole window again (no cache of
+// keys and values), which is simple, and fast enough for samples of a small model.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,15 +12,16 @@
 namespace mtrain::generate {
 
 struct GenerateOptions {
-  int64_t tokens = 200;
-  float temperature = 0.8f;  // 0: always the likeliest token
-  int64_t top_k = 40;        // 0: all
+  int64_t tokens = 200;      // tokens to add
+  float temperature = 0.8f;  // 0: always takes the likeliest token
+  int64_t top_k = 40;        // draws among so many of the likeliest tokens; 0: among all
   uint64_t seed = 1;
-  int64_t window = 0;  // tokens the model may look back on; its training sequence length
+  int64_t window = 0;  // the last tokens that the model sees; its training sequence length
 };
 
-// Calls `emit` with the prompt and then with the bytes of each new token as it comes; stops at the
-// end-of-document token.
+// Calls `emit` with the prompt, and then with the bytes of each new token. Stops after
+// options.tokens tokens or at the end-of-document token. Throws UserError if the prompt is empty or
+// has a token that the model's vocabulary lacks.
 void generate(Stream& stream, model::Gpt& model, const data::Tokenizer& tokenizer,
               std::string_view prompt, const GenerateOptions& options,
               const std::function<void(std::string_view)>& emit);

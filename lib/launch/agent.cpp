@@ -32,11 +32,11 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-// After the first failure the other ranks find their peer gone and say so themselves; whoever has
-// not ended then is told to, and in the end killed. Together below 5 s.
+// After the first failure the other ranks notice that their peer is gone, and end. Ranks that have
+// not ended after kUntilTerm get SIGTERM, and after kUntilKill SIGKILL: all within 5 s.
 constexpr auto kUntilTerm = 2s, kUntilKill = 4s;
 
-constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank: it will be the same next time
+constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank that a restart would repeat
 
 void say(const std::string& text) {
   const std::string line = text + "\n";
@@ -62,7 +62,7 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-// GPUs that a rank would see, without asking a driver.
+// Counts the GPUs that a rank would see, without asking a driver.
 int visible_gpus() {
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
     return *visible ? int(std::count(visible, visible + std::strlen(visible), ',')) + 1 : 0;
@@ -71,7 +71,7 @@ int visible_gpus() {
   return n;
 }
 
-// Output of a rank that goes through the agent: whole lines, each with the rank before it.
+// A rank's output that the agent passes on: whole lines, each prefixed with the rank.
 class Pipe {
  public:
   Pipe(int fd, int to, std::string prefix, int file, bool show)
@@ -91,7 +91,7 @@ class Pipe {
   }
   int fd() const { return fd_; }
 
-  // False at its end.
+  // Passes on what has arrived. Returns false at the end of the output.
   bool pump() {
     char buffer[16384];
     const ssize_t n = read(fd_, buffer, sizeof buffer);
@@ -126,20 +126,21 @@ struct Child {
   pid_t pid = -1;
   fs::path error_file;
   std::optional<int> status;  // as waitpid gives it
-  bool told_to_end = false;   // by us: its end explains nothing
+  bool told_to_end = false;   // the agent ended it, so that its end explains no failure
 };
 
 bool ended_well(const Child& c) {
   return c.status && WIFEXITED(*c.status) && WEXITSTATUS(*c.status) == 0;
 }
 
-// The signals that the agent acts on, as a descriptor to poll.
+// The signals that the agent handles, as a file descriptor to poll.
 class Signals {
  public:
   Signals() {
     sigemptyset(&set_);
     for (const int s : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set_, s);
-    // nohup has turned it off: a blocked signal would arrive all the same.
+    // Under nohup SIGHUP is ignored and must stay so: once blocked, it would arrive through the
+    // descriptor.
     struct sigaction hang_up;
     sigaction(SIGHUP, nullptr, &hang_up);
     if (hang_up.sa_handler != SIG_IGN) sigaddset(&set_, SIGHUP);
@@ -152,7 +153,7 @@ class Signals {
   }
   int fd() const { return fd_; }
   const sigset_t& before() const { return before_; }
-  // The next one other than SIGCHLD; 0: none.
+  // Returns the next signal other than SIGCHLD; 0: none has arrived.
   int next() {
     signalfd_siginfo info;
     while (read(fd_, &info, sizeof info) == sizeof info)
@@ -161,12 +162,12 @@ class Signals {
   }
 
  private:
-  const IgnoreSigpipe
-      pipes_;  // a reader that is gone (`| tee log`) must not take the ranks with it
+  const IgnoreSigpipe pipes_;  // a reader that is gone (`| tee log`) must not end the ranks
   sigset_t set_, before_;
   int fd_;
 };
 
+// A temporary folder, which the destructor removes.
 struct Folder {
   fs::path path;
   Folder() {
@@ -190,11 +191,11 @@ class Attempt {
   }
   ~Attempt() {
     kill_groups();
-    // Only now may the system give their numbers to others.
+    // Until here the ranks' pids were theirs, and kill_groups() could hit no other process.
     for (Child& c : children_) waitpid(c.pid, nullptr, 0);
   }
 
-  // True when every rank ended well.
+  // Watches the ranks until all have ended. Returns whether every rank ended well.
   bool run() {
     while (!over()) {
       std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
@@ -205,8 +206,8 @@ class Attempt {
       reap();
       if (failed_at_) press();
     }
-    kill_groups();  // what a rank has left behind would go on writing
-    // What the ranks wrote last.
+    kill_groups();  // processes that a rank has left behind would go on writing
+    // Passes on what the ranks wrote last.
     for (Pipe& p : pipes_) {
       fcntl(p.fd(), F_SETFL, O_NONBLOCK);
       while (pump_some(p)) {
@@ -218,11 +219,12 @@ class Attempt {
   int signal() const { return signal_; }
   bool killed_by_user() const { return signals_seen_ > 1; }
 
-  // Prints why the job failed; the exit code that follows from it.
+  // Prints why the job failed, and returns the exit code that follows from it.
   int report() const {
     const Child* cause = nullptr;
     std::optional<RankError> error;
-    // A death without a word explains the errors of others; then errors that are not about peers.
+    // The lowest weight is the first cause. A rank that died without an error file explains the
+    // errors of others; next come errors that are not about peers.
     const auto weight = [](const Child& c, const std::optional<RankError>& e) {
       if (c.told_to_end && !e) return 3;
       if (!e) return 0;
@@ -264,7 +266,8 @@ class Attempt {
     return fmt::format("(pid {}) ended with exit code {}", c.pid, WEXITSTATUS(*c.status));
   }
 
-  // One end of a pipe for the agent, the other returned for the child; -1: the child keeps ours.
+  // Makes a pipe for a stream of the child and returns the child's end; -1: the child writes to the
+  // agent's own stream.
   int output(int stream, const Child& c) {
     const int bit = stream == STDOUT_FILENO ? 1 : 2;
     const bool to_file = !o_.log_dir.empty() && ((o_.redirects | o_.tee) & bit);
@@ -291,7 +294,8 @@ class Attempt {
     for (char** e = environ; *e; ++e)
       if (const char* equals = std::strchr(*e, '='))
         env[std::string(*e, size_t(equals - *e))] = equals + 1;
-    for (const auto& [name, value] : o_.environment) env.emplace(name, value);  // the user's wins
+    // emplace() keeps what the user has set.
+    for (const auto& [name, value] : o_.environment) env.emplace(name, value);
     const int world = o_.ranks_per_node * o_.nodes;
     env["RANK"] = std::to_string(c.rank);
     env["LOCAL_RANK"] = std::to_string(c.local_rank);
@@ -304,7 +308,7 @@ class Attempt {
     env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
     env["MTRAIN_ERROR_FILE"] = c.error_file.string();
     env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / o_.ranks_per_node)));
-    env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun's
+    env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun may have set it
     return env;
   }
 
@@ -325,7 +329,7 @@ class Attempt {
     c.pid = fork();
     if (c.pid < 0) throw RunError(fmt::format("cannot start a rank: {}", std::strerror(errno)));
     if (c.pid == 0) {
-      // Between fork and exec only calls that are safe after a signal.
+      // Between fork and exec only async-signal-safe calls are allowed.
       setpgid(0, 0);  // so that it can be killed with all that it starts
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != agent) _exit(127);  // the agent has died in between
@@ -340,7 +344,7 @@ class Attempt {
         [[maybe_unused]] const auto n = write(STDERR_FILENO, part, std::strlen(part));
       _exit(kNotRun);
     }
-    setpgid(c.pid, c.pid);  // here too: whoever comes first
+    setpgid(c.pid, c.pid);  // the child does this too; either may be first
     if (out >= 0) close(out);
     if (err >= 0) close(err);
     children_.push_back(std::move(c));
@@ -375,13 +379,13 @@ class Attempt {
       if (c.status || waitid(P_PID, id_t(c.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
           info.si_pid != c.pid)
         continue;
-      // As waitpid would give it.
+      // The status in the form that waitpid would return.
       c.status = info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
       if (!ended_well(c) && !failed_at_) failed_at_ = Clock::now();
     }
   }
 
-  // Makes the others end after a failure.
+  // Makes the other ranks end after a failure.
   void press() {
     const auto since = Clock::now() - *failed_at_;
     if (since > kUntilKill) return kill_all(SIGKILL);
@@ -397,8 +401,8 @@ class Attempt {
     if (signal == SIGKILL) kill_groups();
   }
 
-  // Of dead ranks too: what they have left behind. Their numbers are still theirs, since nobody has
-  // waited for them.
+  // Kills all processes of all ranks, also those that dead ranks have left behind. The pids still
+  // belong to the ranks, since nobody has waited for them.
   void kill_groups() {
     for (const Child& c : children_) kill(-c.pid, SIGKILL);
   }
@@ -448,7 +452,7 @@ int run_agent(const AgentOptions& options) {
     if (attempt.run()) return 0;
     if (attempt.killed_by_user()) return 128 + attempt.signal();
     const int code = attempt.report();
-    // The same input gives the same mistake; and who was told to end does not start again.
+    // Wrong input stays wrong after a restart, and a job that was told to end is not restarted.
     if (code == 2 || attempt.signal() || number >= options.max_restarts) return code;
     say(fmt::format("mtrain-launch: starting all ranks again ({} of {})", number + 1,
                     options.max_restarts));

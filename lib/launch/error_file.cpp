@@ -53,7 +53,8 @@ void write_error_file(const std::exception& e, const std::vector<std::string>& l
                            {"hint", ours ? ours->hint() : ""},
                            {"time", now},
                            {"launches", launches}};
-    // Bytes that are no UTF-8, of a file name perhaps, must not cost the message.
+    // Bytes that are not UTF-8, such as those of a file name, are replaced, so that the message
+    // survives.
     write_file_atomic(path, j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   } catch (...) {
     // The rank is failing already; its own output still says why.

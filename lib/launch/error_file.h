@@ -1,4 +1,4 @@
-// How a rank that fails tells the launcher why: a JSON file whose path the launcher puts into
+// The JSON file by which a rank that fails tells the launcher why. The launcher puts its path into
 // MTRAIN_ERROR_FILE.
 #pragma once
 #include <exception>
@@ -20,10 +20,11 @@ struct RankError {
   std::vector<std::string> launches;  // the rank's last launches, newest last
 };
 
-// Does nothing without a launcher, and keeps the first error of a process. Never throws.
+// Writes the file. Does nothing without a launcher, and keeps the first error of a process. Never
+// throws.
 void write_error_file(const std::exception& error, const std::vector<std::string>& launches = {});
 
-// Nothing where the file is missing or not whole.
+// Returns nothing where the file is missing or incomplete.
 std::optional<RankError> read_error_file(const std::filesystem::path& path);
 
 }  // namespace mtrain::launch

@@ -29,7 +29,7 @@ int number(const char* name, int least, int most) {
 
 struct Launcher {
   const char *rank, *size, *local_rank, *local_size;
-  const char *job, *step;  // tell jobs apart: a port follows from them
+  const char *job, *step;  // identify the job; its port follows from them
 };
 
 constexpr int kMaxRanks = 1 << 24;
@@ -41,14 +41,15 @@ constexpr Launcher kLaunchers[] = {
      "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", nullptr},
     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", nullptr}};
 
-// First host of a Slurm list such as "node[003-006,9],x1".
+// Returns the first host of a Slurm list such as "node[003-006,9],x1".
 std::string first_host(const std::string& list) {
   const size_t open = list.find('['), comma = list.find(',');
   if (open == std::string::npos || comma < open) return list.substr(0, comma);
   return list.substr(0, open) + list.substr(open + 1, list.find_first_of("-,]", open) - open - 1);
 }
 
-// Of the tasks per node that Slurm tells, such as "4(x3),2", those of the node with this number.
+// Returns the number of tasks on node number `node`, from Slurm's list of tasks per node, such as
+// "4(x3),2".
 std::optional<int> tasks_of_node(const std::string& list, int node) {
   for (size_t at = 0; at < list.size();) {
     const size_t end = std::min(list.find(',', at), list.size());
@@ -62,14 +63,15 @@ std::optional<int> tasks_of_node(const std::string& list, int node) {
   return std::nullopt;
 }
 
-// Ranks on this host as srun has spread them, which need not be alike on all.
+// Returns the number of ranks on this host. srun may have started different numbers on different
+// hosts.
 int slurm_local_size(int otherwise) {
   const auto tasks = variable("SLURM_STEP_TASKS_PER_NODE");
   if (!tasks || !variable("SLURM_NODEID")) return otherwise;
   return tasks_of_node(*tasks, number("SLURM_NODEID", 0, kMaxRanks)).value_or(otherwise);
 }
 
-// Jobs of one host meet at different ports.
+// Different jobs get different ports, so that two jobs on one host do not meet.
 uint16_t port_of_job(const std::string& job) {
   constexpr size_t kFirst = 20000, kPorts = 10000;
   return uint16_t(kFirst + (job.empty() ? 0 : std::hash<std::string>()(job) % kPorts));
@@ -89,8 +91,7 @@ std::string job_id() {
 Job job_from_environment() {
   Job job;
   for (const Launcher& l : kLaunchers) {
-    // The rank beside the size tells a launcher from a shell inside an allocation, which has the
-    // size alone.
+    // A launcher sets rank and size; a shell inside an allocation has the size alone.
     if (!variable(l.rank) || !variable(l.size)) continue;
     job.size = number(l.size, 1, kMaxRanks);
     job.rank = number(l.rank, 0, job.size - 1);
@@ -102,13 +103,13 @@ Job job_from_environment() {
     job.master_port = port_of_job(id.value_or("") + (step ? "." + *step : ""));
     break;
   }
-  // A step may run on some of the job's nodes.
+  // The step's list overrides the job's, since a step may run on only some of the job's nodes.
   for (const char* list : {"SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"})
     if (const auto nodes = variable(list)) job.master_addr = first_host(*nodes);
   if (const auto address = variable("MASTER_ADDR")) job.master_addr = *address;
   if (variable("MASTER_PORT")) {
     job.master_port = uint16_t(number("MASTER_PORT", 1, 65535));
-    // torchrun's own store sits at that port.
+    // torchrun's own store uses that port.
     if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ++job.master_port;
   }
   for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})

@@ -6,19 +6,19 @@
 namespace mtrain::launch {
 
 struct Job {
-  int rank = 0, size = 1;              // of all ranks
-  int local_rank = 0, local_size = 1;  // of those on this host
+  int rank = 0, size = 1;              // among all ranks of the job
+  int local_rank = 0, local_size = 1;  // among the ranks on this host
   std::string master_addr = "localhost";
   int restarts = 0;  // how often the launcher has started all ranks again
-  // Names this host's launcher: the same at every restart, and never that of another job. Empty
-  // without a launcher that starts ranks again.
+  // Identifies this host's launcher: it stays the same at every restart, and no other job has it.
+  // Empty without a launcher that restarts ranks.
   std::string id;
-  uint16_t master_port = 0;  // where rank 0 serves the rendezvous; of no use for a single rank
+  uint16_t master_port = 0;  // where rank 0 serves the rendezvous; unused by a single rank
 };
 
-// Reads what mtrain-launch and torchrun set, or Slurm's srun, Open MPI's mpirun, or PMI;
-// MASTER_ADDR and MASTER_PORT win over what follows from the others. Without a launcher: one rank
-// alone. Throws UserError where a variable is no number or out of range.
+// Reads the variables of mtrain-launch and torchrun, or of Slurm's srun, Open MPI's mpirun, or PMI.
+// MASTER_ADDR and MASTER_PORT override the address that follows from the others. Without a launcher
+// the job has one rank. Throws UserError where a variable is not a number or is out of range.
 Job job_from_environment();
 
 }  // namespace mtrain::launch

@@ -24,23 +24,23 @@ Axes dp_axes() { return {Axis::dp_replicate, Axis::dp_shard}; }
 Axes dp_shard_cp_axes() { return {Axis::dp_shard, Axis::cp}; }
 Axes dp_cp_axes() { return {Axis::dp_replicate, Axis::dp_shard, Axis::cp}; }
 
-Mesh::Mesh(std::vector<AxisSize> dims) : dims_(std::move(dims)), strides_(dims_.size()) {
-  for (size_t i = dims_.size(); i-- > 0;) {
-    MT_CHECK(dims_[i].size >= 1, "mesh: {} of size {}", axis_name(dims_[i].axis), dims_[i].size);
+Mesh::Mesh(std::vector<AxisSize> axes) : axes_(std::move(axes)), strides_(axes_.size()) {
+  for (size_t i = axes_.size(); i-- > 0;) {
+    MT_CHECK(axes_[i].size >= 1, "mesh: {} of size {}", axis_name(axes_[i].axis), axes_[i].size);
     strides_[i] = world_;
-    world_ *= dims_[i].size;
+    world_ *= axes_[i].size;
   }
 }
 
 namespace {
-size_t index_of(const std::vector<Mesh::AxisSize>& dims, Axis axis) {
-  for (size_t i = 0; i < dims.size(); ++i)
-    if (dims[i].axis == axis) return i;
+size_t index_of(const std::vector<Mesh::AxisSize>& axes, Axis axis) {
+  for (size_t i = 0; i < axes.size(); ++i)
+    if (axes[i].axis == axis) return i;
   throw BugError(fmt::format("this mesh has no axis {}", axis_name(axis)));
 }
 }  // namespace
 
-int64_t Mesh::size(Axis axis) const { return dims_[index_of(dims_, axis)].size; }
+int64_t Mesh::size(Axis axis) const { return axes_[index_of(axes_, axis)].size; }
 
 int64_t Mesh::size(const Axes& axes) const {
   int64_t product = 1;
@@ -48,7 +48,7 @@ int64_t Mesh::size(const Axes& axes) const {
   return product;
 }
 
-int64_t Mesh::stride(Axis axis) const { return strides_[index_of(dims_, axis)]; }
+int64_t Mesh::stride(Axis axis) const { return strides_[index_of(axes_, axis)]; }
 
 int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
   MT_CHECK(rank >= 0 && rank < world_, "rank {} of a mesh of {}", rank, world_);
@@ -57,17 +57,17 @@ int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
 
 std::vector<int64_t> Mesh::coordinates(int64_t rank) const {
   std::vector<int64_t> at;
-  for (const AxisSize& d : dims_) at.push_back(coordinate(rank, d.axis));
+  for (const AxisSize& d : axes_) at.push_back(coordinate(rank, d.axis));
   return at;
 }
 
 int64_t Mesh::rank_of(const std::vector<int64_t>& coordinates) const {
-  MT_CHECK(coordinates.size() == dims_.size(), "{} coordinates for a mesh of {} axes",
-           coordinates.size(), dims_.size());
+  MT_CHECK(coordinates.size() == axes_.size(), "{} coordinates for a mesh of {} axes",
+           coordinates.size(), axes_.size());
   int64_t rank = 0;
-  for (size_t i = 0; i < dims_.size(); ++i) {
-    MT_CHECK(coordinates[i] >= 0 && coordinates[i] < dims_[i].size, "{} {} of {}",
-             axis_name(dims_[i].axis), coordinates[i], dims_[i].size);
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    MT_CHECK(coordinates[i] >= 0 && coordinates[i] < axes_[i].size, "{} {} of {}",
+             axis_name(axes_[i].axis), coordinates[i], axes_[i].size);
     rank += coordinates[i] * strides_[i];
   }
   return rank;
@@ -77,12 +77,12 @@ std::vector<int64_t> Mesh::group(int64_t rank, const Axes& axes) const {
   std::vector<int64_t> ranks{rank};
   for (const Axis axis : axes) ranks[0] -= coordinate(rank, axis) * stride(axis);
   // Outermost axis first, so that the ranks rise.
-  for (size_t i = 0; i < dims_.size(); ++i) {
-    if (std::find(axes.begin(), axes.end(), dims_[i].axis) == axes.end()) continue;
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    if (std::find(axes.begin(), axes.end(), axes_[i].axis) == axes.end()) continue;
     std::vector<int64_t> wider;
-    wider.reserve(ranks.size() * size_t(dims_[i].size));
+    wider.reserve(ranks.size() * size_t(axes_[i].size));
     for (const int64_t first : ranks)
-      for (int64_t k = 0; k < dims_[i].size; ++k) wider.push_back(first + k * strides_[i]);
+      for (int64_t k = 0; k < axes_[i].size; ++k) wider.push_back(first + k * strides_[i]);
     ranks = std::move(wider);
   }
   return ranks;
@@ -90,7 +90,7 @@ std::vector<int64_t> Mesh::group(int64_t rank, const Axes& axes) const {
 
 int64_t Mesh::index_in_group(int64_t rank, const Axes& axes) const {
   int64_t index = 0;
-  for (const AxisSize& d : dims_)
+  for (const AxisSize& d : axes_)
     if (std::find(axes.begin(), axes.end(), d.axis) != axes.end())
       index = index * d.size + coordinate(rank, d.axis);
   return index;

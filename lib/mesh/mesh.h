@@ -1,9 +1,9 @@
-// The ranks of a job as a grid with named axes. Arithmetic only: it answers for any rank of any
-// world without a process.
+// A Mesh arranges the ranks of a job as a grid with named axes. It is arithmetic only and answers
+// for any rank of any world without a process.
 //
 // Two grids lie over the same ranks: device_mesh (pp, dp_replicate, dp_shard, cp, tp) and, for the
-// experts, moe_mesh (pp, ep_shard, ep, tp), which cuts the ranks of dp x cp another way. The last
-// axis is the fastest: its neighbours have neighbouring ranks.
+// experts, moe_mesh (pp, ep_shard, ep, tp), which divides the ranks of dp x cp another way. Along
+// the last axis neighbours have neighbouring ranks.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -16,7 +16,7 @@ std::string_view axis_name(Axis axis);
 
 using Axes = std::vector<Axis>;
 
-// Flattened axes, by what they are for.
+// Axes that are used as one, named after what they are for.
 Axes dp_axes();           // dp: replicas of the model that see different samples
 Axes dp_shard_cp_axes();  // parameters and optimizer are sharded over them
 Axes dp_cp_axes();        // gradients are reduced over them
@@ -27,27 +27,28 @@ class Mesh {
     Axis axis;
     int64_t size;  // at least 1
   };
-  explicit Mesh(std::vector<AxisSize> dims);  // outermost first, each axis once
+  explicit Mesh(std::vector<AxisSize> axes);  // outermost first, each axis once
 
   int64_t world() const { return world_; }
-  const std::vector<AxisSize>& dims() const { return dims_; }
-  int64_t size(Axis axis) const;         // MT_CHECKs that the mesh has it
-  int64_t size(const Axes& axes) const;  // product
-  int64_t stride(Axis axis) const;       // ranks between neighbours along it
+  const std::vector<AxisSize>& axes() const { return axes_; }
+  int64_t size(Axis axis) const;         // BugError if the mesh does not have the axis
+  int64_t size(const Axes& axes) const;  // product of their sizes
+  int64_t stride(Axis axis) const;       // difference of the ranks of neighbours along the axis
 
   int64_t coordinate(int64_t rank, Axis axis) const;
-  std::vector<int64_t> coordinates(int64_t rank) const;  // in the order of dims()
+  std::vector<int64_t> coordinates(int64_t rank) const;  // in the order of axes()
   int64_t rank_of(const std::vector<int64_t>& coordinates) const;
 
-  // The ranks that share with `rank` every coordinate but those of `axes`, rising.
+  // Returns, in rising order, the ranks that share with `rank` every coordinate but those of
+  // `axes`.
   std::vector<int64_t> group(int64_t rank, const Axes& axes) const;
-  // Where `rank` stands in that group.
+  // Returns the position of `rank` in that group.
   int64_t index_in_group(int64_t rank, const Axes& axes) const;
-  // All groups along `axes`; each rank is in one of them.
+  // Returns all groups along `axes`; each rank is in one of them.
   std::vector<std::vector<int64_t>> groups(const Axes& axes) const;
 
  private:
-  std::vector<AxisSize> dims_;
+  std::vector<AxisSize> axes_;
   std::vector<int64_t> strides_;
   int64_t world_ = 1;
 };
@@ -57,13 +58,14 @@ struct MeshSizes {
   int64_t ep = 1;  // divides dp_replicate x dp_shard x cp
 };
 Mesh device_mesh(const MeshSizes& sizes);
-// Its ep groups never span tp or pp: each expert is itself split over tp.
+// Returns the mesh of the experts. Its ep groups never span tp or pp, and each expert is itself
+// sharded over tp.
 Mesh moe_mesh(const MeshSizes& sizes);
 
-// Hierarchical context parallelism: the ranks that exchange with `rank` at `level`. A cp group is a
-// grid of `sizes` whose first entry is the fastest, so that level 0 is contiguous: cp 8 as [4, 2]
-// has {0,1,2,3} and {4,5,6,7} at level 0, {0,4}, {1,5}, {2,6}, {3,7} at level 1. The product of
-// `sizes` is the size of cp.
+// Returns the ranks that exchange with `rank` at one level of hierarchical context parallelism. A
+// cp group is a grid of `sizes`, whose product is the size of cp. The groups of level 0 are
+// contiguous: cp 8 as [4, 2] has {0,1,2,3} and {4,5,6,7} at level 0, and {0,4}, {1,5}, {2,6}, {3,7}
+// at level 1.
 std::vector<int64_t> hierarchical_cp_group(const Mesh& mesh, int64_t rank,
                                            const std::vector<int64_t>& sizes, size_t level);
 

@@ -9,27 +9,29 @@ namespace mtrain::model {
 namespace {
 
 struct AttentionActivations {
-  ops::NormResult norm;  // without its output, which backward computes again: a cheap pass for a
-                         // sixth of the memory
-  Tensor raw_TN;         // q and k before their norms; absent without qk_norm
-  Tensor rstd_q, rstd_k;
-  Tensor qkv_TN;    // absent where the core keeps what it needs of it
-  CoreResult core;  // absent where the core is recomputed
+  // Without its output, which backward computes again: a cheap pass that saves a sixth of the
+  // memory.
+  ops::NormResult norm;
+  Tensor raw_TN;          // the qkv before the norms of q and k; absent without qk_norm
+  Tensor rstd_q, rstd_k;  // statistics of these norms
+  Tensor qkv_TN;          // absent unless the core is recomputed; else the core keeps what it needs
+  CoreResult core;        // absent if the core is recomputed
 };
 
 class AttentionSegment : public Segment {
  public:
   AttentionSegment(ParamStore& params, const GptConfig& c, int64_t layer,
-                   const RotaryTables& rotary, bool recompute_core, const ModelImpls& parts)
+                   const RotaryTables& rotary, bool recompute_core, const ModelImpls& impls)
       : c_(c),
         id_{SegmentKind::attention, layer},
         name_(segment_name(id_)),
         rotary_(rotary),
         recompute_core_(recompute_core),
-        tensor_(parts.tensor),
+        tensor_(impls.tensor),
         norm_(params, unit_id(layer), name_ + ".norm", c, *tensor_),
-        heads_{tensor_->here(c.heads), tensor_->here(c.kv_heads), c.head_dim, c.window} {
-    core_ = parts.attention_core ? parts.attention_core(heads_, layer) : local_attention(heads_);
+        heads_{tensor_->local_count(c.heads), tensor_->local_count(c.kv_heads), c.head_dim,
+               c.window} {
+    core_ = impls.attention_core ? impls.attention_core(heads_, layer) : local_attention(heads_);
     const int64_t D = c.head_dim;
     qkv_ = tensor_->column_linear(params,
                                   {.unit = unit_id(layer),
@@ -40,8 +42,8 @@ class AttentionSegment : public Segment {
                                    .std = c.init_std,
                                    .gemm = LayerGemm::qkv,
                                    .sections = {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}},
-                                   .fp8 = parts.fp8});
-    // Projections into the residual stream start smaller by sqrt(2 L) (GPT-2).
+                                   .fp8 = impls.fp8});
+    // The initial weights of projections into the residual stream are smaller by sqrt(2 L) (GPT-2).
     proj_ = tensor_->row_linear(params, {.unit = unit_id(layer),
                                          .name = name_ + ".proj",
                                          .I = c.heads * D,
@@ -49,10 +51,10 @@ class AttentionSegment : public Segment {
                                          .bias = c.linear_bias,
                                          .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                          .gemm = LayerGemm::proj,
-                                         .fp8 = parts.fp8});
+                                         .fp8 = impls.fp8});
     if (c.qk_norm) {
-      // Each rank normalizes its own heads, so that their gradients are sums over ranks.
-      ShardSpec shard = tensor_->copied();
+      // Each rank normalizes its own heads, so the gradients of these weights are sums over ranks.
+      ShardSpec shard = tensor_->replicated();
       shard.partial_grad = true;
       const auto add = [&](const char* which) {
         return params.add(unit_id(layer), {.name = name_ + which,
@@ -92,8 +94,8 @@ class AttentionSegment : public Segment {
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
     InputGradient dout = proj_->dgrad(
         step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())));
-    // The gradient for wgrad is moved in, since the rest needs its memory: under sequence
-    // parallelism it is of all ranks' tokens.
+    // The gradient for wgrad is moved, so that its memory is free for what follows: under sequence
+    // parallelism it has the rows of all ranks.
     proj_->wgrad(step, a.core.out_TN, std::move(dout.for_wgrad));
     Tensor dqkv = core_->backward(step, a.core, dout.dx_TI);
     a.core = {}, a.qkv_TN = {}, dout = {};
@@ -121,7 +123,7 @@ class AttentionSegment : public Segment {
   void normalize_heads(Step& step, AttentionActivations& a) {
     a.raw_TN = a.qkv_TN;
     a.qkv_TN = Tensor::empty(step.compute, a.raw_TN.shape(), a.raw_TN.dtype());
-    ops::cast(step.compute, a.raw_TN, a.qkv_TN);  // brings v along; q and k are overwritten
+    ops::cast(step.compute, a.raw_TN, a.qkv_TN);  // copies v; the norms overwrite q and k
     a.rstd_q = ops::head_norm(step.compute, head_weights(q_norm_), a.raw_TN, a.qkv_TN, q_heads());
     a.rstd_k = ops::head_norm(step.compute, head_weights(k_norm_), a.raw_TN, a.qkv_TN, k_heads());
   }
@@ -137,12 +139,12 @@ class AttentionSegment : public Segment {
 
   GptConfig c_;
   const SegmentId id_;
-  const std::string name_;  // the scope of failures, and the beginning of parameters' names
+  const std::string name_;  // names the scope in error messages, and starts the parameters' names
   const RotaryTables& rotary_;
   bool recompute_core_;
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
-  HeadConfig heads_;  // of this rank
+  HeadConfig heads_;  // the heads of this rank
   std::unique_ptr<Linear> qkv_, proj_;
   std::unique_ptr<AttentionCore> core_;
   Parameter *q_norm_ = nullptr, *k_norm_ = nullptr;
@@ -152,8 +154,8 @@ class AttentionSegment : public Segment {
 
 std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
                                            const RotaryTables& rotary, bool recompute_core,
-                                           const ModelImpls& parts) {
-  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core, parts);
+                                           const ModelImpls& impls) {
+  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core, impls);
 }
 
 }  // namespace mtrain::model

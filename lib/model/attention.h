@@ -14,6 +14,6 @@ namespace mtrain::model {
 
 std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
                                            const RotaryTables& rotary, bool recompute_core,
-                                           const ModelImpls& parts);
+                                           const ModelImpls& impls);
 
 }  // namespace mtrain::model

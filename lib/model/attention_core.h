@@ -1,4 +1,5 @@
-// softmax(q k^T) v, between the projections of the attention segment.
+// The attention core computes softmax(q k^T) v between the qkv and the output projection of the
+// attention segment.
 #pragma once
 #include <any>
 #include <memory>
@@ -10,25 +11,27 @@ namespace mtrain::model {
 
 // The heads that this rank computes.
 struct HeadConfig {
-  int64_t A, G, D;     // query heads, kv heads, elements of each
-  int64_t window = 0;  // 0: none
-  float scale() const;
+  int64_t A, G, D;      // query heads, key-value heads, elements of a head
+  int64_t window = 0;   // positions that a query sees; 0: all before it
+  float scale() const;  // the factor of q k^T: 1 / sqrt(D)
 };
 
 struct CoreResult {
   Tensor out_TN;  // (T, A * D)
-  std::any kept;  // what backward needs besides, of the core's own type; its inputs among it
+  // Everything else that backward() needs, the core's input included, in a type of the core's own.
+  std::any kept;
 };
 
 // The interface that context parallelism implements (ring, all-gather, all-to-all).
 class AttentionCore {
  public:
   virtual ~AttentionCore() = default;
-  // qkv_TN: (T, (A + 2 G) D), rotary applied
+  // qkv_TN is (T, (A + 2 G) D); rotary has been applied to it.
   virtual CoreResult forward(Step& step, const Tensor& qkv_TN) = 0;
-  virtual Tensor backward(Step& step, const CoreResult& forward,
-                          const Tensor& dout_TN) = 0;  // dqkv
+  // Returns dL/dqkv (T, (A + 2 G) D). `forward` is what forward() returned.
+  virtual Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN) = 0;
 };
+// The core for a rank that has all positions of its sequences.
 std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads);
 
 }  // namespace mtrain::model

@@ -12,12 +12,13 @@ namespace mtrain::model {
 class Block {
  public:
   Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
-        bool recompute_core, const ModelImpls& parts);
+        bool recompute_core, const ModelImpls& impls);
   Hidden forward(Step& step, Hidden h);
 
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }
-  ParamUnit* unit() const { return segments_[0]->unit(); }  // of all its parameters
+  // The unit that holds all parameters of the layer.
+  ParamUnit* unit() const { return segments_[0]->unit(); }
 
  private:
   std::vector<std::unique_ptr<Segment>> segments_;

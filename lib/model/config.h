@@ -1,5 +1,4 @@
-// What a GPT is, resolved: no field here has an "auto". lib/train makes it from the model of the
-// plan.
+// The shape of a GPT, with every "auto" resolved. lib/train/model_setup.cpp makes it from the plan.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,22 +15,21 @@ struct RopeScaling {
 
 struct GptConfig {
   int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
-  int64_t vocab;  // true vocabulary
-  int64_t
-      padded_vocab;  // rows of the embedding; the rows from `vocab` on stay zero and take no part
+  int64_t vocab;          // ids without padding
+  int64_t padded_vocab;   // rows of the embedding; those from `vocab` on stay zero and unused
   int64_t max_positions;  // rows of the learned position table
   kernels::NormKind norm = kernels::NormKind::rms;
   float norm_eps = 1e-5f;
-  bool rotary = true;  // else learned positions
+  bool rotary = true;  // false: learned positions
   double rotary_base = 10000;
   RopeScaling rope_scaling;
-  bool gated_mlp = true;  // SwiGLU; else GELU
-  bool gelu_tanh = true;
-  bool qkv_bias = false,
-       linear_bias = false;  // linear_bias: all other linears, and the layer norms
-  bool qk_norm = false;
+  bool gated_mlp = true;  // SwiGLU; false: GELU
+  bool gelu_tanh = true;  // GELU in its tanh form; false: by erf
+  bool qkv_bias = false;
+  bool linear_bias = false;  // biases in all linears but qkv, and in the layer norms
+  bool qk_norm = false;      // RMSNorm of each head's queries and keys
   bool tied_embeddings = false;
-  int64_t window = 0;  // sliding-window attention; 0: none
+  int64_t window = 0;  // positions that a query sees; 0: all before it
   float hidden_dropout = 0, embedding_dropout = 0;
   float init_std = 0.02f;
 

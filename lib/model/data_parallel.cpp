@@ -4,9 +4,9 @@ namespace mtrain::model {
 
 Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
   if (unit.own_master) return data_parallel.whole(unit, unit.own_master);
-  // Without master weights the optimizer updates the values that compute.
+  // Without master weights the optimizer updates the bf16 values themselves.
   if (unit.own_value) return data_parallel.whole(unit, unit.own_value);
-  data_parallel.before_forward(unit);  // the values may still be on their way
+  data_parallel.before_forward(unit);  // compute waits for the gather of the values
   data_parallel.after_forward(unit);
   return unit.value;
 }

@@ -12,24 +12,25 @@ uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int6
 }
 
 namespace {
-// Rows from `first_row` of this rank's on; numbered by the elements of the whole sequence.
+// Drops elements of x_TH, which begins at row `first_row` of this context-parallel rank's rows.
+// Random numbers are taken by the element's index in the whole sequences.
 void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, float p,
                int64_t first_row) {
   const SequenceInfo& seq = step.seq;
-  const uint64_t stream = dropout_key(step.seed, segment, step.step, step.micro_batch);
-  const Tensor stream_1 = step.replayed ? step.replayed->dropout_key(segment) : Tensor();
+  const uint64_t key = dropout_key(step.seed, segment, step.step, step.micro_batch);
+  const Tensor key_1 = step.graph_inputs ? step.graph_inputs->dropout_key(segment) : Tensor();
   const int64_t H = x_TH.dim(1), end_row = first_row + x_TH.dim(0);
-  if (seq.runs.empty()) return ops::dropout(step.compute, x_TH, stream, first_row * H, p, stream_1);
+  if (seq.runs.empty()) return ops::dropout(step.compute, x_TH, key, first_row * H, p, key_1);
   int64_t row = 0;
   for (const SequenceInfo::Run& run : seq.runs) {
     const int64_t begin = std::max(row, first_row),
                   end = std::min(row + run.count * seq.B, end_row);
     if (begin < end)
-      ops::dropout(step.compute, x_TH.rows(begin - first_row, end - first_row), stream,
-                   (run.first * seq.B + begin - row) * H, p, stream_1);
+      ops::dropout(step.compute, x_TH.rows(begin - first_row, end - first_row), key,
+                   (run.first * seq.B + begin - row) * H, p, key_1);
     row += run.count * seq.B;
   }
-  MT_CHECK(row >= end_row, "{} rows in runs of {}", end_row, row);
+  MT_CHECK(row >= end_row, "{} rows, but runs of {} positions", end_row, row);
 }
 }  // namespace
 

@@ -10,10 +10,10 @@ constexpr SegmentId kId{SegmentKind::embedding};
 
 Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParallel& tensor,
                      bool copy) {
-  // A tied table's gradient starts with the output layer's matmul; an untied one is only scattered
-  // into.
+  // The first contribution to a tied table's gradient is the output layer's GEMM. An untied table's
+  // gradient only gets the rows that the embedding adds.
   return params.add(UnitKind::embedding, {.name = "embedding.weight",
-                                          .shape = {tensor.here(c.padded_vocab), c.hidden},
+                                          .shape = {tensor.local_count(c.padded_vocab), c.hidden},
                                           .std = c.init_std,
                                           .rows = c.vocab,
                                           .matmul_grad = c.tied_embeddings,
@@ -26,16 +26,16 @@ Parameter* token_table(ParamStore& params) {
   return unit ? unit->params.front() : nullptr;
 }
 
-Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& parts,
+Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& impls,
                      bool table_alone)
-    : c_(c), tensor_(parts.tensor), table_(add_table(params, c, *tensor_, false)) {
+    : c_(c), tensor_(impls.tensor), table_(add_table(params, c, *tensor_, false)) {
   if (!c.rotary)
     positions_ = params.add(table_alone ? UnitKind::positions : UnitKind::embedding,
                             {.name = "position_embedding.weight",
                              .shape = {c.max_positions, c.hidden},
                              .std = c.init_std,
                              .matmul_grad = false,
-                             .shard = tensor_->copied()});
+                             .shard = tensor_->replicated()});
 }
 
 ShardSpec vocabulary_shard(const TensorParallel& tensor, const GptConfig& c) {
@@ -54,7 +54,8 @@ ops::VocabularyShard Embedding::shard() const {
   return {tensor_->rank() * table_->shape[0], c_.padded_vocab};
 }
 
-// Each rank has the ids of its own rows of the table; the positions are added to their sum.
+// Each rank looks up the ids of its own rows of the table. The learned positions are added to the
+// sum over ranks.
 Tensor Embedding::look_up(Step& step, const Tensor& id_T) {
   const Tensor x_TH =
       tensor_->reduce(step, ops::embedding(step.compute, id_T, table_->value, {}, {}, shard()));
@@ -80,13 +81,12 @@ void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
       drop_backward(step, d_TH, kId, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
   const Tensor all_d = tensor_->gather(step, d);
   WgradQueue::Entry entry;
-  entry.run = [this, &on = step.compute, id_T, d, all_d,
+  entry.run = [this, &stream = step.compute, id_T, d, all_d,
                position_T = tensor_->own_rows(step.seq.position_T)] {
-    // A tied table's first contribution, where this entry is drained before the head's: those then
-    // add.
-    if (table_->consume_first_write()) ops::fill(on, table_->grad, 0);
-    ops::embedding_backward(on, id_T, all_d, table_->grad, shard());
-    if (positions_) ops::embedding_backward(on, position_T, d, positions_->grad);
+    // If this entry runs before the head's, it makes the first contribution to a tied table.
+    if (table_->consume_first_write()) ops::fill(stream, table_->grad, 0);
+    ops::embedding_backward(stream, id_T, all_d, table_->grad, shard());
+    if (positions_) ops::embedding_backward(stream, position_T, d, positions_->grad);
   };
   entry.completes = {table_};
   if (positions_) entry.completes.push_back(positions_);

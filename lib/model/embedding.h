@@ -5,21 +5,23 @@
 
 namespace mtrain::model {
 
-// The vocabulary's rows, padding included, over the ranks.
+// Says how the rows of the padded vocabulary are split over the ranks of tensor parallelism.
 ShardSpec vocabulary_shard(const TensorParallel& tensor, const GptConfig& c);
 
-// Declares the token table, the first parameter of its unit. `copy` says that another rank of the
-// pipeline has it as well, and counts and saves it.
+// Declares the token table, the first parameter of its unit. `copy`: see ParamSpec::copy.
 Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParallel& tensor,
                      bool copy);
-Parameter* token_table(ParamStore& params);  // null where this rank has none
+// Returns the token table, or null if this rank has none.
+Parameter* token_table(ParamStore& params);
 
 class Embedding {
  public:
-  // `table_alone`: in a unit of its own.
-  Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& parts = {},
+  // `table_alone`: the token table has a unit of its own, apart from the learned positions.
+  Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& impls = {},
             bool table_alone = false);
+  // Returns the embeddings (T, H) of the ids; under sequence parallelism, this rank's rows of them.
   Tensor forward(Step& step, const Tensor& id_T);
+  // Pushes the gradients of the tables to step.wgrad. d_TH is dL/d(what forward() returned).
   void backward(Step& step, const Tensor& id_T, const Tensor& d_TH);
   Parameter* table() const { return table_; }
   std::vector<ParamUnit*> units() const;

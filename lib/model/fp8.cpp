@@ -13,16 +13,16 @@
 namespace mtrain::model {
 
 namespace {
-// Throws within a graph: it is replayed for every micro-batch, and copies of weights are made once
-// a step.
+// Throws while a graph is captured. A graph is replayed for every micro-batch, but the scales and
+// copies of weights are made once a step.
 void refuse_capture(Stream& stream) {
   if (stream.device().capture())
-    throw RunError("8-bit weights that are not there yet cannot be made within a graph");
+    throw RunError("8-bit copies or scales of weights cannot be made within a graph");
 }
 }  // namespace
 
 int64_t Float8Scaling::add(const std::string& name, const Parameter& weight) {
-  MT_CHECK(!materialized_, "{} is declared after the scales have memory", name);
+  MT_CHECK(!materialized_, "{} is declared after materialize()", name);
   linears_.push_back(name);
   weights_.push_back({.parameter = &weight});
   return int64_t(linears_.size()) - 1;
@@ -115,7 +115,7 @@ ops::Float8Tensor Float8Scaling::weight(Stream& stream, int64_t linear, bool tra
   if ((transposed ? w.has_transposed : w.has_copy) && (w.recorded || !amax))
     return {kept, scale.inverse};
   refuse_capture(stream);
-  // What a backward will want is made with what its forward wants: the weight is read once.
+  // A training forward makes the transpose for its backward, too, so that the weight is read once.
   const Tensor copy = transposed ? Tensor() : w.copy,
                other = transposed || record ? w.transposed : Tensor();
   ops::quantize_into(stream, value, scale, copy, other, amax);
@@ -139,16 +139,17 @@ void Float8Scaling::weights_changed() {
 }
 
 void Float8Scaling::end_step(Stream& stream, const std::function<void(const Tensor&)>& over_ranks) {
-  weights_changed();  // and delayed scales are others now
+  weights_changed();  // the update has changed the weights; new delayed scales are made below
   if (!all_.amax_C) return;
   over_ranks(all_.amax_C);
   const auto both = 2 * int64_t(linears_.size());
-  const auto update = [&](const ops::DelayedScales& of, Role role) {
-    ops::update_scales(stream, of, place_, options_.most_recent, type(role), options_.margin);
+  const auto update = [&](const ops::DelayedScales& scales, Role role) {
+    ops::update_scales(stream, scales, history_index_, options_.most_recent, type(role),
+                       options_.margin);
   };
   update(range(0, both), Role::input);
   update(range(both, tensors()), Role::gradient);
-  place_ = (place_ + 1) % options_.history;
+  history_index_ = (history_index_ + 1) % options_.history;
   has_history_ = true;
 }
 
@@ -163,7 +164,7 @@ std::string Float8Scaling::state(Stream& stream) const {
   for (int64_t i = 0; i < tensors(); ++i) {
     text += fmt::format("{} {:a}", name(i), scales[size_t(i)]);
     for (int64_t l = 0; l < L; ++l)
-      text += fmt::format(" {:a}", history[size_t(i * L + (place_ + l) % L)]);
+      text += fmt::format(" {:a}", history[size_t(i * L + (history_index_ + l) % L)]);
     text += "\n";
   }
   return text;
@@ -181,11 +182,11 @@ void Float8Scaling::restore(Stream& stream, const std::string& state) {
   }
   const int64_t C = tensors(), L = options_.history;
   std::vector<float> scales, inverses, history(size_t(C * L));
-  int64_t known = 0;  // steps of the saved history that fit; the last ones
+  int64_t known = 0;  // steps of the saved history that fit into the ring; the last ones are taken
   for (int64_t i = 0; i < C; ++i) {
     const auto own = saved.find(name(i));
     if (own == saved.end() || own->second.size() < 2 || !(own->second[0] > 0))
-      throw UserError(fmt::format("the checkpoint has 8-bit scales, but none of {}", name(i)),
+      throw UserError(fmt::format("the checkpoint has 8-bit scales, but none for {}", name(i)),
                       "load a checkpoint of the same model, or set mixed_precision.fp8_recipe: "
                       "tensorwise");
     const std::vector<float>& values = own->second;
@@ -194,7 +195,7 @@ void Float8Scaling::restore(Stream& stream, const std::string& state) {
     known = std::min(L, int64_t(values.size()) - 1);
     std::copy(values.end() - known, values.end(), history.begin() + i * L);
   }
-  // Graphs hold the addresses, so that the memory stays the same.
+  // Graphs hold the addresses, so the memory must stay the same.
   const auto put = [&](std::vector<float>& values, const Tensor& to) {
     const auto keep = std::make_shared<std::vector<float>>(std::move(values));
     stream.upload(to, keep, keep->data());
@@ -203,9 +204,9 @@ void Float8Scaling::restore(Stream& stream, const std::string& state) {
   put(history, all_.history_CL);
   put(scales, all_.scale_C);
   put(inverses, all_.inverse_C);
-  place_ = known % L;
+  history_index_ = known % L;
   has_history_ = true;
-  weights_changed();  // they are quantized under other scales
+  weights_changed();  // the kept copies have other scales
 }
 
 }  // namespace mtrain::model

@@ -8,22 +8,22 @@
 namespace mtrain::model {
 
 Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
-         const Recompute& recompute, const ModelImpls& parts, const StageSpec& part)
-    : c_(c), part_(part), tensor_(parts.tensor) {
-  part_.end = std::min(part_.end, c.layers);
+         const Recompute& recompute, const ModelImpls& impls, const StageSpec& stage)
+    : c_(c), stage_(stage), tensor_(impls.tensor) {
+  stage_.end = std::min(stage_.end, c.layers);
   if (c.rotary) rotary_ = rotary_tables(stream, c, positions);
-  if (part_.embedding)
-    embedding_ = std::make_unique<Embedding>(params, c, parts, part_.shares_table);
-  for (int64_t i = part_.begin; i < part_.end; ++i) {
-    blocks_.emplace_back(params, c, i, rotary_, recompute.attention_core, parts);
+  if (stage_.embedding)
+    embedding_ = std::make_unique<Embedding>(params, c, impls, stage_.shares_table);
+  for (int64_t i = stage_.begin; i < stage_.end; ++i) {
+    blocks_.emplace_back(params, c, i, rotary_, recompute.attention_core, impls);
     block_units_.push_back(blocks_.back().unit());
   }
-  if (part_.head) {
-    head_ = std::make_unique<Head>(params, c, parts, part_.shares_table);
+  if (stage_.head) {
+    head_ = std::make_unique<Head>(params, c, impls, stage_.shares_table);
     head_unit_ = head_->unit();
     table_unit_ = head_->output_unit();
   }
-  if (part_.embedding) embedding_units_ = embedding_->units();
+  if (stage_.embedding) embedding_units_ = embedding_->units();
   const size_t layers = blocks_.size(),
                recomputed = recompute.group ? std::min(layers, size_t(recompute.layers)) : 0;
   for (size_t i = 0; i < recomputed; i += size_t(recompute.group))
@@ -38,32 +38,32 @@ Shape Gpt::hidden_shape(const SequenceInfo& seq) const {
 std::vector<ParamUnit*> Gpt::units() const {
   std::vector<ParamUnit*> all = embedding_units_;
   all.insert(all.end(), block_units_.begin(), block_units_.end());
-  if (!part_.head) return all;
+  if (!stage_.head) return all;
   all.push_back(head_unit_);
   if (c_.tied_embeddings && std::ranges::find(all, table_unit_) == all.end())
     all.push_back(table_unit_);
   return all;
 }
 
-// The head computes its gradients together with the loss, except its norm's; so its unit stays
-// until the norm's backward.
+// In training, the head computes its gradients together with the loss, except those of its norm. So
+// its unit is needed until the norm's backward: backward_pass() calls after_backward() for it.
 void Gpt::before_head(Step& step) {
-  ParamHooks& use = step.units();
-  step.training ? use.before_backward(*head_unit_) : use.before_forward(*head_unit_);
+  ParamHooks& hooks = step.param_hooks();
+  step.training ? hooks.before_backward(*head_unit_) : hooks.before_forward(*head_unit_);
   if (borrows_table()) {
-    use.before_forward(*table_unit_);
-    if (step.training) use.before_grads(*table_unit_);
+    hooks.before_forward(*table_unit_);
+    if (step.training) hooks.before_grads(*table_unit_);
   }
   if (copies_table())
-    step.training ? use.before_backward(*table_unit_) : use.before_forward(*table_unit_);
+    step.training ? hooks.before_backward(*table_unit_) : hooks.before_forward(*table_unit_);
 }
 
 void Gpt::after_head(Step& step) {
-  ParamHooks& use = step.units();
-  if (!step.training) use.after_forward(*head_unit_);
-  if (borrows_table()) use.after_forward(*table_unit_);
+  ParamHooks& hooks = step.param_hooks();
+  if (!step.training) hooks.after_forward(*head_unit_);
+  if (borrows_table()) hooks.after_forward(*table_unit_);
   if (copies_table())
-    step.training ? use.after_backward(*table_unit_) : use.after_forward(*table_unit_);
+    step.training ? hooks.after_backward(*table_unit_) : hooks.after_forward(*table_unit_);
 }
 
 Tensor Gpt::forward(Step& step, const MicroBatch& batch, const LossRequest& request,
@@ -87,7 +87,7 @@ Tensor Gpt::logits(Step& step, const MicroBatch& batch) {
 StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request,
                             const Tensor& x_TH) {
   StagePass pass = blocks_pass(step, batch, x_TH);
-  if (part_.head)
+  if (stage_.head)
     pass.add({SegmentKind::head}, [this, request](StagePass& p) {
       before_head(p.step_);
       head_->loss(p.step_, std::exchange(p.h_, {}), request);
@@ -100,15 +100,15 @@ StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const Los
 }
 
 StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH) {
-  MT_CHECK(part_.embedding || x_TH, "stage from layer {} on without its input", part_.begin);
+  MT_CHECK(stage_.embedding || x_TH, "the stage from layer {} on is given no input", stage_.begin);
   StagePass pass(step);
   pass.h_.x_TH = x_TH;
-  if (part_.embedding)
+  if (stage_.embedding)
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
-      ParamHooks& use = p.step_.units();
-      for (ParamUnit* u : embedding_units_) use.before_forward(*u);
+      ParamHooks& hooks = p.step_.param_hooks();
+      for (ParamUnit* u : embedding_units_) hooks.before_forward(*u);
       p.h_.x_TH = embedding_->forward(p.step_, batch.input_T);
-      for (ParamUnit* u : embedding_units_) use.after_forward(*u);
+      for (ParamUnit* u : embedding_units_) hooks.after_forward(*u);
     });
   for (const Group& g : groups_)
     for (size_t i = g.begin; i < g.end; ++i)
@@ -126,25 +126,25 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
       p.h_ = {materialize(step, p.h_), {}};
       step.stash.push(p.h_.x_TH);
     }
-    step.units().before_forward(*block_units_[layer]);
+    step.param_hooks().before_forward(*block_units_[layer]);
   }
-  // Where the layer is recomputed, or runs forward only, activations go to a stash that is emptied
-  // at the layer's end.
+  // If the layer is recomputed or there is no backward, its activations go to a stash that is
+  // emptied at the layer's end.
   Step inner = step.with(p.not_kept_);
   p.h_ = blocks_[layer].segment(segment).forward(keep ? step : inner, p.h_);
   if (segment + 1 < blocks_[layer].size()) return;
   p.not_kept_ = {};
-  step.units().after_forward(*block_units_[layer]);
+  step.param_hooks().after_forward(*block_units_[layer]);
 }
 
 StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH) {
   StagePass pass(step);
   pass.empties_stash_ = true;
   pass.result_ = dy_TH;
-  if (part_.head)
+  if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
       p.result_ = head_->backward(p.step_);
-      p.step_.units().after_backward(*head_unit_);
+      p.step_.param_hooks().after_backward(*head_unit_);
     });
   for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
     if (g->recompute)
@@ -156,39 +156,39 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
         pass.add({blocks_[i].segment(s).kind(), int64_t(i)},
                  [this, &group = *g, i, s](StagePass& p) { backward_segment(p, group, i, s); });
   }
-  if (part_.embedding)
+  if (stage_.embedding)
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
-      ParamHooks& use = p.step_.units();
-      for (ParamUnit* u : embedding_units_) use.before_backward(*u);
+      ParamHooks& hooks = p.step_.param_hooks();
+      for (ParamUnit* u : embedding_units_) hooks.before_backward(*u);
       embedding_->backward(p.step_, batch.input_T, std::exchange(p.result_, {}));
-      for (ParamUnit* u : embedding_units_) use.after_backward(*u);
+      for (ParamUnit* u : embedding_units_) hooks.after_backward(*u);
     });
   return pass;
 }
 
 void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
-  ParamHooks& use = p.step_.units();
+  ParamHooks& hooks = p.step_.param_hooks();
   if (layer == g.begin) p.h_ = {p.step_.stash.pop<Tensor>(), {}};
   const bool last = layer + 1 == g.end;  // the backward of this layer comes next
   if (last)
-    use.before_backward(*block_units_[layer]);
+    hooks.before_backward(*block_units_[layer]);
   else
-    use.before_recompute(*block_units_[layer], block_units_[layer + 1]);
+    hooks.before_recompute(*block_units_[layer], block_units_[layer + 1]);
   Step inner = p.step_.with(p.not_kept_);
   p.h_ = blocks_[layer].forward(inner, std::move(p.h_));
   if (last)
     p.h_ = {};
   else
-    use.after_forward(*block_units_[layer]);
+    hooks.after_forward(*block_units_[layer]);
 }
 
 void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
-  ParamHooks& use = p.step_.units();
+  ParamHooks& hooks = p.step_.param_hooks();
   const bool first = segment + 1 == blocks_[layer].size();
-  if (first && (!g.recompute || layer + 1 < g.end)) use.before_backward(*block_units_[layer]);
+  if (first && (!g.recompute || layer + 1 < g.end)) hooks.before_backward(*block_units_[layer]);
   Step inner = p.step_.with(p.not_kept_);
   p.result_ = blocks_[layer].segment(segment).backward(g.recompute ? inner : p.step_, p.result_);
-  if (segment == 0) use.after_backward(*block_units_[layer]);
+  if (segment == 0) hooks.after_backward(*block_units_[layer]);
 }
 
 }  // namespace mtrain::model

@@ -19,62 +19,64 @@ struct MicroBatch {
 
 // Which activations are computed again in backward instead of kept.
 struct Recompute {
-  // Selective recomputation: that of the attention cores.
+  // Selective recomputation: backward computes the attention cores again.
   bool attention_core = false;
-  // Full recomputation: the stage's first `layers` layers form groups of `group` layers each, of
-  // which only the input is kept. The other layers keep everything. 0: no layer takes part.
+  // Full recomputation: the stage's first `layers` layers form groups of `group` layers, and only
+  // the input of a group is kept. The other layers keep everything. group = 0: no layer takes part.
   int64_t group = 0, layers = 0;
 };
 
-// Which part of the model a Gpt is: all of it, or a pipeline's stage.
+// Which part of the model a Gpt is: all of it (the default), or a stage of a pipeline.
 struct StageSpec {
-  int64_t begin = 0, end = std::numeric_limits<int64_t>::max();  // layers
+  int64_t begin = 0, end = std::numeric_limits<int64_t>::max();  // layers [begin, end)
   bool embedding = true, head = true;
-  // Set where embeddings are tied and the first and the last stage are on different ranks. Both
-  // then have the table, in a unit of its own, so that it has the same layout on both.
+  // Set if embeddings are tied and the first and the last stage are on different ranks. Both ranks
+  // then have the table, in a unit of its own, so that its layout is the same on both.
   bool shares_table = false;
 };
 
 class Gpt {
  public:
-  // Declares its parameters in `params`; materialize them before use. The stages of a rank share
-  // `params`, and add to it in their order. No sequence is longer than `positions`.
+  // Declares the stage's parameters in `params`; materialize them before use. The stages of a rank
+  // share `params`, and declare their parameters in the order of stages. No sequence is longer than
+  // `positions`.
   Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
-      const Recompute& recompute = {}, const ModelImpls& parts = {}, const StageSpec& part = {});
+      const Recompute& recompute = {}, const ModelImpls& impls = {}, const StageSpec& stage = {});
   Gpt(const Gpt&) = delete;  // the blocks point into it
   Gpt& operator=(const Gpt&) = delete;
 
-  // x_TH comes from the stage before, and is absent where the part has the embedding. Returns the
-  // tensor for the next stage; with the head nothing, and adds the micro-batch's summed loss to
-  // request.total. Where step.training, keeps what backward() needs.
+  // x_TH comes from the stage before, and is absent if this stage has the embedding. Returns the
+  // tensor for the next stage. A stage with the head returns an absent tensor, and adds the
+  // micro-batch's summed loss to request.total. Keeps what backward() needs if step.training.
   Tensor forward(Step& step, const MicroBatch& batch, const LossRequest& request,
                  const Tensor& x_TH = {});
-  // Mirrors the last forward() with this stash, and adds to every parameter's gradient. dy_TH is
-  // the gradient of what forward() returned. Returns the gradient of x_TH.
+  // Runs the backward of the last forward() with the same stash, and adds to every parameter's
+  // gradient. dy_TH is the gradient of what forward() returned. Returns the gradient of x_TH.
   Tensor backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
-  // The same as a list of parts. A pass uses `batch` and what `step` refers to until it is done.
+  // Return forward() and backward() as lists of parts. A pass uses `batch` and what `step` refers
+  // to until it is done.
   StagePass forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request,
                          const Tensor& x_TH = {});
   StagePass backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
-  // Returns (T, this rank's rows of the padded vocabulary), fp32.
+  // Returns (T, padded vocabulary) in fp32, for the whole model. Not for several tp ranks.
   Tensor logits(Step& step, const MicroBatch& batch);
 
   const GptConfig& config() const { return c_; }
-  const StageSpec& part() const { return part_; }
-  // Returns the units of all parameters that it uses.
+  const StageSpec& stage() const { return stage_; }
+  // Returns the units of all parameters that the stage uses.
   std::vector<ParamUnit*> units() const;
-  // How many of its units come before the head's. They are the first units of `params` where it was
-  // the first to add to it.
+  // How many of the stage's units come before the head's. They are the first units of `params` if
+  // this stage was the first to declare parameters there.
   size_t units_before_head() const { return embedding_units_.size() + block_units_.size(); }
   // The shape of this rank's rows of the tensor that goes from stage to stage.
   Shape hidden_shape(const SequenceInfo& seq) const;
 
  private:
   struct Group {
-    size_t begin, end;  // of blocks_
+    size_t begin, end;  // blocks_[begin, end)
     bool recompute;
   };
-  // A forward up to the head.
+  // Returns a forward that ends before the head.
   StagePass blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH);
   void before_head(Step& step);
   void after_head(Step& step);
@@ -84,15 +86,16 @@ class Gpt {
 
   // Whether the output layer uses the embedding's own table, whose gradient is ready only when the
   // embedding has added to it.
-  bool borrows_table() const { return c_.tied_embeddings && !part_.shares_table; }
+  bool borrows_table() const { return c_.tied_embeddings && !stage_.shares_table; }
   // Whether the output layer has a copy of the table, and alone adds to its gradient on this rank.
-  bool copies_table() const { return c_.tied_embeddings && part_.shares_table; }
+  bool copies_table() const { return c_.tied_embeddings && stage_.shares_table; }
 
   GptConfig c_;
-  StageSpec part_;
+  StageSpec stage_;
   std::shared_ptr<TensorParallel> tensor_;
   RotaryTables rotary_;
-  // Null without a head. The table is that of the output layer, which tied embeddings share.
+  // The units of the output layer's weight and of the head; null without a head. With tied
+  // embeddings the former holds the token table.
   ParamUnit *table_unit_ = nullptr, *head_unit_ = nullptr;
   std::vector<ParamUnit*> embedding_units_, block_units_;
   std::unique_ptr<Embedding> embedding_;

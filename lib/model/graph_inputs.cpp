@@ -27,7 +27,7 @@ Tensor GraphInputs::dropout_key(const SegmentId& segment) {
   const auto known = std::ranges::find(segments_, segment);
   const int64_t at = known - segments_.begin();
   if (at == keys_N_.dim(0))
-    throw RunError(fmt::format("{} is one more place of dropout than the {} expected",
+    throw RunError(fmt::format("{} drops elements, but there are keys for {} segments only",
                                segment_name(segment), at));
   if (known == segments_.end()) segments_.push_back(segment);
   return keys_N_.flat(at, {1});

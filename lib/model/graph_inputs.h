@@ -1,5 +1,5 @@
 // GraphInputs holds, in device memory, the values that differ from one micro-batch to the next.
-// Launches that are replayed (device/graph.h) read there what was set last.
+// Launches that a graph replays (device/graph.h) read there what set() wrote last.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,17 +15,17 @@ class GraphInputs {
   GraphInputs(Stream& stream, int64_t max_dropouts);
 
   const Tensor& grad_scale() const { return grad_scale_1_; }  // fp32, one element
-  // Returns one int64, which is the same memory each time. Throws RunError for one segment too
-  // many.
+  // Returns the segment's key, one int64 in the same memory each time. Throws RunError if more than
+  // `max_dropouts` segments ask.
   Tensor dropout_key(const SegmentId& segment);
 
-  // Enqueues the values of one micro-batch, for all segments asked for so far.
+  // Enqueues the writes of one micro-batch's values, with the keys of all segments that have asked.
   void set(float grad_scale, uint64_t seed, int64_t step, int64_t micro_batch);
 
  private:
   Stream& stream_;
   Tensor grad_scale_1_, keys_N_;
-  float set_grad_scale_ = 0;
+  float set_grad_scale_ = 0;         // what grad_scale_1_ holds
   std::vector<SegmentId> segments_;  // in the order of their keys in keys_N_
 };
 

@@ -17,32 +17,32 @@ struct HeadActivations {
 };
 }  // namespace
 
-Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& parts, bool own_table)
+Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool own_table)
     : c_(c),
-      tensor_(parts.tensor),
-      logits_rows_(parts.logits_rows),
+      tensor_(impls.tensor),
+      logits_rows_(impls.logits_rows),
       norm_(params, UnitKind::output, "final_norm", c, *tensor_),
       completes_(!c.tied_embeddings || own_table) {
   if (c.tied_embeddings) {
     output_ = own_table ? add_table(params, c, *tensor_, true) : token_table(params);
-    MT_CHECK(output_, "tied embeddings without the embedding's table");
+    MT_CHECK(output_, "embeddings are tied, but this rank has no token table");
     return;
   }
   output_ = params.add(UnitKind::output, {.name = "output.weight",
-                                          .shape = {tensor_->here(c.padded_vocab), c.hidden},
+                                          .shape = {tensor_->local_count(c.padded_vocab), c.hidden},
                                           .std = c.init_std,
                                           .rows = c.vocab,
                                           .shard = vocabulary_shard(*tensor_, c)});
 }
 
-// Loss, and the gradient in place of the logits where step.training.
+// Writes the loss of every token, and the gradient over the logits if step.training.
 void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
                          const Tensor& loss_T, const LossRequest& request) {
   Stream& stream = step.compute;
   if (tensor_->size() == 1)
     return ops::cross_entropy(stream, logits_TV, label_T, loss_T, c_.vocab, request.grad_scale,
                               step.training, request.grad_scale_1);
-  MT_CHECK(!request.grad_scale_1, "tp ranks are given the gradient's scale by value");
+  MT_CHECK(!request.grad_scale_1, "tensor parallelism takes the gradient's scale by value only");
   const int64_t first = std::min(tensor_->rank() * output_->shape[0], c_.vocab);
   const ops::VocabularyColumns here{first, output_->real_rows(), c_.vocab};
   const Tensor sums_T3 = ops::cross_entropy_sums(stream, logits_TV, label_T, here);
@@ -90,7 +90,7 @@ Tensor Head::backward(Step& step) {
 }
 
 Tensor Head::logits(Step& step, const Hidden& h) {
-  MT_CHECK(tensor_->size() == 1, "logits of {} ranks, each of which has some of the vocabulary",
+  MT_CHECK(tensor_->size() == 1, "logits are asked for, but {} ranks share the vocabulary",
            tensor_->size());
   const Device::Scope scope(step.compute.device(), kScope);
   const Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH);

@@ -1,5 +1,5 @@
 // Final norm, output projection and loss. The loss runs over chunks of tokens, and its gradient is
-// computed in the same pass, so that the logits of a micro-batch never exist at once.
+// computed in the same pass, so that the logits of a whole micro-batch never exist at once.
 #pragma once
 #include "model/model_impls.h"
 #include "model/norm.h"
@@ -7,26 +7,30 @@
 namespace mtrain::model {
 
 struct LossRequest {
-  Tensor label_T;        // int32; negative: masked
-  Tensor total;          // fp64, one element: the summed loss of all unmasked tokens is added to it
-  float grad_scale = 1;  // gradient of the reported loss with respect to a token's loss: 1 /
-                         // unmasked tokens of the global batch
-  Tensor grad_scale_1 = {};  // fp32, one element, optional: the same, read when the launch runs
+  Tensor label_T;  // int32; negative: masked
+  Tensor total;    // fp64, one element: the summed loss of all unmasked tokens is added to it
+  // The gradient of the reported loss with respect to a token's loss: 1 / (unmasked tokens of the
+  // global batch).
+  float grad_scale = 1;
+  // Optional: the same value in device memory, fp32, one element, read when the launch runs.
+  Tensor grad_scale_1 = {};
 };
 
 class Head {
  public:
-  // With tied embeddings the output layer multiplies with the embedding's table; `own_table`: with
-  // a copy of it, as the embedding is on another rank.
-  Head(ParamStore& params, const GptConfig& c, const ModelImpls& parts, bool own_table = false);
-  void loss(Step& step, const Hidden& h,
-            const LossRequest& request);  // stashes the gradient where step.training
-  Tensor backward(Step& step);            // returns dL/dh (T, H)
-  // (T, this rank's rows of the padded vocabulary); stashes nothing.
+  // With tied embeddings the output layer multiplies by the token table. `own_table`: by a copy of
+  // it, since the embedding is on another rank.
+  Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool own_table = false);
+  // Adds the loss to request.total. Pushes the gradient to step.stash if step.training.
+  void loss(Step& step, const Hidden& h, const LossRequest& request);
+  // Returns dL/dh (T, H).
+  Tensor backward(Step& step);
+  // Returns (T, padded vocabulary) in fp32, and stashes nothing. Not for several tp ranks.
   Tensor logits(Step& step, const Hidden& h);
 
-  ParamUnit* unit() const { return norm_.unit(); }          // of its own parameters
-  ParamUnit* output_unit() const { return output_->unit; }  // unit(), or that of a tied table
+  ParamUnit* unit() const { return norm_.unit(); }  // the unit of the head's own parameters
+  // The unit of the output layer's weight: unit(), or the unit of a tied table.
+  ParamUnit* output_unit() const { return output_->unit; }
 
  private:
   void cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
@@ -34,10 +38,10 @@ class Head {
 
   GptConfig c_;
   std::shared_ptr<TensorParallel> tensor_;
-  int64_t logits_rows_;  // 0: all rows at once
+  int64_t logits_rows_;  // tokens in a chunk; 0: all
   Norm norm_;
   Parameter* output_;
-  bool completes_;  // nothing else on this rank adds to the gradient of `output_`
+  bool completes_;  // whether nothing else on this rank adds to the gradient of `output_`
 };
 
 }  // namespace mtrain::model

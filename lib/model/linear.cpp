@@ -11,7 +11,7 @@ namespace {
 
 using Role = Float8Scaling::Role;
 
-// What profiles and traces call the GEMMs.
+// The names of the GEMMs in profiles and traces.
 constexpr GemmTable<const char*> kNames{{{
     {"matmul_qkv_fwd", "matmul_qkv_dgrad", "matmul_qkv_wgrad"},
     {"matmul_proj_fwd", "matmul_proj_dgrad", "matmul_proj_wgrad"},
@@ -19,7 +19,7 @@ constexpr GemmTable<const char*> kNames{{{
     {"matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"},
 }}};
 
-// Returns the shape of a rank's part, which has no padding.
+// Returns the shape of a rank's part of a tensor without padding.
 Shape part_of(Shape whole, const ShardSpec& shard) {
   if (shard.dim == ShardSpec::Dim::columns) whole[1] = exact_div(whole[1], int64_t(shard.ranks));
   if (shard.dim != ShardSpec::Dim::rows) return whole;
@@ -115,10 +115,10 @@ InputGradient LinearGemms::dgrad(Step& step, Tensor dy_TO) const {
   return {dx, std::move(dy.for_wgrad)};
 }
 
-// dgrad and wgrad share one read of dy, of which both layouts are made. dy itself can go then,
-// which has twice the bytes of the transpose that stays: also where wgrad waits (step.wgrad holds
-// it), however long. Only a bias takes dy as it is, and a transpose would wait beside it: a wgrad
-// that waits with a bias makes its own when its time has come.
+// One read of dy makes both quantized layouts: the rows for dgrad and the transpose for wgrad. dy
+// itself is then freed, and only the transpose, which has half its bytes, waits for wgrad. A bias
+// needs dy itself, however. If such a wgrad is held, a transpose would have to wait beside dy;
+// wgrad makes the transpose when it runs instead.
 LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step, Tensor dy_TO) const {
   Stream& stream = step.compute;
   const ops::Float8Scale scale = fp8_->scale(stream, number_, Role::gradient, dy_TO);

@@ -1,6 +1,6 @@
 // A linear layer, y = x W^T + b, with weight W (O, I) and bias b (O). Forward, the gradient of the
 // input and the gradient of the weight are separate calls, so that schedules and overlap can move
-// the last. Tensor parallelism implements the same interface (lib/parallel/tensor).
+// the weight's gradient. Tensor parallelism implements the same interface (lib/parallel/tensor).
 //
 // What a rank passes and gets, for T tokens and P ranks of tensor parallelism:
 //
@@ -9,8 +9,8 @@
 //   column-parallel    (T, I)       (T, O / P)   (O / P, I)   x and dx are (T / P, I)
 //   row-parallel       (T, I / P)   (T, O)       (O, I / P)   y and dy are (T / P, O)
 //
-// Activations and their gradients are bf16 or fp32, and gradients of W and b are fp32. With 8-bit
-// GEMMs that stays so: each call quantizes its operands itself.
+// Activations and their gradients are bf16 or fp32, and gradients of W and b are fp32. The same
+// holds for linears with 8-bit GEMMs: each call quantizes its operands itself.
 #pragma once
 #include <memory>
 #include <string>
@@ -24,16 +24,16 @@
 
 namespace mtrain::model {
 
-// dL/dy in the form that wgrad() takes. Only a row-parallel linear under sequence parallelism
-// changes its rows: there they are those of all ranks, (T, O).
+// dL/dy in the form that wgrad() takes. Under sequence parallelism a row-parallel linear's dgrad()
+// gathers it: it then has the rows of all ranks, (T, O).
 //   bf16 and fp32    dy_TO alone.
-//   8 bits           dy_OT, quantized in the read of dy that dgrad() makes anyway. dy_TO takes
-//                    twice the bytes and is gone, unless a bias needs its sums.
+//   8 bits           dy_OT, quantized in the same read of dy as dgrad()'s operand. dy_TO, which has
+//                    twice the bytes, is freed unless a bias needs its column sums.
 //   8 bits, chunked  dy_TO alone: dgrad() has quantized its chunks one by one.
 struct OutputGradient {
   Tensor dy_TO;
   ops::Float8Scale scale = {};   // absent: wgrad() finds it
-  ops::Float8Tensor dy_OT = {};  // absent: wgrad() makes it of dy_TO
+  ops::Float8Tensor dy_OT = {};  // absent: wgrad() quantizes dy_TO
 };
 
 struct InputGradient {
@@ -42,7 +42,7 @@ struct InputGradient {
 };
 
 struct GeluOutput {
-  Tensor y_TO, gelu_TO;
+  Tensor y_TO, gelu_TO;  // y and gelu(y)
 };
 
 struct GeluInputGradient {
@@ -57,30 +57,30 @@ class Linear {
 
   // Returns y.
   virtual Tensor forward(Step& step, const Tensor& x_TI) = 0;
-  // Returns dL/dx, and dL/dy for wgrad(). Takes dL/dy over: its memory is free as soon as nothing
-  // needs it, if the caller moves it in.
+  // Returns dL/dx, and dL/dy for wgrad(). If the caller moves dL/dy in, its memory is freed as soon
+  // as nothing needs it.
   virtual InputGradient dgrad(Step& step, Tensor dy_TO) = 0;
   // Pushes the gradients of W and b to step.wgrad, which runs them now or later and holds x and dy
   // until then.
   virtual void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) = 0;
-  // Returns dL/dx after dgrad() and wgrad(). For an x that exists before dy does: communication can
-  // then hide behind either.
+  // Calls dgrad() and wgrad(), and returns dL/dx. Prefer it if x exists before dy does: the
+  // communication of each of the two can then hide behind the other.
   virtual Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) {
     InputGradient g = dgrad(step, std::move(dy_TO));
     wgrad(step, x_TI, std::move(g.for_wgrad));
     return g.dx_TI;
   }
 
-  // A tanh gelu behind the output: returns y and gelu(y).
+  // Returns y and gelu(y), the tanh form.
   virtual GeluOutput forward_gelu(Step& step, const Tensor& x_TI) {
     const Tensor y = forward(step, x_TI);
     return {y, ops::gelu(step.compute, y, true)};
   }
-  // A tanh gelu before the input, x = gelu(u): returns dL/du and gelu(u), so that x need not be
-  // kept for wgrad().
+  // For a linear whose input is x = gelu(u), the tanh form. Returns dL/du and gelu(u), so that x
+  // need not be kept for wgrad().
   virtual GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) {
     InputGradient g = dgrad(step, std::move(dy_TO));
-    // The kernel overwrites dx with gelu(u).
+    // The kernel overwrites g.dx_TI with gelu(u).
     const Tensor du = ops::gelu_backward(step.compute, u_TI, g.dx_TI, g.dx_TI, true);
     return {du, g.dx_TI, std::move(g.for_wgrad)};
   }
@@ -89,16 +89,17 @@ class Linear {
 struct LinearSpec {
   UnitId unit;
   std::string name;  // the parameters are `name`.weight (O, I) and `name`.bias (O)
-  int64_t I, O;      // of all ranks together
+  int64_t I, O;      // extents of the whole weight, over all ranks
   bool bias;
-  float std;       // of the initial weight
-  LayerGemm gemm;  // which of a layer's linears it is: names its GEMMs in profiles and traces
-  std::vector<ShardSpec::Section> sections = {};  // of O, if its rows may be cut
-  std::shared_ptr<Float8Scaling> fp8 = {};        // not null: its GEMMs are in 8 bits
+  float std;       // standard deviation of the initial weight
+  LayerGemm gemm;  // which of a layer's linears it is; names its GEMMs in profiles and traces
+  // How the O rows may be split over ranks; empty: anywhere.
+  std::vector<ShardSpec::Section> sections = {};
+  std::shared_ptr<Float8Scaling> fp8 = {};  // not null: its GEMMs are in 8 bits
 };
 
-// A rank's part of a linear's parameters, and the GEMMs with them. I and O are those of the part;
-// nothing here communicates. forward, dgrad and wgrad are as in Linear.
+// A rank's part of a linear's parameters, and the GEMMs with them. I and O are the extents of that
+// part. Nothing here communicates. forward, dgrad and wgrad are as in Linear.
 class LinearGemms {
  public:
   // `weight` and `bias` say which part of the parameters this rank has.
@@ -108,16 +109,16 @@ class LinearGemms {
   int64_t O() const { return weight_->shape[0]; }
   bool in_8_bits() const { return bool(fp8_); }
 
-  // `bias`: add it.
+  // `bias`: add the bias, if there is one.
   Tensor forward(Step& step, const Tensor& x_TI, bool bias) const;
   InputGradient dgrad(Step& step, Tensor dy_TO) const;
   void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) const;
 
-  // For a chunk of the rows. A dgrad in chunks leaves dy as it is for wgrad().
+  // Compute a chunk of the rows. A dgrad in chunks leaves all of dy to wgrad() as it is.
   void forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
   void dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const;
 
-  // One launch with the gelu where the library has one. Not for 8-bit GEMMs.
+  // Compute the GEMM and the gelu in one launch if the library can. Not for 8-bit GEMMs.
   GeluOutput forward_gelu(Step& step, const Tensor& x_TI) const;
   GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) const;
 
@@ -139,9 +140,10 @@ class LinearGemms {
   const LayerGemm gemm_;
   Parameter *weight_, *bias_ = nullptr;
   std::shared_ptr<Float8Scaling> fp8_;
-  int64_t number_ = 0;  // of this linear in fp8_
+  int64_t number_ = 0;  // this linear's number in fp8_
 };
 
+// The linear of a rank that has the whole weight.
 std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec);
 
 }  // namespace mtrain::model

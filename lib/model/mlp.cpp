@@ -10,17 +10,18 @@ namespace {
 
 struct MlpActivations {
   ops::NormResult norm;  // without its output, as in the attention segment
-  Tensor up_TF;  // (T, 2 F) gate | up where gated. The activation's output is computed again in
-                 // backward: cheaper than keeping it.
+  // The up projection's output; (T, 2 F), gate | up, if gated. Backward computes the activation's
+  // output again, which is cheaper than keeping it.
+  Tensor up_TF;
 };
 
 class MlpSegment : public Segment {
  public:
-  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const ModelImpls& parts)
+  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const ModelImpls& impls)
       : c_(c),
         id_{SegmentKind::mlp, layer},
         name_(segment_name(id_)),
-        tensor_(parts.tensor),
+        tensor_(impls.tensor),
         norm_(params, {UnitKind::layer, layer}, name_ + ".norm", c, *tensor_) {
     const UnitId unit{UnitKind::layer, layer};
     std::vector<ShardSpec::Section> sections{{c.ffn, 1}};
@@ -33,7 +34,7 @@ class MlpSegment : public Segment {
                                           .std = c.init_std,
                                           .gemm = LayerGemm::fc1,
                                           .sections = sections,
-                                          .fp8 = parts.fp8});
+                                          .fp8 = impls.fp8});
     down_ = tensor_->row_linear(params, {.unit = unit,
                                          .name = name_ + ".down",
                                          .I = c.ffn,
@@ -41,7 +42,7 @@ class MlpSegment : public Segment {
                                          .bias = c.linear_bias,
                                          .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                          .gemm = LayerGemm::fc2,
-                                         .fp8 = parts.fp8});
+                                         .fp8 = impls.fp8});
   }
 
   SegmentKind kind() const override { return id_.kind; }
@@ -73,8 +74,8 @@ class MlpSegment : public Segment {
     ActivationGradient g = activation_backward(
         step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
         a.up_TF);
-    // What the rest does not need gives its memory back: under sequence parallelism the gradient
-    // for wgrad is of all ranks' tokens.
+    // Tensors that are not needed any more give their memory back: under sequence parallelism the
+    // gradient for wgrad has the rows of all ranks.
     down_->wgrad(step, g.act_TF, std::move(g.for_wgrad));
     a.up_TF = {}, g.act_TF = {};
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
@@ -84,9 +85,9 @@ class MlpSegment : public Segment {
 
  private:
   struct ActivationGradient {
-    Tensor dup_TF;             // of the up projection's output
-    Tensor act_TF;             // the activation's output again
-    OutputGradient for_wgrad;  // of the down projection
+    Tensor dup_TF;             // gradient of the up projection's output
+    Tensor act_TF;             // the activation's output, computed again
+    OutputGradient for_wgrad;  // for the down projection's wgrad()
   };
 
   bool gelu_in_gemms() const { return !c_.gated_mlp && c_.gelu_tanh; }
@@ -107,7 +108,7 @@ class MlpSegment : public Segment {
 
   GptConfig c_;
   const SegmentId id_;
-  const std::string name_;  // the scope of failures, and the beginning of parameters' names
+  const std::string name_;  // names the scope in error messages, and starts the parameters' names
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   std::unique_ptr<Linear> up_, down_;
@@ -116,8 +117,8 @@ class MlpSegment : public Segment {
 }  // namespace
 
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                     const ModelImpls& parts) {
-  return std::make_unique<MlpSegment>(params, c, layer, parts);
+                                     const ModelImpls& impls) {
+  return std::make_unique<MlpSegment>(params, c, layer, impls);
 }
 
 }  // namespace mtrain::model

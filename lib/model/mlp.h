@@ -9,6 +9,6 @@
 namespace mtrain::model {
 
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                     const ModelImpls& parts);
+                                     const ModelImpls& impls);
 
 }  // namespace mtrain::model

@@ -1,5 +1,6 @@
-// How the parts of a model are carried out on this rank: parallelism and 8-bit GEMMs put theirs in
-// the place of the plain ones of a single rank, which the defaults are.
+// The implementations that a model's layers use on this rank. The defaults are those of a single
+// rank; lib/parallel/apply_parallelism.cpp replaces them by those of parallelism and of 8-bit
+// GEMMs.
 #pragma once
 #include <functional>
 #include <memory>
@@ -12,8 +13,9 @@ namespace mtrain::model {
 
 struct ModelImpls {
   std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
+  // Makes the attention core of a layer; empty: local_attention().
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
-  std::shared_ptr<Float8Scaling> fp8;  // not null: the layers' linears multiply in 8 bits
+  std::shared_ptr<Float8Scaling> fp8;  // not null: the layers' linears have 8-bit GEMMs
   int64_t logits_rows = 0;             // tokens whose logits exist at once; 0: all of a micro-batch
 };
 

@@ -14,14 +14,14 @@ Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const GptCo
                               .init = Init::ones,
                               .decay = false,
                               .matmul_grad = false,
-                              .shard = tensor.copied()});
+                              .shard = tensor.replicated()});
   if (kind_ == ops::NormKind::layer && c.linear_bias)
     bias_ = params.add(unit, {.name = name + ".bias",
                               .shape = {c.hidden},
                               .init = Init::zeros,
                               .decay = false,
                               .matmul_grad = false,
-                              .shard = tensor.copied()});
+                              .shard = tensor.replicated()});
 }
 
 ops::NormWeights Norm::weights() const {

@@ -1,3 +1,4 @@
+// The residual stream, and the RMS or layer norm that reads it.
 #pragma once
 #include <string>
 
@@ -9,21 +10,22 @@
 
 namespace mtrain::model {
 
-// The residual stream between two segments: a value that is still the sum of two tensors, which the
-// next norm adds while it reads them.
+// The residual stream between two segments is x + delta. The next norm adds the two tensors while
+// it reads them.
 struct Hidden {
   Tensor x_TH;
   Tensor delta_TH;  // optional
 };
-Tensor materialize(Step& step, const Hidden& h);  // x + delta
+// Returns x + delta.
+Tensor materialize(Step& step, const Hidden& h);
 
 class Norm {
  public:
-  // Declares its parameters in `unit`.
+  // Declares the norm's parameters in `unit`.
   Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
        const TensorParallel& tensor);
   ops::NormResult forward(Step& step, const Hidden& h) const;
-  // Returns the gradient of the norm's input, to which the same pass adds dresidual_TH (optional).
+  // Returns dL/d(norm's input) + dresidual_TH (optional), which one pass computes.
   Tensor backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
                   const Tensor& dresidual_TH) const;
   ParamUnit* unit() const { return weight_->unit; }

@@ -11,8 +11,9 @@ std::vector<double> rotary_frequencies(int64_t head_dim, double base, const Rope
     double f = std::pow(base, -2.0 * double(i) / double(head_dim));
     if (scaling.kind == RopeScaling::Kind::linear) f /= scaling.factor;
     if (scaling.kind == RopeScaling::Kind::llama3) {
-      // Turns that lane i makes over the original context decide: many turns keep their frequency,
-      // few are slowed by the factor, and between the two thresholds the frequency is interpolated.
+      // The number of turns that lane i makes over the original context decides. Lanes with many
+      // turns keep their frequency, those with few are slowed by the factor, and between the two
+      // thresholds the frequency is interpolated.
       const double turns = double(scaling.original_positions) * f / (2 * std::numbers::pi);
       const double keep =
           (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);

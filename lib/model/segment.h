@@ -10,11 +10,12 @@ class Segment {
  public:
   virtual ~Segment() = default;
   virtual SegmentKind kind() const = 0;
-  // The unit of all its parameters.
+  // The unit that holds all parameters of the segment.
   virtual ParamUnit* unit() const = 0;
   // Pushes what backward() needs to step.stash.
   virtual Hidden forward(Step& step, const Hidden& h) = 0;
-  // d_TH is the gradient of x + delta of what forward() returned. Returns that of its input.
+  // d_TH is the gradient of x + delta, where forward() returned (x, delta). Returns the gradient of
+  // x + delta of forward()'s input.
   virtual Tensor backward(Step& step, const Tensor& d_TH) = 0;
 };
 

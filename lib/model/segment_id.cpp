@@ -18,7 +18,7 @@ std::string_view kind_name(SegmentKind kind) {
     case SegmentKind::recompute: return "recompute";
     case SegmentKind::handoff: return "handoff";
   }
-  throw BugError("a segment of no known kind");
+  throw BugError("an unknown SegmentKind");
 }
 }  // namespace
 

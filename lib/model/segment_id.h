@@ -1,5 +1,5 @@
-// Which segment of the model is meant: it is chosen by kind and layer. Its name is for people, and
-// seeds its dropout.
+// Names a segment of the model by kind and layer. The name in words is for people, and is part of
+// the key of the segment's dropout.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,13 +11,13 @@ enum class SegmentKind : uint8_t {
   attention,
   mlp,
   head,       // final norm, output layer and loss
-  recompute,  // in backward, the forward of a whole layer once more
-  handoff,    // the end of a stage without a head: makes what the next stage takes
+  recompute,  // the second forward of a whole layer, in backward
+  handoff,    // the end of a stage without a head: makes the tensor for the next stage
 };
 
 struct SegmentId {
   SegmentKind kind;
-  int64_t layer = -1;  // of the model, from 0; -1: the segment lies outside the layers
+  int64_t layer = -1;  // layer of the model, from 0; -1: the segment lies outside the layers
   bool operator==(const SegmentId&) const = default;
 };
 std::string segment_name(const SegmentId& id);  // "layers.3.attention", "embedding"

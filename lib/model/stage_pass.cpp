@@ -3,13 +3,13 @@
 namespace mtrain::model {
 
 void StagePass::run_next() {
-  MT_CHECK(!done(), "a pass has no more than {} parts", todo_.size());
+  MT_CHECK(!done(), "all {} parts of the pass have run", todo_.size());
   todo_[at_++].run(*this);
 }
 
 Tensor StagePass::result() {
-  MT_CHECK(done(), "a pass is not at its end");
-  MT_CHECK(!empties_stash_ || step_.stash.empty(), "activations left after backward");
+  MT_CHECK(done(), "{} of {} parts of the pass have run", at_, todo_.size());
+  MT_CHECK(!empties_stash_ || step_.stash.empty(), "the stash holds activations after backward");
   return std::move(result_);
 }
 

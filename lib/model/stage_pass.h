@@ -16,14 +16,14 @@ class StagePass {
  public:
   struct Part {
     SegmentKind kind;
-    int64_t layer = -1;  // of the stage, from 0; -1: before or behind its layers
+    int64_t layer = -1;  // layer of the stage, from 0; -1: before or behind its layers
   };
 
   bool done() const { return at_ == todo_.size(); }
   const Part& next() const { return todo_.at(at_).part; }
   void run_next();
-  // Returns, of a pass that is done, the tensor for the next stage (forward) or for the stage
-  // before (backward). It is absent where there is no such stage.
+  // Returns the tensor for the next stage (forward) or for the stage before (backward); absent if
+  // there is no such stage. The pass must be done.
   Tensor result();
   // Runs the parts that are left, and returns result().
   Tensor finish();
@@ -43,9 +43,9 @@ class StagePass {
   Step step_;
   std::vector<Todo> todo_;
   size_t at_ = 0;
-  bool empties_stash_ = false;
-  Hidden h_;        // what a forward hands from segment to segment
-  Tensor result_;   // also the gradient that a backward hands from segment to segment
+  bool empties_stash_ = false;  // whether the stash must be empty at the end: a backward
+  Hidden h_;                    // what a forward hands from segment to segment
+  Tensor result_;               // also the gradient that a backward hands from segment to segment
   Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
 };
 

@@ -1,5 +1,6 @@
-// A Step is what a layer is handed: the compute stream, the stash for its activations, the queue
-// for its weight gradients, and the shape of the micro-batch. Nothing that a layer needs is global.
+// A Step is what every layer is handed: the compute stream, the stash for its activations, the
+// queue for its weight gradients, and the shape of the micro-batch. Nothing that a layer needs is
+// global.
 #pragma once
 #include <any>
 #include <utility>
@@ -35,41 +36,42 @@ class Stash {
 };
 
 struct SequenceInfo {
-  // A run of consecutive positions of the whole sequence.
+  // Consecutive positions of the whole sequence.
   struct Run {
     int64_t first, count;
   };
   int64_t B = 1, S = 0;  // sequences and the positions of each on this rank; token = s * B + b
   Tensor position_T;     // int32
-  // The lengths of the documents that are packed into the whole sequence, where B = 1, and their
-  // boundaries as int32, from 0 to the sequence's end. Both are optional.
+  // If documents are packed (then B = 1): their lengths in the whole sequence, and their boundaries
+  // as int32, from 0 to the sequence's end. Otherwise empty and absent.
   std::vector<int64_t> documents;
   Tensor cu_seqlens;
-  std::vector<Run> runs;  // this rank's positions; empty: all of the sequence's
+  std::vector<Run> runs;  // this rank's positions; empty: all positions of the sequence
   int64_t T() const { return B * S; }
 };
 
 struct ParamUnit;
 class GraphInputs;
 
-// Is told of every use of a unit's parameters as the work is enqueued, so that code which shards or
-// updates parameters can have them there in time. Uses of the same unit may overlap.
+// The stage calls a hook at every use of a unit's parameters, as it enqueues the work. Data
+// parallelism implements the hooks: it gathers values, and makes memory for gradients, in time.
+// Uses of the same unit may overlap. The defaults fit parameters that are always there.
 class ParamHooks {
  public:
   virtual ~ParamHooks() = default;
-  // The unit's values are there for the work that is enqueued until after_forward().
+  // Makes the unit's values readable for all work that is enqueued until after_forward().
   virtual void before_forward(ParamUnit&) {}
   virtual void after_forward(ParamUnit&) {}
-  // Comes before a forward that backward makes again, which ends with after_forward(). The unit
-  // `next` (may be null) is used after it.
+  // Takes the place of before_forward() if the forward is a recomputation. The unit `next` (may be
+  // null) is used after this one.
   virtual void before_recompute(ParamUnit& u, ParamUnit* /*next*/) { before_forward(u); }
-  // The unit's values are there, and its gradients to add to.
+  // Makes the unit's values readable until after_backward(), and its gradients ready to add to
+  // until WgradQueue has called all of them complete.
   virtual void before_backward(ParamUnit&) {}
-  // The gradients stay until all of them are ready.
   virtual void after_backward(ParamUnit&) {}
-  // The gradients to add to are there, of a unit whose own backward comes later.
+  // Makes the gradients ready to add to, for a unit whose own backward comes later.
   virtual void before_grads(ParamUnit&) {}
-  // The unit's values are gathered from here on, and stay through all uses until let_go().
+  // The unit's values are gathered from pin() on, and stay through all uses until unpin().
   virtual void pin(ParamUnit&) {}
   virtual void unpin(ParamUnit&) {}
 };
@@ -79,18 +81,18 @@ struct Step {
   WgradQueue& wgrad;
   Stash& stash;
   const SequenceInfo& seq;
-  uint64_t seed = 0;          // of dropout
-  int64_t step = 0;           // training step, from 1
-  int64_t micro_batch = 0;    // number of the micro-batch in the global batch
-  bool training = true;       // false: no dropout, nothing stashed is needed
-  ParamHooks* use = nullptr;  // null: all parameters are always there
-  // Not null where the launches may be replayed, which then find their values here
-  // (model/graph_inputs.h).
-  GraphInputs* replayed = nullptr;
+  uint64_t seed = 0;            // seed of dropout
+  int64_t step = 0;             // training step, from 1
+  int64_t micro_batch = 0;      // number of the micro-batch in the global batch
+  bool training = true;         // false: no dropout, and nothing stashed is needed
+  ParamHooks* hooks = nullptr;  // null: all parameters are always there
+  // Not null if a graph may replay the launches: they then read here what differs between
+  // micro-batches.
+  GraphInputs* graph_inputs = nullptr;
 
-  ParamHooks& units() const {
-    static ParamHooks whole;
-    return use ? *use : whole;
+  ParamHooks& param_hooks() const {
+    static ParamHooks always_there;
+    return hooks ? *hooks : always_there;
   }
 
   // Returns the same step with another stash for its activations.
@@ -103,21 +105,22 @@ struct Step {
             .step = step,
             .micro_batch = micro_batch,
             .training = training,
-            .use = use,
-            .replayed = replayed};
+            .hooks = hooks,
+            .graph_inputs = graph_inputs};
   }
 };
 
-// Returns the key of the random numbers that decide what a segment drops in a micro-batch.
+// Returns the key of the random numbers that decide which elements a segment drops in a
+// micro-batch.
 uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch);
 
-// Drops elements of a segment's (T, H) activation in place; does nothing where p = 0 or outside
-// training. What is dropped depends only on (seed, segment, step, micro-batch, element), so that it
-// is the same under every layout, and when a forward is recomputed. `first_row` is the number of
-// the first of these rows among the micro-batch's.
+// Drops elements of a segment's (T, H) activation in place. Does nothing if p = 0 or outside
+// training. Which elements are dropped depends only on (seed, segment, step, micro-batch, element),
+// so it is the same under every layout, and in a recomputation. `first_row` is the number of the
+// first row of x_TH among this context-parallel rank's rows of the micro-batch.
 void drop(Step& step, const Tensor& x_TH, const SegmentId& segment, float p, int64_t first_row);
-// Returns the gradient before that dropout. It is a copy, since the residual path still needs the
-// gradient after it; without dropout it is d_TH itself.
+// Returns the gradient of drop()'s input. It is a copy, since the residual path still needs d_TH;
+// without dropout it is d_TH itself.
 Tensor drop_backward(Step& step, const Tensor& d_TH, const SegmentId& segment, float p,
                      int64_t first_row);
 

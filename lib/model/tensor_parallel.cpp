@@ -18,7 +18,7 @@ Tensor TensorParallel::gather_sums(Step&, const Tensor& sums_T3) {
   return sums_T3.view({1, sums_T3.dim(0), sums_T3.dim(1)});
 }
 
-int64_t TensorParallel::here(int64_t n) const {
+int64_t TensorParallel::local_count(int64_t n) const {
   return n < size() ? 1 : exact_div(n, int64_t(size()));
 }
 

@@ -11,9 +11,9 @@ namespace mtrain::observe {
 namespace {
 
 constexpr int kIndent = 2, kGap = 2;
-constexpr int kNarrowest = 20;  // columns that a text gets, however narrow the terminal
+constexpr int kNarrowest = 20;  // columns of a text, however narrow the terminal is
 
-// `text` in pieces of at most `columns`, broken at blanks, or anywhere in a word that is longer.
+// Returns `text` in lines of at most `columns`, broken at blanks, or within a word that is longer.
 std::vector<std::string_view> wrap(std::string_view text, int columns) {
   std::vector<std::string_view> lines;
   while (true) {
@@ -60,7 +60,7 @@ std::string banner(std::string_view title, const std::vector<BannerRow>& rows, i
 void print_banner(int fd, std::string_view title, const std::vector<BannerRow>& rows) {
   const std::string bold =
       wants_color(fd) ? fmt::format("\x1b[1m{}\x1b[0m", title) : std::string(title);
-  // One column stays free: some terminals wrap when the last one is filled.
+  // One column stays free, since some terminals wrap when the last column is filled.
   write_all(fd, banner(bold, rows, terminal_width(fd) - 1));
 }
 

@@ -10,8 +10,8 @@ struct BannerRow {
   std::string label, text;
 };
 
-// Returns the table with its labels aligned. A text that is too long for `width` columns is broken
-// between words and goes on below.
+// Returns the table with its texts aligned. A text that is too long for `width` columns is broken
+// between words and continues in the next line.
 std::string banner(std::string_view title, const std::vector<BannerRow>& rows, int width);
 
 // Prints the same table, fitted to the terminal behind `fd`.

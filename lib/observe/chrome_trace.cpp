@@ -15,12 +15,12 @@ namespace mtrain::observe {
 
 namespace {
 
-// A JSON string; bytes that are no UTF-8 are replaced, for a trace must never fail over a name.
+// Returns a JSON string. Malformed UTF-8 is replaced, since a name must never make a trace fail.
 std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Before the origin, too: clocks of several hosts differ.
+// Times may lie before the origin, since the clocks of several hosts differ.
 std::string microseconds(int64_t ns) {
   return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", std::abs(ns) / 1000, std::abs(ns) % 1000);
 }
@@ -45,7 +45,7 @@ void ChromeTrace::add(Entry entry, std::string_view name, Track track) {
 }
 
 void ChromeTrace::record(const device::Timing& t) {
-  // A receive is drawn from when its sender was ready.
+  // The span of a receive begins when its sender was ready.
   add({.begin_ns = t.begin_ns + t.idle_ns, .end_ns = t.end_ns}, t.name, t.stream);
 }
 
@@ -113,7 +113,7 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
         "{{\"name\":\"trace full: {} later events dropped\",\"pid\":{},\"tid\":0,\"ts\":{},"
         "\"ph\":\"i\",\"s\":\"p\"}},\n",
         dropped, rank_, microseconds(std::max(origin_ns, full_at_ns) - origin_ns));
-  // Last, for it needs no comma behind it.
+  // This event is the last one, so it has no comma behind it.
   out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":"rank {}"}}}})",
                      rank_, rank_);
   out += "\n]}\n";
@@ -128,7 +128,8 @@ void merge_traces(const std::filesystem::path& path,
   for (const auto& part : parts) {
     std::ifstream in(part);
     std::string line;
-    // A part's first line opens its list of events, one a line, and its last one closes it.
+    // The first line of a part opens the list of events, and its last line closes the list; between
+    // them each line is an event.
     for (bool first = true; std::getline(in, line); first = false) {
       if (first ? !out.empty() : line == "]}") continue;
       out += line;
@@ -137,7 +138,7 @@ void merge_traces(const std::filesystem::path& path,
       if (out.size() > 1 << 20) file.write(std::exchange(out, "\n"));
     }
   }
-  // Events end with a comma so far; a last one without it.
+  // All events so far end with a comma; the list needs a last event without one.
   file.write(out + "{\"ph\":\"M\",\"name\":\"merged\",\"pid\":0}\n]}\n");
   file.commit();
 }

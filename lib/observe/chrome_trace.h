@@ -16,20 +16,20 @@ namespace mtrain::observe {
 
 class ChromeTrace : public device::TimingSink {
  public:
-  // Keeps at most `max_events` events, of 32 bytes each. Later events are only counted, and the
-  // trace says how many there were.
+  // Keeps at most `max_events` events of 32 bytes each. Later events are only counted; the trace
+  // says how many there were.
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
   void record(const device::Timing& timing) override;
   // Adds a span that the host has timed, such as a step, to the track of the steps.
   void record_step(std::string_view name, int64_t begin_ns, int64_t end_ns);
-  // Makes this moment, on the clock that launches are timed with, the trace's time 0. Unless it is
-  // set, time begins with the first event.
+  // Sets the time 0 of the trace, on the clock by which launches are timed. Unless it is set, time
+  // begins with the first event.
   void set_origin(int64_t ns) { origin_ns_ = ns; }
   size_t events() const;
   size_t dropped() const;
 
-  // May be called while launches go on; writes the events recorded by then. Throws RunError.
+  // Writes the events that have been recorded; launches may go on meanwhile. Throws RunError.
   void write(const std::filesystem::path& path) const;
 
  private:
@@ -38,7 +38,7 @@ class ChromeTrace : public device::TimingSink {
     int64_t begin_ns = 0, end_ns = 0;
     int32_t track = 0;
   };
-  using Track = std::optional<device::StreamId>;  // a stream, or absent for the steps
+  using Track = std::optional<device::StreamId>;  // a stream; absent for the track of the steps
   void add(Entry entry, std::string_view name, Track track);
   std::string json(const Entry& entry, int64_t origin_ns) const;
 
@@ -46,14 +46,14 @@ class ChromeTrace : public device::TimingSink {
   std::optional<int64_t> origin_ns_;
   size_t max_events_;
   mutable std::mutex mutex_;
-  std::set<std::string, std::less<>> names_;  // entries point to its nodes, which stay in place
+  std::set<std::string, std::less<>> names_;  // entries point to its elements, which never move
   std::vector<Track> tracks_;
   std::vector<Entry> entries_;
   size_t dropped_ = 0;
-  int64_t full_at_ns_ = 0;  // the beginning of the first event that was dropped
+  int64_t full_at_ns_ = 0;  // when the first dropped event began
 };
 
-// Makes one trace of several ranks' traces, which ChromeTrace has written. Throws RunError.
+// Merges the traces of several ranks, which ChromeTrace has written, into one. Throws RunError.
 void merge_traces(const std::filesystem::path& path,
                   const std::vector<std::filesystem::path>& parts);
 

@@ -14,7 +14,7 @@ bool communicates(device::StreamId stream) {
   return stream.kind != device::StreamKind::compute && stream.kind != device::StreamKind::copy;
 }
 
-// A pipeline's messages count together with its collectives.
+// The messages between stages count together with a pipeline's collectives.
 device::StreamKind counted_as(device::StreamId stream) {
   const bool message =
       stream.kind == device::StreamKind::pp_send || stream.kind == device::StreamKind::pp_recv;
@@ -42,7 +42,8 @@ void Exposure::waited(const device::Waiting& w) {
   std::lock_guard lock(mutex_);
   int64_t exposed = w.end_ns - w.begin_ns;
   if (const auto at = idle_.find(w.waits_for); at != idle_.end()) {
-    // Compute waits in the order of time, so that what has ended before is not needed any more.
+    // The waits of the compute stream come in the order of time, so that idle times that ended
+    // before this one are not needed any more.
     std::erase_if(at->second, [&](const Idle& i) { return i.end_ns <= w.begin_ns; });
     for (const Idle& i : at->second)
       exposed -=

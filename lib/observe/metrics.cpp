@@ -20,7 +20,7 @@ using nlohmann::json;
 
 namespace {
 
-// Whether a line is a whole record of a step that the run does not make again.
+// Returns whether a line is a complete record, and of no step that the run repeats.
 bool stays(std::string_view line, int64_t steps_done) {
   const json record = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!record.is_object()) return false;
@@ -37,7 +37,7 @@ void drop_lines(const std::filesystem::path& path, int64_t steps_done) {
   std::string kept;
   for (std::string_view rest = all; !rest.empty();) {
     const auto newline = rest.find('\n');
-    if (newline == std::string_view::npos) break;  // torn
+    if (newline == std::string_view::npos) break;  // an incomplete last line
     const auto line = rest.substr(0, newline + 1);
     rest.remove_prefix(line.size());
     if (stays(line, steps_done)) kept += line;
@@ -63,7 +63,7 @@ void MetricsWriter::write(int64_t step, const std::vector<Metric>& metrics) {
   for (const Metric& m : metrics) {
     auto& value = record[std::string(m.name)];
     if (const auto* number = std::get_if<double>(&m.value)) {
-      if (std::isfinite(*number)) value = *number;  // else null
+      if (std::isfinite(*number)) value = *number;  // else it stays null
     } else {
       std::visit([&](const auto& v) { value = v; }, m.value);
     }
@@ -79,7 +79,7 @@ void MetricsWriter::write(int64_t step, const std::vector<Metric>& metrics) {
   const int reason = n < 0 ? errno : ENOSPC;
   if (n > 0 && ::ftruncate(fd_, before.st_size) != 0) ::write(fd_, "\n", 1);
   if (!std::exchange(warned_, true))
-    log::warn(fmt::format("cannot write {}: {}; the training goes on, and lines are missing",
+    log::warn(fmt::format("cannot write {}: {}; the training goes on, but lines are missing",
                           path_.string(), std::strerror(reason)));
 }
 

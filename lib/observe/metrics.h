@@ -18,15 +18,15 @@ struct Metric {
 
 class MetricsWriter {
  public:
-  // Appends to `path`. First drops, atomically, a torn last line and the lines of steps after
-  // `steps_done`, which a resumed run makes again. Throws RunError.
+  // Opens `path` to append to it. First removes, atomically, an incomplete last line and the lines
+  // of steps after `steps_done`, since a resumed run repeats these steps. Throws RunError.
   MetricsWriter(std::filesystem::path path, int64_t steps_done);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // Writes {"step": step, ...} as one write to the system. A full disk costs lines and a single
-  // warning, and does not end the training; the file has whole lines only.
+  // Appends the line {"step": step, ...} by a single system call. On a full disk, lines are lost
+  // and one warning is logged, but the training goes on; the file has whole lines only.
   void write(int64_t step, const std::vector<Metric>& metrics);
 
  private:

@@ -9,7 +9,7 @@ namespace mtrain::observe {
 namespace {
 constexpr device::StreamId kCompute = device::StreamKind::compute;
 
-// The launch's name, with its stream where that is not compute.
+// Returns the name of the launch, with its stream unless that is compute.
 std::string operation(const ProfileRow& r) {
   return r.stream == kCompute ? r.name : fmt::format("{} ({})", r.name, stream_name(r.stream));
 }
@@ -59,7 +59,7 @@ void Profile::reset() {
 
 std::string Profile::table() const {
   const auto rows = this->rows();
-  size_t widest = 9;  // of "operation"
+  size_t widest = 9;  // the width of "operation"
   for (const auto& r : rows) widest = std::max(widest, operation(r).size());
   std::string out = fmt::format("{:<{}}  {:>8}  {:>11}  {:>10}  {:>7}\n", "operation", widest,
                                 "count", "total ms", "mean us", "share");

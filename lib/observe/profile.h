@@ -1,4 +1,4 @@
-// Sums the time of launches by their names, for --profile.
+// Sums the times of launches by name, for --profile.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -16,19 +16,19 @@ struct ProfileRow {
   std::string name;
   device::StreamId stream;
   int64_t count = 0, total_ns = 0;
-  double share = 0;  // its part of the busy time of the compute stream; 0 on other streams
+  double share = 0;  // of the busy time of the compute stream; 0 on other streams
 };
 
 class Profile : public device::TimingSink {
  public:
   void record(const device::Timing& timing) override;
 
-  std::vector<ProfileRow> rows() const;  // the longest first
+  std::vector<ProfileRow> rows() const;  // rows of the longest total time first
   int64_t compute_busy_ns() const;
-  void reset();  // forgets what was recorded, such as the first steps
+  void reset();  // forgets the launches so far, such as those of the first steps
 
-  // Returns a table of the rows and the shares of groups: the group "matmul" has matmul_fwd,
-  // matmul_dgrad and all others that begin with this word.
+  // Returns a table of the rows, and a line with the shares of groups. A group has all launches
+  // whose names begin with the same word: matmul_fwd and matmul_dgrad are in the group "matmul".
   std::string table() const;
 
  private:
@@ -42,7 +42,7 @@ class Profile : public device::TimingSink {
   std::map<device::StreamId, ByName> streams_;
 };
 
-// Feeds several sinks, which must outlive it.
+// Passes every record on to several sinks, which must outlive it.
 class TeeSink : public device::TimingSink {
  public:
   explicit TeeSink(std::vector<device::TimingSink*> sinks) : sinks_(std::move(sinks)) {}

@@ -26,7 +26,7 @@ int64_t now_ns() {
 
 struct Field {
   std::string text;
-  int importance;  // the lowest goes first
+  int importance;  // the field with the lowest is left out first
 };
 
 std::string bar(double done) {
@@ -43,7 +43,7 @@ std::vector<Field> fields_of(const StepProgress& p, bool with_bar) {
   const auto add = [&](double value, int importance, const std::string& text) {
     if (!std::isnan(value)) fields.push_back({text, importance});
   };
-  // A loss that is not a number is no missing value: it must be seen.
+  // A NaN loss is shown, since it is a result of the step and not a missing figure.
   fields.push_back({fmt::format("loss {:.4f}", p.loss), 8});
   add(p.lr, 3, fmt::format("lr {:.2e}", p.lr));
   add(p.grad_norm, 2, fmt::format("grad {:.3f}", p.grad_norm));
@@ -120,7 +120,7 @@ void ProgressLine::interrupt(const std::function<void()>& write_line) {
   if (shown_) draw_locked();
 }
 
-// One column stays free: some terminals wrap when the last one is filled.
+// One column stays free, since some terminals wrap when the last column is filled.
 void ProgressLine::draw_locked() {
   if (!last_) return;
   std::string line =

@@ -66,7 +66,7 @@ class TraceReader {
   std::map<TrackId, TraceTrack> tracks_;
 };
 
-// The first word of a launch's name: matmul_fc1_fwd and matmul_qkv_dgrad are both matmul.
+// Returns the first word of a launch's name: matmul_fc1_fwd and matmul_qkv_dgrad are both matmul.
 std::string kind_of(const std::string& name) {
   static const std::set<std::string> two_words{"all", "reduce"};  // all_gather, reduce_scatter
   const size_t first = name.find('_');
@@ -90,7 +90,7 @@ Window whole(const Trace& trace) {
   return w;
 }
 
-// Of all ranks, which begin and end a step at about the same time.
+// Returns the time of a step on the first rank; the others begin and end it at about the same time.
 Window step_window(const Trace& trace, std::optional<int64_t> step) {
   const TraceTrack* track = nullptr;
   for (const TraceTrack& t : trace)
@@ -133,7 +133,8 @@ Trace chosen(const Trace& trace, const std::vector<int64_t>& ranks) {
   return some;
 }
 
-// A letter for every kind of launch: the longest-running choose first, from their own names.
+// Chooses a letter for every kind of launch, if possible from its name. The kinds that ran longest
+// choose first.
 class Letters {
  public:
   Letters(const Trace& trace, const Window& window) {
@@ -151,7 +152,7 @@ class Letters {
     const auto at = letters_.find(kind);
     return at == letters_.end() ? '?' : at->second;
   }
-  // Of the letters that are shown, in lines of at most `columns`.
+  // Returns the legend of the letters that are shown, in lines of at most `columns`.
   std::string legend(const std::string& shown, size_t columns) const {
     std::string out, line;
     for (const std::string& kind : order_) {
@@ -223,7 +224,8 @@ Trace read_trace(const std::filesystem::path& path) {
   std::ifstream in(path);
   if (!in) refuse(path, "cannot be read");
   TraceReader reader;
-  // Events are looked at and dropped one by one: a whole trace as a tree takes gigabytes.
+  // Events are read and dropped one by one, since the JSON tree of a whole trace may take
+  // gigabytes.
   const auto each = [&](int depth, json::parse_event_t what, json& value) {
     if (what != json::parse_event_t::object_end || depth > 2) return true;
     if (value.contains("ph")) reader.event(value);

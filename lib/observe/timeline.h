@@ -1,4 +1,4 @@
-// Shows a trace as text: what every stream did when, side by side.
+// Shows a trace as text: a row per stream, with time from left to right.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -15,31 +15,31 @@ struct TraceSpan {
 
 struct TraceTrack {
   int64_t rank = 0;
-  std::string name;  // as the file has it: a stream's, or kStepTrack
+  std::string name;  // the name of a stream, or kStepTrack
   std::vector<TraceSpan> spans;
 };
 
-// The tracks by rank, and within a rank in the order of the file.
+// The tracks are sorted by rank, and within a rank by their number in the file.
 using Trace = std::vector<TraceTrack>;
 
-// Reads a file that ChromeTrace, or another program, has written; only complete events ("X") count.
-// Throws UserError.
+// Reads a trace file of ChromeTrace or of another program, and keeps complete events ("X") alone.
+// Throws UserError if the file cannot be read or has no such event.
 Trace read_trace(const std::filesystem::path& path);
 
-// The name of the track on which a trace has the steps' own spans, "step 1" and so on.
+// The name of the track whose spans are the steps: "step 1", "step 2", ...
 inline constexpr const char* kStepTrack = "steps";
 
 struct TimelineOptions {
-  std::optional<int64_t> step;           // without a step and a time, the trace's last step
-  std::optional<double> from_ms, to_ms;  // a time instead of a step, on the trace's clock
-  std::vector<int64_t> ranks = {};       // all where empty
+  std::optional<int64_t> step;           // unset, and without a time: the last step
+  std::optional<double> from_ms, to_ms;  // a time instead of a step; 0 is the time 0 of the trace
+  std::vector<int64_t> ranks = {};       // empty: all
   int64_t columns = 120;
 };
 
-// Returns a row per stream with time from left to right. A letter says which kind of launch took
-// the most of a column's time, and `.` that most of it was idle. A row ends with the share of time
-// in which the stream was at work. A legend names the letters. Throws UserError for a step or rank
-// that the trace does not have.
+// Returns a row per stream with time from left to right. A letter stands for the kind of launch
+// that took most of a column's time; `.` means that the stream was idle for most of it. Each row
+// ends with the share of time in which the stream was at work. A legend explains the letters.
+// Throws UserError for a step, time or rank that the trace does not have.
 std::string timeline_text(const Trace& trace, const TimelineOptions& options);
 
 }  // namespace mtrain::observe

@@ -27,7 +27,7 @@ kernels::AttentionShape shape_of(const AttentionDims& d, const Tensor& cu_seqlen
           .kv_documents = documents,
           .scale = d.scale};
 }
-// The heads from `head` on of a (T, heads * D) tensor.
+// Returns the elements of a (T, heads * D) tensor from head `head` of the first token on.
 Span heads_from(const Tensor& x_TN, int64_t head, int64_t D) {
   return {static_cast<char*>(x_TN.data()) + head * D * dtype_size(x_TN.dtype()),
           x_TN.count() - head * D, x_TN.dtype()};

@@ -31,7 +31,7 @@ kernels::AttentionShape shape_of(const AttentionBlock& b, int64_t lse_stride) {
           .lse_stride = lse_stride};
 }
 
-// The elements of x_TN from the first position's heads on.
+// Returns the elements of x_TN from head h.first of the first of these positions on.
 Span heads_at(const AttentionBlock& b, const Heads& h, Rows rows) {
   const int64_t first = rows.begin * b.B * h.x_TN.dim(1) + h.first * b.D;
   return {static_cast<char*>(h.x_TN.data()) + first * dtype_size(h.x_TN.dtype()),
@@ -43,13 +43,15 @@ kernels::HeadView view_of(const AttentionBlock& b, const Heads& h, Rows rows) {
 kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, Rows rows) {
   return {heads_at(b, h, rows), h.x_TN.dim(1)};
 }
-// Of the rows, what is not these heads stays as it is.
+// Returns the access of a launch that writes `heads` heads of these rows. It is partial where the
+// rows have other heads, which stay as they are.
 device::Access written(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
   device::Access access = h.x_TN.rows(rows.begin * b.B, rows.end * b.B);
   access.partial = h.x_TN.dim(1) != heads * b.D;
   return access;
 }
-// Queries that see no key have -inf.
+// Returns the access of a launch that writes lse. It is partial, since queries that see no key get
+// -inf.
 device::Access written_lse(const Tensor& lse) {
   device::Access access = lse;
   access.partial = true;

@@ -1,5 +1,5 @@
-// Every operation ends here: one launch, dispatched to the backend that the stream's device has.
-// Only lib/ops includes this.
+// Every operation ends in enqueue(): one launch of a kernel, on the CPU or on CUDA as the stream's
+// device is. Only lib/ops includes this header.
 #pragma once
 #include <utility>
 
@@ -12,13 +12,14 @@
 
 namespace mtrain::ops {
 
-// MT_KERNEL below makes the kernels findable by argument-dependent lookup.
+// Launches the kernel whose argument struct is Args. Argument-dependent lookup finds run_cpu() and
+// run_cuda(), which MT_KERNEL below defines for each struct.
 template <class Args>
 void enqueue(Stream& stream, device::LaunchInfo info, const Args& args) {
   if (stream.device().is_cuda())
     stream.launch(std::move(info), [args, &stream](const device::LaunchContext& c) {
-      LaunchWorkspace scratch(stream);
-      const kernels::WorkspaceScope from(scratch);
+      LaunchWorkspace workspace(stream);
+      const kernels::WorkspaceScope scope(workspace);
       run_cuda(args, c.cuda);
     });
   else
@@ -27,15 +28,15 @@ void enqueue(Stream& stream, device::LaunchInfo info, const Args& args) {
 
 }  // namespace mtrain::ops
 
-// MT_KERNEL(RmsNormForward): lets enqueue() find the two definitions of a kernel by its argument
-// struct.
+// MT_KERNEL(NormForward) lets enqueue() find the CPU and the CUDA definition of that kernel.
 #define MT_KERNEL(Args)                                                    \
   namespace mtrain::kernels {                                              \
   inline void run_cpu(const Args& a) { cpu::run(a); }                      \
   inline void run_cuda(const Args& a, CUstream_st* s) { cuda::run(a, s); } \
   }
 
-// A shape or dtype that does not fit names the operation, the tensor and both shapes.
+// Checks of a tensor's shape and dtype. They throw BugError, whose message names the operation, the
+// tensor, what it is and what was expected.
 #define MT_SHAPE(op, tensor, ...)                                         \
   MT_CHECK((tensor).shape() == (::mtrain::Shape __VA_ARGS__),             \
            op ": " #tensor " is {}, expected {}", (tensor).shape().str(), \

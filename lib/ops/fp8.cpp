@@ -51,7 +51,7 @@ void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale,
                    const Tensor& y_NT, const Tensor& amax) {
   MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
   MT_FLOAT("quantize", x_TN);
-  MT_CHECK(y_TN || y_NT, "quantize: to nothing");
+  MT_CHECK(y_TN || y_NT, "quantize: neither y_TN nor y_NT is given");
   const int64_t T = x_TN.dim(0), N = x_TN.dim(1), stride = round_up(T, kernels::kFloat8Multiple);
   if (y_TN) MT_SHAPE("quantize", y_TN, {T, N});
   if (y_NT) MT_SHAPE("quantize", y_NT, {N, stride});
@@ -59,7 +59,8 @@ void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale,
   std::vector<device::Access> writes;
   for (const Tensor& y : {y_TN, y_NT}) {
     if (!y) continue;
-    MT_CHECK(is_float8(y.dtype()), "quantize: to {}", dtype_name(y.dtype()));
+    MT_CHECK(is_float8(y.dtype()), "quantize: the result is {}, expected an 8-bit float",
+             dtype_name(y.dtype()));
     writes.push_back(y);
   }
   if (amax) writes.push_back(amax);
@@ -97,26 +98,27 @@ Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const F
   return {{y, scale.inverse}, {transposed, scale.inverse}};
 }
 
-void update_scales(Stream& stream, const DelayedScales& of, int64_t place, bool most_recent,
+void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
                    DType type, int margin) {
-  const int64_t C = of.amax_C.dim(0), L = of.history_CL.dim(1);
-  MT_SHAPE("update_scales", of.history_CL, {C, L});
-  MT_SHAPE("update_scales", of.scale_C, {C});
-  MT_SHAPE("update_scales", of.inverse_C, {C});
+  const auto& [amax_C, history_CL, scale_C, inverse_C] = scales;
+  const int64_t C = amax_C.dim(0), L = history_CL.dim(1);
+  MT_SHAPE("update_scales", history_CL, {C, L});
+  MT_SHAPE("update_scales", scale_C, {C});
+  MT_SHAPE("update_scales", inverse_C, {C});
   enqueue(stream,
           {.name = "update_scales",
-           .reads = {of.amax_C, of.history_CL, of.scale_C},
-           .writes = {of.amax_C, of.history_CL, of.scale_C, of.inverse_C}},
-          kernels::UpdateScales{.amax_C = of.amax_C,
-                                .history_CL = of.history_CL,
+           .reads = {amax_C, history_CL, scale_C},
+           .writes = {amax_C, history_CL, scale_C, inverse_C}},
+          kernels::UpdateScales{.amax_C = amax_C,
+                                .history_CL = history_CL,
                                 .C = C,
                                 .L = L,
                                 .place = place,
                                 .most_recent = most_recent,
                                 .type = type,
                                 .margin = margin,
-                                .scale_C = of.scale_C,
-                                .inverse_C = of.inverse_C});
+                                .scale_C = scale_C,
+                                .inverse_C = inverse_C});
 }
 
 void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_MK,

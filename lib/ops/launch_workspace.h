@@ -1,6 +1,7 @@
-// Memory that the kernels of one launch take for its time: buffers of their stream, in the category
-// workspace. So they are counted, come from a graph's memory while it is captured, and make the
-// allocator give cached memory back where the device has no more.
+// Memory that the kernels of one launch need while it runs. It comes from the rank's allocator, as
+// buffers of the launch's stream in the category `workspace`: it is counted, it comes from a
+// graph's pool during a capture, and the allocator gives cached memory back for it where the device
+// has no more.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -13,7 +14,7 @@
 
 namespace mtrain::ops {
 
-// The rank's host thread uses it within the launch, where CUDA's launches do their work.
+// Only the rank's host thread uses it, since the work of a CUDA launch runs on that thread.
 class LaunchWorkspace final : public kernels::Workspace {
  public:
   explicit LaunchWorkspace(Stream& stream) : stream_(stream) {}
@@ -27,7 +28,8 @@ class LaunchWorkspace final : public kernels::Workspace {
   void release(void* memory) noexcept override {
     const auto found =
         std::ranges::find(held_, memory, [](const device::Buffer& b) { return b->data; });
-    if (found == held_.end()) return log::warn("bug: scratch memory that was not taken comes back");
+    if (found == held_.end())
+      return log::warn("bug: a kernel gave back workspace that it had not taken");
     held_.erase(found);
   }
 

@@ -48,7 +48,7 @@ Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor&
            logits_TV.dim(1));
   Tensor sums_T3 = Tensor::empty(stream, {T, kernels::kCrossEntropySums}, DType::f32);
   device::Access written = sums_T3;
-  written.partial = true;  // a rank without columns has a maximum of -inf
+  written.partial = true;  // the maximum of a rank without columns is -inf
   enqueue(stream,
           {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {written}},
           kernels::CrossEntropySums{.logits_TV = logits_TV,

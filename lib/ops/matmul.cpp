@@ -72,7 +72,7 @@ GeluResult matmul_gelu(Stream& stream, const char* name, const Tensor& a, const 
 
 GeluGradients matmul_dgelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
                            Transpose t, const Tensor& x_MN) {
-  if (!stream.device().is_cuda()) {  // one pass over memory makes both
+  if (!stream.device().is_cuda()) {  // gelu_backward computes both in one pass over memory
     const Tensor y = matmul(stream, name, a, b, t, a.dtype());
     return {gelu_backward(stream, x_MN, y, y, true), y};
   }

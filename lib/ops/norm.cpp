@@ -79,8 +79,8 @@ Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& f, 
 }
 
 namespace {
-// The part of each token's row that a head range covers, as the kernels see it: a base pointer and
-// a stride.
+// Returns the elements from the range's first head of the first token on. The kernels find the
+// heads of other tokens by their token stride.
 Span head_part(const Tensor& x_TN, HeadRange range) {
   const int64_t first = range.first_head * range.D;
   auto* base = static_cast<char*>(x_TN.data()) + first * dtype_size(x_TN.dtype());

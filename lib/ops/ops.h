@@ -1,5 +1,6 @@
-// Device-neutral operations. Each one checks shapes and dtypes, enqueues one launch on the stream
-// `on`, and returns at once; it allocates its new results on that stream.
+// Device-neutral operations. Each one checks shapes and dtypes, enqueues its work on `stream` (one
+// launch, or two where a comment says that the device fuses less), and returns at once. It
+// allocates its new results on that stream.
 //
 // Letters: T tokens, H hidden, F ffn, V vocabulary, A query heads, G kv heads, D head dim,
 // B sequences, S positions. An empty Tensor stands for "none" where a parameter is called optional.
@@ -30,22 +31,22 @@ void matmul_into(Stream& stream, const char* name, const Tensor& a, const Tensor
                  const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {});
 
 // matmul_gelu returns x = op(a) op(b) + bias_N and y = gelu(x), in gelu's tanh form. On a GPU the
-// GEMM itself computes y, from sums that are not rounded yet.
+// GEMM itself computes y, from sums that are not rounded yet; on a CPU a second launch does.
 struct GeluResult {
   Tensor x_MN, y_MN;
 };
 GeluResult matmul_gelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
                        Transpose t, const Tensor& bias_N = {});
 // matmul_dgelu takes dL/dy = op(a) op(b) for y = gelu(x) and returns dL/dx, and gelu(x) again so
-// that the forward's need not be kept. On a GPU this gelu(x) is computed from the rounded x, unlike
-// the forward's.
+// that the y of the forward need not be kept. It makes two launches. On a GPU this gelu(x) is
+// computed from the rounded x, unlike the forward's.
 struct GeluGradients {
   Tensor dx_MN, y_MN;
 };
 GeluGradients matmul_dgelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
                            Transpose t, const Tensor& x_MN);
 // Writes dy^T x into dw_OI, or adds it with `accumulate`; adds the sums of dy's columns to db_O,
-// which is optional. Both results are fp32.
+// which is optional. Both results are fp32. On a CPU a second launch computes db_O.
 void weight_gradient_into(Stream& stream, const char* name, const Tensor& dy_TO, const Tensor& x_TI,
                           const Tensor& dw_OI, bool accumulate, const Tensor& db_O);
 
@@ -79,14 +80,15 @@ Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const F
 void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
                    const Tensor& y_NT, const Tensor& amax = {});
 // Computes the scales of the next step for C tensors, from the maxima of this step and of those
-// before it; `place` is this step's place in the history.
+// before it; `place` in [0, L) is this step's place in the history.
 struct DelayedScales {
   Tensor amax_C, history_CL, scale_C, inverse_C;
 };
-void update_scales(Stream& stream, const DelayedScales& of, int64_t place, bool most_recent,
+void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
                    DType type, int margin);
-// Writes a b^T + bias_N into c_MN, or adds to it with `accumulate`; the bias is optional.
-// kernels/matmul.h says which sizes fit.
+// Writes a b^T + bias_N into c_MN, or adds to it with `accumulate`; the bias is optional. With
+// `fast` the tensor cores keep sums in their own, shorter format. kernels/matmul.h says which sizes
+// fit.
 void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_MK,
                         const Float8Tensor& b_NK, const Tensor& c_MN, bool accumulate, bool fast,
                         const Tensor& bias_N = {});
@@ -152,9 +154,9 @@ Tensor attention_backward(Stream& stream, const AttentionDims& dims, const Tenso
 struct Rows {
   int64_t begin, end;
 };
+// Document i has the rows [begin[i], end[i]) (int32). Rows that belong to no document take no part.
 struct Documents {
-  Tensor begin,
-      end;  // int32: document i has the rows [begin[i], end[i]); rows of none take no part
+  Tensor begin, end;
 };
 // The queries at the positions `q` attend to the keys at the positions `kv`. Tensors are passed
 // whole; rows outside of these positions are neither read nor written. With `causal`, the last of
@@ -165,11 +167,12 @@ struct AttentionBlock {
   int64_t A, G, D;
   bool causal = false;
   float scale;
-  Documents q_documents, kv_documents;  // optional, needs B = 1; rows count from q.begin, kv.begin
-  int64_t window = 0;    // 0: none; else a query sees so many keys back from its last one
-  int64_t out_head = 0;  // out and dout hold the A heads from this one on
+  // Optional; they need B = 1. Their rows count from q.begin and kv.begin.
+  Documents q_documents, kv_documents;
+  int64_t window = 0;    // 0: none; else a query sees only the last `window` of its keys
+  int64_t out_head = 0;  // the A heads of out and dout begin with this head of their rows
 };
-// The heads of every token's row from `first` on.
+// Some heads of every token's row: those from head `first` on.
 struct Heads {
   Tensor x_TN;
   int64_t first = 0;
@@ -178,15 +181,17 @@ struct Heads {
 // positions). A query that sees no key of the block gets out 0 and lse -inf.
 void attention_block(Stream& stream, const AttentionBlock& block, const Heads& q, const Heads& k,
                      const Heads& v, const AttentionResult& into);
-// Folds the result of a block into that of the blocks before it: the block's positions are those of
-// `into` from `first` on. into.out_TN is fp32; it is cast once, when all blocks are merged.
+// Folds the result of a block into that of the blocks before it. The block's positions are the
+// positions of `into` from `first` on. into.out_TN is fp32; the caller casts it once, when all
+// blocks are merged.
 void attention_merge(Stream& stream, const AttentionResult& block, const AttentionResult& into,
                      int64_t first);
 struct AttentionGrads {
   Heads dq, dk, dv;      // fp32 or the operands' dtype
-  bool add_dq, add_dkv;  // adds to the rows q of dq, and kv of dk and dv, instead of overwriting
+  bool add_dq, add_dkv;  // add to dq, and to dk and dv, instead of overwriting their rows
 };
-// Computes the block's share of the gradients from `merged`, the cast result of all blocks.
+// Computes the block's share of the gradients. `merged` is the result of all blocks, cast to the
+// operands' dtype.
 void attention_block_backward(Stream& stream, const AttentionBlock& block, const Heads& q,
                               const Heads& k, const Heads& v, const AttentionResult& merged,
                               const Tensor& dout_TN, const AttentionGrads& grads);
@@ -198,7 +203,7 @@ Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F);
 Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
                        const Tensor& y_TF);
 Tensor gelu(Stream& stream, const Tensor& x, bool tanh);
-// Returns dL/dx; treats `y` as swiglu_backward treats y_TF.
+// Returns dL/dx. Writes the forward's output into `y` (optional), which may be dy.
 Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh);
 
 // --- embedding ---
@@ -208,7 +213,8 @@ struct VocabularyShard {
   int64_t vocabulary = 0;  // rows of all ranks, padding included; 0: as many as the table has
 };
 // Returns table[id] + position_table[position]. Ids and positions are int32; the position table is
-// optional. Ids of other shards give 0. A shard takes no position table: every rank would add it.
+// optional. Ids of other shards give 0. A shard takes no position table, since every rank would add
+// its rows.
 Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
                  const Tensor& position_T, const Tensor& position_table_PH,
                  VocabularyShard shard = {});
@@ -224,22 +230,22 @@ void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_T
 void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                    const Tensor& loss_T, int64_t V, float grad_scale, bool write_grad,
                    const Tensor& grad_scale_1 = {});
-// The two functions below do the same over a vocabulary that is spread over P ranks. A rank's
-// logits begin with the columns [first, first + V) of the true vocabulary; V may be 0, and padding
-// follows.
+// The two functions below compute the loss over a vocabulary that is spread over P ranks. A rank's
+// logits begin with the columns [first, first + V) of the true vocabulary, and padding follows. V
+// is 0 on a rank that has padding only.
 struct VocabularyColumns {
   int64_t first, V, vocabulary;
 };
 // Returns three numbers for each token, (T, 3) fp32, to be gathered over the ranks in any order.
 Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                           VocabularyColumns here);
-// Takes the gathered numbers of all ranks. Every rank gets the same loss, and the gradient of its
-// own logits.
+// Takes the gathered numbers of all ranks. Writes the same loss on every rank, and the gradient of
+// this rank's own logits.
 void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
                              float grad_scale, bool write_grad);
 
-// --- rectangles ---
+// --- copies of rectangles ---
 // Copies rectangles from one matrix to another of the same dtype; elements that no block covers
 // stay as they are. ops/blocks.h makes the lists that context parallelism needs.
 using kernels::CopyBlock;
@@ -250,15 +256,16 @@ void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
 Tensor add(Stream& stream, const Tensor& a, const Tensor& b);
 void add_into(Stream& stream, const Tensor& x, const Tensor& sum);  // sum += x; dtypes may differ
 void cast(Stream& stream, const Tensor& from, const Tensor& to);
-// Returns x itself where it has this dtype already, else a copy that is cast.
+// Returns x itself where it has this dtype already, else a cast copy.
 Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype,
                 device::MemoryCategory category = device::MemoryCategory::activations);
-void fill(Stream& stream, const Tensor& x, float value);  // x may be fp64 too
+// Sets all elements of x; where `value` is 0, x may have any dtype.
+void fill(Stream& stream, const Tensor& x, float value);
 // Writes `std` times normal numbers into x (fp32): element i is number first_index + i of the
 // random stream `key` (base/rng.h).
 void fill_normal(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float std);
-// Drops elements in place; kernels/elementwise.h says what decides an element's fate. key_1 (int64,
-// one element, optional) replaces `key` and is read when the launch runs.
+// Drops elements of x with probability p, in place; kernels/elementwise.h says which elements a key
+// drops. key_1 (int64, one element, optional) replaces `key` and is read when the launch runs.
 void dropout(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float p,
              const Tensor& key_1 = {});
 

@@ -1,6 +1,6 @@
-// Brings tokens into the order of their experts, and back; kernels/permute.h has the rules. Each of
-// T tokens chooses K of E experts, and the experts compute on R rows. Choices of rows behind them
-// count as dropped.
+// Operations that bring tokens into the order of their experts, and back; kernels/permute.h has the
+// rules. Each of T tokens chooses K of E experts, and the experts compute on the first R rows. A
+// choice whose row lies behind them counts as dropped.
 #pragma once
 #include "tensor/tensor.h"
 
@@ -15,15 +15,15 @@ struct ExpertRows {  // int32
 ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E);
 
 // Returns (R, H): the x of each row's token, times the weight of its choice (fp32, optional).
-// choice_R is expert_rows' or its first R elements. The gradient of x is unpermute's, with the same
-// weights.
+// choice_R is that of expert_rows(), or its first R elements. unpermute() with the same weights
+// computes the gradient of x.
 Tensor permute(Stream& stream, const Tensor& x_TH, const Tensor& choice_R, int64_t K,
                const Tensor& weight_TK = {});
 // Returns (T, H): for each token the sum over its choices in their order, weighted by weight_TK
-// (fp32, optional: 1). The gradient of x is permute's, with the same weights.
+// (fp32, optional: 1). permute() with the same weights computes the gradient of x.
 Tensor unpermute(Stream& stream, const Tensor& x_RH, const Tensor& row_TK,
                  const Tensor& weight_TK = {});
-// Returns unpermute's gradient of the weights, (T, K) fp32.
+// Returns the gradient of the weights of unpermute(), (T, K) fp32.
 Tensor unpermute_weight_grad(Stream& stream, const Tensor& dout_TH, const Tensor& x_RH,
                              const Tensor& row_TK);
 

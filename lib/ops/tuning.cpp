@@ -11,10 +11,10 @@ Bf16Arithmetic fastest_bf16_arithmetic() { return kernels::cpu::fastest_bf16_ari
 
 namespace {
 
-// What the vendor's datasheets say of dense products: a GPU's own clocks are no steady measure.
+// Peak rates of dense GEMMs from the vendor's data sheets: a GPU's clocks vary too much to measure.
 struct Rating {
   const char* name;
-  double bf16, fp32;
+  double bf16, fp32;  // FLOP/s
 };
 constexpr Rating kRatings[] = {
     {"H200", 989.4e12, 66.9e12}, {"H100", 989.4e12, 66.9e12}, {"A100", 312e12, 19.5e12}};
@@ -30,8 +30,8 @@ double rated_flops(const std::string& gpu, DType dtype) {
 double measured_peak_flops(Device& device, DType dtype) {
   if (device.is_cuda()) return rated_flops(device.description(), dtype);
   double flops = 0;
-  Stream& stream =
-      device.stream(device::StreamKind::compute);  // its worker has the device's thread pool
+  // The worker of the compute stream has the device's thread pool.
+  Stream& stream = device.stream(device::StreamKind::compute);
   stream.launch({.name = "measure_peak"}, [&](const device::LaunchContext&) {
     flops = kernels::cpu::measure_peak_flops(dtype);
   });

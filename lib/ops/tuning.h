@@ -6,14 +6,15 @@
 
 namespace mtrain::ops {
 
-// How this CPU can multiply two bf16 operands, and the fastest way to do so. Finding it may
-// measure, which takes 40 ms; Device::set_bf16_arithmetic then tells a device.
+// Returns whether this CPU can multiply two bf16 operands in this way.
 bool supports(Bf16Arithmetic arithmetic);
+// Returns this CPU's fastest way; finding it may measure, which takes 40 ms.
+// Device::set_bf16_arithmetic() makes a device use it.
 Bf16Arithmetic fastest_bf16_arithmetic();
 
-// Returns the device's peak in FLOP/s: on a CPU the measured rate of multiply-adds in registers on
-// all its threads, for fp32 or for the fastest GEMM of bf16 operands; for a GPU its vendor's
-// rating, or 0 where that is unknown.
+// Returns the device's peak in FLOP/s. On a CPU this is the measured rate of multiply-adds in
+// registers on all its threads, for fp32 or for the fastest way to multiply bf16 operands. On a GPU
+// nothing is measured: it is the vendor's rating, or 0 where that is unknown.
 double measured_peak_flops(Device& device, DType dtype);
 
 }  // namespace mtrain::ops

@@ -11,23 +11,25 @@ namespace mtrain::optim {
 
 namespace {
 
-// The first element of an owned range in the unit's moments, in which the ranges follow each other.
+// Returns the first element of an owned range in the unit's moments, where the ranges follow each
+// other.
 int64_t begin_in_moments(const model::ParamUnit& unit, const model::OwnedRange& range) {
   int64_t first = 0;
   for (const model::OwnedRange* r = unit.owned.data(); r != &range; ++r) first += r->count;
   return first;
 }
 
-// A range of a parameter's elements, and the rule for their numbers in the layout-free tensor.
+// A range of a parameter's elements, and the rule that gives their indices in the layout-free
+// tensor.
 struct Numbered {
-  int64_t begin, count;  // in the rank's tensor
+  int64_t begin, count;  // elements in the rank's tensor
   kernels::AdamWRounding rounding;
 };
 
 std::vector<Numbered> numbered(const model::Parameter& p, const model::OwnedPart& part) {
   const std::vector<model::ElementRun> runs = p.runs();
-  if (p.shard.dim ==
-      model::ShardSpec::Dim::columns)  // a run is a row's part, and rows are a whole row apart
+  // With split columns a run is a part of one row, and all runs follow from one rule.
+  if (p.shard.dim == model::ShardSpec::Dim::columns)
     return {{part.in_param,
              part.count,
              {.first = runs.front().whole,
@@ -108,7 +110,7 @@ void AdamW::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scal
 
 const AdamW::Moments& AdamW::moments(const model::ParamUnit& unit) const {
   const auto at = std::ranges::find(states_, &unit, &State::unit);
-  MT_CHECK(at != states_.end(), "unit {} is not of this optimizer", unit.name);
+  MT_CHECK(at != states_.end(), "unit {} is unknown to the optimizer", unit.name);
   return at->moments;
 }
 

@@ -1,7 +1,8 @@
-// AdamW over what a rank owns of all units: fp32 moments, fp32 master weights, and a bf16 copy
-// where bf16 computes. Without master weights the bf16 weights themselves are updated. They are
-// rounded at random (Gupta et al. 2015) by numbers that are functions of seed, step, parameter and
-// element alone, so that every layout rounds alike.
+// AdamW over the parts of all units that this rank owns. Moments and master weights are fp32; an
+// update also writes the bf16 values if bf16 computes. Without master weights it updates the bf16
+// values themselves, rounded at random if OptimizerOptions::rounds_at_random (Gupta et al. 2015).
+// The random numbers are functions of seed, step, parameter and element, so that every layout
+// rounds alike.
 #pragma once
 #include <functional>
 #include <vector>
@@ -14,22 +15,22 @@ namespace mtrain::optim {
 
 class AdamW {
  public:
-  // The parameters are materialized.
+  // The parameters must be materialized.
   AdamW(Stream& stream, model::ParamStore& params, const plan::OptimizerOptions& options,
         uint64_t seed = 0);
 
-  // Makes update number `step` (from 1). Parameters whose spec says decay = false do not decay.
-  // grad_scale is one fp32 that the gradients are multiplied by; where it is not finite, nothing
-  // changes. `updated` (optional) is called for each unit once its update is enqueued.
+  // Makes update number `step` (from 1). Parameters with ParamSpec::decay = false do not decay.
+  // The gradients are multiplied by grad_scale, one fp32; if it is not finite, nothing changes.
+  // `updated` (optional) is called for each unit once its update is enqueued.
   void step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
             const std::function<void(model::ParamUnit&)>& updated = {});
 
   struct Moments {
-    Tensor m, v;  // flat, fp32: those of what this rank owns of the unit (ParamUnit::own)
+    Tensor m, v;  // flat, fp32: the part that this rank owns, laid out as ParamUnit::own_value is
   };
   const Moments& moments(const model::ParamUnit& unit) const;
-  // Sets this rank's part of one of a parameter's moments; `values` are those of the whole,
-  // layout-free tensor.
+  // Sets this rank's part of one of a parameter's moments. `values` are those of the layout-free
+  // tensor.
   void set_moment(Stream& stream, const model::Parameter& p, Tensor Moments::*which,
                   const std::vector<float>& values);
 
@@ -51,8 +52,8 @@ class AdamW {
 };
 
 // Returns the global gradient norm, and the factor that brings it down to max_norm (0: no
-// clipping). The factor is NaN where the norm or `loss` (fp64, optional) is not finite, so that
-// AdamW leaves everything as it is. `sum_parts` adds up what ranks that own different parts have.
+// clipping). The factor is NaN if the norm or `loss` (fp64, optional) is not finite, so that AdamW
+// changes nothing. `sum_parts` sums a tensor over the ranks that own different parts, in place.
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
                          const Tensor& loss = {});

@@ -6,7 +6,7 @@
 namespace mtrain::optim {
 
 namespace {
-// The part of the way from lr to min_lr that is left after `share` in [0, 1] of the decay.
+// Returns how much of lr - min_lr is left, as a fraction, after `share` in [0, 1] of the decay.
 double left_after(plan::LrScheduleOptions::Decay decay, double share) {
   using Decay = plan::LrScheduleOptions::Decay;
   switch (decay) {

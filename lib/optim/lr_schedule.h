@@ -6,8 +6,8 @@
 
 namespace mtrain::optim {
 
-// A pure function of the step. A constant stretch before the way down is that of wsd (Hu et al.
-// 2024, MiniCPM).
+// A pure function of the step: warm-up, an optional constant stretch ("wsd"; Hu et al. 2024,
+// MiniCPM), and decay to min_lr.
 class LrSchedule {
  public:
   explicit LrSchedule(const plan::LrScheduleOptions& options) : o_(options) {}

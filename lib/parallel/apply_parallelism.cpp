@@ -14,7 +14,7 @@ TensorGroups tensor_groups(comm::World& world, Device& device, const RunPlan& pl
   g.compute = &device.stream(device::StreamKind::compute);
   g.stream = &device.stream(device::StreamKind::tp);
   g.replicas[g.all.size()] = g.all;
-  // Where there are fewer key-value heads than ranks, consecutive ranks have replicas of one.
+  // If there are fewer key-value heads than ranks, consecutive ranks have replicas of one head.
   const int64_t kv = plan.model.kv_heads;
   if (kv >= g.all.size()) return g;
   const int replicas = int(exact_div(int64_t(g.all.size()), kv));
@@ -23,7 +23,7 @@ TensorGroups tensor_groups(comm::World& world, Device& device, const RunPlan& pl
   return g;
 }
 
-// Null without 8-bit linears.
+// Returns null without 8-bit linears.
 std::shared_ptr<model::Float8Scaling> float8_scaling(const plan::Fp8Options& o,
                                                      const plan::Fp8WeightCache& weights) {
   if (!o.on) return nullptr;
@@ -37,7 +37,7 @@ std::shared_ptr<model::Float8Scaling> float8_scaling(const plan::Fp8Options& o,
                            .keep_transposed = weights.backward});
 }
 
-// This rank's group of one level of a2a+p2p.
+// Makes this rank's group of one level of a2a+p2p.
 Group cp_level(comm::World& world, const RunPlan& plan, const char* name, size_t level) {
   std::vector<int> ranks;
   for (const int64_t rank :
@@ -48,7 +48,7 @@ Group cp_level(comm::World& world, const RunPlan& plan, const char* name, size_t
 
 }  // namespace
 
-model::ModelImpls model_impls(comm::World& world, Device& device, const RunPlan& plan) {
+model::ModelImpls apply_parallelism(comm::World& world, Device& device, const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   model::ModelImpls impls;
   impls.fp8 = float8_scaling(plan.fp8, plan.fp8_weights);
@@ -76,7 +76,7 @@ model::ModelImpls model_impls(comm::World& world, Device& device, const RunPlan&
       case Method::a2a: return a2a_attention(comm, cp, heads, chunks.a2a);
       case Method::a2a_p2p: return a2a_p2p_attention(comm, level, ring, heads);
     }
-    throw BugError("cp_comm_type");
+    throw BugError("an unknown cp_comm_type");
   };
   return impls;
 }
@@ -105,9 +105,10 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   return g;
 }
 
-std::unique_ptr<model::DataParallel> materialize(model::ParamStore& params, Stream& compute,
-                                                 const DataGroups& groups, const RunPlan& plan,
-                                                 const model::Gpt& first_stage) {
+std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,
+                                                        const DataGroups& groups,
+                                                        const RunPlan& plan,
+                                                        const model::Gpt& first_stage) {
   const plan::DataParallelOptions& options = plan.data_parallel;
   const bool alone = groups.all.size() == 0;
   params.materialize(compute, plan.compute_dtype, true,

@@ -1,5 +1,5 @@
-// From the plan to the groups of ranks that parallelism talks in, and to what it puts in the place
-// of the model's plain parts. All ranks call these functions in one order, since ranks meet when a
+// Makes from the plan the groups of ranks of each parallelism, and the implementations that replace
+// those of a single rank. All ranks call these functions in the same order, since ranks meet when a
 // group is made.
 #pragma once
 #include "comm/world.h"
@@ -11,19 +11,24 @@
 
 namespace mtrain::parallel {
 
-model::ModelImpls model_impls(comm::World& world, Device& device, const RunPlan& plan);
+// Makes the groups of tensor and context parallelism, and the implementations that use them.
+model::ModelImpls apply_parallelism(comm::World& world, Device& device, const RunPlan& plan);
 
-// This rank among those that share every sequence. A share of tokens is a multiple of `multiple`.
+// This rank among the context-parallel ranks, which share every sequence. The number of tokens of
+// each is a multiple of `multiple`.
 struct SequenceShare {
   int64_t rank = 0, ranks = 1, multiple = 1;
 };
 SequenceShare sequence_share(const comm::World& world, const RunPlan& plan);
 
+// Makes the groups of data parallelism.
 DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan);
 
-// Gives the declared parameters memory, and returns who moves them between data-parallel ranks.
-std::unique_ptr<model::DataParallel> materialize(model::ParamStore& params, Stream& compute,
-                                                 const DataGroups& groups, const RunPlan& plan,
-                                                 const model::Gpt& first_stage);
+// Gives the declared parameters memory, and returns the data-parallel strategy that moves them
+// between ranks. `first_stage` is the first of this rank's stages.
+std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,
+                                                        const DataGroups& groups,
+                                                        const RunPlan& plan,
+                                                        const model::Gpt& first_stage);
 
 }  // namespace mtrain::parallel

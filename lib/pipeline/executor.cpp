@@ -6,8 +6,8 @@
 namespace mtrain::pipeline {
 
 namespace {
-// So many computations may be enqueued and not have ended: enough to keep the streams busy, and few
-// enough that messages which wait to be used take little memory.
+// The number of computations that may be enqueued and not have ended. It is large enough to keep
+// the streams busy, and small enough that messages which wait for their use take little memory.
 constexpr size_t kMaxInFlight = 8;
 }  // namespace
 
@@ -37,7 +37,7 @@ void Executor::run(const schedule::ActionList& list) {
     else if (is_receive(a.kind))
       receive(a);
     else
-      shard(a);
+      change_sharding(a);
     ++next;
   }
   run_delayed();
@@ -52,7 +52,7 @@ void Executor::run(const schedule::ActionList& list) {
 }
 
 size_t Executor::compute(const schedule::ActionList& list, size_t next) {
-  run_delayed();  // here the sends are enqueued, and compute does not yet wait for a message
+  run_delayed();  // the sends are enqueued by now, and compute does not wait for messages yet
   await_messages();
   const schedule::Action& a = list[next];
   if (a.overlaps_next && next + 1 < list.size()) {
@@ -107,7 +107,7 @@ model::StagePass Executor::pass_of(const Running& r) {
 
 model::LossRequest Executor::loss_request(const model::MicroBatch& batch) const {
   return {batch.label_T, work_.loss, work_.grad_scale,
-          work_.replayed ? work_.replayed->grad_scale() : Tensor()};
+          work_.graph_inputs ? work_.graph_inputs->grad_scale() : Tensor()};
 }
 
 void Executor::advance(Running& r) {
@@ -142,8 +142,6 @@ void Executor::finish(Running& r) {
   r.chunk = nullptr;
 }
 
-// Whether the next part's weight gradients wait until the gradient of the stage's input is sent, so
-// that they run while it travels.
 bool Executor::waits_for_send(const Running& r) const {
   const schedule::Action& a = r.action;
   if (a.kind != schedule::ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1))
@@ -153,7 +151,6 @@ bool Executor::waits_for_send(const Running& r) const {
          (options_.delay_whole_layers || part.kind == model::SegmentKind::attention);
 }
 
-// Whether the next part's weight gradients, those of the output layer, wait for the list's end.
 bool Executor::waits_for_end(const Running& r) const {
   const schedule::Action& a = r.action;
   const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
@@ -174,13 +171,13 @@ void Executor::run_delayed() {
   }
 }
 
-// A `reduce` has nothing to do here: each gradient is reduced when the last micro-batch has added
-// to it.
-void Executor::shard(const schedule::Action& a) {
-  if (a.kind == schedule::ActionKind::reduce || !work_.use) return;
+// There is nothing to do for a `reduce`: the data-parallel strategy reduces a gradient as soon as
+// the last micro-batch has added to it.
+void Executor::change_sharding(const schedule::Action& a) {
+  if (a.kind == schedule::ActionKind::reduce || !work_.hooks) return;
   const Device::Scope scope(links_.compute->device(), to_string(a));
   for (model::ParamUnit* unit : stages_.at(a.stage)->units())
-    a.kind == schedule::ActionKind::unshard ? work_.use->pin(*unit) : work_.use->unpin(*unit);
+    a.kind == schedule::ActionKind::unshard ? work_.hooks->pin(*unit) : work_.hooks->unpin(*unit);
 }
 
 void Executor::send(const schedule::Action& a) {
@@ -230,8 +227,8 @@ model::Step Executor::step_of(const schedule::Action& a, Chunk& c) {
           work_.step,
           work_.numbers[size_t(a.micro_batch)],
           work_.training,
-          work_.use,
-          work_.replayed};
+          work_.hooks,
+          work_.graph_inputs};
 }
 
 void Executor::limit_run_ahead() {

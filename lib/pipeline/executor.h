@@ -17,7 +17,7 @@ namespace mtrain::pipeline {
 // together once the first computation has ended, and the second one waits for them.
 //
 // A forward and a backward that run together take turns, segment by segment of their layers, the
-// backward first. When one of them has ended, its tensor can be sent before the other has.
+// backward first. When one of them has ended, its tensor can be sent before the other ends.
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
@@ -38,11 +38,11 @@ class Executor {
     Tensor data;
     Event ready;
   };
-  // A stage's share of a micro-batch, from its first action to its last.
+  // What a stage keeps of one micro-batch, from the first action to the last.
   struct Chunk {
     explicit Chunk(const model::WgradQueue::OnReady& on_ready) : wgrad(on_ready) {}
     PendingTensor x, dy;
-    Tensor y, dx;  // held until they are sent
+    Tensor y, dx;  // the results, held until they are sent
     model::Stash stash;
     model::WgradQueue wgrad;
   };
@@ -57,29 +57,34 @@ class Executor {
   };
 
   Chunk& chunk(int64_t stage, int64_t micro_batch);
-  // Runs the computation at list[next], or the two that run together. Returns the index of the
-  // action after what it has done.
+  // Runs the computation at list[next]. Returns the index of the first action that is not done.
   size_t compute(const schedule::ActionList& list, size_t next);
+  // Runs the forward at list[next] together with the backward after it and, with overlap, the sends
+  // that follow them. Returns what compute() returns.
   size_t pair(const schedule::ActionList& list, size_t next);
   Running start(const schedule::Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
   model::LossRequest loss_request(const model::MicroBatch& batch) const;
   model::StagePass pass_of(const Running& r);
   // Runs the next part of the pass.
   void advance(Running& r);
-  // Stores the result of a pass that is done for the next stage or the stage before. Does nothing
-  // when it is called again.
+  // Stores the result of a pass that is done, for the next stage or the stage before. A second call
+  // does nothing.
   void finish(Running& r);
+  // Whether the next part's weight gradients wait until the gradient of the stage's input is sent,
+  // so that they run while it travels.
   bool waits_for_send(const Running& r) const;
+  // Whether the next part's weight gradients, those of the output layer, wait for the list's end.
   bool waits_for_end(const Running& r) const;
   void weight_gradients(const schedule::Action& a);
   void run_delayed();
-  void shard(const schedule::Action& a);
+  // Runs an unshard, reshard or reduce action.
+  void change_sharding(const schedule::Action& a);
   void send(const schedule::Action& a);
   void receive(const schedule::Action& a);
   void await_messages();
   Tensor await(PendingTensor& pending);
   model::Step step_of(const schedule::Action& a, Chunk& c);
-  // Blocks the host until at most kMaxInFlight computations have not ended.
+  // Blocks the host until at most kMaxInFlight enqueued computations have not ended.
   void limit_run_ahead();
 
   const PipelineLinks& links_;
@@ -89,8 +94,8 @@ class Executor {
   const MicroBatches& work_;
   int64_t& dataflow_index_;
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
-  std::vector<schedule::Action>
-      delayed_;                  // backwards whose weight gradients run after the gradient's send
+  // Backwards whose weight gradients run after the send of the gradient of the stage's input.
+  std::vector<schedule::Action> delayed_;
   model::WgradQueue outputs_;    // weight gradients of the output layer that run at the list's end
   std::vector<Event> messages_;  // without overlap: the next computation waits for these messages
   std::deque<Event> computed_;   // the ends of the last few computations

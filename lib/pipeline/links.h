@@ -1,4 +1,4 @@
-// How a rank of a pipeline reaches the others.
+// The channels and groups over which a rank of a pipeline reaches the others.
 #pragma once
 #include <map>
 
@@ -7,9 +7,9 @@
 
 namespace mtrain::pipeline {
 
-// A channel carries messages from one rank to one other, in the order in which they are sent. It
-// has a group and a stream of its own, so that no message waits for another pair's, or for those
-// that go the other way.
+// A channel carries messages from one rank to another, in the order in which they are sent. It has
+// a group and a stream of its own, so that no message waits for those of another pair of ranks, or
+// for those of the other direction.
 struct Channel {
   Group group;  // the two ranks
   Stream* stream;
@@ -18,10 +18,10 @@ struct Channel {
 struct PipelineLinks {
   int64_t rank = 0, size = 1;
   Stream* compute;
-  // The rest is absent for one rank.
+  // The following are absent for a pipeline of one rank.
   std::map<int64_t, Channel> to, from;  // by the other's rank in the pipeline
   Group all;                            // all ranks of the pipeline; uses `stream`
-  Group table;  // the ranks that share a tied table, where they are two; uses `stream`
+  Group table;  // the two ranks that share a tied token table, if they differ; uses `stream`
   Stream* stream = nullptr;
 };
 

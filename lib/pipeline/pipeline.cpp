@@ -21,7 +21,8 @@ schedule::Schedule Pipeline::lower(const schedule::Schedule& computations) const
 
 void Pipeline::run(const MicroBatches& work) {
   MT_CHECK(int64_t(work.batches.size()) == schedule_.micro_batches,
-           "{} micro-batches for a schedule of {}", work.batches.size(), schedule_.micro_batches);
+           "{} micro-batches, but the schedule has {}", work.batches.size(),
+           schedule_.micro_batches);
   Executor(links_, stages_, schedule_.stages, options_, work, dataflow_index_).run(list_);
 }
 
@@ -63,11 +64,11 @@ Tensor Pipeline::transfer(const Tensor& data, const Shape& shape, int from, int 
 
 void Pipeline::finish_grads(model::ParamStore& params) const {
   if (links_.table.size() < 2) return;
-  // The table is a unit of its own, which is sharded alike on both ranks.
+  // The table has a unit of its own, which is sharded in the same way on both ranks.
   const model::ParamUnit* unit = params.unit(model::UnitKind::embedding);
-  MT_CHECK(unit, "this rank has no table");
-  links_.stream->wait(
-      links_.compute->record());  // edge: the gradients' sums over samples -> this one
+  MT_CHECK(unit, "this rank shares a token table, but has none");
+  // edge: the gradients' sums over samples -> their sum over the two ranks
+  links_.stream->wait(links_.compute->record());
   for (const model::OwnedRange& range : unit->owned)
     links_.table.all_reduce(range.grad, comm::Reduce::sum, *links_.stream);
   links_.compute->wait(links_.stream->record());

@@ -1,5 +1,5 @@
-// One rank of a pipeline: its stages of the model, and the schedule's list of actions that it runs.
-// One rank alone is a pipeline of one stage.
+// One rank of a pipeline: its stages of the model, and the list of the schedule's actions that it
+// runs. A single rank is a pipeline of one stage.
 #pragma once
 #include <functional>
 #include <map>
@@ -19,19 +19,19 @@ using PipelineStages = std::map<int64_t, std::unique_ptr<model::Gpt>>;  // this 
 struct MicroBatches {
   const std::vector<model::MicroBatch>& batches;
   std::vector<int64_t> numbers;  // the micro-batches' numbers in the global batch
-  uint64_t seed = 0;             // of dropout
-  int64_t step = 0;              // from 1
+  uint64_t seed = 0;             // seed of dropout
+  int64_t step = 0;              // training step, from 1
   bool training = true;
-  Tensor loss;           // fp64, one element; the rank with the last stage adds to it
-  float grad_scale = 1;  // as in LossRequest
-  model::WgradQueue::OnReady on_ready = {};
-  model::ParamHooks* use = nullptr;
-  model::GraphInputs* replayed = nullptr;  // as in Step; null: values are given to each launch
+  Tensor loss;                                 // fp64, one element; the last stage adds to it
+  float grad_scale = 1;                        // as in LossRequest
+  model::WgradQueue::OnReady on_ready = {};    // as in WgradQueue
+  model::ParamHooks* hooks = nullptr;          // as in Step
+  model::GraphInputs* graph_inputs = nullptr;  // as in Step
 };
 
 class Pipeline {
  public:
-  // `schedule` has computations alone; the Pipeline adds the messages.
+  // `schedule` has only computations; the Pipeline adds the messages and the gathering of weights.
   Pipeline(PipelineLinks links, PipelineStages stages, const schedule::Schedule& schedule,
            const plan::PipelineOptions& options);
 
@@ -39,13 +39,13 @@ class Pipeline {
   void run(const MicroBatches& work);
   // Runs forward and backward of a single micro-batch, on a rank that is alone in its pipeline.
   void run_one(const MicroBatches& work);
-  // Runs forward alone, of any number of micro-batches.
+  // Runs only the forwards of any number of micro-batches.
   void forward(const MicroBatches& work);
 
   // Sums the values over the ranks of the pipeline, in place.
   void sum(const Tensor& values) const;
-  // From here on `compute` sees the whole gradient of a tied table that two ranks have. Comes after
-  // DataParallel::finish_grads().
+  // Sums the gradient of a tied token table over the two ranks that have it; from here on `compute`
+  // sees the sum. Call it after DataParallel::finish_grads().
   void finish_grads(model::ParamStore& params) const;
 
   // Sends an fp32 tensor of this shape from one rank of the pipeline to another; both are numbers
@@ -54,9 +54,10 @@ class Pipeline {
   Tensor transfer(const Tensor& data, const Shape& shape, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }
-  const model::Gpt& first_stage() const { return *stages_.begin()->second; }  // of this rank
+  // The first of this rank's stages.
+  const model::Gpt& first_stage() const { return *stages_.begin()->second; }
   const schedule::ActionList& actions() const { return list_; }  // all actions of this rank
-  // The place in the step's data flow of the computation that was enqueued last. On every rank the
+  // The number, in the step's data flow, of the computation that was enqueued last. On every rank,
   // computations that it depends on have lower numbers, and those that depend on it higher ones.
   int64_t dataflow_index() const { return dataflow_index_; }
 

@@ -1,22 +1,22 @@
-// What attention's backward on a GPU allocates for the time of a launch, beside tensors. Left out
-// are what cuDNN takes for itself, which it tells for each plan and GPU, and what is small: partial
-// sums of blocks and columns, the counts of a vocabulary, borders of packed documents.
+// Computes what attention's backward on a GPU allocates for the time of a launch, beside tensors.
+// The figure leaves out cuDNN's own workspace, which depends on its plan and the GPU, and small
+// buffers: partial sums of blocks and columns, and the borders of packed documents.
 #pragma once
 #include <cstdint>
 
 namespace mtrain::plan {
 
-// `rows` queries in all sequences, with A query heads and G kv heads of D elements.
 struct AttentionWork {
-  int64_t rows, A, G, D;
-  bool cudnn;        // else our own kernels compute it
+  int64_t rows;      // queries in all sequences
+  int64_t A, G, D;   // query heads, kv heads, and the elements of a head
+  bool cudnn;        // cuDNN computes it; else our own kernels do
   bool fixed_order;  // dq is summed in a fixed order
   bool documents;    // the sequence is packed, with as many rows of keys as of queries
 };
 
-// In bytes.
+// Returns bytes.
 constexpr int64_t attention_workspace(const AttentionWork& w) {
-  const int64_t out_dout = 4 * w.rows * w.A;  // fp32, as all sums
+  const int64_t out_dout = 4 * w.rows * w.A;  // row sums of out * dout, in fp32
   if (!w.cudnn) return out_dout;
   const int64_t q = w.rows * w.A * w.D, kv = w.rows * w.G * w.D;
   const int64_t dq_sums = w.fixed_order ? 0 : 4 * q;

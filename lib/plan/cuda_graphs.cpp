@@ -10,7 +10,7 @@ namespace mtrain::plan {
 
 namespace {
 
-// What a micro-batch must not have, and the reason; the first that it has is told.
+// A property that rules graphs out, with its reason. The first that is present is told to the user.
 struct Obstacle {
   bool here;
   const char* why;

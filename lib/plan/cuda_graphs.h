@@ -1,4 +1,4 @@
-// Whether micro-batches are launched as CUDA graphs, which of a step, and why not.
+// Decides whether micro-batches are launched as CUDA graphs, and which of a step's they are.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,20 +9,21 @@ namespace mtrain::plan {
 
 struct CudaGraphs {
   bool on = false;
-  bool refused = false;  // asked for by name, but impossible
-  std::string why;       // not; where on, which micro-batches
-  bool known = false;    // the device has graphs, so that a user wants to hear of them
-  // Of a step's micro-batches [first, end) touch nothing but this rank's memory, at the same
-  // addresses each time. The others are launched one by one.
+  bool refused = false;  // the recipe asks for graphs by name, but they are impossible
+  std::string why;       // if on: which micro-batches are graphs; else the reason why none is
+  bool known = false;    // the device has graphs, so that the banner has a line about them
+  // Micro-batches [first, end) of a step touch only this rank's memory, at the same addresses in
+  // every step. The launches of the others are enqueued one by one.
   int64_t first = 0, end = 0;
 };
 
-// A pure function of the recipe and the layout. What only a run knows (launches that a library
-// cannot record, or --profile) may turn them off later.
+// This is a pure function of the recipe and the layout. A run may turn graphs off later, for
+// --profile or if a library cannot record its launches.
 CudaGraphs resolve_cuda_graphs(const recipe::Recipe& recipe, const Layout& layout,
                                const Overlap& overlap);
 
-// "on: micro-batches 2 to 7 of 8", "off: why"; for the start banner.
+// Returns a phrase for the start banner: "on: micro-batches 2 to 7 of 8", or "off: " and the
+// reason.
 std::string print_cuda_graphs(const CudaGraphs& graphs);
 
 }  // namespace mtrain::plan

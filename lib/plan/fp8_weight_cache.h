@@ -1,4 +1,4 @@
-// Which 8-bit copies of the linears' weights a rank keeps from one use to the next.
+// Decides which 8-bit copies of the linears' weights a rank keeps from one use to the next.
 #pragma once
 #include <string>
 
@@ -6,15 +6,15 @@
 
 namespace mtrain::plan {
 
-// Forward multiplies with the weight and backward with its transpose; either 8-bit copy takes a
-// byte an element. A copy is kept where a step uses it more than once and the weight itself stays
-// on the rank: a weight that is gathered for each use is quantized for each use.
+// Forward multiplies with the weight and backward with its transpose. Each 8-bit copy takes one
+// byte per element. A copy is kept if a step uses it more than once and the weight itself stays on
+// the rank. A weight that is gathered for each use is quantized for each use.
 struct Fp8WeightCache {
   bool forward = false, backward = false;
-  int bytes() const { return int(forward) + int(backward); }  // per element of a weight
+  int bytes() const { return int(forward) + int(backward); }  // bytes per element of a weight
 };
 
-// A pure function of the recipe and the layout.
+// This is a pure function of the recipe and the layout.
 Fp8WeightCache resolve_fp8_weight_cache(const recipe::Recipe& recipe, const Layout& layout,
                                         const Overlap& overlap);
 

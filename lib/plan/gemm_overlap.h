@@ -1,5 +1,5 @@
-// How the communication of tensor parallelism hides behind each GEMM of a layer: the plan decides
-// it, lib/parallel/tensor carries it out.
+// GemmOverlap says how the communication of tensor parallelism hides behind one GEMM of a layer.
+// The plan decides it (plan/tp_gemm_overlap.h), and parallel/tensor carries it out.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,11 +16,11 @@ struct GemmOverlap {
     pipeline        // `splits` chunks of rows: one is reduced while the next is multiplied
   };
   Method method = Method::none;
-  int64_t splits = 4;      // of a pipeline
+  int64_t splits = 4;      // chunks of a pipeline
   bool aggregate = false;  // a ring passes two chunks on at once; needs an even number of ranks > 2
 
   bool active() const { return method != Method::none; }
-  // The GEMM is computed in chunks of its rows.
+  // Whether the GEMM is computed in chunks of its rows.
   bool chunked() const { return method == Method::ring_exchange || method == Method::pipeline; }
 };
 

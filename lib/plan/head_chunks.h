@@ -1,5 +1,5 @@
-// How context parallelism cuts a rank's attention heads into chunks, so that one chunk travels
-// while another is computed.
+// Decides into how many chunks context parallelism divides a rank's attention heads, so that one
+// chunk travels while another is computed.
 #pragma once
 #include <cstdint>
 
@@ -11,9 +11,10 @@ namespace mtrain::plan {
 
 struct Layout;
 
-// The number of equal chunks for so many kv heads on a rank. Nothing can overlap where it is 1.
+// Returns the number of equal chunks for `kv_heads` kv heads on a rank. If it is 1, nothing
+// overlaps.
 constexpr int64_t head_chunks(int64_t kv_heads) {
-  constexpr int64_t kEnough = 4;  // a quarter of what travels is waited for
+  constexpr int64_t kEnough = 4;  // compute waits for a quarter of what travels
   for (int64_t p = kEnough; p > 1; --p)
     if (kv_heads % p == 0) return p;
   for (int64_t p = kEnough + 1; p < kv_heads; ++p)
@@ -21,13 +22,13 @@ constexpr int64_t head_chunks(int64_t kv_heads) {
   return kv_heads;
 }
 
-// all_gather cuts the kv heads of a rank of tp; a2a cuts those that a rank has once positions are
-// exchanged for heads. 1 where no layer communicates that way.
+// Chunks of the kv heads, by cp_comm_type; 1 if no layer has that type.
 struct HeadChunks {
-  int64_t all_gather = 1, a2a = 1;
+  int64_t all_gather = 1;  // of the kv heads of a tp rank
+  int64_t a2a = 1;         // of the kv heads that are left to a rank once it has exchanged them
 };
 
-// A pure function of the recipe and the layout.
+// This is a pure function of the recipe and the layout.
 HeadChunks resolve_head_chunks(const recipe::Recipe& recipe, const Layout& layout);
 
 }  // namespace mtrain::plan

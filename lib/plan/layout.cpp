@@ -31,7 +31,8 @@ int64_t stages_per_rank(const Recipe& r) {
   return schedule_kind(d.pipeline.pp_schedule).most_stages == 1 ? 1 : 2;
 }
 
-// The fewest replicas that a recipe fits: groups of replicas have two at least.
+// Returns the smallest dp that fits the recipe. With dp_replicate_size, each group that shards has
+// at least two ranks.
 int64_t least_dp(const Recipe& r) {
   const int64_t replicate = r.distributed.dp_replicate_size.value_or(1);
   if (r.distributed.dp_size || replicate == 1) return r.distributed.dp_size.value_or(1);
@@ -47,7 +48,7 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
   if (r.distributed.pp_size > 1 && r.distributed.pipeline.layout &&
       parse_pipeline_layout(*r.distributed.pipeline.layout, layers, reason))
     return layers;
-  // A layout that cannot be is not spelled out: a mistyped size must not cost memory.
+  // A mistyped size must not cost memory; the rules report it.
   if (stages > r.model.num_layers) return {};
   layers.assign(size_t(stages), r.model.num_layers / stages);
   for (int64_t i = 0; i < r.model.num_layers % stages; ++i) ++layers[size_t(i)];
@@ -138,8 +139,8 @@ class LayoutParser {
     return false;
   }
 
-  // Items up to the end or a closing parenthesis. A group is a run of stages whose first continues
-  // the open one.
+  // Reads items up to the end or a closing parenthesis. A group is a run of stages, the first of
+  // which continues the stage that is open.
   bool sequence(std::vector<StageParts>& stages, int depth) {
     while (at_ < text_.size() && text_[at_] != ')') {
       const char c = text_[at_];

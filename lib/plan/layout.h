@@ -1,5 +1,5 @@
-// What a recipe makes of a number of ranks: sizes that follow from the fields, and the checks that
-// need them.
+// A Layout holds the sizes that follow from a recipe and a number of ranks: how many ranks each
+// parallelism has, and how layers and micro-batches divide over them.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -23,32 +23,34 @@ struct Layout {
   int64_t micro_batches = 1;                       // per rank and step
   std::vector<int64_t> layers_of_stage;            // transformer layers, one entry per stage
 
-  int64_t gradient_ranks() const { return dp * cp; }  // over which gradients are reduced
+  int64_t gradient_ranks() const { return dp * cp; }  // gradients are reduced over these
 };
 
-// Sizes below 1 and divisions with a rest are rounded so that every number is usable;
-// validate_layout reports them. `world` 0 stands for the smallest world that fits.
+// Sizes below 1 and divisions with a rest are rounded so that every number is usable; the rules
+// (plan/rules/) report them. `world` 0 stands for the smallest world that fits.
 Layout layout_of(const recipe::Recipe& recipe, int64_t world);
 
-// What the length of a sample that is not packed must be a multiple of: each rank of cp has two
-// chunks of it, and sequence_parallel divides a rank's tokens by tp.
+// Returns the number that must divide the length of a sample that is not packed: each rank of cp
+// has two chunks of the sample, and sequence_parallel divides a rank's tokens by tp.
 int64_t sequence_multiple(const recipe::Recipe& recipe, const Layout& layout);
 
-// The vocabulary as the model stores it: a multiple of 128 x tp.
+// Returns the vocabulary as the model stores it, which is a multiple of 128 x tp.
 int64_t padded_vocab(int64_t vocab, int64_t tp);
 
-// fsdp2 in a pipeline, where reshard_after_forward is auto: so many of a rank's stages have whole
-// parameters at once, those that are used soonest.
+// Under fsdp2 with a pipeline and reshard_after_forward auto, this many of a rank's stages have
+// whole parameters at once: those that are used soonest.
 constexpr int64_t kStagesGathered = 3;
-// Micro-batches whose output-layer weight gradients wait, where they are deferred.
+// Returns how many micro-batches' output-layer weight gradients wait under
+// defer_embedding_wgrad_compute.
 int64_t deferred_outputs(const recipe::Recipe& recipe, const Layout& layout);
+// Returns what the recipe's data-parallel strategy shards.
 ShardLevel shard_level(const recipe::Recipe& recipe);
 
-// "12 or 16": the nearest multiples, for hints.
+// Returns the nearest multiples of `of` for hints: "12 or 16".
 std::string nearest_multiples(int64_t value, int64_t of);
 
-// `layout: Et*4|t*5|t*4L` as numbers of decoder layers per stage; `reason` says what is wrong with
-// it.
+// Reads a `layout` such as Et*4|t*5|t*4L as numbers of decoder layers per stage. Returns false if
+// it is wrong; `reason` then says why.
 bool parse_pipeline_layout(const std::string& text, std::vector<int64_t>& layers_of_stage,
                            std::string& reason);
 

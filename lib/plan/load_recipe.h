@@ -1,4 +1,4 @@
-// A recipe that is fit to run: read, and held against every rule.
+// Loads a recipe: reads it, and checks it against every rule.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,18 +8,19 @@
 
 namespace mtrain::plan {
 
-// read_recipe() and validate_recipe() in one. All mistakes are collected in `problems`; the recipe
-// is usable only if there is no error.
+// Calls read_recipe() and validate_recipe(). All mistakes are collected in `diagnostics`; the
+// recipe can be used only if there is no error.
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
                    Diagnostics& diagnostics, int64_t world = 1);
 
-// The same for recipe text that is not in a file; `name` stands for it in messages.
+// Does the same for recipe text that is not in a file; messages call it `name`.
 Recipe load_recipe_text(const std::string& text, const std::string& name,
                         const std::vector<std::string>& overrides, Diagnostics& diagnostics,
                         int64_t world = 1);
 
-// Holds the fields against each other on a world of that many ranks; 0 stands for the smallest one
-// that fits.
+// Checks the fields against each other for a world of `world` ranks; 0 stands for the smallest
+// world that fits. Features that are not built yet are left to check_supported()
+// (plan/rules/unsupported.h).
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world = 1);
 
 }  // namespace mtrain::plan

@@ -13,7 +13,8 @@ namespace mtrain::plan {
 
 namespace {
 
-// T tokens of a micro-batch on this rank; e bytes of an element of the compute type.
+// In this class T_ counts the tokens of a micro-batch on this rank, and e_ the bytes of an element
+// of the compute type.
 class Estimator {
  public:
   Estimator(const Recipe& r, const RunPlan& plan, int64_t vocab, int64_t pp_rank)
@@ -69,8 +70,8 @@ class Estimator {
 
  private:
   struct Spread {
-    Count parameters;  // of this rank, not yet sharded
-    Count ranks;       // they are sharded over
+    Count parameters;  // elements of this rank before they are sharded
+    Count ranks;       // the ranks over which they are sharded
   };
 
   bool first_stage() const { return stages_.front() == 0; }
@@ -79,7 +80,7 @@ class Estimator {
   Count hidden() const { return Count(m_.hidden_size); }
   // Norms, residuals and dropout see a shard of the tokens under sequence parallelism.
   Count residual() const { return hidden() / (r_.distributed.sequence_parallel ? tp_ : 1); }
-  // Where gathered tokens exist beside a rank's own.
+  // Elements per token of a rank's own tokens that exist beside the gathered ones.
   Count sharded_residual() const {
     return r_.distributed.sequence_parallel && l_.tp > 1 ? residual() : 0;
   }
@@ -104,7 +105,7 @@ class Estimator {
     return n;
   }
 
-  // Whole gradients of all layers add up until the last micro-batch.
+  // Whether whole gradients of all layers add up until the last micro-batch.
   bool defers_reduction() const {
     return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.micro_batches > 1;
   }
@@ -140,8 +141,8 @@ class Estimator {
   }
 
   // Bytes per token that live only while one layer runs backward: gradients of its widest
-  // activations. The MLP's own are gone when its first GEMM runs backward, which under sequence
-  // parallelism has input and gradient of all ranks' tokens.
+  // activations. The gradients inside the MLP are gone when its first GEMM runs backward. Under
+  // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count dispatched = moe ? 2 * Count(m_.moe.router_topk) * hidden() : 0;
@@ -184,8 +185,8 @@ class Estimator {
   }
 
   // Bytes per token that a layer keeps from its input gradient to its weight gradient: the inputs
-  // of its GEMMs, and the gradients of their outputs. Under sequence parallelism these are of all
-  // ranks' tokens.
+  // of its GEMMs and the gradients of their outputs, under sequence parallelism for all ranks'
+  // tokens.
   Count behind_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count experts = moe ? Count(m_.moe.router_topk) : 1;
@@ -196,15 +197,16 @@ class Estimator {
            inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
            experts * hidden() * output_gradient(LayerGemm::fc2, bias);
   }
-  // Bytes of an element of an output's gradient that waits for the weight gradient. It waits in 8
-  // bits where no bias needs its sums and one GEMM computes the input's gradient.
+  // Bytes of an element of an output's gradient while it waits for the weight gradient. The
+  // gradient is kept in 8 bits if no bias needs its sums and one GEMM computes the input's
+  // gradient.
   Count output_gradient(LayerGemm gemm, bool bias) const {
     const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
     const bool in_8_bits = r_.mixed_precision.fp8 != recipe::Fp8Format::none && !bias && !chunked;
     return in_8_bits ? 1 : e_;
   }
 
-  // Bytes per token of the layers that backward computes again together.
+  // Bytes per token that the layers of one recomputed group keep.
   Count recomputed_at_once() const {
     if (!recomputes_layers()) return 0;
     return Count(std::min(recompute_group(), layers())) *
@@ -213,14 +215,15 @@ class Estimator {
 
   Count logits() const { return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * e_; }
 
-  // Logits' gradients, and what the output layer multiplied, to the end of the step.
+  // Bytes of the logits' gradients and of the output layer's inputs, which are kept to the end of
+  // the step where weight gradients are deferred.
   Count deferred() const {
     return Count(plan_.pipeline.deferred_outputs) * T_ * (Count(padded_vocab_) / tp_ + hidden()) *
            e_;
   }
 
-  // Elements of whole units that exist beside the sharded ones: so many layers at once, and what is
-  // before and after the layers, which have memory of their own.
+  // Elements of whole units that exist beside the sharded ones: `layers_at_once` layers, and the
+  // embedding and the head, which have memory of their own.
   Count whole_units(int64_t layers_at_once) const {
     const Count experts = size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_;
     const Count layer = moe_layers_ ? size_.moe.on_rank(tp_, Count(m_.kv_heads())) + experts
@@ -236,8 +239,8 @@ class Estimator {
       return 0;
     return 4 * whole_units(dp_.overlap_grad_reduce ? 2 : 1);
   }
-  // Parameters of a layer that are reduced at once: neighbours from its end, until a bucket is
-  // full.
+  // The most parameters of a layer that are reduced at once: neighbours from its end, until a
+  // bucket is full.
   Count largest_piece() const {
     if (moe_layers_) return size_.moe.split / 2;
     const Count H = hidden(), A = Count(m_.num_attention_heads * m_.head_dim()),
@@ -250,7 +253,8 @@ class Estimator {
     }
     return largest;
   }
-  // Bytes of the largest piece on its way: in bf16, or its own part beside the sum so far.
+  // Bytes of the largest piece while it is reduced: its bf16 copy, or in fp32 the part that is
+  // added to the sum of earlier micro-batches.
   Count reduction_buffers() const {
     if (l_.gradient_ranks() == 1) return 0;
     const Count largest = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
@@ -261,7 +265,7 @@ class Estimator {
                ? 4 * part
                : 0;
   }
-  // Bytes of whole parameters, of the layer in use and of those gathered ahead.
+  // Bytes of the whole parameters of the layer in use and of those that are gathered ahead.
   Count data_buffers() const {
     if (dp_.shards < ShardLevel::parameters || l_.gradient_ranks() == 1) return 0;
     const int64_t ahead = std::max(dp_.gather.forward_prefetch, dp_.gather.backward_prefetch);
@@ -276,17 +280,18 @@ class Estimator {
   }
   // Bytes of the 8-bit copies of the linears' weights.
   Count float8_weights() const {
-    const auto cut = [&](const LayerParameters& p) {
+    const auto sharded = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
     };
     return plan_.fp8_weights.bytes() *
-           (Count(dense_layers_) * cut(size_.dense) + Count(moe_layers_) * cut(size_.moe));
+           (Count(dense_layers_) * sharded(size_.dense) + Count(moe_layers_) * sharded(size_.moe));
   }
   bool uses(recipe::CpCommType type) const {
     const auto& types = r_.distributed.cp_comm_type;
     return l_.cp > 1 && std::find(types.begin(), types.end(), type) != types.end();
   }
-  // What travels, for all layers together. Gradients of keys and values travel in fp32.
+  // Bytes that context parallelism has in transit; all layers share them. Gradients of keys and
+  // values travel in fp32.
   Count context_buffers() const {
     Count bytes = 0;
     if (uses(recipe::CpCommType::p2p) || uses(recipe::CpCommType::a2a_p2p))
@@ -299,7 +304,8 @@ class Estimator {
     }
     return bytes;
   }
-  // The output, twice, of a layer whose core attends in another layout than the projections have.
+  // Elements per token of a second copy of attention's output, which a layer keeps if its core
+  // attends in another layout than the projections have.
   Count context_kept() const {
     const auto& types = r_.distributed.cp_comm_type;
     if (l_.cp == 1 || recomputes(recipe::RecomputeModule::core_attn)) return 0;
@@ -308,18 +314,18 @@ class Estimator {
     });
     return Count(exchanged) / Count(types.size()) * attention_width();
   }
-  // One activation and one gradient in each direction.
+  // Bytes of one activation and one gradient, sent and received.
   Count pipeline_buffers() const { return l_.pp > 1 ? 4 * T_ * residual() * e_ : 0; }
   Count expert_buffers() const {
     return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
   }
 
-  // The larger of a GEMM's workspace and attention's, of which one runs at a time.
+  // The larger of a GEMM's workspace and attention's, since only one of them runs at a time.
   Count workspace() const {
     if (r_.train.device != recipe::DeviceChoice::cuda) return 0;
     if (layers() == 0) return Count(kMatmulWorkspace);
-    // Where heads are exchanged, whole sequences attend, some heads at a time. Blocks of keys whose
-    // gradients are added up are not for cuDNN, and neither is fp32.
+    // After an exchange of heads attention has whole sequences, and some heads at a time. cuDNN
+    // computes neither fp32 nor blocks of keys whose gradients are added up.
     const bool exchanged = uses(recipe::CpCommType::a2a);
     const int64_t ranks = exchanged ? l_.cp : 1;
     const int64_t kv_heads = heads_here(m_.kv_heads(), ranks);
@@ -334,7 +340,7 @@ class Estimator {
                                       .fixed_order = r_.debug.deterministic,
                                       .documents = r_.packed_sequence.packed_sequence_size > 0})));
   }
-  // The heads of a rank of tp, spread over `ranks`.
+  // Returns how many of a tp rank's heads each of `ranks` ranks has.
   int64_t heads_here(int64_t heads, int64_t ranks) const {
     return std::max<int64_t>(1, heads / l_.tp / ranks);
   }

@@ -1,5 +1,5 @@
-// What one rank keeps in memory during a step, by formula, before any rank exists; the allocator's
-// accounting shows what it really was.
+// Estimates by formula what one rank keeps in memory during a step, before any rank exists. A run's
+// metrics show what the allocator measured.
 #pragma once
 #include "plan/layout.h"
 #include "plan/model_size.h"
@@ -10,20 +10,21 @@ struct RunPlan;
 
 struct MemoryEstimate {
   Count parameters = 0;  // elements of this rank, before they are sharded over data parallelism
-  Count params = 0, grads = 0, optimizer = 0;  // bytes, from here on
+  Count params = 0, grads = 0, optimizer = 0;  // this and all that follow are bytes
   Count activations = 0;  // kept from forward to backward, and what one layer's backward needs
-  Count logits = 0;       // beyond that: the head runs while no layer does
-  Count buffers = 0;  // communication: gathered weights, tokens and keys in transit; 8-bit weights
-  // The most that a launch of a GPU's kernels allocates for its own time, without what cuDNN takes
-  // for itself (plan/attention_workspace.h); 0 on the CPU.
+  Count logits = 0;       // what the head needs beyond `activations`; it runs while no layer does
+  // Communication (gathered weights, tokens and keys in transit), and 8-bit weights.
+  Count buffers = 0;
+  // The most that kernels allocate during a launch on a GPU, without cuDNN's own workspace
+  // (plan/attention_workspace.h); 0 on the CPU.
   Count workspace = 0;
   Count total() const {
     return params + grads + optimizer + activations + logits + buffers + workspace;
   }
 };
 
-// Estimates the ranks of one pipeline rank, which are alike, from a plan that lacks only its
-// `memory`.
+// Estimates the ranks whose coordinate along pp is `pp_rank`, which are alike. Everything in `plan`
+// but its `memory` must be set.
 MemoryEstimate estimate_memory(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank);
 

@@ -28,7 +28,7 @@ LayerParameters layer_parameters(const recipe::ModelConfig& m, bool moe) {
               AD = Count(m.num_attention_heads) * D, qkv = AD + 2 * Count(m.kv_heads()) * D,
               inputs = m.gated() ? 2 : 1, experts = Count(m.moe.num_experts);
   const bool norm_bias = m.normalization == recipe::Normalization::layernorm && m.add_bias_linear;
-  // Both projections of an MLP; the bias of the second one is whole on every rank.
+  // Parameters of an MLP without the bias of its second projection, which is whole on every rank.
   const auto mlp = [&](Count F) {
     return (inputs + 1) * H * F + (m.add_bias_linear ? inputs * F : 0);
   };

@@ -1,4 +1,4 @@
-// How many parameters a model has, by how they spread over ranks, and what a token costs.
+// Counts the parameters of a model by how they spread over ranks, and the FLOPs of a token.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,19 +9,21 @@ struct ModelConfig;
 
 namespace mtrain::plan {
 
-// Parameters or bytes in an estimate: a mistyped size may exceed 64 bits, and what is real is
-// exact.
+// Parameters or bytes in an estimate. It is a double, since a mistyped size may exceed 64 bits; the
+// sizes of real models are exact.
 using Count = double;
 
-// One transformer layer. H-sized matrices count with the biases that are cut the same way.
+// Parameters of one transformer layer. Matrices count with the biases that are sharded as they are.
 struct LayerParameters {
-  Count split = 0;        // cut over tp: attention, MLP, shared expert
-  Count keys_values = 0;  // of split: cut over no more ranks than there are heads of them
-  Count replicated = 0;   // whole on every tp rank: norms, row-parallel biases, router
-  Count expert = 0;       // one routed expert, cut over tp
-  Count experts = 0;      // number of routed experts, spread over ep
-  Count active = 0;       // of one token: all of the above with top-k experts
-  // What each of tp ranks has of split and replicated.
+  Count split = 0;  // sharded over tp: attention, MLP, shared expert
+  // The part of `split` that belongs to kv heads. It is sharded over at most as many ranks as there
+  // are kv heads.
+  Count keys_values = 0;
+  Count replicated = 0;  // whole on every tp rank: norms, row-parallel biases, router
+  Count expert = 0;      // parameters of one routed expert, sharded over tp
+  Count experts = 0;     // number of routed experts, spread over ep
+  Count active = 0;      // what one token meets: `split`, `replicated` and top-k experts
+  // Returns what each of `tp` ranks has of `split` and `replicated`.
   Count on_rank(Count tp, Count kv_heads) const {
     return (split - keys_values) / tp + keys_values / std::min(tp, kv_heads) + replicated;
   }
@@ -31,18 +33,18 @@ struct LayerParameters {
 struct ModelParameters {
   LayerParameters dense, moe;
   int64_t dense_layers = 0, moe_layers = 0;
-  Count token_table = 0;     // real vocabulary x H, cut over tp
-  Count output = 0;          // the same, 0 where tied
+  Count token_table = 0;     // vocabulary x H, sharded over tp
+  Count output = 0;          // as many; 0 if the output layer shares the token table
   Count position_table = 0;  // learned positions
   Count final_norm = 0;
 
   Count total() const;
-  Count active() const;  // that one token meets
-  // In tables that are only looked up, which cost no FLOPs.
+  Count active() const;  // what one token meets
+  // Parameters in tables that are only looked up, which costs no FLOPs.
   Count looked_up() const { return position_table + (output > 0 ? token_table : 0); }
 };
 
-// `vocab`: the true vocabulary, which the tokenizer may decide.
+// `vocab` is the vocabulary to count: the true one, or the padded one for memory.
 ModelParameters count_parameters(const recipe::ModelConfig& model, int64_t vocab);
 bool is_moe_layer(const recipe::ModelConfig& model, int64_t layer);
 
@@ -51,7 +53,7 @@ bool is_moe_layer(const recipe::ModelConfig& model, int64_t layer);
 // halved), so that figures compare with other trainers'.
 struct TokenCost {
   double matmul_flops = 0, attention_flops_per_position = 0;
-  // In a sequence of that length.
+  // Returns the FLOPs of a token in a sequence of that length.
   double flops(int64_t seq_length) const {
     return matmul_flops + attention_flops_per_position * double(seq_length);
   }

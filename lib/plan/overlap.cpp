@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "plan/recipe_schedule.h"
 #include "plan/tp_gemm_overlap.h"
 #include "recipe/recipe.h"
 
@@ -17,7 +18,7 @@ struct Condition {
   std::string why;
 };
 
-// A condition that holds where all needs do; the first that does not is its reason.
+// A condition that is ok if all needs are; the first need that is not gives the reason.
 struct Need {
   bool ok;
   std::string otherwise;
@@ -28,8 +29,8 @@ Condition all(std::initializer_list<Need> needs, std::string why = "") {
   return {true, std::move(why)};
 }
 
-// fsdp2 reduces at least so many parameters at once: enough for a link's full speed, and little
-// left to wait for at the end of backward.
+// fsdp2 reduces at least this many parameters at once: enough for a link's full speed, and few
+// enough that little is left to wait for at the end of backward.
 constexpr int64_t kFsdp2Piece = 1 << 20;
 
 class Resolver {
@@ -47,6 +48,7 @@ class Resolver {
   }
 
  private:
+  // Adds the feature's row and returns whether it takes effect.
   bool row(const char* field, const std::string& asked, bool wanted, bool by_name,
            const Condition& possible) {
     const bool effective = wanted && possible.ok;
@@ -58,7 +60,7 @@ class Resolver {
     return effective;
   }
 
-  // Decides a feature with `auto`, which turns it on where it is `possible`, if `auto_on`.
+  // Decides a feature that may be `auto`. If `auto_on`, `auto` turns it on where it is `possible`.
   bool decide(const char* field, const recipe::Auto<bool>& asked, const Condition& possible,
               bool auto_on = true) {
     return row(field, asked ? (*asked ? "true" : "false") : "auto", asked.value_or(auto_on),
@@ -197,8 +199,9 @@ class Resolver {
     return std::any_of(types.begin(), types.end(), f);
   }
 
-  // A ring always has keys at hand while others travel. all_gather and a2a do one part of a rank's
-  // kv heads after the other.
+  // Whether this type hides anything. A ring always has keys at hand while others travel.
+  // all_gather and a2a compute one part of a rank's kv heads after the other, which needs two
+  // heads.
   bool can_hide(recipe::CpCommType type) const {
     const int64_t kv_heads = std::max<int64_t>(1, r_.model.kv_heads() / l_.tp);
     if (type == recipe::CpCommType::all_gather) return kv_heads > 1;
@@ -238,17 +241,16 @@ class Resolver {
               "fine-grained 1F1B"}}));
   }
 
-  // The rank with the head must be one that ends before others do.
+  // Deferral pays only if the rank with the output layer ends before others do.
   Condition deferral() const {
     const auto& p = r_.distributed.pipeline;
-    const bool v = p.pp_schedule == recipe::PipelineScheduleName::v_schedule ||
-                   p.pp_schedule == recipe::PipelineScheduleName::dualpipev;
     const int64_t held = deferred_outputs(r_, l_);
     return all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
                 {!p.pp_schedule_csv, "a schedule from a file says itself what runs when"},
-                {!v, fmt::format("{} has the output layer on the first rank, which is busy to the "
-                                 "end",
-                                 enum_name(p.pp_schedule))}},
+                {!schedule_kind(p.pp_schedule).v,
+                 fmt::format("{} has the output layer on the first rank, which is busy to the "
+                             "end",
+                             enum_name(p.pp_schedule))}},
                fmt::format("logits' gradients of {} micro-batch{} are kept to the last rank's end",
                            held, held == 1 ? "" : "es"));
   }
@@ -262,17 +264,16 @@ class Resolver {
   }
 
   void resolve_fine_grained() {
-    using Name = recipe::PipelineScheduleName;
     const auto& c = r_.comm_overlap;
-    const Name name = r_.distributed.pipeline.pp_schedule;
+    const schedule::ScheduleKind& kind = schedule_kind(r_.distributed.pipeline.pp_schedule);
     Condition turns =
         several_stages_overlap("a schedule from a file runs no forward with a backward");
     if (turns.ok)
       turns =
-          all({{name == Name::interleaved_1f1b || name == Name::dfs || name == Name::dualpipev,
+          all({{kind.pairs_passes,
                 fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
                             "dualpipev do",
-                            enum_name(name))}},
+                            kind.name)}},
               "a forward and a backward take turns, segment by segment, and the gradient is sent "
               "before "
               "the forward ends; both end together, which hides fewer messages without experts");
@@ -282,8 +283,8 @@ class Resolver {
 
     Condition delays = several_stages_overlap("a schedule from a file says itself what runs when");
     if (delays.ok)
-      delays = all({{name != Name::zero_bubble && name != Name::v_schedule,
-                     fmt::format("{} puts all weight gradients off by itself", enum_name(name))}},
+      delays = all({{kind.wgrads != schedule::WgradTiming::all_later,
+                     fmt::format("{} puts all weight gradients off by itself", kind.name)}},
                    "MLPs' weight gradients wait, too");
     o_.overlap_p2p_with_transformer_layer_wgrad =
         decide("comm_overlap.overlap_p2p_with_transformer_layer_wgrad",

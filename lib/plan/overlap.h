@@ -1,5 +1,5 @@
-// What communication hides behind what compute: each overlap feature as the recipe asks for it, as
-// it takes effect, and why.
+// Decides which communication hides behind which compute. The table has a row for each overlap
+// feature: what the recipe asks for, what takes effect, and why.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ struct OverlapRow {
   std::string asked;      // "auto", "true", "4"
   std::string effective;  // "true", "134217728"
   std::string reason;
-  bool refused = false;  // asked for by name, but it cannot be active
+  bool refused = false;  // the recipe asks for it by name, but it cannot be active
   bool active = false;   // the feature hides communication in this run
 };
 
@@ -32,14 +32,14 @@ struct Overlap {
   bool overlap_p2p_backward_on_comm_stream = false;
   bool overlap_p2p_with_transformer_layer_wgrad = false;
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
-  bool delays_wgrads = false;  // whether one of these three is on; it has no row of its own
+  bool delays_wgrads = false;  // one of the three settings above is on; this has no row
   bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
   int64_t cuda_device_max_connections = 32, layernorm_sm_margin = 0;
   std::vector<OverlapRow> table;  // a row per feature, in the order above
 };
 
-// A pure function of the recipe and the layout. It decides every `auto`, and turns off what cannot
-// be active.
+// Decides every `auto`, and turns off what cannot be active. This is a pure function of the recipe
+// and the layout.
 Overlap resolve_overlap(const recipe::Recipe& recipe, const Layout& layout);
 
 // Returns the table as text, for the start banner and the dry run.

@@ -1,4 +1,4 @@
-// A plan in the recipe's words, for people to read: the start banner and the dry run print them.
+// PlanText describes a plan in the recipe's words. The start banner and the dry run print it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,12 +18,12 @@ struct PlanText {
   std::string strategy;   // "fsdp2"
   std::string context;    // "p2p and a2a"
   std::string schedule;   // "1f1b", or the file that lists the actions
-  // The whole recipe as YAML: its values alone, by which ranks compare themselves, and each with
-  // its origin, as it is saved.
+  // The whole recipe as YAML: with its values alone, which the ranks of a job compare, and with the
+  // origin of each value, which a run saves.
   std::string recipe, recipe_with_origins;
 };
 
-// Needs the plan's 8-bit weight cache.
+// Reads only `fp8_weights` of the plan.
 PlanText plan_text(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab);
 
 }  // namespace mtrain::plan

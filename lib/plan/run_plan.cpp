@@ -31,7 +31,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
   o.reduce = {.dtype = r.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : DType::bf16,
               .average = r.ddp.average_in_collective};
   o.bucket_size = overlap.bucket_size;
-  if (d.strategy == recipe::Strategy::fsdp2) {  // hides what its depths ask for
+  if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
     o.gather = {.reshard_after_forward = d.reshard_after_forward.value_or(d.pp_size == 1),
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,
@@ -82,7 +82,7 @@ DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
   return device;
 }
 
-// The parts that follow from a section of the recipe each.
+// Fills the parts of the plan that each follow from one section of the recipe.
 void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
   plan.context = context_options(r);

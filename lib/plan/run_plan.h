@@ -1,5 +1,5 @@
-// Every decision of a run, taken once: what a recipe and a number of ranks come to. The dry run,
-// the banner, the launcher and the trainer read the same plan, so that they cannot disagree.
+// A RunPlan holds every decision of a run, made once from a recipe and a number of ranks. The dry
+// run, the banner, the launcher and the trainer read the same plan, so that they cannot disagree.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -38,21 +38,20 @@ struct RunPlan {
   CudaGraphs graphs;
   Fp8WeightCache fp8_weights;
   ScheduleShape schedule_shape;
-  schedule::Schedule
-      schedule;  // what each pipeline rank computes; of one rank, micro-batch by micro-batch
+  schedule::Schedule schedule;  // what each pipeline rank computes, without messages
   PipelineOptions pipeline;
   DataParallelOptions data_parallel;
   TensorOptions tensor;
   ContextOptions context;
 
   ModelShape model;
-  ModelParameters parameters;  // of the whole model
+  ModelParameters parameters;  // counts for the whole model
   TokenCost token_cost;
   RecomputeOptions recompute;
-  DType compute_dtype = DType::f32;  // of activations and of the weights that matmuls read
+  DType compute_dtype = DType::f32;  // type of activations and of the weights that GEMMs read
   Fp8Options fp8;
   int64_t sample_length = 0;  // tokens
-  HeadChunks head_chunks;     // of attention under context parallelism
+  HeadChunks head_chunks;     // chunks of attention's heads under context parallelism
   // Tokens of a micro-batch whose logits exist at once; 0 in a plan without a vocabulary.
   int64_t logits_rows = 0;
   // What a rank keeps in memory, by pipeline rank; empty in a plan without a vocabulary.
@@ -70,13 +69,13 @@ struct RunPlan {
   DebugOptions debug;
   PlanText text;
 
-  const MemoryEstimate& fullest() const;  // the rank of `memory` that needs most
+  const MemoryEstimate& fullest() const;  // the entry of `memory` with the largest total
 };
 
 // Makes the plan of a recipe that load_recipe() has found to be without errors, for `world` ranks
 // (0: the fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not
-// known yet). UserError where a schedule's file cannot be read. Takes milliseconds, whatever the
-// number of ranks.
+// known yet). Throws UserError if a schedule's file cannot be read. Takes milliseconds, whatever
+// the number of ranks.
 RunPlan make_plan(const recipe::Recipe& recipe, int64_t world, int64_t vocab);
 
 }  // namespace mtrain::plan

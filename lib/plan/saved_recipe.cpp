@@ -30,7 +30,7 @@ bool must_agree(const std::string& path) {
                                             "dataset.seed",
                                             "packed_sequence.packed_sequence_size",
                                             "packed_sequence.drop_long_samples"};
-  // The tensors' shapes tell the vocabulary, and the initialisation has happened.
+  // The checkpoint's tensors decide the vocabulary, and the weights are initialised already.
   if (path == "model.vocab_size" || path == "model.init_method_std") return false;
   return path.starts_with("model.") || single.count(path);
 }

@@ -1,4 +1,4 @@
-// What later runs read of the recipe that a run has saved beside its files.
+// Reads the recipe that a run has saved beside its files.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -19,12 +19,13 @@ struct SavedRun {
   DevicePlan device;
 };
 
-// UserError where the recipe in this file cannot be read by this version.
+// Throws UserError if this version cannot load the recipe in `file`.
 SavedRun read_saved_run(const std::filesystem::path& file);
 
-// Compares the recipe saved in `file` with the text of the present one: a line for each setting
-// that a resumed run must have as the saved run had it, and has not. These are the settings of what
-// the network computes and of the order of the data. Empty where all agree. UserError as above.
+// Compares the recipe saved in `file` with `present`, the text of this run's recipe. Returns a line
+// for each setting that must agree in a resumed run and does not: settings of what the network
+// computes and of the order of the data. Returns "" if all agree. Throws UserError if this version
+// cannot load the recipe in `file`.
 std::string resume_differences(const std::filesystem::path& file, const std::string& present);
 
 }  // namespace mtrain::plan

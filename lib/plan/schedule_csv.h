@@ -10,7 +10,8 @@ namespace mtrain::plan {
 
 using ScheduleRows = std::vector<schedule::ActionList>;  // by rank; idle cells are left out
 
-// UserError names the row and the cell that cannot be read, or the row that holds no actions.
+// Throws UserError, which names the row and the cell that cannot be read or the row without
+// actions.
 ScheduleRows parse_schedule_csv(std::string_view text);
 
 }  // namespace mtrain::plan

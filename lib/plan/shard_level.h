@@ -1,4 +1,4 @@
-// Which part of the parameters' state is spread over data-parallel ranks.
+// A ShardLevel says which part of the parameters' state is sharded over data-parallel ranks.
 #pragma once
 
 namespace mtrain::plan {

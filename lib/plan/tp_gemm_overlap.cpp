@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "plan/recipe_schedule.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
@@ -13,8 +14,8 @@ namespace {
 
 using Method = recipe::TpOverlapMethod;
 
-// A GEMM of fewer rows has no more than a few tiles of a matrix unit, and takes little less time
-// than one of twice as many.
+// A GEMM of fewer rows fills only a few tiles of a matrix unit, and takes little less time than a
+// GEMM of twice as many rows.
 constexpr int64_t kMinRows = 64;
 
 // A GEMM in a pass, and its key in the recipe's tp_comm_overlap_cfg. The keys are read here and
@@ -40,7 +41,7 @@ static_assert(std::ranges::equal(kGemmKeys, recipe::kTpOverlapGemms, {}, &GemmKe
 struct Choice {
   GemmKey key;
   recipe::TpOverlapGemm gemm;
-  bool asked = false;  // by the recipe, and not by a default
+  bool asked = false;  // the recipe names this GEMM or a preset
   bool on = true;
   std::string why;
   void off(std::string reason) {
@@ -131,15 +132,14 @@ std::string shown(const recipe::TpOverlapGemm& gemm) {
 
 // Whether the schedule computes a stage's weight gradients later than its input gradients.
 bool splits_backward(const Recipe& r, const Layout& l) {
-  const auto kind = r.distributed.pipeline.pp_schedule;
-  return l.pp > 1 &&
-         (r.comm_overlap.delay_wgrad_compute || r.distributed.pipeline.pp_schedule_csv ||
-          kind == recipe::PipelineScheduleName::zero_bubble ||
-          kind == recipe::PipelineScheduleName::v_schedule ||
-          kind == recipe::PipelineScheduleName::dualpipev);
+  const auto& pipeline = r.distributed.pipeline;
+  return l.pp > 1 && (r.comm_overlap.delay_wgrad_compute || pipeline.pp_schedule_csv ||
+                      schedule_kind(pipeline.pp_schedule).wgrads !=
+                          schedule::WgradTiming::with_input_gradients);
 }
 
-// Names the layers in which no weight gradient is left to hide the scatter, since it waits longer.
+// Names the layers in which no weight gradient is left to hide the scatter, since those wait
+// longer.
 std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
   const auto& cfg = r.comm_overlap;
   const bool whole = cfg.overlap_p2p_with_transformer_layer_wgrad;
@@ -175,7 +175,7 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
     choose_chunks(l, rows, c);
     if (c.is_wgrad() && c.on && splits_backward(r, l))
       c.off("the schedule puts weight gradients off, and nothing is left beside the scatter");
-    // Keys have a GEMM's dgrad before its wgrad.
+    // kGemmKeys lists a GEMM's dgrad before its wgrad, so that dgrad is decided here.
     if (c.is_wgrad() && c.on && overlap.tp_gemm_overlap.at(c.key.gemm, Pass::dgrad).chunked())
       c.off("the GEMM of the input gradient scatters its own result");
     if (c.on && c.why.empty()) c.why = hidden_text(c);

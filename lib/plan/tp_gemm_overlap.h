@@ -1,11 +1,11 @@
-// What each GEMM of a layer hides under tp_comm_overlap.
+// Decides what each GEMM of a layer hides under tp_comm_overlap.
 #pragma once
 #include "plan/overlap.h"
 
 namespace mtrain::plan {
 
-// Fills overlap.tp_gemm_overlap and adds its rows to the table. To be called where tp_comm_overlap
-// is active.
+// Fills overlap.tp_gemm_overlap and adds its rows to the table. Call it only if tp_comm_overlap is
+// active.
 void resolve_tp_gemm_overlap(const recipe::Recipe& recipe, const Layout& layout, Overlap& overlap);
 
 }  // namespace mtrain::plan

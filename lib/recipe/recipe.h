@@ -1,4 +1,5 @@
-// A recipe: everything a run is told. One plain struct per section, each in a header of its own.
+// A Recipe holds every setting of a run. Each section is a plain struct in a header of its own
+// (recipe/schema/).
 #pragma once
 #include <map>
 #include <optional>
@@ -24,6 +25,7 @@
 
 namespace mtrain::recipe {
 
+// Who gave a field its value; `derived` values follow from other fields.
 enum class Origin { by_default, recipe, command_line, derived };
 
 struct Recipe {
@@ -46,13 +48,13 @@ struct Recipe {
   CheckpointConfig checkpoint;
   DebugConfig debug;
 
-  // Where each value came from, by field path; a field that is not listed has its default.
+  // Who gave each value, by field path; a field that is not listed has its default.
   std::map<std::string, Origin, std::less<>> origins;
-  // As written, by the recipe or an override, be they empty; a field that is written by another of
-  // its names opens that name's section.
+  // The sections that the recipe or an override writes, empty ones too. A field that is written
+  // under one of its other names adds that name's first section.
   std::set<std::string, std::less<>> sections;
   Origin origin(std::string_view path) const;
-  bool given(std::string_view path) const;          // by the recipe or the command line
+  bool given(std::string_view path) const;          // set by the recipe or the command line
   bool given_section(std::string_view path) const;  // the section itself, or any field below it
 
   static constexpr auto fields = std::tuple{
@@ -79,27 +81,28 @@ struct Recipe {
       Field{"debug", &Recipe::debug, "checks and records"}};
 };
 
-// Tokens of a training sample: of a pack where documents are packed.
+// Returns the tokens of a training sample: those of a pack if documents are packed, else
+// dataset.seq_length.
 int64_t sample_length(const Recipe& recipe);
 
 // Reads the file, applies the overrides ("optimizer.lr=1e-4", "~optimizer.lr") and fills in what
-// follows from other fields. Mistakes are collected in `problems`; nothing is returned where there
-// is no recipe to look at. plan/load_recipe.h also holds the fields against each other.
+// follows from other fields. Mistakes are collected in `diagnostics`. Returns nothing if the file
+// cannot be read or is not YAML. plan/load_recipe.h also checks the fields against each other.
 std::optional<Recipe> read_recipe(const std::string& path,
                                   const std::vector<std::string>& overrides,
                                   Diagnostics& diagnostics);
 
-// The same for recipe text that is not in a file; `name` stands for it in messages.
+// Does the same for recipe text that is not in a file; messages call it `name`.
 std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
                                        const std::vector<std::string>& overrides,
                                        Diagnostics& diagnostics);
 
-// Fills in values that follow from others, for a recipe put together in code; read_recipe has done
-// it.
+// Fills in the values that follow from other fields. read_recipe() calls it; a recipe that is put
+// together in code needs the call.
 void resolve_recipe(Recipe& recipe, Diagnostics& diagnostics);
 
-// The whole recipe as YAML that loads to the same recipe. With `origins`, each line says where its
-// value came from.
+// Returns the recipe as YAML that loads to the same recipe. With `origins`, each line says who gave
+// its value.
 std::string print_recipe(const Recipe& recipe, bool origins = true);
 
 }  // namespace mtrain::recipe

@@ -11,11 +11,11 @@ namespace mtrain::run {
 
 namespace {
 
-constexpr const char* kSaved = "bf16_arithmetic";  // the key in state.json
-// Earlier versions timed several libraries for each shape and saved which one served it.
+constexpr const char* kSaved = "bf16_arithmetic";  // a key in state.json
+// A key of earlier versions, which timed several libraries for each shape and saved the choices.
 constexpr const char* kTimedChoices = "matmul_choices";
 
-// Returns what rank 0 offers, if all ranks can do it.
+// Returns the arithmetic that rank 0 offers (its `own`), or nothing if the CPU of a rank lacks it.
 std::optional<Bf16Arithmetic> agreed(const comm::HostCollectives& control, Bf16Arithmetic own) {
   const auto offered =
       parse_bf16_arithmetic(control.texts(std::string(bf16_arithmetic_name(own)))[0]);
@@ -24,8 +24,8 @@ std::optional<Bf16Arithmetic> agreed(const comm::HostCollectives& control, Bf16A
   return offered;
 }
 
-// Whether an earlier version has saved which libraries, or which of its own kernels, it had chosen
-// by measuring.
+// Returns whether the checkpoint is of an earlier version that chose its libraries or kernels by
+// measuring them.
 bool has_timed_choices(const storage::TrainState& state) {
   return state.contains(kTimedChoices) && !state.text(kTimedChoices).empty();
 }
@@ -74,7 +74,7 @@ void restore_bf16_arithmetic(Device& device, const comm::HostCollectives& contro
 }
 
 void save_bf16_arithmetic(const Device& device, const RunPlan& plan, storage::TrainState& state) {
-  state.set(kTimedChoices, "");  // earlier versions ask for it
+  state.set(kTimedChoices, "");  // earlier versions need this key to load the checkpoint
   if (has_choice(device, plan))
     state.set(kSaved, std::string(bf16_arithmetic_name(*device.bf16_arithmetic())));
 }

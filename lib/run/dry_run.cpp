@@ -18,7 +18,7 @@ mesh::MeshSizes mesh_sizes(const plan::Layout& l) {
           .ep = l.ep};
 }
 
-// "0 1 2 3", "0 8 16 ... 120".
+// Returns a text such as "0 1 2 3" or "0 8 16 24 ... 120".
 std::string ranks_text(const std::vector<int64_t>& ranks) {
   constexpr size_t kShown = 8;
   std::string text;
@@ -85,7 +85,7 @@ int64_t layers_of(const plan::Layout& l, const std::vector<int64_t>& stages) {
   return n;
 }
 
-// One line per pipeline rank; of a long pipeline the first, the fullest and the last.
+// Returns a line per pipeline rank; for more than 8, the first, the fullest and the last alone.
 std::string memory_table(const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   const bool on_gpu = plan.fullest().workspace > 0;
@@ -110,7 +110,8 @@ std::string memory_table(const RunPlan& plan) {
   }
   if (on_gpu)
     out +=
-        "workspace: what kernels take within a launch, without cuDNN's own, which the GPU tells\n";
+        "workspace: what kernels take within a launch, without cuDNN's own, which only a GPU "
+        "tells\n";
   return out;
 }
 

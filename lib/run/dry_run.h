@@ -1,4 +1,4 @@
-// What a job would be, without running it: layout, groups, memory, pipeline, overlap.
+// Tells what a job would be without running it: layout, groups, memory, pipeline and overlap.
 #pragma once
 #include <string>
 
@@ -6,7 +6,8 @@
 
 namespace mtrain::run {
 
-// A report of `width` columns on a plan with a vocabulary. Takes milliseconds, whatever the world.
+// Returns a report on the plan, whose vocabulary must be known. The table at its head is `width`
+// columns wide. Takes milliseconds, whatever the size of the world.
 std::string dry_run_report(const RunPlan& plan, int width);
 
 }  // namespace mtrain::run

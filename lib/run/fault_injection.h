@@ -1,4 +1,4 @@
-// A failure on purpose, in the middle of a rank's work, to see what a job makes of it.
+// Kills or stops a rank in the middle of its work (debug.fault), to see how the job handles it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -14,10 +14,12 @@ class FaultInjection {
   FaultInjection(const plan::FaultOptions& options, int rank, Device& device);
   ~FaultInjection();
 
-  void before_step(int64_t step);  // the number of its update, from 1
-  // Returns what to call at each step of a save's commit; empty where no fault is due in the save.
+  void before_step(int64_t step);  // steps are counted from 1
+  // Returns the function to call at each step of a checkpoint's commit; empty if no fault is due in
+  // the save of this step.
   std::function<void(std::string_view)> in_save(int64_t step) const;
-  // Call after the step and its save. UserError where the step had no such launch.
+  // Call it after the step and its save. Throws UserError if a fault was due and did not happen,
+  // since the step had no such launch or no save.
   void after_step(int64_t step);
 
  private:

@@ -1,4 +1,4 @@
-// Text from the files of a run.
+// Generates text with the model of a run folder.
 #pragma once
 #include <functional>
 #include <string>
@@ -8,7 +8,9 @@
 
 namespace mtrain::run {
 
-// Continues `prompt` with the newest checkpoint of a run folder, or with one checkpoint.
+// Continues `prompt` with the model of `run`: a checkpoint, or a run folder, which means its newest
+// checkpoint. Calls `emit` with the prompt and then with each new token's bytes. Throws UserError
+// if `run` holds no complete checkpoint.
 void generate_from_run(const std::string& run, std::string_view prompt,
                        generate::GenerateOptions options,
                        const std::function<void(std::string_view)>& emit);

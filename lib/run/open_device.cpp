@@ -11,7 +11,8 @@ namespace mtrain::run {
 
 namespace {
 
-// The cores that this process may use, shared with the other ranks of the host.
+// Returns this rank's share of the cores that the process may use; all ranks of the host share
+// them.
 int default_threads(const launch::Job& job) {
   cpu_set_t set;
   const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
@@ -24,7 +25,7 @@ comm::ProcessBackend process_backend(plan::CommOptions::Backend backend) {
     case plan::CommOptions::Backend::gloo: return comm::ProcessBackend::gloo;
     case plan::CommOptions::Backend::nccl: return comm::ProcessBackend::nccl;
   }
-  throw BugError("comm.backend");
+  throw BugError("comm.backend has an unknown value");
 }
 
 }  // namespace

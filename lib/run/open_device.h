@@ -1,4 +1,4 @@
-// From the plan to a rank's device and world.
+// Opens a rank's device, and its connection to the other ranks, by the plan.
 #pragma once
 #include <memory>
 
@@ -9,10 +9,11 @@
 
 namespace mtrain::run {
 
-// The GPU of this rank's number on its host, or its share of the host's cores.
+// Opens the GPU whose number is the rank's number on its host, or a CPU device with the rank's
+// share of the host's cores.
 std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::Job& job);
 
-// Returns when all ranks have met. UserError where another rank runs another recipe.
+// Returns when all ranks are connected. Throws UserError if another rank has another recipe.
 comm::World open_world(const RunPlan& plan, const launch::Job& job);
 
 }  // namespace mtrain::run

@@ -1,5 +1,5 @@
-// Holds what ranks see against each other: ranks that see different files would train nonsense, or
-// wait for each other for ever.
+// Checks that all ranks see the same files. Ranks that see different files would train on nonsense,
+// or wait for each other for ever.
 #pragma once
 #include <string>
 
@@ -8,12 +8,13 @@
 
 namespace mtrain::run {
 
-// `own` describes something on this rank, and `what` names it. UserError on all ranks that names
-// the first rank whose text differs from rank 0's. All ranks call it.
+// `own` describes something that this rank sees, and `what` names that thing. If the texts differ,
+// throws UserError on all ranks, which names the first rank whose text differs from rank 0's. All
+// ranks call it.
 void require_same_on_all_ranks(const comm::HostCollectives& control, const std::string& what,
                                const std::string& own, const std::string& hint);
 
-// Returns a text that tells data sets apart, without reading all of them.
+// Returns a text by which data sets can be told apart. Reads the first and the last sample alone.
 std::string dataset_fingerprint(const data::Dataset& data);
 
 }  // namespace mtrain::run

@@ -22,7 +22,7 @@ double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
-// The first steps are left out of the profile: they touch memory for the first time.
+// These first steps are left out of the profile, since they touch memory for the first time.
 constexpr int64_t kWarmUpSteps = 2;
 }  // namespace
 
@@ -47,7 +47,7 @@ Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
 
 void Reporter::start() {
   const DType dtype = trainer_.plan().compute_dtype;
-  // A slowed device is measured at its own speed.
+  // The peak is measured without the slowdown of debug.compute_slowdown.
   const auto peak = [&](DType d) {
     return ops::measured_peak_flops(trainer_.device(), d) / trainer_.plan().device.compute_slowdown;
   };
@@ -90,17 +90,17 @@ void Reporter::step(const train::StepStats& s) {
       {"loss", s.loss},
       {"lr", double(s.lr)},
       {"grad_norm", double(s.grad_norm)},
-      {"tokens", s.step * s.tokens},  // of the run, whatever process made them
+      {"tokens", s.step * s.tokens},  // of the whole run, not of this process alone
       {"step_ms", 1e3 * step_s},
       {"tokens_per_s", rate},
       {"mfu", mfu},
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};
-  if (const int64_t workspace =
-          memory.usage(device::MemoryCategory::workspace).peak)  // of a GPU's kernels
+  // Only the kernels of a GPU use workspace.
+  if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
     metrics.push_back({"memory_peak.workspace", workspace});
-  std::deque<std::string> names;  // Metric holds views
+  std::deque<std::string> names;  // owns the names, of which a Metric holds a view
   if (exposure_)
     for (const auto& [kind, c] : exposure_->take()) {
       const auto add = [&, kind = kind](const char* what, auto value) {
@@ -133,7 +133,7 @@ void Reporter::note(const std::string& text) {
   begin_step();
 }
 
-// What was between two steps, such as a save, belongs to neither.
+// Time and communication between two steps, such as those of a save, count for neither step.
 void Reporter::begin_step() {
   last_ = Clock::now();
   if (exposure_) exposure_->take();

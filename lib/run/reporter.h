@@ -1,4 +1,5 @@
-// What the user sees of a run: banner, progress line, metrics.jsonl and profile.
+// Tells the user about a run: banner, progress line, metrics.jsonl and profile. Only rank 0 has
+// one.
 #pragma once
 #include <chrono>
 #include <map>
@@ -19,31 +20,31 @@ namespace mtrain::run {
 
 class Reporter {
  public:
-  // `trace` (may be null) is told of launches, too.
+  // `trace`, which may be null, is fed with the times of launches, too.
   Reporter(train::Trainer& trainer, bool profile, device::TimingSink* trace);
   ~Reporter();
 
-  void start();  // call after the trainer has been set to its first step
-  void step(const train::StepStats& stats);
+  void start();  // call it after a checkpoint is loaded: it prints the steps to do
+  void step(const train::StepStats& stats);  // the progress line and the metrics of a step
   void validation(double loss, int64_t samples);
-  void note(const std::string& text);
-  void finish();  // closing lines; prints the profile
+  void note(const std::string& text);  // prints a line
+  void finish();                       // prints the closing lines and the profile
 
  private:
   void begin_step();
   using Clock = std::chrono::steady_clock;
 
   train::Trainer& trainer_;
-  double peak_flops_ = 0;  // of the type that computes; 0: unknown
+  double peak_flops_ = 0;  // FLOP/s of the device in the compute type; 0: unknown
   std::unique_ptr<observe::ProgressLine> progress_;
   std::unique_ptr<observe::MetricsWriter> metrics_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
-  // One profile of all steps, and one of those after the warm-up; the number of steps decides which
-  // is printed.
+  // A profile of all steps, and one of the steps after the warm-up, which is printed if there are
+  // such steps.
   std::unique_ptr<observe::Profile> profile_, warm_profile_;
   std::unique_ptr<observe::TeeSink> sinks_;
   Clock::time_point started_, last_;
-  // What this process has done.
+  // The steps, tokens and communication of this process.
   int64_t steps_ = 0, tokens_ = 0;
   observe::Exposure::ByKind communication_;
 };

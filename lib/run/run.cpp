@@ -24,7 +24,7 @@ namespace mtrain::run {
 
 namespace {
 
-// One rank's run. What the user sees and what is written comes from rank 0.
+// The run of one rank. Only rank 0 prints and writes files, apart from checkpoints and traces.
 class Training {
  public:
   Training(const RunPlan& plan, const RunOptions& options, comm::World world,
@@ -54,7 +54,7 @@ class Training {
     try {
       run_steps();
     } catch (const std::exception& e) {
-      trainer_.world().abort(e.what());  // peers must not wait for their timeout
+      trainer_.world().abort(e.what());  // so that peers do not wait for their timeout
       constexpr int kLaunches = 20;
       const auto launches = device_->recorder().lines(kLaunches);
       launch::write_error_file(e, launches);
@@ -74,7 +74,7 @@ class Training {
     }
     const SignalGuard signals;
     const auto started = std::chrono::steady_clock::now();
-    std::string end;  // why the run ends before its last step
+    std::string end;  // why the run ends early; empty while it goes on
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
@@ -93,10 +93,10 @@ class Training {
     if (plan_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
-    all_ranks_here();  // rank 0 serves the others until they are done
+    all_ranks_here();  // rank 0 serves the store, so it must end last
   }
 
-  // Why the run ends now; empty where it goes on. All ranks agree on whether it does.
+  // Returns why the run ends after this step; empty if it goes on. All ranks agree whether it ends.
   std::string early_end(const SignalGuard& signals, std::chrono::duration<double> elapsed) {
     const plan::TrainOptions& t = plan_.train;
     const char* then = plan_.checkpoint.at_end ? "saving and ending" : "ending";
@@ -121,7 +121,7 @@ class Training {
   }
   void all_ranks_here() { trainer_.control().any(false); }
 
-  // Every rank has looked at its files before any of them changes.
+  // Throws UserError if a rank sees other files. All ranks read theirs before any file is changed.
   void require_same_files() {
     const char* shared = "give all ranks the same files: a folder that all hosts share";
     const auto require_same = [&](const char* what, const std::string& own) {
@@ -173,14 +173,14 @@ class Training {
   const launch::Job job_;
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
-  std::shared_ptr<const data::Dataset> data_,
-      validation_data_;  // the second null where none is named
+  std::shared_ptr<const data::Dataset> data_;
+  std::shared_ptr<const data::Dataset> validation_data_;  // null if the recipe names none
   train::Trainer trainer_;
   std::optional<data::ValidationLoader> validation_;
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
-  std::optional<Reporter> reporter_;  // on rank 0 alone
-  int64_t saved_ = 0;                 // step of the newest checkpoint
+  std::optional<Reporter> reporter_;  // set on rank 0 alone
+  int64_t saved_ = 0;                 // the step of the newest checkpoint
 };
 
 }  // namespace
@@ -192,7 +192,7 @@ void run_training(const RunPlan& plan, const RunOptions& options) {
     const auto start = claim_run_folder(plan.folders, options.job);
     Training(plan, options, world, start).run();
   } catch (const std::exception& e) {
-    world.abort(e.what());  // peers wait for this rank, or will
+    world.abort(e.what());  // so that peers do not wait for this rank
     throw;
   }
 }

@@ -1,5 +1,5 @@
-// A training from start to end: device, data, banner, steps, evaluations, checkpoints, and what the
-// user sees of them.
+// Runs a training from start to end on one rank: device, data, banner, steps, evaluations,
+// checkpoints, and the log of them.
 #pragma once
 #include "launch/job.h"
 #include "plan/run_plan.h"
@@ -7,12 +7,13 @@
 namespace mtrain::run {
 
 struct RunOptions {
-  launch::Job job;       // this rank among all; alone by default
+  launch::Job job;       // which of the ranks this process is; by default the only one
   bool profile = false;  // print the time of each operation at the end
 };
 
-// Runs the plan, which has a vocabulary and is for job.size ranks. Returns when train.steps are
-// done or a signal asked for an early, saved end. Throws UserError, RunError.
+// Runs the plan, which must have a vocabulary and be made for job.size ranks. Returns when
+// train.steps are done, or earlier at a signal, train.exit_interval or train.exit_duration_in_mins.
+// Throws UserError, RunError or CommError.
 void run_training(const RunPlan& plan, const RunOptions& options);
 
 }  // namespace mtrain::run

@@ -1,4 +1,5 @@
-// A run's checkpoints: those of its training, with what the run itself must remember.
+// Saves and loads the checkpoints of a run: the training's, and the run's choice of bf16
+// arithmetic.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -8,13 +9,13 @@
 
 namespace mtrain::run {
 
-// Saves into the folder `root`. All ranks call it; rank 0 returns the checkpoint's path, the others
-// an empty one. `on_commit` (optional) is called before each step of the commit.
+// Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before each step of
+// the commit. All ranks call it; rank 0 returns the checkpoint's path, the others an empty path.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {});
 
-// Makes the trainer go on from a checkpoint. UserError where it is of another run. All ranks call
-// it.
+// Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
+// does not fit the run's model, data or seed. All ranks call it.
 void resume_run(train::Trainer& trainer, const std::filesystem::path& folder);
 
 }  // namespace mtrain::run

@@ -22,8 +22,8 @@ fs::path metrics_path(const plan::FolderOptions& f) {
   return fs::path(f.run_dir) / "metrics.jsonl";
 }
 
-// The file that says which job the files in a run folder belong to, with a line for each of its
-// launchers, and what the job began from.
+// The file that says to which job the files of a run folder belong. It has a line "start" for each
+// launcher of the job, and a line "from" with the checkpoint from which the job began.
 fs::path job_path(const plan::FolderOptions& f) { return fs::path(f.run_dir) / "job.txt"; }
 constexpr std::string_view kFrom = "from ";
 std::string start_line(int restarts, const std::string& job_id) {
@@ -43,11 +43,11 @@ bool same_folder(const fs::path& a, const fs::path& b) {
 
 fs::path root_of(const storage::CheckpointRef& ref) {
   std::error_code error;
-  return fs::weakly_canonical(ref.path, error).parent_path();  // a path may end in a slash
+  return fs::weakly_canonical(ref.path, error).parent_path();  // the path may end with a slash
 }
 
-// Whether the metrics in the run folder are those of the run that saved this checkpoint. Where the
-// checkpoints lie in the run folder they are, though the folder may have been renamed since.
+// Returns whether the metrics in the run folder are those of the run that saved this checkpoint.
+// They are if the checkpoints lie in the run folder, even if the folder has been renamed since.
 bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& start) {
   const fs::path root = root_of(start);
   if (!same_folder(root, f.checkpoint_dir)) return false;
@@ -63,16 +63,16 @@ std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {
     case Load::path: break;
   }
   if (auto ref = locate_checkpoint(f.load_path)) return ref;
-  return storage::checkpoint_at(f.load_path);  // says what is wrong with it
+  return storage::checkpoint_at(f.load_path);  // throws the error that fits
 }
 
-// What an earlier start of this job has left in the run folder.
+// What job.txt says about an earlier start of this job.
 struct EarlierStart {
-  std::string from;  // the checkpoint it began from; empty: none
+  std::string from;  // the path of the checkpoint from which it began; empty: none
 };
 
-// None where the folder is another job's, or where this very start has written it: a launcher's
-// script may train twice.
+// Returns nothing if the folder belongs to another job, or if this start itself has written
+// job.txt, as when the command that a launcher starts trains twice.
 std::optional<EarlierStart> find_earlier_start(const plan::FolderOptions& f,
                                                const launch::Job& job) {
   std::error_code error;
@@ -87,12 +87,13 @@ std::optional<EarlierStart> find_earlier_start(const plan::FolderOptions& f,
   return ours ? std::optional(earlier) : std::nullopt;
 }
 
-// Where a job goes on that was started again. When it began, the folder of checkpoints held no
-// later step than that of the checkpoint that it began from; what it saves is of later steps.
+// Returns the checkpoint from which a restarted job continues. When the job began, the folder of
+// checkpoints had no later step than that of the checkpoint from which it began; so the job has
+// saved something if there is a later step.
 std::optional<storage::CheckpointRef> find_restart(const plan::FolderOptions& f,
                                                    const EarlierStart& earlier) {
   const auto newest = storage::find_latest(f.checkpoint_dir);
-  // It may be gone by now: a run deletes its old ones.
+  // That checkpoint may be gone by now, since a run deletes its old checkpoints.
   const auto from =
       earlier.from.empty() ? std::nullopt : storage::complete_checkpoint(earlier.from);
   if (!newest) return earlier.from.empty() || from ? from : find_start(f);
@@ -110,7 +111,7 @@ fs::path free_name(const fs::path& path) {
   return name;
 }
 
-// Gives `path` a name of its own and returns a line that says so.
+// Renames `path` to a free name, or copies it there, and returns a line that says so.
 std::string put_aside(const fs::path& path, bool copy = false) {
   const fs::path to = free_name(path);
   std::error_code error;
@@ -138,7 +139,7 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
                                 start->path.string()),
                     "give the train.run_dir of that run, or " + another);
   const auto old = storage::find_latest(f.checkpoint_dir);
-  const bool repeat = f.load == Load::latest;  // a run that had saved nothing yet
+  const bool repeat = f.load == Load::latest;  // may repeat a run that has saved nothing
   if (!old && (repeat || !has_metrics(f))) return start;
   const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
   const std::string holds =
@@ -175,7 +176,8 @@ std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& f,
   if (later.empty()) return {};
   std::vector<std::string> lines;
   if (has_metrics(f)) lines.push_back(put_aside(metrics_path(f), /*copy=*/true));
-  storage::set_latest(f.checkpoint_dir, start->step);  // first: it must not name one that has moved
+  storage::set_latest(f.checkpoint_dir,
+                      start->step);  // first, so that `latest` never names a renamed one
   for (const storage::CheckpointRef& ref : later) lines.push_back(put_aside(ref.path));
   return lines;
 }

@@ -1,5 +1,5 @@
-// Which run a folder belongs to: a run never mixes its files with another's, and never removes
-// them.
+// Decides which run a folder belongs to. A run never mixes its files with those of another run, and
+// never removes those.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -12,33 +12,33 @@
 
 namespace mtrain::run {
 
-// Returns the checkpoint that a run starts from, which is what checkpoint.load names; none for a
-// new run. A job that was started again goes on from the newest checkpoint that it has saved
-// itself, and starts like the first time while there is none. UserError where the run folder or the
-// folder of checkpoints holds another run's files; nothing is changed.
+// Returns the checkpoint that a run starts from: the one that checkpoint.load names, or nothing for
+// a new run. A restarted job continues from the newest checkpoint that it has saved itself; if it
+// has saved none, it starts as the first time. Throws UserError if the run folder or the folder of
+// checkpoints holds the files of another run. Changes nothing.
 std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions& folders,
                                                        const launch::Job& job);
 
-// Makes the run folder, and removes what killed runs left half-written in it. UserError where it
-// cannot be made.
+// Makes the run folder, and removes the temporary files that killed runs have left in it. Throws
+// UserError if the folder cannot be made.
 void make_run_folder(const plan::FolderOptions& folders);
 
-// Renames what the run leaves behind: checkpoints of later steps than the one that it starts from,
-// with the metrics of these steps, and the metrics of a run that died before its first checkpoint.
-// Returns a line for each. Call it when that checkpoint has been loaded, and before anything is
-// written.
+// Sets aside, under other names, the files that a run abandons when it starts from `start`: the
+// checkpoints of later steps and a copy of the metrics, or, if it starts anew, the metrics that are
+// there. Returns a line for the log about each. Call it when `start` has been loaded, and before
+// anything is written.
 std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& folders,
                                              const std::optional<storage::CheckpointRef>& start);
 
-// Notes in the run folder that what will be found there and in the folder of checkpoints is this
-// job's from here on. `job_ids` are those of all ranks, by any of which claim_run_folder knows the
-// job again when it is started once more; `start` is what this start began from. Call it after
-// set_aside_abandoned(), and before the run writes anything else.
+// Writes into the run folder that its files, and those in the folder of checkpoints, belong to this
+// job from now on. `job_ids` are the ids of all ranks; by any of them claim_run_folder() recognizes
+// the job when it is restarted. `start` is the checkpoint from which this start begins. Call it
+// after set_aside_abandoned(), and before the run writes anything else.
 void write_job(const plan::FolderOptions& folders, const std::vector<std::string>& job_ids,
                int restarts, const std::optional<storage::CheckpointRef>& start);
 
-// Returns the checkpoint that a path names: itself, or the newest of a folder of checkpoints or of
-// a run folder.
+// Returns the checkpoint at `path`: the folder itself, or the newest checkpoint of a folder of
+// checkpoints or of a run folder; nothing if there is none.
 std::optional<storage::CheckpointRef> locate_checkpoint(const std::filesystem::path& path);
 
 }  // namespace mtrain::run

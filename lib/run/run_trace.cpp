@@ -21,12 +21,13 @@ int64_t now_ns() {
 
 RunTrace::RunTrace(train::Trainer& trainer, fs::path path)
     : trainer_(trainer), path_(std::move(path)), trace_(trainer.world().rank()) {
-  const fs::path own = trainer_.world().size() == 1 ? path_ : part_of(trainer_.world().rank());
+  const fs::path own = own_path();
   if (!std::ofstream(own))
     throw UserError(
         fmt::format("debug.trace: {} cannot be written: {}", own.string(), std::strerror(errno)),
         "name a file in a folder that is there");
-  // Launches are timed by each host's steady clock; what hosts share is the time of day.
+  // Launches are timed by the steady clock of each host. Hosts share only the time of day, from
+  // which the origin of rank 0 is converted.
   const int64_t day = now_ns<std::chrono::system_clock>(),
                 steady = now_ns<std::chrono::steady_clock>();
   const int64_t origin = std::stoll(trainer_.control().texts(std::to_string(day))[0]);
@@ -43,7 +44,8 @@ void RunTrace::step_done(int64_t step) {
 RunTrace::~RunTrace() {
   trainer_.device().set_timing_sink(nullptr);
   std::error_code none;
-  if (fs::is_empty(own_path(), none)) fs::remove(own_path(), none);  // a run that failed early
+  if (fs::is_empty(own_path(), none))
+    fs::remove(own_path(), none);  // the run failed before finish()
 }
 
 fs::path RunTrace::part_of(int rank) const {
@@ -56,23 +58,23 @@ fs::path RunTrace::own_path() const {
 
 std::string RunTrace::finish() {
   const int ranks = trainer_.world().size(), rank = trainer_.world().rank();
-  std::string problem;  // no reason to lose the run
+  std::string problem;  // is logged and does not end the run
   try {
     trace_.write(own_path());
   } catch (const Error& e) {
     problem = e.message();
   }
-  const auto diagnostics = trainer_.control().texts(problem);  // all are written
+  const auto problems = trainer_.control().texts(problem);  // also waits for all ranks' files
   if (rank != 0) return "";
   for (int r = 0; r < ranks; ++r)
-    if (!diagnostics[size_t(r)].empty())
-      return fmt::format("warning: no trace: rank {}: {}", r, diagnostics[size_t(r)]);
+    if (!problems[size_t(r)].empty())
+      return fmt::format("warning: no trace: rank {}: {}", r, problems[size_t(r)]);
   if (ranks == 1) return fmt::format("trace written to {}", path_.string());
   try {
     return merge();
   } catch (const std::exception& e) {
-    return fmt::format("warning: the ranks' traces lie beside {}, unmerged: {}", path_.string(),
-                       e.what());
+    return fmt::format("warning: the ranks' traces are beside {}, but could not be merged: {}",
+                       path_.string(), e.what());
   }
 }
 
@@ -87,7 +89,7 @@ std::string RunTrace::merge() {
   return fmt::format("trace of {} rank{} written to {}{}", parts.size(),
                      parts.size() > 1 ? "s" : "", path_.string(),
                      all ? ""
-                         : fmt::format("; those of other hosts lie there as {}",
+                         : fmt::format("; those of other hosts are on these hosts, named like {}",
                                        part_of(ranks - 1).filename().string()));
 }
 

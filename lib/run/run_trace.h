@@ -1,4 +1,4 @@
-// The trace of a run: every rank records its launches, and one file at the end has them all.
+// Records the trace of a run. Every rank records its launches; at the end one file has all of them.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -10,17 +10,17 @@ namespace mtrain::run {
 
 class RunTrace {
  public:
-  // All ranks call it, for their clocks are set against rank 0's. UserError where files cannot be
-  // written there.
+  // All ranks call it, since it aligns their clocks with rank 0's. Throws UserError if the file
+  // cannot be written.
   RunTrace(train::Trainer& trainer, std::filesystem::path path);
-  ~RunTrace();  // launches are not timed any more
+  ~RunTrace();  // ends the timing of launches
 
   device::TimingSink& sink() { return trace_; }
-  // Steps as the host sees them, on a track of their own.
+  // These record a step as the host sees it, on a track of its own.
   void step_begins();
   void step_done(int64_t step);
-  // All ranks call it. Rank 0 gets a line on what was written, or why nothing was; the others get
-  // an empty text.
+  // Writes the trace. All ranks call it. Returns on rank 0 a line for the log, which says what was
+  // written or why nothing was; returns an empty text on the others.
   std::string finish();
 
  private:

@@ -8,13 +8,14 @@
 namespace mtrain::run {
 
 namespace {
-// A signal handler can reach nothing but a variable of this kind. It belongs to the one SignalGuard
-// of the process.
+// A signal handler may only access global variables of this type. The process has one SignalGuard
+// at a time, to which they belong.
 volatile std::sig_atomic_t g_received = 0;
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 struct sigaction g_before[std::size(kSignals)];
 
-// A launcher and whoever told it may both send the first signal.
+// The first signal may come twice at once: from the launcher, and from whoever signalled the
+// launcher.
 constexpr time_t kSameSeconds = 1;
 volatile std::sig_atomic_t g_received_at = 0;
 

@@ -10,7 +10,7 @@ std::string parameters_text(const RunPlan& plan) {
   const plan::ModelParameters& p = plan.parameters;
   std::string text = human_count(p.total());
   if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
-  // Attention in packs is bounded by documents.
+  // In packed samples attention costs less, since it stays within each document.
   const char* most = plan.dataset.packed_size > 0 ? "at most " : "";
   return fmt::format("{} ({} in matmuls), {}{} FLOPs per token", text,
                      human_count(p.active() - p.looked_up()), most,
@@ -39,7 +39,7 @@ std::string memory_text(const RunPlan& plan) {
   return text;
 }
 
-// The features that are active, with their values where these are not just "true".
+// Returns the overlap features that are active, with their values unless these are just "true".
 std::string overlap_text(const plan::Overlap& overlap) {
   std::string on;
   for (const plan::OverlapRow& row : overlap.table)
@@ -59,7 +59,7 @@ std::string ranks_text(const RunPlan& plan) {
                             l.stages_per_rank > 1 ? "s" : "", plan.text.schedule);
 }
 
-// How this run's CPUs multiply bf16.
+// Returns the arithmetic in which the CPUs multiply bf16; empty for GPUs and for fp32.
 std::string bf16_text(train::Trainer& t) {
   const auto arithmetic = t.device().bf16_arithmetic();
   if (!arithmetic || t.plan().compute_dtype != DType::bf16) return "";

@@ -1,4 +1,4 @@
-// What a run says of itself before the first step.
+// The rows of the banner that a run prints before its first step.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,11 +9,12 @@
 
 namespace mtrain::run {
 
-// What follows from the plan alone: model, size, precision, batch, recomputation, and memory of the
-// rank that needs most.
+// Returns the rows that follow from the plan alone: model, size, precision, batch, recomputation,
+// memory of the rank that needs most, and CUDA graphs if they are known.
 std::vector<observe::BannerRow> plan_rows(const RunPlan& plan);
 
-// The same, and what this run adds: steps to do, device, overlap.
+// Returns the same rows, and those of this run: steps to do, device, ranks and overlap.
+// `peak_flops` is the measured fp32 FLOP/s of the device; 0: unknown.
 std::vector<observe::BannerRow> banner_rows(train::Trainer& trainer, double peak_flops);
 
 }  // namespace mtrain::run

@@ -1,5 +1,6 @@
-// A pipeline schedule: for each rank the list of actions that it does, in order. Generators write
-// it, the validator proves it, the simulator times it, and the executor runs it.
+// A pipeline schedule lists for each rank the actions that it does, in order. Generators write the
+// lists, the validator proves them, the simulator times them, and the executor runs them
+// (pipeline/executor.h).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,10 +13,12 @@ enum class ActionKind {
   B,  // backward: I and W in one
   I,  // input gradient
   W,  // weight gradient
+  // Messages: activations go forward (f), their gradients backward (b). The stage of the action is
+  // the sender's in a send and the receiver's in a receive.
   send_f,
-  recv_f,  // activations; the stage is the sender's in a send, the receiver's in a receive
+  recv_f,
   send_b,
-  recv_b,   // gradients of activations
+  recv_b,
   unshard,  // gather the stage's weights from the data-parallel ranks
   reshard,  // free the gathered weights
   reduce    // reduce the stage's gradients over the data-parallel ranks
@@ -24,8 +27,8 @@ enum class ActionKind {
 struct Action {
   ActionKind kind;
   int64_t stage = 0, micro_batch = 0;  // unshard, reshard and reduce have no micro-batch
-  int64_t peer = -1;                   // for sends and receives: the rank at the other end
-  bool overlaps_next = false;          // for F: runs together with the backward that follows it
+  int64_t peer = -1;                   // the rank at the other end of a send or a receive
+  bool overlaps_next = false;          // this F runs together with the backward that follows it
   bool operator==(const Action&) const = default;
 };
 
@@ -51,8 +54,8 @@ struct Schedule {
   int64_t rank_of(int64_t stage) const { return rank_of_stage[size_t(stage)]; }
 };
 
-// The most chunks (a stage's layers for one micro-batch) whose activations a list holds at once,
-// counted from their forward to their input gradient, and to their weight gradient.
+// How many chunks (a stage's layers for one micro-batch) have activations at once at most, counted
+// from their forward to their input gradient, and to their weight gradient.
 struct InFlight {
   int64_t to_input_gradient = 0, to_weight_gradient = 0;
 };

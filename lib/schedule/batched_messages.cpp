@@ -10,10 +10,10 @@ namespace mtrain::schedule {
 
 namespace {
 
-// Actions of a rank's list between which it exchanges no messages: list[begin, end).
+// Actions list[begin, end) of a rank, between which it exchanges no messages.
 struct Batch {
   size_t begin, end;
-  double starts = 0;
+  double starts = 0;  // time in the play of the lists
 };
 using Batches = std::vector<std::vector<Batch>>;  // by rank
 
@@ -23,8 +23,8 @@ struct Sent {
 };
 using Channels = std::map<std::pair<int64_t, int64_t>, std::deque<Sent>>;  // by sender and receiver
 
-// Makes batches of one computation each, or with `iterations` of a forward and the backward behind
-// it.
+// Makes batches of one computation each. With `iterations`, a forward and the backward behind it
+// are one batch.
 Batches batches_of(const Schedule& s, bool iterations) {
   Batches batches;
   for (const ActionList& list : s.ranks) {
@@ -49,8 +49,8 @@ class Play {
  public:
   Play(const Schedule& s, Batches& batches) : s_(s), batches_(batches) {}
 
-  // Sets the times at which batches start and lists their messages; returns false where ranks wait
-  // for each other for ever.
+  // Sets the times at which batches start and lists their messages; returns false if ranks wait for
+  // each other for ever.
   bool run(Channels& channels) {
     std::vector<size_t> next(batches_.size());
     for (bool moved = true; moved;) {
@@ -95,7 +95,7 @@ class Play {
   const Schedule& s_;
   Batches& batches_;
   std::map<size_t, double> ended_;
-  std::map<std::tuple<ActionKind, int64_t, int64_t>, double> sent_;  // by their receives
+  std::map<std::tuple<ActionKind, int64_t, int64_t>, double> sent_;  // when, by the receive
 };
 
 }  // namespace
@@ -105,8 +105,8 @@ Schedule with_batched_messages(const Schedule& s) {
     return as_needed;
   Channels channels;
   Batches batches = batches_of(s, true);
-  // Where one rank's forward needs what another's backward of the same exchange gives, every
-  // computation has an exchange of its own.
+  // Ranks wait for each other if one's forward needs the result of the other's backward in the same
+  // batch. Then every computation is a batch of its own.
   if (!Play(s, batches).run(channels)) {
     channels.clear();
     batches = batches_of(s, false);

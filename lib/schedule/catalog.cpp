@@ -22,13 +22,13 @@ int64_t interleaved_chunks(Size s, int64_t rank) {
          (s.moe_overlap ? 1 : 0);
 }
 
-// (P-1) / (V M) as published, for M >= P. Where there are fewer, a micro-batch's next chunk waits
-// for it to come round.
+// (P-1) / (V M) as published, for M >= P. With fewer micro-batches, the next stage of a micro-batch
+// on this rank waits until the micro-batch has passed the other ranks.
 double skewed_idle(Size s) {
   const int64_t V = s.stages_per_rank, M = s.micro_batches;
   return double(V * std::max<int64_t>(0, s.pp - M) + std::min(s.pp, M) - 1) / double(V * M);
 }
-// As published, for M >= P; fewer micro-batches take longer.
+// (P-1) / (3 V M) as published, for M >= P; fewer micro-batches idle longer.
 double zero_bubble_idle(Size s) {
   return double(s.pp - 1) / double(3 * s.stages_per_rank * s.micro_batches);
 }
@@ -103,6 +103,7 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .fewest_stages = 2,
        .most_stages = kAny,
        .in_groups = true,
+       .pairs_passes = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
        .idle = skewed_idle},
@@ -118,6 +119,7 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .fewest_stages = 2,
        .most_stages = kAny,
        .in_groups = true,
+       .pairs_passes = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
        .idle = skewed_idle},
@@ -126,6 +128,7 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .fewest_stages = 2,
        .most_stages = 2,
        .v = true,
+       .wgrads = WgradTiming::all_later,
        .list = v_schedule,
        .chunks = [](Size s, int64_t) { return 2 * s.pp; },
        .idle = v_idle},
@@ -134,6 +137,7 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .fewest_stages = 1,
        .most_stages = kAny,
        .in_groups = true,
+       .wgrads = WgradTiming::all_later,
        .list = zero_bubble,
        .chunks = [](Size s, int64_t) { return (s.stages_per_rank - 1) * group_of(s) + s.pp; },
        .idle = zero_bubble_idle},
@@ -143,6 +147,8 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .most_stages = 2,
        .fewest_micro_batches = 2,
        .v = true,
+       .pairs_passes = true,
+       .wgrads = WgradTiming::some_later,
        .list = dualpipev,
        .chunks = [](Size s, int64_t) { return 2 * s.pp + 1; },
        .idle = dualpipev_idle}};
@@ -173,7 +179,7 @@ void check_size(const ScheduleKind& kind, const ScheduleSize& s) {
   if (s.pp < 1 || V < 1 || s.micro_batches < 1 || s.group < 0)
     throw UserError(
         fmt::format("{} ranks, {} stages per rank, {} micro-batches, groups of {}: "
-                    "each must be at least 1",
+                    "each must be at least 1, but a group may be 0",
                     s.pp, V, s.micro_batches, s.group));
   for (const int64_t factor : {s.pp, V, s.micro_batches})
     if (factor > kMaxChunks || s.pp * V > kMaxChunks / s.micro_batches)

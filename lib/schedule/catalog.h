@@ -1,5 +1,5 @@
-// The schedules by name: the sizes that each can have, its list of actions, and its published
-// costs.
+// The catalog lists the schedules by name, each with the sizes that it can have, its list of
+// actions and its published costs.
 #pragma once
 #include <functional>
 #include <string>
@@ -21,28 +21,34 @@ enum class ScheduleId {
   dualpipev
 };
 
+// When a schedule computes weight gradients, seen from the input gradients of the same chunk.
+enum class WgradTiming { with_input_gradients, some_later, all_later };
+
 struct ScheduleKind {
   ScheduleId id;
   std::string_view name;
   int64_t fewest_stages, most_stages;  // per rank
   int64_t fewest_micro_batches = 0;    // per rank
-  bool in_groups = false;              // orders micro-batches in groups
+  bool in_groups = false;              // it orders micro-batches in groups
   bool v = false;  // stage i and its mirror share a rank; otherwise stages go round the ranks
+  bool pairs_passes = false;  // a forward may take turns with a backward, segment by segment
+  WgradTiming wgrads = WgradTiming::with_input_gradients;
   ActionList (*list)(const ScheduleSize&, int64_t rank);
-  int64_t (*chunks)(const ScheduleSize&, int64_t rank);  // in flight where micro-batches abound
-  double (*idle)(const ScheduleSize&);                   // idle time / busy time
+  // Chunks that the rank has in flight at most, if there are enough micro-batches.
+  int64_t (*chunks)(const ScheduleSize&, int64_t rank);
+  double (*idle)(const ScheduleSize&);  // idle time / busy time
 };
 const std::vector<ScheduleKind>& schedule_kinds();  // in the order of ScheduleId
 const ScheduleKind& schedule_kind(ScheduleId id);
 // Reads the name that a user has written. UserError for a word that names no schedule.
 const ScheduleKind& schedule_named(std::string_view name);
 
-// The rules of kinds that order micro-batches in groups. Where the recipe gives no group size, the
-// number of rounds must divide the micro-batches. A given size must leave no rest of the
-// micro-batches, or one of at least a micro-batch for each rank.
+// The rules of kinds that order micro-batches in groups. If the recipe gives no group size, the
+// number of rounds must divide the micro-batches. A given size must divide them, too, or leave a
+// rest of at least one micro-batch for each rank.
 bool legal_rounds(int64_t micro_batches, int64_t pp);
 bool legal_group(int64_t group, int64_t micro_batches, int64_t pp);
-// Names the legal counts next to `from` and up to `most`, for hints: "8 or 12". Returns "" where
+// Names the legal counts next to `from` and up to `most`, for hints: "8 or 12". Returns "" if
 // there are none.
 std::string nearest_legal(int64_t from, int64_t most, const std::function<bool(int64_t)>& legal);
 
@@ -53,14 +59,15 @@ void check_size(const ScheduleKind& kind, const ScheduleSize& size);
 // Checks the size and returns what the ranks compute, without sends and receives.
 Schedule make_schedule(const ScheduleKind& kind, const ScheduleSize& size);
 
-// The stages of `rank`, in the order of the model.
+// Returns the stages of `rank`, in the order of the model.
 std::vector<int64_t> stages_of_rank(const ScheduleKind& kind, const ScheduleSize& size,
                                     int64_t rank);
 
-// The most chunks whose activations `rank` holds at once, from forward to weight gradient.
+// Returns the most chunks whose activations `rank` holds at once, from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleKind& kind, const ScheduleSize& size, int64_t rank);
 
-// Idle time / whole time of a step, if F, I and W take equal time and communication takes none.
+// Returns idle time / whole time of a step, if F, I and W take equal time and communication takes
+// none.
 double bubble_fraction(const ScheduleKind& kind, const ScheduleSize& size);
 
 }  // namespace mtrain::schedule

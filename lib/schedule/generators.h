@@ -7,13 +7,14 @@ namespace mtrain::schedule {
 
 struct ScheduleSize {
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
-  // Interleaved schedules do so many micro-batches of a stage in a row (Megatron's
+  // Interleaved schedules do this many micro-batches of a stage in a row (Megatron's
   // microbatch_group_size_per_vp_stage). 0 stands for torch's choice: max(1, M div P) equal rounds.
   int64_t group = 0;
   // Interleaved 1F1B: each forward after the warm-up runs together with a backward, and one more
   // warm-up forward keeps the two independent (Megatron-Core's combined 1F1B).
   bool moe_overlap = false;
 };
+// Returns `group`, or torch's choice if it is 0.
 int64_t group_of(const ScheduleSize& size);
 
 // All forwards, then all backwards. Huang et al. 2019, "GPipe", section 2.
@@ -42,12 +43,12 @@ ActionList zero_bubble(const ScheduleSize& size, int64_t rank);
 ActionList v_schedule(const ScheduleSize& size, int64_t rank);
 
 // DualPipe on the V placement, without a second copy of the weights. DeepSeek-AI 2024, "DeepSeek-V3
-// Technical Report", section 3.2.1, cut in half as Sea AI Lab 2025 ("DualPipe could be better
-// without the Dual") describes. Most forwards run together with a backward.
+// Technical Report", section 3.2.1, halved as Sea AI Lab 2025 ("DualPipe could be better without
+// the Dual") describes. Most forwards run together with a backward.
 ActionList dualpipev(const ScheduleSize& size, int64_t rank);
 
-// The op-th forward of a rank in interleaved order; `chunk` counts the rank's own stages. Backwards
-// take the chunks in reverse order: V-1-chunk.
+// The op-th forward of a rank in interleaved order. `chunk` numbers the rank's own stages from 0,
+// as Megatron's model chunks do. Backwards take them in reverse order: V-1-chunk.
 struct InterleavedOp {
   int64_t chunk, micro_batch;
 };

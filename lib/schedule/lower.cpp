@@ -49,7 +49,7 @@ Channels messages_in_order(const Schedule& s, bool gradients_first) {
 
 Schedule with_messages(const Schedule& s, bool gradients_first) {
   Channels channels = messages_in_order(s, gradients_first);
-  std::vector<bool> have[2];  // by way, then the receiving stage and micro-batch
+  std::vector<bool> have[2];  // received: by way, then by the receiving stage and micro-batch
   for (auto& way : have) way.resize(size_t(s.stages * s.micro_batches));
   const auto has = [&](const Action& message) -> std::vector<bool>::reference {
     return have[message.kind == ActionKind::recv_b]
@@ -182,7 +182,7 @@ bool runs_with_blocking_sends(const Schedule& s) {
           Begun& channel = channels[{a.peer, own}];
           waits[rank].push_back({&channel, ++channel.receives});
         } else if (!is_compute(a.kind)) {
-          // waits for nothing
+          // Gathers and reductions wait for nothing here.
         } else if (std::ranges::all_of(
                        waits[rank], [](const Wait& w) { return w.channel->taken() >= w.taken; })) {
           waits[rank].clear();

@@ -1,4 +1,5 @@
-// Adds to lists of computations what they need around them to run.
+// Lowering adds to lists of computations what they need to run: messages, and the gathers and
+// reductions of sharded weights.
 #pragma once
 #include "schedule/action.h"
 
@@ -8,16 +9,17 @@ namespace mtrain::schedule {
 // that needs another rank's. Between two ranks messages are received in the order in which they are
 // sent, and no earlier than needed. So a receive only ever waits for what the computation behind it
 // waits for anyway: with sends that do not block, the lists can deadlock no more than the
-// computations' own order can. Every stage must do every micro-batch. Of a forward and a backward
-// that run together, the forward's result is sent first, or the gradient (`gradients_first`).
+// computations' own order can. Every stage must do every micro-batch. After a forward and a
+// backward that run together, the forward's result is sent first, or the gradient
+// (`gradients_first`).
 Schedule with_messages(const Schedule& schedule, bool gradients_first = false);
 
-// The same without overlap: messages move only between computations, all those of one place
-// together, and a rank computes nothing until its messages, sent ones too, have been taken
-// (runs_with_blocking_sends() holds). Receives may stand where with_messages() puts them, unless
-// ranks would then wait for each other for ever. In that case a receive stands where its message is
-// sent, and a forward and the whole backward (B) behind it exchange their messages as one batch: a
-// rank then waits only for what comes earlier in a play of the lists.
+// Does the same for ranks that do not overlap. Messages move only between computations, all those
+// of one place together, and a rank computes nothing until its messages, sent ones too, have been
+// taken (runs_with_blocking_sends() holds). Receives may stand where with_messages() puts them,
+// unless ranks would then wait for each other for ever. In that case a receive stands where its
+// message is sent, and a forward and the whole backward (B) behind it exchange their messages as
+// one batch: a rank then waits only for what comes earlier in a play of the lists.
 Schedule with_batched_messages(const Schedule& schedule);
 
 // Adds the actions of weights that are sharded over data-parallel ranks. A stage's weights are
@@ -27,8 +29,8 @@ Schedule with_batched_messages(const Schedule& schedule);
 // rank waits for activations.
 Schedule with_sharding(const Schedule& schedule, int64_t most_gathered = 3);
 
-// Returns the schedule of an evaluation: the forwards of so many micro-batches on the same ranks, a
-// few at a time, without sends and receives.
+// Returns the schedule of an evaluation: the forwards of `micro_batches` micro-batches, with the
+// stages on the same ranks as in `placed`, and without sends and receives.
 Schedule forward_only(const Schedule& placed, int64_t micro_batches);
 
 // Whether lists with messages reach their ends if sends block, too: a rank then computes nothing

@@ -1,4 +1,4 @@
-// The messages that computations send and wait for.
+// Tells which messages a computation sends and which it waits for.
 #pragma once
 #include "schedule/action.h"
 

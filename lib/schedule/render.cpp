@@ -17,8 +17,8 @@ double shortest_action(const Timeline& timeline) {
 
 namespace {
 
-// Draws the whole row of a rank, with `per_unit` columns for a unit of time. Actions of more than
-// `cell_columns` columns are drawn out.
+// Draws the whole row of a rank, with `per_unit` columns for a unit of time. The rest of an
+// action of more than `cell_columns` columns is filled with dashes.
 std::string row_of(const ActionList& list, const std::vector<ActionTime>& times, double per_unit,
                    double step, size_t cell_columns) {
   std::string row(size_t(std::llround(step * per_unit)), '.');

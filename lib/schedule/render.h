@@ -16,8 +16,8 @@ std::string schedule_csv(const Schedule& schedule);
 // Draws a picture with a row for each rank, on a scale of time.
 std::string schedule_svg(const Schedule& schedule, const Timeline& timeline);
 
-// The shortest time that an action of the timeline takes, as the unit of a picture's scale: at
-// least 1/4000 of the step.
+// Returns the shortest time that an action of the timeline takes, but at least 1/4000 of the step.
+// It is the unit of a picture's scale.
 double shortest_action(const Timeline& timeline);
 
 }  // namespace mtrain::schedule

@@ -50,7 +50,7 @@ class Player {
     return size_t(stage * s_.micro_batches + micro_batch);
   }
 
-  // Whether all that `a` needs is there or on its way.
+  // Whether all that `a` needs has been computed or sent.
   bool can_begin(int64_t rank, const Action& a) {
     if (is_receive(a.kind)) {
       const size_t way = a.kind == ActionKind::recv_b, message = at(a.stage, a.micro_batch);
@@ -105,7 +105,7 @@ class Player {
     return costs_.overlap_p2p ? clock_[size_t(rank)] : std::max(clock_[size_t(rank)], arrival);
   }
 
-  // Does the rank's next action, or returns that it has to wait.
+  // Does the rank's next action, or returns false if it has to wait.
   bool step(int64_t rank) {
     const ActionList& list = s_.ranks[size_t(rank)];
     const Action& a = list[next_[size_t(rank)]];
@@ -147,7 +147,8 @@ class Player {
   std::vector<int64_t> ready_;
   std::vector<size_t> next_;
   std::vector<double> clock_, computed_;  // computed_: when the last computation ended
-  // By way (forward, backward), then stage and micro-batch. Messages go by the receiver's stage.
+  // Indexed by way (forward, backward), then by stage and micro-batch; for messages by the
+  // receiver's stage.
   std::vector<int64_t> waiting_[2];
   std::vector<double> done_[2], arrival_[2];
   std::map<std::pair<int64_t, int64_t>, double> link_free_;

@@ -14,15 +14,15 @@ struct ScheduleCosts {
   // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
   // bandwidth), and arrives `p2p_latency` after that.
   double p2p_latency = 0, p2p_transfer = 0;
-  // The share of W that a B computes after its input gradient has been sent off.
-  // Without overlap nothing is sent before its end.
+  // The share of W that a B computes after its input gradient has been sent. Without overlap
+  // nothing is sent before the B ends.
   double delayed_wgrad = 0;
   // A forward and a backward that run together take this share of their times, and both have ended
   // only then.
   double together = 1;
   // Without overlap a sender computes nothing until its message has arrived, as in the lists of
-  // with_batched_messages(). A message begins when its sender has come there; the simulator does
-  // not let it wait for its receiver, too.
+  // with_batched_messages(). A message begins when its sender reaches it; the simulator does not
+  // make it wait for its receiver, too.
   bool overlap_p2p = true;
   // Gathering and reducing take no time here: the order of a pipeline does not hide them.
 };
@@ -49,7 +49,7 @@ struct StuckRank {
 // do not reach the end of their lists; the times of the others are right.
 Timeline play(const Schedule& schedule, const ScheduleCosts& costs, std::vector<StuckRank>& stuck);
 
-// Plays a schedule that is known to be right.
+// Plays a schedule that the validator has proved; a rank that waits for ever is a BugError.
 Timeline simulate(const Schedule& schedule, const ScheduleCosts& costs);
 
 }  // namespace mtrain::schedule

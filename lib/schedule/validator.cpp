@@ -81,7 +81,7 @@ class Validator {
     });
   }
 
-  // The stage at the other end of a message.
+  // Returns the stage at the other end of a message.
   static int64_t other_stage(const Action& a) {
     return a.stage + (a.kind == ActionKind::send_f || a.kind == ActionKind::recv_b ? 1 : -1);
   }
@@ -127,7 +127,8 @@ class Validator {
     }
   }
 
-  // A forward and a backward that run together stand side by side and do not need each other.
+  // Checks that a forward and a backward that run together stand side by side and do not need each
+  // other.
   void check_pair(int64_t rank, size_t i, const Action& a) {
     if (!a.overlaps_next) return;
     const ActionList& list = s_.ranks[size_t(rank)];
@@ -168,7 +169,8 @@ class Validator {
       }
   }
 
-  // The messages from one rank to another, named as receives, in the order of either of the two.
+  // Messages from one rank to another, named by their receives, in the order of one of the two
+  // ranks.
   using Messages = std::vector<std::pair<ActionKind, size_t>>;
 
   void check_messages() {
@@ -252,8 +254,8 @@ class Validator {
     const Schedule lowered = has_messages_ ? s_ : with_messages(s_);
     play(lowered, {}, stuck);
     if (stuck.empty()) return;
-    // Every message that a rank waits for is sent at some time, so following the waits leads in a
-    // circle.
+    // Every message that a rank waits for has a send somewhere, so that following the waits leads
+    // in a circle.
     std::map<int64_t, Action> waits;
     for (const auto& [rank, action] : stuck) waits[rank] = lowered.ranks[size_t(rank)][action];
     int64_t rank = stuck[0].rank;

@@ -12,12 +12,10 @@ namespace mtrain::schedule {
 //  - Numbers are in range, and every action is on the rank of its stage.
 //  - Each stage does each micro-batch once: F, then B or I and W. A stage comes after those that it
 //    depends on and that share its rank.
-//  - Each send comes once, after its computation, and each receive once, before its computation. A
-//  rank
-//    receives another rank's messages in the order in which they are sent.
-//  - Sharded weights are gathered when they are used and freed at the end, and gradients are
-//  reduced
-//    once, after the last backward.
+//  - Each send comes once, after its computation, and each receive once, before its computation.
+//  - A rank receives another rank's messages in the order in which they are sent.
+//  - Sharded weights are gathered when they are used, and freed at the end.
+//  - Gradients of sharded weights are reduced once, after the last backward.
 //  - At most `most_in_flight[rank]` chunks have activations (not checked if empty).
 //  - No ranks wait for each other, if receives block and sends do not.
 std::vector<std::string> schedule_faults(const Schedule& schedule,

@@ -48,15 +48,16 @@ std::optional<int64_t> parse_whole(std::string_view text) {
 
 std::string step_name(int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
 
-// Reads "step-00000120" as 120; nothing for any other name, so that foreign folders are left alone.
+// Reads "step-00000120" as 120. Returns nothing for other names, so that their folders are left
+// alone.
 std::optional<int64_t> parse_step(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const auto step = parse_whole(name.substr(kPrefix.size()));
   return step && step_name(*step) == name ? step : std::nullopt;
 }
 
-// Returns the process of this host that makes or deletes "step-00000120.tmp-<pid>-<host>"; nothing
-// for any other name, and for the processes of other hosts, of which nothing is known here.
+// Returns the process that makes or deletes the folder "step-00000120.tmp-<pid>-<host>". Returns
+// nothing for other names, and for other hosts, since their processes cannot be looked up here.
 std::optional<int64_t> parse_owner(std::string_view name) {
   const auto dot = name.find(".tmp-");
   if (dot == std::string_view::npos || !parse_step(name.substr(0, dot))) return std::nullopt;
@@ -88,8 +89,8 @@ void remove_or_warn(const fs::path& folder) {
   if (error) log::warn(fmt::format("cannot delete {}: {}", folder.string(), error.message()));
 }
 
-// Removes what killed runs of this host left. The folder of a living process other than this one
-// may be in use, and stays.
+// Removes the temporary folders that killed runs of this host have left. The folders of other
+// living processes may be in use, and stay.
 void remove_stale(const fs::path& root) {
   std::vector<fs::path> stale;
   std::error_code error;
@@ -101,7 +102,7 @@ void remove_stale(const fs::path& root) {
   remove_stale_temporaries(root / kLatest);
 }
 
-// Lists all that lies in `folder`, at any depth.
+// Lists all files and folders in `folder`, at any depth.
 std::vector<fs::directory_entry> entries(const fs::path& folder) {
   std::vector<fs::directory_entry> found;
   std::error_code error;
@@ -130,7 +131,7 @@ CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, int keep)
   std::error_code error;
   fs::create_directories(root_, error);
   if (error) fail("create", root_, error.value());
-  remove_stale(root_);  // first, for their space may be needed
+  remove_stale(root_);  // first, since their space may be needed
   fs::create_directory(temporary_, error);
   if (error) fail("create", temporary_, error.value());
 }
@@ -178,13 +179,13 @@ void CheckpointWriter::move_into_place() {
     return;
   }
   if (errno != ENOTEMPTY && errno != EEXIST) fail("finish", final_, errno);
-  // One of this step is there: swap the two at once, so that at no moment there is none.
+  // There is a checkpoint of this step: swap both atomically, so that one of them is always there.
   if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0) {
     committed_ = true;
     remove_or_warn(temporary_);
     return;
   }
-  // A file system that cannot swap: for a moment only the checkpoints of other steps are there.
+  // The file system cannot swap: for a moment there is no checkpoint of this step.
   const fs::path aside = temporary_name(root_, step_, kReplaced);
   if (::rename(final_.c_str(), aside.c_str()) != 0) fail("replace", final_, errno);
   if (::rename(temporary_.c_str(), final_.c_str()) != 0) {
@@ -203,8 +204,8 @@ void CheckpointWriter::delete_old() const {
     for (const auto& old : all) {
       if (count <= size_t(keep_)) break;
       if (old.step == step_) continue;
-      // Renamed first: a deletion that is cut short must not leave half a checkpoint under a whole
-      // one's name.
+      // The folder is renamed first, so that an interrupted deletion never leaves a part of a
+      // checkpoint under a checkpoint's name.
       const fs::path doomed = temporary_name(root_, old.step, kReplaced);
       if (::rename(old.path.c_str(), doomed.c_str()) == 0) {
         step("delete one");
@@ -273,7 +274,7 @@ CheckpointRef checkpoint_at(const fs::path& path) {
   if (const auto ref = complete_checkpoint(path)) return *ref;
   if (const auto ref = find_latest(path)) return *ref;
   throw UserError(fmt::format("checkpoint.load: {} holds no complete checkpoint", path.string()),
-                  "a file of it is missing or too short; load an earlier one");
+                  "a file of the checkpoint is missing or too short; load an earlier checkpoint");
 }
 
 }  // namespace mtrain::storage

@@ -1,6 +1,6 @@
-// Checkpoint folders, `<root>/step-00000120`, each of which exists fully or not at all. Files are
-// put into a temporary folder; commit() writes a manifest (every file with its size), syncs all
-// files, and renames the folder. `<root>/latest` names the newest checkpoint.
+// Checkpoint folders such as `<root>/step-00000120`, each of which is complete or absent. Files are
+// written into a temporary folder; commit() writes a manifest (each file with its size), syncs all
+// files, and renames the folder. The file `<root>/latest` names the newest checkpoint.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -14,21 +14,22 @@ namespace mtrain::storage {
 
 class CheckpointWriter {
  public:
-  // Makes `<root>/step-<step>.tmp-<pid>-<host>/`, and `root` itself where needed. keep: how many
-  // checkpoints commit() leaves, the one it makes included; 0 leaves all. Throws RunError.
+  // Makes the folder `<root>/step-<step>.tmp-<pid>-<host>/`, and `root` if it is missing. commit()
+  // leaves the newest `keep` checkpoints, its own among them; 0 leaves all. Throws RunError.
   CheckpointWriter(std::filesystem::path root, int64_t step, int keep = 0);
-  ~CheckpointWriter();  // without commit() nothing remains
+  ~CheckpointWriter();  // deletes the temporary folder unless commit() was called
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  const std::filesystem::path& folder() const { return temporary_; }  // put the files here
+  // The folder in which the caller puts the files.
+  const std::filesystem::path& folder() const { return temporary_; }
 
-  // Returns the checkpoint's final path. A checkpoint of the same step is replaced. When it throws
-  // (RunError, disk full), the earlier checkpoints are as they were.
+  // Returns the checkpoint's final path. Replaces a checkpoint of the same step. Throws RunError
+  // (the disk is full, ...); the earlier checkpoints are then as they were.
   std::filesystem::path commit();
 
-  // Called before each step of commit() with the step's name; for tests that kill the process
-  // there.
+  // Sets a function that commit() calls before each of its steps, with the step's name. Tests use
+  // it to kill the process there.
   void set_step_hook(std::function<void(std::string_view)> hook) { hook_ = std::move(hook); }
 
  private:
@@ -51,19 +52,19 @@ struct CheckpointRef {
   int64_t step = 0;
 };
 
-// Returns the checkpoint that `root/latest` names. Where that one is missing or incomplete, it
-// warns and returns the complete one of the highest step; nothing where there is none, or no such
+// Returns the checkpoint that `root/latest` names. If it is missing or incomplete, warns and
+// returns the complete checkpoint of the highest step. Returns nothing if there is none, or no such
 // folder.
 std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
 
-// Returns the checkpoint in `folder` if all files of its manifest are there at full size; nothing
-// otherwise.
+// Returns the checkpoint in `folder` if it has all files of its manifest at full size, else
+// nothing.
 std::optional<CheckpointRef> complete_checkpoint(const std::filesystem::path& folder);
 
-// The complete checkpoints of later steps, in their order.
+// Returns the complete checkpoints of steps after `step`, in their order.
 std::vector<CheckpointRef> checkpoints_after(const std::filesystem::path& root, int64_t step);
 
-// Makes `root/latest` name the checkpoint of this step.
+// Makes `root/latest` name the checkpoint of `step`.
 void set_latest(const std::filesystem::path& root, int64_t step);
 
 // Finds the checkpoint at `path`, or the latest one of the checkpoints in that folder. UserError

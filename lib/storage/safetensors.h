@@ -1,6 +1,6 @@
-// The safetensors format: 8 bytes of header length (little endian), a JSON header, the tensors'
-// bytes without gaps. https://huggingface.co/docs/safetensors: read from a memory mapping, written
-// as a stream.
+// The safetensors format (https://huggingface.co/docs/safetensors): 8 bytes of header length
+// (little endian), a JSON header, and the tensors' bytes without gaps. Files are read from a memory
+// mapping and written as a stream.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -28,8 +28,8 @@ struct TensorInfo {
 
 using Metadata = std::map<std::string, std::string>;
 
-// Everything the header says is checked when the file is opened; a damaged file is a UserError that
-// names the file and the tensor. Data is read from the mapping when it is asked for.
+// The constructor checks everything that the header says; a damaged file is a UserError that names
+// the file and the tensor. The data itself is read when a caller touches a span.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(std::filesystem::path path);
@@ -41,11 +41,11 @@ class SafetensorsReader {
   const Metadata& metadata() const { return metadata_; }
 
   bool contains(std::string_view name) const { return index_.find(name) != index_.end(); }
-  const TensorInfo& info(
-      std::string_view name) const;  // UserError with the nearest name when absent
+  // Throws UserError, which suggests the nearest name, if there is no such tensor.
+  const TensorInfo& info(std::string_view name) const;
 
-  // The tensor's bytes, valid while the reader lives. Files of other programs may hold them
-  // unaligned: copy, don't cast.
+  // Returns the tensor's bytes, which are valid while the reader lives. They may be unaligned in
+  // files of other programs: copy them instead of casting the pointer.
   ConstSpan span(std::string_view name) const;
 
  private:
@@ -59,21 +59,21 @@ class SafetensorsReader {
   Metadata metadata_;
 };
 
-// Names, dtypes and shapes first, then the data in that order. The file appears at commit(), whole
-// or not at all; its data starts on a multiple of 8 bytes. Wider dtypes must be declared before
-// narrower ones, so that every tensor is aligned.
+// Takes the names, dtypes and shapes first, then the data in that order. The file appears whole at
+// commit(), or not at all. Its data begins on a multiple of 8 bytes; wider dtypes must be declared
+// before narrower ones, so that every tensor is aligned.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
                     const Metadata& metadata = {});
 
   void write(std::string_view name, ConstSpan host);
-  // Copies through the host piece by piece; waits for what is enqueued on `stream`. `after_piece`
-  // is called every few MiB.
+  // Copies the tensor through the host piece by piece, and waits for the work on `stream`. Calls
+  // `after_piece` after each piece of some MiB.
   void write(std::string_view name, const Tensor& tensor, Stream& stream,
              const std::function<void()>& after_piece = {});
 
-  void commit();  // throws RunError (disk full, ...)
+  void commit();  // throws RunError (the disk is full, ...)
 
  private:
   void expect(std::string_view name, DType dtype, int64_t count);

@@ -1,4 +1,4 @@
-// The format's names of the dtypes. Only lib/storage includes this.
+// The names that the safetensors format gives to dtypes. Only lib/storage includes this header.
 #pragma once
 #include <optional>
 #include <string_view>

@@ -24,7 +24,7 @@ constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kLargestHeader = 100'000'000;  // the format's own limit
 constexpr int kMaxDims = 4;
 
-// Speaks of one file: every complaint names it.
+// Parses and checks the header of one file. Every error names the file.
 class HeaderParser {
  public:
   HeaderParser(const std::filesystem::path& path, std::span<const std::byte> file)
@@ -71,8 +71,8 @@ class HeaderParser {
     data_begin_ = int64_t(kLengthBytes + length);
     const char* text = reinterpret_cast<const char*>(file_.data()) + kLengthBytes;
 
-    // The parser keeps the last of two equal keys; two tensors of one name must not pass in
-    // silence.
+    // The JSON parser silently keeps the last of two equal keys; a tensor that is listed twice must
+    // be an error.
     std::set<std::string> seen;
     std::optional<std::string> twice;
     const auto watch = [&](int depth, json::parse_event_t event, json& value) {
@@ -168,7 +168,7 @@ class HeaderParser {
     return bytes;
   }
 
-  // The tensors must tile the data: no overlap, no hole, nothing left at the end.
+  // Checks that the tensors cover the data exactly: no overlap, no hole, nothing left at the end.
   void check_cover() {
     std::ranges::stable_sort(entries, [](const Entry& a, const Entry& b) {
       return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);

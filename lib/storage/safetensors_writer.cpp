@@ -12,7 +12,7 @@
 namespace mtrain::storage {
 namespace {
 
-constexpr int64_t kPieceBytes = 16ll << 20;  // of a device tensor on its way through the host
+constexpr int64_t kPieceBytes = 16ll << 20;  // copied at a time from the device to the host
 
 std::string make_header(const std::vector<TensorInfo>& tensors, const Metadata& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();

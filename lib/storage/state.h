@@ -1,5 +1,5 @@
-// The few named values that a resumed run needs besides its tensors, kept as JSON with a format
-// version.
+// The few named values that a resumed run needs besides its tensors. The file is JSON with a format
+// number.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace mtrain::storage {
 
 class TrainState {
  public:
-  static constexpr int kFormat = 1;
+  static constexpr int kFormat = 1;  // of the file
 
   void set(std::string key, int64_t value) { values_[std::move(key)] = value; }
   void set(std::string key, int value) { set(std::move(key), int64_t(value)); }
@@ -21,12 +21,14 @@ class TrainState {
 
   bool contains(std::string_view key) const { return values_.find(key) != values_.end(); }
 
-  // UserError, naming the file it was loaded from, when the key is absent or of another type.
+  // These throw UserError, which names the file of the state, if it has no such key or a value of
+  // another type.
   int64_t integer(std::string_view key) const;
   const std::string& text(std::string_view key) const;
 
   void save(const std::filesystem::path& path) const;
-  static TrainState load(const std::filesystem::path& path);  // UserError on an unknown format
+  // Throws UserError if the file is damaged or of another format.
+  static TrainState load(const std::filesystem::path& path);
 
  private:
   using Value = std::variant<int64_t, std::string>;

@@ -13,7 +13,7 @@ Tensor Tensor::empty(Stream& home, Shape shape, DType dtype, device::MemoryCateg
 }
 
 Tensor Tensor::of(const device::Access& range) {
-  MT_CHECK(range.storage != nullptr, "memory that no buffer owns");
+  MT_CHECK(range.storage != nullptr, "a tensor of memory that no buffer owns");
   Tensor t;
   t.buffer_ = range.storage;
   t.offset_ = static_cast<const char*>(range.data) - static_cast<const char*>(range.storage->data);

@@ -13,12 +13,12 @@ namespace mtrain::tensor {
 
 class Tensor {
  public:
-  Tensor() = default;  // absent: no data; passes as an optional tensor
+  Tensor() = default;  // an absent tensor: no data; stands for "none" in optional arguments
   static Tensor empty(Stream& home, Shape shape, DType dtype,
                       device::MemoryCategory category = device::MemoryCategory::activations);
-  static Tensor of(
-      const device::Access& range);  // what a launch touched, as a tensor of one dimension
-  // The values of `host` on the device; the copy runs in `home`'s order.
+  // Returns the memory that a launch touched, as a tensor of one dimension.
+  static Tensor of(const device::Access& range);
+  // Returns a device tensor with the values of `host`; the copy runs in `home`'s order.
   template <class T>
   static Tensor from_host(Stream& home, Shape shape, std::vector<T> host,
                           device::MemoryCategory category = device::MemoryCategory::buffers) {
@@ -29,15 +29,16 @@ class Tensor {
     home.upload(t, std::move(keep), data);
     return t;
   }
-  // The values on the host; blocks until everything enqueued on `stream` has run.
+  // Returns the values on the host; blocks until everything enqueued on `stream` has run.
   template <class T>
   std::vector<T> to_host(Stream& stream) const {
-    MT_CHECK(dtype() == dtype_of<T>, "tensor of {}", dtype_name(dtype()));
+    MT_CHECK(dtype() == dtype_of<T>, "a tensor of {} is read as {}", dtype_name(dtype()),
+             dtype_name(dtype_of<T>));
     std::vector<T> host(static_cast<size_t>(count()));
     stream.download(host.data(), *this);
     return host;
   }
-  std::vector<float> to_host_float(Stream& stream) const;  // of fp32 or bf16
+  std::vector<float> to_host_float(Stream& stream) const;  // takes fp32 and bf16
 
   explicit operator bool() const { return buffer_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -64,7 +65,7 @@ class Tensor {
 
 }  // namespace mtrain::tensor
 
-// A word of the whole house.
+// Every folder may call it mtrain::Tensor.
 namespace mtrain {
 using tensor::Tensor;
 }  // namespace mtrain

@@ -1,4 +1,4 @@
-// From a plan to a Trainer that is ready for its first step.
+// Builds from a plan a Trainer that is ready for its first step.
 #pragma once
 #include <memory>
 

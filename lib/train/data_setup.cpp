@@ -66,7 +66,7 @@ int64_t vocabulary(const plan::TokenizerOptions& o) {
   const int64_t tokenizer = open_tokenizer(o)->vocab_size();
   if (o.model_vocab == 0) return tokenizer;
   if (o.model_vocab < tokenizer)
-    throw UserError(fmt::format("model.vocab_size is {}, and the tokenizer has {} ids",
+    throw UserError(fmt::format("model.vocab_size is {}, but the tokenizer has {} ids",
                                 o.model_vocab, tokenizer),
                     "leave model.vocab_size at 0 to take the tokenizer's");
   return o.model_vocab;

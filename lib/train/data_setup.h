@@ -10,14 +10,14 @@ namespace mtrain::train {
 
 std::unique_ptr<data::Tokenizer> open_tokenizer(const plan::TokenizerOptions& options);
 
-// Opens the tokenizer and returns the model's vocabulary. UserError where the model is given a
-// smaller one than the tokenizer has.
+// Opens the tokenizer and returns the number of ids in the model's vocabulary. Throws UserError if
+// the recipe gives the model a smaller vocabulary than the tokenizer has.
 int64_t vocabulary(const plan::TokenizerOptions& options);
 
-// Ids at or above `vocab` in the data are an error.
+// Opens the training data. Ids at or above `vocab` in the data are an error.
 std::shared_ptr<const data::Dataset> open_training_data(const plan::DatasetOptions& options,
                                                         int64_t vocab);
-// Returns null where the recipe names no validation data.
+// Opens the validation data, without shuffling. Returns null if the recipe names none.
 std::shared_ptr<const data::Dataset> open_validation_data(const plan::DatasetOptions& options,
                                                           int64_t vocab);
 

@@ -8,7 +8,7 @@ namespace mtrain::train {
 
 namespace {
 
-constexpr int64_t kLaunchesOfPlace = int64_t(1) << 32;  // more than there are
+constexpr int64_t kMaxLaunches = int64_t(1) << 32;  // more than a step has
 
 int64_t first_bad(Stream& stream, const Tensor& x) {
   return ops::first_non_finite(stream, x).to_host<int64_t>(stream)[0];
@@ -17,7 +17,7 @@ int64_t first_bad(Stream& stream, const Tensor& x) {
 }  // namespace
 
 Diagnosis::Finding Diagnosis::bad_parameter() {
-  s_.data_parallel.before_update();  // gathers that write beside these have ended
+  s_.data_parallel.before_update();  // edge: gathers that write next to owned values -> this check
   for (const model::Parameter* p : s_.params.params())
     for (const model::OwnedPart& part : owned_parts(*p)) {
       const Tensor x = part.range->weights().flat(part.in_range, {part.count});
@@ -29,28 +29,29 @@ Diagnosis::Finding Diagnosis::bad_parameter() {
   return {};
 }
 
-// Goes to the end even after something was found, for peers take part in the same communication.
+// Runs the step to its end even after something was found, since peers take part in its
+// communication.
 Diagnosis::Finding Diagnosis::bad_output() {
   Device& device = s_.device;
   Finding found;
   int64_t launches = 0;
-  bool checking = false;  // the check launches work itself
-  struct Check {          // does not outlive what it refers to
+  bool checking = false;  // whether a launch is the check's own
+  struct Check {          // removes the check before the variables above are gone
     Device& device;
     ~Check() { device.set_launch_check({}); }
   } const check{device};
   device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
-    // Other streams bring what other ranks have computed, who look at that themselves.
+    // Other streams bring results of other ranks, which check these themselves.
     if (checking || !found.what.empty() || &stream != &s_.compute) return;
     checking = true;
     ++launches;
     for (const device::Access& a : info.writes) {
       if (!a.data || a.partial || (a.dtype != DType::f32 && a.dtype != DType::bf16)) continue;
-      // A range as a tensor again: the check reads exactly what the launch wrote.
+      // The tensor covers exactly the range that the launch wrote.
       const int64_t at = first_bad(stream, Tensor::of(a));
       if (at < 0) continue;
       found = {fmt::format("the output of `{}` in {} at element {}", info.name, device.scope(), at),
-               s_.pipeline.dataflow_index() * kLaunchesOfPlace + launches};
+               s_.pipeline.dataflow_index() * kMaxLaunches + launches};
       break;
     }
     checking = false;
@@ -61,7 +62,7 @@ Diagnosis::Finding Diagnosis::bad_output() {
 }
 
 void Diagnosis::leave_to_finder(const Finding& found, int64_t step) {
-  // Every rank is here, for all see the same sums.
+  // Every rank comes here, since all have the same sums.
   const int64_t first = s_.control.least(found.at);
   if (found.at == first) return;
   throw CommError(fmt::format("step {}: the loss or gradient norm is not finite because of what "

@@ -1,5 +1,6 @@
-// Finds where a loss or gradient that is not finite came from: the step's micro-batches run again
-// with every launch's outputs checked, and the first one that holds a NaN or Inf is named.
+// Finds the origin of a loss or gradient that is not finite. The step's micro-batches run again
+// with the outputs of every launch checked; the error names the first output that holds a NaN or
+// Inf.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,7 +15,7 @@ namespace mtrain::train {
 
 class Diagnosis {
  public:
-  // What is looked at. The parameters must still be those of the failed step.
+  // The training to look at. Its parameters must still be those of the failed step.
   struct Subject {
     Device& device;
     Stream& compute;
@@ -25,20 +26,23 @@ class Diagnosis {
     std::function<void()> run_again;  // computes the step's gradients, and updates nothing
   };
   explicit Diagnosis(Subject subject) : s_(std::move(subject)) {}
-  // Always throws RunError, or CommError where another rank has found the cause. All ranks call it.
+  // Always throws: RunError, or CommError if another rank has found the cause. All ranks call it.
   [[noreturn]] void explain(int64_t step);
 
  private:
   struct Finding {
-    std::string what;  // empty where all is finite
-    // When it was found: where in the data flow of a pipeline, and after how many launches. What is
-    // not finite travels between ranks that share a sequence or a layer, all of which make the same
-    // launches, and from stage to stage.
+    std::string what;  // empty if everything is finite
+    // The time at which it was found: first the computation's number in the pipeline's data flow,
+    // then the number of launches. The earliest is the cause: values that are not finite travel
+    // from stage to stage, and between ranks that share a sequence or a layer, which make equal
+    // launches.
     int64_t at = std::numeric_limits<int64_t>::max();
   };
-  Finding bad_parameter();  // among those that this rank owns
+  // Looks at the weights that this rank owns.
+  Finding bad_parameter();
+  // Runs the step again, and looks at the outputs of its launches.
   Finding bad_output();
-  // Throws where only other ranks found something, or found it earlier.
+  // Throws if another rank has found something earlier than this rank.
   void leave_to_finder(const Finding& found, int64_t step);
 
   Subject s_;

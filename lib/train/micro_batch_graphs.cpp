@@ -8,7 +8,7 @@ namespace mtrain::train {
 
 namespace {
 
-// So many runs go before a capture: libraries choose their algorithms, memory finds its size.
+// Runs before a capture. In them libraries choose their algorithms, and memory finds its size.
 constexpr int64_t kWarmUp = 1;
 
 void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
@@ -21,7 +21,7 @@ void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
 
 }  // namespace
 
-// Dropout draws a mask in two places of each layer, and in up to two of the embedding.
+// Dropout has a key for each of the two segments of a layer and for the embedding; one is spare.
 MicroBatchGraphs::MicroBatchGraphs(Stream& compute, model::ParamStore& params,
                                    pipeline::Pipeline& pipeline, const plan::CudaGraphs& plan,
                                    int64_t layers)
@@ -53,14 +53,14 @@ void MicroBatchGraphs::run(const pipeline::MicroBatches& work, bool steady) {
                                      .loss = work.loss,
                                      .grad_scale = work.grad_scale,
                                      .on_ready = work.on_ready,
-                                     .use = work.use};
+                                     .hooks = work.hooks};
     bool done = false;
     if (steady && possible(batch[0], int64_t(k))) {
       const auto shared = share_memory();
       done = run_as_graph(one);
     }
     if (done) continue;
-    const auto shared = share_memory();  // null now where the capture has failed
+    const auto shared = share_memory();  // null if the capture has just failed
     pipeline_.run_one(one);
   }
 }
@@ -78,7 +78,7 @@ bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
   if (found == graphs_.end()) return false;
   Captured& c = found->second;
   MT_CHECK(compute_.device().allocator().in_use(*pool_) == 0,
-           "memory that a graph writes to is somebody's");
+           "memory that a graph writes to is in use");
   copy(compute_, batch.input_T, c.inputs.input_T);
   copy(compute_, batch.label_T, c.inputs.label_T);
   copy(compute_, batch.seq.position_T, c.inputs.seq.position_T);
@@ -90,22 +90,22 @@ bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
   return true;
 }
 
-// Nothing runs, and nobody is told of gradients, so that a micro-batch whose capture fails can run
-// without a graph. The inputs of this micro-batch become those that the graph reads.
+// A capture runs nothing and calls no on_ready(), so that a micro-batch whose capture fails can
+// still run without a graph. The inputs of this micro-batch become those that the graph reads.
 void MicroBatchGraphs::capture(const pipeline::MicroBatches& one, const Key& key) {
   const device::Allocator& memory = compute_.device().allocator();
   std::vector<model::Parameter*> ready;
   pipeline::MicroBatches recorded = one;
   recorded.on_ready = [&](model::Parameter& p) { ready.push_back(&p); };
-  recorded.replayed = &values_;
+  recorded.graph_inputs = &values_;
   try {
     if (const int64_t kept = memory.in_use(*pool_))
-      throw RunError(fmt::format("{} bytes of the one before outlive it", kept));
+      throw RunError(fmt::format("{} bytes of the micro-batch before it are still in use", kept));
     device::Capture capture(compute_, pool_);
     pipeline_.run_one(recorded);
     device::Graph graph = capture.finish("micro_batch");
     if (const int64_t kept = memory.in_use(*pool_))
-      throw RunError(fmt::format("{} bytes outlive it", kept));
+      throw RunError(fmt::format("{} bytes are still in use after it", kept));
     graphs_.emplace(key, Captured{std::move(graph), one.batches[0], std::move(ready), fresh()});
   } catch (const RunError& e) {
     failure_ = fmt::format("a micro-batch could not be captured as a graph: {}", e.message());

@@ -1,4 +1,4 @@
-// From the plan to what the model takes.
+// Makes from the plan the settings that the model takes.
 #pragma once
 #include "model/gpt.h"
 #include "plan/run_plan.h"

@@ -12,8 +12,8 @@ bool shares_table(const schedule::Schedule& s, bool tied_embeddings) {
   return tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
 }
 
-// The ordered pairs of ranks that send to each other. The set has one order on all ranks: two ranks
-// meet when their group is made, so that all must make theirs in the same order.
+// Returns the ordered pairs of ranks (from, to) that send messages. The set has the same order on
+// all ranks, since two ranks meet when their group is made.
 std::set<std::pair<int64_t, int64_t>> channels(const schedule::Schedule& s) {
   std::set<std::pair<int64_t, int64_t>> pairs;
   for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
@@ -25,9 +25,9 @@ std::set<std::pair<int64_t, int64_t>> channels(const schedule::Schedule& s) {
   return pairs;
 }
 
-// Sends a first message over a channel. NCCL makes the hosts of two ranks meet for it, which is
-// safe here, where all come by in the same order; in a schedule a host may wait for one that waits
-// for it.
+// Sends or receives a first message on a channel. For the first message NCCL blocks the hosts of
+// both ranks until they meet. That is safe here, where all ranks go through the channels in the
+// same order; in a schedule two hosts could wait for each other.
 void connect(const pipeline::Channel& channel, bool sends) {
   const Tensor word = Tensor::from_host(*channel.stream, {1}, std::vector<float>(1),
                                         device::MemoryCategory::buffers);
@@ -40,22 +40,22 @@ void connect(const pipeline::Channel& channel, bool sends) {
 
 pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& params,
                                          const model::GptConfig& config, const RunPlan& plan,
-                                         int rank, const model::ModelImpls& parts) {
+                                         int rank, const model::ModelImpls& impls) {
   const plan::Layout& l = plan.layout;
   const schedule::Schedule& s = plan.schedule;
-  MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages in a schedule of {}",
+  MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages, but the schedule has {}",
            l.layers_of_stage.size(), s.stages);
   const int64_t own = plan.mesh.coordinate(rank, mesh::Axis::pp);
   pipeline::PipelineStages stages;
-  model::StageSpec part{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
+  model::StageSpec spec{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
-    part.begin = part.end;
-    part.end += l.layers_of_stage[size_t(stage)];
-    part.embedding = stage == 0;
-    part.head = stage + 1 == s.stages;
+    spec.begin = spec.end;
+    spec.end += l.layers_of_stage[size_t(stage)];
+    spec.embedding = stage == 0;
+    spec.head = stage + 1 == s.stages;
     if (s.rank_of(stage) == own)
       stages[stage] = std::make_unique<model::Gpt>(compute, params, config, plan.sample_length,
-                                                   recompute_policy(plan.recompute), parts, part);
+                                                   recompute_policy(plan.recompute), impls, spec);
   }
   return stages;
 }

@@ -1,4 +1,5 @@
-// From the plan to a rank's stages of the model and its place in the pipeline.
+// Makes from the plan a rank's stages of the model, and its links to the other ranks of the
+// pipeline.
 #pragma once
 #include "comm/world.h"
 #include "device/device.h"
@@ -11,7 +12,7 @@ namespace mtrain::train {
 // Declares this rank's stages in `params`.
 pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& params,
                                          const model::GptConfig& config, const RunPlan& plan,
-                                         int rank, const model::ModelImpls& parts);
+                                         int rank, const model::ModelImpls& impls);
 // All ranks call it, since ranks meet when a group is made.
 pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan,
                                        bool tied_embeddings);

@@ -33,7 +33,7 @@ Trainer::Trainer(TrainerParts parts)
       world_(std::move(parts.world)),
       control_(parts.control),
       params_(std::move(parts.params)),
-      model_(std::move(parts.model)),
+      impls_(std::move(parts.impls)),
       pipeline_(std::move(parts.pipeline)),
       data_parallel_(std::move(parts.data_parallel)),
       graphs_(std::move(parts.graphs)),
@@ -57,24 +57,24 @@ StepStats Trainer::step() {
   params_->zero_grads(compute_);
   const Tensor loss = run_micro_batches(batches, number, grad_scale(counted, batches.size()));
   data_parallel_->finish_grads();
-  model_.tensor->finish_grads(*params_);
+  impls_.tensor->finish_grads(*params_);
   pipeline_->finish_grads(*params_);
   data_parallel_->sum(loss);
-  pipeline_->sum(loss);  // only the last stage has computed it
+  pipeline_->sum(loss);  // only the last stage has added to it
   const auto sum_parts = [this](const Tensor& squares) {
     data_parallel_->sum_parts(squares);
-    model_.tensor->sum(squares);
+    impls_.tensor->sum(squares);
     pipeline_->sum(squares);
   };
   const ops::Clip clip =
       optim::clip_grad_norm(compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad), loss);
-  // Leaves everything as it is where the norm or the loss is not finite.
+  // Changes nothing if the norm or the loss is not finite.
   adamw_.step(compute_, number, lr, clip.scale,
               [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
-  if (model_.fp8)
-    model_.fp8->end_step(compute_, [this](const Tensor& amax) {
+  if (impls_.fp8)
+    impls_.fp8->end_step(compute_, [this](const Tensor& amax) {
       data_parallel_->max(amax);
-      model_.tensor->max(amax);
+      impls_.tensor->max(amax);
     });
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
@@ -100,7 +100,7 @@ void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_
       .explain(step);
 }
 
-// The gradient of the reported loss with respect to a token's loss.
+// Returns the gradient of the reported loss with respect to a token's loss.
 float Trainer::grad_scale(int64_t counted, size_t micro_batches) const {
   const float parts = plan_.train.grads_per_micro_batch ? float(micro_batches) : 1.0f;
   return counted ? 1.0f / float(counted) / parts : 0.0f;
@@ -128,7 +128,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
       .loss = zero_loss(),
       .grad_scale = grad_scale * data_parallel_->grad_factor(),
       .on_ready = [this](model::Parameter& p) { data_parallel_->grad_ready(p); },
-      .use = data_parallel_.get()};
+      .hooks = data_parallel_.get()};
   for (size_t k = 0; k < batches.size(); ++k)
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
@@ -136,15 +136,15 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
     pipeline_->run(work);
     return work.loss;
   }
-  // The copies that are kept of weights are made by the first micro-batch that runs without a
-  // graph. Where the step's first one is a graph, they must be there before it.
+  // The first micro-batch that runs without a graph makes the kept 8-bit copies of weights. If the
+  // step's first micro-batch runs as a graph, they must be made before it.
   const plan::CudaGraphs& plan = graphs_->plan();
-  if (model_.fp8 && plan.on && plan.first == 0) model_.fp8->prepare(compute_);
-  graphs_->run(work, !model_.fp8 || model_.fp8->steady());
+  if (impls_.fp8 && plan.on && plan.first == 0) impls_.fp8->prepare(compute_);
+  graphs_->run(work, !impls_.fp8 || impls_.fp8->steady());
   return work.loss;
 }
 
-// Graphs know the address of the loss, so that it is the same memory in every step.
+// Graphs hold the address of the loss, so it must be the same memory in every step.
 Tensor Trainer::zero_loss() {
   if (!graphs_) return Tensor::from_host<double>(compute_, {1}, {0.0});
   if (!graphs_loss_)
@@ -178,7 +178,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
 double Trainer::evaluate(const data::ValidationLoader& loader) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   int64_t counted = 0;
-  // As many batches at once as keep every stage busy.
+  // The number of batches that keep every stage busy.
   const int64_t together = 2 * pipeline_->links().size - 1;
   for (int64_t first = 0; first < loader.batches(); first += together) {
     std::vector<data::Batch> batches;
@@ -195,7 +195,7 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
                         .step = step_,
                         .training = false,
                         .loss = loss,
-                        .use = data_parallel_.get()});
+                        .hooks = data_parallel_.get()});
   }
   data_parallel_->sum(loss);
   pipeline_->sum(loss);
@@ -205,14 +205,14 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
 
 checkpoint::CheckpointParts Trainer::checkpoint_parts() {
   auto whole = std::make_unique<model::ParamStore>();
-  model::ModelImpls model = model_;
-  model.fp8 = {};  // its scales belong to this rank's linears
-  model::Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, model);
+  model::ModelImpls impls = impls_;
+  impls.fp8 = {};  // its scales belong to this rank's linears
+  model::Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, impls);
   return {.compute = compute_,
           .params = *params_,
           .optimizer = adamw_,
           .data_parallel = *data_parallel_,
-          .tensor_parallel = *model_.tensor,
+          .tensor_parallel = *impls_.tensor,
           .pipeline = *pipeline_,
           .fp8 = fp8(),
           .control = control_,

@@ -26,13 +26,13 @@ struct StepStats {
   double loss = 0;      // nats per unmasked token, mean over the global batch
   float grad_norm = 0;  // before clipping
   float lr = 0;
-  int64_t tokens = 0;  // all those of the global batch, the masked ones, too
-  // The length of the document that a token attends within, as a mean over the tokens of this
-  // data-parallel rank; the sample's length where documents are not packed.
+  int64_t tokens = 0;  // tokens of the global batch, masked ones included
+  // The length of a token's document, as a mean over the tokens of this data-parallel rank. It is
+  // the sample's length if documents are not packed.
   int64_t mean_document_length = 0;
 };
 
-// What a Trainer is made of. build_trainer() makes it; parts refer to those before them.
+// The members of a Trainer, which build_trainer() makes. They refer to members before them.
 struct TrainerParts {
   Device& device;
   Stream& compute;
@@ -40,10 +40,10 @@ struct TrainerParts {
   comm::World world;
   comm::HostCollectives control;
   std::unique_ptr<model::ParamStore> params;
-  model::ModelImpls model;
+  model::ModelImpls impls;
   std::unique_ptr<pipeline::Pipeline> pipeline;
   std::unique_ptr<model::DataParallel> data_parallel;
-  std::unique_ptr<MicroBatchGraphs> graphs;  // null where the plan rules them out
+  std::unique_ptr<MicroBatchGraphs> graphs;  // null if the plan has no graphs
   optim::AdamW adamw;
   std::shared_ptr<const data::Dataset> data;
 };
@@ -54,12 +54,13 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Throws RunError, with nothing updated, when the loss or a gradient is not finite.
+  // Trains on the next global batch. Throws RunError, with nothing updated, if the loss or a
+  // gradient is not finite (and train.check_nan is set).
   StepStats step();
-  double evaluate(
-      const data::ValidationLoader& batches);  // nats per token, over all ranks' batches
-  // `write` sets weights from outside, each rank what it owns of them (ParamStore::set_master). All
-  // ranks call it.
+  // Returns the validation loss in nats per unmasked token, over all ranks' batches.
+  double evaluate(const data::ValidationLoader& batches);
+  // Sets weights outside of a step. `write` sets those that this rank owns
+  // (ParamStore::set_master). All ranks call it.
   void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
@@ -74,17 +75,19 @@ class Trainer {
   model::ParamStore& params() { return *params_; }
   optim::AdamW& optimizer() { return adamw_; }
   model::DataParallel& data_parallel() { return *data_parallel_; }
-  model::TensorParallel& tensor_parallel() { return *model_.tensor; }
+  model::TensorParallel& tensor_parallel() { return *impls_.tensor; }
   const pipeline::Pipeline& pipeline() const { return *pipeline_; }
-  MicroBatchGraphs* graphs() { return graphs_.get(); }      // null where the plan rules them out
-  model::Float8Scaling* fp8() { return model_.fp8.get(); }  // null without 8-bit linears
+  MicroBatchGraphs* graphs() { return graphs_.get(); }      // null if the plan has no graphs
+  model::Float8Scaling* fp8() { return impls_.fp8.get(); }  // null without 8-bit linears
 
  private:
-  std::vector<data::Batch> global_batch(int64_t step);  // this rank's share
+  // Returns this rank's micro-batches of a step's global batch.
+  std::vector<data::Batch> global_batch(int64_t step);
+  // Returns the positions of a micro-batch that this context-parallel rank has.
   data::Batch share_of(data::Batch whole) const;
-  // Computes gradients, which add up in the parameters' main gradients, and returns the summed loss
-  // of the stages on this rank. Where these micro-batches do not finish a step, whole gradients
-  // stay this rank's own; sharded ones that are not deferred travel all the same.
+  // Adds gradients to the parameters' main gradients. Returns the summed loss of this rank's
+  // micro-batches; zero without the last stage. If not `finishes_step`, whole gradients are not
+  // reduced; sharded gradients are, unless their reduction is deferred.
   Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step, float grad_scale,
                            bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
@@ -99,7 +102,7 @@ class Trainer {
   comm::World world_;
   const comm::HostCollectives control_;
   std::unique_ptr<model::ParamStore> params_;
-  model::ModelImpls model_;
+  model::ModelImpls impls_;
   std::unique_ptr<pipeline::Pipeline> pipeline_;
   std::unique_ptr<model::DataParallel> data_parallel_;
   std::unique_ptr<MicroBatchGraphs> graphs_;

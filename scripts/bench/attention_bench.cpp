@@ -1,6 +1,7 @@
-// GFLOP/s of attention, forward and backward, counting the products that a causal mask leaves.
+// Measures GFLOP/s of attention, forward and backward, counting the operations that a causal mask
+// leaves.
 //   bench_attention [threads] [fp32|bf16] [rounds]
-// Medians; MTRAIN_BENCH_BEST=1 prints the best round instead, for a machine that others use too.
+// Prints medians; with MTRAIN_BENCH_BEST=1 the best rounds, for a machine that others use too.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -1,4 +1,4 @@
-// The bubble of every pipeline schedule as it runs, beside the one that the simulator predicts. The
+// Measures the bubble of every pipeline schedule beside the one that the simulator predicts. The
 // ranks are threads that train a tiny model; before the first launch of each action their compute
 // stream sleeps, one unit for F, I and W and two for B. So all stages cost the same, and no core is
 // short.
@@ -44,11 +44,11 @@ class Counting : public data::Dataset {
   }
 };
 
-// When the actions of a rank slept, since clear().
+// Records when the actions of a rank slept, since clear().
 class Actions {
  public:
   explicit Actions(double unit) : unit_(unit) {}
-  // 0 for what is no computation: "3F1" is one, "0SEND_F1" is not.
+  // Returns 0 for an action that is no computation: "3F1" is one, "0SEND_F1" is not.
   double seconds(const std::string& action) const {
     const size_t kind = action.find_first_not_of("0123456789");
     if (kind == 0 || kind == std::string::npos || kind + 1 >= action.size()) return 0;
@@ -151,10 +151,10 @@ Measured measure(const Recipe& r, int ranks, double unit) {
                                                   std::make_shared<Counting>(), world);
     for (int i = 0; i <= kSteps; ++i) {  // the first one makes connections and memory
       own.clear();
-      trainer.any_rank(false);
+      trainer.control().any(false);
       trainer.step();
       device->synchronize();
-      trainer.any_rank(false);  // all have ended
+      trainer.control().any(false);  // waits until all ranks have ended the step
       if (world.rank() == 0 && i > 0) {
         auto first = Clock::time_point::max(), last = Clock::time_point::min();
         double busy = 0;
@@ -166,7 +166,7 @@ Measured measure(const Recipe& r, int ranks, double unit) {
         const double step = std::chrono::duration<double>(last - first).count();
         steps.push_back({step, 1 - busy / (ranks * step)});
       }
-      trainer.any_rank(false);  // rank 0 has looked
+      trainer.control().any(false);  // waits until rank 0 has read the actions
     }
   });
   std::ranges::sort(steps, {}, &Measured::step);

@@ -1,7 +1,7 @@
-// Collectives between processes of one host, through shared memory and over gloo.
+// Measures collectives between processes of one host, through shared memory and over gloo.
 //   bench_comm [ranks...]      default: 2 4
-// Prints medians in milliseconds per call. Data is what a rank puts in; gathered and scattered
-// wholes are as large.
+// Prints medians in milliseconds per call. The size is that of a rank's input; the whole tensors of
+// all-gather and reduce-scatter have that size.
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
@@ -33,8 +33,8 @@ double median(std::vector<double> xs) {
   return xs[xs.size() / 2];
 }
 
-// Of one call among several in a row, closed by a barrier: what a rank waits for counts, whichever
-// call it waits in.
+// Returns the time of one call among several in a row, which a barrier ends, so that the waiting of
+// a rank counts, whichever call it waits in.
 double time_of(comm::Communicator& c, int64_t bytes, const std::function<void()>& work) {
   const int repeats = bytes >= 64 << 20 ? 2 : bytes >= 1 << 20 ? 10 : 50;
   std::vector<double> ms;

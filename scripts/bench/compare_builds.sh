@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Training speed of two builds in alternating pairs, so that both meet the same machine: medians of tokens/s and the
-# spread of the pairs' ratios.
+# Compares the training speed of two builds in alternating pairs of runs, so that both meet the machine in the same
+# state. Prints medians of tokens/s and the spread of the pairs' ratios.
 #   scripts/bench/compare_builds.sh <before: build folder> <after: build folder> [pairs] [recipe] [setting...]
 #     pairs     10
 #     recipe    recipes/bench/llama_28m.yaml
-# Environment variables with the prefix BEFORE_ or AFTER_ are set, without it, for one of the builds.
+# Environment variables with the prefix BEFORE_ or AFTER_ are set, without the prefix, for that build alone.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
@@ -24,7 +24,7 @@ program() {
 seq 1 200000 >"$work/text"
 "$(program "$after")" data build --input "$work/text" --output "$work/set" >/dev/null
 
-# speed <build folder> <prefix> <setting...>: the median tokens/s of its steps but the first three
+# speed <build folder> <prefix> <setting...>: prints the median tokens/s of all steps but the first three
 speed() {
   local build=$1 prefix=$2 name
   shift 2
@@ -41,7 +41,7 @@ speed() {
 }
 
 for ((pair = 1; pair <= pairs; pair++)); do
-  # Who goes first changes from pair to pair.
+  # The build that runs first changes from pair to pair.
   if ((pair % 2)); then
     a=$(speed "$before" BEFORE_ "$@") b=$(speed "$after" AFTER_ "$@")
   else

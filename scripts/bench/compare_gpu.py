@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training speed, MFU, memory and time per operation of mtrain on a GPU against PyTorch's, same models, same GPU.
+"""Compares training speed, MFU, memory and time per operation of mtrain with PyTorch's: same models, same GPU.
 
   scripts/bench/compare_gpu.py [--models gpu_124m gpu_1b gpu_7b] [--build build/release] [--output build/gpu/compare]
     [--seconds 270] [--python python3] [path=value ...]
@@ -38,7 +38,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
 TARGET_OPERATION = 0.05  # of a step, for what is neither a matmul nor attention
-RULES = """Both programs: products in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
+RULES = """Both programs: GEMMs in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
 weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTorch compiles blocks and loss, with fused AdamW and the fastest
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training speed and memory of mtrain against PyTorch: same model, same threads, same machine.
+"""Compares training speed and memory of mtrain with PyTorch's: same model, same threads, same machine.
 
   MTRAIN_PEER=path/to/run.sh scripts/bench/compare_torch.py [--models a b c] [--dtypes fp32 bf16] [--rounds 3]
     [--modes single ddp fsdp] [--ranks 2]

@@ -1,7 +1,8 @@
-// What the CUDA kernels reach on this GPU: memory-bound ones in GB/s and as a part of what a copy
-// reaches, attention and products in TFLOP/s, at the shapes of two models.
+// Measures the CUDA kernels on this GPU at the shapes of two models: memory-bound kernels in GB/s
+// and relative to a copy, attention and GEMMs in TFLOP/s.
 //   bench_cuda [rounds]
-// Bytes are what a kernel must read and write once. What fails is told, and the rest goes on.
+// Bytes are those that a kernel must read and write once. A kernel that fails is reported, and the
+// others are still measured.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -13,7 +14,7 @@ using namespace mtrain::kernels;
 
 namespace {
 
-void bench_norms(recipe::Gpu& gpu, const Model& m, DType t) {
+void bench_norms(Gpu& gpu, const Model& m, DType t) {
   const int64_t T = kTokens, n = T * m.H;
   const double row = double(n * dtype_size(t));
   const Span x = gpu.normal(n, t), r = gpu.normal(n, t), sum = gpu.raw(n, t), y = gpu.raw(n, t);
@@ -59,19 +60,19 @@ void bench_norms(recipe::Gpu& gpu, const Model& m, DType t) {
   gpu.free_all();
 }
 
-void bench_mlp(recipe::Gpu& gpu, const Model& m, DType t) {
+void bench_mlp(Gpu& gpu, const Model& m, DType t) {
   const int64_t T = kTokens, n = T * m.F;
   const double row = double(n * dtype_size(t));
   const Span gate_up = gpu.normal(2 * n, t), y = gpu.normal(n, t), d = gpu.raw(2 * n, t);
   gpu.bandwidth("swiglu, forward", SwigluForward{gate_up, y, T, m.F}, 3 * row);
-  // As the model has it: the activation takes its gradient's place.
+  // As in the model, the activation takes the place of its gradient.
   gpu.bandwidth("swiglu, backward", SwigluBackward{gate_up, y, d, y, T, m.F}, 6 * row);
   gpu.bandwidth("gelu, forward", GeluForward{gate_up, d, 2 * n}, 4 * row);
   gpu.bandwidth("gelu, backward", GeluBackward{gate_up, gate_up, d, {}, 2 * n}, 4 * row);
   gpu.free_all();
 }
 
-void bench_experts(recipe::Gpu& gpu, const Model& m, DType t) {
+void bench_experts(Gpu& gpu, const Model& m, DType t) {
   constexpr int64_t kExperts = 64, kChosen = 8;
   const int64_t T = kTokens, R = T * kChosen;
   const double row = double(m.H * dtype_size(t));
@@ -92,7 +93,7 @@ void bench_experts(recipe::Gpu& gpu, const Model& m, DType t) {
 }
 
 // A gradient of the widest linear's output, and an input of it.
-void bench_float8(recipe::Gpu& gpu, const Model& m, DType t) {
+void bench_float8(Gpu& gpu, const Model& m, DType t) {
   const int64_t T = kTokens, N = 2 * m.F, n = T * N;
   const double row = double(n * dtype_size(t)), bytes = double(n);
   const Span x = gpu.normal(n, t), y = gpu.raw(n, DType::f8e5m2),
@@ -111,7 +112,7 @@ void bench_float8(recipe::Gpu& gpu, const Model& m, DType t) {
   gpu.free_all();
 }
 
-void bench_loss(recipe::Gpu& gpu, const Model& m, DType t) {
+void bench_loss(Gpu& gpu, const Model& m, DType t) {
   const int64_t T = kTokens / 2;
   const Span logits = gpu.normal(T * m.V, t), label = gpu.ids(T, m.V),
              loss = gpu.raw(T, DType::f32);
@@ -127,7 +128,7 @@ void bench_loss(recipe::Gpu& gpu, const Model& m, DType t) {
   gpu.free_all();
 }
 
-void bench_optimizer(recipe::Gpu& gpu) {
+void bench_optimizer(Gpu& gpu) {
   const int64_t n = int64_t(1) << 28;
   const DType f = DType::f32;
   const Span w = gpu.normal(n, f), m = gpu.normal(n, f), v = gpu.raw(n, f), g = gpu.normal(n, f);
@@ -174,7 +175,7 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // whoever ends it has what was measured
   bool good = true;
   try {
-    recipe::Gpu gpu(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20);
+    Gpu gpu(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20);
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, 0));
     std::printf("%s\n", properties.name);

@@ -1,6 +1,6 @@
-// What bench_cuda's parts share: the shapes, and a GPU that times kernels. Each call is timed by
-// events, with nothing of the round before in the L2 cache; medians over rounds, fewer where they
-// take long.
+// Helpers of bench_cuda: the shapes, and a class that times kernels. Each call is timed by events,
+// with no data of the round before in the L2 cache. Times are medians over rounds, which are fewer
+// for slow kernels.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -74,7 +74,8 @@ class Gpu {
   }
   Span upload(const std::vector<int32_t>& host) {
     const Span s = raw(int64_t(host.size()), DType::i32);
-    // In the stream's order: cudaMemcpy may return before the last bytes are there.
+    // Copies in the order of the stream, since cudaMemcpy may return before the last bytes are
+    // there.
     check(cudaMemcpyAsync(s.data, host.data(), size_t(s.bytes()), cudaMemcpyHostToDevice, stream_));
     check(cudaStreamSynchronize(stream_));
     return s;
@@ -90,7 +91,7 @@ class Gpu {
     for (void* p : taken_) check(cudaFree(p));
     taken_.clear();
   }
-  // Whether all of it could be measured.
+  // Returns whether everything could be measured.
   bool measure(const std::function<void()>& kernels) {
     try {
       kernels();
@@ -109,7 +110,7 @@ class Gpu {
     double all = 0;
     for (int round = -3; round < rounds_; ++round) {
       if (all > kMaxSeconds && seconds.size() >= kMinRounds) break;
-      // Also lets the host be ahead of the GPU: launches are not what is timed.
+      // Also lets the host run ahead of the GPU, so that launches are not timed.
       cuda::run(others_, stream_);
       check(cudaEventRecord(begin_, stream_));
       call();
@@ -152,7 +153,7 @@ class Gpu {
   }
 
  private:
-  // What a kernel takes for its intermediate results serves the next round.
+  // The workspace of a kernel serves the next round.
   static void keep_pool() {
     int device = 0;
     cudaMemPool_t pool = nullptr;

@@ -1,4 +1,4 @@
-// Attention and products of bench_cuda, in TFLOP/s.
+// Measures attention and GEMMs for bench_cuda, in TFLOP/s.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -8,7 +8,7 @@
 namespace mtrain::kernels {
 
 // Sequences of S tokens each; or `packed` into one, as documents of that length.
-void bench_attention(recipe::Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) {
+void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) {
   const int64_t B = kTokens / S, N = (m.A + 2 * m.G) * m.D, AD = m.A * m.D;
   const Span qkv = gpu.normal(kTokens * N, t), out = gpu.raw(kTokens * AD, t),
              dout = gpu.normal(kTokens * AD, t);
@@ -27,7 +27,7 @@ void bench_attention(recipe::Gpu& gpu, const Model& m, DType t, int64_t S, bool 
     shape.kv_documents = shape.q_documents;
   }
   const HeadView q{from(qkv, 0), N}, k{from(qkv, m.A), N}, v{from(qkv, m.A + m.G), N};
-  // Two products over the half of the scores that a causal mask leaves.
+  // Two GEMMs over the half of the scores that a causal mask leaves.
   const double flops = 2 * 2.0 * double(B * m.A * S * S * m.D) / 2;
   char name[64];
   const char* const how = packed ? ", packed" : "";
@@ -64,7 +64,7 @@ void bench_attention(recipe::Gpu& gpu, const Model& m, DType t, int64_t S, bool 
   gpu.free_all();
 }
 
-void bench_matmul(recipe::Gpu& gpu, const Model& m, DType t) {
+void bench_matmul(Gpu& gpu, const Model& m, DType t) {
   const struct {
     const char* name;
     int64_t N, K;
@@ -99,8 +99,8 @@ void bench_matmul(recipe::Gpu& gpu, const Model& m, DType t) {
   }
 }
 
-// What cuBLASLt computes beside a product in bf16, against kernels one after another.
-void bench_epilogues(recipe::Gpu& gpu, const Model& m) {
+// Compares the bf16 epilogues of cuBLASLt with separate kernels.
+void bench_epilogues(Gpu& gpu, const Model& m) {
   const DType t = DType::bf16;
   const int64_t T = kTokens, F = m.F;
   const Span x = gpu.normal(T * m.H, t), w = gpu.normal(F * m.H, t, 0.02f), y = gpu.raw(T * F, t),

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Every test case of a Catch2 program in a process of its own, several at a time.
+"""Runs every test case of a Catch2 program in a process of its own, several at a time.
 
   scripts/bench/each_test.py [--jobs N] [--each SECONDS] [--under COMMAND] PROGRAM [FILTER ...]
 
-After an illegal access a process can use its GPU no more, and a kernel that hangs ends never: neither costs other cases
-their result. `--under` is what runs the program, such as "compute-sanitizer --tool memcheck". A case that takes longer
-than --each is ended. At SIGTERM it tells what has not run. Exit code 1 where a case failed or has not run.
+A process cannot use its GPU after an illegal access, and a kernel that hangs never ends; with a process for each case,
+neither costs other cases their result. `--under` is a command that runs the program, such as "compute-sanitizer --tool
+memcheck". A case that takes longer than --each is ended. At SIGTERM the script prints the cases that have not run. The
+exit code is 1 if a case failed or has not run.
 """
 import argparse
 import concurrent.futures

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One JSON and one Markdown file of what gpu_suite.sh found.
+"""Writes a JSON and a Markdown report of the results of gpu_suite.sh.
 
   gpu_report.py --logs FOLDER --commit C --device cuda|cpu --output FILE
 

@@ -1,6 +1,6 @@
-// How close the memory-bound CPU kernels come to the memory's speed: for each, the bytes that it
-// must read and write per second, and the same for a memcpy of as many bytes in the same run.
-// bench_kernels [threads] [name]
+// Measures how close the memory-bound CPU kernels come to the speed of memory: prints for each
+// kernel the bytes per second that it must read and write, and those of a memcpy of as many bytes.
+//   bench_kernels [threads] [name]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same training in many layouts, as real processes: losses against one rank's.
+"""Runs the same training in many layouts, with real processes, and compares the losses with those of one rank.
 
   scripts/bench/layouts.py [--device cpu|cuda] [--steps 20] [--only WORD] [--build build/release] [--output FILE] [--share]
     [--each SECONDS] [--seconds SECONDS]

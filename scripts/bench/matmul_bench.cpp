@@ -1,5 +1,5 @@
-// GFLOP/s of the matmuls of three models: our GEMMs, and beside them those of oneDNN and OpenBLAS
-// where they are installed, on the instruction set that MTRAIN_CPU_ISA allows to all of them.
+// Measures GFLOP/s of the matmuls of three models: our GEMMs, and beside them those of oneDNN and
+// OpenBLAS if they are installed. All use the widest instruction set that MTRAIN_CPU_ISA allows.
 //   bench_matmul [threads] [fp32|bf16] [rounds] [part of a name]
 // Rounds visit all columns of a shape in turn and medians are printed (MTRAIN_BENCH_BEST=1: the
 // best rounds, for a machine that others use too): compare within one run.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Per-rank activation memory of a training step as sequences grow, over layouts of tensor and context parallelism: peaks
-# as the allocator counts them, of rank 0.
+# Measures the activation memory per rank of a training step as sequences grow, in layouts of tensor and context
+# parallelism. The figures are rank 0's peaks as the allocator counts them.
 #   scripts/bench/memory_tp_cp.sh [longest sequence, default 32768] [shortest, default 1024] [setting...]
 # ideal: the single rank's activations / (tp x cp). growth: per doubling of the sequence; 2.00 is linear, 4.00 would be an
 # S x S matrix. "one S x S": what the scores of a single head would take in fp32, if they existed.

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# How much communication context parallelism hides: the same training with overlap off and on, over an emulated link on
-# which what the attention sends takes a given share of the attention's time.
+# Measures how much communication context parallelism hides: runs the same training with overlap off and on, over an
+# emulated link on which the messages of attention take a given share of attention's compute time.
 #   scripts/bench/overlap_cp.sh [ranks, default 4] [share in per cent, default 60; 0: the real link alone] [rounds, default 3] [setting...]
 # Steps and exposed times are medians. The link delays completion without burning CPU, but ranks that share a core wait
-# for each other: figures mean something where every rank has a core. Further settings hold for every run.
+# for each other: figures mean something only if every rank has a core. Further settings hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 ranks=${1:-4} share=${2:-60} rounds=${3:-3}

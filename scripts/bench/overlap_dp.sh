@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How much communication data parallelism hides: the same training with overlap off and on, over an emulated link on
-# which all of it takes a given share of the compute time.
+# Measures how much communication data parallelism hides: runs the same training with overlap off and on, over an
+# emulated link on which the communication takes a given share of the compute time.
 #   scripts/bench/overlap_dp.sh [ranks, default 4] [share in per cent, default 50; 0: the real link alone] [rounds, default 3] [setting...]
 # Steps and exposed times are medians. The link delays completion without burning CPU. Further settings, such as
 # comm.backend=gloo, hold for every run.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# How much communication between stages the interleaved 1F1B hides, two stages per rank: the same training with
-# overlap_p2p_comm off and on, then with what delays weight gradients, over an emulated link on which a rank's messages take
-# a given share of its compute time.
+# Measures how much communication between stages the interleaved 1F1B hides, with two stages per rank: runs the same
+# training with overlap_p2p_comm off and on, then with settings that delay weight gradients, over an emulated link on
+# which a rank's messages take a given share of its compute time.
 #   scripts/bench/overlap_pp.sh [ranks, default 2] [share in per cent, default 25; 0: the real link alone] [rounds, default 3] [setting...]
 # Figures are medians of a step. Exposed is the time in which rank 0 stands still for messages that are on their way; lost is
 # how much longer a step takes than without a link, which counts what all ranks wait for. Both of a step of 12 micro-batches

@@ -1,4 +1,4 @@
-"""Programs that are ended with all that they started."""
+"""Runs programs that are ended together with all processes that they have started."""
 import os
 import signal
 import sys

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From `mtrain-launch` to the end of the first step: rendezvous, groups, weights, data. Medians of rounds.
+# Measures the time from `mtrain-launch` to the end of the first step: rendezvous, groups, weights and data. Prints
+# medians of rounds.
 #   scripts/bench/start_ranks.sh [ranks, default 8] [rounds, default 5] [setting...]
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer of compare_gpu.py: trains a Llama- or Qwen2-style model in PyTorch as fast as it does it, and says how fast.
+"""The PyTorch side of compare_gpu.py: trains a Llama- or Qwen2-style model as fast as PyTorch can, and prints its speed.
 
   torch_train.py --shape JSON --data PREFIX --steps 8 --warmup 4 --profile 2 [--device cuda|cpu] [--compile 0|1]
 

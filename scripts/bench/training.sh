@@ -1,4 +1,5 @@
-# Sourced by the benches beside it that train: the programs, a small data set, a folder for runs, and what they measured.
+# The benches beside this file that train source it. It sets the programs, a small data set and a folder for runs, and
+# reads what the runs have measured.
 # MTRAIN_BUILD names another build folder.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
@@ -11,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 seq 1 200000 >"$work/text"
 "$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null
 
-# train_recipe <name> <recipe> <ranks> <setting>...: into $work/<name>; the last word on a setting is the last one's
+# train_recipe <name> <recipe> <ranks> <setting>...: trains into $work/<name>; later settings win over earlier ones
 train_recipe() {
   local name=$1 recipe=$2 ranks=$3
   shift 3
@@ -19,10 +20,11 @@ train_recipe() {
   "$launch" --nproc_per_node="$ranks" --recipe "$recipe" "dataset.train=$work/set" train.threads=1 train.log_every=100 \
     "train.run_dir=$work/$name" "$@" >"$work/$name.log" 2>&1 || { cat "$work/$name.log" && die "training failed"; }
 }
-# median <name> <field>: without the first steps; 0 where no step has it
+# median <name> <field>: prints the median over all but the first steps; 0 if no step has the field
 median() {
   sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" "$work/$1/metrics.jsonl" | tail -n +5 | sort -g |
     awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
 }
-# link_gbps <bytes> <ms> <share>: of a link on which the bytes take that many per cent of the time; 0 for a share of 0
+# link_gbps <bytes> <ms> <share>: prints the speed of a link on which the bytes take `share` per cent of the time; 0 if
+# the share is 0
 link_gbps() { awk -v bytes="$1" -v ms="$2" -v share="$3" 'BEGIN { print (share > 0 ? bytes * 8 / (share / 100 * ms * 1e-3) / 1e9 : 0) }'; }

@@ -1,5 +1,5 @@
-# Targets. A library names the house's folders it may include (DEPS); scripts/check_layers.py holds every #include
-# against these lists and refuses a circle.
+# Functions that make targets. A library names in DEPS the folders that it may include; scripts/check_layers.py checks
+# every #include by these lists, and refuses circles.
 
 add_library(mtrain_options INTERFACE)
 target_compile_features(mtrain_options INTERFACE cxx_std_20)

@@ -21,7 +21,7 @@ struct Case {
   bool gaps = false;
 };
 
-// Borders of documents as where they begin and where they end.
+// Returns where the documents begin and where they end, from their borders.
 std::pair<std::vector<int32_t>, std::vector<int32_t>> from(const std::vector<int32_t>& cu) {
   return {std::vector<int32_t>(cu.begin(), cu.end() - 1),
           std::vector<int32_t>(cu.begin() + 1, cu.end())};
@@ -34,7 +34,7 @@ std::vector<Case> with_documents() {
       const auto [begin, end] = from({0, 1, 70, 70, 101, 130});
       cases.push_back(
           {"documents", 1, 130, 130, 4, 2, 64, causal, 0, window, begin, end, begin, end});
-      // Of a rank of context parallelism: its queries see keys of the document's other rows too.
+      // As on a rank of context parallelism, queries also see keys of the document's other rows.
       cases.push_back({"documents with gaps",
                        1,
                        90,
@@ -71,7 +71,7 @@ const std::vector<Case> kCases = {{"one", 1, 1, 1, 1, 1, 64},
                                   {"window of one", 1, 70, 70, 1, 1, 128, true, 0, 1},
                                   {"window beyond the keys", 1, 70, 40, 1, 1, 64, true, 40, 30}};
 
-constexpr int64_t kGap = 8;  // of elements between the tokens of a fused row
+constexpr int64_t kGap = 8;  // elements between the tokens of a fused row
 
 struct Operands {
   Mirror q, k, v, dout, out, lse, dq, dk, dv, q_begin, q_end, kv_begin, kv_end;
@@ -152,8 +152,8 @@ template <class Args>
 void run_on_device(const Args& args) {
   cuda::run(args, device_stream());
 }
-// By cuDNN where there is a GPU; over cuda_emulator by our own kernels, which then are what is
-// held.
+// Computes attention by cuDNN on a GPU, and by our own kernels over cuda_emulator, which are then
+// the kernels under test.
 template <class Args>
 void run_by_cudnn(const Args& args) {
   const bool gpu = size_of_test(0, 1) == 1;
@@ -161,7 +161,7 @@ void run_by_cudnn(const Args& args) {
   if (!gpu) cuda::run(args, device_stream());
 }
 
-// Forward and backward against the CPU's.
+// Compares forward and backward with the CPU's.
 template <class Run>
 void check(Operands& o, DType type, DType results, bool add, int64_t offset, Closeness& close,
            const Run& run) {

@@ -11,7 +11,7 @@ namespace {
 
 const std::vector<DType> kFloat8s{DType::f8e4m3, DType::f8e5m2};
 
-// With what is not finite, ties, denormals and numbers beyond the range among them.
+// Returns numbers with infinities, NaN, ties, denormals and numbers beyond the range among them.
 Array numbers(DType type, int64_t n) {
   Array x = Array::normal(type, n, 1);
   const std::vector<double> special{INFINITY, -INFINITY, NAN,      1e30,   -1e30,      0x1p-9,
@@ -50,7 +50,7 @@ TEST_CASE("quantized tensors and their transposes are the CPU's bits") {
                       {33, 200},
                       {130, 72},
                       {128, 128},
-                      {33, 208},  // of a patch of 4 rows, and of the tile of 128 columns, a part
+                      {33, 208},  // parts of a patch of 4 rows and of a tile of 128 columns
                       {130, 144},
                       {260, 16},
                       {size_of_test(70, 2048), size_of_test(136, 4096)}})

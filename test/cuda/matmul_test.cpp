@@ -1,4 +1,4 @@
-// Only where there is a GPU: cuBLASLt has no stand-in on the CPU that would prove anything.
+// These tests need a GPU: cuBLASLt has no stand-in on the CPU that would prove anything.
 #include <cmath>
 
 #include "kernels/matmul.h"
@@ -101,7 +101,7 @@ TEST_CASE("products of 8 bits equal the CPU's: types, bias, accumulation, sums f
     }
 }
 
-TEST_CASE("what is computed beside a product equals the CPU's: gelu, its gradient, sums") {
+TEST_CASE("epilogues of a GEMM equal the CPU's: gelu, its gradient, sums") {
   Closeness close("matmul epilogues");
   enum class Beside { gelu, gelu_bias, dgelu, sums };
   // By the library's epilogues, and off their borders by kernels of their own.

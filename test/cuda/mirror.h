@@ -1,6 +1,6 @@
-// Arrays that lie on the host and on the device, for tests that hold a CUDA kernel against the CPU
-// kernel. The tests are built twice: for a GPU, and over cuda_emulator, where the device's memory
-// is the host's.
+// Arrays that lie on the host and on the device, for tests that compare a CUDA kernel with the CPU
+// kernel. The tests are built twice: for a GPU, and over cuda_emulator, where the memory of the
+// device is the host's.
 #pragma once
 #include <catch2/catch.hpp>
 
@@ -16,20 +16,20 @@ struct CUstream_st;
 
 namespace mtrain::test {
 
-// --- one definition each in on_gpu.cpp and in on_cpu.cpp ---
+// --- on_gpu.cpp and on_cpu.cpp each define these functions ---
 void* device_take(size_t bytes);
 void device_give(void* memory);
 void to_device(void* device, const void* host, size_t bytes);
-void to_host(void* host, const void* device, size_t bytes);  // after all work
+void to_host(void* host, const void* device, size_t bytes);  // waits for all work first
 CUstream_st* device_stream();
-// fn() as often as it takes to see what depends on the order of threads.
+// Calls fn() as often as it takes to see results that depend on the order of threads.
 void for_each_order(const std::function<void()>& fn);
-// Sizes that keep a test's time within seconds: the first where kernels run on the CPU.
+// Returns a size that keeps the test short: `on_cpu` if kernels run on the CPU, else `on_gpu`.
 int64_t size_of_test(int64_t on_cpu, int64_t on_gpu);
 
 class Mirror {
  public:
-  // `offset` elements beyond an aligned address.
+  // The device's array begins `offset` elements after an aligned address.
   Mirror(Array array, int64_t offset = 0)
       : host_(std::move(array)), size_(size_t(dtype_size(host_.dtype()))) {
     before_ = kMargin + size_t(offset) * size_;
@@ -46,7 +46,7 @@ class Mirror {
 
   Array& host() { return host_; }
   Span device() { return {static_cast<char*>(memory_) + before_, host_.size(), host_.dtype()}; }
-  // What the device has; nothing was written around it.
+  // Returns the device's array, and requires that nothing was written around it.
   Array result() const {
     std::vector<unsigned char> image(bytes_);
     to_host(image.data(), memory_, bytes_);
@@ -57,7 +57,7 @@ class Mirror {
       std::memcpy(got.span().data, image.data() + before_, size_t(host_.size()) * size_);
     return got;
   }
-  // The CPU's result against the device's.
+  // Compares the device's result with the CPU's, as Closeness does.
   std::string compare(Closeness& close, const Rule& rule) const {
     return close(result(), host_.values(), rule);
   }
@@ -75,7 +75,7 @@ class Mirror {
   void* memory_;
 };
 
-// fn(offset) for operands on 16-byte borders and off them.
+// Calls fn(offset) for operands on and off 16-byte borders, in every order of threads.
 inline void for_each_way(const std::function<void(int64_t)>& fn) {
   for (int64_t offset : {0, 1}) {
     CAPTURE(offset);

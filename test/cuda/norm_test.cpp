@@ -35,7 +35,7 @@ struct Operands {
         db(Array::normal(DType::f32, s.H, 8), offset) {}
 };
 
-// of: the host's or the device's span of a mirror.
+// `of` returns the span of a mirror on the host or on the device.
 template <class Of>
 NormForward forward(Operands& o, const Sizes& s, NormKind kind, bool fused, const Of& of) {
   NormForward f{.kind = kind,

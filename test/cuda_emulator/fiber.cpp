@@ -1,7 +1,7 @@
 #include "fiber.h"
 
 #ifdef __x86_64__
-// Keeps the registers that a call must keep on the old stack, and takes them from the new one.
+// Pushes the registers that a call must preserve onto the old stack, and pops the new stack's.
 asm(R"(
   .text
   .globl cpu_grid_switch

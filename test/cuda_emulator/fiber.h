@@ -1,4 +1,4 @@
-// Switches between stacks. On x86-64 without a system call, of which swapcontext makes two.
+// Switches between stacks. On x86-64 this takes no system call; swapcontext makes two of them.
 #pragma once
 #include <cstddef>
 

@@ -1,8 +1,8 @@
-// Runs CUDA grids on one CPU thread: each thread of a block is a fiber that runs until it waits for
+// Runs CUDA grids on one CPU thread. Each thread of a block is a fiber that runs until it waits for
 // its warp or its block. Blocks and threads run in ascending or descending order; a kernel whose
-// result depends on it lacks a barrier. What does not come together stops the program: a barrier
-// that some threads of the warp or block never reach, other operations at one barrier, an access
-// that is not aligned to its size.
+// result depends on the order lacks a barrier. The program stops at errors: a barrier that some
+// threads of the warp or block never reach, different operations at one barrier, or an access that
+// is not aligned to its size.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,42 +16,44 @@ struct Dim {
       : x(along_x), y(along_y), z(along_z) {}
 };
 
-// Where the running fiber is.
+// The position of the running fiber in its grid.
 struct Position {
   Dim thread{0, 0, 0}, block{0, 0, 0}, block_size, grid_size;
 };
 const Position& here();
 int lane();
 
-// Of the grids to come.
+// Sets the order of the grids that are run from now on.
 void set_descending(bool descending);
 
 void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
               const std::function<void()>& thread);
 
-uint64_t grids_run();  // so far
+uint64_t grids_run();  // the number of grids that have run
 
-// Takes of memory for a launch's time, by whether the launch had said where it comes from.
-struct ScratchTakes {
-  uint64_t said, unsaid;
+// How often kernels have taken workspace, in the scope of a launch that gives it and outside of
+// one.
+struct WorkspaceCounts {
+  uint64_t in_scope, outside;
 };
-void count_scratch(bool said);
-ScratchTakes scratch_takes();  // so far
+void count_workspace(bool in_scope);
+WorkspaceCounts workspace_counts();
 
-unsigned char* shared_memory();  // aligned to 128 bytes; NaN in every block anew
+unsigned char* shared_memory();  // aligned to 128 bytes; NaN at the start of every block
 
 void wait_for_block(const char* operation);
 void wait_for_warp(const char* operation);
 
-// Gives every lane's value to all: at [lane], valid until the warp's next exchange but one.
+// Gives the value of every lane to all lanes of the warp. Returns an array by lane, which is valid
+// until the next exchange but one of the warp.
 constexpr size_t kExchangeBytes = 64;
 const unsigned char* exchange(const char* operation, const void* value, size_t bytes);
-// The same for a block of up to 1024 threads and one int.
+// Does the same with one int for a block of up to 1024 threads.
 const int* exchange_in_block(const char* operation, int value);
 
 [[noreturn]] void stop(const char* why);
 
-// Copies that end when they are waited for.
+// Asynchronous copies, which are made when the kernel waits for them.
 void copy_later(void* to, const void* from, size_t bytes, bool valid);
 void commit_copies();
 void wait_for_copies(int groups_left);

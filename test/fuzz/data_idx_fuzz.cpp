@@ -1,5 +1,5 @@
-// Any bytes are refused as an index with a UserError, or every look-up of it stays inside its
-// bounds.
+// Any bytes are refused as an index with a UserError, or every look-up in the index stays inside
+// the bytes.
 #include <cstring>
 
 #include "base/error.h"

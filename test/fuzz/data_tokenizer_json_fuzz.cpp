@@ -1,6 +1,6 @@
 // Any text is refused as a tokenizer.json with a UserError, or gives a tokenizer whose ids are in
-// its vocabulary. The vocabulary of 256 bytes is too much to be found by chance, so that the fuzzed
-// part is put into a whole file too.
+// its vocabulary. A vocabulary of all 256 bytes is never found by chance, so the fuzzed part is
+// also put into a complete file.
 #include <string>
 
 #include "base/error.h"

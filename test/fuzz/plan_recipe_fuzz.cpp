@@ -1,5 +1,5 @@
-// Any bytes as a recipe, with overrides after 0xff bytes, are loaded or refused; what is loaded
-// prints to text that loads to the same recipe, and can be planned.
+// Any bytes are loaded as a recipe, with overrides after 0xff bytes, or are refused. A loaded
+// recipe can be planned, and is printed as text that loads to the same recipe.
 #include <cmath>
 #include <string>
 #include <vector>

@@ -1,4 +1,5 @@
-// How a run multiplies bf16 on CPUs: one choice for its whole life, whatever it is resumed on.
+// Tests the arithmetic in which a run multiplies bf16 on CPUs: one choice for all of the run, on
+// whatever CPU it resumes.
 #include <catch2/catch.hpp>
 
 #include <filesystem>
@@ -29,7 +30,7 @@ struct Warnings : log::Overlay {
   int count = 0;
 };
 
-// Lets this CPU behave as one without AVX-512.
+// Makes this CPU behave as one without AVX-512.
 struct NarrowCpu {
   NarrowCpu() {
     if (before > kernels::cpu::Isa::avx2) kernels::cpu::set_isa(kernels::cpu::Isa::avx2);
@@ -57,7 +58,7 @@ struct Run {
   train::Trainer trainer;
 };
 
-// A checkpoint of two steps whose state is written as `change` says.
+// Saves a checkpoint after two steps, whose state `change` may change.
 std::filesystem::path checkpoint_in(const TemporaryFolder& root, Run& run,
                                     const std::function<void(storage::TrainState&)>& change = {}) {
   run.losses(2);

@@ -1,5 +1,5 @@
-// Context parallelism against the single rank: losses, gradients, weights; watched by the stream
-// sanitizer.
+// Compares context parallelism with a single rank: losses, gradients and weights. Runs under the
+// stream sanitizer.
 #include <algorithm>
 #include <filesystem>
 
@@ -215,7 +215,7 @@ TEST_CASE("packed documents do not see each other") {
     train::Trainer t = make_trainer(*device, r, data);
     return t.evaluate(data::ValidationLoader(data, samples, {.micro_batch = 1}));
   };
-  // Which is what a step says about its attention: of two samples here.
+  // A step reports its number of attended pairs per token, here of two samples.
   int64_t pairs = 0;
   for (const int64_t i : {0, 1}) {
     data::Sample sample;
@@ -258,7 +258,7 @@ TEST_CASE("a checkpoint goes on under any context parallelism, and under none") 
   CHECK((run(4, ring, &saved, {}) == std::vector<double>(whole.begin() + 3, whole.end())));
 }
 
-TEST_CASE("what is not finite is told by the rank whose positions it came from") {
+TEST_CASE("a number that is not finite is reported by the rank whose positions it came from") {
   // Ranks 0 and 1 share a sequence, as do 2 and 3; position 23 is rank 0's (the last chunk).
   class Poisoned : public CountingData {
    public:

@@ -1,5 +1,5 @@
-// Data parallelism against the single rank: losses, gradients, weights; watched by the stream
-// sanitizer.
+// Compares data parallelism with a single rank: losses, gradients and weights. Runs under the
+// stream sanitizer.
 #include <filesystem>
 
 #include <catch2/catch.hpp>
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Every strategy, each with settings that take other paths through it.
+// Every strategy, each with settings that choose other paths through its code.
 struct StrategyCase {
   const char* name;
   Changes changes;
@@ -219,7 +219,7 @@ TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any ot
     const auto saved = storage::find_latest(folder);
     REQUIRE(saved);
     check_close(tail, run(4, with(base, second.changes), &saved->path, {}), 1e-5);
-    // The same layout: bitwise.
+    // Under the same layout, losses are equal bit by bit.
     const int ranks = std::max(2, first.ranks_least);
     const auto again = run(ranks, with(base, first.changes), &saved->path, {});
     const auto whole = train_ranks(ranks, with(base, first.changes), 6)[0].losses;

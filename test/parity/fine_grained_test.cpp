@@ -1,5 +1,5 @@
-// What moves work of a pipeline in time: the fine-grained 1F1B's flags, and deferred weight
-// gradients of the output layer. Watched by the stream sanitizer.
+// Tests settings that move work of a pipeline in time: the flags of the fine-grained 1F1B, and
+// deferred weight gradients of the output layer. Runs under the stream sanitizer.
 #include "plan/layout.h"
 #include "plan/run_plan.h"
 #include "train_pipeline_testing.h"
@@ -7,8 +7,8 @@
 using namespace pipeline_testing;
 
 namespace {
-// One of those whose scope and name begin so, from `first` on; the number of launches where there
-// is none.
+// Returns the first launch from `first` on whose scope and name begin so; the number of launches if
+// there is none.
 size_t find_launch(const Result& r, const std::string& action, const std::string& name,
                    size_t first = 0) {
   for (size_t i = first; i < r.launches.size(); ++i)
@@ -31,7 +31,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is c
       const auto plain = train_ranks(4, base, 4);
       for (int flags = 1; flags < 16; ++flags) {
         if (flags == 8) continue;  // split weight gradients alone are no fine-grained 1F1B
-        // All in one combination each, and every other with the second strategy.
+        // The first strategy has all combinations of flags, the second every third.
         if (sharded && flags % 3 != 0) continue;
         Changes asked = base;
         for (const auto& [bit, flag] :
@@ -123,19 +123,19 @@ TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
   size_t end_of_forward = 0;
   for (size_t i = 0; i < first.launches.size(); ++i)
     if (first.launches[i].action == f) end_of_forward = i;
-  // On its own stream, the gradient leaves before the forward's end.
+  // On a stream of its own, the gradient is sent before the end of the forward.
   CHECK(find_launch(first, sent, "") < end_of_forward);
-  // Behind it: so many layers' weight gradients.
+  // The weight gradients of so many layers come after the send.
   for (const auto& [r, proj, fc2] : {std::tuple{&first, 1, 0}, {&two, 2, 0}, {&whole, 1, 1}}) {
     CHECK(count_launches(*r, "delayed " + b, "matmul_proj_wgrad") == size_t(proj));
     CHECK(count_launches(*r, "delayed " + b, "matmul_qkv_wgrad") == size_t(proj));
     CHECK(count_launches(*r, "delayed " + b, "matmul_fc1_wgrad") == size_t(fc2));
     CHECK(count_launches(*r, "delayed " + b, "matmul_fc2_wgrad") == size_t(fc2));
     CHECK(find_launch(*r, "delayed " + b, "") > find_launch(*r, sent, ""));
-    // A first stage's gradient goes nowhere, and its weight gradients wait for nothing.
+    // The first stage sends no gradient, so its weight gradients are not delayed.
     CHECK(count_launches(*r, "delayed 0B", "wgrad") == 0);
   }
-  // Split: a segment's weight gradients behind its last input gradient.
+  // If split, the weight gradients of a segment come after its last input gradient.
   const auto gap = [&](const Result& r) {
     const size_t fc2 = find_launch(r, b, "matmul_fc2_wgrad");
     return int64_t(find_launch(r, b, "matmul_fc1_dgrad")) - int64_t(fc2);
@@ -151,8 +151,8 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
     int ranks;
     Changes model, layout;
   };
-  // Of the fourth all ranks' gradients are added up once, not after every micro-batch: the order of
-  // a sum, and so its rounding, changes.
+  // In the fourth case the gradients of all ranks are added up once instead of after every
+  // micro-batch, which changes the order of a sum and so its rounding.
   for (const Case& c : std::vector<Case>{
            {2, {}, pipelined("1f1b", 2)},
            {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), kMegatron)},
@@ -180,10 +180,11 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
     CHECK(count_launches(last_of_some, "deferred output", wgrad) == 3);
     CHECK(count_launches(last_of_some, "", wgrad) == size_t(micro_batches));
     CHECK(count_launches(off.back(), "deferred", "") == 0);
-    // Behind the last of everything else that the schedule lists.
+    // The deferred gradients come after all other actions of the schedule.
     const std::string end = last.listed.back();
     CHECK(find_launch(last, "deferred output", "") > find_launch(last, end, ""));
-    // What is kept is what the plan says, but for one that is there at any rate.
+    // The memory kept is what the plan says, except for the logits of one micro-batch, which exist
+    // in any case.
     const auto planned = [&](const Changes& changes) {
       const Setup one(changes, c.ranks);
       const plan::Layout l = plan::layout_of(one.recipe, c.ranks);

@@ -1,5 +1,6 @@
-// A linear's output gradient in 8 bits: read once for its scale and once for both layouts, where
-// both of its products take the whole of it; and never a bit other than quantized for each.
+// Tests the 8-bit output gradient of a linear. If both of its GEMMs take the whole gradient, it is
+// read once for its scale and once for both layouts. Its bits are those of a gradient that is
+// quantized for each GEMM.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -13,8 +14,8 @@ using namespace train_testing;
 
 namespace {
 
-// Launches that read output gradients, which alone are of this type: to find their scale; into one
-// layout; into both.
+// Counts launches that read output gradients, the only tensors of this type: to find their scale,
+// to quantize them into one layout, and into both.
 struct Reads {
   int measured = 0, apart = 0, both = 0;
   bool operator==(const Reads&) const = default;
@@ -23,7 +24,7 @@ std::ostream& operator<<(std::ostream& o, const Reads& r) {
   return o << r.measured << " measured, " << r.apart << " apart, " << r.both << " both";
 }
 
-// An amax belongs to what is quantized of the same memory next.
+// Counts reads by launch names. An amax belongs to the next quantization of the same memory.
 class CountReads {
  public:
   explicit CountReads(Device& device) : device_(device) {
@@ -48,7 +49,7 @@ class CountReads {
   Reads reads_;
 };
 
-// Of the step after the first, in which delayed scales are there.
+// Returns the reads of the second step, which is the first with delayed scales.
 std::vector<Reads> reads_of(const Changes& changes, int ranks) {
   const Recipe r = tiny(changes, ranks);
   std::vector<Reads> reads(static_cast<size_t>(ranks));
@@ -78,14 +79,14 @@ TEST_CASE("an output gradient is read once for its scale and once for both its l
       Run run(with(delayed ? kDelayed : kTensorwise, more));
       CountReads count(*run.device);
       const int all = 3 * kLinears;
-      run.losses(1);  // of current scales in any case
+      run.losses(1);  // the first step has current scales in any case
       CHECK(count.take() == Reads{.measured = all, .both = all});
       run.losses(1);
       CHECK(count.take() == Reads{.measured = delayed ? 0 : all, .both = all});
     }
 }
 
-TEST_CASE("of an output gradient that its products take apart only the scale is shared") {
+TEST_CASE("GEMMs that take parts of an output gradient share only its scale") {
   const Changes sequence{"distributed.strategy=megatron_ddp", "distributed.tp_size=2",
                          "distributed.sequence_parallel=true"},
       pipeline{"distributed.strategy=megatron_ddp", "distributed.pp_size=2",
@@ -106,7 +107,8 @@ TEST_CASE("of an output gradient that its products take apart only the scale is 
     CHECK(reads(with(pipeline, {"distributed.pipeline={}"})) == expect(3 * 4, 0, 3 * 4));
     const Changes waiting = with(pipeline, {"distributed.pipeline.pp_schedule=zero_bubble"});
     CHECK(reads(waiting) == expect(3 * 4, 0, 3 * 4));
-    // With biases, those of weight gradients that wait: not all of them do.
+    // With biases, the gradients whose weight gradients wait are quantized apart; not all of them
+    // wait.
     const auto biases =
         reads(with(waiting, {"model.architecture=gpt2", "model.num_query_groups=4"}));
     CHECK(biases[0].apart > 0);
@@ -134,7 +136,8 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
       weights[graphs] = whole_weights(t);
       if (!graphs) continue;
       CHECK(t.graphs()->replays() > 0);
-      // Of every linear: the gradient's, and the input's for forward and for backward.
+      // Every linear quantizes three times: its gradient, and its input for forward and for
+      // backward.
       const int linears = 4 * recorder.captured("matmul_fc1_wgrad");
       CHECK(linears > 0);
       CHECK(recorder.captured("quantize") == 3 * linears);
@@ -153,9 +156,9 @@ struct Gradients {
   bool operator==(const Gradients&) const = default;
 };
 
-// Two micro-batches' gradients of a linear, under current scales and those of the step after; where
-// its weight gradients wait, they come behind both input gradients. With a bias each is quantized
-// of its own then.
+// Returns the gradients of a linear over two micro-batches, with current scales or with those of
+// the next step. If its weight gradients wait, they come after both input gradients; with a bias,
+// each is then quantized separately.
 Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
   Stream& stream = device->stream(device::StreamKind::compute);

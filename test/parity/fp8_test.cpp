@@ -1,4 +1,4 @@
-// Linears in 8 bits, as a CPU emulates them: what a training with them comes to.
+// Tests trainings whose linears multiply in 8 bits, as a CPU emulates them.
 #include <algorithm>
 #include <map>
 #include <sstream>
@@ -12,10 +12,10 @@ using namespace train_testing;
 
 namespace {
 
-// Of losses, between 8 bits and bf16 and between layouts: up to 2e-3 is seen.
+// The bound of losses, between 8 bits and bf16 and between layouts; they differ by up to 2e-3.
 constexpr double kLosses = 1e-2;
-// Of step 1's gradients: elements are off by up to 1/16 in e4m3 and 1/8 in e5m2; up to 0.12 is seen
-// of whole parameters.
+// The bound of the gradients of step 1. Elements are off by up to 1/16 in e4m3 and 1/8 in e5m2; the
+// gradients of whole parameters differ by up to 0.12.
 constexpr double kGradients = 0.15;
 
 // Name -> scale and history.
@@ -48,7 +48,7 @@ TEST_CASE("50 steps in 8 bits follow bf16") {
     const Result result = train_alone(changes, 50);
     check_close(reference.losses, result.losses, kLosses);
     check_gradients(reference, result, kGradients);
-    // The products are in fewer bits indeed.
+    // The losses differ, so the GEMMs do run in 8 bits.
     CHECK(result.losses[0] != reference.losses[0]);
   }
 }
@@ -101,7 +101,7 @@ TEST_CASE("recomputation and evaluation leave no trace in 8 bits") {
   CHECK(train_alone(kDelayed, 5).losses == reference);  // evaluates in between
 }
 
-TEST_CASE("8-bit products of odd numbers of tokens are padded") {
+TEST_CASE("8-bit GEMMs of odd numbers of tokens are padded") {
   const auto reference = Run(kTensorwise).losses(5);
   check_close(reference, Run(with(kTensorwise, {"train.micro_batch_size=1"})).losses(5), kLosses);
 }

@@ -1,5 +1,5 @@
-// 8-bit copies of weights: quantized as often as is told, and never a bit other than a weight that
-// is quantized for each use.
+// Tests that 8-bit copies of weights are made as often as the plan says, and have the same bits as
+// a weight that is quantized for each use.
 #include <map>
 #include <set>
 #include <utility>
@@ -14,14 +14,14 @@ using namespace train_testing;
 
 namespace {
 
-// Nothing is kept: after every launch it is out of date.
+// Makes the trainer keep no 8-bit weights: they are out of date after every launch.
 void keep_nothing(Device& device, train::Trainer& trainer) {
   device.set_launch_check(
       [&](Stream&, const device::LaunchInfo&) { trainer.fp8()->weights_changed(); });
 }
 
 const Changes kAccumulate{"train.micro_batch_size=2"}, kAtOnce{"train.micro_batch_size=6"};
-// Products that take the weight once for each chunk of their rows.
+// GEMMs that take the weight once for each chunk of their rows.
 const Changes kChunks{"distributed.strategy=megatron_ddp", "distributed.tp_size=2",
                       "distributed.sequence_parallel=true", "comm_overlap.tp_comm_overlap=true",
                       "comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {method: ring_exchange}, "
@@ -35,7 +35,7 @@ struct Outcome {
   std::vector<double> losses, evaluations;
   std::vector<float> norms, weights;
   std::string scales;
-  int64_t replays = 0;  // of graphs
+  int64_t replays = 0;  // replays of graphs
   bool operator==(const Outcome&) const = default;
 };
 
@@ -69,11 +69,11 @@ std::vector<Outcome> outcomes(const Changes& changes, int ranks, bool keep) {
   return all;
 }
 
-// How often each weight of `t` is read to be quantized, and to find its scale, while `work` runs.
-// Weights that are gathered for their use share their memory with others.
+// How often each weight is read to be quantized, and to find its scale. Weights that are gathered
+// for their use share their memory with others, so they are not counted right.
 struct Counts {
   std::map<std::string, int> quantized, measured;  // by parameter
-  // The one number of all four linears of both layers, or -1.
+  // Returns the count, if it is the same for all four linears of both layers, or else -1.
   static int of_all(const std::map<std::string, int>& counts) {
     std::set<int> different;
     for (const auto& [name, n] : counts) different.insert(n);
@@ -96,7 +96,7 @@ Counts count(train::Trainer& t, const F& work) {
   t.device().set_launch_check({});
   return counts;
 }
-// {quantized, measured} of every weight.
+// {quantized, measured}, the same for every weight.
 using Times = std::pair<int, int>;
 Times times(const Counts& c) { return {Counts::of_all(c.quantized), Counts::of_all(c.measured)}; }
 
@@ -185,7 +185,7 @@ TEST_CASE("evaluation and a checkpoint's weights make their own 8-bit weights") 
   }
 }
 
-TEST_CASE("products in chunks share the weight's 8 bits") {
+TEST_CASE("GEMMs in chunks share the 8-bit copy of the weight") {
   const Recipe r = tiny(with(kTensorwise, kChunks), 2);
   REQUIRE(plan::layout_of(r, 2).micro_batches == 1);
   run_ranks(2, "thread", [&](TestRank& rank) {
@@ -241,7 +241,8 @@ TEST_CASE("graphs find 8-bit weights that were made before them") {
       run::resume_run(t, folder);
       for (int i = 3; i < 5; ++i) CHECK(t.step().loss == single.losses[size_t(i)]);
       INFO(t.graphs()->take_failure());
-      // All but a first of each kind, which are one or two, and the first step of delayed scaling.
+      // All micro-batches are replays except for the first of each kind (one or two kinds), and
+      // except for the first step of delayed scaling.
       const int a_step = more == kAccumulate ? 3 : 1, kinds = more == kAccumulate ? 2 : 1;
       CHECK(t.graphs()->replays() == (delayed ? 6 : 7) * a_step - kinds);
     }

@@ -1,5 +1,5 @@
-// Whole models against an independent reference: logits, loss and every gradient of a 2-layer model
-// of each family, computed in float64 by scripts/golden/model.py.
+// Compares whole models with an independent reference: logits, loss and every gradient of a 2-layer
+// model of each family, which scripts/golden/model.py has computed in float64.
 #include <cmath>
 #include <cstring>
 
@@ -57,7 +57,7 @@ std::vector<float> floats(const storage::SafetensorsReader& file, const std::str
   return out;
 }
 
-// (B, S) of the file to the (S * B) token order of the model.
+// Converts the (B, S) order of the file to the (S * B) token order of the model.
 std::vector<int32_t> sequence_major(const storage::SafetensorsReader& file, const std::string& name,
                                     int64_t& B, int64_t& S) {
   const auto& info = file.info(name);
@@ -70,8 +70,8 @@ std::vector<int32_t> sequence_major(const storage::SafetensorsReader& file, cons
   return out;
 }
 
-// Relative distance in L2: one figure per tensor, as the numerics contract asks. NaN gives NaN,
-// which passes no bound.
+// Returns the relative L2 distance of two tensors, for which the numerics contract has a bound. NaN
+// gives NaN, which passes no bound.
 double relative_l2(const std::vector<float>& got, const std::vector<float>& expected) {
   REQUIRE(got.size() == expected.size());
   double difference = 0, norm = 0;

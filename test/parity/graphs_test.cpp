@@ -1,5 +1,5 @@
-// Micro-batches as graphs against the same launches one by one: the same bits. On a CPU that
-// records launches, watched by the stream sanitizer.
+// Tests that micro-batches as graphs give the same bits as single launches. Runs on a CPU backend
+// that captures graphs, under the stream sanitizer.
 #include <catch2/catch.hpp>
 
 #include "../unit/graph_testing.h"
@@ -21,7 +21,7 @@ std::unique_ptr<Device> recording(const std::string& refused = "") {
   return Device::on(std::make_unique<RecordingBackend>(refused), {.stream_sanitizer = true});
 }
 
-// The recipe of a GPU, on a CPU that can do as much.
+// A recipe for a GPU, on a CPU backend that captures graphs.
 Recipe recipe_of(const Changes& changes, bool graphs, int64_t world = 1) {
   Recipe r = tiny(changes, world);
   r.train.device = recipe::DeviceChoice::cuda;
@@ -85,8 +85,8 @@ TEST_CASE("graphs give the bits of single launches, with dropout, masks and reco
     const Changes all = with(kAccumulate, model);
     const GraphRun off = train_graphs(all, false), on = train_graphs(all, true);
     CHECK(off.replays == 0);
-    // Of 20 steps of 4: the first micro-batch of a step, which overwrites gradients, and one that
-    // adds to them go before as they are.
+    // 20 steps have 80 micro-batches. Two of them run as single launches before their capture: a
+    // first of a step, which overwrites gradients, and one that adds to them.
     CHECK(on.replays == 80 - 2);
     CHECK(on.plan == "on: every micro-batch");
     check_same(off.result, on.result);
@@ -118,7 +118,7 @@ TEST_CASE("a single micro-batch a step is a graph from the second step on") {
   check_same(off.result, on.result);
 }
 
-TEST_CASE("what cannot be captured is trained launch by launch, and said once") {
+TEST_CASE("what cannot be captured is trained launch by launch, with a single note") {
   const GraphRun off = train_graphs(kAccumulate, false);
   for (const char* refused : {"embedding_fwd", "cross_entropy", "matmul_output_wgrad"}) {
     const GraphRun on = train_graphs(kAccumulate, true, refused);
@@ -160,7 +160,7 @@ TEST_CASE("data-parallel ranks capture the micro-batches that do not communicate
   struct Case {
     const char* name;
     Changes changes;
-    int64_t replays;  // of 20 steps of 4 micro-batches
+    int64_t replays;  // in 20 steps of 4 micro-batches
   };
   const std::vector<Case> cases{
       // Micro-batches 1 to 3: the last one's gradients are reduced during its backward.

@@ -1,5 +1,5 @@
-// Layouts of tensor, sequence, context and data parallelism against the single rank: every three
-// values of three factors meet in some layout that trains. Watched by the stream sanitizer.
+// Compares layouts of tensor, sequence, context and data parallelism with a single rank. Every
+// three values of three factors meet in some layout that trains. Runs under the stream sanitizer.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -29,7 +29,7 @@ enum Factor {
   kOverlap,
   kFactors
 };
-// A number of a value for each factor.
+// The index of the chosen value for each factor.
 using Choice = std::array<int, kFactors>;
 
 constexpr std::array<int, 3> kSizes{1, 2, 4}, kGroups{8, 4, 2};
@@ -51,17 +51,17 @@ std::string describe(const Choice& l) {
                      l[kOverlap] ? "on" : "off");
 }
 
-// The ranks that share heads in a2a, of which each has the same number.
+// Returns the number of ranks that exchange heads, each of which must get as many heads.
 int exchanging(const Choice& l) {
   switch (l[kType]) {
     case a2a: return cp(l);
     case a2a_p2p: return 2;
-    case by_layer: return 2;  // of two: a2a; of four: a2a+p2p
+    case by_layer: return 2;  // a2a on two ranks, a2a+p2p on four
     default: return 1;
   }
 }
 
-// What a recipe may ask for: the rules of recipes, said again.
+// Returns whether the rules of recipes allow the layout.
 bool legal(const Choice& l) {
   const int kv = std::max(1, kGroups[size_t(l[kKvHeads])] / tp(l));
   if (kStrategies[size_t(l[kStrategy])] == std::string("megatron_fsdp") && l[kSequence])
@@ -69,7 +69,8 @@ bool legal(const Choice& l) {
   return kHeads / tp(l) % exchanging(l) == 0 && kv % exchanging(l) == 0;
 }
 
-// Legal, of as many ranks as a test can have, and without a choice that changes nothing.
+// Returns whether the layout is legal, has few enough ranks for a test, and has no choice that
+// changes nothing.
 bool worth_training(const Choice& l) {
   return legal(l) && ranks(l) > 1 && ranks(l) <= 16 && (tp(l) > 1 || !l[kSequence]) &&
          (cp(l) > 1 || l[kType] == p2p) && (l[kSequence] || cp(l) > 1 || !l[kOverlap]);
@@ -85,7 +86,7 @@ void for_each_choice(const F& f) {
   }
 }
 
-// Numbers for every three values of different factors.
+// Returns a number for each triple of values of different factors.
 constexpr int kAllValues = std::accumulate(kValues.begin(), kValues.end(), 0);
 std::vector<int> triples_of(const Choice& l) {
   std::array<int, kFactors> value{};
@@ -99,8 +100,9 @@ std::vector<int> triples_of(const Choice& l) {
   return triples;
 }
 
-// Layouts of all parallelisms at once come first; then, as long as three values that can have not
-// met, the layout in which most of these do, of the fewest ranks.
+// Returns layouts in which all triples of values meet that can. Layouts with all parallelisms at
+// once come first; then, as long as a triple is missing, the layout that has most of the missing
+// ones, and of such layouts the one with the fewest ranks.
 std::vector<Choice> covering_choices() {
   std::vector<Choice> chosen{{1, 0, 1, p2p, 0, 0, 0, 0, 0, 1},         // tp 2 x cp 2
                              {1, 1, 2, all_gather, 0, 2, 1, 0, 0, 1},  // tp 2 sp x cp 4
@@ -167,7 +169,7 @@ Changes changes_of(const Choice& l) {
 
 struct Result {
   std::vector<double> losses, norms;
-  Pieces gradients;  // of step 1, clipped, times 1 - beta
+  Pieces gradients;  // gradients of step 1, clipped, times 1 - beta
 };
 
 Result train_all(const Changes& changes, const Choice& l, Device& device, comm::World world,
@@ -239,7 +241,7 @@ TEST_CASE("every three choices of a layout meet in one that trains as a single r
 
 TEST_CASE("recipes are refused exactly where a layout cannot be") {
   for_each_choice([](const Choice& l) {
-    // What the rules do not look at.
+    // The rules do not depend on these factors.
     if (l[kDp] || l[kBf16] || l[kOverlap] || l[kPacked]) return;
     if (cp(l) == 1 && l[kType] != p2p) return;
     Changes changes = model_of(l);

@@ -1,5 +1,5 @@
-// Pipelines against the single rank: losses, gradients, weights, checkpoints; watched by the stream
-// sanitizer.
+// Compares pipelines with a single rank: losses, gradients, weights and checkpoints. Runs under the
+// stream sanitizer.
 #include <fstream>
 
 #include "../unit/temporary_folder.h"
@@ -120,7 +120,7 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
        {"distributed.pp_size=4", "distributed.pipeline.layout=Et*4||t*4|L",
         "distributed.strategy=fsdp2"}},
       {2, {}, with(pipelined("zero_bubble", 2), selective)},
-      // With tensor and sequence parallelism; backends; bf16.
+      // Cases with tensor and sequence parallelism, with other backends, and in bf16.
       {4, {}, with(pipelined("1f1b", 2), tp(false))},
       {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), tp(true))},
       {8, kGpt2, with(with(pipelined("zero_bubble", 2), tp(true)), kFsdp2)},
@@ -161,13 +161,13 @@ TEST_CASE("overlap of messages changes when they travel, never a bit of what is 
 }
 
 namespace {
-// Launches of a step that do not come after all that this rank has sent before them.
+// Counts the launches of a step that do not wait for a message that this rank has sent before them.
 int64_t launches_beside_sends(const Changes& changes, int ranks) {
   const Setup setup(changes, ranks);
   std::atomic<int64_t> beside = 0;
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
-    std::map<Stream*, uint64_t> sent;  // items of each stream that sends
+    std::map<Stream*, uint64_t> sent;  // the last item of each stream that sends
     rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo&) {
       if (stream.id().kind == device::StreamKind::pp_send) sent[&stream] = stream.enqueued();
       if (stream.id() != device::StreamKind::compute) return;
@@ -302,7 +302,7 @@ TEST_CASE("a checkpoint of any pipeline goes on under any other") {
       const auto again = run(layouts[j], &saved->path, {});
       check_close(tail, again, 1e-5);
       if (i != j || i == 0) continue;
-      // The same layout: bitwise.
+      // Under the same layout, losses are equal bit by bit.
       const auto whole = train_ranks(layouts[i].ranks, with(model, layouts[i].changes), 6);
       CHECK((again == std::vector<double>(whole[0].losses.begin() + 3, whole[0].losses.end())));
     }
@@ -314,7 +314,7 @@ TEST_CASE("the stage that first has what is not finite says where") {
   const char* schedule = GENERATE("1f1b", "zero_bubble");
   CAPTURE(parameter, schedule);
   const Setup s(with(pipelined(schedule, 2), batch(8)), 4);
-  const std::string name = "layers.5.attention.qkv.weight";  // of the second stage
+  const std::string name = "layers.5.attention.qkv.weight";  // a parameter of the second stage
   std::vector<std::string> messages(4);
   run_ranks(4, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world);

@@ -1,4 +1,4 @@
-// The plan against the run: parameters, and memory by category, of what exists.
+// Compares the plan with the run: parameters, and memory by category.
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -305,7 +305,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
   struct Case {
     int ranks;
     Overrides more;
-    double bytes;  // of every element of the linears
+    double bytes;  // per element of the linears
   };
   for (const Case& c : std::vector<Case>{
            {1, {}, 0},

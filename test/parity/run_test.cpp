@@ -1,4 +1,4 @@
-// Whole runs in a folder of their own: what they write, continue, and refuse.
+// Tests whole runs, each in a folder of its own: what they write, continue and refuse.
 #include <unistd.h>
 #include <csignal>
 #include <map>
@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Tokens to train on, and runs of a tiny model on them.
+// Makes a data set, and runs of a tiny model on it.
 struct Lab : TemporaryFolder {
   Lab() {
     for (const char* name : {"a", "b"}) {
@@ -76,7 +76,7 @@ struct Lab : TemporaryFolder {
     if (!job.empty()) here.restarts = starts_[run + job]++;
     run::run_training(plan(run, changes), {.job = here});
   }
-  // Makes some steps for a job whose ranks are lost before they have saved.
+  // Makes some steps of a job, and loses its ranks before they have saved.
   void train_and_die(const std::string& run, std::vector<std::string> changes,
                      const std::string& job) const {
     changes.insert(changes.end(), {"checkpoint.every_steps=0", "checkpoint.at_end=false"});
@@ -87,7 +87,7 @@ struct Lab : TemporaryFolder {
                    const std::string& job) const {
     run::run_training(plan(run, changes), {.job = {.restarts = starts_[run + job] - 1, .id = job}});
   }
-  // Where the job's next start would begin.
+  // Returns where the next start of the job would begin.
   std::string start(const std::string& run, const std::vector<std::string>& changes,
                     const std::string& job) const {
     launch::Job here{.id = job};
@@ -102,7 +102,7 @@ struct Lab : TemporaryFolder {
     return "checkpoint.load=" + step(run, n).string();
   }
 
-  // The lines of steps in metrics.jsonl.
+  // Returns the lines of metrics.jsonl that are about steps.
   std::vector<json> steps(const std::string& run) const {
     std::vector<json> lines;
     const std::string text = read_file(path / run / "metrics.jsonl");
@@ -120,7 +120,7 @@ struct Lab : TemporaryFolder {
   }
 
  private:
-  mutable std::map<std::string, int> starts_;  // of a run by a job
+  mutable std::map<std::string, int> starts_;  // starts of each run by each job
 };
 
 }  // namespace
@@ -138,7 +138,8 @@ TEST_CASE("a run and its continuation write the metrics of one run") {
     CHECK(cut[i]["tokens"] == (i + 1) * 2 * 16);
     CHECK(cut[i]["loss"] == whole[i]["loss"]);
     CHECK(cut[i]["memory_peak"] > cut[i]["memory_peak.activations"]);
-    CHECK_FALSE(cut[i].contains("memory_peak.workspace"));  // which GPUs' kernels have
+    CHECK_FALSE(
+        cut[i].contains("memory_peak.workspace"));  // only the kernels of GPUs use workspace
   }
 }
 
@@ -215,7 +216,7 @@ TEST_CASE("a run does not take over the folder of another") {
                     Contains("metrics of another run"));
   CHECK(read_file(lab / "a/metrics.jsonl") == metrics);
   CHECK(lab.checkpoints("a").count("step-00000004"));
-  // Into a folder of its own it goes on, from a checkpoint or from a run's newest.
+  // A run in a new folder may continue from a checkpoint, or from the newest checkpoint of a run.
   lab.train("c", {lab.load("b", 2), "train.seed=2", "train.steps=3"});
   CHECK(lab.steps("c").size() == 1);
   lab.train("d", {"checkpoint.load=" + (lab / "b").string(), "train.seed=2", "train.steps=5"});

@@ -1,5 +1,5 @@
-// Tensor and sequence parallelism against the single rank: losses, gradients, weights, checkpoints;
-// watched by the stream sanitizer.
+// Compares tensor and sequence parallelism with a single rank: losses, gradients, weights and
+// checkpoints. Runs under the stream sanitizer.
 #include <map>
 #include <mutex>
 
@@ -211,7 +211,7 @@ TEST_CASE("a checkpoint of any tp goes on under any other") {
       const auto again = run(layouts[j], &saved->path, {});
       check_close(tail, again, 1e-5);
       if (i != j || i == 0) continue;
-      // The same layout: bitwise.
+      // Under the same layout, losses are equal bit by bit.
       const auto whole =
           train_ranks(layouts[i].ranks, with(kModels[2].changes, layouts[i].changes), 6)[0].losses;
       CHECK((again == std::vector<double>(whole.begin() + 3, whole.end())));
@@ -221,7 +221,8 @@ TEST_CASE("a checkpoint of any tp goes on under any other") {
 
 TEST_CASE("the tensor-parallel rank that first has what is not finite says where") {
   const bool sequence = GENERATE(false, true);
-  // As it is in the layout-free tensor; or an activation that overflows, which other ranks get.
+  // The fault is in a parameter, whose place in the layout-free tensor is named; or it is an
+  // activation that overflows, which other ranks get.
   const bool parameter = GENERATE(true, false);
   CAPTURE(sequence, parameter);
   const Setup s(layout(2, sequence, kFsdp2), 4);
@@ -330,7 +331,7 @@ TEST_CASE("overlap changes when activations travel, never a bit of what they are
 }
 
 namespace {
-// Launches by stream and name.
+// Counts launches by stream and name.
 class Launches : public device::TimingSink {
  public:
   void record(const device::Timing& t) override {
@@ -348,7 +349,7 @@ class Launches : public device::TimingSink {
 };
 }  // namespace
 
-TEST_CASE("each product is split as its method says") {
+TEST_CASE("each GEMM is split as its method says") {
   constexpr int kTp = 4, kLayers = 2, kMicroBatches = 2;
   const auto count = [&](const std::string& products, const char* what) {
     const Setup s(with(layout(kTp, true), overlap(products)), kTp);

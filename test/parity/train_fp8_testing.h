@@ -1,4 +1,4 @@
-// Trainings whose linears multiply in 8 bits, as a CPU emulates them.
+// Settings of trainings whose linears multiply in 8 bits, as a CPU emulates them.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,9 +8,8 @@
 
 namespace train_testing {
 
-// Sizes per rank are multiples of 16 for two ranks, too. The rate is a fifth of the other tests',
-// at which this curve is so steep that it parts from bf16's by up to 6 % on the way, to either
-// side.
+// The sizes per rank are multiples of 16, for two ranks too. The learning rate is a fifth of that
+// in the other tests, at which the loss falls so steeply that it differs from bf16's by up to 6 %.
 inline const Changes kBf16{"mixed_precision.name=bf16_mixed", "model.hidden_size=64",
                            "model.ffn_hidden_size=96", "optimizer.lr=2e-3", "train.steps=50"};
 inline Changes fp8(const Changes& more) {

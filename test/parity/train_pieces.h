@@ -1,4 +1,5 @@
-// What tensor-parallel ranks have of each parameter, and the layout-free tensors it makes.
+// The pieces that tensor-parallel ranks have of each parameter, and the layout-free tensors that
+// these pieces make.
 #pragma once
 #include <cmath>
 #include <functional>
@@ -14,7 +15,7 @@ namespace train_testing {
 
 using namespace mtrain;
 
-// A rank's elements of a parameter.
+// The elements of a parameter that one rank has.
 struct Piece {
   std::vector<model::ElementRun> runs;
   std::vector<float> values;
@@ -31,7 +32,8 @@ inline Pieces pieces(train::Trainer& t, const std::function<Tensor(model::ParamU
   return all;
 }
 
-// The layout-free tensor from the ranks' pieces: what several have must be the same bits.
+// Makes the layout-free tensor from the ranks' pieces. Elements that several ranks have must have
+// the same bits.
 template <class Result>
 std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,
                             const std::string& name) {

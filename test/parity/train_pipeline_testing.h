@@ -1,5 +1,5 @@
-// Pipelines in tests: what a training comes to, what it launches, and how it is held against the
-// single rank.
+// Runs the tiny training in pipelines, collects its results and launches, and compares them with
+// those of a single rank.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -27,11 +27,11 @@ struct Launched {
 struct Result {
   std::vector<double> losses, norms;
   double evaluation = 0;
-  Values first_grads, weights;                // not where ranks have parts of them
-  std::vector<std::string> executed, listed;  // of a rank that has layers
-  std::vector<Launched> launches;             // of the first step
+  Values first_grads, weights;                // empty if a rank has only parts of them
+  std::vector<std::string> executed, listed;  // actions of this rank
+  std::vector<Launched> launches;             // launches of the first step
   int64_t most_activations = 0;               // bytes
-  std::map<std::string, int64_t> units;       // bytes of their gradients
+  std::map<std::string, int64_t> units;       // bytes of the gradients of each unit
   schedule::ActionList actions;
 };
 
@@ -55,7 +55,7 @@ inline Values values(train::Trainer& t, const std::function<Tensor(model::ParamU
   return all;
 }
 
-// The launches of a step, and the actions that they show, in the order of their first launches.
+// Records the launches of a step, and their actions in the order of their first launches.
 class Watch {
  public:
   Watch(Device& device, std::vector<std::string>& actions, std::vector<Launched>& launches)
@@ -65,7 +65,8 @@ class Watch {
       launches.push_back({action, stream.id(), info.name, info.wire_bytes});
       const bool starts =
           !action.empty() && action[0] >= '0' && action[0] <= '9' && !action.ends_with("SHARD");
-      // One that was begun goes on only in turns with another, and with what that one sends.
+      // Launches of an action that has begun come again only in turns with another action and its
+      // send.
       const size_t recent = actions.size() - std::min<size_t>(3, actions.size());
       if (starts &&
           std::find(actions.begin() + ptrdiff_t(recent), actions.end(), action) == actions.end())
@@ -78,8 +79,9 @@ class Watch {
   Device& device_;
 };
 
-// Computations and messages: where parameters are gathered already, nothing is launched. Of those
-// that take turns the backward is first.
+// Returns the computations and messages of a list, which must be executed in this order. Other
+// actions may launch nothing, as a gather of gathered parameters. Of two computations that take
+// turns the backward comes first.
 inline std::vector<std::string> expected_actions(const schedule::ActionList& list) {
   std::vector<std::string> actions;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -92,7 +94,7 @@ inline std::vector<std::string> expected_actions(const schedule::ActionList& lis
 
 inline Result train_all(const Setup& s, Device& device, comm::World world, int64_t steps) {
   train::Trainer t = make_trainer(device, s.recipe, s.data, std::move(world));
-  // 5 samples: a last batch that is not full.
+  // 5 samples leave the last batch partly filled.
   const data::ValidationLoader validation(
       s.data, 5,
       {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
@@ -107,7 +109,7 @@ inline Result train_all(const Setup& s, Device& device, comm::World world, int64
     const auto& d = s.recipe.distributed;
     if (i == 0 && t.data_parallel().size() == 1 && d.tp_size == 1 && d.cp_size == 1)
       result.first_grads = values(t, [](model::ParamUnit& unit) { return unit.grad; });
-    if (i == steps / 2) t.evaluate(validation);  // leaves no trace
+    if (i == steps / 2) t.evaluate(validation);  // must not change the training
   }
   result.evaluation = t.evaluate(validation);
   if (t.tensor_parallel().size() == 1)
@@ -194,7 +196,7 @@ inline const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_
 
 struct Kind {
   const char* name;
-  int stages;  // per rank
+  int stages;  // stages per rank
 };
 inline const std::vector<Kind> kKinds{
     {"gpipe", 1},       {"1f1b", 1},       {"zero_bubble", 1},

@@ -1,4 +1,4 @@
-// The tiny training over ranks, and what it comes to.
+// Runs the tiny training over ranks, and collects its results.
 #pragma once
 #include <map>
 #include <memory>
@@ -15,7 +15,7 @@ struct Result {
   std::vector<double> losses, norms;
   std::vector<float> weights;  // after the last step
   double evaluation = 0;
-  std::map<std::string, std::vector<float>> gradients;  // of step 1, clipped
+  std::map<std::string, std::vector<float>> gradients;  // gradients of step 1, clipped
 };
 
 inline std::vector<float> whole_weights(train::Trainer& t) {
@@ -30,7 +30,7 @@ inline std::vector<float> whole_weights(train::Trainer& t) {
   return weights;
 }
 
-// From the first moments, which after one step are the gradients times 1 - beta.
+// Returns the first moments, which after one step are the gradients times 1 - beta.
 inline std::map<std::string, std::vector<float>> first_gradients(train::Trainer& t) {
   std::map<std::string, std::vector<float>> gradients;
   for (model::ParamUnit* unit : t.params().units()) {
@@ -45,7 +45,7 @@ inline Result train_all(
     const Recipe& r, Device& device, comm::World world, int64_t steps,
     std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>()) {
   train::Trainer trainer = make_trainer(device, r, data, std::move(world));
-  // 13 samples: a last batch that is not full.
+  // 13 samples leave the last batch partly filled.
   const data::ValidationLoader validation(
       data, 13,
       {.micro_batch = std::min<int64_t>(2, r.train.micro_batch_size),
@@ -57,7 +57,7 @@ inline Result train_all(
     result.losses.push_back(s.loss);
     result.norms.push_back(s.grad_norm);
     if (i == 0) result.gradients = first_gradients(trainer);
-    if (i == steps / 2) trainer.evaluate(validation);  // leaves no trace
+    if (i == steps / 2) trainer.evaluate(validation);  // must not change the training
   }
   result.evaluation = trainer.evaluate(validation);
   result.weights = whole_weights(trainer);
@@ -72,7 +72,7 @@ inline Result train_alone(
   return train_all(r, *device, comm::World::alone(), steps, std::move(data));
 }
 
-// Every rank's results.
+// Returns the result of every rank.
 inline std::vector<Result> train_ranks(
     int ranks, const std::vector<std::string>& changes, int64_t steps,
     const std::string& backend = "thread",
@@ -85,7 +85,7 @@ inline std::vector<Result> train_ranks(
   return results;
 }
 
-// Relative to the length of each parameter's gradient.
+// The bound is relative to the L2 norm of each parameter's gradient.
 inline void check_gradients(const Result& one, const Result& other, double bound) {
   REQUIRE(one.gradients.size() == other.gradients.size());
   for (const auto& [name, want] : one.gradients) {

@@ -1,5 +1,5 @@
-// A tiny training that every layout must repeat: a recipe, and data that is learnt within a few
-// steps.
+// A tiny training that every layout must repeat: a recipe, and data that a model learns within a
+// few steps.
 #pragma once
 #include <cmath>
 #include <string>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The program as a new user meets it: typical mistakes in a recipe and what they are told, exit codes, and the
-# commands that look without running.
+# Tests mtrain as a new user meets it: the messages for typical mistakes in a recipe, exit codes, and the commands that
+# show something without training.
 #   test/process/cli_test.sh <mtrain>
 set -u
 mtrain=$1
@@ -13,7 +13,7 @@ fail() {
   failures=$((failures + 1))
 }
 
-# expect <what> <exit code> <text>... -- <arguments of mtrain>...: all texts stand in the output.
+# expect <what> <exit code> <text>... -- <arguments of mtrain>...: requires that the output has all texts.
 expect() {
   local what=$1 code=$2
   local -a texts=()
@@ -29,7 +29,7 @@ expect() {
   done
 }
 
-# mistake <what> <text>... -- <recipe>: a recipe that must be refused with exit code 2, its file, and the texts.
+# mistake <what> <text>... -- <recipe>: requires that the recipe is refused with exit code 2, its path, and all texts.
 mistake() {
   local what=$1
   local -a texts=()
@@ -57,7 +57,7 @@ world=4 mistake "pp without a pipeline section" "pp_size 4 needs a pipeline sect
   "${base}distributed: {pp_size: 4}\n"
 world=4 mistake "dp_replicate_size under ddp" "dp_replicate_size" "fsdp2" -- \
   "${base}distributed: {strategy: ddp, dp_replicate_size: 2}\n"
-# All of a recipe's mistakes at once, in the order of its lines.
+# All mistakes of a recipe are reported at once, in the order of its lines.
 world=3 mistake "several mistakes" "misspelt" "tp_size 3" "bogus" -- \
   'model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, misspelt: 1}\ndistributed: {tp_size: 3}\noptimizer: {lr: bogus}\n'
 

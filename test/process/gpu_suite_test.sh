@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/gpu_suite.sh without a GPU: stand-ins for nvidia-smi, compute-sanitizer, PyTorch and the programs that need a GPU,
-# and the real mtrain, told to take the CPU. What the suite runs, what it says of each part, and that a part that fails or
-# hangs does not stop the others.
+# Tests scripts/gpu_suite.sh without a GPU, with stand-ins for nvidia-smi, compute-sanitizer, PyTorch and the programs
+# that need a GPU, and the real mtrain on the CPU: what the suite runs, what it reports about each part, and that a part
+# that fails or hangs does not stop the others.
 #   test/process/gpu_suite_test.sh <mtrain>
 set -u
 mtrain=$(realpath "$1")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# mtrain-launch with real processes: ranks train as one does, and whatever dies is named, within seconds.
+# Tests mtrain-launch with real processes: ranks train as one does, and a rank that dies is named within seconds.
 #   test/process/launch_test.sh <mtrain> <mtrain-launch>
 set -u
 mtrain=$(realpath "$1") launch=$(realpath "$2")
@@ -27,14 +27,14 @@ mixed_precision: fp32
 comm: {timeout_s: 20}
 YAML
 losses() { sed -n 's/.*"loss":\([0-9.e+-]*\).*/\1/p' "$1/metrics.jsonl"; }
-# start <name> <ranks> <setting>...: in the background, as $pid
+# start <name> <ranks> <setting>...: starts a training in the background, whose process is $pid
 start() {
   local name=$1 ranks=$2
   shift 2
   "$launch" --nproc_per_node="$ranks" --recipe "$work/r.yaml" "train.run_dir=$work/$name" "$@" >"$work/out" 2>&1 &
   pid=$!
 }
-# Waits until the run has made that many steps.
+# Waits until the run has made so many steps.
 await_steps() {
   local i
   for ((i = 0; i < 600; i++)); do
@@ -52,13 +52,13 @@ none_left() {
   done
   fail "$1: processes are left: $(pgrep -af "train.run_dir=$work/$1")"
 }
-# same_losses <what> <run> <reference run> <relative bound>: six steps of both
+# same_losses <what> <run> <reference run> <relative bound>: compares the losses of six steps
 same_losses() {
   paste <(losses "$work/$3") <(losses "$work/$2") |
     awk -v bound="$4" '{ d = $1 - $2; if (d < 0) d = -d; if (d > bound * $1) bad = 1; n++ } END { exit bad || n != 6 }' ||
     fail "$1 lose otherwise than $3: $(losses "$work/$2" | tr '\n' ' ')"
 }
-# A port that nothing holds, not even a connection that just ended, below those that outgoing connections take.
+# Prints a free port, which not even a connection that just ended holds, below the ports of outgoing connections.
 free_port() {
   python3 -c "
 import random, socket
@@ -149,7 +149,7 @@ says "a stopped rank" "of the group did not arrive"
 says "a stopped rank" "of group "  # dp_cp, or world where ranks agree to go on
 none_left stopped
 
-# --- a rank that dies or hangs in the midst of forward, a collective, the optimizer, a save ---
+# --- a rank that dies or hangs during forward, a collective, the optimizer, or a save ---
 for backend in auto gloo; do
   for at in "1 matmul_fc1_fwd" "1 all_reduce" "2 adamw" "0 save"; do
     read -r rank moment <<<"$at"

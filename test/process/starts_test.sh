@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ten starts of one recipe leave the same weights, bit for bit: in fp32 and in bf16, on one thread, two or three, alone
+# Tests that ten starts of a recipe give the same weights, bit for bit: in fp32 and bf16, on one to three threads, alone
 # and beside work that disturbs every measurement.
 #   test/process/starts_test.sh <mtrain>
 set -u

@@ -1,4 +1,4 @@
-// Attention by its definition, in float64.
+// A reference for attention: its definition, computed in float64.
 #pragma once
 #include <algorithm>
 #include <cmath>

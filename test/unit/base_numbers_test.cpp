@@ -1,4 +1,4 @@
-// dtypes, shapes, random numbers, texts.
+// Tests dtypes, shapes, random numbers and texts.
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -219,7 +219,7 @@ TEST_CASE("Philox gives its published numbers") {
   }
 }
 
-TEST_CASE("normal numbers do not depend on how a range is cut") {
+TEST_CASE("normal numbers do not depend on how a range is divided") {
   constexpr int64_t kCount = 1003;
   const uint64_t key = rng_key(1234, "layers.0.attention.qkv.weight");
   std::vector<float> whole(kCount);

@@ -1,4 +1,4 @@
-// The thread pool, files and shared libraries.
+// Tests the thread pool, files and shared libraries.
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -261,7 +261,7 @@ TEST_CASE("errors carry their hint, and checks their place") {
                                   Contains("check `x == 1` failed: x is 2") && Contains("bug"));
 }
 
-TEST_CASE("an overlay is told around every log line until it is taken away") {
+TEST_CASE("an overlay is called around every log line until it is removed") {
   struct Counting : log::Overlay {
     void interrupt(const std::function<void()>& write_line) override {
       ++calls;

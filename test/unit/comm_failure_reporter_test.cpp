@@ -1,4 +1,4 @@
-// Whom the ranks of a failing group name, by what they tell each other.
+// Tests which ranks a failing group names, from the reports of its ranks.
 #include "comm/failure_reporter.h"
 
 #include <thread>
@@ -11,11 +11,11 @@ using namespace mtrain::comm;
 namespace {
 
 struct Rank {
-  uint64_t call;  // of collectives, at its timeout
+  uint64_t call;  // the number of the collective in which the rank ran into its timeout
   bool answers = true;
 };
 
-// What `asked` throws when every rank that answers has run into its timeout.
+// Returns the message of rank `asked` after every rank that answers has run into its timeout.
 std::string verdict_of(const std::vector<Rank>& ranks, int asked) {
   const StoreServer server(0);
   const auto timeout = std::chrono::seconds(5);
@@ -34,7 +34,7 @@ std::string verdict_of(const std::vector<Rank>& ranks, int asked) {
 
 }  // namespace
 
-TEST_CASE("who does not answer is named, not who waits for it in an earlier call") {
+TEST_CASE("a rank that does not answer is named, not one that waits for it in an earlier call") {
   // Rank 1 stopped when rank 2 had all of call 13 and rank 0 had not.
   CHECK(verdict_of({{13}, {13, false}, {14}}, 2) == "rank 1 of the group did not arrive after 5 s");
   CHECK(verdict_of({{13}, {13, false}, {14}}, 0) == "rank 1 of the group did not arrive after 5 s");

@@ -1,5 +1,5 @@
-// What is gloo's own: addresses, its thread and connections, and failures that gloo alone would
-// turn into long waits or the end of the process.
+// Tests what only gloo has: addresses, its thread and connections, and failures that gloo itself
+// would turn into long waits or the end of the process.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -49,7 +49,7 @@ TEST_CASE("ranks talk over gloo only in a program that ignores SIGPIPE") {
 
 namespace {
 
-// Connections of this process that are not paced by bbr.
+// Returns how many connections of this process are not paced by bbr.
 int unpaced_connections() {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -66,7 +66,7 @@ int unpaced_connections() {
   return found;
 }
 
-// What the call throws on each rank; the ranks do not abort for each other.
+// Returns the message that `body` throws on each rank. The ranks do not abort each other.
 template <class Body>
 std::vector<std::string> failures(int ranks, double timeout_s, const Body& body) {
   std::vector<std::string> messages(static_cast<size_t>(ranks));
@@ -144,7 +144,7 @@ TEST_CASE("an abort ends calls under way and later ones, everywhere, with the fi
       g.abort("a later reason");
     }
     ++waiting;
-    // Of rank 3 begun later; of the others under way, one waiting for another.
+    // Rank 3 begins this call after its abort; the others are in it and wait for each other.
     const Tensor t = Tensor::empty(r.stream, {5 << 20}, DType::f32);
     g.all_reduce(t, Reduce::sum, r.stream);
   });

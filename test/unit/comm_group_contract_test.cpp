@@ -1,5 +1,5 @@
-// What every backend of communication promises: closed forms, exact in every dtype; order; failures
-// that unblock.
+// Tests the contract of every backend of communication: results equal closed forms, exactly in
+// every dtype; calls keep their order; and a failure unblocks the peers.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -14,7 +14,7 @@ using namespace mtrain::comm;
 
 namespace {
 
-// Catch's macros are not for several threads.
+// The ranks use this function, since the macros of Catch are not safe in several threads.
 void require(bool ok, const std::string& what) {
   if (!ok) throw BugError(what);
 }
@@ -29,10 +29,11 @@ void require_values(const TestRank& r, const Tensor& t,
   }
 }
 
-// Small integers, exact in bf16 after any sum over 8 ranks; a value names its rank and place.
+// Returns small integers that depend on rank and index, and whose sums over 8 ranks bf16 holds
+// exactly.
 double value(int rank, int64_t i) { return double((i * 3 + rank) % 13); }
 
-// Around the edges of slots and pieces, odd, one, and none.
+// No element, one, an odd number, and more than a slot or a piece holds.
 const std::vector<int64_t> kCounts{0, 1, 1001, (1 << 18) + 3};
 
 void on_all(const std::function<void(TestRank&)>& body, std::vector<int> sizes = {2, 3, 4}) {

@@ -1,5 +1,5 @@
-// The NCCL backend against a stand-in for the library: how ranks meet, what is called in which
-// order, and how calls that never end become errors. What NCCL itself does needs GPUs.
+// Tests the NCCL backend with a stand-in for the library: how ranks meet, which calls are made in
+// which order, and how calls that never end become errors. Tests of NCCL itself need GPUs.
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -24,9 +24,9 @@ namespace {
 
 class FakeNccl : public NcclApi {
  public:
-  // What the stream does: calls are reached, and end.
+  // Whether the stream reaches calls, and whether calls end.
   std::atomic<bool> reached{true}, ends{true};
-  std::atomic<int> polls{0};  // state() is under way that often
+  std::atomic<int> polls{0};  // how often state() still says "in progress"
   std::atomic<bool> fails{false};
   std::atomic<bool> never_ready{false};
 
@@ -111,7 +111,7 @@ class FakeNccl : public NcclApi {
   std::atomic<int> recorded_{0};
 };
 
-// A rank as its process would have it.
+// A rank with the objects that its process would have.
 struct Rank {
   std::shared_ptr<FakeNccl> nccl = std::make_shared<FakeNccl>();
   std::shared_ptr<Communicator> group;
@@ -134,7 +134,7 @@ struct Rank {
   }
 };
 
-// As many ranks as given, of a group of `n`, meet; what went wrong, by rank.
+// Lets the given ranks of a group of `n` meet, and returns each rank's error.
 std::vector<std::string> meet(std::vector<Rank>& ranks, int n, std::chrono::nanoseconds timeout,
                               const StoreServer& server, int first = 0) {
   std::vector<std::string> messages(ranks.size());
@@ -183,7 +183,7 @@ TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
 TEST_CASE("nccl: a rank that does not come is named, whichever it is") {
   for (const int first : {0, 1}) {
     StoreServer server(0);
-    std::vector<Rank> ranks(2);  // of three
+    std::vector<Rank> ranks(2);  // two of three ranks
     for (const auto& m : meet(ranks, 3, 300ms, server, first)) {
       CAPTURE(m);
       CHECK_THAT(m, Contains(fmt::format("rank {} of the group did not connect", first ? 0 : 2)));

@@ -123,8 +123,8 @@ TEST_CASE("a process knows its own identity, and that of one that ended") {
 
 namespace {
 
-// The ranks of a job, each a child process; 0 serves the store. The exit code is body's, or 9 for a
-// CommError, whose message goes into a pipe.
+// Runs each rank of a job in a child process; rank 0 serves the store. The exit code of a child is
+// that of `body`, or 9 for a CommError, whose message goes into a pipe.
 class Children {
  public:
   template <class Body>

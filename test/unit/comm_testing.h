@@ -1,4 +1,4 @@
-// Ranks as threads of the test, over every backend that this machine can run.
+// Runs ranks as threads of the test, over every backend that this machine supports.
 #pragma once
 #include <functional>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace mtrain {
 
-// What a rank of a test has: its world, a device and a stream for communication.
+// A rank of a test: its world, its device, and a stream for communication.
 struct TestRank {
   comm::World& world;
   Device& device;
@@ -18,9 +18,9 @@ struct TestRank {
   int rank() const { return world.rank(); }
   int size() const { return world.size(); }
 
-  // value(i) for i in [0, count), on this rank's device.
+  // Returns a tensor of value(i) for i in [0, count) on this rank's device.
   Tensor filled(int64_t count, DType dtype, const std::function<double(int64_t)>& value) const;
-  // The elements, as doubles; waits for the stream.
+  // Waits for the stream and returns the elements as doubles.
   std::vector<double> values(const Tensor& t) const;
 };
 
@@ -29,11 +29,12 @@ std::vector<std::string> comm_backends();
 struct TestRanksOptions {
   double timeout_s = 20;
   comm::Link link{};
-  std::function<std::unique_ptr<Device>()> device = {};  // of each rank; a CPU unless given
+  std::function<std::unique_ptr<Device>()> device =
+      {};  // makes each rank's device; a CPU by default
 };
 
-// Runs `body` as every rank; a rank that throws unblocks its peers, and the first failure is thrown
-// on. The stream sanitizer is on.
+// Runs `body` on every rank, with the stream sanitizer. A rank that throws unblocks its peers;
+// run_ranks() then throws the first failure.
 void run_ranks(int ranks, const std::string& backend, const std::function<void(TestRank&)>& body,
                const TestRanksOptions& options = {});
 

@@ -1,7 +1,7 @@
-// A stand-in of cuDNN's backend API: records descriptors, refuses what it is told to, and executes
-// plans by computing their operations one after another, in float64 but for what the graph rounds.
-// Of batches of unequal length it reads nothing behind the end: NaN stands there, and what is
-// written there is lost.
+// A stand-in for cuDNN's backend API. It records descriptors, refuses those that a test names, and
+// executes plans: it computes their operations one after another, in float64 except for tensors
+// that the graph rounds. In batches of unequal length, elements behind the end of a sequence read
+// as NaN, and writes to them are dropped.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -47,16 +47,16 @@ struct CudnnStandIn {
   struct Engine {
     bool deterministic = true;
     int64_t workspace = 0;
-    Status plan = Status::success;  // what finalizing its plan says
+    Status plan = Status::success;  // the status that finalizing its plan gives
   };
 
-  // --- what a test sets ---
-  std::vector<Engine> engines{Engine{}};  // of heuristic mode a
-  std::vector<Engine> fallback_engines;   // of the other
-  std::map<Kind, Status> refuse;          // at finalize
+  // --- members that a test sets ---
+  std::vector<Engine> engines{Engine{}};  // engines of heuristic mode a
+  std::vector<Engine> fallback_engines;   // engines of the fallback mode
+  std::map<Kind, Status> refuse;          // status that finalizing such a descriptor gives
   Status executing = Status::success;
   bool computes = true;  // false: an execution only counts
-  // --- what it looks at ---
+  // --- members that a test reads ---
   int alive = 0, plans = 0, executions = 0, most_workspace_used = 0;
   std::map<int64_t, std::vector<int64_t>> dims, strides;  // of tensors, by id
   std::map<int64_t, int64_t> narrowest_row;               // of those with the same offsets
@@ -71,7 +71,7 @@ struct CudnnStandIn {
   void* handle() { return this; }
 };
 
-// Computes an operation graph's operations.
+// Computes the operations of an operation graph.
 class GraphRun {
  public:
   using D = CudnnStandIn::Descriptor;
@@ -103,12 +103,13 @@ class GraphRun {
       if (d.values.count(Attribute::tensor_ragged_offset))
         offsets = &d.at(Attribute::tensor_ragged_offset);
     }
-    // Whose positions are the rows of a batch: the third dim, the last where it is transposed.
+    // Returns the dim of the rows of a batch: the third, or the last if the tensor is transposed.
     size_t row_dim() const { return strides[3] > strides[2] ? 3 : 2; }
   };
   static constexpr int64_t kNowhere = -1;
 
-  // Where a position of larger dims is in a tensor: repeated along dims that divide them.
+  // Returns the offset in `t` of position `at` of a tensor with dims `of`; elements repeat along
+  // dims that divide those of `of`.
   int64_t place(const Tensor& t, const Sizes& at, const Sizes& of) const {
     int64_t sum = 0;
     for (size_t i = t.offsets ? 1 : 0; i < t.dims.size(); ++i)
@@ -117,7 +118,7 @@ class GraphRun {
     const size_t row = t.row_dim();
     const int64_t id = t.offsets->one<int64_t>(Attribute::tensor_unique_id), b = at[0];
     const auto* const begins = static_cast<const int32_t*>(addresses_.at(id)) + b;
-    // A tensor of wider rows than the one that the offsets are of has them as many times.
+    // The offsets are those of the tensor with the narrowest rows; wider rows multiply them.
     const int64_t narrowest = CudnnStandIn::it().narrowest_row.at(id);
     const int64_t times = t.strides[row] / narrowest;
     if (at[row] * t.dims[row] / of[row] >= (begins[1] - begins[0]) / narrowest) return kNowhere;
@@ -192,13 +193,13 @@ class GraphRun {
         x_at[3] = y_at[2] = k;
         sum += read(x, x_at, x_of) * read(y, y_at, y_of);
       }
-      // Sums in memory are added to, as blocks of keys are done.
+      // Sums are added to the memory, since blocks of keys come one after another.
       const bool adds = !z.inside && z.type == DataType::float32;
       const int64_t offset = place(z, at);
       write(z, offset, sum + (adds ? read(z, offset) : 0));
     });
   }
-  void reshape(const D& d) {  // the same memory, seen otherwise
+  void reshape(const D& d) {  // gives the same memory another shape
     const Tensor x(d.at(Attribute::operation_reshape_x)), y(d.at(Attribute::operation_reshape_y));
     for_each(y.dims, [&](const Sizes& at) {
       const int64_t offset = place(y, at);

@@ -31,7 +31,7 @@ struct Folder : TemporaryFolder {
   int entries() const { return int(std::distance(fs::directory_iterator(path), {})); }
 };
 
-// No file of this process may grow beyond `bytes` while it lives: a disk that fills up.
+// Stands for a full disk: while it lives, no file of this process can grow beyond `bytes`.
 class SmallFiles {
  public:
   explicit SmallFiles(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -105,7 +105,7 @@ TEST_CASE("token files: what is written is read") {
   const Documents documents = {{1, 2, 3}, {largest}, {0, 0}, {7, 8, 9, 10}};
   {
     IndexedDatasetWriter writer(folder / "sub/data", type);
-    writer.end_document();  // without a token: dropped
+    writer.end_document();  // the document has no token and is dropped
     for (const auto& document : documents) {
       for (int32_t token : document) writer.add_tokens({&token, 1});
       writer.end_document();

@@ -1,4 +1,4 @@
-// Packing of documents, and the shares of a sequence that ranks compute.
+// Tests the packing of documents, and the shares of a sequence that ranks compute.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using namespace mtrain::data;
 
 namespace {
 
-// Documents of these lengths; token s of document d is 100 d + s.
+// Returns documents of these lengths; token s of document d is 100 d + s.
 std::shared_ptr<const IndexedDataset> documents_of(const std::vector<int32_t>& lengths) {
   const TemporaryFolder folder;
   IndexedDatasetWriter writer(folder / "d", TokenType::i32);
@@ -39,7 +39,7 @@ TEST_CASE("first fit puts each item into the first pack that has room") {
         std::vector<std::vector<int64_t>>{{0, 2}, {1, 3}, {4}, {5}});
   CHECK_THROWS_AS(first_fit({11}, 10), BugError);
   CHECK_THROWS_AS(first_fit({0}, 10), BugError);
-  // Against the definition.
+  // Compares with the definition of first fit.
   for (uint64_t seed = 0; seed < 20; ++seed) {
     std::vector<int64_t> lengths, room;
     for (uint64_t i = 0; i < 100; ++i)

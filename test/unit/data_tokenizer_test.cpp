@@ -28,7 +28,7 @@ std::vector<int32_t> ids(const Tokenizer& tokenizer, std::string_view text) {
 
 Json golden(const std::string& name) { return Json::parse(read_file(kGolden + name + ".json")); }
 
-// What the reader says about a tokenizer.json that `change` has spoilt.
+// Returns the error for a tokenizer.json that `change` has damaged.
 std::string complaint(const std::function<void(Json&)>& change) {
   Json json = golden("qwen2");
   change(json);
@@ -46,7 +46,7 @@ std::string random_bytes(std::mt19937& rng, size_t n) {
   return text;
 }
 
-// Words, marks, white space and malformed bytes, so that every branch of the patterns is met.
+// Returns words, marks, white space and malformed bytes, which reach every branch of the patterns.
 std::string random_mixture(std::mt19937& rng, int pieces) {
   static const std::vector<std::string> parts = {"the",
                                                  "Ship",

@@ -167,7 +167,7 @@ TEST_CASE("use and peaks are counted by category") {
   CHECK(memory.total().peak == 6144);
   {
     const Buffer grads = take(*device, compute, 2048, MemoryCategory::grads);
-    CHECK(memory.total().peak == 6144);  // of the sum, not the sum of the peaks
+    CHECK(memory.total().peak == 6144);  // the peak of the sum, not the sum of the peaks
   }
   CHECK(memory.peaks() ==
         "6.00 KiB: params 1.00 KiB, grads 2.00 KiB, optimizer 0 B, activations "
@@ -291,7 +291,7 @@ TEST_CASE("many random operations agree with a model") {
   };
   std::vector<Held> live;
   std::map<char*, char*> taken;    // [begin, end) of live buffers
-  std::map<char*, char*> waiting;  // of dropped ones that `other`, held up, has yet to touch
+  std::map<char*, char*> waiting;  // of dropped buffers that the blocked `other` may still touch
   int64_t current[kMemoryCategories] = {};
   int64_t peak[kMemoryCategories] = {};
   auto gate = std::make_unique<Gate>();

@@ -1,4 +1,4 @@
-// Capture and replay: what a graph does again, what it keeps, and what it refuses.
+// Tests capture and replay: what a graph repeats, what it keeps, and what it refuses.
 #include <algorithm>
 #include <optional>
 #include <vector>

@@ -164,7 +164,7 @@ TEST_CASE("ranges are compared, not buffers") {
   CHECK_NOTHROW(Rig::write(r.tp, "other", all_of(r.y)));
   r.tp.wait(r.compute.record());
   CHECK_NOTHROW(Rig::write(r.tp, "inside", part_of(r.x, 500, 600)));
-  // What `front` wrote around `inside` is still its own.
+  // The bytes around `inside` still belong to `front`.
   CHECK_THROWS_WITH(Rig::read(r.dp, "left", part_of(r.x, 400, 500)), Contains("`front`"));
   CHECK_THROWS_WITH(Rig::read(r.dp, "middle", part_of(r.x, 599, 600)), Contains("`inside`"));
   CHECK_THROWS_WITH(Rig::read(r.dp, "right", part_of(r.x, 600, 700)), Contains("`front`"));
@@ -234,7 +234,7 @@ TEST_CASE("fresh memory belongs to its home stream until an event says otherwise
 }
 
 TEST_CASE("an event that another thread records holds every launch that its clock promises") {
-  // As a worker does when it drops a buffer while the host launches.
+  // A worker may drop a buffer while the host launches.
   const auto control = std::make_shared<LimitedBackend::Control>();
   const auto device =
       Device::on(std::make_unique<LimitedBackend>(control), {.stream_sanitizer = true});

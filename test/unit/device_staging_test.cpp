@@ -1,4 +1,4 @@
-// Memory for copies under way, over events that the test ends.
+// Tests the memory for copies under way, with events that the test completes.
 #include <catch2/catch.hpp>
 
 #include "device/staging.h"

@@ -119,7 +119,7 @@ TEST_CASE("slowed computations take a multiple of their processor time, and othe
   };
   for (int i = 0; i < 20; ++i) device->stream(StreamKind::compute).launch({.name = "burn"}, burn);
   device->synchronize();
-  // What is not worth a sleep yet is left.
+  // A slowdown that is too short for a sleep is carried over.
   CHECK(sink.ns >= 5 * used - 1'000'000);
   device->set_timing_sink(nullptr);
 }
@@ -267,7 +267,7 @@ TEST_CASE("a device that is destroyed finishes its queues first") {
   }  // a failure that no one asked for does not end the process
 }
 
-TEST_CASE("the timing sink is told of every launch") {
+TEST_CASE("the timing sink gets every launch") {
   struct Sink : TimingSink {
     void record(const Timing& t) override {
       std::lock_guard lock(mutex);

@@ -1,4 +1,4 @@
-// What the tests of streams share.
+// Helpers for tests of streams: a gate that blocks a stream, and a CPU backend with limits.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -10,8 +10,8 @@
 
 namespace mtrain {
 
-// Holds a stream up until opened. Declared after the device, it opens before the device waits for
-// its streams, so that a failed check does not hang the test.
+// Blocks a stream until it is opened. Declare it after the device: its destructor then opens it
+// before the device waits for its streams, so that a failed check does not hang the test.
 class Gate {
  public:
   Gate() = default;
@@ -27,7 +27,7 @@ class Gate {
   std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-// The CPU backend under a limit of memory, whose streams can be made to refuse events.
+// A CPU backend with a limit of memory, whose streams can be told to refuse events.
 class LimitedBackend : public device::DeviceBackend {
  public:
   struct Control {

@@ -1,5 +1,5 @@
-// CPU streams that capture graphs: what they are given meanwhile is kept as closures, in the host's
-// order, and a replay runs all of it as one launch.
+// A CPU backend whose streams can capture graphs. A capture keeps the enqueued work as closures, in
+// the order of the host; a replay runs all of them as one launch.
 #pragma once
 #include <cstring>
 #include <map>
@@ -15,11 +15,12 @@ namespace mtrain {
 
 class RecordingBackend : public device::DeviceBackend {
  public:
-  // A launch of this name cannot be recorded: as a library that synchronizes would not let itself.
+  // A launch with the name `refused` cannot be captured, as the call of a library that
+  // synchronizes.
   explicit RecordingBackend(std::string refused = "") { shared_->refused = std::move(refused); }
   std::string description() const override { return "a CPU that captures graphs"; }
   bool is_cuda() const override { return false; }
-  // Launches of this name in all captures so far.
+  // Returns how many launches of this name all captures so far have.
   int captured(const std::string& name) const { return shared_->counts[name]; }
   int threads() const override { return 1; }
   std::unique_ptr<device::StreamBackend> make_stream(device::StreamId id) override {
@@ -38,11 +39,11 @@ class RecordingBackend : public device::DeviceBackend {
     std::string refused;
     std::vector<RecordingStream*> capturing;
     std::vector<Recorded> recorded;
-    bool invalid = false;               // as CUDA has it: the end of the capture fails
-    std::map<std::string, int> counts;  // of names
+    bool invalid = false;               // then end_capture() throws, as CUDA does
+    std::map<std::string, int> counts;  // captured launches by name
   };
 
-  // Tells what it was recorded in, so that streams join as they do on CUDA.
+  // Marks an event of a capture: a stream that waits for it joins the capture, as on CUDA.
   class RecordedEvent : public device::EventBackend {
    public:
     bool ready() const override { return false; }
@@ -105,7 +106,7 @@ class RecordingBackend : public device::DeviceBackend {
     }
 
    private:
-    // A recorded item counts among the stream's, as it does on CUDA.
+    // A captured item takes a number of its stream, as on CUDA, so an empty item is enqueued.
     void count(const device::LaunchTag& tag) {
       real_->enqueue({.name = tag.name, .number = tag.number}, [](const device::LaunchContext&) {});
     }

@@ -1,5 +1,5 @@
-// What cuBLASLt is asked for, held against a stand-in that computes as the library is documented
-// to: column-major matrices, an operation on each operand.
+// Tests the calls of cuBLASLt with a stand-in that computes what the library documents:
+// column-major matrices, with an operation on each operand.
 #include <catch2/catch.hpp>
 
 #include <stdexcept>
@@ -31,7 +31,7 @@ std::vector<double> library(const cuda::MatmulKey& key, const Array& a, const Ar
 
 }  // namespace
 
-TEST_CASE("the key asks a column-major library for the row-major product") {
+TEST_CASE("the key asks a column-major library for the row-major GEMM") {
   const int64_t M = 5, N = 7, K = 3;
   const Array a = Array::normal(DType::f32, M * K, 1), b = Array::normal(DType::f32, K * N, 2);
   for (bool trans_a : {false, true})
@@ -117,7 +117,7 @@ TEST_CASE("what changes the algorithm changes the key") {
   REQUIRE(cuda::alignment_of(memory + 4) == 16);
 }
 
-TEST_CASE("operands of two types meet in fp32, and fp32 products become bf16 in a second step") {
+TEST_CASE("operands of two types meet in fp32, and fp32 results become bf16 in a second step") {
   const auto of = [](DType a, DType b, DType c) {
     return Matmul{.a = {nullptr, 0, a}, .b = {nullptr, 0, b}, .c_MN = {nullptr, 0, c}};
   };
@@ -142,7 +142,7 @@ TEST_CASE("a bias of another type, or off 16-byte borders, is copied") {
   REQUIRE(!cuda::must_copy_bias(with({}), bf16));
 }
 
-TEST_CASE("8-bit products go to the library as they are, if they fit it") {
+TEST_CASE("8-bit GEMMs go to the library as they are, if they fit it") {
   alignas(128) uint8_t memory[4096];
   const auto at = [&](int64_t offset, DType type) { return Span{memory + offset, 256, type}; };
   const DType e4m3 = DType::f8e4m3, e5m2 = DType::f8e5m2;

@@ -1,4 +1,4 @@
-// What cuDNN is asked for, through a stand-in of the library that computes the graphs it is given.
+// Tests the graphs that are given to cuDNN, with a stand-in for the library that computes them.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -234,7 +234,7 @@ TEST_CASE("attention takes the workspace that is planned, and what cuDNN takes f
                                                            .cudnn = true,
                                                            .fixed_order = fixed_order,
                                                            .documents = !c.borders.empty()});
-        // Up to the documents' table and the borders between tensors.
+        // The rest is the table of documents and padding between tensors.
         CHECK(bytes_taken >= planned + own);
         CHECK(bytes_taken <= planned + own + 1024);
       }
@@ -377,7 +377,8 @@ TEST_CASE("a plan is made once, and executed on the caller's stream") {
   REQUIRE((bench.library.plans == 2 && bench.attention->plans() == 2));
 }
 
-TEST_CASE("what the rules leave to our kernels does not reach the library, and why is told once") {
+TEST_CASE(
+    "attention that the rules leave to our kernels does not reach the library, with one note") {
   struct Lines : log::Overlay {
     Lines() { log::set_overlay(this); }
     ~Lines() override { log::set_overlay(nullptr); }

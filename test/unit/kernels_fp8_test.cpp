@@ -47,7 +47,7 @@ TEST_CASE("amax is the largest finite size, and scales bring it to the type's la
           REQUIRE(inverse[0] == Approx(1 / wanted).epsilon(1e-6));
         }
     }
-  // Of the smallest number there is the scale would be infinite.
+  // For the smallest positive number the scale would overflow to infinity.
   Array scale(DType::f32, 1), inverse(DType::f32, 1), amax(DType::f32, 1);
   cpu::run(Amax{Array::one(DType::f32, 1e-45), amax, scale, inverse});
   REQUIRE(std::isfinite(scale[0]));
@@ -121,7 +121,7 @@ TEST_CASE("delayed scales follow the last amax or the history's largest") {
   REQUIRE(history.values() == std::vector<double>{1, 0, 2, 1, 0, 1});
 }
 
-TEST_CASE("products of 8 bits equal those of the numbers that the operands stand for") {
+TEST_CASE("8-bit GEMMs equal those of the numbers that the operands stand for") {
   for (auto [ta, tb] : {std::pair{DType::f8e4m3, DType::f8e4m3},
                         {DType::f8e5m2, DType::f8e4m3},
                         {DType::f8e4m3, DType::f8e5m2}})

@@ -27,16 +27,16 @@ namespace {
 
 enum class Extra { none, bias, accumulate };
 
-// A matmul with its operands, and its result in float64.
-struct Diagnostic {
+// The operands of a matmul, and its result in float64.
+struct MatmulProblem {
   int64_t M, N, K;
   bool trans_a, trans_b;
   Extra extra;
   Array a, b, bias, c;
   std::vector<double> expected;
 
-  Diagnostic(int64_t rows, int64_t columns, int64_t inner, bool transposes_a, bool transposes_b,
-             Extra beside, DType ta, DType tb, DType tc)
+  MatmulProblem(int64_t rows, int64_t columns, int64_t inner, bool transposes_a, bool transposes_b,
+                Extra beside, DType ta, DType tb, DType tc)
       : M(rows),
         N(columns),
         K(inner),
@@ -87,11 +87,11 @@ struct Diagnostic {
   }
 };
 
-// Rows [row0, row1) and columns [column0, column1) of a problem's C, with the operands that they
+// Rows [row0, row1) and columns [column0, column1) of C, with the parts of the operands that they
 // need.
 class Piece {
  public:
-  Piece(const Diagnostic& p, int64_t row0, int64_t row1, int64_t column0, int64_t column1)
+  Piece(const MatmulProblem& p, int64_t row0, int64_t row1, int64_t column0, int64_t column1)
       : p_(p),
         row0_(row0),
         column0_(column0),
@@ -125,30 +125,30 @@ class Piece {
       for (int64_t j = column; j < column + columns; ++j) values.push_back(x[i * ld + j]);
     return Array(x.dtype(), values);
   }
-  const Diagnostic& p_;
+  const MatmulProblem& p_;
   int64_t row0_, column0_, M_, N_;
   Array a_, b_, bias_, c_;
 };
 
-std::string describe(const Diagnostic& p, MatmulBackend backend) {
+std::string describe(const MatmulProblem& p, MatmulBackend backend) {
   return fmt::format("{} M {} N {} K {} {}{} extra {} a {} b {} c {}", cpu::backend_name(backend),
                      p.M, p.N, p.K, p.trans_a ? "T" : "-", p.trans_b ? "T" : "-", int(p.extra),
                      dtype_name(p.a.dtype()), dtype_name(p.b.dtype()), dtype_name(p.c.dtype()));
 }
 
-std::vector<MatmulBackend> backends_of(Diagnostic& p) {
+std::vector<MatmulBackend> backends_of(MatmulProblem& p) {
   Array probe = p.c;
   return cpu::available_backends(p.args(probe));
 }
 
-void check_all_backends(Diagnostic& p, Closeness& close) {
+void check_all_backends(MatmulProblem& p, Closeness& close) {
   for (MatmulBackend backend : backends_of(p)) {
     INFO(describe(p, backend));
     REQUIRE(close(p.result(backend), p.expected, p.rule()) == "");
   }
 }
 
-// A copy that begins on a cache line.
+// A copy of an array that begins on a cache line.
 struct OnCacheLines {
   explicit OnCacheLines(const Array& x) : memory(size_t(x.size() * dtype_size(x.dtype()) + 64)) {
     void* data = memory.data();
@@ -186,13 +186,13 @@ TEST_CASE("matmul: every layout and type agrees with float64, every backend and 
     for (Size s : {Size{1, 1, 1}, Size{1, 17, 3}, Size{3, 1, 129}, Size{17, 33, 17},
                    Size{3, 129, 16}, Size{31, 20, 64}, Size{129, 65, 33}, Size{30, 50, 95}})
       for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
-        Diagnostic p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
+        MatmulProblem p(s.M, s.N, s.K, ta, tb, extra, a, b, c);
         check_all_backends(p, close);
       });
   });
 }
 
-TEST_CASE("matmul: sums cut over k, and results of several blocks") {
+TEST_CASE("matmul: sums split over k, and results of several blocks") {
   ThreadPool pool(2);
   const ThreadPool::Scope scope(&pool);
   for_each_isa([&](const char* isa) {
@@ -200,13 +200,14 @@ TEST_CASE("matmul: sums cut over k, and results of several blocks") {
     for (bool trans_a : {false, true})
       for (bool trans_b : {false, true})
         for (DType type : kFloats) {
-          Diagnostic longest(35, 70, 1301, trans_a, trans_b, Extra::bias, type, type, type);
+          MatmulProblem longest(35, 70, 1301, trans_a, trans_b, Extra::bias, type, type, type);
           check_all_backends(longest, close);
-          Diagnostic tall(4200, 5, 7, trans_a, trans_b, Extra::none, type, type, type);
+          MatmulProblem tall(4200, 5, 7, trans_a, trans_b, Extra::none, type, type, type);
           check_all_backends(tall, close);
-          Diagnostic wide(5, 4200, 600, trans_a, trans_b, Extra::none, type, type, type);
+          MatmulProblem wide(5, 4200, 600, trans_a, trans_b, Extra::none, type, type, type);
           check_all_backends(wide, close);
-          Diagnostic sum(30, 40, 1025, trans_a, trans_b, Extra::accumulate, type, type, DType::f32);
+          MatmulProblem sum(30, 40, 1025, trans_a, trans_b, Extra::accumulate, type, type,
+                            DType::f32);
           check_all_backends(sum, close);
         }
   });
@@ -218,7 +219,7 @@ TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
   Closeness close("matmul, K 8300");
   for (bool trans_b : {false, true})
     for (DType type : kFloats) {
-      Diagnostic p(9, 600, 8300, false, trans_b, Extra::bias, type, type, type);
+      MatmulProblem p(9, 600, 8300, false, trans_b, Extra::bias, type, type, type);
       for (MatmulBackend backend : backends_of(p)) {
         INFO(describe(p, backend));
         REQUIRE(close(p.result(backend), p.expected, p.rule()) == "");
@@ -227,10 +228,10 @@ TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
 }
 
 TEST_CASE("matmul: a result transposed through partial sums of a long k") {
-  // Of so few rows that every instruction set turns the product around; k is cut within a unit of
-  // work, and by so long a k that B is packed piece by piece.
+  // Has so few rows that every instruction set computes the transposed GEMM, with k split within a
+  // unit of work, and a k so long that B is packed piece by piece.
   for (int64_t K : {2100, 8300}) {
-    Diagnostic p(180, 600, K, false, true, Extra::none, DType::bf16, DType::bf16, DType::bf16);
+    MatmulProblem p(180, 600, K, false, true, Extra::none, DType::bf16, DType::bf16, DType::bf16);
     Closeness close(fmt::format("matmul, transposed partial sums, K {}", K));
     for_each_isa([&](const char* isa) {
       for (MatmulBackend backend : backends_of(p)) {
@@ -261,11 +262,11 @@ TEST_CASE("matmul: an empty sum is zero or the bias, an empty result is nothing"
   cpu::run(Matmul{.a = a, .b = b, .c_MN = c, .M = 0, .N = 3, .K = 0});
 }
 
-TEST_CASE("matmul: results do not depend on threads or on how M and N are cut") {
+TEST_CASE("matmul: results do not depend on threads or on how M and N are split") {
   for (DType type : kFloats)
     for (bool trans_a : {false, true})
       for (bool trans_b : {false, true}) {
-        Diagnostic p(150, 170, 2101, trans_a, trans_b, Extra::none, type, type, type);
+        MatmulProblem p(150, 170, 2101, trans_a, trans_b, Extra::none, type, type, type);
         for (MatmulBackend backend : backends_of(p)) {
           INFO(describe(p, backend));
           const Array alone = p.result(backend);
@@ -308,7 +309,7 @@ TEST_CASE(
                     K = draw(0, 3) == 0 ? draw(500, 1700)
                         : draw(0, 1)    ? draw(1, 300)
                                         : 32 * draw(1, 20);  // whole AMX tiles
-      Diagnostic p(M, N, K, ta, tb, extra, a, b, c);
+      MatmulProblem p(M, N, K, ta, tb, extra, a, b, c);
       for (MatmulBackend backend : backends_of(p)) {
         INFO(isa << ": " << describe(p, backend));
         const Array whole = p.result(backend);
@@ -335,7 +336,7 @@ TEST_CASE(
 }
 
 TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike") {
-  Diagnostic probe(1, 1, 1, false, false, Extra::none, DType::bf16, DType::bf16, DType::bf16);
+  MatmulProblem probe(1, 1, 1, false, false, Extra::none, DType::bf16, DType::bf16, DType::bf16);
   std::vector<MatmulBackend> backends = backends_of(probe);
   for (const auto& [backend, arithmetic] :
        {std::pair(MatmulBackend::native_bf16, Bf16Arithmetic::dot_products),
@@ -370,13 +371,13 @@ TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike
       }
 }
 
-TEST_CASE("matmul: gelu, its gradient and sums beside a product agree with float64") {
+TEST_CASE("matmul: gelu, its gradient and sums in the epilogue agree with float64") {
   const int64_t M = 5, N = 7, K = 13;
   const double pi = std::acos(-1.0);
   const auto inner = [&](double x) { return std::sqrt(2 / pi) * (x + 0.044715 * x * x * x); };
   const auto gelu = [&](double x) { return x / 2 * (1 + std::tanh(inner(x))); };
   const auto slope = [&](double x) { return (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6; };
-  const Diagnostic p(M, N, K, true, true, Extra::bias, DType::f32, DType::f32, DType::f32);
+  const MatmulProblem p(M, N, K, true, true, Extra::bias, DType::f32, DType::f32, DType::f32);
   Array product(DType::f32, M * N), y(DType::f32, M * N), sums = Array::normal(DType::f32, M, 9);
   const Array before = sums, at = Array::normal(DType::f32, M * N, 8);
   const Matmul m{.a = p.a,
@@ -422,7 +423,7 @@ TEST_CASE("matmul: two threads at once, with pools of their own and with one poo
   for (bool one_pool : {false, true}) {
     std::vector<std::thread> threads;
     std::vector<std::string> wrong(2);
-    std::vector<Diagnostic> diagnostics;
+    std::vector<MatmulProblem> diagnostics;
     for (int i = 0; i < 2; ++i)
       diagnostics.emplace_back(90 + i, 120, 700, false, true, Extra::none, DType::bf16, DType::f32,
                                DType::f32);

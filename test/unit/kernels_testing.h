@@ -1,5 +1,5 @@
-// What the kernels' tests share: typed arrays filled from float64 values, and loops over
-// instruction sets and types.
+// Helpers for tests of kernels: typed arrays that are filled from float64 values, and a loop over
+// instruction sets.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace mtrain::test {
 
-// Elements of a type known at run time, with a margin on either side that must stay untouched.
+// An array whose type is chosen at run time, with a margin on both sides that must stay untouched.
 class Array {
  public:
   Array(DType dtype, int64_t count)
@@ -28,7 +28,7 @@ class Array {
     for (int64_t i = 0; i < count_; ++i) set(i, values[i]);
   }
   static Array one(DType dtype, double value) { return Array(dtype, std::vector<double>{value}); }
-  // Normal numbers, a function of the key.
+  // Returns normally distributed numbers, which are a function of the key.
   static Array normal(DType dtype, int64_t count, uint64_t key, float std = 1) {
     std::vector<float> x(count);
     fill_normal(key, 0, count, std, x.data());
@@ -65,9 +65,8 @@ class Array {
       if (bytes_[i] != 0x5a || bytes_[bytes_.size() - 1 - i] != 0x5a) return false;
     return true;
   }
-  bool operator==(const Array& o) const {
-    return dtype_ == o.dtype_ && bytes_ == o.bytes_;
-  }  // bit by bit
+  // Compares bit by bit.
+  bool operator==(const Array& o) const { return dtype_ == o.dtype_ && bytes_ == o.bytes_; }
 
  private:
   static constexpr int64_t kMargin = 64;
@@ -77,7 +76,7 @@ class Array {
   std::vector<unsigned char> bytes_;
 };
 
-// fn(name) under every instruction set that this CPU has.
+// Calls fn(name) under every instruction set that this CPU has.
 inline void for_each_isa(const std::function<void(const char*)>& fn) {
   using namespace kernels::cpu;
   struct Restore {

@@ -1,4 +1,4 @@
-// Which rank a process is: the variables of every launcher.
+// Tests how a process finds its rank, by the variables of every launcher.
 #include <cstdlib>
 
 #include <catch2/catch.hpp>
@@ -13,7 +13,7 @@ using namespace mtrain::launch;
 
 namespace {
 
-// Sets variables for a test, and gives back what was there.
+// Sets environment variables for a test, and restores the former values.
 class Environment {
  public:
   Environment() {
@@ -90,7 +90,7 @@ TEST_CASE("a job has the same id at every restart") {
   CHECK(torchrun == "/tmp/torchelastic_a/none_b");
   env.set("TORCHELASTIC_ERROR_FILE", "/tmp/torchelastic_a/none_b/attempt_1/0/error.json");
   CHECK(job_from_environment().id == torchrun);
-  env.set("MTRAIN_JOB_ID", "host-1-2");  // of an mtrain-launch within
+  env.set("MTRAIN_JOB_ID", "host-1-2");  // set by an mtrain-launch under Slurm or torchrun
   CHECK(job_from_environment().id == "host-1-2");
 }
 

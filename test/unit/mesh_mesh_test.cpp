@@ -1,5 +1,5 @@
-// The mesh over random layouts: groups partition the world, coordinates round-trip, flattened axes
-// agree.
+// Tests the mesh over random layouts: groups partition the world, coordinates round-trip, and
+// flattened axes agree.
 #include <algorithm>
 #include <random>
 #include <set>
@@ -59,7 +59,7 @@ TEST_CASE("groups along every axis and every flattened axis partition the world"
     REQUIRE(device.world() == s.pp * s.dp_replicate * s.dp_shard * s.cp * s.tp);
     REQUIRE(moe.world() == device.world());
     for (const Mesh* mesh : {&device, &moe})
-      for (const auto& d : mesh->dims()) check_partition(*mesh, {d.axis});
+      for (const auto& d : mesh->axes()) check_partition(*mesh, {d.axis});
     for (const Axes& axes : {dp_axes(), dp_shard_cp_axes(), dp_cp_axes()})
       check_partition(device, axes);
   }
@@ -74,10 +74,10 @@ TEST_CASE("coordinates round-trip, and neighbours differ by the stride") {
         const auto at = mesh.coordinates(rank);
         REQUIRE(mesh.rank_of(at) == rank);
         for (size_t d = 0; d < at.size(); ++d) {
-          if (at[d] + 1 == mesh.dims()[d].size) continue;
+          if (at[d] + 1 == mesh.axes()[d].size) continue;
           auto next = at;
           ++next[d];
-          REQUIRE(mesh.rank_of(next) - rank == mesh.stride(mesh.dims()[d].axis));
+          REQUIRE(mesh.rank_of(next) - rank == mesh.stride(mesh.axes()[d].axis));
         }
       }
   }

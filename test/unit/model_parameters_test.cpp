@@ -118,7 +118,8 @@ TEST_CASE("the parts that ranks own are all of a unit, each element once, with t
 }
 
 namespace {
-// What a layer of grouped-query attention and a vocabulary have, on one of `ranks`.
+// The slices that one of `ranks` tensor-parallel ranks has of the parameters of a layer with
+// grouped-query attention and of a vocabulary.
 struct Slices {
   Slices(Stream& stream, int ranks, int rank, const Sharding& sharding) {
     const auto add = [&](const char* name, Shape shape, ShardSpec shard, int64_t rows = -1) {
@@ -146,7 +147,7 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
   Stream& stream = device->stream(device::StreamKind::compute);
   Slices alone(stream, 1, 0, {});
   for (const int ranks : {2, 4, 8})
-    for (const int owners : {1, 2}) {  // of data parallelism, which cut the slices once more
+    for (const int owners : {1, 2}) {  // ranks of data parallelism, which shard the slices again
       CAPTURE(ranks, owners);
       std::map<std::string, std::vector<int>> held;
       double counted = 0, want_counted = 0;

@@ -18,8 +18,8 @@ using Catch::Contains;
 
 namespace {
 
-// A terminal of so many columns, and a screen of one line that obeys \r, \n and "clear to the end
-// of the line".
+// A terminal of `columns`, and a screen of one line that obeys \r, \n and "clear to the end of the
+// line".
 class FakeTerminal {
  public:
   explicit FakeTerminal(int columns) : columns_(columns) {
@@ -34,10 +34,10 @@ class FakeTerminal {
   }
   int fd() const { return slave_; }
 
-  // Everything written so far, then what a person sees of it: `lines` done, and the `line` being
-  // drawn.
+  // Returns all bytes written so far. Sets `lines` and `line` to what a person sees: finished
+  // lines, and the line that is being drawn.
   std::string read() {
-    // The terminal passes bytes on in its own time: read up to a mark behind all of them.
+    // The terminal passes bytes on with a delay, so this reads up to a mark behind all of them.
     REQUIRE(::write(slave_, "\x01", 1) == 1);
     std::string out;
     while (out.empty() || out.back() != '\x01') {

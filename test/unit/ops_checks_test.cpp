@@ -1,4 +1,4 @@
-// A dtype that does not fit is refused where the operation is asked for, by name, before it is
+// Tests that an operation refuses a dtype that does not fit, by the tensor's name, before it is
 // enqueued.
 #include <catch2/catch.hpp>
 

@@ -1,5 +1,5 @@
-// What context parallelism is made of, with the ranks played one after another: the parts add up to
-// attention over the whole sequence.
+// Tests the operations of context parallelism, with all ranks computed one after another on one
+// device: the parts add up to attention over the whole sequence.
 #include <catch2/catch.hpp>
 
 #include <limits>
@@ -36,7 +36,7 @@ Tensor upload(Stream& stream, const Array& x, Shape shape) {
   return narrow;
 }
 
-// The values of some columns.
+// Returns the values of columns first to first + count - 1.
 std::vector<double> columns(Stream& stream, const Tensor& x_TN, int64_t first, int64_t count) {
   const std::vector<float> all = x_TN.to_host_float(stream);
   std::vector<double> some;
@@ -45,11 +45,11 @@ std::vector<double> columns(Stream& stream, const Tensor& x_TN, int64_t first, i
   return some;
 }
 
-// One layer's attention, cut over cp ranks.
+// The attention of one layer, with its sequence sharded over cp ranks.
 class Ranks {
  public:
   Ranks(Stream& stream, const Layout& l, DType type)
-      : on_(stream), l_(l), type_(type), lengths_(l.documents) {
+      : stream_(stream), l_(l), type_(type), lengths_(l.documents) {
     if (lengths_.empty()) lengths_ = {2 * l.cp * 21};
     S_ = std::accumulate(lengths_.begin(), lengths_.end(), int64_t(0));
     s_ = S_ / l.cp;
@@ -61,7 +61,7 @@ class Ranks {
     for (int64_t r = 0; r < l.cp; ++r) {
       qkv_of_.push_back(of_rank(qkv, r));
       dout_of_.push_back(of_rank(dout, r));
-      // What travels: keys and values without the queries.
+      // Ranks send each other keys and values, without the queries.
       kv_of_.push_back(Tensor::empty(stream, {s_ * l.B, 2 * l.G * kD}, type));
       ops::copy_blocks(stream, qkv_of_[r], kv_of_[r],
                        {{0, l.A * kD, 0, 0, s_ * l.B, 2 * l.G * kD}});
@@ -82,7 +82,7 @@ class Ranks {
         const int64_t j = (r + l_.cp - step) % l_.cp;
         const ops::AttentionBlock block = ring_block(r, j);
         if (step == 0) {
-          ops::attention_block(on_, block, q(r), k(j), v(j), merged);
+          ops::attention_block(stream_, block, q(r), k(j), v(j), merged);
           continue;
         }
         const int64_t first = block.q.begin, count = block.q.end - first;
@@ -90,20 +90,20 @@ class Ranks {
         ops::AttentionBlock local = block;
         local.q = {0, count};
         const Tensor queries = qkv_of_[r].rows(first * l_.B, block.q.end * l_.B);
-        ops::attention_block(on_, local, {queries}, k(j), v(j), part);
-        ops::attention_merge(on_, part, merged, first);
+        ops::attention_block(stream_, local, {queries}, k(j), v(j), part);
+        ops::attention_merge(stream_, part, merged, first);
       }
       results_.push_back(finish(merged));
     }
     std::vector<Tensor> dkv;
     for (int64_t r = 0; r < l_.cp; ++r) {
-      dq_.push_back(Tensor::empty(on_, {s_ * l_.B, l_.A * kD}, DType::f32));
-      dkv.push_back(Tensor::empty(on_, {s_ * l_.B, 2 * l_.G * kD}, DType::f32));
+      dq_.push_back(Tensor::empty(stream_, {s_ * l_.B, l_.A * kD}, DType::f32));
+      dkv.push_back(Tensor::empty(stream_, {s_ * l_.B, 2 * l_.G * kD}, DType::f32));
     }
     for (int64_t step = 0; step < l_.cp; ++step)
       for (int64_t r = 0; r < l_.cp; ++r) {
         const int64_t j = (r + l_.cp - step) % l_.cp;
-        ops::attention_block_backward(on_, ring_block(r, j), q(r), k(j), v(j), results_[r],
+        ops::attention_block_backward(stream_, ring_block(r, j), q(r), k(j), v(j), results_[r],
                                       dout_of_[r],
                                       {{dq_[r]}, {dkv[j]}, {dkv[j], l_.G}, step > 0, step > 0});
       }
@@ -112,27 +112,27 @@ class Ranks {
 
   // Keys of all ranks at once: each chunk of queries against the keys up to its end.
   void all_gather() {
-    const Tensor kv = to_sequence(kv_of_), dkv = Tensor::empty(on_, kv.shape(), DType::f32);
-    ops::fill(on_, dkv, 0);
+    const Tensor kv = to_sequence(kv_of_), dkv = Tensor::empty(stream_, kv.shape(), DType::f32);
+    ops::fill(stream_, dkv, 0);
     for (int64_t r = 0; r < l_.cp; ++r) {
       ops::AttentionResult merged = empty_result(s_);
       std::vector<ops::AttentionBlock> blocks;
       for (int64_t half : {0, 1}) blocks.push_back(chunk_block(half, half ? 2 * l_.cp - 1 - r : r));
       for (const auto& block : blocks) {
         if (&block == &blocks[0] || l_.documents.empty()) {
-          ops::attention_block(on_, block, q(r), {kv}, {kv, l_.G}, merged);
+          ops::attention_block(stream_, block, q(r), {kv}, {kv, l_.G}, merged);
         } else {
           const ops::AttentionResult part = empty_result(s_);
-          ops::attention_block(on_, block, q(r), {kv}, {kv, l_.G}, part);
-          ops::attention_merge(on_, part, merged, 0);
+          ops::attention_block(stream_, block, q(r), {kv}, {kv, l_.G}, part);
+          ops::attention_merge(stream_, part, merged, 0);
         }
       }
       results_.push_back(finish(merged));
-      dq_.push_back(Tensor::empty(on_, {s_ * l_.B, l_.A * kD}, DType::f32));
-      ops::fill(on_, dq_[r], 0);
+      dq_.push_back(Tensor::empty(stream_, {s_ * l_.B, l_.A * kD}, DType::f32));
+      ops::fill(stream_, dq_[r], 0);
       for (const auto& block : blocks)
-        ops::attention_block_backward(on_, block, q(r), {kv}, {kv, l_.G}, results_[r], dout_of_[r],
-                                      {{dq_[r]}, {dkv}, {dkv, l_.G}, true, true});
+        ops::attention_block_backward(stream_, block, q(r), {kv}, {kv, l_.G}, results_[r],
+                                      dout_of_[r], {{dq_[r]}, {dkv}, {dkv, l_.G}, true, true});
     }
     dkv_ = dkv;
   }
@@ -155,7 +155,7 @@ class Ranks {
   }
 
   void check(const AttentionReference& ref, Closeness& close) {
-    // The rules of attention in one piece, kernels_attention_test.cpp.
+    // These are the tolerances of kernels_attention_test.cpp.
     const double D = double(kD), rows = double(S_ * l_.A / l_.G);
     const auto rule = [&](double terms, double scale) {
       return Rule{.dtype = type_, .K = terms, .scale = scale, .sums = DType::f32};
@@ -166,7 +166,7 @@ class Ranks {
     };
     const auto near = [&](const Tensor& got, int64_t first, int64_t heads,
                           const std::vector<double>& want, const Rule& allowed) {
-      return close(Array(DType::f64, columns(on_, got, first * kD, heads * kD)), want, allowed);
+      return close(Array(DType::f64, columns(stream_, got, first * kD, heads * kD)), want, allowed);
     };
     std::vector<Tensor> out;
     for (const auto& result : results_) out.push_back(result.out_TN);
@@ -187,17 +187,17 @@ class Ranks {
     return ops::balanced_to_sequence(rows, l_.cp, width);
   }
   Tensor to_ranks(const Tensor& x) const {
-    const Tensor y = Tensor::empty(on_, x.shape(), x.dtype());
-    ops::copy_blocks(on_, x, y, ops::inverse(order(x.dim(1))));
+    const Tensor y = Tensor::empty(stream_, x.shape(), x.dtype());
+    ops::copy_blocks(stream_, x, y, ops::inverse(order(x.dim(1))));
     return y;
   }
   Tensor to_sequence(const std::vector<Tensor>& parts) const {
     const int64_t rows = parts[0].dim(0), width = parts[0].dim(1);
-    const Tensor ranks = Tensor::empty(on_, {l_.cp * rows, width}, parts[0].dtype());
+    const Tensor ranks = Tensor::empty(stream_, {l_.cp * rows, width}, parts[0].dtype());
     for (int64_t r = 0; r < l_.cp; ++r)
-      ops::copy_blocks(on_, parts[r], ranks, {{0, 0, r * rows, 0, rows, width}});
-    const Tensor whole = Tensor::empty(on_, ranks.shape(), ranks.dtype());
-    ops::copy_blocks(on_, ranks, whole, order(width));
+      ops::copy_blocks(stream_, parts[r], ranks, {{0, 0, r * rows, 0, rows, width}});
+    const Tensor whole = Tensor::empty(stream_, ranks.shape(), ranks.dtype());
+    ops::copy_blocks(stream_, ranks, whole, order(width));
     return whole;
   }
 
@@ -205,7 +205,7 @@ class Ranks {
   ops::Heads k(int64_t j) const { return {kv_of_[j]}; }
   ops::Heads v(int64_t j) const { return {kv_of_[j], l_.G}; }
   Tensor ids(const std::vector<int32_t>& x) const {
-    return Tensor::from_host(on_, {int64_t(x.size())}, x);
+    return Tensor::from_host(stream_, {int64_t(x.size())}, x);
   }
 
   ops::AttentionBlock base() const {
@@ -254,13 +254,13 @@ class Ranks {
   }
 
   ops::AttentionResult empty_result(int64_t positions) const {
-    return {Tensor::empty(on_, {positions * l_.B, l_.A * kD}, DType::f32),
-            Tensor::empty(on_, {l_.B, l_.A, positions}, DType::f32)};
+    return {Tensor::empty(stream_, {positions * l_.B, l_.A * kD}, DType::f32),
+            Tensor::empty(stream_, {l_.B, l_.A, positions}, DType::f32)};
   }
   ops::AttentionResult finish(const ops::AttentionResult& merged) const {
     if (type_ == DType::f32) return merged;
-    const Tensor out = Tensor::empty(on_, merged.out_TN.shape(), type_);
-    ops::cast(on_, merged.out_TN, out);
+    const Tensor out = Tensor::empty(stream_, merged.out_TN.shape(), type_);
+    ops::cast(stream_, merged.out_TN, out);
     return {out, merged.lse};
   }
 
@@ -268,15 +268,15 @@ class Ranks {
     // (B, A, s) of a rank to one row a position, which the order of chunks can be applied to.
     std::vector<Tensor> rows;
     for (const auto& result : results_) {
-      const std::vector<float> lse = result.lse.to_host<float>(on_);
+      const std::vector<float> lse = result.lse.to_host<float>(stream_);
       std::vector<float> by_row(lse.size());
       for (int64_t b = 0; b < l_.B; ++b)
         for (int64_t a = 0; a < l_.A; ++a)
           for (int64_t s = 0; s < s_; ++s)
             by_row[size_t((s * l_.B + b) * l_.A + a)] = lse[size_t((b * l_.A + a) * s_ + s)];
-      rows.push_back(Tensor::from_host(on_, {s_ * l_.B, l_.A}, by_row));
+      rows.push_back(Tensor::from_host(stream_, {s_ * l_.B, l_.A}, by_row));
     }
-    const std::vector<float> got = to_sequence(rows).to_host<float>(on_);
+    const std::vector<float> got = to_sequence(rows).to_host<float>(stream_);
     for (int64_t b = 0; b < l_.B; ++b)
       for (int64_t a = 0; a < l_.A; ++a)
         for (int64_t s = 0; s < S_; ++s) {
@@ -286,7 +286,7 @@ class Ranks {
         }
   }
 
-  Stream& on_;
+  Stream& stream_;
   Layout l_;
   DType type_;
   std::vector<int64_t> lengths_;

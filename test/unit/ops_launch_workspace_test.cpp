@@ -1,5 +1,5 @@
-// Memory that a launch's kernels take, over a device whose launches do their work where they are
-// enqueued, as CUDA's do.
+// Tests the workspace that the kernels of a launch take, on a device that does the work of a launch
+// when it is enqueued, as CUDA does.
 #include <catch2/catch.hpp>
 
 #include <optional>
@@ -19,12 +19,13 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// Of a graph, too, launches do their work once, in the capture: a replay only has its addresses.
+// A backend that does the work of a launch when it is enqueued. It does so in a capture, too, since
+// kernels take their memory then; a replay only has the addresses.
 class InlineBackend : public device::DeviceBackend {
  public:
   struct Control {
     int64_t limit = INT64_MAX, used = 0;  // bytes
-    int64_t waits = 0;                    // of the host for a stream
+    int64_t waits = 0;                    // how often the host has waited for a stream
     bool capturing = false;
   };
   explicit InlineBackend(std::shared_ptr<Control> control) : control_(std::move(control)) {}
@@ -102,8 +103,8 @@ struct Bench {
 std::vector<void*> run(Stream& stream, const std::vector<int64_t>& bytes) {
   std::vector<void*> taken;
   stream.launch({.name = "kernel"}, [&](const device::LaunchContext&) {
-    LaunchWorkspace scratch(stream);
-    const WorkspaceScope from(scratch);
+    LaunchWorkspace workspace(stream);
+    const WorkspaceScope from(workspace);
     for (const int64_t b : bytes) taken.push_back(WorkspaceScope::current()->allocate(size_t(b)));
     for (void* p : taken) WorkspaceScope::current()->release(p);
   });
@@ -134,22 +135,22 @@ TEST_CASE("memory that a kernel keeps when it throws is free, and other memory i
   Bench b;
   CHECK_THROWS_WITH(b.compute.launch({.name = "kernel"},
                                      [&](const device::LaunchContext&) {
-                                       LaunchWorkspace scratch(b.compute);
-                                       scratch.allocate(kMiB);
+                                       LaunchWorkspace workspace(b.compute);
+                                       workspace.allocate(kMiB);
                                        throw RunError("broken");
                                      }),
                     Contains("broken"));
   CHECK(b.workspace().current == 0);
-  LaunchWorkspace scratch(b.compute);
+  LaunchWorkspace workspace(b.compute);
   int elsewhere = 0;
-  void* const mine = scratch.allocate(kMiB);
-  scratch.release(&elsewhere);  // logged
+  void* const mine = workspace.allocate(kMiB);
+  workspace.release(&elsewhere);  // logged
   CHECK(b.workspace().current == kMiB);
-  scratch.release(mine);
+  workspace.release(mine);
   CHECK(b.workspace().current == 0);
 }
 
-TEST_CASE("where scratch memory comes from holds for a scope and for its thread alone") {
+TEST_CASE("where workspace comes from holds for a scope and for its thread alone") {
   Bench b;
   CHECK(WorkspaceScope::current() == nullptr);
   LaunchWorkspace outer(b.compute), inner(b.compute);
@@ -216,7 +217,7 @@ TEST_CASE("kernels in a capture take the graph's memory, which stays its own unt
   CHECK(run(b.compute, {32 * kMiB}) == outside);
   b.control->limit = b.control->used;
   CHECK_THROWS_AS(b.buffer(33 * kMiB), RunError);
-  CHECK(b.control->used == 32 * kMiB);  // what is in no graph went back
+  CHECK(b.control->used == 32 * kMiB);  // memory that is in no graph went back
   CHECK(run(b.compute, {32 * kMiB}) != captured);
   graph->replay();
   graph.reset();

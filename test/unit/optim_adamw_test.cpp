@@ -1,4 +1,4 @@
-// AdamW and clipping over parameter units, against float64.
+// Compares AdamW and clipping over parameter units with float64.
 #include <cmath>
 #include <limits>
 
@@ -96,8 +96,8 @@ TEST_CASE("three updates equal the float64 rule, with decay only where a paramet
 
 namespace {
 
-// What tensor parallelism and sharding leave a rank of a model in bf16, its gradients, and three
-// updates without master weights.
+// A rank's part of a bf16 model under tensor parallelism and sharding, after three updates without
+// master weights.
 struct Rounded {
   Rounded(int tp, int tp_rank, const model::Sharding& sharding)
       : device(Device::cpu(1, {})), stream(device->stream(device::StreamKind::compute)) {
@@ -134,7 +134,7 @@ struct Rounded {
     const Tensor scale = Tensor::from_host<float>(stream, {1}, {1.0f});
     for (int64_t step = 1; step <= 3; ++step) adamw.step(stream, step, 0.01f, scale);
   }
-  // Puts what this rank owns of a parameter where it belongs in the layout-free one.
+  // Copies the part of a parameter that this rank owns to its place in the layout-free tensor.
   void collect(const std::string& name, std::vector<float>& whole) {
     const model::Parameter& p = *params.find(name);
     whole.resize(size_t(p.whole_shape().count()), -1e9f);

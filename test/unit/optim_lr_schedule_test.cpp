@@ -1,4 +1,4 @@
-// Learning rates against their closed forms.
+// Compares learning rates with their closed forms.
 #include <cmath>
 #include <numbers>
 
@@ -31,7 +31,7 @@ LrSchedule schedule(const recipe::LrSchedulerConfig& c, int64_t train_steps = 10
   return LrSchedule(plan::lr_schedule_options(optimizer, c, train_steps));
 }
 
-// One rounding to fp32 of a value computed in double.
+// Allows one rounding to fp32 of a value that is computed in double.
 Approx near(double x) { return Approx(x).epsilon(1e-6); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The attention cores of context parallelism against attention on one rank; watched by the stream
+// Compares the attention cores of context parallelism with attention on one rank, under the stream
 // sanitizer.
 #include <catch2/catch.hpp>
 
@@ -32,15 +32,15 @@ const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
                                {"window", 2, 8, {}, 11},
                                {"window over documents", 1, 8, {8, 72, 24, 104, 4}, 11}};
 
-// The whole sequence, on every rank.
-struct Diagnostic {
+// The operands of attention over the whole sequence, which every rank can make.
+struct AttentionProblem {
   Case c;
   int cp;
   DType type;
-  int64_t S = 0;                   // of the whole
-  std::vector<int64_t> documents;  // over all ranks
+  int64_t S = 0;                   // tokens of the whole sequence
+  std::vector<int64_t> documents;  // lengths over all ranks
 
-  Diagnostic(const Case& of, int ranks, DType dtype) : c(of), cp(ranks), type(dtype) {
+  AttentionProblem(const Case& of, int ranks, DType dtype) : c(of), cp(ranks), type(dtype) {
     for (const int64_t n : c.documents) documents.push_back(n * cp / 2);
     S = documents.empty() ? 2 * cp * 13
                           : std::accumulate(documents.begin(), documents.end(), int64_t(0));
@@ -54,7 +54,7 @@ struct Diagnostic {
   }
   Tensor qkv(Stream& stream) const { return values(stream, N(), 1); }
   Tensor dout(Stream& stream) const { return values(stream, kA * kD, 2); }
-  // Where the ranks' rows belong.
+  // Returns the blocks that bring the rows of all ranks into the order of the sequence.
   std::vector<ops::CopyBlock> order(int64_t width) const {
     std::vector<int64_t> rows = documents.empty() ? std::vector{S} : documents;
     for (int64_t& n : rows) n *= c.B;
@@ -83,8 +83,8 @@ struct Values {
   std::vector<float> out, dqkv;  // of the whole sequence
 };
 
-// What attention on one rank in fp32 makes of the same numbers.
-Values reference(const Diagnostic& problem) {
+// Returns what attention on one rank in fp32 gives for the same numbers.
+Values reference(const AttentionProblem& problem) {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
   const auto wide = [&](const Tensor& x) {
@@ -111,7 +111,7 @@ struct Levels {
   int first, second;
 };
 
-bool allowed(Type type, const Diagnostic& p, Levels levels) {
+bool allowed(Type type, const AttentionProblem& p, Levels levels) {
   const bool ring = type == Type::p2p || type == Type::a2a_p2p;
   if (ring && p.c.window) return false;
   if (type == Type::a2a) return p.c.G % p.cp == 0;
@@ -142,8 +142,8 @@ std::unique_ptr<model::AttentionCore> make_core(Type type, comm::World& world,
 
 // One layer of each type that the case allows, one after the other, then their backwards: the
 // layers share a ContextComm, as in a model.
-std::vector<Values> run(const Diagnostic& problem, const std::vector<Type>& types, Levels levels,
-                        bool overlap) {
+std::vector<Values> run(const AttentionProblem& problem, const std::vector<Type>& types,
+                        Levels levels, bool overlap) {
   const auto ranks = size_t(problem.cp);
   std::vector<Values> results(types.size());
   std::vector<std::vector<Values>> of_rank(ranks, std::vector<Values>(types.size()));
@@ -175,7 +175,7 @@ std::vector<Values> run(const Diagnostic& problem, const std::vector<Type>& type
       of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(stream),
                                          gradients[i].to_host_float(stream)};
   });
-  // Into the sequence's order.
+  // Brings the rows of all ranks into the order of the sequence.
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
   for (size_t i = 0; i < types.size(); ++i)
@@ -192,7 +192,7 @@ std::vector<Values> run(const Diagnostic& problem, const std::vector<Type>& type
   return results;
 }
 
-// Of the columns [begin, end) of rows of `width`.
+// Returns the error in the columns [begin, end) of rows of `width`.
 double relative_error(const std::vector<float>& got, const std::vector<float>& want, int64_t width,
                       int64_t begin, int64_t end) {
   REQUIRE(got.size() == want.size());
@@ -212,7 +212,7 @@ TEST_CASE("every core of context parallelism attends as one rank does") {
   for (const DType type : {DType::f32, DType::bf16})
     for (const int cp : {2, 4})
       for (const Case& c : kCases) {
-        const Diagnostic problem(c, cp, type);
+        const AttentionProblem problem(c, cp, type);
         const Values want = reference(problem);
         const std::vector<Levels> hierarchies =
             cp == 4 ? std::vector<Levels>{{2, 2}} : std::vector<Levels>{{2, 1}, {1, 2}};
@@ -240,7 +240,7 @@ TEST_CASE("every core of context parallelism attends as one rank does") {
 }
 
 TEST_CASE("three ranks give what one gives") {
-  const Diagnostic three({"three ranks", 2, 4, {}}, 3, DType::f32);
+  const AttentionProblem three({"three ranks", 2, 4, {}}, 3, DType::f32);
   const Values want = reference(three);
   for (const Values& v : run(three, {Type::p2p, Type::all_gather}, {1, 3}, true)) {
     CHECK(relative_error(v.out, want.out, 1, 0, 1) < 2e-6);

@@ -1,4 +1,4 @@
-// Where micro-batches can be CUDA graphs, which of them, and what is said where they cannot.
+// Tests when micro-batches can be CUDA graphs, which of them are, and the reason if none can be.
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 

@@ -1,4 +1,4 @@
-// Which 8-bit copies of weights are kept: those that a step takes more than once.
+// Tests which 8-bit copies of weights are kept: those that a step uses more than once.
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 

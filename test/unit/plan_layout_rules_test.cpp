@@ -1,5 +1,5 @@
-// Every rule of layouts, violated alone, and satisfied at its boundary: what divides what,
-// strategies, experts, pipelines, lengths.
+// Tests every rule of layouts, violated alone and satisfied at its boundary: divisibility,
+// strategies, experts, pipelines and lengths.
 #include "base/file.h"
 #include "recipe_cases.h"
 #include "temporary_folder.h"

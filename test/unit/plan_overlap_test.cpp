@@ -1,4 +1,4 @@
-// Rules of context parallelism and overlap, and what a layout makes of `auto`.
+// Tests the rules of context parallelism and overlap, and how a layout resolves `auto`.
 #include <cstdlib>
 
 #include "base/error.h"
@@ -410,7 +410,7 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
   CHECK_THAT(row(ring, "qkv_dgrad"), Contains("ring_exchange | ring_exchange"));
   CHECK_THAT(row(ring, "qkv_wgrad"), Contains("none") && Contains("scatters its own result"));
   CHECK_THAT(row(ring, "fc1_fprop"), Contains("two at a time"));
-  // What only a GPU has is told to have no effect where the recipe gives it.
+  // Settings that only a GPU has are reported as without effect if the recipe gives them.
   CHECK_THAT(row(ring, "*.num_sm"), Contains("- | none | num_sm, cga_size and set_sm_margin"));
   CHECK(row({}, "*.num_sm") == "no row");
   CHECK_THAT(row({"comm_overlap.tp_comm_overlap_cfg="
@@ -419,7 +419,7 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
              Contains("without fp8_buf"));
 }
 
-TEST_CASE("what the table tells of each GEMM is what tensor parallelism is given") {
+TEST_CASE("the table shows for each GEMM the method that tensor parallelism gets") {
   using Method = GemmOverlap::Method;
   const auto gemms = [](const std::string& cfg) {
     const Recipe r = recipe_of(
@@ -489,7 +489,7 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE(built(1, {"packed_sequence.packed_sequence_size=64"}).empty());
 }
 
-TEST_CASE("of pipelines, what is not executed yet is refused by name") {
+TEST_CASE("features of pipelines that are not executed yet are refused by name") {
   const auto built = [](const Overrides& o) {
     Diagnostics diagnostics;
     check_supported(recipe_of(8, o), diagnostics);

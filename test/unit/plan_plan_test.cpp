@@ -1,4 +1,4 @@
-// Sizes of published models, and the costs of pipeline schedules.
+// Tests the sizes of published models, the costs of pipeline schedules, and planned memory.
 #include <catch2/catch.hpp>
 
 #include "base/file.h"
@@ -167,7 +167,7 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
   CHECK(total("cuda", "8192") - total("cpu", "8192") < more);
 }
 
-TEST_CASE("logits are cut into chunks of equal size, of whole tiles where there are many rows") {
+TEST_CASE("logits are split into chunks of equal size, of whole tiles if there are many rows") {
   constexpr int64_t V = 64;
   const auto rows = [](int64_t T, int64_t most) { return logits_rows(T, V, most * V * 4); };
   CHECK(rows(24, 24) == 24);

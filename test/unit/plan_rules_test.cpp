@@ -1,5 +1,5 @@
-// Every rule of a recipe: violated alone, and satisfied at its boundary. Those of layouts are in
-// plan_layout_rules_test.cpp.
+// Tests every rule of a recipe, violated alone and satisfied at its boundary. The rules of layouts
+// are in plan_layout_rules_test.cpp.
 #include "recipe_cases.h"
 
 using namespace mtrain;

@@ -1,4 +1,4 @@
-// The recipe's schedules and lib/schedule's are the same ones.
+// Tests that recipes know the schedules of lib/schedule, and no others.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -96,7 +96,7 @@ TEST_CASE("what a table costs is what its lists say") {
   const TemporaryFolder folder;
   const std::string path = (folder / "schedule.csv").string();
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
-    // Of another name's rules nothing is left: the table alone counts.
+    // The rules of the schedule's name do not apply to its table.
     const schedule::ScheduleSize size{2, kind.fewest_stages, 8};
     write_file_atomic(path, schedule_csv(make_schedule(kind, size)));
     Diagnostics diagnostics;
@@ -108,7 +108,7 @@ TEST_CASE("what a table costs is what its lists say") {
     INFO(kind.name << diagnostics.text(recipe::Severity::error));
     REQUIRE_FALSE(diagnostics.has_errors());
     const ScheduleShape shape = make_plan(r, 2, 0).schedule_shape;
-    // A table has no pairs, whose results come at their common end.
+    // A table lists no pairs, and pairs give their results only at their common end.
     if (kind.name != "dualpipev")
       CHECK(bubble_fraction(shape) == Approx(bubble_fraction(kind, size)));
     for (int64_t rank = 0; rank < 2; ++rank) {

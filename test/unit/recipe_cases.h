@@ -1,4 +1,4 @@
-// Cases of recipe rules: settings on a small recipe, and what the rules must say about them.
+// Checks for the rules of recipes: what they must say about settings on a small recipe.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -24,7 +24,7 @@ inline const char* kBase =
 
 using Overrides = std::vector<std::string>;
 
-// What a case sets on the small recipe, for a world of that many ranks.
+// A case: the overrides that it sets on the small recipe, and the number of ranks.
 struct Setting {
   std::string what = "";
   int64_t world = 1;
@@ -48,26 +48,26 @@ inline int count(const Diagnostics& diagnostics, Severity severity) {
                                    [&](const auto& p) { return p.severity == severity; }));
 }
 
-// Some problem of that severity stands at `field`, and its reason contains `gist`.
-inline void expect_problem(const Setting& s, Severity severity, std::string_view field,
-                           std::string_view gist) {
+// Some diagnostic of that severity is about `field`, and its reason contains `gist`.
+inline void expect_diagnostic(const Setting& s, Severity severity, std::string_view field,
+                              std::string_view gist) {
   const Diagnostics diagnostics = check(s.world, s.set);
   INFO(s.what << "\n" << listed(diagnostics));
   CHECK(std::ranges::any_of(diagnostics.sorted(), [&](const auto& p) {
     return p.severity == severity && p.field == field && p.reason.find(gist) != std::string::npos;
   }));
-  // A rule violated alone gives one error, so that no rule repeats another's complaint.
+  // A single violated rule gives a single error: no rule repeats the error of another.
   CHECK(count(diagnostics, Severity::error) == (severity == Severity::error ? 1 : 0));
 }
 inline void expect_error(const Setting& s, std::string_view field, std::string_view gist) {
-  expect_problem(s, Severity::error, field, gist);
+  expect_diagnostic(s, Severity::error, field, gist);
 }
 inline void expect_warning(const Setting& s, std::string_view field, std::string_view gist) {
-  expect_problem(s, Severity::warning, field, gist);
+  expect_diagnostic(s, Severity::warning, field, gist);
 }
 // mtrain tells what it chose or adapted at `field`.
 inline void expect_resolved(const Setting& s, std::string_view field, std::string_view gist) {
-  expect_problem(s, Severity::resolved, field, gist);
+  expect_diagnostic(s, Severity::resolved, field, gist);
 }
 
 inline void expect_accepts(const Setting& s) {
@@ -75,7 +75,7 @@ inline void expect_accepts(const Setting& s) {
   INFO(s.what << "\n" << listed(diagnostics));
   CHECK_FALSE(diagnostics.has_errors());
 }
-// Accepts it without a warning.
+// The rules accept the setting without a warning.
 inline void expect_no_warning(const Setting& s) {
   const Diagnostics diagnostics = check(s.world, s.set);
   INFO(s.what << "\n" << listed(diagnostics));

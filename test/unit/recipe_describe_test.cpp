@@ -1,4 +1,4 @@
-// The schema's documents say what the loader does.
+// Tests that the documents made from the schema agree with the loader.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"

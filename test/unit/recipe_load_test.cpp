@@ -1,4 +1,4 @@
-// Loading, overriding, printing, and what mistakes in the text itself give.
+// Tests loading, overriding and printing of recipes, and the errors for mistakes in their text.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -272,7 +272,7 @@ TEST_CASE("a printed recipe loads to the same recipe") {
   REQUIRE(print_recipe(load(print_recipe(r, false)), false) == print_recipe(r, false));
 }
 
-TEST_CASE("the recipes of the house load at the world size that their head names") {
+TEST_CASE("the recipes of the repository load at the world size that their head names") {
   int count = 0;
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(std::string(MTRAIN_SOURCE_DIR) + "/recipes")) {

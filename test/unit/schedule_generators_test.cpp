@@ -1,4 +1,5 @@
-// Every schedule of every size that it can have is proved right, and costs what is published.
+// Proves every schedule right for every size that it can have, and compares its cost with the
+// published one.
 #include <algorithm>
 
 #include <catch2/catch.hpp>
@@ -85,7 +86,7 @@ TEST_CASE("every schedule of every legal size is proved right, within its bound"
   CHECK(proved > 5000);
 }
 
-TEST_CASE("so is every size of a group, and the order with overlapped experts") {
+TEST_CASE("every size of a group, and the order with overlapped experts, is proved right") {
   for (const char* name : {"interleaved_1f1b", "zero_bubble"}) {
     const ScheduleKind& kind = schedule_named(name);
     for (int64_t pp = 1; pp <= 6; ++pp)
@@ -264,7 +265,7 @@ TEST_CASE("sizes that a schedule cannot have are told with the nearest that it c
   CHECK_THAT(refused("gpipe", {int64_t{1} << 40, 1, int64_t{1} << 40}),
              Catch::Contains("too many to list"));
   CHECK_THAT(refused("zero_buble", {4, 2, 8}), Catch::Contains("did you mean zero_bubble?"));
-  // Of torch and of Megatron: one round of any length, and rests that are not too short.
+  // As in torch and Megatron, one round may have any length, and a rest must not be too short.
   for (const int64_t m : {5, 6, 7, 10, 12}) CHECK(refused("interleaved_1f1b", {4, 2, m}).empty());
   for (const auto& [m, group] : {std::pair{12, 6}, {10, 5}, {9, 9}})
     CHECK(refused("interleaved_1f1b", {4, 2, m, group}).empty());

@@ -1,4 +1,4 @@
-// Times, pictures, and what the passes put around computations.
+// Tests the simulated times, the pictures, and the actions that passes add around computations.
 #include <catch2/catch.hpp>
 
 #include <algorithm>

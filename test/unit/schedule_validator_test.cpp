@@ -1,4 +1,4 @@
-// Each kind of mistake, planted in a right schedule, is told with its place.
+// Plants each kind of mistake in a right schedule, and tests that it is reported with its place.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -192,7 +192,7 @@ TEST_CASE("a right schedule has no faults, in any state of lowering") {
     CHECK(schedule_faults(s, bounds(s)).empty());
 }
 
-TEST_CASE("each planted mistake is told with its place") {
+TEST_CASE("each planted mistake is reported with its place") {
   for (const auto& list : {in_computations(), in_messages(), in_weights()})
     for (const Planted& p : list) {
       INFO(p.what);

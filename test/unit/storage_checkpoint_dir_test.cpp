@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A checkpoint as a trainer makes one; its tensor holds the step, so that a mix of two would show.
+// Saves a checkpoint as a trainer does. Its tensor holds the step, so that a mix of two would show.
 void put_files(const CheckpointWriter& writer, int64_t step, int64_t count = 1000) {
   const std::vector<float> x(static_cast<size_t>(count), float(step));
   SafetensorsWriter model(writer.folder() / "model.safetensors", {{"x", DType::f32, {count}}});
@@ -41,7 +41,7 @@ fs::path save(const fs::path& root, int64_t step, int keep = 0) {
   return writer.commit();
 }
 
-// The step of the checkpoint that a resumed run would load, having read all of it; -1 when there is
+// Reads all of the checkpoint that a resumed run would load, and returns its step; -1 if there is
 // none.
 int64_t loaded_step(const fs::path& root) {
   const auto ref = find_latest(root);
@@ -60,7 +60,7 @@ std::set<std::string> names_in(const fs::path& root) {
   return names;
 }
 
-// A file system of 1 MiB, where the system lets this process make one.
+// A file system of 1 MiB, if the system lets this process make one.
 struct SmallDisk {
   explicit SmallDisk(fs::path at)
       : path(std::move(at)), ok(::mount("tmpfs", path.c_str(), "tmpfs", 0, "size=1m") == 0) {}
@@ -71,7 +71,7 @@ struct SmallDisk {
   bool ok;
 };
 
-// Runs `body` in a child process; returns its wait status.
+// Runs `body` in a child process and returns its wait status.
 template <class Body>
 int in_child(Body body) {
   const pid_t child = ::fork();
@@ -89,8 +89,8 @@ int in_child(Body body) {
   return status;
 }
 
-// Saves `step` in a child that is killed at its n-th commit step; false when the commit had fewer
-// steps.
+// Saves `step` in a child that is killed at its n-th commit step. Returns false if the commit has
+// fewer steps.
 bool killed_while_saving(const fs::path& root, int64_t step, int keep, int n) {
   const int status = in_child([&] {
     CheckpointWriter writer(root, step, keep);

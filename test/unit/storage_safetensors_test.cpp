@@ -19,8 +19,8 @@ using Catch::Contains;
 
 namespace {
 
-// A file of this header and so many data bytes, as another program, or a broken disk, may have left
-// it.
+// Writes a file of this header and so many bytes of data, as another program or a broken disk may
+// have left it.
 void write_raw(const std::filesystem::path& path, const std::string& header, size_t data_bytes,
                int64_t claimed = -1) {
   std::ofstream out(path, std::ios::binary);
@@ -264,7 +264,7 @@ TEST_CASE("a changed byte anywhere in the header never crashes the reader") {
       refused += complaint(path) != "(none)";  // anything but a UserError fails the test
     }
   }
-  // What passes is a changed name, or a padding blank that stays a blank.
+  // The files that pass have a changed name, or a padding blank that stays a blank.
   CHECK(refused > tried * 8 / 10);
 }
 

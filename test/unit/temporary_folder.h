@@ -1,4 +1,4 @@
-// A folder of its own for a test, deleted with everything in it at the end.
+// A new folder for a test. The destructor deletes it with everything in it.
 #pragma once
 #include <unistd.h>
 

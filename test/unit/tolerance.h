@@ -37,17 +37,16 @@ inline double element(const ConstSpan& s, int64_t i) {
 }
 
 struct Rule {
-  DType dtype = DType::f32;  // of the result
+  DType dtype = DType::f32;  // type of the result
   double K = 1, scale = 1;
-  DType sums =
-      dtype;  // of the sums behind an element: fp32 where only the result is rounded to bf16
+  DType sums = dtype;  // type of the sums behind an element: fp32 if only the result is bf16
   double allowed(double ref) const {
     return eps(dtype) * std::abs(ref) + eps(sums) * std::sqrt(K) * scale;
   }
 };
 
-// Collects comparisons of one test and says at its end how much of the tolerance the worst of them
-// used.
+// Makes the comparisons of one test, and prints at its end how much of the tolerance the worst
+// element has used.
 class Closeness {
  public:
   explicit Closeness(std::string what) : what_(std::move(what)) {}
@@ -57,7 +56,8 @@ class Closeness {
   Closeness(const Closeness&) = delete;
   Closeness& operator=(const Closeness&) = delete;
 
-  // Empty where all elements are close, else what is wrong: REQUIRE(close(got, ref, rule) == "").
+  // Returns an empty text if all elements are close, else the first that is not, as in
+  // REQUIRE(close(got, ref, rule) == "").
   std::string operator()(const ConstSpan& got, const std::vector<double>& ref, const Rule& rule) {
     if (got.count != int64_t(ref.size()))
       return std::to_string(got.count) + " elements, expected " + std::to_string(ref.size());
@@ -81,8 +81,8 @@ class Closeness {
   double used_ = 0;
 };
 
-// Central differences of a scalar function: d loss / d x[i] for every i. With h = 1e-4 and values
-// around 1 the error is about 1e-9, a hundredth of fp32's eps.
+// Returns d loss / d x[i] for every i by central differences of the scalar function. With h = 1e-4
+// and values around 1 the error is about 1e-9, a hundredth of fp32's eps.
 template <class Loss>
 std::vector<double> finite_difference(std::vector<double> x, const Loss& loss, double h = 1e-4) {
   std::vector<double> slope(x.size());

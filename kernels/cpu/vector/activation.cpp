@@ -5,7 +5,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements per chunk: worth more than waking a thread
+constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to wake a thread for
 
 // The normal distribution function. For z = |x| / sqrt 2 >= 0: erfc(z) = exp(-z^2) t P(t) with t =
 // 1 / (1 + 0.3 z), and P the Chebyshev interpolation of degree 8 over z in [0, 9.4] (relative
@@ -37,8 +37,8 @@ MT_INLINE Gate sigmoid_gate(Vf x) {
   return {open, e * open};
 }
 
-// y = x gate(x), and its slope. With u = c (x + a x^3), (1 + tanh u) / 2 = sigmoid(2 u), which is
-// accurate where it is small.
+// gelu as y = x gate(x), and its derivative. With u = c (x + a x^3), (1 + tanh u) / 2 = sigmoid(2
+// u), which is accurate where it is small.
 template <bool TANH>
 MT_INLINE Vf gelu(Vf x) {
   if constexpr (TANH)

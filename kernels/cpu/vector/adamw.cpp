@@ -20,7 +20,7 @@ struct Update {
         v(data_of<float>(a.v)),
         grad(data_of<float>(a.grad)) {}
 
-  // Element i's weight after the update; its moments are written.
+  // Returns the weight of element i after the update, and writes its moments.
   template <class Lanes>
   __attribute__((always_inline)) Vf operator()(int64_t i, Vf w, Lanes lanes) const {
     const Vf g = load(grad + i, lanes) * scale;
@@ -36,7 +36,8 @@ struct Update {
   const float* grad;
 };
 
-// base/rng.h's Philox, of which nothing may be inlined here, by half-words.
+// The Philox of base/rng.h by half-words, written again since vector files may not use its inline
+// functions.
 struct Random {
   __attribute__((always_inline)) uint32_t half(uint64_t key, int64_t n) {
     if (n / 8 != block) {
@@ -67,7 +68,7 @@ MT_INLINE int64_t number_of(const AdamWRounding& r, int64_t i) {
 
 MT_INLINE bf16 round_at_random(float w, uint32_t random) {
   const uint32_t u = __builtin_bit_cast(uint32_t, w);
-  if ((u & 0x7f800000u) == 0x7f800000u) return from_float<bf16>(w);  // nothing to add to
+  if ((u & 0x7f800000u) == 0x7f800000u) return from_float<bf16>(w);  // infinity or NaN
   return __builtin_bit_cast(bf16, uint16_t((u + random) >> 16));
 }
 

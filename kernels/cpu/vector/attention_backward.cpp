@@ -1,16 +1,16 @@
 // Backward of kernels/attention.h. A task owns the keys and the queries of all heads that share a
 // kv head: nothing is shared with another task, and every sum runs in the order of the sequence.
-// Where such tasks are too few for the threads, others own a block of queries or a block of keys
-// each; those compute the probabilities twice, and the same bits.
+// Where there are fewer such tasks than threads, a task owns a block of queries or a block of keys
+// instead; the probabilities are then computed twice, with the same bits.
 #include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kKeys = 128, kRows = 128;  // of a block
+constexpr int64_t kKeys = 128, kRows = 128;  // keys or query rows in a block
 constexpr int64_t kLd = kKeys + 16;
 
-// What a task writes: dq of some rows, dk and dv of some keys. The ends are those of blocks.
+// What a task writes: dq of some rows, dk and dv of some keys. The ranges consist of whole blocks.
 struct Share {
   int64_t row0, row1, key0, key1;
   bool dq, dkv;
@@ -20,23 +20,24 @@ struct Task {
   const AttentionShape& shape;
   const Share& share;
   int64_t D, padded, group;
-  // Of the block of keys.
+  // The block of keys.
   int64_t key0, keys;
   float *keys_t, *values_t, *key_rows, *dkeys, *dvalues;
-  // Of the block of queries.
+  // The block of queries.
   int64_t row0, rows;
   float *q, *dout, *probabilities, *dscores;
-  const float *lse, *delta;  // base 2; of the block's first row
-  float* dq;                 // row slabs of the head, of the share's rows
+  const float *lse, *delta;  // from the block's first row on; lse in base 2
+  float* dq;                 // row slabs of the head, for the share's rows
   const Seen* seen;
 };
 
 MT_INLINE void clear(float* p, int64_t floats) {
   for (int64_t i = 0; i < floats; i += kLanes)
-    store(p + i, Vf{});  // both ends of all users are vectors
+    store(p + i, Vf{});  // all callers clear whole vectors
 }
 
-// Probabilities and the gradient of scores of one panel of rows; then its share of dq.
+// Computes the probabilities and the gradients of the scores of one panel of rows, then its share
+// of dq.
 MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
   const int64_t width = slabs(t.keys) * W;
   // A panel may see nothing of the block, since its document or window begins beyond it: then c0 is
@@ -97,7 +98,7 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
          .add = true});
 }
 
-// The block's share of dv and dk of one panel of keys.
+// Adds the block's share of dv and dk of one panel of keys.
 MT_INLINE void keys_panel(const Task& t, int64_t j0, int64_t keys) {
   int64_t begin = 0, end = t.rows;
   while (begin < end && t.seen[begin].end <= t.key0 + j0) ++begin;
@@ -222,7 +223,8 @@ void backward(const AttentionBackward& args, int64_t head, const Share& share) {
     backward<bf16>(args, b, g, share);
 }
 
-// Seven products instead of five pay where whole heads would leave threads without work.
+// Splitting heads costs seven GEMMs instead of five, which pays where whole heads would leave
+// threads without work.
 MT_INLINE bool worth_splitting(int64_t heads, int64_t threads) {
   return 5 * div_up(heads, threads) * threads > 7 * heads;
 }
@@ -242,8 +244,8 @@ void run(const AttentionBackward& args) {
   const int64_t row_blocks = div_up(s.Sq, kRows), blocks = row_blocks + div_up(s.Skv, kKeys);
   parallel(heads * blocks, 1, [&](int64_t task, int64_t) {
     const int64_t head = task % heads, i = task / heads;
-    if (i < row_blocks) {  // under a causal mask the last rows and the first keys have the most
-                           // work: they go first
+    // Under a causal mask the last rows and the first keys have the most work: they go first.
+    if (i < row_blocks) {
       const int64_t row = (row_blocks - 1 - i) * kRows;
       backward(args, head, {row, min_of(s.Sq, row + kRows), 0, s.Skv, true, false});
     } else {

@@ -1,16 +1,16 @@
 // Forward of kernels/attention.h. A task owns a block of query rows of all heads that share a kv
-// head, and walks over blocks of keys whose bounds are fixed, so that neither threads nor the size
-// of a task change a bit.
+// head, and goes through blocks of keys whose bounds are fixed, so that neither the threads nor the
+// size of a task change a bit.
 #include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 constexpr int64_t kKeys = 256;  // keys in a block
-constexpr int64_t kLd =
-    kKeys + 16;  // between rows of scores: not a power of two, for the cache's sets
+// Floats between rows of scores: not a power of two, so that rows use different sets of the cache.
+constexpr int64_t kLd = kKeys + 16;
 constexpr int64_t kMaxRows = 256;        // query rows of a task, per head
-constexpr int64_t kMaxFloats = 1 << 17;  // of q or of the sums in a task: 512 KiB
+constexpr int64_t kMaxFloats = 1 << 17;  // floats of q, or of the sums, in a task: 512 KiB
 
 // Running maximum (base 2) and sum of a panel's rows, one row per lane.
 struct Softmax {
@@ -27,8 +27,8 @@ struct Task {
   float *out, *scores;
 };
 
-// Scores to probabilities relative to the running maximum. Returns what earlier sums are to be
-// multiplied with.
+// Turns scores into probabilities relative to the running maximum. Returns the factors by which
+// earlier sums are to be multiplied.
 MT_INLINE Vf update(const Task& t, Softmax& state, int64_t row0, int64_t rows, int64_t c0,
                     int64_t columns) {
   const float kInfinity = __builtin_inff();
@@ -184,7 +184,7 @@ void run(const AttentionForward& f) {
   rows = div_up(s.Sq, div_up(s.Sq, rows));
   const int64_t blocks = div_up(s.Sq, rows), heads = s.B * s.G;
   parallel(heads * blocks, 1, [&](int64_t begin, int64_t) {
-    // The last rows see the most keys under a causal mask: they go first, so that threads end
+    // Under a causal mask the last rows see the most keys. They go first, so that threads end
     // together.
     const int64_t block = blocks - 1 - begin / heads, head = begin % heads;
     const int64_t q0 = block * rows, q1 = min_of(s.Sq, q0 + rows);

@@ -8,7 +8,7 @@ namespace {
 template <class T>
 MT_INLINE void merge_head(const T* from, float from_lse, float* out, float& lse, int64_t D) {
   if (from_lse == -__builtin_inff()) return;
-  // The larger of the two counts 1, the other e^-difference: nothing overflows, -inf counts 0.
+  // The larger lse has weight 1, the other e^-difference: nothing overflows, and -inf has weight 0.
   const bool larger = from_lse > lse;
   const float e = __builtin_expf(larger ? lse - from_lse : from_lse - lse);
   const float one = 1 / (1 + e), other = e * one;

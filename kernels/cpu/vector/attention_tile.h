@@ -1,10 +1,10 @@
-// What attention's forward and backward share: packed operands, tiles on them, and which keys a row
-// sees.
+// Code that attention's forward and backward share: packed operands, tiles on them, and which keys
+// a row sees.
 //
-// Two packed layouts of a (rows, D) matrix, both fp32 and cut into slabs of kTileColumns (W):
-//   row slabs     [D / W][rows][W]: as B of a product over rows; as A with rows W apart and the
-//                 slabs one after another
-//   column slabs  [rows / W][D][W]: the transpose, as B of a product over D
+// A (rows, D) matrix has two packed layouts, both fp32 and split into slabs of kTileColumns (W):
+//   row slabs     [D / W][rows][W]: B of a GEMM that sums over rows; or A, with rows W apart and
+//                 the slabs one after another
+//   column slabs  [rows / W][D][W]: the transpose, B of a GEMM that sums over D
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/cpu/thread_scratch.h"
@@ -33,8 +33,8 @@ MT_INLINE Rows<T> rows_of(const HeadSpan& v, const AttentionShape& s, int64_t b,
   return {data_of<T>(v.data) + b * v.token_stride + head * s.D, s.B * v.token_stride};
 }
 
-// Row slabs of x, times `factor`; `total` rows per slab, of which these start at out's row. The
-// last slab is padded with 0.
+// Writes row slabs of x, times `factor`. A slab has `total` rows, of which `rows` are written,
+// beginning at `out`. The last slab is padded with 0.
 template <class T>
 MT_INLINE void pack_rows(Rows<const T> x, int64_t first, int64_t rows, int64_t D, float factor,
                          float* out, int64_t total) {
@@ -53,7 +53,7 @@ MT_INLINE void pack_rows(Rows<const T> x, int64_t first, int64_t rows, int64_t D
   }
 }
 
-// Column slabs of rows first .. first + rows of x; the last slab is padded with 0.
+// Writes column slabs of the rows [first, first + rows) of x. The last slab is padded with 0.
 template <class T>
 MT_INLINE void pack_columns(Rows<const T> x, int64_t first, int64_t rows, int64_t D, float* out) {
   for (int64_t r = 0; r < slabs(rows) * W; r += kLanes)
@@ -70,8 +70,8 @@ MT_INLINE void pack_columns(Rows<const T> x, int64_t first, int64_t rows, int64_
     }
 }
 
-// Rows first .. first + rows of x = (x, where `add`, +) factor * row slabs, which have `total` rows
-// per slab.
+// Writes factor * row slabs into the rows [first, first + rows) of x, or adds it with `add`. The
+// slabs have `total` rows each.
 template <class T>
 MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64_t D, float factor,
                            Rows<T> x, int64_t first, bool add = false) {
@@ -87,7 +87,8 @@ MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64
   }
 }
 
-// Where part `i` begins if n rows are spread evenly over `parts`; part i ends where i + 1 begins.
+// Returns where part i begins when n rows are spread evenly over `parts` parts; part i ends where
+// part i + 1 begins.
 MT_INLINE int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   return i * (n / parts) + min_of(i, n % parts);
 }
@@ -107,8 +108,8 @@ struct TileArgs {
   int64_t k;
   float* out;  // rows out_ld apart
   int64_t out_ld;
-  const float* decay;  // out = decay[row] * out + A B; null with `add` unset: out = A B; null with
-                       // it: out += A B
+  // out = decay[row] * out + A B. Where `decay` is null: out += A B with `add`, else out = A B.
+  const float* decay;
   bool add;
 };
 
@@ -154,7 +155,8 @@ MT_INLINE Tile pick_rows(int64_t rows) {
   return tile<ROWS, VECTORS, A, LD>;
 }
 
-// The tile for `rows` rows and as many columns as are left, of which it computes whole vectors.
+// Returns the tile function for `rows` rows and `columns` columns, which it rounds up to whole
+// vectors.
 template <Operand A, int64_t LD>
 MT_INLINE Tile pick_tile(int64_t rows, int64_t columns) {
   return columns > kLanes ? pick_rows<kTileVectors, A, LD>(rows) : pick_rows<1, A, LD>(rows);
@@ -168,8 +170,8 @@ constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 // interpolate 2^r at the Chebyshev nodes, which leaves 3e-9.
 MT_INLINE Vf vexp2(Vf x) {
   const Vf clamped = vmax(splat(-126.0f), x);
-  const Vf shifted =
-      clamped + 12582912.0f;  // 1.5 * 2^23 rounds to an integer, which sits in the low bits
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
+  const Vf shifted = clamped + 12582912.0f;
   const Vf r = clamped - (shifted - 12582912.0f);
   Vf p = splat(1.5461444696e-4f);
   p = p * r + 1.3400428177e-3f;
@@ -188,13 +190,13 @@ MT_INLINE Vi lane_numbers() {
   return lane;
 }
 
-// Keys [begin, end) that a row sees.
+// The keys [begin, end) that a row sees.
 struct Seen {
   int64_t begin, end;
 };
 
-// Both ends rise with the row. `document` is where the search starts, and is moved on: rows are
-// asked for in order.
+// Returns the keys that `row` sees; both ends increase with the row. `document` is where the search
+// for the row's document starts, and is moved forward: the caller asks for rows in order.
 MT_INLINE Seen seen_by(const AttentionShape& s, int64_t row, int64_t& document) {
   Seen seen{0, s.Skv};
   int64_t diagonal = row + s.q_start;
@@ -220,7 +222,7 @@ MT_INLINE int64_t lse_at(const AttentionShape& s, int64_t b, int64_t head) {
 }
 
 // Calls plain(i) for the vectors of [0, columns) that lie inside [u, v), edge(i, mask) for those
-// that are cut by it, and none(i) for those outside.
+// that lie partly inside, and none(i) for those outside.
 template <class Plain, class Edge, class None>
 MT_INLINE void for_seen(int64_t columns, int64_t u, int64_t v, const Plain& plain, const Edge& edge,
                         const None& none) {

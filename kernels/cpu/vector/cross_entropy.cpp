@@ -8,16 +8,16 @@ namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 constexpr int kUnroll = 4;
-constexpr int64_t kChunk =
-    2048;  // columns: read twice (maximum, exponentials) while they are in the L1 cache
+// Columns of a chunk, which is read twice (maximum, exponentials) while it is in the L1 cache.
+constexpr int64_t kChunk = 2048;
 
 struct RowSum {
   float max;   // running maximum m
   double sum;  // of e^(x - m)
 };
 
-// What is subtracted before an exponential: the maximum, or 0 where all is -inf so far (-inf - -inf
-// would be NaN).
+// Returns what is subtracted before an exponential: the maximum, or 0 where all logits so far are
+// -inf (-inf - -inf would be NaN).
 MT_INLINE float shift_of(float max) { return max == -__builtin_inff() ? 0.0f : max; }
 
 template <class T>
@@ -26,15 +26,14 @@ float chunk_max(const T* x, int64_t n) {
   for (Vf& v : top) v = splat(-__builtin_inff());
   const Vf lowest = splat(-__builtin_inff());
   for_lanes_unrolled<kUnroll>(n, [&](int64_t i, auto m, int k) {
-    top[k] =
-        vmax(first_lanes(m, load(x + i, m), lowest), top[k]);  // passes a NaN by; the sum has it
+    // vmax() passes a NaN by; the sum has it.
+    top[k] = vmax(first_lanes(m, load(x + i, m), lowest), top[k]);
   });
   return max_lanes(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
 }
 
-// Reads the row once, chunk by chunk. Where shifts is given (fp32 that will be overwritten by the
-// gradient, so not const), x becomes e^(x - shifts[chunk]), so that the second pass needs no
-// exponential.
+// Reads the row once, chunk by chunk. Where `shifts` is given, x (fp32, which the gradient will
+// overwrite) becomes e^(x - shifts[chunk]), so that the second pass needs no exponential.
 template <class X>
 RowSum read_row(X* x, int64_t V, float* shifts) {
   RowSum row{-__builtin_inff(), 0};
@@ -73,7 +72,7 @@ void row_gradient(T* x, int64_t V, const float* shifts, double log_sum, float sc
   }
 }
 
-// Elements of row t that may be written: the last row may end with the true vocabulary.
+// Returns how many elements of row t may be written: the last row may end with the true vocabulary.
 template <class Args>
 MT_INLINE int64_t columns_of(const Args& a, int64_t t) {
   return t + 1 == a.T ? min_of(a.row_stride, a.logits_TV.count - t * a.row_stride) : a.row_stride;
@@ -151,7 +150,7 @@ void rows(const CrossEntropyFromSums& a, int64_t begin, int64_t end) {
   }
 }
 
-// Rows of V logits on all threads.
+// Spreads rows of V logits over all threads.
 template <class Args>
 MT_INLINE void run_rows(const Args& a) {
   with_float(a.logits_TV.dtype, [&]<class T>() {

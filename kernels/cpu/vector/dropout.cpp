@@ -10,7 +10,7 @@ typedef uint64_t Vq __attribute__((vector_size(kLanes * 4)));  // half as many l
 constexpr int kBlocks = kLanes / 2;                            // Philox blocks drawn at once
 constexpr int kWords = 4 * kBlocks;
 
-// Product of the low halves.
+// Multiplies the low halves of the lanes.
 MT_INLINE Vq mul_wide(Vq a, uint32_t b) {
 #if defined(__AVX512F__)
   return (Vq)_mm512_maskz_mul_epu32(0xff, (__m512i)a, _mm512_set1_epi64(b));
@@ -23,8 +23,8 @@ MT_INLINE Vq mul_wide(Vq a, uint32_t b) {
 #endif
 }
 
-// The words of blocks counter, counter + 1, ...: base/rng.h's Philox::block, a block per lane, each
-// value in the low half.
+// Computes the words of the Philox blocks counter, counter + 1, ... (Philox::block of base/rng.h),
+// one block for each lane, each word in the low half.
 MT_INLINE void philox(uint64_t key, uint64_t counter, uint32_t* words) {
   Vq count;
   for (int i = 0; i < kBlocks; ++i) count[i] = counter + uint64_t(i);
@@ -52,8 +52,8 @@ template <class T>
 void drop(const T* x, T* y, int64_t begin, int64_t end, const Dropout& a, uint64_t key) {
   const uint32_t threshold = uint32_t(double(a.p) * 4294967296.0);
   const float scale = 1.0f / (1.0f - a.p);
-  uint32_t words[kWords + kLanes] =
-      {};  // a vector may be read past the last word; its lanes are not used
+  // A vector may be read past the last word; those lanes are not used.
+  uint32_t words[kWords + kLanes] = {};
   for (int64_t i = begin; i < end;) {
     const uint64_t element = uint64_t(a.first_index) + uint64_t(i);
     const int64_t skip = int64_t(element % 4), n = min_of(kWords - skip, end - i);

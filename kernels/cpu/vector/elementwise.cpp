@@ -5,9 +5,9 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kGrain = 32768;  // elements per chunk: worth more than waking a thread
+constexpr int64_t kGrain = 32768;  // elements per chunk: enough work to wake a thread for
 
-// y[i] = f(lanes, i) over y.
+// Sets y[i] to f(i, lanes) for all of y.
 template <class Y, class F>
 void map(Y* y, int64_t count, const F& f) {
   parallel(count, kGrain, [=](int64_t begin, int64_t end) {
@@ -48,7 +48,7 @@ void run(const Cast& a) {
 }
 
 void run(const Fill& a) {
-  if (a.value == 0) {  // all bits 0 in every type
+  if (a.value == 0) {  // 0 is all bits 0 in every type
     char* y = data_of<char>(a.y);
     return parallel(a.y.count * dtype_size(a.y.dtype), kGrain * 4, [=](int64_t begin, int64_t end) {
       __builtin_memset(y + begin, 0, size_t(end - begin));

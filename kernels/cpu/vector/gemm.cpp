@@ -22,8 +22,8 @@ struct Fp32Words {
   template <int ROWS, int VECTORS, int64_t ROW>
   MT_INLINE void multiply_add(const float* a, const float* b, Vf (&sum)[ROWS][VECTORS]) {
 #if defined(__AVX2__)
-    // In an unrolled loop GCC 12 moves sums from register to register and into memory. Written so,
-    // each stays where it is.
+    // In an unrolled loop GCC 12 moves sums between registers and into memory. With inline assembly
+    // each sum stays in its register.
     Vf line[VECTORS];
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v) line[v] = load(b + v * kLanes);

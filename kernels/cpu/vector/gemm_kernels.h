@@ -13,13 +13,13 @@ constexpr int kUnroll = 4;
 // would displace the one in use.
 constexpr int kIntoSecondLevel = 2;
 
-// Memory that will be needed soon: a tile asks for a little of it with every iteration.
+// Memory that will be needed soon: a tile prefetches a part of it in every iteration.
 struct Ahead {
   const char* next;
   int64_t step;  // bytes
 };
 
-// Where a tile's sums go.
+// Where a tile's sums go: GemmKernels::Block for one tile.
 struct Target {
   const float* in;
   int64_t in_ld;
@@ -31,7 +31,7 @@ struct Target {
   bool transposed;
 };
 
-// A tile at the right edge.
+// Stores a tile at the right edge.
 template <class T, int ROWS, int VECTORS>
 MT_INLINE void finish_edge_as(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
   T* out = static_cast<T*>(t.out);
@@ -81,7 +81,7 @@ MT_INLINE void finish(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
     t.bias ? finish_as<T, false, true>(sum, t) : finish_as<T, false, false>(sum, t);
 }
 
-// Columns of the tile become rows of memory.
+// Stores the columns of the tile as rows of memory.
 template <class T, class Lanes>
 MT_INLINE void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t,
                                  Lanes lanes) {
@@ -111,10 +111,10 @@ void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
         : finish_transposed<bf16>(sum, rows, vectors, t, Part{rows});
 }
 
-// C is touched after some thousand cycles: its lines are asked for first, and one by one, since
-// many at once would hold up the loads of A and B. Where rows of C do not begin with a cache line,
-// a tile's row lies in one line more; its first line came with the tile to the left, so the last
-// byte of each 64 is asked for.
+// Computes one tile. C is stored some thousand cycles later: its cache lines are prefetched first,
+// and one by one, since many at once would delay the loads of A and B. Where rows of C do not begin
+// at a cache line, a tile's row lies in one line more. Its first line came with the tile to the
+// left, so that the last byte of each 64 is prefetched.
 template <class Words, int ROWS, int VECTORS, bool K_MAJOR>
 void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, const Target& t) {
   constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride<Words>, kStep = K_MAJOR ? kTileRows : 1;
@@ -145,7 +145,7 @@ void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, con
   }
   for (; words > 0; --words) one_word();
   if (t.transposed || t.columns < VECTORS * kLanes) {
-    Vf copy[ROWS][VECTORS];  // what has an address is kept in memory, so that is not `sum`
+    Vf copy[ROWS][VECTORS];  // taking the address of `sum` would keep it out of registers
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 2
@@ -160,7 +160,7 @@ void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, con
 
 using Tile = void (*)(const float*, const float*, int64_t, const Ahead&, const Target&);
 
-// Tiles of every height, so that an edge costs what it holds.
+// Picks a tile of exactly this height, so that an edge costs only as much as it holds.
 template <class Words, int VECTORS, bool K_MAJOR, int ROWS = 1>
 MT_INLINE Tile pick(int64_t rows) {
   if constexpr (ROWS < kTileRows)
@@ -177,7 +177,7 @@ MT_INLINE int64_t offset(const GemmKernels::Block& s, int64_t row, int64_t colum
   return s.transposed ? column * ld + row : row * ld + column;
 }
 
-// A panel of B stays in the first-level cache while the panels of A pass by in the second.
+// A panel of B stays in the first-level cache while the panels of A come from the second.
 template <class Words>
 void block(const GemmKernels::Block& s) {
   const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;
@@ -186,7 +186,7 @@ void block(const GemmKernels::Block& s) {
     const int64_t columns = min_of(s.columns - j, kTileColumns);
     Tile run = nullptr;
     int64_t height = 0;
-    // The next panel of B, spread over all tiles of this one.
+    // The tiles of this panel of B prefetch the next one, each a part of it.
     Ahead ahead{reinterpret_cast<const char*>(s.b + (q + 1) * kTileColumns * s.words),
                 div_up(kTileColumns * 4 * kUnroll, s.panels)};
     for (int64_t p = 0; p < s.panels; ++p) {

@@ -1,14 +1,14 @@
-// Packing for kernels/cpu/gemm.h, into words of any kind. A word is 32 bits of a packed
-// panel: what one lane of a vector multiplies at once. The includer says in a class `Words` what is
-// in it:
-//   kDepth            how many consecutive k
-//   kWordMultiple     a packed k block of B is filled up with zeros to a multiple of so many words
-//   kMaxWords         the longest k block, in words
-// and in a class Packed<T> how it is made of an operand's elements T:
-//   along(p), along(p, count)       kLanes words of k that lie side by side at p; `count` elements
-//                                   are there, the others count as 0
-//   across(p, ld, deep, lanes)      one word of kLanes neighbours at p, its k `ld` apart; `deep`:
-//                                   all kDepth of them are there
+// Packing for kernels/cpu/gemm.h, into words of any kind. A word is 32 bits of a packed panel,
+// which one lane of a vector multiplies at once. The including file describes a word by a class
+// `Words`:
+//   kDepth            number of consecutive k in a word
+//   kWordMultiple     a packed k block of B is padded with zeros to a multiple of this many words
+//   kMaxWords         words of the longest k block
+// and, by its member class Packed<T>, how a word is made from an operand's elements T:
+//   along(p), along(p, count)       kLanes words of k that lie side by side at p; only `count`
+//                                   elements are there, the others are taken as 0
+//   across(p, ld, deep, lanes)      one word for each of kLanes neighbours at p, whose k are `ld`
+//                                   apart; with `deep` all kDepth of them are there
 #pragma once
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/simd.h"
@@ -17,22 +17,22 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-// Words of a packed k block of B.
+// Returns the words of a packed block of k elements of B.
 template <class Words>
 MT_INLINE int64_t packed_words(int64_t k) {
   constexpr int64_t kMultiple = Words::kWordMultiple;
   return div_up(div_up(k, Words::kDepth), kMultiple) * kMultiple;
 }
 
-// One cache line more than the words: the rows of a panel fall into different sets of the
+// One cache line longer than the words, so that the rows of a panel fall into different sets of the
 // first-level cache.
 template <class Words>
 constexpr int64_t kRowStride = Words::kMaxWords + 16;
 template <class Words>
 constexpr int64_t kPanel = kTileRows* kRowStride<Words>;
 
-// Operands often come from memory, in pieces too short for the hardware to run ahead: rows of
-// storage so far apart are asked for early.
+// Operands often come from memory, in pieces too short for the hardware's prefetcher. Rows of
+// storage are prefetched this many rows ahead.
 constexpr int64_t kRowsAhead = 16;
 
 template <class Words, class T>
@@ -40,17 +40,18 @@ MT_INLINE void prefetch_rows(const T* line, int64_t ld) {
   for (int i = 0; i < Words::kDepth; ++i) __builtin_prefetch(line + (kRowsAhead + i) * ld);
 }
 
-// Some rows of A's storage at a time, of which every panel takes a piece: writes go side by side.
+// Packs A stored (K, M): some rows of storage at a time, of which every panel takes a part, so that
+// reads follow the storage.
 template <class Words, class T>
 void pack_k_major(const GemmKernels::PackA& p) {
   using Packed = typename Words::template Packed<T>;
   constexpr int64_t kRows = 8 * Words::kDepth, kLine = 64 / int64_t(sizeof(T));
   const T* a = static_cast<const T*>(p.a);
   const int64_t width = p.row[p.panels] - p.row[0];
-  // Whole vectors are read where they stay inside the matrix: what they carry beyond a panel's rows
-  // is overwritten by the next k, or lies in the padding after the last.
-  const int64_t last_whole =
-      p.rows_to_end - kLanes;  // of the first rows of panels, in the last row of storage
+  // Whole vectors are read where they stay inside the matrix: what they hold beyond a panel's rows
+  // is overwritten by the next k, or lies in the padding after the last. In the last row of storage
+  // a vector stays inside if it begins at `last_whole` or before.
+  const int64_t last_whole = p.rows_to_end - kLanes;
   float* to = p.out;
   for (int64_t k0 = p.k0; k0 < p.k1; k0 += kRows, to += 8 * kTileRows) {
     const int64_t k1 = min_of(k0 + kRows, p.k1);
@@ -64,7 +65,7 @@ void pack_k_major(const GemmKernels::PackA& p) {
       float* out = to + i * kPanel<Words>;
       for (int64_t k = k0; k < k1; k += Words::kDepth, line += Words::kDepth * p.ld) {
         const bool deep = k + Words::kDepth <= k1;
-        // The next row of storage may be read.
+        // A vector may extend into the next row of storage, which exists.
         const bool beyond = k + Words::kDepth < p.K && p.ld >= kLanes;
         if (beyond || row <= last_whole)
           store(out, Packed::across(line, p.ld, deep, Full{}));
@@ -84,7 +85,7 @@ MT_INLINE void copy_row(const T* from, int64_t ld, int64_t n, float* to) {
     __builtin_prefetch(from + 2 * ld);
     store(to, Packed::along(from));
   }
-  if (n > 0) store(to, Packed::along(from, n));  // its end lies in the padding
+  if (n > 0) store(to, Packed::along(from, n));  // the end of this vector lies in the padding
 }
 
 template <class Words, class T>
@@ -98,8 +99,8 @@ void pack_a_of(const GemmKernels::PackA& p) {
                       p.out + i * kPanel<Words> + (row - p.row[i]) * kRowStride<Words>);
 }
 
-// B as it is stored: some rows at a time over all panels, so that reads follow a few rows of
-// storage and writes go to whole lines side by side.
+// Packs B stored (K, N): some rows at a time over all panels, so that reads follow a few rows of
+// storage and writes fill whole cache lines.
 template <class Words, class T>
 void pack_b_rows(const GemmKernels::PackB& p) {
   using Packed = typename Words::template Packed<T>;
@@ -133,7 +134,7 @@ void pack_b_rows(const GemmKernels::PackB& p) {
   }
 }
 
-// Transposes `rows` rows of storage, kLanes words or `count` elements long, into rows of
+// Transposes `rows` rows of storage, each kLanes words or `count` elements long, into rows of
 // kTileColumns.
 template <class Words, class T>
 MT_INLINE void transpose_to(const T* from, int64_t ld, int64_t rows, int64_t count, float* out) {
@@ -157,7 +158,7 @@ MT_INLINE void transpose_to(const T* from, int64_t ld, int64_t rows, int64_t cou
     if (i < words) store(out + i * kTileColumns, v[i]);
 }
 
-// B stored (N, K): blocks of kLanes x kLanes words are transposed in registers.
+// Packs B stored (N, K): blocks of kLanes x kLanes words are transposed in registers.
 template <class Words, class T>
 void pack_b_columns(const GemmKernels::PackB& p) {
   constexpr int64_t kStep = Words::kDepth * kLanes;

@@ -5,8 +5,8 @@
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// Sums fill the registers but those for a row of B and one broadcast of A: 28 of 32, 12 or 8 of 16.
-// Never more rows than lanes, so that a column of a tile fits into a vector.
+// The sums take all registers except those for a row of B and one broadcast of A: 28 of 32, 12 or 8
+// of 16. There are never more rows than lanes, so that a column of a tile fits into a vector.
 #if defined(__AVX512F__)
 inline constexpr int kTileRows = 14;
 #elif defined(__AVX2__)

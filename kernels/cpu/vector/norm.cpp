@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kUnroll = 4;
 
-// Where row r = token * heads + head starts.
+// Returns where row r = token * heads + head starts.
 template <class Args>
 MT_INLINE int64_t row_start(const Args& a, int64_t r) {
   const int64_t stride = a.token_stride ? a.token_stride : a.heads * a.H;
@@ -26,7 +26,8 @@ void forward_rows(const NormForward& a, int64_t begin, int64_t end) {
     const int64_t start = row_start(a, r);
     const T* x = data_of<T>(a.x_TH) + start;
     T* y = data_of<T>(a.y_TH) + start;
-    // Statistics are of the sum as it is kept, rounding included: backward sees the same numbers.
+    // Statistics are taken from the sum as it is stored, rounding included: backward sees the same
+    // numbers.
     Vf acc[kUnroll] = {};
     if (a.residual_TH.data) {
       const T* residual = data_of<T>(a.residual_TH) + start;

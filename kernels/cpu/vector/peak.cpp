@@ -7,8 +7,8 @@ constexpr int kChains = kLanes >= 16 ? 24 : 12;
 
 double fma_flops(int64_t steps, float seed, float* out);
 
-// Runs `steps` rounds and returns how many operations they were; *out keeps the compiler from
-// dropping them.
+// Runs `steps` rounds and returns how many operations they had; *out keeps the compiler from
+// removing them.
 double fma_flops(int64_t steps, float seed, float* out) {
   Vf sum[kChains];
 #pragma GCC unroll 24

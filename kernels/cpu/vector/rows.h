@@ -1,5 +1,5 @@
-// Sums over rows, deterministic and parallel: the rows are cut into chunks by the sizes alone, each
-// chunk sums into a row of its own, and the chunks' sums are added in order.
+// Sums over rows, deterministic and parallel: the rows are split into chunks by the sizes alone,
+// each chunk sums into a row of its own, and the chunks' sums are added in order.
 #pragma once
 #include "kernels/cpu/simd.h"
 

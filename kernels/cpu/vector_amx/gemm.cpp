@@ -1,7 +1,7 @@
 // kernels/cpu/gemm.h on AMX tiles: one instruction multiplies 16 rows of A, 32 k long, by 32 k of
 // 16 columns of B. Compiled once, for CPUs that have it.
 //
-// Tiles are so fast that everything around them counts. A panel of A, 32 rows and one k block,
+// Tiles are so fast that all other work costs time. A panel of A, 32 rows and one k block,
 // stays in the first-level cache while the packed block of B streams past it from the second; A is
 // read where the caller has it unless it must be transposed. The sums of one tile of C go through a
 // small buffer, and vector instructions carry them to C between the tile instructions of the next.
@@ -46,8 +46,8 @@ void copy_panel(const bf16* a, int64_t ld, int64_t rows, int64_t k, float* out) 
   }
 }
 
-// A vector of four pieces of 16 bytes, `step` bytes apart. Only shuffles within such quarters then
-// remain to be done, and few ports of a CPU can shuffle.
+// Loads a vector of four pieces of 16 bytes, `step` bytes apart, so that only shuffles within these
+// quarters remain: few ports of a CPU can shuffle.
 MT_INLINE __m512i quarters(const char* p, int64_t step) {
   const auto quarter = [&](int64_t i) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * step));
@@ -58,7 +58,7 @@ MT_INLINE __m512i quarters(const char* p, int64_t step) {
   return _mm512_mask_broadcast_i32x4(x, 0xf000, quarter(3));
 }
 
-// 32 x 32 elements: rows of `to` are columns of storage.
+// Transposes 32 x 32 elements: rows of `to` are columns of storage.
 void transpose_step(const bf16* from, int64_t ld, float* to) {
   for (int64_t column = 0; column < kSide; column += 8) {
     __m512i x[8], y[8];
@@ -89,7 +89,7 @@ void transpose_step(const bf16* from, int64_t ld, float* to) {
   }
 }
 
-// A stored (K, M).
+// Packs A stored (K, M).
 void transpose_panel(const bf16* a, int64_t ld, int64_t rows, int64_t k, float* out) {
   for (; k > 0; k -= kStep, a += kStep * ld, out += kStepFloats) {
     if (rows == kSide && k >= kStep) {
@@ -117,11 +117,11 @@ void pack_a(const GemmKernels::PackA& p) {
   }
 }
 
-// Tiles can be loaded from A itself where it has whole steps of k, in whole cache lines, and no row
-// that is loaded lies beyond the matrix. It is not worth it where the rows crowd into few sets of
-// the first-level cache: 64 lines apart they fall into the same one, so that k / kStep lines of
-// each row fill all sets evenly only if the largest power of 2 that divides their distance is no
-// larger.
+// Returns whether tiles can be loaded from A itself: where it has whole steps of k, in whole cache
+// lines, and no row that is loaded lies beyond the matrix. This is too slow where the rows fall
+// into few sets of the first-level cache. Rows 64 lines apart fall into the same set, so that the k
+// / kStep lines of each row fill all sets evenly only if the largest power of 2 that divides the
+// rows' distance in lines is no larger than k / kStep.
 bool a_in_place(const GemmKernels::PackA& p) {
   const int64_t line = 64, row_bytes = p.ld * 2, k = p.k1 - p.k0;
   if (p.trans || k % kStep != 0 || row_bytes % line != 0 || uintptr_t(p.a) % line != 0)
@@ -138,7 +138,7 @@ struct Square {
   alignas(64) float sum[kSide * kSide];
 };
 
-// The place in C of a square's sums; with rows == 0 there is none.
+// Where in C a square's sums go; rows == 0 means nowhere.
 struct Destination {
   const float* in;
   int64_t in_ld;
@@ -146,17 +146,17 @@ struct Destination {
   int64_t out_ld;
   DType out_type;
   const float* bias;
-  int64_t rows, columns;  // of the square that are in C
+  int64_t rows, columns;  // of the square, as far as they lie in C
   bool transposed;
 };
 
-// How a square is carried to C in kPieces pieces: two rows each, or where it is transposed, four
-// columns of a tile. A kind of its own for each common case: there is time for a few
-// instructions between two tile instructions, and for no branches.
+// How a square is stored into C in kPieces pieces: two rows each, or where it is transposed, four
+// columns of a tile. Each common case is a type of its own: between two tile instructions there is
+// time for a few instructions, but not for branches.
 constexpr int64_t kPieces = 16;
 
-// 16 sums that belong to neighbours in memory, the first of them to element (line, i) there, with
-// what is added to them.
+// Stores 16 sums to neighbours in memory, the first of them to element (line, i), after adding `in`
+// and the bias.
 template <bool ADD, bool BIAS, class Lanes>
 MT_INLINE Vf finished(Vf x, const Destination& d, int64_t line, int64_t i, Lanes lanes) {
   if constexpr (ADD) x += load(d.in + line * d.in_ld + i, lanes);
@@ -188,7 +188,7 @@ struct WholeRows {
   }
 };
 
-// Four columns of a tile become rows of memory.
+// Stores four columns of a tile as rows of memory.
 template <class T, bool ADD, bool BIAS, class Lanes>
 MT_INLINE void put_columns(const Square& s, const Destination& d, int64_t row, int64_t column,
                            int64_t columns, Lanes rows) {
@@ -218,7 +218,7 @@ struct WholeColumns {
   }
 };
 
-// A square at an edge of C, all at once.
+// Stores a square at an edge of C, all at once.
 template <class T, bool ADD, bool BIAS>
 void put_edge(const Square& s, const Destination& d) {
   const auto lanes = [](int64_t left, const auto& f) {
@@ -252,7 +252,7 @@ struct Nothing {
 
 // --- tiles ---
 
-// Memory that is asked for ahead, `each` lines with every step of k.
+// Memory that is prefetched, `each` lines with every step of k.
 struct AheadOfC {
   const char* next;
   int64_t ld, lines, each;
@@ -271,7 +271,8 @@ struct Panels {
   int64_t steps;
 };
 
-// One square of C, 1 or 2 tiles high and wide. Meanwhile the square before it goes to C.
+// Computes one square of C, 1 or 2 tiles high and wide, while the square before it is stored into
+// C.
 template <bool TALL, bool WIDE, class Put>
 void multiply(const Panels& panels, Square& result, const Square& before,
               const Destination& destination, const AheadOfA& next_a, const AheadOfC& next_c) {
@@ -324,7 +325,7 @@ void put_last(const Square& s, const Destination& d) {
   for (int64_t piece = 0; piece < kPieces; ++piece) Put::piece(s, d, piece);
 }
 
-// What is compiled for one way to carry sums to C.
+// The functions that are compiled for one way to store sums into C.
 struct Code {
   void (*multiply[2][2])(const Panels&, Square&, const Square&, const Destination&, const AheadOfA&,
                          const AheadOfC&);  // [tall][wide]

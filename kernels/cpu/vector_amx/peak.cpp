@@ -5,8 +5,8 @@
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// Executes steps * 4 products of tiles and returns how many operations they are. The sums of four
-// products are independent, so that the next one need not wait.
+// Executes steps * 4 tile multiplications and returns how many operations they have. The sums of
+// four multiplications are independent, so that the next one need not wait.
 double tile_flops(int64_t steps);
 double tile_flops(int64_t steps) {
   configure_tiles();

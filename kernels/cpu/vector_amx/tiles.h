@@ -1,12 +1,12 @@
-// The configuration of AMX tiles, which is a state of the thread: without one, tile instructions
-// fault. Release it (_tile_release) where the work ends, since a thread with tiles in use is dearer
-// to switch away from.
+// The configuration of AMX tiles, which is part of a thread's state: without it, tile instructions
+// fault. The thread releases it (_tile_release) when its work ends, since a context switch costs
+// more while tiles are in use.
 #pragma once
 #include "kernels/cpu/simd.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// All eight tiles as large as they can be: 16 rows of 64 bytes.
+// Configures all eight tiles at their largest size: 16 rows of 64 bytes.
 MT_INLINE void configure_tiles() {
   struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};

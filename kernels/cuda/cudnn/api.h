@@ -115,7 +115,7 @@ enum class CudnnPointwise : int {
 enum class CudnnReduction : int { add = 0, max = 3 };
 enum class CudnnHeuristicMode : int { fallback = 2, a = 3 };
 enum class CudnnNote : int { nondeterministic = 4 };
-constexpr int64_t kCudnnNotes = 10;  // how many there are
+constexpr int64_t kCudnnNotes = 10;  // the number of kinds of notes
 
 // cuDNN's functions; where it says an enum, the enum of its name above.
 struct CudnnApi {
@@ -138,13 +138,13 @@ struct CudnnApi {
 
 struct CudnnLibrary {
   CudnnApi api{};
-  std::string problem;  // "" where it is loaded
+  std::string problem;  // why it is not loaded; "" where it is
 };
 
 // libcudnn.so.9, loaded at the first call.
 const CudnnLibrary& cudnn_library();
 
-// "cuDNN 9.19.0", or why there is none.
+// Returns "cuDNN 9.19.0", or why there is none.
 std::string cudnn_description();
 
 }  // namespace mtrain::kernels::cuda

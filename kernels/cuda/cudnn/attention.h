@@ -1,5 +1,5 @@
-// Attention through one handle of cuDNN: asks for plans, keeps them, executes them. Says which
-// attention is not for cuDNN. Knows nothing of CUDA.
+// Attention through one handle of cuDNN: makes plans, keeps them and executes them, and logs which
+// attention cuDNN does not compute. This header includes nothing of CUDA.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -16,22 +16,22 @@ namespace mtrain::kernels::cuda {
 
 class CudnnAttention {
  public:
-  // What is done beside the plans, in a stream's order.
+  // Functions for the work around the plans, which run in a stream's order.
   struct Device {
     void* (*take)(size_t bytes, CUstream_st* stream);
     void (*give)(void* memory, CUstream_st* stream) noexcept;
-    void (*clear)(void* memory, int64_t bytes, CUstream_st* stream);  // to 0
+    void (*clear)(void* memory, int64_t bytes, CUstream_st* stream);  // sets all bytes to 0
     void (*fill)(const DocumentTable& table, CUstream_st* stream);
     void (*copy)(const CopyBlocks& copy, CUstream_st* stream);
   };
-  // The handle is of the current GPU, and its owner's.
+  // The handle belongs to the current GPU; the caller owns it.
   CudnnAttention(const CudnnApi& api, cudnnContext* handle, const CudnnTarget& target,
                  const Device& device)
       : api_(api), handle_(handle), target_(target), device_(device) {}
 
-  // False, with nothing enqueued, where cuDNN is not asked, each reason for which is told once, or
-  // has refused, which is remembered, and told once. Throws RunError where cuDNN fails to execute
-  // its plan. Thread safe.
+  // Return false, with nothing enqueued, where cuDNN is not asked or has refused; each such reason
+  // is logged once, and refusals are remembered. Throw RunError where cuDNN fails to execute its
+  // plan. Thread safe.
   bool run(const AttentionForward& f, CUstream_st* stream);
   bool run(const AttentionBackward& b, CUstream_st* stream);
 
@@ -39,14 +39,14 @@ class CudnnAttention {
 
  private:
   struct Entry {
-    std::shared_ptr<const CudnnPlan> plan;  // null: cuDNN has refused
+    std::shared_ptr<const CudnnPlan> plan;  // null where cuDNN has refused
   };
   class Scratch;
   class Documents;
   using Addresses = std::map<int64_t, const void*>;  // by tensor
 
   bool is_asked(const char* direction, const std::string& why_not);
-  // Null: cuDNN has refused.
+  // Returns null where cuDNN has refused.
   std::shared_ptr<const CudnnPlan> plan_for(const CudnnAttentionKey& key);
   void execute(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
   Entry make(const CudnnAttentionKey& key) const;
@@ -55,7 +55,7 @@ class CudnnAttention {
   cudnnContext* handle_;
   CudnnTarget target_;
   Device device_;
-  std::mutex executing_;  // the handle has one stream at a time
+  std::mutex executing_;  // held during an execution, since the handle has one stream at a time
   std::mutex telling_;
   std::set<std::string> told_;
   PlanCache<CudnnAttentionKey, Entry> plans_;

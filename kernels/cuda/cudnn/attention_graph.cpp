@@ -32,9 +32,9 @@ std::string why_not_target(const CudnnTarget& t) {
   return "";
 }
 
-// Engines start blocks for the longest possible document for each that there is room for: short
-// ones would mostly start blocks that have nothing to do.
-constexpr int64_t kFewestRows = 128;  // of a document, in the mean
+// For each document that there is room for, engines start as many blocks as the longest possible
+// document needs. With short documents most blocks would have nothing to do.
+constexpr int64_t kFewestRows = 128;  // the least mean number of rows of a document
 
 std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
   const int64_t documents = s.q_documents.begin.count;
@@ -49,7 +49,7 @@ std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
   if (s.D % 16 != 0) return fmt::format("documents with heads of {} elements", s.D);
   return "";
 }
-// Offsets of documents are 32 bits.
+// Returns why the documents' offsets do not fit into 32 bits, or "".
 std::string why_not_offsets(const AttentionShape& s, std::initializer_list<int64_t> strides) {
   if (s.q_documents.begin && std::max(strides) * s.Sq > INT32_MAX)
     return fmt::format("documents in {} rows of {} elements", s.Sq, std::max(strides));
@@ -97,7 +97,8 @@ struct Layout {
   bool documents;
 
   int64_t rows() const { return documents ? token_stride : B * token_stride; }  // to the next
-  // Of one sequence the stride between sequences has no meaning: the one of a whole is given.
+  // For one sequence the stride between sequences has no meaning; it is given as for many
+  // sequences.
   int64_t batch() const { return documents || B == 1 ? S * token_stride : token_stride; }
   int64_t room() const { return S * token_stride; }  // elements of all documents
   int64_t plain(OperationGraph& g, int64_t id) const {
@@ -133,7 +134,8 @@ int64_t lse_tensor(OperationGraph& g, const CudnnAttentionKey& k) {
   return kLse;
 }
 
-// The documents' lengths, where a graph has documents; else every length is 0: all.
+// The documents' lengths, where a graph has documents; otherwise every length is 0, which stands
+// for all rows.
 struct Lengths {
   int64_t q = 0, kv = 0;
   Lengths(OperationGraph& g, const CudnnAttentionKey& k) {
@@ -145,7 +147,7 @@ struct Lengths {
 
 constexpr int64_t kRowDim = 2, kColumnDim = 3;
 
-// Without direction and strides, which stay 0.
+// Returns the key without direction and strides, which stay 0.
 CudnnAttentionKey key_of(const AttentionShape& s) {
   CudnnAttentionKey key{};
   key.causal = s.causal, key.window = s.window, key.scale = s.scale;
@@ -186,7 +188,8 @@ int64_t masked(OperationGraph& g, const CudnnAttentionKey& key, int64_t scores) 
   return scores;
 }
 
-// dk or dv from a product per query head: the sum over those that share a kv head.
+// Returns dk or dv from the gradient of each query head: the sum over the query heads that share a
+// kv head.
 void into_kv_heads(OperationGraph& g, const CudnnAttentionKey& k, const Lengths& lengths, int64_t x,
                    int64_t y, int64_t into) {
   const MatmulLengths counts{.M = lengths.kv, .K = lengths.q};
@@ -257,8 +260,8 @@ OperationGraph forward_graph(const CudnnAttentionKey& key) {
   const int64_t v = key_layout(key, key.v).plain(g, kValue);
   const int64_t out = query_layout(key, key.out).plain(g, kOut);
   const int64_t lse = lse_tensor(g, key);
-  const int64_t products = g.matmul(q, k, {.M = lengths.q, .N = lengths.kv});
-  const int64_t scaled = g.pointwise(Operation::mul, {products, g.value(key.scale)});
+  const int64_t unscaled = g.matmul(q, k, {.M = lengths.q, .N = lengths.kv});
+  const int64_t scaled = g.pointwise(Operation::mul, {unscaled, g.value(key.scale)});
   const int64_t scores = masked(g, key, within(g, lengths, scaled));
   const int64_t most = g.reduce(Operation::reduce_max, scores, row_sizes(key));
   const int64_t weights =
@@ -286,7 +289,8 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
   const int64_t scale = g.value(key.scale);
   const MatmulLengths rows_keys{.M = lengths.q, .N = lengths.kv};
 
-  // delta = sum of dout out over a head; the engines want the product with a number after it.
+  // delta = the sum of dout * out over a head; the engines require that a multiplication by a
+  // number follows it.
   const int64_t delta = g.workspace(row_sizes(key), Element::f32);
   g.set_offsets(delta, g.tensor(lse).offsets, row_strides(key), key.A * key.Sq);
   const int64_t products = g.pointwise(Operation::mul, {dout, out});

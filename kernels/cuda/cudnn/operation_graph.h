@@ -1,5 +1,5 @@
-// What a library of fused operations is asked to compute: tensors, and operations between them.
-// A description only; knows nothing of CUDA.
+// A description of what a library of fused operations is asked to compute: tensors, and operations
+// between them. This header includes nothing of CUDA.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -32,9 +32,9 @@ using Sizes = std::vector<int64_t>;
 
 struct GraphTensor {
   enum class Place : uint8_t {
-    memory,     // the caller's
-    workspace,  // memory for the time of an execution
-    sums,       // the same, 0 at its beginning: engines add to it
+    memory,     // the caller's memory
+    workspace,  // memory that is needed during an execution
+    sums,       // the same, 0 at its beginning, since engines add to it
     inside,     // never written to memory
     value       // a number given with each execution
   };
@@ -43,15 +43,15 @@ struct GraphTensor {
   Element type;
   Place place;
   float value = 0;
-  // Batch b begins at element offsets[b] instead of b * strides[0]: the id of a tensor of B + 1
-  // int32, 0: none. `room`: the elements of all batches then.
+  // The id of a tensor of B + 1 int32: batch b begins at its element offsets[b] instead of at b *
+  // strides[0]. 0: none. `room` then counts the elements of all batches.
   int64_t offsets = 0, room = 0;
 
   bool in_workspace() const { return place == Place::workspace || place == Place::sums; }
   int64_t bytes() const;  // from the first element to the end of the last
 };
 
-// How many rows, columns and summands of a product count in each batch: ids of tensors of B int32,
+// How many rows, columns and summands of a GEMM are used in each batch: ids of tensors of B int32;
 // 0: all.
 struct MatmulLengths {
   int64_t M = 0, N = 0, K = 0;
@@ -68,14 +68,14 @@ struct GraphOperation {
 
 class OperationGraph {
  public:
-  // --- tensors; the id of each ---
+  // --- tensors; each function returns the id of a new one ---
   int64_t memory(int64_t id, Sizes dims, Sizes strides, Element type);
   int64_t workspace(Sizes dims, Element type);
   int64_t sums(Sizes dims);  // fp32
   int64_t value(float value);
 
-  // --- operations in the order in which they are added; the id of the output ---
-  // Output: given, or made, inside and of fp32.
+  // --- operations, which run in the order in which they are added; each returns the output's id
+  // --- The output is the given tensor, or a new one, which is fp32 and `inside`.
   int64_t matmul(int64_t x, int64_t y, const MatmulLengths& lengths);
   void matmul_into(int64_t x, int64_t y, int64_t into, const MatmulLengths& lengths);
   int64_t reshape(int64_t x, Sizes dims, Sizes strides, Element type);
@@ -85,8 +85,8 @@ class OperationGraph {
   void pointwise_into(Operation kind, const std::vector<int64_t>& inputs, int64_t into);
   int64_t index(int64_t x, int64_t axis);
   int64_t compare(Operation kind, int64_t x, int64_t y);
-  void round(int64_t id, Element type) { at(id).type = type; }  // what an inside tensor becomes
-  // Gives a tensor batches of unequal length, one behind the other. No effect where offsets is 0.
+  void round(int64_t id, Element type) { at(id).type = type; }  // sets the type of an inside tensor
+  // Gives a tensor batches of unequal length, one after another. Does nothing where `offsets` is 0.
   void set_offsets(int64_t id, int64_t offsets, Sizes strides, int64_t room);
 
   const GraphTensor& tensor(int64_t id) const;
@@ -98,7 +98,7 @@ class OperationGraph {
   int64_t inside(Sizes dims, Element type);
   std::vector<GraphTensor> tensors_;
   std::vector<GraphOperation> operations_;
-  int64_t next_id_ = 100;  // beyond the callers'
+  int64_t next_id_ = 100;  // the callers' own ids are smaller
 };
 
 Sizes packed_strides(const Sizes& dims);

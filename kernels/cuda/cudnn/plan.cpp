@@ -185,7 +185,7 @@ class CudnnPlan::Builder {
     return d;
   }
 
-  // Whether an engine that this mode names became the plan.
+  // Returns whether an engine that this mode names became the plan.
   bool choose(void* graph, CudnnHeuristicMode mode) {
     for (void* const config : named_by(graph, mode)) try {
         if (options_.deterministic && is_nondeterministic(config)) {

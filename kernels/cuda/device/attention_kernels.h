@@ -7,21 +7,22 @@ namespace mtrain::kernels::cuda {
 
 constexpr int64_t kMaxHeadDim = 256;
 
-// By cuDNN's flash engines; false, with nothing enqueued, where cuDNN is missing or does not do it.
+// Run cuDNN's flash engines. Return false, with nothing enqueued, where cuDNN is missing or does
+// not take the shape.
 bool attention_by_cudnn(const AttentionForward& f, CUstream_st* stream);
 bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream);
 
-// Any type, head dim up to kMaxHeadDim and alignment: fp32 multiply-adds.
+// Take any type and alignment, and head dims up to kMaxHeadDim; they compute by fp32 multiply-adds.
 void attention_plain(const AttentionForward& f, CUstream_st* stream);
 void attention_plain(const AttentionBackward& b, const float* delta, CUstream_st* stream);
 
-// On tensor cores, with probabilities and the gradients of scores rounded to bf16 as operands.
+// Run on tensor cores, where probabilities and gradients of scores are rounded to bf16 operands.
 bool tensor_cores_can(const AttentionForward& f);
 bool tensor_cores_can(const AttentionBackward& b);
 void attention_on_tensor_cores(const AttentionForward& f, CUstream_st* stream);
 void attention_on_tensor_cores(const AttentionBackward& b, const float* delta, CUstream_st* stream);
 
-// delta (B, A, Sq): out . dout of every row.
+// Computes delta (B, A, Sq): out . dout of every row.
 void attention_delta(const AttentionBackward& b, float* delta, CUstream_st* stream);
 
 }  // namespace mtrain::kernels::cuda

@@ -1,4 +1,4 @@
-// Which keys a row of queries sees, as kernels/attention.h has it. Both ends rise with the row.
+// Which keys a query row sees, as kernels/attention.h defines it. Both ends increase with the row.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/cuda/device/platform.h"

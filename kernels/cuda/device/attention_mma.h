@@ -1,4 +1,4 @@
-// Tiles of bf16 in shared memory and what tensor cores take of them.
+// Tiles of bf16 in shared memory, and the operands that tensor cores load from them.
 #pragma once
 #include "kernels/cuda/device/attention_mask.h"
 #include "kernels/cuda/device/reduce.h"
@@ -17,7 +17,8 @@ struct HalfTile {
   }
 };
 
-// Starts to copy rows first .. first + ROWS of x; 0 beyond `rows` (at least 1) and D.
+// Starts to copy the rows [first, first + ROWS) of x; elements beyond `rows` (at least 1) and D
+// become 0.
 template <int ROWS, int THREADS, int DIM>
 __device__ __forceinline__ void copy_rows(const HalfTile<DIM>& tile, const HeadRows<const bf16>& x,
                                           int first, int rows, int D) {
@@ -31,22 +32,22 @@ __device__ __forceinline__ void copy_rows(const HalfTile<DIM>& tile, const HeadR
   }
 }
 
-// The operand a (16, 16): rows row0 .., columns 16 k ..
+// Loads the operand a (16, 16): the rows from row0 on, the columns from 16 k on.
 template <int DIM>
 __device__ __forceinline__ void load_a(uint32_t (&a)[4], const HalfTile<DIM>& tile, int row0,
                                        int k) {
   const int lane = int(threadIdx.x) % kWarp;
   load_matrices<false>(a, tile.chunk(row0 + lane % 16, 2 * k + lane / 16));
 }
-// Two operands b (16, 8) of the tile's transpose: its rows row0 .. are the columns; b[0], b[1] of
-// the first eight, b[2], b[3] of the others.
+// Loads two operands b (16, 8) of the tile's transpose, whose columns are the tile's rows from row0
+// on: b[0], b[1] hold the first eight, b[2], b[3] the others.
 template <int DIM>
 __device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], const HalfTile<DIM>& tile,
                                                   int row0, int k) {
   const int lane = int(threadIdx.x) % kWarp, matrix = lane / 8;
   load_matrices<false>(b, tile.chunk(row0 + matrix / 2 * 8 + lane % 8, 2 * k + matrix % 2));
 }
-// Two operands b (16, 8): rows row0 .., columns 16 n ..
+// Loads two operands b (16, 8): the rows from row0 on, the columns from 16 n on.
 template <int DIM>
 __device__ __forceinline__ void load_b(uint32_t (&b)[4], const HalfTile<DIM>& tile, int row0,
                                        int n) {
@@ -65,7 +66,7 @@ __device__ __forceinline__ void as_operand(uint32_t (&a)[4], const float (&left)
   a[3] = pack_bf16(right[2], right[3]);
 }
 
-// c (16, 16 N) += the operands `a` times rows row0 .. of the tile.
+// Adds the operands `a` times the tile's rows from row0 on to c (16, 16 N).
 template <int DIM>
 __device__ __forceinline__ void multiply_rows(float (&c)[DIM / 8][4], const uint32_t (&a)[4],
                                               const HalfTile<DIM>& tile, int row0) {
@@ -78,7 +79,7 @@ __device__ __forceinline__ void multiply_rows(float (&c)[DIM / 8][4], const uint
   }
 }
 
-// Two neighbours of a row, in either type.
+// Stores two neighbours of a row, in either type.
 struct PairRows {
   char* data;
   int64_t stride;
@@ -110,7 +111,7 @@ inline PairHeads pairs_of(const HeadSpan& v, const AttentionShape& s) {
   return {v.data.as<char>(), v.token_stride, int(s.B), int(s.D), v.data.dtype == DType::bf16};
 }
 
-// Rows row0 + g and row0 + g + 8 of the warp's (16, DIM) sums, times a factor each.
+// Stores the rows row0 + g and row0 + g + 8 of the warp's (16, DIM) sums, each times a factor.
 template <int DIM>
 __device__ __forceinline__ void put_sums(const PairRows& to, const float (&c)[DIM / 8][4], int row0,
                                          int rows, int D, float factor, float factor_of_8,

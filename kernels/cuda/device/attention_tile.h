@@ -11,7 +11,7 @@ constexpr int kTile = 32, kTileThreads = 128, kAcross = 16;
 constexpr int kMyRows = 4, kMyColumns = 2;  // of the tile of scores, a thread's
 constexpr int kScoreStride = kTile + 1;
 
-// Heads of either type: one kernel serves both.
+// Heads in fp32 or bf16: one kernel serves both.
 struct AnyRows {
   char* data;
   int64_t stride;
@@ -45,7 +45,7 @@ AnyHeads any_heads(const View& v, const AttentionShape& s) {
           v.token_stride, int(s.B), int(s.D), v.data.dtype == DType::bf16};
 }
 
-// Of DIM columns, and as many floats more as keep 16-byte accesses of rows off each other's banks.
+// A tile of DIM columns, padded so that 16-byte accesses of different rows use different banks.
 template <int DIM>
 struct Tile {
   static constexpr int kStride = DIM + 4, kFloats = kTile * kStride;
@@ -53,7 +53,7 @@ struct Tile {
   __device__ __forceinline__ float* row(int i) const { return at + i * kStride; }
 };
 
-// Rows first .. of x; 0 beyond `rows` and beyond D.
+// Loads the rows of x from `first` on; elements beyond `rows` and D become 0.
 template <int DIM>
 __device__ __forceinline__ void fill_tile(const Tile<DIM>& tile, const AnyRows& x, int first,
                                           int rows, int D) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void fill_tile(const Tile<DIM>& tile, const AnyRows& 
   }
 }
 
-// Row and column of the tile of scores that element (i, j) of this thread is.
+// Return the row and the column in the tile of scores of this thread's element (i, j).
 __device__ __forceinline__ int my_row(int i) { return int(threadIdx.x) / kAcross * kMyRows + i; }
 __device__ __forceinline__ int my_column(int j) { return int(threadIdx.x) % kAcross + j * kAcross; }
 
@@ -140,7 +140,7 @@ struct Sums {
   }
 };
 
-// Over the 16 threads that share rows.
+// Reductions over the 16 threads that share rows.
 __device__ __forceinline__ float across_max(float x) {
 #pragma unroll
   for (int i = kAcross / 2; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, i));

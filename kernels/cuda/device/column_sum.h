@@ -5,8 +5,8 @@
 
 namespace mtrain::kernels::cuda {
 
-// out[i] += partials[0][i] + partials[1][i] + ..., for i < width; partials have `stride` floats a
-// row.
+// Adds partials[0][i] + partials[1][i] + ... to out[i] for i < width. A row of partials has
+// `stride` floats.
 void add_partials(const float* partials, int64_t rows, int64_t stride, int64_t width, float* out,
                   CUstream_st* stream);
 

@@ -9,14 +9,15 @@ namespace mtrain::kernels::cuda {
 
 constexpr int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Blocks for `work` at `per_block` each. Kernels stride over what a grid of `most` leaves.
+// Returns the number of blocks for `work` items at `per_block` each, at most `most`. Kernels loop
+// over the items beyond that.
 inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = 1 << 20) {
   return unsigned(std::clamp<int64_t>(div_up(work, per_block), 1, most));
 }
 
-// Of the thread's device.
+// These describe the thread's current device.
 int multiprocessors();
-int64_t most_shared_memory();  // bytes a block may have
+int64_t most_shared_memory();  // bytes that a block may have
 
 template <class T>
 const T* data(const ConstSpan& s) {
@@ -27,8 +28,8 @@ T* data(const Span& s) {
   return static_cast<T*>(s.data);
 }
 
-// f(constant<N>, i) for every vector of N elements that begins at i, and f(constant<1>, i) for the
-// elements behind the last whole one.
+// Calls f(constant<N>, i) for every vector of N elements that begins at i, and f(constant<1>, i)
+// for the elements behind the last whole vector.
 template <int N>
 struct Lanes {
   static constexpr int value = N;
@@ -43,8 +44,8 @@ __device__ __forceinline__ void for_vectors(int64_t count, const F& f) {
     if (i < count) f(Lanes<1>{}, i);
   }
 }
-// f(constant<N>, i, x[i] and the N - 1 behind it), in the order of for_vectors; AHEAD loads of a
-// thread are in flight together.
+// Calls f(constant<N>, i, the N elements from x[i] on), in the order of for_vectors. A thread has
+// AHEAD loads in flight.
 template <int N, int AHEAD, class T, class F>
 __device__ __forceinline__ void for_loaded_vectors(const T* x, int64_t count, const F& f) {
   const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -76,12 +77,13 @@ __device__ __forceinline__ void for_loaded_vectors(const T* x, int64_t count, co
   }
 }
 constexpr int kFlatThreads = 256;
-// A vector a thread, until the grid is full.
+// Returns the blocks of a grid with one vector for each thread, at most a full grid.
 inline unsigned flat_blocks(int64_t count, int width) {
   return blocks_for(div_up(count, width), kFlatThreads);
 }
 
-// with_width<T>(16-byte accesses are possible, [&]<int N>() { ... }): N elements an access, or 1.
+// with_width<T>(wide, [&]<int N>() { ... }) calls f with N, the elements of a 16-byte access, where
+// such accesses are possible (wide), or with 1.
 template <class T, class F>
 void with_width(bool vectors, const F& f) {
   if (vectors)

@@ -32,29 +32,31 @@ void launch(const Place& at, void (*kernel)(Parameters...), dim3 grid, dim3 bloc
   check_runtime(cudaLaunchKernelEx(&config, kernel, Parameters(args)...), at);
 }
 
-// The launch's dynamic shared memory.
+// Returns the launch's dynamic shared memory.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char mtrain_dynamic_shared[];
   return reinterpret_cast<T*>(mtrain_dynamic_shared);
 }
 
-// Rounded to nearest even; the first in the low half.
+// Packs two bf16, rounded to nearest even; the first goes into the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
-// As Y(low) and Y(high) round, where Y is f8e4m3 or f8e5m2; the first in the low byte.
+// Packs Y(low) and Y(high), rounded as Y's constructor rounds, where Y is f8e4m3 or f8e5m2; the
+// first goes into the low byte.
 template <class Y>
 __device__ __forceinline__ uint16_t pack_float8(float low, float high) {
   constexpr auto kFormat = Y::kBias == f8e5m2::kBias ? __NV_E5M2 : __NV_E4M3;
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
 }
 
-// 16 or 8 bytes as one access; p on a border of as many. Of an assignment the compiler makes four
-// (or two) accesses where other blocks of code lie between the words' ends and the store.
+// Stores 16 or 8 bytes as one access; p is a multiple of as many. The compiler splits a plain
+// assignment into four (or two) accesses where other code lies between the computation of the words
+// and the store.
 __device__ __forceinline__ void store_words(void* p, uint4 x) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
                "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
@@ -107,7 +109,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* row)
                  : "memory");
 }
 
-// 16 bytes from global to shared memory behind the thread's back, or zeros where not `valid`.
+// Starts to copy 16 bytes from global to shared memory asynchronously, or zeros where not `valid`.
 // Copies since the last commit form a group; wait<N> returns when at most the N newest groups are
 // under way.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid) {

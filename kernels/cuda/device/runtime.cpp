@@ -16,8 +16,8 @@ void fail_runtime(int status, const Place& at) {
                              at.line, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
-// Not CUDA's pool in training: within a capture that makes two nodes of a graph for every use, and
-// nobody counts what it holds.
+// Training does not use CUDA's pool: in a capture every use of it would make two nodes of the
+// graph, and no allocator counts its memory.
 void* take_scratch(size_t bytes, CUstream_st* stream) {
   if (Workspace* const memory = WorkspaceScope::current()) return memory->allocate(bytes);
   void* memory = nullptr;

@@ -1,4 +1,5 @@
-// Copies, and memory for the time of a few launches: taken and given back in the stream's order.
+// Memory for a few launches of one operation, taken and given back in the stream's order; and
+// copies.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,12 +8,13 @@ struct CUstream_st;
 
 namespace mtrain::kernels::cuda {
 
-// From the launch's Workspace. Without one, as in programs that launch kernels on streams of
-// their own, from CUDA's pool, in the stream's order.
+// Take memory from the launch's Workspace (kernels/workspace.h) and give it back. Without a
+// Workspace, as in programs that launch kernels on streams of their own, the memory comes from
+// CUDA's pool.
 void* take_scratch(size_t bytes, CUstream_st* stream);
 void give_scratch(void* memory, CUstream_st* stream) noexcept;
 
-// Copies and zeros whole ranges; the two ranges of a copy are one, or apart.
+// Copy or zero whole ranges. The two ranges of a copy are the same or do not overlap.
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st* stream);
 void clear_memory(void* memory, int64_t bytes, CUstream_st* stream);
 

@@ -10,7 +10,7 @@ namespace mtrain::kernels::cuda {
 template <class T>
 inline constexpr int kVector = 16 / int(sizeof(T));  // elements of one access
 
-// Whether all these may be accessed by 16 bytes. A null pointer may.
+// Returns whether 16-byte accesses are possible at all these addresses; null counts as possible.
 inline bool aligned(std::initializer_list<const void*> pointers) {
   uintptr_t bits = 0;
   for (const void* p : pointers) bits |= reinterpret_cast<uintptr_t>(p);
@@ -22,7 +22,7 @@ __device__ __forceinline__ float bf16_high(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
-// A vector as it lies in memory: of bf16, half the registers of its floats.
+// A vector as it lies in memory: bf16 takes half the registers that its floats would.
 template <class T>
 __device__ __forceinline__ uint4 load_words(const T* p) {
   return *reinterpret_cast<const uint4*>(p);
@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_one(T* p, float x) {
   const float v[1] = {x};
   store<1>(p, v);
 }
-// x as T keeps it.
+// Returns x rounded to T.
 template <class T>
 __device__ __forceinline__ float rounded(float x) {
   if constexpr (sizeof(T) == 2) return bf16_low(pack_bf16(x, 0.0f));

@@ -6,7 +6,7 @@
 #include <atomic>
 
 namespace {
-// The function below serves the whole process, and so do these.
+// These are global since epoll_wait() below serves the whole process.
 std::atomic<bool> g_yields{true};
 std::atomic<uint64_t> g_polls{0};
 }  // namespace
@@ -14,7 +14,7 @@ std::atomic<uint64_t> g_polls{0};
 // The dynamic linker prefers a program's own function to the C library's.
 extern "C" int epoll_wait(int fd, epoll_event* events, int most, int timeout) {
   using Poll = int (*)(int, epoll_event*, int, int);
-  // The next one may be a sanitizer's, which must see the call too.
+  // The next definition may belong to a sanitizer, which must see the call too.
   static const auto next = reinterpret_cast<Poll>(dlsym(RTLD_NEXT, "epoll_wait"));
   g_polls.fetch_add(1, std::memory_order_relaxed);
   if (g_yields.load(std::memory_order_relaxed)) sched_yield();

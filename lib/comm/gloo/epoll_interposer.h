@@ -1,13 +1,14 @@
 // Replaces epoll_wait in every program that links the object library mtrain_epoll_interposer: each
-// call gives the core away first. Gloo's thread polls again at once while the thread of a rank
-// holds the lock that it needs, and where ranks outnumber cores it would keep that very thread from
-// its core for a whole slice of time (4 ms). No library of the house links this by itself.
+// call first yields the core to other threads. Gloo's polling thread calls epoll_wait again at once
+// while a rank's thread holds the lock that it needs. Where ranks outnumber cores it would then
+// keep that rank's thread off the core for a whole time slice (4 ms). Only programs link it; no
+// library of mtrain does.
 #pragma once
 #include <cstdint>
 
 namespace mtrain::comm {
 
-void yield_in_polls(bool on);  // on from the start; off to measure what it gains
-uint64_t polls_seen();         // calls so far, by any thread: shows that polls come by here
+void yield_in_polls(bool on);  // it is on at the start; turning it off shows what it gains
+uint64_t polls_seen();         // calls of epoll_wait so far, by any thread; for tests
 
 }  // namespace mtrain::comm

@@ -17,8 +17,8 @@ namespace mtrain::comm {
 
 namespace {
 
-constexpr int64_t kPieceBytes = 1 << 20;   // a longer one would hold its connection for too long
-constexpr int64_t kDirectBytes = 8 << 10;  // up to here latency counts, not bandwidth
+constexpr int64_t kPieceBytes = 1 << 20;   // a longer piece would hold its connection for too long
+constexpr int64_t kDirectBytes = 8 << 10;  // smaller data is limited by latency, not bandwidth
 constexpr int64_t kScratchBytes = 4 << 20;
 constexpr auto kPartingTime = std::chrono::nanoseconds(std::chrono::seconds(2));
 
@@ -43,10 +43,10 @@ class GlooCommunicator : public Communicator {
         sent_(size_t(ranks_)),
         received_(size_t(ranks_)) {}
 
-  // Parting ends well before the timeout of a peer that is still at work and thinks this rank is
-  // gone.
+  // The wait ends well before the timeout of a peer that is still at work.
   ~GlooCommunicator() override {
-    if (!dead_ && !aborted_) mesh_->part(Clock::now() + std::min(timeout_ / 4, kPartingTime));
+    if (!dead_ && !aborted_)
+      mesh_->await_last_pieces(Clock::now() + std::min(timeout_ / 4, kPartingTime));
   }
 
   void all_reduce(Span data, Reduce op, const device::LaunchContext&) override {
@@ -92,7 +92,7 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Data goes down a chain of ranks from the root; few bytes go straight to all.
+  // Data goes along a chain of ranks from the root; small data goes directly to all.
   void broadcast(Span data, int root, const device::LaunchContext&) override {
     collective(
         fmt::format("broadcast of {} {} from {}", data.count, dtype_name(data.dtype), root), [&] {
@@ -114,7 +114,8 @@ class GlooCommunicator : public Communicator {
 
   void exchange(const std::vector<Transfer>& transfers, Clock::time_point,
                 const device::LaunchContext&) override {
-    // Slots count the messages of each direction between two ranks, which only these two know.
+    // The slot holds the message's number in its direction between the two ranks: only these two
+    // take part, so that the number of the collective cannot be used.
     call({calls_, "messages", true}, [&] {
       for (const Transfer& t : transfers) {
         const bool sends = t.kind == Transfer::Kind::send;
@@ -143,9 +144,10 @@ class GlooCommunicator : public Communicator {
   int next() const { return (me_ + 1) % ranks_; }
   int before() const { return (me_ + ranks_ - 1) % ranks_; }
   int wrap(int rank) const { return (rank % ranks_ + ranks_) % ranks_; }
-  // Where shard r of n elements begins; shards are spread evenly.
+  // Returns where shard r of n elements begins; shards are spread evenly.
   int64_t begin(int64_t n, int r) const { return part_begin(n, ranks_, r); }
-  // Begins with the next rank, so that not all ranks turn to the same one.
+  // Calls f(peer) for all peers, beginning with the next rank, so that ranks do not all begin with
+  // the same one.
   template <class F>
   void for_peers(const F& f) const {
     for (int i = 1; i < ranks_; ++i) f((me_ + i) % ranks_);
@@ -222,8 +224,8 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Data of all others has come, so the last rank has started, too. Later data of the same call
-  // tells nothing new.
+  // Notes that data of all other ranks has arrived, so that the last rank has started. Later calls
+  // within the same collective change nothing.
   void others_are_here() {
     if (!std::exchange(all_here_, true)) last_start_ = Clock::now();
   }
@@ -274,15 +276,15 @@ class GlooCommunicator : public Communicator {
       average_sum({out, begin(in.count, me_ + 1) - begin(in.count, me_), in.dtype}, ranks_);
   }
 
-  // Every shard goes straight to its rank, which sums in the order of the ranks, chunk by chunk.
-  // The next chunk is under way meanwhile.
+  // Every shard goes directly to its rank, which sums in the order of the ranks, chunk by chunk,
+  // while the next chunk is under way.
   void reduce_shards(ConstSpan in, std::byte* out, Reduce op) {
     const int64_t size = dtype_size(in.dtype),
                   chunk =
                       std::clamp(kScratchBytes / (2 * ranks_), int64_t(4096), kPieceBytes) / size,
                   longest = begin(in.count, 1);
     std::byte* memory = scratch(2 * ranks_ * chunk * size);
-    // How many elements shard r has in the chunk that begins at `first`.
+    // Returns how many elements shard r has in the chunk that begins at `first`.
     const auto count = [&](int r, int64_t first) {
       return std::clamp<int64_t>(begin(in.count, r + 1) - begin(in.count, r) - first, 0, chunk);
     };
@@ -310,8 +312,8 @@ class GlooCommunicator : public Communicator {
     await_all();
   }
 
-  // source(i) is the memory that goes out as piece i, target(i) the memory into which piece i
-  // comes. received(i) must make the source of piece i + 2 ready.
+  // source(i) is the memory that is sent as piece i, target(i) the memory into which piece i is
+  // received. received(i) must make the source of piece i + 2 ready.
   template <class Source, class Target, class Received>
   void run_ring(const RingPieces& ring, const Source& source, const Target& target,
                 const Received& received) {
@@ -337,8 +339,8 @@ class GlooCommunicator : public Communicator {
   void reduce_around(ConstSpan in, std::byte* out, Reduce op) {
     const int64_t size = dtype_size(in.dtype);
     const RingPieces ring(in.count, ranks_, kPieceBytes / size);
-    // Piece i comes into buffer i % 4 and leaves as piece i + 2, whose end is awaited before piece
-    // i + 4 may come.
+    // Piece i is received into buffer i % 4 and sent as piece i + 2; that send is awaited before
+    // piece i + 4 is received into the same buffer.
     std::byte* memory = scratch(4 * ring.segment() * size);
     const auto buffer = [&](int64_t i) { return memory + i % 4 * ring.segment() * size; };
     const auto span = [&](const std::byte* data, int64_t i, int shard) {
@@ -388,7 +390,7 @@ class GlooCommunicator : public Communicator {
   }
 
   struct Open {
-    int64_t sends = 0, receives = 0;  // pieces begun and not awaited
+    int64_t sends = 0, receives = 0;  // pieces begun and not yet awaited
   };
 
   const std::unique_ptr<GlooMesh> mesh_;
@@ -397,13 +399,13 @@ class GlooCommunicator : public Communicator {
   const int me_, ranks_;
   std::atomic<bool> aborted_{false};
   // Only the thread that makes the calls uses what follows.
-  std::optional<std::string> dead_;  // why
+  std::optional<std::string> dead_;  // why the group cannot be used any more
   uint64_t calls_ = 0, slot_ = 0;
   std::vector<uint64_t> sent_, received_;  // messages, by peer
   std::vector<Open> open_;                 // by peer
   std::vector<std::byte> scratch_;
   Clock::time_point last_start_, deadline_;
-  bool all_here_ = false;  // last_start_ is of the last rank
+  bool all_here_ = false;  // last_start_ is the time at which the last rank started
 };
 
 }  // namespace

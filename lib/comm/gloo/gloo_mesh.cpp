@@ -22,8 +22,8 @@ namespace mtrain::comm {
 
 namespace {
 
-constexpr uint64_t kNeverSent = std::numeric_limits<uint64_t>::max();  // a slot
-constexpr uint64_t kParting = kNeverSent - 1;
+constexpr uint64_t kNeverSent = std::numeric_limits<uint64_t>::max();  // a slot without messages
+constexpr uint64_t kParting = kNeverSent - 1;                          // of await_last_pieces()
 
 bool has_address(int fd, const sockaddr_storage& wanted) {
   sockaddr_storage own{};
@@ -32,8 +32,8 @@ bool has_address(int fd, const sockaddr_storage& wanted) {
          std::memcmp(&own, &wanted, length) == 0;
 }
 
-// Returns a handle of this process's socket with that local address; gloo does not hand out its
-// own.
+// Returns a duplicate of this process's socket with that local address: gloo does not give access
+// to its own handle.
 int find_socket(const sockaddr_storage& address) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::atoi(entry.path().filename().c_str());
@@ -45,7 +45,8 @@ int find_socket(const sockaddr_storage& address) {
   return -1;
 }
 
-// Takes reno, which every Linux has: bbr paces its sends, which halves the bandwidth of fast links.
+// Replaces the congestion control bbr, which paces its sends and so halves the bandwidth of fast
+// links, by cubic, or by reno, which every Linux has.
 void avoid_pacing(int fd) {
   char name[16] = {};
   socklen_t length = sizeof name - 1;
@@ -58,7 +59,7 @@ void avoid_pacing(int fd) {
 
 std::chrono::milliseconds left(GlooMesh::Clock::time_point deadline) {
   using std::chrono::milliseconds;
-  // Zero and less have meanings of their own.
+  // Gloo gives zero and negative times other meanings.
   return std::max(milliseconds(1),
                   std::chrono::duration_cast<milliseconds>(deadline - GlooMesh::Clock::now()));
 }
@@ -66,11 +67,11 @@ std::chrono::milliseconds left(GlooMesh::Clock::time_point deadline) {
 }  // namespace
 
 struct GlooMesh::Peer {
-  // Spans all memory, so that an offset is an address. All pieces to and from the peer are counted
-  // in this one buffer, which a broken connection wakes.
+  // Spans all memory, so that an offset is an address. All pieces to and from the peer go through
+  // this one buffer; its waits end when the connection breaks.
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
-  // A second handle: shutting the connection down through it cannot hit another file that got the
-  // same number after gloo closed its own.
+  // A second handle of the connection's socket. Shutting the connection down through it cannot hit
+  // another file that got the same number after gloo closed its own handle.
   int socket = -1;
 
   Peer() = default;
@@ -88,7 +89,7 @@ GlooMesh::GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendez
       ranks_(ranks),
       context_(std::make_shared<gloo::rendezvous::Context>(rank, ranks)),
       peers_(size_t(ranks)) {
-  // Pairs take it when they are made, and wait five times as long for their connection.
+  // Gloo's pairs take this timeout when they are made, and wait five times as long to connect.
   context_->setTimeout(
       std::max(std::chrono::milliseconds(1),
                std::chrono::duration_cast<std::chrono::milliseconds>(timeout) / 5));
@@ -101,8 +102,8 @@ GlooMesh::GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendez
     if (peer.socket < 0) throw CommError(fmt::format("the connection to rank {} broke", r));
     avoid_pacing(peer.socket);
     peer.buffer = context_->createUnboundBuffer(nullptr, std::numeric_limits<size_t>::max());
-    // Gloo forgets pieces under way when a connection breaks. This one is always waiting, so that
-    // whoever waits for the buffer hears of it.
+    // Gloo forgets pieces under way when a connection breaks. This receive is always pending, so
+    // that a wait on the buffer then fails.
     peer.buffer->recv(r, kNeverSent, 0, 0);
   }
 }
@@ -146,13 +147,13 @@ void GlooMesh::await_receive(int from, Clock::time_point deadline) {
           [&] { peers_[size_t(from)].buffer->waitRecv(nullptr, left(deadline)); });
 }
 
-void GlooMesh::part(Clock::time_point deadline) noexcept {
+void GlooMesh::await_last_pieces(Clock::time_point deadline) noexcept {
   const auto with_peers = [&](const auto& f) {
     for (int r = 0; r < ranks_; ++r) {
       try {
         if (r != rank_) f(r);
       } catch (const CollectiveFailure&) {
-        // The peer has gone.
+        // The peer is gone.
       }
     }
   };
@@ -173,7 +174,7 @@ void GlooMesh::close() noexcept {
     try {
       if (r != rank_) context_->getPair(r)->close();
     } catch (const std::exception&) {
-      // It was closed before.
+      // The pair is closed already.
     }
   }
 }

@@ -1,4 +1,5 @@
-// The connections among the ranks of one group, over gloo. Pieces of memory go from rank to rank.
+// The gloo connections among the ranks of one group, over which pieces of memory go from rank to
+// rank. It has nothing to do with the mesh of lib/mesh.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -16,8 +17,8 @@ class Store;
 
 namespace mtrain::comm {
 
-// One thread sends, receives and waits; any thread may break off. A piece that does not come to its
-// end throws CollectiveFailure, which the communicator catches.
+// One thread sends, receives and waits; any thread may call break_off(). A piece that cannot be
+// moved completely throws CollectiveFailure, which the communicator catches.
 class GlooMesh {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,23 +33,24 @@ class GlooMesh {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  // These begin to move a piece. Between the same two ranks, pieces of one slot meet in their
-  // order, and pieces of different slots never meet. Both ends must name the same number of bytes:
-  // gloo ends the process where they differ.
+  // These begin to move a piece. Between two ranks, the n-th piece sent on a slot is the n-th piece
+  // received on the same slot. Both ends must name the same number of bytes: gloo ends the process
+  // where they differ.
   void send(int to, uint64_t slot, const void* data, size_t bytes);
   void receive(int from, uint64_t slot, void* data, size_t bytes);
-  // These return when one more of the pieces begun has ended; pieces of one slot end in their
-  // order.
+  // These return when one more of the pieces under way has arrived; pieces of one slot arrive in
+  // their order.
   void await_send(int to, Clock::time_point deadline);
   void await_receive(int from, Clock::time_point deadline);
 
-  // Returns when every peer has called it too or has gone, or when `deadline` has come. Without it,
-  // a connection could break while a peer still waits for its last pieces.
-  void part(Clock::time_point deadline) noexcept;
+  // Returns when every peer has called it too or has gone, or at `deadline`. A rank calls it before
+  // it disconnects: otherwise a connection could break while a peer still waits for its last
+  // pieces.
+  void await_last_pieces(Clock::time_point deadline) noexcept;
 
   // Breaks every connection, so that pending pieces of all ranks fail. Any thread may call it.
   void break_off() noexcept;
-  // Does the same, and when it returns, no piece's memory is touched any more.
+  // Does the same, and returns when gloo no longer touches the memory of any piece.
   void close() noexcept;
 
  private:

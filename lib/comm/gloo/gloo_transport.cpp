@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// One connection to our store, for one group's rendezvous.
+// Gives gloo access to mtrain's store, for one group's rendezvous, over a connection of its own.
 class Rendezvous : public gloo::rendezvous::Store {
  public:
   Rendezvous(const GlooOptions& o, std::string group)
@@ -33,7 +33,7 @@ class Rendezvous : public gloo::rendezvous::Store {
       const std::string value = store_.get(whole(key));
       return {value.begin(), value.end()};
     } catch (const CommError& e) {
-      // Keys are "1" and "rank_1".
+      // Gloo's keys are "1" and "rank_1".
       throw CommError(fmt::format("rank {} of the group did not connect: {}",
                                   key.substr(key.find('_') + 1), e.message()),
                       e.hint());
@@ -120,7 +120,7 @@ std::string gloo_address(const std::vector<StorePath>& paths, int rank) {
   if (!is_loopback(own.own)) return own.own;
   for (const StorePath& p : paths)
     if (!is_loopback(p.own)) return p.server;
-  return "127.0.0.1";  // one host, whichever of its names each rank used
+  return "127.0.0.1";  // all ranks are on one host
 }
 
 std::shared_ptr<Transport> gloo_transport(const GlooOptions& options) {

@@ -1,5 +1,5 @@
-// The functions of NCCL and of the GPU that communicators need. Tests put a stand-in behind this
-// interface, so it includes no header of NCCL or CUDA.
+// The functions of NCCL and of CUDA that communicators need. Tests implement this interface without
+// a GPU, so that it includes no header of NCCL or CUDA.
 #pragma once
 #include <memory>
 #include <string>
@@ -7,15 +7,15 @@
 #include "base/span.h"
 #include "comm/communicator.h"
 
-struct ncclComm;  // as nccl.h has it
+struct ncclComm;  // declared as in nccl.h
 
 namespace mtrain::comm {
 
-// Communicators are non-blocking: a call returns while its work goes on, and state() tells when the
-// work has ended.
+// The result of a call. Communicators are non-blocking: a call may return while it still goes on,
+// and state() says when it is done.
 struct NcclAnswer {
   enum class State { done, under_way, failed } state = State::done;
-  std::string text{};  // NCCL's words about a failure
+  std::string text{};  // NCCL's own message about a failure
 };
 
 // One thread at a time uses a communicator. Calls between group_start and group_end run together;
@@ -26,11 +26,11 @@ class NcclApi {
 
   virtual void use_device() = 0;  // a thread calls this before its other calls
 
-  virtual std::string make_id() = 0;  // one rank makes the id of a new communicator, for all ranks
+  virtual std::string make_id() = 0;  // one rank makes the id of a communicator, for all its ranks
   virtual NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) = 0;
-  virtual NcclAnswer state(ncclComm* comm) = 0;  // of the last call; reports failures of peers too
+  virtual NcclAnswer state(ncclComm* comm) = 0;  // of the last call; also reports peers' failures
   virtual NcclAnswer finalize(ncclComm* comm) = 0;
-  virtual void destroy(ncclComm* comm) noexcept = 0;  // once finalize() is done
+  virtual void destroy(ncclComm* comm) noexcept = 0;  // may be called when finalize() is done
   virtual void abort(ncclComm* comm) noexcept = 0;    // ends its work on the GPU and frees it
 
   virtual NcclAnswer group_start() = 0;

@@ -22,11 +22,11 @@ using State = NcclAnswer::State;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr auto kWatch = milliseconds(10);  // between two looks at the calls under way
-// The time between two questions to the store, which serves all ranks. A healthy call ends before
-// the first question.
+constexpr auto kWatch = milliseconds(10);  // the watchdog looks at the calls under way this often
+// The watchdog asks the store, which serves all ranks, this often. A healthy call ends before the
+// first question.
 constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
-// The time that peers get at the end to finish what they still read.
+// How long a rank waits at the end for peers that still read its data.
 constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
 
 const char* name(Reduce op) {
@@ -79,21 +79,21 @@ class NcclCommunicator : public Communicator {
                [&] { return api_->all_gather(in, out, comm_, context.cuda); });
   }
 
-  // NCCL does this by messages of one group, including those to oneself.
+  // NCCL does this by messages in one group call, including a message to the rank itself.
   void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
                   const std::vector<int64_t>& receives,
                   const device::LaunchContext& context) override {
     std::vector<Transfer> transfers;
-    const auto cut = [&](const void* data, const std::vector<int64_t>& counts,
-                         Transfer::Kind kind) {
+    const auto add_parts = [&](const void* data, const std::vector<int64_t>& counts,
+                               Transfer::Kind kind) {
       auto* at = static_cast<std::byte*>(const_cast<void*>(data));
       for (size_t r = 0; r < counts.size(); ++r) {
         if (counts[r] > 0) transfers.push_back({kind, {at, counts[r], in.dtype}, int(r)});
         at += counts[r] * dtype_size(in.dtype);
       }
     };
-    cut(in.data, sends, Transfer::Kind::send);
-    cut(out.data, receives, Transfer::Kind::receive);
+    add_parts(in.data, sends, Transfer::Kind::send);
+    add_parts(out.data, receives, Transfer::Kind::receive);
     collective(fmt::format("all_to_all of {}", dtype_name(in.dtype)), context,
                [&] { return together(transfers, context); });
   }
@@ -131,8 +131,8 @@ class NcclCommunicator : public Communicator {
   struct Call {
     GroupCall call;
     uint64_t number;                                   // of all calls, messages too
-    std::unique_ptr<device::EventBackend> begin, end;  // no end: NCCL has not enqueued all of it
-    std::optional<Clock::time_point> started;  // when the stream was seen to have reached it
+    std::unique_ptr<device::EventBackend> begin, end;  // `end` is null until NCCL has enqueued all
+    std::optional<Clock::time_point> started;  // when the watchdog saw that the stream reached it
   };
 
   NcclAnswer together(const std::vector<Transfer>& transfers,
@@ -143,7 +143,7 @@ class NcclCommunicator : public Communicator {
       answer = t.kind == Transfer::Kind::send ? api_->send(t.data, t.peer, comm_, context.cuda)
                                               : api_->receive(t.data, t.peer, comm_, context.cuda);
     }
-    const NcclAnswer end = api_->group_end(comm_);  // what was begun must be ended
+    const NcclAnswer end = api_->group_end(comm_);  // a group that was started must be ended
     return answer.state == State::failed ? answer : end;
   }
 
@@ -161,8 +161,8 @@ class NcclCommunicator : public Communicator {
     calls_.push_back({std::move(about), ++number_, api_->record(context.cuda), nullptr, {}});
     NcclAnswer answer = run();
     while (answer.state == State::under_way) {
-      // NCCL connects peers at their first call. The host waits for them here, and the watchdog
-      // for both.
+      // NCCL connects peers at their first call. The host waits for that here; the watchdog checks
+      // that it does not take too long.
       if (!calls_.back().started) calls_.back().started = Clock::now();
       lock.unlock();
       std::this_thread::sleep_for(microseconds(10));
@@ -186,7 +186,7 @@ class NcclCommunicator : public Communicator {
       while (!dead_ && !(failure = look()) && !stop.stop_requested()) {
         if (asks_now()) {
           lock.unlock();
-          if (reporter_->heard()) failure = {-1, false, false, ""};
+          if (reporter_->heard_of_failure()) failure = {-1, false, false, ""};
           lock.lock();
           if (failure) break;
         }
@@ -198,7 +198,7 @@ class NcclCommunicator : public Communicator {
     if (failure) fail(*failure);
   }
 
-  // Returns whether the first call under way has failed. The caller holds the lock.
+  // Returns the failure of the first call under way, if it has failed. The caller holds the lock.
   std::optional<CollectiveFailure> look() {
     while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
     if (calls_.empty()) return {};
@@ -212,8 +212,8 @@ class NcclCommunicator : public Communicator {
                                          std::chrono::duration<double>(group_.timeout).count())};
   }
 
-  // Asks the store: NCCL does not tell a rank that another one has given up. The caller holds the
-  // lock.
+  // Returns whether it is time to ask the store: NCCL does not tell a rank that another one has
+  // given up. The caller holds the lock.
   bool asks_now() {
     if (calls_.empty() || !calls_.front().started) return false;
     const auto now = Clock::now();
@@ -223,7 +223,8 @@ class NcclCommunicator : public Communicator {
     return true;
   }
 
-  // Ends the group and returns the error to throw. Host thread and watchdog may both see it fail.
+  // Ends the group and returns the error to throw. The host thread and the watchdog may both find
+  // that it has failed.
   CommError fail(const CollectiveFailure& failure) {
     const std::lock_guard one(failing_);
     GroupCall about;
@@ -255,7 +256,7 @@ class NcclCommunicator : public Communicator {
   }
 
   std::string place(const Call& call) const {
-    // World appends the ranks to the name.
+    // World has appended the ranks to the group's name, behind a colon.
     return fmt::format("call {}, {}, of group {} on rank {} ({} of {} in the group)", call.number,
                        call.call.what, group_.name.substr(0, group_.name.find(':')),
                        group_.ranks[size_t(group_.rank)], group_.rank, group_.ranks.size());
@@ -274,18 +275,18 @@ class NcclCommunicator : public Communicator {
   const std::shared_ptr<NcclApi> api_;
   const NcclGroup group_;
   const std::unique_ptr<FailureReporter> reporter_;
-  const std::shared_ptr<void> word_;  // what a barrier reduces
-  uint64_t collectives_ = 0;          // so far; the same on every rank
+  const std::shared_ptr<void> word_;  // the data of a barrier's all_reduce
+  uint64_t collectives_ = 0;          // number of collectives so far; the same on every rank
   Clock::time_point last_start_{};
 
-  std::mutex failing_;  // held by who finds out why the group fails; taken before mutex_
-  std::mutex mutex_;    // of what follows
+  std::mutex failing_;  // held by the thread that finds out why the group fails; before mutex_
+  std::mutex mutex_;    // guards the members below
   ncclComm* comm_;      // null: aborted
   uint64_t number_ = 0;
-  std::deque<Call> calls_;  // that have not been seen to end
+  std::deque<Call> calls_;  // the calls that have not been seen to end
   Clock::time_point asked_{};
-  std::shared_ptr<device::AsyncError> late_;  // of the last call
-  std::optional<std::string> dead_;           // why
+  std::shared_ptr<device::AsyncError> late_;  // LaunchContext::late of the last call
+  std::optional<std::string> dead_;           // why the group cannot be used any more
   std::condition_variable_any wake_;
   std::jthread watchdog_;  // last: it uses all of the above
 };

@@ -1,4 +1,5 @@
-// Collectives over NCCL. Calls enqueue on the stream and return; a watchdog sees them end.
+// Collectives over NCCL. Calls enqueue on the stream and return; a watchdog thread checks that they
+// end.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -18,9 +19,9 @@ struct NcclGroup {
   std::chrono::nanoseconds timeout;
 };
 
-// Takes `comm`, which is connected. Where the stream has reached a call that does not end within
-// the timeout, LaunchContext::late gets an error that names the ranks that did not arrive, and the
-// work of all ranks on the GPU is broken off.
+// Takes ownership of `comm`, which is connected. If a call has begun on the GPU and does not end
+// within the timeout, LaunchContext::late gets an error that names the ranks that did not arrive,
+// and all ranks abort their work on the GPU.
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,
                                                 std::unique_ptr<FailureReporter> reporter);

@@ -40,7 +40,7 @@ struct Library {
   std::string problem;  // "" where it is loaded
 };
 
-// All of it is in NCCL 2.14 and newer.
+// NCCL 2.14 and newer have all of these functions.
 Library open() {
   SharedLibrary file(kFile);
   Functions f{};
@@ -65,7 +65,7 @@ Library open() {
 }
 
 const Library& library() {
-  static const Library lib = open();  // a fact of the process
+  static const Library lib = open();  // loaded once in a process
   return lib;
 }
 
@@ -100,7 +100,7 @@ class Event : public device::EventBackend {
   explicit Event(cudaStream_t stream) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);  // no destructor runs for an object that was never whole
+      cudaEventDestroy(event_);  // no destructor runs where the constructor throws
       check_cuda(status, "cudaEventRecord", __LINE__);
     }
   }
@@ -126,7 +126,7 @@ class LoadedNccl : public NcclApi {
 
   void use_device() override { MT_CUDA(cudaSetDevice(device_)); }
 
-// The call's result, with the place and NCCL's own text where it failed.
+// Makes the call and returns its result, with the line and NCCL's own text where it failed.
 #define MT_NCCL(comm, call) answer(call, comm, #call, __LINE__)
 
   std::string make_id() override {

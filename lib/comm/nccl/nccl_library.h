@@ -10,7 +10,7 @@ namespace mtrain::comm {
 // Returns NCCL for the rank that runs on this GPU. Throws UserError where it cannot be loaded.
 std::shared_ptr<NcclApi> load_nccl(int cuda_device);
 
-// "NCCL 2.28.9", or why there is none.
+// Returns "NCCL 2.28.9", or why there is none.
 std::string nccl_description();
 
 }  // namespace mtrain::comm

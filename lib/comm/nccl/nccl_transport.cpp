@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// The first byte of the message that the first rank leaves for the others.
+// The first byte of the message that the first rank stores for the others.
 constexpr char kId = '+', kMissing = '-';
 
 // The rendezvous of one group's ranks.
@@ -25,7 +25,7 @@ class Meeting {
   Meeting(Store& store, const NcclOptions& options, std::string group, int rank, int ranks)
       : store_(store), options_(options), group_(std::move(group)), rank_(rank), ranks_(ranks) {}
 
-  // Returns NCCL's id of the group, once all ranks are here.
+  // Returns NCCL's id of the group when all ranks have arrived.
   std::string id(NcclApi& api) {
     store_.add(arrived(rank_), 1);
     const std::string told = rank_ == 0 ? invite(api) : await_invitation();
@@ -49,7 +49,8 @@ class Meeting {
                                   std::chrono::duration<double>(options_.timeout).count());
   }
 
-  // Only the first rank asks for all: the server is not asked ranks x ranks times.
+  // Waits for all ranks and tells them the id. Only the first rank does so; otherwise the server
+  // would be asked ranks x ranks times.
   std::string invite(NcclApi& api) {
     const auto deadline = Clock::now() + options_.timeout;
     std::vector<int> late = missing();

@@ -1,4 +1,4 @@
-// Stands in for nccl/nccl_library.cpp in builds without NCCL.
+// Replaces nccl/nccl_library.cpp in builds without NCCL.
 #include "comm/nccl/nccl_library.h"
 
 #include "base/error.h"

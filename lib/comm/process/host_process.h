@@ -1,4 +1,5 @@
-// Identities of hosts and processes, for peers that share memory and watch over each other.
+// Identities of hosts and processes, by which peers know whether they can share memory and whether
+// a peer's process has ended.
 #pragma once
 #include <sys/types.h>
 #include <string>
@@ -9,10 +10,10 @@ namespace mtrain::comm {
 // machine, one boot and one pid namespace.
 std::string host_identity();
 
-// A process, safe against the reuse of its pid.
+// Identifies a process, also after its pid has been given to another one.
 struct ProcessIdentity {
   pid_t pid = 0;
-  std::string started;  // clock ticks after boot, as the kernel says it
+  std::string started;  // clock ticks after boot, from /proc
 
   static ProcessIdentity own();
   std::string text() const;  // parse() reads it back

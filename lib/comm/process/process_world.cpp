@@ -18,14 +18,14 @@ namespace mtrain::comm {
 
 namespace {
 
-// Two ranks that run the same program have the same hash.
+// Returns a hash of this program's file, which is equal for ranks that run the same build.
 uint64_t hash_of_program() {
   const MappedFile program("/proc/self/exe");
   const auto bytes = program.bytes();
   return Fnv1a().add({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).value();
 }
 
-// The first line in which the texts differ, of each.
+// Returns the first line in which the two texts differ, from each of them.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   const auto x = split(a, '\n'), y = split(b, '\n');
   for (size_t i = 0; i < std::max(x.size(), y.size()); ++i) {
@@ -37,14 +37,15 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 constexpr const char* kWell = "well";
 
-// Tells the others, who would wait for this rank, why it does not come.
+// Tells the other ranks, which would wait for this one, why it does not arrive, and throws.
 [[noreturn]] void refuse(Store& store, const ProcessWorldOptions& o, const std::string& reason,
                          const std::string& hint) {
   store.set(fmt::format("arrived/{}", o.rank), reason);
   throw UserError(reason, hint);
 }
 
-// Returns the number of the start of the job that serves this store; none where it has failed.
+// Returns which start of the job serves this store (0: the first); nothing where that start has
+// failed.
 std::optional<int> start_of(Store& store, const ProcessWorldOptions& o) {
   constexpr const char* kStart = "start";
   if (o.rank == 0) store.set(kStart, std::to_string(o.restarts));
@@ -56,8 +57,9 @@ std::optional<int> start_of(Store& store, const ProcessWorldOptions& o) {
   }
 }
 
-// Rank 0's store, where this rank must be the first of its number. An earlier start's rank 0, on
-// another host, may not have ended yet.
+// Connects to the store that rank 0 of this start serves; rank 0 of an earlier start, on another
+// host, may still serve its own. Throws UserError where another rank with this number is there
+// already.
 std::shared_ptr<Store> join_store(const ProcessWorldOptions& o) {
   using Clock = std::chrono::steady_clock;
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout);
@@ -82,7 +84,8 @@ std::shared_ptr<Store> join_store(const ProcessWorldOptions& o) {
   }
 }
 
-// Ranks with different settings would wait for each other in different places, or train nonsense.
+// Checks that this rank runs the program and the recipe of rank 0: ranks with different settings
+// would wait for each other in different places, or train nonsense.
 void shake_hands(Store& store, const ProcessWorldOptions& o) {
   const std::string program = fmt::format("{:016x}", hash_of_program());
   if (o.rank == 0) store.set("program", program);
@@ -100,7 +103,7 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
   store.set(fmt::format("arrived/{}", o.rank), kWell);
 }
 
-// All have arrived; else the first that has not is named.
+// Waits until all ranks have arrived. Throws CommError, which names the first rank that has not.
 void await_all(Store& store, const ProcessWorldOptions& o) {
   for (int rank = 0; rank < o.size; ++rank) {
     std::string answer;
@@ -129,7 +132,7 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store,
   const bool automatic = o.backend == ProcessBackend::automatic;
   const bool on_gpu = o.device == DeviceKind::cuda;
   if (o.backend == ProcessBackend::nccl || (automatic && on_gpu)) {
-    MT_CHECK(on_gpu, "nccl for a rank without a GPU");
+    MT_CHECK(on_gpu, "the backend nccl was chosen for a rank without a GPU");
     return nccl_transport(load_nccl(o.device_number), {o.master_addr, o.master_port, timeout});
   }
   if (automatic && all_on_this_host(*store, o))
@@ -137,7 +140,7 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store,
   return gloo_transport({o.master_addr, o.master_port, o.rank, o.size, timeout});
 }
 
-// The server lives as long as the transport, whose groups come later than the handshake.
+// A transport that keeps rank 0's server alive, since groups connect after the handshake.
 class ServedTransport : public Transport {
  public:
   ServedTransport(std::unique_ptr<StoreServer> server, std::shared_ptr<Transport> transport,
@@ -145,7 +148,8 @@ class ServedTransport : public Transport {
       : server_(std::move(server)),
         transport_(std::move(transport)),
         rank_(o.rank),
-        // Its own, for the other may be waiting; a failing rank must not wait long.
+        // A connection of its own, since the other one may be waiting. A failing rank must not wait
+        // long.
         failures_(o.master_addr, o.master_port, std::chrono::seconds(2)) {}
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {
@@ -155,7 +159,7 @@ class ServedTransport : public Transport {
     try {
       failures_.fail(fmt::format("rank {} gave up: {}", rank_, reason));
     } catch (const std::exception&) {
-      // The store is gone, and with it what others could wait for.
+      // The store is gone, so that no rank waits for a key any more.
     }
   }
 

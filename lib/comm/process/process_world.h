@@ -1,4 +1,4 @@
-// The world of ranks that are processes: they meet, compare what must be alike, and take the
+// The world of ranks that are processes. The ranks meet, compare what must be equal, and choose the
 // transport that fits the hosts on which they run.
 #pragma once
 #include <chrono>
@@ -19,19 +19,20 @@ struct ProcessWorldOptions {
   int rank = 0, size = 1;
   int restarts = 0;  // how often a launcher has started all ranks again
   std::string master_addr = "localhost";
-  uint16_t master_port = 0;  // rank 0 serves the store there
+  uint16_t master_port = 0;  // where rank 0 serves the store
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
   ProcessBackend backend = ProcessBackend::automatic;
   DeviceKind device = DeviceKind::cpu;  // where this rank's data is
-  int device_number = 0;                // of its GPU
+  int device_number = 0;                // number of this rank's GPU
   Link link;
   // The recipe's text, which must be the same on every rank, line by line.
   std::string recipe;
 };
 
 // Returns when all ranks have met. A restarted rank may find the server of the previous start,
-// whose rank 0 on another host has not ended yet; it then waits for the next server. CommError
-// names the rank that did not come, UserError the rank that runs another recipe or another program.
+// whose rank 0 on another host has not ended yet; it then waits for the next server. Throws
+// CommError, which names the rank that did not come, or UserError, which names the rank that runs
+// another recipe or another program.
 World process_world(const ProcessWorldOptions& options);
 
 }  // namespace mtrain::comm

@@ -14,7 +14,7 @@ namespace mtrain::comm {
 
 namespace {
 
-// A mapped memory file; the file lives as long as somebody has it open or mapped.
+// A mapped memory file. The file lives as long as any process has it open or mapped.
 struct Mapping {
   void* memory = MAP_FAILED;
   size_t bytes = 0;

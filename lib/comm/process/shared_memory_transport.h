@@ -1,5 +1,6 @@
-// Ranks as processes of one host. The memory of a group's channel is an anonymous file, which its
-// first rank makes and the others open through /proc. Nothing is left behind when processes die.
+// Ranks as processes of one host. The memory of a group's channel is an anonymous file, which the
+// group's first rank makes and the other ranks open through /proc. Nothing is left behind when
+// processes die.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -9,7 +10,7 @@
 
 namespace mtrain::comm {
 
-// Every rank of the world calls it. Throws UserError when they are not all on this host.
+// Every rank of the world calls it. Throws UserError when the ranks are not all on this host.
 std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<Store> store, int rank, int size,
                                                    std::chrono::nanoseconds timeout);
 

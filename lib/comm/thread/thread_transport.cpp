@@ -12,7 +12,7 @@ namespace mtrain::comm {
 
 namespace {
 
-// Zeroed memory, of which only what is used takes space.
+// Returns zeroed memory; only the pages that are used take space.
 std::shared_ptr<void> zeroed(size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)

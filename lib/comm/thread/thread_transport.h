@@ -1,4 +1,4 @@
-// Ranks as threads of one process: for tests and sanitizers.
+// Ranks as threads of one process, for tests and the sanitizer builds.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -17,7 +17,7 @@ struct ThreadRanksOptions {
 };
 
 // Runs `body` on `ranks` threads, one for each rank. A rank that throws aborts all groups; when all
-// ranks have ended, the first failure is thrown again.
+// ranks have ended, the first failure is rethrown.
 void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
                       const ThreadRanksOptions& options = {});
 

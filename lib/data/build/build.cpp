@@ -18,17 +18,18 @@
 namespace mtrain::data {
 namespace {
 
-// A chunk's documents as tokens.
+// The documents of a chunk as tokens.
 struct Encoded {
   std::vector<int32_t> tokens;
-  std::vector<size_t> ends;  // of each document in `tokens`; the last may be unfinished
+  std::vector<size_t> ends;  // the end of each document in `tokens`; the last may be incomplete
   bool ends_document = true, validation = false;
   int64_t bytes_through = 0, bad_lines = 0;
-  std::exception_ptr
-      error;  // thrown when this chunk's turn comes: the first in the input is reported
+  // Thrown when this chunk is the next to write, so that the first error of the input is reported.
+  std::exception_ptr error;
 };
 
-// The document's text; null when the line holds none (`why` says what is wrong).
+// Returns the text of the document in a JSON line. If the line has none, returns nothing and sets
+// `why` to the reason.
 std::optional<std::string> text_of_line(std::string_view line, const std::string& field,
                                         std::string& why) {
   nlohmann::json value;
@@ -78,8 +79,8 @@ class Builder {
   }
 
  private:
-  // Every thread takes the next chunk, encodes it, and writes whatever is next in order. A thread
-  // that is ahead by more than the window waits, which bounds the memory.
+  // Every thread takes the next chunk, encodes it, and writes the chunks that are next in order. A
+  // thread that is ahead of the writing by more than the window waits, which bounds the memory.
   void work() {
     Chunk chunk;
     while (take(chunk)) {
@@ -165,7 +166,7 @@ class Builder {
     }
   }
 
-  // A document's part is fixed at its first token and kept while it goes on in later chunks.
+  // The part to which a document goes is chosen at its first token, and kept in later chunks.
   void write(const Encoded& encoded) {
     size_t begin = 0;
     for (size_t i = 0; i < encoded.ends.size(); ++i) {
@@ -184,7 +185,7 @@ class Builder {
   }
 
   void end_document() {
-    if (!open_) return;  // without a token
+    if (!open_) return;  // the document has no token
     if (options_.append_eod) {
       const int32_t eod = *tokenizer_.eod();
       open_->add_tokens({&eod, 1});
@@ -198,9 +199,9 @@ class Builder {
     if (writers_.size() == 1) return 0;
     if (options_.validation_split == ValidationSplit::tail) return validation;
     constexpr uint64_t kOne = uint64_t(1) << 53;
-    const uint64_t coin =
+    const uint64_t draw =
         uniform_below(rng_key(options_.seed, "validation split"), uint64_t(documents_), kOne);
-    return double(coin) < options_.validation_fraction * double(kOne);
+    return double(draw) < options_.validation_fraction * double(kOne);
   }
 
   void report() const {
@@ -223,7 +224,7 @@ class Builder {
                                  : "use a larger input, another fraction, or split off the tail");
       result.parts.push_back(part);
     }
-    // Both parts are whole on the disk before an older one is replaced.
+    // All parts are complete on the disk before an older one is replaced.
     for (auto& writer : writers_) writer->prepare();
     for (auto& writer : writers_) writer->finish();
     return result;
@@ -233,7 +234,7 @@ class Builder {
   const Tokenizer& tokenizer_;
   const std::function<void(const BuildProgress&)>& progress_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable space_;
   ChunkReader reader_;
   int64_t taken_ = 0, written_ = 0, window_ = 0;  // chunks
@@ -242,7 +243,7 @@ class Builder {
   std::exception_ptr error_;
   std::vector<std::filesystem::path> prefixes_;
   std::vector<std::unique_ptr<IndexedDatasetWriter>> writers_;
-  IndexedDatasetWriter* open_ = nullptr;  // the part of the document under way
+  IndexedDatasetWriter* open_ = nullptr;  // the part to which the open document goes
   int64_t documents_ = 0, bytes_ = 0, bad_lines_ = 0;
 };
 
@@ -252,9 +253,10 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
                                 o.validation_fraction));
   if (o.append_eod && !tokenizer.eod())
     throw UserError(fmt::format("the tokenizer {} has no end-of-document token", tokenizer.name()),
-                    "build without one: --no-eod");
-  if (o.threads < 0) throw UserError(fmt::format("{} threads", o.threads), "0 means one per core");
-  if (o.chunk_bytes < 1) throw UserError(fmt::format("chunks of {} bytes", o.chunk_bytes));
+                    "build without end-of-document tokens: --no-eod");
+  if (o.threads < 0)
+    throw UserError(fmt::format("the number of threads is {}", o.threads), "0 means one per core");
+  if (o.chunk_bytes < 1) throw UserError(fmt::format("the chunk size is {} bytes", o.chunk_bytes));
   if (o.split == DocumentSplit::separator && o.separator.empty())
     throw UserError("the separator line is empty", "split at blank lines instead");
   if (o.output.filename().empty()) throw UserError("no output prefix");

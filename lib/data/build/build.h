@@ -1,4 +1,4 @@
-// Text files to token files: what `mtrain data build` does.
+// Turns text files into token files, for `mtrain data build`.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,40 +11,41 @@
 namespace mtrain::data {
 
 enum class InputFormat {
-  automatic,
+  automatic,  // *.jsonl and *.json are JSON lines, all other files are text
   text,
-  jsonl
-};  // automatic: *.jsonl and *.json are JSON lines, the rest is text
-
-// How a text file divides into documents. Separators are dropped, lines keep their line feeds.
-enum class DocumentSplit {
-  file,        // the whole file is one
-  blank_line,  // blocks between blank lines
-  separator,   // blocks between lines that are exactly `separator`
+  jsonl,  // one JSON object per line
 };
 
+// How a text file divides into documents. Separators are dropped; lines keep their line feeds.
+enum class DocumentSplit {
+  file,        // the whole file is one document
+  blank_line,  // documents stand between blank lines
+  separator,   // documents stand between lines that are exactly BuildOptions::separator
+};
+
+// Which documents are held out for validation.
 enum class ValidationSplit {
-  documents,  // each document by a coin that depends on the seed and its number alone
-  tail,  // the end of the input, cut at a document or, where one file is one document, at a line
+  documents,  // a random draw for each document, a function of the seed and its number alone
+  tail,       // the end of the input, cut between documents; at a line if a file is one document
 };
 
 struct BuildOptions {
-  std::vector<std::filesystem::path> inputs;  // files; a folder stands for the files in it, by name
+  std::vector<std::filesystem::path> inputs;  // files, or folders: all files in one, sorted by name
   std::filesystem::path output;               // prefix of the .bin/.idx pair
   InputFormat format = InputFormat::automatic;
   std::string json_field = "text";
   DocumentSplit split = DocumentSplit::file;
   std::string separator = "%";
   bool append_eod = true;  // ends each document with the tokenizer's end-of-document id
-  double validation_fraction =
-      0;  // > 0 writes <output>_train and <output>_valid instead of <output>
+  // Above 0, <output>_train and <output>_valid are written instead of <output>.
+  double validation_fraction = 0;
   ValidationSplit validation_split = ValidationSplit::documents;
   uint64_t seed = 0;
-  bool skip_bad_lines =
-      false;        // counts JSON lines that cannot be used instead of stopping at the first
+  // Counts the JSON lines that cannot be used, instead of stopping at the first.
+  bool skip_bad_lines = false;
   int threads = 0;  // 0: one per core
-  int64_t chunk_bytes =
-      int64_t(1) << 20;  // what a thread works on at a time; the result does not depend on threads
+  // The input that a thread encodes at a time. The files depend on neither threads nor chunks.
+  int64_t chunk_bytes = int64_t(1) << 20;
 };
 
 struct BuildProgress {
@@ -56,15 +57,15 @@ struct BuildResult {
     std::filesystem::path prefix;
     int64_t documents = 0, tokens = 0;
   };
-  std::vector<Part> parts;  // {all}, or {train, valid}
+  std::vector<Part> parts;  // one, or {train, valid}
   int64_t bytes = 0, bad_lines = 0;
 };
 
-// Reads and writes as a stream: memory is bounded by threads * chunk_bytes and by the longest
-// document that the tokenizer cannot cut (Tokenizer::safe_cut) or the longest JSON line. `progress`
-// is called from one thread at a time, about once per chunk, and last with everything done; what it
-// throws ends the build, and nothing is written. Throws UserError (inputs, options, a bad line with
-// file:line) or RunError.
+// Builds the token files of `options.inputs`. Memory is bounded by threads * chunk_bytes, and by
+// the longest JSON line or the longest document that the tokenizer cannot cut
+// (Tokenizer::safe_cut). `progress` is called after each chunk, by one thread at a time, and at
+// last with all bytes done; if it throws, the build ends and writes nothing. Throws UserError for
+// wrong inputs or options and for a bad line (with file:line), else RunError.
 BuildResult build_dataset(const BuildOptions& options, const Tokenizer& tokenizer,
                           const std::function<void(const BuildProgress&)>& progress = {});
 

@@ -26,7 +26,7 @@ bool is_separator(std::string_view line, const BuildOptions& options) {
   return false;
 }
 
-// Calls f(begin, end) for each line with its line feed; stops when f returns true.
+// Calls f(begin, end) for each line, line feed included, until f returns true.
 template <class F>
 void for_each_line(std::string_view text, size_t from, F&& f) {
   while (from < text.size()) {
@@ -37,6 +37,7 @@ void for_each_line(std::string_view text, size_t from, F&& f) {
   }
 }
 
+// Returns the files of the inputs; a folder stands for the files in it, sorted by name.
 std::vector<fs::path> expand(const std::vector<fs::path>& inputs) try {
   std::vector<fs::path> files;
   for (const fs::path& input : inputs) {
@@ -102,8 +103,9 @@ bool ChunkReader::fill(size_t bytes) {
   return buffer_.size() == bytes;
 }
 
-// Where the chunk at the buffer's start ends: at a document's end if there is one, else inside a
-// document where the tokenizer allows it. Reads on until there is such a place.
+// Returns where the chunk at the start of the buffer ends: at the end of a document if there is
+// one, else at a place within a document that the tokenizer allows. Reads on until there is such a
+// place.
 size_t ChunkReader::find_cut(bool& ends_document) {
   ends_document = true;
   for (size_t want = size_t(options_.chunk_bytes);; want *= 2) {
@@ -127,8 +129,7 @@ size_t ChunkReader::find_cut(bool& ends_document) {
       });
     if (cut > 0) return cut;
     cut = tokenizer_.safe_cut(buffer_);
-    // Between two blocks a cut must not hide a separator, so it is one before a line that cannot be
-    // one.
+    // A cut must not hide a separator, so it is made only before a line that cannot be one.
     const bool at_text = cut > 0 && buffer_[cut - 1] == '\n' && std::isalnum(uint8_t(buffer_[cut]));
     if (options_.split != DocumentSplit::file &&
         !(at_text && options_.separator[0] != buffer_[cut]))
@@ -140,11 +141,11 @@ size_t ChunkReader::find_cut(bool& ends_document) {
   }
 }
 
-// The training part's end: the first document's end at or behind `from`, or a line's where a file
-// is one document.
+// Returns the end of the training part: the first end of a document at or after `from`, or of a
+// line if a file is one document.
 size_t ChunkReader::find_tail_cut(size_t from, bool& ends_document) {
-  constexpr size_t kLongestLine = size_t(1)
-                                  << 20;  // behind this the cut falls between two characters
+  // In a longer line the cut is made between two characters.
+  constexpr size_t kLongestLine = size_t(1) << 20;
   ends_document = true;
   in_tail_ = true;
   if (from == 0 && !mid_document_) return 0;

@@ -1,5 +1,5 @@
-// Cuts input files into chunks that can be tokenized apart from each other, in an order fixed by
-// the options alone.
+// Cuts input files into chunks that can be tokenized independently of each other. The chunks and
+// their order depend on the options alone.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -16,9 +16,9 @@ struct Chunk {
   std::string text;
   std::filesystem::path file;
   InputFormat format = InputFormat::text;
-  int64_t first_line = 1;     // of `text` in `file`, counted from 1; JSON lines only
-  bool ends_document = true;  // false: the next chunk goes on with this chunk's last document
-  bool validation = false;    // behind the cut of ValidationSplit::tail
+  int64_t first_line = 1;     // the line of `file` with which `text` begins; for JSON lines alone
+  bool ends_document = true;  // false: this chunk's last document goes on in the next chunk
+  bool validation = false;    // lies in the part that ValidationSplit::tail holds out
   int64_t bytes_through = 0;  // input bytes up to the end of this chunk
 };
 
@@ -26,12 +26,13 @@ class ChunkReader {
  public:
   ChunkReader(const BuildOptions& options, const Tokenizer& tokenizer);
 
-  bool next(Chunk& chunk);  // false at the end of the input
+  bool next(Chunk& chunk);  // returns false at the end of the input
   int64_t bytes_total() const { return bytes_total_; }
 
  private:
   void open(size_t input);
-  bool fill(size_t bytes);  // false when the file ends before the buffer holds so many
+  // Reads on until the buffer holds `bytes`; returns false if the file ends before.
+  bool fill(size_t bytes);
   size_t find_cut(bool& ends_document);
   size_t find_tail_cut(size_t from, bool& ends_document);
 
@@ -48,8 +49,8 @@ class ChunkReader {
   std::string buffer_;
 };
 
-// The documents of a chunk of text: its blocks under options.split. The last one is unfinished if
-// the chunk says so.
+// Returns the documents of a chunk's text, divided by options.split. If the chunk does not end its
+// document, the last one is incomplete.
 std::vector<std::string_view> split_documents(std::string_view text, const BuildOptions& options);
 
 }  // namespace mtrain::data

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kBufferBytes = size_t(1) << 18;
 
-// Gathers small writes.
+// Gathers small writes into larger ones.
 class BufferedFile {
  public:
   explicit BufferedFile(const fs::path& path) : file_(path) { buffer_.reserve(kBufferBytes); }
@@ -36,7 +36,7 @@ class BufferedFile {
     file_.write(buffer_.data(), buffer_.size());
     buffer_.clear();
   }
-  void prepare() {  // all of it on the disk, under its temporary name
+  void prepare() {  // writes all of the file to the disk, under its temporary name
     flush();
     file_.prepare();
   }
@@ -47,8 +47,8 @@ class BufferedFile {
   std::vector<char> buffer_;
 };
 
-// Values that wait on disk: a file beside the result that has no name, so that nothing is left
-// behind.
+// A list of values on the disk. Its file lies beside the result and has no name, so that nothing is
+// left behind.
 template <class T>
 class Spill {
  public:
@@ -117,11 +117,11 @@ struct IndexedDatasetWriter::State {
   TokenType type;
   BufferedFile bin, index;
   Spill<int32_t> lengths;
-  Spill<int64_t> documents;  // the sequence after each document's last
-  int64_t documented = 0;    // sequences of the documents so far
+  Spill<int64_t> documents;  // for each document, the number of the sequence after its last
+  int64_t documented = 0;    // sequences of the documents that have ended
   int64_t tokens = 0;
-  int64_t length = 0;  // of the sequence under way
-  std::vector<uint16_t> narrow;
+  int64_t length = 0;            // tokens of the open sequence
+  std::vector<uint16_t> narrow;  // a buffer to convert ids to u16
   bool prepared = false;
 };
 
@@ -142,7 +142,7 @@ IndexedDatasetWriter::~IndexedDatasetWriter() = default;
 
 void IndexedDatasetWriter::add_tokens(std::span<const int32_t> tokens) {
   State& s = *state_;
-  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();  // a length has 32 bits
+  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();  // lengths have 32 bits
   const int32_t limit = s.type == TokenType::u16 ? 65535 : std::numeric_limits<int32_t>::max();
   for (int32_t token : tokens)
     MT_CHECK(token >= 0 && token <= limit, "token {} does not fit the file's type", token);
@@ -157,7 +157,7 @@ void IndexedDatasetWriter::add_tokens(std::span<const int32_t> tokens) {
     tokens = tokens.subspan(n);
     s.tokens += int64_t(n);
     s.length += int64_t(n);
-    if (s.length == kLongest) s.end_sequence();  // a longer document is several sequences
+    if (s.length == kLongest) s.end_sequence();  // a longer document has several sequences
   }
 }
 
@@ -194,9 +194,10 @@ void IndexedDatasetWriter::prepare() {
 void IndexedDatasetWriter::finish() {
   State& s = *state_;
   if (!s.prepared) prepare();
-  // An older pair goes in this order, so that no index is ever beside another's tokens.
-  std::error_code
-      ignored;  // what cannot be removed cannot be replaced either, and that is reported
+  // The older index is removed first, so that no index ever lies beside the tokens of another pair.
+  // An error is ignored here: a file that cannot be removed cannot be replaced either, which
+  // throws.
+  std::error_code ignored;
   fs::remove(s.idx, ignored);
   s.bin.commit();
   s.index.commit();

@@ -9,7 +9,7 @@
 namespace mtrain::data {
 namespace {
 
-// f(a, b) for all neighbours of the stream, read in blocks.
+// Calls f(a, b) for all neighbouring tokens of the stream, which is read in blocks.
 template <class F>
 void for_each_pair(const IndexedDataset& data, int64_t vocab_size, F&& f) {
   constexpr int64_t kBlock = int64_t(1) << 16;
@@ -29,10 +29,10 @@ void for_each_pair(const IndexedDataset& data, int64_t vocab_size, F&& f) {
 
 BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& valid,
                          int64_t vocab_size, const std::vector<double>& alphas) {
-  MT_CHECK(!alphas.empty(), "no smoothing to try");
+  MT_CHECK(!alphas.empty(), "no alpha to try");
   if (valid.tokens() < 2)
     throw UserError(
-        fmt::format("{} has {} tokens, a bigram needs two", valid.name(), valid.tokens()));
+        fmt::format("{} has {} tokens, but a bigram needs two", valid.name(), valid.tokens()));
   struct Pair {
     int64_t in_valid = 0, in_train = 0;
   };
@@ -52,7 +52,8 @@ BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& vali
     }
   };
 
-  if (V <= 1024) {  // a dense table is smaller than a hash map's nodes and ten times faster
+  // A dense table of so few tokens is ten times as fast as a hash map, and smaller than its nodes.
+  if (V <= 1024) {
     std::vector<Pair> table(size_t(V * V));
     for_each_pair(valid, V, [&](int64_t a, int64_t b) { ++table[size_t(a * V + b)].in_valid; });
     for_each_pair(train, V, [&](int64_t a, int64_t b) {
@@ -64,14 +65,14 @@ BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& vali
     });
     return best;
   }
-  std::unordered_map<int64_t, Pair> table;  // by a * V + b
+  std::unordered_map<int64_t, Pair> table;  // keys: a * V + b
   for_each_pair(valid, V, [&](int64_t a, int64_t b) { ++table[a * V + b].in_valid; });
   for_each_pair(train, V, [&](int64_t a, int64_t b) {
     ++context[size_t(a)];
     const auto found = table.find(a * V + b);
     if (found != table.end()) ++found->second.in_train;
   });
-  // Summed in a fixed order, so that the printed loss does not depend on the hash.
+  // The terms are summed in a fixed order, so that the loss does not depend on the hash function.
   std::vector<std::pair<int64_t, Pair>> sorted(table.begin(), table.end());
   std::sort(sorted.begin(), sorted.end(),
             [](const auto& x, const auto& y) { return x.first < y.first; });

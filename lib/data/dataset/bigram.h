@@ -1,4 +1,4 @@
-// The bar a language model has to beat: the loss of a table of pairs.
+// The loss of a table of token pairs: the bar that a language model has to beat.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,14 +9,14 @@ namespace mtrain::data {
 
 struct BigramResult {
   double loss = 0;    // nats per token
-  double alpha = 0;   // the smoothing it was best with
-  int64_t pairs = 0;  // evaluated
+  double alpha = 0;   // the smoothing that gave this loss
+  int64_t pairs = 0;  // pairs in the validation tokens
 };
 
-// Mean of -log p(b | a) over neighbouring tokens a, b of `valid`, with p(b | a) = (n(a, b) + alpha)
-// / (n(a) + alpha V) counted on `train`; the best of `alphas`, so that the bar is not lowered by a
-// poor choice. Only pairs that occur in `valid` are counted: memory is bounded by it and the
-// vocabulary.
+// Returns the mean of -log p(b | a) over all neighbouring tokens a, b of `valid`, where p(b | a) =
+// (n(a, b) + alpha) / (n(a) + alpha vocab_size) and n counts occurrences in `train`. Takes the
+// smallest loss of all `alphas`, since a poor alpha would lower the bar. Memory is bounded by
+// `valid` and the vocabulary, whatever the size of `train`.
 BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& valid,
                          int64_t vocab_size,
                          const std::vector<double>& alphas = {1.0, 0.3, 0.1, 0.03, 0.01, 0.003,

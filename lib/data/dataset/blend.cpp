@@ -9,12 +9,12 @@
 namespace mtrain::data {
 namespace {
 using Wide = unsigned __int128;
-constexpr uint64_t kWhole = uint64_t(1) << 62;
-constexpr int64_t kLargestBlock = int64_t(1) << 22;
+constexpr uint64_t kWhole = uint64_t(1) << 62;       // the sum of all shares
+constexpr int64_t kLargestBlock = int64_t(1) << 22;  // samples
 }  // namespace
 
 Blend::Blend(const std::vector<double>& weights) {
-  if (weights.empty()) throw UserError("a blend of no data sets");
+  if (weights.empty()) throw UserError("the blend has no data sets");
   double sum = 0;
   for (size_t j = 0; j < weights.size(); ++j) {
     if (!(weights[j] > 0) || !std::isfinite(weights[j]))
@@ -28,9 +28,9 @@ Blend::Blend(const std::vector<double>& weights) {
     shares_.push_back(std::min(left, uint64_t(weight / sum * double(kWhole))));
     left -= shares_.back();
   }
-  *std::max_element(shares_.begin(), shares_.end()) += left;  // the rounding of the divisions
-  // A block in which every data set comes at least once: then no count at a block's end is below
-  // the one before.
+  *std::max_element(shares_.begin(), shares_.end()) += left;  // what the divisions have rounded off
+  // Every data set must come at least once in a block, so that its count at the end of a block is
+  // never below its count at the end of the block before.
   const uint64_t smallest = *std::min_element(shares_.begin(), shares_.end());
   while (block_ < kLargestBlock && Wide(smallest) * Wide(block_) < kWhole) block_ *= 2;
   if (Wide(smallest) * Wide(block_) < kWhole)
@@ -44,8 +44,8 @@ double Blend::weight(int64_t dataset) const {
   return double(shares_.at(size_t(dataset))) / double(kWhole);
 }
 
-// Each data set's weight * samples, rounded up for those with the largest remainders so that the
-// sum is right.
+// Returns each data set's weight * samples, rounded down, or up for those with the largest
+// remainders, so that the counts add up to `samples`.
 std::vector<int64_t> Blend::counts_after(int64_t samples) const {
   const size_t k = shares_.size();
   std::vector<int64_t> counts(k);
@@ -65,9 +65,9 @@ std::vector<int64_t> Blend::counts_after(int64_t samples) const {
   return counts;
 }
 
-// Sample m (from 1) of a data set with share q may come from step floor((m - 1) / q) + 1 on and is
-// due at step ceil(m / q); exactly then its count is weight * steps rounded up or down. Taking what
-// is due first meets every date.
+// Sample m (from 1) of a data set with weight q may come from step floor((m - 1) / q) + 1 on and is
+// due at step ceil(m / q). Between these steps, and only there, the data set's count is q * steps,
+// rounded up or down. Taking the sample that is due first keeps all due steps.
 void Blend::fill_block(int64_t number) const {
   const size_t k = shares_.size();
   const int64_t first = number * block_, last = first + block_;
@@ -115,8 +115,8 @@ BlendDataset::BlendDataset(std::vector<std::shared_ptr<const Dataset>> datasets,
     throw UserError(
         fmt::format("the blend has {} data sets and {} weights", datasets_.size(), weights.size()));
   for (const auto& dataset : datasets_)
-    MT_CHECK(dataset->seq_length() == seq_length(), "{} and {} tokens", dataset->seq_length(),
-             seq_length());
+    MT_CHECK(dataset->seq_length() == seq_length(), "samples of {} and {} tokens in one blend",
+             dataset->seq_length(), seq_length());
 }
 
 int64_t BlendDataset::size() const {

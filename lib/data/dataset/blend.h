@@ -1,4 +1,4 @@
-// Several data sets as one, in fixed proportions.
+// Mixes several data sets into one, in fixed proportions.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,35 +9,36 @@
 
 namespace mtrain::data {
 
-// Which data set gives sample i, and which of its samples that is. After any number n of samples
-// each data set has given weight * n of them, rounded up or down, and its samples come in order. A
-// pure function of (weights, i) with bounded memory: the counts at the ends of blocks are
-// apportioned by largest remainder, and inside a block the data set whose next sample is due first
-// is taken (Tijdeman, "The chairman assignment problem", 1980).
+// Says which data set gives sample i of the blend, and which of its samples it gives. After any
+// number n of samples, each data set has given weight * n of them, rounded up or down, in their
+// order. The answer is a pure function of (weights, i) and takes bounded memory: samples come in
+// blocks, whose counts per data set are apportioned by largest remainder; inside a block, the data
+// set whose next sample is due first is taken (Tijdeman, "The chairman assignment problem", 1980).
 class Blend {
  public:
   struct Pick {
     int64_t dataset, index;
   };
-  explicit Blend(const std::vector<double>& weights);  // > 0, any scale; UserError otherwise
+  // The weights are positive numbers of any scale; throws UserError otherwise.
+  explicit Blend(const std::vector<double>& weights);
 
-  Pick at(int64_t i) const;                 // safe to call from several threads
-  double weight(int64_t dataset) const;     // of a sum of 1
-  int64_t block() const { return block_; }  // samples
+  Pick at(int64_t i) const;                 // several threads may call it
+  double weight(int64_t dataset) const;     // scaled so that the weights add up to 1
+  int64_t block() const { return block_; }  // samples of a block
 
  private:
   std::vector<int64_t> counts_after(int64_t samples) const;
   void fill_block(int64_t number) const;
 
-  std::vector<uint64_t> shares_;  // weights as integers, of a sum of 2^62
+  std::vector<uint64_t> shares_;  // the weights as integers that add up to 2^62
   int64_t block_ = 1024;
-  mutable std::mutex mutex_;  // guards the block made last
-  mutable int64_t cached_ = -1;
+  mutable std::mutex mutex_;     // guards the block that was made last
+  mutable int64_t cached_ = -1;  // the number of that block
   struct Entry {
     int32_t dataset, rank;  // the rank-th sample of this data set in this block
   };
   mutable std::vector<Entry> entries_;
-  mutable std::vector<int64_t> starts_;
+  mutable std::vector<int64_t> starts_;  // samples that each data set has given before that block
 };
 
 class BlendDataset final : public Dataset {

@@ -1,4 +1,4 @@
-// What a training run draws its sequences from.
+// The interface of a data set: an endless stream of samples.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -6,22 +6,22 @@
 
 namespace mtrain::data {
 
-// One sequence of S tokens. label[s] is the token after input[s], or -1 where the loss does not
-// count.
+// One sequence of S tokens. label[s] is the token after input[s], or -1 if it has no loss.
 struct Sample {
   std::vector<int32_t> input, label, position;  // (S)
-  std::vector<int64_t> documents;  // lengths of what is packed into it, S in all; empty: not packed
+  std::vector<int64_t> documents;  // lengths of packed documents, S in all; empty: not packed
 };
 
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t seq_length() const = 0;
-  virtual int64_t size() const = 0;  // samples before one comes again
-  // Sample `index` >= 0 of an endless stream, a pure function of the index. Safe to call from
-  // several threads.
+  virtual int64_t size() const = 0;  // samples of an epoch
+  // Writes sample `index` >= 0 of the stream to `out`. The sample is a pure function of the index.
+  // Several threads may call it at once.
   virtual void sample(int64_t index, Sample& out) const = 0;
-  virtual std::string note() const { return ""; }  // what the user should know of it
+  // Returns what the log tells the user about this data set; empty if that is nothing.
+  virtual std::string note() const { return ""; }
 };
 
 }  // namespace mtrain::data

@@ -50,7 +50,7 @@ void GptDataset::walk_documents(int64_t first, Sample& out) const {
   const TokenIndex& index = tokens_->index();
   const int64_t S = options_.seq_length;
   for (int64_t document = index.document_of(first) + 1; document < index.documents(); ++document) {
-    const int64_t begin = index.document_begin(document) - first;  // in the sequence
+    const int64_t begin = index.document_begin(document) - first;  // position within the sequence
     if (begin > S) break;
     if (begin <= 0) continue;
     if (options_.mask_document_ends) out.label[size_t(begin - 1)] = -1;

@@ -1,4 +1,5 @@
-// Documents back to back as one stream of tokens, cut into sequences of equal length.
+// A data set that puts all documents back to back and cuts this stream of tokens into sequences of
+// equal length.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,20 +12,20 @@ namespace mtrain::data {
 struct GptDatasetOptions {
   int64_t seq_length = 0;
   uint64_t seed = 0;
-  bool shuffle = true;  // false: in order, epoch after epoch
-  bool mask_document_ends =
-      false;  // no loss where the label is the first token of the next document
-  bool reset_positions =
-      false;               // positions count from the document's start instead of the sequence's
-  int64_t vocab_size = 0;  // > 0: a token at or above it is a UserError
+  bool shuffle = true;  // false: sequences in their order, epoch after epoch
+  // Gives no loss to a label that is the first token of the next document.
+  bool mask_document_ends = false;
+  // Counts positions from the start of the document instead of the sequence.
+  bool reset_positions = false;
+  int64_t vocab_size = 0;  // above 0: a token id at or above it is a UserError
 };
 
-// Sequence j is tokens [j S, j S + S] of the stream: S inputs, and the labels one further. Sample i
-// of epoch e (that is, index e * size() + i) is the sequence that a permutation of (seed, e) puts
-// there.
+// Sequence j has the tokens [j S, j S + S] of the stream: S inputs, and the labels one token
+// further. Sample i of epoch e, which has the index e * size() + i, is sequence p(i), where p is a
+// random permutation that depends on (seed, e).
 class GptDataset final : public Dataset {
  public:
-  // Throws UserError when there is not even one sequence.
+  // Throws UserError if the tokens do not suffice for one sequence.
   GptDataset(std::shared_ptr<const IndexedDataset> tokens, const GptDatasetOptions& options);
 
   int64_t seq_length() const override { return options_.seq_length; }

@@ -54,7 +54,7 @@ TokenIndex::TokenIndex(std::span<const std::byte> idx, uint64_t bin_size, std::s
 void TokenIndex::check_header() {
   const int64_t size = int64_t(idx_.size());
   if (size < kHeaderBytes)
-    throw UserError(fmt::format("{} is truncated: it has {} bytes, its header alone takes {}",
+    throw UserError(fmt::format("{} is truncated: it has {} bytes, but its header alone takes {}",
                                 name_, size, kHeaderBytes),
                     kRebuild);
   if (std::memcmp(idx_.data(), kMagic, sizeof kMagic) != 0)
@@ -63,7 +63,8 @@ void TokenIndex::check_header() {
         "give the prefix of a .bin/.idx pair made by  mtrain data build  or Megatron");
   const auto version = load<uint64_t>(9);
   if (version != 1)
-    throw UserError(fmt::format("{} has version {} (at byte 9), only 1 is known", name_, version));
+    throw UserError(
+        fmt::format("{} has version {} (at byte 9), but only 1 is known", name_, version));
   const auto code = load<uint8_t>(17);
   constexpr uint8_t known[] = {1, 2, 3, 4, 5, 8};
   if (std::find(std::begin(known), std::end(known), code) == std::end(known))
@@ -73,7 +74,7 @@ void TokenIndex::check_header() {
   type_ = TokenType(code);
   const auto sequences = load<uint64_t>(18), entries = load<uint64_t>(26);
   const uint64_t payload = uint64_t(size - kHeaderBytes);
-  // Compared by division first, so that wild counts cannot overflow.
+  // Divides before it multiplies, so that wild counts cannot overflow.
   const bool fits = sequences <= payload / 12 && entries <= payload / 8;
   if (!fits || sequences * 12 + entries * 8 != payload)
     throw UserError(
@@ -154,7 +155,8 @@ int64_t TokenIndex::document_begin(int64_t document) const {
 
 int64_t TokenIndex::document_of(int64_t token) const {
   MT_CHECK(token >= 0 && token < tokens_, "token {} of {}", token, tokens_);
-  int64_t low = 0, high = entries_ - 1;  // the last document that begins at or before the token
+  // Searches for the last document that begins at or before the token.
+  int64_t low = 0, high = entries_ - 1;
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
     (document_begin(middle) <= token ? low : high) = middle;

@@ -15,14 +15,8 @@
 
 namespace mtrain::data {
 
-enum class TokenType : uint8_t {
-  u8 = 1,
-  i8 = 2,
-  i16 = 3,
-  i32 = 4,
-  i64 = 5,
-  u16 = 8
-};  // codes of the format
+// The values are the format's type codes.
+enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 = 8 };
 
 int64_t token_bytes(TokenType type);
 TokenType token_type_for(int64_t vocab_size);  // u16 below 65500 ids, else i32
@@ -30,8 +24,8 @@ TokenType token_type_for(int64_t vocab_size);  // u16 below 65500 ids, else i32
 std::filesystem::path bin_path(const std::filesystem::path& prefix);
 std::filesystem::path idx_path(const std::filesystem::path& prefix);
 
-// A checked view of an .idx file's bytes. Throws UserError that names `name` and the byte where it
-// is wrong.
+// A view of the bytes of an .idx file. The constructor checks them, and throws UserError, which
+// says `name` and at which byte the file is wrong. `bin_size` is the size of the .bin in bytes.
 class TokenIndex {
  public:
   TokenIndex(std::span<const std::byte> idx, uint64_t bin_size, std::string name);
@@ -43,9 +37,9 @@ class TokenIndex {
 
   int64_t length(int64_t sequence) const;       // tokens
   int64_t first_token(int64_t sequence) const;  // position in the stream of all tokens
-  int64_t document_begin(
-      int64_t document) const;  // position of its first token; documents() gives tokens()
-  int64_t document_of(int64_t token) const;  // the document that holds this position
+  // Returns the position of the document's first token. document_begin(documents()) is tokens().
+  int64_t document_begin(int64_t document) const;
+  int64_t document_of(int64_t token) const;  // the document that has this position
 
  private:
   void check_header();
@@ -61,16 +55,17 @@ class TokenIndex {
   int64_t lengths_at_ = 0, pointers_at_ = 0, documents_at_ = 0;  // byte offsets
 };
 
-// The two files, mapped: opening a terabyte reads the index only.
+// A pair of files in memory mappings: opening a terabyte of tokens reads the index alone.
 class IndexedDataset {
  public:
   explicit IndexedDataset(const std::filesystem::path& prefix);
 
   const TokenIndex& index() const { return index_; }
   int64_t tokens() const { return index_.tokens(); }
-  const std::string& name() const { return name_; }  // the .bin's path
+  const std::string& name() const { return name_; }  // the path of the .bin
 
-  // out[i] = token first + i of the stream of all documents. The range must lie inside the stream.
+  // Sets out[i] to token first + i of the stream of all documents, which must have that token. A
+  // 64-bit id that does not fit becomes -1.
   void read(int64_t first, std::span<int32_t> out) const;
 
  private:
@@ -79,19 +74,19 @@ class IndexedDataset {
   TokenIndex index_;
 };
 
-// Writes both files. Nothing is kept in memory but fixed buffers: the index is spilled to nameless
-// temporary files, and both results appear under their names in finish() or not at all.
+// Writes both files. It keeps only buffers of fixed size in memory, since the parts of the index
+// wait in nameless temporary files. Both files get their names in finish(), or not at all.
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type);
   ~IndexedDatasetWriter();
 
-  void add_tokens(std::span<const int32_t> tokens);  // to the document under way
-  void end_document();                               // one without tokens is dropped
-  // Ends the document under way and brings all of both files onto the disk, under temporary names:
-  // an older pair is untouched, and finish() after it needs no more space.
+  void add_tokens(std::span<const int32_t> tokens);  // appends them to the open document
+  void end_document();                               // a document without tokens is dropped
+  // Ends the open document and writes both files to the disk under temporary names. An older pair
+  // stays as it is, and finish() needs no more space.
   void prepare();
-  void finish();  // prepares where that has not been done, and renames
+  void finish();  // calls prepare() if nobody has, and renames the files
 
   int64_t tokens() const;
   int64_t documents() const;

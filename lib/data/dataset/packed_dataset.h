@@ -1,5 +1,5 @@
-// Documents packed into samples of one length; each is a sequence of its own, with positions from 0
-// on and no sight of the others.
+// A data set that packs several documents into each sample. Every document is a sequence of its
+// own: its positions count from 0, and it does not attend to the others.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,19 +11,20 @@
 namespace mtrain::data {
 
 struct PackedDatasetOptions {
-  int64_t size = 0;  // tokens of a sample
+  int64_t size = 0;  // tokens per sample
   uint64_t seed = 0;
-  bool shuffle = true;     // the samples; false: in order, epoch after epoch
-  bool drop_long = false;  // leaves out documents that do not fit, instead of splitting them
-  int64_t vocab_size = 0;  // > 0: a token at or above it is a UserError
+  bool shuffle = true;     // false: samples in their order, epoch after epoch
+  bool drop_long = false;  // leaves out documents that are too long, instead of splitting them
+  int64_t vocab_size = 0;  // above 0: a token id at or above it is a UserError
 };
 
-// A document of n tokens gives n - 1 inputs, each with the next token as its label, and is split
-// where these are more than a sample has. Pieces are packed in the order of the stream, whatever
-// the seed and the layout; the rest of a sample is a document of masked tokens.
+// A document of n tokens gives n - 1 inputs, each with the next token as its label. If these are
+// more than a sample holds, the document is split into pieces. Pieces are packed in the order of
+// the stream, whatever the seed and the layout; a document of masked tokens fills the rest of a
+// sample.
 class PackedDataset final : public Dataset {
  public:
-  // Throws UserError where there is nothing to pack.
+  // Throws UserError if there is no document to pack.
   PackedDataset(std::shared_ptr<const IndexedDataset> tokens, const PackedDatasetOptions& options);
 
   int64_t seq_length() const override { return options_.size; }
@@ -33,14 +34,14 @@ class PackedDataset final : public Dataset {
 
  private:
   struct Piece {
-    int64_t first, length;  // of the inputs, in the stream of tokens
+    int64_t first, length;  // inputs [first, first + length) of the stream of tokens
   };
   void add_piece(const Piece& piece, Sample& out) const;
 
   std::shared_ptr<const IndexedDataset> tokens_;
   PackedDatasetOptions options_;
   std::vector<Piece> pieces_;
-  std::vector<std::vector<int64_t>> packs_;  // of pieces
+  std::vector<std::vector<int64_t>> packs_;  // indices into pieces_ for each pack
   int64_t inputs_ = 0, split_ = 0, dropped_ = 0;
 };
 

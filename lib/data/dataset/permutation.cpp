@@ -6,7 +6,7 @@
 namespace mtrain::data {
 
 Permutation::Permutation(uint64_t key, int64_t n) : n_(n), half_bits_(1) {
-  MT_CHECK(n > 0, "a permutation of {}", n);
+  MT_CHECK(n > 0, "a permutation of {} elements", n);
   while (half_bits_ < 31 && (int64_t(1) << 2 * half_bits_) < n) ++half_bits_;
   for (int round = 0; round < kRounds; ++round) {
     const auto x = Philox::block(key, uint64_t(round));
@@ -14,7 +14,7 @@ Permutation::Permutation(uint64_t key, int64_t n) : n_(n), half_bits_(1) {
   }
 }
 
-// A bijection of the 2 * half_bits_ bit numbers.
+// Applies the network once: a bijection of the numbers of 2 * half_bits_ bits.
 uint64_t Permutation::step(uint64_t x) const {
   const uint64_t mask = (uint64_t(1) << half_bits_) - 1;
   uint64_t left = x >> half_bits_, right = x & mask;
@@ -30,10 +30,10 @@ uint64_t Permutation::step(uint64_t x) const {
 }
 
 int64_t Permutation::operator()(int64_t i) const {
-  MT_CHECK(i >= 0 && i < n_, "{} of {}", i, n_);
+  MT_CHECK(i >= 0 && i < n_, "element {} of {}", i, n_);
   uint64_t x = uint64_t(i);
   do x = step(x);
-  while (x >= uint64_t(n_));  // the domain is below 4n (and the walk returns to i at the latest)
+  while (x >= uint64_t(n_));  // ends at i at the latest; there are at most 4 n numbers
   return int64_t(x);
 }
 

@@ -1,6 +1,6 @@
-// A shuffle without a table: a bijection of [0, n) computed per element, by a Feistel network whose
-// values outside the range are walked back into it. Black and Rogaway, "Ciphers with arbitrary
-// finite domains", CT-RSA 2002.
+// A random permutation of [0, n) that needs no table. A Feistel network computes it element by
+// element, and is applied again while the value lies outside of the range. Black and Rogaway,
+// "Ciphers with arbitrary finite domains", CT-RSA 2002.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace mtrain::data {
 
 class Permutation {
  public:
-  Permutation(uint64_t key, int64_t n);
-  int64_t operator()(int64_t i) const;  // 0 <= i < n
+  Permutation(uint64_t key, int64_t n);  // the same key gives the same permutation
+  int64_t operator()(int64_t i) const;   // 0 <= i < n
 
  private:
   uint64_t step(uint64_t x) const;

@@ -10,7 +10,7 @@ namespace mtrain::data {
 namespace {
 
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
-constexpr size_t kShortWord = 48;  // below, scanning all pairs beats a heap
+constexpr size_t kShortWord = 48;  // up to this length, scanning all pairs beats a heap
 
 uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t(uint32_t(left)) << 32 | uint32_t(right);
@@ -45,8 +45,8 @@ BpeModel::BpeModel(const std::vector<Merge>& merges, const std::array<int32_t, 2
     const uint64_t pair = pair_key(merges[rank].left, merges[rank].right);
     size_t i = mix(pair) & (size - 1);
     while (slots_[i].pair != ~uint64_t{0} && slots_[i].pair != pair) i = (i + 1) & (size - 1);
-    slots_[i] = {pair, uint32_t(rank),
-                 merges[rank].merged};  // of a pair listed twice the last counts
+    // If a pair is listed twice, the later merge counts.
+    slots_[i] = {pair, uint32_t(rank), merges[rank].merged};
   }
   for (auto& [word, id] : whole_words) whole_words_.emplace(word, id);
 }
@@ -106,7 +106,7 @@ void BpeModel::merge_word(std::string_view word, Scratch& s, std::vector<int32_t
 
 void BpeModel::merge_short(Scratch& s) const {
   auto& symbols = s.symbols;
-  auto& ranks = s.ranks;  // of the pair that begins at i
+  auto& ranks = s.ranks;  // ranks[i] is the rank of the pair that begins at i
   const auto rank_at = [&](size_t i) {
     if (i + 1 >= symbols.size()) return kNoRank;
     const Slot* slot = lookup(symbols[i], symbols[i + 1]);
@@ -125,8 +125,8 @@ void BpeModel::merge_short(Scratch& s) const {
   }
 }
 
-// A doubly linked list of symbols (a dead one is -1) and a heap of pairs; a pair that changed since
-// it was pushed is skipped.
+// Keeps the symbols in a doubly linked list (a merged one becomes -1) and the pairs in a heap. A
+// pair whose symbols have changed since it was pushed is skipped.
 void BpeModel::merge_long(Scratch& s) const {
   auto& symbols = s.symbols;
   const int32_t n = int32_t(symbols.size());

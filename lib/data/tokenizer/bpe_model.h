@@ -1,6 +1,6 @@
-// Byte pair encoding of one word: neighbouring tokens merge in the order of the merges' ranks,
-// leftmost first. Sennrich et al., "Neural machine translation of rare words with subword units",
-// ACL 2016.
+// Byte pair encoding of one word: of all neighbouring tokens that can merge, those of the lowest
+// rank merge first, the leftmost of equals before the others. Sennrich et al., "Neural machine
+// translation of rare words with subword units", ACL 2016.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -17,21 +17,21 @@ class BpeModel {
     int32_t left, right, merged;
   };
 
-  // merges[rank]; byte_ids[b] is the token of the single byte b. With `whole_words` (bytes -> id),
-  // a word found there is one token whatever the merges say.
+  // `merges` is indexed by rank; byte_ids[b] is the token of the single byte b. A word that
+  // `whole_words` (bytes -> id) holds is one token, whatever the merges say.
   BpeModel(const std::vector<Merge>& merges, const std::array<int32_t, 256>& byte_ids,
            std::unordered_map<std::string, int32_t> whole_words);
 
-  // Caches the ids of recent short words in a fixed amount of memory. One per thread.
+  // The buffers of one thread, and a cache of fixed size for the ids of recent short words.
   class Scratch {
    public:
     Scratch();
 
    private:
     friend class BpeModel;
-    static constexpr size_t kEntries = size_t(1) << 15;  // of 128 bytes: 4 MiB
+    static constexpr size_t kEntries = size_t(1) << 15;  // entries of 128 bytes: 4 MiB in all
     struct Entry {
-      uint8_t bytes = 0, ids = 0;  // bytes 0: empty
+      uint8_t bytes = 0, ids = 0;  // the entry is empty if bytes is 0
       char word[30];
       int32_t id[24];
     };
@@ -40,11 +40,12 @@ class BpeModel {
     std::vector<uint32_t> ranks;
     struct Candidate {
       uint32_t rank;
-      int32_t at, left, right;  // stale when symbols[at] and its neighbour are no longer these
+      int32_t at, left, right;  // outdated once symbols[at] is not `left` or the next not `right`
     };
     std::vector<Candidate> heap;
   };
 
+  // Appends the ids of `word`, which may be any bytes, to `out`.
   void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const;
 
  private:
@@ -58,7 +59,7 @@ class BpeModel {
   void merge_short(Scratch& scratch) const;
   void merge_long(Scratch& scratch) const;
 
-  std::vector<Slot> slots_;  // open addressing, a power of two
+  std::vector<Slot> slots_;  // open addressing; their number is a power of two
   std::array<int32_t, 256> byte_ids_;
   struct Hash {
     using is_transparent = void;

@@ -73,7 +73,7 @@ void BpeTokenizer::encode_raw(std::string_view text, Scratch& s, std::vector<int
       const std::string_view run = text.substr(at, end - at);
       const std::string_view composed = valid ? to_nfc(run, s.composed) : run;
       if (composed.data() == text.data() && composed.size() == text.size())
-        break;  // already normal
+        break;  // all of the text is in normal form
       s.normalized += composed;
       changed = true;
       at = end;
@@ -107,10 +107,10 @@ std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
-// In the pre-tokenizers of GPT-2, Llama 3 and Qwen a word always ends after a line feed between a
-// visible character and a letter or digit, and before a space between two letters. Both sides are
-// then cut the same without the other: no alternative of the patterns looks across these places,
-// and neither does normal form C.
+// In the pre-tokenizers of GPT-2, Llama 3 and Qwen a word always ends after a line feed that stands
+// between a visible character and a letter or digit, and before a space between two letters. Each
+// side of such a place gives the same words without the other side, since no alternative of the
+// patterns looks across it, and neither does normal form C.
 size_t BpeTokenizer::safe_cut(std::string_view text) const {
   if (!parts_.cuts_at_words || text.size() < 3) return 0;
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };

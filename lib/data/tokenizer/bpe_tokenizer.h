@@ -1,4 +1,4 @@
-// Byte-level BPE with added tokens, put together by tokenizer_json.cpp.
+// Byte-level BPE with added tokens. tokenizer_json.cpp makes its parts.
 #pragma once
 #include <map>
 #include <memory>
@@ -13,11 +13,13 @@
 
 namespace mtrain::data {
 
-// Texts that are always one token, found leftmost and then longest before anything else is done.
+// Texts that are always one token, such as "<|endoftext|>". They are looked for before the text is
+// cut into words; the leftmost is found first, and the longest of those that begin at one place.
 class AddedTokens {
  public:
   void add(const std::string& content, int32_t id);
-  // The first one in text[from, end); false when there is none.
+  // Returns whether `text` has an added token at or after `from`, and sets [begin, end) and `id` to
+  // the first one.
   bool find(std::string_view text, size_t from, size_t& begin, size_t& end, int32_t& id) const;
   bool empty() const { return tokens_.empty(); }
 
@@ -26,20 +28,20 @@ class AddedTokens {
     std::string content;
     int32_t id;
   };
-  std::vector<Token> tokens_;                                // longest first
-  std::vector<uint8_t> starts_ = std::vector<uint8_t>(256);  // bytes that begin one
+  std::vector<Token> tokens_;                                // the longest first
+  std::vector<uint8_t> starts_ = std::vector<uint8_t>(256);  // 1 for each byte that begins a token
 };
 
 class BpeTokenizer final : public Tokenizer {
  public:
   struct Parts {
     std::string name;
-    std::vector<std::string> bytes;  // by id; what decode gives
+    std::vector<std::string> bytes;  // by id: the text that decode returns
     std::unique_ptr<BpeModel> model;
     PreTokenizer pre_tokenizer;
-    AddedTokens raw, normalized;  // found in the text as given, and after normalisation
+    AddedTokens raw, normalized;  // looked for in the text as given, and in the normalized text
     bool nfc = false;
-    bool cuts_at_words = false;  // the pre-tokenizer is one for which safe_cut's rule was proved
+    bool cuts_at_words = false;  // whether safe_cut's rule is proved for this pre-tokenizer
     std::optional<int32_t> eod;
   };
   explicit BpeTokenizer(Parts parts);
@@ -59,8 +61,8 @@ class BpeTokenizer final : public Tokenizer {
 
   Parts parts_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Scratch>>
-      idle_;  // taken by a call of encode, then given back
+  // A call of encode takes one and gives it back at its end.
+  mutable std::vector<std::unique_ptr<Scratch>> idle_;
 };
 
 }  // namespace mtrain::data

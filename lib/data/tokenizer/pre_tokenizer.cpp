@@ -29,7 +29,7 @@ void PreTokenizer::cut(const Stage& stage, std::string_view piece, Regex::Scratc
     spans.push_back({begin, end, !stage.invert});
     done = end;
     from = end;
-    if (begin == end) {  // an empty match cuts, then the search moves on by a character
+    if (begin == end) {  // an empty match cuts, and the search goes on a character later
       if (end == piece.size()) break;
       from += utf8_length(piece, end);
     }
@@ -40,7 +40,7 @@ void PreTokenizer::cut(const Stage& stage, std::string_view piece, Regex::Scratc
     if (e > b) s.to.push_back(piece.substr(b, e - b));
   };
   const size_t n = spans.size();
-  // Spans i .. j - 1 form one piece; which ones do is all the behaviours differ in.
+  // Spans i to j - 1 form one piece. The behaviours differ only in which spans these are.
   switch (stage.behavior) {
     case SplitBehavior::isolated:
       for (const auto& span : spans) emit(span.begin, span.end);
@@ -76,8 +76,8 @@ void PreTokenizer::cut(const Stage& stage, std::string_view piece, Regex::Scratc
 const std::vector<std::string_view>& PreTokenizer::split(std::string_view text, Scratch& s) const {
   s.prefixed.clear();
   s.to.clear();
-  bool prefix =
-      prefix_space_;  // the space goes before the text's first character, well-formed or not
+  // The space goes before the first character of the text, whether it is well-formed or not.
+  bool prefix = prefix_space_;
   std::vector<std::string_view> words;
   words.swap(s.from);
   words.clear();

@@ -1,4 +1,4 @@
-// Cuts text into the words within which byte-level BPE merges.
+// Cuts text into words. Byte-level BPE merges tokens only within a word.
 #pragma once
 #include <deque>
 #include <memory>
@@ -10,20 +10,21 @@
 
 namespace mtrain::data {
 
-// What becomes of the matches of a pattern and of the gaps between them; names as in
+// How the matches of a pattern and the gaps between them become pieces. The names are those of
 // tokenizer.json.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
 class PreTokenizer {
  public:
-  // Stages run one after the other, each on the pieces of the one before.
+  // Stages run one after the other, each on the pieces that the stage before has made.
   struct Stage {
-    std::unique_ptr<Regex> pattern;  // null: no cuts
+    std::unique_ptr<Regex> pattern;  // null: the stage makes no cuts
     SplitBehavior behavior = SplitBehavior::isolated;
     bool invert = false;        // matches and gaps swap roles
-    bool prefix_space = false;  // first puts a space before a piece that does not begin with one
+    bool prefix_space = false;  // first puts a space before each piece that does not begin with one
   };
 
+  // The buffers of one thread.
   class Scratch {
    public:
     explicit Scratch(const PreTokenizer& owner);
@@ -37,14 +38,14 @@ class PreTokenizer {
     std::vector<Regex::Scratch> regexes;  // one per stage that has a pattern
     std::vector<std::string_view> from, to;
     std::vector<Span> spans;
-    std::deque<std::string> prefixed;  // owns the pieces that got a space
+    std::deque<std::string> prefixed;  // owns the pieces that were given a space
   };
 
   void add(Stage stage);
 
-  // The words of `text` in order. They point into `text` or `scratch` and live until the next call.
-  // Malformed UTF-8 makes words of its own, so that every byte not removed by a stage is in exactly
-  // one word.
+  // Returns the words of `text` in order. They point into `text` or `scratch` and live until the
+  // next call. Malformed UTF-8 makes words of its own, so that every byte that no stage removes is
+  // in exactly one word.
   const std::vector<std::string_view>& split(std::string_view text, Scratch& scratch) const;
 
  private:
@@ -53,7 +54,7 @@ class PreTokenizer {
   std::string_view with_space(std::string_view piece, Scratch& scratch) const;
 
   std::vector<Stage> stages_;
-  bool prefix_space_ = false;  // of any stage
+  bool prefix_space_ = false;  // whether any stage has it
 };
 
 }  // namespace mtrain::data

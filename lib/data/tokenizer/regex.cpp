@@ -23,8 +23,8 @@ std::string pcre2_message(int code) {
                   "use a tokenizer with the GPT-2, Llama 3 or Qwen pre-tokenizer");
 }
 
-// What a group of "(?..." may begin with: the same in both dialects. (?m) is another thing in each
-// of them, and (?s), named groups and recursion exist in one.
+// Refuses groups "(?..." that do not mean the same in both dialects: (?m) differs, and (?s), named
+// groups and recursion exist in only one of them.
 void check_group(const std::string& pattern, size_t open, const std::string& where) {
   const std::string_view rest = std::string_view(pattern).substr(open + 1);
   if (rest.starts_with("*")) refuse(pattern, where, "(*");
@@ -36,8 +36,9 @@ void check_group(const std::string& pattern, size_t open, const std::string& whe
   refuse(pattern, where, fmt::format("({}", rest.substr(0, 2)));
 }
 
-// The quantifier {...} at `open`: {n}, {n,}, {n,m}, also lazy. Oniguruma repeats {n,m}+ and makes
-// {n}? optional, PCRE2 takes them as possessive and as lazy; {,m} is a quantifier in one of them.
+// Checks the quantifier {...} at `open`, which may be {n}, {n,} or {n,m}, also lazy. Refuses the
+// others: Oniguruma repeats {n,m}+ and makes {n}? optional, while PCRE2 takes them as possessive
+// and as lazy; and {,m} is a quantifier in only one of the dialects.
 void check_interval(const std::string& pattern, size_t open, const std::string& where) {
   const size_t close = pattern.find('}', open);
   const std::string inside =
@@ -53,9 +54,9 @@ void check_interval(const std::string& pattern, size_t open, const std::string& 
     refuse(pattern, where, fmt::format("{{{}}}{}", inside, after));
 }
 
-// Oniguruma and PCRE2 agree on what tokenizers use except for white space (PCRE2's \s also has
-// U+180E) and \uHHHH. What they read differently beyond that is refused instead of giving other
-// tokens.
+// Translates a pattern from Oniguruma's dialect to PCRE2's. In what tokenizers use, the two differ
+// in white space (PCRE2's \s also has U+180E) and \uHHHH, which are translated. Other constructs
+// that they read differently are refused, since they would silently give other tokens.
 std::string translate(const std::string& pattern, const std::string& where) {
   std::string out;
   bool in_class = false;
@@ -80,7 +81,7 @@ std::string translate(const std::string& pattern, const std::string& where) {
         out += c;
         out += e;
         if (std::strchr("pPx", e) && i + 1 < pattern.size() && pattern[i + 1] == '{')
-          out += pattern[++i];  // of the escape, no quantifier
+          out += pattern[++i];  // belongs to the escape, and begins no quantifier
       }
       continue;
     }
@@ -119,7 +120,7 @@ void compile(pcre2_code*& code, bool& jit, const std::string& pattern, uint32_t 
              const std::string& where) {
   int error = 0;
   PCRE2_SIZE at = 0;
-  // Well-formedness of the pattern is checked, of the subjects not (Regex::find's callers know).
+  // PCRE2 checks that the pattern is well-formed UTF-8, but not the texts: find() requires that.
   code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                        (options & ~uint32_t(PCRE2_NO_UTF_CHECK)), &error, &at, nullptr);
   if (!code)
@@ -132,7 +133,7 @@ void compile(pcre2_code*& code, bool& jit, const std::string& pattern, uint32_t 
 Regex::Regex(std::unique_ptr<Code> code) : code_(std::move(code)) {}
 Regex::Regex(const std::string& pattern, const std::string& where) : code_(new Code) {
   code_->where = where;
-  // Oniguruma's ^ and $ always match at lines.
+  // Oniguruma's ^ and $ always match at the borders of lines.
   compile(code_->code, code_->jit, translate(pattern, where), kOptions | PCRE2_MULTILINE, where);
 }
 Regex Regex::literal(const std::string& text, const std::string& where) {

@@ -1,5 +1,5 @@
-// Unicode regular expressions as tokenizer.json files write them (Oniguruma's dialect), run by
-// PCRE2's compiler.
+// Unicode regular expressions in the dialect of tokenizer.json files (Oniguruma's), compiled and
+// matched by PCRE2.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -10,14 +10,15 @@ namespace mtrain::data {
 
 class Regex {
  public:
-  // Throws UserError that names `where` when the pattern is malformed or uses what would mean
-  // something else here.
+  // Throws UserError, which names `where`, if the pattern is malformed or uses a construct that
+  // PCRE2 reads differently from Oniguruma.
   Regex(const std::string& pattern, const std::string& where);
+  // Makes an expression that matches `text` character for character.
   static Regex literal(const std::string& text, const std::string& where);
   ~Regex();
   Regex(Regex&&) noexcept;
 
-  // What a thread needs to match; not shared between threads.
+  // The buffers that one thread needs for matching. Threads must not share one.
   class Scratch {
    public:
     explicit Scratch(const Regex& regex);
@@ -30,8 +31,8 @@ class Regex {
     std::unique_ptr<State> state_;
   };
 
-  // The first match in text[from, end); `text` must be well-formed UTF-8 and `from` a character's
-  // start.
+  // Returns whether `text` has a match at or after `from`, and sets [begin, end) to the first one.
+  // `text` must be well-formed UTF-8, and `from` the start of a character.
   bool find(std::string_view text, size_t from, Scratch& scratch, size_t& begin, size_t& end) const;
 
  private:

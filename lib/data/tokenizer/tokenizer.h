@@ -1,4 +1,4 @@
-// Text to token ids and back.
+// Turns text into token ids, and token ids into bytes.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,35 +14,36 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Appends the ids of `text` to `out`. Any bytes are welcome, also invalid UTF-8. No token is
-  // added at the start or the end. Safe to call from several threads at once.
+  // Appends the ids of `text` to `out`. `text` may be any bytes, even invalid UTF-8. Adds no token
+  // at the start or the end. Several threads may call it at once.
   virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
 
-  // The bytes the ids stand for; a token may be a part of a UTF-8 character. Throws UserError for
-  // an id outside the vocabulary.
+  // Returns the bytes that the ids stand for; a token may be a part of a UTF-8 character. Throws
+  // UserError for an id outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 
-  virtual int64_t vocab_size() const = 0;          // largest id + 1
-  virtual std::optional<int32_t> eod() const = 0;  // the end-of-document id
-  virtual std::string name() const = 0;            // "byte", or the file it came from
+  virtual int64_t vocab_size() const = 0;          // the largest id + 1
+  virtual std::optional<int32_t> eod() const = 0;  // the end-of-document id, if there is one
+  virtual std::string name() const = 0;            // "byte", or the path of its file
 
-  // The largest n < text.size() such that encode(text[0, n)) followed by encode(text[n, end)) gives
-  // the ids of the whole text, however it goes on; at a line's start if there is such a place, 0
-  // when none is known. Long documents are cut there.
+  // Returns an n < text.size() at which a long document may be cut: encode(text[0, n)) followed by
+  // encode(text[n, end)) gives the ids of the whole text, whatever text follows. Prefers the last
+  // suitable start of a line. Returns 0 if it knows no such place.
   virtual size_t safe_cut(std::string_view text) const = 0;
 };
 
-// 256 byte values and the end-of-document id 256.
+// Ids 0 to 255 are the byte values; id 256 ends a document.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
-// A byte-level BPE from the text of a Hugging Face tokenizer.json (`name` appears in errors). What
-// it asks for and we do not do is a UserError that names it, never other ids. Its post-processor,
-// truncation and padding are not applied. `eod` is the content of the end-of-document token; empty
-// picks the usual one ("<|endoftext|>", ...) if it is there.
+// Makes a byte-level BPE tokenizer from `json`, the text of a Hugging Face tokenizer.json; `name`
+// appears in errors. An unsupported feature is a UserError that names it, so that ids never differ
+// silently. The file's post-processor, truncation and padding are ignored. `eod` is the text
+// of the end-of-document token; if it is empty, the first usual one in the vocabulary is taken
+// ("<|endoftext|>", ...).
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::string& name,
                                               const std::string& eod = "");
 
-// `what` is "byte", a tokenizer.json or a folder that holds one.
+// `what` is "byte", the path of a tokenizer.json, or a folder that holds one.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, const std::string& eod = "");
 
 }  // namespace mtrain::data

@@ -1,5 +1,5 @@
-// Reads a Hugging Face tokenizer.json into a BpeTokenizer; what it cannot do is named, never
-// skipped.
+// Reads a Hugging Face tokenizer.json into a BpeTokenizer. A feature that the BpeTokenizer lacks is
+// an error that names it.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -12,8 +12,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxId = int64_t(1)
-                           << 22;  // far above any vocabulary; a wild id must not fill the memory
+// Far above any vocabulary, so that a wild id cannot fill the memory.
+constexpr int64_t kMaxId = int64_t(1) << 22;
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kLlama3 =
@@ -64,8 +64,8 @@ class Reader {
     return value.get<std::string>();
   }
 
-  // Byte-level vocabularies write each byte as one printable character: itself where printable,
-  // else from U+0100 on.
+  // Returns the character by which byte-level vocabularies write each byte: the byte's own if it is
+  // printable, else one of those from U+0100 on.
   static std::array<uint32_t, 256> byte_characters() {
     std::array<uint32_t, 256> characters{};
     uint32_t other = 256;
@@ -109,7 +109,7 @@ class Reader {
     for (const auto& [token, value] : vocab.items()) {
       const int32_t id = id_of(value, token);
       ids_.emplace(token, id);
-      // A token that is not in these characters (a special one, usually) stands for its own text.
+      // A token with other characters, usually a special token, stands for its own text.
       set_bytes(id, to_bytes(token, byte_of).value_or(token));
     }
     std::string character;
@@ -125,11 +125,12 @@ class Reader {
     }
   }
 
+  // Returns the bytes for which the characters of `token` stand; nothing if one stands for no byte.
   static std::optional<std::string> to_bytes(const std::string& token,
                                              const std::unordered_map<uint32_t, uint8_t>& byte_of) {
     std::string bytes;
     for (size_t at = 0; at < token.size();) {
-      // Only one- and two-byte characters stand for bytes (all are below U+0800).
+      // The characters that stand for bytes are below U+0800, so they have one or two bytes.
       const uint8_t lead = uint8_t(token[at]);
       const size_t n = utf8_length(token, at);
       if (n != 1 && n != 2) return std::nullopt;
@@ -307,8 +308,8 @@ class Reader {
   std::map<std::string, int32_t> added_;
   std::array<int32_t, 256> byte_ids_{};
   bool byte_level_ = false;
-  // For Tokenizer::safe_cut: a stage cuts at words as one of the patterns above does, and another
-  // thing may join what they cut.
+  // For Tokenizer::safe_cut: a stage has one of the patterns above; and something else in the file
+  // may join the words that it cuts.
   bool known_pattern_ = false, unproved_ = false;
 };
 

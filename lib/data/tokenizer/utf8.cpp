@@ -59,13 +59,13 @@ void append_utf8(uint32_t c, std::string& out) {
 
 namespace {
 
-// Bytes of the character with this lead byte in well-formed text.
+// Returns the length in bytes of a well-formed character with this lead byte.
 size_t length_by_lead(uint8_t lead) {
   return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
 }
 
-// Characters below U+0300 and the CJK ideographs from U+4000 to U+9FFF are in normal form C and
-// never compose with one before them.
+// Returns whether a character with this lead byte is in normal form C and never composes with the
+// character before it. All characters below U+0300 and from U+4000 to U+9FFF are such.
 bool is_settled(uint8_t lead) { return lead < 0xCC || (lead >= 0xE4 && lead <= 0xE9); }
 
 void append_nfc(std::string_view text, std::string& out) {
@@ -80,8 +80,8 @@ void append_nfc(std::string_view text, std::string& out) {
 
 }  // namespace
 
-// Only the stretches between two settled characters are composed, each with the settled one before
-// it, to which a mark may belong.
+// Composes only the runs of unsettled characters, each together with the settled character before
+// it, with which a mark may compose.
 std::string_view to_nfc(std::string_view text, std::string& storage) {
   const auto lead = [&](size_t i) { return uint8_t(text[i]); };
   storage.clear();

@@ -1,4 +1,4 @@
-// UTF-8 as the tokenizers need it: which bytes are text, and its composed normal form.
+// UTF-8 for the tokenizers: which bytes are well-formed, and normal form C.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,18 +7,19 @@
 
 namespace mtrain::data {
 
-// Bytes of the well-formed character at text[at] (no surrogates, no overlong forms); 0 when it is
-// malformed or cut off.
+// Returns the length in bytes of the character at text[at], or 0 if it is malformed (as surrogates
+// and overlong forms are) or incomplete.
 size_t utf8_length(std::string_view text, size_t at);
 
-// End of the longest run from `at` that is wholly well-formed (`valid`) or wholly malformed.
+// Returns the end of the longest run from `at` that is wholly well-formed if `valid`, else wholly
+// malformed.
 size_t utf8_run_end(std::string_view text, size_t at, bool valid);
 
-// The first code point of `c` as UTF-8; `c` must be a Unicode scalar value.
+// Appends the code point `c`, which must be a Unicode scalar value, to `out`.
 void append_utf8(uint32_t c, std::string& out);
 
-// Normal form C of well-formed UTF-8. Returns `text` itself when it needs no change, else a view of
-// `storage`.
+// Returns normal form C of `text`, which must be well-formed UTF-8: `text` itself if it needs no
+// change, else a view of `storage`.
 std::string_view to_nfc(std::string_view text, std::string& storage);
 
 }  // namespace mtrain::data

@@ -1,5 +1,5 @@
-// Streams as worker threads: a stream is a FIFO of closures, an event a count that another queue or
-// the host waits for.
+// Streams as worker threads: a stream is a FIFO queue of closures, an event is a number of items
+// that another stream or the host waits for.
 #include <sys/mman.h>
 #include <time.h>
 #include <algorithm>
@@ -28,7 +28,7 @@ int64_t now_ns() {
       .count();
 }
 
-// How far a stream has come. Outlives the stream, for its events do.
+// How many items a stream has run. Events keep it alive, since they may outlive their stream.
 class Progress {
  public:
   void advance() {
@@ -45,7 +45,8 @@ class Progress {
   }
   bool passed(uint64_t count) const { return passed_.load() >= count; }
 
-  // The item that runs now has failed: it and all after it count as passed, but never as completed.
+  // Says that the item that runs now has failed. It and all later items count as passed, but never
+  // as completed.
   void fail(std::exception_ptr failure) {
     failure_ = std::move(failure);
     failed_at_.store(passed_.load());
@@ -70,7 +71,8 @@ class CpuEvent : public EventBackend {
   CpuEvent(std::shared_ptr<Progress> progress, uint64_t count)
       : progress_(std::move(progress)), count_(count) {}
   bool ready() const override { return progress_->passed(count_); }
-  // Rethrows the failure of what was waited for: who depends on it must not go on with its memory.
+  // Rethrows the failure of the work that was waited for: the waiting work must not use its
+  // results.
   void wait() const override {
     progress_->wait_for(count_);
     progress_->rethrow_failure_before(count_);
@@ -81,9 +83,9 @@ class CpuEvent : public EventBackend {
   uint64_t count_;
 };
 
-// Lets work take `factor` times the processor time that it needs, and sleeps for the rest: as many
-// ranks as that have a processor of their own each, as far as anybody can see who looks at when
-// things happen.
+// Makes work take `factor` times the processor time that it needs, by sleeping for the rest. With
+// it `factor` ranks can share one processor and run with the timing of ranks that have a processor
+// each.
 class Slowdown {
  public:
   explicit Slowdown(double factor) : factor_(factor) {}
@@ -92,7 +94,7 @@ class Slowdown {
     if (factor_ <= 1) return work(context);
     const int64_t begin = now_ns(), used = processor_ns();
     work(context);
-    // Where others held the processor, work took longer already, and later work makes up for it.
+    // Where other threads held the processor, the work took longer already; later work sleeps less.
     owed_ns_ += int64_t(factor_ * double(processor_ns() - used)) - (now_ns() - begin);
     owed_ns_ = std::max(owed_ns_, -kForgotten);
     if (owed_ns_ < kWorthwhile) return;
@@ -102,8 +104,8 @@ class Slowdown {
   }
 
  private:
-  static constexpr int64_t kWorthwhile = 200'000;   // a sleep is some 90 us too long
-  static constexpr int64_t kForgotten = 2'000'000;  // so far behind is late for good
+  static constexpr int64_t kWorthwhile = 200'000;   // ns; a sleep takes about 90 us too long
+  static constexpr int64_t kForgotten = 2'000'000;  // ns; a longer delay is not made up for
 
   static int64_t processor_ns() {
     timespec t{};
@@ -138,7 +140,7 @@ class CpuStream : public StreamBackend {
     return std::make_shared<CpuEvent>(progress_, enqueued_);
   }
 
-  // The failure of what it waits for names its own culprit.
+  // A failure of the work that it waits for already names its own item.
   void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
     push({.tag = std::move(tag),
           .work = [event = std::move(event)](const LaunchContext&) { event->wait(); },
@@ -167,7 +169,7 @@ class CpuStream : public StreamBackend {
   struct Item {
     LaunchTag tag;
     Work work;
-    bool own = true;  // a failure is this item's, not one that it waited for
+    bool own = true;  // a failure belongs to this item, not to work that it waited for
   };
 
   void push(Item item) {
@@ -192,14 +194,14 @@ class CpuStream : public StreamBackend {
         queue_.pop_front();
       }
       run(item);
-      // What the closure holds is let go of before anyone is told that the item is done.
+      // The closure releases what it holds before the item counts as done.
       item.work = nullptr;
       progress_->advance();
     }
   }
 
-  // After a failure the rest of the queue is passed over, so that waiting streams and hosts wake up
-  // and find the failure.
+  // After a failure the rest of the queue is skipped, so that waiting streams and hosts wake up and
+  // find the failure.
   void run(Item& item) {
     if (progress_->failed()) return;
     try {
@@ -252,8 +254,8 @@ class CpuBackend : public DeviceBackend {
     return std::make_unique<CpuStream>(id, pool_, slowdown);
   }
 
-  // Mapped directly, in huge pages where the system has them: page faults and TLB misses cost a
-  // step up to 30 % otherwise.
+  // Maps memory directly, in huge pages where the system has them: otherwise page faults and TLB
+  // misses cost a training step up to 30 %.
   void* allocate(int64_t bytes) override {
     const size_t mapped = size_t(bytes) + kHugePage;
     void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

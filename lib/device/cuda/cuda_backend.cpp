@@ -1,5 +1,5 @@
-// Streams are cudaStream_t, events cudaEvent_t. A launch's work runs on the host and enqueues on
-// the stream.
+// Streams are cudaStream_t, events cudaEvent_t. The work of a launch runs on the host and enqueues
+// on the stream.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -17,7 +17,7 @@
 namespace mtrain::device {
 namespace {
 
-// A failed runtime call prints the call, the place and the library's own text.
+// Throws RunError, which names the call, the line and the library's own text, where a call failed.
 void check(cudaError_t status, const char* call, int line) {
   if (status == cudaSuccess) return;
   throw RunError(fmt::format("{} failed at cuda_backend.cpp:{}: {} ({})", call, line,
@@ -32,7 +32,7 @@ class CudaEvent : public EventBackend {
       : late_(std::move(late)), captured_(captured) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, flags));
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);  // no destructor runs for an object that was never whole
+      cudaEventDestroy(event_);  // no destructor runs where the constructor throws
       check(status, "cudaEventRecord", __LINE__);
     }
   }
@@ -48,7 +48,7 @@ class CudaEvent : public EventBackend {
     return true;
   }
   void wait() const override {
-    MT_CHECK(!captured_, "the host waits for a moment within a graph");
+    MT_CHECK(!captured_, "the host waits for an event that was recorded in a capture");
     MT_CUDA(cudaEventSynchronize(event_));
     if (late_) late_->rethrow();
   }
@@ -56,12 +56,12 @@ class CudaEvent : public EventBackend {
 
  private:
   cudaEvent_t event_ = nullptr;
-  std::shared_ptr<AsyncError> late_;  // null for events of timings
-  const bool captured_;               // an edge of a graph: it never happens by itself
+  std::shared_ptr<AsyncError> late_;  // null for events that only measure time
+  const bool captured_;               // an edge of a graph, which never becomes ready by itself
 };
 
-// Timings of launches whose end the GPU has not reached yet; resolved in order, against one origin
-// per stream.
+// Timings of launches that the GPU has not finished yet. They are resolved in order, against one
+// origin for each stream.
 class PendingTimings {
  public:
   void add(const LaunchTag& tag, std::unique_ptr<CudaEvent> begin, std::unique_ptr<CudaEvent> end) {
@@ -126,14 +126,15 @@ class CudaStream : public StreamBackend {
       ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));
     }
-    ++enqueued_;  // not before: where memory is short, work waits for what is enqueued
+    ++enqueued_;  // not before work(): where memory is short, that waits for all that is enqueued
     if (!tag.sink) return;
     timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
     timings_.resolve(id_, origin_->handle(), origin_ns_, false);
   }
 
   std::shared_ptr<EventBackend> record() override {
-    MT_CUDA(cudaSetDevice(ordinal_));  // any thread may drop memory; events belong to the current
+    // Any thread may drop memory and so record; an event belongs to the thread's current device.
+    MT_CUDA(cudaSetDevice(ordinal_));
     const bool captured = is_captured();
     auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming, late_, captured);
     if (captured) return event;
@@ -145,16 +146,17 @@ class CudaStream : public StreamBackend {
 
   void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
     ++enqueued_;
-    // Reached when the work before it is done: what passes until the end is standing still.
+    // `begin` is reached when the work before the wait is done; from then on the stream stands
+    // still.
     auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
     MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
     if (tag.sink)
       timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
   }
 
-  // From pageable memory the driver copies once the stream's work is done, and the host waits for
-  // it: what is not too large goes through pinned memory. Either way `keep` need not outlive the
-  // call.
+  // A copy from pageable memory would make the host wait until the stream's work is done, so that
+  // data that is not too large goes through pinned memory. In both cases `keep` need not outlive
+  // the call.
   void upload(LaunchTag, void* device, std::shared_ptr<const void>, const void* host,
               int64_t bytes) override {
     ++enqueued_;
@@ -177,18 +179,19 @@ class CudaStream : public StreamBackend {
     late_->rethrow();
   }
 
-  // Relaxed: a capture may need new memory, and threads that watch events go on.
+  // The mode is relaxed since a capture may allocate memory, and since other threads query events
+  // meanwhile.
   void begin_capture() override {
     MT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
     ++*captures_;
   }
 
-  // Streams that joined by waiting for an event of the capture leave it here.
+  // Streams that joined the capture by waiting for its events leave it here.
   Work end_capture() override {
     --*captures_;
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
-    (void)cudaGetLastError();  // of a call that was not permitted; not sticky
+    (void)cudaGetLastError();  // clears the error of a call that was not permitted during a capture
     check(ended, "cudaStreamEndCapture", __LINE__);
     cudaGraphExec_t made = nullptr;
     const cudaError_t status = cudaGraphInstantiateWithFlags(&made, graph, 0);
@@ -196,14 +199,14 @@ class CudaStream : public StreamBackend {
     check(status, "cudaGraphInstantiateWithFlags", __LINE__);
     const std::shared_ptr<CUgraphExec_st> graph_exec(
         made, [](cudaGraphExec_t g) { cudaGraphExecDestroy(g); });
-    // Its memory is found now, where a lack of it is told as the capture's.
+    // The graph gets its memory now, so that a lack of memory is reported by the capture.
     check(cudaGraphUpload(made, stream_), "cudaGraphUpload", __LINE__);
     return [graph_exec](const LaunchContext& c) {
       MT_CUDA(cudaGraphLaunch(graph_exec.get(), c.cuda));
     };
   }
 
-  // What the last event found ready says; exact after synchronize().
+  // Returns the number of the last event that is ready; it is exact after synchronize().
   uint64_t completed() const override {
     std::lock_guard lock(mutex_);
     uint64_t known = completed_;
@@ -230,21 +233,21 @@ class CudaStream : public StreamBackend {
   const StreamId id_;
   int ordinal_;
   std::shared_ptr<AsyncError> late_;
-  std::shared_ptr<std::atomic<int>> captures_;  // that go on, on streams of this device
+  std::shared_ptr<std::atomic<int>> captures_;  // captures under way on streams of this device
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
   int64_t origin_ns_ = 0;
   PendingTimings timings_;
-  mutable std::mutex mutex_;  // completed() may be asked by a watchdog
+  mutable std::mutex mutex_;  // a watchdog thread may call completed()
   std::deque<std::pair<std::shared_ptr<CudaEvent>, uint64_t>> marks_;
   std::atomic<uint64_t> enqueued_{0};
   uint64_t completed_ = 0;
   Staging staging_{pinned};
 };
 
-// What this build needs of the driver, and what is here. A driver of the runtime's major version
-// will do.
-std::string what_driver() {
+// Returns a hint that names the driver that this build needs and the driver that is here. Any
+// driver of the runtime's major version will do.
+std::string driver_hint() {
   int version = 0;
   const bool known = cudaDriverGetVersion(&version) == cudaSuccess && version > 0;
   const std::string here =
@@ -263,7 +266,7 @@ class CudaBackend : public DeviceBackend {
     if (status != cudaSuccess)
       throw UserError(fmt::format("CUDA device {} was asked for, and CUDA finds none: {} ({})",
                                   ordinal, cudaGetErrorString(status), cudaGetErrorName(status)),
-                      what_driver());
+                      driver_hint());
     if (ordinal < 0 || ordinal >= count)
       throw UserError(
           fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
@@ -300,7 +303,7 @@ class CudaBackend : public DeviceBackend {
  private:
   int ordinal_;
   cudaDeviceProp properties_{};
-  // Of all streams: one that waited for failed work has failed too.
+  // All streams share it: a stream that waited for failed work has failed too.
   const std::shared_ptr<AsyncError> late_ = std::make_shared<AsyncError>();
   const std::shared_ptr<std::atomic<int>> captures_ = std::make_shared<std::atomic<int>>(0);
 };

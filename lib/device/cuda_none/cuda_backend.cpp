@@ -1,4 +1,4 @@
-// Stands in for cuda/ in builds without CUDA.
+// Replaces cuda/ in builds without CUDA.
 #include "base/error.h"
 #include "device/backend.h"
 

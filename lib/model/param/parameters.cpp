@@ -11,12 +11,14 @@
 namespace mtrain::model {
 
 namespace {
-constexpr int64_t kAlign = 128;     // elements: every parameter starts on a cache line in either
-                                    // dtype, and on a 256-byte GPU sector
-constexpr int64_t kPartAlign = 32;  // and every rank's part of a piece on a cache line in bf16
+// In elements. Every parameter starts on a cache line in either dtype, and on 256 bytes for a GPU.
+constexpr int64_t kAlign = 128;
+// In elements. Every rank's part of a piece starts on a cache line in bf16.
+constexpr int64_t kPartAlign = 32;
 
-// Cut from the end, where backward begins: what is left over comes last, with little to hide
-// behind.
+// Divides the unit into pieces from its end, where backward begins. The remainder is the first
+// piece, which backward completes last: its reduction, which has little to hide behind, is then a
+// small one.
 std::vector<Piece> pieces_of(const ParamUnit& unit) {
   std::vector<Piece> pieces;
   int64_t count = 0;
@@ -36,7 +38,7 @@ std::vector<Piece> pieces_of(const ParamUnit& unit) {
   return pieces;
 }
 
-// Gives every parameter and piece its place.
+// Finds where in the unit every piece and parameter begins.
 void lay_out(ParamUnit& unit) {
   unit.pieces = pieces_of(unit);
   const int64_t whole = std::lcm(kAlign, kPartAlign * unit.sharding.ranks);
@@ -156,7 +158,7 @@ std::string unit_name(UnitId id) {
     case UnitKind::layer: return fmt::format("layers.{}", id.layer);
     case UnitKind::output: return "output";
   }
-  throw BugError("a unit of no known kind");
+  throw BugError("an unknown UnitKind");
 }
 
 Parameter* ParamStore::add(UnitId id, ParamSpec spec) {
@@ -180,7 +182,7 @@ void ParamStore::materialize(Stream& stream, DType compute, bool training, const
     lay_out(unit);
     allocate(stream, unit, compute, training, masters);
     find_owned(unit, compute);
-    // Whole master weights may be looked at by parameter.
+    // Parameters have views of their master weights if these are whole.
     const Tensor whole = compute == DType::f32 ? unit.value
                          : sharding.ranks == 1 ? unit.own_master
                                                : Tensor();
@@ -218,7 +220,7 @@ std::vector<float> ParamSpec::take_real(const std::vector<float>& whole) const {
 std::vector<Tensor> counted_grads(ParamStore& params) {
   std::vector<Tensor> grads;
   for (const ParamUnit* unit : params.units()) {
-    // What another rank counts, in elements of the unit.
+    // Ranges [begin, end) of the unit's elements that another rank counts.
     std::vector<std::pair<int64_t, int64_t>> others;
     for (const Piece& piece : unit->pieces)
       for (const Parameter* p : piece.params)
@@ -243,7 +245,8 @@ std::vector<Tensor> counted_grads(ParamStore& params) {
 }
 
 namespace {
-// fp32 memory for a part's values, and what happens to them once it is filled.
+// Lets `fill` write a part's values in fp32, into the master weights if there are any. Then writes
+// the values in the compute dtype.
 void write_part(Stream& stream, const OwnedPart& part,
                 const std::function<void(const Tensor&)>& fill) {
   const auto at = [&](const Tensor& t) { return t.flat(part.in_range, {part.count}); };

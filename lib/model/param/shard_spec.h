@@ -1,5 +1,5 @@
-// How tensor parallelism spreads a parameter over ranks. Checkpoints and initial values know the
-// layout-free tensor alone: its rows without padding, all of its columns.
+// How tensor parallelism spreads a parameter over ranks. Checkpoints and initial values know only
+// the layout-free tensor, which has all columns and all rows without padding.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,38 +8,43 @@ namespace mtrain::model {
 
 struct ShardSpec {
   enum class Dim { none, rows, columns };
-  // Neighbouring rows of the layout-free tensor: units of `width` rows, between which it is cut.
-  // Every rank has equally many of them; where there are fewer units than ranks, consecutive ranks
-  // hold a copy of the same one.
+  // A range of rows of the layout-free tensor (the queries of a qkv, say): `units` units of `width`
+  // rows each, such as heads. Every rank gets the same number of whole units. If there are fewer
+  // units than ranks, consecutive ranks hold replicas of the same unit.
   struct Section {
     int64_t units, width;
-    int64_t rows_here(int ranks) const;
+    int64_t rows_here(int ranks) const;  // rows of the section on each rank
   };
 
   int ranks = 1, rank = 0;
-  Dim dim = Dim::none;            // none: every rank has all of it
-  std::vector<Section> sections;  // of Dim::rows; a rank's rows of them follow each other
-  // Ranks that hold the same element each have a part of its gradient, which is their sum; else
-  // all have the whole.
+  Dim dim = Dim::none;  // none: every rank has the whole tensor
+  // The sections of Dim::rows. A rank's tensor has its rows of one section after the other.
+  std::vector<Section> sections;
+  // Whether the gradient of an element is a sum over the ranks that hold it, each of which computes
+  // a part. Otherwise each of these ranks computes the whole.
   bool partial_grad = false;
 };
 
-// Neighbouring rows of a rank's tensor, from `here` on, that are neighbours in the layout-free one,
-// too, from `whole` on. `copies` consecutive ranks hold them, this one as number `copy`.
+// `count` rows that are neighbours both in a rank's tensor, from row `here` on, and in the
+// layout-free tensor, from row `whole` on. `replicas` consecutive ranks hold them; this rank is
+// number `replica` of these.
 struct RowShard {
   int64_t here, whole, count;
   int replicas, replica;
 };
 
-// The real rows of a rank in the order of its tensor; `rows`: of the layout-free tensor.
+// Returns the real rows of a rank in the order of its tensor. `rows` counts those of the
+// layout-free tensor.
 std::vector<RowShard> rows_of(const ShardSpec& shard, int64_t rows, int rank);
 
-// Neighbouring elements of both tensors.
+// `count` elements that are neighbours both in a rank's tensor, from element `here` on, and in the
+// layout-free tensor, from element `whole` on.
 struct ElementRun {
   int64_t here, whole, count;
   int replica;  // as in RowShard
 };
-// `columns`: of the rank's tensor.
+// Returns the real elements of a rank. `rows` is as in rows_of(); `columns` counts those of the
+// rank's tensor.
 std::vector<ElementRun> runs_of(const ShardSpec& shard, int64_t rows, int64_t columns, int rank);
 
 }  // namespace mtrain::model

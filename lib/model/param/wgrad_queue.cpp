@@ -18,9 +18,9 @@ void WgradQueue::ready(Parameter& p) {
 
 void WgradQueue::hold(bool on) { holding_ = on; }
 
-size_t WgradQueue::drain(size_t most) {
+size_t WgradQueue::drain(size_t max_entries) {
   size_t ran = 0;
-  for (; ran < most && !held_.empty(); ++ran) {
+  for (; ran < max_entries && !held_.empty(); ++ran) {
     Entry entry = std::move(held_.front());
     held_.pop_front();
     finish(entry);

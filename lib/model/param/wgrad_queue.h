@@ -1,6 +1,6 @@
-// The one mechanism that splits weight gradients from input gradients. An entry runs at once, or is
-// held until the schedule drains it: zero-bubble W actions and every flag that delays weight
-// gradients are different times to drain.
+// The one mechanism that separates weight gradients from input gradients. An entry runs at once, or
+// is held until the schedule drains it. Zero-bubble W actions and the settings that delay weight
+// gradients differ only in when they drain.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -15,25 +15,26 @@ class WgradQueue {
  public:
   struct Entry {
     std::function<void()> run;  // enqueues the weight-gradient work; holds the activations it needs
-    std::vector<Parameter*>
-        completes;  // parameters whose gradient of this micro-batch is whole once it has run
+    // The parameters whose gradients of this micro-batch are complete once `run` has returned.
+    std::vector<Parameter*> completes;
   };
   using OnReady = std::function<void(Parameter&)>;
 
-  // `on_ready` is told of every parameter whose gradient is whole (data parallelism reduces it);
-  // may be empty.
+  // `on_ready` is called for every parameter whose gradient of a micro-batch is complete, so that
+  // data parallelism can reduce it. It may be empty.
   explicit WgradQueue(OnReady on_ready = {}) : on_ready_(std::move(on_ready)) {}
 
   void push(Entry entry);
-  void ready(Parameter& p);  // a gradient that was computed outside the queue is whole
-  void hold(
-      bool on);  // from now on entries wait (true) or run at once (false; held ones keep waiting)
+  // Says that a gradient which was computed outside the queue is complete.
+  void ready(Parameter& p);
+  // From now on pushed entries wait (true) or run at once (false). Held entries keep waiting.
+  void hold(bool on);
   bool holding() const { return holding_; }
-  size_t drain(size_t most =
-                   SIZE_MAX);  // runs up to `most` held entries, oldest first; returns how many ran
-  // Runs the held entries behind the `kept` oldest.
+  // Runs up to `max_entries` held entries, oldest first. Returns how many it ran.
+  size_t drain(size_t max_entries = SIZE_MAX);
+  // Runs all held entries but the `kept` oldest.
   void drain_behind(size_t kept);
-  // Held entries go on waiting there.
+  // Moves the held entries to `other`, which holds them on.
   void hand_over(WgradQueue& other);
   size_t held() const { return held_.size(); }
 

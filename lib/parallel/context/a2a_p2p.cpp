@@ -39,7 +39,7 @@ class A2aP2pAttention : public model::AttentionCore {
   }
 
  private:
-  // These have this rank's share of the heads for all positions of its level.
+  // Both have this rank's share of the heads, for all positions of its level.
   struct Kept {
     Tensor qkv_TN;
     ops::AttentionResult result;
@@ -48,9 +48,9 @@ class A2aP2pAttention : public model::AttentionCore {
   std::vector<int64_t> qkv_sections() const {
     return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
   }
-  // A level's ranks are neighbours, so that together they have chunk r of 2 * ring.size() larger
-  // chunks, and its counterpart from the end. The exchange puts their positions into order, and so
-  // the ring finds the balanced chunks that it expects.
+  // The ranks of a level are neighbours. Rank r of the ring, with its level, has chunk r of
+  // 2 * ring.size() larger chunks, and the chunk that is as far from the end. The exchange puts the
+  // positions of the level into order, so that the ring has the balanced chunks that it expects.
   HeadExchange exchange(const model::Step& step) const {
     std::vector<int64_t> documents = step.seq.documents;
     for (int64_t& length : documents) length = exact_div(length * level_.size(), ranks_);

@@ -15,7 +15,7 @@ class AllGatherAttention : public model::AttentionCore {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
-    // It has one piece of heads after the other.
+    // One piece of heads after the other.
     const Tensor lse = Tensor::empty(compute, {pieces_, seq.B, A(), seq.S}, DType::f32);
     Gather gather(*this, compute, seq, qkv_TN);
     for (int64_t p = 0; p < pieces_; ++p) {
@@ -46,7 +46,7 @@ class AllGatherAttention : public model::AttentionCore {
     Event reduced;
     for (int64_t p = 0; p < pieces_; ++p) {
       const Tensor kv = gather.next();
-      ops::fill(compute, dkv, 0);  // keys behind the last of these queries are in no block
+      ops::fill(compute, dkv, 0);  // keys behind this rank's last query are in no block
       for (const int half : {0, 1})
         ops::attention_block_backward(compute, block(seq, p, half), {qkv_TN, p * A()}, {kv},
                                       {kv, G()}, {forward.out_TN, lse_of(lse, p)}, dout_TN,
@@ -58,7 +58,7 @@ class AllGatherAttention : public model::AttentionCore {
       });
     }
     if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
-    compute.wait(reduced);  // edge: the last reduction, all others before it -> their use
+    compute.wait(reduced);  // edge: the last reduction, which all others precede -> their use
     ops::copy_blocks(compute, ops::in_dtype(compute, own, dtype), dqkv,
                      ops::inverse(kv_by_piece(seq.T())));
     return dqkv;
@@ -69,8 +69,8 @@ class AllGatherAttention : public model::AttentionCore {
     Tensor qkv_TN, lse;
   };
 
-  // Gathers the keys and values of one piece of heads after the other. While one is in use the next
-  // travels.
+  // Gathers the keys and values of one piece of heads after the other. While one piece is in use,
+  // the next travels.
   class Gather {
    public:
     Gather(AllGatherAttention& core, Stream& compute, const ContextSequence& seq,
@@ -112,7 +112,7 @@ class AllGatherAttention : public model::AttentionCore {
     int64_t next_ = 0;
   };
 
-  // The heads of a piece.
+  // Query heads and key-value heads of a piece, and the elements of a head.
   int64_t A() const { return heads_.A / pieces_; }
   int64_t G() const { return heads_.G / pieces_; }
   int64_t D() const { return heads_.D; }
@@ -124,7 +124,7 @@ class AllGatherAttention : public model::AttentionCore {
     chunks_.set(compute, seq, cp_.size());
     if (same) return seq;
     documents_ = seq.documents;
-    // The keys that the first and the second halves of the documents on this rank see.
+    // In each document, the keys that the first and the second half of this rank's queries see.
     std::vector<int64_t> begin, end[2];
     int64_t at = 0;
     for (const int64_t length : documents_) {
@@ -147,13 +147,14 @@ class AllGatherAttention : public model::AttentionCore {
     return lse.rows(p, p + 1).view({lse.dim(1), lse.dim(2), lse.dim(3)});
   }
 
-  // The blocks that bring rows from rank after rank into the sequence's order.
+  // Returns the blocks that copy rows from the order of ranks to the sequence's order.
   std::vector<ops::CopyBlock> order(const ContextSequence& seq) const {
     std::vector<int64_t> documents = seq.documents;
     if (documents.empty()) documents = {rows(seq)};
     return ops::balanced_to_sequence(documents, cp_.size(), kv_width());
   }
-  // The blocks that copy the keys and values of a qkv to (pieces * T, kv_width), piece after piece.
+  // Returns the blocks that copy the keys and values of a qkv to (pieces * T, kv_width), piece
+  // after piece.
   std::vector<ops::CopyBlock> kv_by_piece(int64_t T) const {
     const int64_t GD = heads_.G * D();
     auto blocks = ops::split_columns(T, {GD, GD}, pieces_);
@@ -192,8 +193,8 @@ class AllGatherAttention : public model::AttentionCore {
         ops::attention_block(compute, block(seq, p, half), q, k, v, into);
       return;
     }
-    // The halves' rows alternate, so each block writes all rows. In it the rows of the other half
-    // see no keys.
+    // The halves of the documents alternate in the rows, so each block writes all rows; the rows of
+    // the other half see no keys in it.
     const ops::AttentionResult merged{Tensor::empty(compute, {seq.T(), A() * D()}, DType::f32),
                                       into.lse};
     const ops::AttentionResult second{Tensor::empty(compute, merged.out_TN.shape(), DType::f32),

@@ -10,23 +10,27 @@
 namespace mtrain::parallel {
 
 // The buffers of the attention cores. The cores of a rank share them, since one core is done with
-// them before the next begins.
+// them before the next begins. "x 2" marks the buffers of which there are two.
 enum class ContextBuffer : uint8_t {
-  ring_kv,          // 2: keys and values that compute, and those that arrive
-  ring_dkv,         // 2: sums of their gradients, as above
-  ring_dkv_share,   // what this rank adds to such a sum
-  gather_own,       // this rank's keys and values, one piece of heads after the other
-  gathered,         // 2: a piece of all ranks, rank after rank
-  gather_kv,        // the same in the sequence's order
-  gather_dkv,       // its gradient, in the sequence's order
-  gather_dkv_sent,  // 2: its gradient, rank after rank
+  // RingAttention
+  ring_kv,         // x 2: the keys and values in use, and those that arrive
+  ring_dkv,        // x 2: sums of gradients of keys and values, one in use and one that arrives
+  ring_dkv_share,  // the gradients that this rank adds to such a sum
+  // AllGatherAttention; a piece is a part of the heads
+  gather_own,       // keys and values of this rank's positions, piece after piece
+  gathered,         // x 2: keys and values of a piece from all ranks, rank after rank
+  gather_kv,        // keys and values of a piece, in the sequence's order
+  gather_dkv,       // the gradient of gather_kv
+  gather_dkv_sent,  // x 2: the gradient of `gathered`
   gather_dkv_own,   // the gradient of gather_own
-  to_heads_sent,    // SequenceToHeads
+  // SequenceToHeads
+  to_heads_sent,
   to_heads_received,
-  to_sequence_sent,  // HeadsToSequence
+  // HeadsToSequence
+  to_sequence_sent,
   to_sequence_received,
 };
-// Buffers of which there are two take the index 0 or 1.
+// Names a buffer. The index is 0 or 1 if there are two, else 0.
 struct ContextBufferKey {
   constexpr ContextBufferKey(ContextBuffer which_buffer, int64_t which_index = 0)
       : buffer(which_buffer), index(which_index) {}
@@ -37,18 +41,19 @@ struct ContextBufferKey {
   int64_t index;
 };
 
-// The attention cores of a rank share one. When a core's forward or backward returns, `compute` has
-// been told to wait for everything that it sent, so that the next core may use the same memory.
+// The attention cores of a rank share one ContextComm. When a core's forward or backward returns,
+// `compute` has been told to wait for all communication of that core, so that the next core may use
+// the same buffers.
 class ContextComm {
  public:
-  // Without `overlap` compute waits for every communication. The calls and the bits are the same.
+  // Without `overlap`, compute waits for every communication at once; results are the same bits.
   ContextComm(Stream& stream, bool overlap) : stream_(stream), overlap_(overlap) {}
 
-  // Runs `communicate(stream)` after everything that `compute` has been given so far. Returns the
-  // event of its end.
+  // Calls `communicate(stream)`, whose work runs after everything that `compute` has been given so
+  // far. Returns the event of its end.
   template <class F>
   Event enqueue(Stream& compute, const F& communicate) {
-    // edge: what is sent, and the last use of what is received into -> the communication
+    // edge: what compute writes to send, and its last use of the receive buffer -> communication
     stream_.wait(compute.record());
     communicate(stream_);
     Event arrived = stream_.record();
@@ -56,8 +61,8 @@ class ContextComm {
     return arrived;
   }
 
-  // Returns memory that is kept between calls. Both streams touch it, and so memory that is
-  // allocated for each call would be handed out anew for as long as the host runs ahead.
+  // Returns memory that is kept between calls. Both streams use it. If it were allocated for each
+  // call, it could not be reused while the host runs ahead, and ever more would be allocated.
   Tensor named_buffer(Stream& compute, ContextBufferKey key, const Shape& shape, DType dtype);
 
  private:

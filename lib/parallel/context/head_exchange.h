@@ -1,5 +1,6 @@
-// The exchange of positions for heads. A rank has all heads of its own positions, and gets some
-// heads of the positions of all ranks of the group, in the sequence's order; and the exchange back.
+// The exchange of positions for heads, and back. Before it a rank has all heads of its own
+// positions; after it the rank has some heads of the positions of all ranks of the group, in the
+// sequence's order.
 #pragma once
 #include <vector>
 
@@ -9,27 +10,28 @@
 
 namespace mtrain::parallel {
 
-// What both directions need to know. The heads travel in `pieces`, so that a rank computes with one
-// while others travel.
+// The settings of both directions. The heads travel in `pieces` pieces, so that a rank computes
+// with one while others travel.
 struct HeadExchange {
   ContextComm& comm;
   const Group& group;
   int64_t pieces;
-  ContextSequence seq;  // over the group's ranks
+  ContextSequence seq;  // how the sequences lie on the group's ranks
 
-  int64_t parts() const { return pieces * group.size(); }  // into so many parts heads are split
-  int64_t rows() const { return seq.T() * group.size(); }  // so many positions all ranks have
-  // The blocks that bring the rows of a piece from rank after rank into the sequence's order.
+  int64_t parts() const { return pieces * group.size(); }  // parts that heads are split into
+  int64_t rows() const { return seq.T() * group.size(); }  // positions of all ranks together
+  // Returns the blocks that copy the rows of a piece, `width` columns wide, from the order of ranks
+  // to the sequence's order.
   std::vector<ops::CopyBlock> order(int64_t width) const;
 };
 
-// Exchanges positions for heads. `sections` are the column counts of x_TN that are split by heads
-// each: {A * D, G * D, G * D} for a qkv.
+// Exchanges positions for heads. `sections` are column counts of x_TN, each of which is split by
+// heads: {A * D, G * D, G * D} for a qkv.
 class SequenceToHeads {
  public:
   SequenceToHeads(const HeadExchange& exchange, Stream& compute, const Tensor& x_TN,
                   const std::vector<int64_t>& sections);
-  // Returns (rows, N / parts). Pieces are asked for in their order.
+  // Returns piece `p` (rows, N / parts). Ask for pieces in their order.
   Tensor piece(int64_t p);
 
  private:
@@ -44,9 +46,9 @@ class HeadsToSequence {
  public:
   HeadsToSequence(const HeadExchange& exchange, Stream& compute, std::vector<int64_t> sections,
                   DType dtype);
-  // Sends piece `p`, which has the shape that SequenceToHeads::piece() returns.
+  // Sends piece `p`, whose shape is that of SequenceToHeads::piece().
   void put(int64_t p, const Tensor& x);
-  // Returns (T, N), after all pieces were put.
+  // Returns (T, N). Call it after put() of all pieces.
   Tensor finish();
 
  private:

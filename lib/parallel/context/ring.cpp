@@ -5,17 +5,18 @@
 namespace mtrain::parallel {
 
 namespace {
-constexpr int64_t kHomeParts = 4;  // in so many parts the last sums of gradients travel home
+constexpr int64_t kHomeParts = 4;  // parts in which the last sums of gradients go to their owner
 }
 
 RingAttention::RingAttention(ContextComm& comm, Group ring, const model::HeadConfig& heads)
     : comm_(comm), ring_(std::move(ring)), heads_(heads) {
-  MT_CHECK(heads.window == 0, "a ring of keys does not see the sliding window of {}", heads.window);
+  MT_CHECK(heads.window == 0, "ring attention has no sliding window; it is given one of {}",
+           heads.window);
 }
 
-// This rank's own keys are under a causal mask. Of an earlier rank's keys all queries see the first
-// half, since the second half lies behind all queries of this rank. A later rank's keys are seen by
-// the second half of the queries alone, which sees all of them.
+// Attention to this rank's own keys has a causal mask. All queries see the first half of an earlier
+// rank's keys, and none sees the second half, which lies behind all queries of this rank. Only the
+// second half of the queries sees a later rank's keys, and it sees all of them.
 ops::AttentionBlock RingAttention::block(const ContextSequence& seq, int64_t from) const {
   ops::AttentionBlock b{.B = seq.B,
                         .q = {0, seq.S},
@@ -81,8 +82,9 @@ ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequen
   return {ops::in_dtype(compute, merged.out_TN, dtype), merged.lse};
 }
 
-// The gradients of a rank's keys follow the keys, one step behind: each rank adds its own share to
-// what has arrived, and after the last step they are one rank before their owner.
+// The gradients of a rank's keys follow the keys around the ring, one step behind. Each rank adds
+// its own share to the sum that has arrived. After the last step a sum is one rank before its
+// owner.
 Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN,
                                const ops::AttentionResult& forward, const Tensor& dout_TN) {
   chunks_.set(compute, seq, size());
@@ -99,7 +101,7 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
   ops::copy_blocks(compute, qkv_TN, kv[0], {{0, AD, 0, 0, T, kv_width()}});
   const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
   const Tensor dq = dtype == DType::f32 ? dqkv : Tensor::empty(compute, {T, AD}, DType::f32);
-  const auto of = [&](ops::Rows rows, const Tensor& x) {
+  const auto rows_of = [&](ops::Rows rows, const Tensor& x) {
     return x.rows(rows.begin * seq.B, rows.end * seq.B);
   };
   Event arrived, home;
@@ -112,7 +114,7 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
     if (n > 1)
       next = comm_.enqueue(compute, [&](Stream& stream) { ring_.exchange(messages, stream); });
     compute.wait(arrived);  // edge: these keys' arrival -> their use
-    // The last sums go home part by part: each part travels while the next is computed.
+    // The last sums go to their owner part by part: each part travels while the next is computed.
     const bool last = s + 1 == n && n > 1;
     const int64_t parts = last && !chunks_ ? std::min(kHomeParts, seq.S) : 1;
     const ops::AttentionBlock whole = block(seq, (rank() + n - s) % n);
@@ -126,18 +128,18 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
                                       forward, dout_TN,
                                       {{dq}, {into}, {into, heads_.G}, s > 0, false});
         if (s > 0) {
-          compute.wait(next);  // edge: the other ranks' sums -> ours is added
-          ops::add_into(compute, of(b.kv, share), of(b.kv, sum[s % 2]));
+          compute.wait(next);  // edge: the sum's arrival -> the addition of this rank's share
+          ops::add_into(compute, rows_of(b.kv, share), rows_of(b.kv, sum[s % 2]));
         }
       }
       if (last)
         home = comm_.enqueue(compute, [&](Stream& stream) {
-          ring_.exchange(pass_on(of(rows, sum[s % 2]), of(rows, sum[n % 2])), stream);
+          ring_.exchange(pass_on(rows_of(rows, sum[s % 2]), rows_of(rows, sum[n % 2])), stream);
         });
     }
     arrived = std::move(next);
   }
-  compute.wait(home);  // edge: the last part's way home, all others before it -> their use
+  compute.wait(home);  // edge: the last part's arrival, which all others precede -> their use
   if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
   put_columns(compute, n == 1 ? sum[0] : sum[n % 2], dqkv, AD);
   return dqkv;

@@ -1,4 +1,4 @@
-// Attention over a ring of ranks. It is the core of p2p, and of a2a+p2p between its exchanges.
+// Attention over a ring of ranks. p2p consists of it; a2a+p2p uses it between its two exchanges.
 #pragma once
 #include "comm/group.h"
 #include "parallel/context/context_comm.h"
@@ -9,10 +9,11 @@ namespace mtrain::parallel {
 class RingAttention {
  public:
   RingAttention(ContextComm& comm, Group ring, const model::HeadConfig& heads);
-  // qkv_TN is (T, (A + 2 G) D), of this rank's positions.
+  // qkv_TN is (T, (A + 2 G) D), for this rank's positions.
   ops::AttentionResult forward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN);
+  // Returns dL/dqkv (T, (A + 2 G) D).
   Tensor backward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN,
-                  const ops::AttentionResult& forward, const Tensor& dout_TN);  // returns dqkv_TN
+                  const ops::AttentionResult& forward, const Tensor& dout_TN);
 
  private:
   int64_t rank() const { return ring_.rank(); }
@@ -21,7 +22,8 @@ class RingAttention {
 
   // Describes the attention of this rank's queries to the keys of rank `from`.
   ops::AttentionBlock block(const ContextSequence& seq, int64_t from) const;
-  // Messages that send `sent` to the next rank and receive what the rank before sends.
+  // Returns the messages that send `sent` to the next rank, and receive into `received` from the
+  // rank before.
   std::vector<Group::Message> pass_on(const Tensor& sent, const Tensor& received) const;
 
   ContextComm& comm_;

@@ -18,7 +18,7 @@ void DocumentChunks::set(Stream& compute, const ContextSequence& seq, int64_t ra
     mid.push_back(at + chunk);
     end.push_back(at += 2 * chunk);
   }
-  MT_CHECK(at == seq.S, "documents of {} positions on a rank that has {}", at, seq.S);
+  MT_CHECK(at == seq.S, "documents have {} positions on a rank whose sequence has {}", at, seq.S);
   begin_ = row_numbers(compute, begin);
   mid_ = row_numbers(compute, mid);
   end_ = row_numbers(compute, end);

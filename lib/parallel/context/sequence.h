@@ -11,17 +11,18 @@ namespace mtrain::parallel {
 // A micro-batch's sequences over the ranks of one group.
 struct ContextSequence {
   int64_t B, S;                    // sequences, and the positions of each on this rank
-  std::vector<int64_t> documents;  // lengths on all ranks together; empty: one sequence
+  std::vector<int64_t> documents;  // their lengths on all ranks together; empty: no documents
 
   int64_t T() const { return B * S; }
 };
 
-// Where the halves of the documents lie on a rank, as attention blocks take it. It is empty where
-// the sequence has no documents. It is kept while the documents stay the same.
+// The rows at which the two chunks of every document begin and end on a rank, in the form that
+// attention blocks take.
 class DocumentChunks {
  public:
-  // `ranks` is the size of the group.
+  // Uploads the rows, unless the documents are those of the last call. `ranks` is the group's size.
   void set(Stream& compute, const ContextSequence& seq, int64_t ranks);
+  // False if the sequence has no documents.
   explicit operator bool() const { return bool(begin_); }
   ops::Documents first() const { return {begin_, mid_}; }
   ops::Documents second() const { return {mid_, end_}; }
@@ -33,10 +34,10 @@ class DocumentChunks {
   Tensor begin_, mid_, end_;
 };
 
-// Copies row numbers to the device, as int32.
+// Uploads row numbers as int32.
 Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows);
 
-// Writes x_TM into the columns of into_TN from `column` on, and casts where the types differ.
+// Writes x_TM into the columns of into_TN from `column` on, and casts it if the types differ.
 void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column);
 
 }  // namespace mtrain::parallel

@@ -30,13 +30,13 @@ class BucketedGrads : public GradSync {
 
   void ready(model::Parameter& p) override {
     Bucket& b = buckets_[bucket_of_.at(&p)];
-    MT_CHECK(b.missing > 0, "{} is ready too often", p.name);
+    MT_CHECK(b.missing > 0, "the gradient of {} is ready too often", p.name);
     if (--b.missing == 0 && overlap_) reduce(b);
   }
 
   void finish() override {
     for (const Bucket& b : buckets_) {
-      MT_CHECK(b.missing == 0, "{} gradients of a bucket never became ready", b.missing);
+      MT_CHECK(b.missing == 0, "{} gradients of a bucket did not become ready", b.missing);
       if (!overlap_) reduce(b);
     }
   }
@@ -45,8 +45,8 @@ class BucketedGrads : public GradSync {
   struct Bucket {
     std::vector<std::pair<model::ParamUnit*, const model::Piece*>> pieces;
     int64_t elements = 0;
-    int64_t parameters = 0;  // of a micro-batch
-    int64_t missing = 0;     // gradients of a parameter and a micro-batch that are awaited
+    int64_t parameters = 0;
+    int64_t missing = 0;  // parameters times micro-batches whose gradients are not complete yet
   };
 
   void reduce(const Bucket& b) const {

@@ -4,10 +4,10 @@ namespace mtrain::parallel {
 
 namespace {
 
-class ShardedDataParallel : public model::DataParallel {
+class MultiRankDataParallel : public model::DataParallel {
  public:
-  ShardedDataParallel(model::ParamStore& params, const DataGroups& groups,
-                      const plan::DataParallelOptions& o, size_t first_stage_units)
+  MultiRankDataParallel(model::ParamStore& params, const DataGroups& groups,
+                        const plan::DataParallelOptions& o, size_t first_stage_units)
       : groups_(groups),
         average_(o.reduce.average),
         owns_part_(o.shards != plan::ShardLevel::nothing) {
@@ -63,7 +63,9 @@ class ShardedDataParallel : public model::DataParallel {
     const auto n = int64_t(values.size());
     const Tensor t = Tensor::from_host(grad_stream(), {n}, std::move(values));
     groups_.all.all_reduce(t, comm::Reduce::sum, grad_stream());
-    compute().wait(grad_stream().record());  // it stands still: the host enqueues nothing meanwhile
+    // The host waits below and enqueues nothing, so compute stands still. This edge lets that time
+    // count as exposed communication.
+    compute().wait(grad_stream().record());
     return t.to_host<int64_t>(grad_stream());
   }
 
@@ -112,7 +114,7 @@ std::unique_ptr<model::DataParallel> data_parallel(model::ParamStore& params,
                                                    const DataGroups& groups,
                                                    const plan::DataParallelOptions& options,
                                                    size_t first_stage_units) {
-  return std::make_unique<ShardedDataParallel>(params, groups, options, first_stage_units);
+  return std::make_unique<MultiRankDataParallel>(params, groups, options, first_stage_units);
 }
 
 }  // namespace mtrain::parallel

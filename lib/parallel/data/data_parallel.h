@@ -1,4 +1,4 @@
-// A data-parallel strategy over several ranks: a parameters' half and a gradients' half.
+// A data-parallel strategy over several ranks. It consists of a ParamSync and a GradSync.
 #pragma once
 #include <memory>
 
@@ -9,11 +9,11 @@
 
 namespace mtrain::parallel {
 
-// How parameters must be materialized for data_parallel().
+// Returns the sharding with which parameters must be materialized for data_parallel().
 model::Sharding sharding_of(const DataGroups& groups, const plan::DataParallelOptions& options);
 
-// The parameters are materialized, and the units of the rank's first stage come first. Their values
-// must be told (`updated`) before they are used.
+// The parameters must be materialized, and the units of the rank's first stage come first in
+// `params`. Call updated() for every unit once it has values, before the first use.
 std::unique_ptr<model::DataParallel> data_parallel(model::ParamStore& params,
                                                    const DataGroups& groups,
                                                    const plan::DataParallelOptions& options,

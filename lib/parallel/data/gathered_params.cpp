@@ -23,7 +23,7 @@ class GatheredParams : public ParamSync {
   void before_forward(model::ParamUnit& unit) override { use(unit); }
   void before_backward(model::ParamUnit& unit) override { use(unit); }
 
-  // Units come in their order.
+  // The optimizer updates the units in their order.
   void updated(model::ParamUnit& unit) override {
     State& state = state_of(unit);
     const auto at = size_t(&state - states_.data());
@@ -35,11 +35,11 @@ class GatheredParams : public ParamSync {
     for (State& s : states_) gather(s);
   }
 
-  // A unit that no forward has used is still on its way.
+  // edge: the gathers of units that no forward has waited for -> their next update
   void before_update() override { groups_.compute->wait(groups_.param_stream->record()); }
 
  private:
-  // How many first units are gathered with their own update.
+  // Returns how many first units are gathered as soon as they are updated.
   static size_t units_of(const plan::GatheredParamsOptions& o, size_t first_stage_units) {
     using During = plan::GatheredParamsOptions::DuringUpdate;
     if (o.during_update == During::first_stage) return first_stage_units;
@@ -48,17 +48,17 @@ class GatheredParams : public ParamSync {
 
   struct State {
     model::ParamUnit* unit;
-    bool pending = false;  // its gather has not begun
+    bool pending = false;  // updated, but its gather has not begun
     Event updated{}, gathered{};
   };
 
-  // The next unit's values travel meanwhile.
+  // Makes the unit's values readable, and starts the gather of the next unit.
   void use(model::ParamUnit& unit) {
     State& state = state_of(unit);
     gather(state);
     if (options_.overlap && &state != &states_.back()) gather(*(&state + 1));
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
-    state.gathered = {};                    // once is enough
+    state.gathered = {};                    // later uses need not wait again
   }
 
   void gather(State& state) {
@@ -75,7 +75,7 @@ class GatheredParams : public ParamSync {
 
   State& state_of(const model::ParamUnit& unit) {
     const auto at = std::ranges::find(states_, &unit, &State::unit);
-    MT_CHECK(at != states_.end(), "unit {} is not gathered here", unit.name);
+    MT_CHECK(at != states_.end(), "unit {} is unknown to GatheredParams", unit.name);
     return *at;
   }
 

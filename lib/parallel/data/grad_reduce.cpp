@@ -5,7 +5,7 @@
 namespace mtrain::parallel {
 
 namespace {
-Tensor scratch(Stream& stream, int64_t count, DType dtype) {
+Tensor buffer(Stream& stream, int64_t count, DType dtype) {
   return Tensor::empty(stream, {count}, dtype, device::MemoryCategory::buffers);
 }
 }  // namespace
@@ -21,7 +21,7 @@ void GradReduce::reduce_scatter(const Tensor& whole, const Tensor& own, bool add
   Stream& stream = *groups_.grad_stream;
   const Tensor wire = ops::in_dtype(stream, whole, options_.dtype, device::MemoryCategory::buffers);
   const bool direct = wire.dtype() == own.dtype() && !add;
-  const Tensor part = direct ? own : scratch(stream, own.count(), wire.dtype());
+  const Tensor part = direct ? own : buffer(stream, own.count(), wire.dtype());
   groups_.shards.reduce_scatter(wire, part, op(), stream);
   groups_.replicas.all_reduce(part, op(), stream);
   if (direct) return;

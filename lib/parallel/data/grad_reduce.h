@@ -1,4 +1,4 @@
-// The sum of one range of gradients over the ranks, in the element type that travels.
+// Sums a range of gradients over the ranks. It travels in the element type of plan::ReduceOptions.
 #pragma once
 #include "model/param/parameters.h"
 #include "parallel/data/data_groups.h"
@@ -6,15 +6,17 @@
 
 namespace mtrain::parallel {
 
-// Both enqueue on `grad_stream`, and leave fp32 sums over all replicas of the gradient.
+// Both functions enqueue on DataGroups::grad_stream, and leave fp32 sums over all ranks of
+// DataGroups::all.
 class GradReduce {
  public:
   GradReduce(const DataGroups& groups, const plan::ReduceOptions& options)
       : groups_(groups), options_(options) {}
 
   void all_reduce(const Tensor& grad) const;  // in place
-  // `whole`: every rank's part of a piece, one after the other; `own`: this rank's, which may be
-  // its part of `whole`; added to where `add`. Across replicas parts are all-reduced.
+  // `whole` holds the parts of a piece, one rank's after the other's. Writes the sum of this rank's
+  // part to `own`, which may be that part of `whole`, or adds it there if `add`. Replicas
+  // all-reduce their parts.
   void reduce_scatter(const Tensor& whole, const Tensor& own, bool add) const;
 
  private:

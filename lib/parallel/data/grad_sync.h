@@ -1,4 +1,4 @@
-// The gradients' half of a data-parallel strategy: where they live, and when they are reduced.
+// The half of a data-parallel strategy that decides where gradients live and when they are reduced.
 #pragma once
 #include <memory>
 
@@ -12,22 +12,26 @@ class GradSync {
   virtual void begin_step(int64_t micro_batches) = 0;
   virtual void before_backward(model::ParamUnit&) {}
   virtual void before_grads(model::ParamUnit&) {}
-  virtual void ready(model::Parameter& p) = 0;  // once for each micro-batch
-  virtual void finish() = 0;  // enqueues what is left; the caller orders `compute` behind it
+  // One micro-batch's gradient of `p` is complete. Called once for each micro-batch and parameter.
+  virtual void ready(model::Parameter& p) = 0;
+  // Enqueues the reductions that are left. The caller orders `compute` behind them.
+  virtual void finish() = 0;
 };
 
-// Whole gradients on every rank (ddp, ZeRO-1), reduced in buckets once all micro-batches are in:
-// all-reduced, or, where ranks own parts, reduce-scattered in place. Pieces fill buckets in the
-// reverse order of their use in forward, in which backward completes them (Li et al. 2020, "PyTorch
-// Distributed"). `overlap`: a bucket is reduced as soon as it is full, else all at the end.
+// Every rank keeps whole gradients (ddp, ZeRO-1), which are reduced in buckets once all
+// micro-batches have added to them: all-reduced, or reduce-scattered in place if ranks own parts.
+// Pieces fill buckets in the reverse order of their use in forward, in which backward completes
+// them (Li et al. 2020, "PyTorch Distributed"). `overlap`: a bucket is reduced as soon as it is
+// complete, else all buckets at the end.
 std::unique_ptr<GradSync> bucketed_grads(model::ParamStore& params, const DataGroups& groups,
                                          const plan::ReduceOptions& reduce, int64_t bucket_size,
                                          bool overlap);
 
-// A rank keeps the gradients of its own part (ZeRO-2 and -3; Rajbhandari et al. 2020). Whole ones
-// of a unit exist from its backward until they are reduced. `defer`: that is when all
-// micro-batches are in, and until then whole gradients of all units add up; else as soon as no
-// backward that has begun is to add more. `overlap`: backward goes on meanwhile.
+// A rank keeps the gradients of its own part (ZeRO-2 and -3; Rajbhandari et al. 2020). Whole
+// gradients of a unit exist from its backward until they are reduced. `defer`: they are reduced
+// once all micro-batches have added to them, so that those of all units exist until then; else as
+// soon as every backward of the unit that has begun has added to them. `overlap`: backward does not
+// wait for the reduction.
 std::unique_ptr<GradSync> sharded_grads(model::ParamStore& params, const DataGroups& groups,
                                         const plan::ReduceOptions& reduce, bool defer,
                                         bool overlap);

@@ -1,4 +1,5 @@
-// The parameters' half of a data-parallel strategy: where they live, and when they are gathered.
+// The half of a data-parallel strategy that decides where parameters live and when they are
+// gathered.
 #pragma once
 #include <memory>
 
@@ -11,24 +12,24 @@ namespace mtrain::parallel {
 
 class ParamSync : public model::ParamHooks {
  public:
-  // Enqueued on `compute`: new values of what this rank owns.
+  // As in model::DataParallel.
   virtual void updated(model::ParamUnit&) {}
-  // `compute` may write what this rank owns after this.
   virtual void before_update() {}
 };
 
-// Every rank owns everything (ddp).
+// Every rank owns everything (ddp), and nothing is gathered.
 std::unique_ptr<ParamSync> replicated_params();
 
-// Whole values on every rank, of which each updates a part (ZeRO-1 and -2): gathered from the
-// owners after an update. `first_stage_units`: of the rank's first stage, which come first.
+// Every rank keeps whole values and updates a part of them (ZeRO-1 and -2). They are gathered from
+// the owners after an update. The first `first_stage_units` units of `params` are those of the
+// rank's first stage.
 std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
                                            const plan::GatheredParamsOptions& options,
                                            size_t first_stage_units);
 
 // A rank keeps its own part alone (ZeRO-3, FSDP; Zhao et al. 2023, "PyTorch FSDP"). Whole values of
-// a unit are gathered for its forward, and again for its backward where other units have taken
-// their memory meanwhile.
+// a unit are gathered for its forward, and again for its backward if other units have taken their
+// memory meanwhile.
 std::unique_ptr<ParamSync> sharded_params(model::ParamStore& params, const DataGroups& groups,
                                           const plan::ShardedParamsOptions& options);
 

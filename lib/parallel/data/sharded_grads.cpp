@@ -28,7 +28,7 @@ class ShardedGrads : public GradSync {
   void begin_step(int64_t micro_batches) override {
     micro_batches_ = micro_batches;
     for (auto& [unit, state] : states_) {
-      MT_CHECK(!state.slot, "gradients of {} never became ready", unit->name);
+      MT_CHECK(!state.slot, "gradients of {} were not reduced in the last step", unit->name);
       state.begun = 0;
       for (PieceState& piece : state.pieces) piece = {};
     }
@@ -42,8 +42,8 @@ class ShardedGrads : public GradSync {
   void before_grads(model::ParamUnit& unit) override {
     State& state = states_.at(&unit);
     if (state.slot) return add_again(unit, state);
-    // edge: the reduction of the slot's last unit -> this one's gradients
     const size_t enough = overlap_ ? 2 : 1;
+    // edge (in take): the reduction of the slot's last unit -> the gradients of this unit
     state.slot = &slots_.take(unit, enough, *groups_.compute, [](model::ParamUnit&) {});
     model::ParamStore::set_grad(unit, state.slot->buffer);
     params_.zero_grads(*groups_.compute, unit);
@@ -58,7 +58,7 @@ class ShardedGrads : public GradSync {
       if (p.begin < piece.begin || p.begin >= piece.begin + piece.count) continue;
       PieceState& counted = state.pieces[i];
       const int64_t whole = expected(state) * int64_t(piece.params.size());
-      MT_CHECK(counted.ready < whole, "{} is ready too often", p.name);
+      MT_CHECK(counted.ready < whole, "the gradient of {} is ready too often", p.name);
       if (++counted.ready == whole) reduce(unit, state, i);
     }
   }
@@ -69,31 +69,31 @@ class ShardedGrads : public GradSync {
       for (size_t i = 0; i < unit->pieces.size(); ++i)
         whole = whole &&
                 state.pieces[i].reduced == micro_batches_ * int64_t(unit->pieces[i].params.size());
-      MT_CHECK(whole, "gradients of {} never became ready", unit->name);
+      MT_CHECK(whole, "gradients of {} did not become ready", unit->name);
     }
   }
 
  private:
   struct PieceState {
-    int64_t ready = 0;    // gradients of a parameter and a micro-batch so far
-    int64_t reduced = 0;  // of which the own part has the sum
-    Event read;           // by a reduction, after which the slot was not given back yet
+    int64_t ready = 0;    // complete gradients so far, one for each parameter and micro-batch
+    int64_t reduced = 0;  // those of them that are in own_grad
+    Event read;           // the end of the last reduction, while the unit still has its slot
   };
   struct State {
-    Slot* slot = nullptr;  // of the whole gradients, while they exist
-    int64_t begun = 0;     // backwards of the step, each of which adds to every parameter
+    Slot* slot = nullptr;  // the memory of the whole gradients, while they exist
+    int64_t begun = 0;     // backwards of this step that have begun; each adds to every parameter
     std::vector<PieceState> pieces;
   };
 
-  // Contributions to each parameter after which a piece is reduced.
+  // The number of micro-batches that must have added to each parameter before a piece is reduced.
   int64_t expected(const State& state) const { return defer_ ? micro_batches_ : state.begun; }
 
   void reduce(model::ParamUnit& unit, State& state, size_t at) {
     Stream& stream = *groups_.grad_stream;
     const model::Piece& piece = unit.pieces[at];
     PieceState& counted = state.pieces[at];
-    stream.wait(
-        groups_.compute->record());  // edge: last weight gradient of the piece -> its reduction
+    // edge: last weight gradient of the piece -> its reduction
+    stream.wait(groups_.compute->record());
     reduce_.reduce_scatter(unit.full(unit.grad, piece), unit.local_shard(unit.own_grad, piece),
                            counted.reduced > 0);
     counted.reduced = counted.ready;
@@ -107,8 +107,8 @@ class ShardedGrads : public GradSync {
     model::ParamStore::set_grad(unit, {});
   }
 
-  // Another backward adds to a unit of which some pieces have been reduced while others still wait:
-  // those begin anew.
+  // Prepares a unit that has its slot for another backward. Its pieces that have been reduced
+  // already begin again from zero.
   void add_again(model::ParamUnit& unit, State& state) {
     for (size_t i = 0; i < unit.pieces.size(); ++i) {
       PieceState& piece = state.pieces[i];
@@ -120,7 +120,8 @@ class ShardedGrads : public GradSync {
     }
   }
 
-  // What lies between parameters, which another unit may have used, counts for nothing.
+  // Clears the elements between parameters, which another unit may have written: the gradient norm
+  // includes them.
   void zero_gaps(const model::ParamUnit& unit) {
     const auto zero = [&](int64_t begin, int64_t end) {
       if (begin < end) ops::fill(*groups_.compute, unit.grad.flat(begin, {end - begin}), 0);

@@ -8,7 +8,7 @@ namespace mtrain::parallel {
 
 namespace {
 
-// A pipeline's rank may have stages without layers alone.
+// A rank of a pipeline has no units if its stages have no layers.
 DType value_type(model::ParamStore& params) {
   const auto units = params.units();
   return units.empty() ? DType::f32 : units[0]->own_value.dtype();
@@ -34,7 +34,7 @@ class ShardedParams : public ParamSync {
     State& state = state_of(unit);
     ++state.uses;
     gather(state);
-    if (next && options_.backward_prefetch > 0 && !state.kept) gather(state_of(*next));
+    if (next && options_.backward_prefetch > 0 && !state.pins) gather(state_of(*next));
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
   }
   void before_backward(model::ParamUnit& unit) override {
@@ -47,13 +47,13 @@ class ShardedParams : public ParamSync {
 
   void pin(model::ParamUnit& unit) override {
     State& state = state_of(unit);
-    ++state.kept;
+    ++state.pins;
     ++state.uses;
     gather(state);
   }
   void unpin(model::ParamUnit& unit) override {
     State& state = state_of(unit);
-    --state.kept;
+    --state.pins;
     if (--state.uses == 0) release(state);
   }
 
@@ -62,10 +62,10 @@ class ShardedParams : public ParamSync {
     state.updated = groups_.compute->record();
     if (state.slot) {
       release(state);
-      state.slot->holder = nullptr;  // what it has is out of date
+      state.slot->holder = nullptr;  // its values are out of date
       forget(state);
     }
-    // The first units of the next forward travel behind the updates of the others.
+    // The first units of the next forward are gathered while the others are updated.
     const auto at = &state - states_.data();
     if (options_.forward_prefetch > 0 && at <= options_.forward_prefetch) gather(state);
   }
@@ -76,17 +76,19 @@ class ShardedParams : public ParamSync {
  private:
   struct State {
     model::ParamUnit* unit;
-    Slot* slot = nullptr;  // with the whole values, even if nobody uses them any more
-    int uses = 0, kept = 0;
+    Slot* slot = nullptr;  // the slot that has the whole values, in use or not
+    int uses = 0;          // uses that have begun and not ended, pins included
+    int pins = 0;
     Event updated{}, gathered{};
   };
 
-  // Units in the order of forward; the one that is needed first, then those that come next.
+  // Makes the unit's values readable. Gathers this unit, then the next `ahead` in the `direction`
+  // (1: forward, -1: backward).
   void use(model::ParamUnit& unit, int direction, int64_t ahead) {
     State& state = state_of(unit);
     ++state.uses;
-    // Who keeps units knows what comes next.
-    if (state.kept) ahead = 0;
+    // Whoever pins units also gathers the next ones.
+    if (state.pins) ahead = 0;
     for (int64_t i = 0; i <= ahead; ++i) {
       const int64_t at = (&state - states_.data()) + direction * i;
       if (at >= 0 && at < int64_t(states_.size())) gather(states_[size_t(at)]);
@@ -103,7 +105,7 @@ class ShardedParams : public ParamSync {
     model::ParamUnit& unit = *state.unit;
     const size_t enough =
         1 + size_t(std::max(options_.forward_prefetch, options_.backward_prefetch));
-    // edge: the last use of what was in the slot -> the gather that overwrites it
+    // edge (in take): the last use of the slot's old values -> the gather that overwrites them
     state.slot = &slots_.take(unit, enough, stream,
                               [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });
     stream.wait(state.updated);  // edge: the owners' update -> the gather
@@ -123,7 +125,7 @@ class ShardedParams : public ParamSync {
 
   State& state_of(const model::ParamUnit& unit) {
     const auto at = std::ranges::find(states_, &unit, &State::unit);
-    MT_CHECK(at != states_.end(), "unit {} is not sharded here", unit.name);
+    MT_CHECK(at != states_.end(), "unit {} is unknown to ShardedParams", unit.name);
     return *at;
   }
 

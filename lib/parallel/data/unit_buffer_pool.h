@@ -1,6 +1,6 @@
-// Memory that units take turns in: whole tensors of a sharded unit exist for a while only. A slot
-// is taken again once the work that used it last is done; no host waits, and the number of slots
-// bounds the memory however far the host runs ahead.
+// Memory for the whole tensors of sharded units, which exist only for a while: units take turns in
+// a few slots. A slot is handed to the next unit at once; the stream, not the host, waits for its
+// last use. So the number of slots bounds the memory, however far the host runs ahead.
 #pragma once
 #include <memory>
 #include <vector>
@@ -11,11 +11,11 @@ namespace mtrain::parallel {
 
 struct Slot {
   Tensor buffer;
-  model::ParamUnit* holder =
-      nullptr;  // whose elements it has; they stay after release() until it is taken
-  bool held = false;
-  Event last_use;         // what a taker must wait for
-  uint64_t released = 0;  // when, in the pool's counting
+  // The unit whose elements are in the slot. They stay after release() until it is taken again.
+  model::ParamUnit* holder = nullptr;
+  bool held = false;      // whether the slot was taken and not released
+  Event last_use;         // who takes the slot must wait for it
+  uint64_t released = 0;  // the number of its last release among the pool's releases
 };
 
 class UnitBufferPool {
@@ -24,9 +24,10 @@ class UnitBufferPool {
                  device::MemoryCategory category)
       : home_(home), units_(std::move(units)), dtype_(dtype), category_(category) {}
 
-  // A slot of the unit's size that nobody holds: a new one while there are fewer than `enough` and
-  // than units of that size, then the one that was released first, and a new one again where all
-  // are held. `on` waits for its last use. `evicted` is told of the unit whose elements were in it.
+  // Returns a slot of the unit's size that is not held. It is a new one while there are fewer than
+  // `enough` of this size and fewer than units of this size; then the one that was released first,
+  // or a new one if all are held. `stream` waits for the slot's last use. `evicted` is called with
+  // the unit whose elements were in it.
   template <class F>
   Slot& take(model::ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
     Slot& slot = find(unit.count, enough);

@@ -11,7 +11,7 @@ namespace {
 
 using Kind = comm::Transfer::Kind;
 
-// Returns the rows of rank `rank` of `ranks`; `rank` may lie beyond either end of a ring.
+// Returns the rows of rank `rank` of `ranks`. `rank` is taken modulo `ranks`, and may be negative.
 Tensor chunk(const Tensor& x, int rank, int ranks) {
   const int64_t rows = exact_div(x.dim(0), int64_t(ranks));
   const int at = (rank % ranks + ranks) % ranks;
@@ -42,26 +42,26 @@ GatheredGemm all_gather_gemm_ring(const TensorComm& comm, const Tensor& x_TI, in
   Stream& compute = comm.compute();
   const Tensor all = Tensor::empty(compute, {T, x_TI.dim(1)}, x_TI.dtype()),
                y = Tensor::empty(compute, {T, O}, x_TI.dtype());
-  // Chunks of `step` ranks; `mine` is the one that this rank's rows are part of.
+  // A chunk has the rows of `step` ranks. `mine` is the chunk that has this rank's rows.
   const int mine = r / step;
   const auto rows = [&](const Tensor& t, int i) { return chunk(t, i, hops); };
   if (aggregate || keep_gathered) ops::cast(compute, x_TI, chunk(all, r, P));
-  comm.after_compute();
+  comm.after_compute();  // edge: this rank's rows -> their sends
   Event neighbour;
   if (aggregate) {
     comm.all().exchange({{Kind::send, x_TI, r ^ 1}, {Kind::receive, chunk(all, r ^ 1, P), r ^ 1}},
-                        comm.on());
-    neighbour = comm.on().record();
+                        comm.stream());
+    neighbour = comm.stream().record();
   }
   std::vector<Event> arrived;
   for (int i = 1; i < hops; ++i) {
     const Tensor next = i == 1 && !aggregate ? x_TI : rows(all, mine - i + 1);
     comm.all().exchange({{Kind::send, next, (r + step) % P},
                          {Kind::receive, rows(all, mine - i), (r - step + P) % P}},
-                        comm.on());
-    arrived.push_back(comm.on().record());
+                        comm.stream());
+    arrived.push_back(comm.stream().record());
   }
-  compute.wait(neighbour);
+  compute.wait(neighbour);  // edge: the neighbour's rows -> the GEMM of the first chunk
   gemm(aggregate ? rows(all, mine) : x_TI, rows(y, mine));
   for (int i = 1; i < hops; ++i) {
     compute.wait(arrived[size_t(i - 1)]);  // edge: the chunk's arrival -> its GEMM
@@ -75,19 +75,20 @@ Tensor gemm_reduce_scatter_ring(const TensorComm& comm, const Tensor& x_TI, int6
   const int P = comm.size(), r = comm.rank();
   const int64_t T = x_TI.dim(0);
   Stream& compute = comm.compute();
-  // `parts` are every rank's results for this rank's rows; `out` are this rank's for the others'.
+  // `parts` has every rank's results for this rank's rows. `out` has this rank's results for the
+  // rows of the others.
   const Tensor parts = Tensor::empty(compute, {T, O}, x_TI.dtype()),
                out = Tensor::empty(compute, {T, O}, x_TI.dtype());
   for (int i = 1; i < P; ++i) {
     const int to = (r + i) % P, from = (r - i + P) % P;
     gemm(chunk(x_TI, to, P), chunk(out, to, P));
-    comm.after_compute();  // edge: the chunk's GEMM -> its sending
+    comm.after_compute();  // edge: the chunk's GEMM -> its send
     comm.all().exchange(
         {{Kind::send, chunk(out, to, P), to}, {Kind::receive, chunk(parts, from, P), from}},
-        comm.on());
+        comm.stream());
   }
   gemm(chunk(x_TI, r, P), chunk(parts, r, P));
-  comm.before_compute();
+  comm.before_compute();  // edge: the arrival of all parts -> their sum
   return sum_of_parts(compute, parts, P);
 }
 
@@ -101,7 +102,7 @@ Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI,
                out = Tensor::empty(compute, {T, O}, x_TI.dtype()),
                result = Tensor::empty(compute, {own, O}, x_TI.dtype());
   const auto first = [&](int64_t split) { return part_begin(own, n, split); };
-  // Orders the rows by split, and within a split by rank: each has the same part of every rank's
+  // Orders the rows by split, and within a split by rank. A split has the same part of every rank's
   // rows.
   std::vector<ops::CopyBlock> blocks;
   for (int64_t split = 0; split < n; ++split)
@@ -120,7 +121,7 @@ Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI,
     gemm(in.rows(P * begin, P * end), out.rows(P * begin, P * end));
     comm.after_compute();  // edge: the chunk's GEMM -> its sum
     comm.all().reduce_scatter(out.rows(P * begin, P * end), result.rows(begin, end),
-                              comm::Reduce::sum, comm.on());
+                              comm::Reduce::sum, comm.stream());
   }
   comm.before_compute();
   return result;

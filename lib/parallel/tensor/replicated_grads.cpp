@@ -8,7 +8,8 @@ namespace mtrain::parallel {
 
 namespace {
 
-// Returns the owned gradients that are partial sums, by the number of ranks with a copy.
+// Returns the owned gradients that are partial sums, by the number of ranks that hold the
+// parameter.
 std::map<int, std::vector<Tensor>> partial_grads(model::ParamStore& params) {
   std::map<int, std::vector<Tensor>> grads;
   for (const model::Parameter* p : params.params()) {
@@ -31,7 +32,7 @@ std::map<int, std::vector<Tensor>> partial_grads(model::ParamStore& params) {
 
 }  // namespace
 
-void sum_copied_grads(model::ParamStore& params, const TensorComm& comm) {
+void sum_replicated_grads(model::ParamStore& params, const TensorComm& comm) {
   Stream& compute = comm.compute();
   for (const auto& [replicas, grads] : partial_grads(params)) {
     int64_t count = 0;
@@ -47,7 +48,7 @@ void sum_copied_grads(model::ParamStore& params, const TensorComm& comm) {
     };
     each([&](const Tensor& grad, const Tensor& part) { ops::cast(compute, grad, part); });
     comm.after_compute();
-    comm.groups().replicas.at(replicas).all_reduce(together, comm::Reduce::sum, comm.on());
+    comm.groups().replicas.at(replicas).all_reduce(together, comm::Reduce::sum, comm.stream());
     comm.before_compute();
     each([&](const Tensor& grad, const Tensor& part) { ops::cast(compute, part, grad); });
   }

@@ -1,14 +1,14 @@
-// Gradients of parameters of which several ranks of tensor parallelism hold copies.
+// Gradients of parameters that several ranks of tensor parallelism hold.
 #pragma once
 #include "model/param/parameters.h"
 #include "parallel/tensor/tensor_comm.h"
 
 namespace mtrain::parallel {
 
-// Sums a gradient over the ranks that hold a copy of its parameter, where each rank has computed a
-// part of it (Cut::partial_grad). Each rank sums what it owns; ranks at the same place in data
-// parallelism own the same elements. Makes one all-reduce per group of ranks; to be called after
-// the sums over samples.
-void sum_copied_grads(model::ParamStore& params, const TensorComm& comm);
+// Sums a gradient over the ranks that hold its parameter, if each of them has computed a part of it
+// (ShardSpec::partial_grad). Each rank sums the elements that it owns in data parallelism; ranks of
+// one tp group own the same elements. Makes one all-reduce per group of ranks. Call it after
+// DataParallel::finish_grads().
+void sum_replicated_grads(model::ParamStore& params, const TensorComm& comm);
 
 }  // namespace mtrain::parallel

@@ -9,10 +9,10 @@
 namespace mtrain::parallel {
 
 // The groups and streams of tensor parallelism on one rank. Communication of all groups is enqueued
-// on `on`.
+// on `stream`.
 struct TensorGroups {
   Group all;                      // all ranks of tp
-  std::map<int, Group> replicas;  // by the number of ranks that hold copies of the same rows
+  std::map<int, Group> replicas;  // ranks that hold the same rows, by the number of these ranks
   Stream *compute, *stream;
 };
 
@@ -24,25 +24,27 @@ class TensorComm {
   const TensorGroups& groups() const { return groups_; }
   const Group& all() const { return groups_.all; }
   Stream& compute() const { return *groups_.compute; }
-  Stream& on() const { return *groups_.stream; }
+  Stream& stream() const { return *groups_.stream; }
 
-  // The result of communication that has been enqueued; compute must wait for `there` before it
+  // The result of communication that has been enqueued. Compute must wait for `ready` before it
   // uses the data.
-  struct Coming {
+  struct Pending {
     Tensor data;
-    Event there;
+    Event ready;
   };
-  Coming gather(const Tensor& x_TN) const;  // (T / P, N) -> (T, N), the rows of all ranks
-  Coming reduce_scatter(
-      const Tensor& x_TN) const;             // (T, N) -> (T / P, N), this rank's rows of the sum
-  Coming all_reduce(const Tensor& x) const;  // in place
-  // Makes compute wait, and returns the data.
-  Tensor await(const Coming& coming) const;
+  // (T / P, N) -> (T, N), the rows of all ranks.
+  Pending gather(const Tensor& x_TN) const;
+  // (T, N) -> (T / P, N), this rank's rows of the sum.
+  Pending reduce_scatter(const Tensor& x_TN) const;
+  // Sums in place.
+  Pending all_reduce(const Tensor& x) const;
+  // Makes compute wait for the communication, and returns its result.
+  Tensor await(const Pending& pending) const;
 
   // edge: what compute has enqueued so far -> the communication that comes next
-  void after_compute() const { on().wait(compute().record()); }
+  void after_compute() const { stream().wait(compute().record()); }
   // edge: the communication so far -> what compute does next
-  void before_compute() const { compute().wait(on().record()); }
+  void before_compute() const { compute().wait(stream().record()); }
 
  private:
   TensorGroups groups_;

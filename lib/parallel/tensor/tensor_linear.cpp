@@ -14,13 +14,13 @@ model::ShardSpec shard_of(const TensorComm& comm, model::ShardSpec::Dim dim,
           .rank = comm.rank(),
           .dim = dim,
           .sections = std::move(sections),
-          // Where several ranks hold copies of rows, each computes a part of their gradient.
+          // If several ranks hold the same rows, each computes a part of their gradient.
           .partial_grad = dim == model::ShardSpec::Dim::rows};
 }
 
 using Method = plan::GemmOverlap::Method;
 
-// Returns this rank's rows of the sum of all ranks' results; `overlap` is chunked.
+// Returns this rank's rows of the sum of all ranks' results. `overlap` must be a chunked method.
 Tensor gemm_reduce_scatter(const TensorComm& comm, const plan::GemmOverlap& overlap,
                            const Tensor& x_TI, int64_t O, const RowGemm& gemm) {
   return overlap.method == Method::ring_exchange
@@ -59,14 +59,14 @@ class ColumnParallel : public model::Linear {
     gemms_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, std::move(dy));
   }
 
-  // In bulk, the gather of wgrad's input hides behind dgrad, and the scatter of dgrad's result
-  // behind wgrad.
+  // In bulk overlap, the gather of wgrad's input hides behind dgrad, and the reduce-scatter of
+  // dgrad's result behind wgrad.
   Tensor backward(model::Step& step, const Tensor& x_TI, Tensor dy_TO) override {
     if (!sequence_) return model::Linear::backward(step, x_TI, std::move(dy_TO));
-    const TensorComm::Coming x = comm_.gather(x_TI);
+    const TensorComm::Pending x = comm_.gather(x_TI);
     if (!dgrad_.active()) comm_.await(x);
     model::InputGradient g;
-    TensorComm::Coming dx;
+    TensorComm::Pending dx;
     if (dgrad_.chunked()) {
       g = chunked_dgrad(step, std::move(dy_TO));
       dx = {std::move(g.dx_TI), {}};
@@ -106,11 +106,11 @@ class RowParallel : public model::Linear {
         sequence_(o.sequence),
         fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
         dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
-        // Every rank sees the whole output gradient, and so the bias' whole gradient.
+        // Every rank has the whole output gradient, and computes the bias's whole gradient.
         gemms_(params, spec, shard_of(comm, model::ShardSpec::Dim::columns),
                shard_of(comm, model::ShardSpec::Dim::none)) {}
 
-  // One rank alone adds the bias to its part of the sum.
+  // Only rank 0 adds the bias to its part of the sum.
   Tensor forward(model::Step& step, const Tensor& x_TI) override {
     const bool bias = comm_.rank() == 0;
     if (fprop_.chunked())

@@ -9,10 +9,10 @@
 namespace mtrain::parallel {
 
 struct TensorLinearOptions {
-  // Sequence parallelism: a rank has its own rows of activations that are not split by columns, and
-  // not all rows.
+  // Sequence parallelism: of activations that are not split by columns, a rank has only its own
+  // rows.
   bool sequence = false;
-  plan::TpGemmOverlap overlap;  // has an effect under `sequence` alone
+  plan::TpGemmOverlap overlap;  // has an effect only under `sequence`
 };
 
 // A column-parallel linear splits its outputs over ranks, a row-parallel one its inputs. Their

@@ -6,9 +6,9 @@ namespace mtrain::parallel {
 
 namespace {
 
-class ShardedTensorParallel : public model::TensorParallel {
+class MultiRankTensorParallel : public model::TensorParallel {
  public:
-  ShardedTensorParallel(TensorGroups groups, TensorLinearOptions options)
+  MultiRankTensorParallel(TensorGroups groups, TensorLinearOptions options)
       : comm_(std::move(groups)), options_(options) {}
 
   int size() const override { return comm_.size(); }
@@ -36,18 +36,18 @@ class ShardedTensorParallel : public model::TensorParallel {
     return all.view({size(), sums_T3.dim(0), sums_T3.dim(1)});
   }
 
-  void finish_grads(model::ParamStore& params) override { sum_copied_grads(params, comm_); }
+  void finish_grads(model::ParamStore& params) override { sum_replicated_grads(params, comm_); }
   void sum(const Tensor& values) override { comm_.await(comm_.all_reduce(values)); }
   void max(const Tensor& values) override {
     comm_.after_compute();
-    comm_.all().all_reduce(values, comm::Reduce::max, comm_.on());
+    comm_.all().all_reduce(values, comm::Reduce::max, comm_.stream());
     comm_.before_compute();
   }
   Tensor all_ranks(const Tensor& unit) override {
     const Tensor all = Tensor::empty(comm_.compute(), {unit.count() * size()}, unit.dtype(),
                                      device::MemoryCategory::buffers);
     comm_.after_compute();
-    comm_.all().all_gather(unit, all, comm_.on());
+    comm_.all().all_gather(unit, all, comm_.stream());
     comm_.before_compute();
     return all;
   }
@@ -61,7 +61,7 @@ class ShardedTensorParallel : public model::TensorParallel {
 
 std::shared_ptr<model::TensorParallel> tensor_parallel(TensorGroups groups,
                                                        TensorLinearOptions options) {
-  return std::make_shared<ShardedTensorParallel>(std::move(groups), options);
+  return std::make_shared<MultiRankTensorParallel>(std::move(groups), options);
 }
 
 }  // namespace mtrain::parallel

@@ -1,4 +1,5 @@
-// What a rank computes on, how ranks talk, and what watches them.
+// Options of the machine: the device that a rank computes on, how ranks communicate, traces, and
+// faults on purpose.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -11,13 +12,13 @@ namespace mtrain::plan {
 
 struct DevicePlan {
   DeviceKind kind = DeviceKind::cpu;
-  int64_t threads = 0;         // of a CPU rank; 0: the host's cores divided by its ranks
+  int64_t threads = 0;         // threads of a CPU rank; 0: the host's cores divided by its ranks
   int64_t norm_sm_margin = 0;  // multiprocessors of a GPU that norms leave to other work
   bool stream_sanitizer = false;
-  double compute_slowdown = 1;
-  bool deterministic = false;  // bitwise equal runs, at the price of time
-  // Variables that the device's library reads when it starts, which communication may cause before
-  // the device is opened. What the user has set stays.
+  double compute_slowdown = 1;  // computations on a CPU take this many times as long
+  bool deterministic = false;   // bitwise equal runs, at the price of time
+  // Environment variables that the device's library reads when it starts; communication may start
+  // it before the device is opened. Variables that the user has set stay.
   std::map<std::string, std::string> environment;
 };
 
@@ -25,7 +26,7 @@ struct CommOptions {
   enum class Backend { automatic, gloo, nccl };
   Backend backend = Backend::automatic;
   double timeout_s = 600;
-  double link_latency_us = 0, link_gbps = 0;  // of an emulated slower link; 0: none
+  double link_latency_us = 0, link_gbps = 0;  // an emulated slower link; 0: none
 };
 
 // A rank that fails on purpose.
@@ -34,11 +35,11 @@ struct FaultOptions {
   Moment moment = Moment::none;
   std::string launch;  // the name of the launch in whose midst the rank fails
   int64_t rank = 0, step = 1;
-  bool kill = true;  // else the process is stopped, and hangs
+  bool kill = true;  // the process is killed; else it is stopped, and hangs
 };
 
 struct DebugOptions {
-  std::optional<std::string> trace;  // the file of a trace of every launch
+  std::optional<std::string> trace;  // the file to which a trace of every launch is written
   FaultOptions fault;
 };
 

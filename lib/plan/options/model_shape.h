@@ -1,4 +1,5 @@
-// What the network is: the recipe's model and recompute sections with every "auto" resolved.
+// The shape of the network, and which activations it computes again: the recipe's model and
+// recompute sections with every default filled in.
 #pragma once
 #include <cstdint>
 
@@ -6,25 +7,26 @@ namespace mtrain::plan {
 
 struct ModelShape {
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
-  int64_t vocab = 0;          // true vocabulary; 0 where the tokenizer has not been asked yet
+  int64_t vocab = 0;          // true vocabulary; 0 until the tokenizer has been asked
   int64_t max_positions = 0;  // rows of the learned position table
-  bool rms_norm = true;       // else layer norm
+  bool rms_norm = true;       // false: layer norm
   double norm_eps = 0;
-  bool rotary = true;  // else learned positions
+  bool rotary = true;  // false: learned positions
   double rotary_base = 0;
   enum class RopeScaling { none, linear, llama3 } rope_scaling = RopeScaling::none;
   double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
   int64_t rope_original_positions = 0;
-  bool gated_mlp = true;  // SwiGLU; else GELU
+  bool gated_mlp = true;  // SwiGLU; false: GELU
   bool qkv_bias = false, linear_bias = false, qk_norm = false, tied_embeddings = false;
-  int64_t window = 0;  // sliding-window attention; 0: none
+  int64_t window = 0;  // tokens of sliding-window attention; 0: none
   double hidden_dropout = 0, embedding_dropout = 0, init_std = 0;
 };
 
 // Which activations backward computes again.
 struct RecomputeOptions {
   bool attention_core = false;
-  // Of the first `layers` layers only the input of each group of `group` layers is kept; 0: all is.
+  // The first `layers` layers keep only the input of each group of `group` layers. If `layers` is
+  // 0, all layers keep everything.
   int64_t group = 0, layers = 0;
 };
 

@@ -1,4 +1,4 @@
-// How weights are updated, and at which learning rate.
+// Options of the optimizer and its learning rate, and of 8-bit linears.
 #pragma once
 #include <cstdint>
 
@@ -10,13 +10,13 @@ struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
   double clip_grad = 1.0;  // the largest global gradient norm; 0: gradients are not clipped
   bool master_weights = true;
-  bool rounds_at_random = false;  // bf16 weights without master weights
+  bool rounds_at_random = false;  // updates of bf16 weights without master weights round at random
 };
 
 // Linear warm-up over `warmup_steps`, `lr` until `decay_begin`, down to `min_lr` at `decay_end`,
 // and `min_lr` from there on.
 struct LrScheduleOptions {
-  // The way down from lr to min_lr; with `constant` there is none.
+  // The shape of the decay from lr to min_lr; `constant` does not decay.
   enum class Decay { constant, linear, cosine, exponential, minus_sqrt };
   Decay decay = Decay::cosine;
   double lr = 3e-4, min_lr = 0;
@@ -29,7 +29,7 @@ struct Fp8Options {
   DType gradient = DType::f8e5m2;
   bool delayed = false;  // scales come from the maxima of earlier steps
   int64_t margin = 0, history = 1;
-  bool most_recent = true;  // else the largest of the history
+  bool most_recent = true;  // the newest maximum decides the scale; else the largest of the history
 };
 
 }  // namespace mtrain::plan

@@ -1,4 +1,5 @@
-// How the ranks that share a sequence or a layer divide it.
+// Options of context and tensor parallelism: how the ranks that share a sequence or a layer divide
+// it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,7 +9,7 @@ namespace mtrain::plan {
 struct ContextOptions {
   enum class Method { p2p, all_gather, a2a, a2a_p2p };
   std::vector<Method> methods;  // one for all layers, or one for each layer
-  std::vector<int64_t> levels;  // sizes of a2a+p2p's groups, the inner one first
+  std::vector<int64_t> levels;  // sizes of the groups of a2a+p2p, the inner one first
 
   Method of_layer(int64_t layer) const {
     return methods.size() == 1 ? methods[0] : methods.at(size_t(layer));
@@ -21,7 +22,7 @@ struct ContextOptions {
 };
 
 struct TensorOptions {
-  bool sequence_parallel = false;  // norms, residuals and dropout are divided by rows, too
+  bool sequence_parallel = false;  // the rows of norms, residuals and dropout are divided, too
 };
 
 }  // namespace mtrain::plan

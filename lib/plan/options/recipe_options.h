@@ -1,4 +1,4 @@
-// From the recipe's sections to the options that the body of the house reads.
+// Translates sections of the recipe into the options that the folders below the plan read.
 #pragma once
 #include <cstdint>
 
@@ -35,7 +35,7 @@ CheckpointOptions checkpoint_options(const recipe::Recipe& recipe);
 FolderOptions folder_options(const recipe::Recipe& recipe);
 TokenizerOptions tokenizer_options(const recipe::Recipe& recipe);
 DatasetOptions dataset_options(const recipe::Recipe& recipe);
-// What of it does not follow from the overlap.
+// Leaves out what follows from the overlap: norm_sm_margin and the environment of CUDA.
 DevicePlan device_plan_without_overlap(const recipe::Recipe& recipe);
 CommOptions comm_options(const recipe::Recipe& recipe);
 DebugOptions debug_options(const recipe::Recipe& recipe);

@@ -1,4 +1,4 @@
-// How long a run trains, what it evaluates and saves, and where its files are.
+// Options of a run: how long it trains, when it evaluates and saves, and where its files are.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,7 +9,8 @@ namespace mtrain::plan {
 struct TrainOptions {
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
   bool check_nan = true;
-  bool grads_per_micro_batch = false;  // gradients are divided by the number of micro-batches, too
+  // Gradients are divided by the number of micro-batches beside the number of tokens.
+  bool grads_per_micro_batch = false;
   std::optional<int64_t> exit_interval;  // steps
   std::optional<double> exit_minutes;
 };

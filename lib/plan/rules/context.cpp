@@ -1,4 +1,4 @@
-// Rules of sequences that ranks share, and of several documents in one sequence.
+// Rules of context parallelism, and of several documents in one sequence.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -13,8 +13,8 @@ bool uses(const Recipe& r, recipe::CpCommType type) {
   return std::find(types.begin(), types.end(), type) != types.end();
 }
 
-// How many of `total` heads one tp rank has; key-value heads are repeated where there are fewer
-// heads than ranks.
+// Returns how many of `total` heads one tp rank has. If there are fewer heads than ranks, several
+// ranks have a copy of one.
 int64_t heads_per_rank(int64_t total, int64_t tp) { return std::max<int64_t>(1, total / tp); }
 
 void check_heads(const Recipe& r, const Layout& l, int64_t ranks, const char* type,

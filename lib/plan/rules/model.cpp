@@ -26,7 +26,7 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
       m.kv_heads() > m.num_attention_heads
           ? "there can be at most as many key-value heads as heads"
           : "every key-value head serves the same number of heads: choose a divisor");
-  // Where the heads do not divide the hidden size, the size of a head is unknown.
+  // If the heads do not divide the hidden size, the size of a head is unknown.
   if (m.position_embedding == recipe::PositionEmbedding::rope &&
       (r.given("model.kv_channels") || m.hidden_size % m.num_attention_heads == 0))
     diagnostics.require(

@@ -1,4 +1,4 @@
-// Rules of overlap: what a recipe asks to overlap must be able to.
+// Rules of overlap: a feature that the recipe asks for by name must be able to be active.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -55,7 +55,7 @@ void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   if (!differences.empty())
     diagnostics.warn("comm_overlap.tp_comm_overlap_cfg",
                      fmt::format("{} was tuned for {}", name, differences),
-                     "leave the preset out to take a method per product");
+                     "leave the preset out to take a method per GEMM");
 }
 
 void check_launch(const Recipe& r, Diagnostics& diagnostics) {
@@ -70,7 +70,8 @@ void check_launch(const Recipe& r, Diagnostics& diagnostics) {
       "set it to auto, or to 32");
 }
 
-void check_deferral(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
+// Warns of settings that only a feature which is off would read.
+void check_ignored(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
   if (r.comm_overlap.wgrad_deferral_limit > 0 && !o.defer_embedding_wgrad_compute)
     diagnostics.warn("comm_overlap.wgrad_deferral_limit",
                      "is ignored, for defer_embedding_wgrad_compute is off");
@@ -98,7 +99,7 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
   check_delayed_layers(l, o, diagnostics);
   if (o.tp_comm_overlap) check_preset(r, l, diagnostics);
   check_launch(r, diagnostics);
-  check_deferral(r, o, diagnostics);
+  check_ignored(r, o, diagnostics);
 }
 
 }  // namespace mtrain::plan

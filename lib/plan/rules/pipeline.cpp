@@ -159,7 +159,7 @@ void check_csv(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const char* field = "distributed.pipeline.pp_schedule_csv";
   for (const char* other : {"distributed.pipeline.pp_schedule",
                             "distributed.pipeline.microbatch_group_size_per_vp_stage"})
-    if (r.given(other)) diagnostics.warn(other, "is ignored, for pp_schedule_csv says it all");
+    if (r.given(other)) diagnostics.warn(other, "is ignored, for pp_schedule_csv is set");
   // A device or a pipe may never end.
   std::error_code ignored;
   if (std::filesystem::exists(*path, ignored) &&

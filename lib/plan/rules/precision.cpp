@@ -17,7 +17,7 @@ recipe::ElementType type_of(recipe::Precision precision) {
   return recipe::ElementType::bf16;
 }
 
-// Rows of 8-bit operands lie on 16-byte borders.
+// Rows of 8-bit operands begin at multiples of 16 bytes.
 constexpr int64_t kMultiple = 16;
 
 void check_float8(const Recipe& r, Diagnostics& diagnostics) {

@@ -1,5 +1,5 @@
-// Rules that compare fields of a recipe with each other, one function for each part of the recipe.
-// Rules that need the number of ranks take the layout.
+// Rules compare fields of a recipe with each other. Each function has the rules of one subject; the
+// files beside this one hold them. Rules that need the number of ranks take the layout.
 #pragma once
 #include "plan/layout.h"
 #include "plan/overlap.h"
@@ -13,11 +13,14 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
 
 void validate_model(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
+// Batch sizes and recomputation.
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_precision(const Recipe& recipe, Diagnostics& diagnostics);
 
+// The sizes against the world, batches against dp, and backends against the device.
 void validate_world(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
+// Data-parallel strategies, sequence parallelism, and the sizes that tp_size must divide.
 void validate_strategy(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
 void validate_experts(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
 void validate_pipeline(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);

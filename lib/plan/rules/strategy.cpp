@@ -1,4 +1,5 @@
-// Rules of data-parallel strategies: what each can be combined with.
+// Rules of data-parallel strategies, tensor and expert parallelism: what each can be combined with,
+// and the sizes that must divide.
 #include <fmt/core.h>
 
 #include "base/strings.h"
@@ -47,7 +48,8 @@ void check_owners(const Recipe& r, Diagnostics& diagnostics) {
   for (const auto& row : recipe::schema_rows()) {
     const std::string owners = strategies_of(row);
     if (owners.empty() || !r.given(row.path)) continue;
-    bool owned = row.show(r) == "none" || row.show(r) == "auto";  // taken back
+    // Writing none or auto takes a setting back, which every strategy allows.
+    bool owned = row.show(r) == "none" || row.show(r) == "auto";
     std::string list;
     for (const auto& owner : split(owners, ' ')) {
       owned = owned || owner == strategy;
@@ -106,19 +108,9 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
       fmt::format("use {}", nearest_multiples(S, sequence_multiple(r, l))));
 }
 
-}  // namespace
-
-void validate_strategy(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  if (r.distributed.strategy == recipe::Strategy::ddp) check_ddp(r, diagnostics);
-  if (r.distributed.strategy == recipe::Strategy::megatron_fsdp)
-    check_megatron_fsdp(r, diagnostics);
-  check_owners(r, diagnostics);
-  check_data_parallel_overlap(r, diagnostics);
-  check_sequence_parallel(r, l, diagnostics);
-  if (l.world == 1 && r.given("distributed.strategy") && shard_level(r) >= ShardLevel::optimizer)
-    diagnostics.resolved("distributed.strategy",
-                         "a single rank holds everything; nothing is sharded");
-
+// Heads and the ffn width must divide over the ranks of tp. The vocabulary is padded so that it
+// does.
+void check_tensor_parallel(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& m = r.model;
   diagnostics.require(
       m.num_attention_heads % l.tp == 0, {"distributed.tp_size", "model.num_attention_heads"},
@@ -139,6 +131,21 @@ void validate_strategy(const Recipe& r, const Layout& l, Diagnostics& diagnostic
     diagnostics.resolved("model.vocab_size",
                          fmt::format("{} is padded to {}, a multiple of 128{}", m.vocab_size,
                                      padded, l.tp > 1 ? fmt::format(" x tp_size {}", l.tp) : ""));
+}
+
+}  // namespace
+
+void validate_strategy(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  if (r.distributed.strategy == recipe::Strategy::ddp) check_ddp(r, diagnostics);
+  if (r.distributed.strategy == recipe::Strategy::megatron_fsdp)
+    check_megatron_fsdp(r, diagnostics);
+  check_owners(r, diagnostics);
+  check_data_parallel_overlap(r, diagnostics);
+  check_sequence_parallel(r, l, diagnostics);
+  if (l.world == 1 && r.given("distributed.strategy") && shard_level(r) >= ShardLevel::optimizer)
+    diagnostics.resolved("distributed.strategy",
+                         "a single rank holds everything; nothing is sharded");
+  check_tensor_parallel(r, l, diagnostics);
 }
 
 void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {

@@ -1,5 +1,5 @@
-// The features that recipes may ask for and this build cannot run yet, one line for each. A line
-// goes when its feature is built.
+// Lists the features that recipes may ask for and this build cannot run yet, one call of missing()
+// for each. The call is removed when its feature is built.
 #include <algorithm>
 
 #include <fmt/core.h>

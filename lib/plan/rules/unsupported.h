@@ -1,10 +1,11 @@
+// Refuses features that recipes may ask for and this build cannot run yet.
 #pragma once
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
 
-// Adds an error for every feature that the recipe asks for and that cannot be run yet. A run calls
-// it first; checking and printing a recipe do without it.
+// Adds an error for every such feature that the recipe asks for. Only runs call it: a recipe can be
+// checked, printed and planned without it.
 void check_supported(const Recipe& recipe, Diagnostics& diagnostics);
 
 }  // namespace mtrain::plan

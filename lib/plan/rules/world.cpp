@@ -1,4 +1,4 @@
-// Rules of the world: the ranks must divide as the recipe divides them.
+// Rules of the world: the recipe's sizes must divide the ranks, and backends must fit the device.
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"

@@ -98,7 +98,7 @@ std::vector<Diagnostic> Diagnostics::sorted() const {
   auto list = diagnostics_;
   const auto key = [&](const Diagnostic& p) {
     const auto source = std::find(sources_.begin(), sources_.end(), p.location.source);
-    // What has no line of its own comes at the end of its file.
+    // A diagnostic without a line comes at the end of its file.
     const int line = p.location.line > 0 ? p.location.line : std::numeric_limits<int>::max();
     return std::tuple{source - sources_.begin(), line, p.location.column};
   };

@@ -1,5 +1,5 @@
-// Collects everything that is wrong with a recipe, so that all of it is reported at once, in the
-// order of the file.
+// Diagnostics collects everything that is wrong with a recipe, so that all of it is reported at
+// once, in the order of the file.
 #pragma once
 #include <initializer_list>
 #include <map>
@@ -12,7 +12,7 @@ namespace mtrain::recipe {
 
 struct SourceLocation {
   std::string source;        // a file, or "override 2"
-  int line = 0, column = 0;  // from 1; 0: not in a file
+  int line = 0, column = 0;  // counted from 1; 0 if the source is not a file
   std::string str() const;   // "recipe.yaml:3:5", "override 2"
   bool known() const { return !source.empty(); }
 };
@@ -28,33 +28,35 @@ struct Diagnostic {
 
 class Diagnostics {
  public:
-  // A mistake that stops the run. `field` is a path such as "optimizer.lr"; its place in the recipe
-  // is looked up.
+  // Adds an error, which stops the run. `field` is a path such as "optimizer.lr"; its place in the
+  // recipe is looked up.
   void add(std::string_view field, std::string reason, std::string hint = "");
   void warn(std::string_view field, std::string reason, std::string hint = "");
-  // A value of `auto` that was chosen, or something adapted, without being asked.
+  // Notes a choice that mtrain made for the user: the value of an `auto`, or an adapted value.
   void resolved(std::string_view field, std::string reason);
   void add_at(Severity severity, SourceLocation location, std::string_view field,
               std::string reason, std::string hint = "");
 
-  // A rule over several fields: reported at the first of `fields` when `ok` is false, at the place
-  // of the first one that the recipe sets. Silent if one of them is already wrong in itself, for
-  // then `ok` was computed from a default.
+  // Checks a rule over several fields. If `ok` is false, adds an error for the first of `fields`,
+  // at the place of the first of them that the recipe sets. Adds nothing if one of the fields has
+  // an error of its own, since `ok` was then computed from its default.
   void require(bool ok, std::initializer_list<std::string_view> fields, std::string reason,
                std::string hint = "");
+  // Whether none of the fields has an error of its own.
   bool sound(std::initializer_list<std::string_view> fields) const;
-  bool reported(std::string_view field) const;  // whether an error stands at this field
+  bool reported(std::string_view field) const;  // whether there is an error for this field
 
-  // Where a field is set, and the order in which sources are reported.
+  // Notes where a field or a section is set.
   void set_location(std::string_view field, SourceLocation location);
-  SourceLocation location_of(
-      std::string_view field) const;  // of the field, else of the section around it
+  // Returns the place of the field, or else that of the nearest section around it.
+  SourceLocation location_of(std::string_view field) const;
+  // Sources are reported in the order in which they are added.
   void add_source(const std::string& source);
 
   bool has_errors() const;
   std::vector<Diagnostic> sorted() const;     // by source and line
-  std::string text(Severity severity) const;  // one paragraph per problem of that severity
-  void throw_if_errors() const;               // one UserError with all errors
+  std::string text(Severity severity) const;  // a paragraph for each of that severity
+  void throw_if_errors() const;               // throws one UserError with all errors
 
  private:
   std::vector<Diagnostic> diagnostics_;

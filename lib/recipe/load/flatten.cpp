@@ -28,7 +28,7 @@ bool is_hydra_key(std::string_view key) {
   return key == "_target_" || key == "_recursive_" || key == "_convert_";
 }
 
-// What two spellings of a field say is compared as the field's type would read it.
+// Compares what two spellings of a field say, as the field's type reads them.
 bool same_value(const RawSetting& a, const RawSetting& b) {
   Recipe x, y;
   ValueError c;
@@ -38,7 +38,8 @@ bool same_value(const RawSetting& a, const RawSetting& b) {
   return a.row->show(x) == b.row->show(y);
 }
 
-// no_align_param_gather: true, as the flags of Megatron have it, is align_param_gather: false.
+// Returns the row that a negated name sets: Megatron's no_align_param_gather: true means
+// align_param_gather: false. Returns null if there is none.
 const SchemaRow* negated_row(const std::string& path) {
   const auto word = last_word(path);
   for (std::string_view prefix : {"no_", "disable_"}) {

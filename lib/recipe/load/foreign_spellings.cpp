@@ -1,4 +1,4 @@
-// Names of other systems that say the same in other units or words.
+// Lists names of other systems whose values are in other units or words than ours.
 #include <charconv>
 
 #include <fmt/core.h>

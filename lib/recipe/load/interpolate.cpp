@@ -22,7 +22,8 @@ class Interpolator {
   Interpolator(RawSettings& given, const Recipe& defaults, Diagnostics& diagnostics)
       : given_(given), defaults_(defaults), diagnostics_(diagnostics) {}
 
-  // Leaves a field's node without ${...}, or reports why that cannot be and leaves the field unset.
+  // Replaces every ${...} in a field's node. If one cannot be replaced, says why and leaves the
+  // field unset.
   bool field(const std::string& path) {
     const auto at = given_.fields.find(path);
     if (at == given_.fields.end() || done_.count(path)) return true;
@@ -40,7 +41,7 @@ class Interpolator {
 
  private:
   bool fail(std::string reason, std::string hint) {
-    // A field whose reference failed is reported once, where the failing reference stands.
+    // A failure is reported once, for the field that holds the failing reference.
     diagnostics_.add_at(Severity::error, current_->location, current_->row->path, std::move(reason),
                         std::move(hint));
     return false;

@@ -33,7 +33,8 @@ void read_into(const RawSetting& g, Recipe& recipe, Diagnostics& diagnostics) {
   diagnostics.add_at(Severity::error, g.location, g.row->path, c.reason + name, c.hint);
 }
 
-// The architecture goes first, for it decides what the other fields of the model are by default.
+// Reads the architecture before all other fields, since it decides the defaults of the model's
+// fields.
 void apply_architecture(RawSettings& given, Recipe& recipe, Diagnostics& diagnostics) {
   interpolate_field("model.architecture", given, recipe, diagnostics);
   const auto at = given.fields.find("model.architecture");
@@ -60,8 +61,8 @@ Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnost
   return recipe;
 }
 
-// The text of a file; nothing, and a problem at `asked_at` or the file itself, when it cannot be
-// had.
+// Returns the text of a file. If it cannot be read, returns nothing and adds an error at
+// `asked_at`, or at the file itself if `asked_at` is not known.
 std::optional<std::string> read_text(const std::string& path, const SourceLocation& asked_at,
                                      Diagnostics& diagnostics) {
   std::error_code ignored;
@@ -98,12 +99,12 @@ std::optional<std::string> read_text(const std::string& path, const SourceLocati
   }
 }
 
-// Reads recipes and, before them, what they are based on.
+// Reads recipes and, before them, the recipes on which they are based.
 class Reader {
  public:
   explicit Reader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
 
-  // False if there is no tree at all.
+  // Returns false if the text is not YAML.
   bool read(const std::string& text, const std::string& name, RawSettings& given) {
     diagnostics_.add_source(name);
     Node root;
@@ -121,8 +122,8 @@ class Reader {
   }
 
  private:
-  // `base: other.yaml`, or a list of which the later win; paths start at the folder of the file
-  // that names them.
+  // Reads `base: other.yaml`, or a list of recipes of which the later win. Paths start at the
+  // folder of the file that names them.
   void read_bases(Node& root, const std::string& name, RawSettings& given) {
     const auto key = std::find_if(root.keys.begin(), root.keys.end(),
                                   [](const Node::Key& k) { return k.name == "base"; });

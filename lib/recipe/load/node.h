@@ -1,4 +1,5 @@
-// A recipe as text says it, before any schema: scalars, lists and mappings, each with its place.
+// Node is the tree of a YAML document before a schema gives it meaning: scalars, lists and
+// mappings, each with its place in the text.
 #pragma once
 #include <string>
 #include <string_view>
@@ -16,21 +17,22 @@ struct Node {
   enum class Kind { null, scalar, list, map };
 
   Kind kind = Kind::null;
-  std::string text;     // of a scalar
+  std::string text;     // the text of a scalar
   bool quoted = false;  // a quoted scalar is text, whatever it looks like
   SourceLocation location;
-  std::vector<Node> items;  // of a list; the values of a mapping
-  std::vector<Key> keys;    // of a mapping: items[i] belongs to keys[i]
+  std::vector<Node> items;  // the items of a list, or the values of a mapping
+  std::vector<Key> keys;    // the keys of a mapping; items[i] belongs to keys[i]
 
   // null, none, None and ~ mean "not set".
   bool unset() const;
 };
 
-// Parses one YAML document. Syntax mistakes go to `problems`; false if there is no usable tree.
+// Parses one YAML document. Syntax errors go to `diagnostics`. Returns false if `out` cannot be
+// used.
 bool parse_yaml(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                 Node& out);
 
-// Parses the value of an override, which has no lines of its own: every place is `source`.
+// Parses the value of an override. It has no lines, so that the place of every node is `source`.
 bool parse_override_value(const std::string& text, const std::string& source,
                           std::string_view field, Diagnostics& diagnostics, Node& out);
 

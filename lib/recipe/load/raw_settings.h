@@ -1,5 +1,5 @@
-// What the files and overrides set, before it is read by type: one entry per field, the last one
-// that counts.
+// RawSettings holds what files and overrides set, before values are read by their types. It has one
+// entry per field; later sources replace it.
 #pragma once
 #include <functional>
 #include <map>
@@ -15,7 +15,7 @@ namespace mtrain::recipe {
 
 struct RawSetting {
   const SchemaRow* row;
-  std::string spelling;  // the name that was written
+  std::string spelling;  // the name under which the field was written
   SourceLocation location;
   Node node;
   Origin origin;
@@ -23,31 +23,31 @@ struct RawSetting {
 
 struct RawSettings {
   std::map<std::string, RawSetting, std::less<>> fields;  // by the field's own path
-  std::set<std::string, std::less<>> sections;            // that are written, be it empty
+  std::set<std::string, std::less<>> sections;            // sections that are written, empty too
 
-  void merge(RawSettings&& over);  // what `over` says wins
+  void merge(RawSettings&& over);  // entries of `over` win
 };
 
-// Dashes become underscores; a leading "cfg." is dropped.
+// Replaces dashes by underscores and drops a leading "cfg.".
 std::string normalize_path(std::string_view path);
 
-// The fields that a tree of sections sets.
+// Returns the fields that a tree of sections sets.
 RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnostics);
 
-// "path=value" or "~path", on top of `given`. `source` names the override in messages.
+// Applies "path=value" or "~path" to `given`. Messages call the override `source`.
 void apply_override(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                     RawSettings& given);
 
-// Replaces ${env:NAME}, ${env:NAME,default} and ${section.field} in all values; `defaults` answers
-// for fields that nobody sets.
+// Replaces ${env:NAME}, ${env:NAME,default} and ${section.field} in all values. A field that nobody
+// sets has its value in `defaults`.
 void interpolate(RawSettings& given, const Recipe& defaults, Diagnostics& diagnostics);
 void interpolate_field(std::string_view path, RawSettings& given, const Recipe& defaults,
                        Diagnostics& diagnostics);
 
-// A spelling whose value is written in another way than the field's own.
+// A name of another system whose value must be converted to that of the field `target`.
 struct ForeignSpelling {
   std::string_view path, target;
-  // The text for the target; empty: there is nothing to set.
+  // Returns the text for the target; an empty text sets nothing.
   std::string (*convert)(const std::string& text);
 };
 const std::vector<ForeignSpelling>& foreign_spellings();

@@ -1,5 +1,5 @@
-// Values that follow from other fields. Each is marked as derived, so that printing the recipe
-// shows what was chosen.
+// Fills in values that follow from other fields. Each is marked as derived, so that the printed
+// recipe shows what was chosen.
 #include <algorithm>
 
 #include "base/math.h"
@@ -54,7 +54,7 @@ void derive(Recipe& r, const char* path, std::optional<T>& field, T value) {
   r.origins[path] = Origin::derived;
 }
 
-// A policy of fsdp2 that names the weights' type alone decides the precision.
+// Derives the precision from the type of the weights, if the recipe names only that.
 void derive_precision(Recipe& r, Diagnostics& diagnostics) {
   const auto& policy = r.distributed.mp_policy.param_dtype;
   const auto& type = policy ? policy : r.mixed_precision.params_dtype;
@@ -69,7 +69,8 @@ void derive_precision(Recipe& r, Diagnostics& diagnostics) {
                        std::string(enum_name(name)) + ", because the weights' type is given");
 }
 
-// mp_policy's name for the same choice, which reduces in the weights' type unless told otherwise.
+// Derives grad_reduce_in_fp32 from mp_policy.reduce_dtype. Under fsdp2 gradients are reduced in the
+// weights' type unless the recipe says otherwise.
 void derive_reduction(Recipe& r) {
   const auto& type = r.distributed.mp_policy.reduce_dtype;
   const bool fsdp2 = r.distributed.strategy == Strategy::fsdp2;
@@ -85,8 +86,7 @@ void derive_reduction(Recipe& r) {
 void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
-  // A hidden size that does not divide is reported by validation; head_dim() rounds down until
-  // then.
+  // The rules report a hidden size that the heads do not divide; here the division rounds down.
   derive(r, "model.kv_channels", m.kv_channels,
          std::max<int64_t>(1, m.hidden_size / m.num_attention_heads));
   derive(r, "model.ffn_hidden_size", m.ffn_hidden_size, m.ffn_size());
@@ -109,7 +109,7 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
   if (r.recompute.granularity == RecomputeGranularity::full) {
     derive(r, "recompute.method", r.recompute.method, RecomputeMethod::uniform);
-    // block needs a number: which layers to spare is the user's choice.
+    // For `block` the user chooses how many layers are recomputed; a rule asks for the number.
     if (r.recompute.method == RecomputeMethod::uniform)
       derive(r, "recompute.num_layers", r.recompute.num_layers, int64_t{1});
   }

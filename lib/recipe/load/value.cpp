@@ -41,8 +41,7 @@ bool refuse(const Node& node, const char* expected, const char* hint, ValueError
   return false;
 }
 
-// Digits with single underscores between them lose the underscores: 1_000 is 1000, as YAML 1.1 has
-// it.
+// Removes single underscores between digits: 1_000 is 1000, as in YAML 1.1.
 std::string without_underscores(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -124,7 +123,8 @@ bool read_value(const Node& node, const FieldOptions&, bool& out, ValueError& c)
   return refuse(node, "true or false", "write true or false, without quotes", c);
 }
 
-// Of a number whose field names no limit: sums and products of a few stay within 64 bits.
+// The limit of a number whose field names none. Sums and products of a few such numbers stay within
+// 64 bits.
 constexpr double kMaxWhole = double(1ll << 40);
 
 bool read_value(const Node& node, const FieldOptions& options, int64_t& out, ValueError& c) {

@@ -1,5 +1,5 @@
-// Reading and printing one value by its type. Types are few, so each has one table of functions and
-// a field's row points to it.
+// Reads and prints one value by its type. Each type has one table of functions (TypeOps), to which
+// the rows of its fields point.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -25,12 +25,13 @@ struct TypeInfo {
   enum class Kind { boolean, integer, number, text, choice, list, mapping };
   Kind kind = Kind::text;
   bool may_be_none = false, may_be_auto = false;
-  std::vector<std::string> choices;  // of an enumeration, or of a list's items
-  std::vector<std::string> shown;    // the first name of each
-  Kind item = Kind::text;            // of a list
+  std::vector<std::string> choices;  // all names of an enumeration, or of a list's items
+  std::vector<std::string> shown;    // the first name of each value
+  Kind item = Kind::text;            // kind of a list's items
   std::string str() const;           // "integer or none"
 };
 
+// Read a node into `out`. They return false and describe the mistake in `c` if they cannot.
 bool read_value(const Node& node, const FieldOptions& options, bool& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, int64_t& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, double& out, ValueError& c);
@@ -42,13 +43,13 @@ bool read_value(const Node& node, const FieldOptions& options, TpOverlapConfig& 
 std::string show_value(bool value);
 std::string show_value(int64_t value);
 std::string show_value(double value);
-std::string show_value(const std::string& value);  // quoted where YAML would read something else
+std::string show_value(const std::string& value);  // quoted if YAML would read something else
 std::string show_value(const std::map<std::string, std::string>& value);
 std::string show_value(const TpOverlapConfig& value);
 
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages
 std::string fold_name(std::string_view name);  // lower case without dashes and underscores
-// Index of the choice that `node` names, or -1 with a complaint that lists them.
+// Returns the index of the choice that `node` names, or -1; `c` then lists the choices.
 int read_choice(const Node& node, const std::vector<std::string>& choices,
                 const std::vector<std::string>& shown, ValueError& c);
 
@@ -76,7 +77,7 @@ requires std::is_enum_v<E> std::vector<std::string> choice_names() {
   return names;
 }
 
-// Each value once, under its first name.
+// Returns each value once, under its first name.
 template <class E>
 requires std::is_enum_v<E> std::vector<std::string> shown_names() {
   std::vector<std::string> names;
@@ -185,7 +186,7 @@ template <class T>
 const TypeOps* type_ops() {
   static const TypeOps ops{
       [](const Node& node, const FieldOptions& options, void* out, ValueError& c) {
-        T value = *static_cast<T*>(out);  // untouched when the value is refused
+        T value = *static_cast<T*>(out);  // `out` stays as it is when the value is refused
         if (!mtrain::recipe::read(node, options, value, c)) return false;
         *static_cast<T*>(out) = value;
         return true;

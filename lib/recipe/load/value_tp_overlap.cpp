@@ -1,4 +1,4 @@
-// comm_overlap.tp_comm_overlap_cfg is either a name or a mapping, so it reads and prints itself.
+// Reads and prints comm_overlap.tp_comm_overlap_cfg, which is either a name or a mapping.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -25,10 +25,9 @@ bool read_preset(const Node& node, TpOverlapConfig& out, ValueError& c) {
   for (const auto& preset : tp_overlap_presets()) names.emplace_back(preset.name);
   const std::string meant = nearest(node.text, names);
   c.reason = fmt::format("there is no preset `{}`", node.text);
-  c.hint =
-      meant.empty()
-          ? fmt::format("the presets are named like {}; or give a mapping per product", names[0])
-          : fmt::format("did you mean `{}`?", meant);
+  c.hint = meant.empty()
+               ? fmt::format("the presets are named like {}; or give a mapping per GEMM", names[0])
+               : fmt::format("did you mean `{}`?", meant);
   return false;
 }
 
@@ -119,7 +118,7 @@ bool read_value(const Node& node, const FieldOptions&, TpOverlapConfig& out, Val
     if (!tp_overlap_default(name, gemm)) {
       const std::string meant = nearest(name, {kTpOverlapGemms.begin(), kTpOverlapGemms.end()});
       c.reason = fmt::format("there is no product `{}`", name);
-      c.hint = meant.empty() ? "products are named qkv_fprop, qkv_dgrad, qkv_wgrad, proj_fprop, ..."
+      c.hint = meant.empty() ? "GEMMs are named qkv_fprop, qkv_dgrad, qkv_wgrad, proj_fprop, ..."
                              : fmt::format("did you mean `{}`?", meant);
       return false;
     }

@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kMaxBytes = 1 << 20, kMaxNodes = 20000, kMaxDepth = 32;
 
-struct Refused {};  // the tree would be too large; already reported
+struct Refused {};  // thrown for a tree that cannot be built, after the reason has been reported
 
 size_t count_nodes(const Node& node) {
   size_t n = 1;
@@ -83,7 +83,8 @@ class Builder : public YAML::EventHandler {
   struct Frame {
     Node node;
     YAML::anchor_t anchor = 0;
-    bool has_key = false, skip = false;  // skip: the value of a repeated key
+    bool has_key = false;  // the next node is a value
+    bool skip = false;     // the next value belongs to a repeated key
   };
 
   SourceLocation location(const YAML::Mark& mark) const {
@@ -168,7 +169,7 @@ class Builder : public YAML::EventHandler {
     parent.node.keys.push_back({name, key.location});
   }
 
-  // `<<: *anchor` adds what the mapping itself does not have.
+  // `<<: *anchor` adds the keys that the mapping itself does not have.
   static void merge(Node& map) {
     const auto at = std::find_if(map.keys.begin(), map.keys.end(),
                                  [](const Node::Key& k) { return k.name == "<<"; });
@@ -201,7 +202,7 @@ class Builder : public YAML::EventHandler {
   size_t nodes_ = 0;
 };
 
-// What the parser calls a mistake, in words that help.
+// Returns a hint for a message of the YAML parser.
 std::string hint_for(const std::string& message) {
   const auto has = [&](const char* part) { return message.find(part) != std::string::npos; };
   if (has("illegal map value"))
@@ -221,8 +222,8 @@ std::string hint_for(const std::string& message) {
   return "check the indentation and the quotes around this line";
 }
 
-// Characters that YAML refuses or that hide: reported before parsing, because the parser's own
-// place is often off.
+// Reports characters that YAML refuses or that cannot be seen. This comes before parsing, because
+// the parser often names another place.
 bool clean_text(const std::string& text, const std::string& source, Diagnostics& diagnostics) {
   if (text.size() > kMaxBytes) {
     diagnostics.add_at(

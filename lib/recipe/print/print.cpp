@@ -36,16 +36,14 @@ const char* origin_name(Origin origin) {
   }
   return "?";
 }
-}  // namespace
 
-namespace {
-// What the recipe's layout does not read is left out: naming it would be refused or warned about
-// when the text is loaded.
+// Whether the recipe's layout and strategy read the field. Other fields are not printed, since they
+// would be refused or warned about when the text is loaded.
 bool in_force(const SchemaRow& row, const Recipe& r) {
   const auto below = [&](const char* section) { return row.path.rfind(section, 0) == 0; };
   if (below("distributed.pipeline.") && r.distributed.pp_size == 1) return false;
   if (below("distributed.moe.") && r.distributed.ep_size == 1) return false;
-  // Its presence alone decides the size of buckets.
+  // The presence of this section alone decides the size of buckets.
   if (below("comm_overlap.") && !r.given_section("comm_overlap")) return false;
   return belongs_to_strategy(row, r);
 }

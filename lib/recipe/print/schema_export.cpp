@@ -59,7 +59,7 @@ std::string json_plain_type(TypeInfo::Kind kind, const TypeInfo& info,
   return "";
 }
 
-// A field's own type, or null, or a reference such as ${train.steps}.
+// Accepts the field's own type, null, or a reference such as ${train.steps}.
 std::string json_type(const SchemaRow& row) {
   const TypeInfo info = row.ops->info();
   std::string any;
@@ -75,7 +75,7 @@ std::string json_type(const SchemaRow& row) {
   return "\"anyOf\": [" + any + "]";
 }
 
-// The keys as a tree, in the order in which they were added.
+// A tree of keys, in the order in which they were added.
 struct Branch {
   std::string name, body;  // body: of a leaf, the inside of its JSON object
   std::string help, shorthand;
@@ -200,7 +200,7 @@ std::string schema_json() {
   for (const auto& conversion : foreign_spellings())
     root.at(conversion.path).body =
         fmt::format("\"description\": {}", json_string(fmt::format("sets {}", conversion.target)));
-  // The head of the document goes inside the root's own braces.
+  // The $schema line stands inside the braces of the root.
   return "{\"$schema\": \"http://json-schema.org/draft-07/schema#\", " + root.json(0).substr(1) +
          "\n";
 }

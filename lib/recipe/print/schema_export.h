@@ -1,19 +1,19 @@
-// The schema as documents: for editors, for reading, and for one question.
+// Writes the schema as documents: JSON for editors, Markdown for people, or one entry of it.
 #pragma once
 #include <string>
 #include <string_view>
 
 namespace mtrain::recipe {
 
-// A JSON Schema (draft 7) of recipes, with every accepted spelling; editors complete and check by
-// it.
+// Returns a JSON Schema (draft 7) of recipes with every accepted name. Editors complete and check
+// recipes with it.
 std::string schema_json();
 
-// One table per section: field, type, default, meaning, other spellings.
+// Returns one table per section, with the columns field, type, default, meaning and other names.
 std::string schema_markdown();
 
-// A field or a section, by any of its names. Throws UserError, with the nearest name, if there is
-// none.
+// Describes a field or a section, which may be given by any of its names. Throws UserError with the
+// nearest name if there is none.
 std::string explain(std::string_view path);
 
 }  // namespace mtrain::recipe

@@ -1,4 +1,4 @@
-// debug: checks that cost time, and records for a closer look.
+// debug: checks that cost time, traces, and ways to make a run slow or fail on purpose.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace mtrain::recipe {
 
-// A rank that fails on purpose, in the middle of a launch: to see what a job makes of it.
+// A rank that fails on purpose in the middle of a launch, to see how the job reacts.
 struct FaultConfig {
   std::optional<std::string> at;
   int64_t rank = 0, step = 1;
@@ -22,9 +22,10 @@ struct FaultConfig {
       Field{"rank", &FaultConfig::rank, "the rank that fails", {.min = 0}},
       Field{"step",
             &FaultConfig::step,
-            "in which step; only before the job starts again",
+            "the step in which it fails; not after the job has started again",
             {.min = 1}},
-      Field{"kill", &FaultConfig::kill, "its process is killed; false: it is stopped, and hangs"}};
+      Field{"kill", &FaultConfig::kill,
+            "true kills the rank's process; false stops it, so that it hangs"}};
 };
 
 struct DebugConfig {
@@ -39,9 +40,10 @@ struct DebugConfig {
       Field{"stream_sanitizer", &DebugConfig::stream_sanitizer,
             "report two accesses of a buffer that no event orders"},
       Field{"trace", &DebugConfig::trace, "write a Chrome / Perfetto trace to this file"},
-      Field{"deterministic", &DebugConfig::deterministic,
-            "bitwise equal runs on GPUs, too, and bf16 products on CPUs that do not use their bf16 "
-            "instructions; slower"},
+      Field{
+          "deterministic", &DebugConfig::deterministic,
+          "bitwise equal runs on GPUs, too, and bf16 GEMMs that use no bf16 instructions on CPUs; "
+          "slower"},
       Field{"strict", &DebugConfig::strict,
             "refuse an overlap that cannot be active; false turns it off with a warning"},
       Field{"check_nan", &DebugConfig::check_nan,
@@ -51,8 +53,8 @@ struct DebugConfig {
             "than bf16"},
       Field{"compute_slowdown",
             &DebugConfig::compute_slowdown,
-            "computations on the CPU take so many times as long, asleep for the rest: shows on few "
-            "cores how ranks with a core each overlap (of one thread: train.threads=1)",
+            "computations on the CPU take this many times as long and sleep for the rest, which "
+            "shows on few cores how ranks with a core each overlap; meant for train.threads=1",
             {.min = 1}},
       Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
 };

@@ -126,7 +126,7 @@ struct PipelineConfig {
             {.aliases = "model.pipeline_model_parallel_layout"}}};
 };
 
-// fsdp2: element types of the shards' communication and compute.
+// Element types of communication and compute under fsdp2.
 struct MpPolicyConfig {
   Auto<ElementType> param_dtype, reduce_dtype, output_dtype;
   bool cast_forward_inputs = true;
@@ -141,7 +141,7 @@ struct MpPolicyConfig {
             "cast a unit's inputs to param_dtype"}};
 };
 
-// fsdp2 with experts spread over ranks.
+// Settings of fsdp2 for models whose experts are spread over ranks.
 struct MoeParallelConfig {
   bool reshard_after_forward = false, ignore_router_for_ac = false, wrap_outer_model = true;
   std::optional<ElementType> lm_head_precision;
@@ -205,11 +205,11 @@ struct DistributedConfig {
              .max = 1 << 16}},
       Field{"dp_size",
             &DistributedConfig::dp_size,
-            "copies of the data pipeline; what is left of the world unless set",
+            "ranks that read different samples; what is left of the world unless set",
             {.unit = "ranks", .min = 1, .max = 1 << 24}},
       Field{"dp_replicate_size",
             &DistributedConfig::dp_replicate_size,
-            "fsdp2: shard within dp_size / this, replicate across",
+            "fsdp2: shard within groups of dp_size / this ranks, and replicate across groups",
             {.unit = "ranks", .min = 1, .max = 1 << 24, .strategies = "fsdp2"}},
       Field{"vpp_size",
             &DistributedConfig::vpp_size,

@@ -1,5 +1,6 @@
-// The row of a setting: its name, place in the section's struct and help, written once beside the
-// member. Parsing, printing, the schema and the suggestions for misspelt keys all read these rows.
+// A Field is the row of a setting: its name, its member in the section's struct and its help. It is
+// written once, beside the member. Parsing, printing, the schema and the suggestions for misspelt
+// keys all read these rows.
 #pragma once
 #include <limits>
 #include <optional>
@@ -14,9 +15,9 @@ struct FieldOptions {
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;  // min itself is refused
   bool below_max = false;  // max itself is refused
-  // Of a section: `section: x` means `section: {shorthand: x}`.
+  // For the row of a section: `section: x` means `section: {shorthand: x}`.
   std::string_view shorthand = {};
-  std::string_view strategies = {};  // the only ones it belongs to, separated by blanks
+  std::string_view strategies = {};  // the only strategies that read it, separated by blanks
   std::string_view auto_word = {};   // another word for `auto`
 };
 
@@ -32,14 +33,14 @@ struct Field {
       : name(its_name), member(its_member), help(its_help), options(its_options) {}
 };
 
-// A value that mtrain chooses unless the recipe does. Printed as `auto` while it is empty.
+// A value that mtrain chooses unless the recipe does. An empty one is printed as `auto`.
 template <class T>
 struct Auto : std::optional<T> {
   using std::optional<T>::optional;
 };
 
-// An enumeration lists its names in `constexpr auto enum_names(E)`; the first name of a value is
-// the one printed. Names are compared without case, dashes and underscores.
+// An enumeration lists its names in `constexpr auto enum_names(E)`. A value is printed by the first
+// of its names. Names are compared without regard to case, dashes and underscores.
 template <class E>
 struct EnumName {
   E value;

@@ -160,7 +160,7 @@ struct ModelConfig {
   std::optional<int64_t> window_size;
   MoeConfig moe;
 
-  // What an unset size means; a loaded recipe has them filled in.
+  // Sizes with their defaults for those that are unset; a loaded recipe has all of them set.
   int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
   int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
   bool gated() const { return activation == Activation::swiglu; }
@@ -262,7 +262,7 @@ struct ModelConfig {
       Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};
 };
 
-// The published choices of the family (norm, positions, biases); sizes stay at the defaults.
+// Returns the published choices of the family (norm, positions, biases). Sizes keep their defaults.
 ModelConfig model_defaults(Architecture architecture);
 
 }  // namespace mtrain::recipe

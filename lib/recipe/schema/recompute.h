@@ -12,8 +12,8 @@ namespace mtrain::recipe {
 
 enum class RecomputeGranularity { none, full, selective };
 constexpr auto enum_names(RecomputeGranularity) {
-  using R =
-      RecomputeGranularity;  // the words after the third are those of activation_checkpointing
+  // The names after the third are those of distributed.activation_checkpointing.
+  using R = RecomputeGranularity;
   return std::array{EnumName{R::none, "none"},
                     EnumName{R::full, "full"},
                     EnumName{R::selective, "selective"},

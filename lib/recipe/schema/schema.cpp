@@ -21,7 +21,7 @@ struct Schema {
   std::vector<SchemaSection> sections;
   std::map<std::string, size_t, std::less<>> by_path;  // own paths and aliases
   std::set<std::string, std::less<>> prefixes;
-  std::vector<std::string> also_written;  // spellings with a conversion
+  std::vector<std::string> also_written;  // names whose values are converted
 
   template <class Section, class Get>
   void add_fields(const std::string& prefix, Get get) {
@@ -69,7 +69,7 @@ struct Schema {
   }
 };
 
-// The candidate that begins almost like `word`: hiden -> hidden_size.
+// Returns the candidate that begins almost like `word`: hidden_size for hiden.
 std::string nearest_start(std::string_view word, const std::vector<std::string>& candidates) {
   if (word.size() < 4) return {};
   std::vector<std::string> starts;
@@ -99,16 +99,13 @@ std::vector<std::string> SchemaRow::aliases() const {
   return list;
 }
 
-// `at` needs a mutable recipe to serve reading and writing alike; these only read through it.
+// `at` takes a mutable recipe, since it serves reading and writing. show() only reads
+// through the pointer to a const recipe.
 std::string SchemaRow::show(const Recipe& recipe) const {
   return ops->show(at(const_cast<Recipe&>(recipe)));
 }
 
 std::string SchemaRow::show_default() const { return show(defaults()); }
-
-void SchemaRow::reset(Recipe& recipe) const {
-  ops->copy(at(recipe), at(const_cast<Recipe&>(defaults())));
-}
 
 const std::vector<SchemaRow>& schema_rows() { return schema().rows; }
 const std::vector<SchemaSection>& schema_sections() { return schema().sections; }
@@ -131,8 +128,8 @@ std::string nearest_key(std::string_view path) {
   const auto dot = path.rfind('.');
   const std::string parent(dot == std::string_view::npos ? "" : path.substr(0, dot + 1));
   const std::string_view last = dot == std::string_view::npos ? path : path.substr(dot + 1);
-  // First what may stand in the same section, then the same word in any section, then any path that
-  // looks alike.
+  // Look first for a similar key of the same section, then for the same word in any section, then
+  // for any similar path.
   std::vector<std::string> siblings, paths;
   std::string elsewhere;
   const auto consider = [&](const std::string& spelling) {

@@ -1,4 +1,4 @@
-// The schema at run time: one row per field, made from the sections' field tuples.
+// The schema at run time has one row per field, made from the field tuples of the sections.
 #pragma once
 #include <functional>
 #include <string>
@@ -15,12 +15,11 @@ struct SchemaRow {
   std::string_view help;
   FieldOptions options;
   const TypeOps* ops;
-  std::function<void*(Recipe&)> at;
+  std::function<void*(Recipe&)> at;  // the address of the field's value
 
   std::vector<std::string> aliases() const;
   std::string show(const Recipe& recipe) const;
   std::string show_default() const;
-  void reset(Recipe& recipe) const;  // to the default
 };
 
 struct SchemaSection {
@@ -32,17 +31,18 @@ struct SchemaSection {
 const std::vector<SchemaRow>& schema_rows();  // in the order of the structs
 const std::vector<SchemaSection>& schema_sections();
 
-const SchemaRow* find_row(std::string_view path);  // by its own path or an alias; null if unknown
+// Finds a field by its own path or an alias; returns null if there is none.
+const SchemaRow* find_row(std::string_view path);
 const SchemaSection* find_section(std::string_view path);
-// Whether some spelling of a field lies below `path`, so that a mapping may stand there.
+// Whether some name of a field lies below `path`, so that a recipe may have a mapping there.
 bool is_section_path(std::string_view path);
 
-// The strategies that read the field, with a blank between them; empty where all do.
+// Returns the strategies that read the field, separated by blanks; empty if all do.
 std::string strategies_of(const SchemaRow& row);
 // Whether the recipe's strategy reads the field at all.
 bool belongs_to_strategy(const SchemaRow& row, const Recipe& recipe);
 
-// The key that was probably meant, as a full path; empty if none is close.
+// Returns the full path of the key that was probably meant; empty if none is close.
 std::string nearest_key(std::string_view path);
 
 }  // namespace mtrain::recipe

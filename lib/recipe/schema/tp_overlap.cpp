@@ -1,5 +1,5 @@
-// Named settings of tensor-parallel overlap, each tuned for one model size on one GPU. The figures
-// are those Megatron-Bridge publishes under the same names.
+// Presets of tensor-parallel overlap, each tuned for one model size on one GPU. The figures are
+// those that Megatron-Bridge publishes under the same names.
 #include "recipe/schema/tp_overlap.h"
 
 #include <algorithm>
@@ -42,8 +42,8 @@ constexpr TpOverlapPreset make(std::string_view name, std::string_view precision
   return preset;
 }
 
-// In the order of kTpOverlapGemms: qkv forward, dgrad, wgrad; proj forward, dgrad; fc1 as qkv; fc2
-// as proj.
+// The entries of a preset have the order of kTpOverlapGemms: qkv forward, dgrad, wgrad; proj
+// forward, dgrad; fc1 as qkv; fc2 as proj.
 constexpr std::array kPresets{
     make("userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192", "bf16", "h100", 8192, 4, 1, 1, 8192,
          false,

@@ -1,4 +1,5 @@
-// How the communication of tensor parallelism hides behind each matrix product of a layer.
+// comm_overlap.tp_comm_overlap_cfg says how the communication of tensor parallelism hides behind
+// each GEMM of a layer.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -30,20 +31,20 @@ inline constexpr std::array<std::string_view, 10> kTpOverlapGemms{
     "qkv_fprop", "qkv_dgrad", "qkv_wgrad", "proj_fprop", "proj_dgrad",
     "fc1_fprop", "fc1_dgrad", "fc1_wgrad", "fc2_fprop",  "fc2_dgrad"};
 
-// Method and figures of a product that the recipe does not mention; false if there is no product of
-// this name.
+// Sets `out` to the method and figures of a GEMM that the recipe does not mention. Returns false if
+// there is no GEMM of this name.
 bool tp_overlap_default(std::string_view gemm, TpOverlapGemm& out);
 
-// comm_overlap.tp_comm_overlap_cfg: the name of a preset, or entries per product; what has none
-// takes tp_overlap_default().
+// Either the name of a preset, or entries for single GEMMs. A GEMM without an entry takes
+// tp_overlap_default().
 struct TpOverlapConfig {
   std::string preset;
   std::map<std::string, TpOverlapGemm> gemms;
-  std::set<std::string> off;  // products given as none
+  std::set<std::string> off;  // GEMMs that are given as none
   bool empty() const { return preset.empty() && gemms.empty() && off.empty(); }
 };
 
-// A preset with the run it was tuned for.
+// A preset, and the run for which it was tuned.
 struct TpOverlapPreset {
   std::string_view name, precision, gpu;
   int64_t hidden_size, tp_size, cp_size, micro_batch_size, seq_length;

@@ -75,7 +75,8 @@ void run_onednn(const Matmul& m) {
 }
 #endif
 
-// What the user has set stays.
+// Limits both libraries to the instruction set of MTRAIN_CPU_ISA, by variables that the user has
+// not set.
 void cap_libraries() {
   const char* allowed = std::getenv("MTRAIN_CPU_ISA");
   if (!allowed || !*allowed) return;

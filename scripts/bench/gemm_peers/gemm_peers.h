@@ -14,9 +14,9 @@ struct GemmPeer {
   std::function<void(const kernels::Matmul&)> run;  // on the current thread pool
 };
 
-// Those that multiply operands of this type, on no wider an instruction set than MTRAIN_CPU_ISA
-// says. Sets environment variables, which the libraries read once: call it before there are
-// threads.
+// Returns the libraries that multiply operands of this type, limited to the instruction set of
+// MTRAIN_CPU_ISA. Sets environment variables, which the libraries read once: call it before there
+// are threads.
 std::vector<GemmPeer> gemm_peers(DType dtype);
 
 }  // namespace mtrain::bench

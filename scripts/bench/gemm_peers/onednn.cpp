@@ -85,10 +85,10 @@ std::unique_ptr<Prepared> prepare(const Key& k) {
 }
 
 Prepared& prepared(const MatmulArgs& m) {
-  use_one_openmp_thread();  // before the primitive is made: it is built for the thread count it
-                            // sees
-  // Shapes of a training run are few; where they keep changing (packed sequences, experts) the
-  // table starts anew.
+  // A primitive is built for the current number of threads, so this comes before it is made.
+  use_one_openmp_thread();
+  // A training run has few shapes. If shapes keep changing (packed sequences, experts), the table
+  // is cleared when it is full.
   constexpr size_t kMaxShapes = 256;
   thread_local std::map<Key, std::unique_ptr<Prepared>> cache;
   const Key key{m.M,   m.N,       m.K,       m.lda,        m.ldb,

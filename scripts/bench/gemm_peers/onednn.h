@@ -1,5 +1,5 @@
-// oneDNN's matmul on the calling thread alone. Primitives are cached per shape and thread; their
-// scratch is ours.
+// oneDNN's matmul on the calling thread alone. Primitives are cached per shape and thread; we
+// allocate their scratchpad memory.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace mtrain::bench::onednn {
 
-// C (M, N; rows ldc apart) = op(A) op(B) (+ bias_N, fp32) (+ C where accumulate). a_b: both fp32 or
-// both bf16; C fp32 or bf16, always row-major: oneDNN has no fast path for a column-major
-// destination. lda, ldb: row strides as stored.
+// C (M, N; rows ldc apart) = op(A) op(B) (+ bias_N, fp32) (+ C if accumulate). a_b is the type of A
+// and B, fp32 or bf16. C is fp32 or bf16 and always row-major, since oneDNN has no fast path for a
+// column-major destination. lda and ldb are the row strides of A and B as stored.
 struct MatmulArgs {
   const void* a;
   const void* b;
@@ -23,8 +23,8 @@ struct MatmulArgs {
 };
 void run(const MatmulArgs&);
 
-// Whether oneDNN multiplies bf16 natively here (AVX512_BF16 or AMX). Elsewhere it converts in a
-// slow reference implementation.
+// Returns whether this CPU lets oneDNN multiply bf16 natively (AVX512_BF16 or AMX). Otherwise
+// oneDNN takes a slow reference implementation.
 bool has_bf16();
 
 }  // namespace mtrain::bench::onednn

@@ -21,7 +21,7 @@ struct Library {
   std::string core;
 };
 
-// Sets an environment variable for the scope's life.
+// Sets an environment variable as long as the object lives.
 class ScopedVariable {
  public:
   ScopedVariable(const char* name, const char* value) : name_(name) {

@@ -1,5 +1,5 @@
-// A CUDA driver without a GPU: cuDNN loads its engines only beside a driver, and loads what it has
-// compiled into one. Nothing can be run.
+// A CUDA driver without a GPU. cuDNN loads its engines only if there is a driver, and loads the
+// kernels that it has compiled into the driver. No kernel can be run.
 #define MT_FAILING(F)                            \
   F(cuCtxGetCurrent)                             \
   F(cuCtxGetDevice)                              \
@@ -41,7 +41,7 @@
   F(cuKernelSetAttribute)   \
   F(cuLibraryUnload)        \
   F(cuModuleUnload)
-// Of modules, libraries and their kernels: something that is not null.
+// Handles of modules, libraries and kernels, which only must not be null.
 #define MT_GIVING(F)      \
   F(cuLibraryGetKernel)   \
   F(cuLibraryLoadData)    \

@@ -63,7 +63,7 @@ MT_SAME(CudnnAttribute::operation_pointwise_x, CUDNN_ATTR_OPERATION_POINTWISE_XD
 MT_SAME(CudnnAttribute::operation_pointwise_b, CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
 MT_SAME(CudnnAttribute::operation_pointwise_y, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
 MT_SAME(CudnnAttribute::operation_pointwise_t, CUDNN_ATTR_OPERATION_POINTWISE_TDESC);
-// Its name is deprecated, its number not.
+// The name of this constant is deprecated, but not its number.
 static_assert(int(CudnnAttribute::operation_graph_handle) == CUDNN_ATTR_OPERATIONGRAPH_OPS - 1);
 MT_SAME(CudnnAttribute::operation_graph_operations, CUDNN_ATTR_OPERATIONGRAPH_OPS);
 MT_SAME(CudnnAttribute::tensor_byte_alignment, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
@@ -140,7 +140,7 @@ constexpr std::string_view kA100 =
     R"("smClockRateKHz":1410000,"memClockRateKHz":1593000,"pciDeviceId":0,"isTccDriver":0,)"
     R"("supportCoopLaunch":1})";
 
-// A GPU as cuDNN describes one, finalized.
+// A finalized descriptor of a GPU.
 class Described {
  public:
   explicit Described(std::string_view json) {
@@ -156,7 +156,7 @@ class Described {
   ~Described() { cudnn_library().api.destroy_descriptor(descriptor_); }
   Described(const Described&) = delete;
   Described& operator=(const Described&) = delete;
-  // "" where there is a plan, else what cuDNN said.
+  // Returns "" if there is a plan, else what cuDNN said.
   std::string plan(const CudnnAttentionKey& key, int64_t* workspace = nullptr) const {
     try {
       const CudnnPlan plan(cudnn_library().api, {.device_properties = descriptor_},

@@ -1,13 +1,13 @@
-// The device whose kernels a training test is about.
+// The device whose kernels a training test uses: a GPU, or cuda_emulator.
 #pragma once
 #include <cstdint>
 #include <memory>
 
 #include "device/device.h"
 
-// With the stream sanitizer on.
+// Opens the device with the stream sanitizer.
 std::unique_ptr<mtrain::device::Device> device_under_test();
-uint64_t kernels_run();  // so far
-// Whether what kernels took for their launches' time, some of them having run on this device alone,
-// was its memory.
-bool scratch_is_of(const mtrain::device::Device& device);
+uint64_t kernels_run();  // the number of CUDA kernels that have run
+// Returns whether the workspace of all kernels so far came from the launches' workspace on this
+// device. Requires that some kernels have run, and on no other device.
+bool workspace_was_of(const mtrain::device::Device& device);

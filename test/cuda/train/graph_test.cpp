@@ -1,5 +1,5 @@
-// Graphs of CUDA kernels: two streams in one, inputs that change, memory of its own, and what is
-// refused.
+// Tests graphs of CUDA kernels: two streams in one graph, inputs that change, a graph's own memory,
+// and what a capture refuses.
 #include <optional>
 
 #include <catch2/catch.hpp>

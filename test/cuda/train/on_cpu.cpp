@@ -1,4 +1,4 @@
-// A device that says it is a GPU, over cuda_emulator: every operation takes the CUDA way, and finds
+// A device over cuda_emulator that says it is a GPU: every operation takes the CUDA path, and finds
 // the kernels that this program has in place of the library's.
 #include "../../cuda_emulator/grid.h"
 #include "../../unit/graph_testing.h"
@@ -10,8 +10,9 @@ using namespace mtrain;
 
 namespace {
 
-// The CPU's streams, which record graphs, and memory under a GPU's name. Kernels run on the
-// stream's thread; the fibers' engine is for one thread at a time, as a rank's compute stream is.
+// A backend that says it is a GPU, with CPU streams that capture graphs, and the CPU's memory.
+// Kernels run on the thread of their stream. The engine of the fibers serves one thread at a time,
+// which suffices since a rank computes on one stream.
 class GridBackend : public device::DeviceBackend {
  public:
   std::string description() const override { return "a grid on the CPU"; }
@@ -33,12 +34,12 @@ std::unique_ptr<Device> device_under_test() {
   return Device::on(std::make_unique<GridBackend>(), {.stream_sanitizer = true});
 }
 uint64_t kernels_run() { return cpu_grid::grids_run(); }
-bool scratch_is_of(const Device&) {  // as far as it goes here: that every launch has said whose
-  const cpu_grid::ScratchTakes takes = cpu_grid::scratch_takes();
-  return takes.said > 0 && takes.unsaid == 0;
+bool workspace_was_of(const Device&) {  // here: every kernel ran in a launch that gives workspace
+  const cpu_grid::WorkspaceCounts taken = cpu_grid::workspace_counts();
+  return taken.in_scope > 0 && taken.outside == 0;
 }
 
-// The one CUDA kernel that cuda_emulator cannot run: cuBLASLt's.
+// cuda_emulator cannot run the kernels of cuBLASLt, so the CPU's matmul takes their place.
 namespace mtrain::kernels::cuda {
 void run(const Matmul& m, CUstream_st*) { cpu::run(m); }
 }  // namespace mtrain::kernels::cuda

@@ -3,7 +3,7 @@
 using namespace mtrain;
 
 std::unique_ptr<Device> device_under_test() { return Device::cuda(0, {.stream_sanitizer = true}); }
-bool scratch_is_of(const Device& device) {
+bool workspace_was_of(const Device& device) {
   const device::MemoryUsage workspace = device.allocator().usage(device::MemoryCategory::workspace);
   return workspace.peak > 0 && workspace.current == 0;
 }

@@ -1,4 +1,4 @@
-// Whole trainings over the CUDA kernels against the CPU's.
+// Compares whole trainings on the CUDA kernels with trainings on the CPU kernels.
 #include <catch2/catch.hpp>
 
 #include "../../parity/train_testing.h"
@@ -14,7 +14,7 @@ std::vector<double> losses(std::unique_ptr<Device> device, const Recipe& recipe,
   train::Trainer trainer = make_trainer(*device, recipe, std::make_shared<CountingData>());
   std::vector<double> out;
   for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
-  if (device->is_cuda()) REQUIRE(scratch_is_of(*device));
+  if (device->is_cuda()) REQUIRE(workspace_was_of(*device));
   return out;
 }
 std::vector<double> on_cpu(const Recipe& recipe, int64_t steps) {

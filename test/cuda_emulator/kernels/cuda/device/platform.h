@@ -1,4 +1,4 @@
-// Stands in for kernels/cuda/device/platform.h: the same names, on the CPU (grid.h).
+// Stands in for kernels/cuda/device/platform.h: defines the same names on the CPU (grid.h).
 #pragma once
 #include <algorithm>
 #include <cmath>
