@@ -72,10 +72,12 @@ run_as_on() {
 }
 
 # Tests ranks that die, hang and restart under the launcher of the asan build. The ranks themselves are of the release
-# build, since other tests run their code under the sanitizers.
+# build, since other tests run their code under the sanitizers; the
+# launcher finds them on the path.
 run_launcher() {
   local log=build/asan/launch.log status=0
-  test/process/launch_test.sh build/release/apps/mtrain/mtrain build/asan/apps/mtrain-launch/mtrain-launch 2>&1 |
+  PATH=$PWD/build/release/apps/mtrain:$PATH UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+    test/process/launch_test.sh build/release/apps/mtrain/mtrain build/asan/apps/mtrain-launch/mtrain-launch 2>&1 |
     tee "$log" || status=1
   closing_lines+=("asan     launcher: $( ((status == 0)) && echo passed || echo failed)")
   return "$status"

@@ -319,7 +319,8 @@ class Attempt {
     c.error_file = folder_.path / fmt::format("rank-{}.json", c.rank);
     const int out = output(STDOUT_FILENO, c), err = output(STDERR_FILENO, c);
     std::vector<std::string> arguments = o_.command, variables;
-    for (const auto& [name, value] : environment_of(c)) variables.push_back(name + "=" + value);
+    for (const auto& [name, value] : environment_of(c))
+      variables.push_back(fmt::format("{}={}", name, value));
     std::vector<char*> argv, envp;
     for (auto& a : arguments) argv.push_back(a.data());
     for (auto& v : variables) envp.push_back(v.data());

@@ -91,7 +91,7 @@ std::vector<double> run(const std::string& backend, int ranks) {
       const auto store = std::make_shared<comm::Store>("localhost", server.port(), timeout);
       run_rank(*shared_memory_transport(store, rank, ranks, timeout), rank, ranks, cells.data());
     } else {
-      const IgnoreSigpipe pipes;
+      const IgnoreSigpipe ignore_sigpipe;
       const auto transport =
           comm::gloo_transport({"localhost", server.port(), rank, ranks, timeout});
       comm::yield_in_polls(backend == "gloo");
