@@ -72,8 +72,7 @@ run_as_on() {
 }
 
 # Tests ranks that die, hang and restart under the launcher of the asan build. The ranks themselves are of the release
-# build, since other tests run their code under the sanitizers; the
-# launcher finds them on the path.
+# build, since other tests run their code under the sanitizers; the launcher finds them on the path.
 run_launcher() {
   local log=build/asan/launch.log status=0
   PATH=$PWD/build/release/apps/mtrain:$PATH UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
