@@ -207,6 +207,13 @@ class Checks(unittest.TestCase):
                     ("lib/model/gpt.cpp:11", "'is_cuda()'"), known_device_branches=known)
         self.expect({}, notes=[("lib/model/gpt.cpp:1", "is not here any more")], known_device_branches=known)
 
+    def test_namespace_of_another_folder(self):
+        lines = "namespace mtrain::base {\nclass Error;\n}\n\nnamespace mtrain::model {\nint gpt();\n}\n"
+        self.expect({"lib/model/config.h": "#pragma once\n" + lines + "\nnamespace mtrain {\nusing model::gpt;\n}\n",
+                     "lib/base/dtype.h": "#pragma once\nnamespace mtrain {\nint error();\n}\n"})
+        self.expect({"lib/model/config.h": "#pragma once\nnamespace mtrain {\nint gpt();\n}\n"},
+                    ("lib/model/config.h:2", "lib/model is the namespace mtrain::model"))
+
     def test_work_left_behind(self):
         for word in ("TO" "DO", "FIX" "ME", "XX" "X", "not imple" "mented", "Not yet Imple" "mented"):
             with self.subTest(word):

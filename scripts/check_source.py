@@ -4,7 +4,7 @@
   scripts/check_source.py [root]
 
 Backends are chosen by file and not by #if, and code above the layers that know backends does not ask for the kind of
-device. Comments contain no open work, sources contain no path of one machine, and files are small enough to hold one
+device. Each folder of lib is one namespace. Comments contain no open work, sources contain no path of one machine, and files are small enough to hold one
 idea. Rules that need an understanding of C++, such as the size of functions, are clang-tidy's.
 """
 import pathlib
@@ -25,6 +25,9 @@ DEVICE_BRANCH = re.compile(r"\bis_(?:cuda|gpu|cpu)\s*\(\s*\)|\bcase\s+(?:\w+::)*
                            r"|[=!]=\s*(?:\w+::)*Device(?:Choice|Kind)::\w+|\bDevice(?:Choice|Kind)::\w+\s*[=!]=")
 # Exceptions, by file and line of code, with the reason. The list may only become shorter.
 KNOWN_DEVICE_BRANCHES = {}
+# From a namespace's line to the brace that closes it at the beginning of a line.
+NAMESPACE_BLOCK = re.compile(r"^namespace (mtrain[\w:]*) \{(.*?)^\}", re.M | re.S)
+FORWARD = re.compile(r"(?:(?:class|struct|enum class) \w+(?: : [\w:]+)?|using [\w:]+);")
 # Written in pieces, so that these lines are not findings themselves.
 LEFT_BEHIND = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b"
                          r"|\b(?i:not (?:yet )?imple" r"mented|unimple" r"mented)\b")
@@ -76,6 +79,24 @@ def check_device_branches(tree, report, known):
                 report.note(path, 1, f"'{place[1]}' is not here any more: take it off KNOWN_DEVICE_BRANCHES")
 
 
+def check_namespaces(tree, report):
+    for path in tree.cpp("lib"):
+        if len(path.parts) < 3:
+            continue
+        folder = path.parts[1]
+        own = "mtrain" if folder == "base" else f"mtrain::{folder}"
+        text = blank_out(tree.text(path))
+        for match in NAMESPACE_BLOCK.finditer(text):
+            name, body = match[1], match[2]
+            if name == own or name.startswith(own + "::"):
+                continue
+            # Other folders' names may be declared here, and words of the whole house be taken into mtrain.
+            if all(FORWARD.fullmatch(line.strip()) for line in body.split("\n") if line.strip()):
+                continue
+            report.error(path, line_of(text, match.start()),
+                         f"lib/{folder} is the namespace {own}; in {name} it may only declare what others define")
+
+
 def check_text(tree, report):
     for path in tree.files:
         text = tree.text(path)
@@ -111,6 +132,7 @@ def check_sizes(tree, report):
 def check(tree, report, known_device_branches=KNOWN_DEVICE_BRANCHES):
     check_backends(tree, report)
     check_device_branches(tree, report, known_device_branches)
+    check_namespaces(tree, report)
     check_text(tree, report)
     return check_sizes(tree, report)
 
