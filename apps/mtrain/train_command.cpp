@@ -52,11 +52,15 @@ void set_environment(const plan::DevicePlan& device) {
   for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
 }
 
-// Makes the plan and runs it. The tokenizer is opened first, since it may decide the vocabulary.
+// Makes the plan and runs it. The plan is made anew when the vocabulary is known, which the
+// tokenizer may decide; memory depends on it, but nothing that ranks need in order to meet.
 void run(const Recipe& r, const launch::Job& job, bool profile) {
-  const RunPlan plan = plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
+  const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
-  run::run_training(plan, {.job = job, .profile = profile});
+  const auto with_vocabulary = [&] {
+    return plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
+  };
+  run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
 }
 
 void run_train(const Options& o) {

@@ -185,12 +185,14 @@ class Training {
 
 }  // namespace
 
-void run_training(const RunPlan& plan, const RunOptions& options) {
+void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
+                  const RunOptions& options) {
   const IgnoreSigpipe pipes;
   comm::World world = open_world(plan, options.job);
   try {
     const auto start = claim_run_folder(plan.folders, options.job);
-    Training(plan, options, world, start).run();
+    const RunPlan whole = with_vocabulary();
+    Training(whole, options, world, start).run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
     throw;

@@ -1,6 +1,8 @@
 // Runs a training from start to end on one rank: device, data, banner, steps, evaluations,
 // checkpoints, and the log of them.
 #pragma once
+#include <functional>
+
 #include "launch/job.h"
 #include "plan/run_plan.h"
 
@@ -11,9 +13,12 @@ struct RunOptions {
   bool profile = false;  // print the time of each operation at the end
 };
 
-// Runs the plan, which must have a vocabulary and be made for job.size ranks. Returns when
-// train.steps are done, or earlier at a signal, train.exit_interval or train.exit_duration_in_mins.
-// Throws UserError, RunError or CommError.
-void run_training(const RunPlan& plan, const RunOptions& options);
+// Runs a plan for job.size ranks. `plan` may lack the vocabulary: it says how ranks meet.
+// `with_vocabulary` returns the same plan with the vocabulary, for which it may open a tokenizer.
+// It is called once the ranks have met, so that a file that one rank cannot read ends all of them
+// at once. Returns when train.steps are done, or earlier at a signal, train.exit_interval or
+// train.exit_duration_in_mins. Throws UserError, RunError or CommError.
+void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
+                  const RunOptions& options);
 
 }  // namespace mtrain::run

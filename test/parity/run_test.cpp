@@ -74,7 +74,8 @@ struct Lab : TemporaryFolder {
              const std::string& job = "") const {
     launch::Job here{.id = job};
     if (!job.empty()) here.restarts = starts_[run + job]++;
-    run::run_training(plan(run, changes), {.job = here});
+    const RunPlan made = plan(run, changes);
+    run::run_training(made, [&] { return made; }, {.job = here});
   }
   // Makes some steps of a job, and loses its ranks before they have saved.
   void train_and_die(const std::string& run, std::vector<std::string> changes,
@@ -85,7 +86,9 @@ struct Lab : TemporaryFolder {
   // Trains as a later command of the job's newest start.
   void train_again(const std::string& run, const std::vector<std::string>& changes,
                    const std::string& job) const {
-    run::run_training(plan(run, changes), {.job = {.restarts = starts_[run + job] - 1, .id = job}});
+    const RunPlan made = plan(run, changes);
+    run::run_training(made, [&] { return made; },
+                      {.job = {.restarts = starts_[run + job] - 1, .id = job}});
   }
   // Returns where the next start of the job would begin.
   std::string start(const std::string& run, const std::vector<std::string>& changes,

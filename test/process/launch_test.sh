@@ -186,13 +186,13 @@ mkdir "$work/host0" "$work/host1"
 seq 1 50000 >"$work/longer"
 "$mtrain" data build --input "$work/text" --output "$work/host0/data" >/dev/null || fail "data build"
 "$mtrain" data build --input "$work/longer" --output "$work/host1/data" >/dev/null || fail "data build"
-# on_hosts <what> <what rank 0 says> <what rank 1 says>
+# on_hosts <what> <what rank 0 says> <what rank 1 says> [setting...]
 on_hosts() {
   local began=$SECONDS port rank
   port=$(free_port)
   for rank in 0 1; do
     (cd "$work/host$rank" && RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" \
-      --recipe "$work/r.yaml" dataset.train=data train.run_dir=run comm.timeout_s=60 >"$work/out$rank" 2>&1) &
+      --recipe "$work/r.yaml" dataset.train=data train.run_dir=run comm.timeout_s=60 "${@:4}" >"$work/out$rank" 2>&1) &
   done
   wait
   ((SECONDS - began <= 15)) || fail "$1: took $((SECONDS - began)) s"
@@ -203,6 +203,8 @@ on_hosts() {
 }
 on_hosts "other data" "rank 1 has another dataset.train than rank 0" "rank 1 has another dataset.train than rank 0"
 [[ ! -e $work/host0/run/metrics.jsonl ]] || fail "other data: training began"
+cp "$(dirname "${BASH_SOURCE[0]}")/../golden/tokenizer/contiguous.json" "$work/host0/tokenizer.json"
+on_hosts "no tokenizer" "rank 1" "no tokenizer at tokenizer.json" "tokenizer={type: huggingface, path: tokenizer.json}"
 rm "$work/host1/data.bin"
 on_hosts "data of one rank alone" "rank 1" "dataset.train: there is no data.bin"
 
