@@ -36,7 +36,8 @@ run_training run train.steps=5 checkpoint.load=latest
   die "the losses of a resumed run and of a whole one differ:"$'\n'"$(paste <(losses run) <(losses whole))"
 
 # A run saves and ends when its terminal goes away, and goes on when a reader of its output goes away.
-"$mtrain" "${settings[@]}" "train.run_dir=$work/hung" train.steps=5000 >"$work/hung.log" 2>&1 &
+# Under nohup a run is to survive the signal; this one is not, however the tests were started.
+env --default-signal=HUP "$mtrain" "${settings[@]}" "train.run_dir=$work/hung" train.steps=5000 >"$work/hung.log" 2>&1 &
 training=$!
 for ((i = 0; i < 600; ++i)); do
   [[ -s $work/hung/metrics.jsonl ]] && break
