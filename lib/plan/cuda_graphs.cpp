@@ -1,6 +1,7 @@
 #include "plan/cuda_graphs.h"
 
 #include <initializer_list>
+#include <optional>
 
 #include <fmt/core.h>
 
@@ -10,19 +11,22 @@ namespace mtrain::plan {
 
 namespace {
 
+using Off = OverlapRow::Off;
+
 // A property that rules graphs out, with its reason. The first that is present is told to the user.
 struct Obstacle {
   bool here;
   const char* why;
+  Off off = Off::idle;
 };
 
-const char* first_of(std::initializer_list<Obstacle> obstacles) {
+std::optional<Obstacle> first_of(std::initializer_list<Obstacle> obstacles) {
   for (const Obstacle& o : obstacles)
-    if (o.here) return o.why;
-  return nullptr;
+    if (o.here) return o;
+  return std::nullopt;
 }
 
-const char* obstacle(const Recipe& r, const Layout& l) {
+std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
   const bool shared = l.gradient_ranks() > 1;
   return first_of({
       {r.train.device != recipe::DeviceChoice::cuda, "train.device is not cuda"},
@@ -31,11 +35,12 @@ const char* obstacle(const Recipe& r, const Layout& l) {
       {l.cp > 1, "cp ranks communicate within a micro-batch"},
       {l.ep > 1, "experts' ranks communicate within a micro-batch"},
       {r.packed_sequence.packed_sequence_size > 0,
-       "packed documents end elsewhere in every micro-batch"},
+       "packed documents end elsewhere in every micro-batch", Off::contradicts},
       {shared && shard_level(r) >= ShardLevel::gradients,
        "parameters or gradients that are sharded come and go within a micro-batch"},
-      {r.debug.trace.has_value(), "debug.trace shows every launch"},
-      {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name"},
+      {r.debug.trace.has_value(), "debug.trace shows every launch", Off::contradicts},
+      {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name",
+       Off::contradicts},
   });
 }
 
@@ -44,13 +49,13 @@ const char* obstacle(const Recipe& r, const Layout& l) {
 CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& o) {
   CudaGraphs g{.known = r.train.device == recipe::DeviceChoice::cuda};
   const auto& asked = r.train.enable_cuda_graph;
-  const auto off = [&](std::string why) {
+  const auto off = [&](std::string why, Off kind) {
     g.on = false;
-    g.refused = asked.value_or(false);
+    g.off = asked.value_or(false) ? kind : Off::no;
     g.why = std::move(why);
     return g;
   };
-  if (const char* why = obstacle(r, l)) return off(why);
+  if (const auto found = obstacle(r, l)) return off(found->why, found->off);
   // A step's first micro-batch waits for parameters that are gathered behind the update; the last
   // one's gradients are reduced bucket by bucket during its backward.
   g.first = o.overlap_param_gather ? 1 : 0;
@@ -60,9 +65,10 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& 
     return off(fmt::format(
         "{} overlaps with a gather of parameters or a reduction of gradients",
         l.micro_batches == 1 ? "a step's only micro-batch"
-                             : fmt::format("each of a step's {} micro-batches", l.micro_batches)));
+                             : fmt::format("each of a step's {} micro-batches", l.micro_batches)),
+        Off::idle);
   }
-  if (!asked.value_or(true)) return off("train.enable_cuda_graph is false");
+  if (!asked.value_or(true)) return off("train.enable_cuda_graph is false", Off::no);
   g.on = true;
   g.why = g.end - g.first == l.micro_batches
               ? "every micro-batch"

@@ -9,7 +9,8 @@ namespace mtrain::plan {
 
 struct CudaGraphs {
   bool on = false;
-  bool refused = false;  // the recipe asks for graphs by name, but they are impossible
+  // Why graphs that the recipe asks for by name are off; `no` also where it does not ask.
+  OverlapRow::Off off = OverlapRow::Off::no;
   std::string why;       // if on: which micro-batches are graphs; else the reason why none is
   bool known = false;    // the device has graphs, so that the banner has a line about them
   // Micro-batches [first, end) of a step touch only this rank's memory, at the same addresses in

@@ -12,21 +12,26 @@
 namespace mtrain::plan {
 namespace {
 
-// Whether a feature can be active, and why or why not.
+using Off = OverlapRow::Off;
+
+// Whether a feature can be active: `off` says why it cannot, and `why` says so in words, or what
+// the feature does where it can.
 struct Condition {
-  bool ok;
+  Off off = Off::no;
   std::string why;
+  bool ok() const { return off == Off::no; }
 };
 
 // A condition that is ok if all needs are; the first need that is not gives the reason.
 struct Need {
   bool ok;
   std::string otherwise;
+  Off off = Off::contradicts;
 };
 Condition all(std::initializer_list<Need> needs, std::string why = "") {
   for (const auto& need : needs)
-    if (!need.ok) return {false, need.otherwise};
-  return {true, std::move(why)};
+    if (!need.ok) return {need.off, need.otherwise};
+  return {Off::no, std::move(why)};
 }
 
 // fsdp2 reduces at least this many parameters at once: enough for a link's full speed, and few
@@ -51,12 +56,12 @@ class Resolver {
   // Adds the feature's row and returns whether it takes effect.
   bool row(const char* field, const std::string& asked, bool wanted, bool by_name,
            const Condition& possible) {
-    const bool effective = wanted && possible.ok;
-    std::string reason = !possible.ok || wanted ? possible.why
-                         : by_name              ? "switched off"
-                                                : "not asked for";
+    const bool effective = wanted && possible.ok();
+    std::string reason = !possible.ok() || wanted ? possible.why
+                         : by_name                ? "switched off"
+                                                  : "not asked for";
     o_.table.push_back({field, asked, effective ? "true" : "false", std::move(reason),
-                        by_name && wanted && !possible.ok, effective});
+                        by_name && wanted ? possible.off : Off::no, effective});
     return effective;
   }
 
@@ -75,27 +80,29 @@ class Resolver {
   void resolve_tp() {
     o_.tp_comm_overlap = decide(
         "comm_overlap.tp_comm_overlap", r_.comm_overlap.tp_comm_overlap,
-        all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)"},
-             {r_.distributed.sequence_parallel, "it needs distributed.sequence_parallel: true"}}),
+        all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)", Off::idle},
+             {r_.distributed.sequence_parallel, "it needs distributed.sequence_parallel: true",
+              Off::idle}},
+            "gathers and scatters hide behind GEMMs"),
         false);
     if (o_.tp_comm_overlap) resolve_tp_gemm_overlap(r_, l_, o_);
   }
 
   Condition several_stages() const {
-    return all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
-                {l_.stages_per_rank > 1, "every rank has a single stage"}},
+    return all({{l_.pp > 1, "there is no pipeline (pp_size 1)", Off::idle},
+                {l_.stages_per_rank > 1, "every rank has a single stage", Off::idle}},
                "several stages per rank");
   }
 
   void resolve_p2p() {
     const auto& c = r_.comm_overlap;
     Condition overlap = several_stages();
-    if (overlap.ok && c.batch_p2p_comm.value_or(false))
-      overlap = {false, "batch_p2p_comm sends and receives between computations"};
+    if (overlap.ok() && c.batch_p2p_comm.value_or(false))
+      overlap = {Off::contradicts, "batch_p2p_comm sends and receives between computations"};
     o_.overlap_p2p_comm = decide("comm_overlap.overlap_p2p_comm", c.overlap_p2p_comm, overlap);
     o_.batch_p2p_comm =
         decide("comm_overlap.batch_p2p_comm", c.batch_p2p_comm,
-               all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
+               all({{l_.pp > 1, "there is no pipeline (pp_size 1)", Off::idle},
                     {!o_.overlap_p2p_comm, "overlap_p2p_comm sends and receives one by one"}},
                    "messages between two computations go together, and hide nothing"));
     o_.table.back().active = false;
@@ -104,7 +111,7 @@ class Resolver {
   void resolve_data_parallel() {
     const auto& d = r_.ddp;
     const bool fsdp2 = r_.distributed.strategy == recipe::Strategy::fsdp2;
-    const Need group{l_.gradient_ranks() > 1, "gradients are not shared (dp x cp is 1)"};
+    const Need group{l_.gradient_ranks() > 1, "gradients are not shared (dp x cp is 1)", Off::idle};
     o_.overlap_grad_reduce = decide("ddp.overlap_grad_reduce", d.overlap_grad_reduce,
                                     all({group}, fsdp2 ? "fsdp2 reduces every piece during backward"
                                                        : "gradients are reduced over dp x cp"));
@@ -119,12 +126,13 @@ class Resolver {
     o_.overlap_param_gather_with_optimizer_step = decide(
         "ddp.overlap_param_gather_with_optimizer_step", d.overlap_param_gather_with_optimizer_step,
         all({{shard_level(r_) >= ShardLevel::optimizer, "it needs use_distributed_optimizer: true"},
+             group,
              {o_.overlap_param_gather, "it needs overlap_param_gather, which is off"},
-             {l_.stages_per_rank > 1, "it needs several stages per rank"}},
+             {l_.stages_per_rank > 1, "every rank has a single stage", Off::idle}},
             "a rank's first stage is gathered while its others are updated"));
     Condition align = several_stages();
-    if (align.ok)
-      align = all({{o_.overlap_param_gather, "overlap_param_gather is off"}},
+    if (align.ok())
+      align = all({group, {o_.overlap_param_gather, "overlap_param_gather is off"}},
                   "gathers of all stages start behind the last update");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
     resolve_buckets();
@@ -139,7 +147,7 @@ class Resolver {
                           !shared      ? "parameters are not sharded (dp x cp is 1)"
                           : asked == 0 ? "every unit is waited for"
                                        : why,
-                          false, shared && asked > 0});
+                          Off::no, shared && asked > 0});
     };
     depth("distributed.fsdp2_forward_prefetch_depth", d.fsdp2_forward_prefetch_depth,
           "units that are gathered during another's forward");
@@ -187,9 +195,10 @@ class Resolver {
   void resolve_cp() {
     o_.cp_overlap = decide(
         "comm_overlap.cp_overlap", r_.comm_overlap.cp_overlap,
-        all({{l_.cp > 1, "there is no context parallelism (cp_size 1)"},
+        all({{l_.cp > 1, "there is no context parallelism (cp_size 1)", Off::idle},
              {any_layer([&](recipe::CpCommType t) { return can_hide(t); }),
-              "each exchange of heads is waited for, since a rank has one kv head to compute"}},
+              "each exchange of heads is waited for, since a rank has one kv head to compute",
+              Off::idle}},
             context_text()));
   }
 
@@ -236,7 +245,9 @@ class Resolver {
                moe_condition());
     o_.delay_wgrad_compute = decide(
         "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
-        all({{o_.overlap_moe_expert_parallel_comm || o_.delays_wgrads,
+        all({{!c.overlap_moe_expert_parallel_comm || l_.ep > 1 || o_.delays_wgrads,
+              "experts are not spread over ranks (ep_size 1)", Off::idle},
+             {o_.overlap_moe_expert_parallel_comm || o_.delays_wgrads,
               "it needs overlap_moe_expert_parallel_comm, or one of the overlap_p2p_* flags of the "
               "fine-grained 1F1B"}}));
   }
@@ -245,7 +256,7 @@ class Resolver {
   Condition deferral() const {
     const auto& p = r_.distributed.pipeline;
     const int64_t held = deferred_outputs(r_, l_);
-    return all({{l_.pp > 1, "there is no pipeline (pp_size 1)"},
+    return all({{l_.pp > 1, "there is no pipeline (pp_size 1)", Off::idle},
                 {!p.pp_schedule_csv, "a schedule from a file says itself what runs when"},
                 {!schedule_kind(p.pp_schedule).v,
                  fmt::format("{} has the output layer on the first rank, which is busy to the "
@@ -258,7 +269,7 @@ class Resolver {
   // The condition that the fine-grained 1F1B's flags share.
   Condition several_stages_overlap(const char* csv) const {
     Condition c = several_stages();
-    if (!c.ok) return c;
+    if (!c.ok()) return c;
     return all({{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
                 {!r_.distributed.pipeline.pp_schedule_csv, csv}});
   }
@@ -268,7 +279,7 @@ class Resolver {
     const schedule::ScheduleKind& kind = schedule_kind(r_.distributed.pipeline.pp_schedule);
     Condition turns =
         several_stages_overlap("a schedule from a file runs no forward with a backward");
-    if (turns.ok)
+    if (turns.ok())
       turns =
           all({{kind.pairs_passes,
                 fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
@@ -282,7 +293,7 @@ class Resolver {
                c.overlap_p2p_backward_on_comm_stream, turns);
 
     Condition delays = several_stages_overlap("a schedule from a file says itself what runs when");
-    if (delays.ok)
+    if (delays.ok())
       delays = all({{kind.wgrads != schedule::WgradTiming::all_later,
                      fmt::format("{} puts all weight gradients off by itself", kind.name)}},
                    "MLPs' weight gradients wait, too");
@@ -294,7 +305,7 @@ class Resolver {
 
   void resolve_delayed_layers(const Condition& delays) {
     const int64_t asked = r_.comm_overlap.overlap_p2p_wgrad_delayed_layer_number;
-    const int64_t layers = o_.overlap_p2p_wgrad_delayed_layer_number = delays.ok ? asked : 1;
+    const int64_t layers = o_.overlap_p2p_wgrad_delayed_layer_number = delays.ok() ? asked : 1;
     o_.delays_wgrads = o_.overlap_p2p_backward_on_comm_stream || layers > 1 ||
                        o_.overlap_p2p_with_transformer_layer_wgrad;
     const std::string what =
@@ -307,7 +318,7 @@ class Resolver {
                         o_.delays_wgrads ? what
                         : asked == 1     ? "not asked for"
                                          : delays.why,
-                        asked != 1 && !delays.ok, o_.delays_wgrads});
+                        asked != 1 ? delays.off : Off::no, o_.delays_wgrads});
   }
 
   Condition moe_condition() const {
@@ -318,11 +329,10 @@ class Resolver {
         granularity == recipe::RecomputeGranularity::selective &&
         std::count(modules.begin(), modules.end(), recipe::RecomputeModule::moe) > 0;
     return all(
-        {{l_.ep > 1, "experts are not spread over ranks (ep_size 1)"},
+        {{l_.ep > 1, "experts are not spread over ranks (ep_size 1)", Off::idle},
          {moe.num_experts > 1, "the model has no experts"},
          {moe.token_dispatcher != recipe::MoeDispatcher::all_gather,
           "the token dispatcher must be alltoall or flex, not all_gather"},
-         {r_.mixed_precision.name != recipe::Precision::fp32, "it needs bf16 or fp16"},
          {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
          {granularity != recipe::RecomputeGranularity::full, "layers are recomputed as a whole"},
          {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
@@ -363,15 +373,6 @@ class Resolver {
 
 Overlap resolve_overlap(const Recipe& recipe, const Layout& layout) {
   return Resolver(recipe, layout).run();
-}
-
-std::string print_overlap(const Overlap& overlap) {
-  std::string out =
-      fmt::format("{:<54} {:<13} {:<13} {}\n", "overlap", "asked", "effective", "why");
-  for (const auto& row : overlap.table)
-    out +=
-        fmt::format("{:<54} {:<13} {:<13} {}\n", row.field, row.asked, row.effective, row.reason);
-  return out;
 }
 
 }  // namespace mtrain::plan

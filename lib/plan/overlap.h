@@ -12,12 +12,17 @@
 namespace mtrain::plan {
 
 struct OverlapRow {
+  // Why a feature that the recipe asks for by name is not active. `idle`: a size leaves it nothing
+  // to hide (tp_size 1, one stage, one data-parallel rank), so that one recipe serves every size.
+  // `contradicts`: another setting excludes it.
+  enum class Off { no, idle, contradicts };
+
   std::string field;      // "comm_overlap.tp_comm_overlap"
   std::string asked;      // "auto", "true", "4"
   std::string effective;  // "true", "134217728"
   std::string reason;
-  bool refused = false;  // the recipe asks for it by name, but it cannot be active
-  bool active = false;   // the feature hides communication in this run
+  Off off = Off::no;    // `no` also where the recipe does not ask for it by name
+  bool active = false;  // the feature hides communication in this run
 };
 
 struct Overlap {
@@ -41,8 +46,5 @@ struct Overlap {
 // Decides every `auto`, and turns off what cannot be active. This is a pure function of the recipe
 // and the layout.
 Overlap resolve_overlap(const recipe::Recipe& recipe, const Layout& layout);
-
-// Returns the table as text, for the start banner and the dry run.
-std::string print_overlap(const Overlap& overlap);
 
 }  // namespace mtrain::plan

@@ -38,15 +38,20 @@ constexpr std::array kGemmKeys{GemmKey{"qkv_fprop", LayerGemm::qkv, Pass::fprop}
 static_assert(std::ranges::equal(kGemmKeys, recipe::kTpOverlapGemms, {}, &GemmKey::name),
               "a preset lists its GEMMs in the order of kTpOverlapGemms");
 
+using Off = OverlapRow::Off;
+
 struct Choice {
   GemmKey key;
   recipe::TpOverlapGemm gemm;
   bool asked = false;  // the recipe names this GEMM or a preset
+  bool named = false;  // the recipe names this GEMM
   bool on = true;
+  Off row_off = Off::no;
   std::string why;
-  void off(std::string reason) {
+  void off(std::string reason, Off kind = Off::no) {
     on = false;
     why = std::move(reason);
+    if (named) row_off = kind;
   }
   bool is_wgrad() const { return key.pass == Pass::wgrad; }
   bool in_attention() const { return key.gemm == LayerGemm::qkv || key.gemm == LayerGemm::proj; }
@@ -68,7 +73,7 @@ Choice asked_for(const recipe::TpOverlapConfig& cfg, size_t index) {
     if (!preset->present[index]) c.off("the preset leaves it out");
   } else if (const auto own = cfg.gemms.find(name); own != cfg.gemms.end()) {
     c.gemm = own->second;
-    c.asked = true;
+    c.asked = c.named = true;
   } else if (cfg.off.count(name)) {
     c.asked = true;
     c.off("switched off");
@@ -78,7 +83,7 @@ Choice asked_for(const recipe::TpOverlapConfig& cfg, size_t index) {
 
 void apply_switches(const recipe::CommOverlapConfig& cfg, Choice& c) {
   const auto need = [&](bool on, const char* field) {
-    if (c.on && !on) c.off(fmt::format("comm_overlap.{} is false", field));
+    if (c.on && !on) c.off(fmt::format("comm_overlap.{} is false", field), Off::contradicts);
   };
   if (c.gemm.method == Method::bulk)
     c.is_wgrad() ? need(cfg.tp_comm_bulk_wgrad, "tp_comm_bulk_wgrad")
@@ -104,18 +109,16 @@ void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
                       pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kMinRows));
 }
 
-void check_aggregate(const Layout& l, Choice& c) {
-  if (!c.gemm.aggregate) return;
+// Drops `aggregate` where it cannot act. Returns why; empty where it acts or is not asked for.
+std::string drop_aggregate(const Layout& l, Choice& c) {
+  if (!c.gemm.aggregate) return "";
   const bool ring = c.on && c.gemm.method == Method::ring_exchange && c.follows_gather();
   if (ring && l.tp % 2 == 0 && l.tp > 2) {
     c.why += ", two at a time";
-    return;
+    return "";
   }
   c.gemm.aggregate = false;
-  if (ring)
-    c.why += "; aggregate needs an even tp_size above 2: one at a time";
-  else if (c.on)
-    c.why += "; aggregate is for a ring that gathers";
+  return ring ? "it needs an even tp_size above 2" : "it is for a ring that gathers";
 }
 
 // Returns what a bulk GEMM hides; empty for other methods.
@@ -167,32 +170,39 @@ GemmOverlap::Method gemm_method(recipe::TpOverlapMethod method) {
 void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap) {
   const auto& cfg = r.comm_overlap;
   const int64_t rows = l.micro_batch * sample_length(r) / std::max<int64_t>(1, l.cp);
-  bool for_gpus = false;
+  const std::string section = "comm_overlap.tp_comm_overlap_cfg";
+  bool sm_knobs = false;
   for (size_t i = 0; i < kGemmKeys.size(); ++i) {
     Choice c = asked_for(cfg.tp_comm_overlap_cfg, i);
+    sm_knobs = sm_knobs || (c.asked && c.gemm.sm_knobs);
     const std::string asked = !c.asked ? "auto" : c.on ? shown(c.gemm) : "none";
     apply_switches(cfg, c);
     choose_chunks(l, rows, c);
     if (c.is_wgrad() && c.on && splits_backward(r, l))
-      c.off("the schedule puts weight gradients off, and nothing is left beside the scatter");
+      c.off("the schedule puts weight gradients off, and nothing is left beside the scatter",
+            Off::idle);
     // kGemmKeys lists a GEMM's dgrad before its wgrad, so that dgrad is decided here.
     if (c.is_wgrad() && c.on && overlap.tp_gemm_overlap.at(c.key.gemm, Pass::dgrad).chunked())
-      c.off("the GEMM of the input gradient scatters its own result");
+      c.off("the GEMM of the input gradient scatters its own result", Off::contradicts);
     if (c.on && c.why.empty()) c.why = hidden_text(c);
     if (c.is_wgrad() && c.on) c.why += delayed_text(r, l, c);
-    check_aggregate(l, c);
+    const std::string no_aggregate = drop_aggregate(l, c);
     if (c.on && c.gemm.fp8_buf) c.why += "; without fp8_buf: what travels is bf16";
-    for_gpus = for_gpus || (c.asked && c.on);
     if (c.on)
       overlap.tp_gemm_overlap.at(c.key.gemm, c.key.pass) = {gemm_method(c.gemm.method),
                                                             c.gemm.num_splits, c.gemm.aggregate};
-    overlap.table.push_back({fmt::format("comm_overlap.tp_comm_overlap_cfg.{}", c.key.name), asked,
-                             c.on ? shown(c.gemm) : "none", c.why, false, c.on});
+    const std::string field = fmt::format("{}.{}", section, c.key.name);
+    overlap.table.push_back(
+        {field, asked, c.on ? shown(c.gemm) : "none", c.why, c.row_off, c.on});
+    if (!no_aggregate.empty())
+      overlap.table.push_back({field + ".aggregate", "true", "false", no_aggregate, Off::idle});
   }
-  if (for_gpus && r.train.device != recipe::DeviceChoice::cuda)
-    overlap.table.push_back({"comm_overlap.tp_comm_overlap_cfg.*.num_sm", "-", "none",
-                             "num_sm, cga_size and set_sm_margin divide a GPU's multiprocessors; "
-                             "this is a CPU"});
+  if (sm_knobs)
+    overlap.table.push_back(
+        {section + ".*.num_sm", "given", "none",
+         "num_sm, cga_size and set_sm_margin act on user buffers; the multiprocessors of a GPU are "
+         "divided by NCCL and cuBLAS, and a CPU has none",
+         Off::idle});
 }
 
 }  // namespace mtrain::plan

@@ -152,8 +152,12 @@ std::string dry_run_report(const RunPlan& plan, int width) {
       banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
   if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;
   out += "\nmemory of one rank, estimated\n" + memory_table(plan);
-  out += "\n" + print_overlap(plan.overlap);
-  return out;
+  std::vector<observe::BannerRow> overlap;
+  for (const OverlapRows which :
+       {OverlapRows::active, OverlapRows::asked_and_off, OverlapRows::others})
+    for (observe::BannerRow& row : overlap_rows(plan.overlap, which))
+      overlap.push_back(std::move(row));
+  return out + "\n" + banner("overlap (feature: asked -> effective, why)", overlap, width);
 }
 
 }  // namespace mtrain::run

@@ -1,5 +1,8 @@
 #include "run/start_banner.h"
 
+#include <iterator>
+
+#include "base/error.h"
 #include "base/strings.h"
 
 namespace mtrain::run {
@@ -39,16 +42,6 @@ std::string memory_text(const RunPlan& plan) {
   return text;
 }
 
-// Returns the overlap features that are active, with their values unless these are just "true".
-std::string overlap_text(const plan::Overlap& overlap) {
-  std::string on;
-  for (const plan::OverlapRow& row : overlap.table)
-    if (row.active)
-      on += (on.empty() ? "" : ", ") + row.field +
-            (row.effective == "true" ? "" : " " + row.effective);
-  return on.empty() ? "none is active; --dry-run says why" : on;
-}
-
 std::string ranks_text(const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   const std::string context =
@@ -70,7 +63,39 @@ std::string bf16_text(train::Trainer& t) {
   }
 }
 
+OverlapRows kind_of(const plan::OverlapRow& row) {
+  if (row.active) return OverlapRows::active;
+  return row.off == plan::OverlapRow::Off::no ? OverlapRows::others : OverlapRows::asked_and_off;
+}
+
+const char* overlap_label(OverlapRows which) {
+  switch (which) {
+    case OverlapRows::active: return "overlap";
+    case OverlapRows::asked_and_off: return "asked, off";
+    case OverlapRows::others: return "others";
+  }
+  throw BugError("overlap_label");
+}
+
+void append(std::vector<observe::BannerRow>& rows, std::vector<observe::BannerRow> more) {
+  rows.insert(rows.end(), std::make_move_iterator(more.begin()),
+              std::make_move_iterator(more.end()));
+}
+
 }  // namespace
+
+std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, OverlapRows which) {
+  std::vector<observe::BannerRow> rows;
+  for (const plan::OverlapRow& row : overlap.table) {
+    if (which != kind_of(row)) continue;
+    std::string label = rows.empty() ? overlap_label(which) : "";
+    rows.push_back({std::move(label), fmt::format("{}: {} -> {}, {}", row.field, row.asked,
+                                                  row.effective, row.reason)});
+  }
+  if (rows.empty() && which == OverlapRows::active)
+    rows.push_back({overlap_label(which), "none is active; --dry-run says why"});
+  return rows;
+}
 
 std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
   std::vector<observe::BannerRow> rows{
@@ -96,9 +121,11 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, double peak) {
                      bf16_text(t)});
   if (t.world().size() == 1) {
     rows.push_back({"overlap", "one rank: no communication"});
+    append(rows, overlap_rows(plan.overlap, OverlapRows::asked_and_off));
   } else {
     rows.push_back({"ranks", ranks_text(plan)});
-    rows.push_back({"overlap", overlap_text(plan.overlap)});
+    append(rows, overlap_rows(plan.overlap, OverlapRows::active));
+    append(rows, overlap_rows(plan.overlap, OverlapRows::asked_and_off));
   }
   return rows;
 }

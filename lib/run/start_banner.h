@@ -13,7 +13,12 @@ namespace mtrain::run {
 // memory of the rank that needs most, and CUDA graphs if they are known.
 std::vector<observe::BannerRow> plan_rows(const RunPlan& plan);
 
-// Returns the same rows, and those of this run: steps to do, device, ranks and overlap.
+// The rows of the overlap table, each "feature: asked -> effective, why": features that hide
+// communication in this run, those that the recipe asks for by name and that are off, and others.
+enum class OverlapRows { active, asked_and_off, others };
+std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, OverlapRows which);
+
+// Returns the rows of the plan, and those of this run: steps to do, device, ranks and overlap.
 // `peak_flops` is the measured fp32 FLOP/s of the device; 0: unknown.
 std::vector<observe::BannerRow> banner_rows(train::Trainer& trainer, double peak_flops);
 

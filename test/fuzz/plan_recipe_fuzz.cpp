@@ -28,7 +28,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   const RunPlan plan = make_plan(r, world, std::max<int64_t>(1, r.model.vocab_size));
-  print_overlap(plan.overlap);
   const plan::MemoryEstimate& memory = plan.fullest();
   MT_CHECK(std::isfinite(memory.total()) && memory.total() >= 0, "{}", memory.total());
   Diagnostics again;

@@ -1,4 +1,4 @@
-// Rules of overlap: a feature that the recipe asks for by name must be able to be active.
+// Rules of overlap: a feature that the recipe asks for by name is active, or the user is told.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -8,18 +8,14 @@
 namespace mtrain::plan {
 namespace {
 
-void check_refused(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
+// Tells of every feature that is asked for by name and is off.
+void check_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
   for (const auto& row : overlap.table) {
     // Fields of another strategy have been refused by name already.
     const bool other_strategy =
         row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == recipe::Strategy::fsdp2;
-    if (!row.refused || other_strategy || diagnostics.reported(row.field)) continue;
-    if (r.debug.strict)
-      diagnostics.require(
-          false, {row.field}, fmt::format("cannot be active: {}", row.reason),
-          "set it to false or auto; debug.strict: false turns it off with a warning");
-    else
-      diagnostics.warn(row.field, fmt::format("is turned off: {}", row.reason));
+    if (!other_strategy && !diagnostics.reported(row.field))
+      tell_off(r, row.field, row.off, row.reason, diagnostics);
   }
 }
 
@@ -70,14 +66,16 @@ void check_launch(const Recipe& r, Diagnostics& diagnostics) {
       "set it to auto, or to 32");
 }
 
-// Warns of settings that only a feature which is off would read.
+// Tells of settings that only a feature which is off would read.
 void check_ignored(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
-  if (r.comm_overlap.wgrad_deferral_limit > 0 && !o.defer_embedding_wgrad_compute)
-    diagnostics.warn("comm_overlap.wgrad_deferral_limit",
-                     "is ignored, for defer_embedding_wgrad_compute is off");
-  const auto& cfg = r.comm_overlap.tp_comm_overlap_cfg;
-  if (!cfg.empty() && !o.tp_comm_overlap)
-    diagnostics.warn("comm_overlap.tp_comm_overlap_cfg", "is ignored, for tp_comm_overlap is off");
+  const auto ignored = [&](bool here, const char* field, const char* why) {
+    if (here) warn_or_refuse(r, field, why, diagnostics);
+  };
+  ignored(r.comm_overlap.wgrad_deferral_limit > 0 && !o.defer_embedding_wgrad_compute,
+          "comm_overlap.wgrad_deferral_limit",
+          "is ignored, for defer_embedding_wgrad_compute is off");
+  ignored(!r.comm_overlap.tp_comm_overlap_cfg.empty() && !o.tp_comm_overlap,
+          "comm_overlap.tp_comm_overlap_cfg", "is ignored, for tp_comm_overlap is off");
 }
 
 }  // namespace
@@ -95,7 +93,7 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
                       "not built yet: messages one by one that nothing overlaps; those between two "
                       "computations always go together",
                       "leave it out");
-  check_refused(r, o, diagnostics);
+  check_off(r, o, diagnostics);
   check_delayed_layers(l, o, diagnostics);
   if (o.tp_comm_overlap) check_preset(r, l, diagnostics);
   check_launch(r, diagnostics);

@@ -202,10 +202,9 @@ void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostic
   const bool block = r.given_section("distributed.pipeline");
   if (l.pp == 1) {
     if (block)
-      diagnostics.warn("distributed.pipeline", "is ignored, for pp_size is 1",
-                       "remove it, or set pp_size");
+      warn_or_refuse(r, "distributed.pipeline", "is ignored, for pp_size is 1", diagnostics);
     if (r.distributed.vpp_size.value_or(1) > 1)
-      diagnostics.warn("distributed.vpp_size", "is ignored, for pp_size is 1");
+      warn_or_refuse(r, "distributed.vpp_size", "is ignored, for pp_size is 1", diagnostics);
     return;
   }
   if (r.distributed.strategy == recipe::Strategy::ddp ||

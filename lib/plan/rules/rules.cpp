@@ -1,5 +1,7 @@
 #include "plan/rules/rules.h"
 
+#include <fmt/core.h>
+
 namespace mtrain::plan {
 
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
@@ -18,6 +20,25 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_packing(recipe, layout, diagnostics);
   validate_cuda_graphs(recipe, layout, overlap, diagnostics);
   validate_overlap(recipe, layout, overlap, diagnostics);
+}
+
+void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string reason,
+                    Diagnostics& diagnostics) {
+  if (recipe.debug.strict)
+    diagnostics.require(
+        false, {field}, std::move(reason),
+        "set it to false or auto, or leave it out; without --strict this is a warning");
+  else
+    diagnostics.warn(field, std::move(reason));
+}
+
+void tell_off(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
+              const std::string& reason, Diagnostics& diagnostics) {
+  if (off == OverlapRow::Off::idle)
+    warn_or_refuse(recipe, field, fmt::format("is turned off: {}", reason), diagnostics);
+  if (off == OverlapRow::Off::contradicts)
+    diagnostics.require(false, {field}, fmt::format("cannot be active: {}", reason),
+                        "set it to false or auto, or change the setting that it contradicts");
 }
 
 }  // namespace mtrain::plan

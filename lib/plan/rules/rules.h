@@ -1,6 +1,9 @@
 // Rules compare fields of a recipe with each other. Each function has the rules of one subject; the
 // files beside this one hold them. Rules that need the number of ranks take the layout.
 #pragma once
+#include <string>
+#include <string_view>
+
 #include "plan/layout.h"
 #include "plan/overlap.h"
 #include "recipe/recipe.h"
@@ -10,6 +13,15 @@ namespace mtrain::plan {
 // Checks all rules below.
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                     Diagnostics& diagnostics);
+
+// Tells of a setting that a size leaves nothing to do: a warning, or an error if the recipe sets
+// debug.strict.
+void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string reason,
+                    Diagnostics& diagnostics);
+// Tells of a feature that is asked for by name and is off: an error where another setting excludes
+// it, and where a size leaves it idle what warn_or_refuse() does.
+void tell_off(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
+              const std::string& reason, Diagnostics& diagnostics);
 
 void validate_model(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_data(const Recipe& recipe, Diagnostics& diagnostics);

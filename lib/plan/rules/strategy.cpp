@@ -90,9 +90,8 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
   if (r.distributed.sequence_parallel && r.distributed.tp_size == 1 &&
       r.distributed.strategy != recipe::Strategy::ddp &&
       r.distributed.strategy != recipe::Strategy::megatron_fsdp)
-    diagnostics.warn("distributed.sequence_parallel",
-                     "has nothing to shard, for tp_size is 1; it stays off",
-                     "remove it, or set tp_size");
+    warn_or_refuse(r, "distributed.sequence_parallel",
+                   "has nothing to shard, for tp_size is 1; it stays off", diagnostics);
   const int64_t parts = l.tp * l.cp, S = sample_length(r);
   const bool packed = r.packed_sequence.packed_sequence_size > 0;
   // Documents that ranks share are padded to a length that divides. validate_context and
@@ -152,8 +151,7 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
   const auto& d = r.distributed;
   const int64_t experts = r.model.moe.num_experts;
   if (r.given_section("distributed.moe") && l.ep == 1 && d.strategy == recipe::Strategy::fsdp2)
-    diagnostics.warn("distributed.moe", "is ignored, for ep_size is 1",
-                     "remove it, or set ep_size");
+    warn_or_refuse(r, "distributed.moe", "is ignored, for ep_size is 1", diagnostics);
   if (experts > 0)
     diagnostics.require(
         r.model.moe.router_topk <= experts, {"model.moe.router_topk", "model.moe.num_experts"},

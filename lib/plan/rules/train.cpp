@@ -48,13 +48,7 @@ void validate_train(const Recipe& r, Diagnostics& diagnostics) {
 void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overlap,
                           Diagnostics& diagnostics) {
   const CudaGraphs graphs = resolve_cuda_graphs(r, l, overlap);
-  if (!graphs.refused) return;
-  const char* field = "train.enable_cuda_graph";
-  if (r.debug.strict)
-    diagnostics.require(false, {field}, fmt::format("cannot be active: {}", graphs.why),
-                        "set it to false or auto; debug.strict: false turns it off with a warning");
-  else
-    diagnostics.warn(field, fmt::format("is turned off: {}", graphs.why));
+  tell_off(r, "train.enable_cuda_graph", graphs.off, graphs.why, diagnostics);
 }
 
 }  // namespace mtrain::plan

@@ -58,6 +58,13 @@ void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
                     "slow network",
                     l.tp, node),
         "choose tp_size of at most gpus_per_node");
+  else if (node % l.tp != 0)
+    diagnostics.warn(
+        "distributed.tp_size",
+        fmt::format("tp_size {} does not divide the {} GPUs of a node, so that some tp groups lie "
+                    "on two nodes and wait for the slow network",
+                    l.tp, node),
+        "choose a divisor of gpus_per_node");
   const auto& levels = r.distributed.hierarchical_context_parallel_sizes;
   if (l.cp > 1 && !levels.empty() && l.tp <= node && l.tp * levels[0] > node)
     diagnostics.warn(

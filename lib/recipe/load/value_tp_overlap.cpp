@@ -75,6 +75,8 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, V
       c.reason = fmt::format("{}.{}: {}", name, key, c.reason);
       return false;
     }
+    gemm.sm_knobs =
+        gemm.sm_knobs || key == "num_sm" || key == "cga_size" || key == "set_sm_margin";
   }
   if (is_all_gather(name) && gemm.method != Method::ring_exchange) {
     c.reason = fmt::format("{} follows a gather, for which only ring_exchange is possible, not {}",
@@ -97,6 +99,12 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, V
     return false;
   }
   return true;
+}
+
+std::string sm_knobs_text(const TpOverlapGemm& g) {
+  if (!g.sm_knobs) return "";
+  return fmt::format("num_sm: {}, cga_size: {}, set_sm_margin: {}, ", g.num_sm, g.cga_size,
+                     g.set_sm_margin);
 }
 
 }  // namespace
@@ -150,10 +158,9 @@ std::string show_value(const TpOverlapConfig& value) {
   std::string s;
   for (const auto& [name, g] : value.gemms)
     s += fmt::format(
-        "{}{}: {{method: {}, num_sm: {}, cga_size: {}, num_splits: {}, set_sm_margin: {}, "
-        "aggregate: {}, atomic_gemm: {}, fp8_buf: {}}}",
-        s.empty() ? "" : ", ", name, enum_name(g.method), g.num_sm, g.cga_size, g.num_splits,
-        g.set_sm_margin, g.aggregate, g.atomic_gemm, g.fp8_buf);
+        "{}{}: {{method: {}, {}num_splits: {}, aggregate: {}, atomic_gemm: {}, fp8_buf: {}}}",
+        s.empty() ? "" : ", ", name, enum_name(g.method), sm_knobs_text(g), g.num_splits,
+        g.aggregate, g.atomic_gemm, g.fp8_buf);
   for (const std::string& name : value.off)
     s += fmt::format("{}{}: none", s.empty() ? "" : ", ", name);
   return "{" + s + "}";

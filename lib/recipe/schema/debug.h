@@ -31,7 +31,7 @@ struct FaultConfig {
 struct DebugConfig {
   bool stream_sanitizer = false;
   std::optional<std::string> trace;
-  bool deterministic = false, strict = true, check_nan = true;
+  bool deterministic = false, strict = false, check_nan = true;
   bool emulate_fp8 = false;
   double compute_slowdown = 1;
   FaultConfig fault;
@@ -45,7 +45,8 @@ struct DebugConfig {
           "bitwise equal runs on GPUs, too, and bf16 GEMMs that use no bf16 instructions on CPUs; "
           "slower"},
       Field{"strict", &DebugConfig::strict,
-            "refuse an overlap that cannot be active; false turns it off with a warning"},
+            "refuse what a size leaves nothing to do, instead of a warning: an overlap without a "
+            "group to communicate in, a pipeline section on one stage (--strict)"},
       Field{"check_nan", &DebugConfig::check_nan,
             "stop at the first loss or gradient that is not finite and name its tensor"},
       Field{"emulate_fp8", &DebugConfig::emulate_fp8,

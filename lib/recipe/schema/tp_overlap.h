@@ -24,6 +24,7 @@ struct TpOverlapGemm {
   TpOverlapMethod method = TpOverlapMethod::bulk;
   int64_t num_sm = 16, cga_size = 2, num_splits = 4;
   bool set_sm_margin = true, aggregate = false, atomic_gemm = false, fp8_buf = false;
+  bool sm_knobs = false;  // num_sm, cga_size or set_sm_margin is given, not taken from the defaults
   bool operator==(const TpOverlapGemm&) const = default;
 };
 
