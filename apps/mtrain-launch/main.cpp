@@ -9,9 +9,13 @@
 
 #include "base/error.h"
 #include "launch/agent.h"
+#include "launch/host_gpus.h"
 #include "plan/load_recipe.h"
+#include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
+#include "recipe/load/find_recipe.h"
+#include "recipe/load/flags.h"
 
 namespace fs = std::filesystem;
 using namespace mtrain;
@@ -53,12 +57,15 @@ struct Training {
 // not train.
 Training training_of(const std::vector<std::string>& command) {
   Training t;
-  for (size_t i = 1; i < command.size(); ++i) {
-    const std::string& word = command[i];
-    if ((word == "--recipe" || word == "-r") && i + 1 < command.size())
-      t.recipe = command[++i];
+  const std::vector<std::string> words = recipe::flags_to_overrides(command);
+  for (size_t i = 1; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if ((word == "--recipe" || word == "-r") && i + 1 < words.size())
+      t.recipe = words[++i];
     else if (word.rfind("--recipe=", 0) == 0)
       t.recipe = word.substr(9);
+    else if (word == "--strict")
+      t.overrides.push_back("debug.strict=true");
     else if (word == "--trace")
       ++i;
     else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
@@ -72,12 +79,19 @@ Training training_of(const std::vector<std::string>& command) {
 // process begins.
 std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe(t.recipe, t.overrides, diagnostics, world);
+  const std::string path = recipe::find_recipe(
+      t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
+  diagnostics.throw_if_errors();
+  const std::vector<std::string> gpus = launch::visible_gpus();
+  const bool built = std::string_view(MTRAIN_CUDA_VERSION) != "";
+  const Recipe r =
+      plan::load_recipe(path, t.overrides, diagnostics, world,
+                        {.gpu = built && !gpus.empty(), .gpu_name = gpus.empty() ? "" : gpus[0]});
   plan::check_supported(r, diagnostics);
+  plan::check_files(r, diagnostics);
   diagnostics.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
-  const plan::Overlap overlap = plan::make_plan(r, world, r.model.vocab_size).overlap;
-  env.emplace("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(overlap.cuda_device_max_connections));
+  env.merge(plan::make_plan(r, world, r.model.vocab_size).device.environment);
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)
       std::fprintf(stderr,

@@ -9,14 +9,14 @@ class App;
 
 namespace mtrain {
 
-void add_train_options(CLI::App& app);       // `mtrain ...` and `mtrain train ...`
-void add_data_command(CLI::App& app);        // `mtrain data build|bigram`
-void add_generate_command(CLI::App& app);    // `mtrain generate`
-void add_schedule_command(CLI::App& app);    // `mtrain schedule`
-void add_timeline_command(CLI::App& app);    // `mtrain timeline`
-void add_schema_command(CLI::App& app);      // `mtrain schema`
-void add_explain_command(CLI::App& app);     // `mtrain explain`
-void add_completion_command(CLI::App& app);  // `mtrain completion`
-std::string version_text();                  // `mtrain --version`: this build's backends
+void add_train_options(CLI::App& app, char** argv);  // `mtrain ...` and `mtrain train ...`
+void add_data_command(CLI::App& app);                // `mtrain data build|bigram`
+void add_generate_command(CLI::App& app);            // `mtrain generate`
+void add_schedule_command(CLI::App& app);            // `mtrain schedule`
+void add_timeline_command(CLI::App& app);            // `mtrain timeline`
+void add_schema_command(CLI::App& app);              // `mtrain schema`
+void add_explain_command(CLI::App& app);             // `mtrain explain`
+void add_completion_command(CLI::App& app);          // `mtrain completion`
+std::string version_text();                          // `mtrain --version`: this build's backends
 
 }  // namespace mtrain

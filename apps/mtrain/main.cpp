@@ -1,6 +1,7 @@
 // The program mtrain: passes the command line to the subcommands. Exit codes: 0 success, 2 wrong
 // input of the user, 1 a run that failed.
 #include <unistd.h>
+#include <algorithm>
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
@@ -9,8 +10,21 @@
 #include "commands.h"
 #include "launch/error_file.h"
 #include "observe/terminal.h"
+#include "recipe/load/flags.h"
 
 namespace {
+
+// Returns the words of the command line, last first, as CLI11 parses them. Where a model is
+// trained, Megatron's flags among them have become settings.
+std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+  const bool other_command =
+      !words.empty() && words[0] != "train" &&
+      std::ranges::any_of(commands, [&](const auto* c) { return c->get_name() == words[0]; });
+  if (!other_command) words = mtrain::recipe::flags_to_overrides(words);
+  return {words.rbegin(), words.rend()};
+}
 
 int run(int argc, char** argv) {
   CLI::App app("mtrain trains GPT-style language models from a YAML recipe.", "mtrain");
@@ -22,9 +36,9 @@ int run(int argc, char** argv) {
       "  mtrain explain optimizer.lr\n"
       "  mtrain data build --input corpus.txt --output data/corpus --validation-fraction 0.05");
   app.require_subcommand(0, 1);
-  mtrain::add_train_options(app);
+  mtrain::add_train_options(app, argv);
   auto* train = app.add_subcommand("train", "train a model from a recipe (the default command)");
-  mtrain::add_train_options(*train);
+  mtrain::add_train_options(*train, argv);
   mtrain::add_data_command(app);
   mtrain::add_generate_command(app);
   mtrain::add_schedule_command(app);
@@ -33,7 +47,7 @@ int run(int argc, char** argv) {
   mtrain::add_explain_command(app);
   mtrain::add_completion_command(app);
   try {
-    app.parse(argc, argv);
+    app.parse(command_line(app, argc, argv));
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }

@@ -1,19 +1,27 @@
 #include <unistd.h>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
+#include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
+#include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
+#include "recipe/load/find_recipe.h"
 #include "run/dry_run.h"
 #include "run/run.h"
 #include "train/data_setup.h"
@@ -25,8 +33,8 @@ namespace {
 struct Options {
   std::string recipe, trace;
   std::vector<std::string> overrides;
-  bool profile = false, print_recipe = false, dry_run = false;
-  int64_t world_size = 0;  // 0: the world of the launcher
+  bool profile = false, print_recipe = false, dry_run = false, strict = false;
+  std::optional<int64_t> world_size;  // unless given, the world of the launcher
 };
 
 void tell(const Diagnostics& diagnostics) {
@@ -63,16 +71,45 @@ void run(const Recipe& r, const launch::Job& job, bool profile) {
   run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
 }
 
-void run_train(const Options& o) {
+// Starts this program anew with the recipe's environment variables, unless all of them are set
+// already: by mtrain-launch, or by the user, who wins. Libraries read some of them when they are
+// loaded, before main().
+void enter_environment(const std::map<std::string, std::string>& variables, char** argv) {
+  constexpr const char* kEntered = "MTRAIN_ENVIRONMENT_SET";
+  bool missing = false;
+  for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
+  if (!missing || std::getenv(kEntered)) return;
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
+  setenv(kEntered, "1", 1);
+  execv("/proc/self/exe", argv);
+  throw RunError(fmt::format("cannot start again with launch.env: {}", std::strerror(errno)));
+}
+
+plan::Machine machine() {
+  const std::vector<std::string> gpus = launch::visible_gpus();
+  const bool built = std::string_view(MTRAIN_CUDA_VERSION) != "";
+  return {.gpu = built && !gpus.empty(), .gpu_name = gpus.empty() ? "" : gpus[0]};
+}
+
+void run_train(const Options& o, char** argv) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
+  if (o.strict) overrides.push_back("debug.strict=true");
   Diagnostics diagnostics;
-  const launch::Job job = launch::job_from_environment();
-  const int64_t world = o.world_size ? o.world_size : job.size;
-  const Recipe recipe = plan::load_recipe(o.recipe, overrides, diagnostics, world);
-  const bool runs = !o.dry_run && !o.print_recipe;
-  if (runs) plan::check_supported(recipe, diagnostics);
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string path =
+      recipe::find_recipe(o.recipe, recipe::recipe_folders(program), diagnostics);
   diagnostics.throw_if_errors();
+  const launch::Job job = launch::job_from_environment();
+  const int64_t world = o.world_size.value_or(job.size);
+  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine());
+  const bool runs = !o.dry_run && !o.print_recipe;
+  if (runs) {
+    plan::check_supported(recipe, diagnostics);
+    plan::check_files(recipe, diagnostics);
+  }
+  diagnostics.throw_if_errors();
+  if (runs) enter_environment(recipe.launch.env, argv);
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
@@ -81,11 +118,16 @@ void run_train(const Options& o) {
 
 }  // namespace
 
-void add_train_options(CLI::App& app) {
+void add_train_options(CLI::App& app, char** argv) {
   auto o = std::make_shared<Options>();
-  auto* recipe = app.add_option("--recipe,-r", o->recipe, "YAML recipe");
-  app.add_option("overrides", o->overrides,
-                 "settings that win over the recipe: section.field=value, ~section.field resets");
+  auto* recipe = app.add_option("--recipe,-r", o->recipe,
+                                "YAML recipe: a path, or the name of a ready one (llama3_8b)");
+  app.add_option(
+      "overrides", o->overrides,
+      "settings that win over the recipe: section.field=value, ~section.field resets; "
+      "Megatron's flags (--tp-comm-overlap, --context-parallel-size 4) are settings, too");
+  app.add_flag("--strict", o->strict,
+               "refuse what a size leaves nothing to do, instead of a warning (debug.strict)");
   app.add_flag("--print-recipe", o->print_recipe,
                "print the resolved recipe, with the origin of each value, and stop")
       ->group("Look, do not run");
@@ -93,8 +135,8 @@ void add_train_options(CLI::App& app) {
                            "print layout, groups, memory, pipeline and overlap, and stop")
                   ->group("Look, do not run");
   auto* print = app.get_option("--print-recipe");
-  app.add_option("--world-size", o->world_size, "ranks to plan for; by default the launcher's")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24).description(""))
+  app.add_option("--world-size", o->world_size, "ranks to plan for, 0: the fewest that fit; by default the launcher's")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24).description(""))
       ->type_name("N")
       ->group("Look, do not run");
   app.add_option("--trace", o->trace,
@@ -102,7 +144,7 @@ void add_train_options(CLI::App& app) {
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
       ->group("Look while it runs");
-  app.callback([&app, o, recipe, dry, print] {
+  app.callback([&app, o, recipe, dry, print, argv] {
     if (!app.get_subcommands().empty()) return;
     if (recipe->count() == 0)
       throw UserError(
@@ -111,7 +153,7 @@ void add_train_options(CLI::App& app) {
     if (o->world_size && !*dry && !*print)
       throw UserError("--world-size plans for a world, it does not start one",
                       "add --dry-run or --print-recipe, or start ranks with a launcher");
-    run_train(*o);
+    run_train(*o, argv);
   });
 }
 

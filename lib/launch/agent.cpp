@@ -21,6 +21,7 @@
 #include "base/file.h"
 #include "base/ignore_sigpipe.h"
 #include "launch/error_file.h"
+#include "launch/host_gpus.h"
 
 extern char** environ;
 
@@ -60,15 +61,6 @@ uint16_t free_port() {
 int usable_cores() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-// Counts the GPUs that a rank would see, without asking a driver.
-int visible_gpus() {
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
-    return *visible ? int(std::count(visible, visible + std::strlen(visible), ',')) + 1 : 0;
-  int n = 0;
-  while (fs::exists(fmt::format("/dev/nvidia{}", n))) ++n;
-  return n;
 }
 
 // A rank's output that the agent passes on: whole lines, each prefixed with the rank.
@@ -429,7 +421,7 @@ class Attempt {
 
 int ranks_per_node(const std::string& text) {
   if (text == "cpu") return usable_cores();
-  const int gpus = visible_gpus();
+  const int gpus = int(visible_gpus().size());
   if (text == "gpu") {
     if (gpus == 0)
       throw UserError("--nproc_per_node=gpu: this host shows no GPU", "use cpu or a number");

@@ -62,11 +62,11 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& 
   g.end = l.micro_batches - (o.overlap_grad_reduce ? 1 : 0);
   if (g.first >= g.end) {
     g.first = g.end = 0;
-    return off(fmt::format(
-        "{} overlaps with a gather of parameters or a reduction of gradients",
-        l.micro_batches == 1 ? "a step's only micro-batch"
-                             : fmt::format("each of a step's {} micro-batches", l.micro_batches)),
-        Off::idle);
+    return off(fmt::format("{} overlaps with a gather of parameters or a reduction of gradients",
+                           l.micro_batches == 1
+                               ? "a step's only micro-batch"
+                               : fmt::format("each of a step's {} micro-batches", l.micro_batches)),
+               Off::idle);
   }
   if (!asked.value_or(true)) return off("train.enable_cuda_graph is false", Off::no);
   g.on = true;

@@ -11,8 +11,8 @@ struct CudaGraphs {
   bool on = false;
   // Why graphs that the recipe asks for by name are off; `no` also where it does not ask.
   OverlapRow::Off off = OverlapRow::Off::no;
-  std::string why;       // if on: which micro-batches are graphs; else the reason why none is
-  bool known = false;    // the device has graphs, so that the banner has a line about them
+  std::string why;     // if on: which micro-batches are graphs; else the reason why none is
+  bool known = false;  // the device has graphs, so that the banner has a line about them
   // Micro-batches [first, end) of a step touch only this rank's memory, at the same addresses in
   // every step. The launches of the others are enqueued one by one.
   int64_t first = 0, end = 0;

@@ -32,14 +32,18 @@ int64_t stages_per_rank(const Recipe& r) {
 }
 
 // Returns the smallest dp that fits the recipe. With dp_replicate_size, each group that shards has
-// at least two ranks.
+// at least two ranks; with ep_size, the experts divide the dp x cp ranks of a stage.
 int64_t least_dp(const Recipe& r) {
-  const int64_t replicate = r.distributed.dp_replicate_size.value_or(1);
-  if (r.distributed.dp_size || replicate == 1) return r.distributed.dp_size.value_or(1);
+  const auto& d = r.distributed;
+  if (d.dp_size) return *d.dp_size;
+  const int64_t replicate = d.dp_replicate_size.value_or(1);
+  const int64_t experts = d.ep_size / std::gcd(d.ep_size, d.cp_size);
+  const int64_t unit = std::lcm(replicate, experts);
+  const int64_t least = replicate > 1 && unit == replicate ? 2 * replicate : unit;
   const int64_t samples = r.train.global_batch_size / r.train.micro_batch_size;
-  for (int64_t dp = 2 * replicate; dp <= samples; dp += replicate)
+  for (int64_t dp = least; dp <= samples; dp += unit)
     if (samples % dp == 0) return dp;
-  return 2 * replicate;
+  return least;
 }
 
 std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {

@@ -1,26 +1,94 @@
 #include "plan/load_recipe.h"
 
+#include <fmt/core.h>
+
+#include "base/strings.h"
 #include "plan/layout.h"
 #include "plan/overlap.h"
+#include "plan/recipe_schedule.h"
 #include "plan/rules/rules.h"
 
 namespace mtrain::plan {
+namespace {
+
+void choose_device(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
+  if (r.train.device != recipe::DeviceChoice::automatic) return;
+  const bool nccl = r.comm.backend == recipe::CommBackend::nccl;
+  if (!machine.gpu && !nccl) return;  // the CPU
+  r.train.device = recipe::DeviceChoice::cuda;
+  r.origins["train.device"] = recipe::Origin::derived;
+  diagnostics.resolved("train.device",
+                       machine.gpu
+                           ? fmt::format("cuda, because this machine has {}",
+                                         machine.gpu_name.empty() ? "a GPU" : machine.gpu_name)
+                           : "cuda, because comm.backend is nccl");
+}
+
+// Takes the GPU that is there for hardware.gpu, by which rules and estimates go.
+void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
+  if (r.train.device != recipe::DeviceChoice::cuda || machine.gpu_name.empty() ||
+      r.given("hardware.gpu"))
+    return;
+  const std::string name = to_lower(machine.gpu_name);
+  // The names with a G come first, since gb200 ends in b200.
+  for (const recipe::Gpu gpu :
+       {recipe::Gpu::gb300, recipe::Gpu::gb200, recipe::Gpu::b300, recipe::Gpu::b200,
+        recipe::Gpu::h200, recipe::Gpu::h100, recipe::Gpu::a100}) {
+    if (name.find(enum_name(gpu)) == std::string::npos) continue;
+    if (r.hardware.gpu == gpu) return;
+    r.hardware.gpu = gpu;
+    r.origins["hardware.gpu"] = recipe::Origin::derived;
+    return diagnostics.resolved("hardware.gpu",
+                                fmt::format("{}, which this machine has", enum_name(gpu)));
+  }
+  diagnostics.resolved("hardware.gpu", fmt::format("{} is taken for a {}", machine.gpu_name,
+                                                   enum_name(r.hardware.gpu)));
+}
+
+// Chooses the schedule of a pipeline whose recipe leaves it open: in Megatron's spelling and under
+// megatron_ddp a pipeline needs no section of its own, and several stages per rank are the
+// interleaved schedule.
+void choose_schedule(Recipe& r, Diagnostics& diagnostics) {
+  if (r.distributed.pp_size == 1 || r.given("distributed.pipeline.pp_schedule") ||
+      r.distributed.pipeline.pp_schedule_csv)
+    return;
+  const bool section = r.given_section("distributed.pipeline");
+  const bool needs_none = r.written_in("distributed.pp_size", "model") ||
+                          r.distributed.strategy == recipe::Strategy::megatron_ddp;
+  if (!section && !needs_none) return;  // a rule asks for the section
+  const bool interleaved = layout_of(r, 0).stages_per_rank > 1;
+  if (section && !interleaved) return;  // 1f1b is the section's default
+  r.sections.insert("distributed.pipeline");
+  r.distributed.pipeline.pp_schedule = interleaved ? recipe::PipelineScheduleName::interleaved_1f1b
+                                                   : recipe::PipelineScheduleName::one_f_one_b;
+  r.origins["distributed.pipeline.pp_schedule"] = recipe::Origin::derived;
+  diagnostics.resolved("distributed.pipeline.pp_schedule",
+                       interleaved ? "interleaved_1f1b, because a rank has several stages"
+                                   : "1f1b, because a rank has one stage");
+}
+
+Recipe complete(std::optional<Recipe> recipe, Diagnostics& diagnostics, int64_t world,
+                const Machine& machine) {
+  if (!recipe) return {};
+  choose_device(machine, *recipe, diagnostics);
+  choose_gpu(machine, *recipe, diagnostics);
+  choose_schedule(*recipe, diagnostics);
+  validate_recipe(*recipe, diagnostics, world);
+  return std::move(*recipe);
+}
+
+}  // namespace
 
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Diagnostics& diagnostics, int64_t world) {
-  const auto recipe = read_recipe(path, overrides, diagnostics);
-  if (!recipe) return {};
-  validate_recipe(*recipe, diagnostics, world);
-  return *recipe;
+                   Diagnostics& diagnostics, int64_t world, const Machine& machine) {
+  return complete(read_recipe(path, overrides, diagnostics), diagnostics, world, machine);
 }
 
 Recipe load_recipe_text(const std::string& text, const std::string& name,
                         const std::vector<std::string>& overrides, Diagnostics& diagnostics,
-                        int64_t world) {
-  const auto recipe = read_recipe_text(text, name, overrides, diagnostics);
-  if (!recipe) return {};
-  validate_recipe(*recipe, diagnostics, world);
-  return *recipe;
+                        int64_t world, const Machine& machine) {
+  return complete(read_recipe_text(text, name, overrides, diagnostics), diagnostics, world,
+                  machine);
 }
 
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world) {

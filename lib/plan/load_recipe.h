@@ -8,15 +8,22 @@
 
 namespace mtrain::plan {
 
-// Calls read_recipe() and validate_recipe(). All mistakes are collected in `diagnostics`; the
+// What the machine has that `train.device: auto` may take.
+struct Machine {
+  bool gpu = false;      // it has one, and this build computes on it
+  std::string gpu_name;  // "NVIDIA H200"; empty if unknown
+};
+
+// Calls read_recipe(), decides what depends on the machine and on the layout's spelling, and calls
+// validate_recipe(). All mistakes are collected in `diagnostics`; the
 // recipe can be used only if there is no error.
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Diagnostics& diagnostics, int64_t world = 1);
+                   Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {});
 
 // Does the same for recipe text that is not in a file; messages call it `name`.
 Recipe load_recipe_text(const std::string& text, const std::string& name,
                         const std::vector<std::string>& overrides, Diagnostics& diagnostics,
-                        int64_t world = 1);
+                        int64_t world = 1, const Machine& machine = {});
 
 // Checks the fields against each other for a world of `world` ranks; 0 stands for the smallest
 // world that fits. Features that are not built yet are left to check_supported()

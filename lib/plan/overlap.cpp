@@ -78,13 +78,13 @@ class Resolver {
   }
 
   void resolve_tp() {
-    o_.tp_comm_overlap = decide(
-        "comm_overlap.tp_comm_overlap", r_.comm_overlap.tp_comm_overlap,
-        all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)", Off::idle},
-             {r_.distributed.sequence_parallel, "it needs distributed.sequence_parallel: true",
-              Off::idle}},
-            "gathers and scatters hide behind GEMMs"),
-        false);
+    o_.tp_comm_overlap =
+        decide("comm_overlap.tp_comm_overlap", r_.comm_overlap.tp_comm_overlap,
+               all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)", Off::idle},
+                    {r_.distributed.sequence_parallel,
+                     "it needs distributed.sequence_parallel: true", Off::idle}},
+                   "gathers and scatters hide behind GEMMs"),
+               false);
     if (o_.tp_comm_overlap) resolve_tp_gemm_overlap(r_, l_, o_);
   }
 

@@ -14,8 +14,9 @@ namespace mtrain::plan {
 struct OverlapRow {
   // Why a feature that the recipe asks for by name is not active. `idle`: a size leaves it nothing
   // to hide (tp_size 1, one stage, one data-parallel rank), so that one recipe serves every size.
-  // `contradicts`: another setting excludes it.
-  enum class Off { no, idle, contradicts };
+  // `contradicts`: another setting excludes it. `part_of_preset`: a preset brings it along, so that
+  // the row is told and no warning.
+  enum class Off { no, part_of_preset, idle, contradicts };
 
   std::string field;      // "comm_overlap.tp_comm_overlap"
   std::string asked;      // "auto", "true", "4"

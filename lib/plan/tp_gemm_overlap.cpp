@@ -192,8 +192,7 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
       overlap.tp_gemm_overlap.at(c.key.gemm, c.key.pass) = {gemm_method(c.gemm.method),
                                                             c.gemm.num_splits, c.gemm.aggregate};
     const std::string field = fmt::format("{}.{}", section, c.key.name);
-    overlap.table.push_back(
-        {field, asked, c.on ? shown(c.gemm) : "none", c.why, c.row_off, c.on});
+    overlap.table.push_back({field, asked, c.on ? shown(c.gemm) : "none", c.why, c.row_off, c.on});
     if (!no_aggregate.empty())
       overlap.table.push_back({field + ".aggregate", "true", "false", no_aggregate, Off::idle});
   }
@@ -202,7 +201,7 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
         {section + ".*.num_sm", "given", "none",
          "num_sm, cga_size and set_sm_margin act on user buffers; the multiprocessors of a GPU are "
          "divided by NCCL and cuBLAS, and a CPU has none",
-         Off::idle});
+         cfg.tp_comm_overlap_cfg.preset.empty() ? Off::idle : Off::part_of_preset});
 }
 
 }  // namespace mtrain::plan

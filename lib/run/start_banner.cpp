@@ -44,9 +44,9 @@ std::string memory_text(const RunPlan& plan) {
 
 std::string ranks_text(const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
-  const std::string context =
-      l.cp == 1 ? "" : fmt::format(", cp {} by {}", l.cp, plan.text.context);
-  std::string text = fmt::format("{}, strategy {}{}", l.world, plan.text.strategy, context);
+  const std::string context = l.cp == 1 ? "" : fmt::format(", cp by {}", plan.text.context);
+  std::string text = fmt::format("{}: tp {}, pp {}, cp {}, ep {}, dp {}; strategy {}{}", l.world,
+                                 l.tp, l.pp, l.cp, l.ep, l.dp, plan.text.strategy, context);
   if (l.pp == 1) return text;
   return text + fmt::format(", {} pipeline ranks of {} stage{} ({})", l.pp, l.stages_per_rank,
                             l.stages_per_rank > 1 ? "s" : "", plan.text.schedule);
@@ -119,14 +119,12 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, double peak) {
       {"device", t.device().description() +
                      (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "") +
                      bf16_text(t)});
-  if (t.world().size() == 1) {
+  rows.push_back({"ranks", ranks_text(plan)});
+  if (t.world().size() == 1)
     rows.push_back({"overlap", "one rank: no communication"});
-    append(rows, overlap_rows(plan.overlap, OverlapRows::asked_and_off));
-  } else {
-    rows.push_back({"ranks", ranks_text(plan)});
+  else
     append(rows, overlap_rows(plan.overlap, OverlapRows::active));
-    append(rows, overlap_rows(plan.overlap, OverlapRows::asked_and_off));
-  }
+  append(rows, overlap_rows(plan.overlap, OverlapRows::asked_and_off));
   return rows;
 }
 

@@ -28,36 +28,37 @@ TEST_CASE("graphs asked for must be possible, or the reason is told") {
     return on_cuda(std::move(o));
   };
   expect_warning({.what = "cpu", .set = {"train.enable_cuda_graph=true"}}, field,
-               "train.device is not cuda");
+                 "train.device is not cuda");
   expect_accepts({.what = "possible", .set = asked({})});
   expect_warning({.what = "Megatron's name", .set = {"model.enable_cuda_graph=true"}}, field,
-               "not cuda");
+                 "not cuda");
   expect_warning({.what = "its kind", .set = {"model.cuda_graph_impl=local"}}, field, "not cuda");
   expect_accepts({.what = "no kind", .set = {"model.cuda_graph_impl=none"}});
   expect_warning({.what = "pipeline",
-                .world = 2,
-                .set = asked({"distributed.pp_size=2", "distributed.pipeline={}"})},
-               field, "messages");
+                  .world = 2,
+                  .set = asked({"distributed.pp_size=2", "distributed.pipeline={}"})},
+                 field, "messages");
   expect_warning({.what = "tp", .world = 2, .set = asked({"distributed.tp_size=2"})}, field,
-               "tp ranks");
+                 "tp ranks");
   expect_warning({.what = "cp", .world = 2, .set = asked({"distributed.cp_size=2"})}, field,
-               "cp ranks");
+                 "cp ranks");
   expect_error({.what = "packs", .set = asked({"packed_sequence.packed_sequence_size=1024"})},
                field, "packed");
   expect_warning({.what = "fsdp2", .world = 2, .set = asked({})}, field, "sharded");
   expect_accepts({.what = "fsdp2 of one rank", .set = asked({"distributed.strategy=fsdp2"})});
-  expect_warning({.what = "zero 3", .world = 2, .set = asked({"distributed.strategy=megatron_fsdp"})},
-               field, "sharded");
+  expect_warning(
+      {.what = "zero 3", .world = 2, .set = asked({"distributed.strategy=megatron_fsdp"})}, field,
+      "sharded");
   expect_warning({.what = "one micro-batch",
-                .world = 2,
-                .set = asked({"distributed.strategy=ddp", "train.global_batch_size=32",
-                              "train.micro_batch_size=16"})},
-               field, "a step's only micro-batch overlaps");
+                  .world = 2,
+                  .set = asked({"distributed.strategy=ddp", "train.global_batch_size=32",
+                                "train.micro_batch_size=16"})},
+                 field, "a step's only micro-batch overlaps");
   expect_warning({.what = "two micro-batches",
-                .world = 2,
-                .set = asked({"distributed.strategy=megatron_ddp", "train.global_batch_size=32",
-                              "train.micro_batch_size=8"})},
-               field, "each of a step's 2 micro-batches overlaps");
+                  .world = 2,
+                  .set = asked({"distributed.strategy=megatron_ddp", "train.global_batch_size=32",
+                                "train.micro_batch_size=8"})},
+                 field, "each of a step's 2 micro-batches overlaps");
   expect_error({.what = "trace", .set = asked({"debug.trace=t.json"})}, field, "debug.trace");
   expect_error({.what = "fault", .set = asked({"debug.fault.at=adamw"})}, field, "debug.fault");
   expect_error({.what = "strict", .set = {"train.enable_cuda_graph=true", "debug.strict=true"}},

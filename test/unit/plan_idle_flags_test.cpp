@@ -136,23 +136,21 @@ TEST_CASE("requests of single GEMMs that cannot act are warned of") {
     set.push_back(cfg + "={" + gemms + "}");
     return set;
   };
-  expect_warning({.what = "aggregate on two ranks",
-                  .world = 2,
-                  .set = with("qkv_fprop: {aggregate: true}")},
-                 cfg + ".qkv_fprop.aggregate", "even tp_size above 2");
   expect_warning(
-      {.what = "multiprocessors", .world = 2, .set = with("fc2_fprop: {num_sm: 4}")},
-      cfg + ".*.num_sm", "NCCL and cuBLAS");
+      {.what = "aggregate on two ranks", .world = 2, .set = with("qkv_fprop: {aggregate: true}")},
+      cfg + ".qkv_fprop.aggregate", "even tp_size above 2");
+  expect_warning({.what = "multiprocessors", .world = 2, .set = with("fc2_fprop: {num_sm: 4}")},
+                 cfg + ".*.num_sm", "NCCL and cuBLAS");
   expect_no_warning({.what = "nothing given", .world = 2, .set = with("qkv_fprop: {}")});
 }
 
 TEST_CASE("a tp group that leaves the node is warned of") {
-  expect_warning({.what = "tp 3 of 8 GPUs",
-                  .world = 6,
-                  .set = {"distributed.tp_size=3", "hardware.gpus_per_node=8",
-                          "model.num_attention_heads=12", "model.num_query_groups=3",
-                          "model.hidden_size=264", "model.ffn_hidden_size=768"}},
-                 "distributed.tp_size", "does not divide the 8 GPUs");
+  expect_warning(
+      {.what = "tp 3 of 8 GPUs",
+       .world = 6,
+       .set = {"distributed.tp_size=3", "hardware.gpus_per_node=8", "model.num_attention_heads=12",
+               "model.num_query_groups=3", "model.hidden_size=264", "model.ffn_hidden_size=768"}},
+      "distributed.tp_size", "does not divide the 8 GPUs");
   expect_no_warning({.what = "tp 4 of 8 GPUs",
                      .world = 4,
                      .set = {"distributed.tp_size=4", "hardware.gpus_per_node=8"}});

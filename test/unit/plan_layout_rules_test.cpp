@@ -178,10 +178,11 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
                 .set = with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true",
                                              "ddp.use_distributed_optimizer=false"})},
                "ddp.overlap_param_gather_with_optimizer_step", "not sharded");
-  expect_error({.what = "with step, one stage",
-                .world = 2,
-                .set = with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true"})},
-               "ddp.overlap_param_gather_with_optimizer_step", "several stages");
+  expect_warning(
+      {.what = "with step, one stage",
+       .world = 2,
+       .set = with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true"})},
+      "ddp.overlap_param_gather_with_optimizer_step", "single stage");
 }
 
 TEST_CASE("experts must divide into the ranks that share them") {
@@ -232,8 +233,14 @@ TEST_CASE("stages, micro-batches and groups must fit the schedule") {
                 .set = pipeline({"distributed.pipeline.layers_per_stage=3",
                                  "distributed.pipeline.round_virtual_stages_to_pp_multiple=down"})},
                "distributed.pipeline.round_virtual_stages_to_pp_multiple", "none");
-  expect_error({.what = "1f1b with two", .world = 4, .set = pipeline({"distributed.vpp_size=2"})},
-               "distributed.pipeline.pp_schedule", "one stage");
+  expect_error(
+      {.what = "1f1b with two",
+       .world = 4,
+       .set = pipeline({"distributed.pipeline.pp_schedule=1f1b", "distributed.vpp_size=2"})},
+      "distributed.pipeline.pp_schedule", "one stage");
+  expect_resolved(
+      {.what = "two stages per rank", .world = 4, .set = pipeline({"distributed.vpp_size=2"})},
+      "distributed.pipeline.pp_schedule", "interleaved_1f1b");
   expect_error(
       {.what = "interleaved with one", .world = 4, .set = interleaved({"distributed.vpp_size=1"})},
       "distributed.pipeline.pp_schedule", "at least two");

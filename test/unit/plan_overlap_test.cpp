@@ -145,20 +145,20 @@ TEST_CASE("overlap of pipeline, gradients and context asked for must be possible
       {.what = "p2p, one stage", .world = 4, .set = pipeline({"model.overlap_p2p_comm=true"})},
       "comm_overlap.overlap_p2p_comm", "single stage");
   expect_warning({.what = "p2p, no pipeline", .set = {"model.overlap_p2p_comm=true"}},
-               "comm_overlap.overlap_p2p_comm", "no pipeline");
+                 "comm_overlap.overlap_p2p_comm", "no pipeline");
   expect_accepts({.what = "p2p", .world = 4, .set = interleaved({"model.overlap_p2p_comm=true"})});
   expect_accepts({.what = "batch", .world = 4, .set = interleaved({"model.batch_p2p_comm=true"})});
   expect_error({.what = "neither", .world = 4, .set = pipeline({"model.batch_p2p_comm=false"})},
                "comm_overlap.batch_p2p_comm", "one by one");
   expect_warning({.what = "batch, no pipeline", .set = {"model.batch_p2p_comm=true"}},
-               "comm_overlap.batch_p2p_comm", "no pipeline");
+                 "comm_overlap.batch_p2p_comm", "no pipeline");
   expect_warning({.what = "reduce alone", .set = megatron({"ddp.overlap_grad_reduce=true"})},
-               "ddp.overlap_grad_reduce", "not shared");
+                 "ddp.overlap_grad_reduce", "not shared");
   expect_accepts({.what = "reduce over cp",
                   .world = 2,
                   .set = megatron({"ddp.overlap_grad_sync=true", "distributed.cp_size=2"})});
   expect_warning({.what = "align", .world = 4, .set = megatron({"ddp.align_param_gather=true"})},
-               "ddp.align_param_gather", "no pipeline");
+                 "ddp.align_param_gather", "no pipeline");
   expect_accepts({.what = "align fits",
                   .world = 8,
                   .set = megatron(interleaved({"ddp.align_param_gather=true"}))});
@@ -167,12 +167,12 @@ TEST_CASE("overlap of pipeline, gradients and context asked for must be possible
        .world = 8,
        .set = megatron(interleaved({"ddp.overlap_param_gather_with_optimizer_step=true"}))});
   expect_warning({.what = "cp", .set = {"comm_overlap.cp_overlap=true"}}, "comm_overlap.cp_overlap",
-               "cp_size 1");
+                 "cp_size 1");
   expect_accepts({.what = "cp fits",
                   .world = 2,
                   .set = {"comm_overlap.cp_overlap=true", "distributed.cp_size=2"}});
   expect_warning({.what = "embedding", .set = {"model.defer_embedding_wgrad_compute=true"}},
-               "comm_overlap.defer_embedding_wgrad_compute", "no pipeline");
+                 "comm_overlap.defer_embedding_wgrad_compute", "no pipeline");
   expect_accepts({.what = "embedding fits",
                   .world = 4,
                   .set = pipeline({"model.defer_embedding_wgrad_compute=true"})});
@@ -181,9 +181,9 @@ TEST_CASE("overlap of pipeline, gradients and context asked for must be possible
   expect_warning({.what = "limit unused", .set = {"model.wgrad_deferral_limit=2"}},
                  "comm_overlap.wgrad_deferral_limit", "ignored");
   expect_warning({.what = "backward stream",
-                .world = 4,
-                .set = pipeline({"model.overlap_p2p_backward_on_comm_stream=true"})},
-               "comm_overlap.overlap_p2p_backward_on_comm_stream", "single stage");
+                  .world = 4,
+                  .set = pipeline({"model.overlap_p2p_backward_on_comm_stream=true"})},
+                 "comm_overlap.overlap_p2p_backward_on_comm_stream", "single stage");
   expect_accepts(
       {.what = "backward stream fits", .world = 4, .set = fine("backward_on_comm_stream=true")});
   expect_error({.what = "without p2p",
@@ -243,7 +243,7 @@ TEST_CASE("expert-parallel overlap asked for must be possible, and launch settin
                   .world = 4,
                   .set = experts({moe + "=true", "model.delay_wgrad_compute=true"})});
   expect_warning({.what = "moe ep 1", .set = {"model.moe=8", moe + "=true"}}, moe.c_str(),
-               "ep_size 1");
+                 "ep_size 1");
   expect_error({.what = "moe dispatcher",
                 .world = 4,
                 .set = experts({moe + "=true", "model.moe_token_dispatcher_type=allgather"})},
@@ -415,8 +415,7 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
   CHECK_THAT(row(ring, "qkv_dgrad"), Contains("ring_exchange | ring_exchange"));
   CHECK_THAT(row(ring, "qkv_wgrad"), Contains("none") && Contains("scatters its own result"));
   CHECK_THAT(row(ring, "fc1_fprop"), Contains("two at a time"));
-  CHECK_THAT(row(cfg("fc2_fprop: {method: ring_exchange, aggregate: true}"),
-                 "fc2_fprop.aggregate"),
+  CHECK_THAT(row(cfg("fc2_fprop: {method: ring_exchange, aggregate: true}"), "fc2_fprop.aggregate"),
              Contains("true | false | it is for a ring that gathers"));
   // Settings of user buffers, which mtrain does not have, are reported if the recipe gives them.
   CHECK_THAT(row(cfg("fc2_fprop: {num_sm: 4}"), "*.num_sm"),

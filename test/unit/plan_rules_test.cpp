@@ -36,8 +36,10 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
                "model.moe.router_topk", "5");
   expect_error({.what = "threads as ranks", .set = {"comm.backend=thread"}}, "comm.backend",
                "processes");
-  expect_error({.what = "nccl without GPUs", .set = {"comm.backend=nccl"}}, "comm.backend",
-               "train.device is cpu");
+  expect_error({.what = "nccl on a CPU", .set = {"comm.backend=nccl", "train.device=cpu"}},
+               "comm.backend", "train.device is cpu");
+  expect_resolved({.what = "nccl chooses the GPU", .set = {"dist_env.backend=nccl"}},
+                  "train.device", "cuda, because comm.backend is nccl");
   expect_accepts({.what = "nccl", .set = {"comm.backend=nccl", "train.device=cuda"}});
   expect_error({.what = "gloo on GPUs", .set = {"comm.backend=gloo", "train.device=cuda"}},
                "comm.backend", "train.device is cuda");
@@ -59,8 +61,11 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_error(
       {.what = "batch smaller", .set = {"train.global_batch_size=2", "train.micro_batch_size=4"}},
       "train.global_batch_size", "");
-  expect_error({.what = "warm-up", .set = {"train.steps=10", "lr_scheduler.warmup_steps=10"}},
-               "lr_scheduler.warmup_steps", "10");
+  expect_warning({.what = "a short run", .set = {"train.steps=10", "lr_scheduler.warmup_steps=10"}},
+                 "lr_scheduler.warmup_steps", "10 is clipped to 9");
+  expect_error(
+      {.what = "warm-up", .set = {"lr_scheduler.decay_steps=10", "lr_scheduler.warmup_steps=10"}},
+      "lr_scheduler.warmup_steps", "10");
   expect_accepts(
       {.what = "warm-up fits", .set = {"train.steps=10", "lr_scheduler.warmup_steps=9"}});
   expect_error({.what = "min_lr", .set = {"lr_scheduler.min_lr=1"}}, "lr_scheduler.min_lr",
@@ -73,9 +78,13 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_error({.what = "wsd steps elsewhere", .set = {"lr_scheduler.wsd_decay_steps=3"}},
                "lr_scheduler.wsd_decay_steps", "style is cosine");
   expect_error({.what = "wsd too long",
-                .set = {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
-                        "lr_scheduler.wsd_decay_steps=7"}},
+                .set = {"lr_scheduler.style=wsd", "lr_scheduler.decay_steps=10",
+                        "lr_scheduler.warmup_steps=4", "lr_scheduler.wsd_decay_steps=7"}},
                "lr_scheduler.wsd_decay_steps", "longer");
+  expect_warning({.what = "wsd in a short run",
+                  .set = {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
+                          "lr_scheduler.wsd_decay_steps=7"}},
+                 "lr_scheduler.wsd_decay_steps", "7 is clipped to 6");
   expect_accepts({.what = "wsd fits",
                   .set = {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
                           "lr_scheduler.wsd_decay_steps=6"}});
@@ -140,6 +149,9 @@ TEST_CASE("precision is set in one place") {
       {.what = "dynamic", .set = {"mixed_precision=fp16_mixed", "optimizer.loss_scale=dynamic"}});
 }
 
-TEST_CASE("Hydra's keys are ignored with a warning, as overrides too") {
-  expect_warning({.what = "override", .set = {"model._target_=x"}}, "model._target_", "Hydra");
+TEST_CASE("a class of Hydra that mtrain does not know is refused with the native way") {
+  expect_error({.what = "override", .set = {"model._target_=x"}}, "model._target_",
+               "runs no Python");
+  expect_warning({.what = "how to construct", .set = {"model._recursive_=false"}},
+                 "model._recursive_", "no class is constructed");
 }

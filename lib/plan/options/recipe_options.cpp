@@ -167,9 +167,9 @@ ValidationOptions validation_options(const Recipe& r) {
 }
 
 CheckpointOptions checkpoint_options(const Recipe& r) {
-  return {.every_steps = r.checkpoint.every_steps,
+  return {.every_steps = r.checkpoint.enabled ? r.checkpoint.every_steps : 0,
           .keep = r.checkpoint.keep,
-          .at_end = r.checkpoint.at_end};
+          .at_end = r.checkpoint.enabled && r.checkpoint.at_end};
 }
 
 FolderOptions folder_options(const Recipe& r) {

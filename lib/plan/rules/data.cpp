@@ -1,3 +1,5 @@
+#include <filesystem>
+
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"
@@ -45,6 +47,32 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
           "{} is too small for the byte tokenizer, which has 256 bytes and an end of document",
           r.model.vocab_size),
       "leave vocab_size out to take the tokenizer's");
+}
+
+namespace {
+
+void check_prefixes(const char* field, const std::vector<std::string>& prefixes,
+                    Diagnostics& diagnostics) {
+  std::error_code ignored;
+  for (const std::string& prefix : prefixes)
+    for (const char* suffix : {".bin", ".idx"})
+      if (!std::filesystem::exists(prefix + suffix, ignored)) {
+        diagnostics.require(false, {field}, fmt::format("there is no file {}{}", prefix, suffix),
+                            "make the pair by `mtrain data build`, or correct the path prefix");
+        break;
+      }
+}
+
+}  // namespace
+
+void check_files(const Recipe& r, Diagnostics& diagnostics) {
+  check_prefixes("dataset.train", r.dataset.train, diagnostics);
+  check_prefixes("dataset.validation", r.dataset.validation, diagnostics);
+  std::error_code ignored;
+  if (r.tokenizer.type == recipe::TokenizerType::huggingface && r.tokenizer.path)
+    diagnostics.require(std::filesystem::exists(*r.tokenizer.path, ignored), {"tokenizer.path"},
+                        fmt::format("there is no file or folder {}", *r.tokenizer.path),
+                        "give the tokenizer.json of the model, or the folder that holds it");
 }
 
 }  // namespace mtrain::plan

@@ -25,6 +25,9 @@ void tell_off(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
 
 void validate_model(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
+// Whether the files that a run reads are there. Only runs need it: a recipe can be checked and
+// planned without its data.
+void check_files(const Recipe& recipe, Diagnostics& diagnostics);
 // Batch sizes and recomputation.
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);

@@ -64,7 +64,9 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
   missing(r.mixed_precision.name == recipe::Precision::fp16_mixed, "mixed_precision.name",
           "fp16_mixed", "use bf16_mixed or fp32");
   check_float8(r, missing);
-  missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
+  missing(r.model.from && r.model.init == recipe::WeightInit::weights, "model.from",
+          "reading weights of a Hugging Face folder",
+          "set model.init: random to train a model of these sizes from random weights");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
   bool other_module = false;
   for (const auto module : r.recompute.modules)

@@ -67,9 +67,16 @@ void Diagnostics::require(bool ok, std::initializer_list<std::string_view> field
 }
 
 bool Diagnostics::sound(std::initializer_list<std::string_view> fields) const {
+  const auto distrusted = [&](std::string_view f) {
+    return std::ranges::any_of(distrusted_, [&](const std::string& path) {
+      return f.starts_with(path) && (f.size() == path.size() || f[path.size()] == '.');
+    });
+  };
   return std::none_of(fields.begin(), fields.end(),
-                      [&](std::string_view f) { return wrong_.count(f) > 0; });
+                      [&](std::string_view f) { return wrong_.count(f) > 0 || distrusted(f); });
 }
+
+void Diagnostics::distrust(std::string_view path) { distrusted_.emplace(path); }
 
 void Diagnostics::set_location(std::string_view field, SourceLocation location) {
   locations_.insert_or_assign(std::string(field), std::move(location));

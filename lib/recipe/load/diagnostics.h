@@ -42,7 +42,9 @@ class Diagnostics {
   // an error of its own, since `ok` was then computed from its default.
   void require(bool ok, std::initializer_list<std::string_view> fields, std::string reason,
                std::string hint = "");
-  // Whether none of the fields has an error of its own.
+  // Tells that the fields at and below `path` have not been read, since what sets them is wrong.
+  void distrust(std::string_view path);
+  // Whether none of the fields has an error of its own, or is distrusted.
   bool sound(std::initializer_list<std::string_view> fields) const;
   bool reported(std::string_view field) const;  // whether there is an error for this field
 
@@ -62,6 +64,7 @@ class Diagnostics {
   std::vector<Diagnostic> diagnostics_;
   std::map<std::string, SourceLocation, std::less<>> locations_;
   std::set<std::string, std::less<>> wrong_;
+  std::set<std::string, std::less<>> distrusted_;
   std::vector<std::string> sources_;
 };
 

@@ -1,14 +1,18 @@
 #include <algorithm>
+#include <utility>
 
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "recipe/load/foreign_keys.h"
 #include "recipe/load/raw_settings.h"
+#include "recipe/load/targets.h"
 
 namespace mtrain::recipe {
 
 void RawSettings::merge(RawSettings&& over) {
   for (auto& [path, field] : over.fields) fields.insert_or_assign(path, std::move(field));
+  for (auto& [path, field] : over.defaults) defaults.insert_or_assign(path, std::move(field));
   sections.merge(over.sections);
 }
 
@@ -24,18 +28,24 @@ std::string_view last_word(std::string_view path) {
   return path.substr(path.rfind('.') == std::string_view::npos ? 0 : path.rfind('.') + 1);
 }
 
-bool is_hydra_key(std::string_view key) {
-  return key == "_target_" || key == "_recursive_" || key == "_convert_";
+// Keys of Hydra that say how a class is constructed, beside the class itself.
+bool is_hydra_option(std::string_view key) {
+  return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_";
 }
 
-// Compares what two spellings of a field say, as the field's type reads them.
-bool same_value(const RawSetting& a, const RawSetting& b) {
-  Recipe x, y;
-  ValueError c;
-  if (!a.row->ops->read(a.node, a.row->options, a.row->at(x), c) ||
-      !b.row->ops->read(b.node, b.row->options, b.row->at(y), c))
-    return a.node.text == b.node.text;  // such as ${...}, or a mistake that is reported later
-  return a.row->show(x) == b.row->show(y);
+// Whether a value says that what its key names is not used.
+bool says_off(const Node& node) {
+  if (node.kind == Node::Kind::map || node.kind == Node::Kind::list) return node.items.empty();
+  const std::string word = to_lower(node.text);
+  return node.unset() || word == "false" || word == "no" || word == "off" || word == "0";
+}
+
+Node plain_scalar(std::string_view text, const SourceLocation& location) {
+  Node node;
+  node.kind = Node::Kind::scalar;
+  node.text = text;
+  node.location = location;
+  return node;
 }
 
 // Returns the row that a negated name sets: Megatron's no_align_param_gather: true means
@@ -52,6 +62,25 @@ const SchemaRow* negated_row(const std::string& path) {
   return nullptr;
 }
 
+// Returns the paths that a name without a section may mean: the fields one of whose names ends in
+// it, each by the first such name.
+std::vector<std::string> paths_of_word(const std::string& word) {
+  std::vector<std::string> paths;
+  std::vector<const SchemaRow*> rows;
+  const auto consider = [&](const std::string& spelling, const SchemaRow* row) {
+    if (last_word(spelling) != word || std::ranges::count(rows, row) > 0) return;
+    rows.push_back(row);
+    paths.push_back(spelling);
+  };
+  for (const auto& row : schema_rows()) {
+    consider(row.path, &row);
+    for (const auto& alias : row.aliases()) consider(alias, &row);
+  }
+  for (const auto& conversion : foreign_spellings())
+    if (last_word(conversion.path) == word && paths.empty()) paths.emplace_back(conversion.path);
+  return paths;
+}
+
 // Walks a tree and notes which field each leaf sets.
 class Collector {
  public:
@@ -59,47 +88,124 @@ class Collector {
 
   RawSettings given;
 
-  void collect(const Node& node, const std::string& prefix) {
-    for (size_t i = 0; i < node.keys.size(); ++i) {
-      const auto& key = node.keys[i];
-      if (is_hydra_key(key.name)) {
-        warn_hydra(key.name, key.location);
-        continue;
-      }
-      const std::string path =
-          normalize_path(prefix.empty() ? key.name : prefix + "." + normalize_key(key.name));
-      if (path == "cfg" && prefix.empty() && node.items[i].kind == Node::Kind::map)
-        collect(node.items[i], "");
-      else
-        set(path, key.location, node.items[i]);
-    }
+  // Reads the root of a recipe, of which Megatron-Bridge's names its class, too.
+  void collect_root(const Node& root) {
+    unknown_ = Unknown::refuse;
+    collect(root, "", unknown_for(root, ""));
+    tell_off();
   }
 
   void set(const std::string& path, const SourceLocation& location, const Node& node) {
-    if (is_hydra_key(last_word(path))) return warn_hydra(path, location);
+    const std::string_view word = last_word(path);
+    if (is_hydra_option(word)) return warn_hydra(path, location);
+    if (word == "_target_")
+      return apply_target(path.substr(0, path.size() - std::min(path.size(), word.size() + 1)),
+                          location, node);
+    if (path == "mixed_precision" || path == "mixed_precision.name")
+      if (const auto* preset = find_precision_preset(node.text))
+        return apply_preset(*preset, location, node);
+    if (path == "checkpoint.model_save_format" && node.text == "torch_save")
+      return diagnostics_.add_at(
+          Severity::warning, location, path,
+          "torch_save is not written: weights are saved as safetensors, which torch reads, too");
+    if (path == "optimizer.adam_beta1" || path == "optimizer.adam_beta2")
+      return set_beta(path, location, node);
+    if (path == "distributed.pipeline.module_fqns_per_model_part" && !node.unset())
+      return set_layout(path, location, node);
     if (const SchemaRow* row = find_row(path)) return add({row, path, location, node, origin_});
-    for (const auto& conversion : foreign_spellings())
-      if (conversion.path == path) return convert(conversion, location, node);
+    if (convert(path, location, node)) return;
     if (const SchemaRow* row = negated_row(path)) return negate(row, path, location, node);
     if (find_section(path) || is_section_path(path)) return set_section(path, location, node);
-    if (++unknown_ > kMaxUnknown) return;
-    const std::string meant = nearest_key(path);
-    diagnostics_.add_at(Severity::error, location, path, "there is no such key",
-                        meant.empty() ? "" : fmt::format("did you mean `{}`?", meant));
-    if (unknown_ == kMaxUnknown)
-      diagnostics_.add_at(Severity::error, location, path, "further unknown keys are not listed",
-                          "is this file a recipe of mtrain?");
+    if (const ForeignKey* key = find_foreign_key(path)) return tell(*key, path, location, node);
+    if (node.kind == Node::Kind::map && find_key(node, "_target_"))
+      return set_section(path, location, node);
+    if (unknown_ != Unknown::refuse && swallow(path, location, node)) return;
+    refuse_unknown(path, location);
+  }
+
+  // Sets a field by its name alone, as Megatron's flags do.
+  void set_word(const std::string& word, const SourceLocation& location, const Node& node) {
+    if (find_row(word) || find_section(word) || is_section_path(word))
+      return set(word, location, node);
+    if (word == "adam_beta1" || word == "adam_beta2")
+      return set("optimizer." + word, location, node);
+    auto paths = paths_of_word(word);
+    for (std::string_view prefix : {"no_", "disable_"})
+      if (paths.empty() && word.starts_with(prefix))
+        for (const std::string& plain : paths_of_word(word.substr(prefix.size())))
+          if (const auto dot = plain.rfind('.'); dot != std::string::npos)
+            paths.push_back(plain.substr(0, dot + 1) + word);
+    if (paths.size() > 1) {
+      std::string list;
+      for (const auto& path : paths) list += (list.empty() ? "" : ", ") + path;
+      return diagnostics_.add_at(Severity::error, location, word,
+                                 fmt::format("may mean {} fields", paths.size()),
+                                 fmt::format("write one of {}", list));
+    }
+    if (paths.size() == 1) return set(paths[0], location, node);
+    if (const ForeignKey* key = find_foreign_flag(word)) return tell(*key, word, location, node);
+    set(word, location, node);
   }
 
  private:
   static constexpr int kMaxUnknown = 50;
+
+  // What becomes of a key that is no setting of mtrain: it is refused; or, among the fields of a
+  // class of Megatron, passed over if its value is off; or passed over as the argument of a class
+  // that is refused or has no meaning here.
+  enum class Unknown { refuse, pass_if_off, pass };
+
+  static const Node* find_key(const Node& map, std::string_view name) {
+    for (size_t i = 0; i < map.keys.size(); ++i)
+      if (map.keys[i].name == name) return &map.items[i];
+    return nullptr;
+  }
+
+  Unknown unknown_for(const Node& map, const std::string& path) const {
+    const Node* target = find_key(map, "_target_");
+    if (!target) return unknown_;
+    if (is_megatron_class(target->text)) return Unknown::pass_if_off;
+    if (!find_target(path, target->text)) return Unknown::pass;
+    return find_section(path) || is_section_path(path) ? Unknown::refuse : Unknown::pass;
+  }
+
+  void collect(const Node& node, const std::string& prefix, Unknown unknown) {
+    const Unknown around = std::exchange(unknown_, unknown);
+    for (size_t i = 0; i < node.keys.size(); ++i) {
+      const auto& key = node.keys[i];
+      const std::string path =
+          normalize_path(prefix.empty() ? key.name : prefix + "." + normalize_key(key.name));
+      const Node& item = node.items[i];
+      const bool map = item.kind == Node::Kind::map;
+      if (path == "cfg" && prefix.empty() && map)
+        collect(item, "", unknown);
+      else if (path == "model.config" && map)
+        set_model_config(item);
+      else
+        set(path, key.location, item);
+    }
+    unknown_ = around;
+  }
+
+  // Hugging Face's configuration within a model section has the names of the model's fields.
+  void set_model_config(const Node& config) {
+    Node fields = config;
+    for (size_t i = 0; i < fields.keys.size(); ++i) {
+      if (fields.keys[i].name != "_target_") continue;
+      apply_target("model.config", fields.keys[i].location, fields.items[i]);
+      fields.items.erase(fields.items.begin() + long(i));
+      fields.keys.erase(fields.keys.begin() + long(i));
+      break;
+    }
+    collect(fields, "model", unknown_);
+  }
 
   void set_section(const std::string& path, const SourceLocation& location, const Node& node) {
     const SchemaSection* section = find_section(path);
     diagnostics_.set_location(path, location);
     if (node.kind == Node::Kind::map) {
       given.sections.insert(path);
-      collect(node, path);
+      collect(node, path, unknown_for(node, path));
     } else if (node.kind == Node::Kind::scalar && !node.unset() && section &&
                !section->options.shorthand.empty()) {
       const std::string leaf = path + "." + std::string(section->options.shorthand);
@@ -111,11 +217,109 @@ class Collector {
     }
   }
 
-  void convert(const ForeignSpelling& conversion, const SourceLocation& location, Node node) {
-    if (node.kind == Node::Kind::scalar) node.text = conversion.convert(node.text);
-    if (node.unset()) return;
-    add({find_row(conversion.target), std::string(conversion.path), location, std::move(node),
+  // Hydra's class: sets what a known class decides.
+  void apply_target(const std::string& section, const SourceLocation& location, const Node& node) {
+    if (is_megatron_class(node.text)) return apply_megatron_class(section, location, node);
+    const Target* target = find_target(section, node.text);
+    if (!target) {
+      // Rules do not judge what the class's arguments would have said.
+      diagnostics_.distrust(section == "validation_dataset" ? "dataset.validation" : section);
+      return diagnostics_.add_at(
+          Severity::error, location, section.empty() ? "_target_" : section + "._target_",
+          fmt::format("mtrain runs no Python and does not know {}", describe(node)),
+          native_way(section));
+    }
+    for (const FieldText& field : target->sets)
+      add({find_row(field.path), section + "._target_", location,
+           plain_scalar(field.text, location), origin_});
+    for (const FieldText& field : target->defaults) {
+      Node value;
+      if (parse_yaml(std::string(field.text), "default", diagnostics_, value))
+        given.defaults.insert_or_assign(std::string(field.path),
+                                        RawSetting{find_row(field.path), section + "._target_",
+                                                   location, std::move(value), Origin::derived});
+    }
+  }
+
+  // A model provider of Megatron-Bridge names its family; all other classes only hold fields.
+  void apply_megatron_class(const std::string& section, const SourceLocation& location,
+                            const Node& node) {
+    if (section != "model") return;
+    struct Family {
+      const char *word, *architecture;
+    };
+    for (const Family& family : {Family{"Qwen3", "qwen3"}, Family{"Qwen2", "qwen2"},
+                                 Family{"Mistral", "mistral"}, Family{"Llama", "llama"}})
+      if (node.text.find(family.word) != std::string::npos)
+        return add({find_row("model.architecture"), "model._target_", location,
+                    plain_scalar(family.architecture, location), origin_});
+  }
+
+  void apply_preset(const PrecisionPreset& preset, const SourceLocation& location,
+                    const Node& node) {
+    for (const auto& [path, text] : preset.sets)
+      add({find_row(path), "mixed_precision", location, plain_scalar(text, location), origin_});
+    if (!preset.left_out.empty())
+      diagnostics_.add_at(Severity::warning, location, "mixed_precision",
+                          fmt::format("`{}`: {}", node.text, preset.left_out));
+  }
+
+  // Megatron gives the two decays one by one.
+  void set_beta(const std::string& path, const SourceLocation& location, const Node& node) {
+    const SchemaRow* row = find_row("optimizer.betas");
+    Node betas;
+    betas.kind = Node::Kind::list;
+    betas.location = location;
+    const auto before = given.fields.find(row->path);
+    if (before != given.fields.end() && before->second.node.items.size() == 2)
+      betas.items = before->second.node.items;
+    else
+      betas.items = {plain_scalar("0.9", location), plain_scalar("0.999", location)};
+    betas.items[path.ends_with('1') ? 0 : 1] = node;
+    if (before != given.fields.end()) given.fields.erase(before);
+    add({row, path, location, std::move(betas), origin_});
+  }
+
+  // AutoModel lists the modules of each stage; Megatron's layout string says the same.
+  void set_layout(const std::string& path, const SourceLocation& location, const Node& node) {
+    const auto refuse = [&](const char* reason) {
+      diagnostics_.add_at(Severity::error, location, path, reason,
+                          "write distributed.pipeline.layout, such as Et*4|t*4L");
+    };
+    std::string layout;
+    int64_t next = 0;
+    for (const Node& stage : node.items) {
+      std::string text;
+      for (const Node& module : stage.items) {
+        const std::string_view name = last_word(module.text);
+        if (name == "embed_tokens" || name == "wte") {
+          text.insert(0, "E");
+        } else if (name == "lm_head") {
+          text += "L";
+        } else if (module.text.find("layers.") != std::string::npos) {
+          if (name != std::to_string(next++)) return refuse("the layers are not in their order");
+          text += "t";
+        }
+      }
+      layout += (layout.empty() ? "" : "|") + text;
+    }
+    if (next == 0) return refuse("no layers are listed");
+    add({find_row("distributed.pipeline.layout"), path, location, plain_scalar(layout, location),
          origin_});
+  }
+
+  // Sets every field that this name of another system decides. Returns false if there is none.
+  bool convert(const std::string& path, const SourceLocation& location, const Node& node) {
+    bool found = false;
+    for (const auto& conversion : foreign_spellings()) {
+      if (conversion.path != path) continue;
+      found = true;
+      Node value = node;
+      if (value.kind == Node::Kind::scalar) value.text = conversion.convert(value.text);
+      if (!value.unset())
+        add({find_row(conversion.target), path, location, std::move(value), origin_});
+    }
+    return found;
   }
 
   void negate(const SchemaRow* row, const std::string& path, const SourceLocation& location,
@@ -143,17 +347,65 @@ class Collector {
     given.fields.insert_or_assign(g.row->path, std::move(g));
   }
 
+  void tell(const ForeignKey& key, const std::string& path, const SourceLocation& location,
+            const Node& node) {
+    if (!told_.insert(key.path).second) return;
+    if (key.severity == Severity::error && node.kind == Node::Kind::scalar && node.unset()) return;
+    if (key.severity == Severity::error && node.kind == Node::Kind::null) return;
+    if (key.harmless && key.harmless(node)) return;
+    diagnostics_.add_at(key.severity, location, path,
+                        key.severity == Severity::resolved
+                            ? fmt::format("has no meaning here: {}", key.reason)
+                            : std::string(key.reason),
+                        std::string(key.hint));
+  }
+
+  // Passes over a key of a class that mtrain does not know, or of Megatron where it is off. Returns
+  // false if the key must be told.
+  bool swallow(const std::string& path, const SourceLocation& location, const Node& node) {
+    if (unknown_ == Unknown::pass) return true;
+    if (node.kind == Node::Kind::map && !node.items.empty()) {
+      collect(node, path, unknown_);
+      return true;
+    }
+    if (!says_off(node)) return false;
+    if (off_ == 0) off_location_ = location;
+    ++off_;
+    return true;
+  }
+
+  void tell_off() {
+    if (off_ > 0)
+      diagnostics_.add_at(
+          Severity::resolved, off_location_, "",
+          fmt::format("{} fields of Megatron that mtrain does not have are off", off_));
+  }
+
+  void refuse_unknown(const std::string& path, const SourceLocation& location) {
+    if (++refused_ > kMaxUnknown) return;
+    const std::string meant = nearest_key(path);
+    diagnostics_.add_at(Severity::error, location, path, "there is no such key",
+                        meant.empty() ? "" : fmt::format("did you mean `{}`?", meant));
+    if (refused_ == kMaxUnknown)
+      diagnostics_.add_at(Severity::error, location, path, "further unknown keys are not listed",
+                          "is this file a recipe of mtrain?");
+  }
+
   void warn_hydra(const std::string& name, const SourceLocation& location) {
     if (hydra_warned_) return;
     hydra_warned_ = true;
-    diagnostics_.add_at(Severity::warning, location, name,
-                        "keys of Hydra (_target_, _recursive_, _convert_) are ignored");
+    diagnostics_.add_at(
+        Severity::warning, location, name,
+        "_recursive_, _convert_ and _partial_ are ignored: no class is constructed");
   }
 
   Diagnostics& diagnostics_;
   Origin origin_;
+  Unknown unknown_ = Unknown::refuse;
+  std::set<std::string_view> told_;  // paths of foreign keys
   bool hydra_warned_ = false;
-  int unknown_ = 0;
+  int refused_ = 0, off_ = 0;
+  SourceLocation off_location_;
 };
 
 void reset(const std::string& path, const SourceLocation& location, Diagnostics& diagnostics,
@@ -175,14 +427,25 @@ void reset(const std::string& path, const SourceLocation& location, Diagnostics&
 
 }  // namespace
 
+bool same_value(const RawSetting& a, const RawSetting& b) {
+  Recipe x, y;
+  ValueError c;
+  if (!a.row->ops->read(a.node, a.row->options, a.row->at(x), c) ||
+      !b.row->ops->read(b.node, b.row->options, b.row->at(y), c))
+    return a.node.text == b.node.text;  // such as ${...}, or a mistake that is reported later
+  return a.row->show(x) == b.row->show(y);
+}
+
 std::string normalize_path(std::string_view path) {
   std::string out = normalize_key(path);
-  return out.rfind("cfg.", 0) == 0 ? out.substr(4) : out;
+  if (out.starts_with("cfg.")) out.erase(0, 4);
+  if (out.starts_with("model.config.")) out.erase(6, 7);
+  return out;
 }
 
 RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnostics) {
   Collector collector(diagnostics, origin);
-  collector.collect(root, "");
+  collector.collect_root(root);
   return std::move(collector.given);
 }
 
@@ -208,7 +471,10 @@ void apply_override(const std::string& text, const std::string& source, Diagnost
   Node node;
   if (!parse_override_value(text.substr(equals + 1), source, path, diagnostics, node)) return;
   Collector collector(diagnostics, Origin::command_line);
-  collector.set(path, location, node);
+  if (path.find('.') == std::string::npos)
+    collector.set_word(path, location, node);
+  else
+    collector.set(path, location, node);
   given.merge(std::move(collector.given));
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "recipe/load/hf_config.h"
 #include "recipe/load/node.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/recipe.h"
@@ -17,7 +18,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void read_into(const RawSetting& g, Recipe& recipe, Diagnostics& diagnostics) {
+// Returns the value as the field's options understand it: none and, for sizes, numbers below 1.
+Node value_of(const RawSetting& g) {
+  const FieldOptions& options = g.row->options;
+  Node node = g.node;
+  if (node.unset() && !options.none_means.empty()) {
+    node.kind = Node::Kind::scalar;
+    node.text = options.none_means;
+  }
+  const bool below_one =
+      node.kind == Node::Kind::scalar && !node.quoted &&
+      (node.text == "0" || (node.text.size() > 1 && node.text[0] == '-' && whole_text(node.text)));
+  if (options.zero_is_unset && below_one) node.kind = Node::Kind::null;
+  return node;
+}
+
+void read_into(const RawSetting& setting, Recipe& recipe, Diagnostics& diagnostics) {
+  RawSetting g = setting;
+  g.node = value_of(setting);
   const TypeInfo info = g.row->ops->info();
   const bool takes_none =
       info.may_be_none || info.may_be_auto ||
@@ -26,6 +44,7 @@ void read_into(const RawSetting& g, Recipe& recipe, Diagnostics& diagnostics) {
   ValueError c;
   if (g.row->ops->read(g.node, g.row->options, g.row->at(recipe), c)) {
     recipe.origins[g.row->path] = g.origin;
+    recipe.spellings[g.row->path] = g.spelling;
     return;
   }
   const std::string name =
@@ -48,6 +67,9 @@ void apply_architecture(RawSettings& given, Recipe& recipe, Diagnostics& diagnos
 
 Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnostics) {
   Recipe recipe;
+  for (auto& [path, setting] : given.defaults) given.fields.try_emplace(path, setting);
+  interpolate_field("model.from", given, recipe, diagnostics);
+  read_hf_config(given, diagnostics);
   apply_architecture(given, recipe, diagnostics);
   interpolate(given, recipe, diagnostics);
   for (const auto& [path, g] : given.fields)

@@ -2,6 +2,8 @@
 // recipe shows what was chosen.
 #include <algorithm>
 
+#include <fmt/core.h>
+
 #include "base/math.h"
 #include "recipe/recipe.h"
 
@@ -81,6 +83,40 @@ void derive_reduction(Recipe& r) {
   r.origins["mixed_precision.grad_reduce_in_fp32"] = Origin::derived;
 }
 
+// Megatron's recipes name no strategy: settings of its data parallelism choose it.
+void derive_strategy(Recipe& r, Diagnostics& diagnostics) {
+  if (r.given("distributed.strategy")) return;
+  std::string reason = r.sections.count("ddp") > 0 ? "there is a ddp section" : "";
+  for (const auto& [path, spelling] : r.spellings)
+    if (reason.empty() && path.starts_with("ddp.") && r.given(path) &&
+        !spelling.starts_with("distributed."))
+      reason = spelling + " is given";
+  if (reason.empty()) return;
+  r.distributed.strategy = Strategy::megatron_ddp;
+  r.origins["distributed.strategy"] = Origin::derived;
+  diagnostics.resolved("distributed.strategy", "megatron_ddp, because " + reason);
+}
+
+// A run that is shorter than its recipe's warm-up, as a trial of it is, warms up for all of its
+// steps but one. Nothing is clipped where the recipe gives decay_steps.
+void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
+  LrSchedulerConfig& s = r.lr_scheduler;
+  if (s.decay_steps) return;  // derived from train.steps only later
+  const int64_t steps = r.train.steps;
+  const auto clip = [&](const char* path, int64_t& value, int64_t most) {
+    if (value <= most) return;
+    diagnostics.warn(
+        path, fmt::format("{} is clipped to {}, since train.steps is {}", value, most, steps));
+    value = most;
+    r.origins[path] = Origin::derived;
+  };
+  if (s.style != LrStyle::constant)
+    clip("lr_scheduler.warmup_steps", s.warmup_steps, std::max<int64_t>(0, steps - 1));
+  if (s.style == LrStyle::wsd && s.wsd_decay_steps)
+    clip("lr_scheduler.wsd_decay_steps", *s.wsd_decay_steps,
+         std::max<int64_t>(1, steps - s.warmup_steps));
+}
+
 }  // namespace
 
 void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
@@ -93,16 +129,13 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   derive(r, "model.max_position_embeddings", m.max_position_embeddings,
          std::max(r.dataset.seq_length, sample_length(r)));
   derive(r, "dataset.seed", r.dataset.seed, r.train.seed);
+  clip_schedule(r, diagnostics);
   derive(r, "lr_scheduler.decay_steps", r.lr_scheduler.decay_steps, r.train.steps);
   if (r.checkpoint.dir.empty()) {
     r.checkpoint.dir = r.train.run_dir + "/checkpoints";
     r.origins["checkpoint.dir"] = Origin::derived;
   }
-  if (!r.given("distributed.strategy") && r.sections.count("ddp") > 0) {
-    r.distributed.strategy = Strategy::megatron_ddp;
-    r.origins["distributed.strategy"] = Origin::derived;
-    diagnostics.resolved("distributed.strategy", "megatron_ddp, because there is a ddp section");
-  }
+  derive_strategy(r, diagnostics);
   if (!r.given("mixed_precision.name")) derive_precision(r, diagnostics);
   derive_reduction(r);
   if (r.model.moe.num_experts > 0)

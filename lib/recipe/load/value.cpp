@@ -63,6 +63,8 @@ bool to_double(const std::string& raw, double& out) {
   return error == std::errc() && stop == end && std::isfinite(out);
 }
 
+}  // namespace
+
 bool whole_text(const std::string& raw) {
   const std::string text = without_underscores(raw);
   const size_t sign = !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0;
@@ -70,8 +72,6 @@ bool whole_text(const std::string& raw) {
            return std::isdigit(static_cast<unsigned char>(ch));
          });
 }
-
-}  // namespace
 
 std::string describe(const Node& node) {
   switch (node.kind) {

@@ -75,8 +75,7 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, V
       c.reason = fmt::format("{}.{}: {}", name, key, c.reason);
       return false;
     }
-    gemm.sm_knobs =
-        gemm.sm_knobs || key == "num_sm" || key == "cga_size" || key == "set_sm_margin";
+    gemm.sm_knobs = gemm.sm_knobs || key == "num_sm" || key == "cga_size" || key == "set_sm_margin";
   }
   if (is_all_gather(name) && gemm.method != Method::ring_exchange) {
     c.reason = fmt::format("{} follows a gather, for which only ring_exchange is possible, not {}",

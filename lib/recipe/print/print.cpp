@@ -17,6 +17,12 @@ bool Recipe::given(std::string_view path) const {
   return o == Origin::recipe || o == Origin::command_line;
 }
 
+bool Recipe::written_in(std::string_view path, std::string_view section) const {
+  const auto at = spellings.find(path);
+  return at != spellings.end() && at->second.size() > section.size() &&
+         at->second.starts_with(section) && at->second[section.size()] == '.';
+}
+
 bool Recipe::given_section(std::string_view path) const {
   if (sections.count(path)) return true;
   const std::string below = std::string(path) + ".";

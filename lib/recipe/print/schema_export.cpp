@@ -30,7 +30,7 @@ std::string json_string(std::string_view text) {
 
 std::string limits(const FieldOptions& o) {
   std::string out;
-  if (std::isfinite(o.min))
+  if (std::isfinite(o.min) && !o.zero_is_unset)
     out += fmt::format(", \"{}\": {}", o.above_min ? "exclusiveMinimum" : "minimum", o.min);
   if (std::isfinite(o.max))
     out += fmt::format(", \"{}\": {}", o.below_max ? "exclusiveMaximum" : "maximum", o.max);

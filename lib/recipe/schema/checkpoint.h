@@ -15,19 +15,33 @@ constexpr auto enum_names(SaveFormat) {
   return std::array{EnumName{SaveFormat::safetensors, "safetensors"}};
 }
 
+// AutoModel's choice of when sharded files are also merged into whole ones.
+enum class SaveConsolidated { no, at_end, every };
+constexpr auto enum_names(SaveConsolidated) {
+  using S = SaveConsolidated;
+  return std::array{EnumName{S::no, "false"},    EnumName{S::at_end, "final"},
+                    EnumName{S::every, "every"}, EnumName{S::every, "true"},
+                    EnumName{S::no, "no"},       EnumName{S::no, "off"},
+                    EnumName{S::every, "yes"},   EnumName{S::every, "on"}};
+}
+
 struct CheckpointConfig {
   std::string dir;
+  bool enabled = true;
   int64_t every_steps = 0, keep = 2;
   bool at_end = true;
   std::optional<std::string> load;
   SaveFormat model_save_format = SaveFormat::safetensors;
-  bool save_consolidated = false, async = false;
+  SaveConsolidated save_consolidated = SaveConsolidated::no;
+  bool async = false;
 
   static constexpr auto fields =
       std::tuple{Field{"dir",
                        &CheckpointConfig::dir,
                        "folder of checkpoints; <run_dir>/checkpoints unless set",
                        {.aliases = "checkpoint.save checkpoint.checkpoint_dir"}},
+                 Field{"enabled", &CheckpointConfig::enabled,
+                       "false saves nothing, whatever the other fields say"},
                  Field{"every_steps",
                        &CheckpointConfig::every_steps,
                        "steps between two checkpoints; 0: none but those of at_end",
@@ -39,17 +53,21 @@ struct CheckpointConfig {
                  Field{"keep",
                        &CheckpointConfig::keep,
                        "how many of the newest stay; 0 keeps all",
-                       {.aliases = "checkpoint.most_recent_k checkpoint.max_recent_checkpoints",
+                       {.aliases = "checkpoint.max_recent_checkpoints",
                         .min = 0,
-                        .max = 1 << 20}},
+                        .max = 1 << 20,
+                        .none_means = "0"}},
                  Field{"load",
                        &CheckpointConfig::load,
                        "checkpoint to continue from; `latest` takes the newest in dir",
                        {.aliases = "checkpoint.restore_from"}},
                  Field{"model_save_format", &CheckpointConfig::model_save_format,
                        "file format of the weights"},
-                 Field{"save_consolidated", &CheckpointConfig::save_consolidated,
-                       "also write the whole model into one set of files"},
+                 Field{"save_consolidated",
+                       &CheckpointConfig::save_consolidated,
+                       "accepted, no effect: a checkpoint holds each tensor once and whole already",
+                       {.no_effect = "a checkpoint holds each tensor once and whole already, under "
+                                     "mtrain's names"}},
                  Field{"async",
                        &CheckpointConfig::async,
                        "write while training goes on",

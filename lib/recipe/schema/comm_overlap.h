@@ -84,7 +84,7 @@ struct CommOverlapConfig {
       Field{"tp_comm_overlap",
             &CommOverlapConfig::tp_comm_overlap,
             "hide the gathers and scatters of sequence parallelism behind the GEMMs",
-            {.aliases = "model.tp_comm_overlap"}},
+            {.aliases = "model.tp_comm_overlap distributed.enable_async_tensor_parallel"}},
       Field{"tp_comm_overlap_cfg",
             &CommOverlapConfig::tp_comm_overlap_cfg,
             "how: the name of a preset, or {method, num_sm, ...} per GEMM (qkv_fprop, fc2_dgrad, "

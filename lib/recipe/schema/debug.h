@@ -49,9 +49,11 @@ struct DebugConfig {
             "group to communicate in, a pipeline section on one stage (--strict)"},
       Field{"check_nan", &DebugConfig::check_nan,
             "stop at the first loss or gradient that is not finite and name its tensor"},
-      Field{"emulate_fp8", &DebugConfig::emulate_fp8,
+      Field{"emulate_fp8",
+            &DebugConfig::emulate_fp8,
             "let a CPU compute what mixed_precision.fp8 asks for: rounded as on a GPU, and slower "
-            "than bf16"},
+            "than bf16",
+            {.aliases = "fp8.emulate"}},
       Field{"compute_slowdown",
             &DebugConfig::compute_slowdown,
             "computations on the CPU take this many times as long and sleep for the rest, which "

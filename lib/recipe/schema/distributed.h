@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
@@ -29,16 +30,6 @@ constexpr auto enum_names(ZeroStrategy) {
                     EnumName{ZeroStrategy::optimizer, "optim"},
                     EnumName{ZeroStrategy::gradients, "optim_grads"},
                     EnumName{ZeroStrategy::parameters, "optim_grads_params"}};
-}
-
-enum class ElementType { fp32, bf16, fp16 };
-constexpr auto enum_names(ElementType) {
-  return std::array{
-      EnumName{ElementType::fp32, "fp32"},          EnumName{ElementType::bf16, "bf16"},
-      EnumName{ElementType::fp16, "fp16"},          EnumName{ElementType::fp32, "float32"},
-      EnumName{ElementType::bf16, "bfloat16"},      EnumName{ElementType::fp16, "float16"},
-      EnumName{ElementType::fp32, "torch.float32"}, EnumName{ElementType::bf16, "torch.bfloat16"},
-      EnumName{ElementType::fp16, "torch.float16"}};
 }
 
 enum class PipelineScheduleName {
@@ -107,7 +98,7 @@ struct PipelineConfig {
       Field{"layers_per_stage",
             &PipelineConfig::layers_per_stage,
             "layers of one stage; the number of stages follows",
-            {.min = 1}},
+            {.aliases = "model.num_layers_per_virtual_pipeline_stage", .min = 1}},
       Field{"round_virtual_stages_to_pp_multiple",
             &PipelineConfig::round_virtual_stages_to_pp_multiple,
             "round the number of stages to a multiple of pp_size"},
@@ -161,6 +152,7 @@ struct DistributedConfig {
   Strategy strategy = Strategy::fsdp2;
   int64_t tp_size = 1, pp_size = 1, cp_size = 1, ep_size = 1;
   std::optional<int64_t> dp_size, dp_replicate_size, vpp_size;
+  Auto<int64_t> expert_tp_size;
   bool sequence_parallel = false;
   bool defer_fsdp_grad_sync = true;
   Auto<bool> reshard_after_forward;
@@ -184,37 +176,60 @@ struct DistributedConfig {
             {.aliases = "model.tensor_model_parallel_size",
              .unit = "ranks",
              .min = 1,
-             .max = 1 << 16}},
+             .max = 1 << 16,
+             .zero_is_unset = true}},
       Field{"pp_size",
             &DistributedConfig::pp_size,
             "ranks that the layers are spread over",
             {.aliases = "model.pipeline_model_parallel_size",
              .unit = "ranks",
              .min = 1,
-             .max = 1 << 16}},
+             .max = 1 << 16,
+             .zero_is_unset = true}},
       Field{"cp_size",
             &DistributedConfig::cp_size,
             "ranks that share each sequence",
-            {.aliases = "model.context_parallel_size", .unit = "ranks", .min = 1, .max = 1 << 16}},
+            {.aliases = "model.context_parallel_size",
+             .unit = "ranks",
+             .min = 1,
+             .max = 1 << 16,
+             .zero_is_unset = true}},
       Field{"ep_size",
             &DistributedConfig::ep_size,
             "ranks that the experts are spread over",
             {.aliases = "model.expert_model_parallel_size",
              .unit = "ranks",
              .min = 1,
-             .max = 1 << 16}},
+             .max = 1 << 16,
+             .zero_is_unset = true}},
+      Field{"expert_tp_size",
+            &DistributedConfig::expert_tp_size,
+            "ranks that share each expert's matrices; auto: tp_size",
+            {.aliases = "model.expert_tensor_parallel_size",
+             .unit = "ranks",
+             .min = 1,
+             .max = 1 << 16,
+             .zero_is_unset = true}},
       Field{"dp_size",
             &DistributedConfig::dp_size,
             "ranks that read different samples; what is left of the world unless set",
-            {.unit = "ranks", .min = 1, .max = 1 << 24}},
+            {.unit = "ranks", .min = 1, .max = 1 << 24, .zero_is_unset = true}},
       Field{"dp_replicate_size",
             &DistributedConfig::dp_replicate_size,
             "fsdp2: shard within groups of dp_size / this ranks, and replicate across groups",
-            {.unit = "ranks", .min = 1, .max = 1 << 24, .strategies = "fsdp2"}},
+            {.unit = "ranks",
+             .min = 1,
+             .max = 1 << 24,
+             .strategies = "fsdp2",
+             .zero_is_unset = true}},
       Field{"vpp_size",
             &DistributedConfig::vpp_size,
             "stages per rank",
-            {.aliases = "model.virtual_pipeline_model_parallel_size", .min = 1, .max = 1 << 16}},
+            {.aliases = "model.virtual_pipeline_model_parallel_size "
+                        "model.num_virtual_stages_per_pipeline_rank",
+             .min = 1,
+             .max = 1 << 16,
+             .zero_is_unset = true}},
       Field{"sequence_parallel",
             &DistributedConfig::sequence_parallel,
             "shard norms, dropout and residuals along the sequence over tp",

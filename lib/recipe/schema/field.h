@@ -19,6 +19,11 @@ struct FieldOptions {
   std::string_view shorthand = {};
   std::string_view strategies = {};  // the only strategies that read it, separated by blanks
   std::string_view auto_word = {};   // another word for `auto`
+  // 0 and negative numbers mean "not set", as in other systems' sizes of parallel groups.
+  bool zero_is_unset = false;
+  std::string_view none_means = {};  // the value that none, null and ~ stand for
+  // Why a value is accepted although nothing reads it; empty for all other fields.
+  std::string_view no_effect = {};
 };
 
 template <class Section, class T>

@@ -3,7 +3,7 @@
 #include <array>
 #include <tuple>
 
-#include "recipe/schema/distributed.h"
+#include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
@@ -67,7 +67,7 @@ struct MixedPrecisionConfig {
       Field{"fp8_recipe",
             &MixedPrecisionConfig::fp8_recipe,
             "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps",
-            {.aliases = "model.fp8_recipe"}},
+            {.aliases = "model.fp8_recipe fp8.recipe_name"}},
       Field{"fp8_margin",
             &MixedPrecisionConfig::fp8_margin,
             "leave room for numbers 2^margin times as large",
@@ -83,7 +83,8 @@ struct MixedPrecisionConfig {
       Field{"fp8_param_gather",
             &MixedPrecisionConfig::fp8_param_gather,
             "gather parameters in 8 bits",
-            {.aliases = "model.fp8_param_gather ddp.fp8_param_gather"}},
+            {.aliases = "model.fp8_param_gather ddp.fp8_param_gather "
+                        "fp8.enable_fsdp_float8_all_gather"}},
       Field{"loss_scale",
             &MixedPrecisionConfig::loss_scale,
             "fixed scale of the loss; auto: dynamic for fp16_mixed, else 1",

@@ -3,8 +3,11 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <vector>
 
+#include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
@@ -79,14 +82,45 @@ constexpr auto enum_names(MoeDispatcher) {
                     EnumName{MoeDispatcher::flex, "flex"}};
 }
 
+enum class RouterScore { softmax, sigmoid };
+constexpr auto enum_names(RouterScore) {
+  return std::array{EnumName{RouterScore::softmax, "softmax"},
+                    EnumName{RouterScore::sigmoid, "sigmoid"}};
+}
+
+enum class LoadBalancing { none, aux_loss, seq_aux_loss, global_aux_loss };
+constexpr auto enum_names(LoadBalancing) {
+  return std::array{EnumName{LoadBalancing::none, "none"},
+                    EnumName{LoadBalancing::aux_loss, "aux_loss"},
+                    EnumName{LoadBalancing::seq_aux_loss, "seq_aux_loss"},
+                    EnumName{LoadBalancing::global_aux_loss, "global_aux_loss"}};
+}
+
+enum class TokenDropPolicy { probs, position };
+constexpr auto enum_names(TokenDropPolicy) {
+  return std::array{EnumName{TokenDropPolicy::probs, "probs"},
+                    EnumName{TokenDropPolicy::position, "position"}};
+}
+
 // Mixture of experts; num_experts 0 is a dense model.
 struct MoeConfig {
   int64_t num_experts = 0, router_topk = 2;
   std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size;
+  bool shared_expert_gate = false;
   int64_t layer_freq = 1, first_dense_layers = 0;
+  RouterScore router_score = RouterScore::softmax;
+  bool router_pre_softmax = false, norm_topk_prob = true;
+  double router_topk_scaling_factor = 1.0;
+  ElementType router_dtype = ElementType::fp32;
+  std::optional<int64_t> num_groups, group_topk;
+  std::vector<LoadBalancing> load_balancing_type{LoadBalancing::none};
+  std::vector<double> aux_loss_coeff{0.0};
+  double z_loss_coeff = 0.0, router_bias_update_rate = 0.0;
+  std::optional<double> expert_capacity_factor;
+  TokenDropPolicy token_drop_policy = TokenDropPolicy::probs;
+  bool pad_expert_input_to_capacity = false;
   MoeDispatcher token_dispatcher = MoeDispatcher::alltoall;
-  double aux_loss_coeff = 0.0, z_loss_coeff = 0.0;
-  bool norm_topk_prob = true, shared_expert_overlap = false;
+  bool shared_expert_overlap = false;
 
   static constexpr auto fields = std::tuple{
       Field{"num_experts",
@@ -95,7 +129,8 @@ struct MoeConfig {
             {.aliases = "model.num_moe_experts model.num_experts model.num_local_experts "
                         "model.n_routed_experts",
              .min = 0,
-             .max = 1 << 20}},
+             .max = 1 << 20,
+             .none_means = "0"}},
       Field{"router_topk",
             &MoeConfig::router_topk,
             "experts that a token is sent to",
@@ -109,36 +144,98 @@ struct MoeConfig {
       Field{"shared_expert_ffn_hidden_size",
             &MoeConfig::shared_expert_ffn_hidden_size,
             "width of an expert that sees every token",
-            {.aliases = "model.moe_shared_expert_intermediate_size", .min = 1, .max = 1 << 24}},
+            {.aliases = "model.moe_shared_expert_intermediate_size "
+                        "model.shared_expert_intermediate_size",
+             .min = 1,
+             .max = 1 << 24}},
+      Field{"shared_expert_gate",
+            &MoeConfig::shared_expert_gate,
+            "scale the shared expert's output by a sigmoid of the token",
+            {.aliases = "model.moe_shared_expert_gate"}},
       Field{"layer_freq",
             &MoeConfig::layer_freq,
             "every n-th layer has experts",
-            {.aliases = "model.moe_layer_freq", .min = 1}},
+            {.aliases = "model.moe_layer_freq model.decoder_sparse_step", .min = 1}},
       Field{"first_dense_layers",
             &MoeConfig::first_dense_layers,
             "layers at the beginning without experts",
             {.aliases = "model.first_k_dense_replace", .min = 0}},
-      Field{"token_dispatcher",
-            &MoeConfig::token_dispatcher,
-            "how tokens travel to their experts",
-            {.aliases = "model.moe_token_dispatcher_type"}},
-      Field{"aux_loss_coeff",
-            &MoeConfig::aux_loss_coeff,
-            "weight of the load-balancing loss",
-            {.aliases = "model.moe_aux_loss_coeff model.router_aux_loss_coef", .min = 0}},
-      Field{"z_loss_coeff",
-            &MoeConfig::z_loss_coeff,
-            "weight of the router's z-loss",
-            {.aliases = "model.moe_z_loss_coeff", .min = 0}},
+      Field{"router_score",
+            &MoeConfig::router_score,
+            "how logits become scores",
+            {.aliases = "model.moe_router_score_function model.scoring_func"}},
+      Field{"router_pre_softmax",
+            &MoeConfig::router_pre_softmax,
+            "softmax over all experts before the choice, instead of over the chosen ones",
+            {.aliases = "model.moe_router_pre_softmax"}},
       Field{"norm_topk_prob",
             &MoeConfig::norm_topk_prob,
             "the weights of a token's experts sum to 1",
             {.aliases = "model.norm_topk_prob"}},
+      Field{"router_topk_scaling_factor",
+            &MoeConfig::router_topk_scaling_factor,
+            "multiplies the weights of a token's experts",
+            {.aliases = "model.moe_router_topk_scaling_factor model.routed_scaling_factor",
+             .min = 0,
+             .above_min = true,
+             .none_means = "1"}},
+      Field{"router_dtype",
+            &MoeConfig::router_dtype,
+            "element type of the router's logits",
+            {.aliases = "model.moe_router_dtype", .none_means = "fp32"}},
+      Field{"num_groups",
+            &MoeConfig::num_groups,
+            "groups of experts, of which a token's experts come from group_topk",
+            {.aliases = "model.moe_router_num_groups model.n_group", .min = 1}},
+      Field{"group_topk",
+            &MoeConfig::group_topk,
+            "groups that a token's experts come from",
+            {.aliases = "model.moe_router_group_topk model.topk_group", .min = 1}},
+      Field{"load_balancing_type",
+            &MoeConfig::load_balancing_type,
+            "losses that spread tokens over the experts: of a micro-batch, a sample, or a global "
+            "batch; one, or a list",
+            {.aliases = "model.moe_router_load_balancing_type"}},
+      Field{"aux_loss_coeff",
+            &MoeConfig::aux_loss_coeff,
+            "weight of each load-balancing loss",
+            {.aliases = "model.moe_aux_loss_coeff model.router_aux_loss_coef", .min = 0}},
+      Field{"z_loss_coeff",
+            &MoeConfig::z_loss_coeff,
+            "weight of the router's z-loss",
+            {.aliases = "model.moe_z_loss_coeff", .min = 0, .none_means = "0"}},
+      Field{"router_bias_update_rate",
+            &MoeConfig::router_bias_update_rate,
+            "step of the biases that balance experts without a loss; 0: no biases",
+            {.aliases = "model.moe_router_bias_update_rate", .min = 0, .max = 1}},
+      Field{"expert_capacity_factor",
+            &MoeConfig::expert_capacity_factor,
+            "an expert takes at most this many times an even share of the tokens; none: all",
+            {.aliases = "model.moe_expert_capacity_factor", .min = 0, .above_min = true}},
+      Field{"token_drop_policy",
+            &MoeConfig::token_drop_policy,
+            "which tokens an expert above its capacity drops: of the lowest weight, or the last",
+            {.aliases = "model.moe_token_drop_policy"}},
+      Field{"pad_expert_input_to_capacity",
+            &MoeConfig::pad_expert_input_to_capacity,
+            "pad each expert's tokens to its capacity",
+            {.aliases = "model.moe_pad_expert_input_to_capacity"}},
+      Field{"token_dispatcher",
+            &MoeConfig::token_dispatcher,
+            "how tokens travel to their experts",
+            {.aliases = "model.moe_token_dispatcher_type"}},
       Field{"shared_expert_overlap",
             &MoeConfig::shared_expert_overlap,
             "compute the shared expert while tokens travel",
             {.aliases = "model.moe_shared_expert_overlap"}}};
 };
+
+// Where a run's first weights come from.
+enum class WeightInit { weights, random };
+constexpr auto enum_names(WeightInit) {
+  return std::array{EnumName{WeightInit::weights, "weights"},
+                    EnumName{WeightInit::random, "random"}};
+}
 
 // The defaults are those of the llama family; model_defaults() gives another family's.
 struct ModelConfig {
@@ -158,6 +255,8 @@ struct ModelConfig {
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
   double init_method_std = 0.02;
   std::optional<int64_t> window_size;
+  std::optional<std::string> from;
+  WeightInit init = WeightInit::weights;
   MoeConfig moe;
 
   // Sizes with their defaults for those that are unset; a loaded recipe has all of them set.
@@ -259,6 +358,12 @@ struct ModelConfig {
             &ModelConfig::window_size,
             "sliding window: a token attends to this many tokens up to itself",
             {.aliases = "model.sliding_window", .unit = "tokens", .min = 1}},
+      Field{"from",
+            &ModelConfig::from,
+            "Hugging Face folder whose config.json gives the sizes that the recipe leaves out",
+            {.aliases = "model.pretrained_model_name_or_path model.name_or_path"}},
+      Field{"init", &ModelConfig::init,
+            "with model.from: weights takes that folder's weights, random new ones"},
       Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};
 };
 

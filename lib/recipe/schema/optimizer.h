@@ -20,6 +20,7 @@ struct OptimizerConfig {
   double lr = 3e-4;
   std::array<double, 2> betas{0.9, 0.95};
   double eps = 1e-8, weight_decay = 0.1, clip_grad = 1.0;
+  bool decoupled_weight_decay = true;
   bool master_weights = true;
   Auto<bool> stochastic_rounding;  // auto: without master weights
 
@@ -50,6 +51,10 @@ struct OptimizerConfig {
                        &OptimizerConfig::clip_grad,
                        "clip the global gradient norm to this; 0 turns clipping off",
                        {.aliases = "clip_grad_norm.max_norm", .min = 0}},
+                 Field{"decoupled_weight_decay",
+                       &OptimizerConfig::decoupled_weight_decay,
+                       "adam: false adds the weight decay to the gradient (L2)",
+                       {.aliases = "optimizer.adam_w_mode"}},
                  Field{"master_weights", &OptimizerConfig::master_weights,
                        "keep fp32 weights beside bf16 ones"},
                  Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,

@@ -28,7 +28,9 @@ struct TokenizerConfig {
                  Field{"path",
                        &TokenizerConfig::path,
                        "tokenizer.json, or the folder that holds it",
-                       {.aliases = "tokenizer.tokenizer_model"}}};
+                       {.aliases = "tokenizer.tokenizer_model "
+                                   "tokenizer.pretrained_model_name_or_path "
+                                   "dataset.tokenizer.pretrained_model_name_or_path"}}};
 };
 
 }  // namespace mtrain::recipe

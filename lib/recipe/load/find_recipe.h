@@ -1,0 +1,21 @@
+// Finds a ready recipe by its name, from any folder.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "recipe/load/diagnostics.h"
+
+namespace mtrain::recipe {
+
+// Returns the folders of ready recipes that belong to the program at that path: `recipes` in a
+// folder above it, as in a build tree, and `share/mtrain/recipes` beside its `bin`.
+std::vector<std::string> recipe_folders(const std::string& program);
+
+// Returns the path of the recipe that `name` means. A file of that name wins. Else it is the name
+// of a ready recipe, with or without .yaml ("llama3_8b"), or that of a function of Megatron-Bridge
+// which configures the training of such a model ("llama32_1b_pretrain_config"). Adds what was
+// chosen, or an error with the nearest name, to `diagnostics`; then the result is empty.
+std::string find_recipe(const std::string& name, const std::vector<std::string>& folders,
+                        Diagnostics& diagnostics);
+
+}  // namespace mtrain::recipe

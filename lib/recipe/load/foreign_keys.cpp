@@ -1,0 +1,269 @@
+#include "recipe/load/foreign_keys.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/strings.h"
+
+namespace mtrain::recipe {
+namespace {
+
+bool off(const Node& value) {
+  if (value.unset()) return true;
+  const std::string word = to_lower(value.text);
+  return value.kind == Node::Kind::scalar &&
+         (word == "false" || word == "no" || word == "off" || word == "0" || word == "0.0");
+}
+bool fp32(const Node& value) {
+  return value.unset() || value.text == "torch.float32" || value.text == "float32" ||
+         value.text == "fp32";
+}
+
+constexpr Severity kNone = Severity::resolved;    // it has no meaning here
+constexpr Severity kIgnored = Severity::warning;  // it has one, which is not followed
+constexpr Severity kRefused = Severity::error;
+
+constexpr const char* kOwnModel = "mtrain's own model needs no patches";
+constexpr const char* kTorchDdp = "it chooses internals of torch's DDP";
+constexpr const char* kMegatronFsdp = "it chooses internals of megatron-fsdp's buffers";
+constexpr const char* kOwnKernels = "mtrain chooses its kernels by device, type and shape";
+constexpr const char* kReports = "metrics are written to metrics.jsonl in train.run_dir";
+constexpr const char* kOwnLoader = "samples are read in the order that dataset.seed decides";
+constexpr const char* kOtherTask = "mtrain trains all weights of a language model on text";
+
+constexpr std::array kForeignKeys{
+    // AutoModel's distributed section.
+    ForeignKey{"distributed.pipeline.patch_inner_model", kNone, kOwnModel},
+    ForeignKey{"distributed.pipeline.patch_causal_lm_model", kNone, kOwnModel},
+    ForeignKey{"distributed.pipeline.patch_stage_backward_maybe_with_nosync", kNone, kOwnModel},
+    ForeignKey{"distributed.pipeline.pp_batch_size", kNone,
+               "step_scheduler.local_batch_size is what a pipeline works on"},
+    ForeignKey{"distributed.pipeline.pp_seq_len", kNone,
+               "the length of a message follows from dataset.seq_length"},
+    ForeignKey{"distributed.pipeline.loss_fn", kNone, "the loss is next-token cross entropy"},
+    ForeignKey{"distributed.offload_policy.*", kRefused,
+               "parameters and optimizer cannot be kept in host memory yet",
+               "shard over more ranks, or set optimizer.master_weights: false or recompute: full, "
+               "to need less memory",
+               off},
+    ForeignKey{"distributed.autocast_dtype", kNone,
+               "weights and activations are in distributed.mp_policy.param_dtype throughout"},
+    ForeignKey{"distributed.enable_compile", kNone, "mtrain is compiled ahead of time"},
+    ForeignKey{"distributed.multimodal.*", kIgnored, "is ignored: models here have text alone"},
+    ForeignKey{"distributed.activation_checkpointing_scope", kNone,
+               "models here have one tower, the language model"},
+    ForeignKey{"distributed.moe.mp_policy.*", kNone,
+               "experts have the types of distributed.mp_policy"},
+    ForeignKey{"distributed.use_hf_tp_plan", kNone, "mtrain's model has its own plan for tp_size"},
+    ForeignKey{"distributed.tp_plan.*", kNone, "mtrain's model has its own plan for tp_size"},
+    ForeignKey{"distributed.patch_is_packed_sequence", kNone, kOwnModel},
+    ForeignKey{"distributed.megatron_fsdp_unit_modules.*", kNone,
+               "each layer is a unit, and embedding and output layer are one each"},
+    ForeignKey{"distributed.init_fsdp_with_meta_device", kNone,
+               "each rank initializes only the values that it keeps"},
+    ForeignKey{"distributed.preserve_fp32_weights", kNone,
+               "optimizer.master_weights keeps fp32 weights"},
+    ForeignKey{"distributed.disable_bucketing", kNone, "every unit is reduced by itself"},
+    ForeignKey{"distributed.calculate_per_token_loss", kNone,
+               "the loss is always the mean over the tokens of the global batch"},
+    ForeignKey{"distributed.keep_fp8_transpose_cache", kNone, kMegatronFsdp},
+    ForeignKey{"distributed.nccl_ub", kNone, kMegatronFsdp},
+    ForeignKey{"distributed.fsdp_double_buffer", kNone, kMegatronFsdp},
+    ForeignKey{"distributed.report_nan_in_param_grad", kNone,
+               "debug.check_nan names the tensor that is not finite"},
+    ForeignKey{"distributed.broadcast_buffers", kNone, kTorchDdp},
+    ForeignKey{"distributed.find_unused_parameters", kNone, kTorchDdp},
+    ForeignKey{"distributed.static_graph", kNone, kTorchDdp},
+    ForeignKey{"distributed.gradient_as_bucket_view", kNone, kTorchDdp},
+    // AutoModel's other sections.
+    ForeignKey{"recipe.*", kNone, "it chooses a trainer of AutoModel"},
+    ForeignKey{"ci.*", kNone, "it describes tests of AutoModel"},
+    ForeignKey{"benchmark.*", kNone, "--profile and scripts/bench measure"},
+    ForeignKey{"compile.*", kNone, "mtrain is compiled ahead of time"},
+    ForeignKey{"dataloader.*", kNone, kOwnLoader},
+    ForeignKey{"validation_dataloader.*", kNone, kOwnLoader},
+    ForeignKey{"nvtx", kNone, "--trace writes every launch"},
+    ForeignKey{"wandb.*", kNone, kReports},
+    ForeignKey{"mlflow.*", kNone, kReports},
+    ForeignKey{"comet.*", kNone, kReports},
+    ForeignKey{"mfu.*", kNone, "every log line has the MFU"},
+    ForeignKey{"moe_metrics.*", kNone, kReports},
+    ForeignKey{"prewarm.*", kNone, "kernels are compiled ahead of time"},
+    ForeignKey{"parallelizer.*", kIgnored, "is ignored: the distributed section decides"},
+    ForeignKey{"peft.*", kRefused, "adapters (LoRA) cannot be trained", kOtherTask},
+    ForeignKey{"quantization.*", kRefused, "quantized weights cannot be trained", kOtherTask},
+    ForeignKey{"qat.*", kRefused, "quantization-aware training is not built", kOtherTask},
+    ForeignKey{"teacher_model.*", kRefused, "distillation is not built", kOtherTask},
+    ForeignKey{"kd_loss_fn.*", kRefused, "distillation is not built", kOtherTask},
+    ForeignKey{"kd_ratio", kRefused, "distillation is not built", kOtherTask},
+    ForeignKey{"dllm.*", kRefused, "diffusion language models are not built", kOtherTask},
+    ForeignKey{"step_scheduler.num_epochs", kIgnored,
+               "is ignored: train.steps (step_scheduler.max_steps) says how long to train"},
+    ForeignKey{"step_scheduler.gc_every_steps", kNone, "there is no garbage collector"},
+    ForeignKey{"step_scheduler.log_remote_every_steps", kNone, kReports},
+    ForeignKey{"step_scheduler.save_checkpoint_every_epoch", kNone,
+               "checkpoint.every_steps and checkpoint.at_end decide"},
+    ForeignKey{"step_scheduler.loss_average_window_steps", kNone, kReports},
+    ForeignKey{"rng.ranked", kNone, "random numbers are functions of the element, not of the rank"},
+    ForeignKey{"model.trust_remote_code", kNone, "no code of a model's folder is run"},
+    ForeignKey{"model.torch_dtype", kNone,
+               "mixed_precision and distributed.mp_policy decide the element types"},
+    ForeignKey{"model.dtype", kNone,
+               "mixed_precision and distributed.mp_policy decide the element types"},
+    ForeignKey{"model.attn_implementation", kNone, kOwnKernels},
+    ForeignKey{"model.backend.*", kNone, kOwnKernels},
+    ForeignKey{"model.use_cache", kNone, "training keeps no key-value cache"},
+    ForeignKey{"model.output_hidden_states", kNone, "hidden states stay within the model"},
+    ForeignKey{"model.force_hf", kNone, "mtrain has one model, its own"},
+    ForeignKey{"model.use_liger_kernel", kNone, kOwnKernels},
+    ForeignKey{"model.use_sdpa_patching", kNone, kOwnKernels},
+    ForeignKey{"model.bos_token_id", kNone, "documents end with the tokenizer's end of text"},
+    ForeignKey{"model.eos_token_id", kNone, "documents end with the tokenizer's end of text"},
+    ForeignKey{"model.pad_token_id", kNone, "nothing is learned from padding"},
+    ForeignKey{"dataset.index_mapping_dir", kNone, "the order of the samples is computed"},
+    ForeignKey{"dataset.splits_to_build", kNone, "dataset.validation names the held-out text"},
+    ForeignKey{"dataset.split", kIgnored,
+               "is ignored: all of dataset.train is trained on, and dataset.validation names the "
+               "held-out text (`mtrain data build --validation-fraction` cuts it off)"},
+    ForeignKey{"dataset.tokenizer.trust_remote_code", kNone, "no code of a tokenizer is run"},
+    ForeignKey{"validation_dataset.index_mapping_dir", kNone,
+               "the order of the samples is computed"},
+    ForeignKey{"validation_dataset.splits_to_build", kNone,
+               "dataset.validation names the held-out text"},
+    ForeignKey{"validation_dataset.split", kIgnored,
+               "is ignored: all of dataset.validation is held out"},
+    ForeignKey{"validation_dataset.seq_length", kNone, "held-out text is cut as training text is"},
+    ForeignKey{"validation_dataset.num_val_samples", kNone, "validation.steps says how many"},
+    ForeignKey{"validation_dataset.tokenizer.*", kNone, "the tokenizer is that of the model"},
+    ForeignKey{"packed_sequence.split_across_pack", kNone,
+               "packed_sequence.drop_long_samples says what happens to long documents"},
+    ForeignKey{"optimizer.foreach", kNone, "one kernel updates each tensor"},
+    ForeignKey{"optimizer.fused", kNone, "one kernel updates each tensor"},
+    ForeignKey{"optimizer.capturable", kNone, "one kernel updates each tensor"},
+    ForeignKey{"optimizer.bias_correction", kRefused, "the moments' bias is always corrected",
+               "leave it out", [](const Node& n) { return !off(n); }},
+    ForeignKey{"optimizer.store_param_remainders", kNone,
+               "optimizer.master_weights keeps whole fp32 weights"},
+    ForeignKey{"optimizer.exp_avg_dtype", kRefused, "moments are kept in fp32", "leave it out",
+               fp32},
+    ForeignKey{"optimizer.exp_avg_sq_dtype", kRefused, "moments are kept in fp32", "leave it out",
+               fp32},
+    ForeignKey{"checkpoint.single_rank_consolidation", kNone, "a checkpoint is whole already"},
+    ForeignKey{"checkpoint.staging_dir", kNone, "files are renamed when they are whole"},
+    ForeignKey{"checkpoint.wait_for_staging", kNone, "files are renamed when they are whole"},
+    ForeignKey{"checkpoint.consolidation_timeout_minutes", kNone, "a checkpoint is whole already"},
+    ForeignKey{"checkpoint.dequantize_base_checkpoint", kNone, "weights are not quantized"},
+    ForeignKey{"checkpoint.best_metric_key", kNone, kReports},
+    ForeignKey{"checkpoint.model_cache_dir", kNone, "nothing is downloaded"},
+    ForeignKey{"checkpoint.model_repo_id", kNone, "nothing is downloaded"},
+    ForeignKey{"checkpoint.v4_compatible", kNone, "weights are saved as safetensors"},
+    ForeignKey{"checkpoint.diffusers_compatible", kNone, "weights are saved as safetensors"},
+    ForeignKey{"checkpoint.cpu_offload", kNone, "tensors are written through a small buffer"},
+    ForeignKey{"checkpoint.allow_legacy_pickle_restore", kNone, "no pickle is read"},
+    // Megatron-Bridge's sections, and Megatron's flags.
+    ForeignKey{"comm_overlap.tp_comm_bootstrap_backend", kNone,
+               "there are no user buffers to be set up"},
+    ForeignKey{"model.tp_comm_bootstrap_backend", kNone, "there are no user buffers to be set up"},
+    ForeignKey{"comm_overlap.data_parallel_size", kNone, "it follows from the number of ranks"},
+    ForeignKey{"rerun_state_machine.*", kNone, "debug.check_nan stops at what is not finite"},
+    ForeignKey{"ft.*", kNone, "mtrain-launch --max_restarts starts a job again"},
+    ForeignKey{"straggler.*", kNone, kReports},
+    ForeignKey{"nvrx_straggler.*", kNone, kReports},
+    ForeignKey{"inprocess_restart.*", kNone, "mtrain-launch --max_restarts starts a job again"},
+    ForeignKey{"profiling.*", kNone, "--profile and --trace show where time goes"},
+    ForeignKey{"tensor_inspect.*", kNone, "debug.check_nan names tensors that are not finite"},
+    ForeignKey{"optimizer_config_override_provider.*", kNone,
+               "biases and norms are left out of weight decay"},
+    ForeignKey{"logger.tensorboard_dir", kNone, kReports},
+    ForeignKey{"logger.timing_log_level", kNone, kReports},
+    ForeignKey{"logger.log_throughput", kNone, kReports},
+    ForeignKey{"logger.log_timers_to_tensorboard", kNone, kReports},
+    ForeignKey{"logger.wandb_project", kNone, kReports},
+    ForeignKey{"logger.wandb_entity", kNone, kReports},
+    ForeignKey{"logger.wandb_exp_name", kNone, kReports},
+    ForeignKey{"logger.mlflow_experiment", kNone, kReports},
+    ForeignKey{"train.manual_gc", kNone, "there is no garbage collector"},
+    ForeignKey{"train.manual_gc_interval", kNone, "there is no garbage collector"},
+    ForeignKey{"train.manual_gc_eval", kNone, "there is no garbage collector"},
+    ForeignKey{"train.exit_signal_handler", kNone,
+               "SIGTERM and SIGINT always save and end the run"},
+    ForeignKey{"train.empty_unused_memory_level", kNone, "memory is reused in stream order"},
+    ForeignKey{"train.train_sync_interval", kNone, "the host waits only for a value it needs"},
+    ForeignKey{"model.transformer_impl", kNone, kOwnKernels},
+    ForeignKey{"model.attention_backend", kNone, kOwnKernels},
+    ForeignKey{"model.cross_entropy_loss_fusion", kNone, "cross entropy is always fused"},
+    ForeignKey{"model.cross_entropy_fusion_impl", kNone, "cross entropy is always fused"},
+    ForeignKey{"model.gradient_accumulation_fusion", kNone,
+               "weight gradients are always added in the GEMM"},
+    ForeignKey{"model.apply_rope_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.bias_activation_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.bias_dropout_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.masked_softmax_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.persist_layer_norm", kNone, kOwnKernels},
+    ForeignKey{"model.deallocate_pipeline_outputs", kNone, "a message is freed once it is sent"},
+    ForeignKey{"model.batch_p2p_sync", kNone, "events order messages; the host does not wait"},
+    ForeignKey{"model.use_cpu_initialization", kNone,
+               "initial weights do not depend on the device"},
+    ForeignKey{"model.perform_initialization", kNone, "model.init says where weights come from"},
+    ForeignKey{"model.moe_grouped_gemm", kNone, "experts are computed in groups"},
+    ForeignKey{"model.moe_permute_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.group_query_attention", kNone, "model.num_query_groups decides"},
+    ForeignKey{"model.make_vocab_size_divisible_by", kNone,
+               "the vocabulary is padded to a multiple of 128 x tp_size"},
+    ForeignKey{"model.should_pad_vocab", kNone,
+               "the vocabulary is padded to a multiple of 128 x tp_size"},
+    ForeignKey{"mixed_precision.pipeline_dtype", kNone, "distributed.pipeline.dtype decides"},
+    ForeignKey{"mixed_precision.autocast_dtype", kNone, "there is no autocast"},
+    ForeignKey{"mixed_precision.autocast_enabled", kNone, "there is no autocast"},
+    ForeignKey{"dist.align_grad_reduce", kNone, "buckets are reduced when they are full"},
+    ForeignKey{"dist.use_gloo_process_groups", kNone, "comm.backend decides"},
+    ForeignKey{"dist.lazy_init", kNone, "groups are made when they are first used"},
+    ForeignKey{"dist.local_rank", kNone, "the launcher says it"},
+    ForeignKey{"checkpoint.ckpt_format", kNone, "weights are saved as safetensors"},
+    ForeignKey{"checkpoint.fully_parallel_save", kNone, "every rank writes what it owns"},
+    ForeignKey{"checkpoint.fully_parallel_load", kNone, "every rank reads what it owns"},
+    ForeignKey{"checkpoint.dist_ckpt_strictness", kNone, "every tensor must be there"},
+    ForeignKey{"ddp.gradient_reduce_div_fusion", kNone, "gradients are scaled in the reduction"},
+    ForeignKey{"ddp.pad_buckets_for_high_nccl_busbw", kNone, kOwnKernels},
+    ForeignKey{"ddp.num_distributed_optimizer_instances",
+               kIgnored,
+               "is ignored: distributed.dp_replicate_size shards within groups (fsdp2)",
+               {},
+               [](const Node& n) { return n.unset() || n.text == "1"; }},
+    ForeignKey{"dataset.num_workers", kNone, kOwnLoader},
+    ForeignKey{"dataset.data_sharding", kNone, kOwnLoader},
+    ForeignKey{"dataset.dataloader_type", kNone, kOwnLoader},
+    ForeignKey{"dataset.pin_memory", kNone, kOwnLoader},
+    ForeignKey{"dataset.persistent_workers", kNone, kOwnLoader},
+    ForeignKey{"dataset.skip_getting_attention_mask_from_dataset", kNone,
+               "attention is causal within a document"},
+    ForeignKey{"use_mcore_models", kNone, "mtrain has one model, its own"},
+    ForeignKey{"use_flash_attn", kNone, "attention never writes the scores"},
+    ForeignKey{"mock_data", kRefused, "there is no made-up data",
+               "scripts/quickstart.sh makes a small corpus; `mtrain data build` tokenizes text"},
+};
+
+// Whether the row's path, which may end in ".*", covers `path`.
+bool covers(std::string_view pattern, std::string_view path) {
+  if (!pattern.ends_with(".*")) return pattern == path;
+  pattern.remove_suffix(2);
+  return path.starts_with(pattern) &&
+         (path.size() == pattern.size() || path[pattern.size()] == '.');
+}
+
+}  // namespace
+
+const ForeignKey* find_foreign_key(std::string_view path) {
+  const auto row = std::ranges::find_if(
+      kForeignKeys, [&](const ForeignKey& key) { return covers(key.path, path); });
+  return row == kForeignKeys.end() ? nullptr : &*row;
+}
+
+const ForeignKey* find_foreign_flag(std::string_view word) {
+  const auto row = std::ranges::find_if(kForeignKeys, [&](const ForeignKey& key) {
+    return key.path.substr(key.path.rfind('.') + 1) == word;
+  });
+  return row == kForeignKeys.end() ? nullptr : &*row;
+}
+
+}  // namespace mtrain::recipe

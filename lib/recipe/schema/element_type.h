@@ -1,0 +1,19 @@
+// The element types that a recipe may name.
+#pragma once
+#include <array>
+
+#include "recipe/schema/field.h"
+
+namespace mtrain::recipe {
+
+enum class ElementType { fp32, bf16, fp16 };
+constexpr auto enum_names(ElementType) {
+  return std::array{
+      EnumName{ElementType::fp32, "fp32"},          EnumName{ElementType::bf16, "bf16"},
+      EnumName{ElementType::fp16, "fp16"},          EnumName{ElementType::fp32, "float32"},
+      EnumName{ElementType::bf16, "bfloat16"},      EnumName{ElementType::fp16, "float16"},
+      EnumName{ElementType::fp32, "torch.float32"}, EnumName{ElementType::bf16, "torch.bfloat16"},
+      EnumName{ElementType::fp16, "torch.float16"}};
+}
+
+}  // namespace mtrain::recipe

@@ -1,0 +1,332 @@
+// Tests that recipes of AutoModel and Megatron-Bridge load as their systems print them: their
+// names, flags, classes and words, and what is told of keys that have no meaning in mtrain.
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/core.h>
+
+#include "base/file.h"
+#include "recipe/load/find_recipe.h"
+#include "recipe/load/flags.h"
+#include "recipe_cases.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+using namespace recipe_cases;
+using Catch::Matchers::Contains;
+
+namespace {
+
+Recipe loaded(const std::string& more, const Overrides& set = {}, int64_t world = 0) {
+  Diagnostics diagnostics;
+  const Recipe r = plan::load_recipe_text(kBase + more, "base.yaml", set, diagnostics, world);
+  INFO(listed(diagnostics));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return r;
+}
+
+Diagnostics told(const std::string& more, int64_t world = 0) {
+  Diagnostics diagnostics;
+  plan::load_recipe_text(kBase + more, "base.yaml", {}, diagnostics, world);
+  return diagnostics;
+}
+
+// Some diagnostic of that severity is about `field`, and its text contains `gist`.
+void expect_told(const std::string& more, Severity severity, std::string_view field,
+                 std::string_view gist) {
+  const Diagnostics diagnostics = told(more);
+  INFO(more << listed(diagnostics));
+  CHECK(std::ranges::any_of(diagnostics.sorted(), [&](const auto& d) {
+    return d.severity == severity && d.field == field && d.str().find(gist) != std::string::npos;
+  }));
+}
+
+}  // namespace
+
+TEST_CASE("Megatron's flags are settings, with dashes and without sections") {
+  const auto overrides = [](std::vector<std::string> words) {
+    return recipe::flags_to_overrides(words);
+  };
+  using Words = std::vector<std::string>;
+  CHECK(overrides({"--recipe", "r.yaml", "--tp-comm-overlap", "--context-parallel-size", "4"}) ==
+        Words{"--recipe", "r.yaml", "tp-comm-overlap=true", "context-parallel-size=4"});
+  CHECK(overrides({"--cp-comm-type", "a2a", "p2p", "--dry-run"}) ==
+        Words{"cp-comm-type=[a2a, p2p]", "--dry-run"});
+  CHECK(overrides({"--overlap-grad-reduce", "train.steps=3"}) ==
+        Words{"overlap-grad-reduce=true", "train.steps=3"});
+  CHECK(overrides({"--lr=1e-4", "~optimizer.lr", "-r", "x"}) ==
+        Words{"lr=1e-4", "~optimizer.lr", "-r", "x"});
+
+  const Recipe r =
+      loaded("", {"context-parallel-size=4", "overlap-grad-reduce=true", "train-iters=7",
+                  "no-align-param-gather=true", "bf16=true", "adam-beta1=0.8", "adam-beta2=0.99",
+                  "lr=1e-4", "swiglu=true", "disable-bias-linear=true", "use-mcore-models=true",
+                  "distributed-timeout-minutes=3"});
+  CHECK(r.distributed.cp_size == 4);
+  CHECK(r.ddp.overlap_grad_reduce == true);
+  CHECK(r.distributed.strategy == Strategy::megatron_ddp);
+  CHECK(r.train.steps == 7);
+  CHECK(r.ddp.align_param_gather == false);
+  CHECK(r.optimizer.betas[0] == 0.8);
+  CHECK(r.optimizer.betas[1] == 0.99);
+  CHECK(r.optimizer.lr == 1e-4);
+  CHECK_FALSE(r.model.add_bias_linear);
+  CHECK(r.comm.timeout_s == 180);
+  expect_error({.what = "two fields", .set = {"steps=3"}}, "steps", "may mean 2 fields");
+  expect_error({.what = "no field", .set = {"tensor_parallel_sise=3"}}, "tensor_parallel_sise",
+               "no such key");
+}
+
+TEST_CASE("the three flags of the fine-grained 1F1B are settings in Megatron's spelling") {
+  const Recipe r = loaded(
+      "", {"model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2",
+           "overlap-p2p-backward-on-comm-stream=true", "overlap-p2p-wgrad-delayed-layer-number=2",
+           "overlap-p2p-with-transformer-layer-wgrad=true"});
+  CHECK(r.comm_overlap.overlap_p2p_backward_on_comm_stream);
+  CHECK(r.comm_overlap.overlap_p2p_wgrad_delayed_layer_number == 2);
+  CHECK(r.comm_overlap.overlap_p2p_with_transformer_layer_wgrad);
+}
+
+TEST_CASE("a pipeline in Megatron's spelling needs no section, in AutoModel's it does") {
+  const auto schedule = [](const Overrides& set) {
+    return loaded("", set).distributed.pipeline.pp_schedule;
+  };
+  CHECK(schedule({"model.pipeline_model_parallel_size=4"}) == PipelineScheduleName::one_f_one_b);
+  CHECK(schedule({"model.pipeline_model_parallel_size=4",
+                  "model.virtual_pipeline_model_parallel_size=2"}) ==
+        PipelineScheduleName::interleaved_1f1b);
+  CHECK(schedule({"model.pipeline_model_parallel_size=4",
+                  "model.num_layers_per_virtual_pipeline_stage=1"}) ==
+        PipelineScheduleName::interleaved_1f1b);
+  CHECK(schedule({"distributed.pp_size=4", "distributed.strategy=megatron_ddp"}) ==
+        PipelineScheduleName::one_f_one_b);
+  expect_error({.what = "AutoModel's", .world = 4, .set = {"distributed.pp_size=4"}},
+               "distributed.pp_size", "needs a pipeline section");
+}
+
+TEST_CASE("sizes of 0, below 0 and null are not set") {
+  for (const char* size : {"0", "-1", "none", "null"}) {
+    INFO(size);
+    const Recipe r =
+        loaded(fmt::format("distributed: {{tp_size: {0}, pp_size: {0}, dp_size: {0}, "
+                           "dp_replicate_size: {0}, ep_size: {0}}}\n",
+                           size));
+    CHECK(r.distributed.tp_size == 1);
+    CHECK(r.distributed.pp_size == 1);
+    CHECK_FALSE(r.distributed.dp_size.has_value());
+    CHECK_FALSE(r.distributed.dp_replicate_size.has_value());
+  }
+  CHECK(loaded("checkpoint: {max_recent_checkpoints: null}\n").checkpoint.keep == 0);
+  CHECK(loaded("checkpoint: {most_recent_k: -1}\n").checkpoint.keep == 0);
+  CHECK(loaded("checkpoint: {most_recent_k: 3}\n").checkpoint.keep == 3);
+}
+
+TEST_CASE("data-parallel settings of Megatron choose its strategy") {
+  for (const char* section :
+       {"ddp: {}\n", "comm_overlap: {overlap_grad_reduce: true}\n",
+        "comm_overlap: {bucket_size: 134217728, overlap_param_gather: true}\n",
+        "optimizer: {use_distributed_optimizer: true}\n"}) {
+    INFO(section);
+    CHECK(loaded(section).distributed.strategy == Strategy::megatron_ddp);
+  }
+  CHECK(loaded("comm_overlap: {tp_comm_overlap: false}\n").distributed.strategy == Strategy::fsdp2);
+  CHECK(loaded("distributed: {strategy: ddp, bucket_cap_mb: 400, static_graph: true}\n")
+            .ddp.bucket_size == 400 * 1024 * 1024 / 4);
+}
+
+TEST_CASE("a class that a recipe names by _target_ chooses what it names") {
+  const auto optimizer = [](const char* text) {
+    return loaded(std::string("optimizer: {_target_: ") + text + "}\n").optimizer;
+  };
+  const OptimizerConfig adam = optimizer("torch.optim.Adam, lr: 1e-5, betas: [0.9, 0.98]");
+  CHECK_FALSE(adam.decoupled_weight_decay);
+  CHECK(adam.lr == 1e-5);
+  CHECK(adam.betas[1] == 0.98);
+  CHECK(adam.weight_decay == 0);  // torch's default
+  const OptimizerConfig adamw = optimizer("torch.optim.AdamW");
+  CHECK(adamw.decoupled_weight_decay);
+  CHECK(adamw.weight_decay == 0.01);
+  CHECK(adamw.betas[1] == 0.999);
+  const OptimizerConfig fused = optimizer(
+      "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam, adam_w_mode: true, lr: 2.0e-5, "
+      "bias_correction: true, exp_avg_dtype: torch.float32, store_param_remainders: true");
+  CHECK(fused.decoupled_weight_decay);
+  CHECK(loaded("distributed: {_target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager, "
+               "tp_size: 2, mp_policy: {_target_: torch.distributed.fsdp.MixedPrecisionPolicy, "
+               "param_dtype: bfloat16, reduce_dtype: float32}}\n")
+            .distributed.tp_size == 2);
+  expect_told("optimizer: {_target_: dion.Dion, rank: 3}\n", Severity::error, "optimizer._target_",
+              "optimizer.name: adamw or adam");
+  expect_told("loss_fn: {_target_: my.loss.Huber, delta: 3}\n", Severity::error, "loss_fn._target_",
+              "next-token cross entropy");
+  // Data that mtrain cannot read is one mistake: nothing is told of the arguments of its class.
+  Diagnostics data;
+  plan::load_recipe_text(
+      "dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset, "
+      "dataset_name: rajpurkar/squad, split: train}\n",
+      "r.yaml", {}, data);
+  INFO(listed(data));
+  CHECK(count(data, Severity::error) == 1);
+}
+
+TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
+  const MixedPrecisionConfig p =
+      loaded("mixed_precision: bf16_with_fp8_delayed_scaling_mixed\n").mixed_precision;
+  CHECK(p.name == Precision::bf16_mixed);
+  CHECK(p.fp8 == Fp8Format::hybrid);
+  CHECK(p.fp8_recipe == Fp8Recipe::delayed);
+  CHECK(p.fp8_amax_history_len == 1024);
+  CHECK(p.fp8_amax_compute_algo == Fp8AmaxChoice::max);
+  CHECK(loaded("", {"mixed_precision=bf16-with-mxfp8-mixed"}).mixed_precision.fp8_recipe ==
+        Fp8Recipe::mxfp8);
+  CHECK(loaded("", {"mixed_precision.name=fp16-mixed"}).mixed_precision.name ==
+        Precision::fp16_mixed);
+}
+
+TEST_CASE(
+    "keys without a meaning are told once, those that ask for what is not built are refused") {
+  expect_told("distributed: {pipeline: {patch_inner_model: false}}\n", Severity::resolved,
+              "distributed.pipeline.patch_inner_model", "has no meaning here");
+  expect_told("distributed: {multimodal: {frozen_sharding: per_layer}}\n", Severity::warning,
+              "distributed.multimodal", "ignored");
+  expect_told("distributed: {offload_policy: {pin_memory: true}}\n", Severity::error,
+              "distributed.offload_policy", "host memory");
+  CHECK_FALSE(told("distributed: {offload_policy: none}\n").has_errors());
+  expect_told("peft: {_target_: lora.PeftConfig, dim: 8}\n", Severity::error, "peft", "LoRA");
+  expect_told("checkpoint: {model_save_format: torch_save}\n", Severity::warning,
+              "checkpoint.model_save_format", "safetensors");
+  expect_told("step_scheduler: {num_epochs: 2}\n", Severity::warning, "step_scheduler.num_epochs",
+              "train.steps");
+  for (const char* value : {"false", "final", "every", "true"})
+    CHECK_FALSE(told(fmt::format("checkpoint: {{save_consolidated: {}}}\n", value)).has_errors());
+  expect_told("checkpoint: {save_consolidated: sometimes}\n", Severity::error,
+              "checkpoint.save_consolidated", "choose from");
+}
+
+TEST_CASE("AutoModel's list of modules per stage is a layout") {
+  const Recipe r = loaded(
+      "distributed: {pp_size: 2, pipeline: {pp_schedule: 1f1b, module_fqns_per_model_part: "
+      "[[model.embed_tokens, model.layers.0, model.layers.1, model.layers.2], [model.layers.3, "
+      "model.layers.4, model.layers.5, model.layers.6, model.layers.7, model.norm, lm_head]]}}\n");
+  CHECK(r.distributed.pipeline.layout == "Ettt|tttttL");
+  expect_told(
+      "distributed: {pp_size: 2, pipeline: {module_fqns_per_model_part: "
+      "[[model.layers.1], [model.layers.0]]}}\n",
+      Severity::error, "distributed.pipeline.module_fqns_per_model_part", "order");
+}
+
+TEST_CASE("a recipe that Megatron-Bridge prints loads where its fields are known or off") {
+  const std::string printed =
+      "_target_: megatron.bridge.training.config.ConfigContainer\n"
+      "rng: {_target_: megatron.bridge.training.config.RNGConfig, seed: 5, te_rng_tracker: false}\n"
+      "dist: {_target_: megatron.bridge.training.config.DistributedInitConfig,\n"
+      "  distributed_backend: nccl, use_sharp: false, nccl_communicator_config_path: null}\n"
+      "scheduler: {_target_: megatron.bridge.training.config.SchedulerConfig,\n"
+      "  lr_decay_style: cosine, lr_warmup_iters: 2, override_opt_param_scheduler: false}\n";
+  const Diagnostics diagnostics = told(printed);
+  INFO(listed(diagnostics));
+  CHECK_FALSE(diagnostics.has_errors());
+  CHECK_THAT(listed(diagnostics), Contains("fields of Megatron that mtrain does not have are off"));
+  expect_told(
+      "_target_: megatron.bridge.training.config.ConfigContainer\n"
+      "rng: {_target_: megatron.bridge.training.config.RNGConfig, te_rng_tracker: true}\n",
+      Severity::error, "rng.te_rng_tracker", "no such key");
+}
+
+TEST_CASE("a ready recipe is found by its name, and by that of Megatron-Bridge's function") {
+  const std::string folder = MTRAIN_SOURCE_DIR "/recipes";
+  const auto found = [&](const std::string& name) {
+    Diagnostics diagnostics;
+    const std::string path = recipe::find_recipe(name, {folder}, diagnostics);
+    return diagnostics.has_errors() ? diagnostics.text(Severity::error)
+                                    : path.substr(std::min(path.size(), folder.size() + 1));
+  };
+  CHECK(found("llama3_8b") == "llama3_8b.yaml");
+  CHECK(found("llama3-8b.yaml") == "llama3_8b.yaml");
+  CHECK(found("llama_8b.yaml") == "llama3_8b.yaml");
+  CHECK(found("llama32_1b_pretrain_config") == "llama3_2_1b.yaml");
+  CHECK(found("llama3_8b_pretrain_config") == "llama3_8b.yaml");
+  CHECK(found("llama3_8b_pretrain_2gpu_h100_bf16_config") == "llama3_8b.yaml");
+  CHECK(found("qwen3_600m_pretrain_config") == "qwen3_0_6b.yaml");
+  CHECK_THAT(found("llama3_9b"), Contains("did you mean llama3_8b?"));
+  CHECK_THAT(found("llama3_8b_sft_config"), Contains("no ready recipe"));
+  CHECK(recipe::recipe_folders(folder + "/../build/release/apps/mtrain/mtrain").size() == 1);
+  // A file of that name in the working folder wins.
+  const TemporaryFolder temporary;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(temporary.path);
+  std::ofstream("llama3_8b.yaml") << "model: {}\n";
+  Diagnostics diagnostics;
+  const std::string own = recipe::find_recipe("llama3_8b", {folder}, diagnostics);
+  std::filesystem::current_path(before);
+  CHECK(own == "llama3_8b.yaml");
+}
+
+TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
+  const TemporaryFolder temporary;
+  const auto config = [&](const std::string& text) {
+    std::ofstream(temporary / "config.json") << text;
+  };
+  const std::string from = "model.from=" + temporary.path.string();
+  const auto read = [&](const Overrides& more = {}) {
+    Overrides set{from, "model.init=random"};
+    set.insert(set.end(), more.begin(), more.end());
+    Diagnostics diagnostics;
+    const Recipe r = plan::load_recipe_text("dataset: {train: x, seq_length: 64}\n", "r.yaml", set,
+                                            diagnostics, 1);
+    return std::pair{r, diagnostics.text(Severity::error)};
+  };
+  config(R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu", "attention_bias": false,
+    "tie_word_embeddings": true, "torch_dtype": "bfloat16", "rope_scaling": {"rope_type": "llama3",
+    "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192}})");
+  const auto [llama, llama_errors] = read();
+  INFO(llama_errors);
+  REQUIRE(llama_errors.empty());
+  CHECK(llama.model.hidden_size == 256);
+  CHECK(llama.model.ffn_hidden_size == 512);
+  CHECK(llama.model.num_layers == 3);
+  CHECK(llama.model.num_query_groups == 2);
+  CHECK(llama.model.norm_epsilon == 1e-5);
+  CHECK(llama.model.rotary_base == 500000);
+  CHECK(llama.model.share_embeddings_and_output_weights);
+  CHECK(llama.model.rope_scaling.type == RopeScalingType::llama3);
+  CHECK(llama.model.rope_scaling.factor == 32);
+  CHECK(llama.origin("model.hidden_size") == Origin::derived);
+  CHECK(read({"model.hidden_size=256"}).second.empty());
+  CHECK_THAT(read({"model.hidden_size=128"}).second,
+             Contains("model.hidden_size") && Contains("config.json") && Contains("256"));
+
+  config(R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128,
+    "vocab_size": 300})");
+  CHECK_THAT(read().second, Contains("attention_dropout"));
+  const auto [gpt2, gpt2_errors] = read({"model.attention_dropout=0"});
+  REQUIRE(gpt2_errors.empty());
+  CHECK(gpt2.model.architecture == Architecture::gpt2);
+  CHECK(gpt2.model.share_embeddings_and_output_weights);
+  CHECK(gpt2.model.hidden_dropout == 0.1);  // what transformers takes for an omitted key
+
+  config(R"({"model_type": "qwen3", "hidden_size": 64, "sliding_window": null,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})");
+  CHECK(read().first.model.rotary_base == 1e6);
+  CHECK(read().first.model.kv_channels == 128);
+  for (const auto& [text, gist] :
+       {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
+        {R"({"model_type": "llama", "logit_scale": 3})", "logit_scale"},
+        {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
+        {R"({"model_type": "qwen2", "use_sliding_window": true})", "use_sliding_window"},
+        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn"}})", "yarn"},
+        {R"([1, 2])", "not a JSON object"},
+        {R"({"model_type": )", "not a JSON object"}}) {
+    config(text);
+    CHECK_THAT(read().second, Contains(gist));
+  }
+  Diagnostics diagnostics;
+  plan::load_recipe_text("dataset: {train: x}\nmodel: {from: meta-llama/Llama-3.2-1B}\n", "r.yaml",
+                         {}, diagnostics, 1);
+  CHECK_THAT(listed(diagnostics), Contains("Hugging Face Hub") && Contains("model.from"));
+  CHECK(count(diagnostics, Severity::error) == 1);
+}
