@@ -48,7 +48,7 @@ class AttentionSegment : public Segment {
                                          .name = name_ + ".proj",
                                          .I = c.heads * D,
                                          .O = c.hidden,
-                                         .bias = c.linear_bias,
+                                         .bias = c.proj_bias,
                                          .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                          .gemm = LayerGemm::proj,
                                          .fp8 = impls.fp8});

@@ -193,7 +193,7 @@ class Estimator {
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
     return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
-           hidden() * output_gradient(LayerGemm::proj, bias) +
+           hidden() * output_gradient(LayerGemm::proj, m_.proj_bias()) +
            inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
            experts * hidden() * output_gradient(LayerGemm::fc2, bias);
   }

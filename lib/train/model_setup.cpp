@@ -33,7 +33,9 @@ model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
   c.rotary_base = m.rotary_base;
   c.rope_scaling = rope_scaling(m);
   c.gated_mlp = m.gated_mlp;
+  c.gelu_tanh = m.gelu_tanh;
   c.qkv_bias = m.qkv_bias;
+  c.proj_bias = m.proj_bias;
   c.linear_bias = m.linear_bias;
   c.qk_norm = m.qk_norm;
   c.tied_embeddings = m.tied_embeddings;

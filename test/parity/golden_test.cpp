@@ -35,8 +35,11 @@ model::GptConfig config_of(const nlohmann::json& j) {
                       s.at("high_freq_factor"), s.at("original_max_position_embeddings")};
   }
   c.gated_mlp = j.at("activation") == "swiglu";
-  c.qkv_bias = j.at("add_qkv_bias");
+  c.gelu_tanh = j.at("activation") == "gelu_tanh";
   c.linear_bias = j.at("add_bias_linear");
+  const bool attention_bias = j.value("attention_bias", false);
+  c.qkv_bias = j.at("add_qkv_bias").get<bool>() || attention_bias;
+  c.proj_bias = c.linear_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
@@ -128,8 +131,8 @@ struct Family {
   model::MicroBatch batch;
 };
 
-const std::vector<std::string> kFamilies{"llama", "llama3_rope", "qwen2",
-                                         "qwen3", "mistral",     "gpt2"};
+const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
+                                         "qwen3", "mistral",     "gpt2",       "gpt2_erf"};
 
 void compare_gradients(Family& f, double bound) {
   for (model::Parameter* p : f.params.params()) {

@@ -17,7 +17,10 @@ struct ModelShape {
   double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
   int64_t rope_original_positions = 0;
   bool gated_mlp = true;  // SwiGLU; false: GELU
-  bool qkv_bias = false, linear_bias = false, qk_norm = false, tied_embeddings = false;
+  bool gelu_tanh = true;  // GELU in its tanh form; false: by erf
+  bool qkv_bias = false, proj_bias = false;  // attention's
+  bool linear_bias = false;                  // the MLP's and the layer norms'
+  bool qk_norm = false, tied_embeddings = false;
   int64_t window = 0;  // tokens of sliding-window attention; 0: none
   double hidden_dropout = 0, embedding_dropout = 0, init_std = 0;
 };

@@ -28,13 +28,17 @@ bool is_hydra_key(std::string_view key) {
   return key == "_target_" || key == "_recursive_" || key == "_convert_";
 }
 
-// Compares what two spellings of a field say, as the field's type reads them.
+bool only_says_gated(const RawSetting& g) { return g.spelling == "model.gated_linear_unit"; }
+
+// Compares what two spellings of a field say, as the field's type reads them. An activation agrees
+// with a gated_linear_unit beside it that says no more than whether there is a gate.
 bool same_value(const RawSetting& a, const RawSetting& b) {
   Recipe x, y;
   ValueError c;
   if (!a.row->ops->read(a.node, a.row->options, a.row->at(x), c) ||
       !b.row->ops->read(b.node, b.row->options, b.row->at(y), c))
     return a.node.text == b.node.text;  // such as ${...}, or a mistake that is reported later
+  if (only_says_gated(a) || only_says_gated(b)) return x.model.gated() == y.model.gated();
   return a.row->show(x) == b.row->show(y);
 }
 
@@ -140,6 +144,7 @@ class Collector {
     }
     if (const auto dot = g.spelling.find('.'); dot != std::string::npos)
       given.sections.insert(g.spelling.substr(0, dot));
+    if (before != given.fields.end() && origin_ == Origin::recipe && only_says_gated(g)) return;
     given.fields.insert_or_assign(g.row->path, std::move(g));
   }
 
