@@ -110,27 +110,34 @@ class Estimator {
     return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.micro_batches > 1;
   }
 
-  bool recomputes(recipe::RecomputeModule module) const {
-    const auto& c = r_.recompute;
-    return c.granularity == recipe::RecomputeGranularity::selective &&
-           std::find(c.modules.begin(), c.modules.end(), module) != c.modules.end();
+  bool recomputes(recipe::RecomputeModule module) const { return r_.recompute.selects(module); }
+
+  // Whether backward computes the normalized queries and keys again.
+  bool recomputes_head_norms() const {
+    return m_.qk_layernorm && recomputes(recipe::RecomputeModule::core_attn) &&
+           recomputes(recipe::RecomputeModule::layernorm);
+  }
+  // Whether it computes the outputs of a layer's first MLP GEMM again.
+  bool recomputes_mlp(bool moe) const {
+    return !moe && recomputes(recipe::RecomputeModule::mlp);
   }
 
   // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
   // not computed again, and statistics.
   Count kept_per_token(bool moe) const {
-    const bool core = recomputes(recipe::RecomputeModule::core_attn);
+    const bool core = recomputes(recipe::RecomputeModule::core_attn),
+               normalized = m_.qk_layernorm && !recomputes_head_norms();
     const Count heads = Count(m_.num_attention_heads) / tp_;
     const Count statistics = 2 * (m_.normalization == recipe::Normalization::layernorm ? 2 : 1) +
                              (core ? 0 : heads) +
-                             (m_.qk_layernorm ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
-    const Count attention = residual() + qkv_width() * (m_.qk_layernorm ? 2 : 1) +
+                             (normalized ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
+    const Count attention = residual() + qkv_width() * (normalized ? 2 : 1) +
                             (core ? 0 : attention_width()) + context_kept();
     Count mlp = residual();
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
       mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
-    } else if (!moe && !recomputes(recipe::RecomputeModule::mlp)) {
+    } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
     if (moe && m_.moe.shared_expert_ffn_hidden_size &&
@@ -146,10 +153,12 @@ class Estimator {
   Count passing_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count dispatched = moe ? 2 * Count(m_.moe.router_topk) * hidden() : 0;
-    const Count mlp = std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual(),
+    const Count again = recomputes_mlp(moe) ? inputs() * width / tp_ + residual() : 0;
+    const Count mlp = std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                                2 * hidden() + residual() + 2 * sharded_residual()) +
                       dispatched;
-    const Count attention = qkv_width() + 2 * attention_width() + 2 * hidden();
+    const Count attention = qkv_width() * (recomputes_head_norms() ? 2 : 1) +
+                            2 * attention_width() + 2 * hidden();
     return std::max(mlp, attention) * e_;
   }
 

@@ -49,7 +49,11 @@ model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
 model::GptConfig gpt_config(const RunPlan& plan) { return gpt_config(plan.model, plan.layout.tp); }
 
 model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
-  return {.attention_core = r.attention_core, .group = r.group, .layers = r.layers};
+  return {.attention_core = r.attention_core,
+          .norms = r.norms,
+          .mlp = r.mlp,
+          .group = r.group,
+          .layers = r.layers};
 }
 
 }  // namespace mtrain::train

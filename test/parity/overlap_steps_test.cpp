@@ -48,6 +48,9 @@ std::vector<Parallelism> layouts() {
       {"tensor parallelism in pipelines", 2,
        with(kSequenceParallel, {"comm_overlap.tp_comm_overlap_cfg={proj_fprop: {num_splits: 2}, "
                                 "fc2_fprop: {num_splits: 2}}"})},
+      {"sequence parallelism with recomputed modules", 2,
+       with(kSequenceParallel,
+            {"recompute.granularity=selective", "recompute.modules=[core_attn,mlp]"})},
       {"a ring of keys", 2, {"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}},
       {"rings of keys between ranks that share heads",
        4,

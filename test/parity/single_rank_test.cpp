@@ -83,6 +83,8 @@ TEST_CASE("recomputation gives the same bits, with dropout too") {
   const auto reference = kept.losses(5);
   for (const auto& policy : std::vector<std::vector<std::string>>{
            {"recompute.granularity=selective"},
+           {"recompute.granularity=selective", "recompute.modules=[mlp]"},
+           {"recompute.granularity=selective", "recompute.modules=[core_attn,mlp,layernorm]"},
            {"recompute.granularity=full", "recompute.method=uniform", "recompute.num_layers=1"},
            {"recompute.granularity=full", "recompute.method=uniform", "recompute.num_layers=2"},
            {"recompute.granularity=full", "recompute.method=block", "recompute.num_layers=1"}}) {

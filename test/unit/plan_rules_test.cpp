@@ -89,6 +89,18 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_accepts({.what = "all layers", .set = {"recompute=full", "recompute.num_layers=8"}});
   expect_error({.what = "no modules", .set = {"recompute=selective", "recompute.modules=[]"}},
                "recompute.modules", "");
+  expect_no_warning({.what = "modules",
+                     .set = {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]"}});
+  expect_resolved({.what = "norms", .set = {"recompute=selective", "recompute.modules=[norms]"}},
+                  "recompute.modules", "never kept");
+  for (const char* module : {"moe", "moe_act", "shared_experts"})
+    expect_warning({.what = module,
+                    .set = {"recompute=selective",
+                            std::string("recompute.modules=[mlp,") + module + "]"}},
+                   "recompute.modules", std::string(module) + " has nothing to recompute");
+  expect_warning({.what = "modules that nobody reads",
+                  .set = {"recompute=full", "recompute.modules=[mlp]"}},
+                 "recompute.modules", "granularity is full");
   expect_accepts(
       {.what = "activation_checkpointing", .set = {"distributed.activation_checkpointing=true"}});
 }

@@ -16,8 +16,8 @@ struct ModelShape {
   enum class RopeScaling { none, linear, llama3 } rope_scaling = RopeScaling::none;
   double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
   int64_t rope_original_positions = 0;
-  bool gated_mlp = true;  // SwiGLU; false: GELU
-  bool gelu_tanh = true;  // GELU in its tanh form; false: by erf
+  bool gated_mlp = true;                     // SwiGLU; false: GELU
+  bool gelu_tanh = true;                     // GELU in its tanh form; false: by erf
   bool qkv_bias = false, proj_bias = false;  // attention's
   bool linear_bias = false;                  // the MLP's and the layer norms'
   bool qk_norm = false, tied_embeddings = false;
@@ -27,7 +27,8 @@ struct ModelShape {
 
 // Which activations backward computes again.
 struct RecomputeOptions {
-  bool attention_core = false;
+  // In every layer: the attention core, the norms, the MLP.
+  bool attention_core = false, norms = false, mlp = false;
   // The first `layers` layers keep only the input of each group of `group` layers. If `layers` is
   // 0, all layers keep everything.
   int64_t group = 0, layers = 0;

@@ -105,7 +105,11 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
 }
 
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t layers) {
-  if (r.granularity == recipe::RecomputeGranularity::selective) return {.attention_core = true};
+  using Module = recipe::RecomputeModule;
+  if (r.granularity == recipe::RecomputeGranularity::selective)
+    return {.attention_core = r.selects(Module::core_attn),
+            .norms = r.selects(Module::layernorm),
+            .mlp = r.selects(Module::mlp)};
   if (r.granularity != recipe::RecomputeGranularity::full) return {};
   const int64_t n = r.num_layers.value_or(1);
   const bool block = r.method == recipe::RecomputeMethod::block;

@@ -66,11 +66,11 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
   check_float8(r, missing);
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
-  bool other_module = false;
-  for (const auto module : r.recompute.modules)
-    other_module = other_module || module != recipe::RecomputeModule::core_attn;
-  missing(r.recompute.granularity == recipe::RecomputeGranularity::selective && other_module,
-          "recompute.modules", "modules other than core_attn", "use [core_attn]");
+  using Module = recipe::RecomputeModule;
+  const bool of_experts = r.recompute.selects(Module::moe) || r.recompute.selects(Module::moe_act) ||
+                          r.recompute.selects(Module::shared_experts);
+  missing(of_experts && r.model.moe.num_experts > 0, "recompute.modules",
+          "recomputation of experts", "use core_attn, mlp and layernorm");
 }
 
 }  // namespace mtrain::plan
