@@ -1,5 +1,6 @@
 // Tests every rule of a recipe, violated alone and satisfied at its boundary. The rules of layouts
 // are in plan_layout_rules_test.cpp.
+#include "plan/run_plan.h"
 #include "recipe_cases.h"
 
 using namespace mtrain;
@@ -103,6 +104,21 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
                  "recompute.modules", "granularity is full");
   expect_accepts(
       {.what = "activation_checkpointing", .set = {"distributed.activation_checkpointing=true"}});
+}
+
+TEST_CASE("weight decay is decoupled under adamw, and what adam's setting says") {
+  expect_error({.what = "adamw with L2", .set = {"optimizer.decoupled_weight_decay=false"}},
+               "optimizer.decoupled_weight_decay", "adamw is Adam with decoupled");
+  const auto decoupled = [](const Overrides& set) {
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, 1);
+    CHECK_FALSE(diagnostics.has_errors());
+    return make_plan(r, 1, 512).optimizer.decoupled_decay;
+  };
+  CHECK(decoupled({}));
+  CHECK(decoupled({"optimizer.name=adam"}));
+  CHECK_FALSE(decoupled({"optimizer.name=adam", "optimizer.decoupled_weight_decay=false"}));
+  CHECK_FALSE(decoupled({"optimizer.optimizer=adam", "optimizer.no_decoupled_weight_decay=true"}));
 }
 
 TEST_CASE("precision is set in one place") {

@@ -128,6 +128,7 @@ OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
           .beta2 = o.betas[1],
           .eps = o.eps,
           .weight_decay = o.weight_decay,
+          .decoupled_decay = o.decoupled_weight_decay,
           .clip_grad = o.clip_grad,
           .master_weights = o.master_weights,
           .rounds_at_random = o.rounds_at_random()};

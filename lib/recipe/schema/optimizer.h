@@ -9,10 +9,9 @@
 
 namespace mtrain::recipe {
 
-enum class OptimizerName { adamw };
+enum class OptimizerName { adamw, adam };
 constexpr auto enum_names(OptimizerName) {
-  return std::array{EnumName{OptimizerName::adamw, "adamw"},
-                    EnumName{OptimizerName::adamw, "adam"}};
+  return std::array{EnumName{OptimizerName::adamw, "adamw"}, EnumName{OptimizerName::adam, "adam"}};
 }
 
 struct OptimizerConfig {
@@ -20,6 +19,7 @@ struct OptimizerConfig {
   double lr = 3e-4;
   std::array<double, 2> betas{0.9, 0.95};
   double eps = 1e-8, weight_decay = 0.1, clip_grad = 1.0;
+  bool decoupled_weight_decay = true;
   bool master_weights = true;
   Auto<bool> stochastic_rounding;  // auto: without master weights
 
@@ -28,7 +28,8 @@ struct OptimizerConfig {
   static constexpr auto fields =
       std::tuple{Field{"name",
                        &OptimizerConfig::name,
-                       "update rule; weight decay is decoupled",
+                       "update rule: adamw, or adam with the weight decay that "
+                       "decoupled_weight_decay chooses",
                        {.aliases = "optimizer.optimizer"}},
                  Field{"lr",
                        &OptimizerConfig::lr,
@@ -46,6 +47,9 @@ struct OptimizerConfig {
                        &OptimizerConfig::weight_decay,
                        "per step and learning rate; biases and norms are left out",
                        {.min = 0}},
+                 Field{"decoupled_weight_decay", &OptimizerConfig::decoupled_weight_decay,
+                       "true: weights decay beside the update (AdamW); false, for adam: "
+                       "weight_decay times the weight is added to the gradient (L2)"},
                  Field{"clip_grad",
                        &OptimizerConfig::clip_grad,
                        "clip the global gradient norm to this; 0 turns clipping off",
