@@ -118,9 +118,7 @@ class Estimator {
            recomputes(recipe::RecomputeModule::layernorm);
   }
   // Whether it computes the outputs of a layer's first MLP GEMM again.
-  bool recomputes_mlp(bool moe) const {
-    return !moe && recomputes(recipe::RecomputeModule::mlp);
-  }
+  bool recomputes_mlp(bool moe) const { return !moe && recomputes(recipe::RecomputeModule::mlp); }
 
   // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
   // not computed again, and statistics.
@@ -157,8 +155,8 @@ class Estimator {
     const Count mlp = std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                                2 * hidden() + residual() + 2 * sharded_residual()) +
                       dispatched;
-    const Count attention = qkv_width() * (recomputes_head_norms() ? 2 : 1) +
-                            2 * attention_width() + 2 * hidden();
+    const Count attention =
+        qkv_width() * (recomputes_head_norms() ? 2 : 1) + 2 * attention_width() + 2 * hidden();
     return std::max(mlp, attention) * e_;
   }
 
@@ -222,7 +220,11 @@ class Estimator {
            std::max(kept_per_token(false), moe_layers_ ? kept_per_token(true) : 0);
   }
 
-  Count logits() const { return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * e_; }
+  // Rounded logits exist beside those of the output layer.
+  Count logits() const {
+    const Count rounded = plan_.logits_dtype ? Count(dtype_size(*plan_.logits_dtype)) : 0;
+    return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * (e_ + rounded);
+  }
 
   // Bytes of the logits' gradients and of the output layer's inputs, which are kept to the end of
   // the step where weight gradients are deferred.
@@ -324,7 +326,9 @@ class Estimator {
     return Count(exchanged) / Count(types.size()) * attention_width();
   }
   // Bytes of one activation and one gradient, sent and received.
-  Count pipeline_buffers() const { return l_.pp > 1 ? 4 * T_ * residual() * e_ : 0; }
+  Count pipeline_buffers() const {
+    return l_.pp > 1 ? 4 * T_ * residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
+  }
   Count expert_buffers() const {
     return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
   }

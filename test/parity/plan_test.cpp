@@ -94,6 +94,8 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
             "model.architecture=qwen3", "mixed_precision=bf16_mixed"},
            {"recompute=full", "mixed_precision=bf16_mixed", "train.micro_batch_size=2"},
            {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512"},
+           {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512",
+            "distributed.mp_policy.output_dtype=bf16"},
            {"model.num_layers=2", "model.hidden_size=512", "dataset.seq_length=64"}})
     cases.push_back(more);
   for (const Overrides& c : cases) {

@@ -162,7 +162,8 @@ TrainOptions train_options(const Recipe& r) {
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,
           .log_every = r.train.log_every,
-          .check_nan = r.debug.check_nan,
+          .check_loss = r.debug.check_nan,
+          .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
           .grads_per_micro_batch =
               r.distributed.pp_size > 1 && r.distributed.pipeline.scale_grads_in_schedule,
           .exit_interval = r.train.exit_interval,
