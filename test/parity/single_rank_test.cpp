@@ -138,6 +138,12 @@ TEST_CASE("a checkpoint of another model or seed is refused by name") {
   CHECK_THROWS_WITH(run::resume_run(wider.trainer, folder),
                     Catch::Contains("model.ffn_hidden_size"));
   CHECK_THROWS_WITH(run::resume_run(reseeded.trainer, folder), Catch::Contains("train.seed"));
+  // Models with the same parameters that compute with them in other ways.
+  const TemporaryFolder other;
+  Run tanh(tiny({"model.activation=gelu_tanh"})), erf(tiny({"model.activation=gelu"}));
+  tanh.losses(1);
+  const auto of_tanh = run::save_run(tanh.trainer, other.path);
+  CHECK_THROWS_WITH(run::resume_run(erf.trainer, of_tanh), Catch::Contains("model.activation"));
 }
 
 TEST_CASE("a loss that is not finite names the first tensor, and nothing is updated") {
