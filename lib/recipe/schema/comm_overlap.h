@@ -59,13 +59,11 @@ struct DdpConfig {
             {.aliases = "comm_overlap.overlap_param_gather_with_optimizer_step "
                         "optimizer.overlap_param_gather_with_optimizer_step",
              .strategies = "megatron_ddp"}},
-      Field{
-          "check_for_nan_in_grad",
-          &DdpConfig::check_for_nan_in_grad,
-          "stop at a gradient that is not finite; false: the step changes no weight, and training "
-          "goes on",
-          {.aliases = "distributed.check_for_nan_in_grad comm_overlap.check_for_nan_in_grad",
-           .strategies = "megatron_ddp megatron_fsdp ddp"}}};
+      Field{"check_for_nan_in_grad",
+            &DdpConfig::check_for_nan_in_grad,
+            "stop at a gradient that is not finite; false: its step changes no weight",
+            {.aliases = "distributed.check_for_nan_in_grad comm_overlap.check_for_nan_in_grad",
+             .strategies = "megatron_ddp megatron_fsdp ddp"}}};
 };
 
 struct CommOverlapConfig {

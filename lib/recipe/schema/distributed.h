@@ -95,37 +95,35 @@ struct PipelineConfig {
   std::optional<int64_t> microbatch_group_size_per_vp_stage;
   std::optional<std::string> layout;
 
-  static constexpr auto fields =
-      std::tuple{Field{"pp_schedule", &PipelineConfig::pp_schedule,
-                       "order of forwards and backwards over the stages"},
-                 Field{"pp_schedule_csv", &PipelineConfig::pp_schedule_csv,
-                       "file with the order instead: a row per rank, cells such as 2F0"},
-                 Field{"pp_microbatch_size",
-                       &PipelineConfig::pp_microbatch_size,
-                       "samples per micro-batch; train.micro_batch_size unless set",
-                       {.min = 1}},
-                 Field{"layers_per_stage",
-                       &PipelineConfig::layers_per_stage,
-                       "layers of one stage; the number of stages follows",
-                       {.min = 1}},
-                 Field{"round_virtual_stages_to_pp_multiple",
-                       &PipelineConfig::round_virtual_stages_to_pp_multiple,
-                       "round the number of stages to a multiple of pp_size"},
-                 Field{"scale_grads_in_schedule", &PipelineConfig::scale_grads_in_schedule,
-                       "divide gradients by the number of micro-batches inside the schedule"},
-                 Field{"dtype", &PipelineConfig::dtype,
-                       "element type of messages between stages; unless set output_dtype's, else "
-                       "the weights'"},
-                 Field{"microbatch_group_size_per_vp_stage",
-                       &PipelineConfig::microbatch_group_size_per_vp_stage,
-                       "interleaved: micro-batches in a row per stage; pp_size unless set",
-                       {.aliases = "model.microbatch_group_size_per_vp_stage "
-                                   "model.microbatch_group_size_per_virtual_pipeline_stage",
-                        .min = 1}},
-                 Field{"layout",
-                       &PipelineConfig::layout,
-                       "what each stage holds, such as Et*4|t*5|t*5|t*4L",
-                       {.aliases = "model.pipeline_model_parallel_layout"}}};
+  static constexpr auto fields = std::tuple{
+      Field{"pp_schedule", &PipelineConfig::pp_schedule,
+            "order of forwards and backwards over the stages"},
+      Field{"pp_schedule_csv", &PipelineConfig::pp_schedule_csv,
+            "file with the order instead: a row per rank, cells such as 2F0"},
+      Field{"pp_microbatch_size",
+            &PipelineConfig::pp_microbatch_size,
+            "samples per micro-batch; train.micro_batch_size unless set",
+            {.min = 1}},
+      Field{"layers_per_stage",
+            &PipelineConfig::layers_per_stage,
+            "layers of one stage; the number of stages follows",
+            {.min = 1}},
+      Field{"round_virtual_stages_to_pp_multiple",
+            &PipelineConfig::round_virtual_stages_to_pp_multiple,
+            "round the number of stages to a multiple of pp_size"},
+      Field{"scale_grads_in_schedule", &PipelineConfig::scale_grads_in_schedule,
+            "divide gradients by the number of micro-batches inside the schedule"},
+      Field{"dtype", &PipelineConfig::dtype, "type of messages; output_dtype's unless set"},
+      Field{"microbatch_group_size_per_vp_stage",
+            &PipelineConfig::microbatch_group_size_per_vp_stage,
+            "interleaved: micro-batches in a row per stage; pp_size unless set",
+            {.aliases = "model.microbatch_group_size_per_vp_stage "
+                        "model.microbatch_group_size_per_virtual_pipeline_stage",
+             .min = 1}},
+      Field{"layout",
+            &PipelineConfig::layout,
+            "what each stage holds, such as Et*4|t*5|t*5|t*4L",
+            {.aliases = "model.pipeline_model_parallel_layout"}}};
 };
 
 // Element types of communication and compute under fsdp2.
@@ -133,15 +131,15 @@ struct MpPolicyConfig {
   Auto<ElementType> param_dtype, reduce_dtype, output_dtype;
   bool cast_forward_inputs = true;
 
-  static constexpr auto fields = std::tuple{
-      Field{"param_dtype", &MpPolicyConfig::param_dtype,
-            "weights in forward and backward; auto: by mixed_precision"},
-      Field{"reduce_dtype", &MpPolicyConfig::reduce_dtype,
-            "gradient reduction; auto: as param_dtype"},
-      Field{"output_dtype", &MpPolicyConfig::output_dtype,
-            "logits that the loss reads, and messages between stages; auto: as param_dtype"},
-      Field{"cast_forward_inputs", &MpPolicyConfig::cast_forward_inputs,
-            "cast a unit's inputs to param_dtype"}};
+  static constexpr auto fields =
+      std::tuple{Field{"param_dtype", &MpPolicyConfig::param_dtype,
+                       "weights in forward and backward; auto: by mixed_precision"},
+                 Field{"reduce_dtype", &MpPolicyConfig::reduce_dtype,
+                       "gradient reduction; auto: as param_dtype"},
+                 Field{"output_dtype", &MpPolicyConfig::output_dtype,
+                       "logits for the loss, and messages; auto: as param_dtype"},
+                 Field{"cast_forward_inputs", &MpPolicyConfig::cast_forward_inputs,
+                       "cast a unit's inputs to param_dtype"}};
 };
 
 // Settings of fsdp2 for models whose experts are spread over ranks.
