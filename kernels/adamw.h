@@ -1,5 +1,6 @@
 // AdamW (Loshchilov & Hutter 2019), fused over a flat buffer: it reads the gradient once, and
-// writes the master, the moments and the parameter once.
+// writes the master, the moments and the parameter once. Without decoupled decay it is Adam with L2
+// regularization (Kingma & Ba 2015): weight_decay * w is added to the scaled gradient.
 #pragma once
 #include "base/span.h"
 
@@ -28,6 +29,7 @@ struct AdamW {
   // nothing is written, so that a failed step leaves the weights as they are.
   ConstSpan grad_scale;
   float lr, beta1, beta2, eps, weight_decay;
+  bool decoupled_decay = true;
   int64_t step;            // number of this update, from 1 (for the bias correction)
   AdamWRounding rounding;  // of param where there is no master
 

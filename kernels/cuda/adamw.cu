@@ -9,7 +9,8 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 struct Update {
-  float beta1, beta2, eps, step_size, v_correction, keep;
+  float beta1, beta2, eps, step_size, v_correction;
+  float keep, l2;  // the factor of the weight: beside the update, and in the gradient
 };
 
 // Returns the weights of the elements [i, i + L) after the update, and writes their moments.
@@ -23,6 +24,7 @@ __device__ __forceinline__ void update(const Update& u, float scale, float* m, f
 #pragma unroll
   for (int j = 0; j < L; ++j) {
     g[j] *= scale;
+    if (u.l2 != 0.0f) g[j] += u.l2 * w[j];
     m1[j] = u.beta1 * m1[j] + (1.0f - u.beta1) * g[j];
     v1[j] = u.beta2 * v1[j] + (1.0f - u.beta2) * (g[j] * g[j]);
     w[j] = u.keep * w[j] - u.step_size * m1[j] / (sqrtf(v1[j] * u.v_correction) + u.eps);
@@ -116,7 +118,8 @@ void run(const AdamW& a, CUstream_st* stream) {
                  .eps = a.eps,
                  .step_size = float(a.lr / (1.0 - std::pow(double(a.beta1), double(a.step)))),
                  .v_correction = float(1.0 / (1.0 - std::pow(double(a.beta2), double(a.step)))),
-                 .keep = 1.0f - a.lr * a.weight_decay};
+                 .keep = a.decoupled_decay ? 1.0f - a.lr * a.weight_decay : 1.0f,
+                 .l2 = a.decoupled_decay ? 0.0f : a.weight_decay};
   with_width<float>(
       aligned({a.master.data, a.m.data, a.v.data, a.grad.data, a.param.data}), [&]<int N>() {
         if (a.master)

@@ -13,20 +13,23 @@ struct AttentionActivations {
   // memory.
   ops::NormResult norm;
   Tensor raw_TN;          // the qkv before the norms of q and k; absent without qk_norm
-  Tensor rstd_q, rstd_k;  // statistics of these norms
-  Tensor qkv_TN;          // absent unless the core is recomputed; else the core keeps what it needs
-  CoreResult core;        // absent if the core is recomputed
+  Tensor rstd_q, rstd_k;  // statistics of these norms; absent if the norms are recomputed
+  // The core's input. It is absent unless the core is recomputed, since the core keeps what it
+  // needs; and absent if the norms of q and k are recomputed, too.
+  Tensor qkv_TN;
+  CoreResult core;  // absent if the core is recomputed
 };
 
 class AttentionSegment : public Segment {
  public:
   AttentionSegment(ParamStore& params, const GptConfig& c, int64_t layer,
-                   const RotaryTables& rotary, bool recompute_core, const ModelImpls& impls)
+                   const RotaryTables& rotary, const Recompute& recompute, const ModelImpls& impls)
       : c_(c),
         id_{SegmentKind::attention, layer},
         name_(segment_name(id_)),
         rotary_(rotary),
-        recompute_core_(recompute_core),
+        recompute_core_(recompute.attention_core),
+        recompute_head_norms_(recompute_core_ && recompute.norms && c.qk_norm),
         tensor_(impls.tensor),
         norm_(params, unit_id(layer), name_ + ".norm", c, *tensor_),
         heads_{tensor_->local_count(c.heads), tensor_->local_count(c.kv_heads), c.head_dim,
@@ -48,7 +51,7 @@ class AttentionSegment : public Segment {
                                          .name = name_ + ".proj",
                                          .I = c.heads * D,
                                          .O = c.hidden,
-                                         .bias = c.linear_bias,
+                                         .bias = c.proj_bias,
                                          .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                          .gemm = LayerGemm::proj,
                                          .fp8 = impls.fp8});
@@ -78,12 +81,17 @@ class AttentionSegment : public Segment {
     a.norm = norm_.forward(step, h);
     a.qkv_TN = qkv_->forward(step, a.norm.y_TH);
     a.norm.y_TH = {};
-    if (c_.qk_norm) normalize_heads(step, a);
+    if (c_.qk_norm) {
+      a.raw_TN = a.qkv_TN;
+      normalize_heads(step, a);
+    }
     if (c_.rotary) rotate(step, a.qkv_TN, false);
     CoreResult core = core_->forward(step, a.qkv_TN);
     const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
     drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
-    if (!recompute_core_) a.core = std::move(core), a.qkv_TN = {};
+    if (!recompute_core_) a.core = std::move(core);
+    if (!recompute_core_ || recompute_head_norms_) a.qkv_TN = {};
+    if (recompute_head_norms_) a.rstd_q = {}, a.rstd_k = {};
     step.stash.push(std::move(a));
     return out;
   }
@@ -91,6 +99,10 @@ class AttentionSegment : public Segment {
   Tensor backward(Step& step, const Tensor& d_TH) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
+    if (recompute_head_norms_) {
+      normalize_heads(step, a);
+      if (c_.rotary) rotate(step, a.qkv_TN, false);
+    }
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
     InputGradient dout = proj_->dgrad(
         step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())));
@@ -120,8 +132,8 @@ class AttentionSegment : public Segment {
     return {ops::NormKind::rms, p->value, {}, c_.norm_eps};
   }
 
+  // Sets qkv_TN, rstd_q and rstd_k from raw_TN.
   void normalize_heads(Step& step, AttentionActivations& a) {
-    a.raw_TN = a.qkv_TN;
     a.qkv_TN = Tensor::empty(step.compute, a.raw_TN.shape(), a.raw_TN.dtype());
     ops::cast(step.compute, a.raw_TN, a.qkv_TN);  // copies v; the norms overwrite q and k
     a.rstd_q = ops::head_norm(step.compute, head_weights(q_norm_), a.raw_TN, a.qkv_TN, q_heads());
@@ -141,7 +153,7 @@ class AttentionSegment : public Segment {
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
   const RotaryTables& rotary_;
-  bool recompute_core_;
+  bool recompute_core_, recompute_head_norms_;
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   HeadConfig heads_;  // the heads of this rank
@@ -153,9 +165,9 @@ class AttentionSegment : public Segment {
 }  // namespace
 
 std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                           const RotaryTables& rotary, bool recompute_core,
+                                           const RotaryTables& rotary, const Recompute& recompute,
                                            const ModelImpls& impls) {
-  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute_core, impls);
+  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute, impls);
 }
 
 }  // namespace mtrain::model

@@ -6,9 +6,9 @@
 namespace mtrain::model {
 
 Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
-             bool recompute_core, const ModelImpls& impls) {
-  segments_.push_back(attention_segment(params, c, layer, rotary, recompute_core, impls));
-  segments_.push_back(mlp_segment(params, c, layer, impls));
+             const Recompute& recompute, const ModelImpls& impls) {
+  segments_.push_back(attention_segment(params, c, layer, rotary, recompute, impls));
+  segments_.push_back(mlp_segment(params, c, layer, recompute.mlp, impls));
 }
 
 Hidden Block::forward(Step& step, Hidden h) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/model_impls.h"
+#include "model/recompute.h"
 #include "model/rotary.h"
 #include "model/segment.h"
 
@@ -12,7 +13,7 @@ namespace mtrain::model {
 class Block {
  public:
   Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
-        bool recompute_core, const ModelImpls& impls);
+        const Recompute& recompute, const ModelImpls& impls);
   Hidden forward(Step& step, Hidden h);
 
   size_t size() const { return segments_.size(); }

@@ -23,11 +23,11 @@ struct GptConfig {
   bool rotary = true;  // false: learned positions
   double rotary_base = 10000;
   RopeScaling rope_scaling;
-  bool gated_mlp = true;  // SwiGLU; false: GELU
-  bool gelu_tanh = true;  // GELU in its tanh form; false: by erf
-  bool qkv_bias = false;
-  bool linear_bias = false;  // biases in all linears but qkv, and in the layer norms
-  bool qk_norm = false;      // RMSNorm of each head's queries and keys
+  bool gated_mlp = true;                     // SwiGLU; false: GELU
+  bool gelu_tanh = true;                     // GELU in its tanh form; false: by erf
+  bool qkv_bias = false, proj_bias = false;  // biases in attention's linears
+  bool linear_bias = false;                  // biases in the MLP's linears and in the layer norms
+  bool qk_norm = false;                      // RMSNorm of each head's queries and keys
   bool tied_embeddings = false;
   int64_t window = 0;  // positions that a query sees; 0: all before it
   float hidden_dropout = 0, embedding_dropout = 0;

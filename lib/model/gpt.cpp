@@ -15,7 +15,7 @@ Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positio
   if (stage_.embedding)
     embedding_ = std::make_unique<Embedding>(params, c, impls, stage_.shares_table);
   for (int64_t i = stage_.begin; i < stage_.end; ++i) {
-    blocks_.emplace_back(params, c, i, rotary_, recompute.attention_core, impls);
+    blocks_.emplace_back(params, c, i, rotary_, recompute, impls);
     block_units_.push_back(blocks_.back().unit());
   }
   if (stage_.head) {

@@ -8,6 +8,7 @@
 #include "model/block.h"
 #include "model/embedding.h"
 #include "model/head.h"
+#include "model/recompute.h"
 #include "model/stage_pass.h"
 
 namespace mtrain::model {
@@ -15,15 +16,6 @@ namespace mtrain::model {
 struct MicroBatch {
   Tensor input_T, label_T;  // int32
   SequenceInfo seq;
-};
-
-// Which activations are computed again in backward instead of kept.
-struct Recompute {
-  // Selective recomputation: backward computes the attention cores again.
-  bool attention_core = false;
-  // Full recomputation: the stage's first `layers` layers form groups of `group` layers, and only
-  // the input of a group is kept. The other layers keep everything. group = 0: no layer takes part.
-  int64_t group = 0, layers = 0;
 };
 
 // Which part of the model a Gpt is: all of it (the default), or a stage of a pipeline.

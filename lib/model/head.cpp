@@ -21,6 +21,7 @@ Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool
     : c_(c),
       tensor_(impls.tensor),
       logits_rows_(impls.logits_rows),
+      logits_dtype_(impls.logits_dtype),
       norm_(params, UnitKind::output, "final_norm", c, *tensor_),
       completes_(!c.tied_embeddings || own_table) {
   if (c.tied_embeddings) {
@@ -35,7 +36,14 @@ Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool
                                           .shard = vocabulary_shard(*tensor_, c)});
 }
 
-// Writes the loss of every token, and the gradient over the logits if step.training.
+void Head::token_losses(Step& step, const Tensor& logits_TV, const Tensor& label_T,
+                        const Tensor& loss_T, const LossRequest& request) {
+  if (!logits_dtype_) return cross_entropy(step, logits_TV, label_T, loss_T, request);
+  const Tensor rounded_TV = ops::in_dtype(step.compute, logits_TV, *logits_dtype_);
+  cross_entropy(step, rounded_TV, label_T, loss_T, request);
+  if (step.training) ops::cast(step.compute, rounded_TV, logits_TV);
+}
+
 void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
                          const Tensor& loss_T, const LossRequest& request) {
   Stream& stream = step.compute;
@@ -64,7 +72,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
     const Tensor y = y_TH.rows(first, end);
     const Tensor logits =
         ops::matmul(stream, "matmul_output_fwd", y, output_->value, {.b = true}, y.dtype());
-    cross_entropy(step, logits, request.label_T.rows(first, end), loss_T.rows(first, end), request);
+    token_losses(step, logits, request.label_T.rows(first, end), loss_T.rows(first, end), request);
     if (!step.training) continue;
     ops::matmul_into(stream, "matmul_output_dgrad", logits, output_->value, {},
                      a.dy_TH.rows(first, end));

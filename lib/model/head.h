@@ -33,12 +33,16 @@ class Head {
   ParamUnit* output_unit() const { return output_->unit; }
 
  private:
+  // Writes the loss of every token, and over the logits their gradient if step.training.
+  void token_losses(Step& step, const Tensor& logits_TV, const Tensor& label_T,
+                    const Tensor& loss_T, const LossRequest& request);
   void cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
                      const Tensor& loss_T, const LossRequest& request);
 
   GptConfig c_;
   std::shared_ptr<TensorParallel> tensor_;
   int64_t logits_rows_;  // tokens in a chunk; 0: all
+  std::optional<DType> logits_dtype_;
   Norm norm_;
   Parameter* output_;
   bool completes_;  // whether nothing else on this rank adds to the gradient of `output_`

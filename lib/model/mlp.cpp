@@ -10,15 +10,17 @@ namespace {
 
 struct MlpActivations {
   ops::NormResult norm;  // without its output, as in the attention segment
-  // The up projection's output; (T, 2 F), gate | up, if gated. Backward computes the activation's
-  // output again, which is cheaper than keeping it.
+  // The up projection's output; (T, 2 F), gate | up, if gated. It is absent if it is recomputed.
+  // Backward computes the activation's output again, which is cheaper than keeping it.
   Tensor up_TF;
 };
 
 class MlpSegment : public Segment {
  public:
-  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const ModelImpls& impls)
+  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, bool recompute,
+             const ModelImpls& impls)
       : c_(c),
+        recompute_(recompute),
         id_{SegmentKind::mlp, layer},
         name_(segment_name(id_)),
         tensor_(impls.tensor),
@@ -62,6 +64,7 @@ class MlpSegment : public Segment {
                             : ops::gelu(step.compute, a.up_TF, false);
     }
     a.norm.y_TH = {};
+    if (recompute_) a.up_TF = {};
     const Hidden out{a.norm.sum_TH, down_->forward(step, act_TF)};
     drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     step.stash.push(std::move(a));
@@ -71,6 +74,12 @@ class MlpSegment : public Segment {
   Tensor backward(Step& step, const Tensor& d_TH) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<MlpActivations>();
+    Tensor y;
+    if (recompute_) {
+      y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
+      // The same call as in forward, since a GEMM with gelu may round otherwise than one without.
+      a.up_TF = gelu_in_gemms() ? up_->forward_gelu(step, y).y_TO : up_->forward(step, y);
+    }
     ActivationGradient g = activation_backward(
         step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
         a.up_TF);
@@ -78,7 +87,7 @@ class MlpSegment : public Segment {
     // gradient for wgrad has the rows of all ranks.
     down_->wgrad(step, g.act_TF, std::move(g.for_wgrad));
     a.up_TF = {}, g.act_TF = {};
-    const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
+    if (!recompute_) y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
     const Tensor dy = up_->backward(step, y, std::move(g.dup_TF));
     return norm_.backward(step, a.norm, dy, d_TH);
   }
@@ -107,6 +116,7 @@ class MlpSegment : public Segment {
   }
 
   GptConfig c_;
+  const bool recompute_;
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
   std::shared_ptr<TensorParallel> tensor_;
@@ -117,8 +127,8 @@ class MlpSegment : public Segment {
 }  // namespace
 
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                     const ModelImpls& impls) {
-  return std::make_unique<MlpSegment>(params, c, layer, impls);
+                                     bool recompute, const ModelImpls& impls) {
+  return std::make_unique<MlpSegment>(params, c, layer, recompute, impls);
 }
 
 }  // namespace mtrain::model

@@ -8,7 +8,9 @@
 
 namespace mtrain::model {
 
+// `recompute`: only the norm's input is kept, and backward computes the rest of the forward again
+// up to the activation. The down projection's output is not needed again.
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                     const ModelImpls& impls);
+                                     bool recompute, const ModelImpls& impls);
 
 }  // namespace mtrain::model

@@ -4,6 +4,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "model/attention_core.h"
 #include "model/fp8.h"
@@ -17,6 +18,9 @@ struct ModelImpls {
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
   std::shared_ptr<Float8Scaling> fp8;  // not null: the layers' linears have 8-bit GEMMs
   int64_t logits_rows = 0;             // tokens whose logits exist at once; 0: all of a micro-batch
+  // The loss sees logits, and gives their gradient, rounded to this type; empty: as the output
+  // layer computes them.
+  std::optional<DType> logits_dtype;
 };
 
 }  // namespace mtrain::model

@@ -288,6 +288,7 @@ struct AdamWHyper {
   float lr, beta1, beta2, eps, weight_decay;
   int64_t step;
   kernels::AdamWRounding rounding = {};  // how param is rounded where there is no master
+  bool decoupled_decay = true;           // false: weight_decay * weight is added to the gradient
 };
 // Updates `master` and writes its bf16 copy into `param`, which is optional. Without a master it
 // updates `param` itself. A grad_scale that is not finite leaves everything as it is.

@@ -28,6 +28,7 @@ void adamw(Stream& stream, const AdamWHyper& h, const Tensor& master, const Tens
                          .beta2 = h.beta2,
                          .eps = h.eps,
                          .weight_decay = h.weight_decay,
+                         .decoupled_decay = h.decoupled_decay,
                          .step = h.step,
                          .rounding = h.rounding});
 }

@@ -62,12 +62,13 @@ AdamW::AdamW(Stream& stream, model::ParamStore& params, const plan::OptimizerOpt
 }
 
 ops::AdamWHyper AdamW::hyper(int64_t step, float lr, bool decay) const {
-  return {lr,
-          float(options_.beta1),
-          float(options_.beta2),
-          float(options_.eps),
-          decay ? float(options_.weight_decay) : 0,
-          step};
+  return {.lr = lr,
+          .beta1 = float(options_.beta1),
+          .beta2 = float(options_.beta2),
+          .eps = float(options_.eps),
+          .weight_decay = decay ? float(options_.weight_decay) : 0,
+          .step = step,
+          .decoupled_decay = options_.decoupled_decay};
 }
 
 void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const State& s,

@@ -1,8 +1,8 @@
-// AdamW over the parts of all units that this rank owns. Moments and master weights are fp32; an
-// update also writes the bf16 values if bf16 computes. Without master weights it updates the bf16
-// values themselves, rounded at random if OptimizerOptions::rounds_at_random (Gupta et al. 2015).
-// The random numbers are functions of seed, step, parameter and element, so that every layout
-// rounds alike.
+// AdamW, or Adam with L2 weight decay, over the parts of all units that this rank owns. Moments and
+// master weights are fp32; an update also writes the bf16 values if bf16 computes. Without master
+// weights it updates the bf16 values themselves, rounded at random if
+// OptimizerOptions::rounds_at_random (Gupta et al. 2015). The random numbers are functions of seed,
+// step, parameter and element, so that every layout rounds alike.
 #pragma once
 #include <functional>
 #include <vector>

@@ -57,6 +57,7 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
         tensor_groups(world, device, plan),
         {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
   impls.logits_rows = plan.logits_rows;
+  impls.logits_dtype = plan.logits_dtype;
   if (l.cp == 1) return impls;
   const plan::ContextOptions context = plan.context;
   const auto comm =

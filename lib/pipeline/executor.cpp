@@ -2,6 +2,7 @@
 
 #include "device/device.h"
 #include "model/graph_inputs.h"
+#include "ops/ops.h"
 
 namespace mtrain::pipeline {
 
@@ -184,6 +185,7 @@ void Executor::send(const schedule::Action& a) {
   const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
   Tensor& data = a.kind == schedule::ActionKind::send_f ? c.y : c.dx;
+  data = ops::in_dtype(*links_.compute, data, options_.dtype);
   const Channel& channel = links_.to.at(a.peer);
   channel.stream->wait(links_.compute->record());  // edge: the computation -> its result's send
   channel.group.send(data, 1 - channel.group.rank(), *channel.stream);
@@ -211,7 +213,8 @@ void Executor::await_messages() {
 
 Tensor Executor::await(PendingTensor& pending) {
   links_.compute->wait(pending.ready);  // edge: the tensor's receive -> the computation
-  return std::exchange(pending, {}).data;
+  const Tensor data = std::exchange(pending, {}).data;
+  return data ? ops::in_dtype(*links_.compute, data, options_.compute_dtype) : data;
 }
 
 Executor::Chunk& Executor::chunk(int64_t stage, int64_t micro_batch) {

@@ -8,7 +8,8 @@ Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l, const 
   if (r.mixed_precision.fp8 == recipe::Fp8Format::none) return {};
   if (shard_level(r) == ShardLevel::parameters && l.gradient_ranks() > 1) return {};
   const TpGemmOverlap& gemms = overlap.tp_gemm_overlap;
-  const bool recomputes = r.recompute.granularity == recipe::RecomputeGranularity::full;
+  const bool recomputes = r.recompute.granularity == recipe::RecomputeGranularity::full ||
+                          r.recompute.selects(recipe::RecomputeModule::mlp);
   return {.forward = l.micro_batches > 1 || recomputes || any_chunked(gemms, Pass::fprop),
           .backward = l.micro_batches > 1 || any_chunked(gemms, Pass::dgrad)};
 }

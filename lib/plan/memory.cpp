@@ -110,27 +110,32 @@ class Estimator {
     return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.micro_batches > 1;
   }
 
-  bool recomputes(recipe::RecomputeModule module) const {
-    const auto& c = r_.recompute;
-    return c.granularity == recipe::RecomputeGranularity::selective &&
-           std::find(c.modules.begin(), c.modules.end(), module) != c.modules.end();
+  bool recomputes(recipe::RecomputeModule module) const { return r_.recompute.selects(module); }
+
+  // Whether backward computes the normalized queries and keys again.
+  bool recomputes_head_norms() const {
+    return m_.qk_layernorm && recomputes(recipe::RecomputeModule::core_attn) &&
+           recomputes(recipe::RecomputeModule::layernorm);
   }
+  // Whether it computes the outputs of a layer's first MLP GEMM again.
+  bool recomputes_mlp(bool moe) const { return !moe && recomputes(recipe::RecomputeModule::mlp); }
 
   // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
   // not computed again, and statistics.
   Count kept_per_token(bool moe) const {
-    const bool core = recomputes(recipe::RecomputeModule::core_attn);
+    const bool core = recomputes(recipe::RecomputeModule::core_attn),
+               normalized = m_.qk_layernorm && !recomputes_head_norms();
     const Count heads = Count(m_.num_attention_heads) / tp_;
     const Count statistics = 2 * (m_.normalization == recipe::Normalization::layernorm ? 2 : 1) +
                              (core ? 0 : heads) +
-                             (m_.qk_layernorm ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
-    const Count attention = residual() + qkv_width() * (m_.qk_layernorm ? 2 : 1) +
+                             (normalized ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
+    const Count attention = residual() + qkv_width() * (normalized ? 2 : 1) +
                             (core ? 0 : attention_width()) + context_kept();
     Count mlp = residual();
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
       mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
-    } else if (!moe && !recomputes(recipe::RecomputeModule::mlp)) {
+    } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
     if (moe && m_.moe.shared_expert_ffn_hidden_size &&
@@ -146,10 +151,12 @@ class Estimator {
   Count passing_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count dispatched = moe ? 2 * Count(m_.moe.router_topk) * hidden() : 0;
-    const Count mlp = std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual(),
+    const Count again = recomputes_mlp(moe) ? inputs() * width / tp_ + residual() : 0;
+    const Count mlp = std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                                2 * hidden() + residual() + 2 * sharded_residual()) +
                       dispatched;
-    const Count attention = qkv_width() + 2 * attention_width() + 2 * hidden();
+    const Count attention =
+        qkv_width() * (recomputes_head_norms() ? 2 : 1) + 2 * attention_width() + 2 * hidden();
     return std::max(mlp, attention) * e_;
   }
 
@@ -193,7 +200,7 @@ class Estimator {
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
     return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
-           hidden() * output_gradient(LayerGemm::proj, bias) +
+           hidden() * output_gradient(LayerGemm::proj, m_.proj_bias()) +
            inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
            experts * hidden() * output_gradient(LayerGemm::fc2, bias);
   }
@@ -213,7 +220,11 @@ class Estimator {
            std::max(kept_per_token(false), moe_layers_ ? kept_per_token(true) : 0);
   }
 
-  Count logits() const { return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * e_; }
+  // Rounded logits exist beside those of the output layer.
+  Count logits() const {
+    const Count rounded = plan_.logits_dtype ? Count(dtype_size(*plan_.logits_dtype)) : 0;
+    return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * (e_ + rounded);
+  }
 
   // Bytes of the logits' gradients and of the output layer's inputs, which are kept to the end of
   // the step where weight gradients are deferred.
@@ -315,7 +326,9 @@ class Estimator {
     return Count(exchanged) / Count(types.size()) * attention_width();
   }
   // Bytes of one activation and one gradient, sent and received.
-  Count pipeline_buffers() const { return l_.pp > 1 ? 4 * T_ * residual() * e_ : 0; }
+  Count pipeline_buffers() const {
+    return l_.pp > 1 ? 4 * T_ * residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
+  }
   Count expert_buffers() const {
     return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
   }

@@ -35,8 +35,8 @@ LayerParameters layer_parameters(const recipe::ModelConfig& m, bool moe) {
   LayerParameters p;
   p.split = H * qkv + (m.qkv_bias() ? qkv : 0) + AD * H;
   p.keys_values = (H + (m.qkv_bias() ? 1 : 0)) * (qkv - AD);
-  p.replicated =
-      2 * H * (norm_bias ? 2 : 1) + (m.qk_layernorm ? 2 * D : 0) + (m.add_bias_linear ? 2 * H : 0);
+  p.replicated = 2 * H * (norm_bias ? 2 : 1) + (m.qk_layernorm ? 2 * D : 0) +
+                 (m.proj_bias() ? H : 0) + (m.add_bias_linear ? H : 0);
   if (moe) {
     p.expert = mlp(Count(m.moe.ffn_hidden_size.value_or(m.ffn_size())));
     p.experts = experts;

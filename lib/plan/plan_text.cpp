@@ -34,6 +34,9 @@ std::string recompute_text(const recipe::RecomputeConfig& r) {
     text +=
         fmt::format(", {} {}", r.method == recipe::RecomputeMethod::block ? "first" : "groups of",
                     *r.num_layers);
+  if (r.granularity == recipe::RecomputeGranularity::selective)
+    for (const recipe::RecomputeModule module : r.modules)
+      text += fmt::format("{}{}", module == r.modules.front() ? ": " : ", ", enum_name(module));
   return text;
 }
 

@@ -22,6 +22,29 @@ DType compute_dtype(const recipe::MixedPrecisionConfig& precision) {
   return precision.name == recipe::Precision::fp32 ? DType::f32 : DType::bf16;
 }
 
+DType element_type(recipe::ElementType type) {
+  return type == recipe::ElementType::fp32 ? DType::f32 : DType::bf16;
+}
+
+// Messages have the type that the pipeline asks for, else that of FSDP2's outputs, else that of the
+// weights.
+DType message_dtype(const Recipe& r) {
+  const auto& own = r.distributed.pipeline.dtype;
+  const auto& outputs = r.distributed.mp_policy.output_dtype;
+  return own       ? element_type(*own)
+         : outputs ? element_type(*outputs)
+                   : compute_dtype(r.mixed_precision);
+}
+
+// The loss reads logits in fp32. Only an output_dtype that is shorter than the weights' type
+// changes them.
+std::optional<DType> logits_dtype(const Recipe& r) {
+  const auto& outputs = r.distributed.mp_policy.output_dtype;
+  if (!outputs || *outputs == recipe::ElementType::fp32) return std::nullopt;
+  const DType dtype = element_type(*outputs);
+  return dtype == compute_dtype(r.mixed_precision) ? std::nullopt : std::optional(dtype);
+}
+
 DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
                                           const Overlap& overlap) {
   using During = GatheredParamsOptions::DuringUpdate;
@@ -53,7 +76,8 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
 
 PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap& overlap) {
   PipelineOptions options{.overlap = overlap.overlap_p2p_comm,
-                          .dtype = compute_dtype(r.mixed_precision),
+                          .dtype = message_dtype(r),
+                          .compute_dtype = compute_dtype(r.mixed_precision),
                           .split_wgrad = overlap.delay_wgrad_compute};
   const auto& d = r.distributed;
   if (d.strategy == recipe::Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
@@ -123,6 +147,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.pipeline = pipeline_options(r, layout, plan.overlap);
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
   plan.compute_dtype = compute_dtype(r.mixed_precision);
+  plan.logits_dtype = logits_dtype(r);
   plan.sample_length = sample_length(r);
   plan.head_chunks = resolve_head_chunks(r, layout);
   plan.device = device_plan(r, plan.overlap);

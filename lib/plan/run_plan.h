@@ -48,7 +48,8 @@ struct RunPlan {
   ModelParameters parameters;  // counts for the whole model
   TokenCost token_cost;
   RecomputeOptions recompute;
-  DType compute_dtype = DType::f32;  // type of activations and of the weights that GEMMs read
+  DType compute_dtype = DType::f32;   // type of activations and of the weights that GEMMs read
+  std::optional<DType> logits_dtype;  // the loss reads logits rounded to it; empty: as they are
   Fp8Options fp8;
   int64_t sample_length = 0;  // tokens
   HeadChunks head_chunks;     // chunks of attention's heads under context parallelism

@@ -33,7 +33,9 @@ model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
   c.rotary_base = m.rotary_base;
   c.rope_scaling = rope_scaling(m);
   c.gated_mlp = m.gated_mlp;
+  c.gelu_tanh = m.gelu_tanh;
   c.qkv_bias = m.qkv_bias;
+  c.proj_bias = m.proj_bias;
   c.linear_bias = m.linear_bias;
   c.qk_norm = m.qk_norm;
   c.tied_embeddings = m.tied_embeddings;
@@ -47,7 +49,11 @@ model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
 model::GptConfig gpt_config(const RunPlan& plan) { return gpt_config(plan.model, plan.layout.tp); }
 
 model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
-  return {.attention_core = r.attention_core, .group = r.group, .layers = r.layers};
+  return {.attention_core = r.attention_core,
+          .norms = r.norms,
+          .mlp = r.mlp,
+          .group = r.group,
+          .layers = r.layers};
 }
 
 }  // namespace mtrain::train

@@ -78,7 +78,8 @@ StepStats Trainer::step() {
     });
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
-  if (plan_.train.check_nan && !(std::isfinite(total) && std::isfinite(norm)))
+  const plan::TrainOptions& check = plan_.train;
+  if ((check.check_loss && !std::isfinite(total)) || (check.check_grads && !std::isfinite(norm)))
     explain_non_finite(batches, number);
   step_ = number;
   return {.step = number,

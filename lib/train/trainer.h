@@ -55,7 +55,8 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   // Trains on the next global batch. Throws RunError, with nothing updated, if the loss or a
-  // gradient is not finite (and train.check_nan is set).
+  // gradient is not finite, and the plan's options of the training say that this is checked. If it
+  // is not checked, nothing is updated, and the step counts.
   StepStats step();
   // Returns the validation loss in nats per unmasked token, over all ranks' batches.
   double evaluate(const data::ValidationLoader& batches);

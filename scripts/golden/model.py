@@ -32,6 +32,10 @@ LLAMA = dict(
     normalization="rmsnorm", norm_epsilon=1e-5, position_embedding="rope", rotary_base=1e4,
     rope_scaling=None, activation="swiglu", add_bias_linear=False, add_qkv_bias=False,
     qk_layernorm=False, share_embeddings_and_output_weights=False, window_size=None)
+GPT2 = dict(LLAMA, architecture="gpt2", num_query_groups=4, ffn_hidden_size=64,
+            max_position_embeddings=32, normalization="layernorm", position_embedding="learned",
+            activation="gelu_tanh", add_bias_linear=True, add_qkv_bias=True,
+            share_embeddings_and_output_weights=True)
 FAMILIES = {
     "llama": LLAMA,
     # With 48 original positions lane 0 (wavelength 6.3) keeps its frequency, lane 1 (32) is
@@ -45,10 +49,9 @@ FAMILIES = {
     "qwen3": dict(LLAMA, architecture="qwen3", hidden_size=40, kv_channels=16, rotary_base=1e6,
                   norm_epsilon=1e-6, qk_layernorm=True),
     "mistral": dict(LLAMA, architecture="mistral", window_size=8),
-    "gpt2": dict(LLAMA, architecture="gpt2", num_query_groups=4, ffn_hidden_size=64,
-                 max_position_embeddings=32, normalization="layernorm",
-                 position_embedding="learned", activation="gelu", add_bias_linear=True,
-                 add_qkv_bias=True, share_embeddings_and_output_weights=True),
+    "gpt2": GPT2,
+    "gpt2_erf": dict(GPT2, activation="gelu"),
+    "llama_bias": dict(LLAMA, attention_bias=True),
 }
 B, S = 2, 24
 
@@ -104,11 +107,12 @@ def parameter_shapes(c):
         attention, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
         bias = c["add_bias_linear"]
         norm(f"{attention}.norm")
-        linear(f"{attention}.qkv", (A + 2 * G) * D, H, c["add_qkv_bias"])
+        attention_bias = c.get("attention_bias", False)
+        linear(f"{attention}.qkv", (A + 2 * G) * D, H, c["add_qkv_bias"] or attention_bias)
         if c["qk_layernorm"]:
             shapes[f"{attention}.q_norm.weight"] = (D,)
             shapes[f"{attention}.k_norm.weight"] = (D,)
-        linear(f"{attention}.proj", H, A * D, bias)
+        linear(f"{attention}.proj", H, A * D, bias or attention_bias)
         norm(f"{mlp}.norm")
         if c["activation"] == "swiglu":
             linear(f"{mlp}.gate_up", 2 * ffn, H, bias)
@@ -167,6 +171,10 @@ def layer_norm(x, weight, bias, epsilon):
     return centred / torch.sqrt(variance + epsilon) * weight + bias
 
 
+def gelu(x):
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
 def gelu_tanh(x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
@@ -218,7 +226,8 @@ class Gpt:
             gate, up = self.linear(f"{name}.gate_up", h).chunk(2, -1)
             h = gate * torch.sigmoid(gate) * up
         else:
-            h = gelu_tanh(self.linear(f"{name}.up", h))
+            activate = gelu_tanh if self.c["activation"] == "gelu_tanh" else gelu
+            h = activate(self.linear(f"{name}.up", h))
         return self.linear(f"{name}.down", h)
 
     def logits(self, ids):

@@ -190,6 +190,7 @@ TEST_CASE("adamw equals the CPU's, and a scale that is not finite leaves everyth
                          .beta2 = 0.95f,
                          .eps = 1e-8f,
                          .weight_decay = 0.1f,
+                         .decoupled_decay = !copy,
                          .step = 3};
           };
           cpu::run(args([](Mirror& x) { return x.host().span(); }));

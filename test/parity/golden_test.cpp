@@ -35,8 +35,11 @@ model::GptConfig config_of(const nlohmann::json& j) {
                       s.at("high_freq_factor"), s.at("original_max_position_embeddings")};
   }
   c.gated_mlp = j.at("activation") == "swiglu";
-  c.qkv_bias = j.at("add_qkv_bias");
+  c.gelu_tanh = j.at("activation") == "gelu_tanh";
   c.linear_bias = j.at("add_bias_linear");
+  const bool attention_bias = j.value("attention_bias", false);
+  c.qkv_bias = j.at("add_qkv_bias").get<bool>() || attention_bias;
+  c.proj_bias = c.linear_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
@@ -128,8 +131,16 @@ struct Family {
   model::MicroBatch batch;
 };
 
-const std::vector<std::string> kFamilies{"llama", "llama3_rope", "qwen2",
-                                         "qwen3", "mistral",     "gpt2"};
+const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
+                                         "qwen3", "mistral",     "gpt2",       "gpt2_erf"};
+
+template <class A, class B>
+std::vector<std::pair<A, B>> combined(const std::vector<A>& as, const std::vector<B>& bs) {
+  std::vector<std::pair<A, B>> out;
+  for (const A& a : as)
+    for (const B& b : bs) out.emplace_back(a, b);
+  return out;
+}
 
 void compare_gradients(Family& f, double bound) {
   for (model::Parameter* p : f.params.params()) {
@@ -177,16 +188,20 @@ TEST_CASE("bf16 gradients stay near the float64 reference") {
 }
 
 TEST_CASE("recomputation gives the same bits") {
-  for (const auto& name : kFamilies) {
-    DYNAMIC_SECTION(name) {
-      Family kept(name, DType::f32);
+  for (const auto& [name, dtype] :
+       combined(kFamilies, std::vector<DType>{DType::f32, DType::bf16})) {
+    DYNAMIC_SECTION(name << " in " << dtype_name(dtype)) {
+      Family kept(name, dtype);
       const double loss = kept.forward_backward();
-      const model::Recompute policies[] = {{.attention_core = true},
-                                           {.group = 1, .layers = 2},
-                                           {.group = 2, .layers = 2},
-                                           {.group = 1, .layers = 1}};
+      std::vector<model::Recompute> policies{
+          {.group = 1, .layers = 2}, {.group = 2, .layers = 2}, {.group = 1, .layers = 1}};
+      for (const int modules : {1, 2, 3, 4, 5, 6, 7})
+        policies.push_back({.attention_core = (modules & 1) != 0,
+                            .norms = (modules & 2) != 0,
+                            .mlp = (modules & 4) != 0});
       for (const model::Recompute& policy : policies) {
-        Family again(name, DType::f32, policy);
+        CAPTURE(policy.attention_core, policy.norms, policy.mlp, policy.group, policy.layers);
+        Family again(name, dtype, policy);
         CHECK(again.forward_backward() == loss);
         for (model::Parameter* p : kept.params.params())
           CHECK(p->grad.to_host<float>(kept.stream) ==

@@ -141,6 +141,42 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   }
 }
 
+TEST_CASE("messages travel in the type that is asked for") {
+  const auto type = [](const char* field, const char* value) {
+    return Changes{fmt::format("distributed.{}={}", field, value)};
+  };
+  const Changes bf16{"mixed_precision.name=bf16_mixed"};
+  const char *message = "pipeline.dtype", *output = "mp_policy.output_dtype";
+  const auto sent = [](const Result& r) {
+    int64_t bytes = 0;
+    for (const Launched& l : r.launches)
+      if (l.stream.kind == device::StreamKind::pp_send) bytes += l.wire_bytes;
+    return bytes;
+  };
+  for (const auto& [schedule, stages] : {std::pair{"1f1b", 1}, {"interleaved_1f1b", 2}})
+    for (const char* overlap : {"true", "false"}) {
+      CAPTURE(schedule, overlap);
+      const Changes base = with(with(pipelined(schedule, 2, stages), kFsdp2),
+                                with(batch(8), {fmt::format("comm_overlap.overlap_p2p_comm={}",
+                                                            stages > 1 ? overlap : "false")}));
+      const auto run = [&](const Changes& more) { return train_ranks(2, with(base, more), 5); };
+      const auto half = run(bf16), whole = run({});
+      // Wider messages carry the same numbers.
+      for (const Changes& wider : {type(message, "float32"), type(output, "float32")}) {
+        const auto ranks = run(with(bf16, wider));
+        for (size_t r = 0; r < ranks.size(); ++r) {
+          CHECK((ranks[r].losses == half[r].losses));
+          CHECK((ranks[r].weights == half[r].weights));
+          CHECK(sent(ranks[r]) == 2 * sent(half[r]));
+        }
+      }
+      const auto rounded = run(type(message, "bfloat16"));
+      CHECK(rounded[0].losses != whole[0].losses);
+      check_close(whole[0].losses, rounded[0].losses, 2e-2);
+      CHECK(2 * sent(rounded[0]) == sent(whole[0]));
+    }
+}
+
 TEST_CASE("overlap of messages changes when they travel, never a bit of what is computed") {
   const auto overlap = [](const char* on) {
     return Changes{fmt::format("comm_overlap.overlap_p2p_comm={}", on)};

@@ -52,6 +52,7 @@ const std::vector<Overrides> kFamilies{
     {"model.architecture=llama", "model.share_embeddings_and_output_weights=true"},
     {"model.architecture=gpt2", "model.num_query_groups=4"},
     {"model.architecture=qwen2"},
+    {"model.attention_bias=true", "model.activation=gelu"},
     {"model.architecture=qwen3", "model.kv_channels=48"},
     {"model.architecture=mistral", "model.window_size=64"}};
 
@@ -82,8 +83,19 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
            {"recompute=full", "recompute.num_layers=2"},
            {"recompute=full", "recompute.method=block", "recompute.num_layers=4"},
            {"recompute=selective"},
+           {"recompute=selective", "recompute.modules=[mlp]"},
+           {"recompute=selective", "recompute.modules=[mlp]", "model.architecture=gpt2",
+            "model.num_query_groups=4"},
+           {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]"},
+           {"recompute=selective", "recompute.modules=[core_attn]", "model.architecture=qwen3"},
+           {"recompute=selective", "recompute.modules=[core_attn,norms]",
+            "model.architecture=qwen3"},
+           {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]",
+            "model.architecture=qwen3", "mixed_precision=bf16_mixed"},
            {"recompute=full", "mixed_precision=bf16_mixed", "train.micro_batch_size=2"},
            {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512"},
+           {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512",
+            "distributed.mp_policy.output_dtype=bf16"},
            {"model.num_layers=2", "model.hidden_size=512", "dataset.seq_length=64"}})
     cases.push_back(more);
   for (const Overrides& c : cases) {
@@ -212,6 +224,13 @@ TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what it
            {"zero_bubble", 4, 1},
            {"zero_bubble", 2, 2},
            {"zero_bubble", 2, 1, {"recompute=full"}},
+           {"zero_bubble", 2, 1, {"recompute=selective", "recompute.modules=[core_attn,mlp]"}},
+           {"1f1b", 4, 1, {"recompute=selective", "recompute.modules=[mlp]"}},
+           {"1f1b",
+            2,
+            1,
+            {"distributed.tp_size=2", "distributed.sequence_parallel=true", "recompute=selective",
+             "recompute.modules=[core_attn,mlp]"}},
            {"zero_bubble", 4, 1, {"mixed_precision=bf16_mixed"}},
            {"zero_bubble", 2, 1, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
            {"v_schedule", 4, 2},

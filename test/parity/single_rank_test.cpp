@@ -83,6 +83,8 @@ TEST_CASE("recomputation gives the same bits, with dropout too") {
   const auto reference = kept.losses(5);
   for (const auto& policy : std::vector<std::vector<std::string>>{
            {"recompute.granularity=selective"},
+           {"recompute.granularity=selective", "recompute.modules=[mlp]"},
+           {"recompute.granularity=selective", "recompute.modules=[core_attn,mlp,layernorm]"},
            {"recompute.granularity=full", "recompute.method=uniform", "recompute.num_layers=1"},
            {"recompute.granularity=full", "recompute.method=uniform", "recompute.num_layers=2"},
            {"recompute.granularity=full", "recompute.method=block", "recompute.num_layers=1"}}) {
@@ -90,6 +92,20 @@ TEST_CASE("recomputation gives the same bits, with dropout too") {
     changes.insert(changes.end(), policy.begin(), policy.end());
     CHECK(Run(tiny(changes)).losses(5) == reference);
   }
+}
+
+TEST_CASE("an output_dtype that is shorter rounds logits, a wider one changes no bit") {
+  const auto losses = [](const char* weights, const char* outputs) {
+    return Run(tiny({fmt::format("mixed_precision.name={}", weights),
+                     fmt::format("distributed.mp_policy.output_dtype={}", outputs)}))
+        .losses(20);
+  };
+  const auto fp32 = losses("fp32", "auto"), rounded = losses("fp32", "bf16");
+  CHECK(rounded != fp32);
+  check_close(fp32, rounded, 2e-2);  // as bf16's losses
+  // The first loss differs by the rounding of logits about 0.1 in size alone.
+  CHECK(std::abs(rounded[0] - fp32[0]) < 1e-3 * fp32[0]);
+  CHECK(losses("bf16_mixed", "fp32") == losses("bf16_mixed", "auto"));
 }
 
 TEST_CASE("bf16 follows fp32") {
@@ -122,6 +138,12 @@ TEST_CASE("a checkpoint of another model or seed is refused by name") {
   CHECK_THROWS_WITH(run::resume_run(wider.trainer, folder),
                     Catch::Contains("model.ffn_hidden_size"));
   CHECK_THROWS_WITH(run::resume_run(reseeded.trainer, folder), Catch::Contains("train.seed"));
+  // Models with the same parameters that compute with them in other ways.
+  const TemporaryFolder other;
+  Run tanh(tiny({"model.activation=gelu_tanh"})), erf(tiny({"model.activation=gelu"}));
+  tanh.losses(1);
+  const auto of_tanh = run::save_run(tanh.trainer, other.path);
+  CHECK_THROWS_WITH(run::resume_run(erf.trainer, of_tanh), Catch::Contains("model.activation"));
 }
 
 TEST_CASE("a loss that is not finite names the first tensor, and nothing is updated") {
@@ -134,6 +156,32 @@ TEST_CASE("a loss that is not finite names the first tensor, and nothing is upda
     run.trainer.params().set_master(run.trainer.compute(), *p, values);
     CHECK_THROWS_WITH(run.trainer.step(),
                       Catch::Contains("layers.1.mlp.down.weight") && Catch::Contains("element 5"));
+  }
+  SECTION("gradients that overflow where the loss does not, which may be left unchecked") {
+    // The MLP's input and output are 0, and its weights take any gradient beyond fp32.
+    const bool checked = GENERATE(true, false);
+    Run plain(tiny({"model.activation=gelu", "distributed.strategy=ddp",
+                    fmt::format("ddp.check_for_nan_in_grad={}", checked)}));
+    plain.losses(2);
+    const auto fill = [&](const std::string& name, float value) {
+      model::Parameter* p = plain.trainer.params().find("layers.1.mlp." + name);
+      plain.trainer.params().set_master(
+          plain.trainer.compute(), *p, std::vector<float>(size_t(p->whole_shape().count()), value));
+    };
+    fill("norm.weight", 0), fill("up.weight", 1e30f), fill("down.weight", 1e30f);
+    const auto before = plain.weights();
+    if (checked) {
+      CHECK_THROWS_WITH(plain.trainer.step(), Catch::Contains("not finite"));
+    } else {
+      const train::StepStats stats = plain.trainer.step();
+      CHECK(std::isfinite(stats.loss));
+      CHECK_FALSE(std::isfinite(stats.grad_norm));
+      CHECK(plain.trainer.steps_done() == 3);
+    }
+    CHECK((plain.weights() == before));
+    // A loss that is not finite stops the run in either case.
+    fill("norm.weight", std::numeric_limits<float>::quiet_NaN());
+    CHECK_THROWS_WITH(plain.trainer.step(), Catch::Contains("layers.1.mlp.norm.weight"));
   }
   SECTION("an overflow inside the model") {
     model::Parameter* p = run.trainer.params().find("layers.1.attention.qkv.weight");

@@ -92,6 +92,8 @@ const std::vector<Model> kModels{
      {"model.architecture=qwen3", "model.num_query_groups=2", "model.add_bias_linear=true",
       "model.add_qkv_bias=true"}},
     {"8 of 1, qkv bias", {"model.architecture=qwen2", "model.num_query_groups=1"}},
+    {"biases of attention alone, gelu by erf",
+     {"model.attention_bias=true", "model.activation=gelu", "model.num_query_groups=4"}},
     {"gpt2: plain MLP, learned positions, biases, tied, dropout",
      {"model.architecture=gpt2", "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}}};
 

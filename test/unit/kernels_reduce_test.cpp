@@ -116,9 +116,10 @@ TEST_CASE("the first number that is not finite is found wherever it is") {
 TEST_CASE("AdamW equals its definition over several steps") {
   Closeness close("adamw");
   for (int64_t n : {1, 7, 1001, 40001})
-    for (bool clipped : {false, true})
-      for_each_isa([&](const char* isa) {
-        CAPTURE(isa, n, clipped);
+    for (const auto& [clipped, decoupled] :
+         {std::pair{false, true}, {true, true}, {false, false}, {true, false}})
+      for_each_isa([&, clipped = clipped, decoupled = decoupled](const char* isa) {
+        CAPTURE(isa, n, clipped, decoupled);
         Array master = Array::normal(DType::f32, n, 1), m(DType::f32, n), v(DType::f32, n),
               param(DType::bf16, n);
         const Array scale = Array::one(DType::f32, 0.25);
@@ -136,16 +137,17 @@ TEST_CASE("AdamW equals its definition over several steps") {
                   .beta2 = float(b2),
                   .eps = float(eps),
                   .weight_decay = float(decay),
+                  .decoupled_decay = decoupled,
                   .step = step};
           if (clipped) a.grad_scale = scale;
           cpu::run(a);
           for (int64_t i = 0; i < n; ++i) {
-            const double g = grad[i] * (clipped ? 0.25 : 1);
+            const double g = grad[i] * (clipped ? 0.25 : 1) + (decoupled ? 0 : decay * w[i]);
             m64[i] = b1 * m64[i] + (1 - b1) * g;
             v64[i] = b2 * v64[i] + (1 - b2) * g * g;
             const double mhat = m64[i] / (1 - std::pow(b1, double(step))),
                          vhat = v64[i] / (1 - std::pow(b2, double(step)));
-            w[i] -= lr * (mhat / (std::sqrt(vhat) + eps) + decay * w[i]);
+            w[i] -= lr * (mhat / (std::sqrt(vhat) + eps) + (decoupled ? decay * w[i] : 0));
           }
         }
         // K: three steps of a few roundings each; scale: the weights and the gradients are about 1.

@@ -57,16 +57,18 @@ plan::OptimizerOptions config() {
   return c;
 }
 
-// The published rule (Loshchilov and Hutter 2019) in float64, for one element and a constant
-// gradient.
+// The published rules (Loshchilov and Hutter 2019; L2 in the gradient: Kingma and Ba 2015) in
+// float64, for one element and a constant gradient.
 double reference(double w, double g, bool decay, int steps, double lr,
                  const plan::OptimizerOptions& c) {
   double m = 0, v = 0;
   for (int t = 1; t <= steps; ++t) {
-    m = c.beta1 * m + (1 - c.beta1) * g;
-    v = c.beta2 * v + (1 - c.beta2) * g * g;
+    const double decayed = decay ? c.weight_decay * w : 0,
+                 whole = g + (c.decoupled_decay ? 0 : decayed);
+    m = c.beta1 * m + (1 - c.beta1) * whole;
+    v = c.beta2 * v + (1 - c.beta2) * whole * whole;
     const double mhat = m / (1 - std::pow(c.beta1, t)), vhat = v / (1 - std::pow(c.beta2, t));
-    w -= lr * (mhat / (std::sqrt(vhat) + c.eps) + (decay ? c.weight_decay * w : 0));
+    w -= lr * (mhat / (std::sqrt(vhat) + c.eps) + (c.decoupled_decay ? decayed : 0));
   }
   return w;
 }
@@ -75,8 +77,11 @@ double reference(double w, double g, bool decay, int steps, double lr,
 
 TEST_CASE("three updates equal the float64 rule, with decay only where a parameter decays") {
   const DType compute = GENERATE(DType::f32, DType::bf16);
+  plan::OptimizerOptions rule = config();
+  rule.decoupled_decay = GENERATE(true, false);
+  CAPTURE(rule.decoupled_decay);
   Fixture f(compute);
-  AdamW adamw(f.stream, f.params, config());
+  AdamW adamw(f.stream, f.params, rule);
   const Tensor scale = Tensor::from_host<float>(f.stream, {1}, {0.25f});
   for (int64_t step = 1; step <= 3; ++step) adamw.step(f.stream, step, 0.1f, scale);
   for (model::Parameter* p : f.params.params()) {
@@ -84,8 +89,7 @@ TEST_CASE("three updates equal the float64 rule, with decay only where a paramet
     const auto value = p->value.to_host_float(f.stream);
     INFO(p->name);
     for (size_t i = 0; i < w.size(); ++i) {
-      const double wanted =
-          reference(start[i], 0.25 * double(g[i]), p != f.plain, 3, 0.1, config());
+      const double wanted = reference(start[i], 0.25 * double(g[i]), p != f.plain, 3, 0.1, rule);
       // A dozen fp32 roundings of values up to 1.
       CHECK(w[i] == Approx(wanted).margin(2e-6));
       // The copy that computes is the master, rounded once: bf16 has 8 bits.

@@ -35,6 +35,8 @@ TEST_CASE("8-bit weights are kept where a step uses them more than once, and the
   CHECK(kept(1, {once}) == Kept{false, false});
   CHECK(kept(1, {once, full}) == Kept{true, false});
   CHECK(kept(1, {once, "recompute.granularity=selective"}) == Kept{false, false});
+  CHECK(kept(1, {once, "recompute.granularity=selective", "recompute.modules=[mlp]"}) ==
+        Kept{true, false});
   CHECK(kept(1, {"mixed_precision.fp8=none"}) == Kept{false, false});
   CHECK(kept(2, {"distributed.strategy=ddp"}) == Kept{true, true});
   CHECK(kept(2, {"distributed.strategy=megatron_ddp"}) == Kept{true, true});

@@ -509,7 +509,8 @@ TEST_CASE("features of pipelines that are not executed yet are refused by name")
   const auto refused = [&](const Overrides& o, const char* field) {
     REQUIRE_THAT(built(o), Contains(std::string(field) + ": not built yet"));
   };
-  refused(pipeline({"distributed.pipeline.dtype=float32"}), "distributed.pipeline.dtype");
+  refused(pipeline({"distributed.pipeline.dtype=float16"}), "distributed.pipeline.dtype");
+  REQUIRE(built(pipeline({"distributed.pipeline.dtype=float32"})).empty());
 }
 
 TEST_CASE("a printed layout loads again") {

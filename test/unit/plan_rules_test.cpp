@@ -1,5 +1,8 @@
 // Tests every rule of a recipe, violated alone and satisfied at its boundary. The rules of layouts
 // are in plan_layout_rules_test.cpp.
+#include <fmt/core.h>
+
+#include "plan/run_plan.h"
 #include "recipe_cases.h"
 
 using namespace mtrain;
@@ -98,8 +101,59 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_accepts({.what = "all layers", .set = {"recompute=full", "recompute.num_layers=8"}});
   expect_error({.what = "no modules", .set = {"recompute=selective", "recompute.modules=[]"}},
                "recompute.modules", "");
+  expect_no_warning({.what = "modules",
+                     .set = {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]"}});
+  expect_resolved({.what = "norms", .set = {"recompute=selective", "recompute.modules=[norms]"}},
+                  "recompute.modules", "never kept");
+  for (const char* module : {"moe", "moe_act", "shared_experts"})
+    expect_warning(
+        {.what = module,
+         .set = {"recompute=selective", std::string("recompute.modules=[mlp,") + module + "]"}},
+        "recompute.modules", std::string(module) + " has nothing to recompute");
+  expect_warning(
+      {.what = "modules that nobody reads", .set = {"recompute=full", "recompute.modules=[mlp]"}},
+      "recompute.modules", "granularity is full");
   expect_accepts(
       {.what = "activation_checkpointing", .set = {"distributed.activation_checkpointing=true"}});
+}
+
+TEST_CASE("weight decay is decoupled under adamw, and what adam's setting says") {
+  expect_error({.what = "adamw with L2", .set = {"optimizer.decoupled_weight_decay=false"}},
+               "optimizer.decoupled_weight_decay", "adamw is Adam with decoupled");
+  const auto decoupled = [](const Overrides& set) {
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, 1);
+    CHECK_FALSE(diagnostics.has_errors());
+    return make_plan(r, 1, 512).optimizer.decoupled_decay;
+  };
+  CHECK(decoupled({}));
+  CHECK(decoupled({"optimizer.name=adam"}));
+  CHECK_FALSE(decoupled({"optimizer.name=adam", "optimizer.decoupled_weight_decay=false"}));
+  CHECK_FALSE(decoupled({"optimizer.optimizer=adam", "optimizer.no_decoupled_weight_decay=true"}));
+}
+
+TEST_CASE("types of outputs, inputs and messages say what they change") {
+  const Overrides bf16{"mixed_precision=bf16_mixed"}, fp32{"mixed_precision=fp32"};
+  const auto set = [](Overrides o, const char* name, const char* value) {
+    o.push_back(fmt::format("distributed.{}={}", name, value));
+    return o;
+  };
+  const char *output = "mp_policy.output_dtype", *message = "pipeline.dtype";
+  expect_no_warning({.what = "as the weights", .set = set(bf16, output, "bfloat16")});
+  expect_resolved({.what = "fp32 logits", .set = set(bf16, output, "float32")},
+                  "distributed.mp_policy.output_dtype", "reads logits in fp32");
+  expect_resolved({.what = "rounded logits", .set = set(fp32, output, "bfloat16")},
+                  "distributed.mp_policy.output_dtype", "rounded to bf16");
+  expect_resolved(
+      {.what = "fp32 messages", .world = 4, .set = pipeline(set(bf16, output, "float32"))},
+      "distributed.mp_policy.output_dtype", "stages exchange");
+  expect_resolved({.what = "inputs", .set = set(bf16, "mp_policy.cast_forward_inputs", "false")},
+                  "distributed.mp_policy.cast_forward_inputs", "no meaning here");
+  expect_warning({.what = "wider", .world = 4, .set = pipeline(set(bf16, message, "float32"))},
+                 "distributed.pipeline.dtype", "twice the bytes");
+  expect_warning({.what = "shorter", .world = 4, .set = pipeline(set(fp32, message, "bfloat16"))},
+                 "distributed.pipeline.dtype", "rounded to bf16");
+  expect_no_warning({.what = "alike", .world = 4, .set = pipeline(set(fp32, message, "float32"))});
 }
 
 TEST_CASE("precision is set in one place") {

@@ -371,9 +371,35 @@ TEST_CASE("flags of other systems that say no, or say it in other words") {
   REQUIRE(load(kMinimal + "model: {gated_linear_unit: false}\n").model.activation ==
           Activation::gelu);
   REQUIRE(load(kMinimal + "model: {gated-linear-unit: true, hidden_act: silu}\n").model.gated());
+  for (const char* both : {"gated_linear_unit: false, hidden_act: gelu_new",
+                           "hidden_act: gelu_new, gated_linear_unit: false"})
+    REQUIRE(load(kMinimal + "model: {" + both + "}\n").model.activation == Activation::gelu_tanh);
   REQUIRE_FALSE(load(kMinimal + "optimizer: {no_master_weights: true}\n").optimizer.master_weights);
   REQUIRE_THAT(errors(kMinimal + "model: {gated_linear_unit: true, hidden_act: gelu}\n"),
                Contains("set twice"));
+}
+
+TEST_CASE("gelu is the form by erf, and GPT-2's own is the tanh form") {
+  const auto activation = [](const std::string& text) {
+    return load(kMinimal + "model: {" + text + "}\n").model.activation;
+  };
+  REQUIRE(activation("hidden_act: gelu") == Activation::gelu);
+  REQUIRE(activation("architecture: gpt2") == Activation::gelu_tanh);
+  REQUIRE(activation("architecture: gpt2, activation: gelu") == Activation::gelu);
+  for (const char* tanh : {"gelu_tanh", "gelu_new", "gelu_pytorch_tanh"})
+    REQUIRE(activation(std::string("activation_function: ") + tanh) == Activation::gelu_tanh);
+}
+
+TEST_CASE("attention_bias adds the output projection's bias, add_qkv_bias does not") {
+  const auto model = [](const std::string& text) {
+    return load(kMinimal + "model: {" + text + "}\n").model;
+  };
+  REQUIRE_FALSE(model("attention_bias: false").qkv_bias());
+  REQUIRE(model("attention_bias: true").qkv_bias());
+  REQUIRE(model("attention_bias: true").proj_bias());
+  REQUIRE_FALSE(model("attention_bias: true").add_bias_linear);
+  REQUIRE_FALSE(model("add_qkv_bias: true").proj_bias());
+  REQUIRE(model("architecture: qwen2, attention_bias: false").qkv_bias());
 }
 
 TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {

@@ -6,7 +6,7 @@ namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 // With mhat = m / (1 - beta1^t) and vhat = v / (1 - beta2^t): w -= lr * (mhat / (sqrt(vhat) + eps)
-// + weight_decay * w).
+// + weight_decay * w). L2 decay adds weight_decay * w to the gradient instead.
 struct Update {
   explicit Update(const AdamW& a)
       : beta1(a.beta1),
@@ -14,7 +14,8 @@ struct Update {
         eps(a.eps),
         step_size(float(a.lr / (1.0 - __builtin_pow(double(a.beta1), double(a.step))))),
         v_correction(float(1.0 / (1.0 - __builtin_pow(double(a.beta2), double(a.step))))),
-        keep(1.0f - a.lr * a.weight_decay),
+        keep(a.decoupled_decay ? 1.0f - a.lr * a.weight_decay : 1.0f),
+        l2(a.decoupled_decay ? 0.0f : a.weight_decay),
         scale(a.grad_scale.data ? *data_of<float>(a.grad_scale) : 1.0f),
         m(data_of<float>(a.m)),
         v(data_of<float>(a.v)),
@@ -23,7 +24,8 @@ struct Update {
   // Returns the weight of element i after the update, and writes its moments.
   template <class Lanes>
   __attribute__((always_inline)) Vf operator()(int64_t i, Vf w, Lanes lanes) const {
-    const Vf g = load(grad + i, lanes) * scale;
+    Vf g = load(grad + i, lanes) * scale;
+    if (l2 != 0.0f) g += l2 * w;
     const Vf m1 = beta1 * load(m + i, lanes) + (1.0f - beta1) * g;
     const Vf v1 = beta2 * load(v + i, lanes) + (1.0f - beta2) * (g * g);
     store(m + i, m1, lanes);
@@ -31,7 +33,7 @@ struct Update {
     return keep * w - step_size * m1 / (vsqrt(v1 * v_correction) + eps);
   }
 
-  float beta1, beta2, eps, step_size, v_correction, keep, scale;
+  float beta1, beta2, eps, step_size, v_correction, keep, l2, scale;
   float *m, *v;
   const float* grad;
 };

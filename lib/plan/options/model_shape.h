@@ -16,15 +16,19 @@ struct ModelShape {
   enum class RopeScaling { none, linear, llama3 } rope_scaling = RopeScaling::none;
   double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
   int64_t rope_original_positions = 0;
-  bool gated_mlp = true;  // SwiGLU; false: GELU
-  bool qkv_bias = false, linear_bias = false, qk_norm = false, tied_embeddings = false;
+  bool gated_mlp = true;                     // SwiGLU; false: GELU
+  bool gelu_tanh = true;                     // GELU in its tanh form; false: by erf
+  bool qkv_bias = false, proj_bias = false;  // attention's
+  bool linear_bias = false;                  // the MLP's and the layer norms'
+  bool qk_norm = false, tied_embeddings = false;
   int64_t window = 0;  // tokens of sliding-window attention; 0: none
   double hidden_dropout = 0, embedding_dropout = 0, init_std = 0;
 };
 
 // Which activations backward computes again.
 struct RecomputeOptions {
-  bool attention_core = false;
+  // In every layer: the attention core, the norms, the MLP.
+  bool attention_core = false, norms = false, mlp = false;
   // The first `layers` layers keep only the input of each group of `group` layers. If `layers` is
   // 0, all layers keep everything.
   int64_t group = 0, layers = 0;

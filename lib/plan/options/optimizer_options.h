@@ -8,7 +8,8 @@ namespace mtrain::plan {
 
 struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-  double clip_grad = 1.0;  // the largest global gradient norm; 0: gradients are not clipped
+  bool decoupled_decay = true;  // false: weight_decay times the weight is added to the gradient
+  double clip_grad = 1.0;       // the largest global gradient norm; 0: gradients are not clipped
   bool master_weights = true;
   bool rounds_at_random = false;  // updates of bf16 weights without master weights round at random
 };

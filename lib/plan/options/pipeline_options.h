@@ -7,8 +7,9 @@
 namespace mtrain::plan {
 
 struct PipelineOptions {
-  bool overlap = false;      // messages travel while the rank computes
-  DType dtype = DType::f32;  // type of messages, which is the compute dtype
+  bool overlap = false;              // messages travel while the rank computes
+  DType dtype = DType::f32;          // type of messages
+  DType compute_dtype = DType::f32;  // type of what stages compute with
   // If a forward and a backward run together, the gradient is sent as soon as it is computed; else
   // it is sent when both have ended.
   bool gradients_first = false;

@@ -92,7 +92,9 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
           .rope_high_freq_factor = m.rope_scaling.high_freq_factor,
           .rope_original_positions = m.rope_scaling.original_max_position_embeddings,
           .gated_mlp = m.gated(),
+          .gelu_tanh = m.activation == recipe::Activation::gelu_tanh,
           .qkv_bias = m.qkv_bias(),
+          .proj_bias = m.proj_bias(),
           .linear_bias = m.add_bias_linear,
           .qk_norm = m.qk_layernorm,
           .tied_embeddings = m.share_embeddings_and_output_weights,
@@ -103,7 +105,11 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
 }
 
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t layers) {
-  if (r.granularity == recipe::RecomputeGranularity::selective) return {.attention_core = true};
+  using Module = recipe::RecomputeModule;
+  if (r.granularity == recipe::RecomputeGranularity::selective)
+    return {.attention_core = r.selects(Module::core_attn),
+            .norms = r.selects(Module::layernorm),
+            .mlp = r.selects(Module::mlp)};
   if (r.granularity != recipe::RecomputeGranularity::full) return {};
   const int64_t n = r.num_layers.value_or(1);
   const bool block = r.method == recipe::RecomputeMethod::block;
@@ -122,6 +128,7 @@ OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
           .beta2 = o.betas[1],
           .eps = o.eps,
           .weight_decay = o.weight_decay,
+          .decoupled_decay = o.decoupled_weight_decay,
           .clip_grad = o.clip_grad,
           .master_weights = o.master_weights,
           .rounds_at_random = o.rounds_at_random()};
@@ -155,7 +162,8 @@ TrainOptions train_options(const Recipe& r) {
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,
           .log_every = r.train.log_every,
-          .check_nan = r.debug.check_nan,
+          .check_loss = r.debug.check_nan,
+          .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
           .grads_per_micro_batch =
               r.distributed.pp_size > 1 && r.distributed.pipeline.scale_grads_in_schedule,
           .exit_interval = r.train.exit_interval,

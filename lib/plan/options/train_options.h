@@ -8,7 +8,7 @@ namespace mtrain::plan {
 
 struct TrainOptions {
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
-  bool check_nan = true;
+  bool check_loss = true, check_grads = true;  // stop where they are not finite
   // Gradients are divided by the number of micro-batches beside the number of tokens.
   bool grads_per_micro_batch = false;
   std::optional<int64_t> exit_interval;  // steps

@@ -21,6 +21,11 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
                       {"optimizer.stochastic_rounding", "optimizer.master_weights"},
                       "nothing rounds weights at random where fp32 master weights are updated",
                       "set master_weights: false, or leave it out");
+  diagnostics.require(
+      o.decoupled_weight_decay || o.name != recipe::OptimizerName::adamw,
+      {"optimizer.decoupled_weight_decay", "optimizer.name"},
+      "adamw is Adam with decoupled weight decay, but decoupled_weight_decay is false",
+      "set name: adam to add weight decay to the gradient, or remove it");
   diagnostics.require(o.master_weights || r.mixed_precision.name != recipe::Precision::fp32,
                       {"optimizer.master_weights", "mixed_precision.name"},
                       "fp32 weights are their own master weights: there is nothing to leave out",

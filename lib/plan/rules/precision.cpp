@@ -17,6 +17,38 @@ recipe::ElementType type_of(recipe::Precision precision) {
   return recipe::ElementType::bf16;
 }
 
+// Tells what types of outputs, inputs and messages mean where they differ from the weights'.
+void note_types(const Recipe& r, recipe::ElementType own, Diagnostics& diagnostics) {
+  const auto& d = r.distributed;
+  const auto& output = d.mp_policy.output_dtype;
+  const bool pipeline = d.pp_size > 1;
+  const auto field = [](const char* name) { return std::string("distributed.mp_policy.") + name; };
+  if (output && *output != own) {
+    const char* stages = pipeline && !d.pipeline.dtype ? "; stages exchange activations in it" : "";
+    diagnostics.resolved(
+        field("output_dtype"),
+        *output == recipe::ElementType::fp32
+            ? fmt::format("the loss reads logits in fp32 whatever it says{}", stages)
+            : fmt::format("logits and their gradients are rounded to {}{}", enum_name(*output),
+                          stages));
+  }
+  if (!d.mp_policy.cast_forward_inputs)
+    diagnostics.resolved(field("cast_forward_inputs"),
+                         "false has no meaning here: a unit's inputs are token ids, or activations "
+                         "that have the weights' type already");
+  const auto& message = d.pipeline.dtype;
+  if (!pipeline || !message || *message == own) return;
+  diagnostics.warn("distributed.pipeline.dtype",
+                   *message == recipe::ElementType::fp32
+                       ? fmt::format("messages between stages take twice the bytes and carry no "
+                                     "more: stages compute in {}",
+                                     enum_name(own))
+                       : fmt::format("messages between stages are rounded to {}, while stages "
+                                     "compute in {}",
+                                     enum_name(*message), enum_name(own)),
+                   "leave it out");
+}
+
 // Rows of 8-bit operands begin at multiples of 16 bytes.
 constexpr int64_t kMultiple = 16;
 
@@ -66,6 +98,7 @@ void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
   };
   agree("mixed_precision.params_dtype", p.params_dtype);
   agree("distributed.mp_policy.param_dtype", r.distributed.mp_policy.param_dtype);
+  note_types(r, own, diagnostics);
   const auto& reduce = r.distributed.mp_policy.reduce_dtype;
   diagnostics.require(!reduce || !r.given("mixed_precision.grad_reduce_in_fp32") ||
                           (*reduce == recipe::ElementType::fp32) == p.grad_reduce_in_fp32,

@@ -6,6 +6,32 @@
 namespace mtrain::plan {
 namespace {
 
+// Tells which of the listed modules change nothing.
+void note_modules(const Recipe& r, Diagnostics& diagnostics) {
+  using Module = recipe::RecomputeModule;
+  const auto& c = r.recompute;
+  const char* field = "recompute.modules";
+  if (c.granularity != recipe::RecomputeGranularity::selective) {
+    if (c.modules != recipe::RecomputeConfig{}.modules)
+      diagnostics.warn(
+          field, fmt::format("is not read, because granularity is {}", enum_name(c.granularity)),
+          "set granularity: selective, or remove it");
+    return;
+  }
+  for (const Module module : {Module::moe, Module::moe_act, Module::shared_experts})
+    if (c.selects(module) && r.model.moe.num_experts == 0)
+      diagnostics.warn(
+          field,
+          fmt::format("{} has nothing to recompute: the model is dense, without experts",
+                      enum_name(module)),
+          "use core_attn, mlp and layernorm");
+  if (c.selects(Module::layernorm) && !(r.model.qk_layernorm && c.selects(Module::core_attn)))
+    diagnostics.resolved(
+        field,
+        "layernorm: the outputs of a layer's norms are never kept; backward always "
+        "computes them again");
+}
+
 void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   const auto& c = r.recompute;
   const bool full = c.granularity == recipe::RecomputeGranularity::full;
@@ -30,6 +56,7 @@ void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
     diagnostics.require(!c.modules.empty(), {"recompute.modules"},
                         "granularity is selective, but no module is listed",
                         "list at least one, such as [core_attn], or set granularity: none");
+  note_modules(r, diagnostics);
 }
 
 }  // namespace

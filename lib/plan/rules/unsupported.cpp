@@ -11,15 +11,6 @@ namespace mtrain::plan {
 namespace {
 
 template <class Missing>
-void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
-  if (r.distributed.pp_size == 1) return;
-  const auto& dtype = r.distributed.pipeline.dtype;
-  missing(dtype && *dtype != (fp32 ? recipe::ElementType::fp32 : recipe::ElementType::bf16),
-          "distributed.pipeline.dtype", "activations that travel in another type than the weights'",
-          "leave it out");
-}
-
-template <class Missing>
 void check_float8(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
   if (p.fp8 == recipe::Fp8Format::none) return;
@@ -47,19 +38,14 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
     gpu_only = gpu_only || gemm.atomic_gemm || gemm.fp8_buf;
   missing(gpu_only, "comm_overlap.tp_comm_overlap_cfg", "atomic_gemm and fp8_buf",
           "leave them out");
-  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
-  check_pipeline(r, fp32, missing);
-  const auto& output = d.mp_policy.output_dtype;
-  missing(output && (*output == recipe::ElementType::fp32) != fp32,
-          "distributed.mp_policy.output_dtype", "outputs of another type than the weights",
-          "leave it out");
+  const bool fp16 = r.mixed_precision.name == recipe::Precision::fp16_mixed;
+  missing(d.pp_size > 1 && d.pipeline.dtype == recipe::ElementType::fp16 && !fp16,
+          "distributed.pipeline.dtype", "activations that travel in fp16", "use bf16 or fp32");
+  missing(d.mp_policy.output_dtype == recipe::ElementType::fp16 && !fp16,
+          "distributed.mp_policy.output_dtype", "outputs in fp16", "use bf16 or fp32");
   missing(d.mp_policy.reduce_dtype == recipe::ElementType::fp16,
           "distributed.mp_policy.reduce_dtype", "gradients that travel in fp16",
           "use bf16 or fp32");
-  missing(!d.mp_policy.cast_forward_inputs, "distributed.mp_policy.cast_forward_inputs",
-          "inputs of another type than the weights", "set it to true");
-  missing(!r.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "leaving this check alone out",
-          "debug.check_nan: false leaves out all of them");
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
   missing(r.mixed_precision.name == recipe::Precision::fp16_mixed, "mixed_precision.name",
           "fp16_mixed", "use bf16_mixed or fp32");
@@ -68,11 +54,12 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "reading weights of a Hugging Face folder",
           "set model.init: random to train a model of these sizes from random weights");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
-  bool other_module = false;
-  for (const auto module : r.recompute.modules)
-    other_module = other_module || module != recipe::RecomputeModule::core_attn;
-  missing(r.recompute.granularity == recipe::RecomputeGranularity::selective && other_module,
-          "recompute.modules", "modules other than core_attn", "use [core_attn]");
+  using Module = recipe::RecomputeModule;
+  const bool of_experts = r.recompute.selects(Module::moe) ||
+                          r.recompute.selects(Module::moe_act) ||
+                          r.recompute.selects(Module::shared_experts);
+  missing(of_experts && r.model.moe.num_experts > 0, "recompute.modules",
+          "recomputation of experts", "use core_attn, mlp and layernorm");
 }
 
 }  // namespace mtrain::plan

@@ -33,6 +33,11 @@ bool is_hydra_option(std::string_view key) {
   return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_";
 }
 
+// A switch that says no more than whether the MLP has a gate.
+bool only_says_gated(const RawSetting& g) {
+  return g.spelling == "model.gated_linear_unit" || g.spelling == "model.swiglu";
+}
+
 // Whether a value says that what its key names is not used.
 bool says_off(const Node& node) {
   if (node.kind == Node::Kind::map || node.kind == Node::Kind::list) return node.items.empty();
@@ -84,7 +89,9 @@ std::vector<std::string> paths_of_word(const std::string& word) {
 // Walks a tree and notes which field each leaf sets.
 class Collector {
  public:
-  Collector(Diagnostics& diagnostics, Origin origin) : diagnostics_(diagnostics), origin_(origin) {}
+  // `earlier` holds what has been set before.
+  Collector(Diagnostics& diagnostics, Origin origin, const RawSettings& earlier = {})
+      : diagnostics_(diagnostics), origin_(origin), earlier_(earlier) {}
 
   RawSettings given;
 
@@ -270,13 +277,13 @@ class Collector {
     Node betas;
     betas.kind = Node::Kind::list;
     betas.location = location;
-    const auto before = given.fields.find(row->path);
-    if (before != given.fields.end() && before->second.node.items.size() == 2)
-      betas.items = before->second.node.items;
-    else
-      betas.items = {plain_scalar("0.9", location), plain_scalar("0.999", location)};
+    betas.items = {plain_scalar("0.9", location), plain_scalar("0.999", location)};
+    for (const auto& fields : {earlier_.fields, given.fields})
+      if (const auto at = fields.find(row->path);
+          at != fields.end() && at->second.node.items.size() == 2)
+        betas.items = at->second.node.items;
     betas.items[path.ends_with('1') ? 0 : 1] = node;
-    if (before != given.fields.end()) given.fields.erase(before);
+    given.fields.erase(row->path);
     add({row, path, location, std::move(betas), origin_});
   }
 
@@ -344,6 +351,7 @@ class Collector {
     }
     if (const auto dot = g.spelling.find('.'); dot != std::string::npos)
       given.sections.insert(g.spelling.substr(0, dot));
+    if (before != given.fields.end() && origin_ == Origin::recipe && only_says_gated(g)) return;
     given.fields.insert_or_assign(g.row->path, std::move(g));
   }
 
@@ -401,6 +409,7 @@ class Collector {
 
   Diagnostics& diagnostics_;
   Origin origin_;
+  RawSettings earlier_;
   Unknown unknown_ = Unknown::refuse;
   std::set<std::string_view> told_;  // paths of foreign keys
   bool hydra_warned_ = false;
@@ -433,6 +442,8 @@ bool same_value(const RawSetting& a, const RawSetting& b) {
   if (!a.row->ops->read(a.node, a.row->options, a.row->at(x), c) ||
       !b.row->ops->read(b.node, b.row->options, b.row->at(y), c))
     return a.node.text == b.node.text;  // such as ${...}, or a mistake that is reported later
+  // An activation agrees with a switch beside it that says no more than whether there is a gate.
+  if (only_says_gated(a) || only_says_gated(b)) return x.model.gated() == y.model.gated();
   return a.row->show(x) == b.row->show(y);
 }
 
@@ -470,7 +481,7 @@ void apply_override(const std::string& text, const std::string& source, Diagnost
   const std::string path = normalize_path(trim(std::string_view(text).substr(0, equals)));
   Node node;
   if (!parse_override_value(text.substr(equals + 1), source, path, diagnostics, node)) return;
-  Collector collector(diagnostics, Origin::command_line);
+  Collector collector(diagnostics, Origin::command_line, given);
   if (path.find('.') == std::string::npos)
     collector.set_word(path, location, node);
   else

@@ -22,7 +22,7 @@ ModelConfig model_defaults(Architecture architecture) {
     case Architecture::gpt2:
       m.normalization = Normalization::layernorm;
       m.position_embedding = PositionEmbedding::learned;
-      m.activation = Activation::gelu;
+      m.activation = Activation::gelu_tanh;
       m.add_bias_linear = m.add_qkv_bias = true;
       m.share_embeddings_and_output_weights = true;
       break;

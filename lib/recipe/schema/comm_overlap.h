@@ -61,7 +61,7 @@ struct DdpConfig {
              .strategies = "megatron_ddp"}},
       Field{"check_for_nan_in_grad",
             &DdpConfig::check_for_nan_in_grad,
-            "look for NaN before gradients are reduced",
+            "stop at a gradient that is not finite; false: its step changes no weight",
             {.aliases = "distributed.check_for_nan_in_grad comm_overlap.check_for_nan_in_grad",
              .strategies = "megatron_ddp megatron_fsdp ddp"}}};
 };

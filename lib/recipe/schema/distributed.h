@@ -104,7 +104,7 @@ struct PipelineConfig {
             "round the number of stages to a multiple of pp_size"},
       Field{"scale_grads_in_schedule", &PipelineConfig::scale_grads_in_schedule,
             "divide gradients by the number of micro-batches inside the schedule"},
-      Field{"dtype", &PipelineConfig::dtype, "element type of activations between stages"},
+      Field{"dtype", &PipelineConfig::dtype, "type of messages; output_dtype's unless set"},
       Field{"microbatch_group_size_per_vp_stage",
             &PipelineConfig::microbatch_group_size_per_vp_stage,
             "interleaved: micro-batches in a row per stage; pp_size unless set",
@@ -122,14 +122,15 @@ struct MpPolicyConfig {
   Auto<ElementType> param_dtype, reduce_dtype, output_dtype;
   bool cast_forward_inputs = true;
 
-  static constexpr auto fields = std::tuple{
-      Field{"param_dtype", &MpPolicyConfig::param_dtype,
-            "weights in forward and backward; auto: by mixed_precision"},
-      Field{"reduce_dtype", &MpPolicyConfig::reduce_dtype,
-            "gradient reduction; auto: as param_dtype"},
-      Field{"output_dtype", &MpPolicyConfig::output_dtype, "outputs; auto: as param_dtype"},
-      Field{"cast_forward_inputs", &MpPolicyConfig::cast_forward_inputs,
-            "cast a unit's inputs to param_dtype"}};
+  static constexpr auto fields =
+      std::tuple{Field{"param_dtype", &MpPolicyConfig::param_dtype,
+                       "weights in forward and backward; auto: by mixed_precision"},
+                 Field{"reduce_dtype", &MpPolicyConfig::reduce_dtype,
+                       "gradient reduction; auto: as param_dtype"},
+                 Field{"output_dtype", &MpPolicyConfig::output_dtype,
+                       "logits for the loss, and messages; auto: as param_dtype"},
+                 Field{"cast_forward_inputs", &MpPolicyConfig::cast_forward_inputs,
+                       "cast a unit's inputs to param_dtype"}};
 };
 
 // Settings of fsdp2 for models whose experts are spread over ranks.

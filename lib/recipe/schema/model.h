@@ -32,11 +32,16 @@ constexpr auto enum_names(PositionEmbedding) {
                     EnumName{PositionEmbedding::learned, "learned_absolute"}};
 }
 
-enum class Activation { swiglu, gelu };
+// gelu is the exact form by erf, gelu_tanh the approximation that GPT-2 was trained with. The names
+// after the third are Hugging Face's.
+enum class Activation { swiglu, gelu, gelu_tanh };
 constexpr auto enum_names(Activation) {
-  return std::array{EnumName{Activation::swiglu, "swiglu"}, EnumName{Activation::gelu, "gelu"},
-                    EnumName{Activation::swiglu, "silu"}, EnumName{Activation::gelu, "gelu_new"},
-                    EnumName{Activation::gelu, "gelu_pytorch_tanh"}};
+  return std::array{EnumName{Activation::swiglu, "swiglu"},
+                    EnumName{Activation::gelu, "gelu"},
+                    EnumName{Activation::gelu_tanh, "gelu_tanh"},
+                    EnumName{Activation::swiglu, "silu"},
+                    EnumName{Activation::gelu_tanh, "gelu_new"},
+                    EnumName{Activation::gelu_tanh, "gelu_pytorch_tanh"}};
 }
 
 enum class RopeScalingType { none, linear, llama3 };
@@ -250,7 +255,8 @@ struct ModelConfig {
   double rotary_base = 10000.0;
   RopeScalingConfig rope_scaling;
   Activation activation = Activation::swiglu;
-  bool add_bias_linear = false, add_qkv_bias = false, qk_layernorm = false;
+  bool add_bias_linear = false, add_qkv_bias = false, attention_bias = false;
+  bool qk_layernorm = false;
   bool share_embeddings_and_output_weights = false;
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
   double init_method_std = 0.02;
@@ -264,7 +270,8 @@ struct ModelConfig {
   int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
   bool gated() const { return activation == Activation::swiglu; }
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
-  bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
+  bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
+  bool proj_bias() const { return add_bias_linear || attention_bias; }
 
   static constexpr auto fields = std::tuple{
       Field{"architecture",
@@ -326,13 +333,13 @@ struct ModelConfig {
             {.shorthand = "type"}},
       Field{"activation",
             &ModelConfig::activation,
-            "swiglu is gated (two input projections), gelu is plain",
+            "swiglu is gated (two input projections); gelu (by erf) and gelu_tanh are plain",
             {.aliases = "model.hidden_act model.activation_function"}},
       Field{"add_bias_linear", &ModelConfig::add_bias_linear, "biases on every linear layer"},
-      Field{"add_qkv_bias",
-            &ModelConfig::add_qkv_bias,
-            "biases on the query, key and value projection",
-            {.aliases = "model.attention_bias"}},
+      Field{"add_qkv_bias", &ModelConfig::add_qkv_bias,
+            "biases on the query, key and value projection"},
+      Field{"attention_bias", &ModelConfig::attention_bias,
+            "biases on all four projections of attention: add_qkv_bias, and the output projection"},
       Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
       Field{"share_embeddings_and_output_weights",
             &ModelConfig::share_embeddings_and_output_weights,

@@ -9,10 +9,9 @@
 
 namespace mtrain::recipe {
 
-enum class OptimizerName { adamw };
+enum class OptimizerName { adamw, adam };
 constexpr auto enum_names(OptimizerName) {
-  return std::array{EnumName{OptimizerName::adamw, "adamw"},
-                    EnumName{OptimizerName::adamw, "adam"}};
+  return std::array{EnumName{OptimizerName::adamw, "adamw"}, EnumName{OptimizerName::adam, "adam"}};
 }
 
 struct OptimizerConfig {
@@ -29,7 +28,8 @@ struct OptimizerConfig {
   static constexpr auto fields =
       std::tuple{Field{"name",
                        &OptimizerConfig::name,
-                       "update rule; weight decay is decoupled",
+                       "update rule: adamw, or adam with the weight decay that "
+                       "decoupled_weight_decay chooses",
                        {.aliases = "optimizer.optimizer"}},
                  Field{"lr",
                        &OptimizerConfig::lr,
@@ -47,14 +47,15 @@ struct OptimizerConfig {
                        &OptimizerConfig::weight_decay,
                        "per step and learning rate; biases and norms are left out",
                        {.min = 0}},
+                 Field{"decoupled_weight_decay",
+                       &OptimizerConfig::decoupled_weight_decay,
+                       "true: weights decay beside the update (AdamW); false, for adam: "
+                       "weight_decay times the weight is added to the gradient (L2)",
+                       {.aliases = "optimizer.adam_w_mode"}},
                  Field{"clip_grad",
                        &OptimizerConfig::clip_grad,
                        "clip the global gradient norm to this; 0 turns clipping off",
                        {.aliases = "clip_grad_norm.max_norm", .min = 0}},
-                 Field{"decoupled_weight_decay",
-                       &OptimizerConfig::decoupled_weight_decay,
-                       "adam: false adds the weight decay to the gradient (L2)",
-                       {.aliases = "optimizer.adam_w_mode"}},
                  Field{"master_weights", &OptimizerConfig::master_weights,
                        "keep fp32 weights beside bf16 ones"},
                  Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,

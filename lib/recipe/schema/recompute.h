@@ -1,5 +1,6 @@
 // recompute: which activations backward computes again instead of keeping.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -38,6 +39,7 @@ constexpr auto enum_names(RecomputeModule) {
   using M = RecomputeModule;
   return std::array{EnumName{M::core_attn, "core_attn"},
                     EnumName{M::layernorm, "layernorm"},
+                    EnumName{M::layernorm, "norms"},
                     EnumName{M::mlp, "mlp"},
                     EnumName{M::moe, "moe"},
                     EnumName{M::moe_act, "moe_act"},
@@ -49,6 +51,11 @@ struct RecomputeConfig {
   std::optional<RecomputeMethod> method;
   std::optional<int64_t> num_layers;
   std::vector<RecomputeModule> modules{RecomputeModule::core_attn};
+
+  bool selects(RecomputeModule module) const {
+    return granularity == RecomputeGranularity::selective &&
+           std::find(modules.begin(), modules.end(), module) != modules.end();
+  }
 
   static constexpr auto fields = std::tuple{
       Field{"granularity",
@@ -66,7 +73,8 @@ struct RecomputeConfig {
             {.aliases = "model.recompute_num_layers", .min = 1}},
       Field{"modules",
             &RecomputeConfig::modules,
-            "selective: what is recomputed",
+            "selective: what is recomputed. layernorm: the outputs of a layer's norms, which are "
+            "never kept, and beside core_attn those of the norms of queries and keys",
             {.aliases = "model.recompute_modules"}}};
 };
 

@@ -31,8 +31,25 @@ std::vector<double> on_cuda(const Recipe& recipe, int64_t steps) {
 
 TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
   // The numerics contract: 20 losses to 1e-5 relative.
-  const Recipe recipe = tiny();
-  check_close(on_cpu(recipe, 20), on_cuda(recipe, 20), 1e-5);
+  for (const Changes& changes :
+       {Changes{},
+        {"model.activation=gelu", "model.attention_bias=true", "optimizer.name=adam",
+         "optimizer.decoupled_weight_decay=false", "distributed.mp_policy.output_dtype=fp32"}}) {
+    CAPTURE(changes);
+    const Recipe recipe = tiny(changes);
+    check_close(on_cpu(recipe, 20), on_cuda(recipe, 20), 1e-5);
+  }
+}
+
+TEST_CASE("recomputed modules give the same bits on CUDA kernels") {
+  for (const char* family : {"qwen3", "gpt2"}) {
+    CAPTURE(family);
+    const Changes base{fmt::format("model.architecture={}", family), "model.num_query_groups=4",
+                       "mixed_precision.name=bf16_mixed"};
+    const Changes again{"recompute.granularity=selective",
+                        "recompute.modules=[core_attn,mlp,layernorm]"};
+    CHECK(on_cuda(tiny(with(base, again)), 3) == on_cuda(tiny(base), 3));
+  }
 }
 
 TEST_CASE("a group of one rank copies on the device") {

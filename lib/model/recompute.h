@@ -1,0 +1,17 @@
+// Which activations are computed again in backward instead of kept.
+#pragma once
+#include <cstdint>
+
+namespace mtrain::model {
+
+struct Recompute {
+  // Selective recomputation, of every layer's attention core and MLP. The output of a layer's norm
+  // is never kept: backward computes it again from the norm's input. `norms` adds the norms of
+  // queries and keys, whose outputs are kept unless the core that reads them is computed again.
+  bool attention_core = false, norms = false, mlp = false;
+  // Full recomputation: the stage's first `layers` layers form groups of `group` layers, and only
+  // the input of a group is kept. The other layers keep everything. group = 0: no layer takes part.
+  int64_t group = 0, layers = 0;
+};
+
+}  // namespace mtrain::model
