@@ -26,6 +26,7 @@ void read_into(const RawSetting& g, Recipe& recipe, Diagnostics& diagnostics) {
   ValueError c;
   if (g.row->ops->read(g.node, g.row->options, g.row->at(recipe), c)) {
     recipe.origins[g.row->path] = g.origin;
+    recipe.spellings[g.row->path] = g.spelling;
     return;
   }
   const std::string name =
