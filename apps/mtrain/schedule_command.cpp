@@ -2,6 +2,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 
 #include <fmt/core.h>
@@ -68,7 +69,8 @@ void show_schedule(ScheduleOptions o) {
     s = plan::schedule_from_csv(o.from_csv);
   }
   if (o.gathered > 0) s = with_sharding(s, o.gathered);
-  s = o.no_overlap ? with_batched_messages(s) : with_messages(s);
+  const bool at_once = o.costs.paired_gradient == schedule::PairedGradient::at_once;
+  s = o.no_overlap ? with_batched_messages(s) : with_messages(s, at_once);
   const std::vector<std::string> faults = schedule_faults(s, bounds);
   MT_CHECK(faults.empty(), "{}: {}", s.name, faults[0]);
   const schedule::Timeline timeline = simulate(s, o.costs);
@@ -115,8 +117,9 @@ void add_schedule_command(CLI::App& app) {
           ->capture_default_str(),
       command->add_option("--group", o->size.group, "interleaved: micro-batches in a row per stage")
           ->check(CLI::Range(1, 1 << 16)),
-      command->add_flag("--moe-overlap", o->size.moe_overlap,
-                        "interleaved_1f1b: forwards run together with backwards")};
+      command->add_flag(
+          "--moe-overlap", o->size.moe_overlap,
+          "interleaved_1f1b: forwards run together with backwards (fine_grained_1f1b)")};
   auto* from = command->add_option("--from-csv", o->from_csv, "a table instead of a name");
   for (CLI::Option* size : sizes) from->excludes(size);
 
@@ -130,6 +133,20 @@ void add_schedule_command(CLI::App& app) {
       ->add_option("--together", o->costs.together,
                    "share of their times that a forward and a backward take together")
       ->check(CLI::Range(0.5, 1.0));
+  const std::map<std::string, schedule::PairedGradient> gradients{
+      {"at_end", schedule::PairedGradient::at_end},
+      {"in_order", schedule::PairedGradient::in_order},
+      {"at_once", schedule::PairedGradient::at_once}};
+  command
+      ->add_option("--paired-gradient", o->costs.paired_gradient,
+                   "when the gradient of a backward beside a forward is sent: at_end of both, "
+                   "in_order with compute (fine_grained_1f1b), or at_once "
+                   "(overlap_p2p_backward_on_comm_stream)")
+      ->transform(CLI::CheckedTransformer(gradients));
+  command
+      ->add_option("--forward-behind", o->costs.forward_behind,
+                   "at_once: share of the forward that follows the gradient")
+      ->check(CLI::Range(0.0, 1.0));
   command->add_option("--p2p-latency", o->costs.p2p_latency, "time until a message arrives")
       ->check(time);
   command

@@ -57,9 +57,6 @@ class Gpt {
   const StageSpec& stage() const { return stage_; }
   // Returns the units of all parameters that the stage uses.
   std::vector<ParamUnit*> units() const;
-  // How many of the stage's units come before the head's. They are the first units of `params` if
-  // this stage was the first to declare parameters there.
-  size_t units_before_head() const { return embedding_units_.size() + block_units_.size(); }
   // The shape of this rank's rows of the tensor that goes from stage to stage.
   Shape hidden_shape(const SequenceInfo& seq) const;
 

@@ -108,15 +108,14 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
 
 std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,
                                                         const DataGroups& groups,
-                                                        const RunPlan& plan,
-                                                        const model::Gpt& first_stage) {
+                                                        const RunPlan& plan) {
   const plan::DataParallelOptions& options = plan.data_parallel;
   const bool alone = groups.all.size() == 0;
   params.materialize(compute, plan.compute_dtype, true,
                      alone ? model::Sharding{} : sharding_of(groups, options),
                      plan.optimizer.master_weights);
   if (alone) return std::make_unique<model::SingleRank>();
-  return data_parallel(params, groups, options, first_stage.units_before_head());
+  return data_parallel(params, groups, options);
 }
 
 }  // namespace mtrain::parallel

@@ -25,10 +25,9 @@ SequenceShare sequence_share(const comm::World& world, const RunPlan& plan);
 DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan);
 
 // Gives the declared parameters memory, and returns the data-parallel strategy that moves them
-// between ranks. `first_stage` is the first of this rank's stages.
+// between ranks.
 std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,
                                                         const DataGroups& groups,
-                                                        const RunPlan& plan,
-                                                        const model::Gpt& first_stage);
+                                                        const RunPlan& plan);
 
 }  // namespace mtrain::parallel

@@ -17,7 +17,7 @@ class Executor::DataflowScope {
  public:
   DataflowScope(Executor& e, const schedule::Action& a, const char* prefix = "") {
     const int64_t all = e.all_stages_;
-    e.dataflow_index_ = 2 * all * a.micro_batch +
+    e.dataflow_index_ = 2 * all * (e.work_.first + a.micro_batch) +
                         (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
     if (e.links_.size > 1) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
   }
@@ -74,13 +74,15 @@ size_t Executor::compute(const schedule::ActionList& list, size_t next) {
 
 size_t Executor::pair(const schedule::ActionList& list, size_t next) {
   Running forward = start(list[next]), backward = start(list[next + 1]);
+  const bool at_once = options_.paired_gradient == schedule::PairedGradient::at_once;
+  paired_ = list[next + 1];
   next += 2;
   // A pass that has ended is sent before the other one ends, but sends keep the list's order.
   const auto send_ended = [&] {
     for (; next < list.size() && is_send(list[next].kind); ++next) {
       const bool gradient = list[next].kind == schedule::ActionKind::send_b;
       Running& r = gradient ? backward : forward;
-      if (!r.done() || (gradient && !options_.gradients_first)) return;
+      if (!r.done() || (gradient && !at_once)) return;
       finish(r);
       send(list[next]);
     }
@@ -184,13 +186,18 @@ void Executor::change_sharding(const schedule::Action& a) {
 void Executor::send(const schedule::Action& a) {
   const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
-  Tensor& data = a.kind == schedule::ActionKind::send_f ? c.y : c.dx;
+  const bool gradient = a.kind == schedule::ActionKind::send_b;
+  Tensor& data = gradient ? c.dx : c.y;
   data = ops::in_dtype(*links_.compute, data, options_.dtype);
   const Channel& channel = links_.to.at(a.peer);
   channel.stream->wait(links_.compute->record());  // edge: the computation -> its result's send
+  if (!options_.overlap) await_turn(*channel.stream);
   channel.group.send(data, 1 - channel.group.rank(), *channel.stream);
   data = {};
-  if (!options_.overlap) messages_.push_back(channel.stream->record());
+  const bool holds_compute = options_.paired_gradient == schedule::PairedGradient::in_order &&
+                             gradient && gives_gradient(paired_.kind) && paired_.stage == a.stage &&
+                             paired_.micro_batch == a.micro_batch;
+  if (!options_.overlap || holds_compute) messages_.push_back(channel.stream->record());
 }
 
 // The memory is allocated on the channel's stream, so that the receive need not wait for compute.
@@ -200,11 +207,16 @@ void Executor::receive(const schedule::Action& a) {
   const Channel& channel = links_.from.at(a.peer);
   const Shape shape = stages_.at(a.stage)->hidden_shape(work_.batches[size_t(a.micro_batch)].seq);
   const Tensor data = Tensor::empty(*channel.stream, shape, options_.dtype);
-  // edge: the computations before a message -> the message
-  if (!options_.overlap) channel.stream->wait(links_.compute->record());
+  if (!options_.overlap) await_turn(*channel.stream);
   channel.group.receive(data, 1 - channel.group.rank(), *channel.stream);
   (a.kind == schedule::ActionKind::recv_f ? c.x : c.dy) = {data, channel.stream->record()};
   if (!options_.overlap) messages_.push_back(channel.stream->record());
+}
+
+void Executor::await_turn(Stream& channel) {
+  channel.wait(links_.compute->record());  // edge: the computations before a message -> the message
+  if (options_.one_by_one && !messages_.empty())
+    channel.wait(messages_.back());  // edge: the message before -> this one
 }
 
 void Executor::await_messages() {

@@ -13,8 +13,9 @@ namespace mtrain::pipeline {
 
 // A computation waits for the receive of its input, and a send waits for the computation of its
 // tensor. With overlap, a receive waits only for the receive before it on its channel, and no
-// computation waits for a send. Without overlap, the messages between two computations start
-// together once the first computation has ended, and the second one waits for them.
+// computation waits for a send, unless it is a gradient's with PairedGradient::in_order. Without
+// overlap, the messages between two computations start together once the first computation has
+// ended, or one by one, and the second one waits for them.
 //
 // A forward and a backward that run together take turns, segment by segment of their layers, the
 // backward first. When one of them has ended, its tensor can be sent before the other ends.
@@ -81,6 +82,9 @@ class Executor {
   void change_sharding(const schedule::Action& a);
   void send(const schedule::Action& a);
   void receive(const schedule::Action& a);
+  // Without overlap: makes the message wait for the computations before it and, if messages go one
+  // by one, for the message before it.
+  void await_turn(Stream& channel);
   void await_messages();
   Tensor await(PendingTensor& pending);
   model::Step step_of(const schedule::Action& a, Chunk& c);
@@ -97,7 +101,8 @@ class Executor {
   // Backwards whose weight gradients run after the send of the gradient of the stage's input.
   std::vector<schedule::Action> delayed_;
   model::WgradQueue outputs_;    // weight gradients of the output layer that run at the list's end
-  std::vector<Event> messages_;  // without overlap: the next computation waits for these messages
+  std::vector<Event> messages_;  // the next computation waits for these messages
+  schedule::Action paired_{};    // the last backward that ran together with a forward
   std::deque<Event> computed_;   // the ends of the last few computations
 };
 

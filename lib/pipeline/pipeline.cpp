@@ -16,14 +16,32 @@ Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const schedule::S
 schedule::Schedule Pipeline::lower(const schedule::Schedule& computations) const {
   const schedule::Schedule s =
       options_.most_gathered ? with_sharding(computations, options_.most_gathered) : computations;
-  return options_.overlap ? with_messages(s, options_.gradients_first) : with_batched_messages(s);
+  if (options_.overlap)
+    return with_messages(s, options_.paired_gradient == schedule::PairedGradient::at_once);
+  return options_.one_by_one ? with_single_messages(s) : with_batched_messages(s);
 }
 
 void Pipeline::run(const MicroBatches& work) {
-  MT_CHECK(int64_t(work.batches.size()) == schedule_.micro_batches,
-           "{} micro-batches, but the schedule has {}", work.batches.size(),
-           schedule_.micro_batches);
-  Executor(links_, stages_, schedule_.stages, options_, work, dataflow_index_).run(list_);
+  const int64_t all = int64_t(work.batches.size()), flush = schedule_.micro_batches;
+  MT_CHECK(all > 0 && all % flush == 0, "{} micro-batches, but the schedule has {}", all, flush);
+  for (int64_t first = 0; first < all; first += flush) {
+    const auto part = [&](const auto& values) {
+      return std::vector(values.begin() + first, values.begin() + first + flush);
+    };
+    const std::vector<model::MicroBatch> batches = part(work.batches);
+    const MicroBatches one{.batches = batches,
+                           .numbers = part(work.numbers),
+                           .first = work.first + first,
+                           .seed = work.seed,
+                           .step = work.step,
+                           .training = work.training,
+                           .loss = work.loss,
+                           .grad_scale = work.grad_scale,
+                           .on_ready = work.on_ready,
+                           .hooks = work.hooks,
+                           .graph_inputs = work.graph_inputs};
+    Executor(links_, stages_, schedule_.stages, options_, one, dataflow_index_).run(list_);
+  }
 }
 
 void Pipeline::run_one(const MicroBatches& work) {

@@ -19,6 +19,7 @@ using PipelineStages = std::map<int64_t, std::unique_ptr<model::Gpt>>;  // this 
 struct MicroBatches {
   const std::vector<model::MicroBatch>& batches;
   std::vector<int64_t> numbers;  // the micro-batches' numbers in the global batch
+  int64_t first = 0;             // micro-batches of the step that come before these
   uint64_t seed = 0;             // seed of dropout
   int64_t step = 0;              // training step, from 1
   bool training = true;
@@ -35,7 +36,8 @@ class Pipeline {
   Pipeline(PipelineLinks links, PipelineStages stages, const schedule::Schedule& schedule,
            const plan::PipelineOptions& options);
 
-  // Runs forward and backward of the schedule's micro-batches, in the order of actions().
+  // Runs forward and backward of the micro-batches, in the order of actions(). These are one flush
+  // of the pipeline; a multiple of the schedule's micro-batches makes several flushes.
   void run(const MicroBatches& work);
   // Runs forward and backward of a single micro-batch, on a rank that is alone in its pipeline.
   void run_one(const MicroBatches& work);
@@ -54,8 +56,6 @@ class Pipeline {
   Tensor transfer(const Tensor& data, const Shape& shape, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }
-  // The first of this rank's stages.
-  const model::Gpt& first_stage() const { return *stages_.begin()->second; }
   const schedule::ActionList& actions() const { return list_; }  // all actions of this rank
   // The number, in the step's data flow, of the computation that was enqueued last. On every rank,
   // computations that it depends on have lower numbers, and those that depend on it higher ones.

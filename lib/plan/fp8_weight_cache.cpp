@@ -10,8 +10,8 @@ Fp8WeightCache resolve_fp8_weight_cache(const Recipe& r, const Layout& l, const 
   const TpGemmOverlap& gemms = overlap.tp_gemm_overlap;
   const bool recomputes = r.recompute.granularity == recipe::RecomputeGranularity::full ||
                           r.recompute.selects(recipe::RecomputeModule::mlp);
-  return {.forward = l.micro_batches > 1 || recomputes || any_chunked(gemms, Pass::fprop),
-          .backward = l.micro_batches > 1 || any_chunked(gemms, Pass::dgrad)};
+  return {.forward = l.step_micro_batches() > 1 || recomputes || any_chunked(gemms, Pass::fprop),
+          .backward = l.step_micro_batches() > 1 || any_chunked(gemms, Pass::dgrad)};
 }
 
 std::string print_fp8_weight_cache(const Fp8WeightCache& c) {

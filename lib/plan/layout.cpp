@@ -83,6 +83,16 @@ ShardLevel shard_level(const Recipe& r) {
   }
 }
 
+bool local_batch_is_flush(const Recipe& r) {
+  return r.distributed.pp_size > 1 && r.distributed.pipeline.pp_microbatch_size &&
+         r.written_as("train.micro_batch_size", "step_scheduler.local_batch_size");
+}
+
+int64_t flushes_of(const Recipe& r, int64_t dp) {
+  if (!local_batch_is_flush(r)) return 1;
+  return std::max<int64_t>(1, r.train.global_batch_size / dp / r.train.micro_batch_size);
+}
+
 int64_t sequence_multiple(const Recipe& r, const Layout& l) {
   const int64_t chunks = l.cp > 1 ? 2 * l.cp : 1;
   return r.distributed.sequence_parallel ? std::lcm(chunks, l.tp * l.cp) : chunks;
@@ -113,7 +123,9 @@ Layout layout_of(const Recipe& r, int64_t world) {
   l.stages = l.pp * l.stages_per_rank;
   l.micro_batch = l.pp > 1 ? d.pipeline.pp_microbatch_size.value_or(r.train.micro_batch_size)
                            : r.train.micro_batch_size;
-  l.micro_batches = std::max<int64_t>(1, r.train.global_batch_size / l.dp / l.micro_batch);
+  l.flushes = flushes_of(r, l.dp);
+  l.micro_batches =
+      std::max<int64_t>(1, r.train.global_batch_size / l.dp / l.flushes / l.micro_batch);
   l.layers_of_stage = split_layers(r, l.stages);
   return l;
 }

@@ -20,15 +20,24 @@ struct Layout {
   int64_t ep_shard = 1;                            // ranks that hold the same experts: dp x cp / ep
   int64_t stages_per_rank = 1, stages = 1;         // stages = pp x stages_per_rank
   int64_t micro_batch = 1;                         // samples
-  int64_t micro_batches = 1;                       // per rank and step
+  int64_t micro_batches = 1;                       // per rank and flush of the pipeline
+  int64_t flushes = 1;                             // of the pipeline, per step
   std::vector<int64_t> layers_of_stage;            // transformer layers, one entry per stage
 
+  int64_t step_micro_batches() const { return micro_batches * flushes; }  // per rank
   int64_t gradient_ranks() const { return dp * cp; }  // gradients are reduced over these
 };
 
 // Sizes below 1 and divisions with a rest are rounded so that every number is usable; the rules
 // (plan/rules/) report them. `world` 0 stands for the smallest world that fits.
 Layout layout_of(const recipe::Recipe& recipe, int64_t world);
+
+// Whether the recipe gives a rank's local batch by AutoModel's name, and the size of the
+// micro-batches that it is divided into: each local batch is then one flush of the pipeline.
+bool local_batch_is_flush(const recipe::Recipe& recipe);
+// Returns how often a step fills and drains the pipeline: once, or for each local batch. Rounds
+// down; the rules report a rest.
+int64_t flushes_of(const recipe::Recipe& recipe, int64_t dp);
 
 // Returns the number that must divide the length of a sample that is not packed: each rank of cp
 // has two chunks of the sample, and sequence_parallel divides a rank's tokens by tp.

@@ -107,7 +107,7 @@ class Estimator {
 
   // Whether whole gradients of all layers add up until the last micro-batch.
   bool defers_reduction() const {
-    return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.micro_batches > 1;
+    return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.step_micro_batches() > 1;
   }
 
   bool recomputes(recipe::RecomputeModule module) const { return r_.recompute.selects(module); }
@@ -272,7 +272,7 @@ class Estimator {
     const Count part =
         dp_.shards >= ShardLevel::optimizer ? largest / data_ranks(l_.dp_shard * l_.cp) : 0;
     if (dp_.reduce.dtype != DType::f32) return 2 * (largest + part);
-    return dp_.shards >= ShardLevel::gradients && !defers_reduction() && l_.micro_batches > 1
+    return dp_.shards >= ShardLevel::gradients && !defers_reduction() && l_.step_micro_batches() > 1
                ? 4 * part
                : 0;
   }

@@ -171,7 +171,7 @@ class Resolver {
     if (shard_level(r_) >= ShardLevel::gradients && !fsdp2)
       reason += "; every unit is reduced by itself";
     if (o_.overlap_grad_reduce && shard_level(r_) < ShardLevel::gradients &&
-        own <= double(o_.bucket_size))
+        l_.stages_per_rank == 1 && own <= double(o_.bucket_size))
       reason += fmt::format(
           "; warning: the {} parameters of a rank's layers fit into one bucket, so nothing can "
           "hide",
@@ -239,17 +239,18 @@ class Resolver {
     const auto& c = r_.comm_overlap;
     o_.defer_embedding_wgrad_compute = decide("comm_overlap.defer_embedding_wgrad_compute",
                                               c.defer_embedding_wgrad_compute, deferral());
+    o_.overlap_moe_expert_parallel_comm = c.overlap_moe_expert_parallel_comm && moe_condition().ok;
     resolve_fine_grained();
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
                moe_condition());
-    o_.delay_wgrad_compute = decide(
-        "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
-        all({{!c.overlap_moe_expert_parallel_comm || l_.ep > 1 || o_.delays_wgrads,
-              "experts are not spread over ranks (ep_size 1)", Off::idle},
-             {o_.overlap_moe_expert_parallel_comm || o_.delays_wgrads,
-              "it needs overlap_moe_expert_parallel_comm, or one of the overlap_p2p_* flags of the "
-              "fine-grained 1F1B"}}));
+    o_.delay_wgrad_compute =
+        decide("comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
+               all({{!c.overlap_moe_expert_parallel_comm || l_.ep > 1 || o_.fine_grained_1f1b,
+                     "experts are not spread over ranks (ep_size 1)", Off::idle},
+                    {o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b,
+                     "it needs overlap_moe_expert_parallel_comm or fine_grained_1f1b"}},
+                   "weight gradients follow the input gradients"));
   }
 
   // Deferral pays only if the rank with the output layer ends before others do.
@@ -266,59 +267,47 @@ class Resolver {
                            held, held == 1 ? "" : "es"));
   }
 
-  // The condition that the fine-grained 1F1B's flags share.
-  Condition several_stages_overlap(const char* csv) const {
-    Condition c = several_stages();
-    if (!c.ok()) return c;
+  // Whether forwards and backwards can run together.
+  Condition passes_pair() const {
+    Condition stages = several_stages();
+    if (!stages.ok()) return stages;
+    const schedule::ScheduleKind& kind = schedule_kind(r_.distributed.pipeline.pp_schedule);
     return all({{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
-                {!r_.distributed.pipeline.pp_schedule_csv, csv}});
+                {!r_.distributed.pipeline.pp_schedule_csv,
+                 "a schedule from a file runs no forward with a backward"},
+                {kind.pairs_passes,
+                 fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
+                             "dualpipev do",
+                             kind.name)}},
+               "a forward and a backward take turns, layer by layer");
   }
 
   void resolve_fine_grained() {
     const auto& c = r_.comm_overlap;
-    const schedule::ScheduleKind& kind = schedule_kind(r_.distributed.pipeline.pp_schedule);
-    Condition turns =
-        several_stages_overlap("a schedule from a file runs no forward with a backward");
-    if (turns.ok())
-      turns =
-          all({{kind.pairs_passes,
-                fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
-                            "dualpipev do",
-                            kind.name)}},
-              "a forward and a backward take turns, segment by segment, and the gradient is sent "
-              "before "
-              "the forward ends; both end together, which hides fewer messages without experts");
-    o_.overlap_p2p_backward_on_comm_stream =
-        decide("comm_overlap.overlap_p2p_backward_on_comm_stream",
-               c.overlap_p2p_backward_on_comm_stream, turns);
-
-    Condition delays = several_stages_overlap("a schedule from a file says itself what runs when");
-    if (delays.ok())
-      delays = all({{kind.wgrads != schedule::WgradTiming::all_later,
-                     fmt::format("{} puts all weight gradients off by itself", kind.name)}},
-                   "MLPs' weight gradients wait, too");
-    o_.overlap_p2p_with_transformer_layer_wgrad =
-        decide("comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
-               c.overlap_p2p_with_transformer_layer_wgrad, delays);
-    resolve_delayed_layers(delays);
+    const Condition pairs = passes_pair();
+    o_.fine_grained_1f1b = decide("comm_overlap.fine_grained_1f1b", c.fine_grained_1f1b, pairs,
+                                  o_.overlap_moe_expert_parallel_comm || asks_for_fine_grained(c));
+    const Need together{o_.fine_grained_1f1b,
+                        pairs.ok() ? "it needs fine_grained_1f1b, which is off" : pairs.why,
+                        pairs.ok() ? Off::contradicts : pairs.off};
+    o_.overlap_p2p_backward_on_comm_stream = decide(
+        "comm_overlap.overlap_p2p_backward_on_comm_stream", c.overlap_p2p_backward_on_comm_stream,
+        all({together}, "a gradient leaves before the forward beside it ends"));
+    o_.overlap_p2p_with_transformer_layer_wgrad = decide(
+        "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+        c.overlap_p2p_with_transformer_layer_wgrad, all({together}, "MLPs' weight gradients, too"));
+    resolve_delayed_layers(all({together}));
   }
 
   void resolve_delayed_layers(const Condition& delays) {
     const int64_t asked = r_.comm_overlap.overlap_p2p_wgrad_delayed_layer_number;
     const int64_t layers = o_.overlap_p2p_wgrad_delayed_layer_number = delays.ok() ? asked : 1;
-    o_.delays_wgrads = o_.overlap_p2p_backward_on_comm_stream || layers > 1 ||
-                       o_.overlap_p2p_with_transformer_layer_wgrad;
-    const std::string what =
-        fmt::format("{} of a stage's first {} run while its gradient travels",
-                    o_.overlap_p2p_with_transformer_layer_wgrad ? "all weight gradients"
-                                                                : "attention's weight gradients",
-                    layers == 1 ? "layer" : fmt::format("{} layers", layers));
     o_.table.push_back({"comm_overlap.overlap_p2p_wgrad_delayed_layer_number",
                         fmt::format("{}", asked), fmt::format("{}", layers),
-                        o_.delays_wgrads ? what
-                        : asked == 1     ? "not asked for"
-                                         : delays.why,
-                        asked != 1 ? delays.off : Off::no, o_.delays_wgrads});
+                        delays.ok()  ? "these weight gradients run while the gradient travels"
+                        : asked == 1 ? "not asked for"
+                                     : delays.why,
+                        asked != 1 ? delays.off : Off::no, delays.ok()});
   }
 
   Condition moe_condition() const {
@@ -370,6 +359,11 @@ class Resolver {
 };
 
 }  // namespace
+
+bool asks_for_fine_grained(const recipe::CommOverlapConfig& c) {
+  return c.overlap_p2p_backward_on_comm_stream || c.overlap_p2p_wgrad_delayed_layer_number != 1 ||
+         c.overlap_p2p_with_transformer_layer_wgrad;
+}
 
 Overlap resolve_overlap(const Recipe& recipe, const Layout& layout) {
   return Resolver(recipe, layout).run();

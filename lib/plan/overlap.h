@@ -9,6 +9,10 @@
 #include "plan/layout.h"
 #include "recipe/schema/tp_overlap.h"
 
+namespace mtrain::recipe {
+struct CommOverlapConfig;
+}  // namespace mtrain::recipe
+
 namespace mtrain::plan {
 
 struct OverlapRow {
@@ -35,14 +39,17 @@ struct Overlap {
   int64_t bucket_size = 0;  // parameters
   bool cp_overlap = false;
   bool defer_embedding_wgrad_compute = false;
+  bool fine_grained_1f1b = false;
   bool overlap_p2p_backward_on_comm_stream = false;
   bool overlap_p2p_with_transformer_layer_wgrad = false;
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
-  bool delays_wgrads = false;  // one of the three settings above is on; this has no row
   bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
   int64_t cuda_device_max_connections = 32, layernorm_sm_margin = 0;
   std::vector<OverlapRow> table;  // a row per feature, in the order above
 };
+
+// Whether the recipe sets one of the three overlap_p2p_* settings of the fine-grained 1F1B.
+bool asks_for_fine_grained(const recipe::CommOverlapConfig& asked);
 
 // Decides every `auto`, and turns off what cannot be active. This is a pure function of the recipe
 // and the layout.

@@ -8,6 +8,7 @@
 #include "plan/recipe_schedule.h"
 #include "recipe/recipe.h"
 #include "schedule/catalog.h"
+#include "schedule/lower.h"
 
 namespace mtrain::plan {
 
@@ -74,7 +75,8 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
   return o;
 }
 
-PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap& overlap) {
+PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap& overlap,
+                                 const schedule::Schedule& s) {
   PipelineOptions options{.overlap = overlap.overlap_p2p_comm,
                           .dtype = message_dtype(r),
                           .compute_dtype = compute_dtype(r.mixed_precision),
@@ -84,8 +86,13 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
       !d.reshard_after_forward)
     options.most_gathered = kStagesGathered;
   if (overlap.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
-  if (!overlap.delays_wgrads) return options;
-  options.gradients_first = overlap.overlap_p2p_backward_on_comm_stream;
+  options.one_by_one = !overlap.overlap_p2p_comm && !overlap.batch_p2p_comm;
+  if (!overlap.fine_grained_1f1b) return options;
+  using Gradient = schedule::PairedGradient;
+  options.paired_gradient = overlap.overlap_p2p_backward_on_comm_stream ? Gradient::at_once
+                            : runs_blocking(with_messages(s), schedule::Blocking::paired_gradients)
+                                ? Gradient::in_order
+                                : Gradient::at_end;  // large groups on two ranks
   options.delayed_layers = overlap.overlap_p2p_wgrad_delayed_layer_number;
   options.delay_whole_layers = overlap.overlap_p2p_with_transformer_layer_wgrad;
   return options;
@@ -144,7 +151,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
                                        schedule::schedule_kind(schedule::ScheduleId::one_f_one_b),
                                        {.micro_batches = layout.micro_batches})
                                  : schedule_of(plan.schedule_shape);
-  plan.pipeline = pipeline_options(r, layout, plan.overlap);
+  plan.pipeline = pipeline_options(r, layout, plan.overlap, plan.schedule);
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
   plan.compute_dtype = compute_dtype(r.mixed_precision);
   plan.logits_dtype = logits_dtype(r);

@@ -147,7 +147,7 @@ std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
   const auto& cfg = r.comm_overlap;
   const bool whole = cfg.overlap_p2p_with_transformer_layer_wgrad;
   const int64_t layers = cfg.overlap_p2p_wgrad_delayed_layer_number;
-  const bool delays = whole || layers > 1 || cfg.overlap_p2p_backward_on_comm_stream;
+  const bool delays = asks_for_fine_grained(cfg) || cfg.fine_grained_1f1b.value_or(false);
   if (!delays || l.stages_per_rank == 1 || !(c.in_attention() || whole)) return "";
   return layers == 1 ? "; not in a stage's first layer, where it waits for the gradient's sending"
                      : fmt::format(

@@ -50,14 +50,16 @@ struct Recipe {
 
   // Who gave each value, by field path; a field that is not listed has its default.
   std::map<std::string, Origin, std::less<>> origins;
+  // The name under which each given field is written, by field path.
+  std::map<std::string, std::string, std::less<>> spellings;
   // The sections that the recipe or an override writes, empty ones too. A field that is written
   // under one of its other names adds that name's first section.
   std::set<std::string, std::less<>> sections;
-  // The name under which each field is written, which may be another system's.
-  std::map<std::string, std::string, std::less<>> spellings;
   Origin origin(std::string_view path) const;
-  // Whether the field is written under a name in `section` ("model"), as another system does.
+  // Whether the field is written under a name in `section` ("model"), as another system does, or
+  // under that very name.
   bool written_in(std::string_view path, std::string_view section) const;
+  bool written_as(std::string_view path, std::string_view spelling) const;
   bool given(std::string_view path) const;          // set by the recipe or the command line
   bool given_section(std::string_view path) const;  // the section itself, or any field below it
 

@@ -123,9 +123,10 @@ std::string pipeline_text(const RunPlan& plan) {
   const std::string layers =
       *fewest == *most ? fmt::format("{}", *most) : fmt::format("{} to {}", *fewest, *most);
   return fmt::format(
-      "{}: {} stages of {} layers, {} per rank; {} micro-batches; rank 0 holds up to {} chunks; "
+      "{}: {} stages of {} layers, {} per rank; {}{} micro-batches; rank 0 holds up to {} chunks; "
       "idle {:.1f} % of a step {}",
-      plan.text.schedule, l.stages, layers, l.stages_per_rank, l.micro_batches,
+      plan.text.schedule, l.stages, layers, l.stages_per_rank,
+      l.flushes > 1 ? fmt::format("{} flushes of ", l.flushes) : "", l.micro_batches,
       chunks_in_flight(shape, 0), 100 * bubble_fraction(shape),
       shape.table ? "for F = I = W" : "by formula");
 }

@@ -24,8 +24,9 @@ std::string batch_text(const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   const int64_t samples = plan.train.global_batch_size;
   const double tokens = double(samples) * double(plan.sample_length);
-  return fmt::format("{} x {} = {} tokens a step, in {} micro-batch{} of {}{}", samples,
-                     plan.sample_length, human_count(tokens), l.micro_batches,
+  return fmt::format("{} x {} = {} tokens a step, in {}{} micro-batch{} of {}{}", samples,
+                     plan.sample_length, human_count(tokens),
+                     l.flushes > 1 ? fmt::format("{} flushes of ", l.flushes) : "", l.micro_batches,
                      l.micro_batches == 1 ? "" : "es", l.micro_batch,
                      l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
 }

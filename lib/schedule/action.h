@@ -25,7 +25,7 @@ enum class ActionKind {
 };
 
 struct Action {
-  ActionKind kind;
+  ActionKind kind = ActionKind::F;
   int64_t stage = 0, micro_batch = 0;  // unshard, reshard and reduce have no micro-batch
   int64_t peer = -1;                   // the rank at the other end of a send or a receive
   bool overlaps_next = false;          // this F runs together with the backward that follows it
@@ -37,6 +37,13 @@ inline bool is_send(ActionKind k) { return k == ActionKind::send_f || k == Actio
 inline bool is_receive(ActionKind k) { return k == ActionKind::recv_f || k == ActionKind::recv_b; }
 // Whether it is a B or an I, after which the stage before can go on.
 inline bool gives_gradient(ActionKind k) { return k == ActionKind::B || k == ActionKind::I; }
+
+// When the gradient of a backward that runs together with a forward leaves its rank.
+enum class PairedGradient {
+  at_end,    // when both have ended
+  in_order,  // then, too, and until it is sent the rank computes only delayed weight gradients
+  at_once,   // as soon as it is computed
+};
 
 using ActionList = std::vector<Action>;
 

@@ -13,7 +13,7 @@ namespace {
 // Actions list[begin, end) of a rank, between which it exchanges no messages.
 struct Batch {
   size_t begin, end;
-  double starts = 0;  // time in the play of the lists
+  double starts = 0, ends = 0;  // times in the play of the lists
 };
 using Batches = std::vector<std::vector<Batch>>;  // by rank
 
@@ -41,6 +41,9 @@ Batches batches_of(const Schedule& s, bool iterations) {
   }
   return batches;
 }
+
+// The order of the messages between two computations.
+enum class Order { sends_first, one_by_one };
 
 double length(ActionKind kind) { return kind == ActionKind::B ? 2 : is_compute(kind) ? 1 : 0; }
 
@@ -83,6 +86,7 @@ class Play {
     batch.starts = starts;
     double& ended = ended_[rank] = starts;
     for (size_t i = batch.begin; i < batch.end; ++i) ended += length(list[i].kind);
+    batch.ends = ended;
     StageMessage t;
     for (size_t i = batch.begin; i < batch.end; ++i) {
       if (!message_of(s_, list[i], t)) continue;
@@ -98,11 +102,19 @@ class Play {
   std::map<std::tuple<ActionKind, int64_t, int64_t>, double> sent_;  // when, by the receive
 };
 
-}  // namespace
+// A message at one of its ranks, and what decides its turn. All ranks sort by these in the same
+// way, so that no circle of them waits: the message that comes first in all lists can always move.
+struct Turn {
+  Action message;
+  double when;
+  bool gradient;
+  int64_t sender;
+  auto key() const { return std::tuple{when, gradient, sender % 2, sender}; }
+};
 
-Schedule with_batched_messages(const Schedule& s) {
-  if (const Schedule as_needed = with_messages(s); runs_with_blocking_sends(as_needed))
-    return as_needed;
+// Puts in messages where they stand in a play of the lists: a receive before the first batch that
+// begins after its message has been sent.
+Schedule with_played_messages(const Schedule& s, Order order) {
   Channels channels;
   Batches batches = batches_of(s, true);
   // Ranks wait for each other if one's forward needs the result of the other's backward in the same
@@ -117,20 +129,44 @@ Schedule with_batched_messages(const Schedule& s) {
     const ActionList& list = s.ranks[rank];
     ActionList& out = lowered.ranks[rank];
     out.clear();
+    std::vector<Turn> turns;  // before the next batch
+    const auto put_messages = [&] {
+      if (order == Order::one_by_one) std::ranges::stable_sort(turns, {}, &Turn::key);
+      for (const Turn& turn : turns) out.push_back(turn.message);
+      turns.clear();
+    };
     for (const Batch& batch : batches[rank]) {
       for (auto& [way, messages] : channels)
         for (; way.second == int64_t(rank) && !messages.empty() &&
                messages.front().when <= batch.starts;
-             messages.pop_front())
-          out.push_back(messages.front().receive);
+             messages.pop_front()) {
+          const Sent& sent = messages.front();
+          turns.push_back(
+              {sent.receive, sent.when, sent.receive.kind == ActionKind::recv_b, way.first});
+        }
+      put_messages();
       out.insert(out.end(), list.begin() + ptrdiff_t(batch.begin),
                  list.begin() + ptrdiff_t(batch.end));
       StageMessage t;
       for (size_t i = batch.begin; i < batch.end; ++i)
-        if (message_of(s, list[i], t)) out.push_back(t.send);
+        if (message_of(s, list[i], t))
+          turns.push_back({t.send, batch.ends, t.send.kind == ActionKind::send_b, int64_t(rank)});
     }
+    put_messages();
   }
   return lowered;
+}
+
+}  // namespace
+
+Schedule with_batched_messages(const Schedule& s) {
+  if (const Schedule as_needed = with_messages(s); runs_blocking(as_needed, Blocking::all_messages))
+    return as_needed;
+  return with_played_messages(s, Order::sends_first);
+}
+
+Schedule with_single_messages(const Schedule& s) {
+  return with_played_messages(s, Order::one_by_one);
 }
 
 }  // namespace mtrain::schedule

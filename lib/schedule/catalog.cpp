@@ -114,7 +114,7 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .list = looped_bfs,
        .chunks = all_chunks,
        .idle = skewed_idle},
-      {.id = ScheduleId::dfs,
+      {.id = ScheduleId::dfs,  // interleaved_1f1b by another name
        .name = "dfs",
        .fewest_stages = 2,
        .most_stages = kAny,

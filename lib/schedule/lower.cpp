@@ -157,44 +157,84 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
   return out;
 }
 
-bool runs_with_blocking_sends(const Schedule& s) {
+namespace {
+
+// Goes through lists whose messages block ranks.
+class BlockingPlay {
+ public:
+  BlockingPlay(const Schedule& s, Blocking blocking)
+      : s_(s), blocking_(blocking), ranks_(s.ranks.size()) {}
+
+  bool reaches_ends() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t rank = 0; rank < ranks_.size(); ++rank)
+        while (ranks_[rank].at < s_.ranks[rank].size() && step(int64_t(rank))) {
+          ++ranks_[rank].at;
+          moved = true;
+        }
+    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank)
+      if (ranks_[rank].at < s_.ranks[rank].size()) return false;
+    return true;
+  }
+
+ private:
   struct Begun {
     int64_t sends = 0, receives = 0;
     int64_t taken() const { return std::min(sends, receives); }
   };
-  std::map<std::pair<int64_t, int64_t>, Begun> channels;  // by sender and receiver
   struct Wait {
     const Begun* channel;
     int64_t taken;
+    bool over() const { return channel->taken() >= taken; }
   };
-  std::vector<std::vector<Wait>> waits(s.ranks.size());
-  std::vector<size_t> at(s.ranks.size());
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (size_t rank = 0; rank < s.ranks.size(); ++rank)
-      for (const ActionList& list = s.ranks[rank]; at[rank] < list.size(); ++at[rank]) {
-        const Action& a = list[at[rank]];
-        const auto own = int64_t(rank);
-        if (is_send(a.kind)) {
-          Begun& channel = channels[{own, a.peer}];
-          waits[rank].push_back({&channel, ++channel.sends});
-        } else if (is_receive(a.kind)) {
-          Begun& channel = channels[{a.peer, own}];
-          waits[rank].push_back({&channel, ++channel.receives});
-        } else if (!is_compute(a.kind)) {
-          // Gathers and reductions wait for nothing here.
-        } else if (std::ranges::all_of(
-                       waits[rank], [](const Wait& w) { return w.channel->taken() >= w.taken; })) {
-          waits[rank].clear();
-        } else {
-          break;
-        }
-        moved = true;
-      }
+  struct Rank {
+    size_t at = 0;
+    bool begun = false;         // one by one: the message at `at`
+    std::vector<Wait> waits{};  // before the next computation
+    Action paired{};            // the last backward that ran together with a forward
+  };
+
+  // Does the rank's next action, or returns false if it has to wait.
+  bool step(int64_t rank) {
+    Rank& r = ranks_[size_t(rank)];
+    const ActionList& list = s_.ranks[size_t(rank)];
+    const Action& a = list[r.at];
+    if (is_send(a.kind) || is_receive(a.kind)) return message(rank, r, a);
+    if (!is_compute(a.kind)) return true;  // gathers and reductions wait for nothing here
+    if (!std::ranges::all_of(r.waits, &Wait::over)) return false;
+    r.waits.clear();
+    if (r.at > 0 && list[r.at - 1].overlaps_next) r.paired = a;
+    return true;
   }
-  for (size_t rank = 0; rank < s.ranks.size(); ++rank)
-    if (at[rank] < s.ranks[rank].size()) return false;
-  return true;
+
+  bool message(int64_t rank, Rank& r, const Action& a) {
+    const bool sends = is_send(a.kind);
+    if (!r.begun) {
+      Begun& channel = sends ? channels_[{rank, a.peer}] : channels_[{a.peer, rank}];
+      const int64_t number = sends ? ++channel.sends : ++channel.receives;
+      const bool gradient = a.kind == ActionKind::send_b && r.paired.stage == a.stage &&
+                            r.paired.micro_batch == a.micro_batch && gives_gradient(r.paired.kind);
+      if (!sends || blocking_ != Blocking::paired_gradients || gradient)
+        r.waits.push_back({&channel, number});
+      r.begun = blocking_ == Blocking::one_by_one;
+    }
+    if (r.begun && !r.waits.back().over()) return false;
+    r.begun = false;
+    return true;
+  }
+
+  const Schedule& s_;
+  const Blocking blocking_;
+  std::vector<Rank> ranks_;
+  std::map<std::pair<int64_t, int64_t>, Begun> channels_;  // by sender and receiver
+};
+
+}  // namespace
+
+bool runs_blocking(const Schedule& s, Blocking blocking) {
+  return BlockingPlay(s, blocking).reaches_ends();
 }
 
 }  // namespace mtrain::schedule

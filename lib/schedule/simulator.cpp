@@ -17,6 +17,7 @@ class Player {
         next_(size_t(s.pp)),
         clock_(size_t(s.pp)),
         computed_(size_t(s.pp)),
+        paired_(size_t(s.pp)),
         waiting_{table<int64_t>(-1), table<int64_t>(-1)},
         done_{table(kNever), table(kNever)},
         arrival_{table(kNever), table(kNever)} {
@@ -102,7 +103,10 @@ class Player {
     const size_t message = at(a.stage + (back ? -1 : 1), a.micro_batch);
     arrival_[back][message] = arrival;
     if (waiting_[back][message] >= 0) ready_.push_back(waiting_[back][message]);
-    return costs_.overlap_p2p ? clock_[size_t(rank)] : std::max(clock_[size_t(rank)], arrival);
+    const bool blocks =
+        !costs_.overlap_p2p ||
+        (costs_.paired_gradient == PairedGradient::in_order && back && is_paired(rank, a));
+    return blocks ? std::max(clock_[size_t(rank)], arrival) : clock_[size_t(rank)];
   }
 
   // Does the rank's next action, or returns false if it has to wait.
@@ -124,10 +128,24 @@ class Player {
       if (pair) record(rank, clock + share * length(b));
       timeline_.busy[size_t(rank)] += clock - begin;
       computed_[size_t(rank)] = clock;
-      finish(a, clock - share * delayed(a));
-      if (pair) finish(b, clock - share * delayed(b));
+      finish(a, clock - share * delayed(pair ? b : a));
+      if (pair) finish_paired(rank, a, b);
     }
     return true;
+  }
+
+  void finish_paired(int64_t rank, const Action& forward, const Action& backward) {
+    const double behind =
+        costs_.paired_gradient == PairedGradient::at_once ? costs_.forward_behind : 0;
+    finish(backward,
+           clock_[size_t(rank)] - costs_.together * (delayed(backward) + behind * length(forward)));
+    paired_[size_t(rank)] = backward;
+  }
+
+  // Whether the gradient is that of the last backward that ran together with a forward.
+  bool is_paired(int64_t rank, const Action& send) const {
+    const Action& b = paired_[size_t(rank)];
+    return gives_gradient(b.kind) && b.stage == send.stage && b.micro_batch == send.micro_batch;
   }
 
   void record(int64_t rank, double end) {
@@ -147,6 +165,7 @@ class Player {
   std::vector<int64_t> ready_;
   std::vector<size_t> next_;
   std::vector<double> clock_, computed_;  // computed_: when the last computation ended
+  std::vector<Action> paired_;            // the last backward that ran together with a forward
   // Indexed by way (forward, backward), then by stage and micro-batch; for messages by the
   // receiver's stage.
   std::vector<int64_t> waiting_[2];

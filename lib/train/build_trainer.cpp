@@ -27,8 +27,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
       pipeline_stages(compute, *params, config, plan, world.rank(), impls);
   auto pipeline = std::make_unique<pipeline::Pipeline>(std::move(links), std::move(stages),
                                                        plan.schedule, plan.pipeline);
-  auto data_parallel =
-      parallel::materialize_params(*params, compute, groups, plan, pipeline->first_stage());
+  auto data_parallel = parallel::materialize_params(*params, compute, groups, plan);
 
   // Graphs, optimizer and 8-bit scales, which refer to the parameters' memory.
   std::unique_ptr<MicroBatchGraphs> graphs;

@@ -53,9 +53,10 @@ pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& par
     spec.end += l.layers_of_stage[size_t(stage)];
     spec.embedding = stage == 0;
     spec.head = stage + 1 == s.stages;
-    if (s.rank_of(stage) == own)
-      stages[stage] = std::make_unique<model::Gpt>(compute, params, config, plan.sample_length,
-                                                   recompute_policy(plan.recompute), impls, spec);
+    if (s.rank_of(stage) != own) continue;
+    params.begin_stage(stage);
+    stages[stage] = std::make_unique<model::Gpt>(compute, params, config, plan.sample_length,
+                                                 recompute_policy(plan.recompute), impls, spec);
   }
   return stages;
 }

@@ -55,7 +55,7 @@ StepStats Trainer::step() {
   const auto batches = global_batch(number);
   const int64_t counted = data_parallel_->sum_on_host({unmasked(batches)})[0];
   params_->zero_grads(compute_);
-  const Tensor loss = run_micro_batches(batches, number, grad_scale(counted, batches.size()));
+  const Tensor loss = run_micro_batches(batches, number, grad_scale(counted));
   data_parallel_->finish_grads();
   impls_.tensor->finish_grads(*params_);
   pipeline_->finish_grads(*params_);
@@ -102,8 +102,8 @@ void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_
 }
 
 // Returns the gradient of the reported loss with respect to a token's loss.
-float Trainer::grad_scale(int64_t counted, size_t micro_batches) const {
-  const float parts = plan_.train.grads_per_micro_batch ? float(micro_batches) : 1.0f;
+float Trainer::grad_scale(int64_t counted) const {
+  const float parts = plan_.train.grads_per_micro_batch ? float(plan_.layout.micro_batches) : 1.0f;
   return counted ? 1.0f / float(counted) / parts : 0.0f;
 }
 

@@ -93,7 +93,7 @@ class Trainer {
                            bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
   Tensor zero_loss();
-  float grad_scale(int64_t counted, size_t micro_batches) const;
+  float grad_scale(int64_t counted) const;
   std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches);
   model::MicroBatch upload(const data::Batch& batch);
 

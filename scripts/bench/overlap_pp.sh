@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # Measures how much communication between stages the interleaved 1F1B hides, with two stages per rank: runs the same
-# training with overlap_p2p_comm off and on, then with settings that delay weight gradients, over an emulated link on
-# which a rank's messages take a given share of its compute time.
+# training with overlap_p2p_comm off, one by one and together, and on, over an emulated link on which a rank's messages
+# take a given share of its compute time. overlap_fine_grained.sh measures the fine-grained 1F1B.
 #   scripts/bench/overlap_pp.sh [ranks, default 2] [share in per cent, default 25; 0: the real link alone] [rounds, default 3] [setting...]
 # Figures are medians of a step. Exposed is the time in which rank 0 stands still for messages that are on their way; lost is
 # how much longer a step takes than without a link, which counts what all ranks wait for. Both of a step of 12 micro-batches
 # per rank, and of its steady state: what 8 of these add to a step of 4, beside which it fills and drains the pipeline.
-# (Taking turns has an order of its own, which costs time without a link, too: it is in its lost time.) The link delays
-# completion without burning CPU, but ranks that share a core wait for each other: with fewer cores than ranks, slow
-# computations down (debug.compute_slowdown=8). Further settings hold for every run.
+# The link delays completion without burning CPU, but ranks that share a core wait for each other: with fewer cores than
+# ranks, slow computations down (debug.compute_slowdown=8). Further settings hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 ranks=${1:-2} share=${2:-25} rounds=${3:-3}
@@ -29,10 +28,6 @@ train() {
 }
 
 off=comm_overlap.overlap_p2p_comm=false on=comm_overlap.overlap_p2p_comm=true
-turns=comm_overlap.overlap_p2p_backward_on_comm_stream=true
-two=comm_overlap.overlap_p2p_wgrad_delayed_layer_number=2
-layers=comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true
-split=comm_overlap.delay_wgrad_compute=true
 train free "$on"
 compute=$(median free.long step_ms) bytes=$(median free.long comm.pp.bytes)
 gbps=$(link_gbps "$bytes" "$compute" "$share")
@@ -61,11 +56,6 @@ for ((round = 1; round <= rounds; ++round)); do
   free_long=$(median free.long step_ms) free_short=$(median free.short step_ms)
   say "round $round: without a link $free_long ms, with a third of the micro-batches $free_short ms"
   measure off "$off"
+  measure "one by one" "$off" comm_overlap.batch_p2p_comm=false
   measure "overlap_p2p_comm" "$on"
-  measure "+ delayed_layer_number 2" "$on" "$two"
-  measure "+ with_transformer_layer_wgrad" "$on" "$layers"
-  measure "+ 2 delayed layers, whole" "$on" "$two" "$layers"
-  measure "the same, delay_wgrad_compute" "$on" "$two" "$layers" "$split"
-  measure "+ backward_on_comm_stream" "$on" "$turns"
-  measure "the same, all others" "$on" "$turns" "$two" "$layers" "$split"
 done

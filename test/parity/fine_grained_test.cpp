@@ -29,11 +29,10 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is c
       const Changes base =
           with(with(pipelined(schedule, 2, 2), sharded ? kFsdp2 : kMegatron), batch(16));
       const auto plain = train_ranks(4, base, 4);
-      for (int flags = 1; flags < 16; ++flags) {
-        if (flags == 8) continue;  // split weight gradients alone are no fine-grained 1F1B
+      for (int flags = 0; flags < 16; ++flags) {
         // The first strategy has all combinations of flags, the second every third.
         if (sharded && flags % 3 != 0) continue;
-        Changes asked = base;
+        Changes asked = with(base, kPairs);
         for (const auto& [bit, flag] :
              {std::pair{1, kGradientsFirst}, {2, kTwoLayers}, {4, kWholeLayers}, {8, kSplit}})
           if (flags & bit) asked = with(asked, flag);
@@ -88,22 +87,23 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
   }
 }
 
-TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
-  const Changes base = with(pipelined("interleaved_1f1b", 2, 2), batch(8));
-  const auto plain = train_ranks(2, base, 1)[1];
-  const auto first = train_ranks(2, with(base, kGradientsFirst), 1)[1],
-             two = train_ranks(2, with(base, kTwoLayers), 1)[1],
-             whole = train_ranks(2, with(base, kWholeLayers), 1)[1],
-             split = train_ranks(2, with(base, with(kTwoLayers, kSplit)), 1)[1];
-  // Without, and where only weight gradients move: whole micro-batches one after the other.
-  CHECK(find_launch(plain, "delayed", "") == plain.launches.size());
-  // The second rank's first pair: a micro-batch's way back through the head's stage.
-  std::string f, b;
-  for (size_t i = 0; i + 1 < first.listed.size() && f.empty(); ++i)
-    if (first.listed[i][1] == 'B' && first.listed[i + 1][1] == 'F')
-      b = first.listed[i], f = first.listed[i + 1];
-  REQUIRE(b == "3B0");
-  const auto turns = [&](const Result& r) {
+namespace {
+// The second rank's launches of a step.
+Result second_rank(const Changes& changes) {
+  return train_ranks(2, with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)), changes), 1)[1];
+}
+
+// The second rank's first pair: a micro-batch's way back through the head's stage.
+struct Pair {
+  std::string f, b, sent;
+  explicit Pair(const Result& r) {
+    for (size_t i = 0; i + 1 < r.listed.size() && f.empty(); ++i)
+      if (r.listed[i][1] == 'B' && r.listed[i + 1][1] == 'F') b = r.listed[i], f = r.listed[i + 1];
+    REQUIRE(b == "3B0");
+    sent = "3SEND_B0";
+  }
+  // The order in which the two are computed: letters of neighbouring launches.
+  std::string turns(const Result& r) const {
     std::string order;
     for (const Launched& l : r.launches)
       if (l.stream == device::StreamKind::compute && (l.action == f || l.action == b)) {
@@ -111,37 +111,90 @@ TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
         if (order.empty() || order.back() != which) order += which;
       }
     return order;
-  };
-  // Head, two layers of two segments each; two layers and the head, or what is handed on.
-  CAPTURE(f);
-  CHECK(turns(first) == "BFBFBFBFBF");
-  for (const auto* r : {&plain, &two, &whole, &split}) {
-    CHECK(turns(*r).size() == 2);
-    CHECK(r->listed == plain.listed);
   }
-  const std::string sent = b.substr(0, 1) + "SEND_B" + b.substr(2);
-  size_t end_of_forward = 0;
-  for (size_t i = 0; i < first.launches.size(); ++i)
-    if (first.launches[i].action == f) end_of_forward = i;
-  // On a stream of its own, the gradient is sent before the end of the forward.
-  CHECK(find_launch(first, sent, "") < end_of_forward);
+  size_t end_of_forward(const Result& r) const {
+    size_t end = 0;
+    for (size_t i = 0; i < r.launches.size(); ++i)
+      if (r.launches[i].action == f) end = i;
+    return end;
+  }
+};
+}  // namespace
+
+TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
+  const Result plain = second_rank({}), pairs = second_rank(kPairs),
+               first = second_rank(kGradientsFirst), two = second_rank(kTwoLayers),
+               whole = second_rank(kWholeLayers), split = second_rank(with(kTwoLayers, kSplit));
+  const Pair pair(pairs);
+  CHECK(find_launch(plain, "delayed", "") == plain.launches.size());
+  CHECK(plain.listed != pairs.listed);
+  // Head, two layers of two segments each; two layers and the head, or what is handed on.
+  for (const auto* r : {&pairs, &first, &two, &whole, &split})
+    CHECK(pair.turns(*r) == "BFBFBFBFBF");
+  for (const auto* r : {&two, &whole, &split}) CHECK(r->listed == pairs.listed);
+  // The gradient is sent when both have ended, or before the end of the forward.
+  for (const auto* r : {&pairs, &two, &whole, &split})
+    CHECK(find_launch(*r, pair.sent, "") > pair.end_of_forward(*r));
+  CHECK(find_launch(first, pair.sent, "") < pair.end_of_forward(first));
   // The weight gradients of so many layers come after the send.
-  for (const auto& [r, proj, fc2] : {std::tuple{&first, 1, 0}, {&two, 2, 0}, {&whole, 1, 1}}) {
-    CHECK(count_launches(*r, "delayed " + b, "matmul_proj_wgrad") == size_t(proj));
-    CHECK(count_launches(*r, "delayed " + b, "matmul_qkv_wgrad") == size_t(proj));
-    CHECK(count_launches(*r, "delayed " + b, "matmul_fc1_wgrad") == size_t(fc2));
-    CHECK(count_launches(*r, "delayed " + b, "matmul_fc2_wgrad") == size_t(fc2));
-    CHECK(find_launch(*r, "delayed " + b, "") > find_launch(*r, sent, ""));
+  for (const auto& [r, proj, fc2] :
+       {std::tuple{&pairs, 1, 0}, {&first, 1, 0}, {&two, 2, 0}, {&whole, 1, 1}}) {
+    CHECK(count_launches(*r, "delayed " + pair.b, "matmul_proj_wgrad") == size_t(proj));
+    CHECK(count_launches(*r, "delayed " + pair.b, "matmul_qkv_wgrad") == size_t(proj));
+    CHECK(count_launches(*r, "delayed " + pair.b, "matmul_fc1_wgrad") == size_t(fc2));
+    CHECK(count_launches(*r, "delayed " + pair.b, "matmul_fc2_wgrad") == size_t(fc2));
+    CHECK(find_launch(*r, "delayed " + pair.b, "") > find_launch(*r, pair.sent, ""));
     // The first stage sends no gradient, so its weight gradients are not delayed.
     CHECK(count_launches(*r, "delayed 0B", "wgrad") == 0);
   }
   // If split, the weight gradients of a segment come after its last input gradient.
   const auto gap = [&](const Result& r) {
-    const size_t fc2 = find_launch(r, b, "matmul_fc2_wgrad");
-    return int64_t(find_launch(r, b, "matmul_fc1_dgrad")) - int64_t(fc2);
+    const size_t fc2 = find_launch(r, pair.b, "matmul_fc2_wgrad");
+    return int64_t(find_launch(r, pair.b, "matmul_fc1_dgrad")) - int64_t(fc2);
   };
   CHECK(gap(two) > 0);
   CHECK(gap(split) < 0);
+}
+
+namespace {
+// Counts the pairs of passes after which a computation waits for the gradient that was sent, and
+// those after which it does not. Delayed weight gradients never wait.
+struct Waits {
+  int64_t computations = 0, beside = 0, delayed = 0;
+};
+Waits waits_for_gradients(const Changes& changes) {
+  const Setup setup(with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)), changes), 2);
+  Waits waits;
+  run_ranks(2, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
+    Stream* channel = nullptr;
+    uint64_t item = 0;  // the gradient of the last pair
+    rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo&) {
+      if (rank.rank() != 1) return;
+      const std::string action = rank.device.scope().substr(0, rank.device.scope().find(" > "));
+      if (stream.id().kind == device::StreamKind::pp_send && action.find("SEND_B") != action.npos)
+        channel = &stream, item = stream.enqueued();
+      if (stream.id() != device::StreamKind::compute || !channel || action.empty()) return;
+      const bool after = stream.comes_after(*channel, item);
+      if (action.starts_with("delayed"))
+        waits.delayed += after;
+      else if (action[1] == 'F')
+        after ? ++waits.computations : ++waits.beside;
+    });
+    t.step();
+    rank.device.set_launch_check({});
+  });
+  return waits;
+}
+}  // namespace
+
+TEST_CASE("a paired gradient is ordered with compute, or travels beside it") {
+  const Waits in_order = waits_for_gradients(kPairs),
+              at_once = waits_for_gradients(kGradientsFirst);
+  CHECK(in_order.computations > 0);
+  CHECK(in_order.beside == 0);
+  CHECK(in_order.delayed == 0);
+  CHECK(at_once.beside > 0);
 }
 
 TEST_CASE("deferred weight gradients of the output layer run last, with the same bits") {
@@ -232,6 +285,42 @@ TEST_CASE("parameters of stages are gathered when they are asked to be, with the
       CHECK((ranks[r].weights == plain[r].weights));
       CHECK(ranks[r].evaluation == plain[r].evaluation);
       CHECK(order(ranks[r]) == (r < 2 ? c.first : c.second));
+    }
+  }
+}
+
+TEST_CASE("buckets and gathers belong to one stage each") {
+  const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)),
+                            {"distributed.strategy=megatron_ddp", "ddp.align_param_gather=false"});
+  const auto ranks = train_ranks(4, base, 3),
+             small = train_ranks(4, with(base, {"ddp.bucket_size=1"}), 3),
+             late = train_ranks(4, with(base, {"ddp.overlap_grad_reduce=false"}), 3);
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const Result& result = ranks[r];
+    // A rank's stages, of two layers each, and the bytes of their units.
+    const int64_t pp = int64_t(r) / 2;
+    std::map<int64_t, int64_t> bytes;
+    for (const auto& [name, size] : result.units)
+      bytes[name == "embedding"           ? 0
+            : name == "output"            ? 3
+            : name.starts_with("layers.") ? std::stoll(name.substr(7)) / 2
+                                          : -1] += size;
+    REQUIRE(bytes.size() == 2);
+    std::map<std::string, int64_t> reduced, gathered;
+    for (const Launched& l : result.launches) {
+      if (l.name == "reduce_scatter") reduced[l.action] += 2 * l.wire_bytes;
+      if (l.stream == device::StreamKind::dp_param) gathered[l.action] += 2 * l.wire_bytes;
+    }
+    CAPTURE(r, reduced, gathered, bytes);
+    // One bucket would hold all of a rank. A stage's is reduced in its own last backward.
+    const std::string first = fmt::format("{}B3", pp), second = fmt::format("{}B3", pp + 2);
+    CHECK(reduced == std::map<std::string, int64_t>{{first, bytes[pp]}, {second, bytes[pp + 2]}});
+    // The first stage's units are gathered one ahead, and the second's all before its own forward.
+    CHECK(gathered ==
+          std::map<std::string, int64_t>{{fmt::format("{}F0", pp), bytes[pp] + bytes[pp + 2]}});
+    for (const auto* other : {&small, &late}) {
+      CHECK(((*other)[r].losses == result.losses));
+      CHECK(((*other)[r].weights == result.weights));
     }
   }
 }

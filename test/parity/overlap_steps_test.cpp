@@ -64,6 +64,11 @@ std::vector<Parallelism> layouts() {
        with(pipeline("interleaved_1f1b", 2),
             {"comm_overlap.overlap_p2p_backward_on_comm_stream=true",
              "comm_overlap.delay_wgrad_compute=true"})},
+      {"fine-grained 1F1B in order with compute", 2,
+       with(pipeline("interleaved_1f1b", 2), {"comm_overlap.fine_grained_1f1b=true"})},
+      {"messages one by one", 2,
+       with(pipeline("interleaved_1f1b", 2),
+            {"comm_overlap.overlap_p2p_comm=false", "comm_overlap.batch_p2p_comm=false"})},
       {"forwards beside backwards", 2, pipeline("dualpipev", 2)},
       {"a zero-bubble pipeline of sharded parameters", 4, with(pipeline("zero_bubble", 2), fsdp2)}};
 }

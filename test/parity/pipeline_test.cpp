@@ -186,8 +186,9 @@ TEST_CASE("overlap of messages changes when they travel, never a bit of what is 
     const Changes base = with(with(pipelined(schedule, 2, 2), kMegatron), batch(8));
     const auto on = train_ranks(4, with(base, overlap("true")), 5),
                off = train_ranks(4, with(base, overlap("false")), 5),
+               single = train_ranks(4, with(with(base, overlap("false")), kSingle), 5),
                late = train_ranks(4, with(base, {"ddp.overlap_grad_reduce=false"}), 5);
-    for (const auto* other : {&off, &late})
+    for (const auto* other : {&off, &single, &late})
       for (size_t r = 0; r < on.size(); ++r) {
         CAPTURE(schedule, r);
         CHECK(((*other)[r].losses == on[r].losses));
@@ -216,12 +217,66 @@ int64_t launches_beside_sends(const Changes& changes, int ranks) {
 }
 }  // namespace
 
+TEST_CASE("messages one by one train as a single rank does, over every backend") {
+  const Changes off{"comm_overlap.overlap_p2p_comm=false"};
+  struct Case {
+    const char* schedule;
+    int pp, stages;
+    const char* backend;
+  };
+  for (const Case& c : std::vector<Case>{{"1f1b", 4, 1, "thread"},
+                                         {"interleaved_1f1b", 3, 2, "gloo"},
+                                         {"interleaved_1f1b", 4, 2, "shared_memory"},
+                                         {"looped_bfs", 2, 2, "gloo"},
+                                         {"dualpipev", 2, 2, "shared_memory"}}) {
+    CAPTURE(c.schedule, c.pp, c.backend);
+    const Changes model = batch(2 * c.pp);
+    Changes single = with(pipelined(c.schedule, c.pp, c.stages), kSingle);
+    if (c.stages > 1) single = with(single, off);
+    check_parity(alone(model, 5), train_ranks(c.pp, with(model, single), 5, c.backend));
+  }
+}
+
+namespace {
+// Counts a step's messages that do not wait for the message right before them, with no computation
+// between the two.
+int64_t messages_together(const Changes& changes, int ranks) {
+  const Setup setup(changes, ranks);
+  std::atomic<int64_t> together = 0;
+  run_ranks(ranks, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
+    const Stream* last = nullptr;  // of the message before
+    uint64_t items = 0;
+    rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+      if (stream.id() == device::StreamKind::compute) last = nullptr;
+      const std::string name = info.name;
+      if (stream.id().peer < 0 || (name != "send" && name != "receive")) return;
+      together += last && last != &stream && !stream.comes_after(*last, items);
+      last = &stream, items = stream.enqueued();
+    });
+    t.step();
+    rank.device.set_launch_check({});
+  });
+  return together;
+}
+}  // namespace
+
+TEST_CASE("messages go together between two computations, or one by one") {
+  for (const Changes& layout :
+       {pipelined("1f1b", 3),
+        with(pipelined("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
+    const int ranks = layout[0].back() - '0';
+    CHECK(messages_together(with(batch(6), layout), ranks) > 0);
+    CHECK(messages_together(with(with(batch(6), layout), kSingle), ranks) == 0);
+  }
+}
+
 TEST_CASE("without overlap nothing is computed beside a message") {
   const Changes off{"comm_overlap.overlap_p2p_comm=false"};
   for (const auto& layout : std::vector<Changes>{
            pipelined("1f1b", 2), pipelined("zero_bubble", 2),
            with(pipelined("interleaved_1f1b", 4, 2), off), with(pipelined("looped_bfs", 2, 2), off),
-           with(pipelined("v_schedule", 2, 2), off),
+           with(pipelined("v_schedule", 2, 2), off), with(pipelined("1f1b", 2), kSingle),
            with(pipelined("1f1b", 2), {"comm_overlap.defer_embedding_wgrad_compute=true"})}) {
     CAPTURE(layout);
     const int ranks = layout[0].back() - '0';
@@ -298,6 +353,30 @@ TEST_CASE("micro-batches of a pipeline's own size, and gradients that are scaled
                                               "distributed.pipeline.scale_grads_in_schedule=true"}),
                                   1);
   CHECK(scaled[0].norms[0] == Approx(parts[0].norms[0] / 4).epsilon(1e-6));
+}
+
+TEST_CASE("a step flushes the pipeline once for each local batch of AutoModel's name") {
+  const Changes local{"step_scheduler.local_batch_size=4",
+                      "distributed.pipeline.pp_microbatch_size=2"};
+  for (const auto& [layout, ranks, all] :
+       {std::tuple{pipelined("1f1b", 2), 2, 8},
+        {with(pipelined("interleaved_1f1b", 2, 2), kMegatron), 4, 24},
+        {with(pipelined("zero_bubble", 2), kFsdp2), 4, 16},
+        {with(pipelined("1f1b", 2), kAtOnce), 4, 16},
+        {with(with(pipelined("interleaved_1f1b", 2, 2), kGradientsFirst), kMegatron), 2, 12}}) {
+    CAPTURE(layout, ranks);
+    const int flushes = all / 4 / (ranks / 2);
+    const auto flushed = train_ranks(ranks, with(with(batch(all), layout), local), 10);
+    check_parity(alone(batch(all), 10), flushed);
+    // Two micro-batches fill each flush, and the data-parallel ranks reduce once.
+    CHECK(std::ranges::count(flushed[0].executed, "0F1") == flushes);
+    CHECK(std::ranges::count(flushed[0].executed, "0F2") == 0);
+  }
+  const Changes base = with(with(batch(8), pipelined("1f1b", 2)), local);
+  const auto plain = train_ranks(2, base, 1),
+             scaled = train_ranks(
+                 2, with(base, {"distributed.pipeline.scale_grads_in_schedule=true"}), 1);
+  CHECK(scaled[0].norms[0] == Approx(plain[0].norms[0] / 2).epsilon(1e-6));
 }
 
 TEST_CASE("a checkpoint of any pipeline goes on under any other") {

@@ -117,7 +117,9 @@ inline Result train_all(const Setup& s, Device& device, comm::World world, int64
         values(t, [&](model::ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
   result.most_activations = device.allocator().usage(device::MemoryCategory::activations).peak;
   result.actions = t.pipeline().actions();
-  result.listed = expected_actions(result.actions);
+  const auto flush = expected_actions(result.actions);
+  for (int64_t i = 0; i < t.plan().layout.flushes; ++i)
+    result.listed.insert(result.listed.end(), flush.begin(), flush.end());
   for (const model::ParamUnit* unit : t.params().units())
     result.units[unit->name] = unit->count * 4;
   if (t.params().params().empty()) result.executed = result.listed;
@@ -203,7 +205,9 @@ inline const std::vector<Kind> kKinds{
     {"zero_bubble", 2}, {"looped_bfs", 2}, {"interleaved_1f1b", 2},
     {"dfs", 2},         {"v_schedule", 2}, {"dualpipev", 2}};
 
-inline const Changes kGradientsFirst{"comm_overlap.overlap_p2p_backward_on_comm_stream=true"},
+inline const Changes kSingle{"comm_overlap.batch_p2p_comm=false"};
+inline const Changes kPairs{"comm_overlap.fine_grained_1f1b=true"},
+    kGradientsFirst{"comm_overlap.overlap_p2p_backward_on_comm_stream=true"},
     kTwoLayers{"comm_overlap.overlap_p2p_wgrad_delayed_layer_number=2"},
     kWholeLayers{"comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true"},
     kSplit{"comm_overlap.delay_wgrad_compute=true"};

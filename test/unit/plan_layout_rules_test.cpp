@@ -1,6 +1,9 @@
 // Tests every rule of layouts, violated alone and satisfied at its boundary: divisibility,
 // strategies, experts, pipelines and lengths.
+#include <fmt/core.h>
+
 #include "base/file.h"
+#include "plan/layout.h"
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
@@ -430,4 +433,33 @@ TEST_CASE("the lengths that a hint names are legal for every rule about them") {
       CHECK(p.field == "dataset.seq_length");
       CHECK(p.hint.find("1016 or 1024") != std::string::npos);
     }
+}
+
+TEST_CASE("a local batch must divide into micro-batches, and the global batch into local ones") {
+  const auto flushed = [](int64_t global, int64_t local, int64_t micro) {
+    return Overrides{"distributed.pp_size=2", "distributed.pipeline={}",
+                     fmt::format("train.global_batch_size={}", global),
+                     fmt::format("step_scheduler.local_batch_size={}", local),
+                     fmt::format("distributed.pipeline.pp_microbatch_size={}", micro)};
+  };
+  expect_accepts({.what = "three flushes", .world = 4, .set = flushed(48, 8, 2)});
+  expect_error({.what = "local", .world = 4, .set = flushed(48, 8, 3)},
+               "distributed.pipeline.pp_microbatch_size", "not a whole number of micro-batches");
+  expect_error({.what = "global", .world = 4, .set = flushed(40, 8, 2)}, "train.global_batch_size",
+               "2 x local batch 8 = 16");
+  expect_warning({.what = "short flush",
+                  .world = 8,
+                  .set =
+                      [&] {
+                        Overrides o = flushed(32, 8, 8);
+                        o[0] = "distributed.pp_size=4";
+                        return o;
+                      }()},
+                 "train.micro_batch_size", "1 micro-batches a flush");
+  // A printed recipe keeps the meaning.
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase, "base.yaml", flushed(48, 8, 2), diagnostics, 4);
+  const auto again = recipe::read_recipe_text(print_recipe(r), "printed", {}, diagnostics);
+  REQUIRE(again);
+  REQUIRE(layout_of(*again, 4).flushes == 3);
 }

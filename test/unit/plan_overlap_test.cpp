@@ -148,8 +148,11 @@ TEST_CASE("overlap of pipeline, gradients and context asked for must be possible
                  "comm_overlap.overlap_p2p_comm", "no pipeline");
   expect_accepts({.what = "p2p", .world = 4, .set = interleaved({"model.overlap_p2p_comm=true"})});
   expect_accepts({.what = "batch", .world = 4, .set = interleaved({"model.batch_p2p_comm=true"})});
-  expect_error({.what = "neither", .world = 4, .set = pipeline({"model.batch_p2p_comm=false"})},
-               "comm_overlap.batch_p2p_comm", "one by one");
+  expect_accepts({.what = "neither", .world = 4, .set = pipeline({"model.batch_p2p_comm=false"})});
+  expect_accepts(
+      {.what = "neither, several stages",
+       .world = 4,
+       .set = interleaved({"model.batch_p2p_comm=false", "model.overlap_p2p_comm=false"})});
   expect_warning({.what = "batch, no pipeline", .set = {"model.batch_p2p_comm=true"}},
                  "comm_overlap.batch_p2p_comm", "no pipeline");
   expect_warning({.what = "reduce alone", .set = megatron({"ddp.overlap_grad_reduce=true"})},
@@ -205,7 +208,7 @@ TEST_CASE("overlap of pipeline, gradients and context asked for must be possible
                   .set = interleaved(
                       {"model.overlap_p2p_wgrad_delayed_layer_number=2", "model.num_layers=16"})});
   expect_error({.what = "delay", .set = {"model.delay_wgrad_compute=true"}},
-               "comm_overlap.delay_wgrad_compute", "fine-grained");
+               "comm_overlap.delay_wgrad_compute", "fine_grained_1f1b");
   expect_accepts({.what = "delay fits",
                   .world = 4,
                   .set = interleaved({"model.delay_wgrad_compute=true",
@@ -225,11 +228,27 @@ TEST_CASE("the fine-grained 1F1B and deferred outputs need schedules that have r
   expect_error({.what = "zero bubble", .world = 4, .set = with("zero_bubble", stream)}, stream,
                "dfs and dualpipev do");
   expect_accepts({.what = "depth first", .world = 4, .set = with("dfs", stream)});
-  expect_accepts({.what = "breadth first, delays", .world = 4, .set = with("looped_bfs", delayed)});
+  expect_error({.what = "breadth first, delays", .world = 4, .set = with("looped_bfs", delayed)},
+               delayed, "looped_bfs runs no forward");
   expect_error({.what = "zero bubble, delays", .world = 4, .set = with("zero_bubble", delayed)},
-               delayed, "by itself");
+               delayed, "zero_bubble runs no forward");
   expect_error({.what = "V, delays", .world = 4, .set = with("v_schedule", delayed)}, delayed,
-               "by itself");
+               "v_schedule runs no forward");
+  const char* fine_grained = "comm_overlap.fine_grained_1f1b";
+  expect_accepts({.what = "pairs alone", .world = 4, .set = with("dfs", fine_grained)});
+  expect_error(
+      {.what = "pairs, breadth first", .world = 4, .set = with("looped_bfs", fine_grained)},
+      fine_grained, "looped_bfs runs no forward");
+  for (const char* flag :
+       {"overlap_p2p_backward_on_comm_stream=true", "overlap_p2p_wgrad_delayed_layer_number=2",
+        "overlap_p2p_with_transformer_layer_wgrad=true"})
+    expect_error(
+        {.what = "a flag without pairs",
+         .world = 4,
+         .set = interleaved({"model.num_layers=16", "model.fine_grained_1f1b=false",
+                             std::string("model.") + flag})},
+        ("comm_overlap." + std::string(flag).substr(0, std::string(flag).find('='))).c_str(),
+        "fine_grained_1f1b is false");
   expect_accepts({.what = "dualpipev", .world = 4, .set = with("dualpipev", stream)});
   expect_error({.what = "output in a V", .world = 4, .set = with("v_schedule", deferred)}, deferred,
                "first rank");
@@ -318,6 +337,10 @@ TEST_CASE("auto is resolved by the layout") {
   REQUIRE(single.batch_p2p_comm);
   REQUIRE(overlap_of(4, interleaved({"model.batch_p2p_comm=true"})).batch_p2p_comm);
   REQUIRE(overlap_of(4, interleaved({"model.overlap_p2p_comm=false"})).batch_p2p_comm);
+  REQUIRE_FALSE(several.fine_grained_1f1b);
+  REQUIRE(overlap_of(4, interleaved({"model.fine_grained_1f1b=true"})).fine_grained_1f1b);
+  REQUIRE(overlap_of(4, fine("backward_on_comm_stream=true")).fine_grained_1f1b);
+  REQUIRE(overlap_of(4, fine("with_transformer_layer_wgrad=true")).fine_grained_1f1b);
   const auto context = [&](const Overrides& more) {
     Overrides o{"distributed.cp_size=2", "model.num_query_groups=2"};
     o.insert(o.end(), more.begin(), more.end());
@@ -365,6 +388,18 @@ TEST_CASE("a layout follows from the sizes that the recipe gives") {
   REQUIRE(l.layers_of_stage == std::vector<int64_t>{1, 3, 3, 1});
   REQUIRE(layout_of(recipe_of(8, {"distributed.tp_size=2", "distributed.dp_size=4"}), 0).world ==
           8);
+  const Overrides flushes{"distributed.pp_size=2", "distributed.pipeline={}",
+                          "distributed.pipeline.pp_microbatch_size=2",
+                          "train.global_batch_size=48"};
+  const auto local = [&](const char* name) {
+    Overrides o = flushes;
+    o.push_back(std::string(name) + "=8");
+    return layout(4, o);
+  };
+  l = local("step_scheduler.local_batch_size");
+  REQUIRE((l.flushes == 3 && l.micro_batches == 4 && l.step_micro_batches() == 12));
+  l = local("train.micro_batch_size");
+  REQUIRE((l.flushes == 1 && l.micro_batches == 12));
   REQUIRE(padded_vocab(50257, 1) == 50304);
   REQUIRE(padded_vocab(50257, 8) == 51200);
   REQUIRE(layout(4, experts({})).ep_shard == 1);

@@ -63,7 +63,16 @@ void prove(const ScheduleKind& kind, const ScheduleSize& size) {
     faults = schedule_faults(batched, bounds(kind, size));
     if (faults.empty()) faults = schedule_faults(sharded);
     for (const Schedule* b : {&batched, &sharded})
-      if (!runs_with_blocking_sends(*b)) faults.push_back("batches wait for each other");
+      if (!runs_blocking(*b, Blocking::all_messages))
+        faults.push_back("batches wait for each other");
+    const Schedule single = with_single_messages(s);
+    if (faults.empty()) faults = schedule_faults(single, bounds(kind, size));
+    if (!runs_blocking(single, Blocking::one_by_one))
+      faults.push_back("single messages wait for each other");
+    // Only groups of twice the ranks and more leave a gradient waiting for its taker.
+    if (pairs && group_of(size) < 2 * size.pp &&
+        !runs_blocking(with_messages(s), Blocking::paired_gradients))
+      faults.push_back("paired gradients wait for each other");
   }
   INFO(text(kind, size));
   REQUIRE(faults == std::vector<std::string>{});
@@ -184,7 +193,8 @@ TEST_CASE("steps, idle time and activations of a separate simulator") {
 
 TEST_CASE("sends may block where messages of neighbours meet, and not where they cross") {
   const auto may_block = [](const char* name, const ScheduleSize& size) {
-    return runs_with_blocking_sends(with_messages(make_schedule(schedule_named(name), size)));
+    return runs_blocking(with_messages(make_schedule(schedule_named(name), size)),
+                         Blocking::all_messages);
   };
   for (const int64_t pp : {2, 3, 4, 8})
     for (const int64_t m : {1, 2, 4, 8, 16})
@@ -198,7 +208,39 @@ TEST_CASE("sends may block where messages of neighbours meet, and not where they
       .ranks = {
           {{ActionKind::send_f, 0, 0, 1}, {ActionKind::F, 0, 1}, {ActionKind::recv_b, 0, 0, 1}},
           {{ActionKind::send_b, 1, 0, 0}, {ActionKind::F, 1, 1}, {ActionKind::recv_f, 1, 0, 0}}}};
-  CHECK_FALSE(runs_with_blocking_sends(crossed));
+  CHECK_FALSE(runs_blocking(crossed, Blocking::all_messages));
+}
+
+TEST_CASE("one by one, where a rank sends its neighbour receives") {
+  const auto lists = [](const char* name, const ScheduleSize& size) {
+    std::vector<std::string> text;
+    for (const ActionList& list :
+         with_single_messages(make_schedule(schedule_named(name), size)).ranks)
+      text.push_back(to_string(list));
+    return text;
+  };
+  // Ranks that all send first wait for each other; begun together, the same messages move.
+  const Schedule circle{.pp = 2,
+                        .ranks = {{{ActionKind::send_f, 0, 0, 1}, {ActionKind::recv_b, 0, 0, 1}},
+                                  {{ActionKind::send_b, 1, 0, 0}, {ActionKind::recv_f, 1, 0, 0}}}};
+  CHECK(runs_blocking(circle, Blocking::all_messages));
+  CHECK_FALSE(runs_blocking(circle, Blocking::one_by_one));
+  // Two stages on each of two ranks: forwards go both ways at once.
+  const auto two = lists("interleaved_1f1b", {2, 2, 2});
+  INFO(two[0] << "\n" << two[1]);
+  CHECK(two[0].find("0SEND_F1, 2RECV_F0") != std::string::npos);
+  CHECK(two[1].find("1RECV_F1, 1SEND_F0") != std::string::npos);
+}
+
+TEST_CASE("a gradient that holds its sender can wait for ever in large groups alone") {
+  const auto runs = [](const ScheduleSize& size) {
+    const Schedule s = make_schedule(schedule_named("interleaved_1f1b"), size);
+    return runs_blocking(with_messages(s), Blocking::paired_gradients);
+  };
+  CHECK(runs({2, 2, 8, 0, true}));
+  CHECK(runs({4, 2, 16, 0, true}));
+  CHECK(runs({2, 2, 9, 3, true}));
+  CHECK_FALSE(runs({2, 2, 8, 4, true}));
 }
 
 TEST_CASE("forwards alone go through every placement") {
@@ -208,7 +250,7 @@ TEST_CASE("forwards alone go through every placement") {
         const ScheduleSize size{pp, kind.fewest_stages, 2 * pp};
         const Schedule order = forward_only(make_schedule(kind, size), m);
         const Schedule s = with_messages(order);
-        CHECK(runs_with_blocking_sends(with_batched_messages(order)));
+        CHECK(runs_blocking(with_batched_messages(order), Blocking::all_messages));
         INFO(text(kind, size) << ", " << m << " forwards");
         std::vector<StuckRank> stuck;
         play(s, {}, stuck);

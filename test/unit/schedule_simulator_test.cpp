@@ -97,6 +97,40 @@ TEST_CASE("a forward and a backward together take their share and end together")
       }
 }
 
+TEST_CASE("when the gradient of a pair leaves, by hand") {
+  using enum ActionKind;
+  const Schedule computed{.name = "pair",
+                          .pp = 2,
+                          .stages = 2,
+                          .micro_batches = 2,
+                          .rank_of_stage = {0, 1},
+                          .ranks = {{{F, 0, 0}, {F, 0, 1}, {B, 0, 0}, {B, 0, 1}},
+                                    {{F, 1, 0}, {F, 1, 1, -1, true}, {B, 1, 0}, {B, 1, 1}}}};
+  const Schedule s = with_messages(computed);
+  CHECK(to_string(s.ranks[0]) == "0F0, 0SEND_F0, 0F1, 0SEND_F1, 0RECV_B0, 0B0, 0RECV_B1, 0B1");
+  const auto begin = [](const Timeline& t) { return t.times[0][5].begin; };  // of 0B0
+  // 1F0 [1.5,2.5], the pair 1F1 and 1B0 [2.5,5.5], 1B1 behind it
+  ScheduleCosts costs{.p2p_transfer = 0.5};
+  const Timeline at_end = simulate(s, costs);
+  CHECK(begin(at_end) == 6);
+  CHECK(at_end.step == 10);
+  costs.paired_gradient = PairedGradient::in_order;
+  const Timeline in_order = simulate(s, costs);
+  CHECK(begin(in_order) == 6);
+  CHECK(in_order.step == 10.5);  // 1B1 waits until the gradient has been sent
+  costs.delayed_wgrad = 1;       // 1B0's run meanwhile, and 1B1's behind its own gradient
+  const Timeline delayed = simulate(s, costs);
+  CHECK(begin(delayed) == 5);
+  CHECK(delayed.step == 9);
+  costs.delayed_wgrad = 0;
+  costs.paired_gradient = PairedGradient::at_once;
+  costs.forward_behind = 0.5;
+  const Timeline at_once = simulate(s, costs);
+  CHECK(begin(at_once) == 5.5);
+  CHECK(at_once.step == 10);
+  for (const Timeline* t : {&in_order, &delayed, &at_once}) CHECK(t->busy == at_end.busy);
+}
+
 TEST_CASE("stages of one rank exchange no messages") {
   const Schedule v = ready("v_schedule", {3, 2, 6});
   for (const ActionList& list : v.ranks)

@@ -165,7 +165,7 @@ Parameter* ParamStore::add(UnitId id, ParamSpec spec) {
   MT_CHECK(!find(spec.name), "parameter {} declared twice", spec.name);
   ParamUnit* in = unit(id);
   if (!in) {
-    units_.push_back({.id = id, .name = unit_name(id)});
+    units_.push_back({.id = id, .name = unit_name(id), .stage = stage_});
     in = &units_.back();
   }
   params_.push_back({});

@@ -120,6 +120,7 @@ struct OwnedRange {
 struct ParamUnit {
   UnitId id;
   std::string name;                // unit_name(id)
+  int64_t stage = 0;               // the pipeline's stage that declared it
   std::vector<Parameter*> params;  // in the order of declaration, which is the order of forward
   std::vector<Piece> pieces;
   int64_t count = 0;  // elements, padding included
@@ -141,6 +142,9 @@ struct ParamUnit {
 
 class ParamStore {
  public:
+  // Units that begin from here on belong to this stage of the pipeline. A rank's stages declare
+  // their parameters one after the other.
+  void begin_stage(int64_t stage) { stage_ = stage; }
   // Declares a parameter of `unit`; units keep the order of their first parameter. The pointer
   // stays valid.
   Parameter* add(UnitId unit, ParamSpec spec);
@@ -171,6 +175,7 @@ class ParamStore {
  private:
   std::deque<Parameter> params_;
   std::deque<ParamUnit> units_;
+  int64_t stage_ = 0;
 };
 
 // The part of a parameter's real elements that lies in an owned range.

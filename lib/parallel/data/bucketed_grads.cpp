@@ -15,7 +15,9 @@ class BucketedGrads : public GradSync {
     const auto units = params.units();
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
       for (auto piece = (*unit)->pieces.rbegin(); piece != (*unit)->pieces.rend(); ++piece) {
-        if (buckets_.empty() || buckets_.back().elements >= bucket_size) buckets_.emplace_back();
+        if (buckets_.empty() || buckets_.back().elements >= bucket_size ||
+            buckets_.back().stage != (*unit)->stage)
+          buckets_.push_back({.stage = (*unit)->stage});
         Bucket& b = buckets_.back();
         b.pieces.push_back({*unit, &*piece});
         b.elements += piece->count;
@@ -43,7 +45,8 @@ class BucketedGrads : public GradSync {
 
  private:
   struct Bucket {
-    std::vector<std::pair<model::ParamUnit*, const model::Piece*>> pieces;
+    int64_t stage;  // the pipeline's stage, whose backward fills the bucket
+    std::vector<std::pair<model::ParamUnit*, const model::Piece*>> pieces{};
     int64_t elements = 0;
     int64_t parameters = 0;
     int64_t missing = 0;  // parameters times micro-batches whose gradients are not complete yet

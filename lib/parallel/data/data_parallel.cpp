@@ -7,7 +7,7 @@ namespace {
 class MultiRankDataParallel : public model::DataParallel {
  public:
   MultiRankDataParallel(model::ParamStore& params, const DataGroups& groups,
-                        const plan::DataParallelOptions& o, size_t first_stage_units)
+                        const plan::DataParallelOptions& o)
       : groups_(groups),
         average_(o.reduce.average),
         owns_part_(o.shards != plan::ShardLevel::nothing) {
@@ -16,7 +16,7 @@ class MultiRankDataParallel : public model::DataParallel {
     else if (o.shards == plan::ShardLevel::parameters)
       values_ = sharded_params(params, groups_, o.gather);
     else
-      values_ = gathered_params(params, groups_, o.gather_updated, first_stage_units);
+      values_ = gathered_params(params, groups_, o.gather_updated);
     if (o.shards == plan::ShardLevel::gradients || o.shards == plan::ShardLevel::parameters)
       grads_ = sharded_grads(params, groups_, o.reduce, o.defer_reduce, o.overlap_grad_reduce);
     else
@@ -112,9 +112,8 @@ model::Sharding sharding_of(const DataGroups& groups, const plan::DataParallelOp
 
 std::unique_ptr<model::DataParallel> data_parallel(model::ParamStore& params,
                                                    const DataGroups& groups,
-                                                   const plan::DataParallelOptions& options,
-                                                   size_t first_stage_units) {
-  return std::make_unique<MultiRankDataParallel>(params, groups, options, first_stage_units);
+                                                   const plan::DataParallelOptions& options) {
+  return std::make_unique<MultiRankDataParallel>(params, groups, options);
 }
 
 }  // namespace mtrain::parallel

@@ -12,11 +12,10 @@ namespace mtrain::parallel {
 // Returns the sharding with which parameters must be materialized for data_parallel().
 model::Sharding sharding_of(const DataGroups& groups, const plan::DataParallelOptions& options);
 
-// The parameters must be materialized, and the units of the rank's first stage come first in
-// `params`. Call updated() for every unit once it has values, before the first use.
+// The parameters must be materialized. Call updated() for every unit once it has values, before the
+// first use.
 std::unique_ptr<model::DataParallel> data_parallel(model::ParamStore& params,
                                                    const DataGroups& groups,
-                                                   const plan::DataParallelOptions& options,
-                                                   size_t first_stage_units);
+                                                   const plan::DataParallelOptions& options);
 
 }  // namespace mtrain::parallel

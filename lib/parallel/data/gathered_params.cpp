@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -15,8 +14,8 @@ class ReplicatedParams : public ParamSync {};
 class GatheredParams : public ParamSync {
  public:
   GatheredParams(model::ParamStore& params, const DataGroups& groups,
-                 const plan::GatheredParamsOptions& options, size_t first_stage_units)
-      : groups_(groups), options_(options), during_update_(units_of(options, first_stage_units)) {
+                 const plan::GatheredParamsOptions& options)
+      : groups_(groups), options_(options) {
     for (model::ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 
@@ -26,11 +25,10 @@ class GatheredParams : public ParamSync {
   // The optimizer updates the units in their order.
   void updated(model::ParamUnit& unit) override {
     State& state = state_of(unit);
-    const auto at = size_t(&state - states_.data());
     state.updated = groups_.compute->record();
     state.pending = true;
     if (!options_.overlap) return use(unit);
-    if (at < during_update_) gather(state);
+    if (gathered_during_update(state)) gather(state);
     if (&state != &states_.back() || !options_.together) return;
     for (State& s : states_) gather(s);
   }
@@ -39,26 +37,38 @@ class GatheredParams : public ParamSync {
   void before_update() override { groups_.compute->wait(groups_.param_stream->record()); }
 
  private:
-  // Returns how many first units are gathered as soon as they are updated.
-  static size_t units_of(const plan::GatheredParamsOptions& o, size_t first_stage_units) {
-    using During = plan::GatheredParamsOptions::DuringUpdate;
-    if (o.during_update == During::first_stage) return first_stage_units;
-    return o.during_update == During::all ? std::numeric_limits<size_t>::max() : 0;
-  }
-
   struct State {
     model::ParamUnit* unit;
     bool pending = false;  // updated, but its gather has not begun
     Event updated{}, gathered{};
   };
 
-  // Makes the unit's values readable, and starts the gather of the next unit.
+  // Whether the unit is gathered as soon as it is updated.
+  bool gathered_during_update(const State& state) const {
+    using During = plan::GatheredParamsOptions::DuringUpdate;
+    if (options_.during_update == During::first_stage)
+      return state.unit->stage == states_.front().unit->stage;
+    return options_.during_update == During::all;
+  }
+
+  // Makes the unit's values readable, and starts the gathers that run behind it: that of the next
+  // unit, or at the end of a stage those of the whole next stage. A rank runs several micro-batches
+  // of a stage before it begins the next.
   void use(model::ParamUnit& unit) {
     State& state = state_of(unit);
     gather(state);
-    if (options_.overlap && &state != &states_.back()) gather(*(&state + 1));
+    if (options_.overlap) gather_behind(state);
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
     state.gathered = {};                    // later uses need not wait again
+  }
+
+  void gather_behind(const State& state) {
+    auto next = states_.begin() + (&state - states_.data()) + 1;
+    if (next == states_.end()) return;
+    const int64_t stage = next->unit->stage;
+    gather(*next);
+    if (stage == state.unit->stage) return;
+    while (++next != states_.end() && next->unit->stage == stage) gather(*next);
   }
 
   void gather(State& state) {
@@ -81,7 +91,6 @@ class GatheredParams : public ParamSync {
 
   const DataGroups& groups_;
   const plan::GatheredParamsOptions options_;
-  const size_t during_update_;
   std::vector<State> states_;
 };
 
@@ -90,9 +99,8 @@ class GatheredParams : public ParamSync {
 std::unique_ptr<ParamSync> replicated_params() { return std::make_unique<ReplicatedParams>(); }
 
 std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
-                                           const plan::GatheredParamsOptions& options,
-                                           size_t first_stage_units) {
-  return std::make_unique<GatheredParams>(params, groups, options, first_stage_units);
+                                           const plan::GatheredParamsOptions& options) {
+  return std::make_unique<GatheredParams>(params, groups, options);
 }
 
 }  // namespace mtrain::parallel

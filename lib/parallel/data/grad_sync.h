@@ -21,8 +21,10 @@ class GradSync {
 // Every rank keeps whole gradients (ddp, ZeRO-1), which are reduced in buckets once all
 // micro-batches have added to them: all-reduced, or reduce-scattered in place if ranks own parts.
 // Pieces fill buckets in the reverse order of their use in forward, in which backward completes
-// them (Li et al. 2020, "PyTorch Distributed"). `overlap`: a bucket is reduced as soon as it is
-// complete, else all buckets at the end.
+// them (Li et al. 2020, "PyTorch Distributed"). A bucket holds pieces of one stage of the pipeline
+// alone, as Megatron wraps each model chunk by itself, so that no stage's reduction waits for the
+// backward of another. `overlap`: a bucket is reduced as soon as it is complete, else all buckets
+// at the end.
 std::unique_ptr<GradSync> bucketed_grads(model::ParamStore& params, const DataGroups& groups,
                                          const plan::ReduceOptions& reduce, int64_t bucket_size,
                                          bool overlap);

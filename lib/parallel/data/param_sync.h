@@ -21,11 +21,10 @@ class ParamSync : public model::ParamHooks {
 std::unique_ptr<ParamSync> replicated_params();
 
 // Every rank keeps whole values and updates a part of them (ZeRO-1 and -2). They are gathered from
-// the owners after an update. The first `first_stage_units` units of `params` are those of the
-// rank's first stage.
+// the owners after an update. With overlap, a unit is gathered while the unit before it in its
+// stage runs, and all units of a stage while the last unit of the rank's stage before runs.
 std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
-                                           const plan::GatheredParamsOptions& options,
-                                           size_t first_stage_units);
+                                           const plan::GatheredParamsOptions& options);
 
 // A rank keeps its own part alone (ZeRO-3, FSDP; Zhao et al. 2023, "PyTorch FSDP"). Whole values of
 // a unit are gathered for its forward, and again for its backward if other units have taken their

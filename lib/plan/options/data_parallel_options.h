@@ -18,7 +18,8 @@ struct GatheredParamsOptions {
   // The gathers of these units start with their own update, the others' after the last unit's.
   enum class DuringUpdate { none, first_stage, all } during_update = DuringUpdate::all;
   // The gathers that start after the last unit's update all start then; else each starts when
-  // forward reaches the unit before its own.
+  // forward reaches the unit before its own, or for a stage after the rank's first when forward
+  // reaches the last unit of the stage before.
   bool together = true;
 };
 
@@ -32,7 +33,7 @@ struct DataParallelOptions {
   ShardLevel shards = ShardLevel::nothing;
   ReduceOptions reduce;
   bool overlap_grad_reduce = true;
-  // Parameters that are reduced at once; a unit that is larger is divided into pieces.
+  // Parameters of a stage that are reduced at once; a unit that is larger is divided into pieces.
   int64_t bucket_size = 40'000'000;
   bool defer_reduce = true;  // sharded gradients are reduced with the last micro-batch only
   GatheredParamsOptions gather_updated;  // for the levels optimizer and gradients

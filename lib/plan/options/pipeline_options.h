@@ -3,16 +3,17 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "schedule/action.h"
 
 namespace mtrain::plan {
 
 struct PipelineOptions {
-  bool overlap = false;              // messages travel while the rank computes
+  bool overlap = false;  // messages travel while the rank computes
+  // Without overlap: the messages between two computations go one after the other; else together.
+  bool one_by_one = false;
   DType dtype = DType::f32;          // type of messages
   DType compute_dtype = DType::f32;  // type of what stages compute with
-  // If a forward and a backward run together, the gradient is sent as soon as it is computed; else
-  // it is sent when both have ended.
-  bool gradients_first = false;
+  schedule::PairedGradient paired_gradient = schedule::PairedGradient::at_end;
   // Weight gradients of this many first layers of a stage wait until the gradient of the stage's
   // input is on its way: those of attention, or with `delay_whole_layers` those of the MLP, too.
   int64_t delayed_layers = 0;

@@ -19,6 +19,26 @@ void check_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics
   }
 }
 
+// The settings of the fine-grained 1F1B turn it on, so that a recipe cannot turn it off beside
+// them.
+void check_fine_grained(const recipe::CommOverlapConfig& c, Diagnostics& diagnostics) {
+  struct Setting {
+    const char* field;
+    bool set;
+  };
+  const Setting settings[] = {
+      {"comm_overlap.overlap_p2p_backward_on_comm_stream", c.overlap_p2p_backward_on_comm_stream},
+      {"comm_overlap.overlap_p2p_wgrad_delayed_layer_number",
+       c.overlap_p2p_wgrad_delayed_layer_number != 1},
+      {"comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+       c.overlap_p2p_with_transformer_layer_wgrad}};
+  for (const Setting& setting : settings)
+    diagnostics.require(c.fine_grained_1f1b.value_or(true) || !setting.set,
+                        {setting.field, "comm_overlap.fine_grained_1f1b"},
+                        "is a setting of the fine-grained 1F1B, but fine_grained_1f1b is false",
+                        "leave out one of the two");
+}
+
 void check_delayed_layers(const Layout& l, const Overlap& o, Diagnostics& diagnostics) {
   const int64_t n = o.overlap_p2p_wgrad_delayed_layer_number;
   if (n == 1 || l.layers_of_stage.empty()) return;
@@ -88,11 +108,7 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
       {"comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"},
       "overlap_p2p_comm and batch_p2p_comm exclude each other",
       "keep overlap_p2p_comm with several stages per rank, batch_p2p_comm with one");
-  diagnostics.require(l.pp == 1 || o.overlap_p2p_comm || c.batch_p2p_comm.value_or(true),
-                      {"comm_overlap.batch_p2p_comm"},
-                      "not built yet: messages one by one that nothing overlaps; those between two "
-                      "computations always go together",
-                      "leave it out");
+  check_fine_grained(c, diagnostics);
   check_off(r, o, diagnostics);
   check_delayed_layers(l, o, diagnostics);
   if (o.tp_comm_overlap) check_preset(r, l, diagnostics);

@@ -107,28 +107,50 @@ void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostic
       fmt::format("{} needs {} per rank, the recipe gives {}", kind.name, need.text, n), need.hint);
 }
 
+// How messages speak of the number of micro-batches: it follows from the batch of a flush, which is
+// the global batch or AutoModel's local batch.
+struct BatchWords {
+  std::string field, count, batch;
+  int64_t samples;  // of the batch, per micro-batch of a rank
+
+  std::string raise_to(int64_t micro_batches) const {
+    return fmt::format("raise {} to {}", batch, micro_batches * samples);
+  }
+};
+
+BatchWords batch_words(const Recipe& r, const Layout& l) {
+  if (local_batch_is_flush(r))
+    return {"train.micro_batch_size",
+            fmt::format("{} micro-batches a flush (local batch {} / micro-batch {})",
+                        l.micro_batches, r.train.micro_batch_size, l.micro_batch),
+            "local_batch_size", l.micro_batch};
+  return {"train.global_batch_size",
+          fmt::format("{} micro-batches (global batch {} / dp {} / micro-batch {})",
+                      l.micro_batches, r.train.global_batch_size, l.dp, l.micro_batch),
+          "global_batch_size", l.dp * l.micro_batch};
+}
+
 void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
   const int64_t m = l.micro_batches;
-  const auto count = fmt::format("{} micro-batches (global batch {} / dp {} / micro-batch {})", m,
-                                 r.train.global_batch_size, l.dp, l.micro_batch);
+  const BatchWords words = batch_words(r, l);
+  const std::string& count = words.count;
   const auto near = [](int64_t from, const std::function<bool(int64_t)>& legal) {
     return schedule::nearest_legal(from, 4 * from + 64, legal);
   };
   const auto& group = p.microbatch_group_size_per_vp_stage;
   if (kind.in_groups && !group)
-    diagnostics.require(schedule::legal_rounds(m, l.pp),
-                        {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
-                        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}",
-                                    kind.name, l.pp, std::max<int64_t>(1, m / l.pp), count),
-                        fmt::format("use {} micro-batches", near(m, [&](int64_t k) {
-                                      return schedule::legal_rounds(k, l.pp);
-                                    })));
+    diagnostics.require(
+        schedule::legal_rounds(m, l.pp), {words.field, "distributed.pipeline.pp_schedule"},
+        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}", kind.name, l.pp,
+                    std::max<int64_t>(1, m / l.pp), count),
+        fmt::format("use {} micro-batches",
+                    near(m, [&](int64_t k) { return schedule::legal_rounds(k, l.pp); })));
   if (kind.in_groups && group)
     diagnostics.require(
         schedule::legal_group(*group, m, l.pp),
-        {"distributed.pipeline.microbatch_group_size_per_vp_stage", "train.global_batch_size"},
+        {"distributed.pipeline.microbatch_group_size_per_vp_stage", words.field},
         fmt::format(
             "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
             "least pp_size",
@@ -140,16 +162,16 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
                     fmt::format("is read by interleaved schedules only, not by {}", kind.name),
                     "remove it");
   const int64_t fewest = kind.fewest_micro_batches * l.pp;
-  diagnostics.require(m >= fewest, {"train.global_batch_size", "distributed.pipeline.pp_schedule"},
+  diagnostics.require(m >= fewest, {words.field, "distributed.pipeline.pp_schedule"},
                       fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
                                   kind.fewest_micro_batches, fewest, count),
-                      fmt::format("raise global_batch_size to {}", fewest * l.dp * l.micro_batch));
+                      words.raise_to(fewest));
   if (p.pp_schedule == recipe::PipelineScheduleName::one_f_one_b && m < l.pp)
     diagnostics.warn(
-        "train.global_batch_size",
+        words.field,
         fmt::format("{} are fewer than pp_size {}: some stages are never busy together", count,
                     l.pp),
-        fmt::format("raise global_batch_size to {}", l.pp * l.dp * l.micro_batch));
+        words.raise_to(l.pp));
 }
 
 constexpr uintmax_t kMaxCsv = 64 << 20;  // bytes
@@ -185,15 +207,25 @@ void check_csv(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   }
 }
 
-void check_micro_batch_size(const Recipe& r, Diagnostics& diagnostics) {
+void check_flushes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& size = r.distributed.pipeline.pp_microbatch_size;
   if (!size || !r.given("train.micro_batch_size")) return;
+  const int64_t local = r.train.micro_batch_size, global = r.train.global_batch_size;
   diagnostics.require(
-      r.train.micro_batch_size % *size == 0,
-      {"distributed.pipeline.pp_microbatch_size", "train.micro_batch_size"},
-      fmt::format("the local batch of {} is not a whole number of micro-batches of {}",
-                  r.train.micro_batch_size, *size),
-      fmt::format("use a divisor of {}", r.train.micro_batch_size));
+      local % *size == 0, {"distributed.pipeline.pp_microbatch_size", "train.micro_batch_size"},
+      fmt::format("the local batch of {} is not a whole number of micro-batches of {}", local,
+                  *size),
+      fmt::format("use a divisor of {}, or a local batch of {}", local,
+                  nearest_multiples(local, *size)));
+  // validate_train reports a global batch that the local batch of one rank does not divide.
+  if (!local_batch_is_flush(r) || global % local != 0) return;
+  diagnostics.require(
+      global % (l.dp * local) == 0,
+      {"train.global_batch_size", "train.micro_batch_size", "distributed.dp_size"},
+      fmt::format("global_batch_size {} is not a whole number of flushes of dp {} x local batch {} "
+                  "= {}",
+                  global, l.dp, local, l.dp * local),
+      fmt::format("use {}", nearest_multiples(global, l.dp * local)));
 }
 
 }  // namespace
@@ -215,7 +247,7 @@ void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostic
                       "add `pipeline: {}` below distributed to take the defaults (1f1b)");
   check_layout_string(r, l, diagnostics);
   check_split(r, l, diagnostics);
-  check_micro_batch_size(r, diagnostics);
+  check_flushes(r, l, diagnostics);
   if (r.distributed.pipeline.pp_schedule_csv) return check_csv(r, l, diagnostics);
   check_stage_count(r, l, diagnostics);
   check_micro_batches(r, l, diagnostics);

@@ -23,6 +23,11 @@ bool Recipe::written_in(std::string_view path, std::string_view section) const {
          at->second.starts_with(section) && at->second[section.size()] == '.';
 }
 
+bool Recipe::written_as(std::string_view path, std::string_view spelling) const {
+  const auto at = spellings.find(path);
+  return at != spellings.end() && at->second == spelling;
+}
+
 bool Recipe::given_section(std::string_view path) const {
   if (sections.count(path)) return true;
   const std::string below = std::string(path) + ".";
@@ -53,13 +58,24 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
   if (below("comm_overlap.") && !r.given_section("comm_overlap")) return false;
   return belongs_to_strategy(row, r);
 }
+
+// AutoModel's name of the local batch has a meaning of its own for a pipeline, so it is kept.
+bool keeps_name(const SchemaRow& row, const Recipe& r) {
+  return row.path == "train.micro_batch_size" && r.distributed.pp_size > 1 &&
+         r.written_as(row.path, "step_scheduler.local_batch_size");
+}
 }  // namespace
 
 std::string print_recipe(const Recipe& recipe, bool origins) {
   std::string out;
-  std::string open;  // the section whose keys are being printed, with a dot at its end
+  std::string named;  // what keeps the name under which it was written
+  std::string open;   // the section whose keys are being printed, with a dot at its end
   for (const auto& row : schema_rows()) {
     if (!in_force(row, recipe)) continue;
+    if (keeps_name(row, recipe)) {
+      named += fmt::format("step_scheduler:\n  local_batch_size: {}\n", row.show(recipe));
+      continue;
+    }
     const std::string section = row.path.substr(0, row.path.rfind('.') + 1);
     // Rows of a section follow each other, so a new section only needs its own headings.
     if (section != open) {
@@ -79,7 +95,7 @@ std::string print_recipe(const Recipe& recipe, bool origins) {
     if (origins) line = fmt::format("{:<52}  # {}", line, origin_name(recipe.origin(row.path)));
     out += line + "\n";
   }
-  return out;
+  return out + named;
 }
 
 }  // namespace mtrain::recipe

@@ -75,6 +75,7 @@ struct CommOverlapConfig {
   bool defer_embedding_wgrad_compute = false;
   int64_t wgrad_deferral_limit = 0;
   bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
+  Auto<bool> fine_grained_1f1b;
   bool overlap_p2p_backward_on_comm_stream = false;
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
   bool overlap_p2p_with_transformer_layer_wgrad = false;
@@ -130,20 +131,24 @@ struct CommOverlapConfig {
             &CommOverlapConfig::delay_wgrad_compute,
             "compute each segment's weight gradients behind its input gradients",
             {.aliases = "model.delay_wgrad_compute"}},
+      Field{"fine_grained_1f1b",
+            &CommOverlapConfig::fine_grained_1f1b,
+            "a forward and a backward of two micro-batches take turns, layer by layer; auto: on "
+            "with overlap_moe_expert_parallel_comm or one of the next three",
+            {.aliases = "model.fine_grained_1f1b"}},
       Field{"overlap_p2p_backward_on_comm_stream",
             &CommOverlapConfig::overlap_p2p_backward_on_comm_stream,
-            "fine-grained 1F1B: a forward and a backward take turns, segment by segment, and the "
-            "gradient is sent before the forward has ended",
+            "fine-grained 1F1B: a chunk's gradient leaves as soon as its first layer has it, and "
+            "no computation waits for it",
             {.aliases = "model.overlap_p2p_backward_on_comm_stream"}},
       Field{"overlap_p2p_wgrad_delayed_layer_number",
             &CommOverlapConfig::overlap_p2p_wgrad_delayed_layer_number,
-            "first layers of a chunk whose attention's weight gradients wait until its gradient is "
-            "sent",
+            "fine-grained 1F1B: first layers of a chunk whose attention's weight gradients run "
+            "while the chunk's gradient travels",
             {.aliases = "model.overlap_p2p_wgrad_delayed_layer_number", .min = 1}},
       Field{"overlap_p2p_with_transformer_layer_wgrad",
             &CommOverlapConfig::overlap_p2p_with_transformer_layer_wgrad,
-            "the weight gradients of those layers' MLPs wait, too (of the first layer, unless the "
-            "number of layers is given)",
+            "fine-grained 1F1B: the weight gradients of those layers' MLPs, too",
             {.aliases = "model.overlap_p2p_with_transformer_layer_wgrad"}},
       Field{"cp_overlap",
             &CommOverlapConfig::cp_overlap,

@@ -88,12 +88,14 @@ struct PipelineConfig {
 
   static constexpr auto fields = std::tuple{
       Field{"pp_schedule", &PipelineConfig::pp_schedule,
-            "order of forwards and backwards over the stages"},
+            "order of forwards and backwards over the stages; dfs is another name of "
+            "interleaved_1f1b"},
       Field{"pp_schedule_csv", &PipelineConfig::pp_schedule_csv,
             "file with the order instead: a row per rank, cells such as 2F0"},
       Field{"pp_microbatch_size",
             &PipelineConfig::pp_microbatch_size,
-            "samples per micro-batch; train.micro_batch_size unless set",
+            "samples per micro-batch; train.micro_batch_size unless set. If that is written as "
+            "step_scheduler.local_batch_size, each local batch is one flush of the pipeline",
             {.min = 1}},
       Field{"layers_per_stage",
             &PipelineConfig::layers_per_stage,
@@ -103,7 +105,7 @@ struct PipelineConfig {
             &PipelineConfig::round_virtual_stages_to_pp_multiple,
             "round the number of stages to a multiple of pp_size"},
       Field{"scale_grads_in_schedule", &PipelineConfig::scale_grads_in_schedule,
-            "divide gradients by the number of micro-batches inside the schedule"},
+            "divide gradients by the number of micro-batches of a flush"},
       Field{"dtype", &PipelineConfig::dtype, "type of messages; output_dtype's unless set"},
       Field{"microbatch_group_size_per_vp_stage",
             &PipelineConfig::microbatch_group_size_per_vp_stage,
