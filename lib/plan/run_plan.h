@@ -59,6 +59,7 @@ struct RunPlan {
 
   OptimizerOptions optimizer;
   LrScheduleOptions lr_schedule;
+  LossScaleOptions loss_scale;
   TrainOptions train;
   ValidationOptions validation;
   CheckpointOptions checkpoint;

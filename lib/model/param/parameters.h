@@ -181,8 +181,11 @@ struct OwnedPart {
 };
 std::vector<OwnedPart> owned_parts(const Parameter& p);
 
-// Returns the owned gradients that count in the gradient norm: those of all units, without the
-// copies that another rank counts.
-std::vector<Tensor> counted_grads(ParamStore& params);
+// The owned gradients of all units: those that count in the gradient norm, and the copies of them
+// that another rank counts.
+struct NormGrads {
+  std::vector<Tensor> counted, copies;
+};
+NormGrads norm_grads(ParamStore& params);
 
 }  // namespace mtrain::model

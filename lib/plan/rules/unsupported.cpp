@@ -10,19 +10,28 @@ namespace mtrain::plan {
 
 namespace {
 
+recipe::ElementType own_type(const Recipe& r) {
+  switch (r.mixed_precision.name) {
+    case recipe::Precision::fp32: return recipe::ElementType::fp32;
+    case recipe::Precision::fp16_mixed: return recipe::ElementType::fp16;
+    default: return recipe::ElementType::bf16;
+  }
+}
+
 template <class Missing>
-void check_pipeline(const Recipe& r, bool fp32, const Missing& missing) {
+void check_pipeline(const Recipe& r, const Missing& missing) {
   if (r.distributed.pp_size == 1) return;
   const auto& dtype = r.distributed.pipeline.dtype;
-  missing(dtype && *dtype != (fp32 ? recipe::ElementType::fp32 : recipe::ElementType::bf16),
-          "distributed.pipeline.dtype", "activations that travel in another type than the weights'",
-          "leave it out");
+  missing(dtype && *dtype != own_type(r), "distributed.pipeline.dtype",
+          "activations that travel in another type than the weights'", "leave it out");
 }
 
 template <class Missing>
 void check_float8(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
   if (p.fp8 == recipe::Fp8Format::none) return;
+  missing(p.name == recipe::Precision::fp16_mixed, "mixed_precision.fp8",
+          "8-bit products beside fp16", "use mixed_precision.name: bf16_mixed");
   missing(p.fp8_recipe == recipe::Fp8Recipe::blockwise || p.fp8_recipe == recipe::Fp8Recipe::mxfp8,
           "mixed_precision.fp8_recipe", "scales of blocks (blockwise, mxfp8)",
           "use tensorwise or delayed");
@@ -47,22 +56,15 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
     gpu_only = gpu_only || gemm.atomic_gemm || gemm.fp8_buf;
   missing(gpu_only, "comm_overlap.tp_comm_overlap_cfg", "atomic_gemm and fp8_buf",
           "leave them out");
-  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
-  check_pipeline(r, fp32, missing);
+  check_pipeline(r, missing);
   const auto& output = d.mp_policy.output_dtype;
-  missing(output && (*output == recipe::ElementType::fp32) != fp32,
-          "distributed.mp_policy.output_dtype", "outputs of another type than the weights",
-          "leave it out");
-  missing(d.mp_policy.reduce_dtype == recipe::ElementType::fp16,
-          "distributed.mp_policy.reduce_dtype", "gradients that travel in fp16",
-          "use bf16 or fp32");
+  missing(output && *output != own_type(r), "distributed.mp_policy.output_dtype",
+          "outputs of another type than the weights", "leave it out");
   missing(!d.mp_policy.cast_forward_inputs, "distributed.mp_policy.cast_forward_inputs",
           "inputs of another type than the weights", "set it to true");
   missing(!r.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "leaving this check alone out",
           "debug.check_nan: false leaves out all of them");
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
-  missing(r.mixed_precision.name == recipe::Precision::fp16_mixed, "mixed_precision.name",
-          "fp16_mixed", "use bf16_mixed or fp32");
   check_float8(r, missing);
   missing(r.checkpoint.save_consolidated, "checkpoint.save_consolidated", "a second, whole copy");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
