@@ -194,7 +194,7 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
             1, "`a` is listed twice");
   }
   SECTION("a tensor's description") {
-    refuses("{\"a\":" + entry("F16", "[2]", "[0,4]") + "}", 4, "`a` has dtype F16");
+    refuses("{\"a\":" + entry("I16", "[2]", "[0,4]") + "}", 4, "`a` has dtype I16");
     refuses("{\"a\":" + entry("U8", "3", "[0,3]") + "}", 3, "shape that is not a list");
     refuses("{\"a\":" + entry("U8", "[-3]", "[0,3]") + "}", 3, "not a whole number");
     refuses("{\"a\":" + entry("U8", "[1.5]", "[0,3]") + "}", 3, "not a whole number");

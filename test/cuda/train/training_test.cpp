@@ -62,6 +62,8 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
   // step of delayed scaling, which has other launches.
   for (const Case& c :
        std::vector<Case>{{{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}, 40 - 2},
+                         {{"mixed_precision.name=fp16_mixed", "optimizer.loss_scale_window=4"},
+                          40 - 2},
                          {{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
                            "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
                           40 - 2},
@@ -87,10 +89,11 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
 }
 
 TEST_CASE(
-    "training on CUDA kernels follows the CPU in bf16, other blocks, 8 bits and dropout too") {
+    "training on CUDA kernels follows the CPU in 16 bits, other blocks, 8 bits and dropout too") {
   for (const auto& changes : std::vector<std::vector<std::string>>{
            {"mixed_precision.name=bf16_mixed"},
            {"mixed_precision.name=bf16_mixed", "optimizer.master_weights=false"},
+           {"mixed_precision.name=fp16_mixed", "optimizer.loss_scale_window=4"},
            {"mixed_precision.name=bf16_mixed", "model.architecture=gpt2",
             "model.num_query_groups=4", "model.hidden_dropout=0.1", "train.micro_batch_size=3"},
            {"mixed_precision={name: bf16_mixed, fp8: hybrid}", "model.hidden_size=64",
