@@ -254,10 +254,8 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   on_rank_0_in_background(t.control, [&] {
     storage::TrainState& state = options.state;
     state.set("step", progress.steps_done);
-    if (!progress.loss_scale.empty()) {
-      state.set(kUpdates, progress.updates);
-      state.set(kLossScale, progress.loss_scale);
-    }
+    if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
+    if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
     state.set("ranks", t.control.size());
     if (!float8.empty()) state.set(kFloat8Scales, float8);
     state.save(writer->folder() / kState);
@@ -280,7 +278,7 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& re
                        [&] { load_weights(t.compute, t.params, folder, *t.whole_model); });
   load_moments(t, folder);
   if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
-  // Checkpoints of other precisions have neither: every step made an update.
+  // Without an entry every step made an update.
   const int64_t steps = state.integer("step");
   return {{.steps_done = steps,
            .updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps,

@@ -47,7 +47,8 @@ struct DebugConfig {
       Field{"strict", &DebugConfig::strict,
             "refuse an overlap that cannot be active; false turns it off with a warning"},
       Field{"check_nan", &DebugConfig::check_nan,
-            "stop at the first loss or gradient that is not finite and name its tensor"},
+            "stop at the first loss or gradient that is not finite and name its tensor; in fp16 a "
+            "gradient skips the update instead"},
       Field{"emulate_fp8", &DebugConfig::emulate_fp8,
             "let a CPU compute what mixed_precision.fp8 asks for: rounded as on a GPU, and slower "
             "than bf16"},
