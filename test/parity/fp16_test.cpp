@@ -167,6 +167,20 @@ TEST_CASE("fp16 under every layout follows a single rank in fp16") {
   }
 }
 
+TEST_CASE("messages in fp16 train alike over every backend") {
+  for (const char* name : {"ddp, fp16 on the wire", "tp, sequence", "cp", "pp, tied"}) {
+    const auto l = std::ranges::find(kLayouts, std::string(name), &Layout::name);
+    REQUIRE(l != kLayouts.end());
+    CAPTURE(name);
+    const Changes changes = with(with(kFp16, kBatch), l->changes);
+    const auto thread = train_ranks(l->ranks, changes, 5);
+    CHECK((train_ranks(l->ranks, changes, 5, "shared_memory")[0].losses == thread[0].losses));
+    const auto gloo = train_ranks(l->ranks, changes, 5, "gloo");
+    check_close(thread[0].losses, gloo[0].losses, 2e-2);
+    CHECK((gloo[1].losses == gloo[0].losses));
+  }
+}
+
 TEST_CASE("an infinite gradient on one rank skips the update on all, and halves the scale") {
   for (const Layout& l : kLayouts)
     for (const int culprit : {0, l.ranks - 1})

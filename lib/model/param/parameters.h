@@ -144,8 +144,8 @@ class ParamStore {
   // Declares a parameter of `unit`; units keep the order of their first parameter. The pointer
   // stays valid.
   Parameter* add(UnitId unit, ParamSpec spec);
-  // Allocates what `sharding` lets this rank keep. `compute` is fp32 or bf16. Gradients and master
-  // weights exist only if `training`, master weights of bf16 values only if `masters`.
+  // Allocates what `sharding` lets this rank keep. `compute` is fp32, bf16 or fp16. Gradients and
+  // master weights exist only if `training`, master weights of 16-bit values only if `masters`.
   void materialize(Stream& stream, DType compute, bool training, const Sharding& sharding = {},
                    bool masters = true);
   // Writes the initial weights that this rank owns. Every element is a function of (seed, name, its
