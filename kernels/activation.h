@@ -1,4 +1,4 @@
-// Gated and plain activations of the MLP. The operands of a call are all fp32 or all bf16.
+// Gated and plain activations of the MLP. The operands of a call are all of one float type.
 #pragma once
 #include "base/span.h"
 

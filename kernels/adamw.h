@@ -24,7 +24,7 @@ struct AdamWRounding {
 struct AdamW {
   Span master, m, v;  // fp32; without a master, param itself is updated
   ConstSpan grad;     // fp32
-  Span param;         // the bf16 copy of master for compute; optional where there is a master
+  Span param;  // the bf16 or fp16 copy of master for compute; optional where there is a master
   // Optional, one fp32: the gradients are multiplied by it (clipping). Where it is not finite,
   // nothing is written, so that a failed step leaves the weights as they are.
   ConstSpan grad_scale;

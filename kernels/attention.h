@@ -1,6 +1,6 @@
 // Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix,
 // for grouped-query heads. Scores, probabilities and sums are fp32: only the inputs are rounded. q,
-// k, v, out and dout are all fp32 or all bf16; the forward's out and the gradients may be fp32 too.
+// k, v, out and dout have one float type; the forward's out and the gradients may be fp32 too.
 //
 // Keys may also come block by block (Liu et al. 2023, ring attention). The forward of each block
 // then writes an fp32 out and lse, and kernels/attention_merge.h merges those of all blocks. The

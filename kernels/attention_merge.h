@@ -13,7 +13,7 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 struct AttentionMerge {
-  ConstSpan block_out_TN;  // (S * B, A * D), fp32 or bf16
+  ConstSpan block_out_TN;  // (S * B, A * D), any float type
   ConstSpan block_lse;     // fp32 (B, A, S)
   Span out_TN;             // fp32
   Span lse;  // fp32; heads are lse_stride apart, since the rows may be part of a longer sequence

@@ -9,7 +9,7 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 struct CrossEntropy {
-  // fp32 or bf16. With write_grad they become grad_scale * (softmax - onehot), which is 0 in masked
+  // Any float. With write_grad they become grad_scale * (softmax - onehot), which is 0 in masked
   // rows and in padding.
   Span logits_TV;
   ConstSpan label_T;     // int32; a negative label masks its token: loss and gradient are 0
@@ -27,7 +27,7 @@ struct CrossEntropy {
 constexpr int64_t kCrossEntropySums = 3;  // maximum, sum of e^(x - maximum), the label's logit or 0
 
 struct CrossEntropySums {
-  ConstSpan logits_TV;  // fp32 or bf16: the columns [first, first + V) of the vocabulary
+  ConstSpan logits_TV;  // any float: the columns [first, first + V) of the vocabulary
   ConstSpan label_T;    // int32, counted in the whole vocabulary; negative: masked
   Span sums_T3;         // fp32
   int64_t T, V;         // V: true columns of this rank; 0 where it has padding only

@@ -6,12 +6,12 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// y = a + b; each may be fp32 or bf16, and y may be a or b.
+// y = a + b; each may be fp32, bf16 or fp16 (not both of these); y may be a or b.
 struct Add {
   ConstSpan a, b;
   Span y;
 };
-// y = x in y's dtype: fp32 <-> bf16, or a copy.
+// y = x in y's dtype: between fp32, bf16 and fp16, or a copy.
 struct Cast {
   ConstSpan x;
   Span y;

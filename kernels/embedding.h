@@ -10,10 +10,10 @@ namespace mtrain::kernels {
 // out[t] = table[id[t]] + position_table[position[t]].
 struct EmbeddingForward {
   ConstSpan id_T;               // int32, in [0, vocabulary)
-  ConstSpan table_VH;           // fp32 or bf16
+  ConstSpan table_VH;           // any float
   ConstSpan position_T;         // int32; optional, goes with position_table_PH
   ConstSpan position_table_PH;  // has table_VH's dtype; never given with a shard
-  Span out_TH;                  // fp32 or bf16
+  Span out_TH;                  // any float
   int64_t T, H, V;
   int64_t first_row = 0;   // the table's first row in the vocabulary
   int64_t vocabulary = 0;  // rows of all shards; 0: V
@@ -21,7 +21,7 @@ struct EmbeddingForward {
 // dtable[id[t]] += dout[t], in the order of t.
 struct EmbeddingBackward {
   ConstSpan id_T;
-  ConstSpan dout_TH;  // fp32 or bf16
+  ConstSpan dout_TH;  // any float
   Span dtable_VH;     // fp32, accumulated into
   int64_t T, H, V;
   int64_t first_row = 0, vocabulary = 0;  // as in the forward

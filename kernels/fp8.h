@@ -9,7 +9,7 @@ namespace mtrain::kernels {
 
 // amax[0] = the largest finite |x|, or 0 where there is none.
 struct Amax {
-  ConstSpan x;                 // fp32 or bf16
+  ConstSpan x;                 // fp32, bf16 or fp16
   Span amax;                   // fp32, one element
   Span scale, inverse;         // optional, fp32, one element each: the scale of x for `type`
   DType type = DType::f8e4m3;  // f8e4m3 or f8e5m2
@@ -18,7 +18,7 @@ struct Amax {
 
 // Writes x in 8 bits, and its transpose. Either result is optional, and x is read once for both.
 struct Quantize {
-  ConstSpan x_TN;   // fp32 or bf16
+  ConstSpan x_TN;   // fp32, bf16 or fp16
   ConstSpan scale;  // fp32, one element
   // f8e4m3 or f8e5m2. Finite numbers beyond the type's range become its largest number; infinities
   // and NaN become NaN.

@@ -7,7 +7,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// a, b, bias_N and c_MN may each be fp32 or bf16. a and b may also both be 8-bit floats in the form
+// a, b, bias_N and c_MN are each fp32, bf16 or fp16; or a and b are 8-bit floats in the form
 // that tensor cores take: not both f8e5m2, trans_b but not trans_a (so that rows of both lie along
 // K), K and N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes.
 constexpr int64_t kFloat8Multiple = 16;

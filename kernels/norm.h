@@ -1,5 +1,5 @@
 // RMSNorm (Zhang & Sennrich 2019) and LayerNorm over the last dimension, optionally fused with the
-// residual add before it. Activations and weights are all fp32 or all bf16; statistics are fp32,
+// residual add before it. Activations and weights are all of one float type; statistics are fp32,
 // and weight gradients accumulate in fp32.
 #pragma once
 #include "base/span.h"

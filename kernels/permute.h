@@ -5,7 +5,7 @@
 // choice has no row. The experts compute on the first R rows; choices whose rows lie behind them
 // count as dropped, too.
 //
-// x and out are both fp32 or both bf16; indices are int32; weights and sums are fp32, and a sum is
+// x and out are of one float type; indices are int32; weights and sums are fp32, and a sum is
 // rounded once.
 #pragma once
 #include "base/span.h"

@@ -11,13 +11,17 @@ struct SumSquares {
   ConstSpan x;
   Span out;  // fp64, one element
 };
-// norm = sqrt(sum_squares). scale = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm = 0;
-// scale is NaN where the norm (in fp32) or the loss is not finite.
+// norm = unscale * sqrt(sum_squares), or NaN where a copy is not finite. scale = unscale * min(1,
+// max_norm / (norm + 1e-6)), or unscale where max_norm = 0; scale is NaN where the norm (in fp32)
+// or the loss is not finite.
 struct ClipScale {
-  ConstSpan sum_squares;  // fp64, one element
-  ConstSpan loss;         // optional: fp64, one element
-  Span norm, scale;       // fp32, one element each
+  // fp64: the gradients that count; optionally a second element, the sum over copies of them, which
+  // only must be finite.
+  ConstSpan sum_squares;
+  ConstSpan loss;    // optional: fp64, one element
+  Span norm, scale;  // fp32, one element each
   float max_norm;
+  double unscale = 1;  // 1 / the scale of the loss, and thus of the gradients
 };
 // out[n] += the sum of x[t, n] over t: the gradient of a bias.
 struct ColumnSum {

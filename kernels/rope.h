@@ -9,7 +9,7 @@ namespace mtrain::kernels {
 
 // Rotates x in place.
 struct Rope {
-  Span x;  // fp32 or bf16 (T, heads, D), tokens token_stride apart: q and k heads of a fused qkv
+  Span x;  // any float (T, heads, D), tokens token_stride apart: q and k heads of a fused qkv
   ConstSpan cos_PR, sin_PR;  // fp32 (positions, R): R = D / 2 angles per position, already scaled
   ConstSpan position_T;      // int32, in [0, positions)
   int64_t T, heads, D, token_stride;

@@ -11,7 +11,12 @@ void check_adamw(const AdamW& a) {
   check("adamw", "m", a.m, a.count(), DType::f32);
   check("adamw", "v", a.v, a.count(), DType::f32);
   check("adamw", "grad", a.grad, a.count(), DType::f32);
-  if (a.param || !a.master) check("adamw", "param", a.param, a.count(), DType::bf16);
+  if (a.param || !a.master) {
+    check_holds("adamw", "param", a.param, a.count());
+    MT_CHECK(a.param.dtype == DType::bf16 || (a.param.dtype == DType::f16 && a.master),
+             "adamw: param is {}, {} master weights", dtype_name(a.param.dtype),
+             a.master ? "beside" : "without");
+  }
   if (a.grad_scale) check("adamw", "grad_scale", a.grad_scale, 1, DType::f32);
   MT_CHECK(a.step >= 1, "adamw: step {} must count from 1", a.step);
 }

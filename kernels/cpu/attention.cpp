@@ -48,7 +48,7 @@ void check_view(const char* op, const char* name, const ConstSpan& data, int64_t
   check(op, name, data, rows > 0 ? (rows - 1) * stride + width : 0, dtype);
 }
 
-// Results that enter further sums may be fp32 where the operands are bf16.
+// Results that enter further sums may be fp32 where the operands are bf16 or fp16.
 void check_wide(const char* op, const char* name, const HeadSpan& view, int64_t rows, int64_t width,
                 DType dtype) {
   const bool wide = view.data.dtype == DType::f32;
@@ -60,7 +60,7 @@ void check_forward(const AttentionForward& f) {
   const char* op = "attention";
   check_shape(s, op);
   const DType dtype = f.q.data.dtype;
-  MT_CHECK(dtype == DType::f32 || dtype == DType::bf16, "{}: q is {}", op, dtype_name(dtype));
+  MT_CHECK(is_float(dtype), "{}: q is {}", op, dtype_name(dtype));
   check_view(op, "q", f.q.data, f.q.token_stride, s.B * s.Sq, s.A * s.D, dtype);
   check_view(op, "k", f.k.data, f.k.token_stride, s.B * s.Skv, s.G * s.D, dtype);
   check_view(op, "v", f.v.data, f.v.token_stride, s.B * s.Skv, s.G * s.D, dtype);
@@ -73,7 +73,7 @@ void check_backward(const AttentionBackward& b) {
   const char* op = "attention backward";
   check_shape(s, op);
   const DType dtype = b.q.data.dtype;
-  MT_CHECK(dtype == DType::f32 || dtype == DType::bf16, "{}: q is {}", op, dtype_name(dtype));
+  MT_CHECK(is_float(dtype), "{}: q is {}", op, dtype_name(dtype));
   for (const auto& [name, view] : {std::pair{"q", b.q}, {"out", b.out}, {"dout", b.dout}})
     check_view(op, name, view.data, view.token_stride, s.B * s.Sq, s.A * s.D, dtype);
   for (const auto& [name, view] : {std::pair{"k", b.k}, {"v", b.v}})

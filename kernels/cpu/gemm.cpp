@@ -144,7 +144,7 @@ class Gemm {
   std::vector<PanelRange> units_;
   std::vector<std::unique_ptr<Phase>> phases_;
   float* b_[2] = {};
-  // fp32 partial sums where C is bf16 and k is split: of a unit, or of a block of columns where
+  // fp32 partial sums where C has 16 bits and k is split: of a unit, or of a block of columns where
   // phases split k too.
   bool unit_sums_ = false;
   float* phase_sums_ = nullptr;
@@ -167,7 +167,7 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
                           kernels.fewest_columns, kernels.most_columns));
   plan_units();
   plan_phases();
-  const bool two = phases_.size() > 1, sums = k_block_ < m.K && m.c_MN.dtype == DType::bf16;
+  const bool two = phases_.size() > 1, sums = k_block_ < m.K && is_half(m.c_MN.dtype);
   const bool phases_cut_k = phases_[0]->k1 < m.K;
   const int64_t b_floats = column_block_ * words(phases_[0]->k1 - phases_[0]->k0);
   thread_local Scratch scratch;

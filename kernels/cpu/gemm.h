@@ -4,11 +4,11 @@
 // alone, so that its bits do not depend on the number of threads, on M, on N, or on how a caller
 // splits M or N.
 //
-// gemm() takes fp32 and bf16; bf16 operands are converted to fp32 while they are packed, which
-// costs little. gemm_bf16() takes bf16 operands as they are: AVX512_BF16's dot product multiplies
-// two k at once and adds them to an fp32 sum, at half or twice the speed of gemm(), depending on
-// the CPU. That instruction rounds to nearest even whatever the rounding mode, and treats denormal
-// operands, products and sums as zero; so does its rounding of C to bf16.
+// gemm() takes fp32, bf16 and fp16; operands of 16 bits are converted to fp32 while they are
+// packed, which costs little. gemm_bf16() takes bf16 operands as they are: AVX512_BF16's dot
+// product multiplies two k at once and adds them to an fp32 sum, at half or twice the speed of
+// gemm(), depending on the CPU. That instruction rounds to nearest even whatever the rounding mode,
+// and treats denormal operands, products and sums as zero; so does its rounding of C to bf16.
 //
 // gemm_amx() multiplies on AMX tiles, 16 rows x 32 k at once, several times as fast as gemm(). An
 // instruction sums its 32 k by itself and adds that sum to the tile, so that the last bits differ

@@ -12,8 +12,6 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
-bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
-
 void check(const Matmul& m) {
   MT_CHECK(m.M >= 0 && m.N >= 0 && m.K >= 0, "matmul: M {} N {} K {}", m.M, m.N, m.K);
   MT_CHECK((is_float8(m) || (is_float(m.a.dtype) && is_float(m.b.dtype))) && is_float(m.c_MN.dtype),

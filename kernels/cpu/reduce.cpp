@@ -33,15 +33,18 @@ void run(const ClipScale& a) {
   check("clip", "norm", a.norm, 1, DType::f32);
   check("clip", "scale", a.scale, 1, DType::f32);
   if (a.loss) check("clip", "loss", a.loss, 1, DType::f64);
-  const double norm = std::sqrt(*a.sum_squares.as<double>());
-  *a.norm.as<float>() = float(norm);
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const double* squares = a.sum_squares.as<double>();
+  const double norm = std::sqrt(squares[0]) * a.unscale;
+  const bool copies_finite = a.sum_squares.count < 2 || std::isfinite(squares[1]);
+  *a.norm.as<float>() = copies_finite ? float(norm) : kNaN;
   // The fp32 norm, which the host sees, decides, so that host and optimizer never disagree.
-  if (!std::isfinite(float(norm)) || (a.loss && !std::isfinite(*a.loss.as<double>()))) {
-    *a.scale.as<float>() = std::numeric_limits<float>::quiet_NaN();
+  if (!std::isfinite(*a.norm.as<float>()) || (a.loss && !std::isfinite(*a.loss.as<double>()))) {
+    *a.scale.as<float>() = kNaN;
     return;
   }
-  const double scale = double(a.max_norm) / (norm + 1e-6);
-  *a.scale.as<float>() = a.max_norm == 0 || scale > 1 ? 1.0f : float(scale);
+  const double fitting = double(a.max_norm) / (norm + 1e-6);
+  *a.scale.as<float>() = float(a.unscale * (a.max_norm == 0 || fitting > 1 ? 1.0 : fitting));
 }
 
 }  // namespace mtrain::kernels::cpu

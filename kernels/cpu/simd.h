@@ -8,7 +8,8 @@
 // that copy may be the AVX-512 one, which an older CPU cannot run. Hence everything here is in the
 // instruction set's namespace, and vector files use no standard container, no std::function (use
 // parallel() below), no MT_CHECK (checks are in kernels/cpu/<op>.cpp) and no inline member of bf16
-// (use from_float() and to_float() below). scripts/check_isa.sh checks the object files for this.
+// or f16 (use from_float() and to_float() below). scripts/check_isa.sh checks the object files for
+// this.
 #pragma once
 #if defined(__x86_64__)
 // AVX-512 code uses the maskz forms, since GCC 12 warns of the undefined operand of the others.
@@ -46,6 +47,7 @@ typedef double Vd __attribute__((vector_size(kLanes * 4)));  // half as many lan
 // x - 0 is x for every x, so that the compiler leaves only the broadcast; 0 + x would turn -0 into
 // +0 and cost an addition.
 MT_INLINE Vf splat(float x) { return x - Vf{}; }
+MT_INLINE Vu splat_bits(uint32_t x) { return x | Vu{}; }
 
 MT_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 MT_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -55,10 +57,33 @@ MT_INLINE int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 MT_INLINE float to_float(float x) { return x; }
 MT_INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, uint32_t(x.bits) << 16); }
+MT_INLINE float to_float(f16 x) {  // as f16's conversion does
+#if defined(__F16C__)
+  return _cvtsh_ss(x.bits);
+#else
+  const uint32_t code = x.bits & 0x7fffu, sign = uint32_t(x.bits & 0x8000u) << 16;
+  const float size = __builtin_bit_cast(float, code << 13) * 0x1p112f;
+  const uint32_t bits = code < 0x7c00u ? __builtin_bit_cast(uint32_t, size)
+                                       : code << 13 | 0x7f800000u | (code > 0x7c00u) << 22;
+  return __builtin_bit_cast(float, sign | bits);
+#endif
+}
 template <class T>
 MT_INLINE T from_float(float x) {
   if constexpr (sizeof(T) == 4) {
     return x;
+  } else if constexpr (std::is_same_v<T, f16>) {  // the rounding of f16's constructor
+#if defined(__F16C__)
+    return __builtin_bit_cast(T, uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)));
+#else
+    const uint32_t u = __builtin_bit_cast(uint32_t, x), size = u & 0x7fffffffu;
+    const float shifted = __builtin_bit_cast(float, size) + 0.5f;
+    const uint32_t rounded = ((size + 0xfff + ((size >> 13) & 1)) >> 13) - (112u << 10);
+    uint32_t code = rounded > 0x7c00u ? 0x7c00u : rounded;
+    if (size < 0x38800000u) code = __builtin_bit_cast(uint32_t, shifted) - 0x3f000000u;
+    if (size > 0x7f800000u) code = 0x7e00 | (size >> 13 & 0x3ff);
+    return __builtin_bit_cast(T, uint16_t((u >> 16 & 0x8000) | code));
+#endif
   } else {  // the rounding of bf16's constructor
     const uint32_t u = __builtin_bit_cast(uint32_t, x);
     const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
@@ -111,19 +136,65 @@ MT_INLINE Vh narrow_bf16(Vf v) {
 }
 #endif
 
+// The same for f16: F16C's instructions, or the steps of f16's constructor.
+#if defined(__AVX512F__)
+MT_INLINE Vf widen_f16(Vh h) { return (Vf)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
+MT_INLINE Vh narrow_f16(Vf v) {
+  return (Vh)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
+}
+#elif defined(__F16C__)
+MT_INLINE Vf widen_f16(Vh h) { return (Vf)_mm256_cvtph_ps((__m128i)h); }
+MT_INLINE Vh narrow_f16(Vf v) { return (Vh)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
+#else
+MT_INLINE Vf widen_f16(Vh h) {
+  const Vu x = __builtin_convertvector(h, Vu), code = x & 0x7fff;
+  const Vf size = (Vf)(code << 13) * 0x1p112f;
+  const Vu special = (code << 13) | 0x7f800000 | (code > 0x7c00 ? splat_bits(1u << 22) : Vu{});
+  return (Vf)((code < 0x7c00 ? (Vu)size : special) | (x & 0x8000) << 16);
+}
+MT_INLINE Vh narrow_f16(Vf v) {
+  const Vu u = (Vu)v, size = u & 0x7fffffff;
+  const Vu rounded = ((size + 0xfff + ((size >> 13) & 1)) >> 13) - (112u << 10);
+  Vu code = rounded > 0x7c00 ? splat_bits(0x7c00) : rounded;
+  code = size < 0x38800000 ? (Vu)((Vf)size + 0.5f) - 0x3f000000 : code;
+  code = size > 0x7f800000 ? (size >> 13 & 0x3ff) | 0x7e00 : code;
+  return low_halves(code | (u >> 16 & 0x8000));
+}
+#endif
+
+// Conversions of the element types of 16 bits, by type.
+template <class T>
+MT_INLINE Vf widen_as(Vh h) {
+  if constexpr (std::is_same_v<T, f16>)
+    return widen_f16(h);
+  else
+    return widen(h);
+}
+template <class T>
+MT_INLINE Vh narrow_as(Vf v) {
+  if constexpr (std::is_same_v<T, f16>)
+    return narrow_f16(v);
+  else
+    return narrow_bf16(v);
+}
+template <class T>
+concept Half = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+
 MT_INLINE Vf load(const float* p) {
   Vf v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
-MT_INLINE Vf load(const bf16* p) {
+template <Half T>
+MT_INLINE Vf load(const T* p) {
   Vh h;
   __builtin_memcpy(&h, p, sizeof h);
-  return widen(h);
+  return widen_as<T>(h);
 }
 MT_INLINE void store(float* p, Vf v) { __builtin_memcpy(p, &v, sizeof v); }
-MT_INLINE void store(bf16* p, Vf v) {
-  const Vh h = narrow_bf16(v);
+template <Half T>
+MT_INLINE void store(T* p, Vf v) {
+  const Vh h = narrow_as<T>(v);
   __builtin_memcpy(static_cast<void*>(p), &h, sizeof h);
 }
 
@@ -138,22 +209,30 @@ struct Part {
 };
 
 MT_INLINE Vf load(const float* p, Full) { return load(p); }
-MT_INLINE Vf load(const bf16* p, Full) { return load(p); }
 MT_INLINE void store(float* p, Vf v, Full) { store(p, v); }
-MT_INLINE void store(bf16* p, Vf v, Full) { store(p, v); }
+template <Half T>
+MT_INLINE Vf load(const T* p, Full) {
+  return load(p);
+}
+template <Half T>
+MT_INLINE void store(T* p, Vf v, Full) {
+  store(p, v);
+}
 
 #if defined(__AVX512F__)
 MT_INLINE Vf load(const float* p, Part m) {
   return (Vf)_mm512_maskz_loadu_ps(__mmask16((1u << m.count) - 1), p);
 }
-MT_INLINE Vf load(const bf16* p, Part m) {
-  return widen((Vh)_mm256_maskz_loadu_epi16(__mmask16((1u << m.count) - 1), p));
+template <Half T>
+MT_INLINE Vf load(const T* p, Part m) {
+  return widen_as<T>((Vh)_mm256_maskz_loadu_epi16(__mmask16((1u << m.count) - 1), p));
 }
 MT_INLINE void store(float* p, Vf v, Part m) {
   _mm512_mask_storeu_ps(p, __mmask16((1u << m.count) - 1), (__m512)v);
 }
-MT_INLINE void store(bf16* p, Vf v, Part m) {
-  _mm256_mask_storeu_epi16(p, __mmask16((1u << m.count) - 1), (__m256i)narrow_bf16(v));
+template <Half T>
+MT_INLINE void store(T* p, Vf v, Part m) {
+  _mm256_mask_storeu_epi16(p, __mmask16((1u << m.count) - 1), (__m256i)narrow_as<T>(v));
 }
 #else
 // These move halves, quarters, ... of a vector: few loads and stores, and no masked ones, which are
@@ -169,7 +248,8 @@ MT_INLINE Vf load(const float* p, Part m) {
     }
   return load(lane);
 }
-MT_INLINE Vf load(const bf16* p, Part m) {
+template <Half T>
+MT_INLINE Vf load(const T* p, Part m) {
   float lane[kLanes] = {};
   for (int i = 0; i < m.count; ++i) lane[i] = to_float(p[i]);
   return load(lane);
@@ -185,19 +265,20 @@ MT_INLINE void store(float* p, Vf v, Part m) {
       p += width, from += width;
     }
 }
-MT_INLINE void store(bf16* p, Vf v, Part m) {
-  const Vh h = narrow_bf16(v);
-  for (int i = 0; i < m.count; ++i) p[i] = __builtin_bit_cast(bf16, uint16_t(h[i]));
+template <Half T>
+MT_INLINE void store(T* p, Vf v, Part m) {
+  const Vh h = narrow_as<T>(v);
+  for (int i = 0; i < m.count; ++i) p[i] = __builtin_bit_cast(T, uint16_t(h[i]));
 }
 #endif
 
-// Returns v as it would be read back after a store as T: rounded for bf16, unchanged for fp32.
+// Returns v as it would be read back after a store as T: rounded for 16 bits, unchanged for fp32.
 template <class T>
 MT_INLINE Vf round_to(Vf v) {
   if constexpr (sizeof(T) == 4)
     return v;
   else
-    return widen(narrow_bf16(v));
+    return widen_as<T>(narrow_as<T>(v));
 }
 
 // Returns the used lanes of v, and the lanes of `other` beyond them.

@@ -33,8 +33,9 @@ __device__ __forceinline__ void update(const Update& u, float scale, float* m, f
   store<L>(v + i, v1);
 }
 
-template <int N>
-__global__ void adamw(float* master, float* m, float* v, const float* grad, bf16* param,
+// Also writes the copy of the master weights for compute, of type P, if there is one.
+template <int N, class P>
+__global__ void adamw(float* master, float* m, float* v, const float* grad, P* param,
                       const float* grad_scale, Update u, int64_t count) {
   const float scale = grad_scale ? *grad_scale : 1.0f;
   if (!isfinite(scale)) return;
@@ -122,10 +123,15 @@ void run(const AdamW& a, CUstream_st* stream) {
                  .l2 = a.decoupled_decay ? 0.0f : a.weight_decay};
   with_width<float>(
       aligned({a.master.data, a.m.data, a.v.data, a.grad.data, a.param.data}), [&]<int N>() {
-        if (a.master)
-          MT_LAUNCH((adamw<N>), flat_blocks(n, N), kFlatThreads, 0, stream, data<float>(a.master),
-                    data<float>(a.m), data<float>(a.v), data<float>(a.grad), data<bf16>(a.param),
-                    data<float>(a.grad_scale), u, n);
+        const auto with_master = [&]<class P>() {
+          MT_LAUNCH((adamw<N, P>), flat_blocks(n, N), kFlatThreads, 0, stream,
+                    data<float>(a.master), data<float>(a.m), data<float>(a.v), data<float>(a.grad),
+                    data<P>(a.param), data<float>(a.grad_scale), u, n);
+        };
+        if (a.master && a.param.dtype == DType::f16)
+          with_master.template operator()<f16>();
+        else if (a.master)
+          with_master.template operator()<bf16>();
         else
           MT_LAUNCH((adamw_bf16<N>), flat_blocks(n, N), kFlatThreads, 0, stream,
                     data<bf16>(a.param), data<float>(a.m), data<float>(a.v), data<float>(a.grad),

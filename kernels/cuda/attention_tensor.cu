@@ -66,23 +66,23 @@ __device__ __forceinline__ void soften(float (&s)[BLOCKS][4], Softmax& state, fl
   }
 }
 
+template <class T>
 struct Output {
-  PairHeads out;
+  PairHeads<T> out;
   float* lse;
   int64_t lse_stride;
 };
 
-template <int DIM>
+template <int DIM, class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    forward(Heads<const bf16> q_heads, Heads<const bf16> k_heads, Heads<const bf16> v_heads,
-            Output to, VisibleKeys sight, int A, int group, float scale) {
+    forward(Heads<const T> q_heads, Heads<const T> k_heads, Heads<const T> v_heads, Output<T> to,
+            VisibleKeys sight, int A, int group, float scale) {
   const int tiles = (sight.Sq + kQueries - 1) / kQueries, D = q_heads.D;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B;
   // Under a causal mask the last queries see the most keys: they go first.
   const int q0 = (tiles - 1 - int(blockIdx.x) / A / q_heads.B) * kQueries;
   const Shared<DIM> shared{dynamic_shared<unsigned char>()};
-  const HeadRows<const bf16> keys = k_heads.of(b, head / group),
-                             values = v_heads.of(b, head / group);
+  const HeadRows<const T> keys = k_heads.of(b, head / group), values = v_heads.of(b, head / group);
   const int warp = int(threadIdx.x) / kWarp, row0 = q0 + warp * 16, last = sight.Sq - 1;
   const int row = row0 + int(threadIdx.x) % kWarp / 4;
   // Rows beyond the last one are computed as copies of it, and are not written.
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int n = 0; n < kKeys / 16; ++n) {
         uint32_t b2[4];
         load_b_transposed(b2, shared.k(stage), n * 16, k);
-        mma_bf16(s[2 * n], a, b2[0], b2[1]);
-        mma_bf16(s[2 * n + 1], a, b2[2], b2[3]);
+        mma_of<T>(s[2 * n], a, b2[0], b2[1]);
+        mma_of<T>(s[2 * n + 1], a, b2[2], b2[3]);
       }
     }
     float decay[2];
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       uint32_t a[4];
-      as_operand(a, s[2 * k], s[2 * k + 1]);
-      multiply_rows<DIM>(out, a, shared.v(stage), k * 16);
+      as_operand<T>(a, s[2 * k], s[2 * k + 1]);
+      multiply_rows<T, DIM>(out, a, shared.v(stage), k * 16);
     }
   }
   copy_async_wait<0>();  // the queries, where there was no key
@@ -150,14 +150,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   put_sums<DIM>(to.out.of(b, head), out, row0, sight.Sq, D, factor[0], factor[1], false);
 }
 
-template <int DIM>
+template <int DIM, class T>
 void start(const AttentionForward& f, CUstream_st* stream) {
   const AttentionShape& s = f.shape;
-  MT_LAUNCH((forward<DIM>), unsigned(div_up(s.Sq, kQueries) * s.A * s.B), kThreads,
-            Shared<DIM>::kBytes, stream, heads_of<bf16>(f.q, s), heads_of<bf16>(f.k, s),
-            heads_of<bf16>(f.v, s),
-            (Output{pairs_of(f.out, s), data<float>(f.lse), s.lse_stride ? s.lse_stride : s.Sq}),
-            VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E);
+  MT_LAUNCH(
+      (forward<DIM, T>), unsigned(div_up(s.Sq, kQueries) * s.A * s.B), kThreads,
+      Shared<DIM>::kBytes, stream, heads_of<T>(f.q, s), heads_of<T>(f.k, s), heads_of<T>(f.v, s),
+      (Output<T>{pairs_of<T>(f.out, s), data<float>(f.lse), s.lse_stride ? s.lse_stride : s.Sq}),
+      VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E);
 }
 
 bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }
@@ -166,13 +166,19 @@ bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_
 
 bool tensor_cores_can(const AttentionForward& f) {
   const HeadView out{f.out.data, f.out.token_stride};
-  return f.q.data.dtype == DType::bf16 && f.shape.D % 8 == 0 && f.shape.D <= 128 &&
-         f.shape.scale > 0 && f.shape.Skv > 0 && whole_chunks(f.q) && whole_chunks(f.k) &&
-         whole_chunks(f.v) && whole_chunks(out);
+  return is_half(f.q.data.dtype) && f.shape.D % 8 == 0 && f.shape.D <= 128 && f.shape.scale > 0 &&
+         f.shape.Skv > 0 && whole_chunks(f.q) && whole_chunks(f.k) && whole_chunks(f.v) &&
+         whole_chunks(out);
 }
 
 void attention_on_tensor_cores(const AttentionForward& f, CUstream_st* stream) {
-  f.shape.D <= 64 ? start<64>(f, stream) : start<128>(f, stream);
+  const auto start_as = [&]<class T>() {
+    f.shape.D <= 64 ? start<64, T>(f, stream) : start<128, T>(f, stream);
+  };
+  if (f.q.data.dtype == DType::f16)
+    start_as.template operator()<f16>();
+  else
+    start_as.template operator()<bf16>();
 }
 
 }  // namespace mtrain::kernels::cuda

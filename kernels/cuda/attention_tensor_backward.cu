@@ -13,8 +13,9 @@ constexpr int kThreads = 128, kKept = kThreads / kWarp * 16, kStages = 2;
 template <int DIM>
 constexpr int kMoving = DIM <= 64 ? 64 : 32;  // rows of a tile that the block goes through
 
+template <class T>
 struct Operands {
-  Heads<const bf16> q, k, v, dout;
+  Heads<const T> q, k, v, dout;
   const float *lse, *delta;
   int64_t lse_stride;
   VisibleKeys sight;
@@ -27,7 +28,8 @@ struct Query {
   float lse, delta;  // lse: base 2
   int begin, end;    // the keys it sees
 };
-__device__ __forceinline__ Query query_at(const Operands& a, int b, int head, int row) {
+template <class T>
+__device__ __forceinline__ Query query_at(const Operands<T>& a, int b, int head, int row) {
   if (row >= a.sight.Sq) return {0, 0, 0, 0};
   const Range seen = a.sight(row);
   const int64_t at = int64_t(b) * a.A + head;
@@ -55,7 +57,7 @@ struct Shared {
 };
 
 // Computes x (16, R) = the rows of a from row0 on, times the transpose of the tile b.
-template <int R, int DIM>
+template <class T, int R, int DIM>
 __device__ __forceinline__ void multiply_transposed(float (&x)[R / 8][4], const HalfTile<DIM>& a,
                                                     int row0, const HalfTile<DIM>& b) {
 #pragma unroll 4  // all at once would hold more addresses than there are registers
@@ -66,8 +68,8 @@ __device__ __forceinline__ void multiply_transposed(float (&x)[R / 8][4], const 
     for (int n = 0; n < R / 16; ++n) {
       uint32_t right[4];
       load_b_transposed(right, b, n * 16, k);
-      mma_bf16(x[2 * n], left, right[0], right[1]);
-      mma_bf16(x[2 * n + 1], left, right[2], right[3]);
+      mma_of<T>(x[2 * n], left, right[0], right[1]);
+      mma_of<T>(x[2 * n + 1], left, right[2], right[3]);
     }
   }
 }
@@ -80,9 +82,9 @@ __device__ __forceinline__ void soften(float& s, float& ds, const Query& q, int 
   ds = sees ? p * (ds - q.delta) : 0.0f;
 }
 
-template <int DIM>
+template <int DIM, class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    backward_of_keys(Operands a, PairHeads dk_heads, PairHeads dv_heads, bool add) {
+    backward_of_keys(Operands<T> a, PairHeads<T> dk_heads, PairHeads<T> dv_heads, bool add) {
   constexpr int R = kMoving<DIM>;
   const int G = a.A / a.group, D = a.q.D, warp = int(threadIdx.x) / kWarp;
   const int g = int(blockIdx.x) % G, b = int(blockIdx.x) / G % a.q.B;
@@ -111,8 +113,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();  // this tile is here for all, and all are done with the one before
     if (step + 1 < steps) fetch(step + 1, stage ^ 1);
     float s[R / 8][4] = {}, ds[R / 8][4] = {};
-    multiply_transposed<R>(s, shared.kept(0), warp * 16, shared.moving(stage, 0));
-    multiply_transposed<R>(ds, shared.kept(1), warp * 16, shared.moving(stage, 1));
+    multiply_transposed<T, R>(s, shared.kept(0), warp * 16, shared.moving(stage, 0));
+    multiply_transposed<T, R>(ds, shared.kept(1), warp * 16, shared.moving(stage, 1));
 #pragma unroll
     for (int n = 0; n < R / 8; ++n)
 #pragma unroll
@@ -124,10 +126,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int k = 0; k < R / 16; ++k) {
       uint32_t left[4];
-      as_operand(left, s[2 * k], s[2 * k + 1]);
-      multiply_rows<DIM>(dv, left, shared.moving(stage, 1), k * 16);
-      as_operand(left, ds[2 * k], ds[2 * k + 1]);
-      multiply_rows<DIM>(dk, left, shared.moving(stage, 0), k * 16);
+      as_operand<T>(left, s[2 * k], s[2 * k + 1]);
+      multiply_rows<T, DIM>(dv, left, shared.moving(stage, 1), k * 16);
+      as_operand<T>(left, ds[2 * k], ds[2 * k + 1]);
+      multiply_rows<T, DIM>(dk, left, shared.moving(stage, 0), k * 16);
     }
   }
   copy_async_wait<0>();
@@ -136,9 +138,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   put_sums<DIM>(dv_heads.of(b, g), dv, row0, a.sight.Skv, D, 1.0f, 1.0f, add);
 }
 
-template <int DIM>
+template <int DIM, class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    backward_of_queries(Operands a, PairHeads dq_heads, bool add) {
+    backward_of_queries(Operands<T> a, PairHeads<T> dq_heads, bool add) {
   constexpr int R = kMoving<DIM>;
   const int blocks = (a.sight.Sq + kKept - 1) / kKept, D = a.q.D, last = a.sight.Sq - 1;
   const int head = int(blockIdx.x) % a.A, b = int(blockIdx.x) / a.A % a.q.B;
@@ -168,8 +170,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();  // this tile is here for all, and all are done with the one before
     if (key0 + R < end) fetch(key0 + R, stage ^ 1);
     float s[R / 8][4] = {}, ds[R / 8][4] = {};
-    multiply_transposed<R>(s, shared.kept(0), warp * 16, shared.moving(stage, 0));
-    multiply_transposed<R>(ds, shared.kept(1), warp * 16, shared.moving(stage, 1));
+    multiply_transposed<T, R>(s, shared.kept(0), warp * 16, shared.moving(stage, 0));
+    multiply_transposed<T, R>(ds, shared.kept(1), warp * 16, shared.moving(stage, 1));
 #pragma unroll
     for (int n = 0; n < R / 8; ++n)
 #pragma unroll
@@ -179,32 +181,32 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int k = 0; k < R / 16; ++k) {
       uint32_t left[4];
-      as_operand(left, ds[2 * k], ds[2 * k + 1]);
-      multiply_rows<DIM>(dq, left, shared.moving(stage, 0), k * 16);
+      as_operand<T>(left, ds[2 * k], ds[2 * k + 1]);
+      multiply_rows<T, DIM>(dq, left, shared.moving(stage, 0), k * 16);
     }
   }
   copy_async_wait<0>();
   put_sums<DIM>(dq_heads.of(b, head), dq, row0, a.sight.Sq, D, a.scale, a.scale, add);
 }
 
-template <int DIM>
+template <int DIM, class T>
 void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) {
   const AttentionShape& s = g.shape;
-  const Operands a{heads_of<bf16>(g.q, s),
-                   heads_of<bf16>(g.k, s),
-                   heads_of<bf16>(g.v, s),
-                   heads_of<bf16>(g.dout, s),
-                   data<float>(g.lse),
-                   delta,
-                   s.lse_stride ? s.lse_stride : s.Sq,
-                   VisibleKeys(s),
-                   int(s.A),
-                   int(s.A / s.G),
-                   s.scale};
-  MT_LAUNCH((backward_of_keys<DIM>), unsigned(div_up(s.Skv, kKept) * s.G * s.B), kThreads,
-            Shared<DIM>::kBytes, stream, a, pairs_of(g.dk, s), pairs_of(g.dv, s), g.add_dkv);
-  MT_LAUNCH((backward_of_queries<DIM>), unsigned(div_up(s.Sq, kKept) * s.A * s.B), kThreads,
-            Shared<DIM>::kBytes, stream, a, pairs_of(g.dq, s), g.add_dq);
+  const Operands<T> a{heads_of<T>(g.q, s),
+                      heads_of<T>(g.k, s),
+                      heads_of<T>(g.v, s),
+                      heads_of<T>(g.dout, s),
+                      data<float>(g.lse),
+                      delta,
+                      s.lse_stride ? s.lse_stride : s.Sq,
+                      VisibleKeys(s),
+                      int(s.A),
+                      int(s.A / s.G),
+                      s.scale};
+  MT_LAUNCH((backward_of_keys<DIM, T>), unsigned(div_up(s.Skv, kKept) * s.G * s.B), kThreads,
+            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dk, s), pairs_of<T>(g.dv, s), g.add_dkv);
+  MT_LAUNCH((backward_of_queries<DIM, T>), unsigned(div_up(s.Sq, kKept) * s.A * s.B), kThreads,
+            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dq, s), g.add_dq);
 }
 
 bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }
@@ -214,14 +216,20 @@ bool whole_chunks(const HeadSpan& v) { return whole_chunks(HeadView{v.data, v.to
 
 bool tensor_cores_can(const AttentionBackward& g) {
   const AttentionShape& s = g.shape;
-  return g.q.data.dtype == DType::bf16 && s.D % 8 == 0 && s.D <= 128 && s.Sq > 0 && s.Skv > 0 &&
+  return is_half(g.q.data.dtype) && s.D % 8 == 0 && s.D <= 128 && s.Sq > 0 && s.Skv > 0 &&
          whole_chunks(g.q) && whole_chunks(g.k) && whole_chunks(g.v) && whole_chunks(g.dout) &&
          whole_chunks(g.dq) && whole_chunks(g.dk) && whole_chunks(g.dv);
 }
 
 void attention_on_tensor_cores(const AttentionBackward& g, const float* delta,
                                CUstream_st* stream) {
-  g.shape.D <= 64 ? start<64>(g, delta, stream) : start<128>(g, delta, stream);
+  const auto start_as = [&]<class T>() {
+    g.shape.D <= 64 ? start<64, T>(g, delta, stream) : start<128, T>(g, delta, stream);
+  };
+  if (g.q.data.dtype == DType::f16)
+    start_as.template operator()<f16>();
+  else
+    start_as.template operator()<bf16>();
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -74,7 +74,7 @@ __device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, floa
         if (const int at = i + k * kThreads; at < whole) {
           if (at < keep) kept[at] = words[k];
           float v[N];
-          unpack(words[k], v);
+          unpack<T>(words[k], v);
           include<N>(row, v);
         }
     }
@@ -97,7 +97,7 @@ __device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns,
   if constexpr (N > 1) {
     const auto write = [=](int at, const uint4& words) {
       float v[N];
-      unpack(words, v);
+      unpack<T>(words, v);
 #pragma unroll
       for (int j = 0; j < N; ++j) v[j] = scale * exp_of(v[j] - shift);
       store<N>(x + int64_t(at) * N, v);

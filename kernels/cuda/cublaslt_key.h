@@ -69,15 +69,15 @@ inline MatmulKey key_of(const Matmul& m) {
           .bias_alignment = m.a_sums_M ? uint8_t(128) : alignment_of(m.bias_N.data)};
 }
 
-// Returns whether the library is asked to compute the epilogue: it knows gelu's tanh form, in bf16,
-// for rows of a multiple of 8 elements. It may still have no algorithm.
+// Returns whether the library is asked to compute the epilogue: it knows gelu's tanh form, in bf16
+// and fp16, for rows of a multiple of 8 elements. It may still have no algorithm.
 inline bool epilogue_fits_library(const Matmul& m) {
   const auto on_border = [](const ConstSpan& s) { return !s || alignment_of(s.data) >= 16; };
-  const bool bf16 = m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16;
-  if (!bf16 || m.K == 0 || !on_border(m.a) || !on_border(m.b) || !on_border(m.c_MN)) return false;
+  const bool half = is_half(m.a.dtype) && m.b.dtype == m.a.dtype;
+  if (!half || m.K == 0 || !on_border(m.a) || !on_border(m.b) || !on_border(m.c_MN)) return false;
   if (m.a_sums_M) return m.c_MN.dtype == DType::f32;  // the library's sums have C's type
-  return m.c_MN.dtype == DType::bf16 && m.N % 8 == 0 && on_border(m.gelu_input_MN) &&
-         on_border(m.dgelu_of_MN) && (!m.bias_N || m.bias_N.dtype == DType::bf16) &&
+  return m.c_MN.dtype == m.a.dtype && m.N % 8 == 0 && on_border(m.gelu_input_MN) &&
+         on_border(m.dgelu_of_MN) && (!m.bias_N || m.bias_N.dtype == m.a.dtype) &&
          on_border(m.bias_N);
 }
 
@@ -90,10 +90,10 @@ inline Conversions conversions_of(const Matmul& m) {
   return {mixed && m.a.dtype != DType::f32, mixed && m.b.dtype != DType::f32};
 }
 // Returns whether the result is computed in fp32 and then rounded: the library has no GEMM of fp32
-// operands with a bf16 result.
+// operands with a result of 16 bits.
 inline bool needs_wide_c(const Matmul& m) {
   const bool wide_operands = m.a.dtype == DType::f32 || m.b.dtype == DType::f32;
-  return wide_operands && m.c_MN.dtype == DType::bf16;
+  return wide_operands && is_half(m.c_MN.dtype);
 }
 
 // Returns whether the bias must be copied first, to `type` or to a multiple of 16 bytes: the

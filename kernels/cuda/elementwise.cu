@@ -40,7 +40,7 @@ __global__ void fill(Y* y, float value, int64_t count) {
   });
 }
 
-// Vectors have eight elements where one operand is bf16: 16 bytes of bf16, 32 bytes of fp32.
+// Vectors have eight elements where one operand has 16 bits: 16 bytes of it, 32 bytes of fp32.
 template <class... T>
 constexpr int kLanesOf = std::min({4, (sizeof(T) == 4 ? 4 : 0)...}) == 4 ? 4 : 8;
 
@@ -51,14 +51,18 @@ void run(const Add& a, CUstream_st* stream) {
   with_float(a.y.dtype, [&]<class Y>() {
     with_float(a.a.dtype, [&]<class A>() {
       with_float(a.b.dtype, [&]<class B>() {
-        constexpr int N = kLanesOf<Y, A, B>;
-        const int64_t n = a.y.count;
-        if (aligned({a.a.data, a.b.data, a.y.data}))
-          MT_LAUNCH((add<N, Y, A, B>), flat_blocks(n, N), kFlatThreads, 0, stream, data<A>(a.a),
-                    data<B>(a.b), data<Y>(a.y), n);
-        else
-          MT_LAUNCH((add<1, Y, A, B>), flat_blocks(n, 1), kFlatThreads, 0, stream, data<A>(a.a),
-                    data<B>(a.b), data<Y>(a.y), n);
+        if constexpr (mixes_halves<Y, A, B>) {
+          throw_not_float(a.b.dtype);
+        } else {
+          constexpr int N = kLanesOf<Y, A, B>;
+          const int64_t n = a.y.count;
+          if (aligned({a.a.data, a.b.data, a.y.data}))
+            MT_LAUNCH((add<N, Y, A, B>), flat_blocks(n, N), kFlatThreads, 0, stream, data<A>(a.a),
+                      data<B>(a.b), data<Y>(a.y), n);
+          else
+            MT_LAUNCH((add<1, Y, A, B>), flat_blocks(n, 1), kFlatThreads, 0, stream, data<A>(a.a),
+                      data<B>(a.b), data<Y>(a.y), n);
+        }
       });
     });
   });
@@ -79,7 +83,7 @@ void run(const Cast& a, CUstream_st* stream) {
   };
   with_float(a.y.dtype, [&]<class Y>() {
     with_float(a.x.dtype, [&]<class X>() {
-      if constexpr (sizeof(X) != sizeof(Y)) cast_to.template operator()<Y, X>();
+      if constexpr (!std::is_same_v<X, Y>) cast_to.template operator()<Y, X>();
     });
   });
 }

@@ -60,7 +60,7 @@ struct Loaded {
   __device__ __forceinline__ void load(const T* p) { words = load_words(p); }
   __device__ __forceinline__ void add_to(float (&sum)[N]) const {
     float v[N];
-    unpack(words, v);
+    unpack<T>(words, v);
 #pragma unroll
     for (int j = 0; j < N; ++j) sum[j] += v[j];
   }
@@ -145,6 +145,7 @@ void run(const EmbeddingForward& a, CUstream_st* stream) {
   with_float(a.table_VH.dtype, [&]<class W>() {
     with_float(a.out_TH.dtype, [&]<class T>() {
       const auto start = [&]<int N>() {
+        if constexpr (mixes_halves<W, T>) return throw_not_float(a.out_TH.dtype);
         const unsigned parts = unsigned(div_up(a.H, kThreads * N));
         MT_LAUNCH((lookup<N, W, T>), blocks_for(a.T * parts, 1), kThreads, 0, stream,
                   data<int32_t>(a.id_T), data<W>(a.table_VH), data<int32_t>(a.position_T),

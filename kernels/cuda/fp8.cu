@@ -145,7 +145,7 @@ __device__ __forceinline__ void quantize_patch(const T* x, uint8_t* y, int64_t r
     for (int k = 0; k < kLoads; ++k) {
       float v[kWide];
       uint32_t part[kWide / 4];
-      unpack(words[i][k], v);
+      unpack<T>(words[i][k], v);
       pack<Y>(v, scale, part, most);
 #pragma unroll
       for (int j = 0; j < kWide / 4; ++j) q[i][k * kWide / 4 + j] = part[j];

@@ -34,6 +34,7 @@ void check_blas(cublasStatus_t status, const Place& at) {
 cudaDataType_t type_of(DType dtype) {
   switch (dtype) {
     case DType::bf16: return CUDA_R_16BF;
+    case DType::f16: return CUDA_R_16F;
     case DType::f8e4m3: return CUDA_R_8F_E4M3;
     case DType::f8e5m2: return CUDA_R_8F_E5M2;
     default: return CUDA_R_32F;

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
     }
 #pragma unroll
     for (int k = 0; k < kHeld; ++k)
-      if (first + k * stride < rows.H) unpack(words[k], x[k]);
+      if (first + k * stride < rows.H) unpack<T>(words[k], x[k]);
     if constexpr (RESIDUAL) {
       // Statistics are taken from the sum as it is stored, rounding included: backward sees the
       // same numbers.
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
       for (int k = 0; k < kHeld; ++k)
         if (first + k * stride < rows.H) {
           float more[N];
-          unpack(residual[k], more);
+          unpack<T>(residual[k], more);
 #pragma unroll
           for (int j = 0; j < N; ++j) x[k][j] = rounded<T>(x[k][j] + more[j]);
           store<N>(a.sum + start + first + k * stride, x[k]);
@@ -213,8 +213,8 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
 #pragma unroll
     for (int k = 0; k < HELD; ++k)
       if (first + k * stride < rows.H) {
-        unpack(next.dy[k], dy[k]);
-        unpack(next.x[k], xhat[k]);
+        unpack<T>(next.dy[k], dy[k]);
+        unpack<T>(next.x[k], xhat[k]);
       }
     if (kAhead) read<N>(a, rows, r + step, stride, next);
 #pragma unroll
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
 #pragma unroll
         for (int j = 0; j < N; ++j) dy[k][j] = rstd * (dy[k][j] - mean_g - xhat[k][j] * mean_gx);
         if (a.dresidual) {
-          unpack(HELD == 1 ? dresidual : load_words(a.dresidual + start + i), xhat[k]);
+          unpack<T>(HELD == 1 ? dresidual : load_words(a.dresidual + start + i), xhat[k]);
 #pragma unroll
           for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
         }

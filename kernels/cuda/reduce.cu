@@ -73,16 +73,18 @@ __global__ void __launch_bounds__(kThreads)
   block_min(first, out);
 }
 
-__global__ void clip(const double* sum_squares, const double* loss, float* norm, float* scale,
-                     float max_norm) {
-  const double root = sqrt(*sum_squares);
-  *norm = float(root);
+__global__ void clip(const double* sum_squares, const double* copies, const double* loss,
+                     float* norm, float* scale, float max_norm, double unscale) {
+  const float nan = __uint_as_float(0x7fc00000u);
+  const double root = sqrt(*sum_squares) * unscale;
+  const float seen = copies && !isfinite(*copies) ? nan : float(root);
+  *norm = seen;
   const double fitting = double(max_norm) / (root + 1e-6);
   // The fp32 norm, which the host sees, decides, so that host and optimizer never disagree.
-  if (!isfinite(float(root)) || (loss && !isfinite(*loss)))
-    *scale = __uint_as_float(0x7fc00000u);  // NaN
+  if (!isfinite(seen) || (loss && !isfinite(*loss)))
+    *scale = nan;
   else
-    *scale = max_norm == 0 || fitting > 1 ? 1.0f : float(fitting);
+    *scale = float(unscale * (max_norm == 0 || fitting > 1 ? 1.0 : fitting));
 }
 
 unsigned blocks_of(int64_t count, int width) {
@@ -122,8 +124,10 @@ void run(const FirstNonFinite& a, CUstream_st* stream) {
 }
 
 void run(const ClipScale& a, CUstream_st* stream) {
-  MT_LAUNCH(clip, 1, 1, 0, stream, data<double>(a.sum_squares), data<double>(a.loss),
-            data<float>(a.norm), data<float>(a.scale), a.max_norm);
+  const double* squares = data<double>(a.sum_squares);
+  const double* copies = a.sum_squares.count > 1 ? squares + 1 : nullptr;
+  MT_LAUNCH(clip, 1, 1, 0, stream, squares, copies, data<double>(a.loss), data<float>(a.norm),
+            data<float>(a.scale), a.max_norm, a.unscale);
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -7,7 +7,8 @@ namespace mtrain {
 int64_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::f32: return 4;
-    case DType::bf16: return 2;
+    case DType::bf16:
+    case DType::f16: return 2;
     case DType::f64: return 8;
     case DType::i32: return 4;
     case DType::i64: return 8;
@@ -22,6 +23,7 @@ std::string_view dtype_name(DType dtype) {
   switch (dtype) {
     case DType::f32: return "fp32";
     case DType::bf16: return "bf16";
+    case DType::f16: return "fp16";
     case DType::f64: return "fp64";
     case DType::i32: return "int32";
     case DType::i64: return "int64";
@@ -33,7 +35,8 @@ std::string_view dtype_name(DType dtype) {
 }
 
 void throw_not_float(DType dtype) {
-  throw BugError(fmt::format("an operation for fp32 or bf16 was given {}", dtype_name(dtype)));
+  throw BugError(
+      fmt::format("an operation for fp32, bf16 or fp16 was given {}", dtype_name(dtype)));
 }
 void throw_not_float8(DType dtype) {
   throw BugError(fmt::format("an operation for 8-bit floats was given {}", dtype_name(dtype)));

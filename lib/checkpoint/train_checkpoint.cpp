@@ -24,7 +24,9 @@ namespace {
 constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors",
                      *kState = "state.json", *kRecipe = "recipe.yaml";
 
-constexpr const char* kFloat8Scales = "fp8_scales";  // an entry of state.json
+// Entries of state.json.
+constexpr const char *kFloat8Scales = "fp8_scales", *kUpdates = "updates",
+                     *kLossScale = "loss_scale";
 
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
@@ -252,6 +254,8 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   on_rank_0_in_background(t.control, [&] {
     storage::TrainState& state = options.state;
     state.set("step", progress.steps_done);
+    if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
+    if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
     state.set("ranks", t.control.size());
     if (!float8.empty()) state.set(kFloat8Scales, float8);
     state.save(writer->folder() / kState);
@@ -274,7 +278,12 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& re
                        [&] { load_weights(t.compute, t.params, folder, *t.whole_model); });
   load_moments(t, folder);
   if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
-  return {{.steps_done = state.integer("step")}, state};
+  // Without an entry every step made an update.
+  const int64_t steps = state.integer("step");
+  return {{.steps_done = steps,
+           .updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps,
+           .loss_scale = state.contains(kLossScale) ? state.text(kLossScale) : std::string()},
+          state};
 }
 
 }  // namespace mtrain::checkpoint

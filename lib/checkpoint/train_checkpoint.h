@@ -33,6 +33,8 @@ struct CheckpointParts {
 
 struct TrainProgress {
   int64_t steps_done = 0;
+  int64_t updates = 0;     // steps without those that an overflow of fp16 skipped
+  std::string loss_scale;  // the text of LossScaler::save(); empty without a loss scale
 };
 
 struct SaveOptions {

@@ -11,9 +11,9 @@ namespace {
 
 constexpr int64_t kBlock = 4096;  // elements: the sums stay in the first-level cache
 
-// The type of a sum of T: bf16 is summed in fp32.
+// The type of a sum of T: bf16 and f16 are summed in fp32.
 template <class T>
-using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+using Sum = std::conditional_t<std::is_same_v<T, bf16> || std::is_same_v<T, f16>, float, T>;
 
 template <class T>
 void reduce(const std::vector<const std::byte*>& parts, Span out, Reduce op) {
@@ -44,6 +44,7 @@ void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce o
   switch (out.dtype) {
     case DType::f32: return reduce<float>(parts, out, op);
     case DType::bf16: return reduce<bf16>(parts, out, op);
+    case DType::f16: return reduce<f16>(parts, out, op);
     case DType::f64: return reduce<double>(parts, out, op);
     case DType::i32: return reduce<int32_t>(parts, out, op);
     case DType::i64: return reduce<int64_t>(parts, out, op);
@@ -60,6 +61,7 @@ void average_sum(Span sum, int ranks) {
   switch (sum.dtype) {
     case DType::f32: return scale(sum.as<float>());
     case DType::bf16: return scale(sum.as<bf16>());
+    case DType::f16: return scale(sum.as<f16>());
     case DType::f64: return scale(sum.as<double>());
     default: throw BugError(fmt::format("average of {}", dtype_name(sum.dtype)));
   }

@@ -9,7 +9,7 @@
 //   column-parallel    (T, I)       (T, O / P)   (O / P, I)   x and dx are (T / P, I)
 //   row-parallel       (T, I / P)   (T, O)       (O, I / P)   y and dy are (T / P, O)
 //
-// Activations and their gradients are bf16 or fp32, and gradients of W and b are fp32. The same
+// Activations and their gradients are fp32, bf16 or fp16; gradients of W and b are fp32. The same
 // holds for linears with 8-bit GEMMs: each call quantizes its operands itself.
 #pragma once
 #include <memory>
@@ -26,7 +26,7 @@ namespace mtrain::model {
 
 // dL/dy in the form that wgrad() takes. Under sequence parallelism a row-parallel linear's dgrad()
 // gathers it: it then has the rows of all ranks, (T, O).
-//   bf16 and fp32    dy_TO alone.
+//   16 and 32 bits   dy_TO alone.
 //   8 bits           dy_OT, quantized in the same read of dy as dgrad()'s operand. dy_TO, which has
 //                    twice the bytes, is freed unless a bias needs its column sums.
 //   8 bits, chunked  dy_TO alone: dgrad() has quantized its chunks one by one.

@@ -18,6 +18,7 @@ struct StepProgress {
   double loss = kUnknown;
   double lr = kUnknown;
   double grad_norm = kUnknown;
+  double loss_scale = kUnknown;
   double tokens_per_s = kUnknown;
   double mfu = kUnknown;     // between 0 and 1
   double eta_s = kUnknown;   // seconds left; ProgressLine computes it from step_s if unknown

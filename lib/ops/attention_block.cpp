@@ -95,8 +95,7 @@ void check_operands(const char* op, const AttentionBlock& b, const Heads& q, con
   check_heads(op, "k", b, k, b.G, b.kv);
   check_heads(op, "v", b, v, b.G, b.kv);
   const DType dtype = q.x_TN.dtype();
-  MT_CHECK(dtype == DType::f32 || dtype == DType::bf16, "{}: q is {}, expected fp32 or bf16", op,
-           dtype_name(dtype));
+  MT_CHECK(is_float(dtype), "{}: q is {}, expected fp32, bf16 or fp16", op, dtype_name(dtype));
   MT_CHECK(k.x_TN.dtype() == dtype && v.x_TN.dtype() == dtype, "{}: q is {}, k {}, v {}", op,
            dtype_name(dtype), dtype_name(k.x_TN.dtype()), dtype_name(v.x_TN.dtype()));
 }

@@ -44,6 +44,6 @@ void enqueue(Stream& stream, device::LaunchInfo info, const Args& args) {
 #define MT_DTYPE(op, tensor, expected)                                            \
   MT_CHECK((tensor).dtype() == (expected), op ": " #tensor " is {}, expected {}", \
            dtype_name((tensor).dtype()), dtype_name(expected))
-#define MT_FLOAT(op, tensor)                                                  \
-  MT_CHECK((tensor).dtype() == DType::f32 || (tensor).dtype() == DType::bf16, \
-           op ": " #tensor " is {}, expected fp32 or bf16", dtype_name((tensor).dtype()))
+#define MT_FLOAT(op, tensor)                                                                  \
+  MT_CHECK(is_float((tensor).dtype()), op ": " #tensor " is {}, expected fp32, bf16 or fp16", \
+           dtype_name((tensor).dtype()))

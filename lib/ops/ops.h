@@ -4,8 +4,9 @@
 //
 // Letters: T tokens, H hidden, F ffn, V vocabulary, A query heads, G kv heads, D head dim,
 // B sequences, S positions. An empty Tensor stands for "none" where a parameter is called optional.
-// Unless a comment says otherwise, tensors are fp32 or bf16, the tensors of one operation have the
-// same dtype, and an output is overwritten; "+=" and "adds to" mark the outputs that accumulate.
+// Unless a comment says otherwise, tensors are fp32, bf16 or fp16, the tensors of one operation
+// have the same dtype, and an output is overwritten; "+=" and "adds to" mark the outputs that
+// accumulate.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -22,7 +23,7 @@ struct Transpose {
   bool a = false, b = false;
 };
 // Returns op(a) op(b) + bias_N as a new (M, N) tensor of the dtype `out`. The bias is optional; a,
-// b and the bias may each be fp32 or bf16. `name` appears in profiles and traces.
+// b and the bias may each be fp32, bf16 or fp16. `name` appears in profiles and traces.
 Tensor matmul(Stream& stream, const char* name, const Tensor& a, const Tensor& b, Transpose t,
               DType out, const Tensor& bias_N = {});
 // Writes op(a) op(b) + bias_N into c_MN. With `accumulate` it adds to c_MN instead, which then is
@@ -279,9 +280,10 @@ Tensor first_non_finite(Stream& stream, const Tensor& x);
 struct Clip {
   Tensor norm, scale;  // fp32, one element each
 };
-// Returns the norm and the factor that clips it to max_norm. Where the norm or `loss` (fp64, one
-// element, optional) is not finite, the factor is NaN.
-Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm);
+// Returns the norm and the factor that clips it to max_norm, as kernels::ClipScale defines them.
+// Where the norm or `loss` (fp64, one element, optional) is not finite, the factor is NaN.
+Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm,
+                double unscale = 1);
 
 // --- optimizer ---
 struct AdamWHyper {
@@ -290,8 +292,8 @@ struct AdamWHyper {
   kernels::AdamWRounding rounding = {};  // how param is rounded where there is no master
   bool decoupled_decay = true;           // false: weight_decay * weight is added to the gradient
 };
-// Updates `master` and writes its bf16 copy into `param`, which is optional. Without a master it
-// updates `param` itself. A grad_scale that is not finite leaves everything as it is.
+// Updates `master` and writes its bf16 or fp16 copy into `param`, which is optional. Without a
+// master it updates `param` itself. A grad_scale that is not finite leaves everything as it is.
 void adamw(Stream& stream, const AdamWHyper& hyper, const Tensor& master, const Tensor& m,
            const Tensor& v, const Tensor& grad, const Tensor& grad_scale, const Tensor& param);
 

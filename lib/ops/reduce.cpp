@@ -36,7 +36,8 @@ Tensor first_non_finite(Stream& stream, const Tensor& x) {
   return at;
 }
 
-Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm) {
+Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm,
+                double unscale) {
   MT_DTYPE("clip_scale", sum_squares, DType::f64);
   if (loss) MT_DTYPE("clip_scale", loss, DType::f64);
   Clip c{Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers),
@@ -46,7 +47,8 @@ Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, f
                              .loss = loss,
                              .norm = c.norm,
                              .scale = c.scale,
-                             .max_norm = max_norm});
+                             .max_norm = max_norm,
+                             .unscale = unscale});
   return c;
 }
 

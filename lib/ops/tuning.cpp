@@ -21,7 +21,7 @@ constexpr Rating kRatings[] = {
 
 double rated_flops(const std::string& gpu, DType dtype) {
   for (const Rating& r : kRatings)
-    if (gpu.find(r.name) != std::string::npos) return dtype == DType::bf16 ? r.bf16 : r.fp32;
+    if (gpu.find(r.name) != std::string::npos) return is_half(dtype) ? r.bf16 : r.fp32;
   return 0;
 }
 

@@ -127,11 +127,14 @@ void AdamW::set_moment(Stream& stream, const model::Parameter& p, Tensor Moments
 
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
-                         const Tensor& loss) {
-  const Tensor total = Tensor::from_host<double>(stream, {1}, {0.0});
-  for (const Tensor& grad : counted_grads(params)) ops::sum_squares(stream, grad, total);
-  sum_parts(total);
-  return ops::clip_scale(stream, total, loss, max_norm);
+                         const Tensor& loss, double unscale) {
+  // Copies are summed apart: they must be finite, too, and do not count.
+  const Tensor totals = Tensor::from_host<double>(stream, {2}, {0.0, 0.0});
+  const model::NormGrads grads = norm_grads(params);
+  for (const Tensor& grad : grads.counted) ops::sum_squares(stream, grad, totals.flat(0, {1}));
+  for (const Tensor& grad : grads.copies) ops::sum_squares(stream, grad, totals.flat(1, {1}));
+  sum_parts(totals);
+  return ops::clip_scale(stream, totals, loss, max_norm, unscale);
 }
 
 }  // namespace mtrain::optim

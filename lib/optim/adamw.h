@@ -1,6 +1,6 @@
 // AdamW, or Adam with L2 weight decay, over the parts of all units that this rank owns. Moments and
-// master weights are fp32; an update also writes the bf16 values if bf16 computes. Without master
-// weights it updates the bf16 values themselves, rounded at random if
+// master weights are fp32; an update also writes the bf16 or fp16 values that compute. Without
+// master weights it updates the bf16 values themselves, rounded at random if
 // OptimizerOptions::rounds_at_random (Gupta et al. 2015). The random numbers are functions of seed,
 // step, parameter and element, so that every layout rounds alike.
 #pragma once
@@ -52,10 +52,12 @@ class AdamW {
 };
 
 // Returns the global gradient norm, and the factor that brings it down to max_norm (0: no
-// clipping). The factor is NaN if the norm or `loss` (fp64, optional) is not finite, so that AdamW
-// changes nothing. `sum_parts` sums a tensor over the ranks that own different parts, in place.
+// clipping). Both include the factor `unscale`, 1 / the loss scale. The norm is not finite on every
+// rank if a gradient is not finite on one; the factor is then NaN, as where `loss` (fp64, optional)
+// is not finite, so that AdamW changes nothing. `sum_parts` sums a tensor over the ranks that own
+// different parts, in place.
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
-                         const Tensor& loss = {});
+                         const Tensor& loss = {}, double unscale = 1);
 
 }  // namespace mtrain::optim

@@ -23,6 +23,11 @@ std::string model_text(const recipe::ModelConfig& m, int64_t vocab) {
 }
 
 std::string precision_text(const recipe::MixedPrecisionConfig& p, const Fp8WeightCache& weights) {
+  if (p.name == recipe::Precision::fp16_mixed)
+    return fmt::format("{}, {}", enum_name(p.name),
+                       p.loss_scale
+                           ? fmt::format("loss scale {}", *p.loss_scale)
+                           : fmt::format("loss scale dynamic from {}", p.initial_loss_scale));
   if (p.fp8 == recipe::Fp8Format::none) return std::string(enum_name(p.name));
   return fmt::format("{}, linears in 8 bits ({}, {}; {})", enum_name(p.name), enum_name(p.fp8),
                      enum_name(p.fp8_recipe), print_fp8_weight_cache(weights));

@@ -20,11 +20,30 @@ mesh::Mesh mesh_of(const Layout& l) {
 }
 
 DType compute_dtype(const recipe::MixedPrecisionConfig& precision) {
-  return precision.name == recipe::Precision::fp32 ? DType::f32 : DType::bf16;
+  switch (precision.name) {
+    case recipe::Precision::fp32: return DType::f32;
+    case recipe::Precision::bf16_mixed: return DType::bf16;
+    case recipe::Precision::fp16_mixed: return DType::f16;
+  }
+  throw BugError("mixed_precision.name");
+}
+
+// The type in which gradients travel: fp32, or the one that the recipe names, or the weights'.
+DType reduce_dtype(const Recipe& r) {
+  if (r.mixed_precision.grad_reduce_in_fp32) return DType::f32;
+  const auto& given = r.distributed.mp_policy.reduce_dtype;
+  const DType own = compute_dtype(r.mixed_precision);
+  if (given) return *given == recipe::ElementType::fp16 ? DType::f16 : DType::bf16;
+  return own == DType::f32 ? DType::bf16 : own;
 }
 
 DType element_type(recipe::ElementType type) {
-  return type == recipe::ElementType::fp32 ? DType::f32 : DType::bf16;
+  switch (type) {
+    case recipe::ElementType::fp32: return DType::f32;
+    case recipe::ElementType::bf16: return DType::bf16;
+    case recipe::ElementType::fp16: return DType::f16;
+  }
+  throw BugError("an element type");
 }
 
 // Messages have the type that the pipeline asks for, else that of FSDP2's outputs, else that of the
@@ -52,8 +71,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
   const auto& d = r.distributed;
   DataParallelOptions o;
   o.shards = shard_level(r);
-  o.reduce = {.dtype = r.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : DType::bf16,
-              .average = r.ddp.average_in_collective};
+  o.reduce = {.dtype = reduce_dtype(r), .average = r.ddp.average_in_collective};
   o.bucket_size = overlap.bucket_size;
   if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
@@ -123,6 +141,7 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.recompute = recompute_options(r.recompute, r.model.num_layers);
   plan.fp8 = fp8_options(r.mixed_precision);
   plan.optimizer = optimizer_options(r.optimizer);
+  plan.loss_scale = loss_scale_options(r.mixed_precision);
   plan.lr_schedule = lr_schedule_options(r.optimizer, r.lr_scheduler, r.train.steps);
   plan.train = train_options(r);
   plan.validation = validation_options(r);

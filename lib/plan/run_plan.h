@@ -60,6 +60,7 @@ struct RunPlan {
 
   OptimizerOptions optimizer;
   LrScheduleOptions lr_schedule;
+  LossScaleOptions loss_scale;
   TrainOptions train;
   ValidationOptions validation;
   CheckpointOptions checkpoint;

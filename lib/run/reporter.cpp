@@ -76,12 +76,19 @@ void Reporter::step(const train::StepStats& s) {
   ++steps_;
   const plan::TrainOptions& train = trainer_.plan().train;
   const bool plain_line_due = s.step % train.log_every == 0 || s.step == train.steps;
+  const bool scaled = trainer_.plan().loss_scale.on;
+  if (s.overflowed)
+    progress_->note(
+        fmt::format("step {}: a gradient overflowed fp16 under the loss scale {}: "
+                    "nothing is updated",
+                    s.step, s.loss_scale));
   if (plain_line_due || progress_->live())
     progress_->update({.step = s.step,
                        .total = train.steps,
                        .loss = s.loss,
                        .lr = s.lr,
                        .grad_norm = s.grad_norm,
+                       .loss_scale = scaled ? s.loss_scale : observe::StepProgress::kUnknown,
                        .tokens_per_s = rate,
                        .mfu = mfu,
                        .step_s = step_s});
@@ -97,6 +104,10 @@ void Reporter::step(const train::StepStats& s) {
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};
+  if (scaled) {
+    metrics.push_back({"loss_scale", s.loss_scale});
+    metrics.push_back({"skipped", int64_t(s.overflowed)});
+  }
   // Only the kernels of a GPU use workspace.
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
     metrics.push_back({"memory_peak.workspace", workspace});

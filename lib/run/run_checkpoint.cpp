@@ -11,14 +11,14 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
                                   .recipe = t.plan().text.recipe_with_origins,
                                   .on_commit = on_commit};
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
-  return save_checkpoint(t.checkpoint_parts(), {.steps_done = t.steps_done()}, std::move(options));
+  return save_checkpoint(t.checkpoint_parts(), t.progress(), std::move(options));
 }
 
 void resume_run(train::Trainer& t, const std::filesystem::path& folder) {
   const checkpoint::LoadedCheckpoint loaded =
       load_checkpoint(t.checkpoint_parts(), t.plan().text.recipe, folder);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
-  t.set_steps_done(loaded.progress.steps_done);
+  t.set_progress(loaded.progress);
 }
 
 }  // namespace mtrain::run

@@ -53,9 +53,10 @@ std::string ranks_text(const RunPlan& plan) {
                             l.stages_per_rank > 1 ? "s" : "", plan.text.schedule);
 }
 
-// Returns the arithmetic in which the CPUs multiply bf16; empty for GPUs and for fp32.
+// Returns the arithmetic in which the CPUs multiply bf16 or fp16; empty for GPUs and for fp32.
 std::string bf16_text(train::Trainer& t) {
   const auto arithmetic = t.device().bf16_arithmetic();
+  if (arithmetic && t.plan().compute_dtype == DType::f16) return ", fp16 as fp32";
   if (!arithmetic || t.plan().compute_dtype != DType::bf16) return "";
   switch (*arithmetic) {
     case Bf16Arithmetic::dot_products: return ", bf16 by dot products";

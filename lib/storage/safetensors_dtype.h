@@ -9,7 +9,7 @@
 namespace mtrain::storage {
 
 inline constexpr std::pair<std::string_view, DType> kSafetensorsDtypes[] = {
-    {"F32", DType::f32}, {"BF16", DType::bf16}, {"F64", DType::f64},
+    {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16}, {"F64", DType::f64},
     {"I32", DType::i32}, {"I64", DType::i64},   {"U8", DType::u8}};
 
 inline std::string_view safetensors_name(DType dtype) {

@@ -136,7 +136,7 @@ class HeaderParser {
     if (!dtype)
       throw UserError(fmt::format("{}: tensor `{}` has dtype {}, which mtrain does not read",
                                   path_.string(), name, text),
-                      "convert it to F32, BF16, F64, I32, I64 or U8");
+                      "convert it to F32, BF16, F16, F64, I32, I64 or U8");
     return *dtype;
   }
 

@@ -24,8 +24,8 @@ Tensor Tensor::of(const device::Access& range) {
 
 std::vector<float> Tensor::to_host_float(Stream& stream) const {
   if (dtype_ == DType::f32) return to_host<float>(stream);
-  const auto half = to_host<bf16>(stream);
-  return {half.begin(), half.end()};
+  const auto wide = [](const auto& half) { return std::vector<float>(half.begin(), half.end()); };
+  return dtype_ == DType::f16 ? wide(to_host<f16>(stream)) : wide(to_host<bf16>(stream));
 }
 
 Tensor Tensor::view(Shape shape) const {

@@ -38,7 +38,7 @@ class Tensor {
     stream.download(host.data(), *this);
     return host;
   }
-  std::vector<float> to_host_float(Stream& stream) const;  // takes fp32 and bf16
+  std::vector<float> to_host_float(Stream& stream) const;  // takes fp32, bf16, fp16
 
   explicit operator bool() const { return buffer_ != nullptr; }
   const Shape& shape() const { return shape_; }

@@ -46,7 +46,7 @@ Diagnosis::Finding Diagnosis::bad_output() {
     checking = true;
     ++launches;
     for (const device::Access& a : info.writes) {
-      if (!a.data || a.partial || (a.dtype != DType::f32 && a.dtype != DType::bf16)) continue;
+      if (!a.data || a.partial || !is_float(a.dtype)) continue;
       // The tensor covers exactly the range that the launch wrote.
       const int64_t at = first_bad(stream, Tensor::of(a));
       if (at < 0) continue;

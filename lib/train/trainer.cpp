@@ -40,6 +40,7 @@ Trainer::Trainer(TrainerParts parts)
       share_(parallel::sequence_share(world_, plan_)),
       adamw_(std::move(parts.adamw)),
       schedule_(plan_.lr_schedule),
+      scaler_(plan_.loss_scale),
       loader_(std::move(parts.data), {.global_batch = plan_.train.global_batch_size,
                                       .micro_batch = plan_.layout.micro_batch,
                                       .dp_rank = data_parallel_->rank(),
@@ -51,7 +52,8 @@ void Trainer::change_weights(const std::function<void()>& write) {
 
 StepStats Trainer::step() {
   const int64_t number = step_ + 1;
-  const float lr = schedule_.at(number);
+  const float lr = schedule_.at(updates_ + 1);
+  const double loss_scale = scaler_.scale();
   const auto batches = global_batch(number);
   const int64_t counted = data_parallel_->sum_on_host({unmasked(batches)})[0];
   params_->zero_grads(compute_);
@@ -66,10 +68,10 @@ StepStats Trainer::step() {
     impls_.tensor->sum(squares);
     pipeline_->sum(squares);
   };
-  const ops::Clip clip =
-      optim::clip_grad_norm(compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad), loss);
+  const ops::Clip clip = optim::clip_grad_norm(
+      compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad), loss, 1 / loss_scale);
   // Changes nothing if the norm or the loss is not finite.
-  adamw_.step(compute_, number, lr, clip.scale,
+  adamw_.step(compute_, updates_ + 1, lr, clip.scale,
               [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
   if (impls_.fp8)
     impls_.fp8->end_step(compute_, [this](const Tensor& amax) {
@@ -78,16 +80,42 @@ StepStats Trainer::step() {
     });
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
-  const plan::TrainOptions& check = plan_.train;
-  if ((check.check_loss && !std::isfinite(total)) || (check.check_grads && !std::isfinite(norm)))
-    explain_non_finite(batches, number);
+  const bool overflowed = check_finite(total, norm, batches, number);
   step_ = number;
+  if (!overflowed) ++updates_;
   return {.step = number,
           .loss = total / double(std::max<int64_t>(counted, 1)),
           .grad_norm = norm,
           .lr = lr,
+          .loss_scale = loss_scale,
+          .overflowed = overflowed,
           .tokens = plan_.train.global_batch_size * plan_.sample_length,
           .mean_document_length = mean_document_length(batches, plan_.sample_length)};
+}
+
+// Every rank has the same loss and norm, so that all decide alike without another exchange.
+bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batch>& batches,
+                           int64_t step) {
+  // No scale cures a loss that is not finite: it is computed before the scale enters.
+  const plan::TrainOptions& check = plan_.train;
+  const bool overflow = scaler_.on() && !std::isfinite(norm);
+  const bool bad_grads = !overflow && !std::isfinite(norm);
+  if ((check.check_loss && !std::isfinite(loss)) || (check.check_grads && bad_grads))
+    explain_non_finite(batches, step);
+  scaler_.update(step, overflow);
+  return overflow;
+}
+
+void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
+  step_ = progress.steps_done;
+  updates_ = progress.updates;
+  if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);
+}
+
+checkpoint::TrainProgress Trainer::progress() const {
+  return {.steps_done = step_,
+          .updates = updates_,
+          .loss_scale = scaler_.on() ? scaler_.save() : std::string()};
 }
 
 void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_t step) {
@@ -101,10 +129,10 @@ void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_
       .explain(step);
 }
 
-// Returns the gradient of the reported loss with respect to a token's loss.
+// Returns the gradient of the reported loss with respect to a token's loss, times the loss scale.
 float Trainer::grad_scale(int64_t counted) const {
   const float parts = plan_.train.grads_per_micro_batch ? float(plan_.layout.micro_batches) : 1.0f;
-  return counted ? 1.0f / float(counted) / parts : 0.0f;
+  return counted ? 1.0f / float(counted) / parts * float(scaler_.scale()) : 0.0f;
 }
 
 std::vector<data::Batch> Trainer::global_batch(int64_t step) {
@@ -122,14 +150,17 @@ data::Batch Trainer::share_of(data::Batch whole) const {
 Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
                                   float grad_scale, bool finishes_step) {
   const auto uploaded = upload(batches);
-  pipeline::MicroBatches work{
-      .batches = uploaded,
-      .seed = uint64_t(plan_.train.seed),
-      .step = step,
-      .loss = zero_loss(),
-      .grad_scale = grad_scale * data_parallel_->grad_factor(),
-      .on_ready = [this](model::Parameter& p) { data_parallel_->grad_ready(p); },
-      .hooks = data_parallel_.get()};
+  pipeline::MicroBatches work{.batches = uploaded,
+                              .seed = uint64_t(plan_.train.seed),
+                              .step = step,
+                              .loss = zero_loss(),
+                              .grad_scale = grad_scale * data_parallel_->grad_factor(),
+                              .on_ready =
+                                  [this](model::Parameter& p) {
+                                    if (spoil_) spoil_(p);
+                                    data_parallel_->grad_ready(p);
+                                  },
+                              .hooks = data_parallel_.get()};
   for (size_t k = 0; k < batches.size(); ++k)
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));

@@ -12,6 +12,7 @@
 #include "device/device.h"
 #include "model/gpt.h"
 #include "optim/adamw.h"
+#include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "parallel/apply_parallelism.h"
 #include "parallel/data/data_parallel.h"
@@ -22,11 +23,13 @@
 namespace mtrain::train {
 
 struct StepStats {
-  int64_t step = 0;     // the number of the update just made, from 1
+  int64_t step = 0;     // the number of the step just made, from 1
   double loss = 0;      // nats per unmasked token, mean over the global batch
   float grad_norm = 0;  // before clipping
   float lr = 0;
-  int64_t tokens = 0;  // tokens of the global batch, masked ones included
+  double loss_scale = 1;    // of this step
+  bool overflowed = false;  // in fp16: nothing was updated
+  int64_t tokens = 0;       // tokens of the global batch, masked ones included
   // The length of a token's document, as a mean over the tokens of this data-parallel rank. It is
   // the sample's length if documents are not packed.
   int64_t mean_document_length = 0;
@@ -56,7 +59,8 @@ class Trainer {
 
   // Trains on the next global batch. Throws RunError, with nothing updated, if the loss or a
   // gradient is not finite, and the plan's options of the training say that this is checked. If it
-  // is not checked, nothing is updated, and the step counts.
+  // is not checked, nothing is updated, and the step counts. In fp16 a gradient that is not finite
+  // skips the update on all ranks and lowers the loss scale instead.
   StepStats step();
   // Returns the validation loss in nats per unmasked token, over all ranks' batches.
   double evaluate(const data::ValidationLoader& batches);
@@ -65,8 +69,13 @@ class Trainer {
   void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
-  void set_steps_done(int64_t steps) { step_ = steps; }  // a resumed run goes on from here
+  // A resumed run goes on from here.
+  void set_progress(const checkpoint::TrainProgress& progress);
+  checkpoint::TrainProgress progress() const;
   checkpoint::CheckpointParts checkpoint_parts();
+  // `spoil` is called for each gradient of a micro-batch when it is complete on this rank, before
+  // it is reduced: tests make gradients overflow by it.
+  void set_spoiler(std::function<void(model::Parameter&)> spoil) { spoil_ = std::move(spoil); }
 
   const RunPlan& plan() const { return plan_; }
   Device& device() { return device_; }
@@ -94,6 +103,8 @@ class Trainer {
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
   Tensor zero_loss();
   float grad_scale(int64_t counted) const;
+  // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
+  bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
   std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches);
   model::MicroBatch upload(const data::Batch& batch);
 
@@ -111,8 +122,11 @@ class Trainer {
   parallel::SequenceShare share_;
   optim::AdamW adamw_;
   optim::LrSchedule schedule_;
+  optim::LossScaler scaler_;
   data::BatchLoader loader_;
+  std::function<void(model::Parameter&)> spoil_;
   int64_t step_ = 0;
+  int64_t updates_ = 0;  // steps that were not skipped: they move the optimizer and its rate on
 };
 
 }  // namespace mtrain::train

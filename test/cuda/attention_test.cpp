@@ -169,8 +169,8 @@ void check(Operands& o, DType type, DType results, bool add, int64_t offset, Clo
   INFO(c.name << " " << dtype_name(type) << " to " << dtype_name(results) << " D " << c.D);
   cpu::run(o.forward(on_host));
   run(o.forward(on_device));
-  // On tensor cores probabilities and gradients of scores are operands in bf16: each term of a sum
-  // over keys or rows, which add up to about 1, is off by up to eps(bf16) / 2 times its size.
+  // On tensor cores probabilities and gradients of scores are operands of the type: each term of a
+  // sum over keys or rows, which add up to about 1, is off by up to eps(type) / 2 times its size.
   const double rows = double(c.Sq * c.A / c.G);
   const auto rule = [&](double terms, double scale) {
     return Rule{.dtype = results, .K = terms, .scale = scale, .sums = type};
@@ -212,7 +212,8 @@ TEST_CASE("attention: forward and backward equal the CPU's, every mask and type"
 
 TEST_CASE("attention: results in fp32 and added to, aligned, as blocks of keys are") {
   Closeness close("attention blocks");
-  for (const Case& c : kCases) check(c, DType::bf16, DType::f32, true, 0, close);
+  for (DType type : {DType::bf16, DType::f16})
+    for (const Case& c : kCases) check(c, type, DType::f32, true, 0, close);
 }
 
 TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sums in any order") {
@@ -228,12 +229,12 @@ TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sum
   for (bool fixed : {true, false})
     for (const Case& c : cases) {
       CAPTURE(fixed);
-      const DType bf16 = DType::bf16;
-      Operands o(c, bf16, bf16, 0, 0), again(c, bf16, bf16, 0, 0);
+      const DType half = &c == &cases[2] ? DType::f16 : DType::bf16;
+      Operands o(c, half, half, 0, 0), again(c, half, half, 0, 0);
       o.fixed_order = again.fixed_order = fixed;
-      check(o, bf16, bf16, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
+      check(o, half, half, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
       if (!fixed) continue;  // else equal calls give equal bits
-      check(again, bf16, bf16, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
+      check(again, half, half, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
       REQUIRE(o.out.result() == again.out.result());
       REQUIRE(o.dq.result() == again.dq.result());
       REQUIRE(o.dk.result() == again.dk.result());

@@ -34,16 +34,18 @@ TEST_CASE("sums and sums of squares equal the CPU's to fp64, and add to what is 
 TEST_CASE("the clip's scale is the CPU's, and NaN where something is not finite") {
   for (double squares : {0.0, 4.0, 1e-3, 1e80, double(INFINITY)})
     for (double loss : {1.0, double(NAN)})
-      for (float most : {0.0f, 1.0f}) {
-        CAPTURE(squares, loss, most);
-        Mirror s(Array::one(DType::f64, squares)), l(Array::one(DType::f64, loss));
-        Mirror norm(Array(DType::f32, 1)), scale(Array(DType::f32, 1));
-        cpu::run(ClipScale{s.host(), l.host(), norm.host(), scale.host(), most});
-        cuda::run(ClipScale{s.device(), l.device(), norm.device(), scale.device(), most},
-                  device_stream());
-        REQUIRE(norm.same());
-        REQUIRE((scale.same() || (std::isnan(scale.host()[0]) && std::isnan(scale.result()[0]))));
-      }
+      for (float most : {0.0f, 1.0f})
+        for (double copies : {1.0, double(INFINITY)}) {
+          CAPTURE(squares, loss, most, copies);
+          Array sums(DType::f64, {squares, copies});
+          Mirror s(sums), l(Array::one(DType::f64, loss));
+          Mirror norm(Array(DType::f32, 1)), scale(Array(DType::f32, 1));
+          cpu::run(ClipScale{s.host(), l.host(), norm.host(), scale.host(), most, 0x1p-10});
+          cuda::run(ClipScale{s.device(), l.device(), norm.device(), scale.device(), most, 0x1p-10},
+                    device_stream());
+          REQUIRE((norm.same() || (std::isnan(norm.host()[0]) && std::isnan(norm.result()[0]))));
+          REQUIRE((scale.same() || (std::isnan(scale.host()[0]) && std::isnan(scale.result()[0]))));
+        }
 }
 
 TEST_CASE("the first element that is not finite is found anywhere") {

@@ -79,6 +79,7 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
   std::vector<Overrides> cases = kFamilies;
   for (const Overrides& more : std::vector<Overrides>{
            {"mixed_precision=bf16_mixed"},
+           {"mixed_precision=fp16_mixed"},
            {"recompute=full"},
            {"recompute=full", "recompute.num_layers=2"},
            {"recompute=full", "recompute.method=block", "recompute.num_layers=4"},

@@ -167,6 +167,36 @@ TEST_CASE("a run in bf16 without master weights continues bit for bit") {
   CHECK(whole[5]["loss"] != master[5]["loss"]);
 }
 
+TEST_CASE("a run in fp16 records its scale, skips what overflows, and continues bit for bit") {
+  const Lab lab;
+  // A first scale under which gradients overflow.
+  const auto run = [&](const char* name, std::vector<std::string> more) {
+    more.insert(more.end(), {"mixed_precision.name=fp16_mixed", "optimizer.loss_scale_window=2",
+                             "mixed_precision.initial_loss_scale=16777216"});
+    lab.train(name, more);
+  };
+  run("whole", {"train.steps=12"});
+  run("cut", {"train.steps=2"});
+  run("cut", {"train.steps=12", "checkpoint.load=latest"});
+  const auto whole = lab.steps("whole"), cut = lab.steps("cut");
+  REQUIRE((whole.size() == 12 && cut.size() == 12));
+  CHECK(whole[0]["loss_scale"] == 16777216);
+  CHECK(whole[1]["skipped"] == 1);
+  CHECK(whole[11]["skipped"] == 0);
+  int clean = 0;
+  for (size_t i = 0; i < 12; ++i) {
+    const bool skipped = whole[i]["skipped"] == 1;
+    CHECK(whole[i]["grad_norm"].is_null() == skipped);
+    for (const char* metric : {"loss", "loss_scale", "skipped", "grad_norm"})
+      CHECK(cut[i][metric] == whole[i][metric]);
+    clean = skipped ? 0 : clean + 1;
+    const double factor = skipped ? 0.5 : clean == 2 ? 2 : 1;
+    if (clean == 2) clean = 0;
+    if (i < 11)
+      CHECK(double(whole[i + 1]["loss_scale"]) == factor * double(whole[i]["loss_scale"]));
+  }
+}
+
 TEST_CASE("a checkpoint of another model or other data is refused with every difference") {
   const Lab lab;
   lab.train("saved", {"train.steps=2"});

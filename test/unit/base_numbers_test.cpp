@@ -49,6 +49,54 @@ std::array<uint32_t, 4> reference_philox(std::array<uint32_t, 4> c, std::array<u
 
 }  // namespace
 
+// The fp16 nearest to `f`, ties to an even last bit: codes are in the order of their numbers, and
+// the one beyond the largest stands for 2^16, as far as distances go.
+uint16_t nearest_f16(float f) {
+  const auto size = [](uint32_t code) {
+    return code == 0x7c00 ? 65536.0 : double(float(std::bit_cast<f16>(uint16_t(code))));
+  };
+  uint32_t low = 0, high = 0x7c00;  // the largest code whose number is not above |f|
+  const double x = std::min(std::abs(double(f)), 65536.0);
+  while (low < high) {
+    const uint32_t middle = (low + high + 1) / 2;
+    size(middle) <= x ? low = middle : high = middle - 1;
+  }
+  if (low < 0x7c00) {
+    const double below = x - size(low), above = size(low + 1) - x;
+    if (above < below || (above == below && low % 2)) ++low;
+  }
+  return uint16_t(low | (std::signbit(f) ? 0x8000 : 0));
+}
+
+TEST_CASE("fp16 rounds to nearest even with denormals, and keeps infinities and NaN") {
+  CHECK(f16(1.0f).bits == 0x3c00);
+  CHECK(f16(-0.0f).bits == 0x8000);
+  CHECK(f16(65504.0f).bits == 0x7bff);
+  CHECK(f16(65519.99f).bits == 0x7bff);
+  CHECK(f16(65520.0f).bits == 0x7c00);  // a tie, up to what would be 2^16: overflow stays visible
+  CHECK(f16(-3e38f).bits == 0xfc00);
+  CHECK(f16(INFINITY).bits == 0x7c00);
+  CHECK(f16(0x1p-24f).bits == 1);
+  CHECK(f16(0x1p-25f).bits == 0);  // a tie, down to even
+  CHECK(f16(0x1.8p-24f).bits == 2);
+  CHECK(float(std::bit_cast<f16>(uint16_t(0x7c00))) == INFINITY);
+  for (const uint32_t nan : {0x7fc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu}) {
+    const f16 rounded(from_bits(nan));
+    CHECK(std::isnan(float(rounded)));
+    CHECK((rounded.bits >> 15) == (nan >> 31));
+  }
+  for (uint32_t i = 0; i < 200'000; ++i) {  // near fp16's range, and anywhere
+    const uint32_t random = Philox::block(1, i)[0];
+    const float f =
+        from_bits(i % 2 ? random : (random & 0x87ffffffu) + 0x32000000u + i % 22 * (1u << 24));
+    if (std::isfinite(f)) REQUIRE(f16(f).bits == nearest_f16(f));
+  }
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = std::bit_cast<f16>(uint16_t(bits));
+    if (!std::isnan(float(half))) REQUIRE(f16(float(half)).bits == bits);
+  }
+}
+
 TEST_CASE("bf16 rounds to nearest even, and keeps infinities and NaN") {
   CHECK(bf16(1.0f).bits == 0x3f80);
   CHECK(bf16(-0.0f).bits == 0x8000);
@@ -160,9 +208,13 @@ TEST_CASE("dtypes know their sizes and names") {
   CHECK(dtype_of<float> == DType::f32);
   CHECK(dtype_of<bf16> == DType::bf16);
   CHECK(dtype_name(DType::bf16) == "bf16");
+  CHECK(dtype_size(DType::f16) == 2);
+  CHECK(dtype_of<f16> == DType::f16);
+  CHECK(dtype_name(DType::f16) == "fp16");
+  CHECK((is_half(DType::f16) && !is_half(DType::f32)));
   CHECK(with_float(DType::bf16, []<class T>() { return sizeof(T); }) == 2);
   CHECK_THROWS_WITH(with_float(DType::i32, []<class T>() { return sizeof(T); }),
-                    Contains("fp32 or bf16 was given int32"));
+                    Contains("fp32, bf16 or fp16 was given int32"));
 }
 
 TEST_CASE("shapes count, compare and print") {

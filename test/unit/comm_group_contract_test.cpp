@@ -44,7 +44,8 @@ void on_all(const std::function<void(TestRank&)>& body, std::vector<int> sizes =
     }
 }
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::i32, DType::i64, DType::f64};
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16,
+                            DType::i32, DType::i64,  DType::f64};
 
 }  // namespace
 

@@ -17,8 +17,8 @@ template <class T>
 Tensor upload(Stream& stream, int64_t count, const std::function<double(int64_t)>& value) {
   std::vector<T> host(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<T, bf16>)
-      host[size_t(i)] = bf16(float(value(i)));
+    if constexpr (sizeof(T) == 2)  // bf16 and f16
+      host[size_t(i)] = T(float(value(i)));
     else
       host[size_t(i)] = T(value(i));
   }
@@ -28,7 +28,7 @@ template <class T>
 std::vector<double> download(Stream& stream, const Tensor& t) {
   std::vector<double> out;
   for (const T x : t.to_host<T>(stream)) {
-    if constexpr (std::is_same_v<T, bf16>)
+    if constexpr (sizeof(T) == 2)
       out.push_back(float(x));
     else
       out.push_back(double(x));
@@ -42,6 +42,7 @@ Tensor TestRank::filled(int64_t count, DType dtype,
   switch (dtype) {
     case DType::f32: return upload<float>(stream, count, value);
     case DType::bf16: return upload<bf16>(stream, count, value);
+    case DType::f16: return upload<f16>(stream, count, value);
     case DType::f64: return upload<double>(stream, count, value);
     case DType::i32: return upload<int32_t>(stream, count, value);
     case DType::i64: return upload<int64_t>(stream, count, value);
@@ -55,6 +56,7 @@ std::vector<double> TestRank::values(const Tensor& t) const {
   switch (t.dtype()) {
     case DType::f32: return download<float>(stream, t);
     case DType::bf16: return download<bf16>(stream, t);
+    case DType::f16: return download<f16>(stream, t);
     case DType::f64: return download<double>(stream, t);
     case DType::i32: return download<int32_t>(stream, t);
     case DType::i64: return download<int64_t>(stream, t);

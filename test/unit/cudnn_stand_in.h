@@ -134,6 +134,7 @@ class GraphRun {
     }
     const void* const p = addresses_.at(t.id);
     if (t.type == DataType::bfloat16) return float(static_cast<const bf16*>(p)[offset]);
+    if (t.type == DataType::float16) return float(static_cast<const f16*>(p)[offset]);
     if (t.type == DataType::int32) return static_cast<const int32_t*>(p)[offset];
     return static_cast<const float*>(p)[offset];
   }
@@ -143,11 +144,14 @@ class GraphRun {
   void write(const Tensor& t, int64_t offset, double value) {
     if (offset == kNowhere) return;
     if (t.type == DataType::bfloat16) value = float(bf16(float(value)));
+    if (t.type == DataType::float16) value = float(f16(float(value)));
     if (t.inside) {
       auto& known = inside_[t.id];
       if (offset >= int64_t(known.size())) known.resize(size_t(offset + 1), std::nan(""));
       known[size_t(offset)] = value;
-    } else if (t.type == DataType::bfloat16)
+    } else if (t.type == DataType::float16)
+      static_cast<f16*>(addresses_.at(t.id))[offset] = f16(float(value));
+    else if (t.type == DataType::bfloat16)
       static_cast<bf16*>(addresses_.at(t.id))[offset] = bf16(float(value));
     else
       static_cast<float*>(addresses_.at(t.id))[offset] = float(value);

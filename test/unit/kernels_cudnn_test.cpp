@@ -36,17 +36,17 @@ struct Operands {
   Case c;
   Array q, k, v, dout, out, lse, dq, dk, dv, borders;
 
-  explicit Operands(const Case& of)
+  explicit Operands(const Case& of, DType type = DType::bf16)
       : c(of),
-        q(Array::normal(DType::bf16, queries(kGap), 1)),
-        k(Array::normal(DType::bf16, keys(kGap), 2)),
-        v(Array::normal(DType::bf16, keys(kValueGap), 3)),
-        dout(Array::normal(DType::bf16, queries(kOutGradientGap), 4)),
-        out(DType::bf16, queries(kGap)),
+        q(Array::normal(type, queries(kGap), 1)),
+        k(Array::normal(type, keys(kGap), 2)),
+        v(Array::normal(type, keys(kValueGap), 3)),
+        dout(Array::normal(type, queries(kOutGradientGap), 4)),
+        out(type, queries(kGap)),
         lse(DType::f32, c.B * c.A * c.Sq),
-        dq(DType::bf16, queries(kQueryGradientGap)),
-        dk(DType::bf16, keys(kKeyGradientGap)),
-        dv(DType::bf16, keys(kValueGradientGap)),
+        dq(type, queries(kQueryGradientGap)),
+        dk(type, keys(kKeyGradientGap)),
+        dv(type, keys(kValueGradientGap)),
         borders(Array::ids(c.borders)) {}
   int64_t query_row(int64_t gap) const { return c.A * c.D + gap; }
   int64_t key_row(int64_t gap) const { return c.G * c.D + gap; }
@@ -150,20 +150,20 @@ const std::vector<Case> kCases = {
     {"window", 2, 17, 17, 4, 2, 8, true, 5}};
 
 // Forward and backward through cuDNN's graphs against the CPU kernels.
-void compare(const Case& c, bool deterministic) {
+void compare(const Case& c, bool deterministic, DType type = DType::bf16) {
   static Closeness close("cuDNN's graphs");
   Bench bench;
-  Operands got(c), want(c);
+  Operands got(c, type), want(c, type);
   REQUIRE(bench.attention->run(got.forward(), nullptr));
   cpu::run(want.forward());
-  // Probabilities and the scores' gradients are bf16 operands, of which K add up to about 1.
-  const Rule rule{.dtype = DType::bf16, .K = 1, .scale = 1};
+  // Probabilities and the scores' gradients are operands of 16 bits, of which K add up to about 1.
+  const Rule rule{.dtype = type, .K = 1, .scale = 1};
   REQUIRE(close(got.out, want.out.values(), rule) == "");
   for (int64_t i = 0; i < want.lse.size(); ++i)  // natural logarithms
     REQUIRE(std::abs(got.lse[i] - want.lse[i]) <= 1e-5 * (4 + std::abs(want.lse[i])));
   REQUIRE(bench.attention->run(got.backward(deterministic), nullptr));
   cpu::run(want.backward());
-  const Rule sums{.dtype = DType::bf16, .K = double(c.D + c.A / c.G), .scale = 3};
+  const Rule sums{.dtype = type, .K = double(c.D + c.A / c.G), .scale = 3};
   REQUIRE(close(got.dq, want.dq.values(), sums) == "");
   REQUIRE(close(got.dk, want.dk.values(), sums) == "");
   REQUIRE(close(got.dv, want.dv.values(), sums) == "");
@@ -179,6 +179,7 @@ TEST_CASE("the graphs compute attention and its gradients, as the CPU kernels do
     for (bool deterministic : {true, false}) {
       CAPTURE(c.name, deterministic);
       compare(c, deterministic);
+      compare(c, deterministic, DType::f16);
     }
 }
 

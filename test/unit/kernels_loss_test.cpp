@@ -319,6 +319,7 @@ TEST_CASE("embedding looks up rows, and its backward adds them up in the order o
   for (int64_t H : {1, 33, 130, 769}) {
     for (DType table_type : kFloats)
       for (DType type : kFloats) {
+        if (!can_meet(table_type, type)) continue;
         const Array table = Array::normal(table_type, V * H, 1),
                     at = Array::normal(table_type, P * H, 2);
         Array want(type, T * H), want_sum(type, T * H);

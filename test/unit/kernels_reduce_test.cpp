@@ -73,6 +73,25 @@ TEST_CASE("clipping scales to the largest norm and never up") {
   REQUIRE(scale[0] == 1);  // the loss is optional
 }
 
+TEST_CASE("clipping sees unscaled gradients, and copies that are not finite") {
+  const auto clip = [](std::vector<double> squares, float max_norm, double unscale) {
+    const Array s(DType::f64, squares);
+    Array norm(DType::f32, 1), scale(DType::f32, 1);
+    cpu::run(ClipScale{
+        .sum_squares = s, .norm = norm, .scale = scale, .max_norm = max_norm, .unscale = unscale});
+    return std::pair(norm[0], scale[0]);
+  };
+  const double unscale = 0x1p-16;
+  REQUIRE(clip({16 * 0x1p32, 1e9}, 8, unscale) == std::pair(4.0, unscale));
+  REQUIRE(clip({16 * 0x1p32}, 0, unscale) == std::pair(4.0, unscale));
+  REQUIRE(clip({16 * 0x1p32}, 1, unscale).second == Approx(unscale / (4 + 1e-6)));
+  for (double bad : {double(INFINITY), double(NAN)}) {
+    REQUIRE(std::isnan(clip({16, bad}, 1, unscale).first));
+    REQUIRE(std::isnan(clip({16, bad}, 1, unscale).second));
+    REQUIRE(std::isnan(clip({bad, 16}, 1, unscale).second));
+  }
+}
+
 TEST_CASE("column sums add to what is there") {
   for (DType dtype : kFloats) {
     Closeness close(name("column sum", dtype));
@@ -116,12 +135,15 @@ TEST_CASE("the first number that is not finite is found wherever it is") {
 TEST_CASE("AdamW equals its definition over several steps") {
   Closeness close("adamw");
   for (int64_t n : {1, 7, 1001, 40001})
-    for (const auto& [clipped, decoupled] :
-         {std::pair{false, true}, {true, true}, {false, false}, {true, false}})
-      for_each_isa([&, clipped = clipped, decoupled = decoupled](const char* isa) {
-        CAPTURE(isa, n, clipped, decoupled);
+    for (const auto& [clipped, decoupled, copy] : {std::tuple{false, true, DType::bf16},
+                                                   {true, true, DType::bf16},
+                                                   {false, false, DType::bf16},
+                                                   {true, false, DType::bf16},
+                                                   {true, true, DType::f16}})
+      for_each_isa([&, clipped = clipped, decoupled = decoupled, copy = copy](const char* isa) {
+        CAPTURE(isa, n, clipped, decoupled, copy);
         Array master = Array::normal(DType::f32, n, 1), m(DType::f32, n), v(DType::f32, n),
-              param(DType::bf16, n);
+              param(copy, n);
         const Array scale = Array::one(DType::f32, 0.25);
         std::vector<double> w = master.values(), m64(n), v64(n);
         const double lr = 1e-2f, b1 = 0.9f, b2 = 0.95f, eps = 1e-8f, decay = 0.1f;
@@ -154,7 +176,7 @@ TEST_CASE("AdamW equals its definition over several steps") {
         REQUIRE(close(master, w, {.K = 12}) == "");
         REQUIRE(close(m, m64, {.K = 12}) == "");
         REQUIRE(close(v, v64, {.K = 12}) == "");
-        Array rounded(DType::bf16, master.values());
+        Array rounded(copy, master.values());
         REQUIRE(param == rounded);
         REQUIRE((master.margin_untouched() && m.margin_untouched() && v.margin_untouched()));
       });

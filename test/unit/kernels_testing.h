@@ -49,6 +49,7 @@ class Array {
   double operator[](int64_t i) const { return element(span(), i); }
   void set(int64_t i, double v) {
     if (dtype_ == DType::bf16) static_cast<bf16*>(data())[i] = bf16(float(v));
+    if (dtype_ == DType::f16) static_cast<f16*>(data())[i] = f16(float(v));
     if (dtype_ == DType::f32) static_cast<float*>(data())[i] = float(v);
     if (dtype_ == DType::f8e4m3) static_cast<f8e4m3*>(data())[i] = f8e4m3(float(v));
     if (dtype_ == DType::f8e5m2) static_cast<f8e5m2*>(data())[i] = f8e5m2(float(v));
@@ -90,6 +91,12 @@ inline void for_each_isa(const std::function<void(const char*)>& fn) {
   }
 }
 
-inline const std::vector<DType> kFloats = {DType::f32, DType::bf16};
+inline const std::vector<DType> kFloats = {DType::f32, DType::bf16, DType::f16};
+
+// Returns whether the types can meet in one operation: not both floats of 16 bits.
+template <class... Types>
+bool can_meet(Types... types) {
+  return !(((types == DType::bf16) || ...) && ((types == DType::f16) || ...));
+}
 
 }  // namespace mtrain::test

@@ -177,7 +177,7 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
           for (ParamUnit* unit : slices.params.units()) ops::fill(stream, unit->grad, 0);
           for (Parameter* p : slices.params.params())
             ops::fill(stream, p->grad.flat(0, {p->real_count()}), 1);
-          for (const Tensor& grad : counted_grads(slices.params))
+          for (const Tensor& grad : norm_grads(slices.params).counted)
             for (const float g : grad.to_host<float>(stream)) counted += g;
         }
       for (const Parameter* p : alone.params.params()) {

@@ -20,7 +20,8 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
   const Tensor w = make({H}, f32), half_w = make({H}, bf16), label_T = make({T}, i32);
 
   CHECK_THROWS_WITH(ops::add(stream, x, half), Contains("add: b is bf16, expected fp32"));
-  CHECK_THROWS_WITH(ops::add(stream, ids, ids), Contains("add: a is int32, expected fp32 or bf16"));
+  CHECK_THROWS_WITH(ops::add(stream, ids, ids),
+                    Contains("add: a is int32, expected fp32, bf16 or fp16"));
   CHECK_THROWS_WITH(ops::matmul(stream, "m", x, ids, {.b = true}, f32),
                     Contains("matmul: b is int32"));
   CHECK_THROWS_WITH(ops::matmul(stream, "m", x, x, {.b = true}, f64), Contains("matmul: c is"));

@@ -511,10 +511,14 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE_THAT(built(1, {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}),
                Contains("atomic_gemm"));
   REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
-  REQUIRE_THAT(
-      built(2, {"distributed.strategy=fsdp2", "distributed.mp_policy.reduce_dtype=float16"}),
-      Contains("travel in fp16"));
-  REQUIRE_THAT(built(1, {"mixed_precision=fp16_mixed"}), Contains("fp16_mixed"));
+  REQUIRE(built(2, {"distributed.strategy=fsdp2", "mixed_precision=fp16_mixed",
+                    "distributed.mp_policy.reduce_dtype=float16"})
+              .empty());
+  REQUIRE_THAT(built(2, {"mixed_precision=fp16_mixed", "distributed.pp_size=2",
+                         "distributed.pipeline.dtype=bf16"}),
+               Contains("distributed.pipeline.dtype"));
+  REQUIRE_THAT(built(1, {"mixed_precision={name: fp16_mixed, fp8: hybrid}", "train.device=cuda"}),
+               Contains("8-bit products beside fp16"));
   const Overrides fp8{"mixed_precision.fp8=hybrid", "train.device=cuda"};
   const auto fp8_and = [&](const char* more) {
     Overrides o = fp8;

@@ -135,6 +135,39 @@ TEST_CASE("only a plan for a GPU has CUDA graphs to tell of and an environment t
   }
 }
 
+TEST_CASE("the precision decides what computes, and in which type gradients travel") {
+  struct Case {
+    std::vector<std::string> set;
+    DType compute, reduce;
+  };
+  const std::string fsdp2 = "distributed.strategy=fsdp2", ddp = "distributed.strategy=ddp",
+                    fp16 = "mixed_precision=fp16_mixed",
+                    half = "distributed.mp_policy.param_dtype=float16";
+  for (const Case& c : std::vector<Case>{
+           {{"mixed_precision=fp32", ddp}, DType::f32, DType::f32},
+           {{"mixed_precision=bf16_mixed", ddp}, DType::bf16, DType::f32},
+           {{fp16, ddp}, DType::f16, DType::f32},
+           {{fp16, ddp, "ddp.grad_reduce_in_fp32=false"}, DType::f16, DType::f16},
+           {{fp16, fsdp2}, DType::f16, DType::f16},
+           {{half, fsdp2, "distributed.mp_policy.reduce_dtype=float32"}, DType::f16, DType::f32},
+           {{half, fsdp2, "distributed.mp_policy.reduce_dtype=float16"}, DType::f16, DType::f16},
+           {{half, fsdp2, "distributed.mp_policy.reduce_dtype=bfloat16"},
+            DType::f16,
+            DType::bf16}}) {
+    CAPTURE(c.set);
+    std::vector<std::string> set = c.set;
+    set.push_back("dataset.train=unused");
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe_text("model: {num_layers: 2}\n", "types", set, diagnostics, 2);
+    diagnostics.throw_if_errors();
+    const RunPlan plan = make_plan(r, 2, 257);
+    CHECK(plan.compute_dtype == c.compute);
+    CHECK(plan.pipeline.dtype == c.compute);
+    CHECK(plan.data_parallel.reduce.dtype == c.reduce);
+    CHECK(plan.loss_scale.on == (c.compute == DType::f16));
+  }
+}
+
 TEST_CASE("a resumed run may learn at another rate, and neither see other data nor be wider") {
   const TemporaryFolder folder;
   const auto path = folder / "recipe.yaml";

@@ -201,6 +201,27 @@ TEST_CASE("precision is set in one place") {
                "mixed_precision.loss_scale", "");
   expect_accepts(
       {.what = "dynamic", .set = {"mixed_precision=fp16_mixed", "optimizer.loss_scale=dynamic"}});
+  expect_accepts({.what = "Megatron's names",
+                  .set = {"mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=4294967296",
+                          "optimizer.min_loss_scale=1", "optimizer.loss_scale_window=1000",
+                          "optimizer.hysteresis=2"}});
+  expect_warning({.what = "no fp16", .set = {"optimizer.hysteresis=2"}},
+                 "mixed_precision.hysteresis", "ignored");
+  expect_warning({.what = "fixed",
+                  .set = {"mixed_precision={name: fp16_mixed, loss_scale: 8, min_loss_scale: 2}"}},
+                 "mixed_precision.min_loss_scale", "ignored");
+  expect_error({.what = "begins below its least",
+                .set = {"mixed_precision={name: fp16_mixed, initial_loss_scale: 1, "
+                        "min_loss_scale: 2}"}},
+               "mixed_precision.initial_loss_scale", "below min_loss_scale 2");
+  expect_error({.what = "fp16 weights alone",
+                .set = {"mixed_precision=fp16_mixed", "optimizer.master_weights=false"}},
+               "optimizer.master_weights", "too coarse");
+  expect_error({.what = "unscaled gradients in fp16",
+                .world = 2,
+                .set = {"distributed.strategy=fsdp2", "mixed_precision=bf16_mixed",
+                        "distributed.mp_policy.reduce_dtype=float16"}},
+               "distributed.mp_policy.reduce_dtype", "would become 0");
 }
 
 TEST_CASE("a class of Hydra that mtrain does not know is refused with the native way") {

@@ -21,6 +21,7 @@ namespace mtrain::test {
 inline double eps(DType dtype) {
   switch (dtype) {
     case DType::bf16: return 0x1p-7;
+    case DType::f16: return 0x1p-10;
     case DType::f32: return 0x1p-23;
     default: return 0x1p-52;
   }
@@ -29,6 +30,7 @@ inline double eps(DType dtype) {
 inline double element(const ConstSpan& s, int64_t i) {
   switch (s.dtype) {
     case DType::bf16: return double(float(s.as<bf16>()[i]));
+    case DType::f16: return double(float(s.as<f16>()[i]));
     case DType::f32: return double(s.as<float>()[i]);
     case DType::f8e4m3: return double(float(s.as<f8e4m3>()[i]));
     case DType::f8e5m2: return double(float(s.as<f8e5m2>()[i]));

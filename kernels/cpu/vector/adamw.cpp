@@ -74,6 +74,21 @@ MT_INLINE bf16 round_at_random(float w, uint32_t random) {
   return __builtin_bit_cast(bf16, uint16_t((u + random) >> 16));
 }
 
+// Also writes the copy of the master weights for compute, as P, if there is one.
+template <class P>
+void update_master(const AdamW& a, const Update& update) {
+  float* master = data_of<float>(a.master);
+  P* param = data_of<P>(a.param);
+  parallel(a.master.count, 16384, [=](int64_t begin, int64_t end) {
+    for_lanes(end - begin, [=](int64_t j, auto lanes) {
+      const int64_t i = begin + j;
+      const Vf w = update(i, load(master + i, lanes), lanes);
+      store(master + i, w, lanes);
+      if (param) store(param + i, w, lanes);
+    });
+  });
+}
+
 void update_param(const AdamW& a, const Update& update) {
   bf16* param = data_of<bf16>(a.param);
   parallel(a.param.count, 16384, [=, rounding = a.rounding](int64_t begin, int64_t end) {
@@ -94,16 +109,7 @@ void run(const AdamW& a) {
   const Update update(a);
   if (!__builtin_isfinite(update.scale)) return;
   if (!a.master.data) return update_param(a, update);
-  float* master = data_of<float>(a.master);
-  bf16* param = data_of<bf16>(a.param);
-  parallel(a.master.count, 16384, [=](int64_t begin, int64_t end) {
-    for_lanes(end - begin, [=](int64_t j, auto lanes) {
-      const int64_t i = begin + j;
-      const Vf w = update(i, load(master + i, lanes), lanes);
-      store(master + i, w, lanes);
-      if (param) store(param + i, w, lanes);
-    });
-  });
+  a.param.dtype == DType::f16 ? update_master<f16>(a, update) : update_master<bf16>(a, update);
 }
 
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA

@@ -217,10 +217,7 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
 
 void backward(const AttentionBackward& args, int64_t head, const Share& share) {
   const int64_t b = head / args.shape.G, g = head % args.shape.G;
-  if (args.q.data.dtype == DType::f32)
-    backward<float>(args, b, g, share);
-  else
-    backward<bf16>(args, b, g, share);
+  with_float(args.q.data.dtype, [&]<class T>() { backward<T>(args, b, g, share); });
 }
 
 // Splitting heads costs seven GEMMs instead of five, which pays where whole heads would leave

@@ -168,7 +168,8 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
     const int64_t a = g * group + h;
     float* lse = data_of<float>(f.lse) + lse_at(s, b, a);
     with_float(f.out.data.dtype, [&]<class Out>() {
-      finish(t, state + h * panels, rows_of<Out>(f.out, s, b, a), q0, lse);
+      if constexpr (!mixes_halves<T, Out>)
+        finish(t, state + h * panels, rows_of<Out>(f.out, s, b, a), q0, lse);
     });
   }
 }
@@ -189,10 +190,7 @@ void run(const AttentionForward& f) {
     const int64_t block = blocks - 1 - begin / heads, head = begin % heads;
     const int64_t q0 = block * rows, q1 = min_of(s.Sq, q0 + rows);
     if (q0 >= q1) return;
-    if (f.q.data.dtype == DType::f32)
-      forward<float>(f, head / s.G, head % s.G, q0, q1);
-    else
-      forward<bf16>(f, head / s.G, head % s.G, q0, q1);
+    with_float(f.q.data.dtype, [&]<class T>() { forward<T>(f, head / s.G, head % s.G, q0, q1); });
   });
 }
 

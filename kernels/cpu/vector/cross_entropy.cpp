@@ -80,7 +80,7 @@ MT_INLINE int64_t columns_of(const Args& a, int64_t t) {
 
 template <class T>
 void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
-  constexpr bool kKeepExp = sizeof(T) == 4;  // bf16 would round the exponentials
+  constexpr bool kKeepExp = sizeof(T) == 4;  // 16 bits would round the exponentials
   const Scratch<float> shifts(div_up(a.V, kChunk));
   const float scale = a.scale_in_memory.data ? *data_of<float>(a.scale_in_memory) : a.grad_scale;
   for (int64_t t = begin; t < end; ++t) {

@@ -28,10 +28,13 @@ void run(const Add& a) {
   with_float(a.y.dtype, [&]<class Y>() {
     with_float(a.a.dtype, [&]<class A>() {
       with_float(a.b.dtype, [&]<class B>() {
-        map(data_of<Y>(a.y), a.y.count,
-            [l = data_of<A>(a.a), r = data_of<B>(a.b)](int64_t i, auto m) {
-              return load(l + i, m) + load(r + i, m);
-            });
+        if constexpr (mixes_halves<Y, A, B>)
+          throw_not_float(a.b.dtype);
+        else
+          map(data_of<Y>(a.y), a.y.count,
+              [l = data_of<A>(a.a), r = data_of<B>(a.b)](int64_t i, auto m) {
+                return load(l + i, m) + load(r + i, m);
+              });
       });
     });
   });

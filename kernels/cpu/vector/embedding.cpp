@@ -12,6 +12,7 @@ constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to wake a 
 void run(const EmbeddingForward& a) {
   with_float(a.table_VH.dtype, [&]<class W>() {
     with_float(a.out_TH.dtype, [&]<class T>() {
+      if constexpr (mixes_halves<W, T>) throw_not_float(a.out_TH.dtype);
       parallel(a.T, max_of(1, kGrain / max_of(a.H, 1)), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
           const int64_t id = data_of<int32_t>(a.id_T)[t] - a.first_row;

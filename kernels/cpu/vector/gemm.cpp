@@ -1,4 +1,4 @@
-// kernels/cpu/gemm.h in fp32: a packed word is one element, widened where it was bf16.
+// kernels/cpu/gemm.h in fp32: a packed word is one element, widened where it was bf16 or fp16.
 #include "kernels/cpu/vector/gemm_kernels.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -44,10 +44,10 @@ struct Fp32Words {
 };
 
 void pack_a(const GemmKernels::PackA& p) {
-  p.dtype == DType::f32 ? pack_a_of<Fp32Words, float>(p) : pack_a_of<Fp32Words, bf16>(p);
+  with_float(p.dtype, [&]<class T>() { pack_a_of<Fp32Words, T>(p); });
 }
 void pack_b(const GemmKernels::PackB& p) {
-  p.dtype == DType::f32 ? pack_b_of<Fp32Words, float>(p) : pack_b_of<Fp32Words, bf16>(p);
+  with_float(p.dtype, [&]<class T>() { pack_b_of<Fp32Words, T>(p); });
 }
 
 }  // namespace

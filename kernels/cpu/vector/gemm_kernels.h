@@ -54,7 +54,7 @@ MT_INLINE void finish_edge_as(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
 }
 template <int ROWS, int VECTORS>
 void finish_edge(const Vf (&sum)[ROWS][VECTORS], const Target& t) {
-  t.out_type == DType::f32 ? finish_edge_as<float>(sum, t) : finish_edge_as<bf16>(sum, t);
+  with_float(t.out_type, [&]<class T>() { finish_edge_as<T>(sum, t); });
 }
 
 template <class T, bool ADD, bool BIAS, int ROWS, int VECTORS>
@@ -102,13 +102,12 @@ MT_INLINE void finish_transposed(const Vf* sum, int rows, int vectors, const Tar
   }
 }
 void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
-  const bool f32 = t.out_type == DType::f32;
-  if (rows == kLanes)
-    f32 ? finish_transposed<float>(sum, rows, vectors, t, Full{})
-        : finish_transposed<bf16>(sum, rows, vectors, t, Full{});
-  else
-    f32 ? finish_transposed<float>(sum, rows, vectors, t, Part{rows})
-        : finish_transposed<bf16>(sum, rows, vectors, t, Part{rows});
+  with_float(t.out_type, [&]<class T>() {
+    if (rows == kLanes)
+      finish_transposed<T>(sum, rows, vectors, t, Full{});
+    else
+      finish_transposed<T>(sum, rows, vectors, t, Part{rows});
+  });
 }
 
 // Computes one tile. C is stored some thousand cycles later: its cache lines are prefetched first,
@@ -153,8 +152,10 @@ void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, con
     t.transposed ? finish_transposed(copy[0], ROWS, VECTORS, t) : finish_edge(copy, t);
   } else if (t.out_type == DType::f32) {
     finish<float>(sum, t);
-  } else {
+  } else if (t.out_type == DType::bf16) {
     finish<bf16>(sum, t);
+  } else {
+    finish<f16>(sum, t);
   }
 }
 

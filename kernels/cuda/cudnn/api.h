@@ -94,7 +94,7 @@ enum class CudnnAttribute : int {
   device_properties_json = 2702
 };
 
-enum class CudnnDataType : int { float32 = 0, int32 = 4, bfloat16 = 9, boolean = 11 };
+enum class CudnnDataType : int { float32 = 0, float16 = 2, int32 = 4, bfloat16 = 9, boolean = 11 };
 
 enum class CudnnPointwise : int {
   add = 0,

@@ -7,8 +7,8 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// The deterministic backward keeps all scores of a call in bf16: beyond this our own kernels, which
-// keep none.
+// The deterministic backward keeps all scores of a call in 16 bits: beyond this our own kernels,
+// which keep none.
 constexpr int64_t kMaxWorkspace = int64_t(1) << 30;
 
 }  // namespace
@@ -128,7 +128,7 @@ class CudnnAttention::Documents {
   // (T, columns) into rows of the caller's.
   void spread(const Scratch& from, const HeadSpan& to, int64_t columns) const {
     const int64_t T = shape_.Sq;
-    device_.copy({.from = {from.get(), T * columns, DType::bf16},
+    device_.copy({.from = {from.get(), T * columns, to.data.dtype},
                   .to = to.data,
                   .from_width = columns,
                   .to_width = to.token_stride,
@@ -191,7 +191,7 @@ bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
   }
   const Documents documents(device_, b.shape, key, stream);
   documents.read_lse(b.lse);
-  const auto room = [&](int64_t columns) { return key.Sq * columns * dtype_size(DType::bf16); };
+  const auto room = [&](int64_t columns) { return key.Sq * columns * dtype_size(b.q.data.dtype); };
   const Scratch dq(device_, room(key.dq), stream), dk(device_, room(key.dk), stream),
       dv(device_, room(key.dv), stream);
   Addresses all = documents.addresses();

@@ -11,18 +11,21 @@ namespace {
 
 constexpr int64_t kVector = 16;  // bytes that the engines read at once
 
-std::string why_not_view(const char* name, const ConstSpan& data, int64_t token_stride) {
-  if (data.dtype != DType::bf16) return fmt::format("{} is {}", name, dtype_name(data.dtype));
+// All views have one type, of 16 bits.
+std::string why_not_view(const char* name, const ConstSpan& data, int64_t token_stride,
+                         DType type) {
+  if (data.dtype != type || !is_half(type))
+    return fmt::format("{} is {}", name, dtype_name(data.dtype));
   if (reinterpret_cast<uintptr_t>(data.data) % kVector != 0 ||
       token_stride * dtype_size(data.dtype) % kVector != 0)
     return fmt::format("{} is not on {}-byte borders", name, kVector);
   return "";
 }
-std::string why_not_view(const char* name, const HeadView& v) {
-  return why_not_view(name, v.data, v.token_stride);
+std::string why_not_view(const char* name, const HeadView& v, DType type) {
+  return why_not_view(name, v.data, v.token_stride, type);
 }
-std::string why_not_view(const char* name, const HeadSpan& v) {
-  return why_not_view(name, ConstSpan(v.data), v.token_stride);
+std::string why_not_view(const char* name, const HeadSpan& v, DType type) {
+  return why_not_view(name, ConstSpan(v.data), v.token_stride, type);
 }
 
 std::string why_not_target(const CudnnTarget& t) {
@@ -73,10 +76,11 @@ std::string why_not_shape(const AttentionShape& s, const CudnnTarget& t) {
 }
 
 template <class... Views>
-std::string first_reason(const AttentionShape& s, const CudnnTarget& t, const Views&... views) {
+std::string first_reason(const AttentionShape& s, const CudnnTarget& t, DType type,
+                         const Views&... views) {
   std::string why = why_not_shape(s, t);
   const auto look = [&](const auto& named) {
-    if (why.empty()) why = why_not_view(named.first, named.second);
+    if (why.empty()) why = why_not_view(named.first, named.second, type);
   };
   (look(views), ...);
   return why;
@@ -95,6 +99,7 @@ int64_t offsets_tensor(OperationGraph& g, int64_t of, int64_t documents) {
 struct Layout {
   int64_t B, S, heads, D, token_stride;
   bool documents;
+  Element type;
 
   int64_t rows() const { return documents ? token_stride : B * token_stride; }  // to the next
   // For one sequence the stride between sequences has no meaning; it is given as for many
@@ -111,16 +116,16 @@ struct Layout {
  private:
   int64_t add(OperationGraph& g, int64_t id, Sizes dims, const Sizes& strides) const {
     const int64_t offsets = documents ? offsets_tensor(g, id, B) : 0;
-    g.memory(id, std::move(dims), strides, Element::bf16);
+    g.memory(id, std::move(dims), strides, type);
     g.set_offsets(id, offsets, strides, room());
     return id;
   }
 };
 Layout query_layout(const CudnnAttentionKey& k, int64_t stride) {
-  return {k.B, k.Sq, k.A, k.D, stride, k.documents};
+  return {k.B, k.Sq, k.A, k.D, stride, k.documents, k.type};
 }
 Layout key_layout(const CudnnAttentionKey& k, int64_t stride) {
-  return {k.B, k.Skv, k.G, k.D, stride, k.documents};
+  return {k.B, k.Skv, k.G, k.D, stride, k.documents, k.type};
 }
 Sizes row_sizes(const CudnnAttentionKey& k) { return {k.B, k.A, k.Sq, 1}; }
 Sizes row_strides(const CudnnAttentionKey& k) {
@@ -147,7 +152,9 @@ struct Lengths {
 
 constexpr int64_t kRowDim = 2, kColumnDim = 3;
 
-// Returns the key without direction and strides, which stay 0.
+Element element_of(DType dtype) { return dtype == DType::f16 ? Element::f16 : Element::bf16; }
+
+// Returns the key without direction, type and strides, which stay 0.
 CudnnAttentionKey key_of(const AttentionShape& s) {
   CudnnAttentionKey key{};
   key.causal = s.causal, key.window = s.window, key.scale = s.scale;
@@ -196,13 +203,13 @@ void into_kv_heads(OperationGraph& g, const CudnnAttentionKey& k, const Lengths&
   if (k.A == k.G) return g.matmul_into(x, y, into, counts);
   if (!k.documents) {
     const int64_t per_query_head = g.matmul(x, y, counts);
-    g.round(per_query_head, Element::bf16);
+    g.round(per_query_head, k.type);
     return g.reduce_into(Operation::reduce_add, per_query_head, into);
   }
   // Documents of unequal length need memory, in which the engines take the kv heads' offsets times
   // the query heads that share one.
   const int64_t sharing = k.A / k.G;
-  const int64_t per_query_head = g.workspace({k.B, k.A, k.Skv, k.D}, Element::bf16);
+  const int64_t per_query_head = g.workspace({k.B, k.A, k.Skv, k.D}, k.type);
   const GraphTensor kv_heads = g.tensor(into);
   Sizes strides = kv_heads.strides;
   strides[0] *= sharing, strides[2] *= sharing;
@@ -216,6 +223,7 @@ void into_kv_heads(OperationGraph& g, const CudnnAttentionKey& k, const Lengths&
 CudnnAttentionKey key_of(const AttentionForward& f) {
   CudnnAttentionKey key = key_of(f.shape);
   key.backward = false, key.deterministic = true;
+  key.type = element_of(f.q.data.dtype);
   key.q = f.q.token_stride, key.k = f.k.token_stride, key.v = f.v.token_stride;
   key.out = f.out.token_stride;
   return key;
@@ -223,6 +231,7 @@ CudnnAttentionKey key_of(const AttentionForward& f) {
 CudnnAttentionKey key_of(const AttentionBackward& b) {
   CudnnAttentionKey key = key_of(b.shape);
   key.backward = true, key.deterministic = b.fixed_order;
+  key.type = element_of(b.q.data.dtype);
   key.q = b.q.token_stride, key.k = b.k.token_stride, key.v = b.v.token_stride;
   key.out = b.out.token_stride, key.dout = b.dout.token_stride;
   key.dq = b.dq.token_stride, key.dk = b.dk.token_stride, key.dv = b.dv.token_stride;
@@ -231,8 +240,8 @@ CudnnAttentionKey key_of(const AttentionBackward& b) {
 }
 
 std::string why_not_cudnn(const AttentionForward& f, const CudnnTarget& target) {
-  if (auto why = first_reason(f.shape, target, named("q", f.q), named("k", f.k), named("v", f.v),
-                              named("out", f.out));
+  if (auto why = first_reason(f.shape, target, f.q.data.dtype, named("q", f.q), named("k", f.k),
+                              named("v", f.v), named("out", f.out));
       !why.empty())
     return why;
   return why_not_offsets(
@@ -243,9 +252,9 @@ std::string why_not_cudnn(const AttentionBackward& b, const CudnnTarget& target)
   // Older ones compute with keys beyond the last, unless told each sequence's length.
   if (target.version < 91600 && b.shape.Skv % 128 != 0 && !b.shape.q_documents.begin)
     return fmt::format("a backward of {} keys (before 9.16: multiples of 128)", b.shape.Skv);
-  if (auto why = first_reason(b.shape, target, named("q", b.q), named("k", b.k), named("v", b.v),
-                              named("out", b.out), named("dout", b.dout), named("dq", b.dq),
-                              named("dk", b.dk), named("dv", b.dv));
+  if (auto why = first_reason(b.shape, target, b.q.data.dtype, named("q", b.q), named("k", b.k),
+                              named("v", b.v), named("out", b.out), named("dout", b.dout),
+                              named("dq", b.dq), named("dk", b.dk), named("dv", b.dv));
       !why.empty())
     return why;
   return why_not_offsets(b.shape, {b.q.token_stride, b.k.token_stride, b.v.token_stride,
@@ -269,7 +278,7 @@ OperationGraph forward_graph(const CudnnAttentionKey& key) {
   const int64_t sum = g.reduce(Operation::reduce_add, weights, row_sizes(key));
   g.pointwise_into(Operation::add, {most, g.pointwise(Operation::log, {sum})}, lse);
   const int64_t probabilities = g.pointwise(Operation::div, {weights, sum});
-  g.round(probabilities, Element::bf16);
+  g.round(probabilities, key.type);
   g.matmul_into(probabilities, v, out, {.M = lengths.q, .K = lengths.kv});
   return g;
 }
@@ -303,14 +312,14 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
   const int64_t p = g.pointwise(Operation::exp, {masked(g, key, scores)});
   const Sizes across{key.B, key.A, key.Skv, key.Sq};
   const Sizes across_strides{key.A * key.Sq * key.Skv, key.Sq * key.Skv, 1, key.Skv};
-  into_kv_heads(g, key, lengths, g.reshape(p, across, across_strides, Element::bf16), dout, dv);
+  into_kv_heads(g, key, lengths, g.reshape(p, across, across_strides, key.type), dout, dv);
 
   // ds = scale p (dout v^T - delta), dk = ds^T q, dq = ds k
   const int64_t dp = g.pointwise(Operation::sub, {g.matmul(dout, v, rows_keys), delta});
   const int64_t ds = g.pointwise(Operation::mul, {g.pointwise(Operation::mul, {dp, p}), scale});
-  into_kv_heads(g, key, lengths, g.reshape(ds, across, across_strides, Element::bf16), q, dk);
+  into_kv_heads(g, key, lengths, g.reshape(ds, across, across_strides, key.type), q, dk);
   const Sizes key_rows{keys.batch(), key.D, keys.rows(), 1};
-  const int64_t k_rows = g.reshape(k, {key.B, key.G, key.Skv, key.D}, key_rows, Element::bf16);
+  const int64_t k_rows = g.reshape(k, {key.B, key.G, key.Skv, key.D}, key_rows, key.type);
   g.set_offsets(k_rows, g.tensor(k).offsets, key_rows, keys.room());
   const MatmulLengths rows_over_keys{.M = lengths.q, .K = lengths.kv};
   if (key.deterministic) {

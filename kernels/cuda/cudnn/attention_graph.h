@@ -34,6 +34,7 @@ struct CudnnAttentionKey {
   bool documents;      // packed in one sequence of Sq rows; B is the number that there is room for
   int64_t B, Sq, Skv, A, G, D, window;
   float scale;
+  Element type;  // of all but the lse: bf16 or f16
   // Elements from one token to the next; those of the gradients are 0 in a forward.
   int64_t q, k, v, out, dout, dq, dk, dv;
   auto operator<=>(const CudnnAttentionKey&) const = default;

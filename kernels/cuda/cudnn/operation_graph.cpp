@@ -16,7 +16,9 @@ Sizes packed_strides(const Sizes& dims) {
 }
 
 int64_t GraphTensor::bytes() const {
-  const int64_t size = type == Element::boolean ? 1 : type == Element::bf16 ? 2 : 4;
+  const int64_t size = type == Element::boolean                        ? 1
+                       : type == Element::bf16 || type == Element::f16 ? 2
+                                                                       : 4;
   if (offsets != 0) return room * size;
   int64_t last = 0;
   for (size_t i = 0; i < dims.size(); ++i) last += (dims[i] - 1) * strides[i];

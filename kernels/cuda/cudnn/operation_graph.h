@@ -6,7 +6,7 @@
 
 namespace mtrain::kernels::cuda {
 
-enum class Element : uint8_t { f32, bf16, i32, boolean };
+enum class Element : uint8_t { f32, bf16, f16, i32, boolean };
 
 enum class Operation : uint8_t {
   matmul,         // x (.., M, K) y (.., K, N); a dim of 1 or a divisor among the others is repeated

@@ -23,6 +23,7 @@ CudnnDataType data_type(Element e) {
   switch (e) {
     case Element::f32: return CudnnDataType::float32;
     case Element::bf16: return CudnnDataType::bfloat16;
+    case Element::f16: return CudnnDataType::float16;
     case Element::i32: return CudnnDataType::int32;
     case Element::boolean: return CudnnDataType::boolean;
   }

@@ -16,7 +16,8 @@ bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream);
 void attention_plain(const AttentionForward& f, CUstream_st* stream);
 void attention_plain(const AttentionBackward& b, const float* delta, CUstream_st* stream);
 
-// Run on tensor cores, where probabilities and gradients of scores are rounded to bf16 operands.
+// Run on tensor cores, where probabilities and gradients of scores are rounded to operands of q's
+// type, bf16 or fp16.
 bool tensor_cores_can(const AttentionForward& f);
 bool tensor_cores_can(const AttentionBackward& b);
 void attention_on_tensor_cores(const AttentionForward& f, CUstream_st* stream);

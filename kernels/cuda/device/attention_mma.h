@@ -1,4 +1,4 @@
-// Tiles of bf16 in shared memory, and the operands that tensor cores load from them.
+// Tiles of 16-bit elements in shared memory, and the operands that tensor cores load from them.
 #pragma once
 #include "kernels/cuda/device/attention_mask.h"
 #include "kernels/cuda/device/reduce.h"
@@ -19,8 +19,8 @@ struct HalfTile {
 
 // Starts to copy the rows [first, first + ROWS) of x; elements beyond `rows` (at least 1) and D
 // become 0.
-template <int ROWS, int THREADS, int DIM>
-__device__ __forceinline__ void copy_rows(const HalfTile<DIM>& tile, const HeadRows<const bf16>& x,
+template <int ROWS, int THREADS, int DIM, Half T>
+__device__ __forceinline__ void copy_rows(const HalfTile<DIM>& tile, const HeadRows<const T>& x,
                                           int first, int rows, int D) {
   constexpr int kChunks = HalfTile<DIM>::kChunks;
   static_assert(ROWS * kChunks % THREADS == 0);
@@ -58,38 +58,50 @@ __device__ __forceinline__ void load_b(uint32_t (&b)[4], const HalfTile<DIM>& ti
 // Products of (16, .) in registers: block n of 8 columns has elements (row g, columns 2 t, 2 t + 1)
 // and then those of row g + 8, where g = lane / 4, t = lane % 4. Two blocks, rounded, are an
 // operand a of the next product.
+template <Half T>
 __device__ __forceinline__ void as_operand(uint32_t (&a)[4], const float (&left)[4],
                                            const float (&right)[4]) {
-  a[0] = pack_bf16(left[0], left[1]);
-  a[1] = pack_bf16(left[2], left[3]);
-  a[2] = pack_bf16(right[0], right[1]);
-  a[3] = pack_bf16(right[2], right[3]);
+  a[0] = pack_halves<T>(left[0], left[1]);
+  a[1] = pack_halves<T>(left[2], left[3]);
+  a[2] = pack_halves<T>(right[0], right[1]);
+  a[3] = pack_halves<T>(right[2], right[3]);
+}
+
+// c += a b of T's operands, over the warp (mma.m16n8k16).
+template <Half T>
+__device__ __forceinline__ void mma_of(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                       uint32_t b1) {
+  if constexpr (std::is_same_v<T, f16>)
+    mma_f16(c, a, b0, b1);
+  else
+    mma_bf16(c, a, b0, b1);
 }
 
 // Adds the operands `a` times the tile's rows from row0 on to c (16, 16 N).
-template <int DIM>
+template <Half T, int DIM>
 __device__ __forceinline__ void multiply_rows(float (&c)[DIM / 8][4], const uint32_t (&a)[4],
                                               const HalfTile<DIM>& tile, int row0) {
 #pragma unroll
   for (int n = 0; n < DIM / 16; ++n) {
     uint32_t b[4];
     load_b(b, tile, row0, n);
-    mma_bf16(c[2 * n], a, b[0], b[1]);
-    mma_bf16(c[2 * n + 1], a, b[2], b[3]);
+    mma_of<T>(c[2 * n], a, b[0], b[1]);
+    mma_of<T>(c[2 * n + 1], a, b[2], b[3]);
   }
 }
 
-// Stores two neighbours of a row, in either type.
+// Stores two neighbours of a row, in fp32 or as T.
+template <Half T>
 struct PairRows {
   char* data;
   int64_t stride;
-  bool half;
+  bool half;  // T
   __device__ __forceinline__ void put(int row, int d, float x, float y, bool add) const {
     const int64_t i = row * stride + d;
     if (half) {
       uint32_t* const to = reinterpret_cast<uint32_t*>(reinterpret_cast<uint16_t*>(data) + i);
-      if (add) x += bf16_low(*to), y += bf16_high(*to);
-      *to = pack_bf16(x, y);
+      if (add) x += low_half<T>(*to), y += high_half<T>(*to);
+      *to = pack_halves<T>(x, y);
     } else {
       float2* const to = reinterpret_cast<float2*>(reinterpret_cast<float*>(data) + i);
       if (add) x += to->x, y += to->y;
@@ -97,24 +109,26 @@ struct PairRows {
     }
   }
 };
+template <Half T>
 struct PairHeads {
   char* data;
   int64_t token_stride;
   int B, D;
   bool half;
-  __device__ __forceinline__ PairRows of(int b, int head) const {
+  __device__ __forceinline__ PairRows<T> of(int b, int head) const {
     const int64_t first = b * token_stride + int64_t(head) * D;
     return {data + first * (half ? 2 : 4), B * token_stride, half};
   }
 };
-inline PairHeads pairs_of(const HeadSpan& v, const AttentionShape& s) {
-  return {v.data.as<char>(), v.token_stride, int(s.B), int(s.D), v.data.dtype == DType::bf16};
+template <Half T>
+PairHeads<T> pairs_of(const HeadSpan& v, const AttentionShape& s) {
+  return {v.data.as<char>(), v.token_stride, int(s.B), int(s.D), v.data.dtype == dtype_of<T>};
 }
 
 // Stores the rows row0 + g and row0 + g + 8 of the warp's (16, DIM) sums, each times a factor.
-template <int DIM>
-__device__ __forceinline__ void put_sums(const PairRows& to, const float (&c)[DIM / 8][4], int row0,
-                                         int rows, int D, float factor, float factor_of_8,
+template <int DIM, Half T>
+__device__ __forceinline__ void put_sums(const PairRows<T>& to, const float (&c)[DIM / 8][4],
+                                         int row0, int rows, int D, float factor, float factor_of_8,
                                          bool add) {
   const int lane = int(threadIdx.x) % kWarp, row = row0 + lane / 4;
 #pragma unroll

@@ -11,20 +11,23 @@ constexpr int kTile = 32, kTileThreads = 128, kAcross = 16;
 constexpr int kMyRows = 4, kMyColumns = 2;  // of the tile of scores, a thread's
 constexpr int kScoreStride = kTile + 1;
 
-// Heads in fp32 or bf16: one kernel serves both.
+// Heads in fp32, bf16 or fp16: one kernel serves them all.
 struct AnyRows {
   char* data;
   int64_t stride;
-  bool half;  // bf16
+  DType dtype;
   __device__ __forceinline__ float get(int64_t row, int d) const {
     const int64_t i = row * stride + d;
-    return half ? load_one(reinterpret_cast<const bf16*>(data) + i)
-                : reinterpret_cast<const float*>(data)[i];
+    if (dtype == DType::bf16) return load_one(reinterpret_cast<const bf16*>(data) + i);
+    if (dtype == DType::f16) return load_one(reinterpret_cast<const f16*>(data) + i);
+    return reinterpret_cast<const float*>(data)[i];
   }
   __device__ __forceinline__ void set(int64_t row, int d, float x) const {
     const int64_t i = row * stride + d;
-    if (half)
+    if (dtype == DType::bf16)
       store_one(reinterpret_cast<bf16*>(data) + i, x);
+    else if (dtype == DType::f16)
+      store_one(reinterpret_cast<f16*>(data) + i, x);
     else
       reinterpret_cast<float*>(data)[i] = x;
   }
@@ -33,16 +36,16 @@ struct AnyHeads {
   char* data;
   int64_t token_stride;
   int B, D;
-  bool half;
+  DType dtype;
   __device__ __forceinline__ AnyRows of(int b, int head) const {
     const int64_t first = b * token_stride + int64_t(head) * D;
-    return {data + first * (half ? 2 : 4), B * token_stride, half};
+    return {data + first * (dtype == DType::f32 ? 4 : 2), B * token_stride, dtype};
   }
 };
 template <class View>
 AnyHeads any_heads(const View& v, const AttentionShape& s) {
   return {static_cast<char*>(const_cast<void*>(static_cast<const void*>(v.data.data))),
-          v.token_stride, int(s.B), int(s.D), v.data.dtype == DType::bf16};
+          v.token_stride, int(s.B), int(s.D), v.data.dtype};
 }
 
 // A tile of DIM columns, padded so that 16-byte accesses of different rows use different banks.

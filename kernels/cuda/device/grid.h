@@ -59,7 +59,7 @@ __device__ __forceinline__ void for_loaded_vectors(const T* x, int64_t count, co
 #pragma unroll
       for (int k = 0; k < AHEAD; ++k) {
         float v[N];
-        unpack(words[k], v);
+        unpack<T>(words[k], v);
         f(Lanes<N>{}, (i + k * threads) * N, v);
       }
     }

@@ -17,23 +17,44 @@ inline bool aligned(std::initializer_list<const void*> pointers) {
   return bits % 16 == 0;
 }
 
-__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float bf16_high(uint32_t pair) {
+template <class T>
+concept Half = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+
+// Return the element of type T in the low and in the high half of a word.
+template <Half T>
+__device__ __forceinline__ float low_half(uint32_t pair) {
+  if constexpr (std::is_same_v<T, f16>) return f16_low(pair);
+  return __uint_as_float(pair << 16);
+}
+template <Half T>
+__device__ __forceinline__ float high_half(uint32_t pair) {
+  if constexpr (std::is_same_v<T, f16>) return f16_high(pair);
   return __uint_as_float(pair & 0xffff0000u);
 }
+// Packs two elements, rounded to nearest even; the first goes into the low half.
+template <Half T>
+__device__ __forceinline__ uint32_t pack_halves(float low, float high) {
+  if constexpr (std::is_same_v<T, f16>) return pack_f16(low, high);
+  return pack_bf16(low, high);
+}
 
-// A vector as it lies in memory: bf16 takes half the registers that its floats would.
+// A vector as it lies in memory: 16-bit elements take half the registers that their floats would.
 template <class T>
 __device__ __forceinline__ uint4 load_words(const T* p) {
   return *reinterpret_cast<const uint4*>(p);
 }
-__device__ __forceinline__ void unpack(const uint4& x, float (&v)[4]) {
+template <class T>
+requires std::is_same_v<T, float> __device__ __forceinline__ void unpack(const uint4& x,
+                                                                         float (&v)[4]) {
   v[0] = __uint_as_float(x.x), v[1] = __uint_as_float(x.y);
   v[2] = __uint_as_float(x.z), v[3] = __uint_as_float(x.w);
 }
+template <Half T>
 __device__ __forceinline__ void unpack(const uint4& x, float (&v)[8]) {
-  v[0] = bf16_low(x.x), v[1] = bf16_high(x.x), v[2] = bf16_low(x.y), v[3] = bf16_high(x.y);
-  v[4] = bf16_low(x.z), v[5] = bf16_high(x.z), v[6] = bf16_low(x.w), v[7] = bf16_high(x.w);
+  v[0] = low_half<T>(x.x), v[1] = high_half<T>(x.x);
+  v[2] = low_half<T>(x.y), v[3] = high_half<T>(x.y);
+  v[4] = low_half<T>(x.z), v[5] = high_half<T>(x.z);
+  v[6] = low_half<T>(x.w), v[7] = high_half<T>(x.w);
 }
 
 template <int N>
@@ -49,23 +70,24 @@ __device__ __forceinline__ void load(const float* p, float (&v)[N]) {
     for (int i = 0; i < N; ++i) v[i] = p[i];
   }
 }
-template <int N>
-__device__ __forceinline__ void load(const bf16* p, float (&v)[N]) {
+template <int N, Half T>
+__device__ __forceinline__ void load(const T* p, float (&v)[N]) {
   if constexpr (N % 8 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 8) {
       const uint4 x = *reinterpret_cast<const uint4*>(p + i);
-      v[i] = bf16_low(x.x), v[i + 1] = bf16_high(x.x);
-      v[i + 2] = bf16_low(x.y), v[i + 3] = bf16_high(x.y);
-      v[i + 4] = bf16_low(x.z), v[i + 5] = bf16_high(x.z);
-      v[i + 6] = bf16_low(x.w), v[i + 7] = bf16_high(x.w);
+      v[i] = low_half<T>(x.x), v[i + 1] = high_half<T>(x.x);
+      v[i + 2] = low_half<T>(x.y), v[i + 3] = high_half<T>(x.y);
+      v[i + 4] = low_half<T>(x.z), v[i + 5] = high_half<T>(x.z);
+      v[i + 6] = low_half<T>(x.w), v[i + 7] = high_half<T>(x.w);
     }
   } else if constexpr (N == 4) {
     const uint2 x = *reinterpret_cast<const uint2*>(p);
-    v[0] = bf16_low(x.x), v[1] = bf16_high(x.x), v[2] = bf16_low(x.y), v[3] = bf16_high(x.y);
+    v[0] = low_half<T>(x.x), v[1] = high_half<T>(x.x);
+    v[2] = low_half<T>(x.y), v[3] = high_half<T>(x.y);
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = bf16_low(reinterpret_cast<const uint16_t*>(p)[i]);
+    for (int i = 0; i < N; ++i) v[i] = low_half<T>(reinterpret_cast<const uint16_t*>(p)[i]);
   }
 }
 
@@ -81,18 +103,21 @@ __device__ __forceinline__ void store(float* p, const float (&v)[N]) {
     for (int i = 0; i < N; ++i) p[i] = v[i];
   }
 }
-template <int N>
-__device__ __forceinline__ void store(bf16* p, const float (&v)[N]) {
+template <int N, Half T>
+__device__ __forceinline__ void store(T* p, const float (&v)[N]) {
   if constexpr (N % 8 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 8)
-      store_words(p + i, make_uint4(pack_bf16(v[i], v[i + 1]), pack_bf16(v[i + 2], v[i + 3]),
-                                    pack_bf16(v[i + 4], v[i + 5]), pack_bf16(v[i + 6], v[i + 7])));
+      store_words(
+          p + i,
+          make_uint4(pack_halves<T>(v[i], v[i + 1]), pack_halves<T>(v[i + 2], v[i + 3]),
+                     pack_halves<T>(v[i + 4], v[i + 5]), pack_halves<T>(v[i + 6], v[i + 7])));
   } else if constexpr (N == 4) {
-    store_words(p, make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])));
+    store_words(p, make_uint2(pack_halves<T>(v[0], v[1]), pack_halves<T>(v[2], v[3])));
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) reinterpret_cast<uint16_t*>(p)[i] = uint16_t(pack_bf16(v[i], 0.0f));
+    for (int i = 0; i < N; ++i)
+      reinterpret_cast<uint16_t*>(p)[i] = uint16_t(pack_halves<T>(v[i], 0.0f));
   }
 }
 
@@ -110,7 +135,7 @@ __device__ __forceinline__ void store_one(T* p, float x) {
 // Returns x rounded to T.
 template <class T>
 __device__ __forceinline__ float rounded(float x) {
-  if constexpr (sizeof(T) == 2) return bf16_low(pack_bf16(x, 0.0f));
+  if constexpr (Half<T>) return low_half<T>(pack_halves<T>(x, 0.0f));
   return x;
 }
 

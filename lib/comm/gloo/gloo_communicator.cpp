@@ -269,8 +269,7 @@ class GlooCommunicator : public Communicator {
   // `out` gets this rank's shard of the reduced `in`; it may be that shard of `in`.
   void reduce_to_own(ConstSpan in, std::byte* out, Reduce op) {
     if (in.count == 0) return meet();
-    if (in.dtype == DType::bf16 || in.bytes() <= kDirectBytes * ranks_)
-      return reduce_shards(in, out, op);
+    if (is_half(in.dtype) || in.bytes() <= kDirectBytes * ranks_) return reduce_shards(in, out, op);
     reduce_around(in, out, op == Reduce::average ? Reduce::sum : op);
     if (op == Reduce::average)
       average_sum({out, begin(in.count, me_ + 1) - begin(in.count, me_), in.dtype}, ranks_);

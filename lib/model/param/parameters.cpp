@@ -217,8 +217,8 @@ std::vector<float> ParamSpec::take_real(const std::vector<float>& whole) const {
   return here;
 }
 
-std::vector<Tensor> counted_grads(ParamStore& params) {
-  std::vector<Tensor> grads;
+NormGrads norm_grads(ParamStore& params) {
+  NormGrads grads;
   for (const ParamUnit* unit : params.units()) {
     // Ranges [begin, end) of the unit's elements that another rank counts.
     std::vector<std::pair<int64_t, int64_t>> others;
@@ -229,16 +229,19 @@ std::vector<Tensor> counted_grads(ParamStore& params) {
             others.emplace_back(p->begin + r.here * p->columns(),
                                 p->begin + (r.here + r.count) * p->columns());
     for (const OwnedRange& range : unit->owned) {
+      const int64_t range_end = range.begin + range.count;
       int64_t at = range.begin;
-      const auto count_to = [&](int64_t end) {
-        if (at < end) grads.push_back(range.grad.flat(at - range.begin, {end - at}));
+      const auto take_to = [&](int64_t end, std::vector<Tensor>& into) {
+        end = std::min(end, range_end);
+        if (at < end) into.push_back(range.grad.flat(at - range.begin, {end - at}));
+        at = std::max(at, end);
       };
       for (const auto& [begin, end] : others) {
-        if (end <= at || begin >= range.begin + range.count) continue;
-        count_to(begin);
-        at = end;
+        if (end <= at || begin >= range_end) continue;
+        take_to(begin, grads.counted);
+        take_to(end, grads.copies);
       }
-      count_to(range.begin + range.count);
+      take_to(range_end, grads.counted);
     }
   }
   return grads;

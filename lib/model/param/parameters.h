@@ -148,8 +148,8 @@ class ParamStore {
   // Declares a parameter of `unit`; units keep the order of their first parameter. The pointer
   // stays valid.
   Parameter* add(UnitId unit, ParamSpec spec);
-  // Allocates what `sharding` lets this rank keep. `compute` is fp32 or bf16. Gradients and master
-  // weights exist only if `training`, master weights of bf16 values only if `masters`.
+  // Allocates what `sharding` lets this rank keep. `compute` is fp32, bf16 or fp16. Gradients and
+  // master weights exist only if `training`, master weights of 16-bit values only if `masters`.
   void materialize(Stream& stream, DType compute, bool training, const Sharding& sharding = {},
                    bool masters = true);
   // Writes the initial weights that this rank owns. Every element is a function of (seed, name, its
@@ -186,8 +186,11 @@ struct OwnedPart {
 };
 std::vector<OwnedPart> owned_parts(const Parameter& p);
 
-// Returns the owned gradients that count in the gradient norm: those of all units, without the
-// copies that another rank counts.
-std::vector<Tensor> counted_grads(ParamStore& params);
+// The owned gradients of all units: those that count in the gradient norm, and the copies of them
+// that another rank counts.
+struct NormGrads {
+  std::vector<Tensor> counted, copies;
+};
+NormGrads norm_grads(ParamStore& params);
 
 }  // namespace mtrain::model

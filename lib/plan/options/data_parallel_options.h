@@ -8,7 +8,7 @@
 namespace mtrain::plan {
 
 struct ReduceOptions {
-  DType dtype = DType::f32;  // type on the wire; bf16 halves the bytes and rounds before each sum
+  DType dtype = DType::f32;  // type on the wire; 16 bits halve the bytes and round before each sum
   bool average = false;      // the collective averages gradients that are scaled up by the ranks
 };
 

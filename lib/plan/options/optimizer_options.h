@@ -24,6 +24,17 @@ struct LrScheduleOptions {
   int64_t warmup_steps = 0, decay_begin = 0, decay_end = 0;
 };
 
+// The factor of the loss, and with it of all gradients until they are unscaled for the update: so
+// that small gradients are numbers of fp16. A dynamic scale grows after `window` steps without an
+// overflow, and falls after `hysteresis` overflows.
+struct LossScaleOptions {
+  bool on = false, dynamic = true;
+  double initial = 65536;  // where not dynamic, the scale
+  double min = 1;
+  int64_t window = 2000;   // steps
+  int64_t hysteresis = 1;  // overflows
+};
+
 // Linears that multiply in 8 bits.
 struct Fp8Options {
   bool on = false;

@@ -134,6 +134,15 @@ OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
           .rounds_at_random = o.rounds_at_random()};
 }
 
+LossScaleOptions loss_scale_options(const recipe::MixedPrecisionConfig& p) {
+  return {.on = p.name == recipe::Precision::fp16_mixed,
+          .dynamic = !p.loss_scale,
+          .initial = p.loss_scale.value_or(p.initial_loss_scale),
+          .min = p.min_loss_scale,
+          .window = p.loss_scale_window,
+          .hysteresis = p.hysteresis};
+}
+
 LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
                                       const recipe::LrSchedulerConfig& c, int64_t train_steps) {
   const int64_t end = c.decay_steps.value_or(train_steps);

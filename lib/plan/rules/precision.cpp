@@ -85,6 +85,30 @@ void check_float8(const Recipe& r, Diagnostics& diagnostics) {
     multiple("model.num_query_groups", "the width of queries, keys and values", q + 2 * kv);
 }
 
+void check_fp16(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  const bool fp16 = p.name == recipe::Precision::fp16_mixed;
+  diagnostics.require(fp16 || r.distributed.mp_policy.reduce_dtype != recipe::ElementType::fp16,
+                      {"distributed.mp_policy.reduce_dtype", "mixed_precision.name"},
+                      "small gradients would become 0 in fp16 without the loss scale of fp16_mixed",
+                      "use bf16 or fp32, or mixed_precision: fp16_mixed");
+  diagnostics.require(!fp16 || r.optimizer.master_weights,
+                      {"optimizer.master_weights", "mixed_precision.name"},
+                      "fp16 weights are too coarse to be updated without fp32 master weights",
+                      "set master_weights: true, or mixed_precision: bf16_mixed");
+  for (const char* field : {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale",
+                            "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"}) {
+    if (!r.given(field)) continue;
+    if (!fp16 || p.loss_scale)
+      diagnostics.warn(field, "is for the dynamic loss scale of fp16_mixed alone: it is ignored");
+  }
+  diagnostics.require(!fp16 || p.loss_scale || p.initial_loss_scale >= p.min_loss_scale,
+                      {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale"},
+                      fmt::format("initial_loss_scale {} is below min_loss_scale {}",
+                                  p.initial_loss_scale, p.min_loss_scale),
+                      "lower min_loss_scale");
+}
+
 }  // namespace
 
 void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
@@ -129,6 +153,7 @@ void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
                       {"mixed_precision.loss_scale", "mixed_precision.name"},
                       fmt::format("a loss scale is for fp16_mixed, not for {}", enum_name(p.name)),
                       "remove it");
+  check_fp16(r, diagnostics);
 }
 
 }  // namespace mtrain::plan

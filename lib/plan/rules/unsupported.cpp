@@ -14,6 +14,8 @@ template <class Missing>
 void check_float8(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
   if (p.fp8 == recipe::Fp8Format::none) return;
+  missing(p.name == recipe::Precision::fp16_mixed, "mixed_precision.fp8",
+          "8-bit products beside fp16", "use mixed_precision.name: bf16_mixed");
   missing(p.fp8_recipe == recipe::Fp8Recipe::blockwise || p.fp8_recipe == recipe::Fp8Recipe::mxfp8,
           "mixed_precision.fp8_recipe", "scales of blocks (blockwise, mxfp8)",
           "use tensorwise or delayed");
@@ -40,15 +42,11 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "leave them out");
   const bool fp16 = r.mixed_precision.name == recipe::Precision::fp16_mixed;
   missing(d.pp_size > 1 && d.pipeline.dtype == recipe::ElementType::fp16 && !fp16,
-          "distributed.pipeline.dtype", "activations that travel in fp16", "use bf16 or fp32");
-  missing(d.mp_policy.output_dtype == recipe::ElementType::fp16 && !fp16,
-          "distributed.mp_policy.output_dtype", "outputs in fp16", "use bf16 or fp32");
-  missing(d.mp_policy.reduce_dtype == recipe::ElementType::fp16,
-          "distributed.mp_policy.reduce_dtype", "gradients that travel in fp16",
+          "distributed.pipeline.dtype", "activations that travel in fp16 between bf16 stages",
           "use bf16 or fp32");
+  missing(d.mp_policy.output_dtype == recipe::ElementType::fp16 && !fp16,
+          "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
   missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
-  missing(r.mixed_precision.name == recipe::Precision::fp16_mixed, "mixed_precision.name",
-          "fp16_mixed", "use bf16_mixed or fp32");
   check_float8(r, missing);
   missing(r.model.from && r.model.init == recipe::WeightInit::weights, "model.from",
           "reading weights of a Hugging Face folder",

@@ -48,7 +48,8 @@ struct DebugConfig {
             "refuse what a size leaves nothing to do, instead of a warning: an overlap without a "
             "group to communicate in, a pipeline section on one stage (--strict)"},
       Field{"check_nan", &DebugConfig::check_nan,
-            "stop at the first loss or gradient that is not finite and name its tensor"},
+            "stop at the first loss or gradient that is not finite and name its tensor; in fp16 a "
+            "gradient skips the update instead"},
       Field{"emulate_fp8",
             &DebugConfig::emulate_fp8,
             "let a CPU compute what mixed_precision.fp8 asks for: rounded as on a GPU, and slower "

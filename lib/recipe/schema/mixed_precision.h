@@ -47,10 +47,13 @@ struct MixedPrecisionConfig {
   Fp8AmaxChoice fp8_amax_compute_algo = Fp8AmaxChoice::most_recent;
   bool fp8_param_gather = false;
   Auto<double> loss_scale;
+  double initial_loss_scale = 65536, min_loss_scale = 1;
+  int64_t loss_scale_window = 2000, hysteresis = 1;
 
   static constexpr auto fields = std::tuple{
       Field{"name", &MixedPrecisionConfig::name,
-            "bf16_mixed: bf16 weights and activations, fp32 sums, gradients and master weights"},
+            "bf16_mixed: bf16 weights and activations, fp32 sums, gradients and master weights; "
+            "fp16_mixed: the same with fp16, and a scaled loss"},
       Field{"params_dtype",
             &MixedPrecisionConfig::params_dtype,
             "element type of the weights; auto: by name",
@@ -85,13 +88,28 @@ struct MixedPrecisionConfig {
             "gather parameters in 8 bits",
             {.aliases = "model.fp8_param_gather ddp.fp8_param_gather "
                         "fp8.enable_fsdp_float8_all_gather"}},
-      Field{"loss_scale",
-            &MixedPrecisionConfig::loss_scale,
-            "fixed scale of the loss; auto: dynamic for fp16_mixed, else 1",
-            {.aliases = "optimizer.loss_scale",
-             .min = 0,
-             .above_min = true,
-             .auto_word = "dynamic"}}};
+      Field{
+          "loss_scale",
+          &MixedPrecisionConfig::loss_scale,
+          "fixed scale of the loss; auto: dynamic for fp16_mixed, else 1",
+          {.aliases = "optimizer.loss_scale", .min = 0, .above_min = true, .auto_word = "dynamic"}},
+      Field{"initial_loss_scale",
+            &MixedPrecisionConfig::initial_loss_scale,
+            "dynamic loss scale of the first step",
+            {.aliases = "optimizer.initial_loss_scale", .min = 0, .above_min = true}},
+      Field{"min_loss_scale",
+            &MixedPrecisionConfig::min_loss_scale,
+            "the dynamic loss scale falls to this at the least; an overflow there ends the run",
+            {.aliases = "optimizer.min_loss_scale", .min = 0, .above_min = true}},
+      Field{"loss_scale_window",
+            &MixedPrecisionConfig::loss_scale_window,
+            "the dynamic loss scale doubles after so many steps without an overflow",
+            {.aliases = "optimizer.loss_scale_window", .unit = "steps", .min = 1}},
+      Field{"hysteresis",
+            &MixedPrecisionConfig::hysteresis,
+            "the dynamic loss scale halves at this overflow since it last grew, and at each "
+            "further one",
+            {.aliases = "optimizer.hysteresis", .min = 1}}};
 };
 
 }  // namespace mtrain::recipe

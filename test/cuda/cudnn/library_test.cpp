@@ -99,6 +99,7 @@ MT_SAME(CudnnAttribute::operation_reshape_y, CUDNN_ATTR_OPERATION_RESHAPE_YDESC)
 MT_SAME(CudnnAttribute::device_properties_json, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION);
 MT_SAME(CudnnDataType::float32, CUDNN_DATA_FLOAT);
 MT_SAME(CudnnDataType::int32, CUDNN_DATA_INT32);
+MT_SAME(CudnnDataType::float16, CUDNN_DATA_HALF);
 MT_SAME(CudnnDataType::bfloat16, CUDNN_DATA_BFLOAT16);
 MT_SAME(CudnnDataType::boolean, CUDNN_DATA_BOOLEAN);
 MT_SAME(CudnnPointwise::add, CUDNN_POINTWISE_ADD);

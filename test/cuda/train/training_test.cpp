@@ -77,14 +77,15 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
   };
   // The first micro-batch of a step and one that adds to it go before as they are, and the first
   // step of delayed scaling, which has other launches.
-  for (const Case& c :
-       std::vector<Case>{{{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}, 40 - 2},
-                         {{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
-                           "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
-                          40 - 2},
-                         {{"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
-                           "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
-                          36 - 2}}) {
+  for (const Case& c : std::vector<Case>{
+           {{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}, 40 - 2},
+           {{"mixed_precision.name=fp16_mixed", "optimizer.loss_scale_window=4"}, 40 - 2},
+           {{"mixed_precision={name: bf16_mixed, fp8: hybrid}", "model.hidden_size=64",
+             "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
+            40 - 2},
+           {{"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
+             "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
+            36 - 2}}) {
     std::vector<std::string> changes = c.changes;
     changes.insert(changes.end(), {"train.global_batch_size=8", "train.micro_batch_size=2"});
     Recipe recipe = tiny(changes);
@@ -104,10 +105,11 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
 }
 
 TEST_CASE(
-    "training on CUDA kernels follows the CPU in bf16, other blocks, 8 bits and dropout too") {
+    "training on CUDA kernels follows the CPU in 16 bits, other blocks, 8 bits and dropout too") {
   for (const auto& changes : std::vector<std::vector<std::string>>{
            {"mixed_precision.name=bf16_mixed"},
            {"mixed_precision.name=bf16_mixed", "optimizer.master_weights=false"},
+           {"mixed_precision.name=fp16_mixed", "optimizer.loss_scale_window=4"},
            {"mixed_precision.name=bf16_mixed", "model.architecture=gpt2",
             "model.num_query_groups=4", "model.hidden_dropout=0.1", "train.micro_batch_size=3"},
            {"mixed_precision={name: bf16_mixed, fp8: hybrid}", "model.hidden_size=64",

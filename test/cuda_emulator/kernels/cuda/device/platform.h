@@ -134,6 +134,11 @@ T* dynamic_shared() {
 inline uint32_t pack_bf16(float low, float high) {
   return bf16(low).bits | uint32_t(bf16(high).bits) << 16;
 }
+inline uint32_t pack_f16(float low, float high) {
+  return f16(low).bits | uint32_t(f16(high).bits) << 16;
+}
+inline float f16_low(uint32_t pair) { return float(std::bit_cast<f16>(uint16_t(pair))); }
+inline float f16_high(uint32_t pair) { return f16_low(pair >> 16); }
 template <class Y>
 uint16_t pack_float8(float low, float high) {
   return uint16_t(Y(low).bits | Y(high).bits << 8);
@@ -147,7 +152,8 @@ inline float fast_exp2(float x) {
 }
 
 // The fragments as the instruction's definition gives them (PTX ISA, mma.m16n8k16).
-inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+template <class Half>  // returns element i % 2 of a pair
+void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Half& half) {
   struct Operands {
     uint32_t a[4], b[2];
   } mine, of[32];
@@ -156,9 +162,6 @@ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
   const unsigned char* all = cpu_grid::exchange("mma", &mine, sizeof mine);
   for (size_t i = 0; i < 32; ++i)
     std::memcpy(&of[i], all + i * cpu_grid::kExchangeBytes, sizeof mine);
-  const auto half = [](uint32_t pair, int i) {
-    return std::bit_cast<float>(i % 2 ? pair & 0xffff0000u : pair << 16);
-  };
   const int lane = cpu_grid::lane();
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
@@ -170,6 +173,14 @@ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
     }
     c[i] += sum;
   }
+}
+inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma(c, a, b0, b1, [](uint32_t pair, int i) {
+    return std::bit_cast<float>(i % 2 ? pair & 0xffff0000u : pair << 16);
+  });
+}
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma(c, a, b0, b1, [](uint32_t pair, int i) { return i % 2 ? f16_high(pair) : f16_low(pair); });
 }
 
 template <bool TRANS>

@@ -1,0 +1,44 @@
+// The scale of the loss in fp16: raised and lowered so that gradients neither overflow nor become
+// 0 (Micikevicius et al. 2018, "Mixed precision training"). The rules are those of Megatron-LM.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "plan/options/optimizer_options.h"
+
+namespace mtrain::optim {
+
+class LossScaler {
+ public:
+  explicit LossScaler(const plan::LossScaleOptions& options);
+
+  bool on() const { return options_.on; }
+  double scale() const { return state_.scale; }  // of the next step; 1 if not on
+
+  // Moves the scale on after a step. Every rank must tell the same. Throws RunError for an overflow
+  // that no lower scale can cure: the scale has its minimum, or is fixed and has overflowed in
+  // kMostFixed steps in a row.
+  void update(int64_t step, bool overflow);
+  static constexpr int64_t kMostFixed = 10;
+
+  // What a resumed run goes on from.
+  struct State {
+    double scale = 1;
+    int64_t clean_steps = 0;  // without an overflow since the scale last grew or an overflow
+    int64_t hysteresis = 0;   // overflows that are left until the scale falls
+    int64_t overflows = 0;    // in a row, up to the last step
+    bool operator==(const State&) const = default;
+  };
+  const State& state() const { return state_; }
+  // A fixed scale stays as the options say.
+  void restore(const State& state);
+
+  std::string save() const;            // as one line of text, which load() reads back exactly
+  void load(const std::string& text);  // throws UserError if the text is not such a line
+
+ private:
+  plan::LossScaleOptions options_;
+  State state_;
+};
+
+}  // namespace mtrain::optim
