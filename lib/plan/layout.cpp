@@ -61,6 +61,13 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
 
 }  // namespace
 
+int64_t expert_tp(const Recipe& r) { return r.distributed.expert_tp_size.value_or(r.distributed.tp_size); }
+
+int64_t expert_ranks(const Recipe& r, const Layout& l) {
+  const int64_t dp = l.dp_replicate > 1 ? l.dp_shard : l.dp;
+  return dp * l.cp * (expert_tp(r) == 1 ? l.tp : 1);
+}
+
 int64_t deferred_outputs(const Recipe& r, const Layout& l) {
   const int64_t limit = r.comm_overlap.wgrad_deferral_limit;
   return limit == 0 ? l.micro_batches : std::min(limit, l.micro_batches);
@@ -118,7 +125,7 @@ Layout layout_of(const Recipe& r, int64_t world) {
   l.dp = std::max<int64_t>(1, l.world / model_ranks);
   l.dp_replicate = std::min(l.dp, d.dp_replicate_size.value_or(1));
   l.dp_shard = std::max<int64_t>(1, l.dp / l.dp_replicate);
-  l.ep_shard = std::max<int64_t>(1, l.dp * l.cp / l.ep);
+  l.ep_shard = std::max<int64_t>(1, l.dp_replicate * expert_ranks(r, l) / l.ep);
   l.stages_per_rank = stages_per_rank(r);
   l.stages = l.pp * l.stages_per_rank;
   l.micro_batch = l.pp > 1 ? d.pipeline.pp_microbatch_size.value_or(r.train.micro_batch_size)

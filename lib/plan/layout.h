@@ -49,6 +49,12 @@ int64_t padded_vocab(int64_t vocab, int64_t tp);
 // Under fsdp2 with a pipeline and reshard_after_forward auto, this many of a rank's stages have
 // whole parameters at once: those that are used soonest.
 constexpr int64_t kStagesGathered = 3;
+// Returns the ranks that share each expert's matrices: tp_size, unless the recipe says 1.
+int64_t expert_tp(const recipe::Recipe& recipe);
+// Returns the ranks of a pipeline stage over which experts, or their tp parts, are spread. With
+// dp_replicate_size these are the ranks of one copy.
+int64_t expert_ranks(const recipe::Recipe& recipe, const Layout& layout);
+
 // Returns how many micro-batches' output-layer weight gradients wait under
 // defer_embedding_wgrad_compute.
 int64_t deferred_outputs(const recipe::Recipe& recipe, const Layout& layout);

@@ -239,7 +239,7 @@ class Resolver {
     const auto& c = r_.comm_overlap;
     o_.defer_embedding_wgrad_compute = decide("comm_overlap.defer_embedding_wgrad_compute",
                                               c.defer_embedding_wgrad_compute, deferral());
-    o_.overlap_moe_expert_parallel_comm = c.overlap_moe_expert_parallel_comm && moe_condition().ok;
+    o_.overlap_moe_expert_parallel_comm = c.overlap_moe_expert_parallel_comm && moe_condition().ok();
     resolve_fine_grained();
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
@@ -310,6 +310,15 @@ class Resolver {
                         asked != 1 ? delays.off : Off::no, delays.ok()});
   }
 
+  bool passes_pair_in_schedule() const {
+    const auto& p = r_.distributed.pipeline;
+    return !p.pp_schedule_csv && schedule_kind(p.pp_schedule).pairs_passes;
+  }
+  std::string schedule_text() const {
+    const auto& p = r_.distributed.pipeline;
+    return p.pp_schedule_csv ? "a schedule from a file" : std::string(enum_name(p.pp_schedule));
+  }
+
   Condition moe_condition() const {
     const auto& moe = r_.model.moe;
     const auto& modules = r_.recompute.modules;
@@ -323,6 +332,10 @@ class Resolver {
          {moe.token_dispatcher != recipe::MoeDispatcher::all_gather,
           "the token dispatcher must be alltoall or flex, not all_gather"},
          {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
+         {l_.pp == 1 || passes_pair_in_schedule(),
+          fmt::format("{} never runs a forward with a backward; interleaved_1f1b, dfs and dualpipev "
+                      "do",
+                      schedule_text())},
          {granularity != recipe::RecomputeGranularity::full, "layers are recomputed as a whole"},
          {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
          {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"}});

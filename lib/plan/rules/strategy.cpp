@@ -147,35 +147,4 @@ void validate_strategy(const Recipe& r, const Layout& l, Diagnostics& diagnostic
   check_tensor_parallel(r, l, diagnostics);
 }
 
-void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  const auto& d = r.distributed;
-  const int64_t experts = r.model.moe.num_experts;
-  if (r.given_section("distributed.moe") && l.ep == 1 && d.strategy == recipe::Strategy::fsdp2)
-    warn_or_refuse(r, "distributed.moe", "is ignored, for ep_size is 1", diagnostics);
-  if (experts > 0)
-    diagnostics.require(
-        r.model.moe.router_topk <= experts, {"model.moe.router_topk", "model.moe.num_experts"},
-        fmt::format("{} experts per token, but there are {}", r.model.moe.router_topk, experts),
-        "choose at most the number of experts");
-  const auto divides = [&](const char* field, const std::optional<int64_t>& width) {
-    diagnostics.require(
-        experts == 0 || !width || *width % l.tp == 0, {"distributed.tp_size", field},
-        fmt::format("tp_size {} does not divide the experts' width of {}", l.tp, width.value_or(0)),
-        fmt::format("set {} to {}", field, nearest_multiples(width.value_or(0), l.tp)));
-  };
-  divides("model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size);
-  divides("model.moe.shared_expert_ffn_hidden_size", r.model.moe.shared_expert_ffn_hidden_size);
-  if (l.ep == 1) return;
-  diagnostics.require(experts > 0, {"distributed.ep_size", "model.moe.num_experts"},
-                      fmt::format("ep_size {} spreads experts, but the model is dense", l.ep),
-                      "set model.moe.num_experts, or ep_size: 1");
-  diagnostics.require(experts % l.ep == 0, {"distributed.ep_size", "model.moe.num_experts"},
-                      fmt::format("ep_size {} does not divide the {} experts", l.ep, experts),
-                      fmt::format("choose a divisor of {}", experts));
-  diagnostics.require(
-      l.dp * l.cp % l.ep == 0, {"distributed.ep_size", "distributed.cp_size"},
-      fmt::format("ep_size {} does not divide dp({}) * cp({}) = {}", l.ep, l.dp, l.cp, l.dp * l.cp),
-      "experts are spread over the dp x cp ranks of a pipeline stage: choose a divisor");
-}
-
 }  // namespace mtrain::plan

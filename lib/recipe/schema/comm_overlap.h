@@ -79,6 +79,7 @@ struct CommOverlapConfig {
   bool overlap_p2p_backward_on_comm_stream = false;
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
   bool overlap_p2p_with_transformer_layer_wgrad = false;
+  int64_t moe_dispatch_chunks = 1;
   Auto<bool> cp_overlap;
 
   static constexpr auto fields = std::tuple{
@@ -150,6 +151,10 @@ struct CommOverlapConfig {
             &CommOverlapConfig::overlap_p2p_with_transformer_layer_wgrad,
             "fine-grained 1F1B: the weight gradients of those layers' MLPs, too",
             {.aliases = "model.overlap_p2p_with_transformer_layer_wgrad"}},
+      Field{"moe_dispatch_chunks",
+            &CommOverlapConfig::moe_dispatch_chunks,
+            "exchange a layer's tokens in so many parts, each computed while the next travels",
+            {.min = 1}},
       Field{"cp_overlap",
             &CommOverlapConfig::cp_overlap,
             "hide the transfer of keys and values behind attention",

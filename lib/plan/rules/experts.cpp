@@ -1,0 +1,122 @@
+// Rules of models with experts: the router, the experts' sizes, and the ranks that share them.
+#include <fmt/core.h>
+
+#include "plan/rules/rules.h"
+
+namespace mtrain::plan {
+namespace {
+
+void check_router(const Recipe& r, Diagnostics& diagnostics) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  const int64_t experts = moe.num_experts;
+  diagnostics.require(
+      moe.router_topk <= experts, {"model.moe.router_topk", "model.moe.num_experts"},
+      fmt::format("{} experts per token, but there are {}", moe.router_topk, experts),
+      "choose at most the number of experts");
+  diagnostics.require(moe.num_groups.has_value() == moe.group_topk.has_value(),
+                      {"model.moe.num_groups", "model.moe.group_topk"},
+                      "num_groups and group_topk belong together, and one of them is missing",
+                      "set both, or leave both out");
+  if (moe.num_groups && moe.group_topk) {
+    diagnostics.require(
+        *moe.group_topk <= *moe.num_groups, {"model.moe.group_topk", "model.moe.num_groups"},
+        fmt::format("{} groups per token, but there are {}", *moe.group_topk, *moe.num_groups),
+        "choose at most the number of groups");
+    diagnostics.require(
+        experts % *moe.num_groups == 0, {"model.moe.num_groups", "model.moe.num_experts"},
+        fmt::format("{} groups do not divide the {} experts", *moe.num_groups, experts),
+        fmt::format("choose a divisor of {}", experts));
+  }
+  const size_t losses = moe.load_balancing_type.size(), weights = moe.aux_loss_coeff.size();
+  diagnostics.require(weights == 1 || weights == losses,
+                      {"model.moe.aux_loss_coeff", "model.moe.load_balancing_type"},
+                      fmt::format("{} coefficients for {} load-balancing losses", weights, losses),
+                      "give one for all, or one for each");
+}
+
+void check_widths(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  const auto divides = [&](const char* field, const std::optional<int64_t>& width) {
+    diagnostics.require(
+        !width || *width % l.tp == 0, {"distributed.tp_size", field},
+        fmt::format("tp_size {} does not divide the experts' width of {}", l.tp, width.value_or(0)),
+        fmt::format("set {} to {}", field, nearest_multiples(width.value_or(0), l.tp)));
+  };
+  if (expert_tp(r) > 1) divides("model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size);
+  divides("model.moe.shared_expert_ffn_hidden_size", r.model.moe.shared_expert_ffn_hidden_size);
+}
+
+void check_expert_tp(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  const auto& size = r.distributed.expert_tp_size;
+  if (!size) return;
+  diagnostics.require(*size == l.tp || *size == 1,
+                      {"distributed.expert_tp_size", "distributed.tp_size"},
+                      fmt::format("experts are divided over tp_size {} ranks or not at all, not "
+                                  "over {}",
+                                  l.tp, *size),
+                      fmt::format("set it to 1 or {}", l.tp));
+  diagnostics.require(
+      *size != 1 || l.tp == 1 || r.distributed.sequence_parallel,
+      {"distributed.expert_tp_size", "distributed.sequence_parallel"},
+      "whole experts on every rank of tp need tokens that are divided over tp",
+      "set distributed.sequence_parallel: true, or leave it out");
+}
+
+void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  if (r.model.moe.expert_capacity_factor &&
+      (l.cp > 1 || (l.tp > 1 && r.distributed.sequence_parallel)))
+    diagnostics.warn("model.moe.expert_capacity_factor",
+                     "the capacity is of a rank's share of the tokens, so that which tokens are "
+                     "dropped depends on cp_size and sequence_parallel",
+                     "leave it out to drop none");
+}
+
+void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  const int64_t experts = r.model.moe.num_experts;
+  diagnostics.require(experts > 0, {"distributed.ep_size", "model.moe.num_experts"},
+                      fmt::format("ep_size {} spreads experts, but the model is dense", l.ep),
+                      "set model.moe.num_experts, or ep_size: 1");
+  if (experts == 0) return;
+  diagnostics.require(experts % l.ep == 0, {"distributed.ep_size", "model.moe.num_experts"},
+                      fmt::format("ep_size {} does not divide the {} experts", l.ep, experts),
+                      fmt::format("choose a divisor of {}", experts));
+  const bool replicas = l.dp_replicate > 1, whole = expert_tp(r) == 1 && l.tp > 1;
+  const int64_t dp = replicas ? l.dp_shard : l.dp;
+  diagnostics.require(
+      expert_ranks(r, l) % l.ep == 0, {"distributed.ep_size", "distributed.cp_size"},
+      fmt::format("ep_size {} does not divide {}({}) * cp({}){} = {}", l.ep,
+                  replicas ? "dp_shard" : "dp", dp, l.cp,
+                  whole ? fmt::format(" * tp({})", l.tp) : "", expert_ranks(r, l)),
+      "experts are spread over the dp x cp ranks of a pipeline stage: choose a divisor");
+  const int64_t chunks = r.comm_overlap.moe_dispatch_chunks;
+  diagnostics.require(
+      chunks <= experts / l.ep || experts % l.ep != 0,
+      {"comm_overlap.moe_dispatch_chunks", "model.moe.num_experts", "distributed.ep_size"},
+      fmt::format("{} chunks, but a rank has {} experts", chunks, experts / l.ep),
+      "choose at most the experts of a rank");
+}
+
+}  // namespace
+
+void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  if (r.given_section("distributed.moe") && l.ep == 1 &&
+      r.distributed.strategy == recipe::Strategy::fsdp2)
+    warn_or_refuse(r, "distributed.moe", "is ignored, for ep_size is 1", diagnostics);
+  if (moe.num_experts > 0) {
+    check_router(r, diagnostics);
+    check_widths(r, l, diagnostics);
+    check_expert_tp(r, l, diagnostics);
+    check_capacity(r, l, diagnostics);
+    diagnostics.require(
+        !moe.shared_expert_overlap || moe.shared_expert_ffn_hidden_size,
+        {"model.moe.shared_expert_overlap", "model.moe.shared_expert_ffn_hidden_size"},
+        "there is no shared expert to compute while tokens travel",
+        "set shared_expert_ffn_hidden_size, or shared_expert_overlap: false");
+    if (moe.shared_expert_overlap && l.ep == 1)
+      warn_or_refuse(r, "model.moe.shared_expert_overlap",
+                     "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
+  }
+  if (l.ep > 1) check_expert_ranks(r, l, diagnostics);
+}
+
+}  // namespace mtrain::plan
