@@ -153,6 +153,8 @@ void add_schedule_command(CLI::App& app) {
       ->add_option("--p2p-transfer", o->costs.p2p_transfer,
                    "time that a message keeps its link busy")
       ->check(time);
+  command->add_flag("--one-link", o->costs.one_link,
+                    "a rank's messages to all others share a link, as with comm.link");
   auto* delayed = command->add_option(
       "--delayed-wgrad", o->costs.delayed_wgrad,
       "share of a backward's weight gradients that follow the sending of its gradient");

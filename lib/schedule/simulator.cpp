@@ -93,7 +93,7 @@ class Player {
   // Returns the end of the send, and wakes the rank that waits for it.
   double send(int64_t rank, const Action& a) {
     const bool back = a.kind == ActionKind::send_b;
-    double& link_free = link_free_[{rank, a.peer}];
+    double& link_free = link_free_[{rank, costs_.one_link ? -1 : a.peer}];
     // Without overlap messages that stand together start together.
     const double ready =
         costs_.overlap_p2p ? done_[back][at(a.stage, a.micro_batch)] : computed_[size_t(rank)];

@@ -14,6 +14,8 @@ struct ScheduleCosts {
   // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
   // bandwidth), and arrives `p2p_latency` after that.
   double p2p_latency = 0, p2p_transfer = 0;
+  // A rank has one link for the messages to all others, as comm.link emulates it.
+  bool one_link = false;
   // The share of W that a B computes after its input gradient has been sent. Without overlap
   // nothing is sent before the B ends.
   double delayed_wgrad = 0;

@@ -17,14 +17,14 @@ micro_batches=$((2 * ranks)) layers=2 hidden=512 ffn=1408 seq=64
 # train <name> <setting>...: two layers per stage, two stages per rank
 train() {
   train_recipe "$1" recipes/bench/llama_28m.yaml "$ranks" train.steps=8 "train.global_batch_size=$micro_batches" \
-    "model.num_layers=$((2 * layers * ranks))" "model.hidden_size=$hidden" "model.ffn_hidden_size=$ffn" model.vocab_size=256 \
+    "model.num_layers=$((2 * layers * ranks))" "model.hidden_size=$hidden" "model.ffn_hidden_size=$ffn" model.vocab_size=512 \
     "dataset.seq_length=$seq" model.share_embeddings_and_output_weights=false "distributed.pp_size=$ranks" \
     distributed.vpp_size=2 distributed.pipeline.pp_schedule=interleaved_1f1b train.micro_batch_size=1 \
-    debug.compute_slowdown=4 "${everywhere[@]}" "${@:2}"
+    debug.compute_slowdown=4 checkpoint.at_end=false "${everywhere[@]}" "${@:2}"
 }
 # simulate <option>...: prints the simulated step, in forwards of a chunk
 simulate() {
-  "$mtrain" schedule --name interleaved_1f1b --pp "$ranks" --vpp 2 --micro "$micro_batches" "$@" |
+  "$mtrain" schedule --name interleaved_1f1b --one-link --pp "$ranks" --vpp 2 --micro "$micro_batches" "$@" |
     sed -n 's/^step \([0-9.e+-]*\),.*/\1/p'
 }
 
@@ -50,7 +50,6 @@ bytes=$((seq * hidden * 4))
 for share in $shares; do
   gbps=$(awk -v b=$bytes -v ms="$free" -v units="$free_units" -v share="$share" \
     'BEGIN { print b * 8 / (share / 100 * 1.5 * ms / units * 1e-3) / 1e9 }')
-  transfer=$(awk -v share="$share" 'BEGIN { print share / 100 * 1.5 }')
   say "pp $ranks: a step without a link takes $free ms; a message of $bytes bytes takes $share % of a forward and half a backward: $gbps Gbit/s"
   : >"$work/times"
   for ((round = 1; round <= rounds; ++round)); do
@@ -63,6 +62,9 @@ for share in $shares; do
     done
   done
   base=$(awk '$1 == "free" { print $2 }' "$work/times" | sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+  # A message's time in forwards of a chunk, as fast as these were meanwhile.
+  transfer=$(awk -v b=$bytes -v gbps="$gbps" -v ms="$base" -v units="$free_units" \
+    'BEGIN { print b * 8 / (gbps * 1e9) * 1e3 / (ms / units) }')
   for i in "${!names[@]}"; do
     # shellcheck disable=SC2086
     units=$(simulate --p2p-transfer "$transfer" ${options[i]})

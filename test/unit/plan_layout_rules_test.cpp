@@ -445,6 +445,8 @@ TEST_CASE("a local batch must divide into micro-batches, and the global batch in
   expect_accepts({.what = "three flushes", .world = 4, .set = flushed(48, 8, 2)});
   expect_error({.what = "local", .world = 4, .set = flushed(48, 8, 3)},
                "distributed.pipeline.pp_microbatch_size", "not a whole number of micro-batches");
+  expect_error({.what = "neither", .world = 4, .set = flushed(40, 8, 8)}, "train.global_batch_size",
+               "2 x local batch 8 = 16");
   expect_error({.what = "global", .world = 4, .set = flushed(40, 8, 2)}, "train.global_batch_size",
                "2 x local batch 8 = 16");
   expect_warning({.what = "short flush",

@@ -131,6 +131,25 @@ TEST_CASE("when the gradient of a pair leaves, by hand") {
   for (const Timeline* t : {&in_order, &delayed, &at_once}) CHECK(t->busy == at_end.busy);
 }
 
+TEST_CASE("messages to different ranks share a link if a rank has one") {
+  using enum ActionKind;
+  // The second of three ranks sends an activation and a gradient at the same time.
+  const Schedule s =
+      with_messages({.name = "three",
+                     .pp = 3,
+                     .stages = 3,
+                     .micro_batches = 2,
+                     .rank_of_stage = {0, 1, 2},
+                     .ranks = {{{F, 0, 0}, {F, 0, 1}, {B, 0, 0}, {B, 0, 1}},
+                               {{F, 1, 0}, {F, 1, 1, -1, true}, {B, 1, 0}, {B, 1, 1}},
+                               {{F, 2, 0}, {B, 2, 0}, {F, 2, 1}, {B, 2, 1}}}});
+  ScheduleCosts costs{.p2p_transfer = 1};
+  const auto begin_of_0B0 = [&] { return simulate(s, costs).times[0][5].begin; };
+  const double apart = begin_of_0B0();
+  costs.one_link = true;  // the activation goes first
+  CHECK(begin_of_0B0() == apart + 1);
+}
+
 TEST_CASE("stages of one rank exchange no messages") {
   const Schedule v = ready("v_schedule", {3, 2, 6});
   for (const ActionList& list : v.ranks)

@@ -40,6 +40,7 @@ void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t global = r.train.global_batch_size, chunk = l.micro_batch * l.dp;
   // validate_train reports a global batch that one rank's micro-batch does not divide.
   if (global % r.train.micro_batch_size != 0) return;
+  if (local_batch_is_flush(r)) return;  // validate_pipeline compares it with the flushes
   diagnostics.require(
       global % chunk == 0,
       {"train.global_batch_size", "train.micro_batch_size",
