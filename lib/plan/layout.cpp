@@ -61,7 +61,9 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
 
 }  // namespace
 
-int64_t expert_tp(const Recipe& r) { return r.distributed.expert_tp_size.value_or(r.distributed.tp_size); }
+int64_t expert_tp(const Recipe& r) {
+  return r.distributed.expert_tp_size.value_or(r.distributed.tp_size);
+}
 
 int64_t expert_ranks(const Recipe& r, const Layout& l) {
   const int64_t dp = l.dp_replicate > 1 ? l.dp_shard : l.dp;

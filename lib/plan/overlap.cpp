@@ -239,7 +239,8 @@ class Resolver {
     const auto& c = r_.comm_overlap;
     o_.defer_embedding_wgrad_compute = decide("comm_overlap.defer_embedding_wgrad_compute",
                                               c.defer_embedding_wgrad_compute, deferral());
-    o_.overlap_moe_expert_parallel_comm = c.overlap_moe_expert_parallel_comm && moe_condition().ok();
+    o_.overlap_moe_expert_parallel_comm =
+        c.overlap_moe_expert_parallel_comm && moe_condition().ok();
     resolve_fine_grained();
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
@@ -333,9 +334,10 @@ class Resolver {
           "the token dispatcher must be alltoall or flex, not all_gather"},
          {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
          {l_.pp == 1 || passes_pair_in_schedule(),
-          fmt::format("{} never runs a forward with a backward; interleaved_1f1b, dfs and dualpipev "
-                      "do",
-                      schedule_text())},
+          fmt::format(
+              "{} never runs a forward with a backward; interleaved_1f1b, dfs and dualpipev "
+              "do",
+              schedule_text())},
          {granularity != recipe::RecomputeGranularity::full, "layers are recomputed as a whole"},
          {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
          {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"}});

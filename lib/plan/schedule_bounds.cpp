@@ -24,7 +24,7 @@ ScheduleShape schedule_shape(const Recipe& r, const Layout& l, const Overlap& ov
   s.micro_batches = l.micro_batches;
   s.group = p.microbatch_group_size_per_vp_stage.value_or(0);
   s.moe_overlap = overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b;
-  if (p.pp_schedule_csv)
+  if (l.pp > 1 && p.pp_schedule_csv)
     s.table = std::make_shared<const schedule::Schedule>(schedule_from_csv(*p.pp_schedule_csv));
   return s;
 }

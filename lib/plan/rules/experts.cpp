@@ -54,11 +54,10 @@ void check_expert_tp(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
                                   "over {}",
                                   l.tp, *size),
                       fmt::format("set it to 1 or {}", l.tp));
-  diagnostics.require(
-      *size != 1 || l.tp == 1 || r.distributed.sequence_parallel,
-      {"distributed.expert_tp_size", "distributed.sequence_parallel"},
-      "whole experts on every rank of tp need tokens that are divided over tp",
-      "set distributed.sequence_parallel: true, or leave it out");
+  diagnostics.require(*size != 1 || l.tp == 1 || r.distributed.sequence_parallel,
+                      {"distributed.expert_tp_size", "distributed.sequence_parallel"},
+                      "whole experts on every rank of tp need tokens that are divided over tp",
+                      "set distributed.sequence_parallel: true, or leave it out");
 }
 
 void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {

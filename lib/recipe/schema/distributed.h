@@ -131,8 +131,10 @@ struct MpPolicyConfig {
                        "gradient reduction; auto: as param_dtype"},
                  Field{"output_dtype", &MpPolicyConfig::output_dtype,
                        "logits for the loss, and messages; auto: as param_dtype"},
-                 Field{"cast_forward_inputs", &MpPolicyConfig::cast_forward_inputs,
-                       "cast a unit's inputs to param_dtype"}};
+                 Field{"cast_forward_inputs",
+                       &MpPolicyConfig::cast_forward_inputs,
+                       "accepted, no effect: units hand on what is in param_dtype already",
+                       {.no_effect = "units hand on what is in param_dtype already"}}};
 };
 
 // Settings of fsdp2 for models whose experts are spread over ranks.

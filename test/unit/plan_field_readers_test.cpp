@@ -1,0 +1,313 @@
+// Tests that every setting of a recipe has a reader: each row of the schema is given other values,
+// under several layouts, until the plan that the run is handed differs. A field that changes
+// nothing in any of them is a promise that nobody keeps, unless its help says so.
+#include <functional>
+
+#include <fmt/core.h>
+
+#include "plan/rules/unsupported.h"
+#include "plan/run_plan.h"
+#include "recipe/load/value.h"
+#include "recipe/schema/schema.h"
+#include "recipe_cases.h"
+
+using namespace mtrain;
+using namespace mtrain::plan;
+using namespace recipe_cases;
+
+namespace {
+
+// Prints the parts of a plan that a run acts on. Structured bindings name every member, so that a
+// struct that gains one does not compile until it is printed here, too.
+class Print {
+ public:
+  explicit Print(const RunPlan& p) {
+    all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap, p.graphs.on,
+        p.graphs.first, p.graphs.end, p.schedule_shape, p.pipeline, p.data_parallel,
+        p.tensor.sequence_parallel, p.context, p.model, p.recompute, p.compute_dtype,
+        p.logits_dtype, p.fp8, p.sample_length, p.optimizer, p.lr_schedule, p.loss_scale, p.train,
+        p.validation, p.checkpoint, p.folders, p.dataset, p.device, p.comm, p.debug);
+  }
+  std::string text;
+
+ private:
+  template <class... T>
+  void all(const T&... values) {
+    (add(values), ...);
+  }
+  template <class T>
+  void add(const T& value) {
+    if constexpr (std::is_enum_v<T>)
+      text += fmt::format("{} ", int(value));
+    else
+      text += fmt::format("{} ", value);
+  }
+  template <class T>
+  void add(const std::optional<T>& value) {
+    value ? add(*value) : add(std::string("none"));
+  }
+  template <class T>
+  void add(const std::vector<T>& values) {
+    for (const T& value : values) add(value);
+    text += "; ";
+  }
+  template <class T, size_t N>
+  void add(const std::array<T, N>& values) {
+    for (const T& value : values) add(value);
+  }
+  void add(const std::map<std::string, std::string>& values) {
+    for (const auto& [key, value] : values) all(key, value);
+  }
+  void add(const GemmOverlap& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const Layout& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, layers] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, layers);
+  }
+  void add(const ScheduleShape& o) {
+    const auto& [a, b, c, d, e, f, table] = o;
+    all(a, b, c, d, e, f, table != nullptr);
+  }
+  void add(const PipelineOptions& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
+    all(a, b, c, d, e, f, g, h, i, j);
+  }
+  void add(const ReduceOptions& o) {
+    const auto& [a, b] = o;
+    all(a, b);
+  }
+  void add(const GatheredParamsOptions& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const ShardedParamsOptions& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const DataParallelOptions& o) {
+    const auto& [a, b, c, d, e, f, g] = o;
+    all(a, b, c, d, e, f, g);
+  }
+  void add(const ContextOptions& o) {
+    const auto& [a, b] = o;
+    all(a, b);
+  }
+  void add(const ModelShape& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb,
+                 cc] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb, cc);
+  }
+  void add(const RecomputeOptions& o) {
+    const auto& [a, b, c, d, e] = o;
+    all(a, b, c, d, e);
+  }
+  void add(const OptimizerOptions& o) {
+    const auto& [a, b, c, d, e, f, g, h] = o;
+    all(a, b, c, d, e, f, g, h);
+  }
+  void add(const LrScheduleOptions& o) {
+    const auto& [a, b, c, d, e, f] = o;
+    all(a, b, c, d, e, f);
+  }
+  void add(const LossScaleOptions& o) {
+    const auto& [a, b, c, d, e, f] = o;
+    all(a, b, c, d, e, f);
+  }
+  void add(const Fp8Options& o) {
+    const auto& [a, b, c, d, e, f] = o;
+    all(a, b, c, d, e, f);
+  }
+  void add(const TrainOptions& o) {
+    const auto& [a, b, c, d, e, f, g, h, i] = o;
+    all(a, b, c, d, e, f, g, h, i);
+  }
+  void add(const ValidationOptions& o) {
+    const auto& [a, b] = o;
+    all(a, b);
+  }
+  void add(const CheckpointOptions& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const FolderOptions& o) {
+    const auto& [a, b, c, d] = o;
+    all(a, b, c, d);
+  }
+  void add(const DatasetOptions::Blend& o) {
+    const auto& [a, b] = o;
+    all(a, b);
+  }
+  void add(const DatasetOptions& o) {
+    const auto& [a, b, c, d, e, f] = o;
+    all(a, b, c, d, e, f);
+  }
+  void add(const DevicePlan& o) {
+    const auto& [a, b, c, d, e, f, g] = o;
+    all(a, b, c, d, e, f, g);
+  }
+  void add(const CommOptions& o) {
+    const auto& [a, b, c, d] = o;
+    all(a, b, c, d);
+  }
+  void add(const FaultOptions& o) {
+    const auto& [a, b, c, d, e] = o;
+    all(a, b, c, d, e);
+  }
+  void add(const DebugOptions& o) {
+    const auto& [a, b] = o;
+    all(a, b);
+  }
+};
+
+// Recipes under which fields act: a field need act under one of them.
+struct Base {
+  int64_t world;
+  Overrides set;
+};
+const std::vector<Base>& bases() {
+  static const std::vector<Base> list{
+      {1, {}},
+      {8, {}},
+      {8, {"distributed.strategy=megatron_ddp"}},
+      {8, {"distributed.strategy=megatron_fsdp"}},
+      {8,
+       {"distributed.tp_size=4", "distributed.sequence_parallel=true",
+        "comm_overlap.tp_comm_overlap=true", "distributed.strategy=megatron_ddp"}},
+      {8,
+       {"distributed.cp_size=4", "distributed.cp_comm_type=a2a+p2p",
+        "distributed.hierarchical_context_parallel_sizes=[2,2]"}},
+      {8,
+       {"distributed.pp_size=2", "distributed.vpp_size=2", "model.num_layers=16",
+        "distributed.strategy=megatron_ddp"}},
+      {8,
+       {"distributed.pp_size=2", "distributed.vpp_size=2", "model.num_layers=16",
+        "distributed.strategy=megatron_ddp", "comm_overlap.fine_grained_1f1b=true"}},
+      {2,
+       {"distributed.pp_size=2", "distributed.pipeline={layers_per_stage: 2}",
+        "distributed.pipeline.pp_schedule=interleaved_1f1b", "model.num_layers=9",
+        "distributed.pipeline.round_virtual_stages_to_pp_multiple=up",
+        "comm_overlap.defer_embedding_wgrad_compute=true"}},
+      {2,
+       {"distributed.pp_size=2", "distributed.pipeline={}", "step_scheduler.local_batch_size=8"}},
+      {1, {"recompute=full", "recompute.method=block", "recompute.num_layers=3"}},
+      {1, {"recompute=selective"}},
+      {1,
+       {"model.rope_scaling=llama3", "model.hidden_dropout=0.1", "lr_scheduler.style=wsd",
+        "lr_scheduler.wsd_decay_steps=100", "optimizer.name=adam", "optimizer.master_weights=false",
+        "packed_sequence.packed_sequence_size=512", "model.max_position_embeddings=1024"}},
+      {1, {"mixed_precision=fp16_mixed"}},
+      {1,
+       {"train.device=cuda", "mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=delayed",
+        "mixed_precision.fp8_amax_history_len=8"}},
+      {4, {"train.device=cuda", "distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
+      {1,
+       {"debug.fault.at=adamw", "dataset.validation=y", "checkpoint.every_steps=10",
+        "tokenizer.path=t.json", "checkpoint.load=c"}},
+  };
+  return list;
+}
+
+// Fields that are read elsewhere than in the plan, and by whom.
+struct Elsewhere {
+  const char* path;
+  const char* reader;
+};
+const Elsewhere kElsewhere[] = {
+    {"launch.env", "the programs set the environment of a rank"},
+    {"hardware.gpus_per_node", "rules and estimates alone, as the section's help says"},
+    {"debug.strict", "rules: it makes their warnings errors"},
+    {"debug.emulate_fp8", "rules: it permits what a CPU would refuse"},
+    {"tokenizer.type", "train::vocabulary, by plan::tokenizer_options()"},
+    {"tokenizer.path", "train::vocabulary, by plan::tokenizer_options()"},
+    {"model.from", "the loader, which reads the folder's config.json"},
+    {"model.init", "check_supported: weights of a folder cannot be read yet"},
+    {"model.attention_dropout", "rules: it must be 0"},
+    {"mixed_precision.fp8_param_gather", "check_supported refuses it"},
+    {"checkpoint.async", "check_supported refuses it"},
+    {"checkpoint.model_save_format", "the loader: there is one format"},
+    {"optimizer.name", "rules: it decides which decoupled_weight_decay is legal"},
+    {"distributed.dp_size", "rules: it must be what the world leaves"},
+    {"distributed.pipeline.pp_schedule_csv", "plan::schedule_shape(), which reads the file"},
+    {"distributed.use_decentralized_pg", "rules: it excludes hierarchical sizes"},
+};
+
+// Settings of models with experts, which check_supported() refuses: no run reads them, and none is
+// promised anything.
+bool belongs_to_experts(std::string_view path) {
+  for (const std::string_view section : {"model.moe.", "distributed.moe."})
+    if (path.starts_with(section)) return true;
+  return path == "distributed.ep_size" || path == "distributed.expert_tp_size" ||
+         path == "comm_overlap.moe_dispatch_chunks" ||
+         path == "comm_overlap.overlap_moe_expert_parallel_comm";
+}
+
+std::vector<std::string> other_values(const recipe::SchemaRow& row) {
+  using Kind = recipe::TypeInfo::Kind;
+  const recipe::TypeInfo info = row.ops->info();
+  switch (info.kind) {
+    case Kind::boolean: return {"true", "false"};
+    case Kind::integer: return {"1", "2", "3", "4", "8", "16", "5000", "none"};
+    case Kind::number: return {"1e-5", "0.25", "0.5", "1", "2.5", "64", "none"};
+    case Kind::text: return {"other", "latest", "Ettt|tttttL"};
+    case Kind::choice: return info.shown;
+    case Kind::list:
+      if (info.item == Kind::choice) return info.shown;
+      return {"[2, 2]", "[4, 1]", "[0.5]", "[0.5, 0.5]", "[a, b]"};
+    case Kind::mapping: return {"{A: b}", "{qkv_fprop: none, fc2_fprop: {num_splits: 2}}"};
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("models with experts, whose settings no run reads, are refused") {
+  for (const char* set : {"model.moe.num_experts=8", "distributed.ep_size=2"}) {
+    Recipe r;
+    r.model.moe.num_experts = std::string(set).starts_with("model") ? 8 : 0;
+    r.distributed.ep_size = r.model.moe.num_experts ? 1 : 2;
+    Diagnostics diagnostics;
+    check_supported(r, diagnostics);
+    CHECK(diagnostics.has_errors());
+  }
+}
+
+TEST_CASE("every setting of a recipe changes what some run is handed") {
+  std::vector<std::string> unread;
+  for (const recipe::SchemaRow& row : recipe::schema_rows()) {
+    if (!row.options.no_effect.empty()) {
+      INFO(row.path);
+      CHECK(row.help.starts_with("accepted, no effect"));
+      continue;
+    }
+    if (belongs_to_experts(row.path)) continue;
+    if (std::ranges::any_of(kElsewhere, [&](const auto& e) { return row.path == e.path; }))
+      continue;
+    bool read = false;
+    for (const Base& base : bases()) {
+      const auto plan_text = [&](const Overrides& set) {
+        Diagnostics diagnostics;
+        const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, base.world);
+        return diagnostics.has_errors() ? ""
+                                        : Print(make_plan(r, base.world, r.model.vocab_size)).text;
+      };
+      const std::string before = plan_text(base.set);
+      INFO(row.path);
+      REQUIRE_FALSE(before.empty());
+      for (const std::string& value : other_values(row)) {
+        Overrides set = base.set;
+        set.push_back(fmt::format("{}={}", row.path, value));
+        const std::string after = plan_text(set);
+        read = read || (!after.empty() && after != before);
+        if (read) break;
+      }
+      if (read) break;
+    }
+    if (!read) unread.push_back(row.path);
+  }
+  std::string list;
+  for (const std::string& path : unread) list += path + "\n";
+  INFO(list);
+  CHECK(unread.empty());
+}
