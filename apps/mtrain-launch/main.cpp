@@ -77,7 +77,7 @@ Training training_of(const std::vector<std::string>& command) {
 // Checks the recipe, so that its mistakes are told once, before any rank starts. Returns the
 // variables of the ranks' environment: launch.env, and those that must be set before a rank's
 // process begins.
-std::map<std::string, std::string> check_recipe(const Training& t, int64_t world) {
+std::map<std::string, std::string> check_recipe(const Training& t, int64_t world, bool one_host) {
   Diagnostics diagnostics;
   const std::string path = recipe::find_recipe(
       t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
@@ -88,7 +88,7 @@ std::map<std::string, std::string> check_recipe(const Training& t, int64_t world
       plan::load_recipe(path, t.overrides, diagnostics, world,
                         {.gpu = built && !gpus.empty(), .gpu_name = gpus.empty() ? "" : gpus[0]});
   plan::check_supported(r, diagnostics);
-  plan::check_files(r, diagnostics);
+  if (one_host) plan::check_files(r, diagnostics);
   diagnostics.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
   env.merge(plan::make_plan(r, world, r.model.vocab_size).device.environment);
@@ -171,7 +171,7 @@ int run(int argc, char** argv) {
   if (is_mtrain(o.command.front())) {
     const Training training = training_of(o.command);
     if (!training.recipe.empty())
-      o.environment = check_recipe(training, int64_t(o.ranks_per_node) * o.nodes);
+      o.environment = check_recipe(training, int64_t(o.ranks_per_node) * o.nodes, o.nodes == 1);
   }
   return run_agent(o);
 }

@@ -106,7 +106,9 @@ void run_train(const Options& o, char** argv) {
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) {
     plan::check_supported(recipe, diagnostics);
-    plan::check_files(recipe, diagnostics);
+    // Ranks look for their files once they have met: one that ended now would leave the others
+    // waiting for it. mtrain-launch looks before it starts the ranks of a host.
+    if (job.size == 1) plan::check_files(recipe, diagnostics);
   }
   diagnostics.throw_if_errors();
   if (runs) enter_environment(recipe.launch.env, argv);
@@ -135,7 +137,8 @@ void add_train_options(CLI::App& app, char** argv) {
                            "print layout, groups, memory, pipeline and overlap, and stop")
                   ->group("Look, do not run");
   auto* print = app.get_option("--print-recipe");
-  app.add_option("--world-size", o->world_size, "ranks to plan for, 0: the fewest that fit; by default the launcher's")
+  app.add_option("--world-size", o->world_size,
+                 "ranks to plan for, 0: the fewest that fit; by default the launcher's")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24).description(""))
       ->type_name("N")
       ->group("Look, do not run");

@@ -112,9 +112,9 @@ class Resolver {
     const auto& d = r_.ddp;
     const bool fsdp2 = r_.distributed.strategy == recipe::Strategy::fsdp2;
     const Need group{l_.gradient_ranks() > 1, "gradients are not shared (dp x cp is 1)", Off::idle};
-    o_.overlap_grad_reduce = decide("ddp.overlap_grad_reduce", d.overlap_grad_reduce,
-                                    all({group}, fsdp2 ? "fsdp2 reduces every piece during backward"
-                                                       : "gradients are reduced over dp x cp"));
+    o_.overlap_grad_reduce = decide(
+        "ddp.overlap_grad_reduce", d.overlap_grad_reduce,
+        all({group}, fsdp2 ? "fsdp2 reduces in backward" : "gradients are reduced over dp x cp"));
     o_.overlap_param_gather =
         decide("ddp.overlap_param_gather", d.overlap_param_gather,
                all({group,
@@ -150,9 +150,9 @@ class Resolver {
                           Off::no, shared && asked > 0});
     };
     depth("distributed.fsdp2_forward_prefetch_depth", d.fsdp2_forward_prefetch_depth,
-          "units that are gathered during another's forward");
+          "units gathered beside a forward");
     depth("distributed.fsdp2_backward_prefetch_depth", d.fsdp2_backward_prefetch_depth,
-          "units that are gathered during another's backward");
+          "units gathered beside a backward");
   }
 
   // Sharded gradients are reduced unit by unit, in pieces of at least this size.

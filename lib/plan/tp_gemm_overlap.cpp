@@ -103,7 +103,7 @@ void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
   c.why = fmt::format("{} chunks of {} rows", chunks, chunk);
   const bool small = chunk < kMinRows || (pipeline && chunks == 1 && !c.asked);
   if (small && c.asked)
-    c.why += fmt::format("; warning: fewer than {} are hardly worth splitting", kMinRows);
+    c.why += fmt::format("; fewer than {} are hardly worth it", kMinRows);
   else if (small)
     c.off(fmt::format("{} rows make {} chunks of {}: fewer than {} are not worth splitting", rows,
                       pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kMinRows));
@@ -124,8 +124,7 @@ std::string drop_aggregate(const Layout& l, Choice& c) {
 // Returns what a bulk GEMM hides; empty for other methods.
 std::string hidden_text(const Choice& c) {
   if (c.gemm.method != Method::bulk) return "";
-  return c.is_wgrad() ? "hides the scatter of the input gradient"
-                      : "hides the gather of the weight gradient's input";
+  return c.is_wgrad() ? "hides a scatter of gradients" : "hides the gather for wgrad";
 }
 
 std::string shown(const recipe::TpOverlapGemm& gemm) {

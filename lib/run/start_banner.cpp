@@ -91,8 +91,13 @@ std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, Overl
   for (const plan::OverlapRow& row : overlap.table) {
     if (which != kind_of(row)) continue;
     std::string label = rows.empty() ? overlap_label(which) : "";
-    rows.push_back({std::move(label), fmt::format("{}: {} -> {}, {}", row.field, row.asked,
-                                                  row.effective, row.reason)});
+    // Most features are of these sections, whose names would take half of a narrow line.
+    std::string_view field = row.field;
+    for (const std::string_view section :
+         {"comm_overlap.tp_comm_overlap_cfg.", "comm_overlap.", "distributed."})
+      if (field.starts_with(section)) field.remove_prefix(section.size());
+    rows.push_back({std::move(label),
+                    fmt::format("{}: {} -> {}, {}", field, row.asked, row.effective, row.reason)});
   }
   if (rows.empty() && which == OverlapRows::active)
     rows.push_back({overlap_label(which), "none is active; --dry-run says why"});

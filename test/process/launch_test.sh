@@ -104,7 +104,7 @@ start tensor 4 mixed_precision=bf16_mixed distributed.strategy=fsdp2 distributed
   comm_overlap.tp_comm_overlap=true comm_overlap.tp_comm_overlap_cfg='{qkv_fprop: {}, proj_fprop: {}}'
 ends "4 ranks of tp 2" 0 60
 same_losses "4 ranks of tp 2" tensor one 2e-2
-says "the banner" "tp_comm_overlap_cfg.qkv_fprop ring_exchange"
+says "the banner" "qkv_fprop: ring_exchange -> ring_exchange"
 grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "nothing tells the exposed time of tp"
 none_left tensor
 

@@ -103,7 +103,7 @@ void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostic
   diagnostics.require(
       false,
       {"distributed.pipeline.pp_schedule", "distributed.vpp_size",
-       "distributed.pipeline.layers_per_stage"},
+       "distributed.pipeline.layers_per_stage", "model.num_layers"},
       fmt::format("{} needs {} per rank, the recipe gives {}", kind.name, need.text, n), need.hint);
 }
 

@@ -1,7 +1,11 @@
 #include "recipe/load/flags.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
+
+#include "base/strings.h"
+#include "recipe/load/raw_settings.h"
 
 namespace mtrain::recipe {
 namespace {
@@ -21,6 +25,11 @@ bool is_value(std::string_view word) {
          word.find('=') == std::string_view::npos;
 }
 
+// Whether a word that no setting has is almost an option of the program, which refuses it.
+bool is_misspelt_option(std::string_view name) {
+  return !names_setting(name.substr(2)) && !nearest(name, {kOwn, std::end(kOwn)}).empty();
+}
+
 }  // namespace
 
 std::vector<std::string> flags_to_overrides(const std::vector<std::string>& words) {
@@ -28,7 +37,7 @@ std::vector<std::string> flags_to_overrides(const std::vector<std::string>& word
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string_view word = words[i];
     const std::string_view name = word.substr(0, word.find('='));
-    if (!is_flag(word) || std::ranges::count(kOwn, name) > 0) {
+    if (!is_flag(word) || std::ranges::count(kOwn, name) > 0 || is_misspelt_option(name)) {
       out.push_back(words[i]);
       continue;
     }

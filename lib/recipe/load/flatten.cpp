@@ -454,6 +454,18 @@ std::string normalize_path(std::string_view path) {
   return out;
 }
 
+bool names_setting(std::string_view word) {
+  const std::string name = normalize_path(word);
+  for (std::string_view prefix : {"", "no_", "disable_"}) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string plain = name.substr(prefix.size());
+    if (find_row(plain) || is_section_path(plain) || find_foreign_flag(plain) ||
+        !paths_of_word(plain).empty())
+      return true;
+  }
+  return false;
+}
+
 RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnostics) {
   Collector collector(diagnostics, origin);
   collector.collect_root(root);

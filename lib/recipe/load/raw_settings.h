@@ -45,6 +45,9 @@ RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnos
 void apply_override(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                     RawSettings& given);
 
+// Whether a command line's name without a section means a field, or a key of another system.
+bool names_setting(std::string_view word);
+
 // Replaces ${env:NAME}, ${env:NAME,default} and ${section.field} in all values. A field that nobody
 // sets has its value in `defaults`.
 void interpolate(RawSettings& given, const Recipe& defaults, Diagnostics& diagnostics);
