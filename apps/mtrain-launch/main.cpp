@@ -7,9 +7,9 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/machine.h"
 #include "base/error.h"
 #include "launch/agent.h"
-#include "launch/host_gpus.h"
 #include "plan/load_recipe.h"
 #include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
@@ -77,18 +77,16 @@ Training training_of(const std::vector<std::string>& command) {
 // Checks the recipe, so that its mistakes are told once, before any rank starts. Returns the
 // variables of the ranks' environment: launch.env, and those that must be set before a rank's
 // process begins.
-std::map<std::string, std::string> check_recipe(const Training& t, int64_t world, bool one_host) {
+std::map<std::string, std::string> check_recipe(const Training& t, int ranks_per_host, int hosts) {
+  const int64_t world = int64_t(ranks_per_host) * hosts;
   Diagnostics diagnostics;
   const std::string path = recipe::find_recipe(
       t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
   diagnostics.throw_if_errors();
-  const std::vector<std::string> gpus = launch::visible_gpus();
-  const bool built = std::string_view(MTRAIN_CUDA_VERSION) != "";
   const Recipe r =
-      plan::load_recipe(path, t.overrides, diagnostics, world,
-                        {.gpu = built && !gpus.empty(), .gpu_name = gpus.empty() ? "" : gpus[0]});
+      plan::load_recipe(path, t.overrides, diagnostics, world, machine(ranks_per_host));
   plan::check_supported(r, diagnostics);
-  if (one_host) plan::check_files(r, diagnostics);
+  if (hosts == 1) plan::check_files(r, diagnostics);
   diagnostics.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
   env.merge(plan::make_plan(r, world, r.model.vocab_size).device.environment);
@@ -170,8 +168,7 @@ int run(int argc, char** argv) {
   o.command = command_of(app.remaining());
   if (is_mtrain(o.command.front())) {
     const Training training = training_of(o.command);
-    if (!training.recipe.empty())
-      o.environment = check_recipe(training, int64_t(o.ranks_per_node) * o.nodes, o.nodes == 1);
+    if (!training.recipe.empty()) o.environment = check_recipe(training, o.ranks_per_node, o.nodes);
   }
   return run_agent(o);
 }

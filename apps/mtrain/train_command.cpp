@@ -10,10 +10,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/machine.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
-#include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
@@ -77,18 +77,16 @@ void run(const Recipe& r, const launch::Job& job, bool profile) {
 void enter_environment(const std::map<std::string, std::string>& variables, char** argv) {
   constexpr const char* kEntered = "MTRAIN_ENVIRONMENT_SET";
   bool missing = false;
+  for (const auto& [name, value] : variables)
+    if (const char* own = std::getenv(name.c_str()); own && own != value && !std::getenv(kEntered))
+      log::warn(
+          fmt::format("{}={} of the environment wins over launch.env's {}", name, own, value));
   for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
   if (!missing || std::getenv(kEntered)) return;
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
   setenv(kEntered, "1", 1);
   execv("/proc/self/exe", argv);
   throw RunError(fmt::format("cannot start again with launch.env: {}", std::strerror(errno)));
-}
-
-plan::Machine machine() {
-  const std::vector<std::string> gpus = launch::visible_gpus();
-  const bool built = std::string_view(MTRAIN_CUDA_VERSION) != "";
-  return {.gpu = built && !gpus.empty(), .gpu_name = gpus.empty() ? "" : gpus[0]};
 }
 
 void run_train(const Options& o, char** argv) {
@@ -102,7 +100,8 @@ void run_train(const Options& o, char** argv) {
   diagnostics.throw_if_errors();
   const launch::Job job = launch::job_from_environment();
   const int64_t world = o.world_size.value_or(job.size);
-  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine());
+  const Recipe recipe =
+      plan::load_recipe(path, overrides, diagnostics, world, machine(job.local_size));
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) {
     plan::check_supported(recipe, diagnostics);

@@ -1,12 +1,10 @@
 #include "launch/host_gpus.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-
-#include <fmt/core.h>
 
 #include "base/strings.h"
 
@@ -34,14 +32,31 @@ std::vector<std::string> driver_models() {
 }  // namespace
 
 std::vector<std::string> visible_gpus() {
-  size_t count = 0;
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
-    count = *visible ? size_t(std::count(visible, visible + std::strlen(visible), ',')) + 1 : 0;
-  else
-    while (fs::exists(fmt::format("/dev/nvidia{}", count))) ++count;
+  size_t devices = 0;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator("/dev", ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.size() > 6 && name.starts_with("nvidia") &&
+        name.find_first_not_of("0123456789", 6) == std::string::npos)
+      ++devices;
+  }
   std::vector<std::string> names = driver_models();
-  names.resize(count);
-  return names;
+  names.resize(devices);
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!visible) return names;
+  // CUDA takes the devices of the list up to the first that is not there. A device may be named by
+  // its UUID, which the driver's files do not tell.
+  std::vector<std::string> chosen;
+  for (const std::string& word : split(visible, ',')) {
+    const std::string_view device = trim(word);
+    size_t index = 0;
+    const auto [stop, error] = std::from_chars(device.data(), device.data() + device.size(), index);
+    const bool number = error == std::errc() && stop == device.data() + device.size();
+    const bool uuid = device.starts_with("GPU-") || device.starts_with("MIG-");
+    if (chosen.size() == devices || (number ? index >= devices : !uuid)) break;
+    chosen.push_back(number ? names[index] : names[0]);
+  }
+  return chosen;
 }
 
 }  // namespace mtrain::launch

@@ -40,17 +40,18 @@ void LossScaler::update(int64_t step, bool overflow) {
                      "found step by step");
     return;
   }
+  if (--s.hysteresis > 0) return;
   if (s.scale <= options_.min)
     throw RunError(fmt::format("step {}: gradients overflowed fp16 though the loss scale has its "
                                "minimum, {}",
                                step, options_.min),
                    hint);
-  if (--s.hysteresis <= 0) s.scale = std::max(s.scale / 2, options_.min);
+  s.scale = std::max(s.scale / 2, options_.min);
 }
 
 void LossScaler::restore(const State& state) {
   if (!options_.on) return;
-  const double scale = options_.dynamic ? state.scale : options_.initial;
+  const double scale = options_.dynamic ? std::max(state.scale, options_.min) : options_.initial;
   state_ = state;
   state_.scale = scale;
 }

@@ -1,5 +1,6 @@
 // The scale of the loss in fp16: raised and lowered so that gradients neither overflow nor become
-// 0 (Micikevicius et al. 2018, "Mixed precision training"). The rules are those of Megatron-LM.
+// 0 (Micikevicius et al. 2018, "Mixed precision training"). The scale moves as Megatron-LM's does;
+// unlike there, an overflow that no lower scale can cure ends the run.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,9 +25,9 @@ class LossScaler {
   // What a resumed run goes on from.
   struct State {
     double scale = 1;
-    int64_t clean_steps = 0;  // without an overflow since the scale last grew or an overflow
-    int64_t hysteresis = 0;   // overflows that are left until the scale falls
-    int64_t overflows = 0;    // in a row, up to the last step
+    int64_t clean_steps = 0;  // steps since the scale last grew or gradients last overflowed
+    int64_t hysteresis = 0;   // overflows until the scale falls; at 0 and below each one halves it
+    int64_t overflows = 0;    // overflows in a row, up to the last step
     bool operator==(const State&) const = default;
   };
   const State& state() const { return state_; }

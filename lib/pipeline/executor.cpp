@@ -17,8 +17,9 @@ class Executor::DataflowScope {
  public:
   DataflowScope(Executor& e, const schedule::Action& a, const char* prefix = "") {
     const int64_t all = e.all_stages_;
-    e.dataflow_index_ = 2 * all * (e.work_.first + a.micro_batch) +
-                        (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
+    e.run_ahead_.dataflow_index =
+        2 * all * (e.work_.first + a.micro_batch) +
+        (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
     if (e.links_.size > 1) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
   }
 
@@ -137,7 +138,10 @@ void Executor::finish(Running& r) {
   if (to >= 0 && to < all_stages_) {
     if (stages_.contains(to)) {
       Chunk& other = chunk(to, a.micro_batch);
-      (forward ? other.x : other.dy).data = result;
+      // Rounded as a message is, so that numbers do not depend on which rank has the next stage.
+      (forward ? other.x : other.dy).data =
+          ops::in_dtype(*links_.compute, ops::in_dtype(*links_.compute, result, options_.dtype),
+                        options_.compute_dtype);
     } else {
       (forward ? r.chunk->y : r.chunk->dx) = result;
     }
@@ -247,10 +251,11 @@ model::Step Executor::step_of(const schedule::Action& a, Chunk& c) {
 }
 
 void Executor::limit_run_ahead() {
-  computed_.push_back(links_.compute->record());
-  if (computed_.size() <= kMaxInFlight) return;
-  links_.compute->synchronize(computed_.front());
-  computed_.pop_front();
+  std::deque<Event>& computed = run_ahead_.computed;
+  computed.push_back(links_.compute->record());
+  if (computed.size() <= kMaxInFlight) return;
+  links_.compute->synchronize(computed.front());
+  computed.pop_front();
 }
 
 }  // namespace mtrain::pipeline

@@ -1,7 +1,6 @@
 // The executor runs a rank's list of actions: it enqueues computations, sends and receives on their
 // streams.
 #pragma once
-#include <deque>
 #include <map>
 #include <optional>
 #include <utility>
@@ -13,7 +12,8 @@ namespace mtrain::pipeline {
 
 // A computation waits for the receive of its input, and a send waits for the computation of its
 // tensor. With overlap, a receive waits only for the receive before it on its channel, and no
-// computation waits for a send, unless it is a gradient's with PairedGradient::in_order. Without
+// computation waits for a send, except for that of a paired backward's gradient under
+// PairedGradient::in_order. Without
 // overlap, the messages between two computations start together once the first computation has
 // ended, or one by one, and the second one waits for them.
 //
@@ -22,13 +22,13 @@ namespace mtrain::pipeline {
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
-           const plan::PipelineOptions& options, const MicroBatches& work, int64_t& dataflow_index)
+           const plan::PipelineOptions& options, const MicroBatches& work, RunAhead& run_ahead)
       : links_(links),
         stages_(stages),
         all_stages_(all_stages),
         options_(options),
         work_(work),
-        dataflow_index_(dataflow_index),
+        run_ahead_(run_ahead),
         outputs_(work.on_ready) {}
 
   void run(const schedule::ActionList& list);
@@ -96,14 +96,13 @@ class Executor {
   const int64_t all_stages_;
   const plan::PipelineOptions& options_;
   const MicroBatches& work_;
-  int64_t& dataflow_index_;
+  RunAhead& run_ahead_;
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
   // Backwards whose weight gradients run after the send of the gradient of the stage's input.
   std::vector<schedule::Action> delayed_;
   model::WgradQueue outputs_;    // weight gradients of the output layer that run at the list's end
   std::vector<Event> messages_;  // the next computation waits for these messages
   schedule::Action paired_{};    // the last backward that ran together with a forward
-  std::deque<Event> computed_;   // the ends of the last few computations
 };
 
 }  // namespace mtrain::pipeline

@@ -40,20 +40,20 @@ void Pipeline::run(const MicroBatches& work) {
                            .on_ready = work.on_ready,
                            .hooks = work.hooks,
                            .graph_inputs = work.graph_inputs};
-    Executor(links_, stages_, schedule_.stages, options_, one, dataflow_index_).run(list_);
+    Executor(links_, stages_, schedule_.stages, options_, one, run_ahead_).run(list_);
   }
 }
 
 void Pipeline::run_one(const MicroBatches& work) {
   MT_CHECK(work.batches.size() == 1 && schedule_.stages == 1, "{} micro-batches, {} stages",
            work.batches.size(), schedule_.stages);
-  Executor(links_, stages_, 1, options_, work, dataflow_index_)
+  Executor(links_, stages_, 1, options_, work, run_ahead_)
       .run({{schedule::ActionKind::F, 0, 0}, {schedule::ActionKind::B, 0, 0}});
 }
 
 void Pipeline::forward(const MicroBatches& work) {
   const schedule::Schedule lowered = lower(forward_only(schedule_, int64_t(work.batches.size())));
-  Executor(links_, stages_, schedule_.stages, options_, work, dataflow_index_)
+  Executor(links_, stages_, schedule_.stages, options_, work, run_ahead_)
       .run(lowered.ranks[size_t(links_.rank)]);
 }
 

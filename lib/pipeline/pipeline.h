@@ -1,6 +1,7 @@
 // One rank of a pipeline: its stages of the model, and the list of the schedule's actions that it
 // runs. A single rank is a pipeline of one stage.
 #pragma once
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,6 +29,13 @@ struct MicroBatches {
   model::WgradQueue::OnReady on_ready = {};    // as in WgradQueue
   model::ParamHooks* hooks = nullptr;          // as in Step
   model::GraphInputs* graph_inputs = nullptr;  // as in Step
+};
+
+// What a rank has enqueued and what of it has not ended, over all flushes of a run.
+struct RunAhead {
+  // The number, in the step's data flow, of the computation that was enqueued last.
+  int64_t dataflow_index = 0;
+  std::deque<Event> computed;  // the ends of the last few computations
 };
 
 class Pipeline {
@@ -59,7 +67,7 @@ class Pipeline {
   const schedule::ActionList& actions() const { return list_; }  // all actions of this rank
   // The number, in the step's data flow, of the computation that was enqueued last. On every rank,
   // computations that it depends on have lower numbers, and those that depend on it higher ones.
-  int64_t dataflow_index() const { return dataflow_index_; }
+  int64_t dataflow_index() const { return run_ahead_.dataflow_index; }
 
  private:
   schedule::Schedule lower(const schedule::Schedule& computations) const;
@@ -69,7 +77,7 @@ class Pipeline {
   const schedule::Schedule schedule_;  // the computations
   const plan::PipelineOptions options_;
   schedule::ActionList list_;
-  int64_t dataflow_index_ = 0;
+  RunAhead run_ahead_;
 };
 
 }  // namespace mtrain::pipeline

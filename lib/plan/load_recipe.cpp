@@ -11,14 +11,25 @@
 namespace mtrain::plan {
 namespace {
 
+// Whether the recipe asks for something that only ranks on CPUs do.
+bool asks_for_cpu(const Recipe& r) {
+  return r.comm.backend == recipe::CommBackend::gloo || r.comm.link.gbps > 0 ||
+         r.comm.link.latency_us > 0 || r.debug.compute_slowdown != 1 || r.debug.emulate_fp8;
+}
+
 void choose_device(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
   if (r.train.device != recipe::DeviceChoice::automatic) return;
   const bool nccl = r.comm.backend == recipe::CommBackend::nccl;
-  if (!machine.gpu && !nccl) return;  // the CPU
+  if (!nccl && machine.gpus > 0 && machine.gpus < machine.ranks_per_host)
+    return diagnostics.resolved(
+        "train.device",
+        fmt::format("cpu, because the {} ranks of this host have {} GPU{}", machine.ranks_per_host,
+                    machine.gpus, machine.gpus == 1 ? "" : "s"));
+  if (!nccl && (machine.gpus == 0 || asks_for_cpu(r))) return;  // the CPU
   r.train.device = recipe::DeviceChoice::cuda;
   r.origins["train.device"] = recipe::Origin::derived;
   diagnostics.resolved("train.device",
-                       machine.gpu
+                       machine.gpus > 0
                            ? fmt::format("cuda, because this machine has {}",
                                          machine.gpu_name.empty() ? "a GPU" : machine.gpu_name)
                            : "cuda, because comm.backend is nccl");

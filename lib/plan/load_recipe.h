@@ -10,8 +10,9 @@ namespace mtrain::plan {
 
 // What the machine has that `train.device: auto` may take.
 struct Machine {
-  bool gpu = false;      // it has one, and this build computes on it
-  std::string gpu_name;  // "NVIDIA H200"; empty if unknown
+  int gpus = 0;            // GPUs that this build can compute on
+  std::string gpu_name;    // "NVIDIA H200"; empty if unknown
+  int ranks_per_host = 1;  // each needs a GPU of its own
 };
 
 // Calls read_recipe(), decides what depends on the machine and on the layout's spelling, and calls

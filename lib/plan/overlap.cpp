@@ -245,13 +245,13 @@ class Resolver {
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
                moe_condition());
-    o_.delay_wgrad_compute =
-        decide("comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
-               all({{!c.overlap_moe_expert_parallel_comm || l_.ep > 1 || o_.fine_grained_1f1b,
-                     "experts are not spread over ranks (ep_size 1)", Off::idle},
-                    {o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b,
-                     "it needs overlap_moe_expert_parallel_comm or fine_grained_1f1b"}},
-                   "weight gradients follow the input gradients"));
+    o_.delay_wgrad_compute = decide(
+        "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
+        all({{o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b || !pairs_are_idle(),
+              "what it belongs to is off, for a size leaves it idle", Off::idle},
+             {o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b,
+              "it needs overlap_moe_expert_parallel_comm or fine_grained_1f1b"}},
+            "weight gradients follow the input gradients"));
   }
 
   // Deferral pays only if the rank with the output layer ends before others do.
@@ -309,6 +309,14 @@ class Resolver {
                         : asked == 1 ? "not asked for"
                                      : delays.why,
                         asked != 1 ? delays.off : Off::no, delays.ok()});
+  }
+
+  // Whether the recipe asks for pairs of passes, and a size leaves them nothing to do.
+  bool pairs_are_idle() const {
+    const auto& c = r_.comm_overlap;
+    const bool fine = c.fine_grained_1f1b.value_or(asks_for_fine_grained(c));
+    return (c.overlap_moe_expert_parallel_comm && moe_condition().off == Off::idle) ||
+           (fine && passes_pair().off == Off::idle);
   }
 
   bool passes_pair_in_schedule() const {

@@ -56,7 +56,7 @@ DType message_dtype(const Recipe& r) {
                    : compute_dtype(r.mixed_precision);
 }
 
-// The loss reads logits in fp32. Only an output_dtype that is shorter than the weights' type
+// The loss reads logits in fp32. Only an output_dtype of 16 bits that is not the weights' type
 // changes them.
 std::optional<DType> logits_dtype(const Recipe& r) {
   const auto& outputs = r.distributed.mp_policy.output_dtype;
@@ -116,6 +116,16 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
   return options;
 }
 
+// Adds to the row of the fine-grained 1F1B what its schedule makes of it.
+void explain_pairs(RunPlan& plan) {
+  if (!plan.overlap.fine_grained_1f1b ||
+      plan.pipeline.paired_gradient != schedule::PairedGradient::at_end)
+    return;
+  for (OverlapRow& row : plan.overlap.table)
+    if (row.field == "comm_overlap.fine_grained_1f1b")
+      row.reason += "; in these groups no computation waits for a gradient";
+}
+
 int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
   const int64_t T = l.micro_batch * sample_length(r) / l.cp,
                 columns = padded_vocab(vocab, l.tp) / l.tp;
@@ -171,6 +181,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
                                        {.micro_batches = layout.micro_batches})
                                  : schedule_of(plan.schedule_shape);
   plan.pipeline = pipeline_options(r, layout, plan.overlap, plan.schedule);
+  explain_pairs(plan);
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
   plan.compute_dtype = compute_dtype(r.mixed_precision);
   plan.logits_dtype = logits_dtype(r);

@@ -13,10 +13,13 @@ namespace mtrain::plan {
 
 namespace {
 
+// A printed recipe has every size of the model, so that the folder which gave them may be gone.
+const std::vector<std::string> kWithoutFolder{"~model.from"};
+
 Recipe load_saved(const std::filesystem::path& file) {
   Diagnostics diagnostics;
   // The recipe was fit for the ranks that saved it, whatever their number.
-  Recipe recipe = load_recipe(file.string(), {}, diagnostics, 0);
+  Recipe recipe = load_recipe(file.string(), kWithoutFolder, diagnostics, 0);
   diagnostics.throw_if_errors();
   return recipe;
 }
@@ -31,7 +34,8 @@ bool must_agree(const std::string& path) {
                                             "packed_sequence.packed_sequence_size",
                                             "packed_sequence.drop_long_samples"};
   // The checkpoint's tensors decide the vocabulary, and the weights are initialised already.
-  if (path == "model.vocab_size" || path == "model.init_method_std") return false;
+  for (const char* start_only : {"model.vocab_size", "model.init_method_std", "model.init"})
+    if (path == start_only) return false;
   return path.starts_with("model.") || single.count(path);
 }
 
@@ -49,7 +53,7 @@ SavedRun read_saved_run(const std::filesystem::path& file) {
 std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
   const Recipe saved = load_saved(file);
   Diagnostics diagnostics;
-  const auto now = read_recipe_text(present, "this run's recipe", {}, diagnostics);
+  const auto now = read_recipe_text(present, "this run's recipe", kWithoutFolder, diagnostics);
   MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
            diagnostics.text(recipe::Severity::error));
   std::string differences;

@@ -41,7 +41,7 @@ inline bool gives_gradient(ActionKind k) { return k == ActionKind::B || k == Act
 // When the gradient of a backward that runs together with a forward leaves its rank.
 enum class PairedGradient {
   at_end,    // when both have ended
-  in_order,  // then, too, and until it is sent the rank computes only delayed weight gradients
+  in_order,  // when both have ended; until it is sent the rank computes only weight gradients
   at_once,   // as soon as it is computed
 };
 

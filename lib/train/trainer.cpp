@@ -98,11 +98,11 @@ bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batc
                            int64_t step) {
   // No scale cures a loss that is not finite: it is computed before the scale enters.
   const plan::TrainOptions& check = plan_.train;
-  const bool overflow = scaler_.on() && !std::isfinite(norm);
+  const bool overflow = scaler_.on() && std::isfinite(loss) && !std::isfinite(norm);
   const bool bad_grads = !overflow && !std::isfinite(norm);
   if ((check.check_loss && !std::isfinite(loss)) || (check.check_grads && bad_grads))
     explain_non_finite(batches, step);
-  scaler_.update(step, overflow);
+  if (std::isfinite(loss)) scaler_.update(step, overflow);
   return overflow;
 }
 
@@ -157,7 +157,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
                               .grad_scale = grad_scale * data_parallel_->grad_factor(),
                               .on_ready =
                                   [this](model::Parameter& p) {
-                                    if (spoil_) spoil_(p);
+                                    if (on_gradients_) on_gradients_(p);
                                     data_parallel_->grad_ready(p);
                                   },
                               .hooks = data_parallel_.get()};

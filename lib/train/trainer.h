@@ -73,9 +73,11 @@ class Trainer {
   void set_progress(const checkpoint::TrainProgress& progress);
   checkpoint::TrainProgress progress() const;
   checkpoint::CheckpointParts checkpoint_parts();
-  // `spoil` is called for each gradient of a micro-batch when it is complete on this rank, before
-  // it is reduced: tests make gradients overflow by it.
-  void set_spoiler(std::function<void(model::Parameter&)> spoil) { spoil_ = std::move(spoil); }
+  // `hook` is called for each gradient of a micro-batch when it is complete on this rank, before it
+  // is reduced. Tests make gradients overflow by it.
+  void set_gradient_hook(std::function<void(model::Parameter&)> hook) {
+    on_gradients_ = std::move(hook);
+  }
 
   const RunPlan& plan() const { return plan_; }
   Device& device() { return device_; }
@@ -124,7 +126,7 @@ class Trainer {
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;
-  std::function<void(model::Parameter&)> spoil_;
+  std::function<void(model::Parameter&)> on_gradients_;
   int64_t step_ = 0;
   int64_t updates_ = 0;  // steps that were not skipped: they move the optimizer and its rate on
 };

@@ -64,6 +64,18 @@ world=3 mistake "several mistakes" "misspelt" "tp_size 3" "bogus" -- \
 printf '%b' "$base" >"$work/good.yaml"
 expect "no recipe" 2 "no recipe given" hint --
 expect "no such recipe" 2 "there is no such file" "did you mean $work/good.yaml" -- --recipe "$work/god.yaml"
+cd "$work" || exit 1
+expect "a ready recipe by its name" 0 "is the ready recipe" "dry run on 64 ranks" -- --recipe llama3_8b --dry-run --world-size 64
+expect "Megatron-Bridge's function" 0 "llama3_2_1b.yaml" -- --recipe llama32_1b_pretrain_config --dry-run --world-size 8
+expect "no ready recipe" 2 "did you mean llama3_8b" -- --recipe llama3_9b --dry-run
+expect "Megatron's flags" 0 "tp 2" "tp_comm_overlap: true -> true" -- --recipe "$work/good.yaml" --dry-run --world-size 2 \
+  --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --train-iters 7
+expect "an idle flag" 0 "is turned off" "tp_comm_overlap: true -> false" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap
+expect "an idle flag, strict" 2 "without --strict" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap --strict
+expect "a trial of a long recipe" 0 "40 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
+expect "missing data beside other mistakes" 2 "there is no file x.bin" "not built yet: models with experts" -- \
+  --recipe "$work/good.yaml" model.moe=8
+cd - >/dev/null || exit 1
 expect "unknown option" 2 "--recipes" -- --recipes x
 expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
 expect "world size of a run" 2 "does not start one" -- --recipe "$work/good.yaml" --world-size 2

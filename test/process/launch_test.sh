@@ -113,6 +113,10 @@ none_left tensor
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"
 says "wrong recipe" "did you mean"
 (($(grep -c "optimizer.lrr: there is no such key" "$work/out") == 1)) || fail "the mistake is told more than once"
+# --- launch.env acts without mtrain-launch, too: the variable is read before main() ---
+"$mtrain" --recipe "$work/r.yaml" train.steps=1 "train.run_dir=$work/env" 'launch.env={MTRAIN_CPU_ISA: generic}' >"$work/out" 2>&1
+(($? == 0)) || fail "a run with launch.env ends with another exit code than 0"
+says "launch.env" "generic"
 "$launch" --nproc_per_node=many --recipe "$work/r.yaml" >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong option has another exit code than 2"
 says "wrong option" "--nproc_per_node=many"

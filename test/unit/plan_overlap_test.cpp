@@ -124,7 +124,7 @@ TEST_CASE("tensor-parallel overlap asked for must be possible") {
       "comm_overlap.tp_comm_overlap_cfg", "no preset");
   expect_error(
       {.what = "product misspelt", .set = {"model.tp_comm_overlap_cfg={qkv_fpro: {method: bulk}}"}},
-      "comm_overlap.tp_comm_overlap_cfg", "no product");
+      "comm_overlap.tp_comm_overlap_cfg", "no GEMM");
   expect_error({.what = "method impossible",
                 .set = {"model.tp_comm_overlap_cfg={qkv_fprop: {method: pipeline}}"}},
                "comm_overlap.tp_comm_overlap_cfg", "ring_exchange");

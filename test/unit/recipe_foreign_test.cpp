@@ -169,6 +169,35 @@ TEST_CASE("a class that a recipe names by _target_ chooses what it names") {
   CHECK(count(data, Severity::error) == 1);
 }
 
+TEST_CASE("a class's own defaults yield to what the recipe says, and its arguments are not lost") {
+  CHECK(loaded("optimizer: {_target_: torch.optim.Adam, decoupled_weight_decay: true}\n")
+            .optimizer.decoupled_weight_decay);
+  CHECK(
+      loaded("optimizer: {_target_: torch.optim.Adam}\n", {"optimizer._target_=torch.optim.AdamW"})
+          .optimizer.decoupled_weight_decay);
+  expect_told("loss_fn: {_target_: torch.nn.CrossEntropyLoss, label_smoothing: 0.1}\n",
+              Severity::error, "loss_fn.label_smoothing", "no such key");
+  Diagnostics diagnostics;
+  const Recipe llama = plan::load_recipe_text(
+      "dataset: {train: x, seq_length: 64}\n"
+      "model: {config: {_target_: transformers.LlamaConfig, num_hidden_layers: 2}}\n",
+      "r.yaml", {}, diagnostics);
+  INFO(listed(diagnostics));
+  CHECK_FALSE(diagnostics.has_errors());
+  CHECK(llama.model.hidden_size == 4096);  // what transformers takes
+  CHECK(llama.model.num_layers == 2);
+  CHECK(llama.model.norm_epsilon == 1e-6);
+  CHECK(loaded("", {"num-layers=4", "ffn-hidden-size=96", "optimizer=adam"}).model.num_layers == 4);
+  CHECK(loaded("", {"model.architecture=gpt2", "model.gated_linear_unit=false"}).model.activation ==
+        Activation::gelu_tanh);
+  expect_told("ddp: {no_align_param_gather: '${env:X,true}'}\n", Severity::error,
+              "ddp.no_align_param_gather", "reference");
+  expect_told("launch: {env: {CUDA_DEVICE_MAX_CONNECTIONS: 1}}\n", Severity::error, "launch.env",
+              "a setting of its own");
+  expect_told("dataset.validation: x\n", Severity::warning, "dataset.validation",
+              "trained on, too");
+}
+
 TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
   const MixedPrecisionConfig p =
       loaded("mixed_precision: bf16_with_fp8_delayed_scaling_mixed\n").mixed_precision;
@@ -219,6 +248,8 @@ TEST_CASE("a recipe that Megatron-Bridge prints loads where its fields are known
   const std::string printed =
       "_target_: megatron.bridge.training.config.ConfigContainer\n"
       "rng: {_target_: megatron.bridge.training.config.RNGConfig, seed: 5, te_rng_tracker: false}\n"
+      "mixed_precision: {_target_: megatron.bridge.training.mixed_precision.bf16_mixed, _call_: "
+      "true}\n"
       "dist: {_target_: megatron.bridge.training.config.DistributedInitConfig,\n"
       "  distributed_backend: nccl, use_sharp: false, nccl_communicator_config_path: null}\n"
       "scheduler: {_target_: megatron.bridge.training.config.SchedulerConfig,\n"
@@ -231,6 +262,39 @@ TEST_CASE("a recipe that Megatron-Bridge prints loads where its fields are known
       "_target_: megatron.bridge.training.config.ConfigContainer\n"
       "rng: {_target_: megatron.bridge.training.config.RNGConfig, te_rng_tracker: true}\n",
       Severity::error, "rng.te_rng_tracker", "no such key");
+}
+
+TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {
+  const auto on = [](const std::string& gpu, const Overrides& set = {}) {
+    Diagnostics diagnostics;
+    Recipe r = plan::load_recipe_text(kBase, "base.yaml", set, diagnostics, 1,
+                                      {.gpus = gpu.empty() ? 0 : 1, .gpu_name = gpu});
+    INFO(listed(diagnostics));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    return r;
+  };
+  CHECK(on("").train.device == DeviceChoice::automatic);
+  CHECK(on("NVIDIA H200").train.device == DeviceChoice::cuda);
+  CHECK(on("NVIDIA H200").hardware.gpu == Gpu::h200);
+  CHECK(on("NVIDIA GB200").hardware.gpu == Gpu::gb200);
+  CHECK(on("NVIDIA B200").hardware.gpu == Gpu::b200);
+  CHECK(on("NVIDIA A100-SXM4-80GB").hardware.gpu == Gpu::a100);
+  CHECK(on("NVIDIA H200", {"hardware.gpu=b200"}).hardware.gpu == Gpu::b200);
+  CHECK(on("NVIDIA H200", {"train.device=cpu"}).train.device == DeviceChoice::cpu);
+  CHECK(on("NVIDIA H200", {"train.device=cpu"}).hardware.gpu == Gpu::h100);
+  // What only CPUs do keeps auto on the CPU, and so do fewer GPUs than ranks.
+  CHECK(on("NVIDIA H200", {"comm.link.gbps=1"}).train.device == DeviceChoice::automatic);
+  CHECK(on("NVIDIA H200", {"comm.backend=gloo"}).train.device == DeviceChoice::automatic);
+  Diagnostics few;
+  const Recipe two = plan::load_recipe_text(
+      kBase, "base.yaml", {}, few, 2, {.gpus = 1, .gpu_name = "NVIDIA H200", .ranks_per_host = 2});
+  CHECK(two.train.device == DeviceChoice::automatic);
+  CHECK_THAT(listed(few), Contains("2 ranks of this host have 1 GPU"));
+  // 8-bit products need the GPU that is there, not the one that estimates take.
+  Diagnostics diagnostics;
+  plan::load_recipe_text(kBase, "base.yaml", {"mixed_precision.fp8=hybrid"}, diagnostics, 1,
+                         {.gpus = 1, .gpu_name = "NVIDIA A100-SXM4-80GB"});
+  CHECK_THAT(listed(diagnostics), Contains("a100 has no 8-bit matrix products"));
 }
 
 TEST_CASE("a ready recipe is found by its name, and by that of Megatron-Bridge's function") {
@@ -317,6 +381,8 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
        {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
         {R"({"model_type": "llama", "logit_scale": 3})", "logit_scale"},
         {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
+        {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
+        {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not built"},
         {R"({"model_type": "qwen2", "use_sliding_window": true})", "use_sliding_window"},
         {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn"}})", "yarn"},
         {R"([1, 2])", "not a JSON object"},

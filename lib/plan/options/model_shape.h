@@ -18,8 +18,8 @@ struct ModelShape {
   int64_t rope_original_positions = 0;
   bool gated_mlp = true;                     // SwiGLU; false: GELU
   bool gelu_tanh = true;                     // GELU in its tanh form; false: by erf
-  bool qkv_bias = false, proj_bias = false;  // attention's
-  bool linear_bias = false;                  // the MLP's and the layer norms'
+  bool qkv_bias = false, proj_bias = false;  // biases of attention's linears
+  bool linear_bias = false;                  // biases of the MLP and of layer norms
   bool qk_norm = false, tied_embeddings = false;
   int64_t window = 0;  // tokens of sliding-window attention; 0: none
   double hidden_dropout = 0, embedding_dropout = 0, init_std = 0;

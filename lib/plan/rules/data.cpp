@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 
 #include <fmt/core.h>
@@ -20,6 +21,13 @@ void validate_weights(const char* name, const std::vector<std::string>& paths,
 }  // namespace
 
 void validate_data(const Recipe& r, Diagnostics& diagnostics) {
+  for (const std::string& prefix : r.dataset.validation)
+    if (std::ranges::count(r.dataset.train, prefix) > 0)
+      diagnostics.warn("dataset.validation",
+                       fmt::format("{} is trained on, too, so that its loss says nothing about "
+                                   "held-out text",
+                                   prefix),
+                       "cut held-out text off by `mtrain data build --validation-fraction`");
   diagnostics.require(
       !r.dataset.train.empty(), {"dataset.train"}, "no training data is given",
       "set dataset.train to the prefix of .bin/.idx files made by `mtrain data build`");

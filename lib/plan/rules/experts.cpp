@@ -115,6 +115,12 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
       warn_or_refuse(r, "model.moe.shared_expert_overlap",
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
   }
+  if (moe.num_experts == 0 && moe.shared_expert_overlap)
+    warn_or_refuse(r, "model.moe.shared_expert_overlap", "is turned off: the model has no experts",
+                   diagnostics);
+  if (l.ep == 1 && r.comm_overlap.moe_dispatch_chunks > 1)
+    warn_or_refuse(r, "comm_overlap.moe_dispatch_chunks",
+                   "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
   if (l.ep > 1) check_expert_ranks(r, l, diagnostics);
 }
 

@@ -15,7 +15,7 @@ void check_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics
     const bool other_strategy =
         row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == recipe::Strategy::fsdp2;
     if (!other_strategy && !diagnostics.reported(row.field))
-      tell_off(r, row.field, row.off, row.reason, diagnostics);
+      report_inactive(r, row.field, row.off, row.reason, diagnostics);
   }
 }
 
@@ -75,6 +75,9 @@ void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
 }
 
 void check_launch(const Recipe& r, Diagnostics& diagnostics) {
+  diagnostics.require(!r.launch.env.count("CUDA_DEVICE_MAX_CONNECTIONS"), {"launch.env"},
+                      "CUDA_DEVICE_MAX_CONNECTIONS has a setting of its own",
+                      "set launch.cuda_device_max_connections");
   const bool fsdp = r.distributed.strategy == recipe::Strategy::fsdp2 ||
                     r.distributed.strategy == recipe::Strategy::megatron_fsdp;
   diagnostics.require(

@@ -138,7 +138,7 @@ void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
                       "set mixed_precision.fp8: hybrid, or remove it");
   diagnostics.require(!fp8 || p.name != recipe::Precision::fp32,
                       {"mixed_precision.fp8", "mixed_precision.name"},
-                      "8-bit products need bf16_mixed or fp16_mixed", "set mixed_precision.name");
+                      "8-bit products need bf16_mixed", "set mixed_precision.name");
   const bool cpu = r.train.device == recipe::DeviceChoice::cpu;
   const bool emulate = r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda;
   diagnostics.require(

@@ -32,8 +32,8 @@ void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string re
     diagnostics.warn(field, std::move(reason));
 }
 
-void tell_off(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
-              const std::string& reason, Diagnostics& diagnostics) {
+void report_inactive(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
+                     const std::string& reason, Diagnostics& diagnostics) {
   if (off == OverlapRow::Off::idle)
     warn_or_refuse(recipe, field, fmt::format("is turned off: {}", reason), diagnostics);
   if (off == OverlapRow::Off::contradicts)

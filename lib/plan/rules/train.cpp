@@ -25,7 +25,12 @@ void note_modules(const Recipe& r, Diagnostics& diagnostics) {
           fmt::format("{} has nothing to recompute: the model is dense, without experts",
                       enum_name(module)),
           "use core_attn, mlp and layernorm");
-  if (c.selects(Module::layernorm) && !(r.model.qk_layernorm && c.selects(Module::core_attn)))
+  if (c.selects(Module::layernorm) && r.model.qk_layernorm && !c.selects(Module::core_attn))
+    diagnostics.warn(field,
+                     "layernorm: the norms of queries and keys are computed again only together "
+                     "with core_attn, and the outputs of a layer's norms are never kept",
+                     "add core_attn, or remove layernorm");
+  else if (c.selects(Module::layernorm) && !r.model.qk_layernorm)
     diagnostics.resolved(
         field,
         "layernorm: the outputs of a layer's norms are never kept; backward always "
@@ -75,7 +80,7 @@ void validate_train(const Recipe& r, Diagnostics& diagnostics) {
 void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overlap,
                           Diagnostics& diagnostics) {
   const CudaGraphs graphs = resolve_cuda_graphs(r, l, overlap);
-  tell_off(r, "train.enable_cuda_graph", graphs.off, graphs.why, diagnostics);
+  report_inactive(r, "train.enable_cuda_graph", graphs.off, graphs.why, diagnostics);
 }
 
 }  // namespace mtrain::plan

@@ -1,6 +1,7 @@
 #include "recipe/load/flags.h"
 
 #include <algorithm>
+#include <cctype>
 #include <iterator>
 #include <string_view>
 
@@ -21,7 +22,9 @@ bool is_flag(std::string_view word) {
 
 // Whether a word after a flag is its value: neither a flag nor an override.
 bool is_value(std::string_view word) {
-  return !word.empty() && !is_flag(word) && word != "--" && word[0] != '~' &&
+  const bool option =
+      word.size() > 1 && word[0] == '-' && std::isalpha(static_cast<unsigned char>(word[1]));
+  return !word.empty() && !is_flag(word) && !option && word != "--" && word[0] != '~' &&
          word.find('=') == std::string_view::npos;
 }
 

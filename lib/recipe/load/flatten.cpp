@@ -5,6 +5,7 @@
 
 #include "base/strings.h"
 #include "recipe/load/foreign_keys.h"
+#include "recipe/load/hf_config.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/load/targets.h"
 
@@ -28,12 +29,13 @@ std::string_view last_word(std::string_view path) {
   return path.substr(path.rfind('.') == std::string_view::npos ? 0 : path.rfind('.') + 1);
 }
 
-// Keys of Hydra that say how a class is constructed, beside the class itself.
+// These keys of Hydra say how a class is constructed.
 bool is_hydra_option(std::string_view key) {
-  return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_";
+  return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_" ||
+         key == "_call_";
 }
 
-// A switch that says no more than whether the MLP has a gate.
+// Whether the setting is a switch that says no more than whether the MLP has a gate.
 bool only_says_gated(const RawSetting& g) {
   return g.spelling == "model.gated_linear_unit" || g.spelling == "model.swiglu";
 }
@@ -99,11 +101,16 @@ class Collector {
   void collect_root(const Node& root) {
     unknown_ = Unknown::refuse;
     collect(root, "", unknown_for(root, ""));
-    tell_off();
+    tell_fields_off();
   }
 
-  void set(const std::string& path, const SourceLocation& location, const Node& node) {
+  void set(const std::string& path, const SourceLocation& location, const Node& whole) {
+    const Node node = named_function(whole);
     const std::string_view word = last_word(path);
+    if (word == "_args_" && !node.items.empty())
+      return diagnostics_.add_at(Severity::error, location, path,
+                                 "arguments without a name cannot be understood",
+                                 "write them under their names");
     if (is_hydra_option(word)) return warn_hydra(path, location);
     if (word == "_target_")
       return apply_target(path.substr(0, path.size() - std::min(path.size(), word.size() + 1)),
@@ -132,10 +139,20 @@ class Collector {
 
   // Sets a field by its name alone, as Megatron's flags do.
   void set_word(const std::string& word, const SourceLocation& location, const Node& node) {
+    // Names that Megatron gives to a field, and that other sections of mtrain have as well.
+    struct MegatronWord {
+      std::string_view word, path;
+    };
+    static constexpr MegatronWord kWords[] = {{"adam_beta1", "optimizer.adam_beta1"},
+                                              {"adam_beta2", "optimizer.adam_beta2"},
+                                              {"num_layers", "model.num_layers"},
+                                              {"ffn_hidden_size", "model.ffn_hidden_size"},
+                                              {"optimizer", "optimizer.name"}};
+    for (const MegatronWord& known : kWords)
+      if (known.word == word && node.kind == Node::Kind::scalar)
+        return set(std::string(known.path), location, node);
     if (find_row(word) || find_section(word) || is_section_path(word))
       return set(word, location, node);
-    if (word == "adam_beta1" || word == "adam_beta2")
-      return set("optimizer." + word, location, node);
     auto paths = paths_of_word(word);
     for (std::string_view prefix : {"no_", "disable_"})
       if (paths.empty() && word.starts_with(prefix))
@@ -168,12 +185,19 @@ class Collector {
     return nullptr;
   }
 
+  // A value that is a function, {_target_: torch.nn.functional.silu, _call_: false}, is its name.
+  static Node named_function(const Node& node) {
+    const Node* target = node.kind == Node::Kind::map ? find_key(node, "_target_") : nullptr;
+    if (!target || !find_key(node, "_call_") || node.keys.size() != 2) return node;
+    return plain_scalar(last_word(target->text), target->location);
+  }
+
   Unknown unknown_for(const Node& map, const std::string& path) const {
     const Node* target = find_key(map, "_target_");
     if (!target) return unknown_;
     if (is_megatron_class(target->text)) return Unknown::pass_if_off;
     if (!find_target(path, target->text)) return Unknown::pass;
-    return find_section(path) || is_section_path(path) ? Unknown::refuse : Unknown::pass;
+    return Unknown::refuse;
   }
 
   void collect(const Node& node, const std::string& prefix, Unknown unknown) {
@@ -212,6 +236,14 @@ class Collector {
     diagnostics_.set_location(path, location);
     if (node.kind == Node::Kind::map) {
       given.sections.insert(path);
+      if (const Node* target = find_key(node, "_target_"); path == "model" && target &&
+                                                           is_megatron_class(target->text) &&
+                                                           !find_key(node, "num_layers")) {
+        diagnostics_.distrust("model");
+        diagnostics_.add_at(Severity::error, location, "model._target_",
+                            "names a class whose sizes the recipe does not have",
+                            "write the model's fields, as Megatron-Bridge prints them");
+      }
       collect(node, path, unknown_for(node, path));
     } else if (node.kind == Node::Kind::scalar && !node.unset() && section &&
                !section->options.shorthand.empty()) {
@@ -230,7 +262,9 @@ class Collector {
     const Target* target = find_target(section, node.text);
     if (!target) {
       // Rules do not judge what the class's arguments would have said.
-      diagnostics_.distrust(section == "validation_dataset" ? "dataset.validation" : section);
+      diagnostics_.distrust(section == "validation_dataset" ? "dataset.validation"
+                            : section == "model.config"     ? "model"
+                                                            : section);
       return diagnostics_.add_at(
           Severity::error, location, section.empty() ? "_target_" : section + "._target_",
           fmt::format("mtrain runs no Python and does not know {}", describe(node)),
@@ -239,7 +273,10 @@ class Collector {
     for (const FieldText& field : target->sets)
       add({find_row(field.path), section + "._target_", location,
            plain_scalar(field.text, location), origin_});
-    for (const FieldText& field : target->defaults) {
+    std::vector<FieldText> defaults = target->defaults;
+    if (section == "model.config" && !target->sets.empty())
+      defaults = hf_defaults(target->sets[0].text);
+    for (const FieldText& field : defaults) {
       Node value;
       if (parse_yaml(std::string(field.text), "default", diagnostics_, value))
         given.defaults.insert_or_assign(std::string(field.path),
@@ -255,11 +292,16 @@ class Collector {
     struct Family {
       const char *word, *architecture;
     };
-    for (const Family& family : {Family{"Qwen3", "qwen3"}, Family{"Qwen2", "qwen2"},
-                                 Family{"Mistral", "mistral"}, Family{"Llama", "llama"}})
+    for (const Family& family :
+         {Family{"Qwen3", "qwen3"}, Family{"Qwen2", "qwen2"}, Family{"Mistral", "mistral"},
+          Family{"Llama", "llama"}, Family{"GPTModelProvider", "llama"}})
       if (node.text.find(family.word) != std::string::npos)
         return add({find_row("model.architecture"), "model._target_", location,
                     plain_scalar(family.architecture, location), origin_});
+    diagnostics_.distrust("model");
+    diagnostics_.add_at(Severity::error, location, "model._target_",
+                        fmt::format("models of {} are not built", describe(node)),
+                        native_way("model"));
   }
 
   void apply_preset(const PrecisionPreset& preset, const SourceLocation& location,
@@ -283,7 +325,9 @@ class Collector {
           at != fields.end() && at->second.node.items.size() == 2)
         betas.items = at->second.node.items;
     betas.items[path.ends_with('1') ? 0 : 1] = node;
-    given.fields.erase(row->path);
+    const auto before = given.fields.find(row->path);
+    if (before != given.fields.end() && before->second.spelling.starts_with("optimizer.adam_beta"))
+      given.fields.erase(before);
     add({row, path, location, std::move(betas), origin_});
   }
 
@@ -321,16 +365,31 @@ class Collector {
     for (const auto& conversion : foreign_spellings()) {
       if (conversion.path != path) continue;
       found = true;
+      if (refused_reference(path, conversion.target, location, node)) return true;
       Node value = node;
       if (value.kind == Node::Kind::scalar) value.text = conversion.convert(value.text);
       if (!value.unset())
         add({find_row(conversion.target), path, location, std::move(value), origin_});
+      else if (!node.unset())
+        diagnostics_.add_at(Severity::resolved, location, path,
+                            fmt::format("{} leaves {} as it is", node.text, conversion.target));
     }
     return found;
   }
 
+  // A value that is converted must be known here, before references are looked up.
+  bool refused_reference(const std::string& path, std::string_view target,
+                         const SourceLocation& location, const Node& node) {
+    if (node.text.find("${") == std::string::npos) return false;
+    diagnostics_.add_at(Severity::error, location, path,
+                        "a reference cannot stand under this name, whose values are converted",
+                        fmt::format("write it under {}", target));
+    return true;
+  }
+
   void negate(const SchemaRow* row, const std::string& path, const SourceLocation& location,
               Node node) {
+    if (refused_reference(path, row->path, location, node)) return;
     bool value = false;
     ValueError c;
     if (read_value(node, {}, value, c)) node.text = value ? "false" : "true";
@@ -357,10 +416,10 @@ class Collector {
 
   void tell(const ForeignKey& key, const std::string& path, const SourceLocation& location,
             const Node& node) {
-    if (!told_.insert(key.path).second) return;
     if (key.severity == Severity::error && node.kind == Node::Kind::scalar && node.unset()) return;
     if (key.severity == Severity::error && node.kind == Node::Kind::null) return;
     if (key.harmless && key.harmless(node)) return;
+    if (!told_.insert(key.path).second) return;
     diagnostics_.add_at(key.severity, location, path,
                         key.severity == Severity::resolved
                             ? fmt::format("has no meaning here: {}", key.reason)
@@ -382,7 +441,7 @@ class Collector {
     return true;
   }
 
-  void tell_off() {
+  void tell_fields_off() {
     if (off_ > 0)
       diagnostics_.add_at(
           Severity::resolved, off_location_, "",
@@ -427,6 +486,7 @@ void reset(const std::string& path, const SourceLocation& location, Diagnostics&
     };
     std::erase_if(given.fields, [&](const auto& entry) { return below(entry.first); });
     std::erase_if(given.sections, below);
+    std::erase_if(given.defaults, [&](const auto& entry) { return below(entry.first); });
   } else {
     const std::string meant = nearest_key(path);
     diagnostics.add_at(Severity::error, location, path, "there is no such key",

@@ -33,10 +33,10 @@ std::string minutes_to_seconds(const std::string& text) {
 
 // torch's DDP counts a bucket in MiB of fp32 gradients.
 std::string mib_to_parameters(const std::string& text) {
-  int64_t mib = 0;
+  double mib = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), mib);
-  if (error != std::errc() || stop != text.data() + text.size() || mib > (1 << 20)) return text;
-  return fmt::format("{}", mib * (1 << 20) / 4);
+  if (error != std::errc() || stop != text.data() + text.size() || !(mib <= 1 << 20)) return text;
+  return fmt::format("{}", int64_t(mib * (1 << 20) / 4));
 }
 
 std::string negative_is_zero(const std::string& text) { return text.starts_with('-') ? "0" : text; }
@@ -80,6 +80,9 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
       {"optimizer.fp16", "mixed_precision.name", fp16_if},
       {"fp8.enabled", "mixed_precision.fp8",
        [](const std::string& t) { return choose(t, "hybrid", "none"); }},
+      // Megatron gates by a switch beside it.
+      {"model.activation_func", "model.activation",
+       [](const std::string& t) { return t == "silu" ? std::string("swiglu") : t; }},
       {"model.swiglu", "model.activation",
        [](const std::string& t) { return choose(t, "swiglu", ""); }},
       {"model.disable_bias_linear", "model.add_bias_linear", not_of},

@@ -152,6 +152,7 @@ constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
                                {"scale_attn_by_inverse_layer_idx", "false"},
                                {"scale_attn_weights", "true"},
                                {"add_cross_attention", "false"},
+                               {"use_mrope", "false"},
                                {"use_sliding_window", "false"}};
 
 class ConfigReader {
@@ -224,6 +225,12 @@ class ConfigReader {
       omitted.location = from_.location;
       node = &omitted;
     }
+    // In these families silu stands in a gated MLP and gelu in a plain one; mtrain builds no other.
+    const bool gelu = node->text.starts_with("gelu");
+    if (row.field == "model.activation" && gelu != (row.omitted == "gelu_new"))
+      return refuse(
+          fmt::format("{}: {} {} is not built for such models", path_, row.key, node->text),
+          "such models cannot be trained yet");
     set(row.field, *node, row.key, row.recipe_wins);
   }
 
@@ -311,6 +318,15 @@ class ConfigReader {
 };
 
 }  // namespace
+
+std::vector<FieldText> hf_defaults(std::string_view model_type) {
+  std::vector<FieldText> defaults;
+  const auto family = std::ranges::find(kFamilies, model_type, &Family::model_type);
+  if (family != std::end(kFamilies))
+    for (const KeyRow& row : family->rows)
+      if (!row.omitted.empty()) defaults.push_back({row.field, row.omitted});
+  return defaults;
+}
 
 void read_hf_config(RawSettings& given, Diagnostics& diagnostics) {
   const auto at = given.fields.find("model.from");

@@ -40,6 +40,9 @@ void read_into(const RawSetting& setting, Recipe& recipe, Diagnostics& diagnosti
   const bool takes_none =
       info.may_be_none || info.may_be_auto ||
       std::find(info.choices.begin(), info.choices.end(), "none") != info.choices.end();
+  // A switch for the gate alone keeps the family's activation where that agrees.
+  const bool gate_alone = g.spelling == "model.gated_linear_unit" || g.spelling == "model.swiglu";
+  if (gate_alone && (g.node.text == "swiglu") == recipe.model.gated()) return;
   if (g.node.unset() && !takes_none) return;  // "not set": the default stays
   ValueError c;
   if (g.row->ops->read(g.node, g.row->options, g.row->at(recipe), c)) {

@@ -6,6 +6,7 @@
 
 #include "base/math.h"
 #include "recipe/recipe.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain::recipe {
 
@@ -87,8 +88,13 @@ void derive_reduction(Recipe& r) {
 void derive_strategy(Recipe& r, Diagnostics& diagnostics) {
   if (r.given("distributed.strategy")) return;
   std::string reason = r.sections.count("ddp") > 0 ? "there is a ddp section" : "";
+  // auto leaves a field open, and use_distributed_optimizer: false is what every strategy may say.
+  const auto asks = [&](const std::string& path) {
+    const std::string value = find_row(path)->show(r);
+    return value != "auto" && (path != "ddp.use_distributed_optimizer" || value == "true");
+  };
   for (const auto& [path, spelling] : r.spellings)
-    if (reason.empty() && path.starts_with("ddp.") && r.given(path) &&
+    if (reason.empty() && path.starts_with("ddp.") && r.given(path) && asks(path) &&
         !spelling.starts_with("distributed."))
       reason = spelling + " is given";
   if (reason.empty()) return;

@@ -9,11 +9,19 @@ namespace {
 const std::vector<FieldText> kTorchAdamW{{"optimizer.lr", "1e-3"},
                                          {"optimizer.betas", "[0.9, 0.999]"},
                                          {"optimizer.eps", "1e-8"},
-                                         {"optimizer.weight_decay", "0.01"}};
-const std::vector<FieldText> kAdam{{"optimizer.lr", "1e-3"},
-                                   {"optimizer.betas", "[0.9, 0.999]"},
-                                   {"optimizer.eps", "1e-8"},
-                                   {"optimizer.weight_decay", "0"}};
+                                         {"optimizer.weight_decay", "0.01"},
+                                         {"optimizer.decoupled_weight_decay", "true"}};
+// torch's Adam adds the weight decay to the gradient.
+const std::vector<FieldText> kTorchAdam{{"optimizer.lr", "1e-3"},
+                                        {"optimizer.betas", "[0.9, 0.999]"},
+                                        {"optimizer.eps", "1e-8"},
+                                        {"optimizer.weight_decay", "0"},
+                                        {"optimizer.decoupled_weight_decay", "false"}};
+const std::vector<FieldText> kFusedAdam{{"optimizer.lr", "1e-3"},
+                                        {"optimizer.betas", "[0.9, 0.999]"},
+                                        {"optimizer.eps", "1e-8"},
+                                        {"optimizer.weight_decay", "0"},
+                                        {"optimizer.decoupled_weight_decay", "true"}};
 
 const std::vector<Target>& targets() {
   static const std::vector<Target> list{
@@ -21,16 +29,15 @@ const std::vector<Target>& targets() {
        .name = "optim.AdamW",
        .sets = {{"optimizer.name", "adamw"}},
        .defaults = kTorchAdamW},
-      // torch's Adam adds the weight decay to the gradient.
       {.section = "optimizer",
        .name = "optim.Adam",
-       .sets = {{"optimizer.name", "adam"}, {"optimizer.decoupled_weight_decay", "false"}},
-       .defaults = kAdam},
+       .sets = {{"optimizer.name", "adam"}},
+       .defaults = kTorchAdam},
       // Its argument adam_w_mode, true by default, is another name of decoupled_weight_decay.
       {.section = "optimizer",
        .name = "FusedAdam",
        .sets = {{"optimizer.name", "adam"}},
-       .defaults = kAdam},
+       .defaults = kFusedAdam},
       {.section = "model", .name = "NeMoAutoModelForCausalLM.from_pretrained"},
       {.section = "model", .name = "AutoModelForCausalLM.from_pretrained"},
       {.section = "model",

@@ -124,7 +124,7 @@ bool read_value(const Node& node, const FieldOptions&, TpOverlapConfig& out, Val
     TpOverlapGemm gemm;
     if (!tp_overlap_default(name, gemm)) {
       const std::string meant = nearest(name, {kTpOverlapGemms.begin(), kTpOverlapGemms.end()});
-      c.reason = fmt::format("there is no product `{}`", name);
+      c.reason = fmt::format("there is no GEMM `{}`", name);
       c.hint = meant.empty() ? "GEMMs are named qkv_fprop, qkv_dgrad, qkv_wgrad, proj_fprop, ..."
                              : fmt::format("did you mean `{}`?", meant);
       return false;

@@ -56,7 +56,21 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
   if (below("distributed.moe.") && r.distributed.ep_size == 1) return false;
   // The presence of this section alone decides the size of buckets.
   if (below("comm_overlap.") && !r.given_section("comm_overlap")) return false;
+  if (r.mixed_precision.name != Precision::fp16_mixed)
+    for (const char* field :
+         {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale",
+          "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"})
+      if (row.path == field) return false;
+  if (row.path == "distributed.pipeline.pp_schedule" && r.distributed.pipeline.pp_schedule_csv)
+    return false;
   return belongs_to_strategy(row, r);
+}
+
+// Returns the value, or `auto` where this machine alone has decided it: the recipe may be read on
+// another.
+std::string shown(const SchemaRow& row, const Recipe& r) {
+  const bool machine = row.path == "train.device" || row.path == "hardware.gpu";
+  return machine && r.origin(row.path) == Origin::derived ? row.show_default() : row.show(r);
 }
 
 // AutoModel's name of the local batch has a meaning of its own for a pipeline, so it is kept.
@@ -91,7 +105,7 @@ std::string print_recipe(const Recipe& recipe, bool origins) {
     }
     const auto depth = std::count(section.begin(), section.end(), '.');
     std::string line = fmt::format("{:{}}{}: {}", "", 2 * depth, row.path.substr(section.size()),
-                                   row.show(recipe));
+                                   shown(row, recipe));
     if (origins) line = fmt::format("{:<52}  # {}", line, origin_name(recipe.origin(row.path)));
     out += line + "\n";
   }

@@ -93,15 +93,13 @@ struct LrSchedulerConfig {
       Field{"warmup_steps",
             &LrSchedulerConfig::warmup_steps,
             "linear warm-up from 0",
-            {.aliases = "lr_scheduler.lr_warmup_steps scheduler.lr_warmup_iters "
-                        "scheduler.lr_warmup_steps",
+            {.aliases = "lr_scheduler.lr_warmup_steps scheduler.lr_warmup_iters",
              .unit = "steps",
              .min = 0}},
       Field{"decay_steps",
             &LrSchedulerConfig::decay_steps,
             "step at which min_lr is reached, warm-up included; train.steps unless set",
-            {.aliases = "lr_scheduler.lr_decay_steps scheduler.lr_decay_iters "
-                        "scheduler.lr_decay_steps",
+            {.aliases = "lr_scheduler.lr_decay_steps scheduler.lr_decay_iters",
              .unit = "steps",
              .min = 1}},
       Field{"min_lr",
@@ -111,8 +109,7 @@ struct LrSchedulerConfig {
       Field{"wsd_decay_steps",
             &LrSchedulerConfig::wsd_decay_steps,
             "wsd: length of the final decay",
-            {.aliases = "lr_scheduler.lr_wsd_decay_steps scheduler.lr_wsd_decay_iters "
-                        "scheduler.lr_wsd_decay_steps",
+            {.aliases = "lr_scheduler.lr_wsd_decay_steps scheduler.lr_wsd_decay_iters",
              .unit = "steps",
              .min = 1}},
       Field{"wsd_decay_style",

@@ -51,8 +51,10 @@ struct TrainConfig {
             &TrainConfig::threads,
             "CPU threads of a rank; 0: the host's cores divided by its ranks",
             {.min = 0, .max = 4096}},
-      Field{"device", &TrainConfig::device,
-            "cpu or cuda: each rank of a host takes the GPU of its number; auto takes the CPU"},
+      Field{
+          "device", &TrainConfig::device,
+          "cpu or cuda: each rank of a host takes the GPU of its number; auto takes the GPU where "
+          "the build and the machine have one for each rank, else the CPU"},
       Field{"enable_cuda_graph",
             &TrainConfig::enable_cuda_graph,
             "launch a micro-batch's forward and backward as one CUDA graph; auto: wherever that is "
