@@ -7,9 +7,9 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
-#include "apps/machine.h"
 #include "base/error.h"
 #include "launch/agent.h"
+#include "launch/host_gpus.h"
 #include "plan/load_recipe.h"
 #include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
@@ -74,6 +74,12 @@ Training training_of(const std::vector<std::string>& command) {
   return t;
 }
 
+// Returns the GPUs of this host; none for a build without CUDA.
+std::vector<std::string> usable_gpus() {
+  const std::string_view cuda = MTRAIN_CUDA_VERSION;
+  return cuda.empty() ? std::vector<std::string>() : launch::visible_gpus();
+}
+
 // Checks the recipe, so that its mistakes are told once, before any rank starts. Returns the
 // variables of the ranks' environment: launch.env, and those that must be set before a rank's
 // process begins.
@@ -83,8 +89,8 @@ std::map<std::string, std::string> check_recipe(const Training& t, int ranks_per
   const std::string path = recipe::find_recipe(
       t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
   diagnostics.throw_if_errors();
-  const Recipe r =
-      plan::load_recipe(path, t.overrides, diagnostics, world, machine(ranks_per_host));
+  const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world,
+                                     plan::machine_with(usable_gpus(), ranks_per_host));
   plan::check_supported(r, diagnostics);
   if (hosts == 1) plan::check_files(r, diagnostics);
   diagnostics.throw_if_errors();

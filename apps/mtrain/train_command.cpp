@@ -10,10 +10,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/machine.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
+#include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
@@ -89,6 +89,12 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   throw RunError(fmt::format("cannot start again with launch.env: {}", std::strerror(errno)));
 }
 
+// Returns the GPUs of this host; none for a build without CUDA.
+std::vector<std::string> usable_gpus() {
+  const std::string_view cuda = MTRAIN_CUDA_VERSION;
+  return cuda.empty() ? std::vector<std::string>() : launch::visible_gpus();
+}
+
 void run_train(const Options& o, char** argv) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
@@ -100,8 +106,8 @@ void run_train(const Options& o, char** argv) {
   diagnostics.throw_if_errors();
   const launch::Job job = launch::job_from_environment();
   const int64_t world = o.world_size.value_or(job.size);
-  const Recipe recipe =
-      plan::load_recipe(path, overrides, diagnostics, world, machine(job.local_size));
+  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world,
+                                          plan::machine_with(usable_gpus(), job.local_size));
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) {
     plan::check_supported(recipe, diagnostics);

@@ -90,6 +90,12 @@ Recipe complete(std::optional<Recipe> recipe, Diagnostics& diagnostics, int64_t 
 
 }  // namespace
 
+Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host) {
+  return {.gpus = int(gpus.size()),
+          .gpu_name = gpus.empty() ? "" : gpus[0],
+          .ranks_per_host = ranks_per_host};
+}
+
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
                    Diagnostics& diagnostics, int64_t world, const Machine& machine) {
   return complete(read_recipe(path, overrides, diagnostics), diagnostics, world, machine);

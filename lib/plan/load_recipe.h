@@ -15,6 +15,9 @@ struct Machine {
   int ranks_per_host = 1;  // each needs a GPU of its own
 };
 
+// Returns the machine whose GPUs have these names; none for a build that cannot compute on them.
+Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host);
+
 // Calls read_recipe(), decides what depends on the machine and on the layout's spelling, and calls
 // validate_recipe(). All mistakes are collected in `diagnostics`; the
 // recipe can be used only if there is no error.
