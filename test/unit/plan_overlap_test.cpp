@@ -444,8 +444,8 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
   CHECK_THAT(row({"dataset.seq_length=64"}, "proj_fprop"), Contains("none | 64 rows"));
   Overrides asked = cfg("qkv_fprop: {}, fc2_fprop: none");
   asked.push_back(shorter[0]);
-  CHECK_THAT(row(asked, "qkv_fprop"),
-             Contains("ring_exchange | ring_exchange") && Contains("chunks of 32 rows; fewer than 64"));
+  CHECK_THAT(row(asked, "qkv_fprop"), Contains("ring_exchange | ring_exchange") &&
+                                          Contains("chunks of 32 rows; fewer than 64"));
   CHECK(row(asked, "fc2_fprop") == "none | none | switched off");
   const auto ring = cfg("qkv_dgrad: {method: ring_exchange}, fc1_fprop: {aggregate: true}");
   CHECK_THAT(row(ring, "qkv_dgrad"), Contains("ring_exchange | ring_exchange"));

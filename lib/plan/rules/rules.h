@@ -21,7 +21,7 @@ void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string re
 // Tells of a feature that is asked for by name and is off: an error where another setting excludes
 // it, and where a size leaves it idle what warn_or_refuse() does.
 void report_inactive(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
-              const std::string& reason, Diagnostics& diagnostics);
+                     const std::string& reason, Diagnostics& diagnostics);
 
 void validate_model(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
