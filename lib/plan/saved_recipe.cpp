@@ -13,14 +13,18 @@ namespace mtrain::plan {
 
 namespace {
 
-// A printed recipe has every size of the model, so that the folder which gave them may be gone.
-const std::vector<std::string> kWithoutFolder{"~model.from"};
+// A printed recipe has every size of the model, so that the folder which gave them may be gone. It
+// was run, whatever strict said of it.
+const std::vector<std::string> kAsSaved{"~model.from", "debug.strict=false"};
 
 Recipe load_saved(const std::filesystem::path& file) {
   Diagnostics diagnostics;
   // The recipe was fit for the ranks that saved it, whatever their number.
-  Recipe recipe = load_recipe(file.string(), kWithoutFolder, diagnostics, 0);
+  Recipe recipe = load_recipe(file.string(), kAsSaved, diagnostics, 0);
   diagnostics.throw_if_errors();
+  // Recipes that were printed before model.attention_bias existed call the tanh form gelu.
+  if (!recipe.given("model.attention_bias") && recipe.model.activation == recipe::Activation::gelu)
+    recipe.model.activation = recipe::Activation::gelu_tanh;
   return recipe;
 }
 
@@ -53,7 +57,7 @@ SavedRun read_saved_run(const std::filesystem::path& file) {
 std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
   const Recipe saved = load_saved(file);
   Diagnostics diagnostics;
-  const auto now = read_recipe_text(present, "this run's recipe", kWithoutFolder, diagnostics);
+  const auto now = read_recipe_text(present, "this run's recipe", kAsSaved, diagnostics);
   MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
            diagnostics.text(recipe::Severity::error));
   std::string differences;

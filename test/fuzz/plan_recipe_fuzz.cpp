@@ -12,6 +12,7 @@
 #include "plan/run_plan.h"
 
 using namespace mtrain;
+using namespace mtrain::plan;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
