@@ -1,4 +1,4 @@
-// Which activations are computed again in backward instead of kept.
+// Recompute says which activations backward computes again instead of keeping them.
 #pragma once
 #include <cstdint>
 

@@ -281,7 +281,7 @@ struct Clip {
   Tensor norm, scale;  // fp32, one element each
 };
 // Returns the norm and the factor that clips it to max_norm, as kernels::ClipScale defines them.
-// Where the norm or `loss` (fp64, one element, optional) is not finite, the factor is NaN.
+// The factor is NaN if the norm or `loss` (fp64, one element, optional) is not finite.
 Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm,
                 double unscale = 1);
 

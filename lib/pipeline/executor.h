@@ -13,9 +13,8 @@ namespace mtrain::pipeline {
 // A computation waits for the receive of its input, and a send waits for the computation of its
 // tensor. With overlap, a receive waits only for the receive before it on its channel, and no
 // computation waits for a send, except for that of a paired backward's gradient under
-// PairedGradient::in_order. Without
-// overlap, the messages between two computations start together once the first computation has
-// ended, or one by one, and the second one waits for them.
+// PairedGradient::in_order. Without overlap, the messages between two computations start together
+// once the first computation has ended, or one by one, and the second one waits for them.
 //
 // A forward and a backward that run together take turns, segment by segment of their layers, the
 // backward first. When one of them has ended, its tensor can be sent before the other ends.

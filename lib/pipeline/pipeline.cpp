@@ -24,6 +24,7 @@ schedule::Schedule Pipeline::lower(const schedule::Schedule& computations) const
 void Pipeline::run(const MicroBatches& work) {
   const int64_t all = int64_t(work.batches.size()), flush = schedule_.micro_batches;
   MT_CHECK(all > 0 && all % flush == 0, "{} micro-batches, but the schedule has {}", all, flush);
+  RunAhead ahead{dataflow_index_};
   for (int64_t first = 0; first < all; first += flush) {
     const auto part = [&](const auto& values) {
       return std::vector(values.begin() + first, values.begin() + first + flush);
@@ -40,20 +41,22 @@ void Pipeline::run(const MicroBatches& work) {
                            .on_ready = work.on_ready,
                            .hooks = work.hooks,
                            .graph_inputs = work.graph_inputs};
-    Executor(links_, stages_, schedule_.stages, options_, one, run_ahead_).run(list_);
+    Executor(links_, stages_, schedule_.stages, options_, one, ahead).run(list_);
   }
 }
 
 void Pipeline::run_one(const MicroBatches& work) {
   MT_CHECK(work.batches.size() == 1 && schedule_.stages == 1, "{} micro-batches, {} stages",
            work.batches.size(), schedule_.stages);
-  Executor(links_, stages_, 1, options_, work, run_ahead_)
+  RunAhead ahead{dataflow_index_};
+  Executor(links_, stages_, 1, options_, work, ahead)
       .run({{schedule::ActionKind::F, 0, 0}, {schedule::ActionKind::B, 0, 0}});
 }
 
 void Pipeline::forward(const MicroBatches& work) {
   const schedule::Schedule lowered = lower(forward_only(schedule_, int64_t(work.batches.size())));
-  Executor(links_, stages_, schedule_.stages, options_, work, run_ahead_)
+  RunAhead ahead{dataflow_index_};
+  Executor(links_, stages_, schedule_.stages, options_, work, ahead)
       .run(lowered.ranks[size_t(links_.rank)]);
 }
 

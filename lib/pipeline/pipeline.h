@@ -31,11 +31,12 @@ struct MicroBatches {
   model::GraphInputs* graph_inputs = nullptr;  // as in Step
 };
 
-// What a rank has enqueued and what of it has not ended, over all flushes of a run.
+// Follows how far the host enqueues ahead of the device. The flushes of one run share it; a run
+// that is recorded as a graph has one of its own, since the host cannot wait for events of another
+// run while it records.
 struct RunAhead {
-  // The number, in the step's data flow, of the computation that was enqueued last.
-  int64_t dataflow_index = 0;
-  std::deque<Event> computed;  // the ends of the last few computations
+  int64_t& dataflow_index;          // as in Pipeline::dataflow_index()
+  std::deque<Event> computed = {};  // the ends of the last few computations
 };
 
 class Pipeline {
@@ -67,7 +68,7 @@ class Pipeline {
   const schedule::ActionList& actions() const { return list_; }  // all actions of this rank
   // The number, in the step's data flow, of the computation that was enqueued last. On every rank,
   // computations that it depends on have lower numbers, and those that depend on it higher ones.
-  int64_t dataflow_index() const { return run_ahead_.dataflow_index; }
+  int64_t dataflow_index() const { return dataflow_index_; }
 
  private:
   schedule::Schedule lower(const schedule::Schedule& computations) const;
@@ -77,7 +78,7 @@ class Pipeline {
   const schedule::Schedule schedule_;  // the computations
   const plan::PipelineOptions options_;
   schedule::ActionList list_;
-  RunAhead run_ahead_;
+  int64_t dataflow_index_ = 0;
 };
 
 }  // namespace mtrain::pipeline

@@ -313,16 +313,16 @@ class Collector {
                           fmt::format("`{}`: {}", node.text, preset.left_out));
   }
 
-  // Megatron gives the two decays one by one.
+  // Megatron gives the two decays one by one. One that is not given has Megatron's default.
   void set_beta(const std::string& path, const SourceLocation& location, const Node& node) {
     const SchemaRow* row = find_row("optimizer.betas");
     Node betas;
     betas.kind = Node::Kind::list;
     betas.location = location;
     betas.items = {plain_scalar("0.9", location), plain_scalar("0.999", location)};
-    for (const auto& fields : {earlier_.fields, given.fields})
-      if (const auto at = fields.find(row->path);
-          at != fields.end() && at->second.node.items.size() == 2)
+    for (const RawSettings* settings : {&earlier_, static_cast<const RawSettings*>(&given)})
+      if (const auto at = settings->fields.find(row->path);
+          at != settings->fields.end() && at->second.node.items.size() == 2)
         betas.items = at->second.node.items;
     betas.items[path.ends_with('1') ? 0 : 1] = node;
     const auto before = given.fields.find(row->path);
@@ -416,8 +416,7 @@ class Collector {
 
   void tell(const ForeignKey& key, const std::string& path, const SourceLocation& location,
             const Node& node) {
-    if (key.severity == Severity::error && node.kind == Node::Kind::scalar && node.unset()) return;
-    if (key.severity == Severity::error && node.kind == Node::Kind::null) return;
+    if (key.severity == Severity::error && node.unset()) return;
     if (key.harmless && key.harmless(node)) return;
     if (!told_.insert(key.path).second) return;
     diagnostics_.add_at(key.severity, location, path,
@@ -468,7 +467,7 @@ class Collector {
 
   Diagnostics& diagnostics_;
   Origin origin_;
-  RawSettings earlier_;
+  const RawSettings earlier_;
   Unknown unknown_ = Unknown::refuse;
   std::set<std::string_view> told_;  // paths of foreign keys
   bool hydra_warned_ = false;

@@ -235,7 +235,7 @@ struct MoeConfig {
             {.aliases = "model.moe_shared_expert_overlap"}}};
 };
 
-// Where a run's first weights come from.
+// WeightInit says where a run's first weights come from.
 enum class WeightInit { weights, random };
 constexpr auto enum_names(WeightInit) {
   return std::array{EnumName{WeightInit::weights, "weights"},
