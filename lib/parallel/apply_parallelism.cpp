@@ -52,6 +52,7 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   const plan::Layout& l = plan.layout;
   model::ModelImpls impls;
   impls.fp8 = float8_scaling(plan.fp8, plan.fp8_weights);
+  impls.fp8_begin = plan.fp8.begin, impls.fp8_end = plan.fp8.end;
   if (l.tp > 1)
     impls.tensor = tensor_parallel(
         tensor_groups(world, device, plan),

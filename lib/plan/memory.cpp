@@ -35,8 +35,10 @@ class Estimator {
     for (int64_t s = 0; s < l_.stages; ++s) {
       const int64_t layers = l_.layers_of_stage.empty() ? 0 : l_.layers_of_stage[size_t(s)];
       if (std::find(stages_.begin(), stages_.end(), s) != stages_.end())
-        for (int64_t i = first; i < first + layers; ++i)
+        for (int64_t i = first; i < first + layers; ++i) {
           ++(is_moe_layer(m_, i) ? moe_layers_ : dense_layers_);
+          float8_layers_ += plan.fp8.has(i);
+        }
       first += layers;
     }
   }
@@ -209,9 +211,11 @@ class Estimator {
   // gradient.
   Count output_gradient(LayerGemm gemm, bool bias) const {
     const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
-    const bool in_8_bits = r_.mixed_precision.fp8 != recipe::Fp8Format::none && !bias && !chunked;
-    return in_8_bits ? 1 : e_;
+    return bias || chunked ? e_ : e_ - float8_share() * (e_ - 1);
   }
+
+  // Which part of the rank's layers has 8-bit GEMMs.
+  Count float8_share() const { return layers() > 0 ? Count(float8_layers_) / Count(layers()) : 0; }
 
   // Bytes per token that the layers of one recomputed group keep.
   Count recomputed_at_once() const {
@@ -294,7 +298,7 @@ class Estimator {
     const auto sharded = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
     };
-    return plan_.fp8_weights.bytes() *
+    return plan_.fp8_weights.bytes() * float8_share() *
            (Count(dense_layers_) * sharded(size_.dense) + Count(moe_layers_) * sharded(size_.moe));
   }
   bool uses(recipe::CpCommType type) const {
@@ -369,7 +373,7 @@ class Estimator {
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
   const Count e_, tp_, T_;
-  int64_t dense_layers_ = 0, moe_layers_ = 0;
+  int64_t dense_layers_ = 0, moe_layers_ = 0, float8_layers_ = 0;
 };
 
 }  // namespace

@@ -157,8 +157,11 @@ LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
           .decay_end = end};
 }
 
-Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p) {
+Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers) {
+  const bool all = !p.first_last_layers_bf16;
   return {.on = p.fp8 != recipe::Fp8Format::none,
+          .begin = all ? 0 : p.num_layers_at_start_in_bf16,
+          .end = layers - (all ? 0 : p.num_layers_at_end_in_bf16),
           .gradient = p.fp8 == recipe::Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
           .delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed,
           .margin = p.fp8_margin,
