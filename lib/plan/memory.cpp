@@ -211,11 +211,21 @@ class Estimator {
   // gradient.
   Count output_gradient(LayerGemm gemm, bool bias) const {
     const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
-    return bias || chunked ? e_ : e_ - float8_share() * (e_ - 1);
+    return bias || chunked ? e_ : e_ - float8_share() * (e_ - 1 - float8_scales());
   }
 
   // Which part of the rank's layers has 8-bit GEMMs.
   Count float8_share() const { return layers() > 0 ? Count(float8_layers_) / Count(layers()) : 0; }
+
+  // Bytes of the scales of blocks, for each element along a GEMM's sum.
+  Count float8_scales() const {
+    switch (plan_.fp8.scales) {
+      case Fp8Options::Scales::tensors: return 0;
+      case Fp8Options::Scales::blocks_of_128: return 4.0 / 128;
+      case Fp8Options::Scales::blocks_of_32: return 1.0 / 32;
+    }
+    return 0;
+  }
 
   // Bytes per token that the layers of one recomputed group keep.
   Count recomputed_at_once() const {
@@ -293,12 +303,14 @@ class Estimator {
     return e_ *
            whole_units(dp_.gather.reshard_after_forward ? std::max(1 + ahead, again) : at_once);
   }
-  // Bytes of the 8-bit copies of the linears' weights.
+  // Bytes of the 8-bit copies of the linears' weights. Scales of 128 x 128 elements take next to
+  // nothing.
   Count float8_weights() const {
     const auto sharded = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
     };
-    return plan_.fp8_weights.bytes() * float8_share() *
+    const bool rows = plan_.fp8.scales == Fp8Options::Scales::blocks_of_32;
+    return plan_.fp8_weights.bytes() * float8_share() * (rows ? 1 + float8_scales() : 1) *
            (Count(dense_layers_) * sharded(size_.dense) + Count(moe_layers_) * sharded(size_.moe));
   }
   bool uses(recipe::CpCommType type) const {

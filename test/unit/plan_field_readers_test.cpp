@@ -116,8 +116,8 @@ class Print {
     all(a, b, c, d, e, f);
   }
   void add(const Fp8Options& o) {
-    const auto& [a, b, c, d, e, f, g, h] = o;
-    all(a, b, c, d, e, f, g, h);
+    const auto& [a, b, c, d, e, f, g, h, i] = o;
+    all(a, b, c, d, e, f, g, h, i);
   }
   void add(const TrainOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i] = o;

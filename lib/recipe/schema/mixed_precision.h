@@ -71,7 +71,9 @@ struct MixedPrecisionConfig {
             {.aliases = "model.fp8 model.fp8_format"}},
       Field{"fp8_recipe",
             &MixedPrecisionConfig::fp8_recipe,
-            "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps",
+            "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps, "
+            "blockwise: from 128 numbers along a GEMM's sum, in weights 128 x 128 (h100, h200), "
+            "mxfp8: from 32 numbers along it (b200 or newer)",
             {.aliases = "model.fp8_recipe fp8.recipe_name"}},
       Field{"fp8_margin",
             &MixedPrecisionConfig::fp8_margin,
