@@ -2,6 +2,7 @@
 #pragma once
 #include "base/bf16_arithmetic.h"
 #include "base/span.h"
+#include "kernels/fp8_blocks.h"
 
 struct CUstream_st;
 
@@ -9,7 +10,9 @@ namespace mtrain::kernels {
 
 // a, b, bias_N and c_MN are each fp32, bf16 or fp16; or a and b are 8-bit floats in the form
 // that tensor cores take: not both f8e5m2, trans_b but not trans_a (so that rows of both lie along
-// K), K and N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes.
+// K), K and N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes. Both have
+// one scale, or both have scales of blocks that are as long and divide K, but not both of squares.
+// On a GPU scales of 128 elements also need M to be a multiple of 4.
 constexpr int64_t kFloat8Multiple = 16;
 struct Matmul {
   ConstSpan a;       // (M, K), or (K, M) where trans_a
@@ -20,8 +23,10 @@ struct Matmul {
   bool trans_a = false, trans_b = false;
   bool accumulate = false;                        // adds to C
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies two bf16 operands
-  // For 8-bit operands: the factors of their elements; fp32, one element each.
+  // For 8-bit operands: the factors of their elements. They are one fp32 number each, or those of
+  // blocks of the matrices (M, K) and (N, K).
   ConstSpan a_inverse = {}, b_inverse = {};
+  Float8Blocks a_blocks = Float8Blocks::none, b_blocks = Float8Blocks::none;
   bool fast = false;  // for 8-bit operands: sums in the tensor cores' own format, shorter than fp32
   // Epilogues: at most one of them, and none for 8-bit operands. P is op(A) op(B) + bias.
   Span gelu_input_MN = {};     // C = gelu(P) in the tanh form; P itself is written here
@@ -32,11 +37,20 @@ struct Matmul {
 // Return whether an operand has 8 bits, and whether such operands obey the rules above except the
 // one about addresses.
 inline bool is_float8(const Matmul& m) { return is_float8(m.a.dtype) || is_float8(m.b.dtype); }
+inline bool float8_blocks_fit(const Matmul& m) {
+  const auto inverses = [](Float8Blocks b, const ConstSpan& s, int64_t rows, int64_t K) {
+    return s.dtype == block_scale_type(b) && s.count >= block_scales(b, rows, K);
+  };
+  const bool squares = m.a_blocks == Float8Blocks::square_128 && m.b_blocks == m.a_blocks;
+  return block_length(m.a_blocks) == block_length(m.b_blocks) &&
+         m.K % block_length(m.a_blocks) == 0 && !squares &&
+         inverses(m.a_blocks, m.a_inverse, m.M, m.K) && inverses(m.b_blocks, m.b_inverse, m.N, m.K);
+}
 inline bool float8_fits(const Matmul& m) {
   const bool types = is_float8(m.a.dtype) && is_float8(m.b.dtype) &&
                      (m.a.dtype != DType::f8e5m2 || m.b.dtype != DType::f8e5m2);
   return types && !m.trans_a && m.trans_b && m.K % kFloat8Multiple == 0 &&
-         m.N % kFloat8Multiple == 0 && m.a_inverse && m.b_inverse;
+         m.N % kFloat8Multiple == 0 && m.a_inverse && m.b_inverse && float8_blocks_fit(m);
 }
 
 inline bool has_epilogue(const Matmul& m) { return m.gelu_input_MN || m.dgelu_of_MN || m.a_sums_M; }

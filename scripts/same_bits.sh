@@ -46,6 +46,7 @@ recipes=(
   "master_weights   1 mixed_precision=bf16_mixed optimizer.master_weights=false debug.deterministic=true"
   "fp8_tensorwise   1 mixed_precision=bf16_mixed mixed_precision.fp8=hybrid debug.emulate_fp8=true debug.deterministic=true"
   "fp8_delayed      2 mixed_precision=bf16_mixed mixed_precision.fp8=e4m3 mixed_precision.fp8_recipe=delayed debug.emulate_fp8=true debug.deterministic=true"
+  "fp8_mxfp8        1 mixed_precision=bf16_mixed mixed_precision.fp8=e4m3 mixed_precision.fp8_recipe=mxfp8 debug.emulate_fp8=true debug.deterministic=true"
   "recompute_full   1 recompute.granularity=full recompute.method=uniform recompute.num_layers=1"
   "recompute_some   1 recompute.granularity=selective"
   "packed           1 packed_sequence.packed_sequence_size=64"

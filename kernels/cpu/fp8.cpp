@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/check.h"
+#include "kernels/cpu/fp8_rounding.h"
 
 namespace mtrain::kernels::cpu {
 namespace {
@@ -32,12 +32,6 @@ class Largest {
   std::atomic<float> largest_ = 0;
 };
 
-template <class T>
-float finite_size(T x) {
-  const float size = std::abs(float(x));
-  return std::isfinite(size) ? size : 0.0f;
-}
-
 struct Scales {
   float scale, inverse;
 };
@@ -48,12 +42,6 @@ Scales scales_of(float amax, DType type, int margin, float otherwise) {
     scale = std::min(largest_float8(type) / amax * std::ldexp(1.0f, -margin), 0x1p126f);
   }
   return {scale, 1.0f / scale};
-}
-
-template <class Y, class T>
-Y quantized(T x, float scale) {
-  const float v = float(x);
-  return Y(std::isfinite(v) ? v * scale : std::numeric_limits<float>::quiet_NaN());
 }
 
 }  // namespace

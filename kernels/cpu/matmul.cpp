@@ -1,6 +1,7 @@
 #include "kernels/matmul.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/gemm.h"
@@ -47,14 +48,40 @@ ConstSpan widened(ConstSpan s, int64_t count, float factor, Scratch& scratch) {
   return wide;
 }
 
+// Converts an 8-bit operand (rows, K) to fp32, times the inverses of its blocks.
+ConstSpan widened_blocks(ConstSpan s, int64_t rows, int64_t K, Float8Blocks blocks,
+                         ConstSpan inverse, Scratch& scratch) {
+  const Span wide{scratch.floats(size_t(rows * K)), rows * K, DType::f32};
+  const int64_t length = block_length(blocks);
+  with_float8(s.dtype, [&]<class T>() {
+    parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row)
+        for (int64_t block = 0; block * length < K; ++block) {
+          const int64_t at = block_scale_index(blocks, rows, K, row, block);
+          const float factor = inverse.dtype == DType::u8
+                                   ? std::ldexp(1.0f, int(inverse.as<uint8_t>()[at]) - 127)
+                                   : inverse.as<float>()[at];
+          for (int64_t k = block * length; k < (block + 1) * length; ++k)
+            wide.as<float>()[row * K + k] = float(s.as<T>()[row * K + k]) * factor;
+        }
+    });
+  });
+  return wide;
+}
+
 // The reference for a GPU's 8-bit GEMM: operands are converted exactly, and one of them is
-// multiplied by the scales.
+// multiplied by the scales, or each by those of its blocks.
 void run_8_bit(const Matmul& m) {
   MT_CHECK(float8_fits(m), "matmul: {} and {}, N {} K {}, transposed {} {}, scales {} {}",
            dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.N, m.K, m.trans_a, m.trans_b,
            m.a_inverse.count, m.b_inverse.count);
   thread_local Scratch a, b;
   Matmul wide = m;
+  if (m.a_blocks != Float8Blocks::none) {
+    wide.a = widened_blocks(m.a, m.M, m.K, m.a_blocks, m.a_inverse, a);
+    wide.b = widened_blocks(m.b, m.N, m.K, m.b_blocks, m.b_inverse, b);
+    return run(wide);
+  }
   const float scale = *m.a_inverse.as<float>() * *m.b_inverse.as<float>();
   wide.a = widened(m.a, m.M * m.K, scale, a);
   wide.b = widened(m.b, m.K * m.N, 1, b);

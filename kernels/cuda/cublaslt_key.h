@@ -21,6 +21,7 @@ struct MatmulKey {
   bool fast;  // fp8's accumulation
   Epilogue epilogue;
   DType a, b, c, bias;  // all the same except for fp8; bias: see bias_type
+  Float8Blocks a_blocks, b_blocks;
   uint8_t a_alignment, b_alignment, c_alignment, bias_alignment;  // bytes, a power of 2 up to 128
   auto operator<=>(const MatmulKey&) const = default;
 
@@ -56,12 +57,15 @@ inline MatmulKey key_of(const Matmul& m) {
           .trans_a = m.trans_a,
           .trans_b = m.trans_b,
           .accumulate = m.accumulate,
-          .fast = is_float8(m) && m.fast,
+          // The library sums products of blocks in fp32 in any case.
+          .fast = is_float8(m) && m.fast && m.a_blocks == Float8Blocks::none,
           .epilogue = epilogue_of(m),
           .a = m.a.dtype,
           .b = m.b.dtype,
           .c = m.c_MN.dtype,
           .bias = bias_type(m, m.c_MN.dtype),
+          .a_blocks = m.a_blocks,
+          .b_blocks = m.b_blocks,
           .a_alignment = alignment_of(m.a.data),
           .b_alignment = alignment_of(m.b.data),
           .c_alignment = alignment_of(m.c_MN.data),
@@ -104,8 +108,10 @@ inline bool must_copy_bias(const Matmul& m, DType type) {
 
 // Returns whether an fp8 matmul meets what the library requires; see kernels/matmul.h.
 inline bool float8_fits_library(const Matmul& m) {
-  return float8_fits(m) && alignment_of(m.a.data) >= 16 && alignment_of(m.b.data) >= 16 &&
-         alignment_of(m.c_MN.data) >= 16;
+  const auto on_border = [](const ConstSpan& s) { return alignment_of(s.data) >= 16; };
+  const bool blocks = m.a_blocks != Float8Blocks::none;
+  return float8_fits(m) && on_border(m.a) && on_border(m.b) && on_border(m.c_MN) &&
+         (!blocks || (on_border(m.a_inverse) && on_border(m.b_inverse)));
 }
 
 }  // namespace mtrain::kernels::cuda

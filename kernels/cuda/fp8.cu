@@ -2,8 +2,8 @@
 
 #include <cmath>
 
+#include "kernels/cuda/device/float8.h"
 #include "kernels/cuda/device/grid.h"
-#include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/device/scratch.h"
 
 namespace mtrain::kernels::cuda {
@@ -11,21 +11,6 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kMaxBlocks = 1024;  // a thread of the last launch then takes four results
-
-// Returns |x|, or 0 where x is not finite.
-__device__ __forceinline__ float finite_size(float x) { return isfinite(x) ? fabsf(x) : 0.0f; }
-
-// For every thread of the block.
-__device__ __forceinline__ float block_max(float x) {
-  __shared__ float slots[kWarp];
-  x = warp_max(x);
-  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  if (lane == 0) slots[warp] = x;
-  __syncthreads();
-  x = warp_max(lane < kWarps ? slots[lane] : 0.0f);
-  __syncthreads();  // slots may be written again
-  return x;
-}
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
@@ -36,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < L; ++j) most = fmaxf(most, finite_size(v[j]));
   });
-  most = block_max(most);
+  most = block_max<kWarps>(most);
   if (threadIdx.x == 0) partials[blockIdx.x] = most;
 }
 
@@ -59,16 +44,13 @@ __global__ void __launch_bounds__(kThreads)
               float* inverse, ScaleRule rule) {
   float most = 0;
   for (int i = int(threadIdx.x); i < n; i += kThreads) most = fmaxf(most, partials[i]);
-  most = block_max(most);
+  most = block_max<kWarps>(most);
   if (threadIdx.x != 0) return;
   if (keep_larger) most = fmaxf(most, *amax);
   *amax = most;
   if (scale) put_scale(most, rule, 1.0f, scale, inverse);
 }
 
-__device__ __forceinline__ float scaled(float x, float scale) {
-  return isfinite(x) ? x * scale : __uint_as_float(0x7fc00000u);
-}
 template <class Y, int N>
 __device__ __forceinline__ void pack(const float (&v)[N], float scale, uint32_t (&packed)[N / 4],
                                      float& most) {
@@ -106,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   });
   if (!partials) return;
-  most = block_max(most);
+  most = block_max<kWarps>(most);
   if (threadIdx.x == 0) partials[blockIdx.x] = most;
 }
 
@@ -218,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) == 2 ? kBlocks 
     __syncthreads();  // the tile may be written again
   }
   if (!partials) return;
-  most = block_max(most);
+  most = block_max<kWarps>(most);
   if (threadIdx.x == 0) partials[blockIdx.x] = most;
 }
 

@@ -97,6 +97,41 @@ const char* name_of(Epilogue e) {
   return "";
 }
 
+// Says which devices have a GEMM with such scales.
+const char* devices_of(Float8Blocks blocks) {
+  switch (blocks) {
+    case Float8Blocks::none: return "";
+    case Float8Blocks::rows_128:
+    case Float8Blocks::square_128:
+      return "; scales of 128 elements need a GPU of compute capability 9 (h100, h200)";
+    case Float8Blocks::rows_32:
+      return "; scales of 32 elements need a GPU of compute capability 10 or newer (b200, b300)";
+  }
+  return "";
+}
+
+#if CUBLAS_VERSION >= 120900
+cublasLtMatmulMatrixScale_t scale_mode(Float8Blocks blocks) {
+  switch (blocks) {
+    case Float8Blocks::none: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    case Float8Blocks::rows_128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case Float8Blocks::square_128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    case Float8Blocks::rows_32: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+  }
+  throw BugError("scales of blocks without a name in cuBLASLt");
+}
+void set_scale_modes(cublasLtMatmulDesc_t operation, const MatmulKey& k) {
+  set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(k.b_blocks));
+  set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(k.a_blocks));
+}
+#else
+[[noreturn]] void set_scale_modes(cublasLtMatmulDesc_t, const MatmulKey&) {
+  throw UserError(fmt::format("this build's cuBLASLt ({}) has no 8-bit GEMMs with scales of blocks",
+                              CUBLAS_VERSION),
+                  "build with CUDA 12.9 or newer, or set mixed_precision.fp8_recipe: tensorwise");
+}
+#endif
+
 // A plan for a matmul: everything but the addresses. Calls share it, and its descriptors may not
 // change while it runs: a call sets the addresses of the bias, of the scales and of the epilogue's
 // data in a copy.
@@ -138,6 +173,7 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
     const void* const any = any_address(16);
     set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, any);
     set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, any);
+    if (k.a_blocks != Float8Blocks::none) set_scale_modes(operation, k);
   }
   plan->first = layout(k.b, k.b_stride(), k.trans_b ? k.N : k.K);
   plan->second = layout(k.a, k.a_stride(), k.trans_a ? k.K : k.M);
@@ -158,9 +194,9 @@ std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& 
       1, &result, &found);
   if (asked != CUBLAS_STATUS_SUCCESS || found == 0) {
     const std::string none =
-        fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}{} ({})", k.M,
+        fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}{} ({}){}", k.M,
                     k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c), name_of(e),
-                    cublas().cublasLtGetStatusName(asked));
+                    cublas().cublasLtGetStatusName(asked), devices_of(k.a_blocks));
     if (e == Epilogue::none || e == Epilogue::bias) throw RunError(none);
     log::info(none + ": mtrain's own kernels compute the epilogue");
     return nullptr;
@@ -273,6 +309,9 @@ void run(const Matmul& m, CUstream_st* stream) {
   MT_CHECK(!is_float8(m) || float8_fits_library(m),
            "matmul: {} and {} of M {} N {} K {}, transposed {} {}, or their addresses",
            dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.M, m.N, m.K, m.trans_a, m.trans_b);
+  if (block_length(m.a_blocks) == 128 && m.M % 4 != 0)
+    throw RunError(fmt::format(
+        "8-bit GEMMs with scales of 128 elements take a multiple of 4 tokens, not {}", m.M));
   check_epilogue(m);
   if (m.M == 0 || m.N == 0) return;
   if (has_epilogue(m)) {

@@ -9,6 +9,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/fp8.h"
+#include "kernels/fp8_blocks.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/permute.h"
@@ -48,6 +49,7 @@ MT_NONE(EmbeddingForward)
 MT_NONE(EmbeddingBackward)
 MT_NONE(Amax)
 MT_NONE(Quantize)
+MT_NONE(QuantizeBlocks)
 MT_NONE(UpdateScales)
 MT_NONE(Matmul)
 MT_NONE(NormForward)

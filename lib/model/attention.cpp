@@ -45,7 +45,7 @@ class AttentionSegment : public Segment {
                                    .std = c.init_std,
                                    .gemm = LayerGemm::qkv,
                                    .sections = {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}},
-                                   .fp8 = impls.fp8});
+                                   .fp8 = impls.fp8_of(layer)});
     // The initial weights of projections into the residual stream are smaller by sqrt(2 L) (GPT-2).
     proj_ = tensor_->row_linear(params, {.unit = unit_id(layer),
                                          .name = name_ + ".proj",
@@ -54,7 +54,7 @@ class AttentionSegment : public Segment {
                                          .bias = c.proj_bias,
                                          .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                          .gemm = LayerGemm::proj,
-                                         .fp8 = impls.fp8});
+                                         .fp8 = impls.fp8_of(layer)});
     if (c.qk_norm) {
       // Each rank normalizes its own heads, so the gradients of these weights are sums over ranks.
       ShardSpec shard = tensor_->replicated();

@@ -41,6 +41,7 @@ std::string Float8Scaling::name(int64_t index) const {
 
 void Float8Scaling::materialize(Stream& stream) {
   materialized_ = true;
+  if (in_blocks()) return materialize_blocks(stream);
   const auto make = [&](Shape shape, DType type) {
     return Tensor::empty(stream, shape, type, device::MemoryCategory::buffers);
   };
@@ -48,9 +49,9 @@ void Float8Scaling::materialize(Stream& stream) {
   for (Weight& w : weights_) {
     const int64_t O = w.parameter->shape[0], I = w.parameter->shape[1];
     w.scale = {make({1}, DType::f32), make({1}, DType::f32)};
-    if (options_.keep_weights) w.copy = make({O, I}, type);
+    if (options_.keep_weights) w.copy.data = make({O, I}, type);
     if (options_.keep_transposed)
-      w.transposed = make({I, round_up(O, kernels::kFloat8Multiple)}, type);
+      w.transposed.data = make({I, round_up(O, kernels::kFloat8Multiple)}, type);
   }
   if (!options_.delayed || linears_.empty()) return;
   const int64_t C = tensors();
@@ -58,6 +59,19 @@ void Float8Scaling::materialize(Stream& stream) {
           make({C}, DType::f32)};
   for (const Tensor& none : {all_.amax_C, all_.history_CL}) ops::fill(stream, none, 0);
   for (const Tensor& neutral : {all_.scale_C, all_.inverse_C}) ops::fill(stream, neutral, 1);
+}
+
+void Float8Scaling::materialize_blocks(Stream& stream) {
+  const auto make = [&](int64_t R, int64_t K) {
+    return ops::blocks_of(stream, R, K, type(Role::weight), options_.weight_blocks,
+                          device::MemoryCategory::buffers);
+  };
+  const int64_t length = kernels::block_length(options_.weight_blocks);
+  for (Weight& w : weights_) {
+    const int64_t O = w.parameter->shape[0], I = w.parameter->shape[1];
+    if (options_.keep_weights) w.copy = make(O, I);
+    if (options_.keep_transposed) w.transposed = make(I, round_up(O, length));
+  }
 }
 
 ops::DelayedScales Float8Scaling::range(int64_t begin, int64_t end) const {
@@ -75,6 +89,7 @@ Tensor Float8Scaling::amax(int64_t index, bool record) const {
 }
 
 ops::Float8Scale Float8Scaling::scale(Stream& stream, int64_t linear, Role role, const Tensor& x) {
+  if (in_blocks()) return {};
   if (has_history_) return delayed_scale(index(linear, role));
   return ops::current_scale(stream, x, type(role), options_.margin);
 }
@@ -82,6 +97,9 @@ ops::Float8Scale Float8Scaling::scale(Stream& stream, int64_t linear, Role role,
 ops::Float8Tensor Float8Scaling::quantize(Stream& stream, int64_t linear, Role role,
                                           const Tensor& x, const ops::Float8Scale& scale,
                                           bool transposed, bool record) {
+  if (in_blocks())
+    return transposed ? ops::quantize_blocks_transposed(stream, x, type(role), options_.blocks)
+                      : ops::quantize_blocks(stream, x, type(role), options_.blocks);
   const Tensor amax = this->amax(index(linear, role), record);
   return transposed ? ops::quantize_transposed(stream, x, type(role), scale, amax)
                     : ops::quantize(stream, x, type(role), scale, amax);
@@ -90,6 +108,7 @@ ops::Float8Tensor Float8Scaling::quantize(Stream& stream, int64_t linear, Role r
 ops::Float8Pair Float8Scaling::quantize_both(Stream& stream, int64_t linear, Role role,
                                              const Tensor& x, const ops::Float8Scale& scale,
                                              bool record) {
+  if (in_blocks()) return ops::quantize_blocks_both(stream, x, type(role), options_.blocks);
   return ops::quantize_both(stream, x, type(role), scale, amax(index(linear, role), record));
 }
 
@@ -103,10 +122,30 @@ ops::Float8Scale Float8Scaling::weight_scale(Stream& stream, int64_t linear) {
   return w.scale;
 }
 
+// With `both` the transpose is made together with the copy, if both are kept.
+ops::Float8Tensor Float8Scaling::weight_in_blocks(Stream& stream, Weight& w, bool transposed,
+                                                  bool both) {
+  const Tensor& value = w.parameter->value;
+  const ops::Float8Tensor& kept = transposed ? w.transposed : w.copy;
+  const DType type = this->type(Role::weight);
+  if (!kept.data)
+    return transposed ? ops::quantize_blocks_transposed(stream, value, type, options_.weight_blocks)
+                      : ops::quantize_blocks(stream, value, type, options_.weight_blocks);
+  if (transposed ? w.has_transposed : w.has_copy) return kept;
+  refuse_capture(stream);
+  const ops::Float8Tensor copy = transposed ? ops::Float8Tensor{} : w.copy,
+                          other = transposed || both ? w.transposed : ops::Float8Tensor{};
+  ops::quantize_blocks_into(stream, value, copy, other);
+  w.has_copy = w.has_copy || copy.data;
+  w.has_transposed = w.has_transposed || other.data;
+  return kept;
+}
+
 ops::Float8Tensor Float8Scaling::weight(Stream& stream, int64_t linear, bool transposed,
                                         bool record) {
   Weight& w = weights_.at(size_t(linear));
-  const Tensor &value = w.parameter->value, &kept = transposed ? w.transposed : w.copy;
+  if (in_blocks()) return weight_in_blocks(stream, w, transposed, record);
+  const Tensor &value = w.parameter->value, &kept = transposed ? w.transposed.data : w.copy.data;
   const ops::Float8Scale scale = weight_scale(stream, linear);
   const Tensor amax = this->amax(index(linear, Role::weight), record);
   if (!kept)
@@ -116,8 +155,8 @@ ops::Float8Tensor Float8Scaling::weight(Stream& stream, int64_t linear, bool tra
     return {kept, scale.inverse};
   refuse_capture(stream);
   // A training forward makes the transpose for its backward, too, so that the weight is read once.
-  const Tensor copy = transposed ? Tensor() : w.copy,
-               other = transposed || record ? w.transposed : Tensor();
+  const Tensor copy = transposed ? Tensor() : w.copy.data,
+               other = transposed || record ? w.transposed.data : Tensor();
   ops::quantize_into(stream, value, scale, copy, other, amax);
   w.has_copy = w.has_copy || copy;
   w.has_transposed = w.has_transposed || other;
@@ -128,9 +167,9 @@ ops::Float8Tensor Float8Scaling::weight(Stream& stream, int64_t linear, bool tra
 void Float8Scaling::prepare(Stream& stream) {
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& w = weights_[i];
-    if (w.copy) weight(stream, int64_t(i), false, true);
-    if (w.transposed) weight(stream, int64_t(i), true, false);
-    weight_scale(stream, int64_t(i));
+    if (w.copy.data) weight(stream, int64_t(i), false, true);
+    if (w.transposed.data) weight(stream, int64_t(i), true, false);
+    if (!in_blocks()) weight_scale(stream, int64_t(i));
   }
 }
 

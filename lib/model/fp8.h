@@ -2,8 +2,9 @@
 // mixed_precision.fp8). A linear's input and weight become e4m3, its output's gradient e4m3 or
 // e5m2. Current scaling takes the scale from the tensor itself; delayed scaling takes it from the
 // maxima of earlier steps, which are state of the training (Micikevicius et al. 2022, "FP8 formats
-// for deep learning"). A weight changes once a step, so its scale is found once a step, and its
-// 8-bit copies may be kept from one use to the next.
+// for deep learning"). Scales of blocks come from the blocks of the tensor: an input or a gradient
+// is quantized apart for each GEMM, along that GEMM's sum. A weight changes once a step, so its
+// scale is found once a step, and its 8-bit copies may be kept from one use to the next.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,9 +19,12 @@ namespace mtrain::model {
 
 struct Float8Options {
   DType gradient = DType::f8e5m2;  // element type of the outputs' gradients
-  bool delayed = false;            // delayed scaling; false: current scaling
-  int margin = 0;                  // a scale is divided by 2^margin
-  int64_t history = 1;             // steps whose maxima are kept
+  // The blocks that have scales of their own, in inputs and gradients, and in weights; none: a
+  // tensor has one scale.
+  kernels::Float8Blocks blocks = kernels::Float8Blocks::none, weight_blocks = blocks;
+  bool delayed = false;     // delayed scaling; false: current scaling
+  int margin = 0;           // a scale is divided by 2^margin
+  int64_t history = 1;      // steps whose maxima are kept
   bool most_recent = true;  // scales come from the last step's maximum; false: from the history's
   // Keep 8-bit copies of each weight for forward, and of its transpose for backward: a byte an
   // element each. A weight without a copy is quantized for every use.
@@ -40,8 +44,9 @@ class Float8Scaling {
   void materialize(Stream& stream);
 
   DType type(Role role) const { return role == Role::gradient ? options_.gradient : DType::f8e4m3; }
-  // Returns the scale of an input or a gradient. `x` may be a chunk of that tensor: a delayed scale
-  // belongs to the whole tensor, a current scale to the chunk.
+  // Returns the scale of an input or a gradient, which is absent if blocks have scales. `x` may be
+  // a chunk of that tensor: a delayed scale belongs to the whole tensor, a current scale to the
+  // chunk.
   ops::Float8Scale scale(Stream& stream, int64_t linear, Role role, const Tensor& x);
   // Return `x` (M, N) quantized under `scale`: (M, N), or (N, M) if `transposed`. quantize_both()
   // makes both forms in one read of `x`. `record`: the maximum of `x` enters its history.
@@ -76,8 +81,9 @@ class Float8Scaling {
  private:
   struct Weight {
     const Parameter* parameter;
-    Tensor copy, transposed;  // (O, I) and (I, O); absent if they are not kept
-    ops::Float8Scale scale;   // the current scale
+    // (O, I) and (I, O); absent if they are not kept. Their inverses are kept for blocks alone.
+    ops::Float8Tensor copy, transposed;
+    ops::Float8Scale scale;  // the current scale; absent for blocks
     // What has been made since the weight changed. `recorded`: its maximum is among this step's.
     bool has_copy = false, has_transposed = false, has_scale = false, recorded = false;
   };
@@ -86,6 +92,7 @@ class Float8Scaling {
   // so that tensors of one element type are neighbours.
   int64_t index(int64_t linear, Role role) const;
   std::string name(int64_t index) const;
+  bool in_blocks() const { return options_.blocks != kernels::Float8Blocks::none; }
   int64_t tensors() const { return 3 * int64_t(linears_.size()); }
   // Returns the scales of the tensors [begin, end).
   ops::DelayedScales range(int64_t begin, int64_t end) const;
@@ -93,6 +100,8 @@ class Float8Scaling {
   // Returns where the tensor's maximum is recorded; absent if it is not recorded.
   Tensor amax(int64_t index, bool record) const;
   ops::Float8Scale weight_scale(Stream& stream, int64_t linear);
+  void materialize_blocks(Stream& stream);
+  ops::Float8Tensor weight_in_blocks(Stream& stream, Weight& w, bool transposed, bool both);
 
   const Float8Options options_;
   std::vector<std::string> linears_;

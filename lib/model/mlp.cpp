@@ -36,7 +36,7 @@ class MlpSegment : public Segment {
                                           .std = c.init_std,
                                           .gemm = LayerGemm::fc1,
                                           .sections = sections,
-                                          .fp8 = impls.fp8});
+                                          .fp8 = impls.fp8_of(layer)});
     down_ = tensor_->row_linear(params, {.unit = unit,
                                          .name = name_ + ".down",
                                          .I = c.ffn,
@@ -44,7 +44,7 @@ class MlpSegment : public Segment {
                                          .bias = c.linear_bias,
                                          .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                          .gemm = LayerGemm::fc2,
-                                         .fp8 = impls.fp8});
+                                         .fp8 = impls.fp8_of(layer)});
   }
 
   SegmentKind kind() const override { return id_.kind; }

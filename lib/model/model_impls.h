@@ -3,6 +3,7 @@
 // GEMMs.
 #pragma once
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -16,8 +17,13 @@ struct ModelImpls {
   std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
   // Makes the attention core of a layer; empty: local_attention().
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
-  std::shared_ptr<Float8Scaling> fp8;  // not null: the layers' linears have 8-bit GEMMs
-  int64_t logits_rows = 0;             // tokens whose logits exist at once; 0: all of a micro-batch
+  // Not null: the linears of the layers [fp8_begin, fp8_end) of the model have 8-bit GEMMs.
+  std::shared_ptr<Float8Scaling> fp8;
+  int64_t fp8_begin = 0, fp8_end = std::numeric_limits<int64_t>::max();
+  std::shared_ptr<Float8Scaling> fp8_of(int64_t layer) const {
+    return layer >= fp8_begin && layer < fp8_end ? fp8 : nullptr;
+  }
+  int64_t logits_rows = 0;  // tokens whose logits exist at once; 0: all of a micro-batch
   // The loss sees logits, and gives their gradient, rounded to this type; empty: as the output
   // layer computes them.
   std::optional<DType> logits_dtype;

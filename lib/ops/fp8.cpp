@@ -7,6 +7,7 @@
 
 MT_KERNEL(Amax)
 MT_KERNEL(Quantize)
+MT_KERNEL(QuantizeBlocks)
 MT_KERNEL(UpdateScales)
 MT_KERNEL(Matmul)
 
@@ -22,6 +23,12 @@ Tensor transpose_of(Stream& stream, const Tensor& x_TN, DType type) {
   MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
   return Tensor::empty(stream, {x_TN.dim(1), round_up(x_TN.dim(0), kernels::kFloat8Multiple)},
                        type);
+}
+
+Float8Tensor transposed_blocks(Stream& stream, const Tensor& x_TN, DType type,
+                               kernels::Float8Blocks blocks) {
+  return blocks_of(stream, x_TN.dim(1), round_up(x_TN.dim(0), kernels::block_length(blocks)), type,
+                   blocks);
 }
 
 }  // namespace
@@ -98,6 +105,65 @@ Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const F
   return {{y, scale.inverse}, {transposed, scale.inverse}};
 }
 
+Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type,
+                       kernels::Float8Blocks blocks, device::MemoryCategory category) {
+  return {Tensor::empty(stream, {R, K}, type, category),
+          Tensor::empty(stream, {kernels::block_scales(blocks, R, K)},
+                        kernels::block_scale_type(blocks), category),
+          blocks};
+}
+
+void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Float8Tensor& y_TN,
+                          const Float8Tensor& y_NT) {
+  MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
+  MT_FLOAT("quantize", x_TN);
+  MT_CHECK(y_TN.data || y_NT.data, "quantize: neither y_TN nor y_NT is given");
+  const auto blocks = y_TN.data ? y_TN.blocks : y_NT.blocks;
+  const int64_t T = x_TN.dim(0), N = x_TN.dim(1),
+                stride = round_up(T, kernels::block_length(blocks));
+  std::vector<device::Access> writes;
+  const auto add = [&](const Float8Tensor& y, int64_t R, int64_t K) {
+    if (!y.data) return;
+    MT_SHAPE("quantize", y.data, {R, K});
+    MT_CHECK(y.blocks == blocks, "quantize: y_TN and y_NT have blocks of two kinds");
+    MT_SHAPE("quantize", y.inverse, {kernels::block_scales(blocks, R, K)});
+    writes.push_back(y.data), writes.push_back(y.inverse);
+  };
+  add(y_TN, T, N), add(y_NT, N, stride);
+  enqueue(stream, {.name = "quantize", .reads = {x_TN}, .writes = std::move(writes)},
+          kernels::QuantizeBlocks{.x_TN = x_TN,
+                                  .blocks = blocks,
+                                  .y_TN = y_TN.data,
+                                  .inverse_TN = y_TN.inverse,
+                                  .y_NT = y_NT.data,
+                                  .inverse_NT = y_NT.inverse,
+                                  .T = T,
+                                  .N = N,
+                                  .stride = y_NT.data ? stride : 0});
+}
+
+Float8Tensor quantize_blocks(Stream& stream, const Tensor& x_TN, DType type,
+                             kernels::Float8Blocks blocks) {
+  const Float8Tensor y = blocks_of(stream, x_TN.dim(0), x_TN.dim(1), type, blocks);
+  quantize_blocks_into(stream, x_TN, y, {});
+  return y;
+}
+
+Float8Tensor quantize_blocks_transposed(Stream& stream, const Tensor& x_TN, DType type,
+                                        kernels::Float8Blocks blocks) {
+  const Float8Tensor y = transposed_blocks(stream, x_TN, type, blocks);
+  quantize_blocks_into(stream, x_TN, {}, y);
+  return y;
+}
+
+Float8Pair quantize_blocks_both(Stream& stream, const Tensor& x_TN, DType type,
+                                kernels::Float8Blocks blocks) {
+  const Float8Pair both{blocks_of(stream, x_TN.dim(0), x_TN.dim(1), type, blocks),
+                        transposed_blocks(stream, x_TN, type, blocks)};
+  quantize_blocks_into(stream, x_TN, both.rows, both.transposed);
+  return both;
+}
+
 void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
                    DType type, int margin) {
   const auto& [amax_C, history_CL, scale_C, inverse_C] = scales;
@@ -141,9 +207,12 @@ void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_
                        .accumulate = accumulate,
                        .a_inverse = a_MK.inverse,
                        .b_inverse = b_NK.inverse,
+                       .a_blocks = a_MK.blocks,
+                       .b_blocks = b_NK.blocks,
                        .fast = fast};
   MT_CHECK(kernels::float8_fits(args),
-           "matmul_float8: a {} {} and b {} {}: K and N are multiples of {}, one is e4m3",
+           "matmul_float8: a {} {} and b {} {}: K and N are multiples of {}, one is e4m3, and "
+           "blocks divide K",
            dtype_name(a.dtype()), a.shape().str(), dtype_name(b.dtype()), b.shape().str(),
            kernels::kFloat8Multiple);
   std::vector<device::Access> reads{a, b, a_MK.inverse, b_NK.inverse, bias_N};

@@ -13,6 +13,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/copy_blocks.h"
+#include "kernels/fp8_blocks.h"
 #include "kernels/norm.h"
 #include "tensor/tensor.h"
 
@@ -51,13 +52,15 @@ GeluGradients matmul_dgelu(Stream& stream, const char* name, const Tensor& a, co
 void weight_gradient_into(Stream& stream, const char* name, const Tensor& dy_TO, const Tensor& x_TI,
                           const Tensor& dw_OI, bool accumulate, const Tensor& db_O);
 
-// --- fp8: 8-bit tensors with one scale each, x ~ data * inverse; kernels/fp8.h has the rules ---
+// --- fp8: 8-bit tensors with one scale each or with scales of blocks, x ~ data * inverse;
+// kernels/fp8.h and fp8_blocks.h have the rules ---
 struct Float8Scale {
   Tensor scale, inverse;  // fp32, one element each
 };
 struct Float8Tensor {
   Tensor data;     // f8e4m3 or f8e5m2
-  Tensor inverse;  // fp32, one element
+  Tensor inverse;  // fp32, one element; or the inverses of its blocks, which lie along its rows
+  kernels::Float8Blocks blocks = kernels::Float8Blocks::none;
 };
 // Returns the scale that maps the largest |x| to the largest number of `type` divided by 2^margin.
 Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin);
@@ -80,6 +83,19 @@ Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const F
 // Writes one or both of y_TN (T, N) and y_NT (N, T'), and reads x once. Either may be empty.
 void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
                    const Tensor& y_NT, const Tensor& amax = {});
+// The same under scales of blocks. blocks_of() returns memory for an (R, K) matrix in 8 bits and
+// its inverses. A transpose has its tokens rounded up to a multiple of the blocks' length.
+Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type,
+                       kernels::Float8Blocks blocks,
+                       device::MemoryCategory category = device::MemoryCategory::activations);
+Float8Tensor quantize_blocks(Stream& stream, const Tensor& x_TN, DType type,
+                             kernels::Float8Blocks blocks);
+Float8Tensor quantize_blocks_transposed(Stream& stream, const Tensor& x_TN, DType type,
+                                        kernels::Float8Blocks blocks);
+Float8Pair quantize_blocks_both(Stream& stream, const Tensor& x_TN, DType type,
+                                kernels::Float8Blocks blocks);
+void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Float8Tensor& y_TN,
+                          const Float8Tensor& y_NT);
 // Computes the scales of the next step for C tensors, from the maxima of this step and of those
 // before it; `place` in [0, L) is this step's place in the history.
 struct DelayedScales {

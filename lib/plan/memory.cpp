@@ -35,8 +35,10 @@ class Estimator {
     for (int64_t s = 0; s < l_.stages; ++s) {
       const int64_t layers = l_.layers_of_stage.empty() ? 0 : l_.layers_of_stage[size_t(s)];
       if (std::find(stages_.begin(), stages_.end(), s) != stages_.end())
-        for (int64_t i = first; i < first + layers; ++i)
+        for (int64_t i = first; i < first + layers; ++i) {
           ++(is_moe_layer(m_, i) ? moe_layers_ : dense_layers_);
+          float8_layers_ += plan.fp8.has(i);
+        }
       first += layers;
     }
   }
@@ -209,8 +211,20 @@ class Estimator {
   // gradient.
   Count output_gradient(LayerGemm gemm, bool bias) const {
     const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
-    const bool in_8_bits = r_.mixed_precision.fp8 != recipe::Fp8Format::none && !bias && !chunked;
-    return in_8_bits ? 1 : e_;
+    return bias || chunked ? e_ : e_ - float8_share() * (e_ - 1 - float8_scales());
+  }
+
+  // Which part of the rank's layers has 8-bit GEMMs.
+  Count float8_share() const { return layers() > 0 ? Count(float8_layers_) / Count(layers()) : 0; }
+
+  // Bytes of the scales of blocks, for each element along a GEMM's sum.
+  Count float8_scales() const {
+    switch (plan_.fp8.scales) {
+      case Fp8Options::Scales::tensors: return 0;
+      case Fp8Options::Scales::blocks_of_128: return 4.0 / 128;
+      case Fp8Options::Scales::blocks_of_32: return 1.0 / 32;
+    }
+    return 0;
   }
 
   // Bytes per token that the layers of one recomputed group keep.
@@ -289,12 +303,14 @@ class Estimator {
     return e_ *
            whole_units(dp_.gather.reshard_after_forward ? std::max(1 + ahead, again) : at_once);
   }
-  // Bytes of the 8-bit copies of the linears' weights.
+  // Bytes of the 8-bit copies of the linears' weights. Scales of 128 x 128 elements take next to
+  // nothing.
   Count float8_weights() const {
     const auto sharded = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
     };
-    return plan_.fp8_weights.bytes() *
+    const bool rows = plan_.fp8.scales == Fp8Options::Scales::blocks_of_32;
+    return plan_.fp8_weights.bytes() * float8_share() * (rows ? 1 + float8_scales() : 1) *
            (Count(dense_layers_) * sharded(size_.dense) + Count(moe_layers_) * sharded(size_.moe));
   }
   bool uses(recipe::CpCommType type) const {
@@ -369,7 +385,7 @@ class Estimator {
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
   const Count e_, tp_, T_;
-  int64_t dense_layers_ = 0, moe_layers_ = 0;
+  int64_t dense_layers_ = 0, moe_layers_ = 0, float8_layers_ = 0;
 };
 
 }  // namespace

@@ -22,15 +22,21 @@ std::string model_text(const recipe::ModelConfig& m, int64_t vocab) {
   return m.share_embeddings_and_output_weights ? text + ", tied" : text;
 }
 
-std::string precision_text(const recipe::MixedPrecisionConfig& p, const Fp8WeightCache& weights) {
+std::string precision_text(const recipe::MixedPrecisionConfig& p, const RunPlan& plan) {
   if (p.name == recipe::Precision::fp16_mixed)
     return fmt::format("{}, {}", enum_name(p.name),
                        p.loss_scale
                            ? fmt::format("loss scale {}", *p.loss_scale)
                            : fmt::format("loss scale dynamic from {}", p.initial_loss_scale));
   if (p.fp8 == recipe::Fp8Format::none) return std::string(enum_name(p.name));
-  return fmt::format("{}, linears in 8 bits ({}, {}; {})", enum_name(p.name), enum_name(p.fp8),
-                     enum_name(p.fp8_recipe), print_fp8_weight_cache(weights));
+  const Fp8Options& fp8 = plan.fp8;
+  const std::string layers =
+      fp8.begin > 0 || fp8.end < plan.model.layers
+          ? fmt::format(" of {} of {} layers", fp8.end - fp8.begin, plan.model.layers)
+          : "";
+  return fmt::format("{}, linears{} in 8 bits ({}, {}; {})", enum_name(p.name), layers,
+                     enum_name(p.fp8), enum_name(p.fp8_recipe),
+                     print_fp8_weight_cache(plan.fp8_weights));
 }
 
 std::string recompute_text(const recipe::RecomputeConfig& r) {
@@ -59,7 +65,7 @@ std::string context_text(const std::vector<recipe::CpCommType>& types) {
 PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),
-          .precision = precision_text(r.mixed_precision, plan.fp8_weights),
+          .precision = precision_text(r.mixed_precision, plan),
           .recompute = recompute_text(r.recompute),
           .strategy = std::string(enum_name(r.distributed.strategy)),
           .context = context_text(r.distributed.cp_comm_type),

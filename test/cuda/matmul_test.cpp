@@ -1,5 +1,8 @@
 // These tests need a GPU: cuBLASLt has no stand-in on the CPU that would prove anything.
 #include <cmath>
+#include <memory>
+
+#include <cuda_runtime_api.h>
 
 #include "kernels/matmul.h"
 #include "mirror.h"
@@ -100,6 +103,72 @@ TEST_CASE("products of 8 bits equal the CPU's: types, bias, accumulation, sums f
             REQUIRE(c.compare(close, rule) == "");
           }
     }
+}
+
+namespace {
+int compute_capability() {
+  int device = 0, major = 0;
+  REQUIRE(cudaGetDevice(&device) == cudaSuccess);
+  REQUIRE(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess);
+  return major;
+}
+
+// The (R, K) matrix in 8 bits, quantized by the CPU.
+struct Blocked {
+  Blocked(DType type, Float8Blocks blocks, int64_t R, int64_t K, uint64_t key) {
+    const Array x = Array::normal(DType::bf16, R * K, key);
+    Array bits(type, R * K), scales(block_scale_type(blocks), block_scales(blocks, R, K));
+    cpu::run(QuantizeBlocks{
+        .x_TN = x, .blocks = blocks, .y_TN = bits, .inverse_TN = scales, .T = R, .N = K});
+    y = std::make_unique<Mirror>(bits), inverse = std::make_unique<Mirror>(scales);
+  }
+  std::unique_ptr<Mirror> y, inverse;
+};
+}  // namespace
+
+TEST_CASE("products of 8 bits under scales of blocks equal the CPU's where the GPU has them") {
+  using Pair = std::pair<Float8Blocks, Float8Blocks>;
+  const int capability = compute_capability();
+  std::vector<Pair> pairs;
+  if (capability == 9)
+    pairs = {{Float8Blocks::rows_128, Float8Blocks::square_128},
+             {Float8Blocks::rows_128, Float8Blocks::rows_128}};
+  if (capability >= 10) pairs = {{Float8Blocks::rows_32, Float8Blocks::rows_32}};
+  for (auto [of_a, of_b] : pairs)
+    for (DType ta : {DType::f8e4m3, DType::f8e5m2})
+      for (auto [M, N, K] :
+           {std::tuple<int64_t, int64_t, int64_t>{4, 128, 128}, {132, 256, 640}, {256, 384, 1024}})
+        for (int extra : {0, 1, 2}) {  // nothing, a bias, accumulation
+          CAPTURE(int(of_a), int(of_b), ta, M, N, K, extra);
+          const DType tc = extra == 2 ? DType::f32 : DType::bf16;
+          const Blocked a(ta, of_a, M, K, 1), b(DType::f8e4m3, of_b, N, K, 2);
+          Mirror bias(Array::normal(DType::bf16, N, 3)), c(Array::normal(tc, M * N, 4));
+          const auto args = [&, M = M, N = N, K = K, of_a = of_a, of_b = of_b](auto&& of) {
+            Matmul m{.a = of(*a.y),
+                     .b = of(*b.y),
+                     .c_MN = of(c),
+                     .M = M,
+                     .N = N,
+                     .K = K,
+                     .trans_b = true,
+                     .accumulate = extra == 2,
+                     .a_inverse = of(*a.inverse),
+                     .b_inverse = of(*b.inverse),
+                     .a_blocks = of_a,
+                     .b_blocks = of_b};
+            if (extra == 1) m.bias_N = of(bias);
+            return m;
+          };
+          cpu::run(args([](Mirror& x) { return x.host().span(); }));
+          cuda::run(args([](Mirror& x) { return x.device(); }), device_stream());
+          Closeness close("matmul under scales of blocks");
+          const double size = 4 * std::sqrt(double(K + 1));
+          const Rule rule{.dtype = tc,
+                          .K = double(K + 1),
+                          .scale = size + 0x1p-10 * std::pow(2, 23) * 4 / std::sqrt(double(K + 1)),
+                          .sums = DType::f32};
+          REQUIRE(c.compare(close, rule) == "");
+        }
 }
 
 TEST_CASE("epilogues of a GEMM equal the CPU's: gelu, its gradient, sums") {

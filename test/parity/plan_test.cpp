@@ -331,6 +331,14 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
            {1, {}, 0},
            {1, {"recompute=full"}, 1},
            {1, {"train.micro_batch_size=1"}, 2},
+           {1,
+            {"train.micro_batch_size=1", "mixed_precision.fp8_recipe=mxfp8"},
+            2 * (1 + 1.0 / 32)},
+           // Two of four layers keep bf16.
+           {1,
+            {"train.micro_batch_size=1", "mixed_precision.first_last_layers_bf16=true",
+             "model.num_layers=4"},
+            1},
            {2, {"train.micro_batch_size=1", "distributed.tp_size=2"}, 2},
            {2,
             {"train.micro_batch_size=1", "distributed.tp_size=2",
@@ -360,6 +368,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     Overrides without = all;
     without[0] = "mixed_precision=bf16_mixed";
     without.erase(without.begin() + 1);  // emulation
+    std::erase_if(without, [](const std::string& o) { return o.starts_with("mixed_precision."); });
     const Recipe plain = recipe_with(without, c.ranks);
     const plan::Layout l = plan::layout_of(r, c.ranks);
     const plan::MemoryEstimate planned = plan::make_plan(r, l.world, kVocab).memory[0];

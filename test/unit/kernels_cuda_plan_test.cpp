@@ -177,6 +177,45 @@ TEST_CASE("8-bit GEMMs go to the library as they are, if they fit it") {
   REQUIRE(cuda::key_of(fast) != key);
 }
 
+TEST_CASE(
+    "8-bit GEMMs under scales of blocks are other plans, and need scales on 16-byte borders") {
+  alignas(128) uint8_t memory[8192];
+  const auto at = [&](int64_t offset, DType type, int64_t count) {
+    return Span{memory + offset, count, type};
+  };
+  Matmul m{.a = at(0, DType::f8e4m3, 2048),
+           .b = at(2048, DType::f8e4m3, 2048),
+           .c_MN = at(4096, DType::bf16, 256),
+           .M = 16,
+           .N = 16,
+           .K = 128,
+           .trans_b = true,
+           .a_inverse = at(6144, DType::f32, 16),
+           .b_inverse = at(6400, DType::f32, 16)};
+  const cuda::MatmulKey plain = cuda::key_of(m);
+  m.a_blocks = Float8Blocks::rows_128, m.b_blocks = Float8Blocks::square_128;
+  REQUIRE(cuda::float8_fits_library(m));
+  const cuda::MatmulKey key = cuda::key_of(m);
+  CHECK(key != plain);
+  CHECK((key.a_blocks == Float8Blocks::rows_128 && key.b_blocks == Float8Blocks::square_128));
+  // The library takes no fast sums with them.
+  Matmul fast = m;
+  fast.fast = true;
+  CHECK(cuda::key_of(fast) == key);
+  const auto fits = [&](auto change) {
+    Matmul other = m;
+    change(other);
+    return cuda::float8_fits_library(other);
+  };
+  CHECK(fits([](Matmul& x) { x.b_blocks = Float8Blocks::rows_128; }));
+  CHECK(!fits([](Matmul& x) { x.a_blocks = Float8Blocks::square_128; }));
+  CHECK(!fits([](Matmul& x) { x.b_blocks = Float8Blocks::none; }));
+  CHECK(!fits([](Matmul& x) { x.K = 112; }));
+  CHECK(!fits([&](Matmul& x) { x.a_inverse = at(6148, DType::f32, 16); }));
+  CHECK(!fits([&](Matmul& x) { x.a_inverse = at(6144, DType::f32, 15); }));
+  CHECK(!fits([&](Matmul& x) { x.a_inverse = at(6144, DType::u8, 16); }));
+}
+
 TEST_CASE("a plan is made once for a key, and asked for again where making it failed") {
   cuda::PlanCache<cuda::MatmulKey, int> plans;
   int made = 0;

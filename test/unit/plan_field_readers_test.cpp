@@ -116,8 +116,8 @@ class Print {
     all(a, b, c, d, e, f);
   }
   void add(const Fp8Options& o) {
-    const auto& [a, b, c, d, e, f] = o;
-    all(a, b, c, d, e, f);
+    const auto& [a, b, c, d, e, f, g, h, i] = o;
+    all(a, b, c, d, e, f, g, h, i);
   }
   void add(const TrainOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i] = o;
@@ -201,6 +201,9 @@ const std::vector<Base>& bases() {
       {1,
        {"train.device=cuda", "mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=delayed",
         "mixed_precision.fp8_amax_history_len=8"}},
+      {1,
+       {"train.device=cuda", "mixed_precision.fp8=hybrid",
+        "mixed_precision.first_last_layers_bf16=true"}},
       {4, {"train.device=cuda", "distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
       {1,
        {"debug.fault.at=adamw", "dataset.validation=y", "checkpoint.every_steps=10",

@@ -169,34 +169,6 @@ TEST_CASE("precision is set in one place") {
                 .set = {"distributed.mp_policy.reduce_dtype=bf16",
                         "mixed_precision.grad_reduce_in_fp32=true"}},
                "distributed.mp_policy.reduce_dtype", "disagrees");
-  expect_error({.what = "fp8 gather", .set = {"mixed_precision.fp8_param_gather=true"}},
-               "mixed_precision.fp8_param_gather", "8-bit");
-  expect_error({.what = "fp8 on a100", .set = {"mixed_precision.fp8=hybrid", "hardware.gpu=a100"}},
-               "mixed_precision.fp8", "a100");
-  expect_error({.what = "fp8 on a cpu", .set = {"mixed_precision.fp8=hybrid", "train.device=cpu"}},
-               "mixed_precision.fp8", "CPU");
-  expect_accepts({.what = "fp8 on h100",
-                  .set = {"mixed_precision.fp8=hybrid", "mixed_precision.fp8_param_gather=true"}});
-  expect_error({.what = "fp8 of odd sizes",
-                .set = {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=712"}},
-               "model.ffn_hidden_size", "multiple of 16, not 712");
-  expect_error(
-      {.what = "fp8 of odd sizes per rank",
-       .world = 2,
-       .set = {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=720", "distributed.tp_size=2"}},
-      "model.ffn_hidden_size", "multiple of 16, not 360");
-  expect_accepts(
-      {.what = "fp8 emulated",
-       .set = {"mixed_precision.fp8=e4m3", "train.device=cpu", "debug.emulate_fp8=true"}});
-  expect_error({.what = "nothing to emulate", .set = {"debug.emulate_fp8=true"}},
-               "debug.emulate_fp8", "no 8-bit");
-  expect_error({.what = "a history of current scales",
-                .set = {"mixed_precision.fp8=hybrid", "model.fp8_amax_history_len=16"}},
-               "mixed_precision.fp8_amax_history_len", "no history");
-  expect_accepts(
-      {.what = "a history of delayed scales",
-       .set = {"mixed_precision={fp8: hybrid, fp8_recipe: delayed, fp8_amax_history_len: 16, "
-               "fp8_amax_compute_algo: max, fp8_margin: 1}"}});
   expect_error({.what = "loss scale", .set = {"mixed_precision.loss_scale=1024"}},
                "mixed_precision.loss_scale", "");
   expect_accepts(

@@ -206,8 +206,13 @@ TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
   CHECK(p.fp8_recipe == Fp8Recipe::delayed);
   CHECK(p.fp8_amax_history_len == 1024);
   CHECK(p.fp8_amax_compute_algo == Fp8AmaxChoice::max);
-  CHECK(loaded("", {"mixed_precision=bf16-with-mxfp8-mixed"}).mixed_precision.fp8_recipe ==
-        Fp8Recipe::mxfp8);
+  CHECK_FALSE(p.first_last_layers_bf16);
+  CHECK(loaded("mixed_precision: bf16_with_fp8_current_scaling_mixed\n")
+            .mixed_precision.first_last_layers_bf16);
+  expect_told("mixed_precision: bf16_with_fp8_current_scaling_mixed\n", Severity::warning,
+              "mixed_precision", "parameters travel in bf16");
+  CHECK(loaded("", {"mixed_precision=bf16-with-mxfp8-mixed", "hardware.gpu=b200"})
+            .mixed_precision.fp8_recipe == Fp8Recipe::mxfp8);
   CHECK(loaded("", {"mixed_precision.name=fp16-mixed"}).mixed_precision.name ==
         Precision::fp16_mixed);
 }

@@ -35,13 +35,20 @@ struct LossScaleOptions {
   int64_t hysteresis = 1;  // overflows
 };
 
-// Linears that multiply in 8 bits.
+// Linears that multiply in 8 bits: those of the layers [begin, end) of the model.
 struct Fp8Options {
   bool on = false;
+  int64_t begin = 0, end = 0;
   DType gradient = DType::f8e5m2;
-  bool delayed = false;  // scales come from the maxima of earlier steps
+  // What has a scale of its own: a tensor; 128 numbers along a GEMM's sum (in weights 128 x 128);
+  // 32 numbers along it.
+  enum class Scales { tensors, blocks_of_128, blocks_of_32 };
+  Scales scales = Scales::tensors;
+  bool delayed = false;  // scales of tensors come from the maxima of earlier steps
   int64_t margin = 0, history = 1;
   bool most_recent = true;  // the newest maximum decides the scale; else the largest of the history
+
+  bool has(int64_t layer) const { return on && layer >= begin && layer < end; }
 };
 
 }  // namespace mtrain::plan

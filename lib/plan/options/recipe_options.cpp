@@ -71,6 +71,16 @@ CommOptions::Backend comm_backend(recipe::CommBackend backend) {
   throw BugError("comm.backend");
 }
 
+Fp8Options::Scales float8_scales(recipe::Fp8Recipe r) {
+  switch (r) {
+    case recipe::Fp8Recipe::tensorwise:
+    case recipe::Fp8Recipe::delayed: return Fp8Options::Scales::tensors;
+    case recipe::Fp8Recipe::blockwise: return Fp8Options::Scales::blocks_of_128;
+    case recipe::Fp8Recipe::mxfp8: return Fp8Options::Scales::blocks_of_32;
+  }
+  throw BugError("fp8_recipe");
+}
+
 }  // namespace
 
 ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t sample_length) {
@@ -157,9 +167,13 @@ LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
           .decay_end = end};
 }
 
-Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p) {
+Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers) {
+  const bool all = !p.first_last_layers_bf16;
   return {.on = p.fp8 != recipe::Fp8Format::none,
+          .begin = all ? 0 : p.num_layers_at_start_in_bf16,
+          .end = layers - (all ? 0 : p.num_layers_at_end_in_bf16),
           .gradient = p.fp8 == recipe::Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
+          .scales = float8_scales(p.fp8_recipe),
           .delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed,
           .margin = p.fp8_margin,
           .history = p.fp8_amax_history_len,

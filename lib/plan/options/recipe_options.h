@@ -29,7 +29,7 @@ LossScaleOptions loss_scale_options(const recipe::MixedPrecisionConfig& precisio
 LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
                                       const recipe::LrSchedulerConfig& scheduler,
                                       int64_t train_steps);
-Fp8Options fp8_options(const recipe::MixedPrecisionConfig& precision);
+Fp8Options fp8_options(const recipe::MixedPrecisionConfig& precision, int64_t layers);
 TrainOptions train_options(const recipe::Recipe& recipe);
 ValidationOptions validation_options(const recipe::Recipe& recipe);
 CheckpointOptions checkpoint_options(const recipe::Recipe& recipe);

@@ -1,6 +1,4 @@
 // Rules of element types: settings that name them in two places must agree.
-#include <algorithm>
-
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"
@@ -49,42 +47,6 @@ void note_types(const Recipe& r, recipe::ElementType own, Diagnostics& diagnosti
                    "leave it out");
 }
 
-// Rows of 8-bit operands begin at multiples of 16 bytes.
-constexpr int64_t kMultiple = 16;
-
-void check_float8(const Recipe& r, Diagnostics& diagnostics) {
-  const auto& p = r.mixed_precision;
-  const bool fp8 = p.fp8 != recipe::Fp8Format::none,
-             delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed;
-  diagnostics.require(!r.debug.emulate_fp8 || fp8, {"debug.emulate_fp8", "mixed_precision.fp8"},
-                      "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
-                      "set mixed_precision.fp8: hybrid, or remove it");
-  if (!fp8) return;
-  diagnostics.require(
-      delayed || (p.fp8_amax_history_len == 1 &&
-                  p.fp8_amax_compute_algo == recipe::Fp8AmaxChoice::most_recent),
-      {"mixed_precision.fp8_amax_history_len", "mixed_precision.fp8_amax_compute_algo",
-       "mixed_precision.fp8_recipe"},
-      fmt::format("fp8_recipe {} keeps no history of maxima", enum_name(p.fp8_recipe)),
-      "set mixed_precision.fp8_recipe: delayed, or remove them");
-  const auto& m = r.model;
-  const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
-  const auto multiple = [&](const char* field, const char* what, int64_t n) {
-    diagnostics.require(
-        n % kMultiple == 0, {field, "mixed_precision.fp8"},
-        fmt::format("8-bit products need {} of a rank to be a multiple of {}, not {}", what,
-                    kMultiple, n),
-        "change it, or remove mixed_precision.fp8");
-  };
-  const int64_t q = m.num_attention_heads / tp * D,
-                kv = std::max<int64_t>(1, m.kv_heads() / tp) * D;
-  multiple("model.hidden_size", "hidden_size", m.hidden_size);
-  multiple("model.ffn_hidden_size", "ffn_hidden_size", m.ffn_size() / tp);
-  multiple("model.num_attention_heads", "heads times their size", q);
-  if (q % kMultiple == 0)
-    multiple("model.num_query_groups", "the width of queries, keys and values", q + 2 * kv);
-}
-
 void check_fp16(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   const bool fp16 = p.name == recipe::Precision::fp16_mixed;
@@ -130,25 +92,6 @@ void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
                       fmt::format("reduce_dtype {} disagrees with grad_reduce_in_fp32: {}",
                                   reduce ? enum_name(*reduce) : "", p.grad_reduce_in_fp32),
                       "set one of the two");
-
-  const bool fp8 = p.fp8 != recipe::Fp8Format::none;
-  diagnostics.require(!p.fp8_param_gather || fp8,
-                      {"mixed_precision.fp8_param_gather", "mixed_precision.fp8"},
-                      "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
-                      "set mixed_precision.fp8: hybrid, or remove it");
-  diagnostics.require(!fp8 || p.name != recipe::Precision::fp32,
-                      {"mixed_precision.fp8", "mixed_precision.name"},
-                      "8-bit products need bf16_mixed", "set mixed_precision.name");
-  const bool cpu = r.train.device == recipe::DeviceChoice::cpu;
-  const bool emulate = r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda;
-  diagnostics.require(
-      !fp8 || emulate || (!cpu && compute_capability(r.hardware.gpu) >= 9),
-      {"mixed_precision.fp8", "hardware.gpu", "train.device"},
-      fmt::format("{} has no 8-bit matrix products",
-                  cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
-      cpu ? "set train.device: cuda; or debug.emulate_fp8: true, to try what it computes"
-          : "remove fp8, or set hardware.gpu to h100 or newer");
-  check_float8(r, diagnostics);
   diagnostics.require(!p.loss_scale || p.name == recipe::Precision::fp16_mixed,
                       {"mixed_precision.loss_scale", "mixed_precision.name"},
                       fmt::format("a loss scale is for fp16_mixed, not for {}", enum_name(p.name)),

@@ -11,6 +11,7 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_train(recipe, diagnostics);
   validate_optimizer(recipe, diagnostics);
   validate_precision(recipe, diagnostics);
+  validate_float8(recipe, diagnostics);
 
   validate_world(recipe, layout, diagnostics);
   validate_strategy(recipe, layout, diagnostics);

@@ -16,10 +16,6 @@ void check_float8(const Recipe& r, const Missing& missing) {
   if (p.fp8 == recipe::Fp8Format::none) return;
   missing(p.name == recipe::Precision::fp16_mixed, "mixed_precision.fp8",
           "8-bit products beside fp16", "use mixed_precision.name: bf16_mixed");
-  missing(p.fp8_recipe == recipe::Fp8Recipe::blockwise || p.fp8_recipe == recipe::Fp8Recipe::mxfp8,
-          "mixed_precision.fp8_recipe", "scales of blocks (blockwise, mxfp8)",
-          "use tensorwise or delayed, which GPUs from h100 on compute, and CPUs with "
-          "debug.emulate_fp8");
   missing(p.fp8_param_gather, "mixed_precision.fp8_param_gather",
           "parameters that travel in 8 bits", "leave it out: they travel in bf16");
   missing(r.train.device != recipe::DeviceChoice::cuda && !r.debug.emulate_fp8,

@@ -1,9 +1,9 @@
 #include "recipe/load/hf_config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <optional>
-#include <regex>
 #include <span>
 
 #include <fmt/core.h>
@@ -16,6 +16,19 @@ namespace mtrain::recipe {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Says whether a name has the form organization/model, as on the Hugging Face Hub.
+bool looks_like_hub_id(std::string_view name) {
+  const auto is_part = [](std::string_view part) {
+    return !part.empty() && std::isalnum(static_cast<unsigned char>(part.front())) &&
+           std::ranges::all_of(part, [](unsigned char c) {
+             return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+           });
+  };
+  const size_t slash = name.find('/');
+  return slash != std::string_view::npos && is_part(name.substr(0, slash)) &&
+         is_part(name.substr(slash + 1));
+}
 
 // A key of config.json, the field that it sets, and the value that transformers takes if the key is
 // left out; an empty one leaves the field's own default.
@@ -179,8 +192,7 @@ class ConfigReader {
     const std::string folder = from_.node.text;
     std::error_code ignored;
     if (!fs::is_directory(folder, ignored)) {
-      static const std::regex hub_id("[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*");
-      if (std::regex_match(folder, hub_id))
+      if (looks_like_hub_id(folder))
         refuse(fmt::format("there is no folder {}; as the name of a model on the Hugging Face Hub "
                            "it cannot be used, since nothing is downloaded",
                            folder),

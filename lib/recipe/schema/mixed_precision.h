@@ -46,6 +46,8 @@ struct MixedPrecisionConfig {
   int64_t fp8_margin = 0, fp8_amax_history_len = 1;
   Fp8AmaxChoice fp8_amax_compute_algo = Fp8AmaxChoice::most_recent;
   bool fp8_param_gather = false;
+  bool first_last_layers_bf16 = false;
+  int64_t num_layers_at_start_in_bf16 = 1, num_layers_at_end_in_bf16 = 1;
   Auto<double> loss_scale;
   double initial_loss_scale = 65536, min_loss_scale = 1;
   int64_t loss_scale_window = 2000, hysteresis = 1;
@@ -69,7 +71,9 @@ struct MixedPrecisionConfig {
             {.aliases = "model.fp8 model.fp8_format"}},
       Field{"fp8_recipe",
             &MixedPrecisionConfig::fp8_recipe,
-            "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps",
+            "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps, "
+            "blockwise: from 128 numbers along a GEMM's sum, in weights 128 x 128 (h100, h200), "
+            "mxfp8: from 32 numbers along it (b200 or newer)",
             {.aliases = "model.fp8_recipe fp8.recipe_name"}},
       Field{"fp8_margin",
             &MixedPrecisionConfig::fp8_margin,
@@ -88,6 +92,18 @@ struct MixedPrecisionConfig {
             "gather parameters in 8 bits",
             {.aliases = "model.fp8_param_gather ddp.fp8_param_gather "
                         "fp8.enable_fsdp_float8_all_gather"}},
+      Field{"first_last_layers_bf16",
+            &MixedPrecisionConfig::first_last_layers_bf16,
+            "keep bf16 GEMMs in the first and last layers of the model, beside 8-bit ones",
+            {.aliases = "model.first_last_layers_bf16"}},
+      Field{"num_layers_at_start_in_bf16",
+            &MixedPrecisionConfig::num_layers_at_start_in_bf16,
+            "first_last_layers_bf16: how many of the first layers",
+            {.aliases = "model.num_layers_at_start_in_bf16", .unit = "layers", .min = 0}},
+      Field{"num_layers_at_end_in_bf16",
+            &MixedPrecisionConfig::num_layers_at_end_in_bf16,
+            "first_last_layers_bf16: how many of the last layers",
+            {.aliases = "model.num_layers_at_end_in_bf16", .unit = "layers", .min = 0}},
       Field{
           "loss_scale",
           &MixedPrecisionConfig::loss_scale,

@@ -1,0 +1,28 @@
+// What kernels that quantize to 8 bits share.
+#pragma once
+#include "kernels/cuda/device/reduce.h"
+
+namespace mtrain::kernels::cuda {
+
+// Returns |x|, or 0 where x is not finite.
+__device__ __forceinline__ float finite_size(float x) { return isfinite(x) ? fabsf(x) : 0.0f; }
+
+// Returns x * scale, or NaN where x is not finite.
+__device__ __forceinline__ float scaled(float x, float scale) {
+  return isfinite(x) ? x * scale : __uint_as_float(0x7fc00000u);
+}
+
+// Returns the largest x of a block of WARPS warps, to each of its threads.
+template <int WARPS>
+__device__ __forceinline__ float block_max(float x) {
+  __shared__ float slots[kWarp];
+  x = warp_max(x);
+  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+  if (lane == 0) slots[warp] = x;
+  __syncthreads();
+  x = warp_max(lane < WARPS ? slots[lane] : 0.0f);
+  __syncthreads();  // slots may be written again
+  return x;
+}
+
+}  // namespace mtrain::kernels::cuda

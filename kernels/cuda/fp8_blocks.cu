@@ -1,0 +1,235 @@
+#include "kernels/fp8_blocks.h"
+
+#include "kernels/cuda/device/float8.h"
+#include "kernels/cuda/device/grid.h"
+
+namespace mtrain::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / kWarp;
+constexpr int kMaxBlocks = 2048;
+// A block of threads quantizes tiles; a thread has a segment of a tile's column.
+constexpr int kTile = 128, kSegment = 32, kSegments = kTile / kSegment;
+static_assert(kTile * kSegments == kThreads);
+constexpr int kChunks = kTile / 16;  // 16-byte accesses to a column of the tile
+
+// Returns the least e with amax <= largest 2^e, as the CPU's kernel does.
+__device__ __forceinline__ int exponent_of(float amax, float largest) {
+  if (!(amax > 0)) return 0;
+  const uint32_t bits = __float_as_uint(amax / largest);
+  return max(int(bits >> 23) - 127 + ((bits & 0x7fffff) != 0 ? 1 : 0), -126);
+}
+__device__ __forceinline__ float power_of_2(int e) {
+  return __uint_as_float(uint32_t(e + 127) << 23);
+}
+
+// The 8-bit matrix (R, K) that is written, and the inverses of its scales. block_scale_index() has
+// their layouts.
+template <Float8Blocks BLOCKS>
+struct Inverses {
+  void* data;
+  int64_t R, K;
+
+  __device__ __forceinline__ void put(int64_t at, int e) const {
+    if constexpr (BLOCKS == Float8Blocks::rows_32)
+      static_cast<uint8_t*>(data)[at] = uint8_t(e + 127);
+    else
+      static_cast<float*>(data)[at] = power_of_2(e);
+  }
+  // Writes the inverse of a row's block in the tile that begins at row `row0` and element `k0`;
+  // `row` and `block` count within the tile. Rows and blocks beyond the matrix have memory, too.
+  __device__ __forceinline__ void put_row(int64_t row0, int64_t k0, int row, int block,
+                                          int e) const {
+    if constexpr (BLOCKS == Float8Blocks::rows_128) {
+      const int64_t rows = (R + 3) / 4 * 4;
+      if (row0 + row < rows) put(k0 / kTile * rows + row0 + row, e);
+    } else {
+      const int64_t tile = row0 / kTile * ((K + kTile - 1) / kTile) + k0 / kTile;
+      put(tile * (kTile * kSegments) + row % 32 * 16 + row / 32 * 4 + block, e);
+    }
+  }
+  // Writes the inverse of a whole tile; the last of a row of tiles also writes those beyond it.
+  __device__ __forceinline__ void put_square(int64_t row0, int64_t k0, int e) const {
+    const int64_t blocks = (K + kTile - 1) / kTile, stride = (blocks + 3) / 4 * 4;
+    const int64_t begin = row0 / kTile * stride;
+    put(begin + k0 / kTile, e);
+    if (k0 / kTile == blocks - 1)
+      for (int64_t i = blocks; i < stride; ++i) put(begin + i, 0);
+  }
+};
+
+template <class T>
+struct Tile {
+  const T* x;
+  int64_t rows, columns, row0, column0;
+  // Element (r, c) of the tile, or 0 outside of the tensor.
+  __device__ __forceinline__ float at(int r, int c) const {
+    return row0 + r < rows && column0 + c < columns
+               ? load_one(x + (row0 + r) * columns + column0 + c)
+               : 0.0f;
+  }
+  // The four elements of row r that a lane has: 32 apart, so that each is a lane of its block
+  // of 32.
+  __device__ __forceinline__ void row(int r, int lane, float (&v)[kSegments]) const {
+#pragma unroll
+    for (int j = 0; j < kSegments; ++j) v[j] = at(r, lane + kWarp * j);
+  }
+  __device__ __forceinline__ float amax() const {
+    float most = 0;
+    for (int r = int(threadIdx.x) / kWarp; r < kTile; r += kWarps) {
+      float v[kSegments];
+      row(r, int(threadIdx.x) % kWarp, v);
+#pragma unroll
+      for (int j = 0; j < kSegments; ++j) most = fmaxf(most, finite_size(v[j]));
+    }
+    return block_max<kWarps>(most);
+  }
+};
+
+// A warp writes whole rows of the tile. `e` is the exponent of a square tile.
+template <class Y, Float8Blocks BLOCKS, class T>
+__device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
+                                           const Inverses<BLOCKS>& inverses, float largest, int e) {
+  const int lane = int(threadIdx.x) % kWarp;
+  for (int r = int(threadIdx.x) / kWarp; r < kTile; r += kWarps) {
+    float v[kSegments], most[kSegments];
+    tile.row(r, lane, v);
+    int exponent[kSegments];
+    if constexpr (BLOCKS == Float8Blocks::square_128) {
+#pragma unroll
+      for (int j = 0; j < kSegments; ++j) exponent[j] = e;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kSegments; ++j) most[j] = warp_max(finite_size(v[j]));
+      const float whole = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+#pragma unroll
+      for (int j = 0; j < kSegments; ++j)
+        exponent[j] = exponent_of(BLOCKS == Float8Blocks::rows_128 ? whole : most[j], largest);
+      if (BLOCKS == Float8Blocks::rows_128 && lane == 0)
+        inverses.put_row(tile.row0, tile.column0, r, 0, exponent[0]);
+      if (BLOCKS == Float8Blocks::rows_32 && lane == 0)
+#pragma unroll
+        for (int j = 0; j < kSegments; ++j)
+          inverses.put_row(tile.row0, tile.column0, r, j, exponent[j]);
+    }
+    if (tile.row0 + r >= tile.rows) continue;
+    uint8_t* const to = y + (tile.row0 + r) * tile.columns + tile.column0;
+#pragma unroll
+    for (int j = 0; j < kSegments; ++j)
+      if (const int c = lane + kWarp * j; tile.column0 + c < tile.columns)
+        to[c] = uint8_t(pack_float8<Y>(scaled(v[j], power_of_2(-exponent[j])), 0.0f));
+  }
+}
+
+// A thread has 32 rows of one column, and reads them twice, since their floats would fill its
+// registers. The tile then lies in shared memory as [column][16 rows], with a column's eight 16
+// bytes exchanged by the column, so that the threads of a store do not meet in one bank.
+template <class Y, Float8Blocks BLOCKS, class T>
+__device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* transposed,
+                                              int64_t stride, const Inverses<BLOCKS>& inverses,
+                                              float largest, int e) {
+  __shared__ uint4 bytes[kTile * kChunks];
+  __shared__ float maxima[kSegments * kTile];
+  const auto place = [](int column, int chunk) { return column * kChunks + (chunk ^ column % 8); };
+  const int thread = int(threadIdx.x), c = thread % kTile, segment = thread / kTile;
+  // How many of the rows are within the tensor, and the first element.
+  const int64_t row = tile.row0 + segment * kSegment, left = tile.rows - row;
+  const int filled =
+      tile.column0 + c >= tile.columns || left <= 0 ? 0 : int(left < kSegment ? left : kSegment);
+  const T* const from = tile.x + row * tile.columns + tile.column0 + c;
+  const int columns = int(tile.columns);
+  if constexpr (BLOCKS != Float8Blocks::square_128) {
+    float most = 0;
+#pragma unroll 8
+    for (int k = 0; k < filled; ++k) most = fmaxf(most, finite_size(load_one(from + k * columns)));
+    if constexpr (BLOCKS == Float8Blocks::rows_128) {
+      maxima[segment * kTile + c] = most;
+      __syncthreads();
+#pragma unroll
+      for (int s = 0; s < kSegments; ++s) most = fmaxf(most, maxima[s * kTile + c]);
+    }
+    e = exponent_of(most, largest);
+    if (BLOCKS == Float8Blocks::rows_32 || segment == 0)
+      inverses.put_row(tile.column0, tile.row0, c, segment, e);
+  }
+  const float scale = power_of_2(-e);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      float v[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int k = 16 * half + 4 * w + j;
+        v[j] = k < filled ? scaled(load_one(from + k * columns), scale) : 0.0f;
+      }
+      words[w] = uint32_t(pack_float8<Y>(v[0], v[1])) | uint32_t(pack_float8<Y>(v[2], v[3])) << 16;
+    }
+    bytes[place(c, 2 * segment + half)] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kTile * kChunks / kThreads; ++i) {
+    const int column = thread / kChunks + i * (kThreads / kChunks), chunk = thread % kChunks;
+    if (tile.column0 + column < tile.columns && tile.row0 + 16 * chunk < stride)
+      store_words(transposed + (tile.column0 + column) * stride + tile.row0 + 16 * chunk,
+                  bytes[place(column, chunk)]);
+  }
+  __syncthreads();  // both arrays may be written again
+}
+
+// Blocks take tiles in turn.
+template <class Y, Float8Blocks BLOCKS, class T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_blocks(const T* x, uint8_t* y, void* inverse, uint8_t* transposed,
+                    void* transposed_inverse, int64_t rows, int64_t columns, int64_t stride,
+                    float largest) {
+  const Inverses<BLOCKS> inverses{inverse, rows, columns},
+      transposed_inverses{transposed_inverse, columns, stride};
+  const int64_t most_rows = transposed && stride > rows ? stride : rows;
+  const unsigned across = unsigned((columns + kTile - 1) / kTile),
+                 tiles = across * unsigned((most_rows + kTile - 1) / kTile);
+  for (unsigned number = blockIdx.x; number < tiles; number += gridDim.x) {
+    const Tile<T> tile{x, rows, columns, int64_t(number / across) * kTile,
+                       int64_t(number % across) * kTile};
+    int e = 0;
+    if constexpr (BLOCKS == Float8Blocks::square_128) {
+      e = exponent_of(tile.amax(), largest);
+      if (threadIdx.x == 0 && y && tile.row0 < rows)
+        inverses.put_square(tile.row0, tile.column0, e);
+      if (threadIdx.x == 0 && transposed)
+        transposed_inverses.put_square(tile.column0, tile.row0, e);
+    }
+    if (y && tile.row0 < rows) write_rows<Y, BLOCKS>(tile, y, inverses, largest, e);
+    if (transposed)
+      write_columns<Y, BLOCKS>(tile, transposed, stride, transposed_inverses, largest, e);
+  }
+}
+
+template <class F>
+void with_blocks(Float8Blocks blocks, const F& f) {
+  if (blocks == Float8Blocks::rows_128) return f.template operator()<Float8Blocks::rows_128>();
+  if (blocks == Float8Blocks::rows_32) return f.template operator()<Float8Blocks::rows_32>();
+  f.template operator()<Float8Blocks::square_128>();
+}
+
+}  // namespace
+
+void run(const QuantizeBlocks& a, CUstream_st* stream) {
+  const int64_t rows = a.y_NT && a.stride > a.T ? a.stride : a.T;
+  if (a.N == 0 || rows == 0) return;
+  const DType type = a.y_TN ? a.y_TN.dtype : a.y_NT.dtype;
+  const unsigned blocks = blocks_for(div_up(a.N, kTile) * div_up(rows, kTile), 1, kMaxBlocks);
+  with_float8(type, [&]<class Y>() {
+    with_float(a.x_TN.dtype, [&]<class T>() {
+      with_blocks(a.blocks, [&]<Float8Blocks BLOCKS>() {
+        MT_LAUNCH((quantize_blocks<Y, BLOCKS, T>), blocks, kThreads, 0, stream, data<T>(a.x_TN),
+                  data<uint8_t>(a.y_TN), a.inverse_TN.data, data<uint8_t>(a.y_NT),
+                  a.inverse_NT.data, a.T, a.N, a.stride, largest_float8(type));
+      });
+    });
+  });
+}
+
+}  // namespace mtrain::kernels::cuda

@@ -1,0 +1,187 @@
+// Rules of linears that multiply in 8 bits.
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "plan/rules/rules.h"
+
+namespace mtrain::plan {
+namespace {
+
+using recipe::Fp8Recipe;
+
+// Settings that mean nothing without 8-bit GEMMs.
+void check_off(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  const auto needs = [&](bool on, const char* field) {
+    diagnostics.require(!on, {field, "mixed_precision.fp8"},
+                        "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
+                        "set mixed_precision.fp8: hybrid, or remove it");
+  };
+  needs(r.debug.emulate_fp8, "debug.emulate_fp8");
+  needs(p.fp8_param_gather, "mixed_precision.fp8_param_gather");
+  needs(p.first_last_layers_bf16, "mixed_precision.first_last_layers_bf16");
+}
+
+void check_device(const Recipe& r, Diagnostics& diagnostics) {
+  const bool cpu = r.train.device == recipe::DeviceChoice::cpu;
+  const bool emulate = r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda;
+  diagnostics.require(
+      emulate || (!cpu && compute_capability(r.hardware.gpu) >= 9),
+      {"mixed_precision.fp8", "hardware.gpu", "train.device"},
+      fmt::format("{} has no 8-bit matrix products",
+                  cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
+      cpu ? "set train.device: cuda; or debug.emulate_fp8: true, to try what it computes"
+          : "remove fp8, or set hardware.gpu to h100 or newer");
+}
+
+void check_history(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  diagnostics.require(
+      p.fp8_recipe == Fp8Recipe::delayed ||
+          (p.fp8_amax_history_len == 1 &&
+           p.fp8_amax_compute_algo == recipe::Fp8AmaxChoice::most_recent),
+      {"mixed_precision.fp8_amax_history_len", "mixed_precision.fp8_amax_compute_algo",
+       "mixed_precision.fp8_recipe"},
+      fmt::format("fp8_recipe {} keeps no history of maxima", enum_name(p.fp8_recipe)),
+      "set mixed_precision.fp8_recipe: delayed, or remove them");
+}
+
+// Scales of 128 numbers are a matter of one generation's tensor cores, scales of 32 of the next.
+void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  const int capability = compute_capability(r.hardware.gpu);
+  if (r.train.device == recipe::DeviceChoice::cpu || capability < 9) return;  // see check_device
+  if (r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda) return;
+  const auto needs = [&](bool ok, const char* what, const char* hint) {
+    diagnostics.require(ok, {"mixed_precision.fp8_recipe", "hardware.gpu"},
+                        fmt::format("{} needs {}, not {}", enum_name(p.fp8_recipe), what,
+                                    enum_name(r.hardware.gpu)),
+                        hint);
+  };
+  if (p.fp8_recipe == Fp8Recipe::blockwise)
+    needs(capability == 9, "a GPU of compute capability 9 (h100, h200)",
+          "set mixed_precision.fp8_recipe: mxfp8, or hardware.gpu to what the run has");
+  if (p.fp8_recipe == Fp8Recipe::mxfp8)
+    needs(capability >= 10, "a GPU of compute capability 10 or newer (b200, b300, gb200, gb300)",
+          "set mixed_precision.fp8_recipe: blockwise, or hardware.gpu to what the run has");
+}
+
+// Returns of what the sizes of a rank's GEMMs are multiples: rows of 8-bit operands begin at
+// multiples of 16 bytes, and blocks do not reach from one rank's part into another's.
+int64_t multiple_of(Fp8Recipe r) {
+  switch (r) {
+    case Fp8Recipe::tensorwise:
+    case Fp8Recipe::delayed: return 16;
+    case Fp8Recipe::blockwise: return 128;
+    case Fp8Recipe::mxfp8: return 32;
+  }
+  return 16;
+}
+bool in_blocks(Fp8Recipe r) { return r == Fp8Recipe::blockwise || r == Fp8Recipe::mxfp8; }
+
+void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& m = r.model;
+  const Fp8Recipe scales = r.mixed_precision.fp8_recipe;
+  const int64_t of = multiple_of(scales);
+  const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
+  const char* products = in_blocks(scales) ? "blocks of 8-bit products" : "8-bit products";
+  // `legal`: the nearest values of the field.
+  const auto multiple = [&](const char* field, const char* what, int64_t n,
+                            const std::string& legal) {
+    diagnostics.require(
+        n % of == 0, {field, "mixed_precision.fp8", "mixed_precision.fp8_recipe"},
+        fmt::format("{} need {} of a rank to be a multiple of {}, not {}", products, what, of, n),
+        fmt::format("{}, or remove mixed_precision.fp8", legal));
+  };
+  const auto use = [](int64_t value, int64_t step) {
+    return fmt::format("use {}", nearest_multiples(value, step));
+  };
+  const int64_t q = m.num_attention_heads / tp * D,
+                kv = std::max<int64_t>(1, m.kv_heads() / tp) * D;
+  multiple("model.hidden_size", "hidden_size", m.hidden_size, use(m.hidden_size, of));
+  multiple("model.ffn_hidden_size", "ffn_hidden_size", m.ffn_size() / tp,
+           use(m.ffn_size(), of * tp));
+  multiple("model.num_attention_heads", "heads times their size", q,
+           "change the heads or model.kv_channels");
+  if (q % of != 0) return;
+  // Keys and values of a rank follow its queries in one matrix, which ranks have in other parts.
+  if (in_blocks(scales) && tp > 1)
+    multiple("model.num_query_groups", "the width of keys", kv,
+             "change the groups, model.kv_channels or distributed.tp_size");
+  else
+    multiple("model.num_query_groups", "the width of queries, keys and values", q + 2 * kv,
+             "change the groups or model.kv_channels");
+}
+
+// cuBLASLt takes scales of 128 numbers for a multiple of 4 tokens.
+void check_tokens(const Recipe& r, Diagnostics& diagnostics) {
+  if (r.mixed_precision.fp8_recipe != Fp8Recipe::blockwise ||
+      r.train.device != recipe::DeviceChoice::cuda)
+    return;
+  const int64_t cp = std::max<int64_t>(1, r.distributed.cp_size), S = sample_length(r);
+  diagnostics.require(S % cp != 0 || S / cp % 4 == 0,
+                      {"dataset.seq_length", "mixed_precision.fp8_recipe"},
+                      fmt::format("blockwise needs a rank's part of a sample to be a multiple of 4 "
+                                  "tokens, not {}",
+                                  S / cp),
+                      fmt::format("use {}", nearest_multiples(S, 4 * cp)));
+}
+
+void check_margin(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  if (in_blocks(p.fp8_recipe) && p.fp8_margin != 0)
+    diagnostics.warn("mixed_precision.fp8_margin",
+                     fmt::format("is ignored: {} finds each scale from the block that it is for",
+                                 enum_name(p.fp8_recipe)),
+                     "remove it");
+}
+
+void check_bf16_layers(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  if (!p.first_last_layers_bf16) {
+    for (const char* field : {"mixed_precision.num_layers_at_start_in_bf16",
+                              "mixed_precision.num_layers_at_end_in_bf16"})
+      if (r.given(field))
+        diagnostics.warn(field, "is ignored, for first_last_layers_bf16 is off",
+                         "set mixed_precision.first_last_layers_bf16: true, or remove it");
+    return;
+  }
+  diagnostics.require(
+      p.fp8_recipe != Fp8Recipe::delayed,
+      {"mixed_precision.first_last_layers_bf16", "mixed_precision.fp8_recipe"},
+      "delayed scales are kept for all layers: none of them can be left in bf16",
+      "set mixed_precision.fp8_recipe: tensorwise, or first_last_layers_bf16: false");
+  const int64_t layers = r.model.num_layers,
+                kept = p.num_layers_at_start_in_bf16 + p.num_layers_at_end_in_bf16;
+  diagnostics.require(
+      kept <= layers,
+      {"mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
+       "model.num_layers"},
+      fmt::format("{} first and {} last layers in bf16 are more than the model's {} layers",
+                  p.num_layers_at_start_in_bf16, p.num_layers_at_end_in_bf16, layers),
+      fmt::format("choose counts whose sum is at most {}", layers));
+  if (kept == layers)
+    diagnostics.warn("mixed_precision.first_last_layers_bf16",
+                     fmt::format("leaves none of the {} layers in 8 bits", layers),
+                     "lower the counts, or remove mixed_precision.fp8");
+}
+
+}  // namespace
+
+void validate_float8(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  if (p.fp8 == recipe::Fp8Format::none) return check_off(r, diagnostics);
+  diagnostics.require(p.name != recipe::Precision::fp32,
+                      {"mixed_precision.fp8", "mixed_precision.name"},
+                      "8-bit products need bf16_mixed", "set mixed_precision.name");
+  check_device(r, diagnostics);
+  check_block_device(r, diagnostics);
+  check_history(r, diagnostics);
+  check_sizes(r, diagnostics);
+  check_tokens(r, diagnostics);
+  check_margin(r, diagnostics);
+  check_bf16_layers(r, diagnostics);
+}
+
+}  // namespace mtrain::plan

@@ -1,0 +1,114 @@
+// Tests the rules of 8-bit linears, violated alone and satisfied at their boundary.
+#include <fmt/core.h>
+
+#include "plan/run_plan.h"
+#include "recipe_cases.h"
+
+using namespace mtrain;
+using namespace mtrain::plan;
+using namespace recipe_cases;
+
+TEST_CASE("8-bit linears are refused where the device, the scales or the sizes do not fit") {
+  expect_error({.what = "fp8 gather", .set = {"mixed_precision.fp8_param_gather=true"}},
+               "mixed_precision.fp8_param_gather", "8-bit");
+  expect_error({.what = "fp8 on a100", .set = {"mixed_precision.fp8=hybrid", "hardware.gpu=a100"}},
+               "mixed_precision.fp8", "a100");
+  expect_error({.what = "fp8 on a cpu", .set = {"mixed_precision.fp8=hybrid", "train.device=cpu"}},
+               "mixed_precision.fp8", "CPU");
+  expect_accepts({.what = "fp8 on h100",
+                  .set = {"mixed_precision.fp8=hybrid", "mixed_precision.fp8_param_gather=true"}});
+  expect_error({.what = "fp8 of odd sizes",
+                .set = {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=712"}},
+               "model.ffn_hidden_size", "multiple of 16, not 712");
+  expect_error(
+      {.what = "fp8 of odd sizes per rank",
+       .world = 2,
+       .set = {"mixed_precision.fp8=hybrid", "model.ffn_hidden_size=720", "distributed.tp_size=2"}},
+      "model.ffn_hidden_size", "multiple of 16, not 360");
+  expect_accepts(
+      {.what = "fp8 emulated",
+       .set = {"mixed_precision.fp8=e4m3", "train.device=cpu", "debug.emulate_fp8=true"}});
+  expect_error({.what = "nothing to emulate", .set = {"debug.emulate_fp8=true"}},
+               "debug.emulate_fp8", "no 8-bit");
+  expect_error({.what = "a history of current scales",
+                .set = {"mixed_precision.fp8=hybrid", "model.fp8_amax_history_len=16"}},
+               "mixed_precision.fp8_amax_history_len", "no history");
+  expect_accepts(
+      {.what = "a history of delayed scales",
+       .set = {"mixed_precision={fp8: hybrid, fp8_recipe: delayed, fp8_amax_history_len: 16, "
+               "fp8_amax_compute_algo: max, fp8_margin: 1}"}});
+}
+
+TEST_CASE("layers in bf16 beside 8-bit ones are counted within the model") {
+  const std::string on = "mixed_precision={fp8: hybrid, first_last_layers_bf16: true}";
+  const auto more = [&](const Overrides& set) {
+    Overrides all{on, "model.num_layers=4"};
+    all.insert(all.end(), set.begin(), set.end());
+    return all;
+  };
+  expect_accepts({.what = "one and one", .set = more({})});
+  expect_accepts(
+      {.what = "Megatron's names",
+       .set = {"mixed_precision.fp8=hybrid", "model.first_last_layers_bf16=true",
+               "model.num_layers_at_start_in_bf16=2", "model.num_layers_at_end_in_bf16=0"}});
+  expect_error({.what = "without 8 bits", .set = {"mixed_precision.first_last_layers_bf16=true"}},
+               "mixed_precision.first_last_layers_bf16", "no 8-bit");
+  expect_error({.what = "delayed", .set = more({"mixed_precision.fp8_recipe=delayed"})},
+               "mixed_precision.first_last_layers_bf16", "delayed scales");
+  expect_error({.what = "too many", .set = more({"mixed_precision.num_layers_at_start_in_bf16=4"})},
+               "mixed_precision.num_layers_at_start_in_bf16", "more than the model's 4 layers");
+  expect_warning({.what = "all", .set = more({"mixed_precision.num_layers_at_start_in_bf16=3"})},
+                 "mixed_precision.first_last_layers_bf16", "none of the 4 layers");
+  expect_warning(
+      {.what = "off", .set = {"mixed_precision.fp8=hybrid", "model.num_layers_at_end_in_bf16=2"}},
+      "mixed_precision.num_layers_at_end_in_bf16", "ignored");
+}
+
+TEST_CASE("scales of blocks are refused where the device or the sizes do not fit") {
+  const Overrides blocks{"mixed_precision={fp8: e4m3, fp8_recipe: blockwise}", "train.device=cuda",
+                         "model.ffn_hidden_size=768", "model.kv_channels=64"},
+      mx{"mixed_precision={fp8: e4m3, fp8_recipe: mxfp8}", "train.device=cuda",
+         "hardware.gpu=b200"};
+  const auto also = [](Overrides all, const Overrides& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  expect_accepts({.what = "blockwise on h100", .set = blocks});
+  expect_accepts({.what = "blockwise on h200", .set = also(blocks, {"hardware.gpu=h200"})});
+  expect_error({.what = "blockwise on b200", .set = also(blocks, {"hardware.gpu=b200"})},
+               "mixed_precision.fp8_recipe", "compute capability 9 (h100, h200), not b200");
+  expect_error({.what = "blocks on a100", .set = also(blocks, {"hardware.gpu=a100"})},
+               "mixed_precision.fp8", "a100");
+  expect_accepts({.what = "mxfp8 on b200", .set = mx});
+  expect_accepts({.what = "mxfp8 on gb300", .set = also(mx, {"hardware.gpu=gb300"})});
+  expect_error({.what = "mxfp8 on h100", .set = also(mx, {"hardware.gpu=h100"})},
+               "mixed_precision.fp8_recipe", "compute capability 10 or newer");
+  for (const char* scales : {"blockwise", "mxfp8"})
+    expect_accepts({.what = "emulated",
+                    .set = also(blocks, {std::string("mixed_precision.fp8_recipe=") + scales,
+                                         "train.device=cpu", "debug.emulate_fp8=true"})});
+  expect_error({.what = "ffn of blocks of 128", .set = also(blocks, {"model.ffn_hidden_size=704"})},
+               "model.ffn_hidden_size", "multiple of 128, not 704");
+  expect_accepts({.what = "ffn of blocks of 32", .set = mx});  // 704
+  expect_error({.what = "ffn beside blocks of 32", .set = also(mx, {"model.ffn_hidden_size=720"})},
+               "model.ffn_hidden_size", "multiple of 32, not 720");
+  expect_error({.what = "a rank's ffn",
+                .world = 2,
+                .set = also(blocks, {"distributed.tp_size=2", "model.ffn_hidden_size=896"})},
+               "model.ffn_hidden_size", "multiple of 128, not 448");
+  // 4 groups of 64 are 256 columns: two ranks have whole blocks of them, four have not.
+  const auto ranks = [&](int64_t n) {
+    return Setting{.what = "a rank's keys",
+                   .world = n,
+                   .set = also(blocks, {fmt::format("distributed.tp_size={}", n),
+                                        "model.ffn_hidden_size=1024"})};
+  };
+  expect_accepts(ranks(2));
+  expect_error(ranks(4), "model.num_query_groups", "multiple of 128, not 64");
+  expect_error({.what = "odd tokens", .set = also(blocks, {"dataset.seq_length=1022"})},
+               "dataset.seq_length", "multiple of 4 tokens, not 1022");
+  expect_warning({.what = "margin", .set = also(blocks, {"mixed_precision.fp8_margin=1"})},
+                 "mixed_precision.fp8_margin", "ignored");
+  expect_error({.what = "history", .set = also(mx, {"mixed_precision.fp8_amax_history_len=4"})},
+               "mixed_precision.fp8_amax_history_len", "no history");
+}
