@@ -379,6 +379,22 @@ TEST_CASE("a step flushes the pipeline once for each local batch of AutoModel's 
   CHECK(scaled[0].norms[0] == Approx(plain[0].norms[0] / 2).epsilon(1e-6));
 }
 
+TEST_CASE("flushes of a step add nothing to the memory of activations and messages") {
+  const auto most = [](const Changes& layout, int ranks, int flushes) {
+    const Changes local{"step_scheduler.local_batch_size=4",
+                        "distributed.pipeline.pp_microbatch_size=2"};
+    int64_t result = 0;
+    for (const auto& r : train_ranks(ranks, with(with(batch(4 * flushes), layout), local), 1))
+      result = std::max(result, r.most_activations);
+    return result;
+  };
+  for (const Changes& layout : {pipelined("1f1b", 2), pipelined("interleaved_1f1b", 2, 2)}) {
+    CAPTURE(layout);
+    // Four flushes are already as far as the host enqueues ahead.
+    CHECK(double(most(layout, 2, 16)) <= 1.05 * double(most(layout, 2, 4)));
+  }
+}
+
 TEST_CASE("a checkpoint of any pipeline goes on under any other") {
   const TemporaryFolder root;
   struct Case {
