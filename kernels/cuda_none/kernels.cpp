@@ -15,6 +15,7 @@
 #include "kernels/permute.h"
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
+#include "kernels/router.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -64,5 +65,11 @@ MT_NONE(ColumnSum)
 MT_NONE(Sum)
 MT_NONE(FirstNonFinite)
 MT_NONE(Rope)
+MT_NONE(RouteTokens)
+MT_NONE(RouterSums)
+MT_NONE(RouterLosses)
+MT_NONE(RouteTokensGrad)
+MT_NONE(UpdateRouterBias)
+MT_NONE(DropChoices)
 
 }  // namespace mtrain::kernels::cuda

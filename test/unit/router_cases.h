@@ -1,0 +1,64 @@
+// Routers of the tests: every form, and the sizes they are tried with.
+#pragma once
+#include <vector>
+
+#include "kernels/router.h"
+#include "kernels_testing.h"
+
+namespace mtrain::test {
+
+struct RouterCase {
+  const char* name;
+  int64_t T, E, K, B = 1;
+  kernels::RouterForm form = {};
+  bool biased = false, padded = false;
+};
+
+inline std::vector<RouterCase> router_cases() {
+  using enum kernels::RouterScore;
+  return {
+      {"one expert", 3, 1, 1},
+      {"all experts", 5, 4, 4, 5, {.over_chosen = true}},
+      {"softmax over the chosen (Mixtral)", 40, 8, 2, 2, {.over_chosen = true}, false, true},
+      {"softmax over all (Qwen2-MoE)", 21, 60, 4, 3},
+      {"normalized (Qwen3-MoE)", 24, 128, 8, 4, {.normalize = true, .scale = 1.5f}, true, true},
+      {"groups of softmax (DeepSeek-V2)",
+       18,
+       64,
+       6,
+       1,
+       {.scale = 16, .groups = 8, .best_groups = 3}},
+      {"sigmoid (Llama 4)", 9, 33, 1, 1, {.score = sigmoid}},
+      {"groups of sigmoid (DeepSeek-V3)",
+       32,
+       256,
+       8,
+       2,
+       {.score = sigmoid, .normalize = true, .scale = 2.5f, .groups = 8, .best_groups = 4},
+       true,
+       true},
+      {"fewer choices than groups",
+       10,
+       12,
+       2,
+       1,
+       {.score = sigmoid, .groups = 4, .best_groups = 3},
+       true},
+  };
+}
+
+// What a case reads. Biases and logits lie so far apart that rounding changes no choice.
+struct RouterInputs {
+  Array logits_TE, bias_E, valid_T, dweight_TK;
+  RouterInputs(const RouterCase& c, DType type)
+      : logits_TE(Array::normal(type, c.T * c.E, 11, 2)),
+        bias_E(Array::normal(DType::f32, c.E, 12, 0.2f)),
+        valid_T(DType::i32, c.T),
+        dweight_TK(Array::normal(DType::f32, c.T * c.K, 13)) {
+    std::vector<int32_t> valid;
+    for (int64_t t = 0; t < c.T; ++t) valid.push_back(c.padded && t % 5 == 3 ? 0 : 1);
+    valid_T = Array::ids(valid);
+  }
+};
+
+}  // namespace mtrain::test
