@@ -116,7 +116,14 @@ struct Phase {
 class Gemm {
  public:
   Gemm(const Matmul& m, const GemmKernels& kernels, int threads);
-  void work();  // every thread of the pool calls it; returns when all phases are done
+  // Before work(), the GEMM is given memory() floats that no other one uses until it has ended.
+  size_t memory() const { return memory_; }
+  void set_memory(float* memory);
+  // Every thread of the pool calls it. It returns when nothing is left to begin; other threads may
+  // still compute.
+  void work();
+  void wait() const { phases_.back()->computing.wait(); }  // until all is computed
+
  private:
   struct Own {  // memory of one thread
     float *a, *sums;
@@ -141,8 +148,10 @@ class Gemm {
   const int threads_;
   const int64_t panels_;
   int64_t k_block_ = 0, column_block_ = 0, unit_panels_ = 0;
+  int64_t b_floats_ = 0, phase_sums_floats_ = 0;
   std::vector<PanelRange> units_;
   std::vector<std::unique_ptr<Phase>> phases_;
+  size_t memory_ = 0;
   float* b_[2] = {};
   // fp32 partial sums where C has 16 bits and k is split: of a unit, or of a block of columns where
   // phases split k too.
@@ -167,15 +176,18 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
                           kernels.fewest_columns, kernels.most_columns));
   plan_units();
   plan_phases();
-  const bool two = phases_.size() > 1, sums = k_block_ < m.K && is_half(m.c_MN.dtype);
+  const bool sums = k_block_ < m.K && is_half(m.c_MN.dtype);
   const bool phases_cut_k = phases_[0]->k1 < m.K;
-  const int64_t b_floats = column_block_ * words(phases_[0]->k1 - phases_[0]->k0);
-  thread_local Scratch scratch;
-  b_[0] = scratch.floats(
-      size_t(b_floats * (1 + two) + (sums && phases_cut_k ? p_.M * column_block_ : 0)));
-  b_[1] = b_[0] + b_floats * two;
   unit_sums_ = sums && !phases_cut_k;
-  if (sums && phases_cut_k) phase_sums_ = b_[1] + b_floats;
+  phase_sums_floats_ = sums && phases_cut_k ? p_.M * column_block_ : 0;
+  b_floats_ = column_block_ * words(phases_[0]->k1 - phases_[0]->k0);
+  memory_ = size_t(b_floats_ * (phases_.size() > 1 ? 2 : 1) + phase_sums_floats_);
+}
+
+void Gemm::set_memory(float* memory) {
+  b_[0] = memory;
+  b_[1] = memory + (phases_.size() > 1 ? b_floats_ : 0);
+  if (phase_sums_floats_ > 0) phase_sums_ = b_[1] + b_floats_;
 }
 
 // Large units come first and small ones last, so that the threads end at about the same time.
@@ -343,32 +355,55 @@ void Gemm::work() {
   if (kernels_.end) kernels_.end();
 }
 
-void multiply(const Matmul& m, const GemmKernels& kernels) {
+[[maybe_unused]] void check_bf16(std::span<const Matmul> list) {
+  for (const Matmul& m : list)
+    MT_CHECK(m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16, "a {} b {}",
+             dtype_name(m.a.dtype), dtype_name(m.b.dtype));
+}
+
+// Several GEMMs are one list of work: a thread that finds nothing left of one begins the next.
+void multiply(std::span<const Matmul> list, const GemmKernels& kernels) {
   const int threads = current_threads();
-  Gemm gemm(m, kernels, threads);
-  if (threads == 1) return gemm.work();
+  std::vector<std::unique_ptr<Gemm>> gemms;
+  size_t floats[2] = {};  // of the GEMMs with even and with odd numbers
+  for (const Matmul& m : list) {
+    gemms.push_back(std::make_unique<Gemm>(m, kernels, threads));
+    size_t& most = floats[(gemms.size() - 1) % 2];
+    most = std::max(most, gemms.back()->memory());
+  }
+  thread_local Scratch scratch;
+  constexpr size_t kLine = 16;  // floats of a cache line
+  floats[0] = (floats[0] + kLine - 1) / kLine * kLine;
+  float* const memory = scratch.floats(floats[0] + floats[1]);
+  for (size_t i = 0; i < gemms.size(); ++i) gemms[i]->set_memory(memory + i % 2 * floats[0]);
+  const auto work = [&](int64_t) {
+    for (size_t i = 0; i < gemms.size(); ++i) {
+      if (i >= 2) gemms[i - 2]->wait();  // it used the memory that is written next
+      gemms[i]->work();
+    }
+  };
+  if (threads == 1) return work(0);
   // There is one task for each thread. Where the pool is busy elsewhere the tasks run here one
   // after another: the first one does all the work and the others find none left.
-  ThreadPool::current()->run(threads, [&](int64_t) { gemm.work(); });
+  ThreadPool::current()->run(threads, work);
 }
 
 }  // namespace
 
-void gemm(const Matmul& m, Isa isa) { multiply(m, kernels_of(isa)); }
+void gemm(std::span<const Matmul> list, Isa isa) { multiply(list, kernels_of(isa)); }
 
 #ifdef MTRAIN_HAS_AVX512BF16
 bool gemm_bf16_supported() {
   return isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
 }
-void gemm_bf16(const Matmul& m) {
-  MT_CHECK(m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16, "a {} b {}", dtype_name(m.a.dtype),
-           dtype_name(m.b.dtype));
+void gemm_bf16(std::span<const Matmul> list) {
+  check_bf16(list);
   MT_CHECK(gemm_bf16_supported(), "this CPU has no AVX512_BF16");
-  multiply(m, avx512bf16::kGemm);
+  multiply(list, avx512bf16::kGemm);
 }
 #else
 bool gemm_bf16_supported() { return false; }
-void gemm_bf16(const Matmul&) { MT_CHECK(false, "this build has no AVX512_BF16"); }
+void gemm_bf16(std::span<const Matmul>) { MT_CHECK(false, "this build has no AVX512_BF16"); }
 #endif
 
 #ifdef MTRAIN_HAS_AVX512AMX
@@ -389,15 +424,14 @@ bool gemm_amx_supported() {
   static const bool supported = may_use_tiles();
   return supported;
 }
-void gemm_amx(const Matmul& m) {
-  MT_CHECK(m.a.dtype == DType::bf16 && m.b.dtype == DType::bf16, "a {} b {}", dtype_name(m.a.dtype),
-           dtype_name(m.b.dtype));
+void gemm_amx(std::span<const Matmul> list) {
+  check_bf16(list);
   MT_CHECK(gemm_amx_supported(), "this CPU has no AMX tiles, or this process may not use them");
-  multiply(m, avx512amx::kGemm);
+  multiply(list, avx512amx::kGemm);
 }
 #else
 bool gemm_amx_supported() { return false; }
-void gemm_amx(const Matmul&) { MT_CHECK(false, "this build has no AMX tiles"); }
+void gemm_amx(std::span<const Matmul>) { MT_CHECK(false, "this build has no AMX tiles"); }
 #endif
 
 }  // namespace mtrain::kernels::cpu

@@ -15,18 +15,20 @@
 // from those of gemm_bf16(); it rounds, and treats denormals as zero, as gemm_bf16() does.
 #pragma once
 #include <cstdint>
+#include <span>
 
 #include "kernels/cpu/dispatch.h"
 #include "kernels/matmul.h"
 
 namespace mtrain::kernels::cpu {
 
-// These run on the current thread pool.
-void gemm(const Matmul& m, Isa isa);
-void gemm_bf16(const Matmul& m);  // a and b bf16; only where the next function says so
-bool gemm_bf16_supported();       // this build has it and this CPU can run it
-void gemm_amx(const Matmul& m);   // a and b bf16; only where the next function says so
-bool gemm_amx_supported();        // the same, and the system lets this process use AMX tiles
+// These compute all products of the list on the current thread pool, none of which may be empty or
+// read what another one writes.
+void gemm(std::span<const Matmul> list, Isa isa);
+void gemm_bf16(std::span<const Matmul> list);  // a and b bf16; where the next function says so
+bool gemm_bf16_supported();                    // this build has it and this CPU can run it
+void gemm_amx(std::span<const Matmul> list);   // a and b bf16; where the next function says so
+bool gemm_amx_supported();  // the same, and the system lets this process use AMX tiles
 
 // The table of functions and sizes of one instruction set: kernels/cpu/vector/gemm.cpp defines one
 // for each set, kernels/cpu/vector_bf16/gemm.cpp that of gemm_bf16() and

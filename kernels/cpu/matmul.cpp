@@ -88,6 +88,14 @@ void run_8_bit(const Matmul& m) {
   run(wide);
 }
 
+void multiply(std::span<const Matmul> list, MatmulBackend backend) {
+  switch (backend) {
+    case MatmulBackend::native: return gemm(list, isa());
+    case MatmulBackend::native_bf16: return gemm_bf16(list);
+    case MatmulBackend::native_amx: return gemm_amx(list);
+  }
+}
+
 // Where K = 0, C is the bias, or zero.
 void run_empty_sum(const Matmul& m) {
   if (m.accumulate) return;
@@ -142,11 +150,18 @@ void run(const Matmul& m, MatmulBackend backend) {
   thread_local Scratch bias;
   if (m.bias_N) f.bias_N = as_float(m.bias_N, m.N, bias);
   if (m.K == 0) return run_empty_sum(f);
-  switch (backend) {
-    case MatmulBackend::native: return gemm(f, isa());
-    case MatmulBackend::native_bf16: return gemm_bf16(f);
-    case MatmulBackend::native_amx: return gemm_amx(f);
+  multiply({&f, 1}, backend);
+}
+
+void run(std::span<const Matmul> list) {
+  if (list.empty()) return;
+  for (const Matmul& m : list) {
+    check(m);
+    MT_CHECK(m.M > 0 && m.N > 0 && m.K > 0 && !m.bias_N && !has_epilogue(m) && !is_float8(m),
+             "matmuls: M {} N {} K {}, or more than a product", m.M, m.N, m.K);
+    MT_CHECK(choose_backend(m) == choose_backend(list[0]), "matmuls: of several kinds");
   }
+  multiply(list, choose_backend(list[0]));
 }
 
 void run(const Matmul& m) {

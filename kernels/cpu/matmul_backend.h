@@ -4,6 +4,7 @@
 // however a caller splits the rows and columns of C into calls (kernels/cpu/gemm.h), so that a GEMM
 // computed in chunks equals the whole one bit by bit.
 #pragma once
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,9 @@ bool supports(Bf16Arithmetic arithmetic);
 
 MatmulBackend choose_backend(const Matmul& m);
 std::vector<MatmulBackend> available_backends(const Matmul& m);  // `native` first
+
+// Computes products of one kind, none of which has an epilogue or 8-bit operands, side by side.
+void run(std::span<const Matmul> list);
 
 // Computes `m` with this backend; run(const Matmul&) does so with choose_backend(m).
 void run(const Matmul& m, MatmulBackend backend);

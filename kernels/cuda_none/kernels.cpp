@@ -10,6 +10,7 @@
 #include "kernels/embedding.h"
 #include "kernels/fp8.h"
 #include "kernels/fp8_blocks.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/permute.h"
@@ -52,6 +53,8 @@ MT_NONE(Amax)
 MT_NONE(Quantize)
 MT_NONE(QuantizeBlocks)
 MT_NONE(UpdateScales)
+MT_NONE(GroupedMatmul)
+MT_NONE(GroupedWeightGrad)
 MT_NONE(Matmul)
 MT_NONE(NormForward)
 MT_NONE(NormBackward)
