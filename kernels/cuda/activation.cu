@@ -1,5 +1,6 @@
 #include "kernels/activation.h"
 
+#include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/grid.h"
 
 namespace mtrain::kernels::cuda {
@@ -49,20 +50,24 @@ __device__ __forceinline__ float gelu_slope(float x, float& y) {
 }
 
 template <bool TANH, int N, class T>
-__global__ void gelu_forward(const T* x, T* y, int64_t count) {
-  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+__global__ void gelu_forward(const T* x, T* y, int64_t count, float* amax) {
+  float most = 0;
+  for_vectors<N>(count, [&](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float v[L];
     load<L>(x + i, v);
 #pragma unroll
     for (int j = 0; j < L; ++j) v[j] = gelu<TANH, T>(v[j]);
     store<L>(y + i, v);
+    if (amax) most = larger_stored<T>(most, v);
   });
+  if (amax) raise_amax(amax, most);
 }
 
 template <bool TANH, int N, class T>
-__global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t count) {
-  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+__global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t count, float* amax) {
+  float most = 0;
+  for_vectors<N>(count, [&](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float v[L], d[L], again[L];
     load<L>(x + i, v);
@@ -71,7 +76,9 @@ __global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t coun
     for (int j = 0; j < L; ++j) d[j] *= gelu_slope<TANH, T>(v[j], again[j]);
     store<L>(dx + i, d);
     if (y) store<L>(y + i, again);
+    if (amax) most = larger_stored<T>(most, d);
   });
+  if (amax) raise_amax(amax, most);
 }
 
 // Calls f(row, i) for every vector of N elements of rows of F: the blocks of x share a row, the
@@ -94,22 +101,26 @@ RowsGrid rows_grid(int64_t T, int64_t vectors) {
 }
 
 template <int N, class T>
-__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F) {
-  for_rows<N>(rows, F, [=](int64_t row, int64_t i) {
+__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, float* amax) {
+  float most = 0;
+  for_rows<N>(rows, F, [&](int64_t row, int64_t i) {
     const T* gate = gate_up + row * 2 * F + i;
     float g[N], u[N];
     load<N>(gate, g);
     load<N>(gate + F, u);
 #pragma unroll
-    for (int j = 0; j < N; ++j) g[j] *= sigmoid_gate<T>(g[j]).open * u[j];
+    for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid_gate<T>(g[j]).open * u[j];  // as backward
     store<N>(y + row * F + i, g);
+    if (amax) most = larger_stored<T>(most, g);
   });
+  if (amax) raise_amax(amax, most);
 }
 
 template <int N, class T>
 __global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y, int64_t rows,
-                                int64_t F) {
-  for_rows<N>(rows, F, [=](int64_t row, int64_t i) {
+                                int64_t F, float* amax) {
+  float most = 0;
+  for_rows<N>(rows, F, [&](int64_t row, int64_t i) {
     const int64_t at = row * 2 * F + i;
     float g[N], u[N], d[N], again[N];
     load<N>(gate_up + at, g);
@@ -126,7 +137,9 @@ __global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y
     store<N>(dgate_up + at, g);
     store<N>(dgate_up + at + F, u);
     if (y) store<N>(y + row * F + i, again);
+    if (amax) most = larger_stored<T>(larger_stored<T>(most, g), u);
   });
+  if (amax) raise_amax(amax, most);
 }
 
 }  // namespace
@@ -138,7 +151,7 @@ void run(const SwigluForward& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
       MT_LAUNCH((swiglu_forward<N, T>), grid.blocks, grid.threads, 0, stream,
-                data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F);
+                data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, data<float>(a.amax));
     });
   });
 }
@@ -153,7 +166,7 @@ void run(const SwigluBackward& a, CUstream_st* stream) {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
       MT_LAUNCH((swiglu_backward<N, T>), grid.blocks, grid.threads, 0, stream,
                 data<T>(a.gate_up_T2F), data<T>(a.dy_TF), data<T>(a.dgate_up_T2F), data<T>(a.y_TF),
-                a.T, a.F);
+                a.T, a.F, data<float>(a.amax));
     });
   });
 }
@@ -165,10 +178,10 @@ void run(const GeluForward& a, CUstream_st* stream) {
       const unsigned blocks = flat_blocks(a.count, N);
       if (a.tanh)
         MT_LAUNCH((gelu_forward<true, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.y), a.count);
+                  data<T>(a.y), a.count, data<float>(a.amax));
       else
         MT_LAUNCH((gelu_forward<false, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.y), a.count);
+                  data<T>(a.y), a.count, data<float>(a.amax));
     });
   });
 }
@@ -180,10 +193,10 @@ void run(const GeluBackward& a, CUstream_st* stream) {
       const unsigned blocks = flat_blocks(a.count, N);
       if (a.tanh)
         MT_LAUNCH((gelu_backward<true, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count);
+                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count, data<float>(a.amax));
       else
         MT_LAUNCH((gelu_backward<false, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count);
+                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count, data<float>(a.amax));
     });
   });
 }
