@@ -18,6 +18,7 @@ struct AttentionActivations {
   // needs; and absent if the norms of q and k are recomputed, too.
   Tensor qkv_TN;
   CoreResult core;  // absent if the core is recomputed
+  InputScale qkv_scale, proj_scale;
 };
 
 class AttentionSegment : public Segment {
@@ -78,8 +79,9 @@ class AttentionSegment : public Segment {
   Hidden forward(Step& step, const Hidden& h) override {
     const Device::Scope scope(step.compute.device(), name_);
     AttentionActivations a;
-    a.norm = norm_.forward(step, h);
-    a.qkv_TN = qkv_->forward(step, a.norm.y_TH);
+    a.qkv_scale.amax = qkv_->input_amax();
+    a.norm = norm_.forward(step, h, a.qkv_scale.amax);
+    a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
     a.norm.y_TH = {};
     if (c_.qk_norm) {
       a.raw_TN = a.qkv_TN;
@@ -87,7 +89,7 @@ class AttentionSegment : public Segment {
     }
     if (c_.rotary) rotate(step, a.qkv_TN, false);
     CoreResult core = core_->forward(step, a.qkv_TN);
-    const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
+    const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN, a.proj_scale)};
     drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     if (!recompute_core_) a.core = std::move(core);
     if (!recompute_core_ || recompute_head_norms_) a.qkv_TN = {};
@@ -96,7 +98,11 @@ class AttentionSegment : public Segment {
     return out;
   }
 
-  Tensor backward(Step& step, const Tensor& d_TH) override {
+  Tensor gradient_amax() const override {
+    return c_.hidden_dropout > 0 ? Tensor() : proj_->gradient_amax();
+  }
+
+  Tensor backward(Step& step, const HiddenGradient& d, const Tensor& amax) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_head_norms_) {
@@ -105,17 +111,18 @@ class AttentionSegment : public Segment {
     }
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
     InputGradient dout = proj_->dgrad(
-        step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())));
+        step, drop_backward(step, d.d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
+        d.amax);
     // The gradient for wgrad is moved, so that its memory is free for what follows: under sequence
     // parallelism it has the rows of all ranks.
-    proj_->wgrad(step, a.core.out_TN, std::move(dout.for_wgrad));
+    proj_->wgrad(step, a.core.out_TN, a.proj_scale, std::move(dout.for_wgrad));
     Tensor dqkv = core_->backward(step, a.core, dout.dx_TI);
     a.core = {}, a.qkv_TN = {}, dout = {};
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
     const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = qkv_->backward(step, y, std::move(dqkv));
-    return norm_.backward(step, a.norm, dy, d_TH);
+    const Tensor dy = qkv_->backward(step, y, a.qkv_scale, std::move(dqkv), {});
+    return norm_.backward(step, a.norm, dy, d.d_TH, amax);
   }
 
  private:
