@@ -9,9 +9,7 @@ namespace mtrain::model {
 namespace {
 
 struct AttentionActivations {
-  // Without its output, which backward computes again: a cheap pass that saves a sixth of the
-  // memory.
-  ops::NormResult norm;
+  ops::NormResult norm;   // its output is absent if it is computed again
   Tensor raw_TN;          // the qkv before the norms of q and k; absent without qk_norm
   Tensor rstd_q, rstd_k;  // statistics of these norms; absent if the norms are recomputed
   // The core's input. It is absent unless the core is recomputed, since the core keeps what it
@@ -31,6 +29,7 @@ class AttentionSegment : public Segment {
         rotary_(rotary),
         recompute_core_(recompute.attention_core),
         recompute_head_norms_(recompute_core_ && recompute.norms && c.qk_norm),
+        keep_norm_(!recompute.cheap && !recompute.norms),
         tensor_(impls.tensor),
         norm_(params, unit_id(layer), name_ + ".norm", c, *tensor_),
         heads_{tensor_->local_count(c.heads), tensor_->local_count(c.kv_heads), c.head_dim,
@@ -82,7 +81,7 @@ class AttentionSegment : public Segment {
     a.qkv_scale.amax = qkv_->input_amax();
     a.norm = norm_.forward(step, h, a.qkv_scale.amax);
     a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
-    a.norm.y_TH = {};
+    if (!keep_norm_) a.norm.y_TH = {};
     if (c_.qk_norm) {
       a.raw_TN = a.qkv_TN;
       normalize_heads(step, a);
@@ -120,7 +119,7 @@ class AttentionSegment : public Segment {
     a.core = {}, a.qkv_TN = {}, dout = {};
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
-    const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
+    const Tensor y = keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
     const Tensor dy = qkv_->backward(step, y, a.qkv_scale, std::move(dqkv), {});
     return norm_.backward(step, a.norm, dy, d.d_TH, amax);
   }
@@ -160,7 +159,7 @@ class AttentionSegment : public Segment {
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
   const RotaryTables& rotary_;
-  bool recompute_core_, recompute_head_norms_;
+  bool recompute_core_, recompute_head_norms_, keep_norm_;
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   HeadConfig heads_;  // the heads of this rank
