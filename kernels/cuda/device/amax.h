@@ -1,5 +1,6 @@
 // The largest size of what a kernel writes, for the scales of 8-bit numbers.
 #pragma once
+#include "base/span.h"
 #include "kernels/cuda/device/float8.h"
 #include "kernels/cuda/device/vector.h"
 
@@ -25,6 +26,16 @@ __device__ __forceinline__ void raise_amax(float* amax, float most) {
   const int size = int(__float_as_uint(warp_max(most)));
   if (threadIdx.x % kWarp == 0 && size > *reinterpret_cast<const volatile int*>(amax))
     atomicMax(reinterpret_cast<int*>(amax), size);
+}
+
+// with_amax(amax, [&]<bool AMAX>() { ... }) calls f with whether amax is present: what finds a
+// maximum takes registers that the others need not have.
+template <class F>
+void with_amax(const Span& amax, const F& f) {
+  if (amax)
+    f.template operator()<true>();
+  else
+    f.template operator()<false>();
 }
 
 }  // namespace mtrain::kernels::cuda
