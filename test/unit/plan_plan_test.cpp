@@ -1,4 +1,6 @@
 // Tests the sizes of published models, the costs of pipeline schedules, and planned memory.
+#include <map>
+
 #include <catch2/catch.hpp>
 
 #include "base/file.h"
@@ -261,7 +263,18 @@ TEST_CASE("outputs of norms and activations are kept where the memory of the GPU
   CHECK(does_not.fullest().total() == again.fullest().total());
   CHECK(does_not.text.recompute.find("activations computed again, with them ") !=
         std::string::npos);
-  // The GPU's own memory, unless it is given; that of a CPU is not known.
+  // Some GPUs tell their memory by their name.
+  for (const auto& [name, gb] : std::map<std::string, double>{{"NVIDIA A100-SXM4-40GB", 40},
+                                                              {"NVIDIA H100 80GB HBM3", 80},
+                                                              {"NVIDIA GB200", 0},
+                                                              {"NVIDIA H200", 0}}) {
+    CAPTURE(name);
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe(MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml", {gpu}, diagnostics,
+                                 64, {.gpus = 1, .gpu_name = name});
+    CHECK(r.hardware.memory_gb.value_or(0) == gb);
+  }
+  // The GPU's usual memory, unless it is given; that of a CPU is not known.
   CHECK(planned({gpu, "hardware.gpu=b300"}).recompute.cheap == (needed > 288));
   CHECK(planned({"train.device=cpu"}).recompute.cheap);
   CHECK_FALSE(planned({"train.device=cpu", "hardware.memory_gb=100000"}).recompute.cheap);
