@@ -311,9 +311,11 @@ Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, f
 struct AdamWHyper {
   float lr, beta1, beta2, eps, weight_decay;
   int64_t step;
-  kernels::AdamWRounding rounding = {};  // how param is rounded where there is no master
-  bool decoupled_decay = true;           // false: weight_decay * weight is added to the gradient
+  // How param is rounded where there is no master, and how bf16 moments are.
+  kernels::AdamWRounding rounding = {};
+  bool decoupled_decay = true;  // false: weight_decay * weight is added to the gradient
 };
+// The moments m and v are both fp32 or both bf16.
 // Updates `master` and writes its bf16 or fp16 copy into `param`, which is optional. Without a
 // master it updates `param` itself. A grad_scale that is not finite leaves everything as it is.
 void adamw(Stream& stream, const AdamWHyper& hyper, const Tensor& master, const Tensor& m,

@@ -50,12 +50,14 @@ class Estimator {
                 data_ranks(l_.ep_shard / std::max<int64_t>(1, l_.dp_replicate))};
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
-      const Count state = e_ == 4 || !r_.optimizer.master_weights ? 8 : 12;  // m, v, master
+      const Count moments = plan_.optimizer.moments == DType::bf16 ? 4 : 8,
+                  master = e_ == 4 || !r_.optimizer.master_weights ? 0 : 4;
       const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
       out.params += s.parameters * e_ / (dp_.shards == ShardLevel::parameters ? s.ranks : 1);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
       if (own_only && defers_reduction()) out.grads += s.parameters * 4;
-      out.optimizer += s.parameters * state / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
+      out.optimizer +=
+          s.parameters * (moments + master) / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
     }
     out.grads += passing_gradients();
     // The head's logits are gone before the layers run backward.

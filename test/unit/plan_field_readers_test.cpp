@@ -104,8 +104,8 @@ class Print {
     all(a, b, c, d, e, f);
   }
   void add(const OptimizerOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h] = o;
-    all(a, b, c, d, e, f, g, h);
+    const auto& [a, b, c, d, e, f, g, h, i] = o;
+    all(a, b, c, d, e, f, g, h, i);
   }
   void add(const LrScheduleOptions& o) {
     const auto& [a, b, c, d, e, f] = o;
