@@ -19,7 +19,7 @@ const std::string& byte_vocabulary() {
       const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
       text += b ? ",\"" : "\"";
       if (b == '"' || b == '\\') text += '\\';
-      append_utf8(printable ? b : other++, text);
+      data::append_utf8(printable ? b : other++, text);
       text += "\":" + std::to_string(b);
     }
     return text + ",\"th\":256,\"the\":257,\"Ġthe\":258";
@@ -29,7 +29,7 @@ const std::string& byte_vocabulary() {
 
 void attempt(const std::string& json, std::string_view text) {
   try {
-    const auto tokenizer = make_bpe_tokenizer(json, "fuzz.json");
+    const auto tokenizer = data::make_bpe_tokenizer(json, "fuzz.json");
     std::vector<int32_t> ids;
     tokenizer->encode(text, ids);
     for (int32_t id : ids) MT_CHECK(id >= 0 && id < tokenizer->vocab_size(), "id {}", id);

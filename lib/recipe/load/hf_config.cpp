@@ -4,7 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <optional>
-#include <span>
+#include <vector>
 
 #include <fmt/core.h>
 
@@ -37,72 +37,35 @@ struct KeyRow {
   bool recipe_wins = false;  // it says how to train, not what the model is
 };
 
-constexpr KeyRow kLlama[] = {
-    {"hidden_size", "model.hidden_size", "4096"},
-    {"intermediate_size", "model.ffn_hidden_size", "11008"},
-    {"num_hidden_layers", "model.num_layers", "32"},
-    {"num_attention_heads", "model.num_attention_heads", "32"},
-    {"num_key_value_heads", "model.num_query_groups", ""},
-    {"head_dim", "model.kv_channels", ""},
-    {"vocab_size", "model.vocab_size", "32000"},
-    {"max_position_embeddings", "model.max_position_embeddings", "2048"},
-    {"rms_norm_eps", "model.norm_epsilon", "1.0e-6"},
-    {"rope_theta", "model.rotary_base", "10000"},
-    {"hidden_act", "model.activation", "silu"},
-    {"attention_bias", "model.attention_bias", "false"},
-    {"tie_word_embeddings", "model.share_embeddings_and_output_weights", "false"},
-    {"initializer_range", "model.init_method_std", "0.02", true},
-    {"attention_dropout", "model.attention_dropout", "0.0", true}};
-
-constexpr KeyRow kMistral[] = {
-    {"hidden_size", "model.hidden_size", "4096"},
-    {"intermediate_size", "model.ffn_hidden_size", "14336"},
-    {"num_hidden_layers", "model.num_layers", "32"},
-    {"num_attention_heads", "model.num_attention_heads", "32"},
-    {"num_key_value_heads", "model.num_query_groups", "8"},
-    {"head_dim", "model.kv_channels", ""},
-    {"vocab_size", "model.vocab_size", "32000"},
-    {"max_position_embeddings", "model.max_position_embeddings", "131072"},
-    {"rms_norm_eps", "model.norm_epsilon", "1.0e-6"},
-    {"rope_theta", "model.rotary_base", "10000"},
-    {"hidden_act", "model.activation", "silu"},
-    {"sliding_window", "model.window_size", "4096"},
-    {"tie_word_embeddings", "model.share_embeddings_and_output_weights", "false"},
-    {"initializer_range", "model.init_method_std", "0.02", true},
-    {"attention_dropout", "model.attention_dropout", "0.0", true}};
-
-constexpr KeyRow kQwen2[] = {
-    {"hidden_size", "model.hidden_size", "4096"},
-    {"intermediate_size", "model.ffn_hidden_size", "22016"},
-    {"num_hidden_layers", "model.num_layers", "32"},
-    {"num_attention_heads", "model.num_attention_heads", "32"},
-    {"num_key_value_heads", "model.num_query_groups", "32"},
-    {"head_dim", "model.kv_channels", ""},
-    {"vocab_size", "model.vocab_size", "151936"},
-    {"max_position_embeddings", "model.max_position_embeddings", "32768"},
-    {"rms_norm_eps", "model.norm_epsilon", "1.0e-6"},
-    {"rope_theta", "model.rotary_base", "10000"},
-    {"hidden_act", "model.activation", "silu"},
-    {"tie_word_embeddings", "model.share_embeddings_and_output_weights", "false"},
-    {"initializer_range", "model.init_method_std", "0.02", true},
-    {"attention_dropout", "model.attention_dropout", "0.0", true}};
-
-constexpr KeyRow kQwen3[] = {
-    {"hidden_size", "model.hidden_size", "4096"},
-    {"intermediate_size", "model.ffn_hidden_size", "22016"},
-    {"num_hidden_layers", "model.num_layers", "32"},
-    {"num_attention_heads", "model.num_attention_heads", "32"},
-    {"num_key_value_heads", "model.num_query_groups", "32"},
-    {"head_dim", "model.kv_channels", "128"},
-    {"vocab_size", "model.vocab_size", "151936"},
-    {"max_position_embeddings", "model.max_position_embeddings", "32768"},
-    {"rms_norm_eps", "model.norm_epsilon", "1.0e-6"},
-    {"rope_theta", "model.rotary_base", "10000"},
-    {"hidden_act", "model.activation", "silu"},
-    {"attention_bias", "model.attention_bias", "false"},
-    {"tie_word_embeddings", "model.share_embeddings_and_output_weights", "false"},
-    {"initializer_range", "model.init_method_std", "0.02", true},
-    {"attention_dropout", "model.attention_dropout", "0.0", true}};
+// The families whose keys are Llama's, and what each of them takes if a key is left out.
+constexpr std::string_view kLikeLlama[] = {"llama", "mistral", "qwen2", "qwen3"};
+constexpr std::string_view kNoKey = "-";  // the family has no such key
+struct SharedRow {
+  std::string_view key, field;
+  std::string_view omitted[std::size(kLikeLlama)];
+  bool recipe_wins = false;
+};
+constexpr SharedRow kShared[] = {
+    {"hidden_size", "model.hidden_size", {"4096", "4096", "4096", "4096"}},
+    {"intermediate_size", "model.ffn_hidden_size", {"11008", "14336", "22016", "22016"}},
+    {"num_hidden_layers", "model.num_layers", {"32", "32", "32", "32"}},
+    {"num_attention_heads", "model.num_attention_heads", {"32", "32", "32", "32"}},
+    {"num_key_value_heads", "model.num_query_groups", {"", "8", "32", "32"}},
+    {"head_dim", "model.kv_channels", {"", "", "", "128"}},
+    {"vocab_size", "model.vocab_size", {"32000", "32000", "151936", "151936"}},
+    {"max_position_embeddings",
+     "model.max_position_embeddings",
+     {"2048", "131072", "32768", "32768"}},
+    {"rms_norm_eps", "model.norm_epsilon", {"1.0e-6", "1.0e-6", "1.0e-6", "1.0e-6"}},
+    {"rope_theta", "model.rotary_base", {"10000", "10000", "10000", "10000"}},
+    {"hidden_act", "model.activation", {"silu", "silu", "silu", "silu"}},
+    {"attention_bias", "model.attention_bias", {"false", kNoKey, kNoKey, "false"}},
+    {"sliding_window", "model.window_size", {kNoKey, "4096", kNoKey, kNoKey}},
+    {"tie_word_embeddings",
+     "model.share_embeddings_and_output_weights",
+     {"false", "false", "false", "false"}},
+    {"initializer_range", "model.init_method_std", {"0.02", "0.02", "0.02", "0.02"}, true},
+    {"attention_dropout", "model.attention_dropout", {"0.0", "0.0", "0.0", "0.0"}, true}};
 
 constexpr KeyRow kGpt2[] = {
     {"n_embd", "model.hidden_size", "768"},
@@ -119,15 +82,18 @@ constexpr KeyRow kGpt2[] = {
     {"embd_pdrop", "model.embedding_dropout", "0.1", true},
     {"attn_pdrop", "model.attention_dropout", "0.1", true}};
 
-struct Family {
-  std::string_view model_type;
-  std::span<const KeyRow> rows;
-};
-constexpr Family kFamilies[] = {{"llama", kLlama},
-                                {"mistral", kMistral},
-                                {"qwen2", kQwen2},
-                                {"qwen3", kQwen3},
-                                {"gpt2", kGpt2}};
+// Returns the rows of a family of models; none for one that mtrain does not build.
+std::vector<KeyRow> rows_of(std::string_view model_type) {
+  std::vector<KeyRow> rows;
+  if (model_type == "gpt2") rows.assign(std::begin(kGpt2), std::end(kGpt2));
+  const auto* family = std::ranges::find(kLikeLlama, model_type);
+  if (family == std::end(kLikeLlama)) return rows;
+  const auto column = size_t(family - std::begin(kLikeLlama));
+  for (const SharedRow& row : kShared)
+    if (row.omitted[column] != kNoKey)
+      rows.push_back({row.key, row.field, row.omitted[column], row.recipe_wins});
+  return rows;
+}
 
 // Keys that change nothing in training, or that are read beside the rows.
 constexpr std::string_view kNoMatter[] = {"_name_or_path",
@@ -177,14 +143,14 @@ class ConfigReader {
     if (!open()) return;
     const Node* type = find("model_type");
     const std::string name = type ? type->text : "";
-    const auto family = std::ranges::find(kFamilies, name, &Family::model_type);
-    if (family == std::end(kFamilies))
+    const std::vector<KeyRow> rows = rows_of(name);
+    if (rows.empty())
       return refuse(fmt::format("{}: model_type `{}` is not one that mtrain builds", path_, name),
                     "llama, mistral, qwen2, qwen3 and gpt2 are");
     set("model.architecture", *type, "model_type", false);
-    for (const KeyRow& row : family->rows) read_row(row);
+    for (const KeyRow& row : rows) read_row(row);
     read_rope();
-    check_others(*family);
+    check_others(rows);
   }
 
  private:
@@ -272,13 +238,13 @@ class ConfigReader {
       set("model.rotary_base", *theta, "rope_theta", false, true);
   }
 
-  void check_others(const Family& family) {
+  void check_others(const std::vector<KeyRow>& rows) {
     for (size_t i = 0; i < config_.keys.size(); ++i) {
       const std::string& key = config_.keys[i].name;
       const Node& value = config_.items[i];
       const bool sliding = key == "sliding_window" || key == "max_window_layers";
       if (std::ranges::count(kNoMatter, key) || sliding || value.unset() ||
-          std::ranges::count(family.rows, key, &KeyRow::key))
+          std::ranges::count(rows, key, &KeyRow::key))
         continue;
       const auto only = std::ranges::find(kOnly, key, &OnlyValue::key);
       if (only != std::end(kOnly)) {
@@ -333,10 +299,8 @@ class ConfigReader {
 
 std::vector<FieldText> hf_defaults(std::string_view model_type) {
   std::vector<FieldText> defaults;
-  const auto family = std::ranges::find(kFamilies, model_type, &Family::model_type);
-  if (family != std::end(kFamilies))
-    for (const KeyRow& row : family->rows)
-      if (!row.omitted.empty()) defaults.push_back({row.field, row.omitted});
+  for (const KeyRow& row : rows_of(model_type))
+    if (!row.omitted.empty()) defaults.push_back({row.field, row.omitted});
   return defaults;
 }
 
