@@ -75,11 +75,11 @@ class AttentionSegment : public Segment {
   SegmentKind kind() const override { return id_.kind; }
   ParamUnit* unit() const override { return norm_.unit(); }
 
-  Hidden forward(Step& step, const Hidden& h) override {
+  Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     AttentionActivations a;
     a.qkv_scale.amax = qkv_->input_amax();
-    a.norm = norm_.forward(step, h, a.qkv_scale.amax);
+    a.norm = norm_.forward(step, in.h, a.qkv_scale.amax);
     a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
     if (!keep_norm_) a.norm.y_TH = {};
     if (c_.qk_norm) {
@@ -88,20 +88,21 @@ class AttentionSegment : public Segment {
     }
     if (c_.rotary) rotate(step, a.qkv_TN, false);
     CoreResult core = core_->forward(step, a.qkv_TN);
-    const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN, a.proj_scale)};
+    Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN, a.proj_scale)};
     drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     if (!recompute_core_) a.core = std::move(core);
     if (!recompute_core_ || recompute_head_norms_) a.qkv_TN = {};
     if (recompute_head_norms_) a.rstd_q = {}, a.rstd_k = {};
     step.stash.push(std::move(a));
-    return out;
+    return Flow::forward(std::move(out));
   }
 
   Tensor gradient_amax() const override {
     return c_.hidden_dropout > 0 ? Tensor() : proj_->gradient_amax();
   }
 
-  Tensor backward(Step& step, const HiddenGradient& d, const Tensor& amax) override {
+  Flow backward(Step& step, Flow flow, const Tensor& amax) override {
+    const HiddenGradient& d = flow.d;
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_head_norms_) {
@@ -121,7 +122,7 @@ class AttentionSegment : public Segment {
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
     const Tensor y = keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
     const Tensor dy = qkv_->backward(step, y, a.qkv_scale, std::move(dqkv), {});
-    return norm_.backward(step, a.norm, dy, d.d_TH, amax);
+    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, amax), amax);
   }
 
  private:

@@ -1,5 +1,7 @@
 #include "model/block.h"
 
+#include <algorithm>
+
 #include "model/attention.h"
 #include "model/mlp.h"
 
@@ -11,9 +13,11 @@ Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const Rotary
   segments_.push_back(mlp_segment(params, c, layer, recompute, impls));
 }
 
-Hidden Block::forward(Step& step, Hidden h) {
-  for (auto& segment : segments_) h = segment->forward(step, h);
-  return h;
+std::vector<ParamUnit*> Block::units() const {
+  std::vector<ParamUnit*> all;
+  for (const auto& segment : segments_)
+    if (std::ranges::find(all, segment->unit()) == all.end()) all.push_back(segment->unit());
+  return all;
 }
 
 }  // namespace mtrain::model

@@ -14,14 +14,14 @@ class Block {
  public:
   Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
         const Recompute& recompute, const ModelImpls& impls);
-  Hidden forward(Step& step, Hidden h);
-
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }
   // Where the kernel that writes the gradient of the layer's output leaves its largest size.
   Tensor gradient_amax() const { return segments_.back()->gradient_amax(); }
-  // The unit that holds all parameters of the layer.
+  // The unit of the layer's parameters, but for those of its experts.
   ParamUnit* unit() const { return segments_[0]->unit(); }
+  // All units of the layer, in the order of forward.
+  std::vector<ParamUnit*> units() const;
 
  private:
   std::vector<std::unique_ptr<Segment>> segments_;

@@ -7,6 +7,14 @@
 
 namespace mtrain::model {
 
+namespace {
+// Returns the unit of a segment whose parameters are not in its layer's unit, else null.
+ParamUnit* own_unit(Block& block, size_t segment) {
+  ParamUnit* unit = block.segment(segment).unit();
+  return unit == block.unit() ? nullptr : unit;
+}
+}  // namespace
+
 Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
          const Recompute& recompute, const ModelImpls& impls, const StageSpec& stage)
     : c_(c), stage_(stage), tensor_(impls.tensor) {
@@ -14,10 +22,8 @@ Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positio
   if (c.rotary) rotary_ = rotary_tables(stream, c, positions);
   if (stage_.embedding)
     embedding_ = std::make_unique<Embedding>(params, c, impls, stage_.shares_table);
-  for (int64_t i = stage_.begin; i < stage_.end; ++i) {
+  for (int64_t i = stage_.begin; i < stage_.end; ++i)
     blocks_.emplace_back(params, c, i, rotary_, recompute, impls);
-    block_units_.push_back(blocks_.back().unit());
-  }
   if (stage_.head) {
     head_ = std::make_unique<Head>(params, c, impls, stage_.shares_table);
     head_unit_ = head_->unit();
@@ -37,7 +43,10 @@ Shape Gpt::hidden_shape(const SequenceInfo& seq) const {
 
 std::vector<ParamUnit*> Gpt::units() const {
   std::vector<ParamUnit*> all = embedding_units_;
-  all.insert(all.end(), block_units_.begin(), block_units_.end());
+  for (const Block& block : blocks_) {
+    const auto units = block.units();
+    all.insert(all.end(), units.begin(), units.end());
+  }
   if (!stage_.head) return all;
   all.push_back(head_unit_);
   if (c_.tied_embeddings && std::ranges::find(all, table_unit_) == all.end())
@@ -79,7 +88,7 @@ Tensor Gpt::logits(Step& step, const MicroBatch& batch) {
   StagePass pass = blocks_pass(step, batch, {});
   pass.finish();
   before_head(step);
-  const Tensor logits = head_->logits(step, pass.h_);
+  const Tensor logits = head_->logits(step, pass.flow_.h);
   after_head(step);
   return logits;
 }
@@ -90,24 +99,24 @@ StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const Los
   if (stage_.head)
     pass.add({SegmentKind::head}, [this, request](StagePass& p) {
       before_head(p.step_);
-      head_->loss(p.step_, std::exchange(p.h_, {}), request);
+      head_->loss(p.step_, std::exchange(p.flow_, {}).h, request);
       after_head(p.step_);
     });
   else
     pass.add({SegmentKind::handoff},
-             [](StagePass& p) { p.result_ = materialize(p.step_, std::exchange(p.h_, {})); });
+             [](StagePass& p) { p.result_ = materialize(p.step_, std::exchange(p.flow_, {}).h); });
   return pass;
 }
 
 StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH) {
   MT_CHECK(stage_.embedding || x_TH, "the stage from layer {} on is given no input", stage_.begin);
   StagePass pass(step);
-  pass.h_.x_TH = x_TH;
+  pass.flow_.h.x_TH = x_TH;
   if (stage_.embedding)
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
       ParamHooks& hooks = p.step_.param_hooks();
       for (ParamUnit* u : embedding_units_) hooks.before_forward(*u);
-      p.h_.x_TH = embedding_->forward(p.step_, batch.input_T);
+      p.flow_.h.x_TH = embedding_->forward(p.step_, batch.input_T);
       for (ParamUnit* u : embedding_units_) hooks.after_forward(*u);
     });
   for (const Group& g : groups_)
@@ -120,31 +129,36 @@ StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tens
 
 void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
   Step& step = p.step_;
+  ParamHooks& hooks = step.param_hooks();
+  Block& block = blocks_[layer];
   const bool keep = step.training && !g.recompute;
   if (segment == 0) {
     if (step.training && g.recompute && layer == g.begin) {
-      p.h_ = {materialize(step, p.h_), {}};
-      step.stash.push(p.h_.x_TH);
+      p.flow_.h = {materialize(step, p.flow_.h), {}};
+      step.stash.push(p.flow_.h.x_TH);
     }
-    step.param_hooks().before_forward(*block_units_[layer]);
+    hooks.before_forward(*block.unit());
   }
+  ParamUnit* own = own_unit(block, segment);
+  if (own) hooks.before_forward(*own);
   // If the layer is recomputed or there is no backward, its activations go to a stash that is
   // emptied at the layer's end.
   Step inner = step.with(p.not_kept_);
-  p.h_ = blocks_[layer].segment(segment).forward(keep ? step : inner, p.h_);
-  if (segment + 1 < blocks_[layer].size()) return;
+  p.flow_ = block.segment(segment).forward(keep ? step : inner, std::move(p.flow_));
+  if (own) hooks.after_forward(*own);
+  if (segment + 1 < block.size()) return;
   p.not_kept_ = {};
-  step.param_hooks().after_forward(*block_units_[layer]);
+  hooks.after_forward(*block.unit());
 }
 
 StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH) {
   StagePass pass(step);
-  pass.empties_stash_ = true;
-  pass.result_ = dy_TH;
+  pass.backward_ = true;
+  pass.flow_.d.d_TH = dy_TH;
   if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
-      p.result_amax_ = blocks_.empty() ? Tensor() : blocks_.back().gradient_amax();
-      p.result_ = head_->backward(p.step_, p.result_amax_);
+      const Tensor amax = blocks_.empty() ? Tensor() : blocks_.back().gradient_amax();
+      p.flow_ = Flow::backward(head_->backward(p.step_, amax), amax);
       p.step_.param_hooks().after_backward(*head_unit_);
     });
   for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
@@ -161,40 +175,53 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
       ParamHooks& hooks = p.step_.param_hooks();
       for (ParamUnit* u : embedding_units_) hooks.before_backward(*u);
-      embedding_->backward(p.step_, batch.input_T, std::exchange(p.result_, {}));
+      embedding_->backward(p.step_, batch.input_T, std::exchange(p.flow_, {}).d.d_TH);
       for (ParamUnit* u : embedding_units_) hooks.after_backward(*u);
     });
   return pass;
 }
 
+// The layer whose backward comes next is recomputed last, and its units stay for that backward.
 void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   ParamHooks& hooks = p.step_.param_hooks();
-  if (layer == g.begin) p.h_ = {p.step_.stash.pop<Tensor>(), {}};
-  const bool last = layer + 1 == g.end;  // the backward of this layer comes next
-  if (last)
-    hooks.before_backward(*block_units_[layer]);
-  else
-    hooks.before_recompute(*block_units_[layer], block_units_[layer + 1]);
+  Block& block = blocks_[layer];
+  if (layer == g.begin) p.again_ = Flow::forward({p.step_.stash.pop<Tensor>(), {}});
+  const bool last = layer + 1 == g.end;
+  const auto before = [&](ParamUnit& unit, ParamUnit* next) {
+    last ? hooks.before_backward(unit) : hooks.before_recompute(unit, next);
+  };
+  const auto after = [&](ParamUnit& unit) {
+    if (!last) hooks.after_forward(unit);
+  };
+  ParamUnit* next = last ? nullptr : blocks_[layer + 1].unit();
+  const auto units = block.units();
+  before(*block.unit(), units.size() > 1 ? units[1] : next);
   Step inner = p.step_.with(p.not_kept_);
-  p.h_ = blocks_[layer].forward(inner, std::move(p.h_));
-  if (last)
-    p.h_ = {};
-  else
-    hooks.after_forward(*block_units_[layer]);
+  for (size_t s = 0; s < block.size(); ++s) {
+    ParamUnit* own = own_unit(block, s);
+    if (own) before(*own, next);
+    p.again_ = block.segment(s).forward(inner, std::move(p.again_));
+    if (own) after(*own);
+  }
+  if (last) p.again_ = {};
+  after(*block.unit());
 }
 
 void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
   ParamHooks& hooks = p.step_.param_hooks();
-  const bool first = segment + 1 == blocks_[layer].size();
-  if (first && (!g.recompute || layer + 1 < g.end)) hooks.before_backward(*block_units_[layer]);
+  Block& block = blocks_[layer];
+  const bool first = segment + 1 == block.size(), there = g.recompute && layer + 1 == g.end;
+  ParamUnit* own = own_unit(block, segment);
+  if (first && !there) hooks.before_backward(*block.unit());
+  if (own && !there) hooks.before_backward(*own);
   Step inner = p.step_.with(p.not_kept_);
-  const Tensor amax = segment > 0 ? blocks_[layer].segment(segment - 1).gradient_amax()
+  const Tensor amax = segment > 0 ? block.segment(segment - 1).gradient_amax()
                       : layer > 0 ? blocks_[layer - 1].gradient_amax()
                                   : Tensor();
-  p.result_ = blocks_[layer].segment(segment).backward(g.recompute ? inner : p.step_,
-                                                       {p.result_, p.result_amax_}, amax);
-  p.result_amax_ = amax;
-  if (segment == 0) hooks.after_backward(*block_units_[layer]);
+  p.flow_ =
+      block.segment(segment).backward(g.recompute ? inner : p.step_, std::move(p.flow_), amax);
+  if (own) hooks.after_backward(*own);
+  if (segment == 0) hooks.after_backward(*block.unit());
 }
 
 }  // namespace mtrain::model

@@ -86,7 +86,7 @@ class Gpt {
   // The units of the output layer's weight and of the head; null without a head. With tied
   // embeddings the former holds the token table.
   ParamUnit *table_unit_ = nullptr, *head_unit_ = nullptr;
-  std::vector<ParamUnit*> embedding_units_, block_units_;
+  std::vector<ParamUnit*> embedding_units_;
   std::unique_ptr<Embedding> embedding_;
   std::vector<Block> blocks_;
   std::unique_ptr<Head> head_;

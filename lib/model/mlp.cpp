@@ -53,11 +53,11 @@ class MlpSegment : public Segment {
   SegmentKind kind() const override { return id_.kind; }
   ParamUnit* unit() const override { return norm_.unit(); }
 
-  Hidden forward(Step& step, const Hidden& h) override {
+  Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     MlpActivations a;
     a.up_scale.amax = up_->input_amax(), a.down_scale.amax = down_->input_amax();
-    a.norm = norm_.forward(step, h, a.up_scale.amax);
+    a.norm = norm_.forward(step, in.h, a.up_scale.amax);
     Tensor act_TF;
     if (gelu_in_gemms()) {
       const GeluOutput up = up_->forward_gelu(step, a.norm.y_TH, a.up_scale, a.down_scale.amax);
@@ -70,17 +70,18 @@ class MlpSegment : public Segment {
     if (!keep_norm_) a.norm.y_TH = {};
     if (recompute_) a.up_TF = {};
     if (keep_activation_) a.act_TF = act_TF;
-    const Hidden out{a.norm.sum_TH, down_->forward(step, act_TF, a.down_scale)};
+    Hidden out{a.norm.sum_TH, down_->forward(step, act_TF, a.down_scale)};
     drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     step.stash.push(std::move(a));
-    return out;
+    return Flow::forward(std::move(out));
   }
 
   Tensor gradient_amax() const override {
     return c_.hidden_dropout > 0 ? Tensor() : down_->gradient_amax();
   }
 
-  Tensor backward(Step& step, const HiddenGradient& d, const Tensor& amax) override {
+  Flow backward(Step& step, Flow flow, const Tensor& amax) override {
+    const HiddenGradient& d = flow.d;
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<MlpActivations>();
     Tensor y = a.norm.y_TH;
@@ -102,7 +103,7 @@ class MlpSegment : public Segment {
     a.up_TF = {}, a.act_TF = {}, g.act_TF = {};
     if (!y) y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
     const Tensor dy = up_->backward(step, y, a.up_scale, std::move(g.dup_TF), dup_amax);
-    return norm_.backward(step, a.norm, dy, d.d_TH, amax);
+    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, amax), amax);
   }
 
  private:

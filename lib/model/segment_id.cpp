@@ -13,7 +13,11 @@ std::string_view kind_name(SegmentKind kind) {
   switch (kind) {
     case SegmentKind::embedding: return "embedding";
     case SegmentKind::attention: return "attention";
+    case SegmentKind::route: return "route";
+    case SegmentKind::dispatch: return "dispatch";
     case SegmentKind::mlp: return "mlp";
+    case SegmentKind::combine: return "combine";
+    case SegmentKind::merge: return "merge";
     case SegmentKind::head: return "head";
     case SegmentKind::recompute: return "recompute";
     case SegmentKind::handoff: return "handoff";

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/norm.h"
+#include "model/flow.h"
 #include "model/segment_id.h"
 
 namespace mtrain::model {
@@ -43,10 +43,10 @@ class StagePass {
   Step step_;
   std::vector<Todo> todo_;
   size_t at_ = 0;
-  bool empties_stash_ = false;  // whether the stash must be empty at the end: a backward
-  Hidden h_;                    // what a forward hands from segment to segment
-  Tensor result_;               // also the gradient that a backward hands from segment to segment
-  Tensor result_amax_;          // its largest size, if the next segment wants it
+  bool backward_ = false;  // the stash must then be empty at the end
+  Flow flow_;              // goes from part to part
+  Flow again_;             // goes from layer to layer of a recomputation
+  Tensor result_;          // of a forward
   Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
 };
 

@@ -92,6 +92,8 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
     for (Running* r : {&backward, &forward}) {
       if (r->done()) continue;
       advance(*r);
+      // A communication starts before the other pass computes, so that it travels meanwhile.
+      while (!r->done() && communicates(r->pass->next().kind)) advance(*r);
       if (options_.overlap) send_ended();
     }
   finish(forward);
