@@ -156,6 +156,7 @@ std::string unit_name(UnitId id) {
     case UnitKind::embedding: return "embedding";
     case UnitKind::positions: return "positions";
     case UnitKind::layer: return fmt::format("layers.{}", id.layer);
+    case UnitKind::experts: return fmt::format("layers.{}.experts", id.layer);
     case UnitKind::output: return "output";
   }
   throw BugError("an unknown UnitKind");

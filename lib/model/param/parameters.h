@@ -22,10 +22,11 @@ enum class UnitKind : uint8_t {
   embedding,  // the token table first, and the learned positions
   positions,  // the learned positions, if the token table has a unit of its own
   layer,
-  output,  // final norm and output layer
+  experts,  // the experts of a layer, which other ranks may hold than the layer
+  output,   // final norm and output layer
 };
 struct UnitId {
-  // Converts implicitly: a kind other than `layer` has one unit.
+  // Converts implicitly: a kind other than `layer` and `experts` has one unit.
   constexpr UnitId(UnitKind unit_kind, int64_t unit_layer = -1)
       : kind(unit_kind), layer(unit_layer) {}
   bool operator==(const UnitId&) const = default;
