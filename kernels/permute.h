@@ -20,6 +20,7 @@ struct ExpertRows {
   Span row_TK;          // row of each choice; -1: dropped
   Span choice_R;        // choice of each of T K rows; -1 behind the last one
   int64_t T, K, E;      // T K must be below 2^31
+  Span first_E1 = {};   // optional: expert e has the rows [first[e], first[e + 1])
 };
 // out[row] = weight[choice] x[choice / K]: the forward of permute, and unpermute's gradient of x.
 // Rows without a choice become 0.

@@ -43,6 +43,7 @@ void run(const ExpertRows& a) {
   check("expert rows", "count", a.count_E, a.E, DType::i32);
   check("expert rows", "row", a.row_TK, choices, DType::i32);
   check("expert rows", "choice", a.choice_R, choices, DType::i32);
+  if (a.first_E1) check("expert rows", "first", a.first_E1, a.E + 1, DType::i32);
   const auto* expert = a.expert_TK.as<int32_t>();
   auto* const count = a.count_E.as<int32_t>();
   auto* const row = a.row_TK.as<int32_t>();
@@ -52,11 +53,14 @@ void run(const ExpertRows& a) {
   for (int64_t i = 0; i < choices; ++i)
     if (kept(i)) ++count[expert[i]];
   std::vector<int32_t> next(size_t(a.E));
+  auto* const first = a.first_E1 ? a.first_E1.as<int32_t>() : nullptr;
   int32_t rows = 0;
   for (int64_t e = 0; e < a.E; ++e) {
     next[size_t(e)] = rows;
+    if (first) first[e] = rows;
     rows += count[e];
   }
+  if (first) first[a.E] = rows;
   for (int64_t i = 0; i < choices; ++i) {
     row[i] = kept(i) ? next[size_t(expert[i])]++ : -1;
     if (row[i] >= 0) choice[row[i]] = int32_t(i);

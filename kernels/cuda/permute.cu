@@ -25,13 +25,14 @@ __global__ void __launch_bounds__(kChoices)
 // The last block has no expert: it handles the dropped choices and the rows without a choice.
 __global__ void __launch_bounds__(kChoices)
     place_choices(const int32_t* expert_TK, const int32_t* count_E, int32_t* row_TK,
-                  int32_t* choice_R, int64_t choices, int experts) {
+                  int32_t* choice_R, int32_t* first_E1, int64_t choices, int experts) {
   __shared__ int slots[kWarps];
   const int mine = int(blockIdx.x), thread = int(threadIdx.x);
   const int warp = thread / kWarp, lane = thread % kWarp;
   int before = 0;  // rows of the experts before
   for (int e = thread; e < mine; e += kChoices) before += count_E[e];
   int next = row_sum(before, kWarps, slots);
+  if (first_E1 && thread == 0) first_E1[mine] = next;
   if (mine == experts) {
     for (int64_t i = thread; i < choices; i += kChoices) {
       if (expert_TK[i] < 0 || expert_TK[i] >= experts) row_TK[i] = -1;
@@ -155,8 +156,8 @@ void run(const ExpertRows& a, CUstream_st* stream) {
     MT_LAUNCH(count_choices, experts, kChoices, 0, stream, data<int32_t>(a.expert_TK),
               data<int32_t>(a.count_E), choices);
   MT_LAUNCH(place_choices, experts + 1, kChoices, 0, stream, data<int32_t>(a.expert_TK),
-            data<int32_t>(a.count_E), data<int32_t>(a.row_TK), data<int32_t>(a.choice_R), choices,
-            int(experts));
+            data<int32_t>(a.count_E), data<int32_t>(a.row_TK), data<int32_t>(a.choice_R),
+            data<int32_t>(a.first_E1), choices, int(experts));
 }
 
 void run(const Permute& a, CUstream_st* stream) {

@@ -17,6 +17,7 @@
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
 #include "kernels/router.h"
+#include "kernels/weighted_swiglu.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -54,6 +55,8 @@ MT_NONE(ScaleFromAmax)
 MT_NONE(Quantize)
 MT_NONE(QuantizeBlocks)
 MT_NONE(UpdateScales)
+MT_NONE(WeightedSwigluForward)
+MT_NONE(WeightedSwigluBackward)
 MT_NONE(GroupedMatmul)
 MT_NONE(GroupedWeightGrad)
 MT_NONE(Matmul)

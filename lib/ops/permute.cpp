@@ -17,18 +17,20 @@ ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E) {
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1);
   MT_CHECK(T * K <= std::numeric_limits<int32_t>::max(), "expert_rows: {} choices", T * K);
   ExpertRows made{Tensor::empty(stream, {E}, DType::i32), Tensor::empty(stream, {T, K}, DType::i32),
-                  Tensor::empty(stream, {T * K}, DType::i32)};
+                  Tensor::empty(stream, {T * K}, DType::i32),
+                  Tensor::empty(stream, {E + 1}, DType::i32)};
   enqueue(stream,
           {.name = "expert_rows",
            .reads = {expert_TK},
-           .writes = {made.count_E, made.row_TK, made.choice_R}},
+           .writes = {made.count_E, made.row_TK, made.choice_R, made.first_E1}},
           kernels::ExpertRows{.expert_TK = expert_TK,
                               .count_E = made.count_E,
                               .row_TK = made.row_TK,
                               .choice_R = made.choice_R,
                               .T = T,
                               .K = K,
-                              .E = E});
+                              .E = E,
+                              .first_E1 = made.first_E1});
   return made;
 }
 

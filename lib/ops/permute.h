@@ -10,6 +10,7 @@ struct ExpertRows {  // int32
   Tensor count_E;    // number of rows of each expert
   Tensor row_TK;     // (T, K): the choice's row; -1: dropped
   Tensor choice_R;   // (T K): the row's choice, t K + k; -1 behind the last row
+  Tensor first_E1;   // expert e has the rows [first[e], first[e + 1])
 };
 // expert_TK is int32; a choice outside of [0, E) is dropped.
 ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E);

@@ -27,19 +27,21 @@ TEST_CASE("the rows of experts are the CPU's, number by number") {
     for_each_order([&] {
       CAPTURE(T, K, E);
       Mirror expert(random_experts(T * K, E)), count(Array(DType::i32, E)),
-          row(Array(DType::i32, T * K)), choice(Array(DType::i32, T * K));
+          row(Array(DType::i32, T * K)), choice(Array(DType::i32, T * K)),
+          first(Array(DType::i32, E + 1));
       ExpertRows a{.expert_TK = expert.host(),
                    .count_E = count.host(),
                    .row_TK = row.host(),
                    .choice_R = choice.host(),
                    .T = T,
                    .K = K,
-                   .E = E};
+                   .E = E,
+                   .first_E1 = first.host()};
       cpu::run(a);
       a.expert_TK = expert.device(), a.count_E = count.device(), a.row_TK = row.device();
-      a.choice_R = choice.device();
+      a.choice_R = choice.device(), a.first_E1 = first.device();
       cuda::run(a, device_stream());
-      REQUIRE((count.same() && row.same() && choice.same()));
+      REQUIRE((count.same() && row.same() && choice.same() && first.same()));
     });
 }
 

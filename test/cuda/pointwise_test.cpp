@@ -8,6 +8,7 @@
 #include "kernels/copy_blocks.h"
 #include "kernels/elementwise.h"
 #include "kernels/rope.h"
+#include "kernels/weighted_swiglu.h"
 #include "mirror.h"
 
 using namespace mtrain;
@@ -137,6 +138,44 @@ TEST_CASE("swiglu: forward and backward equal the CPU's") {
         REQUIRE(dx.compare(close, rule) == "");
         REQUIRE(again.compare(close, rule) == "");
         cuda::run(SwigluBackward{x.device(), dy.device(), x.device(), dy.device(), T, F},
+                  device_stream());  // in place
+        const Array want_dx = dx.host(), want_y = again.host();
+        REQUIRE(close(x.result(), want_dx.values(), rule) == "");
+        REQUIRE(close(dy.result(), want_y.values(), rule) == "");
+      });
+  }
+}
+
+TEST_CASE("weighted swiglu: forward and backward equal the CPU's") {
+  for (DType dtype : kFloats) {
+    Closeness close("weighted swiglu " + std::string(dtype_name(dtype)));
+    for (int64_t F : {1, 7, 64, 1000, 4100})
+      for_each_way([&](int64_t offset) {
+        const int64_t R = 3;
+        CAPTURE(F);
+        Mirror x(Array::normal(dtype, 2 * R * F, 1, 3), offset), w(Array::normal(DType::f32, R, 3)),
+            dy(Array::normal(dtype, R * F, 2), offset);
+        Mirror y(Array(dtype, R * F), offset), again(Array(dtype, R * F)),
+            dx(Array(dtype, 2 * R * F), offset), dw(Array(DType::f32, R));
+        Rule rule = swiglu_rule(dtype, x.host(), dy.host());
+        rule.scale *= std::max(1.0, largest(w.host()));
+        cpu::run(WeightedSwigluForward{x.host(), w.host(), y.host(), R, F});
+        cuda::run(WeightedSwigluForward{x.device(), w.device(), y.device(), R, F}, device_stream());
+        REQUIRE(y.compare(close, rule) == "");
+        cpu::run(WeightedSwigluBackward{x.host(), w.host(), dy.host(), dx.host(), dw.host(),
+                                        again.host(), R, F});
+        cuda::run(WeightedSwigluBackward{x.device(), w.device(), dy.device(), dx.device(),
+                                         dw.device(), again.device(), R, F},
+                  device_stream());
+        REQUIRE(dx.compare(close, rule) == "");
+        REQUIRE(again.compare(close, rule) == "");
+        // Two orders of a sum of terms of a few units, with approximate gates for 16 bits.
+        const double size = largest(x.host()) * largest(x.host()) * largest(dy.host());
+        REQUIRE(dw.compare(close,
+                           {.dtype = dtype, .K = double(F), .scale = size, .sums = DType::f32}) ==
+                "");
+        cuda::run(WeightedSwigluBackward{x.device(), w.device(), dy.device(), x.device(),
+                                         dw.device(), dy.device(), R, F},
                   device_stream());  // in place
         const Array want_dx = dx.host(), want_y = again.host();
         REQUIRE(close(x.result(), want_dx.values(), rule) == "");

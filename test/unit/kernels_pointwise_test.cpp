@@ -4,6 +4,7 @@
 #include "kernels/activation.h"
 #include "kernels/elementwise.h"
 #include "kernels/rope.h"
+#include "kernels/weighted_swiglu.h"
 #include "kernels_testing.h"
 
 using namespace mtrain;
@@ -72,6 +73,59 @@ TEST_CASE("swiglu and its backward equal their definition and finite differences
                                 .y_TF = over_dy,
                                 .T = T,
                                 .F = F});
+        REQUIRE((in_place == d && over_dy == y));
+      });
+    }
+  }
+}
+
+TEST_CASE("weighted swiglu and its backward equal their definition") {
+  for (DType dtype : kFloats) {
+    Closeness close(name("weighted swiglu", dtype)), close_weight(name("  its weights", dtype));
+    for (int64_t F : {1, 7, 33, 1001}) {
+      const int64_t R = F == 1001 ? 40 : 3;
+      const Array gate_up = activation_input(dtype, R * 2 * F), dy = Array::normal(dtype, R * F, 2),
+                  weight = Array::normal(DType::f32, R, 3);
+      std::vector<double> want_y, want_d(R * 2 * F), want_w(R);
+      for (int64_t r = 0; r < R; ++r)
+        for (int64_t i = 0; i < F; ++i) {
+          const double g = gate_up[r * 2 * F + i], u = gate_up[r * 2 * F + F + i],
+                       d = dy[r * F + i], w = weight[r];
+          want_y.push_back(w * silu(g) * u);
+          want_d[r * 2 * F + i] = d * w * u * slope(silu, g);
+          want_d[r * 2 * F + F + i] = d * w * silu(g);
+          want_w[r] += d * silu(g) * u;
+        }
+      for_each_isa([&](const char* isa) {
+        CAPTURE(isa, F);
+        Array y(dtype, R * F), d(dtype, R * 2 * F), again(dtype, R * F), dweight(DType::f32, R);
+        cpu::run(WeightedSwigluForward{
+            .gate_up_R2F = gate_up, .weight_R = weight, .y_RF = y, .R = R, .F = F});
+        cpu::run(WeightedSwigluBackward{.gate_up_R2F = gate_up,
+                                        .weight_R = weight,
+                                        .dy_RF = dy,
+                                        .dgate_up_R2F = d,
+                                        .dweight_R = dweight,
+                                        .y_RF = again,
+                                        .R = R,
+                                        .F = F});
+        const Rule rule{.dtype = dtype, .K = 12, .scale = 64, .sums = DType::f32};
+        REQUIRE(close(y, want_y, rule) == "");
+        REQUIRE(close(d, want_d, rule) == "");
+        // The terms of a row's sum are up to 100 in size.
+        REQUIRE(close_weight(
+                    dweight, want_w,
+                    {.dtype = DType::f32, .K = double(F), .scale = 100, .sums = DType::f32}) == "");
+        REQUIRE(again == y);
+        Array in_place = gate_up, over_dy = dy;
+        cpu::run(WeightedSwigluBackward{.gate_up_R2F = in_place,
+                                        .weight_R = weight,
+                                        .dy_RF = over_dy,
+                                        .dgate_up_R2F = in_place,
+                                        .dweight_R = dweight,
+                                        .y_RF = over_dy,
+                                        .R = R,
+                                        .F = F});
         REQUIRE((in_place == d && over_dy == y));
       });
     }

@@ -93,6 +93,7 @@ TEST_CASE("tokens go to their experts' rows, and come back as the sum of what wa
   const Tensor dots = ops::unpermute_weight_grad(stream, x, there, rows.row_TK);
   CHECK(rows.count_E.to_host<int32_t>(stream) == std::vector<int32_t>{2, 2, 2});
   CHECK(rows.row_TK.to_host<int32_t>(stream) == std::vector<int32_t>{2, 0, 4, 3, 1, 5});
+  CHECK(rows.first_E1.to_host<int32_t>(stream) == std::vector<int32_t>{0, 2, 4, 6});
   CHECK(back.to_host<float>(stream) == std::vector<float>(12, 3.0f));
   CHECK(dots.to_host<float>(stream) == std::vector<float>(6, 9.0f));
 }

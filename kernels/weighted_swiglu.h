@@ -1,0 +1,35 @@
+// The gated activation of experts: each row is multiplied by the weight that the router gave its
+// token, before the down projection, so that no output of the experts need be kept for the weight's
+// gradient. Operands are all of one float type; weights and their gradients are fp32.
+#pragma once
+#include "base/span.h"
+
+struct CUstream_st;
+
+namespace mtrain::kernels {
+
+// y = weight silu(gate) up; each row of gate_up holds gate, then up.
+struct WeightedSwigluForward {
+  ConstSpan gate_up_R2F, weight_R;
+  Span y_RF;
+  int64_t R, F;
+};
+struct WeightedSwigluBackward {
+  ConstSpan gate_up_R2F, weight_R, dy_RF;
+  Span dgate_up_R2F;  // may be gate_up_R2F
+  Span dweight_R;     // sum over a row of dy silu(gate) up
+  // Optional: gets the forward's output again, for the weight gradient that follows; may be dy_RF.
+  Span y_RF;
+  int64_t R, F;
+};
+
+namespace cpu {
+void run(const WeightedSwigluForward&);
+void run(const WeightedSwigluBackward&);
+}  // namespace cpu
+namespace cuda {
+void run(const WeightedSwigluForward&, CUstream_st*);
+void run(const WeightedSwigluBackward&, CUstream_st*);
+}  // namespace cuda
+
+}  // namespace mtrain::kernels

@@ -1,0 +1,211 @@
+#include "ops/experts.h"
+
+#include "base/math.h"
+#include "kernels/grouped_matmul.h"
+#include "kernels/weighted_swiglu.h"
+#include "ops/enqueue.h"
+
+MT_KERNEL(RouteTokens)
+MT_KERNEL(RouterSums)
+MT_KERNEL(RouterLosses)
+MT_KERNEL(RouteTokensGrad)
+MT_KERNEL(GroupedMatmul)
+MT_KERNEL(GroupedWeightGrad)
+MT_KERNEL(WeightedSwigluForward)
+MT_KERNEL(WeightedSwigluBackward)
+
+namespace mtrain::ops {
+
+namespace {
+Bf16Arithmetic bf16_of(const Stream& stream) {
+  return stream.device().bf16_arithmetic().value_or(Bf16Arithmetic::widened);
+}
+}  // namespace
+
+Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
+                     const Tensor& bias_E) {
+  MT_FLOAT("route_tokens", logits_TE);
+  const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1);
+  MT_CHECK(K >= 1 && K <= E, "route_tokens: {} of {} experts", K, E);
+  if (bias_E) {
+    MT_SHAPE("route_tokens", bias_E, {E});
+    MT_DTYPE("route_tokens", bias_E, DType::f32);
+  }
+  Routing r{Tensor::empty(stream, {T, K}, DType::i32), Tensor::empty(stream, {T, K}, DType::f32),
+            Tensor::empty(stream, {T}, DType::f32), Tensor::empty(stream, {T}, DType::f32)};
+  enqueue(stream,
+          {.name = "route_tokens",
+           .reads = {logits_TE, bias_E},
+           .writes = {r.expert_TK, r.weight_TK, r.log_sum_T, r.score_sum_T}},
+          kernels::RouteTokens{.logits_TE = logits_TE,
+                               .bias_E = bias_E,
+                               .valid_T = {},
+                               .expert_TK = r.expert_TK,
+                               .weight_TK = r.weight_TK,
+                               .log_sum_T = r.log_sum_T,
+                               .score_sum_T = r.score_sum_T,
+                               .T = T,
+                               .E = E,
+                               .K = K,
+                               .form = form});
+  return r;
+}
+
+Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& r, int64_t B,
+                   RouterScore score) {
+  const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1), K = r.expert_TK.dim(1);
+  MT_CHECK(B > 0 && T % B == 0, "router_sums: {} tokens of {} samples", T, B);
+  Tensor sums = Tensor::empty(stream, {B, kernels::router_sums(E)}, DType::f32);
+  enqueue(stream,
+          {.name = "router_sums",
+           .reads = {logits_TE, r.expert_TK, r.log_sum_T, r.score_sum_T},
+           .writes = {sums}},
+          kernels::RouterSums{.logits_TE = logits_TE,
+                              .expert_TK = r.expert_TK,
+                              .log_sum_T = r.log_sum_T,
+                              .score_sum_T = r.score_sum_T,
+                              .sums_BS = sums,
+                              .T = T,
+                              .E = E,
+                              .K = K,
+                              .B = B,
+                              .score = score});
+  return sums;
+}
+
+Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K,
+                     const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2) {
+  const int64_t B = sums_BS.dim(0);
+  MT_SHAPE("router_losses", sums_BS, {B, kernels::router_sums(E)});
+  MT_SHAPE("router_losses", loss_2, {2});
+  MT_DTYPE("router_losses", loss_2, DType::f64);
+  Tensor grad = Tensor::empty(stream, {B, E + 1}, DType::f32);
+  enqueue(stream, {.name = "router_losses", .reads = {sums_BS, loss_2}, .writes = {loss_2, grad}},
+          kernels::RouterLosses{.sums_BS = sums_BS,
+                                .fraction_E = {},
+                                .batch_coeff = coeffs.batch,
+                                .sample_coeff = coeffs.sample,
+                                .z_coeff = coeffs.z,
+                                .grad_scale = grad_scale,
+                                .loss_2 = loss_2,
+                                .grad_BG = grad,
+                                .B = B,
+                                .E = E,
+                                .K = K});
+  return grad;
+}
+
+Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing& r,
+                         const Tensor& dweight_TK, const RouterForm& form, const Tensor& grad_BG) {
+  const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1), K = r.expert_TK.dim(1);
+  MT_SHAPE("route_tokens_grad", dweight_TK, {T, K});
+  MT_DTYPE("route_tokens_grad", dweight_TK, DType::f32);
+  const int64_t B = grad_BG ? grad_BG.dim(0) : 1;
+  if (grad_BG) MT_SHAPE("route_tokens_grad", grad_BG, {B, E + 1});
+  Tensor d = Tensor::empty(stream, logits_TE.shape(), logits_TE.dtype());
+  enqueue(stream,
+          {.name = "route_tokens_grad",
+           .reads = {logits_TE, r.expert_TK, r.log_sum_T, r.score_sum_T, dweight_TK, grad_BG},
+           .writes = {d}},
+          kernels::RouteTokensGrad{.logits_TE = logits_TE,
+                                   .expert_TK = r.expert_TK,
+                                   .log_sum_T = r.log_sum_T,
+                                   .score_sum_T = r.score_sum_T,
+                                   .dweight_TK = dweight_TK,
+                                   .grad_BG = grad_BG,
+                                   .dlogits_TE = d,
+                                   .T = T,
+                                   .E = E,
+                                   .K = K,
+                                   .B = B,
+                                   .form = form});
+  return d;
+}
+
+Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
+                      const Tensor& first_E1, bool trans_b) {
+  const int64_t R = a_RK.dim(0), K = a_RK.dim(1), E = b_EKN.dim(0), N = b_EKN.dim(trans_b ? 1 : 2);
+  MT_CHECK(b_EKN.dim(trans_b ? 2 : 1) == K, "grouped_matmul: a {} and b {}{} do not share K",
+           a_RK.shape().str(), b_EKN.shape().str(), trans_b ? "^T" : "");
+  MT_FLOAT("grouped_matmul", a_RK);
+  MT_DTYPE("grouped_matmul", b_EKN, a_RK.dtype());
+  MT_SHAPE("grouped_matmul", first_E1, {E + 1});
+  Tensor c = Tensor::empty(stream, {R, N}, a_RK.dtype());
+  enqueue(stream, {.name = name, .reads = {a_RK, b_EKN, first_E1}, .writes = {c}},
+          kernels::GroupedMatmul{.a_RK = a_RK,
+                                 .b_EKN = b_EKN,
+                                 .first_E1 = first_E1,
+                                 .c_RN = c,
+                                 .R = R,
+                                 .N = N,
+                                 .K = K,
+                                 .E = E,
+                                 .trans_b = trans_b,
+                                 .bf16 = bf16_of(stream)});
+  return c;
+}
+
+void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
+                                  const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
+                                  bool accumulate) {
+  const int64_t R = a_RM.dim(0), M = a_RM.dim(1), N = b_RN.dim(1), E = c_EMN.dim(0);
+  MT_SHAPE("grouped_weight_gradient", b_RN, {R, N});
+  MT_SHAPE("grouped_weight_gradient", c_EMN, {E, M, N});
+  MT_SHAPE("grouped_weight_gradient", first_E1, {E + 1});
+  MT_FLOAT("grouped_weight_gradient", a_RM);
+  MT_DTYPE("grouped_weight_gradient", b_RN, a_RM.dtype());
+  MT_DTYPE("grouped_weight_gradient", c_EMN, DType::f32);
+  std::vector<device::Access> reads{a_RM, b_RN, first_E1};
+  if (accumulate) reads.push_back(c_EMN);
+  enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_EMN}},
+          kernels::GroupedWeightGrad{.a_RM = a_RM,
+                                     .b_RN = b_RN,
+                                     .first_E1 = first_E1,
+                                     .c_EMN = c_EMN,
+                                     .R = R,
+                                     .M = M,
+                                     .N = N,
+                                     .E = E,
+                                     .accumulate = accumulate,
+                                     .bf16 = bf16_of(stream)});
+}
+
+Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R) {
+  MT_FLOAT("weighted_swiglu", gate_up_R2F);
+  const int64_t R = gate_up_R2F.dim(0), F = exact_div(gate_up_R2F.dim(1), int64_t{2});
+  MT_SHAPE("weighted_swiglu", weight_R, {R});
+  MT_DTYPE("weighted_swiglu", weight_R, DType::f32);
+  Tensor y = Tensor::empty(stream, {R, F}, gate_up_R2F.dtype());
+  enqueue(stream, {.name = "weighted_swiglu_fwd", .reads = {gate_up_R2F, weight_R}, .writes = {y}},
+          kernels::WeightedSwigluForward{
+              .gate_up_R2F = gate_up_R2F, .weight_R = weight_R, .y_RF = y, .R = R, .F = F});
+  return y;
+}
+
+WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& gate_up_R2F,
+                                                 const Tensor& weight_R, const Tensor& dy_RF,
+                                                 const Tensor& y_RF) {
+  MT_FLOAT("weighted_swiglu_backward", gate_up_R2F);
+  const int64_t R = gate_up_R2F.dim(0), F = exact_div(gate_up_R2F.dim(1), int64_t{2});
+  MT_SHAPE("weighted_swiglu_backward", weight_R, {R});
+  MT_SHAPE("weighted_swiglu_backward", dy_RF, {R, F});
+  MT_DTYPE("weighted_swiglu_backward", dy_RF, gate_up_R2F.dtype());
+  if (y_RF) MT_SHAPE("weighted_swiglu_backward", y_RF, {R, F});
+  const WeightedSwigluGradients d{Tensor::empty(stream, gate_up_R2F.shape(), gate_up_R2F.dtype()),
+                                  Tensor::empty(stream, {R}, DType::f32)};
+  enqueue(stream,
+          {.name = "weighted_swiglu_bwd",
+           .reads = {gate_up_R2F, weight_R, dy_RF},
+           .writes = {d.dgate_up_R2F, d.dweight_R, y_RF}},
+          kernels::WeightedSwigluBackward{.gate_up_R2F = gate_up_R2F,
+                                          .weight_R = weight_R,
+                                          .dy_RF = dy_RF,
+                                          .dgate_up_R2F = d.dgate_up_R2F,
+                                          .dweight_R = d.dweight_R,
+                                          .y_RF = y_RF,
+                                          .R = R,
+                                          .F = F});
+  return d;
+}
+
+}  // namespace mtrain::ops

@@ -1,0 +1,61 @@
+// Operations of a layer with experts: the router, and the products with the experts' matrices.
+// kernels/router.h, grouped_matmul.h and weighted_swiglu.h have the rules, and ops/permute.h the
+// operations that bring tokens to their experts.
+#pragma once
+#include "kernels/router.h"
+#include "tensor/tensor.h"
+
+namespace mtrain::ops {
+
+using kernels::RouterForm;
+using kernels::RouterScore;
+
+struct Routing {
+  Tensor expert_TK;               // int32, in the order of falling scores
+  Tensor weight_TK;               // fp32
+  Tensor log_sum_T, score_sum_T;  // fp32, for the functions below
+};
+// Chooses the K experts of each token. bias_E (fp32, optional) is added to the scores for the
+// choice alone.
+Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
+                     const Tensor& bias_E = {});
+
+constexpr int64_t router_sum_columns(int64_t E) { return kernels::router_sums(E); }
+// Returns (B, router_sum_columns(E)): what the losses need, over the tokens of each of B samples,
+// which follow one another.
+Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& routing, int64_t B,
+                   RouterScore score);
+
+struct RouterLossCoeffs {
+  float batch = 0, sample = 0, z = 0;
+};
+// Adds the balance losses and the z-loss to loss_2 (fp64). Returns their gradients times grad_scale
+// for route_tokens_grad(), (B, E + 1).
+Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K,
+                     const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2);
+
+// Returns dL/dlogits, of the logits' type. grad_BG (optional) is that of router_losses().
+Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing& routing,
+                         const Tensor& dweight_TK, const RouterForm& form,
+                         const Tensor& grad_BG = {});
+
+// The rows [first[e], first[e + 1]) of a times op(b[e]), with b (E, K, N), or (E, N, K) where
+// trans_b. Rows behind first[E] are not written.
+Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
+                      const Tensor& first_E1, bool trans_b);
+// c[e] = a^T b over the rows of expert e, or c[e] += where accumulate; fp32.
+void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
+                                  const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
+                                  bool accumulate);
+
+// Returns weight silu(gate) up, (R, F).
+Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R);
+struct WeightedSwigluGradients {
+  Tensor dgate_up_R2F, dweight_R;
+};
+// y_RF (optional) gets the forward's output again; it may be dy_RF.
+WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& gate_up_R2F,
+                                                 const Tensor& weight_R, const Tensor& dy_RF,
+                                                 const Tensor& y_RF);
+
+}  // namespace mtrain::ops
