@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/norm.h"
+#include "ops/experts.h"
 
 namespace mtrain::model {
 
@@ -11,6 +12,20 @@ struct RopeScaling {
   enum class Kind { none, linear, llama3 } kind = Kind::none;
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
   int64_t original_positions = 8192;
+};
+
+struct ExpertConfig {
+  int64_t count = 0, per_token = 0;  // experts of a layer, and those that compute a token
+  int64_t ffn = 0, shared_ffn = 0;   // width of an expert, and of the shared one (0: none)
+  bool shared_gate = false;
+  int64_t first_layer = 0, every = 1;  // which layers have experts, by their number
+  ops::RouterForm form;
+  DType logits = DType::f32;
+  ops::RouterLossCoeffs loss_coeffs;
+
+  bool in_layer(int64_t layer) const {
+    return count > 0 && layer >= first_layer && layer % every == 0;
+  }
 };
 
 struct GptConfig {
@@ -32,6 +47,7 @@ struct GptConfig {
   int64_t window = 0;  // positions that a query sees; 0: all before it
   float hidden_dropout = 0, embedding_dropout = 0;
   float init_std = 0.02f;
+  ExpertConfig experts;  // count is 0 for a dense model
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
 };

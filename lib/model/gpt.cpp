@@ -197,6 +197,7 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   const auto units = block.units();
   before(*block.unit(), units.size() > 1 ? units[1] : next);
   Step inner = p.step_.with(p.not_kept_);
+  inner.recomputing = true;
   for (size_t s = 0; s < block.size(); ++s) {
     ParamUnit* own = own_unit(block, s);
     if (own) before(*own, next);

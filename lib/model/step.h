@@ -52,6 +52,7 @@ struct SequenceInfo {
 
 struct ParamUnit;
 class GraphInputs;
+struct ExpertsOfStep;
 
 // The stage calls a hook at every use of a unit's parameters, as it enqueues the work. Data
 // parallelism implements the hooks: it gathers values, and makes memory for gradients, in time.
@@ -89,6 +90,9 @@ struct Step {
   // Not null if a graph may replay the launches: they then read here what differs between
   // micro-batches.
   GraphInputs* graph_inputs = nullptr;
+  // Null if nobody asks for what routers find, and their losses have no gradient.
+  const ExpertsOfStep* experts = nullptr;
+  bool recomputing = false;  // an earlier forward has computed the same already
 
   ParamHooks& param_hooks() const {
     static ParamHooks always_there;
@@ -106,7 +110,9 @@ struct Step {
             .micro_batch = micro_batch,
             .training = training,
             .hooks = hooks,
-            .graph_inputs = graph_inputs};
+            .graph_inputs = graph_inputs,
+            .experts = experts,
+            .recomputing = recomputing};
   }
 };
 

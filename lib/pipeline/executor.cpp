@@ -249,7 +249,8 @@ model::Step Executor::step_of(const schedule::Action& a, Chunk& c) {
           work_.numbers[size_t(a.micro_batch)],
           work_.training,
           work_.hooks,
-          work_.graph_inputs};
+          work_.graph_inputs,
+          work_.experts};
 }
 
 void Executor::limit_run_ahead() {

@@ -40,7 +40,8 @@ void Pipeline::run(const MicroBatches& work) {
                            .grad_scale = work.grad_scale,
                            .on_ready = work.on_ready,
                            .hooks = work.hooks,
-                           .graph_inputs = work.graph_inputs};
+                           .graph_inputs = work.graph_inputs,
+                           .experts = work.experts};
     Executor(links_, stages_, schedule_.stages, options_, one, ahead).run(list_);
   }
 }

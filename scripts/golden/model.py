@@ -7,11 +7,13 @@
 
 Each file holds a 2-layer model of one family: its parameters, two sequences of tokens with labels
 (-1: masked), and what an implementation must find: the logits, the loss (mean over the unmasked
-labels, in nats) and the gradient of every parameter. Everything is computed in float64 from
+labels, in nats) and the gradient of every parameter. In models with experts the gradients are those
+of the loss plus the routers' own losses, which the file has, too. Everything is computed in float64 from
 parameters that are exact in float32, by plain tensor operations and autograd, so that the stored
 float32 results are right to their last bit.
 
-B batch, S sequence, H hidden, A query heads, G kv heads, D head dim, F ffn, V vocabulary
+B batch, S sequence, H hidden, A query heads, G kv heads, D head dim, F ffn, V vocabulary, E experts,
+K experts of a token
 """
 import argparse
 import json
@@ -36,6 +38,9 @@ GPT2 = dict(LLAMA, architecture="gpt2", num_query_groups=4, ffn_hidden_size=64,
             max_position_embeddings=32, normalization="layernorm", position_embedding="learned",
             activation="gelu_tanh", add_bias_linear=True, add_qkv_bias=True,
             share_embeddings_and_output_weights=True)
+EXPERTS = dict(num_experts=8, router_topk=2, ffn_hidden_size=24, router_pre_softmax=False,
+               norm_topk_prob=True, first_dense_layers=0, aux_loss_coeff=0.0, z_loss_coeff=0.0,
+               shared_expert_ffn_hidden_size=0, shared_expert_gate=False)
 FAMILIES = {
     "llama": LLAMA,
     # With 48 original positions lane 0 (wavelength 6.3) keeps its frequency, lane 1 (32) is
@@ -52,6 +57,21 @@ FAMILIES = {
     "gpt2": GPT2,
     "gpt2_erf": dict(GPT2, activation="gelu"),
     "llama_bias": dict(LLAMA, attention_bias=True),
+    # Softmax over the chosen logits, and a balance loss.
+    "mixtral": dict(LLAMA, rotary_base=1e6, moe=dict(EXPERTS, aux_loss_coeff=0.1)),
+    # Softmax over all experts, of which the chosen ones' sum to 1.
+    "qwen3_moe": dict(LLAMA, architecture="qwen3", kv_channels=16, norm_epsilon=1e-6,
+                      qk_layernorm=True,
+                      moe=dict(EXPERTS, router_topk=3, router_pre_softmax=True, z_loss_coeff=0.01)),
+    # Weights that do not sum to 1, and a shared expert under a gate.
+    "qwen2_moe": dict(LLAMA, architecture="qwen2", norm_epsilon=1e-6, add_qkv_bias=True,
+                      moe=dict(EXPERTS, router_topk=4, router_pre_softmax=True,
+                               norm_topk_prob=False, aux_loss_coeff=0.1, z_loss_coeff=0.01,
+                               shared_expert_ffn_hidden_size=40, shared_expert_gate=True)),
+    # A dense layer first, and a shared expert without a gate.
+    "deepseek_moe": dict(LLAMA, moe=dict(EXPERTS, router_topk=3, router_pre_softmax=True,
+                                         norm_topk_prob=False, first_dense_layers=1,
+                                         shared_expert_ffn_hidden_size=48)),
 }
 B, S = 2, 24
 
@@ -85,6 +105,12 @@ def load(path):
     return tensors, metadata
 
 
+def experts_of(c, layer):
+    """The layer's settings of experts; None for a dense layer."""
+    moe = c.get("moe")
+    return moe if moe and layer >= moe["first_dense_layers"] else None
+
+
 def parameter_shapes(c):
     """Name -> shape, in the order of the forward pass."""
     H, A, G, D = c["hidden_size"], c["num_attention_heads"], c["num_query_groups"], c["kv_channels"]
@@ -114,6 +140,18 @@ def parameter_shapes(c):
             shapes[f"{attention}.k_norm.weight"] = (D,)
         linear(f"{attention}.proj", H, A * D, bias or attention_bias)
         norm(f"{mlp}.norm")
+        moe = experts_of(c, i)
+        if moe:
+            E, F, shared = moe["num_experts"], moe["ffn_hidden_size"], moe["shared_expert_ffn_hidden_size"]
+            linear(f"{mlp}.router", E, H, False)
+            if shared:
+                linear(f"{mlp}.shared_expert.gate_up", 2 * shared, H, False)
+                linear(f"{mlp}.shared_expert.down", H, shared, False)
+            if moe["shared_expert_gate"]:
+                linear(f"{mlp}.shared_expert.gate", 1, H, False)
+            shapes[f"{mlp}.experts.gate_up.weight"] = (E, 2 * F, H)
+            shapes[f"{mlp}.experts.down.weight"] = (E, H, F)
+            continue
         if c["activation"] == "swiglu":
             linear(f"{mlp}.gate_up", 2 * ffn, H, bias)
         else:
@@ -182,6 +220,7 @@ def gelu_tanh(x):
 class Gpt:
     def __init__(self, config, params):
         self.c, self.p = config, params
+        self.router_losses = 0.0  # of all layers, after logits()
 
     def norm(self, name, x):
         weight, bias = self.p[f"{name}.weight"], self.p.get(f"{name}.bias")
@@ -230,6 +269,40 @@ class Gpt:
             h = activate(self.linear(f"{name}.up", h))
         return self.linear(f"{name}.down", h)
 
+    def swiglu(self, x, gate_up, down):
+        gate, up = (x @ gate_up.t()).chunk(2, -1)
+        return (gate * torch.sigmoid(gate) * up) @ down.t()
+
+    def experts(self, moe, name, x):
+        p, E, K = self.p, moe["num_experts"], moe["router_topk"]
+        h = self.norm(f"{name}.norm", x).flatten(0, 1)
+        logits = self.linear(f"{name}.router", h)
+        scores = torch.softmax(logits, -1)
+        chosen = torch.topk(logits, K, -1).indices
+        if moe["router_pre_softmax"]:
+            weights = scores.gather(1, chosen)
+            if moe["norm_topk_prob"]:
+                weights = weights / weights.sum(-1, keepdim=True)
+        else:
+            weights = torch.softmax(logits.gather(1, chosen), -1)
+        fraction = torch.bincount(chosen.flatten(), minlength=E).double() / chosen.numel()
+        squares = torch.logsumexp(logits, -1) ** 2
+        self.router_losses = (self.router_losses + moe["z_loss_coeff"] * squares.mean()
+                              + moe["aux_loss_coeff"] * E * (fraction * scores.mean(0)).sum())
+        gate_up, down = p[f"{name}.experts.gate_up.weight"], p[f"{name}.experts.down.weight"]
+        rows = []
+        for t in range(h.shape[0]):
+            rows.append(sum(w * self.swiglu(h[t], gate_up[e], down[e])
+                            for w, e in zip(weights[t], chosen[t].tolist())))
+        out = torch.stack(rows)
+        if moe["shared_expert_ffn_hidden_size"]:
+            shared = self.swiglu(h, p[f"{name}.shared_expert.gate_up.weight"],
+                                 p[f"{name}.shared_expert.down.weight"])
+            if moe["shared_expert_gate"]:
+                shared = torch.sigmoid(self.linear(f"{name}.shared_expert.gate", h)) * shared
+            out = out + shared
+        return out.reshape(x.shape)
+
     def logits(self, ids):
         p = self.p
         x = p["embedding.weight"][ids]
@@ -237,7 +310,8 @@ class Gpt:
             x = x + p["position_embedding.weight"][:ids.shape[1]]
         for i in range(self.c["num_layers"]):
             x = x + self.attention(f"layers.{i}.attention", x)
-            x = x + self.mlp(f"layers.{i}.mlp", x)
+            moe, mlp = experts_of(self.c, i), f"layers.{i}.mlp"
+            x = x + (self.experts(moe, mlp, x) if moe else self.mlp(mlp, x))
         return self.norm("final_norm", x) @ p.get("output.weight", p["embedding.weight"]).t()
 
 
@@ -248,12 +322,14 @@ def masked_loss(logits, labels):
 
 
 def compute(config, params, ids, labels):
-    """-> logits, loss and gradients in float64."""
+    """-> logits, loss, the routers' losses, and gradients of their sum, in float64."""
     leaves = {name: p.double().requires_grad_() for name, p in params.items()}
-    logits = Gpt(config, leaves).logits(ids.long())
+    gpt = Gpt(config, leaves)
+    logits = gpt.logits(ids.long())
     loss = masked_loss(logits, labels.long())
-    loss.backward()
-    return logits.detach(), loss.detach(), {name: p.grad for name, p in leaves.items()}
+    (loss + gpt.router_losses).backward()
+    return (logits.detach(), loss.detach(), float(gpt.router_losses),
+            {name: p.grad for name, p in leaves.items()})
 
 
 def write(family, seed):
@@ -263,14 +339,17 @@ def write(family, seed):
     ids = torch.randint(config["vocab_size"], (B, S + 1), generator=generator, dtype=torch.int32)
     labels = ids[:, 1:].clone()
     labels[torch.rand(B, S, generator=generator) < 0.2] = -1
-    logits, loss, grads = compute(config, params, ids[:, :-1], labels)
+    logits, loss, router_losses, grads = compute(config, params, ids[:, :-1], labels)
     tensors = {"input_ids": ids[:, :-1].contiguous(), "labels": labels}
     tensors.update(params)
     tensors["logits"] = logits.float()
     tensors["loss"] = loss.float().reshape(1)
     tensors.update({f"grad.{name}": grad.float() for name, grad in grads.items()})
     path = FOLDER / f"{family}.safetensors"
-    save(path, tensors, {"config": json.dumps(config), "loss": repr(float(loss))})
+    metadata = {"config": json.dumps(config), "loss": repr(float(loss))}
+    if "moe" in config:
+        metadata["router_losses"] = repr(router_losses)
+    save(path, tensors, metadata)
     smallest = min(float(g.norm()) for g in grads.values())
     print(f"{family:12} loss {float(loss):.6f}  {len(params)} parameters, smallest gradient norm "
           f"{smallest:.1e}  {path.stat().st_size // 1024} KiB")
@@ -283,7 +362,7 @@ def worst_difference(family):
     config = json.loads(metadata["config"])
     params = {name: tensors[name] for name in parameter_shapes(config)}
     ids, labels = tensors["input_ids"], tensors["labels"]
-    logits, loss, grads = compute(config, params, ids, labels)
+    logits, loss, _, grads = compute(config, params, ids, labels)
     found = {"logits": logits, "loss": loss.reshape(1)}
     found.update({f"grad.{name}": grad for name, grad in grads.items()})
     stored = max(float((tensors[n].double() - x).norm() / x.norm()) for n, x in found.items())
@@ -294,7 +373,9 @@ def worst_difference(family):
         for sign in (1, -1):
             moved = {n: p.double() for n, p in params.items()}
             moved[name] = moved[name] + sign * h * direction
-            losses.append(float(masked_loss(Gpt(config, moved).logits(ids.long()), labels.long())))
+            gpt = Gpt(config, moved)
+            loss = masked_loss(gpt.logits(ids.long()), labels.long())
+            losses.append(float(loss + gpt.router_losses))
         difference = (losses[0] - losses[1]) / (2 * h)
         error = abs(difference - float((grad * direction).sum())) / float(grad.norm())
         slope = max(slope, error)

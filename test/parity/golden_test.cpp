@@ -7,12 +7,27 @@
 #include <nlohmann/json.hpp>
 
 #include "device/device.h"
+#include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
 #include "storage/safetensors.h"
 
 using namespace mtrain;
 
 namespace {
+
+model::ExpertConfig experts_of(const nlohmann::json& j) {
+  model::ExpertConfig e;
+  e.count = j.at("num_experts");
+  e.per_token = j.at("router_topk");
+  e.ffn = j.at("ffn_hidden_size");
+  e.shared_ffn = j.at("shared_expert_ffn_hidden_size");
+  e.shared_gate = j.at("shared_expert_gate");
+  e.first_layer = j.at("first_dense_layers");
+  e.form.over_chosen = !j.at("router_pre_softmax").get<bool>();
+  e.form.normalize = j.at("norm_topk_prob");
+  e.loss_coeffs = {.batch = j.at("aux_loss_coeff"), .z = j.at("z_loss_coeff")};
+  return e;
+}
 
 model::GptConfig config_of(const nlohmann::json& j) {
   model::GptConfig c{};
@@ -42,6 +57,7 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.proj_bias = c.linear_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
+  if (j.contains("moe")) c.experts = experts_of(j["moe"]);
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
   return c;
 }
@@ -108,6 +124,11 @@ struct Family {
     model::WgradQueue wgrad;
     model::Stash stash;
     model::Step step{stream, wgrad, stash, batch.seq};
+    experts.loss_2 = Tensor::from_host<double>(stream, {2}, {0.0, 0.0});
+    const int64_t columns = ops::router_sum_columns(config.experts.count);
+    experts.sums_LS = Tensor::empty(stream, {config.layers, columns}, DType::f32);
+    ops::fill(stream, experts.sums_LS, 0);
+    step.experts = &experts;
     params.zero_grads(stream);
     model->forward(step, batch, {batch.label_T, total, 1.0f / float(counted)});
     model->backward(step, batch);
@@ -129,10 +150,13 @@ struct Family {
   model::ParamStore params;
   std::unique_ptr<model::Gpt> model;
   model::MicroBatch batch;
+  model::ExpertsOfStep experts;
 };
 
 const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
                                          "qwen3", "mistral",     "gpt2",       "gpt2_erf"};
+
+const std::vector<std::string> kExpertFamilies{"mixtral", "qwen3_moe", "qwen2_moe", "deepseek_moe"};
 
 template <class A, class B>
 std::vector<std::pair<A, B>> combined(const std::vector<A>& as, const std::vector<B>& bs) {
@@ -156,7 +180,9 @@ void compare_gradients(Family& f, double bound) {
 }  // namespace
 
 TEST_CASE("logits, loss and every gradient of each family match the float64 reference") {
-  for (const auto& name : kFamilies) {
+  std::vector<std::string> families = kFamilies;
+  families.insert(families.end(), kExpertFamilies.begin(), kExpertFamilies.end());
+  for (const auto& name : families) {
     DYNAMIC_SECTION(name) {
       Family f(name, DType::f32);
       const auto got = f.logits();
@@ -171,6 +197,10 @@ TEST_CASE("logits, loss and every gradient of each family match the float64 refe
       CHECK(relative_l2(ordered, expected) < 1e-5);
       CHECK(f.forward_backward() == Approx(std::stod(f.file.metadata().at("loss"))).epsilon(1e-6));
       compare_gradients(f, 1e-5);
+      if (!f.config.experts.count) continue;
+      const auto losses = f.experts.loss_2.to_host<double>(f.stream);
+      const double want = std::stod(f.file.metadata().at("router_losses"));
+      CHECK(losses[0] + losses[1] == Approx(want).epsilon(1e-6));
     }
   }
 }
@@ -188,13 +218,18 @@ TEST_CASE("bf16 gradients stay near the float64 reference") {
 }
 
 TEST_CASE("recomputation gives the same bits") {
+  std::vector<std::string> families = kFamilies;
+  families.insert(families.end(), kExpertFamilies.begin(), kExpertFamilies.end());
   for (const auto& [name, dtype] :
-       combined(kFamilies, std::vector<DType>{DType::f32, DType::bf16})) {
+       combined(families, std::vector<DType>{DType::f32, DType::bf16})) {
     DYNAMIC_SECTION(name << " in " << dtype_name(dtype)) {
       Family kept(name, dtype);
       const double loss = kept.forward_backward();
-      std::vector<model::Recompute> policies{
-          {.group = 1, .layers = 2}, {.group = 2, .layers = 2}, {.group = 1, .layers = 1}};
+      std::vector<model::Recompute> policies{{.cheap = false},
+                                             {.norms = true, .cheap = false},
+                                             {.group = 1, .layers = 2},
+                                             {.group = 2, .layers = 2},
+                                             {.group = 1, .layers = 1}};
       for (const int modules : {1, 2, 3, 4, 5, 6, 7})
         policies.push_back({.attention_core = (modules & 1) != 0,
                             .norms = (modules & 2) != 0,
@@ -203,6 +238,10 @@ TEST_CASE("recomputation gives the same bits") {
         CAPTURE(policy.attention_core, policy.norms, policy.mlp, policy.group, policy.layers);
         Family again(name, dtype, policy);
         CHECK(again.forward_backward() == loss);
+        CHECK(again.experts.loss_2.to_host<double>(again.stream) ==
+              kept.experts.loss_2.to_host<double>(kept.stream));
+        CHECK(again.experts.sums_LS.to_host<float>(again.stream) ==
+              kept.experts.sums_LS.to_host<float>(kept.stream));
         for (model::Parameter* p : kept.params.params())
           CHECK(p->grad.to_host<float>(kept.stream) ==
                 again.params.find(p->name)->grad.to_host<float>(again.stream));

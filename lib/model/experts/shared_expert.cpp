@@ -1,0 +1,112 @@
+#include "model/experts/shared_expert.h"
+
+#include <cmath>
+
+#include "ops/experts.h"
+#include "ops/permute.h"
+
+namespace mtrain::model {
+
+namespace {
+// A gate is a router that gives each token the only expert there is, with a sigmoid as its weight.
+constexpr ops::RouterForm kGate{.score = ops::RouterScore::sigmoid};
+}  // namespace
+
+struct SharedExpert::Activations {
+  Tensor up_TF;   // gate | up
+  Tensor act_TF;  // absent if it is computed again
+  Tensor y_TH;    // the down projection's output; absent without a gate
+  InputScale up_scale, down_scale;
+  Gate gate;
+};
+
+SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
+                           const GptConfig& c, const Recompute& recompute, const ModelImpls& impls)
+    : keep_activation_(!recompute.cheap) {
+  const int64_t F = c.experts.shared_ffn;
+  gate_up_ = impls.tensor->column_linear(params, {.unit = unit,
+                                                  .name = name + ".gate_up",
+                                                  .I = c.hidden,
+                                                  .O = 2 * F,
+                                                  .bias = false,
+                                                  .std = c.init_std,
+                                                  .gemm = LayerGemm::fc1,
+                                                  .sections = {{F, 1}, {F, 1}}});
+  down_ = impls.tensor->row_linear(params, {.unit = unit,
+                                            .name = name + ".down",
+                                            .I = F,
+                                            .O = c.hidden,
+                                            .bias = false,
+                                            .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                            .gemm = LayerGemm::fc2});
+  if (c.experts.shared_gate)
+    gate_ = params.add(unit, {.name = name + ".gate.weight",
+                              .shape = {1, c.hidden},
+                              .std = c.init_std,
+                              .shard = impls.tensor->replicated()});
+}
+
+SharedExpert::Gate SharedExpert::gate_of(Step& step, const Tensor& x_TH) const {
+  Gate g;
+  g.logit_T1 = ops::matmul(step.compute, "matmul_shared_gate_fwd", x_TH, gate_->value, {.b = true},
+                           DType::f32);
+  g.routing = ops::route_tokens(step.compute, g.logit_T1, 1, kGate);
+  const ops::ExpertRows rows = ops::expert_rows(step.compute, g.routing.expert_TK, 1);
+  g.row_T1 = rows.row_TK, g.choice_T = rows.choice_R;
+  return g;
+}
+
+Tensor SharedExpert::forward(Step& step, const Tensor& x_TH) {
+  Activations a;
+  a.up_TF = gate_up_->forward(step, x_TH, a.up_scale);
+  const Tensor act_TF = ops::swiglu(step.compute, a.up_TF);
+  if (keep_activation_) a.act_TF = act_TF;
+  Tensor y_TH = down_->forward(step, act_TF, a.down_scale);
+  if (gate_) {
+    a.gate = gate_of(step, x_TH);
+    a.y_TH = y_TH;
+    y_TH = ops::unpermute(step.compute, y_TH, a.gate.row_T1, a.gate.routing.weight_TK);
+  }
+  step.stash.push(std::move(a));
+  return y_TH;
+}
+
+Tensor SharedExpert::gate_backward(Step& step, const Gate& g, const Tensor& x_TH,
+                                   const Tensor& y_TH, const Tensor& dy_TH) {
+  Stream& stream = step.compute;
+  const Tensor dweight_T1 = ops::unpermute_weight_grad(stream, dy_TH, y_TH, g.row_T1);
+  const Tensor dlogit = ops::in_dtype(
+      stream, ops::route_tokens_grad(stream, g.logit_T1, g.routing, dweight_T1, kGate),
+      x_TH.dtype());
+  WgradQueue::Entry entry;
+  entry.run = [this, &stream, x_TH, dlogit] {
+    ops::weight_gradient_into(stream, "matmul_shared_gate_wgrad", dlogit, x_TH, gate_->grad,
+                              !gate_->consume_first_write(), {});
+  };
+  entry.completes = {gate_};
+  step.wgrad.push(std::move(entry));
+  return ops::matmul(stream, "matmul_shared_gate_dgrad", dlogit, gate_->value, {}, x_TH.dtype());
+}
+
+Tensor SharedExpert::backward(Step& step, const Tensor& x_TH, const Tensor& dy_TH) {
+  Stream& stream = step.compute;
+  auto a = step.stash.pop<Activations>();
+  Tensor dx_gate, dy = dy_TH;
+  if (gate_) {
+    dx_gate = gate_backward(step, a.gate, x_TH, a.y_TH, dy_TH);
+    dy = ops::permute(stream, dy_TH, a.gate.choice_T, 1, a.gate.routing.weight_TK);
+    a.y_TH = {}, a.gate = {};
+  }
+  InputGradient g = down_->dgrad(step, dy, {});
+  dy = {};
+  // Unless the activation's output is kept, the kernel overwrites its gradient with it.
+  const Tensor again_TF = a.act_TF ? Tensor() : g.dx_TI;
+  Tensor dup_TF = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, again_TF);
+  down_->wgrad(step, a.act_TF ? a.act_TF : g.dx_TI, a.down_scale, std::move(g.for_wgrad));
+  a.up_TF = {}, a.act_TF = {}, g = {};
+  const Tensor dx = gate_up_->backward(step, x_TH, a.up_scale, std::move(dup_TF), {});
+  if (dx_gate) ops::add_into(stream, dx_gate, dx);
+  return dx;
+}
+
+}  // namespace mtrain::model
