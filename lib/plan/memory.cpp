@@ -150,13 +150,17 @@ class Estimator {
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
       mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
+      if (!plan_.recompute.cheap) mlp += K * expert_ffn() / tp_;
     } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
     if (moe && m_.moe.shared_expert_ffn_hidden_size &&
         !recomputes(recipe::RecomputeModule::shared_experts))
-      mlp += inputs() * Count(*m_.moe.shared_expert_ffn_hidden_size) / tp_;
-    const Count router = moe ? 4 * Count(m_.moe.num_experts) : 0;
+      mlp += (inputs() + (plan_.recompute.cheap ? 0 : 1)) *
+                 Count(*m_.moe.shared_expert_ffn_hidden_size) / tp_ +
+             (m_.moe.shared_expert_gate ? hidden() : 0);
+    // The logits; and for each choice its expert, weight, row and the row's choice and weight.
+    const Count router = moe ? 4 * (Count(m_.moe.num_experts) + 5 * Count(m_.moe.router_topk)) : 0;
     return (attention + mlp) * e_ + statistics * 4 + router;
   }
 
@@ -165,7 +169,8 @@ class Estimator {
   // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
-    const Count dispatched = moe ? 2 * Count(m_.moe.router_topk) * hidden() : 0;
+    // The gradients of the experts' rows; before they travel, those of their copies, too.
+    const Count dispatched = moe ? (l_.ep > 1 ? 2 : 1) * Count(m_.moe.router_topk) * hidden() : 0;
     const Count again = recomputes_mlp(moe) ? inputs() * width / tp_ + residual() : 0;
     const Count mlp =
         std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,

@@ -41,8 +41,10 @@ LayerParameters layer_parameters(const recipe::ModelConfig& m, bool moe) {
     p.expert = mlp(Count(m.moe.ffn_hidden_size.value_or(m.ffn_size())));
     p.experts = experts;
     p.replicated += H * experts;
-    if (m.moe.shared_expert_ffn_hidden_size)
+    if (m.moe.shared_expert_ffn_hidden_size) {
       p.split += mlp(Count(*m.moe.shared_expert_ffn_hidden_size));
+      if (m.moe.shared_expert_gate) p.replicated += H;
+    }
   } else {
     p.split += mlp(Count(m.ffn_size()));
   }

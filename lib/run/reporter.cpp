@@ -109,6 +109,13 @@ void Reporter::step(const train::StepStats& s) {
     metrics.push_back({"loss_scale", s.loss_scale});
     metrics.push_back({"skipped", int64_t(s.overflowed)});
   }
+  if (s.experts) {
+    metrics.push_back({"moe.aux_loss", s.experts->balance_loss});
+    metrics.push_back({"moe.z_loss", s.experts->z_loss});
+    metrics.push_back({"moe.load_max", s.experts->load_max});
+    metrics.push_back({"moe.load_cv", s.experts->load_variation});
+    metrics.push_back({"moe.dead", s.experts->dead});
+  }
   // Only the kernels of a GPU use workspace.
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
     metrics.push_back({"memory_peak.workspace", workspace});

@@ -14,6 +14,27 @@ model::RopeScaling rope_scaling(const plan::ModelShape& m) {
   return {kind, m.rope_factor, m.rope_low_freq_factor, m.rope_high_freq_factor,
           m.rope_original_positions};
 }
+
+model::ExpertConfig expert_config(const plan::ExpertShape& e) {
+  model::ExpertConfig c;
+  c.count = e.count;
+  c.per_token = e.per_token;
+  c.ffn = e.ffn;
+  c.shared_ffn = e.shared_ffn;
+  c.shared_gate = e.shared_gate;
+  c.first_layer = e.first_layer;
+  c.every = e.every;
+  c.form = {.score = e.sigmoid ? ops::RouterScore::sigmoid : ops::RouterScore::softmax,
+            .over_chosen = e.over_chosen,
+            .normalize = e.normalize,
+            .scale = float(e.scale),
+            .groups = e.groups,
+            .best_groups = e.best_groups};
+  c.logits = e.logits;
+  c.loss_coeffs = {
+      .batch = float(e.batch_coeff), .sample = float(e.sample_coeff), .z = float(e.z_coeff)};
+  return c;
+}
 }  // namespace
 
 model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
@@ -43,6 +64,7 @@ model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
   c.hidden_dropout = float(m.hidden_dropout);
   c.embedding_dropout = float(m.embedding_dropout);
   c.init_std = float(m.init_std);
+  c.experts = expert_config(m.experts);
   return c;
 }
 

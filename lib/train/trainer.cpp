@@ -1,7 +1,9 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "ops/experts.h"
 #include "ops/ops.h"
 #include "optim/write_weights.h"
 #include "train/diagnose.h"
@@ -63,6 +65,11 @@ StepStats Trainer::step() {
   pipeline_->finish_grads(*params_);
   data_parallel_->sum(loss);
   pipeline_->sum(loss);  // only the last stage has added to it
+  if (plan_.model.experts.count > 0)
+    for (const Tensor& found : {experts_.loss_2, experts_.sums_LS}) {
+      data_parallel_->sum(found);
+      pipeline_->sum(found);  // a stage has added those of its layers
+    }
   const auto sum_parts = [this](const Tensor& squares) {
     data_parallel_->sum_parts(squares);
     impls_.tensor->sum(squares);
@@ -91,7 +98,8 @@ StepStats Trainer::step() {
           .loss_scale = loss_scale,
           .overflowed = overflowed,
           .tokens = plan_.train.global_batch_size * plan_.sample_length,
-          .mean_document_length = mean_document_length(batches, plan_.sample_length)};
+          .mean_document_length = mean_document_length(batches, plan_.sample_length),
+          .experts = plan_.model.experts.count > 0 ? std::optional(expert_stats()) : std::nullopt};
 }
 
 // Every rank has the same loss and norm, so that all decide alike without another exchange.
@@ -136,6 +144,51 @@ float Trainer::grad_scale(int64_t counted) const {
   return counted ? 1.0f / float(counted) / parts * float(scaler_.scale()) : 0.0f;
 }
 
+int64_t Trainer::global_micro_batches() const {
+  return loader_.micro_batches() * data_parallel_->size();
+}
+
+// The routers' losses are means over the micro-batches of the global batch, whatever rank runs
+// them.
+model::ExpertsOfStep Trainer::experts_of_step() {
+  const double parts = plan_.train.grads_per_micro_batch ? double(plan_.layout.micro_batches) : 1,
+               factor = scaler_.scale() * double(data_parallel_->grad_factor());
+  const plan::ModelShape& m = plan_.model;
+  model::ExpertsOfStep e{
+      .loss_grad = float(factor / parts / double(global_micro_batches())),
+      .loss_2 = Tensor::empty(compute_, {2}, DType::f64, device::MemoryCategory::buffers),
+      .sums_LS = Tensor::empty(compute_, {m.layers, ops::router_sum_columns(m.experts.count)},
+                               DType::f32, device::MemoryCategory::buffers)};
+  ops::fill(compute_, e.loss_2, 0);
+  ops::fill(compute_, e.sums_LS, 0);
+  return e;
+}
+
+ExpertStats Trainer::expert_stats() {
+  const int64_t E = plan_.model.experts.count, S = experts_.sums_LS.dim(1);
+  const auto losses = experts_.loss_2.to_host<double>(compute_);
+  const auto sums = experts_.sums_LS.to_host<float>(compute_);
+  const double micro_batches = double(global_micro_batches());
+  ExpertStats stats{.balance_loss = losses[0] / micro_batches, .z_loss = losses[1] / micro_batches};
+  int64_t layers = 0;
+  for (int64_t l = 0; l < plan_.model.layers; ++l) {
+    const float* count = sums.data() + l * S;
+    double all = 0, squares = 0, most = 0;
+    for (int64_t e = 0; e < E; ++e) {
+      all += count[e], squares += double(count[e]) * count[e];
+      most = std::max(most, double(count[e]));
+    }
+    if (all == 0) continue;  // a layer without experts
+    const double mean = all / double(E);
+    stats.load_max = std::max(stats.load_max, most / mean);
+    stats.load_variation += std::sqrt(std::max(0.0, squares / double(E) - mean * mean)) / mean;
+    stats.dead += std::count(count, count + E, 0.0f);
+    ++layers;
+  }
+  if (layers > 0) stats.load_variation /= double(layers);
+  return stats;
+}
+
 void Trainer::prepare_batch(int64_t step) {
   if (step > plan_.train.steps) return;
   try {
@@ -162,6 +215,8 @@ data::Batch Trainer::share_of(data::Batch whole) const {
 Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
                                   float grad_scale, bool finishes_step) {
   const auto uploaded = upload(batches);
+  const bool experts = plan_.model.experts.count > 0;
+  if (experts) experts_ = experts_of_step();
   pipeline::MicroBatches work{.batches = uploaded,
                               .seed = uint64_t(plan_.train.seed),
                               .step = step,
@@ -172,7 +227,8 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
                                     if (on_gradients_) on_gradients_(p);
                                     data_parallel_->grad_ready(p);
                                   },
-                              .hooks = data_parallel_.get()};
+                              .hooks = data_parallel_.get(),
+                              .experts = experts ? &experts_ : nullptr};
   for (size_t k = 0; k < batches.size(); ++k)
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));

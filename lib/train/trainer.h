@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/train_checkpoint.h"
@@ -10,6 +11,7 @@
 #include "comm/world.h"
 #include "data/dataset/batch.h"
 #include "device/device.h"
+#include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
@@ -22,6 +24,15 @@
 
 namespace mtrain::train {
 
+// What a step has found about the experts of all layers.
+struct ExpertStats {
+  double balance_loss = 0, z_loss = 0;  // summed over layers; means over micro-batches
+  // Of an expert's share of the choices, over its layer's mean: the largest, and the mean over the
+  // layers of the coefficient of variation.
+  double load_max = 0, load_variation = 0;
+  int64_t dead = 0;  // experts that no token chose
+};
+
 struct StepStats {
   int64_t step = 0;     // the number of the step just made, from 1
   double loss = 0;      // nats per unmasked token, mean over the global batch
@@ -33,6 +44,7 @@ struct StepStats {
   // The length of a token's document, as a mean over the tokens of this data-parallel rank. It is
   // the sample's length if documents are not packed.
   int64_t mean_document_length = 0;
+  std::optional<ExpertStats> experts = {};  // absent for a dense model
 };
 
 // The members of a Trainer, which build_trainer() makes. They refer to members before them.
@@ -108,6 +120,9 @@ class Trainer {
                            bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
   Tensor zero_loss();
+  int64_t global_micro_batches() const;  // of all ranks, in a step
+  model::ExpertsOfStep experts_of_step();
+  ExpertStats expert_stats();  // blocks until the step has ended
   float grad_scale(int64_t counted) const;
   // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
@@ -130,7 +145,8 @@ class Trainer {
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;
-  int64_t prepared_step_ = 0;  // the step of prepared_; 0: none
+  model::ExpertsOfStep experts_;  // of the last step; unused by a dense model
+  int64_t prepared_step_ = 0;     // the step of prepared_; 0: none
   std::vector<data::Batch> prepared_;
   std::function<void(model::Parameter&)> on_gradients_;
   int64_t step_ = 0;

@@ -59,7 +59,12 @@ const std::vector<Overrides> kFamilies{
 }  // namespace
 
 TEST_CASE("counted parameters are those the model declares") {
-  for (const auto& family : kFamilies) {
+  std::vector<Overrides> families = kFamilies;
+  families.push_back({"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96",
+                      "model.moe.shared_expert_ffn_hidden_size=64",
+                      "model.moe.shared_expert_gate=true", "model.moe.first_dense_layers=1"});
+  families.push_back({"model.moe.num_experts=4", "model.moe.layer_freq=2"});
+  for (const auto& family : families) {
     const Recipe r = recipe_with(family);
     CAPTURE(family[0]);
     const auto device = Device::cpu(1, {});
@@ -104,6 +109,11 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
            {"recompute.cheap=false", "recompute=full", "recompute.num_layers=2"},
            {"recompute.cheap=false", "recompute=selective", "recompute.modules=[core_attn,mlp]"},
            {"recompute.cheap=false", "recompute=selective", "recompute.modules=[layernorm]"},
+           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192"},
+           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96", "model.moe.router_topk=3",
+            "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
+            "recompute.cheap=false"},
+           {"model.moe.num_experts=8", "mixed_precision=bf16_mixed", "recompute=full"},
            {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512"},
            {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512",
             "distributed.mp_policy.output_dtype=bf16"},

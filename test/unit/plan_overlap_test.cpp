@@ -511,7 +511,8 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE_THAT(built(1, {"checkpoint.async=true"}), Contains("checkpoint.async: not built yet"));
   REQUIRE_THAT(built(1, {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}),
                Contains("atomic_gemm"));
-  REQUIRE_THAT(built(1, {"model.moe=8"}), Contains("experts"));
+  REQUIRE(built(1, {"model.moe=8"}).empty());
+  REQUIRE_THAT(built(2, {"model.moe=8", "distributed.tp_size=2"}), Contains("experts"));
   REQUIRE(built(2, {"distributed.strategy=fsdp2", "mixed_precision=fp16_mixed",
                     "distributed.mp_policy.reduce_dtype=float16"})
               .empty());

@@ -3,7 +3,23 @@
 #pragma once
 #include <cstdint>
 
+#include "base/dtype.h"
+
 namespace mtrain::plan {
+
+// The layers with experts.
+struct ExpertShape {
+  int64_t count = 0, per_token = 0;  // experts of a layer; 0: the model is dense
+  int64_t ffn = 0, shared_ffn = 0;   // width of an expert, and of the shared one (0: none)
+  bool shared_gate = false;
+  int64_t first_layer = 0, every = 1;
+  // How scores follow from logits, and weights from scores; kernels/router.h says what each means.
+  bool sigmoid = false, over_chosen = false, normalize = false;
+  double scale = 1;
+  int64_t groups = 1, best_groups = 1;
+  DType logits = DType::f32;
+  double batch_coeff = 0, sample_coeff = 0, z_coeff = 0;  // of the balance losses and the z-loss
+};
 
 struct ModelShape {
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
@@ -23,6 +39,7 @@ struct ModelShape {
   bool qk_norm = false, tied_embeddings = false;
   int64_t window = 0;  // tokens of sliding-window attention; 0: none
   double hidden_dropout = 0, embedding_dropout = 0, init_std = 0;
+  ExpertShape experts;
 };
 
 // Which activations backward computes again.

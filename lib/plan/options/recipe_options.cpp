@@ -81,6 +81,47 @@ Fp8Options::Scales float8_scales(recipe::Fp8Recipe r) {
   throw BugError("fp8_recipe");
 }
 
+DType element_dtype(recipe::ElementType type) {
+  switch (type) {
+    case recipe::ElementType::fp32: return DType::f32;
+    case recipe::ElementType::bf16: return DType::bf16;
+    case recipe::ElementType::fp16: return DType::f16;
+  }
+  throw BugError("an element type");
+}
+
+// The sum of the coefficients of one kind of balance loss. One coefficient is for all kinds.
+double balance_coeff(const recipe::MoeConfig& moe, recipe::LoadBalancing kind) {
+  double sum = 0;
+  for (size_t i = 0; i < moe.load_balancing_type.size(); ++i)
+    if (moe.load_balancing_type[i] == kind)
+      sum += moe.aux_loss_coeff[moe.aux_loss_coeff.size() == 1 ? 0 : i];
+  return sum;
+}
+
+ExpertShape expert_shape(const recipe::ModelConfig& m) {
+  const recipe::MoeConfig& moe = m.moe;
+  if (moe.num_experts == 0) return {};
+  const bool sigmoid = moe.router_score == recipe::RouterScore::sigmoid;
+  return {.count = moe.num_experts,
+          .per_token = moe.router_topk,
+          .ffn = moe.ffn_hidden_size.value_or(m.ffn_size()),
+          .shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0),
+          .shared_gate = moe.shared_expert_gate,
+          .first_layer = moe.first_dense_layers,
+          .every = moe.layer_freq,
+          .sigmoid = sigmoid,
+          .over_chosen = !sigmoid && !moe.router_pre_softmax,
+          .normalize = moe.norm_topk_prob,
+          .scale = moe.router_topk_scaling_factor,
+          .groups = moe.num_groups.value_or(1),
+          .best_groups = moe.group_topk.value_or(1),
+          .logits = element_dtype(moe.router_dtype),
+          .batch_coeff = balance_coeff(moe, recipe::LoadBalancing::aux_loss),
+          .sample_coeff = balance_coeff(moe, recipe::LoadBalancing::seq_aux_loss),
+          .z_coeff = moe.z_loss_coeff};
+}
+
 }  // namespace
 
 ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t sample_length) {
@@ -111,7 +152,8 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
           .window = m.window_size.value_or(0),
           .hidden_dropout = m.hidden_dropout,
           .embedding_dropout = m.embedding_dropout,
-          .init_std = m.init_method_std};
+          .init_std = m.init_method_std,
+          .experts = expert_shape(m)};
 }
 
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t layers) {

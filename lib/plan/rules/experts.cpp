@@ -1,4 +1,6 @@
 // Rules of models with experts: the router, the experts' sizes, and the ranks that share them.
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"
@@ -27,11 +29,24 @@ void check_router(const Recipe& r, Diagnostics& diagnostics) {
         fmt::format("{} groups do not divide the {} experts", *moe.num_groups, experts),
         fmt::format("choose a divisor of {}", experts));
   }
+  if (moe.num_groups && moe.group_topk && experts % *moe.num_groups == 0) {
+    const int64_t here = experts / *moe.num_groups * *moe.group_topk;
+    diagnostics.require(moe.router_topk <= here, {"model.moe.router_topk", "model.moe.group_topk"},
+                        fmt::format("{} experts per token, but {} groups have {}", moe.router_topk,
+                                    *moe.group_topk, here),
+                        "choose fewer experts, or more groups");
+  }
   const size_t losses = moe.load_balancing_type.size(), weights = moe.aux_loss_coeff.size();
   diagnostics.require(weights == 1 || weights == losses,
                       {"model.moe.aux_loss_coeff", "model.moe.load_balancing_type"},
                       fmt::format("{} coefficients for {} load-balancing losses", weights, losses),
                       "give one for all, or one for each");
+  const bool none = std::ranges::all_of(moe.load_balancing_type, [](recipe::LoadBalancing kind) {
+    return kind == recipe::LoadBalancing::none;
+  });
+  if (none && std::ranges::any_of(moe.aux_loss_coeff, [](double c) { return c > 0; }))
+    warn_or_refuse(r, "model.moe.aux_loss_coeff",
+                   "is ignored, for model.moe.load_balancing_type is none", diagnostics);
 }
 
 void check_widths(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {

@@ -11,6 +11,35 @@ namespace mtrain::plan {
 namespace {
 
 template <class Missing>
+void check_experts(const Recipe& r, const Missing& missing) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  if (moe.num_experts == 0) return;
+  const auto& d = r.distributed;
+  const char* one = "set it to 1";
+  missing(d.tp_size > 1, "distributed.tp_size", "tensor parallelism of models with experts", one);
+  missing(d.cp_size > 1, "distributed.cp_size", "context parallelism of models with experts", one);
+  missing(r.mixed_precision.fp8 != recipe::Fp8Format::none, "mixed_precision.fp8",
+          "8-bit products in models with experts", "leave it out");
+  missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer");
+  missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu");
+  missing(r.model.add_bias_linear, "model.add_bias_linear", "experts with biases",
+          "set it to false");
+  const auto balances = [&](recipe::LoadBalancing kind) {
+    return std::ranges::find(moe.load_balancing_type, kind) != moe.load_balancing_type.end();
+  };
+  missing(balances(recipe::LoadBalancing::global_aux_loss), "model.moe.load_balancing_type",
+          "global_aux_loss", "use aux_loss or seq_aux_loss");
+  missing(balances(recipe::LoadBalancing::seq_aux_loss) && r.train.micro_batch_size != 1,
+          "model.moe.load_balancing_type", "seq_aux_loss of several samples in a micro-batch",
+          "set train.micro_batch_size: 1, or use aux_loss");
+  missing(moe.router_bias_update_rate > 0, "model.moe.router_bias_update_rate",
+          "biases that balance experts", "use aux_loss");
+  missing(moe.expert_capacity_factor.has_value() || moe.pad_expert_input_to_capacity,
+          "model.moe.expert_capacity_factor", "experts that drop tokens",
+          "leave it out: no token is dropped");
+}
+
+template <class Missing>
 void check_float8(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
   if (p.fp8 == recipe::Fp8Format::none) return;
@@ -43,7 +72,7 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "use bf16 or fp32");
   missing(d.mp_policy.output_dtype == recipe::ElementType::fp16 && !fp16,
           "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
-  missing(r.model.moe.num_experts > 0, "model.moe.num_experts", "models with experts");
+  check_experts(r, missing);
   check_float8(r, missing);
   missing(r.model.from && r.model.init == recipe::WeightInit::weights, "model.from",
           "reading weights of a Hugging Face folder",

@@ -34,7 +34,11 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
   for (const Changes& changes :
        {Changes{},
         {"model.activation=gelu", "model.attention_bias=true", "optimizer.name=adam",
-         "optimizer.decoupled_weight_decay=false", "distributed.mp_policy.output_dtype=fp32"}}) {
+         "optimizer.decoupled_weight_decay=false", "distributed.mp_policy.output_dtype=fp32"},
+        {"model.moe.num_experts=6", "model.moe.router_topk=2", "model.moe.ffn_hidden_size=40",
+         "model.moe.shared_expert_ffn_hidden_size=32", "model.moe.shared_expert_gate=true",
+         "model.moe.load_balancing_type=aux_loss", "model.moe.aux_loss_coeff=0.02",
+         "model.moe.z_loss_coeff=0.001"}}) {
     CAPTURE(changes);
     const Recipe recipe = tiny(changes);
     check_close(on_cpu(recipe, 20), on_cuda(recipe, 20), 1e-5);
