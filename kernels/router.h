@@ -41,9 +41,9 @@ struct RouteTokens {
   RouterForm form = {};
 };
 
-// Sums what the losses need, over the tokens of each of B samples of T / B tokens: a row holds E
-// counts of choices, E sums of normalized scores, the sum of log_sum^2 and the number of tokens
-// that are not padding. Ranks that share a sample's tokens add their rows.
+// Sums what the losses need, over the tokens of each of B samples: token t is of sample t % B. A
+// row holds E counts of choices, E sums of normalized scores, the sum of log_sum^2 and the number
+// of tokens that are not padding. Ranks that share a sample's tokens add their rows.
 struct RouterSums {
   ConstSpan logits_TE, expert_TK, log_sum_T, score_sum_T;
   Span sums_BS;

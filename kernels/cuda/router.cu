@@ -168,14 +168,13 @@ constexpr int kSlices = 32;  // of a sample's tokens; a column's sums are added 
 template <class T>
 __global__ void __launch_bounds__(kSlices* kWarp)
     sum_scores(const T* logits_TE, const float* log_sum_T, const float* score_sum_T, float* sums_BS,
-               int64_t tokens, int E, RouterScore form) {
+               int64_t tokens, int B, int E, RouterScore form) {
   __shared__ float part[kSlices][kWarp];
   const int lane = int(threadIdx.x) % kWarp, slice = int(threadIdx.x) / kWarp;
   const int e = int(blockIdx.x) * kWarp + lane;
-  const int64_t first = int64_t(blockIdx.y) * tokens;
   float sum = 0;
   if (e < E)
-    for (int64_t t = first + slice; t < first + tokens; t += kSlices)
+    for (int64_t t = int64_t(slice) * B + blockIdx.y; t < tokens; t += int64_t(kSlices) * B)
       if (score_sum_T[t] != 0)
         sum += score_of(form, logits_TE[t * E + e], log_sum_T[t]) * fast_reciprocal(score_sum_T[t]);
   part[slice][lane] = sum;
@@ -190,22 +189,22 @@ __global__ void __launch_bounds__(kSlices* kWarp)
 constexpr int kCounters = 256, kCounterWarps = kCounters / kWarp;
 __global__ void __launch_bounds__(kCounters)
     count_tokens(const int32_t* expert_TK, const float* log_sum_T, const float* score_sum_T,
-                 float* sums_BS, int64_t tokens, int E, int K) {
+                 float* sums_BS, int64_t tokens, int B, int E, int K) {
   __shared__ int counts[kWarp];
   __shared__ float slots[kWarp];
   const int mine = int(blockIdx.x);
-  const int64_t first = int64_t(blockIdx.y) * tokens;
+  const int sample = int(blockIdx.y);
   float* const row = sums_BS + int64_t(blockIdx.y) * (2 * E + 2);
   int count = 0;
   if (mine < E) {
-    for (int64_t i = threadIdx.x; i < tokens * K; i += kCounters)
-      count += expert_TK[first * K + i] == mine;
+    for (int64_t i = threadIdx.x; i < tokens / B * K; i += kCounters)
+      count += expert_TK[(i / K * B + sample) * K + i % K] == mine;
     count = row_sum(count, kCounterWarps, counts);
     if (threadIdx.x == 0) row[mine] = float(count);
     return;
   }
   float squares = 0;
-  for (int64_t t = first + threadIdx.x; t < first + tokens; t += kCounters) {
+  for (int64_t t = int64_t(threadIdx.x) * B + sample; t < tokens; t += int64_t(kCounters) * B) {
     if (score_sum_T[t] == 0) continue;
     squares += log_sum_T[t] * log_sum_T[t];
     ++count;
@@ -299,8 +298,8 @@ struct Backward {  // pointers of RouteTokensGrad
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    route_grad(const T* logits_TE, Backward a, T* dlogits_TE, int64_t tokens, int64_t per_sample,
-               int E, int K, RouterForm form) {
+    route_grad(const T* logits_TE, Backward a, T* dlogits_TE, int64_t tokens, int B, int E, int K,
+               RouterForm form) {
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
   float* const score = dynamic_shared<float>() + warp * 3 * E;
   float *const ds = score + E, *const dx = ds + E;
@@ -314,7 +313,7 @@ __global__ void __launch_bounds__(kThreads)
       continue;
     }
     const T* const x = logits_TE + t * E;
-    const float* loss = a.grad_BG ? a.grad_BG + t / per_sample * (E + 1) : nullptr;
+    const float* loss = a.grad_BG ? a.grad_BG + t % B * (E + 1) : nullptr;
     for (int e = lane; e < E; e += kWarp) {
       score[e] = score_of(form.score, x[e], log_sum);
       ds[e] = dx[e] = 0;
@@ -415,14 +414,13 @@ void run(const RouteTokens& a, CUstream_st* stream) {
 }
 
 void run(const RouterSums& a, CUstream_st* stream) {
-  const int64_t tokens = a.T / a.B;
   MT_LAUNCH(count_tokens, dim3(unsigned(a.E + 1), unsigned(a.B)), kCounters, 0, stream,
             data<int32_t>(a.expert_TK), data<float>(a.log_sum_T), data<float>(a.score_sum_T),
-            data<float>(a.sums_BS), tokens, int(a.E), int(a.K));
+            data<float>(a.sums_BS), a.T, int(a.B), int(a.E), int(a.K));
   with_float(a.logits_TE.dtype, [&]<class T>() {
     MT_LAUNCH(sum_scores<T>, dim3(unsigned(div_up(a.E, kWarp)), unsigned(a.B)), kSlices * kWarp, 0,
               stream, data<T>(a.logits_TE), data<float>(a.log_sum_T), data<float>(a.score_sum_T),
-              data<float>(a.sums_BS), tokens, int(a.E), a.score);
+              data<float>(a.sums_BS), a.T, int(a.B), int(a.E), a.score);
   });
 }
 
@@ -442,7 +440,7 @@ void run(const RouteTokensGrad& a, CUstream_st* stream) {
   const int64_t shared = kWarps * 3 * a.E * int64_t(sizeof(float));
   with_float(a.logits_TE.dtype, [&]<class T>() {
     MT_LAUNCH(route_grad<T>, blocks_for(a.T, kWarps), kThreads, shared, stream,
-              data<T>(a.logits_TE), from, data<T>(a.dlogits_TE), a.T, a.T / a.B, int(a.E), int(a.K),
+              data<T>(a.logits_TE), from, data<T>(a.dlogits_TE), a.T, int(a.B), int(a.E), int(a.K),
               a.form);
   });
 }

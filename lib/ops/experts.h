@@ -21,8 +21,8 @@ Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const R
                      const Tensor& bias_E = {});
 
 constexpr int64_t router_sum_columns(int64_t E) { return kernels::router_sums(E); }
-// Returns (B, router_sum_columns(E)): what the losses need, over the tokens of each of B samples,
-// which follow one another.
+// Returns (B, router_sum_columns(E)): what the losses need, over the tokens of each of B samples.
+// Token t is of sample t % B.
 Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& routing, int64_t B,
                    RouterScore score);
 

@@ -59,11 +59,11 @@ std::vector<int64_t> choose(const RouterCase& c, const Vector& logits, const Vec
 Reference reference(const RouterCase& c, const Vector& logits, const RouterInputs& in,
                     const Coefficients& coeff = {}, const Vector& fraction = {}) {
   const bool softmax = c.form.score == RouterScore::softmax;
-  const int64_t S = router_sums(c.E), per_sample = c.T / c.B;
+  const int64_t S = router_sums(c.E);
   Reference r;
   r.sums.resize(size_t(c.B * S));
   for (int64_t t = 0; t < c.T; ++t) {
-    double* const row = r.sums.data() + t / per_sample * S;
+    double* const row = r.sums.data() + t % c.B * S;  // samples take turns
     if (c.padded && in.valid_T.span().as<int32_t>()[t] == 0) {
       r.expert.insert(r.expert.end(), size_t(c.K), -1);
       r.weight.insert(r.weight.end(), size_t(c.K), 0.0);

@@ -301,15 +301,6 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
                r.model.moe.load_balancing_type = {recipe::LoadBalancing::global_aux_loss};
              }),
              Contains("global_aux_loss"));
-  const auto sample_loss = [](Recipe& r) {
-    r.model.moe.load_balancing_type = {recipe::LoadBalancing::seq_aux_loss};
-  };
-  CHECK(refused(sample_loss).empty());
-  CHECK_THAT(refused([&](Recipe& r) {
-               sample_loss(r);
-               r.train.micro_batch_size = 2;
-             }),
-             Contains("seq_aux_loss of several samples"));
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));
   CHECK_THAT(refused([](Recipe& r) {

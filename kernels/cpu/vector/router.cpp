@@ -131,13 +131,12 @@ void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
 // --- sums for the losses: a chunk has some experts, and adds the tokens in their order ---
 template <class T>
 void columns(const RouterSums& a, int64_t b, int64_t begin, int64_t end) {
-  const int64_t first = b * (a.T / a.B), last = first + a.T / a.B;
   float* const sum = data_of<float>(a.sums_BS) + b * router_sums(a.E) + a.E;
   const auto* score_sum = data_of<float>(a.score_sum_T);
   for_lanes(end - begin, [&](int64_t i, auto m) {
     const int64_t e = begin + i;
     Vf all = {};
-    for (int64_t t = first; t < last; ++t)
+    for (int64_t t = b; t < a.T; t += a.B)
       if (score_sum[t] != 0)
         all += scores(a.score, data_of<T>(a.logits_TE) + t * a.E + e,
                       data_of<float>(a.log_sum_T)[t], m) /
@@ -175,8 +174,7 @@ void gradients(const RouteTokensGrad& a, int64_t begin, int64_t end) {
       continue;
     }
     const T* const x = data_of<T>(a.logits_TE) + t * E;
-    const float* loss =
-        a.grad_BG.data ? data_of<float>(a.grad_BG) + t / (a.T / a.B) * (E + 1) : nullptr;
+    const float* loss = a.grad_BG.data ? data_of<float>(a.grad_BG) + t % a.B * (E + 1) : nullptr;
     for_lanes(E, [&](int64_t e, auto m) {
       store(score.get() + e, scores(form.score, x + e, log_sum, m), m);
       store(ds.get() + e, Vf{}, m);
@@ -230,13 +228,13 @@ void run(const RouteTokens& a) {
 }
 
 void run(const RouterSums& a) {
-  const int64_t S = router_sums(a.E), tokens = a.T / a.B;
+  const int64_t S = router_sums(a.E);
   auto* const sums = data_of<float>(a.sums_BS);
   __builtin_memset(static_cast<void*>(sums), 0, size_t(a.B * S) * sizeof(float));
   const auto* expert = data_of<int32_t>(a.expert_TK);
   for (int64_t t = 0; t < a.T; ++t) {
     if (data_of<float>(a.score_sum_T)[t] == 0) continue;
-    float* const row = sums + t / tokens * S;
+    float* const row = sums + t % a.B * S;
     const float log_sum = data_of<float>(a.log_sum_T)[t];
     for (int64_t k = 0; k < a.K; ++k)
       if (expert[t * a.K + k] >= 0) ++row[expert[t * a.K + k]];
@@ -245,7 +243,7 @@ void run(const RouterSums& a) {
   }
   with_float(a.logits_TE.dtype, [&]<class T>() {
     for (int64_t b = 0; b < a.B; ++b)
-      parallel(a.E, max_of(kLanes, div_up(kGrain, tokens)),
+      parallel(a.E, max_of(kLanes, div_up(kGrain, a.T / a.B)),
                [&](int64_t begin, int64_t end) { columns<T>(a, b, begin, end); });
   });
 }

@@ -136,7 +136,9 @@ class Route : public ExpertSegment {
   // so. Returns the losses' gradient; absent without losses.
   Tensor losses(Step& step, const RouteActivations& a) const {
     const ExpertConfig& e = l_->c.experts;
-    const Tensor sums_BS = ops::router_sums(step.compute, a.logits_TE, a.routing, 1, e.form.score);
+    const Tensor sums_BS =
+        ops::router_sums(step.compute, a.logits_TE, a.routing,
+                         e.loss_coeffs.sample > 0 ? step.seq.B : 1, e.form.score);
     if (!step.recomputing) {
       const int64_t S = sums_BS.dim(1);
       ops::column_sum(step.compute, sums_BS, step.experts->sums_LS.flat(l_->layer * S, {S}));

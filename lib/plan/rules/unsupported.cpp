@@ -24,14 +24,11 @@ void check_experts(const Recipe& r, const Missing& missing) {
   missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu");
   missing(r.model.add_bias_linear, "model.add_bias_linear", "experts with biases",
           "set it to false");
-  const auto balances = [&](recipe::LoadBalancing kind) {
-    return std::ranges::find(moe.load_balancing_type, kind) != moe.load_balancing_type.end();
-  };
-  missing(balances(recipe::LoadBalancing::global_aux_loss), "model.moe.load_balancing_type",
-          "global_aux_loss", "use aux_loss or seq_aux_loss");
-  missing(balances(recipe::LoadBalancing::seq_aux_loss) && r.train.micro_batch_size != 1,
-          "model.moe.load_balancing_type", "seq_aux_loss of several samples in a micro-batch",
-          "set train.micro_batch_size: 1, or use aux_loss");
+  const bool global =
+      std::ranges::find(moe.load_balancing_type, recipe::LoadBalancing::global_aux_loss) !=
+      moe.load_balancing_type.end();
+  missing(global, "model.moe.load_balancing_type", "global_aux_loss",
+          "use aux_loss or seq_aux_loss");
   missing(moe.router_bias_update_rate > 0, "model.moe.router_bias_update_rate",
           "biases that balance experts", "use aux_loss");
   missing(moe.expert_capacity_factor.has_value() || moe.pad_expert_input_to_capacity,
