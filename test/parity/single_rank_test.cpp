@@ -135,7 +135,7 @@ namespace {
 
 // Knows the last sample that was read. Samples from `broken` on cannot be read.
 struct WatchedData : CountingData {
-  explicit WatchedData(int64_t broken = 1 << 20) : broken(broken) {}
+  explicit WatchedData(int64_t first_broken = 1 << 20) : broken(first_broken) {}
   void sample(int64_t index, data::Sample& out) const override {
     if (index >= broken) throw RunError("this sample is broken");
     for (int64_t known = last; known < index && !last.compare_exchange_weak(known, index);) {
