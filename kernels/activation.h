@@ -1,4 +1,6 @@
-// Gated and plain activations of the MLP. The operands of a call are all of one float type.
+// Gated and plain activations of the MLP. The operands of a call are all of one float type. `amax`
+// is optional, fp32, one element: it becomes max(amax, largest finite |x|), where x is the
+// forward's y or the backward's gradient.
 #pragma once
 #include "base/span.h"
 
@@ -11,6 +13,7 @@ struct SwigluForward {
   ConstSpan gate_up_T2F;
   Span y_TF;
   int64_t T, F;
+  Span amax = {};
 };
 struct SwigluBackward {
   ConstSpan gate_up_T2F, dy_TF;
@@ -18,6 +21,7 @@ struct SwigluBackward {
   // Optional: gets the forward's output again, for the weight gradient that follows; may be dy_TF.
   Span y_TF;
   int64_t T, F;
+  Span amax = {};
 };
 // y = gelu(x): the tanh approximation, or with tanh = false the exact form by erf.
 struct GeluForward {
@@ -25,6 +29,7 @@ struct GeluForward {
   Span y;
   int64_t count;
   bool tanh = true;
+  Span amax = {};
 };
 struct GeluBackward {
   ConstSpan x, dy;
@@ -32,6 +37,7 @@ struct GeluBackward {
   Span y;   // optional: gets the forward's output again; may be dy
   int64_t count;
   bool tanh = true;
+  Span amax = {};
 };
 
 namespace cpu {

@@ -16,6 +16,14 @@ struct Amax {
   int margin = 0;              // scale = largest_float8(type) / (amax 2^margin); 1 where amax = 0
 };
 
+// The scale, as Amax finds it, of a tensor whose largest |x| the kernel that wrote it has left in
+// `amax`. Sets `amax` back to 0, ready for the next tensor.
+struct ScaleFromAmax {
+  Span amax, scale, inverse;  // fp32, one element each
+  DType type = DType::f8e4m3;
+  int margin = 0;
+};
+
 // Writes x in 8 bits, and its transpose. Either result is optional, and x is read once for both.
 struct Quantize {
   ConstSpan x_TN;   // fp32, bf16 or fp16
@@ -45,11 +53,13 @@ struct UpdateScales {
 
 namespace cpu {
 void run(const Amax&);
+void run(const ScaleFromAmax&);
 void run(const Quantize&);
 void run(const UpdateScales&);
 }  // namespace cpu
 namespace cuda {
 void run(const Amax&, CUstream_st*);
+void run(const ScaleFromAmax&, CUstream_st*);
 void run(const Quantize&, CUstream_st*);
 void run(const UpdateScales&, CUstream_st*);
 }  // namespace cuda

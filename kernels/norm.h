@@ -21,6 +21,7 @@ struct NormForward {
   ConstSpan w_H, b_H;     // b_H: layer norm only, optional
   Span y_TH;              // may be x_TH
   Span rstd_T, mean_T;    // for backward; optional, fp32, one a row; mean_T: layer norm only
+  Span amax;              // optional, fp32, one element: becomes max(amax, largest finite |y|)
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;  // a stride of 0 means heads * H
   float eps = 1e-5f;
@@ -34,6 +35,7 @@ struct NormBackward {
   ConstSpan dresidual_TH;  // optional: dx = dresidual + gradient through the norm
   Span dx_TH;              // may be dy_TH or dresidual_TH
   Span dw_H, db_H;         // fp32, added to; db_H is optional
+  Span amax;               // optional, fp32, one element: becomes max(amax, largest finite |dx|)
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;
   int64_t sm_margin = 0;  // as in NormForward; changes the order of sums over tokens on a GPU

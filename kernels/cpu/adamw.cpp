@@ -8,8 +8,9 @@ namespace {
 
 void check_adamw(const AdamW& a) {
   if (a.master) check("adamw", "master", a.master, 0, DType::f32);
-  check("adamw", "m", a.m, a.count(), DType::f32);
-  check("adamw", "v", a.v, a.count(), DType::f32);
+  const DType moments = a.m.dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  check("adamw", "m", a.m, a.count(), moments);
+  check("adamw", "v", a.v, a.count(), moments);
   check("adamw", "grad", a.grad, a.count(), DType::f32);
   if (a.param || !a.master) {
     check_holds("adamw", "param", a.param, a.count());

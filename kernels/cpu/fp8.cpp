@@ -66,6 +66,15 @@ void run(const Amax& a) {
   *a.inverse.as<float>() = s.inverse;
 }
 
+void run(const ScaleFromAmax& a) {
+  for (const Span& s : {a.amax, a.scale, a.inverse}) check_one("scale", "amax or a scale", s);
+  float* amax = a.amax.as<float>();
+  const Scales s = scales_of(*amax, a.type, a.margin, 1);
+  *amax = 0;
+  *a.scale.as<float>() = s.scale;
+  *a.inverse.as<float>() = s.inverse;
+}
+
 void run(const Quantize& a) {
   check_one("quantize", "scale", a.scale);
   if (a.amax) check_one("quantize", "amax", a.amax);

@@ -25,6 +25,7 @@ void check_forward(const NormForward& a) {
   if (a.b_H) check("norm", "b", a.b_H, a.H, dtype);
   if (a.rstd_T) check("norm", "rstd", a.rstd_T, rows, DType::f32);
   if (a.mean_T) check("norm", "mean", a.mean_T, rows, DType::f32);
+  if (a.amax) check("norm", "amax", a.amax, 1, DType::f32);
   MT_CHECK(a.kind == NormKind::layer || (!a.b_H && !a.mean_T),
            "norm: RMSNorm has no bias and no mean");
   if (!a.residual_TH) return;
@@ -45,6 +46,7 @@ void check_backward(const NormBackward& a) {
   check("norm backward", "rstd", a.rstd_T, rows, DType::f32);
   if (a.kind == NormKind::layer) check("norm backward", "mean", a.mean_T, rows, DType::f32);
   if (a.db_H) check("norm backward", "db", a.db_H, a.H, DType::f32);
+  if (a.amax) check("norm backward", "amax", a.amax, 1, DType::f32);
   if (a.dresidual_TH) check("norm backward", "dresidual", a.dresidual_TH, need, dtype);
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/activation.h"
 
+#include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/grid.h"
 
 namespace mtrain::kernels::cuda {
@@ -48,21 +49,25 @@ __device__ __forceinline__ float gelu_slope(float x, float& y) {
   }
 }
 
-template <bool TANH, int N, class T>
-__global__ void gelu_forward(const T* x, T* y, int64_t count) {
-  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+template <bool AMAX, bool TANH, int N, class T>
+__global__ void gelu_forward(const T* x, T* y, int64_t count, float* amax) {
+  float most = 0;
+  for_vectors<N>(count, [&](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float v[L];
     load<L>(x + i, v);
 #pragma unroll
     for (int j = 0; j < L; ++j) v[j] = gelu<TANH, T>(v[j]);
     store<L>(y + i, v);
+    if constexpr (AMAX) most = larger_stored<T>(most, v);
   });
+  if constexpr (AMAX) raise_amax(amax, most);
 }
 
-template <bool TANH, int N, class T>
-__global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t count) {
-  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+template <bool AMAX, bool TANH, int N, class T>
+__global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t count, float* amax) {
+  float most = 0;
+  for_vectors<N>(count, [&](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float v[L], d[L], again[L];
     load<L>(x + i, v);
@@ -71,7 +76,9 @@ __global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t coun
     for (int j = 0; j < L; ++j) d[j] *= gelu_slope<TANH, T>(v[j], again[j]);
     store<L>(dx + i, d);
     if (y) store<L>(y + i, again);
+    if constexpr (AMAX) most = larger_stored<T>(most, d);
   });
+  if constexpr (AMAX) raise_amax(amax, most);
 }
 
 // Calls f(row, i) for every vector of N elements of rows of F: the blocks of x share a row, the
@@ -93,23 +100,27 @@ RowsGrid rows_grid(int64_t T, int64_t vectors) {
           dim3(unsigned(div_up(each, kWarp) * kWarp))};
 }
 
-template <int N, class T>
-__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F) {
-  for_rows<N>(rows, F, [=](int64_t row, int64_t i) {
+template <bool AMAX, int N, class T>
+__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, float* amax) {
+  float most = 0;
+  for_rows<N>(rows, F, [&](int64_t row, int64_t i) {
     const T* gate = gate_up + row * 2 * F + i;
     float g[N], u[N];
     load<N>(gate, g);
     load<N>(gate + F, u);
 #pragma unroll
-    for (int j = 0; j < N; ++j) g[j] *= sigmoid_gate<T>(g[j]).open * u[j];
+    for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid_gate<T>(g[j]).open * u[j];  // as backward
     store<N>(y + row * F + i, g);
+    if constexpr (AMAX) most = larger_stored<T>(most, g);
   });
+  if constexpr (AMAX) raise_amax(amax, most);
 }
 
-template <int N, class T>
+template <bool AMAX, int N, class T>
 __global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y, int64_t rows,
-                                int64_t F) {
-  for_rows<N>(rows, F, [=](int64_t row, int64_t i) {
+                                int64_t F, float* amax) {
+  float most = 0;
+  for_rows<N>(rows, F, [&](int64_t row, int64_t i) {
     const int64_t at = row * 2 * F + i;
     float g[N], u[N], d[N], again[N];
     load<N>(gate_up + at, g);
@@ -126,7 +137,9 @@ __global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y
     store<N>(dgate_up + at, g);
     store<N>(dgate_up + at + F, u);
     if (y) store<N>(y + row * F + i, again);
+    if constexpr (AMAX) most = larger_stored<T>(larger_stored<T>(most, g), u);
   });
+  if constexpr (AMAX) raise_amax(amax, most);
 }
 
 }  // namespace
@@ -137,8 +150,10 @@ void run(const SwigluForward& a, CUstream_st* stream) {
     const bool vectors = aligned({a.gate_up_T2F.data, a.y_TF.data}) && a.F % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
-      MT_LAUNCH((swiglu_forward<N, T>), grid.blocks, grid.threads, 0, stream,
-                data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F);
+      with_amax(a.amax, [&]<bool AMAX>() {
+        MT_LAUNCH((swiglu_forward<AMAX, N, T>), grid.blocks, grid.threads, 0, stream,
+                  data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, data<float>(a.amax));
+      });
     });
   });
 }
@@ -151,9 +166,11 @@ void run(const SwigluBackward& a, CUstream_st* stream) {
         a.F % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
-      MT_LAUNCH((swiglu_backward<N, T>), grid.blocks, grid.threads, 0, stream,
-                data<T>(a.gate_up_T2F), data<T>(a.dy_TF), data<T>(a.dgate_up_T2F), data<T>(a.y_TF),
-                a.T, a.F);
+      with_amax(a.amax, [&]<bool AMAX>() {
+        MT_LAUNCH((swiglu_backward<AMAX, N, T>), grid.blocks, grid.threads, 0, stream,
+                  data<T>(a.gate_up_T2F), data<T>(a.dy_TF), data<T>(a.dgate_up_T2F),
+                  data<T>(a.y_TF), a.T, a.F, data<float>(a.amax));
+      });
     });
   });
 }
@@ -162,13 +179,13 @@ void run(const GeluForward& a, CUstream_st* stream) {
   if (a.count <= 0) return;
   with_float(a.y.dtype, [&]<class T>() {
     with_width<T>(aligned({a.x.data, a.y.data}), [&]<int N>() {
-      const unsigned blocks = flat_blocks(a.count, N);
-      if (a.tanh)
-        MT_LAUNCH((gelu_forward<true, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.y), a.count);
-      else
-        MT_LAUNCH((gelu_forward<false, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.y), a.count);
+      with_amax(a.amax, [&]<bool AMAX>() {
+        const auto launch = [&]<bool TANH>() {
+          MT_LAUNCH((gelu_forward<AMAX, TANH, N, T>), flat_blocks(a.count, N), kFlatThreads, 0,
+                    stream, data<T>(a.x), data<T>(a.y), a.count, data<float>(a.amax));
+        };
+        a.tanh ? launch.template operator()<true>() : launch.template operator()<false>();
+      });
     });
   });
 }
@@ -177,13 +194,14 @@ void run(const GeluBackward& a, CUstream_st* stream) {
   if (a.count <= 0) return;
   with_float(a.dx.dtype, [&]<class T>() {
     with_width<T>(aligned({a.x.data, a.dy.data, a.dx.data, a.y.data}), [&]<int N>() {
-      const unsigned blocks = flat_blocks(a.count, N);
-      if (a.tanh)
-        MT_LAUNCH((gelu_backward<true, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count);
-      else
-        MT_LAUNCH((gelu_backward<false, N, T>), blocks, kFlatThreads, 0, stream, data<T>(a.x),
-                  data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count);
+      with_amax(a.amax, [&]<bool AMAX>() {
+        const auto launch = [&]<bool TANH>() {
+          MT_LAUNCH((gelu_backward<AMAX, TANH, N, T>), flat_blocks(a.count, N), kFlatThreads, 0,
+                    stream, data<T>(a.x), data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count,
+                    data<float>(a.amax));
+        };
+        a.tanh ? launch.template operator()<true>() : launch.template operator()<false>();
+      });
     });
   });
 }

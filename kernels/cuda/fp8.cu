@@ -51,6 +51,11 @@ __global__ void __launch_bounds__(kThreads)
   if (scale) put_scale(most, rule, 1.0f, scale, inverse);
 }
 
+__global__ void scale_from_amax(float* amax, float* scale, float* inverse, ScaleRule rule) {
+  put_scale(*amax, rule, 1.0f, scale, inverse);
+  *amax = 0;
+}
+
 template <class Y, int N>
 __device__ __forceinline__ void pack(const float (&v)[N], float scale, uint32_t (&packed)[N / 4],
                                      float& most) {
@@ -230,6 +235,11 @@ void run(const Amax& a, CUstream_st* stream) {
                 false, data<float>(a.scale), data<float>(a.inverse), rule_of(a.type, a.margin));
     });
   });
+}
+
+void run(const ScaleFromAmax& a, CUstream_st* stream) {
+  MT_LAUNCH(scale_from_amax, 1, 1, 0, stream, data<float>(a.amax), data<float>(a.scale),
+            data<float>(a.inverse), rule_of(a.type, a.margin));
 }
 
 void run(const Quantize& a, CUstream_st* stream) {

@@ -1,5 +1,6 @@
 #include "kernels/norm.h"
 
+#include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/column_sum.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/norm_grid.h"
@@ -33,7 +34,7 @@ template <class T>
 struct Forward {
   const T *x, *residual, *w, *b;
   T *sum, *y;
-  float *rstd, *mean;
+  float *rstd, *mean, *amax;
   float eps;
   bool layer;
 };
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
+  float most = 0;
   for (int64_t r = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; r < rows.count; r += step) {
     const int64_t start = rows.start(r), first = int64_t(threadIdx.x) * N;
     uint4 words[kHeld], residual[RESIDUAL ? kHeld : 1];
@@ -106,12 +108,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
           for (int j = 0; j < N; ++j) x[k][j] += w[j];
         }
         store<N>(a.y + start + i, x[k]);
+        if (a.amax) most = larger_stored<T>(most, x[k]);
       }
     if (threadIdx.x == 0) {
       if (a.rstd) a.rstd[r] = rstd;
       if (a.mean) a.mean[r] = mean;
     }
   }
+  if (a.amax) raise_amax(a.amax, most);
 }
 
 // For rows that are not aligned, or that are too long for a block's registers: element by element,
@@ -120,6 +124,7 @@ template <class T>
 __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
+  float most = 0;
   for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
     const int64_t start = rows.start(r);
     const T* x = a.x + start;
@@ -148,12 +153,14 @@ __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows ro
       float v = (load_one(x + i) - mean) * rstd * load_one(a.w + i);
       if (a.b) v += load_one(a.b + i);
       store_one(a.y + start + i, v);
+      if (a.amax) most = larger_stored<T>(most, v);
     }
     if (threadIdx.x == 0) {
       if (a.rstd) a.rstd[r] = rstd;
       if (a.mean) a.mean[r] = mean;
     }
   }
+  if (a.amax) raise_amax(a.amax, most);
 }
 
 template <class T>
@@ -162,6 +169,7 @@ struct Backward {
   const float *rstd, *mean;
   T* dx;
   float* partials;  // a row for each row of threads: dw, then db where wanted
+  float* amax;
   bool layer, db;
 };
 
@@ -199,7 +207,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t slot = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t step = int64_t(gridDim.x) * blockDim.y, first = int64_t(threadIdx.x) * N;
-  float dw[HELD][N] = {}, db[DB ? HELD : 1][N] = {};
+  float dw[HELD][N] = {}, db[DB ? HELD : 1][N] = {}, most = 0;
   constexpr bool kAhead = HELD == 1;
   RowRead<HELD> next;
   if (kAhead) read<N>(a, rows, slot, stride, next);
@@ -245,8 +253,10 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
           for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
         }
         store<N>(a.dx + start + i, dy[k]);
+        if (a.amax) most = larger_stored<T>(most, dy[k]);
       }
   }
+  if (a.amax) raise_amax(a.amax, most);
   float* const out = a.partials + slot * rows.H * (DB ? 2 : 1);
 #pragma unroll
   for (int k = 0; k < HELD; ++k)
@@ -263,6 +273,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows 
   const int warps = int(blockDim.x) / kWarp;
   float* const dw = a.partials + blockIdx.x * rows.H * (a.db ? 2 : 1);
   float* const db = dw + rows.H;
+  float most = 0;
   for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
     const bool begin = r == int64_t(blockIdx.x);
     const int64_t start = rows.start(r);
@@ -284,8 +295,10 @@ __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows 
       v = rstd * (v - mean_g - xhat * mean_gx);
       if (a.dresidual) v += load_one(a.dresidual + start + i);
       store_one(a.dx + start + i, v);
+      if (a.amax) most = larger_stored<T>(most, v);
     }
   }
+  if (a.amax) raise_amax(a.amax, most);
 }
 
 unsigned threads_of(int64_t H, int64_t per_thread) {
@@ -329,9 +342,11 @@ void run(const NormForward& a, CUstream_st* stream) {
   const Rows rows = rows_of(a);
   if (rows.count <= 0) return;
   with_float(a.x_TH.dtype, [&]<class T>() {
-    const Forward<T> f{data<T>(a.x_TH),          data<T>(a.residual_TH), data<T>(a.w_H),
-                       data<T>(a.b_H),           data<T>(a.sum_TH),      data<T>(a.y_TH),
-                       data<float>(a.rstd_T),    data<float>(a.mean_T),  a.eps,
+    const Forward<T> f{data<T>(a.x_TH),          data<T>(a.residual_TH),
+                       data<T>(a.w_H),           data<T>(a.b_H),
+                       data<T>(a.sum_TH),        data<T>(a.y_TH),
+                       data<float>(a.rstd_T),    data<float>(a.mean_T),
+                       data<float>(a.amax),      a.eps,
                        a.kind == NormKind::layer};
     constexpr int N = kVector<T>;
     if (rows.H <= kMaxThreads * kHeld * N && whole_vectors<T>(rows) &&
@@ -364,10 +379,10 @@ void run(const NormBackward& a, CUstream_st* stream) {
     const unsigned blocks = unsigned(div_up(slots_of(rows, threads, a.sm_margin), per_block));
     const int64_t slots = int64_t(blocks) * per_block;
     const Scratch<float> partials(slots * width, stream);
-    const Backward<T> b{
-        data<T>(a.dy_TH),          data<T>(a.x_TH),       data<T>(a.w_H),   data<T>(a.dresidual_TH),
-        data<float>(a.rstd_T),     data<float>(a.mean_T), data<T>(a.dx_TH), partials.get(),
-        a.kind == NormKind::layer, bool(a.db_H)};
+    const Backward<T> b{data<T>(a.dy_TH),          data<T>(a.x_TH),       data<T>(a.w_H),
+                        data<T>(a.dresidual_TH),   data<float>(a.rstd_T), data<float>(a.mean_T),
+                        data<T>(a.dx_TH),          partials.get(),        data<float>(a.amax),
+                        a.kind == NormKind::layer, bool(a.db_H)};
     if (!vectors)
       MT_LAUNCH((backward_any<T>), blocks, threads, 0, stream, b, rows);
     else if (rows.H <= kMaxThreads * N)

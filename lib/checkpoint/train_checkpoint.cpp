@@ -103,7 +103,8 @@ void on_rank_0_in_background(const comm::HostCollectives& control,
 
 // A tensor that is saved for each parameter. A new kind of optimizer state is a row of these.
 struct StateTensor {
-  const char* suffix;                              // follows the parameter's name in the file
+  const char* suffix;  // follows the parameter's name in the file
+  DType dtype;
   std::function<Tensor(model::ParamUnit&)> whole;  // gathers the tensor of a whole unit
 };
 // Writes one file. The ranks of a stage gather the tensors of one unit after the other. The first
@@ -117,7 +118,7 @@ void write_state(const CheckpointParts& t, const std::vector<int>& savers,
     std::vector<storage::TensorInfo> infos;
     for (const model::Parameter* p : params)
       for (const StateTensor& tensor : tensors)
-        infos.push_back({p->name + tensor.suffix, DType::f32, p->whole_shape()});
+        infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
     writer.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}});
   }
   const int rank = t.control.rank();
@@ -136,7 +137,7 @@ void write_state(const CheckpointParts& t, const std::vector<int>& savers,
       Tensor whole;
       if (rank == saver) whole = assemble(t.compute, *own, ranks[k]);
       if (saver != 0 && (rank == saver || rank == 0))
-        whole = t.pipeline.transfer(whole, params[i]->whole_shape(), saver, 0);
+        whole = t.pipeline.transfer(whole, params[i]->whole_shape(), tensors[k].dtype, saver, 0);
       on_rank_0(t.control, [&](const auto& heartbeat) {
         writer->write(params[i]->name + tensors[k].suffix, whole, t.compute, heartbeat);
       });
@@ -146,16 +147,22 @@ void write_state(const CheckpointParts& t, const std::vector<int>& savers,
 }
 
 std::vector<float> read_floats(const storage::SafetensorsReader& file, const std::string& name,
-                               const Shape& expected) {
+                               const Shape& expected, bool or_bf16 = false) {
   const storage::TensorInfo& info = file.info(name);
-  if (info.dtype != DType::f32 || !(info.shape == expected))
+  const bool bf16s = or_bf16 && info.dtype == DType::bf16;
+  if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == expected))
     throw UserError(fmt::format("{}: tensor {} is {} {}, but the recipe's model has fp32 {}",
                                 file.path().string(), name, dtype_name(info.dtype),
                                 info.shape.str(), expected.str()),
                     kOwnRecipe);
-  std::vector<float> values(static_cast<size_t>(expected.count()));
-  std::memcpy(values.data(), file.span(name).data, values.size() * 4);
-  return values;
+  const auto read = [&]<class T>(std::vector<T> values) {
+    std::memcpy(values.data(), file.span(name).data, values.size() * sizeof(T));
+    return values;
+  };
+  const auto count = static_cast<size_t>(expected.count());
+  if (!bf16s) return read(std::vector<float>(count));
+  const auto values = read(std::vector<bf16>(count));
+  return {values.begin(), values.end()};
 }
 
 // A tensor that the model does not use shows that the file belongs to another model, whose other
@@ -204,7 +211,7 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   refuse_surplus(moments, used);
   for (model::Parameter* p : t.params.params()) {
     const auto read = [&](const char* suffix) {
-      return read_floats(moments, p->name + suffix, p->whole_shape());
+      return read_floats(moments, p->name + suffix, p->whole_shape(), true);
     };
     t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::m, read(".m"));
     t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::v, read(".v"));
@@ -245,10 +252,11 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
     };
   };
   const std::vector<int> savers = find_savers(t);
-  write_state(t, savers, file(kModel), {{"", weights}});
-  write_state(
-      t, savers, file(kOptimizer),
-      {{".m", moment(&optim::AdamW::Moments::m)}, {".v", moment(&optim::AdamW::Moments::v)}});
+  write_state(t, savers, file(kModel), {{"", DType::f32, weights}});
+  const DType moments = t.optimizer.moments_type();
+  write_state(t, savers, file(kOptimizer),
+              {{".m", moments, moment(&optim::AdamW::Moments::m)},
+               {".v", moments, moment(&optim::AdamW::Moments::v)}});
   const std::string float8 = float8_state(t);
   fs::path committed;
   on_rank_0_in_background(t.control, [&] {

@@ -9,15 +9,14 @@ namespace mtrain::model {
 namespace {
 
 struct AttentionActivations {
-  // Without its output, which backward computes again: a cheap pass that saves a sixth of the
-  // memory.
-  ops::NormResult norm;
+  ops::NormResult norm;   // its output is absent if it is computed again
   Tensor raw_TN;          // the qkv before the norms of q and k; absent without qk_norm
   Tensor rstd_q, rstd_k;  // statistics of these norms; absent if the norms are recomputed
   // The core's input. It is absent unless the core is recomputed, since the core keeps what it
   // needs; and absent if the norms of q and k are recomputed, too.
   Tensor qkv_TN;
   CoreResult core;  // absent if the core is recomputed
+  InputScale qkv_scale, proj_scale;
 };
 
 class AttentionSegment : public Segment {
@@ -30,6 +29,7 @@ class AttentionSegment : public Segment {
         rotary_(rotary),
         recompute_core_(recompute.attention_core),
         recompute_head_norms_(recompute_core_ && recompute.norms && c.qk_norm),
+        keep_norm_(!recompute.cheap && !recompute.norms),
         tensor_(impls.tensor),
         norm_(params, unit_id(layer), name_ + ".norm", c, *tensor_),
         heads_{tensor_->local_count(c.heads), tensor_->local_count(c.kv_heads), c.head_dim,
@@ -78,16 +78,17 @@ class AttentionSegment : public Segment {
   Hidden forward(Step& step, const Hidden& h) override {
     const Device::Scope scope(step.compute.device(), name_);
     AttentionActivations a;
-    a.norm = norm_.forward(step, h);
-    a.qkv_TN = qkv_->forward(step, a.norm.y_TH);
-    a.norm.y_TH = {};
+    a.qkv_scale.amax = qkv_->input_amax();
+    a.norm = norm_.forward(step, h, a.qkv_scale.amax);
+    a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
+    if (!keep_norm_) a.norm.y_TH = {};
     if (c_.qk_norm) {
       a.raw_TN = a.qkv_TN;
       normalize_heads(step, a);
     }
     if (c_.rotary) rotate(step, a.qkv_TN, false);
     CoreResult core = core_->forward(step, a.qkv_TN);
-    const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN)};
+    const Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN, a.proj_scale)};
     drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     if (!recompute_core_) a.core = std::move(core);
     if (!recompute_core_ || recompute_head_norms_) a.qkv_TN = {};
@@ -96,7 +97,11 @@ class AttentionSegment : public Segment {
     return out;
   }
 
-  Tensor backward(Step& step, const Tensor& d_TH) override {
+  Tensor gradient_amax() const override {
+    return c_.hidden_dropout > 0 ? Tensor() : proj_->gradient_amax();
+  }
+
+  Tensor backward(Step& step, const HiddenGradient& d, const Tensor& amax) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_head_norms_) {
@@ -105,17 +110,18 @@ class AttentionSegment : public Segment {
     }
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
     InputGradient dout = proj_->dgrad(
-        step, drop_backward(step, d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())));
+        step, drop_backward(step, d.d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
+        d.amax);
     // The gradient for wgrad is moved, so that its memory is free for what follows: under sequence
     // parallelism it has the rows of all ranks.
-    proj_->wgrad(step, a.core.out_TN, std::move(dout.for_wgrad));
+    proj_->wgrad(step, a.core.out_TN, a.proj_scale, std::move(dout.for_wgrad));
     Tensor dqkv = core_->backward(step, a.core, dout.dx_TI);
     a.core = {}, a.qkv_TN = {}, dout = {};
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
-    const Tensor y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = qkv_->backward(step, y, std::move(dqkv));
-    return norm_.backward(step, a.norm, dy, d_TH);
+    const Tensor y = keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
+    const Tensor dy = qkv_->backward(step, y, a.qkv_scale, std::move(dqkv), {});
+    return norm_.backward(step, a.norm, dy, d.d_TH, amax);
   }
 
  private:
@@ -153,7 +159,7 @@ class AttentionSegment : public Segment {
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
   const RotaryTables& rotary_;
-  bool recompute_core_, recompute_head_norms_;
+  bool recompute_core_, recompute_head_norms_, keep_norm_;
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;
   HeadConfig heads_;  // the heads of this rank

@@ -8,7 +8,7 @@ namespace mtrain::model {
 Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
              const Recompute& recompute, const ModelImpls& impls) {
   segments_.push_back(attention_segment(params, c, layer, rotary, recompute, impls));
-  segments_.push_back(mlp_segment(params, c, layer, recompute.mlp, impls));
+  segments_.push_back(mlp_segment(params, c, layer, recompute, impls));
 }
 
 Hidden Block::forward(Step& step, Hidden h) {

@@ -53,8 +53,13 @@ void Float8Scaling::materialize(Stream& stream) {
     if (options_.keep_transposed)
       w.transposed.data = make({I, round_up(O, kernels::kFloat8Multiple)}, type);
   }
-  if (!options_.delayed || linears_.empty()) return;
+  if (linears_.empty()) return;
   const int64_t C = tensors();
+  if (!options_.delayed) {
+    written_amax_C_ = make({C}, DType::f32);
+    ops::fill(stream, written_amax_C_, 0);
+    return;
+  }
   all_ = {make({C}, DType::f32), make({C, options_.history}, DType::f32), make({C}, DType::f32),
           make({C}, DType::f32)};
   for (const Tensor& none : {all_.amax_C, all_.history_CL}) ops::fill(stream, none, 0);
@@ -92,6 +97,16 @@ ops::Float8Scale Float8Scaling::scale(Stream& stream, int64_t linear, Role role,
   if (in_blocks()) return {};
   if (has_history_) return delayed_scale(index(linear, role));
   return ops::current_scale(stream, x, type(role), options_.margin);
+}
+
+Tensor Float8Scaling::written_amax(int64_t linear, Role role) const {
+  const int64_t i = index(linear, role);
+  return written_amax_C_ ? written_amax_C_.rows(i, i + 1) : Tensor();
+}
+
+ops::Float8Scale Float8Scaling::scale_of_written(Stream& stream, Role role,
+                                                 const Tensor& amax) const {
+  return ops::scale_from_amax(stream, amax, type(role), options_.margin);
 }
 
 ops::Float8Tensor Float8Scaling::quantize(Stream& stream, int64_t linear, Role role,

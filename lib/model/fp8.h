@@ -48,6 +48,12 @@ class Float8Scaling {
   // a chunk of that tensor: a delayed scale belongs to the whole tensor, a current scale to the
   // chunk.
   ops::Float8Scale scale(Stream& stream, int64_t linear, Role role, const Tensor& x);
+  // Returns where the kernel that writes a linear's next input or gradient leaves its largest |x|,
+  // for scale_of_written(); absent if the scale does not come from that tensor alone. There is one
+  // such place for each linear and role, so that the scale must be taken before the next tensor is
+  // written.
+  Tensor written_amax(int64_t linear, Role role) const;
+  ops::Float8Scale scale_of_written(Stream& stream, Role role, const Tensor& amax) const;
   // Return `x` (M, N) quantized under `scale`: (M, N), or (N, M) if `transposed`. quantize_both()
   // makes both forms in one read of `x`. `record`: the maximum of `x` enters its history.
   ops::Float8Tensor quantize(Stream& stream, int64_t linear, Role role, const Tensor& x,
@@ -107,6 +113,9 @@ class Float8Scaling {
   std::vector<std::string> linears_;
   std::vector<Weight> weights_;  // one for each linear
   ops::DelayedScales all_;       // absent without delayed scaling
+  // The largest sizes of inputs and gradients as they are written; 0 between a scale's taking and
+  // the next tensor. Absent unless scales are current ones of whole tensors.
+  Tensor written_amax_C_;
   bool materialized_ = false;
   int64_t history_index_ = 0;  // the entry that the coming step writes in each ring of maxima
   bool has_history_ = false;   // whether a step has ended; until then scales are current ones

@@ -143,7 +143,8 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
   pass.result_ = dy_TH;
   if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
-      p.result_ = head_->backward(p.step_);
+      p.result_amax_ = blocks_.empty() ? Tensor() : blocks_.back().gradient_amax();
+      p.result_ = head_->backward(p.step_, p.result_amax_);
       p.step_.param_hooks().after_backward(*head_unit_);
     });
   for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
@@ -187,7 +188,12 @@ void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t se
   const bool first = segment + 1 == blocks_[layer].size();
   if (first && (!g.recompute || layer + 1 < g.end)) hooks.before_backward(*block_units_[layer]);
   Step inner = p.step_.with(p.not_kept_);
-  p.result_ = blocks_[layer].segment(segment).backward(g.recompute ? inner : p.step_, p.result_);
+  const Tensor amax = segment > 0 ? blocks_[layer].segment(segment - 1).gradient_amax()
+                      : layer > 0 ? blocks_[layer - 1].gradient_amax()
+                                  : Tensor();
+  p.result_ = blocks_[layer].segment(segment).backward(g.recompute ? inner : p.step_,
+                                                       {p.result_, p.result_amax_}, amax);
+  p.result_amax_ = amax;
   if (segment == 0) hooks.after_backward(*block_units_[layer]);
 }
 

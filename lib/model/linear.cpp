@@ -31,21 +31,27 @@ Shape part_of(Shape whole, const ShardSpec& shard) {
 class PlainLinear : public Linear {
  public:
   PlainLinear(ParamStore& params, const LinearSpec& spec) : gemms_(params, spec) {}
-  Tensor forward(Step& step, const Tensor& x_TI) override {
-    return gemms_.forward(step, x_TI, true);
+  Tensor input_amax() const override { return gemms_.input_amax(); }
+  Tensor gradient_amax() const override { return gemms_.gradient_amax(); }
+  Tensor forward(Step& step, const Tensor& x_TI, InputScale& scale) override {
+    return gemms_.forward(step, x_TI, scale, true);
   }
-  InputGradient dgrad(Step& step, Tensor dy_TO) override {
-    return gemms_.dgrad(step, std::move(dy_TO));
+  InputGradient dgrad(Step& step, Tensor dy_TO, const Tensor& amax) override {
+    return gemms_.dgrad(step, std::move(dy_TO), amax);
   }
-  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) override {
-    gemms_.wgrad(step, x_TI, std::move(dy));
+  void wgrad(Step& step, const Tensor& x_TI, const InputScale& scale, OutputGradient dy) override {
+    gemms_.wgrad(step, x_TI, scale, std::move(dy));
   }
-  GeluOutput forward_gelu(Step& step, const Tensor& x_TI) override {
-    if (gemms_.in_8_bits()) return Linear::forward_gelu(step, x_TI);
+  GeluOutput forward_gelu(Step& step, const Tensor& x_TI, InputScale& scale,
+                          const Tensor& gelu_amax) override {
+    if (gemms_.in_8_bits()) return Linear::forward_gelu(step, x_TI, scale, gelu_amax);
+    MT_CHECK(!gelu_amax, "a GEMM with gelu finds no maximum");
     return gemms_.forward_gelu(step, x_TI);
   }
-  GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) override {
-    if (gemms_.in_8_bits()) return Linear::dgrad_gelu(step, std::move(dy_TO), u_TI);
+  GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& amax, const Tensor& u_TI,
+                               const Tensor& du_amax) override {
+    if (gemms_.in_8_bits()) return Linear::dgrad_gelu(step, std::move(dy_TO), amax, u_TI, du_amax);
+    MT_CHECK(!du_amax, "a GEMM with gelu finds no maximum");
     return gemms_.dgrad_gelu(step, std::move(dy_TO), u_TI);
   }
 
@@ -74,22 +80,34 @@ LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpe
 
 const char* LinearGemms::name(Pass pass) const { return kNames.at(gemm_, pass); }
 
-Tensor LinearGemms::forward(Step& step, const Tensor& x_TI, bool bias) const {
+Tensor LinearGemms::forward(Step& step, const Tensor& x_TI, InputScale& scale, bool bias) const {
   Tensor y = Tensor::empty(step.compute, {x_TI.dim(0), O()}, x_TI.dtype());
-  forward_into(step, x_TI, y, bias);
+  if (!fp8_) {
+    forward_into(step, x_TI, y, bias);
+    return y;
+  }
+  if (!scale.scale.scale)
+    scale.scale = scale_of(step.compute, Role::input, x_TI, std::exchange(scale.amax, {}));
+  forward_float8(step, x_TI, scale.scale, y, bias);
   return y;
 }
 
 void LinearGemms::forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO,
                                bool bias) const {
   Stream& stream = step.compute;
-  const Tensor b = bias && bias_ ? bias_->value : Tensor();
-  if (!fp8_)
-    return ops::matmul_into(stream, name(Pass::fprop), x_TI, weight_->value, {.b = true}, y_TO,
-                            false, b);
-  const auto x = quantize(stream, Role::input, x_TI, false, step.training),
+  if (fp8_)
+    return forward_float8(step, x_TI, fp8_->scale(stream, number_, Role::input, x_TI), y_TO, bias);
+  ops::matmul_into(stream, name(Pass::fprop), x_TI, weight_->value, {.b = true}, y_TO, false,
+                   bias && bias_ ? bias_->value : Tensor());
+}
+
+void LinearGemms::forward_float8(Step& step, const Tensor& x_TI, const ops::Float8Scale& scale,
+                                 const Tensor& y_TO, bool bias) const {
+  Stream& stream = step.compute;
+  const auto x = fp8_->quantize(stream, number_, Role::input, x_TI, scale, false, step.training),
              w = fp8_->weight(stream, number_, false, step.training);
-  ops::matmul_float8_into(stream, name(Pass::fprop), x, w, y_TO, false, /*fast=*/true, b);
+  ops::matmul_float8_into(stream, name(Pass::fprop), x, w, y_TO, false, /*fast=*/true,
+                          bias && bias_ ? bias_->value : Tensor());
 }
 
 GeluOutput LinearGemms::forward_gelu(Step& step, const Tensor& x_TI) const {
@@ -104,13 +122,13 @@ GeluInputGradient LinearGemms::dgrad_gelu(Step& step, Tensor dy_TO, const Tensor
   return {r.dx_MN, r.y_MN, {std::move(dy_TO)}};
 }
 
-InputGradient LinearGemms::dgrad(Step& step, Tensor dy_TO) const {
+InputGradient LinearGemms::dgrad(Step& step, Tensor dy_TO, const Tensor& amax) const {
   const Tensor dx = Tensor::empty(step.compute, {dy_TO.dim(0), I()}, dy_TO.dtype());
   if (!fp8_) {
     dgrad_into(step, dy_TO, dx);
     return {dx, {std::move(dy_TO)}};
   }
-  QuantizedGradient dy = quantize_gradient(step, std::move(dy_TO));
+  QuantizedGradient dy = quantize_gradient(step, std::move(dy_TO), amax);
   dgrad_float8(step.compute, dy.rows_TO, dx);
   return {dx, std::move(dy.for_wgrad)};
 }
@@ -119,9 +137,10 @@ InputGradient LinearGemms::dgrad(Step& step, Tensor dy_TO) const {
 // itself is then freed, and only the transpose, which has half its bytes, waits for wgrad. A bias
 // needs dy itself, however. If such a wgrad is held, a transpose would have to wait beside dy;
 // wgrad makes the transpose when it runs instead.
-LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step, Tensor dy_TO) const {
+LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step, Tensor dy_TO,
+                                                              const Tensor& amax) const {
   Stream& stream = step.compute;
-  const ops::Float8Scale scale = fp8_->scale(stream, number_, Role::gradient, dy_TO);
+  const ops::Float8Scale scale = scale_of(stream, Role::gradient, dy_TO, amax);
   if (bias_ && step.wgrad.holding()) {
     const auto rows = fp8_->quantize(stream, number_, Role::gradient, dy_TO, scale, false, true);
     return {rows, {std::move(dy_TO), scale, {}}};
@@ -133,7 +152,9 @@ LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step, Tensor
 void LinearGemms::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const {
   Stream& stream = step.compute;
   if (!fp8_) return ops::matmul_into(stream, name(Pass::dgrad), dy_TO, weight_->value, {}, dx_TI);
-  dgrad_float8(stream, quantize(stream, Role::gradient, dy_TO, false, true), dx_TI);
+  const auto scale = fp8_->scale(stream, number_, Role::gradient, dy_TO);
+  const auto dy = fp8_->quantize(stream, number_, Role::gradient, dy_TO, scale, false, true);
+  dgrad_float8(stream, dy, dx_TI);
 }
 
 void LinearGemms::dgrad_float8(Stream& stream, const ops::Float8Tensor& dy_TO,
@@ -142,7 +163,8 @@ void LinearGemms::dgrad_float8(Stream& stream, const ops::Float8Tensor& dy_TO,
   ops::matmul_float8_into(stream, name(Pass::dgrad), dy_TO, w, dx_TI, false, /*fast=*/false);
 }
 
-void LinearGemms::wgrad_now(Stream& stream, const Tensor& x_TI, const OutputGradient& dy) const {
+void LinearGemms::wgrad_now(Stream& stream, const Tensor& x_TI, const InputScale& input,
+                            const OutputGradient& dy) const {
   const bool add = !weight_->consume_first_write();
   const Tensor db_O = bias_ ? bias_->grad : Tensor();
   if (!fp8_)
@@ -153,15 +175,18 @@ void LinearGemms::wgrad_now(Stream& stream, const Tensor& x_TI, const OutputGrad
   const auto dy_OT =
       dy.dy_OT.data ? dy.dy_OT
                     : fp8_->quantize(stream, number_, Role::gradient, dy.dy_TO, scale, true, false);
-  const auto x = quantize(stream, Role::input, x_TI, true, false);
+  const auto x_scale =
+      input.scale.scale ? input.scale : fp8_->scale(stream, number_, Role::input, x_TI);
+  const auto x = fp8_->quantize(stream, number_, Role::input, x_TI, x_scale, true, false);
   ops::matmul_float8_into(stream, name(Pass::wgrad), dy_OT, x, weight_->grad, add, /*fast=*/false);
   if (db_O) ops::column_sum(stream, dy.dy_TO, db_O);
 }
 
-void LinearGemms::wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) const {
+void LinearGemms::wgrad(Step& step, const Tensor& x_TI, const InputScale& scale,
+                        OutputGradient dy) const {
   WgradQueue::Entry entry;
-  entry.run = [this, &stream = step.compute, x_TI, dy = std::move(dy)] {
-    wgrad_now(stream, x_TI, dy);
+  entry.run = [this, &stream = step.compute, x_TI, scale, dy = std::move(dy)] {
+    wgrad_now(stream, x_TI, scale, dy);
   };
   entry.completes = {weight_};
   if (bias_) entry.completes.push_back(bias_);

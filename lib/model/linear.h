@@ -36,6 +36,12 @@ struct OutputGradient {
   ops::Float8Tensor dy_OT = {};  // absent: wgrad() quantizes dy_TO
 };
 
+// How a linear's input is quantized under one scale of the tensor; otherwise nothing of it is used.
+struct InputScale {
+  Tensor amax;                  // given to forward(): input_amax(), as the input's kernel left it
+  ops::Float8Scale scale = {};  // set by the first forward(), and taken by the calls after it
+};
+
 struct InputGradient {
   Tensor dx_TI;              // dL/dx
   OutputGradient for_wgrad;  // dL/dy
@@ -55,33 +61,43 @@ class Linear {
  public:
   virtual ~Linear() = default;
 
-  // Returns y.
-  virtual Tensor forward(Step& step, const Tensor& x_TI) = 0;
+  // Return where the kernel that writes x or dy is to leave its largest size, so that quantizing
+  // need not read the tensor for it; absent if the linear has no use for that. If the kernel is
+  // given one, the next forward() or dgrad() must be given it, too.
+  virtual Tensor input_amax() const = 0;
+  virtual Tensor gradient_amax() const = 0;
+
+  // Returns y. A recomputation is given the `scale` of the first forward.
+  virtual Tensor forward(Step& step, const Tensor& x_TI, InputScale& scale) = 0;
   // Returns dL/dx, and dL/dy for wgrad(). If the caller moves dL/dy in, its memory is freed as soon
-  // as nothing needs it.
-  virtual InputGradient dgrad(Step& step, Tensor dy_TO) = 0;
+  // as nothing needs it. `amax` is gradient_amax() if the kernel that wrote dy was given it.
+  virtual InputGradient dgrad(Step& step, Tensor dy_TO, const Tensor& amax) = 0;
   // Pushes the gradients of W and b to step.wgrad, which runs them now or later and holds x and dy
-  // until then.
-  virtual void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) = 0;
+  // until then. `scale` is forward()'s.
+  virtual void wgrad(Step& step, const Tensor& x_TI, const InputScale& scale,
+                     OutputGradient dy) = 0;
   // Calls dgrad() and wgrad(), and returns dL/dx. Prefer it if x exists before dy does: the
   // communication of each of the two can then hide behind the other.
-  virtual Tensor backward(Step& step, const Tensor& x_TI, Tensor dy_TO) {
-    InputGradient g = dgrad(step, std::move(dy_TO));
-    wgrad(step, x_TI, std::move(g.for_wgrad));
+  virtual Tensor backward(Step& step, const Tensor& x_TI, const InputScale& scale, Tensor dy_TO,
+                          const Tensor& amax) {
+    InputGradient g = dgrad(step, std::move(dy_TO), amax);
+    wgrad(step, x_TI, scale, std::move(g.for_wgrad));
     return g.dx_TI;
   }
 
-  // Returns y and gelu(y), the tanh form.
-  virtual GeluOutput forward_gelu(Step& step, const Tensor& x_TI) {
-    const Tensor y = forward(step, x_TI);
-    return {y, ops::gelu(step.compute, y, true)};
+  // Returns y and gelu(y), the tanh form. `gelu_amax` (optional) gets the largest |gelu(y)|.
+  virtual GeluOutput forward_gelu(Step& step, const Tensor& x_TI, InputScale& scale,
+                                  const Tensor& gelu_amax) {
+    const Tensor y = forward(step, x_TI, scale);
+    return {y, ops::gelu(step.compute, y, true, gelu_amax)};
   }
   // For a linear whose input is x = gelu(u), the tanh form. Returns dL/du and gelu(u), so that x
-  // need not be kept for wgrad().
-  virtual GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& u_TI) {
-    InputGradient g = dgrad(step, std::move(dy_TO));
+  // need not be kept for wgrad(). `du_amax` (optional) gets the largest |dL/du|.
+  virtual GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& amax,
+                                       const Tensor& u_TI, const Tensor& du_amax) {
+    InputGradient g = dgrad(step, std::move(dy_TO), amax);
     // The kernel overwrites g.dx_TI with gelu(u).
-    const Tensor du = ops::gelu_backward(step.compute, u_TI, g.dx_TI, g.dx_TI, true);
+    const Tensor du = ops::gelu_backward(step.compute, u_TI, g.dx_TI, g.dx_TI, true, du_amax);
     return {du, g.dx_TI, std::move(g.for_wgrad)};
   }
 };
@@ -109,10 +125,12 @@ class LinearGemms {
   int64_t O() const { return weight_->shape[0]; }
   bool in_8_bits() const { return bool(fp8_); }
 
+  Tensor input_amax() const { return written_amax(Float8Scaling::Role::input); }
+  Tensor gradient_amax() const { return written_amax(Float8Scaling::Role::gradient); }
   // `bias`: add the bias, if there is one.
-  Tensor forward(Step& step, const Tensor& x_TI, bool bias) const;
-  InputGradient dgrad(Step& step, Tensor dy_TO) const;
-  void wgrad(Step& step, const Tensor& x_TI, OutputGradient dy) const;
+  Tensor forward(Step& step, const Tensor& x_TI, InputScale& scale, bool bias) const;
+  InputGradient dgrad(Step& step, Tensor dy_TO, const Tensor& amax) const;
+  void wgrad(Step& step, const Tensor& x_TI, const InputScale& scale, OutputGradient dy) const;
 
   // Compute a chunk of the rows. A dgrad in chunks leaves all of dy to wgrad() as it is.
   void forward_into(Step& step, const Tensor& x_TI, const Tensor& y_TO, bool bias) const;
@@ -127,14 +145,21 @@ class LinearGemms {
     ops::Float8Tensor rows_TO;  // for dgrad
     OutputGradient for_wgrad;
   };
-  QuantizedGradient quantize_gradient(Step& step, Tensor dy_TO) const;
-  ops::Float8Tensor quantize(Stream& stream, Float8Scaling::Role role, const Tensor& x,
-                             bool transposed, bool record) const {
-    return fp8_->quantize(stream, number_, role, x, fp8_->scale(stream, number_, role, x),
-                          transposed, record);
+  QuantizedGradient quantize_gradient(Step& step, Tensor dy_TO, const Tensor& amax) const;
+  Tensor written_amax(Float8Scaling::Role role) const {
+    return fp8_ ? fp8_->written_amax(number_, role) : Tensor();
   }
+  // Returns the scale of x, whose largest size may have been left in `amax`.
+  ops::Float8Scale scale_of(Stream& stream, Float8Scaling::Role role, const Tensor& x,
+                            const Tensor& amax) const {
+    return amax ? fp8_->scale_of_written(stream, role, amax)
+                : fp8_->scale(stream, number_, role, x);
+  }
+  void forward_float8(Step& step, const Tensor& x_TI, const ops::Float8Scale& scale,
+                      const Tensor& y_TO, bool bias) const;
   void dgrad_float8(Stream& stream, const ops::Float8Tensor& dy_TO, const Tensor& dx_TI) const;
-  void wgrad_now(Stream& stream, const Tensor& x_TI, const OutputGradient& dy) const;
+  void wgrad_now(Stream& stream, const Tensor& x_TI, const InputScale& scale,
+                 const OutputGradient& dy) const;
   const char* name(Pass pass) const;
 
   const LayerGemm gemm_;

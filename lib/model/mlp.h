@@ -4,13 +4,14 @@
 #include <memory>
 
 #include "model/model_impls.h"
+#include "model/recompute.h"
 #include "model/segment.h"
 
 namespace mtrain::model {
 
-// `recompute`: only the norm's input is kept, and backward computes the rest of the forward again
-// up to the activation. The down projection's output is not needed again.
+// With `recompute.mlp` only the norm's input is kept, and backward computes the rest of the forward
+// again up to the activation. The down projection's output is not needed again.
 std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                     bool recompute, const ModelImpls& impls);
+                                     const Recompute& recompute, const ModelImpls& impls);
 
 }  // namespace mtrain::model

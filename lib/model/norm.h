@@ -24,10 +24,11 @@ class Norm {
   // Declares the norm's parameters in `unit`.
   Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
        const TensorParallel& tensor);
-  ops::NormResult forward(Step& step, const Hidden& h) const;
+  // `amax` (optional) gets the largest size of the result, as ops::norm() says.
+  ops::NormResult forward(Step& step, const Hidden& h, const Tensor& amax = {}) const;
   // Returns dL/d(norm's input) + dresidual_TH (optional), which one pass computes.
   Tensor backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
-                  const Tensor& dresidual_TH) const;
+                  const Tensor& dresidual_TH, const Tensor& amax) const;
   ParamUnit* unit() const { return weight_->unit; }
 
  private:

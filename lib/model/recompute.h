@@ -5,10 +5,11 @@
 namespace mtrain::model {
 
 struct Recompute {
-  // Selective recomputation, of every layer's attention core and MLP. The output of a layer's norm
-  // is never kept: backward computes it again from the norm's input. `norms` adds the norms of
-  // queries and keys, whose outputs are kept unless the core that reads them is computed again.
+  // Selective recomputation, of every layer's attention core and MLP, and of its norms. `norms`
+  // adds those of queries and keys if the core that reads them is computed again.
   bool attention_core = false, norms = false, mlp = false;
+  // The outputs of a layer's norms and of its activation, from their inputs, which are kept.
+  bool cheap = true;
   // Full recomputation: the stage's first `layers` layers form groups of `group` layers, and only
   // the input of a group is kept. The other layers keep everything. group = 0: no layer takes part.
   int64_t group = 0, layers = 0;

@@ -6,6 +6,11 @@
 
 namespace mtrain::model {
 
+struct HiddenGradient {
+  Tensor d_TH;
+  Tensor amax;  // the segment's gradient_amax(), if the kernel that wrote d_TH was given it
+};
+
 class Segment {
  public:
   virtual ~Segment() = default;
@@ -14,9 +19,12 @@ class Segment {
   virtual ParamUnit* unit() const = 0;
   // Pushes what backward() needs to step.stash.
   virtual Hidden forward(Step& step, const Hidden& h) = 0;
-  // d_TH is the gradient of x + delta, where forward() returned (x, delta). Returns the gradient of
-  // x + delta of forward()'s input.
-  virtual Tensor backward(Step& step, const Tensor& d_TH) = 0;
+  // `d` is the gradient of x + delta, where forward() returned (x, delta). Returns the gradient of
+  // x + delta of forward()'s input, whose largest size goes into `amax` (optional).
+  virtual Tensor backward(Step& step, const HiddenGradient& d, const Tensor& amax) = 0;
+  // Returns where the kernel that writes backward()'s `d` is to leave its largest size; absent if
+  // the segment has no use for it.
+  virtual Tensor gradient_amax() const = 0;
 };
 
 }  // namespace mtrain::model

@@ -46,6 +46,7 @@ class StagePass {
   bool empties_stash_ = false;  // whether the stash must be empty at the end: a backward
   Hidden h_;                    // what a forward hands from segment to segment
   Tensor result_;               // also the gradient that a backward hands from segment to segment
+  Tensor result_amax_;          // its largest size, if the next segment wants it
   Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
 };
 

@@ -6,6 +6,7 @@
 #include "ops/ops.h"
 
 MT_KERNEL(Amax)
+MT_KERNEL(ScaleFromAmax)
 MT_KERNEL(Quantize)
 MT_KERNEL(QuantizeBlocks)
 MT_KERNEL(UpdateScales)
@@ -52,6 +53,17 @@ void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
                         .inverse = s.inverse,
                         .type = type,
                         .margin = margin});
+}
+
+Float8Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin) {
+  MT_SHAPE("scale_from_amax", amax, {1});
+  MT_DTYPE("scale_from_amax", amax, DType::f32);
+  const Float8Scale s{one(stream), one(stream)};
+  enqueue(
+      stream, {.name = "scale_from_amax", .reads = {amax}, .writes = {amax, s.scale, s.inverse}},
+      kernels::ScaleFromAmax{
+          .amax = amax, .scale = s.scale, .inverse = s.inverse, .type = type, .margin = margin});
+  return s;
 }
 
 void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,

@@ -6,8 +6,8 @@ MT_KERNEL(NormBackward)
 
 namespace mtrain::ops {
 
-NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
-                const Tensor& residual_TH) {
+NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH, const Tensor& residual_TH,
+                const Tensor& amax) {
   const int64_t T = x_TH.dim(0), H = x_TH.dim(1);
   MT_FLOAT("norm", x_TH);
   MT_SHAPE("norm", w.w_H, {H});
@@ -29,18 +29,21 @@ NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
   if (residual_TH) args.sum_TH = r.sum_TH;
   args.w_H = w.w_H, args.b_H = w.b_H;
   args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
+  args.amax = amax;
   args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
-  std::vector<device::Access> writes{r.y_TH, r.rstd_T, r.mean_T};
+  std::vector<device::Access> writes{r.y_TH, r.rstd_T, r.mean_T, amax};
   if (residual_TH) writes.push_back(r.sum_TH);
-  enqueue(
-      stream,
-      {.name = "norm_fwd", .reads = {x_TH, residual_TH, w.w_H, w.b_H}, .writes = std::move(writes)},
-      args);
+  enqueue(stream,
+          {.name = "norm_fwd",
+           .reads = {x_TH, residual_TH, w.w_H, w.b_H, amax},
+           .writes = std::move(writes)},
+          args);
   return r;
 }
 
 Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& f, const Tensor& dy_TH,
-                     const Tensor& dresidual_TH, const Tensor& dw_H, const Tensor& db_H) {
+                     const Tensor& dresidual_TH, const Tensor& dw_H, const Tensor& db_H,
+                     const Tensor& amax) {
   const int64_t T = dy_TH.dim(0), H = dy_TH.dim(1);
   MT_SHAPE("norm_backward", f.sum_TH, {T, H});
   MT_SHAPE("norm_backward", dw_H, {H});
@@ -67,13 +70,14 @@ Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& f, 
                              .dx_TH = dx,
                              .dw_H = dw_H,
                              .db_H = db_H,
+                             .amax = amax,
                              .T = T,
                              .H = H,
                              .sm_margin = stream.device().norm_sm_margin()};
   enqueue(stream,
           {.name = "norm_bwd",
-           .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H},
-           .writes = {dx, dw_H, db_H}},
+           .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H, amax},
+           .writes = {dx, dw_H, db_H, amax}},
           args);
   return dx;
 }

@@ -66,6 +66,11 @@ struct Float8Tensor {
 Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin);
 void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
                         const Float8Scale& scale);
+// Returns the same scale where the operation that wrote x has left the largest |x| in `amax` (fp32,
+// one element), which becomes 0. Norms, swiglu, gelu and their backwards do so if they are given an
+// amax: it becomes the largest size of their result (of the gradient, for a backward) where that is
+// larger than what it holds.
+Float8Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin);
 // Returns x in 8 bits. `amax` (fp32, one element, optional) becomes the largest |x| where that is
 // larger than what it holds.
 Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
@@ -123,12 +128,12 @@ struct NormResult {
   Tensor rstd_T, mean_T;  // fp32; mean_T only for layer norm
 };
 NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
-                const Tensor& residual_TH = {});
+                const Tensor& residual_TH = {}, const Tensor& amax = {});
 // Returns dL/dx + dresidual_TH, where the latter is optional. Adds to dw_H and db_H, which are
 // fp32; db_H is optional.
 Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& forward,
                      const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
-                     const Tensor& db_H);
+                     const Tensor& db_H, const Tensor& amax = {});
 struct HeadRange {
   int64_t first_head, heads, D;  // heads of D elements each, in every token's row
 };
@@ -214,14 +219,15 @@ void attention_block_backward(Stream& stream, const AttentionBlock& block, const
                               const Tensor& dout_TN, const AttentionGrads& grads);
 
 // --- MLP activations ---
-Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F);
+Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Tensor& amax = {});
 // Returns dL/dgate_up. Writes the forward's output into y_TF (optional) for the weight gradient
 // that follows; y_TF may be dy_TF.
 Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
-                       const Tensor& y_TF);
-Tensor gelu(Stream& stream, const Tensor& x, bool tanh);
+                       const Tensor& y_TF, const Tensor& amax = {});
+Tensor gelu(Stream& stream, const Tensor& x, bool tanh, const Tensor& amax = {});
 // Returns dL/dx. Writes the forward's output into `y` (optional), which may be dy.
-Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh);
+Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh,
+                     const Tensor& amax = {});
 
 // --- embedding ---
 // Which rows of a vocabulary that is spread over ranks a table holds; by default all of them.
@@ -305,9 +311,11 @@ Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, f
 struct AdamWHyper {
   float lr, beta1, beta2, eps, weight_decay;
   int64_t step;
-  kernels::AdamWRounding rounding = {};  // how param is rounded where there is no master
-  bool decoupled_decay = true;           // false: weight_decay * weight is added to the gradient
+  // How param is rounded where there is no master, and how bf16 moments are.
+  kernels::AdamWRounding rounding = {};
+  bool decoupled_decay = true;  // false: weight_decay * weight is added to the gradient
 };
+// The moments m and v are both fp32 or both bf16.
 // Updates `master` and writes its bf16 or fp16 copy into `param`, which is optional. Without a
 // master it updates `param` itself. A grad_scale that is not finite leaves everything as it is.
 void adamw(Stream& stream, const AdamWHyper& hyper, const Tensor& master, const Tensor& m,

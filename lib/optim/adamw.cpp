@@ -53,8 +53,8 @@ AdamW::AdamW(Stream& stream, model::ParamStore& params, const plan::OptimizerOpt
   for (model::ParamUnit* unit : params.units()) {
     State state{unit, {}};
     for (Tensor* t : {&state.moments.m, &state.moments.v}) {
-      *t =
-          Tensor::empty(stream, {unit->own_count()}, DType::f32, device::MemoryCategory::optimizer);
+      *t = Tensor::empty(stream, {unit->own_count()}, options.moments,
+                         device::MemoryCategory::optimizer);
       ops::fill(stream, *t, 0);
     }
     states_.push_back(state);
@@ -83,13 +83,15 @@ void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const State& s,
 void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const State& s,
                            const Tensor& grad_scale) const {
   for (const model::Parameter* p : s.unit->params) {
-    const uint64_t key = rng_key(seed_, fmt::format("rounding.{}.{}", step, p->name));
+    const uint64_t key = rng_key(seed_, fmt::format("rounding.{}.{}", step, p->name)),
+                   moments_key = rng_key(seed_, fmt::format("moments.{}.{}", step, p->name));
     for (const model::OwnedPart& part : owned_parts(*p))
       for (const Numbered& n : numbered(*p, part)) {
         ops::AdamWHyper h = hyper(step, lr, p->decay);
         h.rounding = n.rounding;
-        h.rounding.random = true;
+        h.rounding.random = options_.rounds_at_random;
         h.rounding.key = key;
+        h.rounding.moments_key = moments_key;
         update(stream, h, s, *part.range, part.in_range + n.begin - part.in_param, n.count,
                grad_scale);
       }
@@ -100,7 +102,7 @@ void AdamW::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scal
                  const std::function<void(model::ParamUnit&)>& updated) {
   for (const State& s : states_) {
     const bool masters = s.unit->owned.empty() || s.unit->owned.front().master;
-    if (!masters && options_.rounds_at_random)
+    if ((!masters && options_.rounds_at_random) || options_.moments == DType::bf16)
       update_rounded(stream, step, lr, s, grad_scale);
     else
       for (const model::OwnedRange& r : s.unit->owned)
@@ -118,11 +120,17 @@ const AdamW::Moments& AdamW::moments(const model::ParamUnit& unit) const {
 void AdamW::set_moment(Stream& stream, const model::Parameter& p, Tensor Moments::*which,
                        const std::vector<float>& values) {
   const Tensor& own = moments(*p.unit).*which;
-  const auto keep = std::make_shared<std::vector<float>>(p.take_real(values));
-  for (const model::OwnedPart& part : owned_parts(p)) {
-    const int64_t first = begin_in_moments(*p.unit, *part.range) + part.in_range;
-    stream.upload(own.flat(first, {part.count}), keep, keep->data() + part.in_param);
-  }
+  const auto upload = [&](const auto& keep) {
+    for (const model::OwnedPart& part : owned_parts(p)) {
+      const int64_t first = begin_in_moments(*p.unit, *part.range) + part.in_range;
+      stream.upload(own.flat(first, {part.count}), keep, keep->data() + part.in_param);
+    }
+  };
+  const std::vector<float> real = p.take_real(values);
+  if (own.dtype() == DType::bf16)
+    upload(std::make_shared<std::vector<bf16>>(real.begin(), real.end()));
+  else
+    upload(std::make_shared<std::vector<float>>(real));
 }
 
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,

@@ -1,8 +1,8 @@
-// AdamW, or Adam with L2 weight decay, over the parts of all units that this rank owns. Moments and
-// master weights are fp32; an update also writes the bf16 or fp16 values that compute. Without
-// master weights it updates the bf16 values themselves, rounded at random if
-// OptimizerOptions::rounds_at_random (Gupta et al. 2015). The random numbers are functions of seed,
-// step, parameter and element, so that every layout rounds alike.
+// AdamW, or Adam with L2 weight decay, over the parts of all units that this rank owns. Master
+// weights are fp32, moments fp32 or bf16; an update also writes the bf16 or fp16 values that
+// compute. Without master weights it updates the bf16 values themselves, rounded at random if
+// OptimizerOptions::rounds_at_random (Gupta et al. 2015), as bf16 moments are. The random numbers
+// are functions of seed, step, parameter and element, so that every layout rounds alike.
 #pragma once
 #include <functional>
 #include <vector>
@@ -26,11 +26,13 @@ class AdamW {
             const std::function<void(model::ParamUnit&)>& updated = {});
 
   struct Moments {
-    Tensor m, v;  // flat, fp32: the part that this rank owns, laid out as ParamUnit::own_value is
+    Tensor m, v;  // flat, of the plan's type: the part that this rank owns, laid out as
+                  // ParamUnit::own_value is
   };
   const Moments& moments(const model::ParamUnit& unit) const;
-  // Sets this rank's part of one of a parameter's moments. `values` are those of the layout-free
-  // tensor.
+  DType moments_type() const { return options_.moments; }
+  // Sets this rank's part of one of a parameter's moments, rounded to nearest if moments are bf16.
+  // `values` are those of the layout-free tensor.
   void set_moment(Stream& stream, const model::Parameter& p, Tensor Moments::*which,
                   const std::vector<float>& values);
 

@@ -67,7 +67,8 @@ void Pipeline::sum(const Tensor& values) const {
   links_.compute->wait(links_.stream->record());
 }
 
-Tensor Pipeline::transfer(const Tensor& data, const Shape& shape, int from, int to) const {
+Tensor Pipeline::transfer(const Tensor& data, const Shape& shape, DType dtype, int from,
+                          int to) const {
   const auto& ranks = links_.all.ranks();
   const auto member = [&](int rank) { return int(std::ranges::find(ranks, rank) - ranks.begin()); };
   const int own = links_.all.rank();
@@ -76,8 +77,7 @@ Tensor Pipeline::transfer(const Tensor& data, const Shape& shape, int from, int 
     links_.all.send(data, member(to), *links_.stream);
   }
   if (own != member(to)) return {};
-  const Tensor here =
-      Tensor::empty(*links_.stream, shape, DType::f32, device::MemoryCategory::buffers);
+  const Tensor here = Tensor::empty(*links_.stream, shape, dtype, device::MemoryCategory::buffers);
   links_.all.receive(here, member(from), *links_.stream);
   links_.compute->wait(links_.stream->record());
   return here;

@@ -62,7 +62,7 @@ class Pipeline {
   // Sends an fp32 tensor of this shape from one rank of the pipeline to another; both are numbers
   // in the world. Returns it on the receiving rank, where `compute` may read it; absent on all
   // others.
-  Tensor transfer(const Tensor& data, const Shape& shape, int from, int to) const;
+  Tensor transfer(const Tensor& data, const Shape& shape, DType dtype, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }
   const schedule::ActionList& actions() const { return list_; }  // all actions of this rank

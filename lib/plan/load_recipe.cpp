@@ -1,5 +1,7 @@
 #include "plan/load_recipe.h"
 
+#include <cctype>
+
 #include <fmt/core.h>
 
 #include "base/strings.h"
@@ -35,12 +37,27 @@ void choose_device(const Machine& machine, Recipe& r, Diagnostics& diagnostics) 
                            : "cuda, because comm.backend is nccl");
 }
 
+// Returns the memory that a GPU's name tells, "nvidia a100-sxm4-40gb"; 0 if it tells none.
+double memory_in_name(const std::string& name) {
+  for (size_t at = name.find("gb"); at != std::string::npos; at = name.find("gb", at + 1)) {
+    size_t first = at;
+    while (first > 0 && std::isdigit(static_cast<unsigned char>(name[first - 1]))) --first;
+    if (first < at) return std::stod(name.substr(first, at - first));
+  }
+  return 0;
+}
+
 // Takes the GPU that is there for hardware.gpu, by which rules and estimates go.
 void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
   if (r.train.device != recipe::DeviceChoice::cuda || machine.gpu_name.empty() ||
       r.given("hardware.gpu"))
     return;
   const std::string name = to_lower(machine.gpu_name);
+  const double gb = memory_in_name(name);
+  if (gb > 0 && !r.given("hardware.memory_gb")) {
+    r.hardware.memory_gb = gb;
+    r.origins["hardware.memory_gb"] = recipe::Origin::derived;
+  }
   // The names with a G come first, since gb200 ends in b200.
   for (const recipe::Gpu gpu :
        {recipe::Gpu::gb300, recipe::Gpu::gb200, recipe::Gpu::b300, recipe::Gpu::b200,

@@ -50,12 +50,14 @@ class Estimator {
                 data_ranks(l_.ep_shard / std::max<int64_t>(1, l_.dp_replicate))};
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
-      const Count state = e_ == 4 || !r_.optimizer.master_weights ? 8 : 12;  // m, v, master
+      const Count moments = plan_.optimizer.moments == DType::bf16 ? 4 : 8,
+                  master = e_ == 4 || !r_.optimizer.master_weights ? 0 : 4;
       const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
       out.params += s.parameters * e_ / (dp_.shards == ShardLevel::parameters ? s.ranks : 1);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
       if (own_only && defers_reduction()) out.grads += s.parameters * 4;
-      out.optimizer += s.parameters * state / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
+      out.optimizer +=
+          s.parameters * (moments + master) / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
     }
     out.grads += passing_gradients();
     // The head's logits are gone before the layers run backward.
@@ -122,6 +124,15 @@ class Estimator {
   // Whether it computes the outputs of a layer's first MLP GEMM again.
   bool recomputes_mlp(bool moe) const { return !moe && recomputes(recipe::RecomputeModule::mlp); }
 
+  bool keeps_norms() const {
+    return !plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::layernorm);
+  }
+  // A gelu in its tanh form is computed with the GEMMs around it, and its output never kept.
+  bool keeps_activation(bool moe) const {
+    return !plan_.recompute.cheap && !moe && !recomputes_mlp(moe) &&
+           (m_.gated() || !plan_.model.gelu_tanh);
+  }
+
   // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
   // not computed again, and statistics.
   Count kept_per_token(bool moe) const {
@@ -131,9 +142,11 @@ class Estimator {
     const Count statistics = 2 * (m_.normalization == recipe::Normalization::layernorm ? 2 : 1) +
                              (core ? 0 : heads) +
                              (normalized ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
-    const Count attention = residual() + qkv_width() * (normalized ? 2 : 1) +
-                            (core ? 0 : attention_width()) + context_kept();
-    Count mlp = residual();
+    const Count attention = residual() * (keeps_norms() ? 2 : 1) +
+                            qkv_width() * (normalized ? 2 : 1) + (core ? 0 : attention_width()) +
+                            context_kept();
+    Count mlp = residual() * (keeps_norms() ? 2 : 1);
+    if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
       mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
@@ -154,9 +167,10 @@ class Estimator {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     const Count dispatched = moe ? 2 * Count(m_.moe.router_topk) * hidden() : 0;
     const Count again = recomputes_mlp(moe) ? inputs() * width / tp_ + residual() : 0;
-    const Count mlp = std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
-                               2 * hidden() + residual() + 2 * sharded_residual()) +
-                      dispatched;
+    const Count mlp =
+        std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
+                 2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +
+        dispatched;
     const Count attention =
         qkv_width() * (recomputes_head_norms() ? 2 : 1) + 2 * attention_width() + 2 * hidden();
     return std::max(mlp, attention) * e_;

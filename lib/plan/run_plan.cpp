@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/cheap_recompute.h"
 #include "plan/logits_rows.h"
 #include "plan/options/recipe_options.h"
 #include "plan/recipe_schedule.h"
@@ -190,10 +191,8 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.device = device_plan(r, plan.overlap);
   copy_options(r, vocab, plan);
   plan.text = plan_text(r, plan, vocab);
-  if (vocab == 0) return plan;
-  plan.logits_rows = logits_rows_of(r, layout, vocab);
-  for (int64_t rank = 0; rank < layout.pp; ++rank)
-    plan.memory.push_back(estimate_memory(r, plan, vocab, rank));
+  if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
+  resolve_cheap_recompute(r, vocab, plan);
   return plan;
 }
 

@@ -28,6 +28,7 @@ constexpr int64_t kWarmUpSteps = 2;
 
 Reporter::Reporter(train::Trainer& trainer, bool profile, device::TimingSink* trace)
     : trainer_(trainer) {
+  times_all_ = profile || trace;
   if (profile) {
     profile_ = std::make_unique<observe::Profile>();
     warm_profile_ = std::make_unique<observe::Profile>();
@@ -112,7 +113,10 @@ void Reporter::step(const train::StepStats& s) {
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
     metrics.push_back({"memory_peak.workspace", workspace});
   std::deque<std::string> names;  // owns the names, of which a Metric holds a view
-  if (exposure_)
+  const bool timed = timed_;
+  time_step(steps_ + 1);  // before the sums are taken: turning it off waits for the last times
+  if (exposure_ && timed) {
+    timed_steps_ += steps_ > kWarmUpSteps;
     for (const auto& [kind, c] : exposure_->take()) {
       const auto add = [&, kind = kind](const char* what, auto value) {
         names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
@@ -123,8 +127,15 @@ void Reporter::step(const train::StepStats& s) {
       add("bytes", c.bytes);
       if (steps_ > kWarmUpSteps) communication_[kind] += c;
     }
+  }
   metrics_->write(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
+}
+
+void Reporter::time_step(int64_t n) {
+  const bool timed = times_all_ || observe::samples_step(n, trainer_.plan().train.log_every);
+  if (timed != timed_) trainer_.device().set_timing_sink(timed ? sinks_.get() : nullptr);
+  timed_ = timed;
 }
 
 void Reporter::validation(double loss, int64_t samples) {
@@ -155,7 +166,13 @@ void Reporter::finish() {
   const double elapsed = seconds(Clock::now() - started_);
   note(fmt::format("{} tokens in {}; peak memory {}", human_count(double(tokens_)),
                    human_duration(elapsed), trainer_.device().allocator().peaks()));
-  if (!communication_.empty()) note("communication of rank 0: " + exposure_text(communication_));
+  if (!communication_.empty()) {
+    const int64_t steps = steps_ - kWarmUpSteps;
+    note(fmt::format(
+        "communication of rank 0{}: {}",
+        timed_steps_ < steps ? fmt::format(", {} of {} steps timed", timed_steps_, steps) : "",
+        exposure_text(communication_)));
+  }
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;
     std::fputs(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,

@@ -32,6 +32,7 @@ class Reporter {
 
  private:
   void begin_step();
+  void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
   using Clock = std::chrono::steady_clock;
 
   train::Trainer& trainer_;
@@ -46,6 +47,8 @@ class Reporter {
   Clock::time_point started_, last_;
   // The steps, tokens and communication of this process.
   int64_t steps_ = 0, tokens_ = 0;
+  bool times_all_ = false, timed_ = true;  // whether all steps are timed, and the current one
+  int64_t timed_steps_ = 0;                // those after the warm-up
   observe::Exposure::ByKind communication_;
 };
 

@@ -52,6 +52,7 @@ model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
   return {.attention_core = r.attention_core,
           .norms = r.norms,
           .mlp = r.mlp,
+          .cheap = r.cheap,
           .group = r.group,
           .layers = r.layers};
 }

@@ -78,6 +78,7 @@ StepStats Trainer::step() {
       data_parallel_->max(amax);
       impls_.tensor->max(amax);
     });
+  prepare_batch(number + 1);  // all work of this step is enqueued, and the host has time
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
   const bool overflowed = check_finite(total, norm, batches, number);
@@ -135,7 +136,18 @@ float Trainer::grad_scale(int64_t counted) const {
   return counted ? 1.0f / float(counted) / parts * float(scaler_.scale()) : 0.0f;
 }
 
+void Trainer::prepare_batch(int64_t step) {
+  if (step > plan_.train.steps) return;
+  try {
+    prepared_ = global_batch(step);
+    prepared_step_ = step;
+  } catch (const std::exception&) {
+    // The step that needs the batch makes it again, and then fails; the step before it is whole.
+  }
+}
+
 std::vector<data::Batch> Trainer::global_batch(int64_t step) {
+  if (std::exchange(prepared_step_, 0) == step) return std::exchange(prepared_, {});
   std::vector<data::Batch> batches;
   for (int64_t k = 0; k < loader_.micro_batches(); ++k)
     batches.push_back(share_of(loader_.micro_batch(step - 1, k)));

@@ -95,6 +95,10 @@ class Trainer {
  private:
   // Returns this rank's micro-batches of a step's global batch.
   std::vector<data::Batch> global_batch(int64_t step);
+  // Makes the batch of a step that may come next, while the device works on the step before it. A
+  // batch is a function of its step's number, so that making one moves nothing on: a checkpoint
+  // knows only the steps that are done.
+  void prepare_batch(int64_t step);
   // Returns the positions of a micro-batch that this context-parallel rank has.
   data::Batch share_of(data::Batch whole) const;
   // Adds gradients to the parameters' main gradients. Returns the summed loss of this rank's
@@ -126,6 +130,8 @@ class Trainer {
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;
+  int64_t prepared_step_ = 0;  // the step of prepared_; 0: none
+  std::vector<data::Batch> prepared_;
   std::function<void(model::Parameter&)> on_gradients_;
   int64_t step_ = 0;
   int64_t updates_ = 0;  // steps that were not skipped: they move the optimizer and its rate on

@@ -240,6 +240,42 @@ TEST_CASE("adamw without master weights rounds as the CPU does, bit for bit") {
       });
 }
 
+TEST_CASE("bf16 moments are rounded as the CPU rounds them, bit for bit") {
+  Closeness close("adamw with bf16 moments");
+  for (int64_t n : sizes())
+    for (DType type : {DType::bf16, DType::f16})
+      for (const AdamWRounding& rounding :
+           {AdamWRounding{.moments_key = 9, .first = (int64_t(1) << 34) + 3},
+            AdamWRounding{.moments_key = 9, .first = 5, .at = 2, .columns = 6, .stride = 21}})
+        for (bool masters : {true, false})
+          for_each_way([&](int64_t offset) {
+            if (!masters && type == DType::f16) return;
+            CAPTURE(n, type, rounding.columns, masters);
+            Mirror m(Array(DType::bf16, n), offset), v(Array(DType::bf16, n), offset);
+            Mirror g(Array::normal(DType::f32, n, 2), offset),
+                w(Array::normal(DType::f32, n, 1), offset), param(Array(type, n), offset);
+            // Betas of 0: moments are g and g^2, rounded once to fp32.
+            const auto args = [&](auto&& of) {
+              return AdamW{.master = masters ? Span(of(w)) : Span{},
+                           .m = of(m),
+                           .v = of(v),
+                           .grad = of(g),
+                           .param = of(param),
+                           .lr = 0.01f,
+                           .beta1 = 0,
+                           .beta2 = 0,
+                           .eps = 1e-8f,
+                           .weight_decay = 0,
+                           .step = 1,
+                           .rounding = rounding};
+            };
+            cpu::run(args([](Mirror& x) { return x.host().span(); }));
+            cuda::run(args([](Mirror& x) { return x.device(); }), device_stream());
+            for (Mirror* x : {&m, &v}) REQUIRE(x->same());
+            REQUIRE(w.compare(close, {.K = 4, .scale = 1}) == "");
+          });
+}
+
 TEST_CASE("rope rotates the heads inside a fused row, forward and back") {
   for (DType dtype : kFloats) {
     Closeness close("rope " + std::string(dtype_name(dtype)));

@@ -1,5 +1,7 @@
-// Tests the 8-bit output gradient of a linear. If both of its GEMMs take the whole gradient, it is
-// read once for its scale and once for both layouts. Its bits are those of a gradient that is
+// Tests how often the linears' operands are read to be quantized. An output gradient is quantized
+// in one read for both of its GEMMs, if they take the whole of it. The scale of an operand comes
+// from the kernel that wrote it, if that is a norm's or an activation's, and a weight gradient
+// takes the scale that the forward has found. The bits are those of operands that are measured and
 // quantized for each GEMM.
 #include <algorithm>
 #include <set>
@@ -63,12 +65,12 @@ std::vector<Reads> reads_of(const Changes& changes, int ranks) {
   return reads;
 }
 
-constexpr int kLinears = 4 * 2;
+constexpr int kLayers = 2, kLinears = 4 * kLayers;
 const Changes kThree{"train.micro_batch_size=2"};
 
 }  // namespace
 
-TEST_CASE("an output gradient is read once for its scale and once for both its layouts") {
+TEST_CASE("an output gradient is read once for both its layouts, and that of qkv once more") {
   for (const bool delayed : {false, true})
     for (const Changes& more :
          {kThree,
@@ -78,11 +80,11 @@ TEST_CASE("an output gradient is read once for its scale and once for both its l
       CAPTURE(delayed, more);
       Run run(with(delayed ? kDelayed : kTensorwise, more));
       CountReads count(*run.device);
-      const int all = 3 * kLinears;
+      const int all = 3 * kLinears, qkv = 3 * kLayers;
       run.losses(1);  // the first step has current scales in any case
-      CHECK(count.take() == Reads{.measured = all, .both = all});
+      CHECK(count.take() == Reads{.measured = delayed ? all : qkv, .both = all});
       run.losses(1);
-      CHECK(count.take() == Reads{.measured = delayed ? 0 : all, .both = all});
+      CHECK(count.take() == Reads{.measured = delayed ? 0 : qkv, .both = all});
     }
 }
 
@@ -99,22 +101,25 @@ TEST_CASE("GEMMs that take parts of an output gradient share only its scale") {
     const auto expect = [&](int measured, int apart, int both) {
       return std::vector<Reads>(2, {delayed ? 0 : measured, apart, both});
     };
-    CHECK(reads(sequence) == expect(8, 0, 8));
+    // Gathered gradients have rows that their kernels did not write here; fc1's is not gathered.
+    CHECK(reads(sequence) == expect(6, 0, 8));
     // proj's and fc2's multiply in two chunks, with scales of their own: the weight gradient's
     // whole has a third.
     CHECK(reads(with(sequence, {"comm_overlap.tp_comm_overlap=true"})) ==
-          expect(4 * 3 + 4, 4 * 3, 4));
-    CHECK(reads(with(pipeline, {"distributed.pipeline={}"})) == expect(3 * 4, 0, 3 * 4));
+          expect(4 * 3 + 2, 4 * 3, 4));
+    // The first stage receives the gradient of its last layer.
+    const std::vector<Reads> stages{{delayed ? 0 : 3 * 2, 0, 3 * 4}, {delayed ? 0 : 3, 0, 3 * 4}};
+    CHECK(reads(with(pipeline, {"distributed.pipeline={}"})) == stages);
     const Changes waiting = with(pipeline, {"distributed.pipeline.pp_schedule=zero_bubble"});
-    CHECK(reads(waiting) == expect(3 * 4, 0, 3 * 4));
+    CHECK(reads(waiting) == stages);
     // With biases, the gradients whose weight gradients wait are quantized apart; not all of them
     // wait.
     const auto biases =
         reads(with(waiting, {"model.architecture=gpt2", "model.num_query_groups=4"}));
     CHECK(biases[0].apart > 0);
-    for (const Reads& r : biases) {
-      CHECK(r.measured == (delayed ? 0 : 3 * 4));
-      CHECK(r.apart + 2 * r.both == 2 * 3 * 4);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      CHECK(biases[rank].measured == stages[rank].measured);
+      CHECK(biases[rank].apart + 2 * biases[rank].both == 2 * 3 * 4);
     }
   }
 }
@@ -141,7 +146,11 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
       const int linears = 4 * recorder.captured("matmul_fc1_wgrad");
       CHECK(linears > 0);
       CHECK(recorder.captured("quantize") == 3 * linears);
-      CHECK(recorder.captured("amax") == (delayed ? 0 : 3 * linears));
+      // The kernels of attention's output and of qkv's gradient find no maximum; those of three
+      // inputs and three gradients of a layer do.
+      const int layers = linears / 4;
+      CHECK(recorder.captured("amax") == (delayed ? 0 : 2 * layers));
+      CHECK(recorder.captured("scale_from_amax") == (delayed ? 0 : 6 * layers));
     }
     CHECK(losses[0] == losses[1]);
     CHECK((weights[0] == weights[1]));
@@ -158,8 +167,10 @@ struct Gradients {
 
 // Returns the gradients of a linear over two micro-batches, with current scales or with those of
 // the next step. If its weight gradients wait, they come after both input gradients; with a bias,
-// each is then quantized separately.
-Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait) {
+// each is then quantized separately. `written`: the kernels that write inputs and output gradients
+// find their maxima.
+Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait,
+                       bool written = false) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
   Stream& stream = device->stream(device::StreamKind::compute);
   constexpr int64_t I = 48, O = 80;
@@ -194,10 +205,14 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
     model::SequenceInfo seq;
     model::Step s{stream, wgrad, stash, seq};
     for (const char* micro_batch : {"first", "second"}) {
-      const Tensor x = random(micro_batch, T, I, 1),
-                   dy = random(micro_batch, T, O, step ? 0.02f : 0.01f);
-      linear->forward(s, x);
-      const auto dx = linear->backward(s, x, dy).to_host_float(stream);
+      model::InputScale scale;
+      Tensor dy_amax;
+      if (written) scale.amax = linear->input_amax(), dy_amax = linear->gradient_amax();
+      const Tensor x = ops::gelu(stream, random(micro_batch, T, I, 1), true, scale.amax),
+                   dy = ops::gelu(stream, random(micro_batch, T, O, step ? 0.02f : 0.01f), true,
+                                  dy_amax);
+      linear->forward(s, x, scale);
+      const auto dx = linear->backward(s, x, scale, dy, dy_amax).to_host_float(stream);
       out.dx.insert(out.dx.end(), dx.begin(), dx.end());
     }
     CHECK(wgrad.held() == (wait ? 2 : 0));
@@ -231,5 +246,6 @@ TEST_CASE("an output gradient's two layouts have the bits that each has apart") 
           without.db = apart.db;
           CHECK((without == apart));
         }
+        CHECK((gradients_of(delayed, true, T, gradient, false, true) == apart));
       }
 }

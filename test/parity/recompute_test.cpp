@@ -85,6 +85,32 @@ TEST_CASE("recomputed modules give the same bits under every layout") {
   }
 }
 
+TEST_CASE("outputs of norms and activations that are kept have the bits of those computed again") {
+  const auto expect = [](const Layout& layout, const Changes& model) {
+    const Changes all = with(model, layout.changes);
+    const auto kept = train_ranks(layout.ranks, with(all, {"recompute.cheap=false"}), 2),
+               again = train_ranks(layout.ranks, with(all, {"recompute.cheap=true"}), 2);
+    for (size_t rank = 0; rank < kept.size(); ++rank) {
+      CAPTURE(layout.name, rank);
+      CHECK((again[rank].losses == kept[rank].losses));
+      CHECK((again[rank].gradients == kept[rank].gradients));
+      CHECK((again[rank].weights == kept[rank].weights));
+    }
+  };
+  for (const Layout& layout : layouts()) {
+    expect(layout, with(kQwen3, {"mixed_precision.name=bf16_mixed"}));
+    if (layout.ranks > 2) continue;
+    expect(layout, kGpt2);
+    expect(layout, with(kTensorwise, {"model.num_layers=4", "model.num_query_groups=4",
+                                      "train.global_batch_size=8", "train.micro_batch_size=2"}));
+  }
+  for (const Changes& more : {selective("core_attn,mlp"),
+                              selective("layernorm"),
+                              Changes{"model.activation=gelu"},
+                              {"recompute=full", "recompute.num_layers=2"}})
+    expect({more.back().c_str(), 1, more}, kQwen3);
+}
+
 TEST_CASE("recomputed modules give the same bits in 8 bits") {
   const Changes more{"model.num_layers=4", "model.num_query_groups=4", "train.global_batch_size=8",
                      "train.micro_batch_size=2"};
@@ -105,5 +131,9 @@ TEST_CASE("each recomputed module keeps fewer activations") {
   CHECK(core < none);
   CHECK(norms < core);
   CHECK(all < norms);
-  CHECK(with_modules("layernorm") == none);  // what it names is never kept
+  CHECK(with_modules("layernorm") == none);  // on a CPU what it names is not kept in any case
+  const int64_t all_kept = activations(with(base, {"recompute.cheap=false"}));
+  CHECK(none < all_kept);
+  CHECK(activations(with(base, with(selective("layernorm"), {"recompute.cheap=false"}))) <
+        all_kept);
 }

@@ -1,5 +1,6 @@
 // A training's losses do not depend on threads, micro-batches, recomputation or a restart; watched
 // by the stream sanitizer.
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -17,9 +18,10 @@ namespace {
 
 struct Run {
   explicit Run(const Recipe& r, int threads = 1) : Run(plan::make_plan(r, 1, kVocab), threads) {}
-  explicit Run(RunPlan plan, int threads = 1)
+  explicit Run(RunPlan plan, int threads = 1,
+               std::shared_ptr<data::Dataset> data = std::make_shared<CountingData>())
       : device(Device::cpu(threads, {.stream_sanitizer = true})),
-        trainer(train::build_trainer(*device, std::move(plan), std::make_shared<CountingData>())) {}
+        trainer(train::build_trainer(*device, std::move(plan), std::move(data))) {}
   std::vector<double> losses(int64_t steps) {
     std::vector<double> out;
     for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
@@ -127,6 +129,58 @@ TEST_CASE("a resumed run continues with the same bits") {
     CHECK(second.losses(3) == std::vector<double>(reference.begin() + 5, reference.end()));
     CHECK((second.weights() == straight.weights()));
   }
+}
+
+namespace {
+
+// Knows the last sample that was read. Samples from `broken` on cannot be read.
+struct WatchedData : CountingData {
+  explicit WatchedData(int64_t first_broken = 1 << 20) : broken(first_broken) {}
+  void sample(int64_t index, data::Sample& out) const override {
+    if (index >= broken) throw RunError("this sample is broken");
+    for (int64_t known = last; known < index && !last.compare_exchange_weak(known, index);) {
+    }
+    CountingData::sample(index, out);
+  }
+  const int64_t broken;
+  mutable std::atomic<int64_t> last = -1;
+};
+
+}  // namespace
+
+TEST_CASE("a step's batch is made during the step before it, and none behind the last step") {
+  const Recipe recipe = tiny({"train.micro_batch_size=2", "train.steps=3"});
+  const auto data = std::make_shared<WatchedData>();
+  Run run(plan::make_plan(recipe, 1, kVocab), 1, data);
+  for (int64_t step = 1; step < 3; ++step) {
+    run.trainer.step();
+    CHECK(data->last >= 6 * (step + 1) - 1);
+  }
+  run.trainer.step();
+  CHECK(data->last < 6 * 3 + 2);  // the loader may have begun the next micro-batch
+}
+
+TEST_CASE("a batch that is made ahead loses and repeats nothing where the run ends before it") {
+  const TemporaryFolder root;
+  const Recipe recipe = tiny({"train.micro_batch_size=2"});
+  Run straight(recipe), resumed(recipe);
+  const auto reference = straight.losses(4);
+  // The third batch cannot be made: the second step does not mind, and the third fails.
+  Run ended(plan::make_plan(recipe, 1, kVocab), 1, std::make_shared<WatchedData>(6 * 2 + 3));
+  CHECK(ended.losses(2) == std::vector<double>(reference.begin(), reference.begin() + 2));
+  CHECK_THROWS_WITH(ended.trainer.step(), Catch::Contains("this sample is broken"));
+  CHECK(ended.trainer.steps_done() == 2);
+  run::resume_run(resumed.trainer, run::save_run(ended.trainer, root.path));
+  CHECK(resumed.losses(2) == std::vector<double>(reference.begin() + 2, reference.end()));
+  CHECK((resumed.weights() == straight.weights()));
+  // A batch that was made ahead for another step is not taken.
+  Run further(recipe);
+  further.losses(3);
+  const TemporaryFolder other;
+  Run first(recipe);
+  first.losses(1);
+  run::resume_run(further.trainer, run::save_run(first.trainer, other.path));
+  CHECK(further.losses(3) == std::vector<double>(reference.begin() + 1, reference.end()));
 }
 
 TEST_CASE("a checkpoint of another model or seed is refused by name") {

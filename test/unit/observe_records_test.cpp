@@ -293,6 +293,13 @@ TEST_CASE("a disk that fills up costs metrics lines, never a torn one, nor the t
   CHECK(lines.back().at("step") == 51);
 }
 
+TEST_CASE("communication is timed in the first steps, and then in those that are logged") {
+  for (int64_t n = 1; n <= 10; ++n) CHECK(samples_step(n, 100));
+  CHECK_FALSE(samples_step(11, 100));
+  CHECK(samples_step(200, 100));
+  CHECK(samples_step(11, 1));
+}
+
 TEST_CASE("exposed is the time in which compute stood still for a communication") {
   Exposure e;
   e.record({"all_reduce", device::StreamKind::dp_grad, 0, 1000, 640});

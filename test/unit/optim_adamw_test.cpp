@@ -1,6 +1,8 @@
 // Compares AdamW and clipping over parameter units with float64.
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <optional>
 
 #include <catch2/catch.hpp>
 
@@ -104,7 +106,7 @@ namespace {
 // A rank's part of a bf16 model under tensor parallelism and sharding, after three updates without
 // master weights.
 struct Rounded {
-  Rounded(int tp, int tp_rank, const model::Sharding& sharding)
+  Rounded(int tp, int tp_rank, const model::Sharding& sharding, DType moments = DType::f32)
       : device(Device::cpu(1, {})), stream(device->stream(device::StreamKind::compute)) {
     const auto add = [&](const char* name, Shape shape, model::ShardSpec shard, int64_t rows = -1) {
       shard.ranks = tp, shard.rank = tp_rank;
@@ -122,7 +124,8 @@ struct Rounded {
     plan::OptimizerOptions c = config();
     c.master_weights = false;
     c.rounds_at_random = true;
-    AdamW adamw(stream, params, c, 17);
+    c.moments = moments;
+    adamw.emplace(stream, params, c, 17);
     for (model::Parameter* p : params.params()) {
       CHECK(!p->master);
       std::vector<float> whole(size_t(p->whole_shape().count()));
@@ -137,7 +140,7 @@ struct Rounded {
       }
     }
     const Tensor scale = Tensor::from_host<float>(stream, {1}, {1.0f});
-    for (int64_t step = 1; step <= 3; ++step) adamw.step(stream, step, 0.01f, scale);
+    for (int64_t step = 1; step <= 3; ++step) adamw->step(stream, step, 0.01f, scale);
   }
   // Copies the part of a parameter that this rank owns to its place in the layout-free tensor.
   void collect(const std::string& name, std::vector<float>& whole) {
@@ -149,9 +152,23 @@ struct Rounded {
         whole[size_t(p.whole_index(part.in_param + i))] = got[size_t(i)];
     }
   }
+  // Does so with a moment, the ranges of which follow each other.
+  void collect(const std::string& name, Tensor AdamW::Moments::*which, std::vector<float>& whole) {
+    const model::Parameter& p = *params.find(name);
+    whole.resize(size_t(p.whole_shape().count()), -1e9f);
+    const auto all = (adamw->moments(*p.unit).*which).to_host_float(stream);
+    for (const model::OwnedPart& part : owned_parts(p)) {
+      int64_t first = part.in_range;
+      for (const model::OwnedRange* r = p.unit->owned.data(); r != part.range; ++r)
+        first += r->count;
+      for (int64_t i = 0; i < part.count; ++i)
+        whole[size_t(p.whole_index(part.in_param + i))] = all[size_t(first + i)];
+    }
+  }
   std::unique_ptr<Device> device;
   Stream& stream;
   model::ParamStore params;
+  std::optional<AdamW> adamw;
 };
 
 }  // namespace
@@ -177,6 +194,61 @@ TEST_CASE("without master weights every layout rounds alike, bit for bit") {
         CHECK(got == want);
       }
   }
+}
+
+TEST_CASE("bf16 moments are rounded alike under every layout, bit for bit") {
+  Rounded alone(1, 0, {}, DType::bf16), fp32(1, 0, {});
+  for (const char* name : {"qkv", "proj", "norm", "table"}) {
+    std::vector<float> want[3], exact;
+    alone.collect(name, want[0]);
+    alone.collect(name, &AdamW::Moments::m, want[1]);
+    alone.collect(name, &AdamW::Moments::v, want[2]);
+    fp32.collect(name, &AdamW::Moments::m, exact);
+    CHECK(want[1] != exact);
+    for (size_t i = 0; i < exact.size(); ++i)  // three roundings by up to a step of 2^-7 each
+      CHECK(want[1][i] == Approx(exact[i]).epsilon(0.03).margin(0.03));
+    for (const int tp : {1, 2, 4})
+      for (const int ranks : {1, 3}) {
+        CAPTURE(name, tp, ranks);
+        std::vector<float> got[3];
+        for (int t = 0; t < tp; ++t)
+          for (int rank = 0; rank < ranks; ++rank) {
+            Rounded r(tp, t,
+                      {.ranks = ranks,
+                       .rank = rank,
+                       .values = rank % 2 == 0,
+                       .grads = true,
+                       .piece = 100},
+                      DType::bf16);
+            r.collect(name, got[0]);
+            r.collect(name, &AdamW::Moments::m, got[1]);
+            r.collect(name, &AdamW::Moments::v, got[2]);
+          }
+        for (int k = 0; k < 3; ++k) CHECK((got[k] == want[k]));
+      }
+  }
+}
+
+TEST_CASE("bf16 moments beside master weights are right in the mean") {
+  constexpr int64_t n = 1 << 14;
+  const auto mean_after = [&](DType moments, Tensor AdamW::Moments::*which) {
+    Fixture f(DType::bf16);
+    model::ParamStore params;
+    model::Parameter* p = params.add({model::UnitKind::layer, 0}, {.name = "w", .shape = {n}});
+    params.materialize(f.stream, DType::bf16, true);
+    plan::OptimizerOptions c = config();
+    c.beta1 = 0.9, c.beta2 = 0.999;  // a step of v is below half a step of bf16
+    c.moments = moments;
+    AdamW adamw(f.stream, params, c, 3);
+    params.set_master(f.stream, *p, std::vector<float>(n, 1.0f));
+    ops::fill(f.stream, p->grad, 1);
+    for (int64_t step = 1; step <= 60; ++step)
+      adamw.step(f.stream, step, 1e-3f, Tensor::from_host<float>(f.stream, {1}, {1.0f}));
+    const auto values = (adamw.moments(*p->unit).*which).to_host_float(f.stream);
+    return std::accumulate(values.begin(), values.end(), 0.0) / double(n);
+  };
+  for (auto which : {&AdamW::Moments::m, &AdamW::Moments::v})
+    CHECK(mean_after(DType::bf16, which) == Approx(mean_after(DType::f32, which)).epsilon(3e-3));
 }
 
 TEST_CASE("stochastic_rounding: false rounds to nearest") {

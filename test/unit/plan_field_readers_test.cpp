@@ -100,12 +100,12 @@ class Print {
     all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb, cc);
   }
   void add(const RecomputeOptions& o) {
-    const auto& [a, b, c, d, e] = o;
-    all(a, b, c, d, e);
+    const auto& [a, b, c, d, e, f] = o;
+    all(a, b, c, d, e, f);
   }
   void add(const OptimizerOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h] = o;
-    all(a, b, c, d, e, f, g, h);
+    const auto& [a, b, c, d, e, f, g, h, i] = o;
+    all(a, b, c, d, e, f, g, h, i);
   }
   void add(const LrScheduleOptions& o) {
     const auto& [a, b, c, d, e, f] = o;

@@ -1,4 +1,6 @@
 // Tests the sizes of published models, the costs of pipeline schedules, and planned memory.
+#include <map>
+
 #include <catch2/catch.hpp>
 
 #include "base/file.h"
@@ -234,6 +236,48 @@ TEST_CASE("8-bit gradients that wait are planned in bf16 where they are multipli
   CHECK(activations("none", "true") == activations("none", "false"));
   CHECK(activations("hybrid", "true") > activations("hybrid", "false"));
   CHECK(activations("hybrid", "true") < activations("none", "true"));
+}
+
+TEST_CASE("outputs of norms and activations are kept where the memory of the GPU allows") {
+  const auto planned = [](const std::vector<std::string>& more) {
+    const Recipe r = ready("llama3_8b", 64, more);
+    return make_plan(r, 64, r.model.vocab_size);
+  };
+  const std::string gpu = "train.device=cuda";
+  const RunPlan again = planned({gpu, "recompute.cheap=true"}),
+                kept = planned({gpu, "recompute.cheap=false"});
+  CHECK(again.recompute.cheap);
+  CHECK_FALSE(kept.recompute.cheap);
+  CHECK(kept.fullest().activations > 1.2 * again.fullest().activations);
+  CHECK(kept.fullest().params == again.fullest().params);
+  // The device of just the size, and of a percent less.
+  const double needed = kept.fullest().total() / 0.9 / 1e9;
+  const auto with_memory = [&](double gb) {
+    return planned({gpu, fmt::format("hardware.memory_gb={}", gb)});
+  };
+  const RunPlan fits = with_memory(1.01 * needed), does_not = with_memory(0.99 * needed);
+  CHECK_FALSE(fits.recompute.cheap);
+  CHECK(fits.fullest().total() == kept.fullest().total());
+  CHECK(fits.text.recompute.find("activations kept, with them ") != std::string::npos);
+  CHECK(does_not.recompute.cheap);
+  CHECK(does_not.fullest().total() == again.fullest().total());
+  CHECK(does_not.text.recompute.find("activations computed again, with them ") !=
+        std::string::npos);
+  // Some GPUs tell their memory by their name.
+  for (const auto& [name, gb] : std::map<std::string, double>{{"NVIDIA A100-SXM4-40GB", 40},
+                                                              {"NVIDIA H100 80GB HBM3", 80},
+                                                              {"NVIDIA GB200", 0},
+                                                              {"NVIDIA H200", 0}}) {
+    CAPTURE(name);
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe(MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml", {gpu}, diagnostics,
+                                 64, {.gpus = 1, .gpu_name = name});
+    CHECK(r.hardware.memory_gb.value_or(0) == gb);
+  }
+  // The GPU's usual memory, unless it is given; that of a CPU is not known.
+  CHECK(planned({gpu, "hardware.gpu=b300"}).recompute.cheap == (needed > 288));
+  CHECK(planned({"train.device=cpu"}).recompute.cheap);
+  CHECK_FALSE(planned({"train.device=cpu", "hardware.memory_gb=100000"}).recompute.cheap);
 }
 
 TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's where that is more") {

@@ -410,6 +410,9 @@ TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {
                     .optimizer.rounds_at_random());
   REQUIRE_THAT(errors(bf16 + "optimizer: {stochastic_rounding: true}\n"),
                Contains("optimizer.stochastic_rounding") && Contains("master_weights: false"));
+  REQUIRE_THAT(errors(bf16 + "optimizer: {moments: bf16, stochastic_rounding: false}\n"),
+               Contains("optimizer.moments") && Contains("moments: fp32"));
+  load(bf16 + "optimizer: {moments: bf16}\n");
   REQUIRE_THAT(errors(kMinimal + "mixed_precision: fp32\noptimizer: {master_weights: false}\n"),
                Contains("optimizer.master_weights") && Contains("bf16_mixed"));
 }

@@ -1,6 +1,6 @@
 #include "kernels/activation.h"
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vector/amax.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
@@ -63,10 +63,11 @@ template <bool TANH, class T>
 void forward(const GeluForward& a) {
   const T* x = data_of<T>(a.x);
   T* y = data_of<T>(a.y);
-  parallel(a.count, kGrain, [=](int64_t begin, int64_t end) {
+  parallel(a.count, kGrain, [=, &a](int64_t begin, int64_t end) {
     for_lanes(end - begin, [=](int64_t i, auto m) {
       store(y + begin + i, gelu<TANH>(load(x + begin + i, m)), m);
     });
+    raise_amax(a.amax, y + begin, end - begin);
   });
 }
 
@@ -74,7 +75,7 @@ template <bool TANH, class T>
 void backward(const GeluBackward& a) {
   const T *x = data_of<T>(a.x), *dy = data_of<T>(a.dy);
   T *dx = data_of<T>(a.dx), *y = data_of<T>(a.y);
-  parallel(a.count, kGrain, [=](int64_t begin, int64_t end) {
+  parallel(a.count, kGrain, [=, &a](int64_t begin, int64_t end) {
     for_lanes(end - begin, [=](int64_t j, auto m) {
       const int64_t i = begin + j;
       Vf again;
@@ -82,6 +83,7 @@ void backward(const GeluBackward& a) {
       store(dx + i, load(dy + i, m) * slope, m);
       if (y) store(y + i, again, m);
     });
+    raise_amax(a.amax, dx + begin, end - begin);
   });
 }
 
@@ -98,6 +100,7 @@ void run(const SwigluForward& a) {
           const Vf g = load(gate + i, m);
           store(y + i, g * sigmoid(g) * load(up + i, m), m);
         });
+        raise_amax(a.amax, y, a.F);
       }
     });
   });
@@ -121,6 +124,7 @@ void run(const SwigluBackward& a) {
           store(dup + i, d * silu, m);
           if (y) store(y + i, silu * u, m);
         });
+        raise_amax(a.amax, dgate, 2 * a.F);
       }
     });
   });

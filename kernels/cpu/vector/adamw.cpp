@@ -5,48 +5,18 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-// With mhat = m / (1 - beta1^t) and vhat = v / (1 - beta2^t): w -= lr * (mhat / (sqrt(vhat) + eps)
-// + weight_decay * w). L2 decay adds weight_decay * w to the gradient instead.
-struct Update {
-  explicit Update(const AdamW& a)
-      : beta1(a.beta1),
-        beta2(a.beta2),
-        eps(a.eps),
-        step_size(float(a.lr / (1.0 - __builtin_pow(double(a.beta1), double(a.step))))),
-        v_correction(float(1.0 / (1.0 - __builtin_pow(double(a.beta2), double(a.step))))),
-        keep(a.decoupled_decay ? 1.0f - a.lr * a.weight_decay : 1.0f),
-        l2(a.decoupled_decay ? 0.0f : a.weight_decay),
-        scale(a.grad_scale.data ? *data_of<float>(a.grad_scale) : 1.0f),
-        m(data_of<float>(a.m)),
-        v(data_of<float>(a.v)),
-        grad(data_of<float>(a.grad)) {}
-
-  // Returns the weight of element i after the update, and writes its moments.
-  template <class Lanes>
-  __attribute__((always_inline)) Vf operator()(int64_t i, Vf w, Lanes lanes) const {
-    Vf g = load(grad + i, lanes) * scale;
-    if (l2 != 0.0f) g += l2 * w;
-    const Vf m1 = beta1 * load(m + i, lanes) + (1.0f - beta1) * g;
-    const Vf v1 = beta2 * load(v + i, lanes) + (1.0f - beta2) * (g * g);
-    store(m + i, m1, lanes);
-    store(v + i, v1, lanes);
-    return keep * w - step_size * m1 / (vsqrt(v1 * v_correction) + eps);
-  }
-
-  float beta1, beta2, eps, step_size, v_correction, keep, l2, scale;
-  float *m, *v;
-  const float* grad;
-};
-
-// The Philox of base/rng.h by half-words, written again since vector files may not use its inline
-// functions.
+// The Philox of base/rng.h by words and half-words, written again since vector files may not use
+// its inline functions.
 struct Random {
   __attribute__((always_inline)) uint32_t half(uint64_t key, int64_t n) {
-    if (n / 8 != block) {
-      block = n / 8;
+    return word(key, n / 2) >> (n % 2 * 16) & 0xffff;
+  }
+  __attribute__((always_inline)) uint32_t word(uint64_t key, int64_t n) {
+    if (n / 4 != block) {
+      block = n / 4;
       fill(key);
     }
-    return x[n % 8 / 2] >> (n % 2 * 16) & 0xffff;
+    return x[n % 4];
   }
   __attribute__((always_inline)) void fill(uint64_t key) {
     uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
@@ -74,9 +44,58 @@ MT_INLINE bf16 round_at_random(float w, uint32_t random) {
   return __builtin_bit_cast(bf16, uint16_t((u + random) >> 16));
 }
 
+// With mhat = m / (1 - beta1^t) and vhat = v / (1 - beta2^t): w -= lr * (mhat / (sqrt(vhat) + eps)
+// + weight_decay * w). L2 decay adds weight_decay * w to the gradient instead.
+template <class M>
+struct Update {
+  explicit Update(const AdamW& a)
+      : beta1(a.beta1),
+        beta2(a.beta2),
+        eps(a.eps),
+        step_size(float(a.lr / (1.0 - __builtin_pow(double(a.beta1), double(a.step))))),
+        v_correction(float(1.0 / (1.0 - __builtin_pow(double(a.beta2), double(a.step))))),
+        keep(a.decoupled_decay ? 1.0f - a.lr * a.weight_decay : 1.0f),
+        l2(a.decoupled_decay ? 0.0f : a.weight_decay),
+        scale(a.grad_scale.data ? *data_of<float>(a.grad_scale) : 1.0f),
+        m(data_of<M>(a.m)),
+        v(data_of<M>(a.v)),
+        grad(data_of<float>(a.grad)),
+        rounding(a.rounding) {}
+
+  // Returns the weight of element i after the update, and writes its moments.
+  template <class Lanes>
+  __attribute__((always_inline)) Vf operator()(int64_t i, Vf w, Lanes lanes) const {
+    Vf g = load(grad + i, lanes) * scale;
+    if (l2 != 0.0f) g += l2 * w;
+    const Vf m1 = beta1 * load(m + i, lanes) + (1.0f - beta1) * g;
+    const Vf v1 = beta2 * load(v + i, lanes) + (1.0f - beta2) * (g * g);
+    if constexpr (sizeof(M) == 4) {
+      store(m + i, m1, lanes);
+      store(v + i, v1, lanes);
+    } else {
+      store_moments(i, m1, v1, lanes.count);
+    }
+    return keep * w - step_size * m1 / (vsqrt(v1 * v_correction) + eps);
+  }
+
+  __attribute__((always_inline)) void store_moments(int64_t i, Vf m1, Vf v1, int count) const {
+    Random random;
+    for (int k = 0; k < count; ++k) {
+      const uint32_t word = random.word(rounding.moments_key, number_of(rounding, i + k));
+      m[i + k] = round_at_random(m1[k], word & 0xffff);
+      v[i + k] = round_at_random(v1[k], word >> 16);
+    }
+  }
+
+  float beta1, beta2, eps, step_size, v_correction, keep, l2, scale;
+  M *m, *v;
+  const float* grad;
+  AdamWRounding rounding;
+};
+
 // Also writes the copy of the master weights for compute, as P, if there is one.
-template <class P>
-void update_master(const AdamW& a, const Update& update) {
+template <class P, class M>
+void update_master(const AdamW& a, const Update<M>& update) {
   float* master = data_of<float>(a.master);
   P* param = data_of<P>(a.param);
   parallel(a.master.count, 16384, [=](int64_t begin, int64_t end) {
@@ -89,7 +108,8 @@ void update_master(const AdamW& a, const Update& update) {
   });
 }
 
-void update_param(const AdamW& a, const Update& update) {
+template <class M>
+void update_param(const AdamW& a, const Update<M>& update) {
   bf16* param = data_of<bf16>(a.param);
   parallel(a.param.count, 16384, [=, rounding = a.rounding](int64_t begin, int64_t end) {
     Random random;
@@ -103,13 +123,16 @@ void update_param(const AdamW& a, const Update& update) {
   });
 }
 
-}  // namespace
-
-void run(const AdamW& a) {
-  const Update update(a);
+template <class M>
+void run_with(const AdamW& a) {
+  const Update<M> update(a);
   if (!__builtin_isfinite(update.scale)) return;
   if (!a.master.data) return update_param(a, update);
   a.param.dtype == DType::f16 ? update_master<f16>(a, update) : update_master<bf16>(a, update);
 }
+
+}  // namespace
+
+void run(const AdamW& a) { a.m.dtype == DType::bf16 ? run_with<bf16>(a) : run_with<float>(a); }
 
 }  // namespace mtrain::kernels::cpu::MTRAIN_ISA

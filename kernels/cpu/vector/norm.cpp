@@ -1,5 +1,6 @@
 #include "kernels/norm.h"
 
+#include "kernels/cpu/vector/amax.h"
 #include "kernels/cpu/vector/rows.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -60,6 +61,7 @@ void forward_rows(const NormForward& a, int64_t begin, int64_t end) {
       if (LAYER && b) v += load(b + i, m);
       store(y + i, v, m);
     });
+    raise_amax(a.amax, y, H);
     if (a.rstd_T.data) data_of<float>(a.rstd_T)[r] = rstd;
     if (a.mean_T.data) data_of<float>(a.mean_T)[r] = mean;
   }
@@ -94,6 +96,7 @@ void backward_rows(const NormBackward& a, int64_t begin, int64_t end, float* dw,
       store(dw + i, load(dw + i, m) + d * xhat, m);
       if (db) store(db + i, load(db + i, m) + d, m);
     });
+    raise_amax(a.amax, dx, H);
   }
 }
 

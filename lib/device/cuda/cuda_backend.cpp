@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "base/error.h"
+#include "device/event_pool.h"
 #include "device/staging.h"
 #include "device/stream.h"
 
@@ -25,39 +26,61 @@ void check(cudaError_t status, const char* call, int line) {
 }
 #define MT_CUDA(call) check(call, #call, __LINE__)
 
+using CudaEventPool = EventPool<cudaEvent_t>;
+
+std::shared_ptr<CudaEventPool> make_event_pool() {
+  return std::make_shared<CudaEventPool>(
+      [](bool timed) {
+        cudaEvent_t event = nullptr;
+        MT_CUDA(
+            cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));
+        return event;
+      },
+      [](cudaEvent_t event) { cudaEventDestroy(event); });
+}
+
 class CudaEvent : public EventBackend {
  public:
-  CudaEvent(cudaStream_t stream, unsigned flags, std::shared_ptr<AsyncError> late = {},
-            bool captured = false)
-      : late_(std::move(late)), captured_(captured) {
-    MT_CUDA(cudaEventCreateWithFlags(&event_, flags));
+  enum class Kind { plain, timed, captured };
+
+  CudaEvent(std::shared_ptr<CudaEventPool> pool, cudaStream_t stream, Kind kind,
+            std::shared_ptr<AsyncError> late = {})
+      : pool_(std::move(pool)), late_(std::move(late)), kind_(kind) {
+    event_ = pool_->take(kind_ == Kind::timed);
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);  // no destructor runs where the constructor throws
+      pool_->drop(event_);  // no destructor runs where the constructor throws
       check(status, "cudaEventRecord", __LINE__);
     }
   }
-  ~CudaEvent() override { cudaEventDestroy(event_); }
+  // An edge of a graph is not used again.
+  ~CudaEvent() override {
+    if (kind_ == Kind::captured)
+      pool_->drop(event_);
+    else
+      pool_->give_back(event_, kind_ == Kind::timed);
+  }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   bool ready() const override {
-    if (captured_) return false;
+    if (kind_ == Kind::captured) return false;
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) return false;
     check(status, "cudaEventQuery", __LINE__);
     return true;
   }
   void wait() const override {
-    MT_CHECK(!captured_, "the host waits for an event that was recorded in a capture");
+    MT_CHECK(kind_ != Kind::captured, "the host waits for an event that was recorded in a capture");
     MT_CUDA(cudaEventSynchronize(event_));
     if (late_) late_->rethrow();
   }
   cudaEvent_t handle() const { return event_; }
 
  private:
+  const std::shared_ptr<CudaEventPool> pool_;
   cudaEvent_t event_ = nullptr;
   std::shared_ptr<AsyncError> late_;  // null for events that only measure time
-  const bool captured_;               // an edge of a graph, which never becomes ready by itself
+  const Kind kind_;  // captured: an edge of a graph, which never becomes ready by itself
 };
 
 // Timings of launches that the GPU has not finished yet. They are resolved in order, against one
@@ -105,11 +128,15 @@ std::shared_ptr<void> pinned(int64_t bytes) {
 class CudaStream : public StreamBackend {
  public:
   CudaStream(StreamId id, int ordinal, std::shared_ptr<AsyncError> late,
-             std::shared_ptr<std::atomic<int>> captures)
-      : id_(id), ordinal_(ordinal), late_(std::move(late)), captures_(std::move(captures)) {
+             std::shared_ptr<std::atomic<int>> captures, std::shared_ptr<CudaEventPool> events)
+      : id_(id),
+        ordinal_(ordinal),
+        late_(std::move(late)),
+        captures_(std::move(captures)),
+        events_(std::move(events)) {
     MT_CUDA(cudaSetDevice(ordinal_));
     MT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    origin_ = std::make_unique<CudaEvent>(stream_, cudaEventDefault);
+    origin_ = timing_event();
     origin_->wait();
     origin_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
                      std::chrono::steady_clock::now().time_since_epoch())
@@ -119,7 +146,7 @@ class CudaStream : public StreamBackend {
 
   void enqueue(LaunchTag tag, Work work) override {
     late_->rethrow();
-    auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
+    auto begin = tag.sink ? timing_event() : nullptr;
     try {
       work({.cuda = stream_, .late = late_});
     } catch (...) {
@@ -128,7 +155,7 @@ class CudaStream : public StreamBackend {
     }
     ++enqueued_;  // not before work(): where memory is short, that waits for all that is enqueued
     if (!tag.sink) return;
-    timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
+    timings_.add(tag, std::move(begin), timing_event());
     timings_.resolve(id_, origin_->handle(), origin_ns_, false);
   }
 
@@ -136,7 +163,9 @@ class CudaStream : public StreamBackend {
     // Any thread may drop memory and so record; an event belongs to the thread's current device.
     MT_CUDA(cudaSetDevice(ordinal_));
     const bool captured = is_captured();
-    auto event = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming, late_, captured);
+    using Kind = CudaEvent::Kind;
+    auto event = std::make_shared<CudaEvent>(events_, stream_,
+                                             captured ? Kind::captured : Kind::plain, late_);
     if (captured) return event;
     std::lock_guard lock(mutex_);
     marks_.emplace_back(event, enqueued_);
@@ -148,10 +177,9 @@ class CudaStream : public StreamBackend {
     ++enqueued_;
     // `begin` is reached when the work before the wait is done; from then on the stream stands
     // still.
-    auto begin = tag.sink ? std::make_unique<CudaEvent>(stream_, cudaEventDefault) : nullptr;
+    auto begin = tag.sink ? timing_event() : nullptr;
     MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
-    if (tag.sink)
-      timings_.add(tag, std::move(begin), std::make_unique<CudaEvent>(stream_, cudaEventDefault));
+    if (tag.sink) timings_.add(tag, std::move(begin), timing_event());
   }
 
   // A copy from pageable memory would make the host wait until the stream's work is done, so that
@@ -163,7 +191,7 @@ class CudaStream : public StreamBackend {
     Staging::Slot* const slot = staging_.take(bytes);
     if (slot) host = std::memcpy(slot->memory.get(), host, size_t(bytes));
     MT_CUDA(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream_));
-    if (slot) slot->passed = std::make_shared<CudaEvent>(stream_, cudaEventDisableTiming);
+    if (slot) slot->passed = std::make_shared<CudaEvent>(events_, stream_, CudaEvent::Kind::plain);
   }
   void download(LaunchTag, void* host, const void* device, int64_t bytes) override {
     ++enqueued_;
@@ -218,6 +246,10 @@ class CudaStream : public StreamBackend {
   }
 
  private:
+  std::unique_ptr<CudaEvent> timing_event() const {
+    return std::make_unique<CudaEvent>(events_, stream_, CudaEvent::Kind::timed);
+  }
+
   bool is_captured() const {
     if (*captures_ == 0) return false;
     auto status = cudaStreamCaptureStatusNone;
@@ -234,6 +266,7 @@ class CudaStream : public StreamBackend {
   int ordinal_;
   std::shared_ptr<AsyncError> late_;
   std::shared_ptr<std::atomic<int>> captures_;  // captures under way on streams of this device
+  const std::shared_ptr<CudaEventPool> events_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
   int64_t origin_ns_ = 0;
@@ -282,7 +315,7 @@ class CudaBackend : public DeviceBackend {
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
   std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
-    return std::make_unique<CudaStream>(id, ordinal_, late_, captures_);
+    return std::make_unique<CudaStream>(id, ordinal_, late_, captures_, events_);
   }
   void* allocate(int64_t bytes) override {
     void* memory = nullptr;
@@ -306,6 +339,7 @@ class CudaBackend : public DeviceBackend {
   // All streams share it: a stream that waited for failed work has failed too.
   const std::shared_ptr<AsyncError> late_ = std::make_shared<AsyncError>();
   const std::shared_ptr<std::atomic<int>> captures_ = std::make_shared<std::atomic<int>>(0);
+  const std::shared_ptr<CudaEventPool> events_ = make_event_pool();
 };
 
 }  // namespace

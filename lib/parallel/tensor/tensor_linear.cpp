@@ -39,30 +39,39 @@ class ColumnParallel : public model::Linear {
         wgrad_(o.overlap.at(spec.gemm, Pass::wgrad)),
         gemms_(params, spec, rows_shard(spec, comm), rows_shard(spec, comm)) {}
 
-  Tensor forward(model::Step& step, const Tensor& x_TI) override {
+  // Under sequence parallelism the maximum is of the rows of all ranks, which only the gathered
+  // tensor has; and each chunk of a GEMM has a scale of its own.
+  Tensor input_amax() const override { return sequence_ ? Tensor() : gemms_.input_amax(); }
+  Tensor gradient_amax() const override {
+    return dgrad_.chunked() ? Tensor() : gemms_.gradient_amax();
+  }
+
+  Tensor forward(model::Step& step, const Tensor& x_TI, model::InputScale& scale) override {
     if (fprop_.method == Method::ring_exchange)
       return all_gather_gemm_ring(
                  comm_, x_TI, gemms_.O(), fprop_.aggregate,
                  [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, true); })
           .y_TO;
-    return gemms_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, true);
+    return gemms_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, scale, true);
   }
 
-  model::InputGradient dgrad(model::Step& step, Tensor dy_TO) override {
+  model::InputGradient dgrad(model::Step& step, Tensor dy_TO, const Tensor& amax) override {
     if (dgrad_.chunked()) return chunked_dgrad(step, std::move(dy_TO));
-    model::InputGradient g = gemms_.dgrad(step, std::move(dy_TO));
+    model::InputGradient g = gemms_.dgrad(step, std::move(dy_TO), amax);
     g.dx_TI = comm_.await(sequence_ ? comm_.reduce_scatter(g.dx_TI) : comm_.all_reduce(g.dx_TI));
     return g;
   }
 
-  void wgrad(model::Step& step, const Tensor& x_TI, model::OutputGradient dy) override {
-    gemms_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, std::move(dy));
+  void wgrad(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
+             model::OutputGradient dy) override {
+    gemms_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, scale, std::move(dy));
   }
 
   // In bulk overlap, the gather of wgrad's input hides behind dgrad, and the reduce-scatter of
   // dgrad's result behind wgrad.
-  Tensor backward(model::Step& step, const Tensor& x_TI, Tensor dy_TO) override {
-    if (!sequence_) return model::Linear::backward(step, x_TI, std::move(dy_TO));
+  Tensor backward(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
+                  Tensor dy_TO, const Tensor& amax) override {
+    if (!sequence_) return model::Linear::backward(step, x_TI, scale, std::move(dy_TO), amax);
     const TensorComm::Pending x = comm_.gather(x_TI);
     if (!dgrad_.active()) comm_.await(x);
     model::InputGradient g;
@@ -71,11 +80,11 @@ class ColumnParallel : public model::Linear {
       g = chunked_dgrad(step, std::move(dy_TO));
       dx = {std::move(g.dx_TI), {}};
     } else {
-      g = gemms_.dgrad(step, std::move(dy_TO));
+      g = gemms_.dgrad(step, std::move(dy_TO), amax);
       dx = comm_.reduce_scatter(std::exchange(g.dx_TI, {}));
       if (!wgrad_.active()) comm_.await(dx);
     }
-    gemms_.wgrad(step, comm_.await(x), std::move(g.for_wgrad));
+    gemms_.wgrad(step, comm_.await(x), scale, std::move(g.for_wgrad));
     return comm_.await(dx);
   }
 
@@ -110,18 +119,21 @@ class RowParallel : public model::Linear {
         gemms_(params, spec, shard_of(comm, model::ShardSpec::Dim::columns),
                shard_of(comm, model::ShardSpec::Dim::none)) {}
 
+  Tensor input_amax() const override { return fprop_.chunked() ? Tensor() : gemms_.input_amax(); }
+  Tensor gradient_amax() const override { return sequence_ ? Tensor() : gemms_.gradient_amax(); }
+
   // Only rank 0 adds the bias to its part of the sum.
-  Tensor forward(model::Step& step, const Tensor& x_TI) override {
+  Tensor forward(model::Step& step, const Tensor& x_TI, model::InputScale& scale) override {
     const bool bias = comm_.rank() == 0;
     if (fprop_.chunked())
       return gemm_reduce_scatter(
           comm_, fprop_, x_TI, gemms_.O(),
           [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, bias); });
-    const Tensor partial = gemms_.forward(step, x_TI, bias);
+    const Tensor partial = gemms_.forward(step, x_TI, scale, bias);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
-  model::InputGradient dgrad(model::Step& step, Tensor dy_TO) override {
+  model::InputGradient dgrad(model::Step& step, Tensor dy_TO, const Tensor& amax) override {
     if (dgrad_.method == Method::ring_exchange) {
       const GatheredGemm all = all_gather_gemm_ring(
           comm_, dy_TO, gemms_.I(), dgrad_.aggregate,
@@ -130,11 +142,12 @@ class RowParallel : public model::Linear {
       return {all.y_TO, {all.x_TI}};
     }
     if (sequence_) dy_TO = comm_.await(comm_.gather(dy_TO));
-    return gemms_.dgrad(step, std::move(dy_TO));
+    return gemms_.dgrad(step, std::move(dy_TO), amax);
   }
 
-  void wgrad(model::Step& step, const Tensor& x_TI, model::OutputGradient dy) override {
-    gemms_.wgrad(step, x_TI, std::move(dy));
+  void wgrad(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
+             model::OutputGradient dy) override {
+    gemms_.wgrad(step, x_TI, scale, std::move(dy));
   }
 
  private:

@@ -12,6 +12,7 @@ struct OptimizerOptions {
   double clip_grad = 1.0;       // the largest global gradient norm; 0: gradients are not clipped
   bool master_weights = true;
   bool rounds_at_random = false;  // updates of bf16 weights without master weights round at random
+  DType moments = DType::f32;     // or bf16, rounded at random
 };
 
 // Linear warm-up over `warmup_steps`, `lr` until `decay_begin`, down to `min_lr` at `decay_end`,

@@ -141,7 +141,8 @@ OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
           .decoupled_decay = o.decoupled_weight_decay,
           .clip_grad = o.clip_grad,
           .master_weights = o.master_weights,
-          .rounds_at_random = o.rounds_at_random()};
+          .rounds_at_random = o.rounds_at_random(),
+          .moments = o.moments == recipe::MomentType::bf16 ? DType::bf16 : DType::f32};
 }
 
 LossScaleOptions loss_scale_options(const recipe::MixedPrecisionConfig& p) {

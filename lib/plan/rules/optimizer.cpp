@@ -22,6 +22,12 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
                       "nothing rounds weights at random where fp32 master weights are updated",
                       "set master_weights: false, or leave it out");
   diagnostics.require(
+      o.moments != recipe::MomentType::bf16 || o.stochastic_rounding.value_or(true),
+      {"optimizer.moments", "optimizer.stochastic_rounding"},
+      "bf16 moments are rounded at random: rounded to nearest, changes below half a step would be "
+      "lost",
+      "remove stochastic_rounding: false, or set moments: fp32");
+  diagnostics.require(
       o.decoupled_weight_decay || o.name != recipe::OptimizerName::adamw,
       {"optimizer.decoupled_weight_decay", "optimizer.name"},
       "adamw is Adam with decoupled weight decay, but decoupled_weight_decay is false",

@@ -77,16 +77,36 @@ constexpr int compute_capability(Gpu gpu) {  // major version
   return gpu == Gpu::a100 ? 8 : gpu == Gpu::h100 || gpu == Gpu::h200 ? 9 : 10;
 }
 
+// Bytes / 1e9 of the variant that is sold most.
+constexpr double usual_memory_gb(Gpu gpu) {
+  switch (gpu) {
+    case Gpu::a100:
+    case Gpu::h100: return 80;
+    case Gpu::h200: return 141;
+    case Gpu::b200: return 180;
+    case Gpu::gb200: return 186;
+    case Gpu::b300:
+    case Gpu::gb300: return 288;
+  }
+  return 0;
+}
+
 struct HardwareConfig {
   int64_t gpus_per_node = 8;
   Gpu gpu = Gpu::h100;
+  Auto<double> memory_gb;
 
   static constexpr auto fields =
       std::tuple{Field{"gpus_per_node",
                        &HardwareConfig::gpus_per_node,
                        "GPUs that share fast links; used by checks and estimates",
                        {.min = 1}},
-                 Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"}};
+                 Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"},
+                 Field{"memory_gb",
+                       &HardwareConfig::memory_gb,
+                       "memory of a rank's device, by which recompute.cheap goes; auto: that of "
+                       "hardware.gpu if ranks compute on GPUs, and unknown on CPUs",
+                       {.unit = "GB", .min = 0, .above_min = true}}};
 };
 
 }  // namespace mtrain::recipe

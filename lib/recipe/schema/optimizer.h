@@ -14,6 +14,11 @@ constexpr auto enum_names(OptimizerName) {
   return std::array{EnumName{OptimizerName::adamw, "adamw"}, EnumName{OptimizerName::adam, "adam"}};
 }
 
+enum class MomentType { fp32, bf16 };
+constexpr auto enum_names(MomentType) {
+  return std::array{EnumName{MomentType::fp32, "fp32"}, EnumName{MomentType::bf16, "bf16"}};
+}
+
 struct OptimizerConfig {
   OptimizerName name = OptimizerName::adamw;
   double lr = 3e-4;
@@ -22,6 +27,8 @@ struct OptimizerConfig {
   bool decoupled_weight_decay = true;
   bool master_weights = true;
   Auto<bool> stochastic_rounding;  // auto: without master weights
+
+  MomentType moments = MomentType::fp32;
 
   bool rounds_at_random() const { return stochastic_rounding.value_or(!master_weights); }
 
@@ -60,7 +67,10 @@ struct OptimizerConfig {
                        "keep fp32 weights beside bf16 ones"},
                  Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,
                        "round bf16 weights without fp32 ones at random, right in the mean; auto: "
-                       "where there are no fp32 ones"}};
+                       "where there are no fp32 ones"},
+                 Field{"moments", &OptimizerConfig::moments,
+                       "element type of the two moments; bf16 takes half the memory, and is "
+                       "rounded at random, right in the mean"}};
 };
 
 enum class LrStyle { cosine, linear, constant, wsd };

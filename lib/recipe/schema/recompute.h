@@ -51,6 +51,7 @@ struct RecomputeConfig {
   std::optional<RecomputeMethod> method;
   std::optional<int64_t> num_layers;
   std::vector<RecomputeModule> modules{RecomputeModule::core_attn};
+  Auto<bool> cheap;
 
   bool selects(RecomputeModule module) const {
     return granularity == RecomputeGranularity::selective &&
@@ -73,9 +74,13 @@ struct RecomputeConfig {
             {.aliases = "model.recompute_num_layers", .min = 1}},
       Field{"modules",
             &RecomputeConfig::modules,
-            "selective: what is recomputed. layernorm: the outputs of a layer's norms, which are "
-            "never kept, and beside core_attn those of the norms of queries and keys",
-            {.aliases = "model.recompute_modules"}}};
+            "selective: what is recomputed. layernorm: the outputs of a layer's norms, whatever "
+            "cheap says, and beside core_attn those of the norms of queries and keys",
+            {.aliases = "model.recompute_modules"}},
+      Field{"cheap", &RecomputeConfig::cheap,
+            "compute the outputs of norms and activations again in backward, which takes few "
+            "operations; false keeps them; auto keeps them on GPUs where the planned memory leaves "
+            "a tenth of the GPU's free"}};
 };
 
 }  // namespace mtrain::recipe

@@ -1,0 +1,41 @@
+// The largest size of what a kernel writes, for the scales of 8-bit numbers.
+#pragma once
+#include "base/span.h"
+#include "kernels/cuda/device/float8.h"
+#include "kernels/cuda/device/vector.h"
+
+namespace mtrain::kernels::cuda {
+
+// Returns the larger of `most` and the size that x has in memory as T; one that is not finite
+// counts as 0.
+template <class T>
+__device__ __forceinline__ float larger_stored(float most, float x) {
+  return fmaxf(most, finite_size(rounded<T>(x)));
+}
+template <class T, int N>
+__device__ __forceinline__ float larger_stored(float most, const float (&x)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) most = larger_stored<T>(most, x[j]);
+  return most;
+}
+
+// Raises amax[0] to the largest `most` of the warp, all of whose lanes call this. Sizes compare as
+// their bits do, so that the order does not matter. Most warps find a larger amax there and write
+// nothing.
+__device__ __forceinline__ void raise_amax(float* amax, float most) {
+  const int size = int(__float_as_uint(warp_max(most)));
+  if (threadIdx.x % kWarp == 0 && size > *reinterpret_cast<const volatile int*>(amax))
+    atomicMax(reinterpret_cast<int*>(amax), size);
+}
+
+// with_amax(amax, [&]<bool AMAX>() { ... }) calls f with whether amax is present: what finds a
+// maximum takes registers that the others need not have.
+template <class F>
+void with_amax(const Span& amax, const F& f) {
+  if (amax)
+    f.template operator()<true>();
+  else
+    f.template operator()<false>();
+}
+
+}  // namespace mtrain::kernels::cuda

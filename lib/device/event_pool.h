@@ -1,0 +1,56 @@
+// Keeps events that nothing uses any more for the next ones that are needed: a driver takes longer
+// to make an event than to record one. This header includes nothing of CUDA.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace mtrain::device {
+
+// Any thread may call it. An event is given back when the last that knew it is gone; work that
+// still waits for what was recorded keeps waiting for that, whatever is recorded next.
+template <class Handle>
+class EventPool {
+ public:
+  // Events that measure time are of another kind than those that do not.
+  using Create = std::function<Handle(bool timed)>;
+  using Destroy = std::function<void(Handle)>;
+
+  EventPool(Create create, Destroy destroy)
+      : create_(std::move(create)), destroy_(std::move(destroy)) {}
+  ~EventPool() {
+    for (auto* kept : {&plain_, &timed_})
+      for (const Handle event : *kept) destroy_(event);
+  }
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+
+  Handle take(bool timed) {
+    {
+      const std::lock_guard lock(mutex_);
+      auto& kept = timed ? timed_ : plain_;
+      if (!kept.empty()) {
+        const Handle event = kept.back();
+        kept.pop_back();
+        return event;
+      }
+    }
+    return create_(timed);
+  }
+  void give_back(Handle event, bool timed) {
+    const std::lock_guard lock(mutex_);
+    (timed ? timed_ : plain_).push_back(event);
+  }
+  // For an event that must not be used again.
+  void drop(Handle event) { destroy_(event); }
+
+ private:
+  const Create create_;
+  const Destroy destroy_;
+  std::mutex mutex_;
+  std::vector<Handle> plain_, timed_;
+};
+
+}  // namespace mtrain::device

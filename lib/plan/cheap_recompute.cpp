@@ -1,0 +1,56 @@
+#include "plan/cheap_recompute.h"
+
+#include <fmt/core.h>
+
+#include "base/strings.h"
+#include "plan/run_plan.h"
+#include "recipe/recipe.h"
+
+namespace mtrain::plan {
+
+namespace {
+
+// The part of a device's memory that a plan may fill: what libraries take for themselves, and the
+// allocator's gaps, are not in the plan.
+constexpr double kUsable = 0.9;
+
+void estimate(const recipe::Recipe& r, int64_t vocab, bool cheap, RunPlan& plan) {
+  plan.recompute.cheap = cheap;
+  plan.memory.clear();
+  for (int64_t rank = 0; rank < plan.layout.pp; ++rank)
+    plan.memory.push_back(estimate_memory(r, plan, vocab, rank));
+}
+
+// Returns the bytes of a rank's device; 0 if they are not known.
+double device_memory(const recipe::Recipe& r) {
+  if (r.hardware.memory_gb) return *r.hardware.memory_gb * 1e9;
+  return r.train.device == recipe::DeviceChoice::cuda ? usual_memory_gb(r.hardware.gpu) * 1e9 : 0;
+}
+
+}  // namespace
+
+void resolve_cheap_recompute(const recipe::Recipe& r, int64_t vocab, RunPlan& plan) {
+  const auto& asked = r.recompute.cheap;
+  const auto say = [&](const char* what, const std::string& why) {
+    plan.text.recompute += fmt::format("; outputs of norms and activations {}{}", what, why);
+  };
+  if (vocab == 0) {  // the memory is not known yet, and nothing is trained by this plan
+    plan.recompute.cheap = asked.value_or(true);
+    return;
+  }
+  const double memory = device_memory(r);
+  if (asked || memory == 0) {
+    estimate(r, vocab, asked.value_or(true), plan);
+    if (asked) say(*asked ? "computed again" : "kept", "");
+    return;
+  }
+  estimate(r, vocab, false, plan);
+  const double kept = plan.fullest().total();
+  const std::string why =
+      fmt::format(", with them {} of {} are planned", human_bytes(kept), human_bytes(memory));
+  if (kept <= kUsable * memory) return say("kept", why);
+  estimate(r, vocab, true, plan);
+  say("computed again", why);
+}
+
+}  // namespace mtrain::plan

@@ -1,0 +1,19 @@
+// Decides whether backward computes the outputs of norms and activations again. They are cheap to
+// compute and take a third or so of a layer's activations.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace mtrain::recipe {
+struct Recipe;
+}  // namespace mtrain::recipe
+
+namespace mtrain::plan {
+
+struct RunPlan;
+
+// Sets `recompute.cheap` and `memory` of the plan, whose other parts must be set, and adds the
+// reason to `text.recompute`. All ranks decide alike: by the rank that needs most.
+void resolve_cheap_recompute(const recipe::Recipe& recipe, int64_t vocab, RunPlan& plan);
+
+}  // namespace mtrain::plan
