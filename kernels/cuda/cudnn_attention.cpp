@@ -43,7 +43,8 @@ std::unique_ptr<CudnnAttention> open(int device) {
                       attribute_of(device, cudaDevAttrComputeCapabilityMinor)};
   return std::make_unique<CudnnAttention>(
       lib.api, handle, target,
-      CudnnAttention::Device{take_scratch, give_scratch, clear_memory, run, run});
+      CudnnAttention::Device{take_scratch, give_scratch, clear_memory, run, run, is_capturing,
+                             require_healthy});
 }
 
 CudnnAttention* here() {

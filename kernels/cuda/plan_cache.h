@@ -18,6 +18,13 @@ class PlanCache {
     if (const auto known = plans_.find(key); known != plans_.end()) return known->second;
     return plans_.emplace(key, make()).first->second;
   }
+  // Replaces the key's plan by replace(plan), and returns that.
+  template <class Replace>
+  Plan change(const Key& key, const Replace& replace) {
+    std::lock_guard lock(mutex_);
+    Plan& plan = plans_.at(key);
+    return plan = replace(plan);
+  }
   size_t size() const {
     std::lock_guard lock(mutex_);
     return plans_.size();
