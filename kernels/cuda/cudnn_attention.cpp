@@ -73,4 +73,13 @@ bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream) {
   return cudnn && cudnn->run(b, stream);
 }
 
+std::string cudnn_engine(const AttentionForward& f) {
+  CudnnAttention* const cudnn = here();
+  return cudnn ? cudnn->engine_of(f) : "";
+}
+std::string cudnn_engine(const AttentionBackward& b) {
+  CudnnAttention* const cudnn = here();
+  return cudnn ? cudnn->engine_of(b) : "";
+}
+
 }  // namespace mtrain::kernels::cuda

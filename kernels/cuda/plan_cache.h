@@ -25,6 +25,16 @@ class PlanCache {
     Plan& plan = plans_.at(key);
     return plan = replace(plan);
   }
+  // The next call for the key makes its plan anew.
+  void forget(const Key& key) {
+    std::lock_guard lock(mutex_);
+    plans_.erase(key);
+  }
+  template <class Visit>
+  void each(const Visit& visit) const {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, plan] : plans_) visit(key, plan);
+  }
   size_t size() const {
     std::lock_guard lock(mutex_);
     return plans_.size();

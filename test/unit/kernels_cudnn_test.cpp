@@ -494,6 +494,8 @@ TEST_CASE("where an engine refuses to execute, the next one computes the same, f
         CHECK(lines.count == 2);  // one for each engine
       }
       CHECK((bench.library.tries == 4 && bench.library.executions == 2));
+      CHECK(bench.attention->engine_of(got.forward()) == "cuDNN, engine 2");
+      CHECK(bench.attention->engine_of(got.backward()) == "");  // has not run
       cpu::run(want.forward());
       static Closeness close("cuDNN's next engine");
       REQUIRE(close(got.out, want.out.values(), {.dtype = DType::bf16, .K = 1, .scale = 1}) == "");

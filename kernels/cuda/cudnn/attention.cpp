@@ -66,6 +66,21 @@ class CudnnAttention::Scratch {
   void* address_;
 };
 
+std::string CudnnAttention::engine_of(const CudnnAttentionKey& key) const {
+  std::string engine;
+  plans_.each([&](const CudnnAttentionKey& k, const Entry& entry) {
+    if (k == key && entry && entry->executed)
+      engine = fmt::format("cuDNN, engine {}", entry->plan.engine());
+  });
+  return engine;
+}
+std::string CudnnAttention::engine_of(const AttentionForward& f) const {
+  return why_not_cudnn(f, target_).empty() ? engine_of(key_of(f)) : "";
+}
+std::string CudnnAttention::engine_of(const AttentionBackward& b) const {
+  return why_not_cudnn(b, target_).empty() ? engine_of(key_of(b)) : "";
+}
+
 bool CudnnAttention::execute(const CudnnAttentionKey& key, const Addresses& memory,
                              CUstream_st* stream) {
   for (Entry entry = plan_for(key); entry;) {

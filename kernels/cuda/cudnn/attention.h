@@ -41,6 +41,10 @@ class CudnnAttention {
   bool run(const AttentionForward& f, CUstream_st* stream);
   bool run(const AttentionBackward& b, CUstream_st* stream);
 
+  // Return what has computed such a call last: "cuDNN, engine 0"; "" where cuDNN has not.
+  std::string engine_of(const AttentionForward& f) const;
+  std::string engine_of(const AttentionBackward& b) const;
+
   size_t plans() const { return plans_.size(); }  // refusals included
 
  private:
@@ -60,6 +64,7 @@ class CudnnAttention {
   std::string execute_one(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
   // Makes a plan from the heuristics' engines from the given one on.
   Entry make(const CudnnAttentionKey& key, int first_engine) const;
+  std::string engine_of(const CudnnAttentionKey& key) const;
 
   const CudnnApi& api_;
   cudnnContext* handle_;
