@@ -15,7 +15,16 @@ void check(const AttentionShape& s) {
            "attention: B {} A {} S {}", s.B, s.A, s.Sq);
 }
 
+template <class Args>
+std::string engine(const Args& args) {
+  if (std::string cudnn = cudnn_engine(args); !cudnn.empty()) return cudnn;
+  return tensor_cores_can(args) ? "own kernel, tensor cores" : "own kernel, fp32";
+}
+
 }  // namespace
+
+std::string attention_engine(const AttentionForward& f) { return engine(f); }
+std::string attention_engine(const AttentionBackward& b) { return engine(b); }
 
 void run(const AttentionForward& f, CUstream_st* stream) {
   check(f.shape);

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Compares training speed, MFU, memory and time per operation of mtrain with PyTorch's: same models, same GPU.
 
-  scripts/bench/compare_gpu.py [--models gpu_124m gpu_1b gpu_7b] [--build build/release] [--output build/gpu/compare]
+  scripts/bench/compare_gpu.py [--models gpu_124m gpu_1b gpu_7b gpu_1b:fp8 ...] [--build build/release] [--output build/gpu/compare]
     [--seconds 270] [--python python3] [path=value ...]
 
 The models are those of recipes/bench; settings after the options change both programs' model. PyTorch is torch_train.py
 beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: products
 in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py measures on the CPU: there a fair peer
 needs a choice of interpreters and BLAS kernels and an idle machine, here one process with the GPU to itself.)
+
+A model with ":fp8" behind its name is mtrain's training with 8-bit GEMMs in the layers (fp8: hybrid, tensorwise scales), beside
+PyTorch in bf16: a row for the record, for which no target is set. PyTorch's figures of the same model and micro-batch are
+those of the row before it, where there is one.
 
 Tokens/s are of the median step, by the wall clock. MFU counts 6 FLOPs per token and weight of a matmul, and attention's
 of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw in
@@ -36,6 +40,7 @@ from process_groups import GROUP, kill_group
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
+VARIANTS = {"fp8": ["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]}
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
 TARGET_OPERATION = 0.05  # of a step, for what is neither a matmul nor attention
 RULES = """Both programs: GEMMs in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
@@ -175,14 +180,16 @@ class Comparison:
         if not self.mtrain.exists():
             sys.exit(f"{self.mtrain} is not built")
         self.deadline = time.monotonic() + args.seconds
+        self.torch_runs = []  # (shape, result)
         self.peak = next((flops for name, flops in PEAK.items() if name in args.gpu), None)
 
     def left(self):
         return self.deadline - time.monotonic()
 
     def command(self, model, *settings):
-        return [self.mtrain, "--recipe", ROOT / f"recipes/bench/{model}.yaml", f"dataset.train={self.work}/{model}",
-                f"train.device={self.args.device}", *self.args.settings, *settings]
+        recipe, _, variant = model.partition(":")
+        return [self.mtrain, "--recipe", ROOT / f"recipes/bench/{recipe}.yaml", f"dataset.train={self.work}/{recipe}",
+                f"train.device={self.args.device}", *VARIANTS.get(variant, []), *self.args.settings, *settings]
 
     def shape(self, model):
         printed = subprocess.run([*self.command(model), "--print-recipe"], capture_output=True, text=True, cwd=ROOT)
@@ -216,21 +223,27 @@ class Comparison:
         return dict(operations=rows, operations_ms=sum(row[1] for row in rows))
 
     def run_torch(self, model, s):
+        if known := next((result for shape, result in self.torch_runs if shape == s), None):
+            return known
         said, memory = execute(
-            [self.args.python, ROOT / "scripts/bench/torch_train.py", "--shape", json.dumps(s), "--data", self.work / model,
+            [self.args.python, ROOT / "scripts/bench/torch_train.py", "--shape", json.dumps(s), "--data", self.work / model.partition(":")[0],
              "--steps", self.args.steps, "--warmup", self.args.warmup, "--profile", 2, "--device", self.args.device,
              "--compile", int(self.args.compile)], self.left(), cwd=self.work)
         result = json.loads(said.splitlines()[-1])
-        return measured(s, result.pop("step_ms"), memory, result.pop("memory_allocated"), self.peak, **result)
+        result = measured(s, result.pop("step_ms"), memory, result.pop("memory_allocated"), self.peak, **result)
+        self.torch_runs.append((dict(s), result))
+        return result
 
     def log(self, name, side, said):
-        self.args.output.with_name(f"{self.args.output.name}_{name}_{side}.log").write_text(said)
+        self.args.output.with_name(f"{self.args.output.name}_{name.replace(':', '_')}_{side}.log").write_text(said)
 
     def model(self, row):
         """Fills `row` as far as it comes."""
         name = row["model"]
         s = row["shape"] = self.shape(name)
-        write_data(self.work / name, s["vocab"], max(1 << 19, 4 * s["global_batch"] * s["seq"]))
+        if ":" in name:
+            row["notes"].append("mtrain in fp8, PyTorch in bf16")
+        write_data(self.work / name.partition(":")[0], s["vocab"], max(1 << 19, 4 * s["global_batch"] * s["seq"]))
         while True:
             try:
                 side = "mtrain"
@@ -282,12 +295,13 @@ def table(rows):
         s, ours, theirs = r["shape"], r["mtrain"], r["torch"]
         share, operation = r["largest_other"]
         target = TARGET_MFU.get(r["model"])
+        judge = verdict if ":" not in r["model"] else lambda good: ""  # targets are for equal precision
         lines.append("| {} | {} x {}, {} | {:.0f} | {:.0f} | **{:.2f}**{} | {}{} | {} | {} / {}{} | {} / {} | {} {}{} | {} |".format(
             r["model"], s["global_batch"], s["seq"], s["micro_batch"], ours["tokens_per_s"], theirs["tokens_per_s"], r["ratio"],
-            verdict(r["ratio"] >= TARGET_SPEED), percent(ours["mfu"]),
-            "" if target is None or ours["mfu"] is None else f" (>= {percent(target)}){verdict(ours['mfu'] >= target)}",
-            percent(theirs["mfu"]), ours["memory_mib"], theirs["memory_mib"], verdict(r.get("memory_ratio", 1) <= 1),
-            ours["allocated_mib"], theirs["allocated_mib"], operation, percent(share), verdict(share <= TARGET_OPERATION),
+            judge(r["ratio"] >= TARGET_SPEED), percent(ours["mfu"]),
+            "" if target is None or ours["mfu"] is None else f" (>= {percent(target)}){judge(ours['mfu'] >= target)}",
+            percent(theirs["mfu"]), ours["memory_mib"], theirs["memory_mib"], judge(r.get("memory_ratio", 1) <= 1),
+            ours["allocated_mib"], theirs["allocated_mib"], operation, percent(share), judge(share <= TARGET_OPERATION),
             "; ".join([f"SDPA {theirs['attention']}", *r["notes"]])))
     return "\n".join(lines) + "\n"
 
@@ -321,7 +335,7 @@ def write(args, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["gpu_124m", "gpu_1b", "gpu_7b"])
+    parser.add_argument("--models", nargs="+", default=["gpu_124m", "gpu_1b", "gpu_7b"], metavar="MODEL[:fp8]")
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/gpu/compare")
     parser.add_argument("--seconds", type=float, default=270)
@@ -333,6 +347,8 @@ def main():
     args, args.settings = parser.parse_known_args()
     if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
         parser.error(f"what is {wrong[0]}?")
+    if wrong := [name for name in args.models if ":" in name and name.partition(":")[2] not in VARIANTS]:
+        parser.error(f"{wrong[0]}: the variants of a model are {', '.join(VARIANTS)}")
     args.output = args.output.absolute()  # programs run elsewhere
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.gpu = gpu_name()

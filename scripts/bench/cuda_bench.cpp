@@ -194,7 +194,10 @@ int main(int argc, char** argv) {
           for (bool packed : {false, true})
             good &= gpu.measure([&] { bench_attention(gpu, m, t, S, packed); });
         good &= gpu.measure([&] { bench_matmul(gpu, m, t); });
-        if (t == DType::bf16) good &= gpu.measure([&] { bench_epilogues(gpu, m); });
+        if (t != DType::bf16) continue;
+        good &= gpu.measure([&] { bench_epilogues(gpu, m); });
+        const int capability = 10 * properties.major + properties.minor;
+        good &= gpu.measure([&] { bench_float8_gemms(gpu, m, capability); });
       }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_cuda: %s\n", e.what());

@@ -13,7 +13,7 @@ import pathlib
 import re
 
 COPY_LEAST = 80  # per cent of a copy's bandwidth that memory-bound kernels should reach
-SPEED = re.compile(r"^(.+?)\s+([\d.]+) us\s+([\d.]+) (GB/s|TFLOP/s)(?:\s+([\d.]+) % of a copy)?$")
+SPEED = re.compile(r"^(.+?)\s+([\d.]+) us\s+([\d.]+) (GB/s|TFLOP/s)(?:\s+([\d.]+) % of a copy)?(?:\s+\((.+)\))?$")
 
 
 def kernel_speeds(log):
@@ -23,15 +23,15 @@ def kernel_speeds(log):
             about = line[4:]
         elif match := SPEED.match(line):
             rows.append(dict(about=about, kernel=match[1], us=float(match[2]), rate=float(match[3]), unit=match[4],
-                             copy_percent=float(match[5]) if match[5] else None))
+                             copy_percent=float(match[5]) if match[5] else None, by=match[6] or ""))
     return rows
 
 
 def speed_table(rows):
-    lines = ["", "## Speed of the kernels", "", "| shapes | kernel | us | rate | of a copy (>= 80 %) |", "|---|---|---|---|---|"]
+    lines = ["", "## Speed of the kernels", "", "| shapes | kernel | us | rate | of a copy (>= 80 %) | by |", "|---|---|---|---|---|---|"]
     for r in rows:
         copy = "" if r["copy_percent"] is None else f"{r['copy_percent']:.1f} %" + ("" if r["copy_percent"] >= COPY_LEAST else ", short")
-        lines.append(f"| {r['about']} | {r['kernel']} | {r['us']:.1f} | {r['rate']:.0f} {r['unit']} | {copy} |")
+        lines.append(f"| {r['about']} | {r['kernel']} | {r['us']:.1f} | {r['rate']:.0f} {r['unit']} | {copy} | {r['by']} |")
     return lines
 
 
