@@ -50,10 +50,10 @@ parts=(
   '1  90 120 30 kernels against the CPU'
   '1  30  60 15 training against the CPU'
   '1  20  40 12 train 1.5B'
-  '1  15  30 10 profile of 1.5B'
-  '1  30  60 20 train 7B'
-  '1  12  30 10 train 1.5B in fp8'
-  '1  13  30 10 train 1.5B at micro-batch 16'
+  '1  14  30 10 profile of 1.5B'
+  '1  28  60 20 train 7B'
+  '1  14  30 10 train 1.5B in fp8'
+  '1  14  30 10 train 1.5B at micro-batch 16'
   '1  30  50 15 names of the kernels'
   '1  65 110 40 PyTorch 1.5B'
   '1  65 110 40 PyTorch 7B'
@@ -276,13 +276,13 @@ simple() {
   allow "$1"
   part "$@"
 }
-ending=3 # seconds: scripts that are given --seconds end by themselves before their limit, and say what they have not done
+ending=2 # seconds: scripts that are given --seconds end by themselves before their limit, and say what they have not done
 laddered=0
 # train <part> <output> <model> <what> <setting...>: mtrain alone. After the first training that does not pass, a ladder
 # looks for the suspect, and the trainings after it leave it out.
 train() {
   local name=$1 result_file=$logs/$2 what=$4
-  local -a command=(scripts/bench/gpu_train.py "$3" --build "$build" --name "${1#train }")
+  local -a command=(scripts/bench/gpu_train.py "$3" --build "$build" --name "${1#train }" --warmup 3 --steps 5)
   shift 4
   allow "$name"
   part "$name" "${command[@]}" --what "$what" --output "$result_file" --seconds $((limit - ending)) "${settings[@]}" "$@"
@@ -309,7 +309,7 @@ leave_out() {
 beside_torch() {
   allow "$1"
   part "$1" scripts/bench/compare_gpu.py --models "$2" --build "$build" --output "$logs/compare_$2" --alone "$logs" \
-    --seconds $((limit - 2 * ending)) "${settings[@]}"
+    --seconds $((limit - 3 * ending)) "${settings[@]}"
 }
 each_test=(scripts/bench/each_test.py)
 # sanitized <part> <tool> <tests>...

@@ -3,7 +3,7 @@
 
   scripts/bench/gpu_kernels.py [--model gpu_1b] [--build build/release] [--output FILE] [--seconds 30] [path=value ...]
 
-The names come from ncu, or from nsys where there is no ncu; neither changes the clocks. Two things are looked for: that
+The names come from ncu, or from nsys where ncu is missing or cannot read the GPU; neither changes the clocks. Two things are looked for: that
 matrix products run on Hopper's tensor cores and not on kernels of earlier chips or of plain fp32 arithmetic, and that
 attention is cuDNN's. They are reported, and fail nothing. The exit code is 1 if no kernel was seen, and 3 if that took too
 long. Writes FILE.json and FILE.txt, what the tool said.
@@ -83,19 +83,41 @@ def seen(rows):
             ["attention by cuDNN", not own if theirs or own else None, own or theirs]]
 
 
-def launches_of(args, work, command, seconds):
-    if tool := shutil.which("ncu"):
-        log = work / "ncu.csv"
-        execute(ncu_command(tool, log, command), seconds)
-        text = log.read_text()
+def seen_by_ncu(args, work, command, seconds):
+    log = work / "ncu.csv"
+    try:
+        execute(ncu_command("ncu", log, command), seconds)
+    finally:
+        text = log.read_text() if log.exists() else ""
         args.output.with_suffix(".txt").write_text(text)
-        return tool, of_ncu(text)
-    tool = shutil.which("nsys")
+    return of_ncu(text)
+
+
+def seen_by_nsys(args, work, command, seconds):
     report = work / "nsys"
-    execute([tool, "profile", "--trace", "cuda", "--sample", "none", "--cpuctxsw", "none", "--output", report, *command], seconds)
-    said, _ = execute([tool, "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", f"{report}.nsys-rep"], seconds)
+    execute(["nsys", "profile", "--trace", "cuda", "--sample", "none", "--cpuctxsw", "none", "--output", report, *command], seconds)
+    said, _ = execute(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", f"{report}.nsys-rep"], seconds)
     args.output.with_suffix(".txt").write_text(said)
-    return tool, of_nsys(said)
+    return of_nsys(said)
+
+
+def launches_of(args, work, command, comparison):
+    """-> (the tool, its launches). The next tool is tried where one fails or sees nothing."""
+    problem = Failed("there is neither ncu nor nsys")
+    for tool, seen_by in (("ncu", seen_by_ncu), ("nsys", seen_by_nsys)):
+        if not shutil.which(tool):
+            continue
+        try:
+            folder = tempfile.mkdtemp(dir=work)
+            if launches := seen_by(args, work, [*command, f"train.run_dir={folder}/run"], comparison.left()):
+                return tool, launches
+            problem = Failed(f"{tool} saw no kernel")
+        except OutOfTime:
+            raise
+        except Failed as e:
+            problem = e
+            print(f"{tool}: {e}", flush=True)
+    raise problem
 
 
 def main():
@@ -111,8 +133,6 @@ def main():
     args.output = args.output.absolute()
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.gpu = ""
-    if not shutil.which("ncu") and not shutil.which("nsys"):
-        sys.exit("there is neither ncu nor nsys")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended by execute()
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
@@ -120,15 +140,14 @@ def main():
             comparison = Comparison(args, work)
             shape = comparison.shape(args.model)
             write_data(work / args.model, shape["vocab"], 1 << 19)
-            tool, launches = launches_of(args, work, comparison.command(args.model, f"train.run_dir={work}/run", *SMALL),
-                                         args.seconds)
+            tool, launches = launches_of(args, work, comparison.command(args.model, *SMALL), comparison)
         except OutOfTime as e:
             print(e)
             sys.exit(TIMED_OUT)
         except OutOfMemory:
             sys.exit("no memory")
         except Failed as e:
-            args.output.with_suffix(".txt").write_text(e.said)
+            args.output.with_name(args.output.name + "_failed.txt").write_text(e.said)
             sys.exit(str(e))
     rows = summary(launches)
     looked_for = seen(rows)
