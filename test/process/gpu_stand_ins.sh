@@ -38,7 +38,7 @@ torch_stub() {
   *) exec '"$(python3 -c 'import sys; print(sys.executable)')"' "$@" ;;
 esac'
 }
-torch_result='echo "{\"torch\": \"0\", \"attention\": \"FLASH\", \"attention_ms\": {}, \"parameters\": 1, \"step_ms\": [1000, 1000],
+torch_result='sleep 0.6; echo "{\"torch\": \"0\", \"attention\": \"FLASH\", \"attention_ms\": {}, \"parameters\": 1, \"step_ms\": [1000, 1000],
   \"losses\": [5.0], \"memory_allocated\": 1048576, \"operations\": [[\"gemm\", 2.0, \"matmul\"]], \"operations_ms\": 2.0}" | tr -d "\n"'
 # library <file> <function> <statement>
 library() {
@@ -50,7 +50,7 @@ make_stand_ins() {
   stub "$work/bin/nvidia-smi" 'case "$*" in
     -L) echo "GPU 0: NVIDIA H200 (UUID: stand-in)" ;;
     *clocks.sm*) while :; do date "+%Y/%m/%d %H:%M:%S.000, 1980, 650.5, 61, 98, 3201, 4096"; sleep 0.2; done ;;
-    *memory.used*) echo 500; sleep 0.3; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
+    *memory.used*) echo 500; sleep 0.1; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
     *) echo "NVIDIA H200, 580.0, 143771 MiB" ;;
   esac'
   # Runs the program, as the real one does.
