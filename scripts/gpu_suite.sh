@@ -60,13 +60,14 @@ parts=(
   '1  50 100 35 PyTorch 124M'
   '1  45  60 20 a training under memcheck'
   '1  28  45 12 reductions under racecheck'
-  '2 240 400 60 layouts' # as many cases as fit
+  '2 230 400 60 layouts' # as many cases as fit
+  '2  25  60 10 speed in fp32'
   '2  90 120 30 kernels under memcheck'
   '2  60  90 30 attention under racecheck'
-  '2  38 100 20 overlap of dp'
-  '2  38 100 20 overlap of tp'
-  '2  38 100 20 overlap of cp'
-  '2  38 100 20 overlap of pp'
+  '2  34 100 20 overlap of dp'
+  '2  34 100 20 overlap of tp'
+  '2  34 100 20 overlap of cp'
+  '2  34 100 20 overlap of pp'
 )
 ladder_most=90 ladder_least=20
 part_end=2 # seconds at the end of each part, in which its processes end and the report is written
@@ -323,7 +324,7 @@ if [[ $device == cuda ]]; then
   make_program test/cuda/test_cuda_training test_cuda_training
   make_program scripts/bench/bench_cuda bench_cuda
   simple "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain" --gpus "$logs/gpus"
-  simple "speed of the kernels" "$build/scripts/bench/bench_cuda"
+  simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16
   simple "kernels against the CPU" "${each_test[@]}" --each 60 "$build/test/cuda/test_cuda"
   simple "training against the CPU" "${each_test[@]}" --each 25 "$build/test/cuda/test_cuda_training"
   train "train 1.5B" train_gpu_1b gpu_1b train
@@ -343,6 +344,7 @@ fi
 allow "layouts"
 part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts" --seconds $((limit - 10)) "${each[@]}"
 if [[ $device == cuda ]]; then
+  simple "speed in fp32" "$build/scripts/bench/bench_cuda" 20 fp32
   # GEMMs run cuBLASLt's own kernels, and the many shapes of attention would take all of the time.
   sanitized "kernels under memcheck" memcheck '~matmul*' '~products*' '~attention:*'
   sanitized "attention under racecheck" racecheck 'attention: results*'

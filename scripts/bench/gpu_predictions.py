@@ -75,10 +75,10 @@ def compared(field, model):
 PREDICTIONS = [
     Prediction("copy of 1 GiB, read and written", "TB/s", SPAN, 4.2, 4.4,
                lambda f: best([x / 1000 for x in rates(f, "^copy of", "")])),
-    Prediction("fc1 forward, the best shape", "TFLOP/s", LEAST, 700, 0, lambda f: best(rates(f, r"^(fc1|up), forward"))),
-    Prediction("weight gradients, the best shape", "TFLOP/s", LEAST, 600, 0, lambda f: best(rates(f, r"of the weight|wgrad|weight grad"))),
+    Prediction("fc1 forward, the best shape", "TFLOP/s", LEAST, 700, 0, lambda f: best(rates(f, r"^(fc1|up), forward(, chosen)?$"))),
+    Prediction("weight gradients, the best shape", "TFLOP/s", LEAST, 600, 0, lambda f: best(rates(f, r", of the weight(, chosen)?$"))),
     Prediction("attention forward, S 4096", "TFLOP/s", SPAN, 450, 500,
-               lambda f: best(rates(f, r"^attention S 4096, forward"))),
+               lambda f: best(rates(f, r"^attention S 4096, forward$"))),
     Prediction("norms, the slowest", "% of a copy", LEAST, 85, 0, lambda f: worst(rates(f, "^norm", field="copy_percent"))),
     Prediction("memory-bound kernels, the slowest", "% of a copy", LEAST, 80, 0, lambda f: worst(rates(f, "", field="copy_percent"))),
     Prediction("1.5B", "tokens/s", SPAN, 57e3, 60e3, of_training("1b", "tokens_per_s")),

@@ -20,7 +20,7 @@ import compare_gpu
 import gpu_predictions
 
 COPY_LEAST = 80  # per cent of a copy's bandwidth that memory-bound kernels should reach
-SPEED = re.compile(r"^(.+?)\s+([\d.]+) us\s+([\d.]+) (GB/s|TFLOP/s)(?:\s+([\d.]+) % of a copy)?$")
+SPEED = re.compile(r"^(.+?)\s+([\d.]+) us\s+([\d.]+) (GB/s|TFLOP/s)(?:\s+([\d.]+) % of a copy)?(?:\s+\((.+)\))?$")
 RESULTS = ("passed", "failed", "timed out", "not run", "running")
 
 
@@ -33,12 +33,12 @@ def read_json(file):
 
 def kernel_speeds(log):
     rows, about = [], ""
-    for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+    for line in log.read_text(errors="replace").splitlines():
         if line.startswith("--- "):
             about = line[4:]
         elif match := SPEED.match(line):
             rows.append(dict(about=about, kernel=match[1], us=float(match[2]), rate=float(match[3]), unit=match[4],
-                             copy_percent=float(match[5]) if match[5] else None))
+                             copy_percent=float(match[5]) if match[5] else None, by=match[6] or ""))
     return rows
 
 
@@ -73,7 +73,7 @@ def read(args):
     for name in ("ladder", "layouts", "names"):
         if whole := read_json(logs / f"{'kernels' if name == 'names' else name}.json"):
             found[name] = whole
-    found["kernels"] = kernel_speeds(logs / "speed_of_the_kernels.log")
+    found["kernels"] = [row for log in sorted(logs.glob("speed_*.log")) for row in kernel_speeds(log)]
     clocks = read_clocks(logs / "clocks.csv")
     found["clocks"] = [dict(part=p["name"], **c) for p in found["parts"] if (c := clocks_of(p, clocks))]
     found["predictions"] = gpu_predictions.compare(found)
@@ -141,10 +141,10 @@ def names_table(names):
 
 
 def speed_table(rows):
-    lines = ["", "## Speed of the kernels", "", "| shapes | kernel | us | rate | of a copy (>= 80 %) |", "|---|---|---|---|---|"]
+    lines = ["", "## Speed of the kernels", "", "| shapes | kernel | us | rate | of a copy (>= 80 %) | by |", "|---|---|---|---|---|---|"]
     for r in rows:
         copy = "" if r["copy_percent"] is None else f"{r['copy_percent']:.1f} %" + ("" if r["copy_percent"] >= COPY_LEAST else ", short")
-        lines.append(f"| {r['about']} | {r['kernel']} | {r['us']:.1f} | {r['rate']:.0f} {r['unit']} | {copy} |")
+        lines.append(f"| {r['about']} | {r['kernel']} | {r['us']:.1f} | {r['rate']:.0f} {r['unit']} | {copy} | {r['by']} |")
     return lines
 
 

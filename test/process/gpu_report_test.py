@@ -45,7 +45,7 @@ FULL = {
     "speed_of_the_kernels.log": "NVIDIA H200\ncopy of 1 GiB  500.0 us  4295 GB/s\n--- 8B, bf16, 8192 tokens\n"
                                 "norm, forward                 10.0 us  3700 GB/s   86.0 % of a copy\n"
                                 "add                           10.0 us  3300 GB/s   79.0 % of a copy\n"
-                                "attention S 4096, forward    100.0 us      520 TFLOP/s\n"
+                                "attention S 4096, forward    100.0 us      520 TFLOP/s  (cuDNN)\n"
                                 "up, forward                  100.0 us      710 TFLOP/s\n"
                                 "up, of the weight            100.0 us      550 TFLOP/s\n--- 8B, f32, 8192 tokens\n"
                                 "norm, forward                 10.0 us  2000 GB/s   40.0 % of a copy\n",
@@ -99,7 +99,8 @@ class Report(unittest.TestCase):
                   "| 7B | passed | 13000 | 57.0 % | 1000 | 6.200 to 6.000 | no memory for micro-batches of 2 |",
                   "- products on Hopper's tensor cores: yes (nvjet_x)", "- attention by cuDNN: not seen",
                   "| train 1.5B | 2 | 1840 | 1700 | 670 | 700 | 60 |",
-                  "| 8B, bf16, 8192 tokens | add | 10.0 | 3300 GB/s | 79.0 %, short |")
+                  "| 8B, bf16, 8192 tokens | add | 10.0 | 3300 GB/s | 79.0 %, short |  |",
+                  "| 8B, bf16, 8192 tokens | attention S 4096, forward | 100.0 | 520 TFLOP/s |  | cuDNN |")
         self.assertEqual([c["part"] for c in found["clocks"]], ["train 1.5B"])
 
     def test_before_anything(self):

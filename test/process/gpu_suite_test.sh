@@ -47,7 +47,7 @@ says "$work/out" "FAILED (3)  norms, of rows"
 says "$work/out" "the GPU lied"
 says "$work/result/summary.md" "| reductions under racecheck | FAILED |"
 says "$work/result/summary.md" "**4 parts: 2 passed, 2 failed, 0 timed out, 0 not run**"
-says "$work/result/summary.md" "| 1.5B, bf16, 8192 tokens | add | 10.0 | 3000 GB/s | 70.0 %, short |"
+says "$work/result/summary.md" "| 1.5B, bf16, 8192 tokens | add | 10.0 | 3000 GB/s | 70.0 %, short |  |"
 says "$work/result/summary.md" "- GPU: NVIDIA H200, 580.0, 143771 MiB"
 lacks "$work/result/summary.md" "layouts"
 python3 -c '
