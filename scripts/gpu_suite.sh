@@ -114,6 +114,7 @@ fi
 # Keeps what is known of the machine, and its clocks, watts and degrees twice a second until the end.
 watch_machine() {
   {
+    timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
     timeout 20 nvidia-smi
     timeout 20 python3 -c 'from importlib.metadata import distributions as all
 print(*sorted({f"{d.name} {d.version}" for d in all() if (d.name or "").startswith(("nvidia-c", "nvidia-nccl", "torch", "triton"))}), sep="\n")'
@@ -323,7 +324,7 @@ if [[ $device == cuda ]]; then
   make_program test/cuda/test_cuda test_cuda
   make_program test/cuda/test_cuda_training test_cuda_training
   make_program scripts/bench/bench_cuda bench_cuda
-  simple "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain" --gpus "$logs/gpus"
+  simple "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain"
   simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16
   simple "kernels against the CPU" "${each_test[@]}" --each 60 "$build/test/cuda/test_cuda"
   simple "training against the CPU" "${each_test[@]}" --each 25 "$build/test/cuda/test_cuda_training"

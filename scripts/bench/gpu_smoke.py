@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
 """Says within seconds whether a machine can run the GPU suite: its GPU, the libraries that mtrain loads, and PyTorch.
 
-  scripts/bench/gpu_smoke.py --mtrain PROGRAM [--gpus FILE] [--python python3]
+  scripts/bench/gpu_smoke.py --mtrain PROGRAM [--python python3]
 
-Each line is one finding. cuBLASLt, cuDNN and NCCL are loaded here as mtrain loads them, by name from LD_LIBRARY_PATH. FILE
-gets nvidia-smi's line for each GPU. The exit code is 1 if something is missing that mtrain needs, or if PyTorch does not see
-the GPU.
+Each line is one finding. cuBLASLt, cuDNN and NCCL are loaded here as mtrain loads them, by name from LD_LIBRARY_PATH. The
+exit code is 1 if something is missing that mtrain needs, or if PyTorch does not see the GPU.
 """
 import argparse
 import ctypes
-import pathlib
 import re
 import subprocess
 import sys
@@ -52,7 +50,6 @@ def version_of(file, function):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mtrain", required=True)
-    parser.add_argument("--gpus", type=pathlib.Path)
     parser.add_argument("--python", default="python3", help="with PyTorch")
     args = parser.parse_args()
     missing = 0
@@ -62,10 +59,8 @@ def main():
         missing += not good
         print(f"{'ok     ' if good else 'MISSING'} {what}: {text}", flush=True)
 
-    good, first, text = said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
+    good, first, _ = said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
     tell("GPU", good, first)
-    if good and args.gpus:
-        args.gpus.write_text(text)
     good, _, text = said([args.mtrain, "--version"])
     built_with = re.search(r"cuda +runtime (\d+)", text)
     tell("mtrain", good and built_with, " ".join(text.split()) or "does not start")
