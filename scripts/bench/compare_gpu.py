@@ -210,7 +210,7 @@ class Comparison:
         """What gpu_train.py has measured of mtrain, or None."""
         found = {}
         for what in ("train", "profile"):
-            file = self.args.alone / f"{what}_{model}.json" if self.args.alone else None
+            file = self.args.alone / f"{what}_{model.replace(':', '_')}.json" if self.args.alone else None
             row = json.loads(file.read_text()) if file and file.exists() else {}
             if row.get("shape") == s and row.get("settings") == self.args.settings:
                 found.update(row.get("mtrain", {}))

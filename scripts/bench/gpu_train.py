@@ -45,7 +45,7 @@ class Alone:
         self.comparison = Comparison(args, work)
         self.shape = row["shape"] = self.comparison.shape(args.model)
         tokens = self.shape["global_batch"] * self.shape["seq"]
-        write_data(work / args.model, self.shape["vocab"], max(1 << 19, 4 * tokens))
+        write_data(work / args.model.partition(":")[0], self.shape["vocab"], max(1 << 19, 4 * tokens))
 
     def train(self):
         while True:
