@@ -324,7 +324,8 @@ if [[ $device == cuda ]]; then
   make_program test/cuda/test_cuda test_cuda
   make_program test/cuda/test_cuda_training test_cuda_training
   make_program scripts/bench/bench_cuda bench_cuda
-  simple "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain"
+  allow "smoke"
+  part "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain" --seconds $((limit - ending))
   simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16
   simple "kernels against the CPU" "${each_test[@]}" --each 60 "$build/test/cuda/test_cuda"
   simple "training against the CPU" "${each_test[@]}" --each 25 "$build/test/cuda/test_cuda_training"
