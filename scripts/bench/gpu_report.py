@@ -82,7 +82,7 @@ def read(args):
 
 def clocks_of(part, clocks):
     busy = [c for c in clocks if part.get("began", "") <= c[0] <= part.get("ended", "") and c[4] >= 50]
-    if not busy or not part.get("ended"):
+    if not busy or part["result"] == "not run":
         return None
     mhz, watts, degrees = ([c[i] for c in busy] for i in (1, 2, 3))
     return dict(samples=len(busy), mhz_least=min(mhz), mhz=statistics.median(mhz), watts=statistics.median(watts),

@@ -39,7 +39,8 @@ FULL = {
     "gpus": "NVIDIA H200, 580.0, 143771 MiB\n",
     "parts.tsv": "smoke\trunning\t\t0\t10\t2026/11/22 10:00:00\t2026/11/22 10:00:00\n"
                  "smoke\tpassed\t0 missing\t4\t10\t2026/11/22 10:00:00\t2026/11/22 10:00:04\n"
-                 "train 1.5B\tpassed\tpassed\t9\t20\t2026/11/22 10:01:00\t2026/11/22 10:01:09\n",
+                 "train 1.5B\tpassed\tpassed\t9\t20\t2026/11/22 10:01:00\t2026/11/22 10:01:09\n"
+                 "train 7B\tnot run\tthe time is spent\t0\t0\t2026/11/22 10:01:05\t2026/11/22 10:01:05\n",
     "clocks.csv": "2026/11/22 10:00:59.100, 345, 80, 30, 0, 3201, 1\n2026/11/22 10:01:01.100, 1980, 640.5, 55, 99, 3201, 1\n"
                   "2026/11/22 10:01:05.600, 1700, 700, 60, 97, 3201, 1\n2026/11/22 10:01:06.000, [N/A], 700, 60, 97, 3201, 1\n",
     "speed_of_the_kernels.log": "NVIDIA H200\ncopy of 1 GiB  500.0 us  4295 GB/s\n--- 8B, bf16, 8192 tokens\n"
@@ -79,7 +80,7 @@ class Report(unittest.TestCase):
 
     def test_full(self):
         found, text = self.report(FULL)
-        self.says(text, "**2 parts: 2 passed, 0 failed, 0 timed out, 0 not run**",
+        self.says(text, "**3 parts: 2 passed, 0 failed, 0 timed out, 1 not run**",
                   "| smoke | passed | 4 | 10 | 0 missing |",
                   "| copy of 1 GiB, read and written | from 4.2 to 4.4 TB/s | 4.29 | as predicted |",
                   "| fc1 forward, the best shape | at least 700 TFLOP/s | 710 | as predicted |",
