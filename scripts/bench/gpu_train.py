@@ -90,7 +90,6 @@ class Alone:
             write(self.args, self.row)
 
         rows = gpu_ladder.climb(run, self.comparison.left(), max(10.0, self.comparison.left() / 3), wrote)
-        print(self.row["verdict"])
         code = gpu_ladder.exit_code(rows)
         self.row.update(result={0: "passed", 1: "failed", TIMED_OUT: "timed out"}[code], why="")
         return code
@@ -127,6 +126,19 @@ def perform(args, work, row):
     return 1
 
 
+def tell(row):
+    """The last line is the one that the suite's report has."""
+    ours, said = row.get("mtrain", {}), [row["result"]]
+    for what, good in row.get("checks", []):
+        print(f"{'ok    ' if good else 'FAILED'} {what}")
+    for operation, ms, _ in sorted(ours.get("operations", []), key=lambda x: -x[1])[:12]:
+        print(f"{ms:9.2f} ms a step  {operation}")
+    if "tokens_per_s" in ours:
+        said.append(f"{ours['tokens_per_s']:.0f} tokens/s" + ("" if ours["mfu"] is None else f", MFU {100 * ours['mfu']:.1f} %"))
+        said.append(f"{ours['memory_mib']} MiB in use" if ours["memory_mib"] else "")
+    print("; ".join(filter(None, [*said, row.get("verdict"), row["why"], *row["notes"]])))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -155,16 +167,7 @@ def main():
             code = 1
         finally:
             write(args, row)
-    ours = row.get("mtrain", {})
-    if "tokens_per_s" in ours:
-        mfu = "" if ours["mfu"] is None else f", MFU {100 * ours['mfu']:.1f} %"
-        print(f"{row['name']}: {ours['tokens_per_s']:.0f} tokens/s{mfu}, {ours['memory_mib']} MiB in use")
-    for what, good in row.get("checks", []):
-        print(f"{'ok    ' if good else 'FAILED'} {what}")
-    for kind, ms in sorted(((op, ms) for op, ms, _ in ours.get("operations", [])), key=lambda x: -x[1])[:12]:
-        print(f"{ms:9.2f} ms a step  {kind}")
-    if args.what != "ladder":
-        print(row["result"] + (f": {row['why']}" if row["result"] != "passed" else "") + "".join(f"; {n}" for n in row["notes"]))
+    tell(row)
     sys.exit(code)
 
 
