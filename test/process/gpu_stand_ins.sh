@@ -45,11 +45,13 @@ library() {
   mkdir -p "$work/lib"
   printf '#include <stddef.h>\n%s' "$2" | cc -shared -fPIC -o "$work/lib/$1" -x c - || fail "no stand-in for $1"
 }
+speeds='printf "copy of 1 GiB  500.0 us  4295 GB/s\n--- 1.5B, bf16, 8192 tokens\nadd  10.0 us  3000 GB/s   70.0 %% of a copy\n"'
+# make_stand_ins [tool of compute-sanitizer that finds something]
 make_stand_ins() {
   build=$work/build
   stub "$work/bin/nvidia-smi" 'case "$*" in
     -L) echo "GPU 0: NVIDIA H200 (UUID: stand-in)" ;;
-    *clocks.sm*) while :; do date "+%Y/%m/%d %H:%M:%S.000, 1980, 650.5, 61, 98, 3201, 4096"; sleep 0.2; done ;;
+    *clocks.sm*) while kill -0 $PPID 2>/dev/null; do date "+%Y/%m/%d %H:%M:%S.000, 1980, 650.5, 61, 98, 3201, 4096"; sleep 0.2; done ;;
     *memory.used*) echo 500; sleep 0.1; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
     *) echo "NVIDIA H200, 580.0, 143771 MiB" ;;
   esac'
@@ -76,7 +78,7 @@ CSV'
   torch_stub "$torch_result"
   tests "$build/test/cuda/test_cuda" 'echo "All tests passed: $1"'
   tests "$build/test/cuda/test_cuda_training" 'echo "All tests passed: $1"'
-  stub "$build/scripts/bench/bench_cuda" 'printf "copy of 1 GiB  500.0 us  4295 GB/s\n--- 1.5B, bf16, 8192 tokens\nadd  10.0 us  3000 GB/s   70.0 %% of a copy\n"'
+  stub "$build/scripts/bench/bench_cuda" "$speeds"
   mtrain_stub ''
   stub "$build/apps/mtrain-launch/mtrain-launch" "exec $(dirname "$mtrain")/../mtrain-launch/mtrain-launch \"\$@\""
 }
