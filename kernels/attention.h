@@ -48,6 +48,7 @@ struct AttentionShape {
   bool document_gaps = false;  // some rows may belong to no document; they see no key
   float scale;                 // usually 1 / sqrt(D)
   int64_t lse_stride = 0;      // elements from one head of the lse to the next; 0: Sq
+  bool own_kernels = false;    // a GPU does not ask cuDNN
 };
 
 struct AttentionForward {

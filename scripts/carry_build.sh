@@ -4,13 +4,13 @@
 #   scripts/carry_build.sh [--build build/release] [--output build/carry] [--no-build]
 #     --no-build   packs the programs that the build folder has, and builds nothing
 # Then, with the tree and the output folder copied to the other machine:
-#   scripts/gpu_suite.sh --build build/carry
+#   scripts/gpu_suite.sh --build build/carry --output <a folder that is copied back>
 # The archive holds the programs where a build folder has them (apps/mtrain/mtrain, test/cuda/test_cuda, ...), stripped,
 # and in lib/ the shared libraries that they need, found through an RPATH relative to the program. It leaves out what
 # every Linux with CUDA has: glibc and libstdc++, no older than this machine's, and libcuda of the driver; cuBLASLt,
 # cuDNN and NCCL are loaded at run time from the other machine's CUDA or PyTorch. The script checks the archive in a
 # root folder that has nothing else but glibc and libstdc++: each program starts there, and mtrain trains two steps.
-# Needs patchelf, and root or user namespaces for that check.
+# Needs patchelf (scripts/install-deps.sh --gpu), and root or user namespaces for that check.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 build_folder=build/release output=build/carry make=1
@@ -26,7 +26,7 @@ done
 limit_mib=55 # what a lent machine takes in one go is not much more, and the sources want to come along
 programs=(apps/mtrain/mtrain apps/mtrain-launch/mtrain-launch test/cuda/test_cuda test/cuda/test_cuda_training
   scripts/bench/bench_cuda)
-command -v patchelf >/dev/null || die "patchelf is missing: apt-get install patchelf"
+command -v patchelf >/dev/null || die "patchelf is missing; it can be installed with: scripts/install-deps.sh --gpu"
 if ((make)); then
   cmake --build "$build_folder" -j "$(build_jobs)" --target "${programs[@]##*/}" >/dev/null || die "the build failed"
 fi
@@ -118,4 +118,5 @@ tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$packed" -c .
 cp "$packed/commit" "$output/commit"
 size=$(du -sm "$output" | cut -f1)
 ((size <= limit_mib)) || die "$output has $size MiB: more than $limit_mib"
+say "there: scripts/gpu_suite.sh --build $output --output <a folder that is copied back>"
 say "$output: $size MiB for $(du -sm "$packed" | cut -f1) MiB of programs and libraries, commit $(cat "$output/commit")"

@@ -2,7 +2,7 @@
 """Compares training speed, MFU, memory and time per operation of mtrain with PyTorch's: same models, same GPU.
 
   scripts/bench/compare_gpu.py [--models gpu_124m gpu_1b gpu_7b gpu_1b:fp8 ...] [--build build/release] [--output build/gpu/compare]
-    [--seconds 270] [--python python3] [path=value ...]
+    [--seconds 270] [--python python3] [--alone FOLDER] [path=value ...]
 
 The models are those of recipes/bench; settings after the options change both programs' model. PyTorch is torch_train.py
 beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: products
@@ -13,12 +13,15 @@ A model with ":fp8" behind its name is mtrain's training with 8-bit GEMMs in the
 PyTorch in bf16: a row for the record, for which no target is set. PyTorch's figures of the same model and micro-batch are
 those of the row before it, where there is one.
 
+--alone names the folder with train_MODEL.json and profile_MODEL.json of gpu_train.py: what these have of a model of the same
+shape is taken from there, and PyTorch alone is run.
+
 Tokens/s are of the median step, by the wall clock. MFU counts 6 FLOPs per token and weight of a matmul, and attention's
 of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw in
 use above what was before, the same for both; beside it stands what each allocator had handed out. Where one of the two
 has no memory for a micro-batch, both take half of it, and the table says so. A model for which the seconds do not suffice
 is listed as not measured. Writes FILE.json and FILE.md after every model, and what mtrain and programs that failed said
-into logs beside them; exit code 1 where one fails.
+into logs beside them; exit code 1 where one fails, 3 where none fails and one is not measured.
 """
 import argparse
 import array
@@ -48,7 +51,8 @@ weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTor
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
 
 """
-SECONDS_LEAST = 45       # for a model: less is not begun
+TIMED_OUT = 3            # exit code
+SECONDS_LEAST = 30       # for a model: less is not begun
 SECONDS_MOST = 110       # for one program: what hangs leaves time to the others
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
 PROFILED = re.compile(r"steps profiled: (\d+)")
@@ -96,7 +100,8 @@ def shape_of(settings):
     return dict(
         layers=model("num_layers"), hidden=model("hidden_size"), heads=model("num_attention_heads"),
         kv_heads=model("num_query_groups"), head_dim=model("kv_channels"), ffn=model("ffn_hidden_size"), vocab=model("vocab_size"),
-        rotary_base=model("rotary_base"), qkv_bias=yes("model.add_qkv_bias"), tied=yes("model.share_embeddings_and_output_weights"),
+        init_std=model("init_method_std"), rotary_base=model("rotary_base"),
+        qkv_bias=yes("model.add_qkv_bias"), tied=yes("model.share_embeddings_and_output_weights"),
         seq=number("dataset.seq_length"), global_batch=number("train.global_batch_size"),
         micro_batch=number("train.micro_batch_size"), precision=settings["mixed_precision.name"])
 
@@ -209,6 +214,18 @@ class Comparison:
         return measured(s, [line["step_ms"] for line in lines[self.args.warmup:]], memory, lines[-1]["memory_peak"], self.peak,
                         losses=[line["loss"] for line in lines], operations=[], operations_ms=0)
 
+    def measured_alone(self, model, s):
+        """What gpu_train.py has measured of mtrain, or None."""
+        found = {}
+        for what in ("train", "profile"):
+            file = self.args.alone / f"{what}_{model.replace(':', '_')}.json" if self.args.alone else None
+            row = json.loads(file.read_text()) if file and file.exists() else {}
+            if row.get("shape") == s and row.get("settings") == self.args.settings:
+                found.update(row.get("mtrain", {}))
+                if what == "train" and row.get("result") != "passed":
+                    return None
+        return found if "tokens_per_s" in found else None
+
     def profile_mtrain(self, model, s):
         """By itself: events around every launch, and no graphs."""
         folder = tempfile.mkdtemp(dir=self.work)
@@ -247,7 +264,7 @@ class Comparison:
         while True:
             try:
                 side = "mtrain"
-                row["mtrain"] = self.run_mtrain(name, s)
+                row["mtrain"] = self.measured_alone(name, s) or self.run_mtrain(name, s)
                 side = "PyTorch"
                 row["torch"] = self.run_torch(name, s)
                 break
@@ -267,7 +284,8 @@ class Comparison:
         if ours["memory_mib"] and theirs["memory_mib"]:
             row["memory_ratio"] = ours["memory_mib"] / theirs["memory_mib"]
         try:
-            ours.update(self.profile_mtrain(name, s))
+            if not ours["operations"]:
+                ours.update(self.profile_mtrain(name, s))
         except (Failed, OutOfMemory) as e:
             row["notes"].append(f"no profile of mtrain: {str(e) or 'no memory'}")
             if isinstance(e, Failed):
@@ -342,6 +360,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=4)
     parser.add_argument("--python", default="python3", help="with PyTorch")
+    parser.add_argument("--alone", type=pathlib.Path, help="the folder with gpu_train.py's results")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: that the comparison itself works")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args, args.settings = parser.parse_known_args()
@@ -379,8 +398,8 @@ def main():
                 row["mtrain"]["tokens_per_s"], row["torch"]["tokens_per_s"], row["ratio"])), flush=True)
     skipped = sum("skipped" in r for r in rows)
     failed = sum("failed" in r for r in rows) - skipped
-    print(f"{len(rows)} models, {failed} failed, {skipped} not run")
-    sys.exit(1 if failed else 0)
+    print(f"{len(rows)} models, {failed} failed, {skipped} not measured in time")
+    sys.exit(1 if failed else TIMED_OUT if skipped else 0)
 
 
 if __name__ == "__main__":

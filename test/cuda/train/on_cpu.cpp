@@ -31,9 +31,11 @@ class GridBackend : public device::DeviceBackend {
 
 }  // namespace
 
-std::unique_ptr<Device> device_under_test() {
-  return Device::on(std::make_unique<GridBackend>(), {.stream_sanitizer = true});
+std::unique_ptr<Device> device_under_test(bool own_attention) {
+  return Device::on(std::make_unique<GridBackend>(),
+                    {.stream_sanitizer = true, .own_attention = own_attention});
 }
+std::optional<uint64_t> cudnn_calls() { return cpu_grid::cudnn_calls(); }
 uint64_t kernels_run() { return cpu_grid::grids_run(); }
 bool workspace_was_of(const Device&) {  // here: every kernel ran in a launch that gives workspace
   const cpu_grid::WorkspaceCounts taken = cpu_grid::workspace_counts();
