@@ -85,7 +85,7 @@ class Training {
       const train::StepStats stats = trainer_.step();
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
-      if (tuner) choose(std::exchange(tuner, nullptr));
+      if (tuner && trainer_.steps_done() < plan_.train.steps) choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
       const int64_t step = trainer_.steps_done();
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();

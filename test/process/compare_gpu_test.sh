@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests the rows of compare_gpu.py in fp8, on a CPU that computes 8-bit GEMMs as a GPU does, with a stand-in for PyTorch.
+# Tests the rows of compare_gpu.py in fp8, on a CPU that computes 8-bit GEMMs as a GPU does, with a stand-in for PyTorch;
+# and the table of the kernels' speed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 mtrain=$1
@@ -29,7 +30,7 @@ rows = json.load(open(sys.argv[1]))["rows"]
 assert [r["model"] for r in rows] == ["gpu_1b:fp8", "gpu_7b:fp8"], rows
 for r in rows:
     assert r["mtrain"]["tokens_per_s"] > 0 and r["notes"] == ["mtrain in fp8, PyTorch in bf16"], r
-    assert any("8" in name for name, _, _ in r["mtrain"]["operations"]), r["mtrain"]["operations"]
+    assert "quantize" in {name for name, _, _ in r["mtrain"]["operations"]}, r["mtrain"]["operations"]
 PYTHON
 grep -qF "| gpu_1b:fp8 | 4 x 64, 4 |" "$work/compare.md" || fail "compare.md"
 ! grep "^| gpu_1b:fp8" "$work/compare.md" | grep -qF ", short" || fail "a target for fp8"
@@ -42,4 +43,12 @@ compare --models gpu_1b:fp8 gpu_1b:fp8 || fail "twice: exit code $?"
 
 compare --models gpu_1b:int4 && fail "another variant was taken"
 grep -qF "the variants of a model are fp8" "$work/out" || fail "the variants are not named"
+
+# The report of the kernels' speed says what computed attention.
+mkdir "$work/logs"
+printf -- '--- 8B, bf16, 8192 tokens\nattention S 1024, backward, fixed order    10.0 us      300 TFLOP/s  (cuDNN, engine 1)\nadd   10.0 us  3000 GB/s   70.0 %% of a copy\n' \
+  >"$work/logs/speed_of_the_kernels.log"
+scripts/bench/gpu_report.py --logs "$work/logs" --commit abc --device cuda --output "$work/summary" >"$work/out" 2>&1 || fail "gpu_report.py"
+grep -qF "| attention S 1024, backward, fixed order | 10.0 | 300 TFLOP/s |  | cuDNN, engine 1 |" "$work/summary.md" || fail "the engine is not told"
+grep -qF "| add | 10.0 | 3000 GB/s | 70.0 %, short |  |" "$work/summary.md" || fail "a copy's share"
 echo "all well"
