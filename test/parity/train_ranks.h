@@ -36,7 +36,7 @@ inline std::map<std::string, std::vector<float>> first_gradients(train::Trainer&
   for (model::ParamUnit* unit : t.params().units()) {
     const Tensor m = t.data_parallel().whole(*unit, t.optimizer().moments(*unit).m);
     for (const model::Parameter* p : unit->params)
-      gradients[p->name] = m.flat(p->begin, {p->real_count()}).to_host<float>(t.compute());
+      gradients[p->name] = m.flat(p->begin, {p->real_count()}).to_host_float(t.compute());
   }
   return gradients;
 }
