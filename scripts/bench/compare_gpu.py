@@ -6,8 +6,8 @@
 
 The models are those of recipes/bench; settings after the options change both programs' model. PyTorch is torch_train.py
 beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: products
-in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py measures on the CPU: there a fair peer
-needs a choice of interpreters and BLAS kernels and an idle machine, here one process with the GPU to itself.)
+in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py
+measures on a CPU, where the two must take turns on an idle machine.)
 
 Tokens/s are of the median step, by the wall clock. MFU counts 6 FLOPs per token and weight of a matmul, and attention's
 of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw in

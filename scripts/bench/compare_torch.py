@@ -33,7 +33,6 @@ from compare_gpu import settings_of, shape_of, write_data
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m"}
 STEPS = {"a": 30, "b": 12, "c": 8}  # measured steps of a run
-WARM_UP = 3                         # steps before them: first touch of memory, compilation
 TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45}, "bf16": {"a": 1.6, "b": 1.45, "c": 1.45}}
 TARGET_MEMORY = 0.7
 STRATEGY = {"ddp": "ddp", "fsdp": "fsdp2"}
@@ -108,11 +107,11 @@ class Comparison:
         with tempfile.TemporaryDirectory(prefix="mtrain-bench-") as folder:
             folder = pathlib.Path(folder, "run")
             _, memory, others = run(self.args, program + [
-                "--recipe", self.recipe, *self.settings, f"train.steps={steps + WARM_UP}", f"train.run_dir={folder}",
+                "--recipe", self.recipe, *self.settings, f"train.steps={steps + self.args.warm_up}", f"train.run_dir={folder}",
                 f"train.threads={self.args.threads // ranks}", f"train.global_batch_size={self.shape['global_batch']}",
                 "checkpoint.at_end=false", f"distributed.strategy={STRATEGY.get(self.mode, 'ddp')}"])
             records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        records = [r for r in records if "step_ms" in r][WARM_UP:]
+        records = [r for r in records if "step_ms" in r][self.args.warm_up:]
         mfu = [r["mfu"] for r in records if r.get("mfu")]
         return measured([r["step_ms"] for r in records], self.tokens, memory, others,
                         mfu=round(statistics.median(mfu), 3) if mfu else None)
@@ -123,7 +122,7 @@ class Comparison:
             program += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         text, memory, others = run(self.args, program + [
             ROOT / "scripts/bench/torch_train.py", "--device", "cpu", "--shape", json.dumps(self.shape), "--data",
-            f"{self.args.work}/{self.model}", "--steps", steps, "--warmup", WARM_UP, "--threads",
+            f"{self.args.work}/{self.model}", "--steps", steps, "--warmup", self.args.warm_up, "--threads",
             self.args.threads // self.ranks, "--strategy", "none" if self.mode == "single" else self.mode, *variant])
         said = json.loads(text.splitlines()[-1])
         return measured(said["step_ms"], self.tokens, memory, others, torch=said["torch"], capability=said["capability"])
@@ -131,18 +130,19 @@ class Comparison:
     def variants(self):
         """The settings among which PyTorch's fastest is looked for."""
         for compiled, weights in itertools.product([0, 1], ["fp32"] if self.dtype == "fp32" else ["fp32", "bf16"]):
-            name = ("compile" if compiled else "eager") + ("" if self.dtype == "fp32" else
-                                                           " autocast" if weights == "fp32" else " bf16 weights")
-            yield name, ["--compile", compiled, "--weights", weights]
+            how = "compile" if compiled else "eager"
+            if how not in self.args.variants:
+                continue
+            kept = "" if self.dtype == "fp32" else " autocast" if weights == "fp32" else " bf16 weights"
+            yield how + kept, ["--compile", compiled, "--weights", weights]
 
     def compare(self):
         print(f"model {self.model.upper()} {self.dtype} {self.mode}: PyTorch's variants", flush=True)
-        tried = {}
+        tried, steps, rounds = {}, self.args.steps or STEPS[self.model], []
         for name, variant in self.variants():
-            tried[name] = variant, self.run_peer(variant, max(3, STEPS[self.model] // 3))
+            tried[name] = variant, self.run_peer(variant, min(steps, max(3, STEPS[self.model] // 3)))
             print("  {:24} {tokens_per_s:9.1f} tokens/s, {memory_mib} MiB".format(name, **tried[name][1]), flush=True)
         peer = max(tried, key=lambda n: tried[n][1]["tokens_per_s"])
-        steps, rounds = self.args.steps or STEPS[self.model], []
         for i in range(self.args.rounds):
             pair = {}
             # The order alternates, so that neither program always runs on the warmer machine.
@@ -212,8 +212,10 @@ def main():
     parser.add_argument("--modes", nargs="+", choices=["single", *STRATEGY], default=["single"])
     parser.add_argument("--isa", choices=list(ISA), default="host")
     parser.add_argument("--ranks", type=int, default=2, help="processes of the modes other than single")
+    parser.add_argument("--variants", nargs="+", choices=["eager", "compile"], default=["eager", "compile"], help="of PyTorch")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="measured steps of a run; 0: " + str(STEPS))
+    parser.add_argument("--warm-up", type=int, default=3, help="steps before them: first touch of memory, compilation")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--idle-wait", type=float, default=60, help="seconds to wait for an idle machine before a run")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch and numpy")

@@ -239,11 +239,12 @@ def main():
     if args.threads:
         torch.set_num_threads(args.threads)
     training = Training(args.shape, args)
-    times, losses = [], []
+    times, losses, cpu_times = [], [], []
     for _ in range(args.warmup + args.steps):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         losses.append(training.step())
         times.append(1e3 * (time.perf_counter() - began))
+        cpu_times.append(1e3 * (time.process_time() - cpu_began))
         print(f"step {len(times)} loss {losses[-1]:.4f} {times[-1]:.1f} ms", file=sys.stderr, flush=True)
     memory = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
     ops = []
@@ -256,7 +257,8 @@ def main():
         return
     print(json.dumps(dict(
         torch=torch.__version__, capability=torch.backends.cpu.get_cpu_capability(), attention=training.attention, attention_ms=training.attention_ms,
-        parameters=sum(p.numel() for p in training.parameters), step_ms=times[args.warmup:], losses=losses,
+        parameters=sum(p.numel() for p in training.parameters), step_ms=times[args.warmup:],
+        cpu_ms=cpu_times[args.warmup:], losses=losses,
         memory_allocated=memory, operations=ops[:25], operations_ms=sum(ms for _, ms, _ in ops))))
 
 
