@@ -53,8 +53,8 @@ class Device {
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
 
-  // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a GPU, which
-  // has only one way.
+  // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a
+  // GPU, which has only one way.
   std::optional<Bf16Arithmetic> bf16_arithmetic() const {
     return is_cuda() ? std::nullopt : std::optional(bf16_arithmetic_);
   }
