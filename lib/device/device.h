@@ -56,8 +56,8 @@ class Device {
   bool fixed_attention_order() const { return fixed_attention_order_; }
   bool own_attention() const { return own_attention_; }
 
-  // How matmuls that are launched from now on multiply two bf16 operands. Absent on a GPU, which
-  // has only one way.
+  // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a
+  // GPU, which has only one way.
   std::optional<Bf16Arithmetic> bf16_arithmetic() const {
     return is_cuda() ? std::nullopt : std::optional(bf16_arithmetic_);
   }

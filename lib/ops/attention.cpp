@@ -53,7 +53,8 @@ AttentionResult attention(Stream& stream, const AttentionDims& d, const Tensor& 
                                        .k = {heads_from(qkv_TN, d.A, d.D), N},
                                        .v = {heads_from(qkv_TN, d.A + d.G, d.D), N},
                                        .out = {r.out_TN, d.A * d.D},
-                                       .lse = r.lse};
+                                       .lse = r.lse,
+                                       .bf16 = bf16_of(stream.device())};
   enqueue(stream,
           {.name = "attention_fwd", .reads = {qkv_TN, cu_seqlens}, .writes = {r.out_TN, r.lse}},
           args);
@@ -82,7 +83,8 @@ Tensor attention_backward(Stream& stream, const AttentionDims& d, const Tensor& 
                                         .dq = {heads_from(dqkv, 0, d.D), N},
                                         .dk = {heads_from(dqkv, d.A, d.D), N},
                                         .dv = {heads_from(dqkv, d.A + d.G, d.D), N},
-                                        .fixed_order = stream.device().fixed_attention_order()};
+                                        .fixed_order = stream.device().fixed_attention_order(),
+                                        .bf16 = bf16_of(stream.device())};
   enqueue(stream,
           {.name = "attention_bwd",
            .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN},

@@ -127,7 +127,8 @@ void attention_block(Stream& stream, const AttentionBlock& b, const Heads& q, co
                                     .k = view_of(b, k, b.kv),
                                     .v = view_of(b, v, b.kv),
                                     .out = span_of(b, out, b.q),
-                                    .lse = lse_at(b, into.lse)});
+                                    .lse = lse_at(b, into.lse),
+                                    .bf16 = bf16_of(stream.device())});
 }
 
 void attention_merge(Stream& stream, const AttentionResult& block, const AttentionResult& into,
@@ -206,7 +207,8 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
                                      .dv = span_of(b, grads.dv, b.kv),
                                      .add_dq = grads.add_dq,
                                      .add_dkv = grads.add_dkv,
-                                     .fixed_order = stream.device().fixed_attention_order()});
+                                     .fixed_order = stream.device().fixed_attention_order(),
+                                     .bf16 = bf16_of(stream.device())});
 }
 
 }  // namespace mtrain::ops

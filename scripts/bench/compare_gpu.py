@@ -6,8 +6,8 @@
 
 The models are those of recipes/bench; settings after the options change both programs' model. PyTorch is torch_train.py
 beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: products
-in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py measures on the CPU: there a fair peer
-needs a choice of interpreters and BLAS kernels and an idle machine, here one process with the GPU to itself.)
+in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py
+measures on a CPU, where the two must take turns on an idle machine.)
 
 A model with ":fp8" behind its name is mtrain's training with 8-bit GEMMs in the layers (fp8: hybrid, tensorwise scales), beside
 PyTorch in bf16: a row for the record, for which no target is set. PyTorch's figures of the same model and micro-batch are
