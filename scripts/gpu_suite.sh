@@ -90,7 +90,7 @@ fi
 machine() {
   timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
   timeout 20 nvidia-smi
-  timeout 20 "$build/apps/mtrain/mtrain" --version
+  timeout 20 "$(program_path mtrain "$build")" --version
   timeout 20 python3 -c 'from importlib.metadata import distributions as all
 print(*sorted({f"{d.name} {d.version}" for d in all() if (d.name or "").startswith(("nvidia-c", "nvidia-nccl", "torch", "triton"))}), sep="\n")'
   nproc

@@ -20,7 +20,7 @@ for setting in "$@"; do
 done
 [[ -n $run && $run != */ ]] || die "train.run_dir=$run is not the name of a folder"
 prefix=data/quickstart
-mtrain=build/release/apps/mtrain/mtrain
+mtrain=$(program_path mtrain)
 
 build_release() {
   if [[ ! -x $mtrain ]]; then

@@ -75,8 +75,8 @@ run_as_on() {
 # build, since other tests run their code under the sanitizers; the launcher finds them on the path.
 run_launcher() {
   local log=build/asan/launch.log status=0
-  PATH=$PWD/build/release/apps/mtrain:$PATH UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-    test/process/launch_test.sh build/release/apps/mtrain/mtrain build/asan/apps/mtrain-launch/mtrain-launch 2>&1 |
+  PATH=$PWD/$(dirname "$(program_path mtrain)"):$PATH UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+    test/process/launch_test.sh "$(program_path mtrain)" "$(program_path mtrain-launch build/asan)" 2>&1 |
     tee "$log" || status=1
   closing_lines+=("asan     launcher: $( ((status == 0)) && echo passed || echo failed)")
   return "$status"

@@ -237,7 +237,7 @@ def main():
     parser.add_argument("--steps", type=int, default=0, help="measured steps of a run; 0: " + str(STEPS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--idle-wait", type=float, default=60, help="seconds to wait for an idle machine before a run")
-    parser.add_argument("--mtrain", default=str(ROOT / "build/release/apps/mtrain/mtrain"))
+    parser.add_argument("--mtrain", default=str(ROOT / "build/release/bin/mtrain"))
     parser.add_argument("--output", default=str(RESULTS / "compare_torch"), help="without its suffix")
     args = parser.parse_args()
     peer = os.environ.get("MTRAIN_PEER")

@@ -45,7 +45,7 @@ tests() {
 tests "$build/test/cuda/test_cuda" 'echo "All tests passed: $1"'
 tests "$build/test/cuda/test_cuda_training" '[[ $1 != norms* ]] || { echo the GPU lied; exit 3; }'
 stub "$build/scripts/bench/bench_cuda" 'printf "copy of 1 GiB  500.0 us  4295 GB/s\n--- 1.5B, bf16, 8192 tokens\nadd  10.0 us  3000 GB/s   70.0 %% of a copy\n"'
-stub "$build/apps/mtrain/mtrain" "exec $mtrain \"\${@/train.device=cuda/train.device=cpu}\""
+stub "$build/bin/mtrain" "exec $mtrain \"\${@/train.device=cuda/train.device=cpu}\""
 
 suite 0 --build "$build" --dry-run
 says "$work/out" "speed against PyTorch"
