@@ -1,6 +1,7 @@
 #include "ops/tuning.h"
 
 #include "base/thread_pool.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
 
@@ -8,6 +9,10 @@ namespace mtrain::ops {
 
 bool supports(Bf16Arithmetic arithmetic) { return kernels::cpu::supports(arithmetic); }
 Bf16Arithmetic fastest_bf16_arithmetic() { return kernels::cpu::fastest_bf16_arithmetic(); }
+
+bool built_for_narrower_cpu(const Device& device) {
+  return !device.is_cuda() && kernels::cpu::build_lacks_wider_isa();
+}
 
 namespace {
 

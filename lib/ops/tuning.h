@@ -12,6 +12,10 @@ bool supports(Bf16Arithmetic arithmetic);
 // Device::set_bf16_arithmetic() makes a device use it.
 Bf16Arithmetic fastest_bf16_arithmetic();
 
+// Returns whether a CPU device runs narrower kernels than it could, since this build left out those
+// for this CPU's widest instruction set.
+bool built_for_narrower_cpu(const Device& device);
+
 // Returns the device's peak in FLOP/s. On a CPU this is the measured rate of multiply-adds in
 // registers on all its threads, for fp32 or for the fastest way to multiply bf16 operands. On a GPU
 // nothing is measured: it is the vendor's rating, or 0 where that is unknown.
