@@ -4,6 +4,7 @@
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
+#include "ops/kept_peak.h"
 
 namespace mtrain::ops {
 
@@ -41,7 +42,9 @@ double measured_peak_flops(Device& device, DType dtype) {
     flops = kernels::cpu::measure_peak_flops(dtype);
   });
   stream.synchronize();
-  return flops;
+  // fp16 is computed as fp32.
+  const DType measured = dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  return keep_peak(kept_peaks_file(), peak_key(device.threads(), measured), flops);
 }
 
 }  // namespace mtrain::ops
