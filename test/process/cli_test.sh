@@ -122,7 +122,7 @@ completes() {
   (
     source <("$mtrain" completion bash)
     COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-    _mtrain 2>/dev/null
+    _mtrain_words 2>/dev/null
     printf '%s\n' "${COMPREPLY[@]}"
   ) >"$work/out"
   grep -qxF -- "$want" "$work/out" || fail "completion of '$*' lacks $want"
@@ -133,5 +133,8 @@ completes optimizer.lr= mtrain --recipe x optimizer.l
 completes megatron_ddp mtrain distributed.strategy = meg
 completes zsh mtrain completion ""
 completes --micro mtrain schedule --mi
+completes llama3_8b mtrain --recipe llama3_8
+completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
+completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))
