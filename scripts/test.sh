@@ -88,6 +88,12 @@ print_result() {
   for line in "${closing_lines[@]}"; do say "$line"; done
 }
 
+# Builds everything that can be built here, whatever scripts/quickstart.sh left out when it configured the folder.
+build_all() {
+  local -a configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CUDA=AUTO -DMTRAIN_CPU_KERNELS=ALL)
+  build release all bench
+}
+configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL)
 case $alone in
   --quick)
     phase "build: unit tests" build release unit_tests
@@ -108,10 +114,10 @@ if [[ -n $alone ]]; then
 fi
 
 phase "machine" show_machine
-phase "packages" scripts/install-deps.sh --check
+phase "packages" scripts/install-deps.sh --check --tests
 phase "checks" scripts/check.sh
 phase "tests of the checks" python3 -B scripts/check_selftest.py
-phase "build: release" build release all bench
+phase "build: release" build_all
 phase "tests: release" run_tests release
 for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
 if ((sanitizers)); then

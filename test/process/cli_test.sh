@@ -72,7 +72,7 @@ expect "Megatron's flags" 0 "tp 2" "tp_comm_overlap: true -> true" -- --recipe "
   --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --train-iters 7
 expect "an idle flag" 0 "is turned off" "tp_comm_overlap: true -> false" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap
 expect "an idle flag, strict" 2 "without --strict" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap --strict
-expect "a trial of a long recipe" 0 "40 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
+expect "a trial of a long recipe" 0 "20 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
 expect "missing data beside other mistakes" 2 "there is no file x.bin" "not built yet: models with experts" -- \
   --recipe "$work/good.yaml" model.moe=8
 cd - >/dev/null || exit 1
