@@ -141,7 +141,6 @@ phase "evaluation" evaluate
 phase "sample" sample
 print_phases
 say "run folder $run: metrics.jsonl, recipe.yaml, checkpoints/"
-((beaten)) || die "the model has not come below the bigram table: train longer"
 if [[ $(command -v mtrain) -ef $mtrain ]]; then
   say "another sample: mtrain generate --run $run --prompt 'In the beginning'"
 else
@@ -149,3 +148,4 @@ else
   say "export PATH=\"$PWD/$(dirname "$mtrain"):\$PATH\""
   say "then, for another sample: mtrain generate --run $run --prompt 'In the beginning'"
 fi
+((beaten)) || die "the model has not come below the bigram table: train longer"
