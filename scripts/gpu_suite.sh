@@ -86,7 +86,7 @@ if [[ -e $build/carry.tar.gz ]]; then
 else
   commit=$(git describe --always --dirty 2>/dev/null || echo 'no commit')
 fi
-mtrain=$build/apps/mtrain/mtrain
+mtrain=$(program_path mtrain "$build")
 running='' stopped='' watching='' failed=0 timed_out=0 logs=$output
 if ((!dry)); then
   work=$(mktemp -d)
@@ -116,6 +116,7 @@ watch_machine() {
   {
     timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
     timeout 20 nvidia-smi
+    timeout 20 "$mtrain" --version
     timeout 20 python3 -c 'from importlib.metadata import distributions as all
 print(*sorted({f"{d.name} {d.version}" for d in all() if (d.name or "").startswith(("nvidia-c", "nvidia-nccl", "torch", "triton"))}), sep="\n")'
     nproc

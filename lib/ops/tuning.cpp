@@ -1,15 +1,21 @@
 #include "ops/tuning.h"
 
 #include "base/thread_pool.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
 #include "kernels/gemm_choices.h"
+#include "ops/kept_peak.h"
 #include "ops/launch_workspace.h"
 
 namespace mtrain::ops {
 
 bool supports(Bf16Arithmetic arithmetic) { return kernels::cpu::supports(arithmetic); }
 Bf16Arithmetic fastest_bf16_arithmetic() { return kernels::cpu::fastest_bf16_arithmetic(); }
+
+bool built_for_narrower_cpu(const Device& device) {
+  return !device.is_cuda() && kernels::cpu::build_lacks_wider_isa();
+}
 
 namespace {
 
@@ -38,7 +44,9 @@ double measured_peak_flops(Device& device, DType dtype) {
     flops = kernels::cpu::measure_peak_flops(dtype);
   });
   stream.synchronize();
-  return flops;
+  // fp16 is computed as fp32.
+  const DType measured = dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  return keep_peak(kept_peaks_file(), peak_key(device.threads(), measured), flops);
 }
 
 namespace {

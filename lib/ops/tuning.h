@@ -15,8 +15,13 @@ bool supports(Bf16Arithmetic arithmetic);
 // Device::set_bf16_arithmetic() makes a device use it.
 Bf16Arithmetic fastest_bf16_arithmetic();
 
-// Returns the device's peak in FLOP/s. On a CPU this is the measured rate of multiply-adds in
-// registers on all its threads, for fp32 or for the fastest way to multiply bf16 operands. On a GPU
+// Returns whether a CPU device runs narrower kernels than it could, since this build left out those
+// for this CPU's widest instruction set.
+bool built_for_narrower_cpu(const Device& device);
+
+// Returns the device's peak in FLOP/s. On a CPU this is the highest rate of multiply-adds in
+// registers on all its threads that was measured now or, as kept_peak.h keeps, by an earlier run on
+// this host, for fp32 or for the fastest way to multiply bf16 operands. 0: not known. On a GPU
 // nothing is measured: it is the vendor's rating, or 0 where that is unknown.
 double measured_peak_flops(Device& device, DType dtype);
 

@@ -181,7 +181,7 @@ def measured(s, step_ms, memory, allocated, peak, **more):
 class Comparison:
     def __init__(self, args, work):
         self.args, self.work = args, work
-        self.mtrain = (ROOT / args.build / "apps/mtrain/mtrain").resolve()
+        self.mtrain = (ROOT / args.build / "bin/mtrain").resolve()
         if not self.mtrain.exists():
             sys.exit(f"{self.mtrain} is not built")
         self.deadline = time.monotonic() + args.seconds

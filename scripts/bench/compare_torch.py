@@ -219,7 +219,7 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--idle-wait", type=float, default=60, help="seconds to wait for an idle machine before a run")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch and numpy")
-    parser.add_argument("--mtrain", default=str(ROOT / "build/release/apps/mtrain/mtrain"))
+    parser.add_argument("--mtrain", default=str(ROOT / "build/release/bin/mtrain"))
     parser.add_argument("--output", default=str(ROOT / "build/compare_torch"), help="without its suffix")
     args = parser.parse_args()
     if subprocess.run([args.python, "-c", "import torch, numpy"], capture_output=True).returncode != 0:

@@ -16,7 +16,7 @@ tests() {
 # mtrain_stub <text of a shell script that sees the settings>: mtrain, on the CPU and with what only a GPU understands left
 # out
 mtrain_stub() {
-  stub "$build/apps/mtrain/mtrain" 'unset LD_LIBRARY_PATH
+  stub "$build/bin/mtrain" 'unset LD_LIBRARY_PATH
 if [[ $* == --version ]]; then echo "mtrain 0  cuda  runtime 13.0.88"; exit; fi
 '"$1"'
 arguments=()
@@ -80,7 +80,7 @@ CSV'
   tests "$build/test/cuda/test_cuda_training" 'echo "All tests passed: $1"'
   stub "$build/scripts/bench/bench_cuda" "$speeds"
   mtrain_stub ''
-  stub "$build/apps/mtrain-launch/mtrain-launch" "exec $(dirname "$mtrain")/../mtrain-launch/mtrain-launch \"\$@\""
+  stub "$build/bin/mtrain-launch" "exec $(dirname "$mtrain")/mtrain-launch \"\$@\""
 }
 # suite <exit code> <argument>...: with the stand-ins first on PATH
 suite() {

@@ -135,7 +135,7 @@ says "$work/out" "== the trainings after this have debug.own_attention=true"
 says "$work/result/summary.md" "| train 1.5B in fp8 | passed |"
 # The ladder for a training of the user's own.
 got=0
-scripts/bench/gpu_ladder.py --seconds 60 -- "$build/apps/mtrain/mtrain" --recipe recipes/bench/gpu_1b.yaml "dataset.train=$work/none" \
+scripts/bench/gpu_ladder.py --seconds 60 -- "$build/bin/mtrain" --recipe recipes/bench/gpu_1b.yaml "dataset.train=$work/none" \
   "${tiny[@]}" >"$work/out" 2>&1 || got=$?
 ((got == 1)) || fail "gpu_ladder.py: exit code $got"
 says "$work/out" "no rung passed"
