@@ -364,6 +364,9 @@ def main():
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: that the comparison itself works")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args, args.settings = parser.parse_known_args()
+    # argparse takes settings that follow the models for models.
+    args.settings += [word for word in args.models if "=" in word]
+    args.models = [word for word in args.models if "=" not in word]
     if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
         parser.error(f"what is {wrong[0]}?")
     if wrong := [name for name in args.models if ":" in name and name.partition(":")[2] not in VARIANTS]:

@@ -15,7 +15,7 @@ chmod +x "$work/torch"
 tiny=(model.num_layers=1 model.hidden_size=64 model.num_attention_heads=4 model.num_query_groups=2 model.ffn_hidden_size=128
   model.vocab_size=512 dataset.seq_length=64 train.global_batch_size=4 train.micro_batch_size=4 train.threads=1 debug.emulate_fp8=true)
 compare() {
-  python3 scripts/bench/compare_gpu.py --build "$(dirname "$mtrain")/../.." --python "$work/torch" --device cpu --steps 2 --warmup 1 \
+  python3 scripts/bench/compare_gpu.py --build "$(dirname "$mtrain")/.." --python "$work/torch" --device cpu --steps 2 --warmup 1 \
     --seconds 100 --output "$work/compare" "$@" "${tiny[@]}" >"$work/out" 2>&1
 }
 fail() {

@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 source test/process/gpu_stand_ins.sh
 make_stand_ins
 # The names of test cases are those of the real program, where it is built: a filter that no case has is a mistake.
-real=$(dirname "$mtrain")/../../test/cuda/test_cuda
+real=$(dirname "$mtrain")/../test/cuda/test_cuda
 if [[ -x $real ]]; then
   while read -r filter; do
     [[ $("$real" --list-test-names-only "$filter" 2>/dev/null | grep -c .) -gt 0 ]] || { : >"$work/out" && fail "no test case of $real is $filter"; }

@@ -143,12 +143,12 @@ mtrain_stub ''
 
 # What was packed is unpacked, and never built.
 mkdir -p "$work/carry"
-tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test/cuda/test_cuda
+tar -czf "$work/carry/carry.tar.gz" -C "$build" bin scripts test/cuda/test_cuda
 echo abc1234 >"$work/carry/commit"
 suite 1 --build "$work/carry" --only "against the"
 says "$work/result/summary.md" "| kernels against the CPU | passed |"
 says "$work/result/summary.md" "| there is no $work/carry/unpacked/test/cuda/test_cuda_training |"
-tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test
+tar -czf "$work/carry/carry.tar.gz" -C "$build" bin scripts test
 suite 0 --build "$work/carry" --only "kernels against"
 says "$work/result/summary.md" "# GPU suite, abc1234"
 
@@ -193,13 +193,13 @@ PYTHON
 says "$work/compare_gpu_7b_PyTorch.log" "no such thing as a GPU"
 
 # Ranks that are started as those that share a GPU.
-scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
   >"$work/out" 2>&1 || fail "layouts.py --share: exit code $?"
 says "$work/layouts.md" "| megatron_ddp, sharing | 2 | fp32 |"
 # One training may take too long, which fails; the time of all is spent, which does not.
-scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --each 0.01 >"$work/out" 2>&1 && fail "layouts.py --each"
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --only megatron_ddp --each 0.01 >"$work/out" 2>&1 && fail "layouts.py --each"
 says "$work/out" "the limit of 0.01 s"
-scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --seconds 0 >"$work/out" 2>&1 ||
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --only megatron_ddp --seconds 0 >"$work/out" 2>&1 ||
   fail "layouts.py --seconds: exit code $?"
 says "$work/out" "2 cases, 0 failed, 2 not run"
 
