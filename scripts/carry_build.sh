@@ -28,6 +28,9 @@ programs=(bin/mtrain bin/mtrain-launch test/cuda/test_cuda test/cuda/test_cuda_t
   scripts/bench/bench_cuda)
 command -v patchelf >/dev/null || die "patchelf is missing; run scripts/install-deps.sh --gpu"
 if ((make)); then
+  # scripts/quickstart.sh may have left CUDA and the tests out when it configured this folder.
+  [[ $build_folder != build/release ]] || cmake --preset release -DMTRAIN_CUDA=ON -DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL >/dev/null ||
+    die "the release preset cannot be configured with CUDA and tests"
   cmake --build "$build_folder" -j "$(build_jobs)" --target "${programs[@]##*/}" >/dev/null || die "the build failed"
 fi
 for program in "${programs[@]}"; do

@@ -35,6 +35,7 @@ commands_of() {
 # What is left out: {words in the command, reason}. The first that fits counts.
 leave_out=()
 nvidia-smi -L 2>/dev/null | grep -q '^GPU' || leave_out+=('train.device=cuda|no GPU here')
+leave_out+=('gpu_suite.sh|needs a GPU and what carry_build.sh packs')
 command -v nvcc >/dev/null || leave_out+=('-DMTRAIN_CUDA=ON|no nvcc here')
 ((!quick)) || leave_out+=('-DMTRAIN_CUDA=ON|it builds everything anew')
 why_left_out() {

@@ -74,7 +74,7 @@ part_end=2 # seconds at the end of each part, in which its processes end and the
 all_seconds=$(awk "BEGIN { print int(60 * $minutes + 0.5) }")
 end=$((SECONDS + all_seconds))
 gpus=0
-[[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+[[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 ((dry || gpus > 0)) || [[ $device == cpu ]] || die "no GPU: nvidia-smi lists none; --device cpu runs the layouts on the CPU, --dry-run lists the parts"
 
 carried=0
@@ -272,6 +272,8 @@ execute() {
 make_program() {
   ((!dry)) && [[ ! -x $build/$1 ]] || return 0
   ((!carried)) || return 0
+  # scripts/quickstart.sh may have left CUDA and the tests out when it configured this folder.
+  [[ $build != build/release ]] || cmake --preset release -DMTRAIN_CUDA=ON -DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL >/dev/null || true
   cmake --build "$build" --target "$2" >/dev/null || say "the build of $2 failed"
 }
 # simple <part> <command...>

@@ -26,7 +26,7 @@ for setting in "$@"; do
 done
 [[ -n $run && $run != */ ]] || die "train.run_dir=$run is not the name of a folder"
 prefix=data/quickstart
-mtrain=$(program_path mtrain)
+mtrain=build/release/bin/mtrain # which is built below; an older build may have left one elsewhere
 
 # A folder that is configured already keeps its configuration, so that nothing is built twice.
 configure() {

@@ -96,10 +96,12 @@ build_all() {
 configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL)
 case $alone in
   --quick)
+    phase "packages" scripts/install-deps.sh --tests
     phase "build: unit tests" build release unit_tests
     phase "unit tests" run_ctest release --parallel "$(nproc)" --tests-regex '^unit_'
     ;;
   --ci-sanitizers)
+    phase "packages" scripts/install-deps.sh --tests
     phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_storage test_unit_launch mtrain-launch
     phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|storage|launch)$'
     phase "build: release" build release mtrain

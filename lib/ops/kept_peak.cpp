@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/matmul_backend.h"
 
 namespace mtrain::ops {
 
@@ -68,9 +69,14 @@ std::optional<fs::path> kept_peaks_file() {
 }
 
 std::string peak_key(int threads, DType dtype) {
-  return fmt::format("{}, {}, {}, {} threads on {} CPUs, {}", host_name(), cpu_model(),
+  // A build, or MTRAIN_CPU_ISA, may leave out a way to multiply bf16 that the CPU has.
+  std::string ways;
+  if (dtype == DType::bf16)
+    for (const Bf16Arithmetic way : {Bf16Arithmetic::dot_products, Bf16Arithmetic::tiles})
+      if (kernels::cpu::supports(way)) ways += fmt::format(" {}", bf16_arithmetic_name(way));
+  return fmt::format("{}, {}, {}, {} threads on {} CPUs, {}{}", host_name(), cpu_model(),
                      kernels::cpu::isa_name(kernels::cpu::isa()), threads, usable_cpus(),
-                     dtype_name(dtype));
+                     dtype_name(dtype), ways);
 }
 
 double keep_peak(const std::optional<fs::path>& file, const std::string& key, double flops) {

@@ -102,7 +102,7 @@ class Comparison:
     def run_mtrain(self, steps, ranks):
         program = [self.args.mtrain]
         if ranks > 1:
-            launch = pathlib.Path(self.args.mtrain).parents[1] / "mtrain-launch" / "mtrain-launch"
+            launch = pathlib.Path(self.args.mtrain).with_name("mtrain-launch")
             program = [launch, f"--nproc_per_node={ranks}"]
         with tempfile.TemporaryDirectory(prefix="mtrain-bench-") as folder:
             folder = pathlib.Path(folder, "run")

@@ -230,7 +230,8 @@ class Suite:
 
 def gpu_count():
     try:
-        return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+        lines = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+        return sum(line.startswith("GPU") for line in lines)  # not the parts (MIG) of one
     except FileNotFoundError:
         return 0
 
