@@ -1,12 +1,15 @@
 // Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix,
-// for grouped-query heads. Scores, probabilities and sums are fp32: only the inputs are rounded. q,
-// k, v, out and dout have one float type; the forward's out and the gradients may be fp32 too.
+// for grouped-query heads. Scores, probabilities and sums are fp32: only the inputs are rounded,
+// and where a CPU multiplies bf16 by tiles, and on GPUs, probabilities and the gradients of scores
+// before they are multiplied. q, k, v, out and dout have one float type; the forward's out and the
+// gradients may be fp32 too.
 //
 // Keys may also come block by block (Liu et al. 2023, ring attention). The forward of each block
 // then writes an fp32 out and lse, and kernels/attention_merge.h merges those of all blocks. The
 // backward of each block takes the merged out and lse; the results of all blocks add up to the
 // gradients of the whole.
 #pragma once
+#include "base/bf16_arithmetic.h"
 #include "base/span.h"
 
 struct CUstream_st;
@@ -48,6 +51,7 @@ struct AttentionShape {
   bool document_gaps = false;  // some rows may belong to no document; they see no key
   float scale;                 // usually 1 / sqrt(D)
   int64_t lse_stride = 0;      // elements from one head of the lse to the next; 0: Sq
+  bool own_kernels = false;    // a GPU does not ask cuDNN
 };
 
 struct AttentionForward {
@@ -57,6 +61,7 @@ struct AttentionForward {
   // fp32 (B, A, Sq): the logarithm of the softmax's sum, kept for backward. A row that sees no key
   // gets -inf, and out 0.
   Span lse;
+  Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies where q is bf16
 };
 
 struct AttentionBackward {
@@ -69,6 +74,7 @@ struct AttentionBackward {
   // order in which blocks of keys finish, which is faster and needs less memory; all other kernels
   // ignore this.
   bool fixed_order = true;
+  Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies where q is bf16
 };
 
 namespace cpu {

@@ -11,6 +11,12 @@ struct Add {
   ConstSpan a, b;
   Span y;
 };
+// Adds row_N to each row of y (M, N); the types are as for Add.
+struct AddRow {
+  ConstSpan row_N;
+  Span y_MN;
+  int64_t M, N;
+};
 // y = x in y's dtype: between fp32, bf16 and fp16, or a copy.
 struct Cast {
   ConstSpan x;
@@ -43,6 +49,7 @@ struct Dropout {
 
 namespace cpu {
 void run(const Add&);
+void run(const AddRow&);
 void run(const Cast&);
 void run(const Fill&);
 void run(const FillNormal&);
@@ -50,6 +57,7 @@ void run(const Dropout&);
 }  // namespace cpu
 namespace cuda {
 void run(const Add&, CUstream_st*);
+void run(const AddRow&, CUstream_st*);
 void run(const Cast&, CUstream_st*);
 void run(const Fill&, CUstream_st*);
 void run(const FillNormal&, CUstream_st*);

@@ -4,13 +4,13 @@
 #   scripts/carry_build.sh [--build build/release] [--output build/carry] [--no-build]
 #     --no-build   packs the programs that the build folder has, and builds nothing
 # Then, with the tree and the output folder copied to the other machine:
-#   scripts/gpu_suite.sh --build build/carry
-# The archive holds the programs where a build folder has them (apps/mtrain/mtrain, test/cuda/test_cuda, ...), stripped,
+#   scripts/gpu_suite.sh --build build/carry --output <a folder that is copied back>
+# The archive holds the programs where a build folder has them (bin/mtrain, test/cuda/test_cuda, ...), stripped,
 # and in lib/ the shared libraries that they need, found through an RPATH relative to the program. It leaves out what
 # every Linux with CUDA has: glibc and libstdc++, no older than this machine's, and libcuda of the driver; cuBLASLt,
 # cuDNN and NCCL are loaded at run time from the other machine's CUDA or PyTorch. The script checks the archive in a
 # root folder that has nothing else but glibc and libstdc++: each program starts there, and mtrain trains two steps.
-# Needs patchelf, and root or user namespaces for that check.
+# Needs patchelf (scripts/install-deps.sh --gpu), and root or user namespaces for that check.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 build_folder=build/release output=build/carry make=1
@@ -24,10 +24,13 @@ while (($#)); do
   esac
 done
 limit_mib=55 # what a lent machine takes in one go is not much more, and the sources want to come along
-programs=(apps/mtrain/mtrain apps/mtrain-launch/mtrain-launch test/cuda/test_cuda test/cuda/test_cuda_training
+programs=(bin/mtrain bin/mtrain-launch test/cuda/test_cuda test/cuda/test_cuda_training
   scripts/bench/bench_cuda)
-command -v patchelf >/dev/null || die "patchelf is missing: apt-get install patchelf"
+command -v patchelf >/dev/null || die "patchelf is missing; run scripts/install-deps.sh --gpu"
 if ((make)); then
+  # scripts/quickstart.sh may have left CUDA and the tests out when it configured this folder.
+  [[ $build_folder != build/release ]] || cmake --preset release -DMTRAIN_CUDA=ON -DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL >/dev/null ||
+    die "the release preset cannot be configured with CUDA and tests"
   cmake --build "$build_folder" -j "$(build_jobs)" --target "${programs[@]##*/}" >/dev/null || die "the build failed"
 fi
 for program in "${programs[@]}"; do
@@ -49,11 +52,12 @@ needed() {
   ldd "$1" | awk '$2 == "=>" { print $3 }'
 }
 pack_programs() {
-  local program library name
+  local program library name up
   for program in "${programs[@]}"; do
     mkdir -p "$packed/${program%/*}"
     strip -s -o "$packed/$program" "$build_folder/$program"
-    patchelf --force-rpath --set-rpath '$ORIGIN/../../lib' "$packed/$program"
+    up=${program%/*}
+    patchelf --force-rpath --set-rpath "\$ORIGIN/$(sed -E 's#[^/]+#..#g' <<<"$up")/lib" "$packed/$program"
     while read -r library; do
       name=${library##*/}
       [[ ! $name =~ $theirs && ! -e $packed/lib/$name ]] || continue
@@ -97,14 +101,14 @@ expect() {
 }
 check_packed() {
   make_root
-  expect "cuda  runtime" apps/mtrain/mtrain --version
-  expect "nproc_per_node" apps/mtrain-launch/mtrain-launch --help
+  expect "cuda  runtime" bin/mtrain --version
+  expect "nproc_per_node" bin/mtrain-launch --help
   expect "norms" test/cuda/test_cuda --list-tests
   expect "test case" test/cuda/test_cuda_training --list-tests
   expect "" scripts/bench/bench_cuda 1
   ! grep -q 'shared libraries' "$work/said" || die "bench_cuda lacks a library: $(cat "$work/said")"
-  inside apps/mtrain/mtrain data build --input /text --output /set || die "building a data set failed: $(cat "$work/said")"
-  expect "step 2/2" apps/mtrain/mtrain --recipe /recipes/quickstart.yaml dataset.train=/set dataset.validation=none \
+  inside bin/mtrain data build --input /text --output /set || die "building a data set failed: $(cat "$work/said")"
+  expect "step 2/2" bin/mtrain --recipe /recipes/quickstart.yaml dataset.train=/set dataset.validation=none \
     train.steps=2 train.run_dir=/tmp/run train.device=cpu train.threads=1 train.global_batch_size=8 \
     lr_scheduler.warmup_steps=0 validation.every_steps=0
 }
@@ -118,4 +122,5 @@ tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$packed" -c .
 cp "$packed/commit" "$output/commit"
 size=$(du -sm "$output" | cut -f1)
 ((size <= limit_mib)) || die "$output has $size MiB: more than $limit_mib"
+say "there: scripts/gpu_suite.sh --build $output --output <a folder that is copied back>"
 say "$output: $size MiB for $(du -sm "$packed" | cut -f1) MiB of programs and libraries, commit $(cat "$output/commit")"

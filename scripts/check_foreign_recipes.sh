@@ -7,7 +7,7 @@
 set -euo pipefail
 cd_root=$(cd "$(dirname "$0")/.." && pwd)
 [[ $# -gt 0 ]] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
-mtrain="${BUILD:-$cd_root/build/release}/apps/mtrain/mtrain"
+mtrain="${BUILD:-$cd_root/build/release}/bin/mtrain"
 [[ -x $mtrain ]] || { echo "$mtrain is not built" >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

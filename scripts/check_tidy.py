@@ -44,6 +44,8 @@ def compile_commands():
         subprocess.run(["cmake", "--preset", "release"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     entries = {}
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+        # clang cannot read the headers that GCC has precompiled; sources include what they use without them.
+        entry["command"] = re.sub(r"-Winvalid-pch|-fpch-preprocess|-include \S*cmake_pch\.hxx", "", entry["command"])
         entries.setdefault(os.path.relpath(entry["file"], ROOT), entry)
     return entries
 

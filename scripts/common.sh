@@ -40,10 +40,20 @@ build_jobs() {
   echo $((cores < memory_gib ? cores : memory_gib))
 }
 
-# build <preset> [target...]
+# program_path <name> [build folder, default build/release]: prints where a build folder or an installation has mtrain or
+# mtrain-launch. apps/CMakeLists.txt decides; builds of earlier commits, to compare with, have it in apps/.
+program_path() {
+  local build_folder=${2:-build/release}
+  local place=$build_folder/bin/$1 earlier=$build_folder/apps/$1/$1
+  if [[ ! -x $place && -x $earlier ]]; then place=$earlier; fi
+  echo "$place"
+}
+
+declare -a configure_options=()
+# build <preset> [target...]: configures with configure_options, then builds
 build() {
   local preset=$1
   shift
-  cmake --preset "$preset" || return 1
+  cmake --preset "$preset" "${configure_options[@]}" || return 1
   cmake --build --preset "$preset" -j "$(build_jobs)" ${1:+--target "$@"}
 }

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings, and
 # docs/pictures/*.svg, the pipeline schedules of docs/pipeline-schedules.md.
-#   scripts/docs.sh [mtrain [folder]]      default: build/release/apps/mtrain/mtrain docs
+#   scripts/docs.sh [mtrain [folder]]      default: build/release's mtrain, and docs
 # The test `cli` fails while what is committed differs from what this script writes.
 called_from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
-mtrain=build/release/apps/mtrain/mtrain folder=docs
+mtrain=$(program_path mtrain) folder=docs
 [[ -z ${1:-} ]] || mtrain=$(cd "$called_from" && realpath "$1")
 [[ -z ${2:-} ]] || folder=$(cd "$called_from" && realpath -m "$2")
 [[ -x $mtrain ]] || die "$mtrain is not built"

@@ -1,23 +1,30 @@
 #!/usr/bin/env bash
-# Tests and measures on a machine with GPUs, within 8 minutes, all that needs a GPU: kernels and training against the
-# CPU's, speed and memory against PyTorch, memory errors and races of the kernels, layouts of ranks against one rank,
-# and how much communication their overlap hides.
-#   scripts/gpu_suite.sh [--device cuda|cpu] [--build build/release] [--output folder, default build/gpu_suite]
-#     [--minutes 8] [--only word,word...] [--dry-run]
-#     --device cpu   runs the layouts alone, on the CPU, to test their list
+# Tests and measures on a machine with GPUs, within 9.3 minutes, what needs a GPU most: whether the machine is fit, the speed
+# of kernels and trainings beside what was predicted, kernels and training against the CPU's, which kernels the libraries
+# choose, speed and memory against PyTorch, and memory errors and races. A second call, --part 2, tries layouts of ranks
+# against one rank, how much communication their overlap hides, and the other kernels under compute-sanitizer.
+#   scripts/gpu_suite.sh --output FOLDER [--part 1|2] [--build build/release] [--minutes 9.3] [--only word,word...]
+#     [--device cuda|cpu] [--dry-run] [path=value...]
+#     --output       gets the results, and nothing else; default build/gpu_suite
 #     --build        a build folder, or the output of scripts/carry_build.sh, which is unpacked there and never built
 #     --only         the parts with one of these words in their name
-#     --dry-run      lists the parts with the most and the least time that they get, and runs none
-# Programs in the build folder are used as they are; missing ones are built. Every part has a time limit of its own, and
-# leaves the later parts the least time that they need. Parts for which the time does not suffice, or which need more
-# GPUs than there are, are listed as not run. After every part the output folder has the results so far, and nothing else:
-# summary.md and summary.json (date, GPU, commit, results, tables) and logs.tar.gz. The exit code is 1 if a part failed,
-# after all parts have run.
+#     --device cpu   runs the layouts alone, on the CPU, to test their list
+#     --dry-run      lists the parts in their order with their seconds and the sum, and runs none; needs no GPU
+#     path=value     a setting of all trainings, such as debug.own_attention=true
+# Programs in the build folder are used as they are; missing ones are built. Every part has a time limit of its own: its
+# planned seconds, and more where the parts after it keep theirs. Before each part the time is looked at: parts for which
+# it does not suffice, or which need more GPUs or other tools than there are, are listed as not run. After the first training
+# that fails, gpu_ladder.py looks for the suspect, and the trainings after it leave out what it has found.
+# Results are written as they come: summary.md and summary.json (date, GPU, commit, results, predictions, tables) and
+# logs.tar.gz, so that whoever ends the suite loses no more than the part that runs. The exit code is 1 if a part failed, 3
+# if none failed and one took too long, after all parts have run.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-device=cuda build=build/release output=build/gpu_suite minutes=8 only='' dry=0
+device=cuda build=build/release output=build/gpu_suite minutes=9.3 only='' dry=0 call=1
+settings=()
 while (($#)); do
   case $1 in
+    --part) call=${2:-} && shift 2 ;;
     --device) device=${2:-} && shift 2 ;;
     --build) build=${2:-} && shift 2 ;;
     --output) output=${2:-} && shift 2 ;;
@@ -25,33 +32,50 @@ while (($#)); do
     --only) only=${2:-} && shift 2 ;;
     --dry-run) dry=1 && shift ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $1" ;;
+    -*) die "unknown option $1" ;;
+    *=*) settings+=("$1") && shift ;;
+    *) die "what is $1? Settings are path=value" ;;
   esac
 done
 [[ $device == cuda || $device == cpu ]] || die "--device is cuda or cpu, not $device"
+[[ $call == 1 || $call == 2 ]] || die "--part is 1 or 2, not $call"
 [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--minutes is a number, not $minutes"
-# The parts in their order, with times in seconds. most: the part is ended after this time. least: the parts before it
-# leave it at least this time, and it is not begun with less; it has more if they leave more.
+[[ $device == cuda ]] || call=2
+# The parts in their order, with times in seconds. plan: the part has this time if it leaves those after it their least.
+# most: it is ended after this time, which it has if it leaves those after it their plan. least: it is not begun with less.
 parts=(
-  # most least name
-  '100   5 kernels against the CPU' # the first: begun in any case
-  ' 60  30 training against the CPU'
-  '540  60 speed against PyTorch' # one model; takes all that the parts after it do not need
-  ' 30  15 speed of the kernels'
-  ' 45  30 kernels under memcheck'
-  ' 45  30 kernels under racecheck'
-  '300  60 layouts' # as many cases as fit
-  '120  20 overlap of dp'
-  '120  20 overlap of tp'
-  '120  20 overlap of cp'
-  '120  20 overlap of pp'
-  ' 60  30 attention under racecheck'
+  # call plan most least name
+  '1  10  20  5 smoke'
+  '1  25  40 10 speed of the kernels'
+  '1  90 120 30 kernels against the CPU'
+  '1  30  60 15 training against the CPU'
+  '1  20  40 12 train 1.5B'
+  '1  14  30 10 profile of 1.5B'
+  '1  28  60 20 train 7B'
+  '1  14  30 10 train 1.5B in fp8'
+  '1  14  30 10 train 1.5B at micro-batch 16'
+  '1  30  50 15 names of the kernels'
+  '1  65 110 40 PyTorch 1.5B'
+  '1  65 110 40 PyTorch 7B'
+  '1  50 100 35 PyTorch 124M'
+  '1  45  60 20 a training under memcheck'
+  '1  28  45 12 reductions under racecheck'
+  '2 230 400 60 layouts' # as many cases as fit
+  '2  25  60 10 speed in fp32'
+  '2  90 120 30 kernels under memcheck'
+  '2  60  90 30 attention under racecheck'
+  '2  34 100 20 overlap of dp'
+  '2  34 100 20 overlap of tp'
+  '2  34 100 20 overlap of cp'
+  '2  34 100 20 overlap of pp'
 )
+ladder_most=90 ladder_least=20
 part_end=2 # seconds at the end of each part, in which its processes end and the report is written
-end=$((SECONDS + $(awk "BEGIN { print int(60 * $minutes) }")))
+all_seconds=$(awk "BEGIN { print int(60 * $minutes + 0.5) }")
+end=$((SECONDS + all_seconds))
 gpus=0
-[[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
-((dry || gpus > 0)) || [[ $device == cpu ]] || die "no GPU: nvidia-smi lists none; --device cpu runs the layouts on the CPU"
+[[ $device == cpu ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+((dry || gpus > 0)) || [[ $device == cpu ]] || die "no GPU: nvidia-smi lists none; --device cpu runs the layouts on the CPU, --dry-run lists the parts"
 
 carried=0
 if [[ -e $build/carry.tar.gz ]]; then
@@ -62,12 +86,13 @@ if [[ -e $build/carry.tar.gz ]]; then
 else
   commit=$(git describe --always --dirty 2>/dev/null || echo 'no commit')
 fi
-running='' stopped='' failed=0 logs=$output
+mtrain=$(program_path mtrain "$build")
+running='' stopped='' watching='' failed=0 timed_out=0 logs=$output
 if ((!dry)); then
   work=$(mktemp -d)
   logs=$work/logs
   mkdir -p "$logs" "$output"
-  trap 'rm -rf "$work"' EXIT
+  trap '[[ -z $watching ]] || kill "$watching" 2>/dev/null; rm -rf "$work"' EXIT
   # stop <signal>: ends what runs and begins nothing more.
   stop() {
     stopped=$1 failed=1
@@ -86,25 +111,35 @@ if [[ $device == cuda ]]; then
   found=$(cuda_libraries | while read -r folder; do [[ ! -d $folder ]] || printf '%s:' "$folder"; done)
   export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${found%:} PATH=$PATH:/usr/local/cuda/bin
 fi
-# Prints the machine and versions with which the numbers were measured.
-machine() {
-  timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
-  timeout 20 nvidia-smi
-  timeout 20 "$build/apps/mtrain/mtrain" --version
-  timeout 20 python3 -c 'from importlib.metadata import distributions as all
+# Keeps what is known of the machine, and its clocks, watts and degrees twice a second until the end.
+watch_machine() {
+  {
+    timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
+    timeout 20 nvidia-smi
+    timeout 20 "$mtrain" --version
+    timeout 20 python3 -c 'from importlib.metadata import distributions as all
 print(*sorted({f"{d.name} {d.version}" for d in all() if (d.name or "").startswith(("nvidia-c", "nvidia-nccl", "torch", "triton"))}), sep="\n")'
-  nproc
-  free -g
+    nproc
+    free -g
+  } >"$logs/machine.log" 2>&1 || true
+  nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.mem,memory.used \
+    --format=csv,noheader,nounits -i 0 -lms 500 >"$logs/clocks.csv" 2>&1 </dev/null &
+  watching=$!
 }
-((dry)) || [[ $device == cpu ]] || machine >"$logs/machine.log" 2>&1 || true
+((dry)) || [[ $device == cpu ]] || watch_machine
 
-# record <name> <result> <seconds>: adds a result and writes the report, since the machine may be gone before the end.
-record() {
-  printf '%s\t%s\t%s\n' "$@" >>"$logs/parts.tsv"
-  scripts/bench/gpu_report.py --logs "$logs" --commit "$commit" --device "$device" --output "$output/summary" &&
-    tar -czf "$work/logs.tar.gz" -C "$work" logs && mv "$work/logs.tar.gz" "$output/logs.tar.gz" ||
+# report: writes the report, since the machine may be gone before the end.
+report() {
+  scripts/bench/gpu_report.py --logs "$logs" --commit "$commit" --device "$device" --output "$output/summary" ||
     say "the report could not be written"
 }
+# record <name> <result> <why> <seconds> <seconds allowed> <begin>: adds a result and writes report and logs
+record() {
+  printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$@" "$(now)" >>"$logs/parts.tsv"
+  report
+  [[ $2 == running ]] || { tar -czf "$work/logs.tar.gz" -C "$work" logs 2>/dev/null && mv "$work/logs.tar.gz" "$output/logs.tar.gz"; } || true
+}
+now() { date '+%Y/%m/%d %H:%M:%S'; } # as nvidia-smi writes it
 wanted() {
   local word
   local -a words
@@ -115,124 +150,217 @@ wanted() {
 }
 # why_not <part>: prints what this machine lacks for the part
 why_not() {
+  ((!dry)) || return 0
   case $1 in
-    layouts) ;;
     overlap*) ((gpus >= 2)) || say "1 GPU for 2 ranks" ;;
-    *check) ((dry)) || command -v compute-sanitizer >/dev/null || say "there is no compute-sanitizer" ;;
+    *check) command -v compute-sanitizer >/dev/null || say "there is no compute-sanitizer" ;;
+    names*) command -v ncu >/dev/null || command -v nsys >/dev/null || say "there is neither ncu nor nsys" ;;
   esac
 }
-# allow <part>: sets limit to the seconds that the part may take now, and most and least from the table
+pretended=0 # seconds that a dry run's parts so far would have taken
+# look: sets left to the seconds that a part can have if it is the last
+look() { left=$(((dry ? all_seconds - pretended : end - SECONDS) - part_end)); }
+# allow <part>: sets limit to the seconds that the part may take now, plan, most and least to those of the table, and kept
+# to the least seconds that the parts after it need.
 allow() {
-  local row name a_most a_least later=0 kept=0
+  local row name a_call a_plan a_most a_least later=0 planned=0 left
+  look
+  kept=0
   for row in "${parts[@]}"; do
-    read -r a_most a_least name <<<"$row"
+    read -r a_call a_plan a_most a_least name <<<"$row"
     if [[ $name == "$1" ]]; then
-      most=$a_most least=$a_least later=1
-    elif ((later)) && [[ $device == cuda && -z $(why_not "$name") ]] && wanted "$name"; then
-      kept=$((kept + a_least + part_end))
+      plan=$a_plan most=$a_most least=$a_least later=1
+    elif ((later)) && runs_here "$name" "$a_call" && [[ -z $(why_not "$name") ]]; then
+      kept=$((kept + a_least + part_end)) planned=$((planned + a_plan + part_end))
     fi
   done
   ((later)) || die "the table of parts lacks $1"
-  limit=$((end - SECONDS - kept))
+  limit=$((left - kept))
+  ((limit <= plan)) || limit=$plan
+  ((limit >= left - planned)) || limit=$((left - planned))
   ((limit >= least)) || limit=$least
   ((limit <= most)) || limit=$most
 }
+# runs_here <part> <its call>: whether this call of the suite has the part
+runs_here() { [[ $2 == "$call" && ($device == cuda || $1 == layouts) ]] && wanted "$1"; }
+call_of() {
+  local row name a_call
+  for row in "${parts[@]}"; do
+    read -r a_call _ _ _ name <<<"$row"
+    [[ $name != "$1" ]] || { say "$a_call" && return; }
+  done
+  say "$call" # a ladder
+}
 skip() {
   say "== $1: not run: $2"
-  ((dry)) || record "$1" "not run: $2" 0
+  ((dry)) || record "$1" "not run" "$2" 0 0 "$(now)"
+}
+dry_seconds=0 dry_parts=0
+# pretend <part> <command...>: prints what a dry run does not do
+pretend() {
+  ((dry_parts)) || say "  from seconds  least  part"
+  printf '%6d %7d %6d  %s: %s\n' "$pretended" "$limit" "$least" "$1" "${*:2}"
+  dry_parts=$((dry_parts + 1)) dry_seconds=$((dry_seconds + limit)) pretended=$((pretended + limit + part_end))
+}
+timed_out_code=3 # of the scripts that the parts call, where something took too long and nothing failed
+# result_of <exit code> <seconds> <log>: sets result and why
+result_of() {
+  local said
+  said=$(tail -n 1 "$3" | tr '\t' ' ' | cut -c 1-300)
+  result=failed why="ended with $1: $said"
+  if [[ -n $stopped ]]; then
+    why="the suite was ended by $stopped"
+  elif (($1 == 0)); then
+    result=passed why=$said
+  elif (($1 == 124 || ($1 == 137 && $2 >= limit))); then
+    result='timed out' why="longer than $limit s"
+    ((limit == most)) || why+=", all that was left to it of $most s"
+  elif (($1 == timed_out_code)); then
+    result='timed out' why=$said
+  fi
 }
 # part <name> <command...>: runs the command with a log of its own, and records its result and time
 part() {
-  local name=$1 log="$logs/${1// /_}.log" began=$SECONDS code=0 lacking left word not_run result
+  local name=$1 log="$logs/${1// /_}.log" began=$SECONDS begin code=0 lacking left word
   shift
-  wanted "$name" || return 0
+  result='not run' begin=$(now)
+  runs_here "$name" "$(call_of "$name")" || return 0
   lacking=$(why_not "$name")
-  allow "$name"
-  left=$((end - SECONDS))
+  look
   if [[ -n $stopped ]]; then
     skip "$name" "the suite was ended by $stopped"
-    return 0
   elif [[ -n $lacking ]]; then
     skip "$name" "$lacking"
-    return 0
-  elif ((dry)); then
-    printf '%4d s, at least %2d s  %s: %s\n' "$limit" "$least" "$name" "$*"
-    return 0
   elif ((left < least)); then
     skip "$name" "the time is spent: of $least s that it needs $((left > 0 ? left : 0)) s are left"
-    return 0
-  fi
-  for word in "$@"; do
-    if [[ $word == "$build"/* && ! -x $word ]]; then
+  elif ((dry)); then
+    pretend "$name" "$@"
+  else
+    for word in "$@"; do
+      [[ $word == "$build"/* && ! -x $word ]] || continue
       say "== $name: there is no $word"
-      record "$name" "FAILED: there is no $word" 0
-      failed=1
+      failed=1 result=failed
+      record "$name" failed "there is no $word" 0 0 "$begin"
       return 0
-    fi
-  done
-  say "== $name, at most $limit s"
-  # Into a file, since a process that cannot be ended would keep a pipe open.
+    done
+    say "== $name, at most $limit s"
+    record "$name" running "" 0 "$limit" "$begin"
+    execute "$log" "$@"
+    result_of "$code" $((SECONDS - began)) "$log"
+    [[ $result != failed ]] || failed=1
+    [[ $result != 'timed out' ]] || timed_out=1
+    record "$name" "$result" "$why" $((SECONDS - began)) "$limit" "$begin"
+  fi
+}
+# execute <log> <command...>: sets code. Its output goes into a file, since a process that cannot be ended would keep a pipe
+# open.
+execute() {
+  local log=$1 shown
+  shift
   : >"$log"
   timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null &
   running=$!
   [[ -z $stopped ]] || kill -TERM "$running"
   tail -n +1 -s 0.2 -f --pid="$running" "$log" &
+  shown=$!
   wait "$running" || code=$?
   if ((code > 128)) && kill -0 "$running" 2>/dev/null; then wait "$running" || code=$?; fi # the suite itself got a signal
   running=''
-  wait
-  not_run=$(tail -n 1 "$log" | grep -oE '[1-9][0-9]* not run$' || true)
-  if ((code == 0)); then
-    record "$name" "passed${not_run:+, $not_run}" $((SECONDS - began))
-    return 0
-  fi
-  failed=1
-  if [[ -n $stopped ]]; then
-    result="the suite was ended by $stopped"
-  elif ((code == 124 || code == 137)); then
-    result="longer than $limit s"
-    ((limit == most)) || result+=", all that was left to it of $most s"
-  else
-    result="ended with $code"
-  fi
-  record "$name" "FAILED: $result" $((SECONDS - began))
+  wait "$shown" || true
 }
-# program <path in the build folder> <its target>
-program() {
+# make_program <path in the build folder> <its target>
+make_program() {
   ((!dry)) && [[ ! -x $build/$1 ]] || return 0
   ((!carried)) || return 0
+  # scripts/quickstart.sh may have left CUDA and the tests out when it configured this folder.
+  [[ $build != build/release ]] || cmake --preset release -DMTRAIN_CUDA=ON -DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL >/dev/null || true
   cmake --build "$build" --target "$2" >/dev/null || say "the build of $2 failed"
 }
-# sanitized <name> <tool> <tests>...
-sanitized() {
-  part "$1" "${each_test[@]}" --jobs 4 --under "compute-sanitizer --tool $2 --error-exitcode 1" "$build/test/cuda/test_cuda" "${@:3}"
+# simple <part> <command...>
+simple() {
+  allow "$1"
+  part "$@"
+}
+ending=2 # seconds: scripts that are given --seconds end by themselves before their limit, and say what they have not done
+laddered=0
+# train <part> <output> <model> <what> <setting...>: mtrain alone. After the first training that does not pass, a ladder
+# looks for the suspect, and the trainings after it leave it out.
+train() {
+  local name=$1 result_file=$logs/$2 what=$4
+  local -a command=(scripts/bench/gpu_train.py "$3" --build "$build" --name "${1#train }" --warmup 3 --steps 5)
+  shift 4
+  allow "$name"
+  part "$name" "${command[@]}" --what "$what" --output "$result_file" --seconds $((limit - ending)) "${settings[@]}" "$@"
+  [[ $result == failed || $result == 'timed out' ]] && ((!laddered)) && [[ -z $stopped ]] || return 0
+  laddered=1 most=$ladder_most least=$ladder_least
+  limit=$((end - SECONDS - kept - part_end))
+  ((limit <= most)) || limit=$most
+  ((limit >= least)) || {
+    skip "ladder of $name" "the time is spent: $((limit > 0 ? limit : 0)) s are left to it"
+    return 0
+  }
+  part "ladder of $name" "${command[@]}" --what ladder --output "$logs/ladder" --seconds $((limit - ending)) "${settings[@]}" "$@"
+  leave_out
+}
+# What the ladder has found is left out of the trainings after it.
+leave_out() {
+  local found
+  while read -r found; do
+    say "== the trainings after this have $found"
+    if [[ $found == [A-Z]* ]]; then export "${found?}"; else settings+=("$found"); fi
+  done < <(scripts/bench/gpu_ladder.py --found "$logs/ladder.json")
+}
+# beside_torch <part> <model>
+beside_torch() {
+  allow "$1"
+  part "$1" scripts/bench/compare_gpu.py --models "$2" --build "$build" --output "$logs/compare_$2" --alone "$logs" \
+    --seconds $((limit - 3 * ending)) "${settings[@]}"
 }
 each_test=(scripts/bench/each_test.py)
+# sanitized <part> <tool> <tests>...
+sanitized() {
+  simple "$1" "${each_test[@]}" --jobs 4 --under "compute-sanitizer --tool $2 --error-exitcode 1" "$build/test/cuda/test_cuda" "${@:3}"
+}
 export MTRAIN_BUILD=$build
-# The comparison and the layouts end by themselves before their limit, and list what they have not run.
-ending=10 each=()
+each=()
 if [[ $device == cuda ]]; then
-  program test/cuda/test_cuda test_cuda
-  program test/cuda/test_cuda_training test_cuda_training
-  program scripts/bench/bench_cuda bench_cuda
-  part "kernels against the CPU" "${each_test[@]}" --each 90 "$build/test/cuda/test_cuda"
-  part "training against the CPU" "${each_test[@]}" "$build/test/cuda/test_cuda_training"
-  allow "speed against PyTorch"
-  part "speed against PyTorch" scripts/bench/compare_gpu.py --build "$build" --output "$logs/compare" --seconds $((limit - ending))
-  part "speed of the kernels" "$build/scripts/bench/bench_cuda"
-  # GEMMs run cuBLASLt's own kernels, and the many shapes of attention would take all of the time.
-  sanitized "kernels under memcheck" memcheck '~matmul*' '~products*' '~attention:*'
-  sanitized "kernels under racecheck" racecheck 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
+  make_program test/cuda/test_cuda test_cuda
+  make_program test/cuda/test_cuda_training test_cuda_training
+  make_program scripts/bench/bench_cuda bench_cuda
+  allow "smoke"
+  part "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain" --seconds $((limit - ending))
+  simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16
+  simple "kernels against the CPU" "${each_test[@]}" --each 60 "$build/test/cuda/test_cuda"
+  simple "training against the CPU" "${each_test[@]}" --each 25 "$build/test/cuda/test_cuda_training"
+  train "train 1.5B" train_gpu_1b gpu_1b train
+  train "profile of 1.5B" profile_gpu_1b gpu_1b profile
+  train "train 7B" train_gpu_7b gpu_7b train
+  train "train 1.5B in fp8" train_gpu_1b_fp8 gpu_1b train mixed_precision.fp8=hybrid
+  train "train 1.5B at micro-batch 16" train_gpu_1b_micro16 gpu_1b train train.micro_batch_size=16
+  allow "names of the kernels"
+  part "names of the kernels" scripts/bench/gpu_kernels.py --build "$build" --output "$logs/kernels" --seconds $((limit - ending)) "${settings[@]}"
+  beside_torch "PyTorch 1.5B" gpu_1b
+  beside_torch "PyTorch 7B" gpu_7b
+  beside_torch "PyTorch 124M" gpu_124m
+  simple "a training under memcheck" scripts/bench/gpu_memcheck.sh "${settings[@]}"
+  sanitized "reductions under racecheck" racecheck 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
   each=(--each 45) # what hangs leaves time to the others
 fi
 allow "layouts"
-part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts" --seconds $((limit - ending)) "${each[@]}"
+part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts" --seconds $((limit - 10)) "${each[@]}"
 if [[ $device == cuda ]]; then
-  for kind in dp tp cp pp; do
-    part "overlap of $kind" "scripts/bench/overlap_$kind.sh" $((gpus < 4 ? 2 : 4)) 0 1 train.device=cuda
-  done
+  simple "speed in fp32" "$build/scripts/bench/bench_cuda" 20 fp32
+  # GEMMs run cuBLASLt's own kernels, and the many shapes of attention would take all of the time.
+  sanitized "kernels under memcheck" memcheck '~matmul*' '~products*' '~attention:*'
   sanitized "attention under racecheck" racecheck 'attention: results*'
+  for kind in dp tp cp pp; do
+    simple "overlap of $kind" "scripts/bench/overlap_$kind.sh" $((gpus < 4 ? 2 : 4)) 0 1 train.device=cuda
+  done
 fi
-((!dry)) || exit 0
+if ((dry)); then
+  say "$dry_parts parts of $dry_seconds s in all; $pretended s with $part_end s at the end of each, of the $all_seconds s there are"
+  exit 0
+fi
 say "$output/summary.md"
-exit $failed
+((!failed)) || exit 1
+((!timed_out)) || exit $timed_out_code

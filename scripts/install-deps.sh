@@ -1,17 +1,24 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are needed to build mtrain, if they are missing.
-#   scripts/install-deps.sh [--check] [--corpus]
+#   scripts/install-deps.sh [--tests] [--check] [--corpus] [--gpu] [--package]
+#     --tests   also installs what the tests need (Catch2)
 #     --check   also installs what scripts/check.sh needs (clang-format, clang-tidy, python3)
 #     --corpus  also installs the text that scripts/quickstart.sh trains on
+#     --gpu     also installs what scripts/carry_build.sh and scripts/gpu_suite.sh need (patchelf, python3, Catch2). nvcc
+#               and NCCL's header come from NVIDIA's packages, which this script leaves to you.
+#     --package also installs what cpack needs to make a Debian package (file, dpkg-shlibdeps)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-need_check=0 need_corpus=0
+need_tests=0 need_check=0 need_corpus=0 need_gpu=0 need_package=0
 for option in "$@"; do
   case $option in
+    --tests) need_tests=1 ;;
     --check) need_check=1 ;;
     --corpus) need_corpus=1 ;;
+    --gpu) need_gpu=1 need_tests=1 ;;
+    --package) need_package=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --check and --corpus" ;;
+    *) die "unknown option $option; the options are --tests, --check, --corpus, --gpu and --package" ;;
   esac
 done
 
@@ -29,11 +36,20 @@ if ((need_check)); then
   need_program python3 python3
 fi
 if ((need_corpus)); then need_program bible bible-kjv; fi
+if ((need_gpu)); then
+  need_program patchelf patchelf
+  need_program python3 python3
+fi
+if ((need_package)); then
+  need_program file file
+  need_program dpkg-shlibdeps dpkg-dev
+fi
 
 # The libraries are those that CMake asks for: mtrain_need(<package> <Debian package>), mtrain_need_pc(... <Debian package>).
 mapfile -t libraries < <(grep -hE '^ *mtrain_need(_pc)?\(' scripts/cmake/*.cmake lib/*/CMakeLists.txt kernels/CMakeLists.txt |
   sed 's/).*//; s/.* //' | sort -u)
 ((${#libraries[@]} > 0)) || die "found no mtrain_need(...) in the CMake files"
+if ((!need_tests)); then mapfile -t libraries < <(printf '%s\n' "${libraries[@]}" | grep -vx catch2); fi
 installed=
 if command -v dpkg-query >/dev/null; then
   installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${libraries[@]}" 2>/dev/null || true)

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # From a bare Debian machine to a trained model: installs what is missing, builds, prepares the data, trains
 # recipes/quickstart.yaml, compares its validation loss with a bigram table's and prints a sample.
-#   scripts/quickstart.sh [section.field=value ...]      settings that win over the recipe's
+#   scripts/quickstart.sh [--cuda] [section.field=value ...]
+#     --cuda                builds for CUDA though no GPU is seen here; without it CUDA is left out where there is none
+#     section.field=value   settings that win over the recipe's
 # Ctrl-C saves and ends the training; the next call continues it. A finished run is kept under another name.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-case ${1:-} in -h | --help) usage && exit 0 ;; esac
+cuda=0
+case ${1:-} in
+  -h | --help) usage && exit 0 ;;
+  --cuda) cuda=1 && shift ;;
+esac
 recipe=recipes/quickstart.yaml
 run=runs/quickstart
 for setting in "$@"; do
@@ -20,16 +26,50 @@ for setting in "$@"; do
 done
 [[ -n $run && $run != */ ]] || die "train.run_dir=$run is not the name of a folder"
 prefix=data/quickstart
-mtrain=build/release/apps/mtrain/mtrain
+mtrain=build/release/bin/mtrain # which is built below; an older build may have left one elsewhere
 
-build_release() {
-  if [[ ! -x $mtrain ]]; then
-    build release mtrain
-    return
+# A folder that is configured already keeps its configuration, so that nothing is built twice.
+configure() {
+  local log
+  local -a options=(-DMTRAIN_CPU_KERNELS=HOST -DMTRAIN_CUDA=OFF)
+  if compgen -G '/proc/driver/nvidia/gpus/*' >/dev/null || nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    options=(-DMTRAIN_CPU_KERNELS=HOST)
   fi
-  # At a second call there is usually nothing to build; ninja's two lines about that are hidden.
-  cmake --build --preset release -j "$(build_jobs)" --target mtrain 2>&1 |
-    sed -uE '/Re-checking globbed directories|^ninja: no work to do/d'
+  if ((cuda)); then
+    options=(-DMTRAIN_CUDA=ON)
+  elif [[ -e build/release/build.ninja ]]; then
+    options=()
+  fi
+  log=$(cmake --preset release "${options[@]}" 2>&1) || { say "$log" && return 1; }
+  sed -n 's/^-- mtrain: /  /p' <<<"$log"
+}
+# show_progress: reads ninja's output. On a terminal its status is one line that changes; elsewhere one line for each
+# tenth of the work. All that is no status, such as a compiler's error, is printed as it is.
+show_progress() {
+  local line done all told=-1 wide
+  wide=$(tput cols 2>/dev/null || echo 80)
+  while IFS= read -r line; do
+    if [[ $line =~ ^\[([0-9]+)/([0-9]+)[^]]*\]\ (.*) ]]; then
+      done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+      [[ ${BASH_REMATCH[3]} != 'Re-checking globbed'* ]] || continue
+      if [[ -t 1 ]]; then
+        line="  $done of $all, $SECONDS s: ${BASH_REMATCH[3]##*/}"
+        printf '\r\033[K%s' "${line:0:wide - 1}"
+        told=0
+      elif ((10 * done / all > told)); then
+        told=$((10 * done / all))
+        say "  $done of $all, $SECONDS s"
+      fi
+    elif [[ $line != 'ninja: no work to do.' && $line != 'ninja: Entering directory'* ]]; then
+      if [[ -t 1 ]] && ((told >= 0)); then printf '\r\033[K'; fi
+      say "$line"
+    fi
+  done
+  if [[ -t 1 ]] && ((told >= 0)); then printf '\r\033[K'; fi
+}
+build_programs() {
+  configure || return 1
+  cmake --build --preset release -j "$(build_jobs)" --target mtrain mtrain-launch 2>&1 | show_progress
 }
 
 prepare_data() {
@@ -94,12 +134,18 @@ sample() {
 
 settings=("$@")
 phase "packages" scripts/install-deps.sh --corpus
-phase "build" build_release
+phase "build" build_programs
 phase "data" prepare_data
 phase "training: $recipe" train
 phase "evaluation" evaluate
 phase "sample" sample
 print_phases
 say "run folder $run: metrics.jsonl, recipe.yaml, checkpoints/"
+if [[ $(command -v mtrain) -ef $mtrain ]]; then
+  say "another sample: mtrain generate --run $run --prompt 'In the beginning'"
+else
+  say "for this shell to find mtrain and mtrain-launch:"
+  say "export PATH=\"$PWD/$(dirname "$mtrain"):\$PATH\""
+  say "then, for another sample: mtrain generate --run $run --prompt 'In the beginning'"
+fi
 ((beaten)) || die "the model has not come below the bigram table: train longer"
-say "another sample: $mtrain generate --run $run --prompt 'In the beginning'"

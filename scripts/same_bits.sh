@@ -11,21 +11,14 @@ old=$(realpath "$1") new=$(realpath "$2") only=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# program <build folder> <name>: prints the path of the program in that build
-program() {
-  local place
-  for place in "$1/bin/$2" "$1/apps/$2/$2"; do
-    [[ ! -x $place ]] || { echo "$place" && return; }
-  done
-  die "$1 has no $2"
-}
 for build in "$old" "$new"; do
-  program "$build" mtrain >/dev/null
-  program "$build" mtrain-launch >/dev/null
+  for name in mtrain mtrain-launch; do
+    [[ -x $(program_path "$name" "$build") ]] || die "$build has no $name"
+  done
 done
 
 seq 1 40000 >"$work/text"
-"$(program "$new" mtrain)" data build --input "$work/text" --output "$work/set" >/dev/null
+"$(program_path mtrain "$new")" data build --input "$work/text" --output "$work/set" >/dev/null
 cat >"$work/r.yaml" <<YAML
 model: {num_layers: 4, hidden_size: 64, num_attention_heads: 8, num_query_groups: 4, ffn_hidden_size: 96}
 tokenizer: byte
@@ -71,7 +64,7 @@ recipes=(
 train() {
   local build=$1 folder=$2 ranks=$3
   shift 3
-  "$(program "$build" mtrain-launch)" --nproc_per_node="$ranks" "$(program "$build" mtrain)" --recipe "$work/r.yaml" \
+  "$(program_path mtrain-launch "$build")" --nproc_per_node="$ranks" "$(program_path mtrain "$build")" --recipe "$work/r.yaml" \
     "train.run_dir=$folder" "$@" >"$folder.log" 2>&1 || {
     tail -n 5 "$folder.log" >&2
     return 1

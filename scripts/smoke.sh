@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
 build_folder=${1:-build/release}
-mtrain=$build_folder/apps/mtrain/mtrain
+mtrain=$(program_path mtrain "$build_folder")
 [[ -x $mtrain ]] || die "$mtrain is not built"
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:exitcode=66${TSAN_OPTIONS:+:$TSAN_OPTIONS}
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}

@@ -75,8 +75,8 @@ run_as_on() {
 # build, since other tests run their code under the sanitizers; the launcher finds them on the path.
 run_launcher() {
   local log=build/asan/launch.log status=0
-  PATH=$PWD/build/release/apps/mtrain:$PATH UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-    test/process/launch_test.sh build/release/apps/mtrain/mtrain build/asan/apps/mtrain-launch/mtrain-launch 2>&1 |
+  PATH=$PWD/$(dirname "$(program_path mtrain)"):$PATH UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+    test/process/launch_test.sh "$(program_path mtrain)" "$(program_path mtrain-launch build/asan)" 2>&1 |
     tee "$log" || status=1
   closing_lines+=("asan     launcher: $( ((status == 0)) && echo passed || echo failed)")
   return "$status"
@@ -88,12 +88,20 @@ print_result() {
   for line in "${closing_lines[@]}"; do say "$line"; done
 }
 
+# Builds everything that can be built here, whatever scripts/quickstart.sh left out when it configured the folder.
+build_all() {
+  local -a configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CUDA=AUTO -DMTRAIN_CPU_KERNELS=ALL)
+  build release all bench
+}
+configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL)
 case $alone in
   --quick)
+    phase "packages" scripts/install-deps.sh --tests
     phase "build: unit tests" build release unit_tests
     phase "unit tests" run_ctest release --parallel "$(nproc)" --tests-regex '^unit_'
     ;;
   --ci-sanitizers)
+    phase "packages" scripts/install-deps.sh --tests
     phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_storage test_unit_launch mtrain-launch
     phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|storage|launch)$'
     phase "build: release" build release mtrain
@@ -108,10 +116,10 @@ if [[ -n $alone ]]; then
 fi
 
 phase "machine" show_machine
-phase "packages" scripts/install-deps.sh --check
+phase "packages" scripts/install-deps.sh --check --tests
 phase "checks" scripts/check.sh
 phase "tests of the checks" python3 -B scripts/check_selftest.py
-phase "build: release" build release all bench
+phase "build: release" build_all
 phase "tests: release" run_tests release
 for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
 if ((sanitizers)); then

@@ -22,14 +22,10 @@ using namespace mtrain;
 
 namespace {
 
-// Returns the path of mtrain: beside this program, or in the neighbouring folder of a build tree.
-// If it is in neither, PATH is searched for it.
+// Returns the path of mtrain beside this program. If it is not there, PATH is searched for it.
 std::string mtrain_program() {
-  const fs::path own = fs::read_symlink("/proc/self/exe");
-  for (const fs::path& candidate :
-       {own.parent_path() / "mtrain", own.parent_path().parent_path() / "mtrain" / "mtrain"})
-    if (fs::is_regular_file(candidate)) return candidate.string();
-  return "mtrain";
+  const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path() / "mtrain";
+  return fs::is_regular_file(beside) ? beside.string() : "mtrain";
 }
 
 bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }

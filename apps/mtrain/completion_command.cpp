@@ -1,27 +1,33 @@
 // Makes the script of shell completion from the commands and the schema of recipes, so that it
 // never lags behind them.
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <set>
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
+#include "recipe/load/find_recipe.h"
 #include "recipe/schema/schema.h"
 
 namespace mtrain {
 
 namespace {
 
-// completion_script() replaces the words between % signs. zsh runs the script by bashcompinit.
+// completion_script() replaces the words between % signs. zsh runs the script by bashcompinit: at
+// once, or as the file of completions whose first line says #compdef, which zsh reads when it first
+// completes one of the programs. What follows mtrain-launch's own options is for mtrain.
 constexpr const char* kScript = R"bash(_mtrain_settings='%SETTINGS%'
+_mtrain_recipes='%RECIPES%'
 _mtrain_values() {
   local words=
   case $1 in
 %VALUES%  esac
   echo "$words"
 }
-_mtrain() {
+_mtrain_words() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} setting= command= words= i
   COMPREPLY=()
   # The shell splits words at `=`.
@@ -35,6 +41,10 @@ _mtrain() {
     return
   fi
   case $prev in
+    --recipe | -r)
+      COMPREPLY=($(compgen -W "$_mtrain_recipes" -- "$cur") $(compgen -f -- "$cur"))
+      compopt -o filenames 2>/dev/null
+      return ;;
     %FILE_OPTIONS%)
       COMPREPLY=($(compgen -f -- "$cur"))
       compopt -o filenames 2>/dev/null
@@ -55,9 +65,12 @@ _mtrain() {
       fi ;;
     explain) words="$words ${_mtrain_settings//=/}" ;;
   esac
+  if [[ ${COMP_WORDS[0]} == *mtrain-launch ]]; then
+    words="$words $("${COMP_WORDS[0]}" --help 2>/dev/null | grep -oE -e '--[a-z][a-z_-]*')"
+  fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }
-complete -F _mtrain mtrain
+complete -F _mtrain_words mtrain mtrain-launch
 )bash";
 
 void replace(std::string& text, std::string_view name, const std::string& by) {
@@ -113,6 +126,18 @@ std::string setting_values() {
   return out;
 }
 
+// Returns the names of the recipes that a name alone finds.
+std::string ready_recipes() {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  std::set<std::string> names;
+  for (const std::string& folder : recipe::recipe_folders(program))
+    for (const auto& file : std::filesystem::directory_iterator(folder))
+      if (file.path().extension() == ".yaml") names.insert(file.path().stem().string());
+  std::string words;
+  for (const std::string& name : names) append(words, name);
+  return words;
+}
+
 std::string completion_script(const CLI::App& app) {
   std::string settings, paths, words;
   for (const recipe::SchemaRow& row : recipe::schema_rows()) append(settings, row.path + "=");
@@ -122,9 +147,10 @@ std::string completion_script(const CLI::App& app) {
   }
   std::string script = kScript;
   replace(script, "%SETTINGS%", settings);
+  replace(script, "%RECIPES%", ready_recipes());
   replace(script, "%VALUES%", setting_values());
   replace(script, "%FILE_OPTIONS%",
-          "--recipe | -r | --trace | --run | --input | -i | --output | -o | --tokenizer | -t | "
+          "--trace | --run | --input | -i | --output | -o | --tokenizer | -t | "
           "--train | --valid | --from-csv | --svg");
   replace(script, "%COMMANDS%", paths);
   replace(script, "%WORDS%", words);
@@ -139,8 +165,12 @@ void add_completion_command(CLI::App& app) {
   auto shell = std::make_shared<std::string>();
   command->add_option("shell", *shell)->required()->check(CLI::IsMember({"bash", "zsh"}));
   command->callback([&app, shell] {
-    if (*shell == "zsh") std::puts("autoload -U +X bashcompinit && bashcompinit");
+    const bool zsh = *shell == "zsh";
+    if (zsh)
+      std::puts("#compdef mtrain mtrain-launch\nautoload -U +X bashcompinit && bashcompinit");
     std::fputs(completion_script(app).c_str(), stdout);
+    // Within a completion, that of zsh's file, the first words are wanted now.
+    if (zsh) std::puts("if (( $+CURRENT )); then _bash_complete -F _mtrain_words; fi");
   });
 }
 

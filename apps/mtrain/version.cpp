@@ -12,8 +12,9 @@ namespace mtrain {
 std::string version_text() {
   constexpr std::string_view cuda = MTRAIN_CUDA_VERSION;
   return fmt::format(
-      "mtrain {}\n  cpu   {}\n  cuda  {}", MTRAIN_VERSION,
+      "mtrain {}\n  cpu   {}{}\n  cuda  {}", MTRAIN_VERSION,
       kernels::cpu::isa_name(kernels::cpu::isa()),
+      kernels::cpu::build_lacks_wider_isa() ? ", built without this CPU's wider kernels" : "",
       cuda.empty() ? "not in this build"
                    : fmt::format("runtime {}, {}, {}", cuda, kernels::cuda::cudnn_description(),
                                  comm::nccl_description()));

@@ -4,10 +4,19 @@
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
+#include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_scratch.h"
 
 namespace mtrain::kernels::cpu {
+
+#ifdef MTRAIN_HAS_AVX512AMX
+namespace avx512amx {
+void run(const AttentionForward&);
+void run(const AttentionBackward&);
+}  // namespace avx512amx
+#endif
+
 namespace {
 
 void check_documents(const char* op, const char* name, const DocumentRows& d, int64_t n,
@@ -86,6 +95,18 @@ void check_backward(const AttentionBackward& b) {
   check(op, "lse", b.lse, lse_count(s), DType::f32);
 }
 
+// bf16 follows the run's choice for GEMMs where that is tiles. Dot products are not used: on the
+// CPUs that have no tiles they are worth little in products as short as a head.
+template <class Args>
+bool computed_on_tiles(const Args& args) {
+  if (args.q.data.dtype != DType::bf16 || args.bf16 != Bf16Arithmetic::tiles) return false;
+  MT_CHECK(supports(args.bf16), "this CPU cannot multiply bf16 by tiles");
+#ifdef MTRAIN_HAS_AVX512AMX
+  avx512amx::run(args);
+#endif
+  return true;
+}
+
 }  // namespace
 
 // Guard values follow the memory: the thread's next call then finds a tile that wrote beyond its
@@ -104,7 +125,7 @@ float* thread_scratch(int64_t floats) {
   return memory;
 }
 
-MT_DISPATCH(AttentionForward, check_forward)
-MT_DISPATCH(AttentionBackward, check_backward)
+MT_DISPATCH_UNLESS(AttentionForward, check_forward, computed_on_tiles)
+MT_DISPATCH_UNLESS(AttentionBackward, check_backward, computed_on_tiles)
 
 }  // namespace mtrain::kernels::cpu

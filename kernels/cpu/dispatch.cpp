@@ -70,6 +70,15 @@ const char* isa_name(Isa isa) {
   }
 }
 
+bool build_lacks_wider_isa() {
+#if defined(__x86_64__)
+  return (__builtin_cpu_supports("x86-64-v4") && !is_here(Isa::avx512)) ||
+         (__builtin_cpu_supports("x86-64-v3") && !is_here(Isa::avx2));
+#else
+  return false;
+#endif
+}
+
 bool isa_supported(Isa isa) { return is_here(isa) && isa <= widest().isa; }
 bool tiles_allowed() { return widest().tiles; }
 

@@ -10,6 +10,9 @@ enum class Isa { generic, avx2, avx512 };  // each has what those before it have
 
 Isa isa();
 const char* isa_name(Isa isa);
+// Returns whether this CPU has an instruction set that was left out of this build, which is slower
+// here than another would be.
+bool build_lacks_wider_isa();
 
 // Returns whether this build has the instruction set, this CPU can run it and MTRAIN_CPU_ISA allows
 // it. Throws UserError where that variable names an unknown or unsupported one.

@@ -4,9 +4,10 @@
 //     MT_DISPATCH(NormForward, check)  // check(const NormForward&) throws where they are wrong
 //
 // This defines cpu::run(const NormForward&): it checks the arguments, then calls the run() of the
-// instruction set in use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA. The
-// checks are in kernels/cpu/<op>.cpp, since fmt and std::string are templates that the vector files
-// must not instantiate (see simd.h).
+// instruction set in use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA.
+// MT_DISPATCH_UNLESS names a function that may compute the arguments in another way, and then
+// returns true. The checks are in kernels/cpu/<op>.cpp, since fmt and std::string are templates
+// that the vector files must not instantiate (see simd.h).
 #pragma once
 #include "kernels/cpu/dispatch.h"
 
@@ -14,6 +15,11 @@ namespace mtrain::kernels::cpu {
 
 template <class Args>
 void no_check(const Args&) {}
+
+template <class Args>
+bool computed_elsewhere(const Args&) {
+  return false;
+}
 
 }  // namespace mtrain::kernels::cpu
 
@@ -33,12 +39,14 @@ void no_check(const Args&) {}
 #endif
 
 // clang-format off
-#define MT_DISPATCH(Args, check)                   \
+#define MT_DISPATCH(Args, check) MT_DISPATCH_UNLESS(Args, check, computed_elsewhere)
+#define MT_DISPATCH_UNLESS(Args, check, elsewhere) \
   namespace generic { void run(const Args&); }     \
   namespace avx2 { void run(const Args&); }        \
   namespace avx512 { void run(const Args&); }      \
   void run(const Args& args) {                     \
     check(args);                                   \
+    if (elsewhere(args)) return;                   \
     switch (isa()) {                               \
       MT_CASE_AVX512(args)                         \
       MT_CASE_AVX2(args)                           \

@@ -29,6 +29,16 @@ MT_DISPATCH(Cast, check_cast)
 MT_DISPATCH(Fill, no_check)
 MT_DISPATCH(Dropout, check_dropout)
 
+void run(const AddRow& a) {
+  check_holds("add row", "row", a.row_N, a.N);
+  check_holds("add row", "y", a.y_MN, a.M * a.N);
+  const int64_t size = dtype_size(a.y_MN.dtype);
+  for (int64_t m = 0; m < a.M; ++m) {
+    const Span y{a.y_MN.as<char>() + m * a.N * size, a.N, a.y_MN.dtype};
+    run(Add{.a = y, .b = {a.row_N.data, a.N, a.row_N.dtype}, .y = y});
+  }
+}
+
 void run(const FillNormal& a) {
   check("fill normal", "y", a.y, a.y.count, DType::f32);
   constexpr int64_t kGrain = 1 << 14;

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/matmul_backend.h"
+#include "kernels/cpu/peak_rounds.h"
 
 namespace mtrain::kernels::cpu {
 
@@ -71,23 +74,47 @@ bool dot_products_are_faster() {
 #endif
 }
 
-double measure(double (*flops_of)(int64_t steps), int64_t steps = 400'000) {
-  using Clock = std::chrono::steady_clock;
-  // The duration is long enough for the scheduler to give each thread a core of its own.
-  constexpr auto kDuration = std::chrono::milliseconds(150);
-  const int threads = current_threads();
-  double best = 0;
-  const auto begin = Clock::now();
-  while (Clock::now() - begin < kDuration) {  // the best round: others may share the machine
-    const auto start = Clock::now();
-    double flops = 0;
-    parallel_for(threads, 1, [&](int64_t i, int64_t) {
-      const double mine = flops_of(steps);
-      if (i == 0) flops = mine * threads;
-    });
-    best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - start).count());
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Returns how many steps of the loop take about a fifth of a millisecond.
+int64_t steps_of_a_burst(double (*flops_of)(int64_t steps)) {
+  constexpr double kBurst = 2e-4;
+  constexpr int64_t kTrial = 1000;
+  double fastest = 1;
+  for (int i = 0; i < 40; ++i) {
+    const double begin = seconds_now();
+    flops_of(kTrial);
+    fastest = std::min(fastest, seconds_now() - begin);
   }
-  return best;
+  return std::clamp(int64_t(kBurst / std::max(fastest, 1e-7) * double(kTrial)), kTrial,
+                    1000 * kTrial);
+}
+
+// Lets all threads of the pool run the loop for 20 ms. A thread that gets a core late, or one after
+// the other where the pool is busy with another stream's work, runs one burst.
+Round run_round(double (*flops_of)(int64_t steps), int64_t steps) {
+  constexpr double kRound = 2e-2;
+  const int threads = current_threads();
+  Round round(static_cast<size_t>(threads));
+  const double until = seconds_now() + kRound;
+  parallel_for(threads, 1, [&](int64_t i, int64_t) {
+    std::vector<Burst>& mine = round[size_t(i)];
+    mine.reserve(1000);
+    double begin = seconds_now();
+    do {
+      const double operations = flops_of(steps), end = seconds_now();
+      mine.push_back({begin, end, operations});
+      begin = end;
+    } while (begin < until);
+  });
+  return round;
+}
+
+double measure(double (*flops_of)(int64_t steps)) {
+  const int64_t steps = steps_of_a_burst(flops_of);
+  return best_rate([&] { return run_round(flops_of, steps); }, seconds_now);
 }
 
 }  // namespace
@@ -103,9 +130,7 @@ double measure_peak_flops(DType dtype) {
   double best = measure(fma_flops);
   if (dtype != DType::bf16) return best;
 #ifdef MTRAIN_HAS_AVX512AMX
-  // Rounds take a third of a millisecond: other processes seldom leave longer ones undisturbed.
-  if (supports(Bf16Arithmetic::tiles))
-    return std::max(best, measure(avx512amx::tile_flops, 20'000));
+  if (supports(Bf16Arithmetic::tiles)) return std::max(best, measure(avx512amx::tile_flops));
 #endif
 #ifdef MTRAIN_HAS_AVX512BF16
   if (supports(Bf16Arithmetic::dot_products)) best = std::max(best, measure(avx512bf16::dot_flops));

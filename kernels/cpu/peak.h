@@ -7,7 +7,9 @@ namespace mtrain::kernels::cpu {
 
 // Measures the FLOP/s of fp32 fused multiply-adds (two operations each) on registers alone, on all
 // threads of the current pool. For bf16 it returns the larger of that rate and of the rate of bf16
-// dot products, or of AMX tiles, where they can be used. Takes about 150 ms.
+// dot products, or of AMX tiles, where they can be used. It is the
+// best of many short rounds (peak_rounds.h). Takes 0.15 to 0.6 s for each rate; 0 if the threads
+// never had their cores at the same time.
 double measure_peak_flops(DType dtype = DType::f32);
 
 // Returns the fastest way to multiply bf16 operands here: tiles where the CPU has them; else dot

@@ -316,6 +316,17 @@ MT_INLINE void for_lanes_unrolled(int64_t n, const Body& body) {
   if (i < n) body(i, Part{int(n - i)}, 0);
 }
 
+// Ask for the memory at p, which a kernel will soon read or overwrite: a CPU's own prefetcher may
+// not follow rows that are short. p may lie beyond the end of the memory.
+template <class T>
+MT_INLINE void prefetch(const T* p) {
+  __builtin_prefetch(p, 0, 2);
+}
+template <class T>
+MT_INLINE void prefetch_to_write(const T* p) {
+  __builtin_prefetch(p, 1, 2);
+}
+
 // Calls fn(begin, end) over [0, n) in chunks that depend on n and grain alone, on the pool of the
 // current thread (base/thread_pool.h).
 template <class F>

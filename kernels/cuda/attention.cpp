@@ -15,12 +15,21 @@ void check(const AttentionShape& s) {
            "attention: B {} A {} S {}", s.B, s.A, s.Sq);
 }
 
+template <class Args>
+std::string engine(const Args& args) {
+  if (std::string cudnn = cudnn_engine(args); !cudnn.empty()) return cudnn;
+  return tensor_cores_can(args) ? "own kernel, tensor cores" : "own kernel, fp32";
+}
+
 }  // namespace
+
+std::string attention_engine(const AttentionForward& f) { return engine(f); }
+std::string attention_engine(const AttentionBackward& b) { return engine(b); }
 
 void run(const AttentionForward& f, CUstream_st* stream) {
   check(f.shape);
   if (f.shape.B * f.shape.Sq == 0) return;
-  if (attention_by_cudnn(f, stream)) return;
+  if (!f.shape.own_kernels && attention_by_cudnn(f, stream)) return;
   tensor_cores_can(f) ? attention_on_tensor_cores(f, stream) : attention_plain(f, stream);
 }
 
@@ -28,7 +37,7 @@ void run(const AttentionBackward& b, CUstream_st* stream) {
   check(b.shape);
   const AttentionShape& s = b.shape;
   if (s.B == 0) return;
-  if (attention_by_cudnn(b, stream)) return;
+  if (!s.own_kernels && attention_by_cudnn(b, stream)) return;
   const Scratch<float> delta(s.B * s.A * s.Sq, stream);
   if (s.Sq > 0) attention_delta(b, delta.get(), stream);
   if (tensor_cores_can(b))

@@ -10,6 +10,8 @@ struct Cublas {
 #define MT_CUBLAS_FUNCTIONS(F)            \
   F(cublasLtCreate)                       \
   F(cublasLtGetStatusName)                \
+  F(cublasLtGetVersion)                   \
+  F(cublasLtMatmulAlgoCheck)              \
   F(cublasLtGetStatusString)              \
   F(cublasLtMatmul)                       \
   F(cublasLtMatmulAlgoGetHeuristic)       \

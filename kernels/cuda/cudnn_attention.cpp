@@ -43,7 +43,8 @@ std::unique_ptr<CudnnAttention> open(int device) {
                       attribute_of(device, cudaDevAttrComputeCapabilityMinor)};
   return std::make_unique<CudnnAttention>(
       lib.api, handle, target,
-      CudnnAttention::Device{take_scratch, give_scratch, clear_memory, run, run});
+      CudnnAttention::Device{take_scratch, give_scratch, clear_memory, run, run, is_capturing,
+                             require_healthy});
 }
 
 CudnnAttention* here() {
@@ -70,6 +71,15 @@ bool attention_by_cudnn(const AttentionForward& f, CUstream_st* stream) {
 bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream) {
   CudnnAttention* const cudnn = here();
   return cudnn && cudnn->run(b, stream);
+}
+
+std::string cudnn_engine(const AttentionForward& f) {
+  CudnnAttention* const cudnn = here();
+  return cudnn ? cudnn->engine_of(f) : "";
+}
+std::string cudnn_engine(const AttentionBackward& b) {
+  CudnnAttention* const cudnn = here();
+  return cudnn ? cudnn->engine_of(b) : "";
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -19,6 +19,20 @@ __global__ void add(const A* a, const B* b, Y* y, int64_t count) {
   });
 }
 
+// A vector lies in one row.
+template <int N, class Y, class X>
+__global__ void add_row(const X* row, Y* y, int64_t count, int64_t columns) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float l[L], r[L];
+    load<L>(y + i, l);
+    load<L>(row + i % columns, r);
+#pragma unroll
+    for (int j = 0; j < L; ++j) l[j] += r[j];
+    store<L>(y + i, l);
+  });
+}
+
 template <int N, class Y, class X>
 __global__ void cast(const X* x, Y* y, int64_t count) {
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
@@ -64,6 +78,26 @@ void run(const Add& a, CUstream_st* stream) {
                       data<B>(a.b), data<Y>(a.y), n);
         }
       });
+    });
+  });
+}
+
+void run(const AddRow& a, CUstream_st* stream) {
+  const int64_t n = a.M * a.N;
+  if (n <= 0) return;
+  with_float(a.y_MN.dtype, [&]<class Y>() {
+    with_float(a.row_N.dtype, [&]<class X>() {
+      if constexpr (mixes_halves<Y, X>) {
+        throw_not_float(a.row_N.dtype);
+      } else {
+        constexpr int N = kLanesOf<Y, X>;
+        if (a.N % N == 0 && aligned({a.row_N.data, a.y_MN.data}))
+          MT_LAUNCH((add_row<N, Y, X>), flat_blocks(n, N), kFlatThreads, 0, stream,
+                    data<X>(a.row_N), data<Y>(a.y_MN), n, a.N);
+        else
+          MT_LAUNCH((add_row<1, Y, X>), flat_blocks(n, 1), kFlatThreads, 0, stream,
+                    data<X>(a.row_N), data<Y>(a.y_MN), n, a.N);
+      }
     });
   });
 }

@@ -1,10 +1,10 @@
-// Matmul through cuBLASLt: fp32 accumulation, the algorithm that the library's heuristic names
-// first, kept per shape.
-#include "kernels/matmul.h"
-
+// cuBLASLt and CUDA as matmul needs them (kernels/cuda/gemm): fp32 accumulation, and the library's
+// algorithms by its heuristics.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include <cuda_runtime_api.h>
@@ -13,11 +13,11 @@
 #include "base/log.h"
 #include "base/matmul_workspace.h"
 #include "kernels/cuda/cublas_library.h"
-#include "kernels/cuda/cublaslt_key.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
-#include "kernels/elementwise.h"
-#include "kernels/matmul_unfused.h"
+#include "kernels/cuda/gemm/library_matmul.h"
+#include "kernels/fp8.h"
+#include "kernels/gemm_choices.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -85,31 +85,6 @@ cublasLtEpilogue_t epilogue_of(Epilogue e) {
   throw BugError("an epilogue without a name in cuBLASLt");
 }
 
-const char* name_of(Epilogue e) {
-  switch (e) {
-    case Epilogue::none: return "";
-    case Epilogue::bias: return " with a bias";
-    case Epilogue::gelu: return " with gelu";
-    case Epilogue::gelu_bias: return " with a bias and gelu";
-    case Epilogue::dgelu: return " with gelu's gradient";
-    case Epilogue::sums: return " with the bias's gradient";
-  }
-  return "";
-}
-
-// Says which devices have a GEMM with such scales.
-const char* devices_of(Float8Blocks blocks) {
-  switch (blocks) {
-    case Float8Blocks::none: return "";
-    case Float8Blocks::rows_128:
-    case Float8Blocks::square_128:
-      return "; scales of 128 elements need a GPU of compute capability 9 (h100, h200)";
-    case Float8Blocks::rows_32:
-      return "; scales of 32 elements need a GPU of compute capability 10 or newer (b200, b300)";
-  }
-  return "";
-}
-
 #if CUBLAS_VERSION >= 120900
 cublasLtMatmulMatrixScale_t scale_mode(Float8Blocks blocks) {
   switch (blocks) {
@@ -132,84 +107,229 @@ void set_scale_modes(cublasLtMatmulDesc_t operation, const MatmulKey& k) {
 }
 #endif
 
-// A plan for a matmul: everything but the addresses. Calls share it, and its descriptors may not
-// change while it runs: a call sets the addresses of the bias, of the scales and of the epilogue's
-// data in a copy.
-struct Plan {
-  Owned<cublasLtMatmulDescOpaque_t> operation;
-  Layout first, second, c;
-  cublasLtMatmulAlgo_t algorithm;
-  size_t workspace = 0;
-};
-
-// Returns null where the library has no algorithm with the epilogue. Throws RunError where it has
-// none at all.
-std::shared_ptr<const Plan> make_plan(cublasLtHandle_t handle, const MatmulKey& k) {
-  auto plan = std::make_shared<Plan>();
-  cublasLtMatmulDesc_t operation = nullptr;
-  MT_BLAS(cublas().cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  plan->operation.reset(operation);
-  const cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-  const cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, first);
-  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, second);
-  // The library finds no algorithm without addresses; each run replaces these by its own.
-  const auto any_address = [](int64_t alignment) {
-    return reinterpret_cast<const void*>(uintptr_t(alignment));
+// The library's answer to one call.
+GemmAnswer answer_of(cublasStatus_t status, const char* call) {
+  const auto text = [&] {
+    return fmt::format("{}: {} ({})", call, cublas().cublasLtGetStatusString(status),
+                       cublas().cublasLtGetStatusName(status));
   };
-  const Epilogue e = k.epilogue;
-  set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(e));
-  // A value for each of C^T's rows, or of its columns.
-  if (e == Epilogue::bias || e == Epilogue::gelu_bias || e == Epilogue::sums) {
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.bias));
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any_address(k.bias_alignment));
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return {};
+    // The library checks its arguments before it enqueues anything.
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+    case CUBLAS_STATUS_INVALID_VALUE:
+    case CUBLAS_STATUS_ARCH_MISMATCH: return {GemmAnswer::Status::refused, text()};
+    default: return {GemmAnswer::Status::failed, text()};
   }
-  if (e == Epilogue::gelu || e == Epilogue::gelu_bias || e == Epilogue::dgelu) {
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, k.N);
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any_address(16));
-  }
-  if (is_float8(k.a)) {
-    set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(k.fast));
-    const void* const any = any_address(16);
-    set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, any);
-    set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, any);
-    if (k.a_blocks != Float8Blocks::none) set_scale_modes(operation, k);
-  }
-  plan->first = layout(k.b, k.b_stride(), k.trans_b ? k.N : k.K);
-  plan->second = layout(k.a, k.a_stride(), k.trans_a ? k.K : k.M);
-  plan->c = layout(k.c, k.N, k.M);
-
-  cublasLtMatmulPreference_t made = nullptr;
-  MT_BLAS(cublas().cublasLtMatmulPreferenceCreate(&made));
-  const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made);
-  set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kMatmulWorkspace));
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(k.b_alignment));
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(k.a_alignment));
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(k.c_alignment));
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(k.c_alignment));
-  cublasLtMatmulHeuristicResult_t result{};
-  int found = 0;
-  const auto asked = cublas().cublasLtMatmulAlgoGetHeuristic(
-      handle, operation, plan->first.get(), plan->second.get(), plan->c.get(), plan->c.get(), made,
-      1, &result, &found);
-  if (asked != CUBLAS_STATUS_SUCCESS || found == 0) {
-    const std::string none =
-        fmt::format("cuBLASLt has no algorithm for M {} N {} K {} of {} and {} to {}{} ({}){}", k.M,
-                    k.N, k.K, dtype_name(k.a), dtype_name(k.b), dtype_name(k.c), name_of(e),
-                    cublas().cublasLtGetStatusName(asked), devices_of(k.a_blocks));
-    if (e == Epilogue::none || e == Epilogue::bias) throw RunError(none);
-    log::info(none + ": mtrain's own kernels compute the epilogue");
-    return nullptr;
-  }
-  plan->algorithm = result.algo;
-  plan->workspace = result.workspaceSize;
-  return plan;
 }
 
-// The handle and the plans of one GPU.
+// Calls share the descriptors, which may not change while a GEMM runs: a call sets the addresses of
+// the bias, of the scales and of the epilogue's data in a copy.
+class LtProblem final : public GemmProblem {
+ public:
+  LtProblem(cublasLtHandle_t handle, const MatmulKey& key)
+      : handle_(handle),
+        key_(key),
+        first_(layout(key.b, key.b_stride(), key.trans_b ? key.N : key.K)),
+        second_(layout(key.a, key.a_stride(), key.trans_a ? key.K : key.M)),
+        c_(layout(key.c, key.N, key.M)) {
+    cublasLtMatmulDesc_t operation = nullptr;
+    MT_BLAS(cublas().cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    operation_.reset(operation);
+    const MatmulKey& k = key_;
+    set(operation, CUBLASLT_MATMUL_DESC_TRANSA, k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(operation, CUBLASLT_MATMUL_DESC_TRANSB, k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    // The library finds no algorithm without addresses; each run replaces these by its own.
+    const auto any_address = [](int64_t alignment) {
+      return reinterpret_cast<const void*>(uintptr_t(alignment));
+    };
+    const Epilogue e = k.epilogue;
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(e));
+    // A value for each of C^T's rows, or of its columns.
+    if (e == Epilogue::bias || e == Epilogue::gelu_bias || e == Epilogue::sums) {
+      set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.bias));
+      set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any_address(k.bias_alignment));
+    }
+    if (e == Epilogue::gelu || e == Epilogue::gelu_bias || e == Epilogue::dgelu) {
+      set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, k.N);
+      set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any_address(16));
+    }
+    if (is_float8(k.a)) {
+      set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(k.fast));
+      const void* const any = any_address(16);
+      set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, any);
+      set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, any);
+      if (k.a_blocks != Float8Blocks::none) set_scale_modes(operation, k);
+    }
+  }
+
+  Offer offer(int most) const override {
+    cublasLtMatmulPreference_t made = nullptr;
+    MT_BLAS(cublas().cublasLtMatmulPreferenceCreate(&made));
+    const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made);
+    set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kMatmulWorkspace));
+    set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(key_.b_alignment));
+    set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(key_.a_alignment));
+    set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(key_.c_alignment));
+    set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(key_.c_alignment));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
+    int found = 0;
+    const auto asked = cublas().cublasLtMatmulAlgoGetHeuristic(
+        handle_, operation_.get(), first_.get(), second_.get(), c_.get(), c_.get(), made, most,
+        results.data(), &found);
+    Offer offer{.algorithms = {}, .why_none = cublas().cublasLtGetStatusName(asked)};
+    if (asked != CUBLAS_STATUS_SUCCESS) return offer;
+    for (int i = 0; i < found; ++i)
+      if (const auto& r = results[size_t(i)]; r.state == CUBLAS_STATUS_SUCCESS)
+        offer.algorithms.push_back({bits_of(r.algo), int64_t(r.workspaceSize)});
+    return offer;
+  }
+
+  std::optional<GemmAlgorithm> find(const GemmAlgorithm::Bits& bits) const override {
+    const cublasLtMatmulAlgo_t algorithm = algorithm_of(bits);
+    cublasLtMatmulHeuristicResult_t result{};
+    const auto asked =
+        cublas().cublasLtMatmulAlgoCheck(handle_, operation_.get(), first_.get(), second_.get(),
+                                         c_.get(), c_.get(), &algorithm, &result);
+    if (asked != CUBLAS_STATUS_SUCCESS || result.state != CUBLAS_STATUS_SUCCESS ||
+        int64_t(result.workspaceSize) > kMatmulWorkspace)
+      return std::nullopt;
+    return GemmAlgorithm{bits, int64_t(result.workspaceSize)};
+  }
+
+  GemmAnswer run(const Matmul& m, const void* bias, const GemmAlgorithm& algorithm, void* workspace,
+                 CUstream_st* stream) const override {
+    cublasLtMatmulDescOpaque_t operation = *operation_;
+    if (bias) set(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    const void* const beside = m.gelu_input_MN ? m.gelu_input_MN.data : m.dgelu_of_MN.data;
+    if (beside) set(&operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, beside);
+    if (is_float8(m)) {  // the library's first operand is b
+      set(&operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, m.b_inverse.data);
+      set(&operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, m.a_inverse.data);
+    }
+    const cublasLtMatmulAlgo_t chosen = algorithm_of(algorithm.bits);
+    const float alpha = 1, beta = m.accumulate ? 1.0f : 0.0f;
+    return answer_of(
+        cublas().cublasLtMatmul(handle_, &operation, &alpha, m.b.data, first_.get(), m.a.data,
+                                second_.get(), &beta, m.c_MN.data, c_.get(), m.c_MN.data, c_.get(),
+                                &chosen, workspace, size_t(algorithm.workspace), stream),
+        "cublasLtMatmul");
+  }
+
+ private:
+  static GemmAlgorithm::Bits bits_of(const cublasLtMatmulAlgo_t& algorithm) {
+    static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm::Bits));
+    GemmAlgorithm::Bits bits{};
+    std::memcpy(bits.data(), &algorithm, sizeof bits);
+    return bits;
+  }
+  static cublasLtMatmulAlgo_t algorithm_of(const GemmAlgorithm::Bits& bits) {
+    cublasLtMatmulAlgo_t algorithm{};
+    std::memcpy(&algorithm, bits.data(), sizeof algorithm);
+    return algorithm;
+  }
+
+  const cublasLtHandle_t handle_;
+  const MatmulKey key_;
+  Owned<cublasLtMatmulDescOpaque_t> operation_;
+  const Layout first_, second_, c_;
+};
+
+class LtApi final : public GemmApi {
+ public:
+  LtApi(cublasLtHandle_t handle, int device) : handle_(handle) {
+    cudaDeviceProp properties{};
+    MT_CUDA(cudaGetDeviceProperties(&properties, device));
+    version_ = fmt::format("cuBLASLt {}, {}", cublas().cublasLtGetVersion(), properties.name);
+  }
+  std::string version() const override { return version_; }
+  std::shared_ptr<const GemmProblem> describe(const MatmulKey& key) const override {
+    return std::make_shared<LtProblem>(handle_, key);
+  }
+
+ private:
+  const cublasLtHandle_t handle_;
+  std::string version_;
+};
+
+class ThisGpu final : public GemmDevice {
+ public:
+  void* take(size_t bytes, CUstream_st* stream) const override {
+    return take_scratch(bytes, stream);
+  }
+  void give(void* memory, CUstream_st* stream) const noexcept override {
+    give_scratch(memory, stream);
+  }
+  void run(const Cast& a, CUstream_st* s) const override { cuda::run(a, s); }
+  void run(const Fill& a, CUstream_st* s) const override { cuda::run(a, s); }
+  void run(const Add& a, CUstream_st* s) const override { cuda::run(a, s); }
+  void run(const AddRow& a, CUstream_st* s) const override { cuda::run(a, s); }
+  void run(const ColumnSum& a, CUstream_st* s) const override { cuda::run(a, s); }
+  void run(const GeluForward& a, CUstream_st* s) const override { cuda::run(a, s); }
+  void run(const GeluBackward& a, CUstream_st* s) const override { cuda::run(a, s); }
+  bool capturing(CUstream_st* stream) const override { return is_capturing(stream); }
+  void require_healthy(CUstream_st* stream) const override { cuda::require_healthy(stream); }
+
+  // Scales of 8 bits are exponents: all bytes 0 are the smallest.
+  void fill_for_timing(const Span& memory, CUstream_st* stream) const override {
+    if (memory.dtype == DType::u8) return cuda::run(Fill{.y = memory}, stream);
+    constexpr int64_t kPiece = int64_t(1) << 20;
+    const int64_t piece = std::min(memory.count, kPiece);
+    const Scratch<float> normal(piece, stream), one(1, stream);
+    cuda::run(FillNormal{.y = {normal.get(), piece, DType::f32}, .key = 1, .std = 1}, stream);
+    const Span scale{one.get(), 1, DType::f32};
+    cuda::run(Fill{.y = scale, .value = 1}, stream);
+    for (int64_t done = 0; done < memory.count; done += piece) {
+      const int64_t count = std::min(piece, memory.count - done);
+      const ConstSpan from{normal.get(), count, DType::f32};
+      const Span to{memory.as<char>() + done * dtype_size(memory.dtype), count, memory.dtype};
+      if (is_float8(memory.dtype))
+        cuda::run(Quantize{.x_TN = from, .scale = scale, .y_TN = to, .T = 1, .N = count}, stream);
+      else
+        cuda::run(Cast{.x = from, .y = to}, stream);
+    }
+  }
+
+  // The first call warms the L2 cache, and says how many calls a measurement takes.
+  double seconds(const std::function<void()>& launch, CUstream_st* stream) const override {
+    constexpr double kEnough = 5e-3;  // seconds
+    constexpr int kMostCalls = 10, kRepeats = 3;
+    const Event begin, end;
+    const auto of = [&](int calls) {
+      MT_CUDA(cudaEventRecord(begin.get(), stream));
+      for (int i = 0; i < calls; ++i) launch();
+      MT_CUDA(cudaEventRecord(end.get(), stream));
+      MT_CUDA(cudaEventSynchronize(end.get()));
+      float ms = 0;
+      MT_CUDA(cudaEventElapsedTime(&ms, begin.get(), end.get()));
+      return std::max(double(ms) * 1e-3, 1e-9) / calls;
+    };
+    const int calls = std::clamp(int(kEnough / of(1)), 1, kMostCalls);
+    double least = of(calls);
+    for (int i = 1; i < kRepeats; ++i) least = std::min(least, of(calls));
+    return least;
+  }
+
+ private:
+  class Event {
+   public:
+    Event() { MT_CUDA(cudaEventCreate(&event_)); }
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    cudaEvent_t get() const { return event_; }
+
+   private:
+    cudaEvent_t event_ = nullptr;
+  };
+};
+
+// The library on one GPU, with its handle and its plans.
 struct Library {
-  cublasLtHandle_t handle = nullptr;
-  PlanCache<MatmulKey, std::shared_ptr<const Plan>> plans;
+  explicit Library(cublasLtHandle_t handle, int device) : api(handle, device) {}
+  LtApi api;
+  ThisGpu gpu;
+  LibraryMatmul matmul{api, gpu};
 };
 
 Library& library_here() {
@@ -223,115 +343,37 @@ Library& library_here() {
   std::lock_guard lock(mutex);
   auto& library = libraries[size_t(device)];
   if (!library) {
-    auto made = std::make_unique<Library>();
-    MT_BLAS(cublas().cublasLtCreate(&made->handle));
-    library = std::move(made);
+    cublasLtHandle_t handle = nullptr;
+    MT_BLAS(cublas().cublasLtCreate(&handle));
+    library = std::make_unique<Library>(handle, device);
   }
   return *library;
 }
 
-// The operand as `dtype`: itself, or a converted copy that lives as long as this object.
-class Converted {
- public:
-  Converted(ConstSpan s, int64_t count, DType dtype, bool convert, CUstream_st* stream)
-      : memory_(convert ? count * dtype_size(dtype) : 0, stream), span_(s) {
-    if (!convert) return;
-    const Span to{memory_.get(), count, dtype};
-    run(Cast{.x = {s.data, count, s.dtype}, .y = to}, stream);
-    span_ = to;
-  }
-  ConstSpan span() const { return span_; }
-
- private:
-  Scratch<char> memory_;
-  ConstSpan span_;
-};
-
-// Sets C to the bias in every row, or to zero.
-void run_empty_sum(const Matmul& m, CUstream_st* stream) {
-  if (m.accumulate) return;
-  run(Fill{.y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}}, stream);
-  const int64_t size = dtype_size(m.c_MN.dtype);
-  for (int64_t row = 0; m.bias_N && row < m.M; ++row)
-    run(Cast{.x = {m.bias_N.data, m.N, m.bias_N.dtype},
-             .y = {m.c_MN.as<char>() + row * m.N * size, m.N, m.c_MN.dtype}},
-        stream);
-}
-
-std::shared_ptr<const Plan> plan_of(const Matmul& m) {
-  Library& library = library_here();
-  const MatmulKey key = key_of(m);
-  return library.plans.get(key, [&] { return make_plan(library.handle, key); });
-}
-
-void multiply(const Plan& plan, const Matmul& m, CUstream_st* stream) {
-  // The library overwrites sums; mtrain adds to them.
-  const Scratch<float> sums(m.a_sums_M ? m.M : 0, stream);
-  cublasLtMatmulDescOpaque_t operation = *plan.operation;
-  const void* const bias = m.a_sums_M ? sums.get() : m.bias_N.data;
-  if (bias) set(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  const void* const beside = m.gelu_input_MN ? m.gelu_input_MN.data : m.dgelu_of_MN.data;
-  if (beside) set(&operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, beside);
-  if (is_float8(m)) {  // the library's first operand is b
-    set(&operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, m.b_inverse.data);
-    set(&operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, m.a_inverse.data);
-  }
-  const Scratch<char> workspace(plan.workspace > 0 ? kMatmulWorkspace : 0, stream);
-  const float alpha = 1, beta = m.accumulate ? 1.0f : 0.0f;
-  MT_BLAS(cublas().cublasLtMatmul(library_here().handle, &operation, &alpha, m.b.data,
-                                  plan.first.get(), m.a.data, plan.second.get(), &beta, m.c_MN.data,
-                                  plan.c.get(), m.c_MN.data, plan.c.get(), &plan.algorithm,
-                                  workspace.get(), plan.workspace, stream));
-  if (m.a_sums_M)
-    run(Add{.a = {m.a_sums_M.data, m.M, DType::f32},
-            .b = {sums.get(), m.M, DType::f32},
-            .y = {m.a_sums_M.data, m.M, DType::f32}},
-        stream);
-}
-
-// Returns whether the library computes the epilogue together with the GEMM.
-bool run_whole(const Matmul& m, CUstream_st* stream) {
-  if (!epilogue_fits_library(m)) return false;
-  const auto plan = plan_of(m);
-  if (plan) multiply(*plan, m, stream);
-  return bool(plan);
-}
-
 }  // namespace
 
-void run(const Matmul& m, CUstream_st* stream) {
-  MT_CHECK(m.M >= 0 && m.N >= 0 && m.K >= 0 && m.a.count >= m.M * m.K && m.b.count >= m.K * m.N &&
-               m.c_MN.count >= m.M * m.N,
-           "matmul: M {} N {} K {} with {}, {} and {} elements", m.M, m.N, m.K, m.a.count,
-           m.b.count, m.c_MN.count);
-  MT_CHECK(!m.accumulate || (m.c_MN.dtype == DType::f32 && !m.bias_N),
-           "matmul: accumulation needs an fp32 C and no bias");
-  MT_CHECK(!is_float8(m) || float8_fits_library(m),
-           "matmul: {} and {} of M {} N {} K {}, transposed {} {}, or their addresses",
-           dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.M, m.N, m.K, m.trans_a, m.trans_b);
-  if (block_length(m.a_blocks) == 128 && m.M % 4 != 0)
-    throw RunError(fmt::format(
-        "8-bit GEMMs with scales of 128 elements take a multiple of 4 tokens, not {}", m.M));
-  check_epilogue(m);
-  if (m.M == 0 || m.N == 0) return;
-  if (has_epilogue(m)) {
-    if (!run_whole(m, stream)) run_unfused(m, [&](const auto& args) { run(args, stream); });
-    return;
-  }
-  if (m.K == 0) return run_empty_sum(m, stream);
-  const Conversions convert = conversions_of(m);
-  const bool wide = needs_wide_c(m);
-  const Converted a(m.a, m.M * m.K, DType::f32, convert.a, stream);
-  const Converted b(m.b, m.K * m.N, DType::f32, convert.b, stream);
-  const DType c_type = wide ? DType::f32 : m.c_MN.dtype;
-  const DType bias_as = bias_type(m, c_type);
-  const Converted bias(m.bias_N, m.N, bias_as, must_copy_bias(m, bias_as), stream);
-  const Scratch<float> wide_c(wide ? m.M * m.N : 0, stream);
-  Matmul same = m;
-  same.a = a.span(), same.b = b.span(), same.bias_N = bias.span();
-  if (wide) same.c_MN = {wide_c.get(), m.M * m.N, DType::f32};
-  multiply(*plan_of(same), same, stream);
-  if (wide) run(Cast{.x = same.c_MN, .y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}}, stream);
+void run(const Matmul& m, CUstream_st* stream) { library_here().matmul.run(m, stream); }
+
+std::string unchosen_gemms() { return print_gemm_keys(library_here().matmul.unchosen()); }
+
+std::string time_gemms(const std::string& gemms, CUstream_st* stream) {
+  Library& library = library_here();
+  return print_gemm_choices(
+      {library.api.version(), library.matmul.time(parse_gemm_keys(gemms), stream)});
+}
+
+void use_gemm_choices(const std::string& text) {
+  const GemmChoices all = parse_gemm_choices(text);
+  Library& library = library_here();
+  if (all.choices.empty()) return;
+  if (all.version == library.api.version()) return library.matmul.use(all.choices);
+  log::info(fmt::format("GEMMs were measured with {}, and this is {}: they are measured again",
+                        all.version, library.api.version()));
+}
+
+std::string gemm_choices() {
+  const Library& library = library_here();
+  return print_gemm_choices({library.api.version(), library.matmul.choices()});
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -18,6 +18,23 @@ class PlanCache {
     if (const auto known = plans_.find(key); known != plans_.end()) return known->second;
     return plans_.emplace(key, make()).first->second;
   }
+  // Replaces the key's plan by replace(plan), and returns that.
+  template <class Replace>
+  Plan change(const Key& key, const Replace& replace) {
+    std::lock_guard lock(mutex_);
+    Plan& plan = plans_.at(key);
+    return plan = replace(plan);
+  }
+  // The next call for the key makes its plan anew.
+  void forget(const Key& key) {
+    std::lock_guard lock(mutex_);
+    plans_.erase(key);
+  }
+  template <class Visit>
+  void each(const Visit& visit) const {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, plan] : plans_) visit(key, plan);
+  }
   size_t size() const {
     std::lock_guard lock(mutex_);
     return plans_.size();

@@ -10,6 +10,7 @@
 #include "kernels/embedding.h"
 #include "kernels/fp8.h"
 #include "kernels/fp8_blocks.h"
+#include "kernels/gemm_choices.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
@@ -44,6 +45,7 @@ MT_NONE(CrossEntropy)
 MT_NONE(CrossEntropySums)
 MT_NONE(CrossEntropyFromSums)
 MT_NONE(Add)
+MT_NONE(AddRow)
 MT_NONE(Cast)
 MT_NONE(Fill)
 MT_NONE(FillNormal)
@@ -78,5 +80,10 @@ MT_NONE(RouterLosses)
 MT_NONE(RouteTokensGrad)
 MT_NONE(UpdateRouterBias)
 MT_NONE(DropChoices)
+
+std::string unchosen_gemms() { refuse(); }
+std::string time_gemms(const std::string&, CUstream_st*) { refuse(); }
+void use_gemm_choices(const std::string&) { refuse(); }
+std::string gemm_choices() { refuse(); }
 
 }  // namespace mtrain::kernels::cuda

@@ -151,10 +151,11 @@ std::vector<float> read_floats(const storage::SafetensorsReader& file, const std
   const storage::TensorInfo& info = file.info(name);
   const bool bf16s = or_bf16 && info.dtype == DType::bf16;
   if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == expected))
-    throw UserError(fmt::format("{}: tensor {} is {} {}, but the recipe's model has fp32 {}",
-                                file.path().string(), name, dtype_name(info.dtype),
-                                info.shape.str(), expected.str()),
-                    kOwnRecipe);
+    throw UserError(
+        fmt::format("{}: tensor {} is {} {}, but the recipe's model has {} {}",
+                    file.path().string(), name, dtype_name(info.dtype), info.shape.str(),
+                    or_bf16 ? "fp32 or bf16" : "fp32", expected.str()),
+        kOwnRecipe);
   const auto read = [&]<class T>(std::vector<T> values) {
     std::memcpy(values.data(), file.span(name).data, values.size() * sizeof(T));
     return values;

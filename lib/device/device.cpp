@@ -29,6 +29,7 @@ Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
     : backend_(std::move(backend)),
       norm_sm_margin_(options.norm_sm_margin),
       fixed_attention_order_(options.fixed_attention_order),
+      own_attention_(options.own_attention),
       allocator_(std::make_shared<Allocator>(*backend_)),
       recorder_(std::make_unique<FlightRecorder>()),
       sanitizer_(options.stream_sanitizer ? std::make_unique<Sanitizer>() : nullptr) {}

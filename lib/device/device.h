@@ -31,6 +31,8 @@ struct DeviceOptions {
   int64_t norm_sm_margin = 0;
   // Makes attention's backward on a GPU add in one order, at the price of time and memory.
   bool fixed_attention_order = true;
+  // Lets a GPU compute attention by mtrain's own kernels alone, without cuDNN's.
+  bool own_attention = false;
 };
 
 class Device {
@@ -52,9 +54,10 @@ class Device {
   int threads() const;
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
+  bool own_attention() const { return own_attention_; }
 
-  // How matmuls that are launched from now on multiply two bf16 operands. Absent on a GPU, which
-  // has only one way.
+  // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a
+  // GPU, which has only one way.
   std::optional<Bf16Arithmetic> bf16_arithmetic() const {
     return is_cuda() ? std::nullopt : std::optional(bf16_arithmetic_);
   }
@@ -107,7 +110,7 @@ class Device {
 
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
-  const bool fixed_attention_order_;
+  const bool fixed_attention_order_, own_attention_;
   Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
   std::shared_ptr<Allocator> allocator_;  // its buffers hold weak pointers to it
   std::unique_ptr<FlightRecorder> recorder_;

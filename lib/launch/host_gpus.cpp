@@ -55,6 +55,7 @@ std::vector<std::string> visible_gpus() {
     const bool uuid = device.starts_with("GPU-") || device.starts_with("MIG-");
     if (chosen.size() == devices || (number ? index >= devices : !uuid)) break;
     chosen.push_back(number ? names[index] : names[0]);
+    if (device.starts_with("MIG-")) chosen.back() += " MIG";  // a part of the GPU
   }
   return chosen;
 }

@@ -49,7 +49,8 @@ std::vector<Field> fields_of(const StepProgress& p, bool with_bar) {
   add(p.grad_norm, 2, fmt::format("grad {:.3f}", p.grad_norm));
   add(p.loss_scale, 2, fmt::format("scale {:.6g}", p.loss_scale));
   add(p.tokens_per_s, 6, fmt::format("{} tok/s", human_count(p.tokens_per_s)));
-  add(p.mfu, 5, fmt::format("MFU {:.1f} %", 100 * p.mfu));
+  // No arithmetic is faster than the device's peak: beyond it the peak was measured too low.
+  add(p.mfu, 5, p.mfu > 1 ? "MFU: peak mismeasured" : fmt::format("MFU {:.1f} %", 100 * p.mfu));
   add(p.eta_s, 7, fmt::format("ETA {}", human_duration(p.eta_s)));
   return fields;
 }

@@ -20,7 +20,7 @@ struct StepProgress {
   double grad_norm = kUnknown;
   double loss_scale = kUnknown;
   double tokens_per_s = kUnknown;
-  double mfu = kUnknown;     // between 0 and 1
+  double mfu = kUnknown;     // between 0 and 1; above 1 it is shown as an error of measurement
   double eta_s = kUnknown;   // seconds left; ProgressLine computes it from step_s if unknown
   double step_s = kUnknown;  // seconds that this step took
 };

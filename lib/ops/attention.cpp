@@ -9,7 +9,8 @@ MT_KERNEL(AttentionBackward)
 namespace mtrain::ops {
 
 namespace {
-kernels::AttentionShape shape_of(const AttentionDims& d, const Tensor& cu_seqlens) {
+kernels::AttentionShape shape_of(const Device& device, const AttentionDims& d,
+                                 const Tensor& cu_seqlens) {
   kernels::DocumentRows documents;
   if (cu_seqlens) {
     const int64_t n = cu_seqlens.count() - 1;
@@ -25,7 +26,8 @@ kernels::AttentionShape shape_of(const AttentionDims& d, const Tensor& cu_seqlen
           .window = d.window,
           .q_documents = documents,
           .kv_documents = documents,
-          .scale = d.scale};
+          .scale = d.scale,
+          .own_kernels = device.own_attention()};
 }
 // Returns the elements of a (T, heads * D) tensor from head `head` of the first token on.
 Span heads_from(const Tensor& x_TN, int64_t head, int64_t D) {
@@ -46,12 +48,13 @@ AttentionResult attention(Stream& stream, const AttentionDims& d, const Tensor& 
   const int64_t N = qkv_TN.dim(1);
   AttentionResult r{Tensor::empty(stream, {d.B * d.S, d.A * d.D}, qkv_TN.dtype()),
                     Tensor::empty(stream, {d.B, d.A, d.S}, DType::f32)};
-  const kernels::AttentionForward args{.shape = shape_of(d, cu_seqlens),
+  const kernels::AttentionForward args{.shape = shape_of(stream.device(), d, cu_seqlens),
                                        .q = {heads_from(qkv_TN, 0, d.D), N},
                                        .k = {heads_from(qkv_TN, d.A, d.D), N},
                                        .v = {heads_from(qkv_TN, d.A + d.G, d.D), N},
                                        .out = {r.out_TN, d.A * d.D},
-                                       .lse = r.lse};
+                                       .lse = r.lse,
+                                       .bf16 = bf16_of(stream.device())};
   enqueue(stream,
           {.name = "attention_fwd", .reads = {qkv_TN, cu_seqlens}, .writes = {r.out_TN, r.lse}},
           args);
@@ -70,7 +73,7 @@ Tensor attention_backward(Stream& stream, const AttentionDims& d, const Tensor& 
   MT_DTYPE("attention_backward", f.lse, DType::f32);
   const int64_t N = qkv_TN.dim(1), AD = d.A * d.D;
   Tensor dqkv = Tensor::empty(stream, qkv_TN.shape(), qkv_TN.dtype());
-  const kernels::AttentionBackward args{.shape = shape_of(d, cu_seqlens),
+  const kernels::AttentionBackward args{.shape = shape_of(stream.device(), d, cu_seqlens),
                                         .q = {heads_from(qkv_TN, 0, d.D), N},
                                         .k = {heads_from(qkv_TN, d.A, d.D), N},
                                         .v = {heads_from(qkv_TN, d.A + d.G, d.D), N},
@@ -80,7 +83,8 @@ Tensor attention_backward(Stream& stream, const AttentionDims& d, const Tensor& 
                                         .dq = {heads_from(dqkv, 0, d.D), N},
                                         .dk = {heads_from(dqkv, d.A, d.D), N},
                                         .dv = {heads_from(dqkv, d.A + d.G, d.D), N},
-                                        .fixed_order = stream.device().fixed_attention_order()};
+                                        .fixed_order = stream.device().fixed_attention_order(),
+                                        .bf16 = bf16_of(stream.device())};
   enqueue(stream,
           {.name = "attention_bwd",
            .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN},

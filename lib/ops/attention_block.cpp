@@ -12,7 +12,8 @@ namespace mtrain::ops {
 
 namespace {
 
-kernels::AttentionShape shape_of(const AttentionBlock& b, int64_t lse_stride) {
+kernels::AttentionShape shape_of(const Device& device, const AttentionBlock& b,
+                                 int64_t lse_stride) {
   const bool documents = bool(b.q_documents.begin);
   const int64_t Sq = b.q.end - b.q.begin, Skv = b.kv.end - b.kv.begin;
   return {.B = b.B,
@@ -28,7 +29,8 @@ kernels::AttentionShape shape_of(const AttentionBlock& b, int64_t lse_stride) {
           .kv_documents = {b.kv_documents.begin, b.kv_documents.end},
           .document_gaps = documents,
           .scale = b.scale,
-          .lse_stride = lse_stride};
+          .lse_stride = lse_stride,
+          .own_kernels = device.own_attention()};
 }
 
 // Returns the elements of x_TN from head h.first of the first of these positions on.
@@ -120,12 +122,13 @@ void attention_block(Stream& stream, const AttentionBlock& b, const Heads& q, co
            .reads = {q.x_TN, k.x_TN, v.x_TN, b.q_documents.begin, b.q_documents.end,
                      b.kv_documents.begin, b.kv_documents.end},
            .writes = {written(b, out, b.A, b.q), written_lse(into.lse)}},
-          kernels::AttentionForward{.shape = shape_of(b, into.lse.dim(2)),
+          kernels::AttentionForward{.shape = shape_of(stream.device(), b, into.lse.dim(2)),
                                     .q = view_of(b, q, b.q),
                                     .k = view_of(b, k, b.kv),
                                     .v = view_of(b, v, b.kv),
                                     .out = span_of(b, out, b.q),
-                                    .lse = lse_at(b, into.lse)});
+                                    .lse = lse_at(b, into.lse),
+                                    .bf16 = bf16_of(stream.device())});
 }
 
 void attention_merge(Stream& stream, const AttentionResult& block, const AttentionResult& into,
@@ -192,7 +195,7 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
            .reads = std::move(reads),
            .writes = {written(b, grads.dq, b.A, b.q), written(b, grads.dk, b.G, b.kv),
                       written(b, grads.dv, b.G, b.kv)}},
-          kernels::AttentionBackward{.shape = shape_of(b, merged.lse.dim(2)),
+          kernels::AttentionBackward{.shape = shape_of(stream.device(), b, merged.lse.dim(2)),
                                      .q = view_of(b, q, b.q),
                                      .k = view_of(b, k, b.kv),
                                      .v = view_of(b, v, b.kv),
@@ -204,7 +207,8 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
                                      .dv = span_of(b, grads.dv, b.kv),
                                      .add_dq = grads.add_dq,
                                      .add_dkv = grads.add_dkv,
-                                     .fixed_order = stream.device().fixed_attention_order()});
+                                     .fixed_order = stream.device().fixed_attention_order(),
+                                     .bf16 = bf16_of(stream.device())});
 }
 
 }  // namespace mtrain::ops

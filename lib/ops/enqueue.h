@@ -12,6 +12,11 @@
 
 namespace mtrain::ops {
 
+// Returns how the kernels that a CPU's stream launches multiply two bf16 operands.
+inline Bf16Arithmetic bf16_of(const device::Device& device) {
+  return device.bf16_arithmetic().value_or(Bf16Arithmetic::widened);
+}
+
 // Launches the kernel whose argument struct is Args. Argument-dependent lookup finds run_cpu() and
 // run_cuda(), which MT_KERNEL below defines for each struct.
 template <class Args>

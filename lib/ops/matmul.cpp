@@ -10,12 +10,8 @@ namespace mtrain::ops {
 namespace {
 kernels::Matmul describe(const Device& device, const Tensor& a, const Tensor& b, Transpose t,
                          const Tensor& c) {
-  kernels::Matmul m{.a = a,
-                    .b = b,
-                    .c_MN = c,
-                    .trans_a = t.a,
-                    .trans_b = t.b,
-                    .bf16 = device.bf16_arithmetic().value_or(Bf16Arithmetic::widened)};
+  kernels::Matmul m{
+      .a = a, .b = b, .c_MN = c, .trans_a = t.a, .trans_b = t.b, .bf16 = bf16_of(device)};
   MT_CHECK(a.shape().rank() == 2 && b.shape().rank() == 2, "matmul of {} and {}", a.shape().str(),
            b.shape().str());
   m.M = a.dim(t.a ? 1 : 0);

@@ -60,9 +60,9 @@ class Pipeline {
   // sees the sum. Call it after DataParallel::finish_grads().
   void finish_grads(model::ParamStore& params) const;
 
-  // Sends an fp32 tensor of this shape from one rank of the pipeline to another; both are numbers
-  // in the world. Returns it on the receiving rank, where `compute` may read it; absent on all
-  // others.
+  // Sends a tensor of this shape and type from one rank of the pipeline to another; both are
+  // numbers in the world. Returns it on the receiving rank, where `compute` may read it; absent on
+  // all others.
   Tensor transfer(const Tensor& data, const Shape& shape, DType dtype, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }

@@ -21,10 +21,16 @@ void estimate(const recipe::Recipe& r, int64_t vocab, bool cheap, RunPlan& plan)
     plan.memory.push_back(estimate_memory(r, plan, vocab, rank));
 }
 
-// Returns the bytes of a rank's device; 0 if they are not known.
+// Returns the bytes of a rank's device; 0 if they are not known, as those of a GPU that was only
+// taken for one of hardware.gpu's.
 double device_memory(const recipe::Recipe& r) {
   if (r.hardware.memory_gb) return *r.hardware.memory_gb * 1e9;
-  return r.train.device == recipe::DeviceChoice::cuda ? usual_memory_gb(r.hardware.gpu) * 1e9 : 0;
+  const auto origin = r.origins.find("hardware.gpu");
+  const bool known = r.given("hardware.gpu") ||
+                     (origin != r.origins.end() && origin->second == recipe::Origin::derived);
+  return known && r.train.device == recipe::DeviceChoice::cuda
+             ? usual_memory_gb(r.hardware.gpu) * 1e9
+             : 0;
 }
 
 }  // namespace

@@ -47,13 +47,17 @@ double memory_in_name(const std::string& name) {
   return 0;
 }
 
+constexpr const char* kPartOfGpu = " mig";  // as launch::visible_gpus() ends its name
+
 // Takes the GPU that is there for hardware.gpu, by which rules and estimates go.
 void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
   if (r.train.device != recipe::DeviceChoice::cuda || machine.gpu_name.empty() ||
       r.given("hardware.gpu"))
     return;
   const std::string name = to_lower(machine.gpu_name);
-  const double gb = memory_in_name(name);
+  // Of a part of a GPU (MIG) the name is the whole one's, and neither tells the part's memory.
+  const bool whole = !name.ends_with(kPartOfGpu);
+  const double gb = whole ? memory_in_name(name) : 0;
   if (gb > 0 && !r.given("hardware.memory_gb")) {
     r.hardware.memory_gb = gb;
     r.origins["hardware.memory_gb"] = recipe::Origin::derived;
@@ -63,9 +67,9 @@ void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
        {recipe::Gpu::gb300, recipe::Gpu::gb200, recipe::Gpu::b300, recipe::Gpu::b200,
         recipe::Gpu::h200, recipe::Gpu::h100, recipe::Gpu::a100}) {
     if (name.find(enum_name(gpu)) == std::string::npos) continue;
+    if (whole) r.origins["hardware.gpu"] = recipe::Origin::derived;  // its memory is known, too
     if (r.hardware.gpu == gpu) return;
     r.hardware.gpu = gpu;
-    r.origins["hardware.gpu"] = recipe::Origin::derived;
     return diagnostics.resolved("hardware.gpu",
                                 fmt::format("{}, which this machine has", enum_name(gpu)));
   }

@@ -12,9 +12,10 @@ namespace mtrain::plan {
 // Returns the bytes of logits, counted as fp32, that a rank computes at once: enough rows for
 // efficient GEMMs, and few enough to matter little beside a model with such a vocabulary. Each
 // chunk reads the output layer's weight twice and its gradient once, and writes the gradient. Below
-// some thousands of rows a GPU's GEMMs take less time than that; a CPU's do below a hundred.
+// some thousands of rows a GPU's GEMMs take less time than that; a CPU's do below a hundred in
+// fp32, and below some hundreds where they run on tiles.
 constexpr int64_t logits_bytes(recipe::DeviceChoice device) {
-  return device == recipe::DeviceChoice::cuda ? 2ll << 30 : 64ll << 20;
+  return device == recipe::DeviceChoice::cuda ? 2ll << 30 : 128ll << 20;
 }
 
 // Returns how many of T tokens have logits at once in `bytes` of fp32, for V columns of logits on a

@@ -375,6 +375,7 @@ class Estimator {
     // After an exchange of heads attention has whole sequences, and some heads at a time. cuDNN
     // computes neither fp32 nor blocks of keys whose gradients are added up.
     const bool exchanged = uses(recipe::CpCommType::a2a);
+    const bool cudnn = !r_.debug.own_attention && e_ == 2 && (l_.cp == 1 || exchanged);
     const int64_t ranks = exchanged ? l_.cp : 1;
     const int64_t kv_heads = heads_here(m_.kv_heads(), ranks);
     const int64_t chunks = exchanged ? plan_.head_chunks.a2a : 1;
@@ -384,7 +385,7 @@ class Estimator {
                                       .A = heads_here(m_.num_attention_heads, ranks) / chunks,
                                       .G = kv_heads / chunks,
                                       .D = m_.head_dim(),
-                                      .cudnn = e_ == 2 && (l_.cp == 1 || exchanged),
+                                      .cudnn = cudnn,
                                       .fixed_order = r_.debug.deterministic,
                                       .documents = r_.packed_sequence.packed_sequence_size > 0})));
   }

@@ -63,6 +63,9 @@ std::string context_text(const std::vector<recipe::CpCommType>& types) {
 }  // namespace
 
 PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
+  // Hosts may have GPUs with more or less memory, and a run may go on on another host.
+  Recipe everywhere = r;
+  if (!r.given("hardware.memory_gb")) everywhere.hardware.memory_gb = {};
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),
           .precision = precision_text(r.mixed_precision, plan),
@@ -71,7 +74,7 @@ PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
           .context = context_text(r.distributed.cp_comm_type),
           .schedule = pipeline.pp_schedule_csv ? *pipeline.pp_schedule_csv
                                                : std::string(enum_name(pipeline.pp_schedule)),
-          .recipe = print_recipe(r, false),
+          .recipe = print_recipe(everywhere, false),
           .recipe_with_origins = print_recipe(r)};
 }
 

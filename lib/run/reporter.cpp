@@ -72,6 +72,13 @@ void Reporter::step(const train::StepStats& s) {
   const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
   const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
                                      : observe::StepProgress::kUnknown;
+  if (mfu > 1 && !told_of_peak_) {
+    told_of_peak_ = true;
+    progress_->note(fmt::format(
+        "step {}: {:.0f} GFLOP/s are more than the measured peak of {:.0f}: the peak was "
+        "measured too low, so such steps have no MFU",
+        s.step, rate * flops * 1e-9, peak_flops_ * trainer_.world().size() * 1e-9));
+  }
   last_ = now;
   tokens_ += s.tokens;
   ++steps_;
@@ -101,7 +108,7 @@ void Reporter::step(const train::StepStats& s) {
       {"tokens", s.step * s.tokens},  // of the whole run, not of this process alone
       {"step_ms", 1e3 * step_s},
       {"tokens_per_s", rate},
-      {"mfu", mfu},
+      {"mfu", mfu > 1 ? observe::StepProgress::kUnknown : mfu},
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};

@@ -36,7 +36,8 @@ class Reporter {
   using Clock = std::chrono::steady_clock;
 
   train::Trainer& trainer_;
-  double peak_flops_ = 0;  // FLOP/s of the device in the compute type; 0: unknown
+  double peak_flops_ = 0;      // FLOP/s of the device in the compute type; 0: unknown
+  bool told_of_peak_ = false;  // that a step was faster than it
   std::unique_ptr<observe::ProgressLine> progress_;
   std::unique_ptr<observe::MetricsWriter> metrics_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank

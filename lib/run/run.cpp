@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "base/ignore_sigpipe.h"
 #include "base/log.h"
@@ -10,6 +11,7 @@
 #include "launch/error_file.h"
 #include "run/bf16_choice.h"
 #include "run/fault_injection.h"
+#include "run/gemm_choice.h"
 #include "run/open_device.h"
 #include "run/rank_consistency.h"
 #include "run/reporter.h"
@@ -73,6 +75,8 @@ class Training {
       device_->set_timing_sink(&trace_->sink());
     }
     const SignalGuard signals;
+    auto tuner = gemm_tuner(*device_, plan_);  // until it has chosen, after the first step
+    if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
     std::string end;  // why the run ends early; empty while it goes on
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
@@ -81,6 +85,7 @@ class Training {
       const train::StepStats stats = trainer_.step();
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
+      if (tuner && trainer_.steps_done() < plan_.train.steps) choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
       const int64_t step = trainer_.steps_done();
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
@@ -94,6 +99,14 @@ class Training {
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     all_ranks_here();  // rank 0 serves the store, so it must end last
+  }
+
+  void choose(const std::unique_ptr<ops::GemmTuner>& tuner) {
+    const auto began = std::chrono::steady_clock::now();
+    choose_gemms(*tuner, trainer_.control());
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    note(fmt::format("algorithms of GEMMs chosen in {:.1f} s", took.count()));
+    if (trainer_.graphs()) trainer_.graphs()->hold(false);
   }
 
   // Returns why the run ends after this step; empty if it goes on. All ranks agree whether it ends.

@@ -1,6 +1,7 @@
 #include "run/run_checkpoint.h"
 
 #include "run/bf16_choice.h"
+#include "run/gemm_choice.h"
 
 namespace mtrain::run {
 
@@ -11,6 +12,7 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
                                   .recipe = t.plan().text.recipe_with_origins,
                                   .on_commit = on_commit};
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
+  if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
   return save_checkpoint(t.checkpoint_parts(), t.progress(), std::move(options));
 }
 
@@ -18,6 +20,7 @@ void resume_run(train::Trainer& t, const std::filesystem::path& folder) {
   const checkpoint::LoadedCheckpoint loaded =
       load_checkpoint(t.checkpoint_parts(), t.plan().text.recipe, folder);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
+  if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, loaded.state);
   t.set_progress(loaded.progress);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "ops/tuning.h"
 
 namespace mtrain::run {
 
@@ -126,6 +127,10 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, double peak) {
       {"device", t.device().description() +
                      (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "") +
                      bf16_text(t)});
+  if (ops::built_for_narrower_cpu(t.device()))
+    rows.push_back({"slow build",
+                    "this CPU has wider vectors than the build, which another host "
+                    "configured with -DMTRAIN_CPU_KERNELS=HOST"});
   rows.push_back({"ranks", ranks_text(plan)});
   if (t.world().size() == 1)
     rows.push_back({"overlap", "one rank: no communication"});

@@ -66,7 +66,7 @@ void MicroBatchGraphs::run(const pipeline::MicroBatches& work, bool steady) {
 }
 
 bool MicroBatchGraphs::possible(const model::MicroBatch& batch, int64_t k) const {
-  return plan_.on && k >= plan_.first && k < plan_.end && batch.seq.documents.empty() &&
+  return plan_.on && !held_ && k >= plan_.first && k < plan_.end && batch.seq.documents.empty() &&
          !compute_.device().launch_check();
 }
 

@@ -32,6 +32,9 @@ class MicroBatchGraphs {
   // same time as a micro-batch. Returns null if there are no graphs.
   std::unique_ptr<device::Allocator::Open> share_memory() const;
 
+  // While graphs are held, micro-batches run without them: later steps will launch other kernels.
+  void hold(bool held) { held_ = held; }
+
   // From here on nothing runs as a graph; print_cuda_graphs() tells the user `why`.
   void turn_off(std::string why);
   const plan::CudaGraphs& plan() const { return plan_; }  // turn_off() changes it
@@ -61,6 +64,7 @@ class MicroBatchGraphs {
   pipeline::Pipeline& pipeline_;
   plan::CudaGraphs plan_;
   std::string failure_;
+  bool held_ = false;
   std::shared_ptr<device::MemoryPool> pool_;
   model::GraphInputs values_;
   std::map<Key, int64_t> runs_;  // how often such a micro-batch ran without a graph

@@ -1,6 +1,7 @@
 // Measures GFLOP/s of attention, forward and backward, counting the operations that a causal mask
 // leaves.
-//   bench_attention [threads] [fp32|bf16] [rounds]
+//   bench_attention [threads] [fp32|bf16|tiles] [rounds]
+// `tiles` is bf16 multiplied by AMX tiles.
 // Prints medians; with MTRAIN_BENCH_BEST=1 the best rounds, for a machine that others use too.
 #include <algorithm>
 #include <chrono>
@@ -61,13 +62,15 @@ double median_seconds(int rounds, const F& f) {
 
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
-  const DType dtype = argc > 2 && std::string(argv[2]) == "bf16" ? DType::bf16 : DType::f32;
+  const std::string type = argc > 2 ? argv[2] : "fp32";
+  const DType dtype = type == "fp32" ? DType::f32 : DType::bf16;
+  const Bf16Arithmetic bf16 = type == "tiles" ? Bf16Arithmetic::tiles : Bf16Arithmetic::widened;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 15;
   ThreadPool pool(threads);
   const ThreadPool::Scope scope(&pool);
   const double peak = cpu::measure_peak_flops();
-  std::printf("%d threads, %s, %s, peak %.0f GFLOP/s\n", threads,
-              std::string(dtype_name(dtype)).c_str(), cpu::isa_name(cpu::isa()), peak * 1e-9);
+  std::printf("%d threads, %s, %s, peak %.0f GFLOP/s\n", threads, type.c_str(),
+              cpu::isa_name(cpu::isa()), peak * 1e-9);
   for (const Case& c : kCases) {
     const int64_t T = c.S * c.B, qkv_width = (c.A + 2 * c.G) * c.D, width = c.A * c.D;
     const Operand qkv(T * qkv_width, dtype), out(T * width, dtype), dout(T * width, dtype);
@@ -86,8 +89,13 @@ int main(int argc, char** argv) {
     const HeadView q{part(qkv, 0), qkv_width}, k{part(qkv, c.A), qkv_width},
         v{part(qkv, c.A + c.G), qkv_width};
     const double forward = median_seconds(rounds, [&] {
-      cpu::run(AttentionForward{
-          .shape = shape, .q = q, .k = k, .v = v, .out = {out.span, width}, .lse = lse.span});
+      cpu::run(AttentionForward{.shape = shape,
+                                .q = q,
+                                .k = k,
+                                .v = v,
+                                .out = {out.span, width},
+                                .lse = lse.span,
+                                .bf16 = bf16});
     });
     const double backward = median_seconds(rounds, [&] {
       cpu::run(AttentionBackward{.shape = shape,
@@ -99,7 +107,8 @@ int main(int argc, char** argv) {
                                  .lse = lse.span,
                                  .dq = {part(dqkv, 0), qkv_width},
                                  .dk = {part(dqkv, c.A), qkv_width},
-                                 .dv = {part(dqkv, c.A + c.G), qkv_width}});
+                                 .dv = {part(dqkv, c.A + c.G), qkv_width},
+                                 .bf16 = bf16});
     });
     const double flops = 4.0 * double(c.B * c.A * c.D) * double(c.S) * double(c.S + 1) / 2;
     std::printf(

@@ -14,15 +14,14 @@ shift $(($# < 4 ? $# : 4))
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-program() {
+mtrain_of() {
   local place
-  for place in "$1/bin/mtrain" "$1/apps/mtrain/mtrain"; do
-    [[ ! -x $place ]] || { echo "$place" && return; }
-  done
-  die "$1 has no mtrain"
+  place=$(program_path mtrain "$1")
+  [[ -x $place ]] || die "$1 has no mtrain"
+  echo "$place"
 }
 seq 1 200000 >"$work/text"
-"$(program "$after")" data build --input "$work/text" --output "$work/set" >/dev/null
+"$(mtrain_of "$after")" data build --input "$work/text" --output "$work/set" >/dev/null
 
 # speed <build folder> <prefix> <setting...>: prints the median tokens/s of all steps but the first three
 speed() {
@@ -31,7 +30,7 @@ speed() {
   local -a variables=()
   for name in $(compgen -e "$prefix"); do variables+=("${name#"$prefix"}=${!name}"); done
   rm -rf "$work/run"
-  env "${variables[@]}" "$(program "$build")" --recipe "$recipe" "dataset.train=$work/set" dataset.validation=none \
+  env "${variables[@]}" "$(mtrain_of "$build")" --recipe "$recipe" "dataset.train=$work/set" dataset.validation=none \
     "train.run_dir=$work/run" train.log_every=1000 checkpoint.at_end=false "$@" >"$work/log" 2>&1 || {
     tail -n 5 "$work/log" >&2
     die "training failed"

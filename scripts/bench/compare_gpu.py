@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
 """Compares training speed, MFU, memory and time per operation of mtrain with PyTorch's: same models, same GPU.
 
-  scripts/bench/compare_gpu.py [--models gpu_124m gpu_1b gpu_7b] [--build build/release] [--output build/gpu/compare]
-    [--seconds 270] [--python python3] [path=value ...]
+  scripts/bench/compare_gpu.py [--models gpu_124m gpu_1b gpu_7b gpu_1b:fp8 ...] [--build build/release] [--output build/gpu/compare]
+    [--seconds 270] [--python python3] [--alone FOLDER] [path=value ...]
 
 The models are those of recipes/bench; settings after the options change both programs' model. PyTorch is torch_train.py
 beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: products
-in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py measures on the CPU: there a fair peer
-needs a choice of interpreters and BLAS kernels and an idle machine, here one process with the GPU to itself.)
+in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py
+measures on a CPU, where the two must take turns on an idle machine.)
+
+A model with ":fp8" behind its name is mtrain's training with 8-bit GEMMs in the layers (fp8: hybrid, tensorwise scales), beside
+PyTorch in bf16: a row for the record, for which no target is set. PyTorch's figures of the same model and micro-batch are
+those of the row before it, where there is one.
+
+--alone names the folder with train_MODEL.json and profile_MODEL.json of gpu_train.py: what these have of a model of the same
+shape is taken from there, and PyTorch alone is run.
 
 Tokens/s are of the median step, by the wall clock. MFU counts 6 FLOPs per token and weight of a matmul, and attention's
 of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw in
 use above what was before, the same for both; beside it stands what each allocator had handed out. Where one of the two
 has no memory for a micro-batch, both take half of it, and the table says so. A model for which the seconds do not suffice
 is listed as not measured. Writes FILE.json and FILE.md after every model, and what mtrain and programs that failed said
-into logs beside them; exit code 1 where one fails.
+into logs beside them; exit code 1 where one fails, 3 where none fails and one is not measured.
 """
 import argparse
 import array
@@ -36,6 +43,7 @@ from process_groups import GROUP, kill_group
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
+VARIANTS = {"fp8": ["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]}
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
 TARGET_OPERATION = 0.05  # of a step, for what is neither a matmul nor attention
 RULES = """Both programs: GEMMs in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
@@ -43,7 +51,8 @@ weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTor
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
 
 """
-SECONDS_LEAST = 45       # for a model: less is not begun
+TIMED_OUT = 3            # exit code
+SECONDS_LEAST = 30       # for a model: less is not begun
 SECONDS_MOST = 110       # for one program: what hangs leaves time to the others
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
 PROFILED = re.compile(r"steps profiled: (\d+)")
@@ -91,7 +100,8 @@ def shape_of(settings):
     return dict(
         layers=model("num_layers"), hidden=model("hidden_size"), heads=model("num_attention_heads"),
         kv_heads=model("num_query_groups"), head_dim=model("kv_channels"), ffn=model("ffn_hidden_size"), vocab=model("vocab_size"),
-        rotary_base=model("rotary_base"), qkv_bias=yes("model.add_qkv_bias"), tied=yes("model.share_embeddings_and_output_weights"),
+        init_std=model("init_method_std"), rotary_base=model("rotary_base"),
+        qkv_bias=yes("model.add_qkv_bias"), tied=yes("model.share_embeddings_and_output_weights"),
         seq=number("dataset.seq_length"), global_batch=number("train.global_batch_size"),
         micro_batch=number("train.micro_batch_size"), precision=settings["mixed_precision.name"])
 
@@ -171,18 +181,20 @@ def measured(s, step_ms, memory, allocated, peak, **more):
 class Comparison:
     def __init__(self, args, work):
         self.args, self.work = args, work
-        self.mtrain = (ROOT / args.build / "apps/mtrain/mtrain").resolve()
+        self.mtrain = (ROOT / args.build / "bin/mtrain").resolve()
         if not self.mtrain.exists():
             sys.exit(f"{self.mtrain} is not built")
         self.deadline = time.monotonic() + args.seconds
+        self.torch_runs = []  # (shape, result)
         self.peak = next((flops for name, flops in PEAK.items() if name in args.gpu), None)
 
     def left(self):
         return self.deadline - time.monotonic()
 
     def command(self, model, *settings):
-        return [self.mtrain, "--recipe", ROOT / f"recipes/bench/{model}.yaml", f"dataset.train={self.work}/{model}",
-                f"train.device={self.args.device}", *self.args.settings, *settings]
+        recipe, _, variant = model.partition(":")
+        return [self.mtrain, "--recipe", ROOT / f"recipes/bench/{recipe}.yaml", f"dataset.train={self.work}/{recipe}",
+                f"train.device={self.args.device}", *VARIANTS.get(variant, []), *self.args.settings, *settings]
 
     def shape(self, model):
         printed = subprocess.run([*self.command(model), "--print-recipe"], capture_output=True, text=True, cwd=ROOT)
@@ -202,6 +214,18 @@ class Comparison:
         return measured(s, [line["step_ms"] for line in lines[self.args.warmup:]], memory, lines[-1]["memory_peak"], self.peak,
                         losses=[line["loss"] for line in lines], operations=[], operations_ms=0)
 
+    def measured_alone(self, model, s):
+        """What gpu_train.py has measured of mtrain, or None."""
+        found = {}
+        for what in ("train", "profile"):
+            file = self.args.alone / f"{what}_{model.replace(':', '_')}.json" if self.args.alone else None
+            row = json.loads(file.read_text()) if file and file.exists() else {}
+            if row.get("shape") == s and row.get("settings") == self.args.settings:
+                found.update(row.get("mtrain", {}))
+                if what == "train" and row.get("result") != "passed":
+                    return None
+        return found if "tokens_per_s" in found else None
+
     def profile_mtrain(self, model, s):
         """By itself: events around every launch, and no graphs."""
         folder = tempfile.mkdtemp(dir=self.work)
@@ -216,25 +240,31 @@ class Comparison:
         return dict(operations=rows, operations_ms=sum(row[1] for row in rows))
 
     def run_torch(self, model, s):
+        if known := next((result for shape, result in self.torch_runs if shape == s), None):
+            return known
         said, memory = execute(
-            [self.args.python, ROOT / "scripts/bench/torch_train.py", "--shape", json.dumps(s), "--data", self.work / model,
+            [self.args.python, ROOT / "scripts/bench/torch_train.py", "--shape", json.dumps(s), "--data", self.work / model.partition(":")[0],
              "--steps", self.args.steps, "--warmup", self.args.warmup, "--profile", 2, "--device", self.args.device,
              "--compile", int(self.args.compile)], self.left(), cwd=self.work)
         result = json.loads(said.splitlines()[-1])
-        return measured(s, result.pop("step_ms"), memory, result.pop("memory_allocated"), self.peak, **result)
+        result = measured(s, result.pop("step_ms"), memory, result.pop("memory_allocated"), self.peak, **result)
+        self.torch_runs.append((dict(s), result))
+        return result
 
     def log(self, name, side, said):
-        self.args.output.with_name(f"{self.args.output.name}_{name}_{side}.log").write_text(said)
+        self.args.output.with_name(f"{self.args.output.name}_{name.replace(':', '_')}_{side}.log").write_text(said)
 
     def model(self, row):
         """Fills `row` as far as it comes."""
         name = row["model"]
         s = row["shape"] = self.shape(name)
-        write_data(self.work / name, s["vocab"], max(1 << 19, 4 * s["global_batch"] * s["seq"]))
+        if ":" in name:
+            row["notes"].append("mtrain in fp8, PyTorch in bf16")
+        write_data(self.work / name.partition(":")[0], s["vocab"], max(1 << 19, 4 * s["global_batch"] * s["seq"]))
         while True:
             try:
                 side = "mtrain"
-                row["mtrain"] = self.run_mtrain(name, s)
+                row["mtrain"] = self.measured_alone(name, s) or self.run_mtrain(name, s)
                 side = "PyTorch"
                 row["torch"] = self.run_torch(name, s)
                 break
@@ -254,7 +284,8 @@ class Comparison:
         if ours["memory_mib"] and theirs["memory_mib"]:
             row["memory_ratio"] = ours["memory_mib"] / theirs["memory_mib"]
         try:
-            ours.update(self.profile_mtrain(name, s))
+            if not ours["operations"]:
+                ours.update(self.profile_mtrain(name, s))
         except (Failed, OutOfMemory) as e:
             row["notes"].append(f"no profile of mtrain: {str(e) or 'no memory'}")
             if isinstance(e, Failed):
@@ -282,12 +313,13 @@ def table(rows):
         s, ours, theirs = r["shape"], r["mtrain"], r["torch"]
         share, operation = r["largest_other"]
         target = TARGET_MFU.get(r["model"])
+        judge = verdict if ":" not in r["model"] else lambda good: ""  # targets are for equal precision
         lines.append("| {} | {} x {}, {} | {:.0f} | {:.0f} | **{:.2f}**{} | {}{} | {} | {} / {}{} | {} / {} | {} {}{} | {} |".format(
             r["model"], s["global_batch"], s["seq"], s["micro_batch"], ours["tokens_per_s"], theirs["tokens_per_s"], r["ratio"],
-            verdict(r["ratio"] >= TARGET_SPEED), percent(ours["mfu"]),
-            "" if target is None or ours["mfu"] is None else f" (>= {percent(target)}){verdict(ours['mfu'] >= target)}",
-            percent(theirs["mfu"]), ours["memory_mib"], theirs["memory_mib"], verdict(r.get("memory_ratio", 1) <= 1),
-            ours["allocated_mib"], theirs["allocated_mib"], operation, percent(share), verdict(share <= TARGET_OPERATION),
+            judge(r["ratio"] >= TARGET_SPEED), percent(ours["mfu"]),
+            "" if target is None or ours["mfu"] is None else f" (>= {percent(target)}){judge(ours['mfu'] >= target)}",
+            percent(theirs["mfu"]), ours["memory_mib"], theirs["memory_mib"], judge(r.get("memory_ratio", 1) <= 1),
+            ours["allocated_mib"], theirs["allocated_mib"], operation, percent(share), judge(share <= TARGET_OPERATION),
             "; ".join([f"SDPA {theirs['attention']}", *r["notes"]])))
     return "\n".join(lines) + "\n"
 
@@ -321,18 +353,24 @@ def write(args, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["gpu_124m", "gpu_1b", "gpu_7b"])
+    parser.add_argument("--models", nargs="+", default=["gpu_124m", "gpu_1b", "gpu_7b"], metavar="MODEL[:fp8]")
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/gpu/compare")
     parser.add_argument("--seconds", type=float, default=270)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=4)
     parser.add_argument("--python", default="python3", help="with PyTorch")
+    parser.add_argument("--alone", type=pathlib.Path, help="the folder with gpu_train.py's results")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: that the comparison itself works")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args, args.settings = parser.parse_known_args()
+    # argparse takes settings that follow the models for models.
+    args.settings += [word for word in args.models if "=" in word]
+    args.models = [word for word in args.models if "=" not in word]
     if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
         parser.error(f"what is {wrong[0]}?")
+    if wrong := [name for name in args.models if ":" in name and name.partition(":")[2] not in VARIANTS]:
+        parser.error(f"{wrong[0]}: the variants of a model are {', '.join(VARIANTS)}")
     args.output = args.output.absolute()  # programs run elsewhere
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.gpu = gpu_name()
@@ -363,8 +401,8 @@ def main():
                 row["mtrain"]["tokens_per_s"], row["torch"]["tokens_per_s"], row["ratio"])), flush=True)
     skipped = sum("skipped" in r for r in rows)
     failed = sum("failed" in r for r in rows) - skipped
-    print(f"{len(rows)} models, {failed} failed, {skipped} not run")
-    sys.exit(1 if failed else 0)
+    print(f"{len(rows)} models, {failed} failed, {skipped} not measured in time")
+    sys.exit(1 if failed else TIMED_OUT if skipped else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // Measures the CUDA kernels on this GPU at the shapes of two models: memory-bound kernels in GB/s
 // and relative to a copy, attention and GEMMs in TFLOP/s.
-//   bench_cuda [rounds]
+//   bench_cuda [rounds, default 20] [bf16|fp32, default both]
 // Bytes are those that a kernel must read and write once. A kernel that fails is reported, and the
 // others are still measured.
 #include <cstdio>
@@ -183,6 +183,7 @@ int main(int argc, char** argv) {
     good &= gpu.measure([&] { bench_optimizer(gpu); });
     for (DType t : {DType::bf16, DType::f32})
       for (const Model& m : kModels) {
+        if (argc > 2 && dtype_name(t) != argv[2]) continue;
         std::printf("--- %s, %s, %d tokens\n", m.name, std::string(dtype_name(t)).c_str(),
                     int(kTokens));
         good &= gpu.measure([&] { bench_norms(gpu, m, t); });
@@ -194,7 +195,10 @@ int main(int argc, char** argv) {
           for (bool packed : {false, true})
             good &= gpu.measure([&] { bench_attention(gpu, m, t, S, packed); });
         good &= gpu.measure([&] { bench_matmul(gpu, m, t); });
-        if (t == DType::bf16) good &= gpu.measure([&] { bench_epilogues(gpu, m); });
+        if (t != DType::bf16) continue;
+        good &= gpu.measure([&] { bench_epilogues(gpu, m); });
+        const int capability = 10 * properties.major + properties.minor;
+        good &= gpu.measure([&] { bench_float8_gemms(gpu, m, capability); });
       }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_cuda: %s\n", e.what());

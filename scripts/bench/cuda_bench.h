@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -18,6 +19,8 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/fp8.h"
+#include "kernels/fp8_blocks.h"
+#include "kernels/gemm_choices.h"
 #include "kernels/matmul.h"
 #include "kernels/matmul_unfused.h"
 #include "kernels/norm.h"
@@ -66,6 +69,21 @@ class Gpu {
     check(cudaFree(wide.data));
     taken_.erase(std::find(taken_.begin(), taken_.end(), wide.data));
     return narrow;
+  }
+  // Normal numbers of 8 bits.
+  Span float8(int64_t count, DType dtype) {
+    const Span wide = raw(count, DType::f32), narrow = raw(count, dtype), scale = filled(1, 1);
+    cuda::run(FillNormal{.y = wide, .key = ++key_, .std = 1}, stream_);
+    cuda::run(Quantize{.x_TN = wide, .scale = scale, .y_TN = narrow, .T = 1, .N = count}, stream_);
+    check(cudaStreamSynchronize(stream_));
+    check(cudaFree(wide.data));
+    taken_.erase(std::find(taken_.begin(), taken_.end(), wide.data));
+    return narrow;
+  }
+  Span filled(int64_t count, float value) {  // fp32
+    const Span s = raw(count, DType::f32);
+    cuda::run(Fill{.y = s, .value = value}, stream_);
+    return s;
   }
   Span ids(int64_t count, int64_t below) {
     std::vector<int32_t> host(static_cast<size_t>(count));
@@ -132,14 +150,24 @@ class Gpu {
     std::printf("%-28s %8.1f us %8.0f GB/s  %5.1f %% of a copy\n", name, s * 1e6, bytes / s * 1e-9,
                 100 * bytes / s / copy_);
   }
+  // `by` is asked behind the measurement for what has computed it.
   template <class Args>
-  void arithmetic(const char* name, const Args& args, double flops) {
+  void arithmetic(const std::string& name, const Args& args, double flops,
+                  const std::function<std::string()>& by = {}) {
     arithmetic_of(
-        name, [&] { cuda::run(args, stream_); }, flops);
+        name, [&] { cuda::run(args, stream_); }, flops, by);
   }
-  void arithmetic_of(const char* name, const std::function<void()>& call, double flops) {
+  void arithmetic_of(const std::string& name, const std::function<void()>& call, double flops,
+                     const std::function<std::string()>& by = {}) {
     const double s = median_seconds(call);
-    std::printf("%-28s %8.1f us %8.0f TFLOP/s\n", name, s * 1e6, flops / s * 1e-12);
+    std::printf("%-28s %8.1f us %8.0f TFLOP/s", name.c_str(), s * 1e6, flops / s * 1e-12);
+    std::printf("%s\n", by ? ("  (" + by() + ")").c_str() : "");
+  }
+  // A GEMM by the library's first algorithm, and by the one that is chosen by measuring.
+  void gemm(const std::string& name, const Matmul& m, double flops) {
+    arithmetic(name, m, flops);
+    cuda::use_gemm_choices(cuda::time_gemms(cuda::unchosen_gemms(), stream_));
+    arithmetic(name + ", chosen", m, flops);
   }
   void measure_copy() {
     const Span from = raw(int64_t(1) << 30, DType::u8), to = raw(int64_t(1) << 30, DType::u8);
@@ -177,5 +205,8 @@ class Gpu {
 void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed);
 void bench_matmul(Gpu& gpu, const Model& m, DType t);
 void bench_epilogues(Gpu& gpu, const Model& m);
+// --- cuda_bench_float8.cpp ---
+// capability: 10 * the major number + the minor one.
+void bench_float8_gemms(Gpu& gpu, const Model& m, int capability);
 
 }  // namespace mtrain::kernels

@@ -1,9 +1,11 @@
 // Measures attention and GEMMs for bench_cuda, in TFLOP/s.
 #include <cmath>
-#include <cstdio>
 #include <string>
 
+#include <fmt/core.h>
+
 #include "cuda_bench.h"
+#include "kernels/cuda/device/attention_kernels.h"
 
 namespace mtrain::kernels {
 
@@ -29,25 +31,26 @@ void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) 
   const HeadView q{from(qkv, 0), N}, k{from(qkv, m.A), N}, v{from(qkv, m.A + m.G), N};
   // Two GEMMs over the half of the scores that a causal mask leaves.
   const double flops = 2 * 2.0 * double(B * m.A * S * S * m.D) / 2;
-  char name[64];
-  const char* const how = packed ? ", packed" : "";
-  std::snprintf(name, sizeof name, "attention S %d%s, forward", int(S), how);
-  gpu.arithmetic(
-      name, AttentionForward{.shape = shape, .q = q, .k = k, .v = v, .out = {out, AD}, .lse = lse},
-      flops);
-  std::snprintf(name, sizeof name, "attention S %d%s, backward", int(S), how);
-  gpu.arithmetic(name,
-                 AttentionBackward{.shape = shape,
-                                   .q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .out = {out, AD},
-                                   .dout = {dout, AD},
-                                   .lse = lse,
-                                   .dq = {from(dqkv, 0), N},
-                                   .dk = {from(dqkv, m.A), N},
-                                   .dv = {from(dqkv, m.A + m.G), N}},
-                 2.5 * flops);
+  const std::string name = fmt::format("attention S {}{}, ", S, packed ? ", packed" : "");
+  const AttentionForward forward{
+      .shape = shape, .q = q, .k = k, .v = v, .out = {out, AD}, .lse = lse};
+  gpu.arithmetic(name + "forward", forward, flops, [&] { return cuda::attention_engine(forward); });
+  AttentionBackward backward{.shape = shape,
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .out = {out, AD},
+                             .dout = {dout, AD},
+                             .lse = lse,
+                             .dq = {from(dqkv, 0), N},
+                             .dk = {from(dqkv, m.A), N},
+                             .dv = {from(dqkv, m.A + m.G), N}};
+  // A fixed order is for debug.deterministic; trainings do without.
+  for (const bool fixed : {false, true}) {
+    backward.fixed_order = fixed;
+    gpu.arithmetic(name + "backward" + (fixed ? ", fixed order" : ""), backward, 2.5 * flops,
+                   [&] { return cuda::attention_engine(backward); });
+  }
   if (packed) return gpu.free_all();
   const Span cos = gpu.normal(S * m.D / 2, DType::f32), sin = gpu.normal(S * m.D / 2, DType::f32),
              position = gpu.ids(kTokens, S);
@@ -77,24 +80,21 @@ void bench_matmul(Gpu& gpu, const Model& m, DType t) {
     const Span x = gpu.normal(T * l.K, t), w = gpu.normal(l.N * l.K, t), y = gpu.normal(T * l.N, t);
     const Span dw = gpu.normal(l.N * l.K, DType::f32), dx = gpu.raw(T * l.K, t);
     const double flops = 2.0 * double(T) * double(l.N) * double(l.K);
-    char name[64];
-    std::snprintf(name, sizeof name, "%s, forward", l.name);
-    gpu.arithmetic(name,
-                   Matmul{.a = x, .b = w, .c_MN = y, .M = T, .N = l.N, .K = l.K, .trans_b = true},
-                   flops);
-    std::snprintf(name, sizeof name, "%s, of the input", l.name);
-    gpu.arithmetic(name, Matmul{.a = y, .b = w, .c_MN = dx, .M = T, .N = l.K, .K = l.N}, flops);
-    std::snprintf(name, sizeof name, "%s, of the weight", l.name);
-    gpu.arithmetic(name,
-                   Matmul{.a = y,
-                          .b = x,
-                          .c_MN = dw,
-                          .M = l.N,
-                          .N = l.K,
-                          .K = T,
-                          .trans_a = true,
-                          .accumulate = true},
-                   flops);
+    const std::string name = l.name;
+    gpu.gemm(name + ", forward",
+             {.a = x, .b = w, .c_MN = y, .M = T, .N = l.N, .K = l.K, .trans_b = true}, flops);
+    gpu.gemm(name + ", of the input", {.a = y, .b = w, .c_MN = dx, .M = T, .N = l.K, .K = l.N},
+             flops);
+    gpu.gemm(name + ", of the weight",
+             {.a = y,
+              .b = x,
+              .c_MN = dw,
+              .M = l.N,
+              .N = l.K,
+              .K = T,
+              .trans_a = true,
+              .accumulate = true},
+             flops);
     gpu.free_all();
   }
 }
@@ -108,9 +108,9 @@ void bench_epilogues(Gpu& gpu, const Model& m) {
              db = gpu.normal(F, DType::f32);
   const double flops = 2.0 * double(T) * double(F) * double(m.H);
   const auto both = [&](const std::string& name, const Matmul& product) {
-    gpu.arithmetic(name.c_str(), product, flops);
+    gpu.gemm(name, product, flops);
     gpu.arithmetic_of(
-        (name + ", apart").c_str(),
+        name + ", apart",
         [&] { run_unfused(product, [&](const auto& args) { cuda::run(args, gpu.stream()); }); },
         flops);
   };

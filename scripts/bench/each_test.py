@@ -6,7 +6,7 @@
 A process cannot use its GPU after an illegal access, and a kernel that hangs never ends; with a process for each case,
 neither costs other cases their result. `--under` is a command that runs the program, such as "compute-sanitizer --tool
 memcheck". A case that takes longer than --each is ended. At SIGTERM the script prints the cases that have not run. The
-exit code is 1 if a case failed or has not run.
+exit code is 1 if a case failed or has not run, and 3 if none did and one took too long.
 """
 import argparse
 import concurrent.futures
@@ -22,6 +22,11 @@ import time
 from process_groups import GROUP, kill_group
 
 SAID = 30  # last lines of a failed case
+TIMED_OUT = 3
+
+
+class Late(str):
+    """Why a case that took too long has no exit code."""
 
 
 class Cases:
@@ -48,7 +53,7 @@ class Cases:
                 said, _ = process.communicate(timeout=5)
             except subprocess.TimeoutExpired as e:
                 said = e.output or b""
-            code = f"longer than {self.args.each:g} s"
+            code = Late(f"longer than {self.args.each:g} s")
         with self.lock:
             self.running.discard(process)
         return code or process.returncode, said.decode(errors="replace")
@@ -86,21 +91,23 @@ def main():
     cases = Cases(args)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=cases.end).start())
     names = cases.names()
-    failed, left = 0, set(names)
+    failed, late, left = 0, 0, set(names)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for done in concurrent.futures.as_completed([pool.submit(cases.run, name) for name in names]):
             name, code, said, seconds = done.result()
             if cases.over and code != 0:
                 continue
             left.discard(name)
-            failed += code != 0
-            print(f"{seconds:6.1f} s  {'passed' if code == 0 else f'FAILED ({code})'}  {name}", flush=True)
+            late += isinstance(code, Late)
+            failed += code != 0 and not isinstance(code, Late)
+            result = "passed" if code == 0 else f"TIMED OUT ({code})" if isinstance(code, Late) else f"FAILED ({code})"
+            print(f"{seconds:6.1f} s  {result}  {name}", flush=True)
             if code != 0:
                 print("".join(f"          {line}\n" for line in said.rstrip().splitlines()[-SAID:]), end="", flush=True)
     for name in sorted(left):
         print(f"          not run  {name}")
-    print(f"{len(names)} test cases, {failed} failed, {len(left)} not run" if names else "there are no test cases")
-    sys.exit(1 if failed or left or not names else 0)
+    print(f"{len(names)} test cases, {failed} failed, {late} timed out, {len(left)} not run" if names else "there are no test cases")
+    sys.exit(1 if failed or left or not names else TIMED_OUT if late else 0)
 
 
 if __name__ == "__main__":

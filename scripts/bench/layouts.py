@@ -101,8 +101,8 @@ class Suite:
     def __init__(self, args, work):
         self.args, self.work, self.deadline = args, work, time.monotonic() + args.seconds
         build = (ROOT / args.build).resolve()
-        self.mtrain = build / "apps/mtrain/mtrain"
-        self.launch = build / "apps/mtrain-launch/mtrain-launch"
+        self.mtrain = build / "bin/mtrain"
+        self.launch = build / "bin/mtrain-launch"
         for program in (self.mtrain, self.launch):
             if not program.exists():
                 sys.exit(f"{program} is not built")
@@ -230,7 +230,8 @@ class Suite:
 
 def gpu_count():
     try:
-        return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+        lines = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+        return sum(line.startswith("GPU") for line in lines)  # not the parts (MIG) of one
     except FileNotFoundError:
         return 0
 

@@ -10,7 +10,7 @@ after_build=${2:-build/release}
 MTRAIN_BUILD=$after_build
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
-before_launch=$(realpath "$1")/apps/mtrain-launch/mtrain-launch after_launch=$launch share=${3:-50} rounds=${4:-3}
+before_launch=$(program_path mtrain-launch "$(realpath "$1")") after_launch=$launch share=${3:-50} rounds=${4:-3}
 everywhere=("${@:5}")
 [[ -x $before_launch ]] || die "$before_launch is not built"
 

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""The PyTorch side of compare_gpu.py: trains a Llama- or Qwen2-style model as fast as PyTorch can, and prints its speed.
+"""The PyTorch side of compare_gpu.py and compare_torch.py: trains a Llama- or Qwen2-style model as fast as PyTorch can, and prints its speed.
 
   torch_train.py --shape JSON --data PREFIX --steps 8 --warmup 4 --profile 2 [--device cuda|cpu] [--compile 0|1]
+    [--threads N] [--weights fp32|bf16] [--strategy none|ddp|fsdp]
 
 Tuned as users tune it: torch.compile of each block and of the loss, fused AdamW, SDPA by the fastest of its backends on
 this shape, gradients that are accumulated over micro-batches and zeroed by dropping them. Precision is mtrain's rule:
 products in bf16 (autocast), with fp32 weights, gradients and moments: 16 bytes a parameter, and the bf16 copies of the
-weights that autocast makes. The last line of the output is one JSON object.
+weights that autocast makes. With --weights bf16 the weights themselves, gradients and moments are bf16: 8 bytes a parameter,
+and a rounding of every update that mtrain does not make. --strategy spreads the global batch over the processes that
+torchrun starts. The last line of rank 0's output is one JSON object.
 """
 import argparse
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 
@@ -147,11 +151,29 @@ class Training:
             self.model = Model(s, choice[1], args.compile)
             angles = torch.outer(torch.arange(s["seq"]).float(),
                                  s["rotary_base"] ** (-torch.arange(0, s["head_dim"], 2).float() / s["head_dim"]))
+        if args.weights == "bf16":
+            self.model.to(torch.bfloat16)
+        self.autocast = self.bf16 and args.weights == "fp32"
+        self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if args.strategy != "none":
+            self.spread(args.strategy)
         self.cos, self.sin = (f(angles)[:, None].to(dtype) for f in (torch.cos, torch.sin))
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
         self.ids = np.memmap(args.data + ".bin", dtype=np.int32, mode="r")
         self.at = 0
+
+    def spread(self, strategy):
+        import torch.distributed as dist
+        dist.init_process_group("nccl" if self.device == "cuda" else "gloo")
+        if strategy == "ddp":
+            self.model = nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True, static_graph=True)
+            return
+        from torch.distributed.fsdp import fully_shard
+        mesh = dist.device_mesh.init_device_mesh(self.device, (self.ranks,))
+        for block in self.model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
 
     def batch(self):
         n = self.s["micro_batch"] * self.s["seq"]
@@ -163,10 +185,10 @@ class Training:
         return [t.view(self.s["micro_batch"], self.s["seq"]) for t in (window[:-1], window[1:])]
 
     def step(self):
-        micros, total = self.s["global_batch"] // self.s["micro_batch"], 0.0
+        micros, total = self.s["global_batch"] // (self.s["micro_batch"] * self.ranks), 0.0
         for _ in range(micros):
             ids, label = self.batch()
-            with torch.autocast(self.device, torch.bfloat16) if self.bf16 else contextlib.nullcontext():
+            with torch.autocast(self.device, torch.bfloat16) if self.autocast else contextlib.nullcontext():
                 loss = self.model(ids, label, self.cos, self.sin) / micros
             loss.backward()
             total = total + loss.detach()
@@ -210,13 +232,19 @@ def main():
     parser.add_argument("--profile", type=int, default=0, help="steps; 0: none")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as PyTorch likes")
+    parser.add_argument("--weights", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--strategy", choices=["none", "ddp", "fsdp"], default="none")
     args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     training = Training(args.shape, args)
-    times, losses = [], []
+    times, losses, cpu_times = [], [], []
     for _ in range(args.warmup + args.steps):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         losses.append(training.step())
         times.append(1e3 * (time.perf_counter() - began))
+        cpu_times.append(1e3 * (time.process_time() - cpu_began))
         print(f"step {len(times)} loss {losses[-1]:.4f} {times[-1]:.1f} ms", file=sys.stderr, flush=True)
     memory = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
     ops = []
@@ -225,9 +253,12 @@ def main():
             ops = operations(training, args.profile)
         except Exception as e:  # what was timed stays
             print(f"no profile: {type(e).__name__}: {e}", file=sys.stderr)
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
     print(json.dumps(dict(
-        torch=torch.__version__, attention=training.attention, attention_ms=training.attention_ms,
-        parameters=sum(p.numel() for p in training.parameters), step_ms=times[args.warmup:], losses=losses,
+        torch=torch.__version__, capability=torch.backends.cpu.get_cpu_capability(), attention=training.attention, attention_ms=training.attention_ms,
+        parameters=sum(p.numel() for p in training.parameters), step_ms=times[args.warmup:],
+        cpu_ms=cpu_times[args.warmup:], losses=losses,
         memory_allocated=memory, operations=ops[:25], operations_ms=sum(ms for _, ms, _ in ops))))
 
 

@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
 build_folder=${MTRAIN_BUILD:-build/release}
-launch=$build_folder/apps/mtrain-launch/mtrain-launch mtrain=$build_folder/apps/mtrain/mtrain
+launch=$(program_path mtrain-launch "$build_folder") mtrain=$(program_path mtrain "$build_folder")
 [[ -x $launch && -x $mtrain ]] || die "$launch and $mtrain are not built"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

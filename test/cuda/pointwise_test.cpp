@@ -46,6 +46,22 @@ TEST_CASE("add, cast and fill have the CPU's bits") {
           });
 }
 
+TEST_CASE("a row that is added to all rows has the CPU's bits") {
+  for (int64_t N : {1, 7, 16, 24, 1000})
+    for (DType row : kFloats)
+      for (DType type : kFloats)
+        for_each_way([&](int64_t offset) {
+          if (!can_meet(row, type, type)) return;
+          CAPTURE(N, row, type);
+          constexpr int64_t M = 5;
+          Mirror r(Array::normal(row, N, 1), offset), y(Array::normal(type, M * N, 2), offset);
+          cpu::run(AddRow{.row_N = r.host(), .y_MN = y.host(), .M = M, .N = N});
+          cuda::run(AddRow{.row_N = r.device(), .y_MN = y.device(), .M = M, .N = N},
+                    device_stream());
+          REQUIRE(y.same());
+        });
+}
+
 TEST_CASE("casts round NaN, infinities and ties as the CPU does") {
   std::vector<double> values = {0.0, -0.0, INFINITY, -INFINITY, 1 + 0x1p-8, 1 + 0x3p-8, 0x1p-140,
                                 3e38,

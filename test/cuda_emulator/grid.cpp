@@ -162,10 +162,12 @@ void set_descending(bool descending) { engine().descending = descending; }
 uint64_t grids_run() { return engine().grids; }
 
 namespace {
-std::atomic<uint64_t> workspace_in_scope{0}, workspace_outside{0};
+std::atomic<uint64_t> workspace_in_scope{0}, workspace_outside{0}, asked_cudnn{0};
 }  // namespace
 void count_workspace(bool in_scope) { ++(in_scope ? workspace_in_scope : workspace_outside); }
 WorkspaceCounts workspace_counts() { return {workspace_in_scope, workspace_outside}; }
+void count_cudnn_call() { ++asked_cudnn; }
+uint64_t cudnn_calls() { return asked_cudnn; }
 unsigned char* shared_memory() { return engine().shared_begin; }
 
 void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,

@@ -39,6 +39,10 @@ struct WorkspaceCounts {
 void count_workspace(bool in_scope);
 WorkspaceCounts workspace_counts();
 
+// The number of attentions for which cuDNN was asked.
+void count_cudnn_call();
+uint64_t cudnn_calls();
+
 unsigned char* shared_memory();  // aligned to 128 bytes; NaN at the start of every block
 
 void wait_for_block(const char* operation);

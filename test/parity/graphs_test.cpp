@@ -29,7 +29,9 @@ Recipe recipe_of(const Changes& changes, bool graphs, int64_t world = 1) {
   return r;
 }
 
-GraphRun train_graphs(const Recipe& r, Device& device, comm::World world, int64_t steps = 20) {
+// Graphs are held for the first `held` steps.
+GraphRun train_graphs(const Recipe& r, Device& device, comm::World world, int64_t steps = 20,
+                      int64_t held = 0) {
   const auto data = std::make_shared<CountingData>();
   train::Trainer trainer = make_trainer(device, r, data, std::move(world));
   const data::ValidationLoader validation(data, 13,
@@ -38,6 +40,7 @@ GraphRun train_graphs(const Recipe& r, Device& device, comm::World world, int64_
                                            .dp_size = trainer.data_parallel().size()});
   GraphRun run;
   for (int64_t i = 0; i < steps; ++i) {
+    if (trainer.graphs()) trainer.graphs()->hold(i < held);
     const train::StepStats s = trainer.step();
     run.result.losses.push_back(s.loss);
     run.result.norms.push_back(s.grad_norm);
@@ -115,6 +118,15 @@ TEST_CASE("a single micro-batch a step is a graph from the second step on") {
   const Changes whole{"train.global_batch_size=6", "train.micro_batch_size=6"};
   const GraphRun off = train_graphs(whole, false), on = train_graphs(whole, true);
   CHECK(on.replays == 19);
+  check_same(off.result, on.result);
+}
+
+TEST_CASE("graphs that are held are captured after a run without them, once they are let go") {
+  const GraphRun off = train_graphs(kAccumulate, false);
+  const auto device = recording();
+  const GraphRun on =
+      train_graphs(recipe_of(kAccumulate, true), *device, comm::World::alone(), 20, 3);
+  CHECK(on.replays == 4 * (20 - 3) - 2);  // of 4 micro-batches a step
   check_same(off.result, on.result);
 }
 

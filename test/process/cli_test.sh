@@ -72,7 +72,7 @@ expect "Megatron's flags" 0 "tp 2" "tp_comm_overlap: true -> true" -- --recipe "
   --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --train-iters 7
 expect "an idle flag" 0 "is turned off" "tp_comm_overlap: true -> false" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap
 expect "an idle flag, strict" 2 "without --strict" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap --strict
-expect "a trial of a long recipe" 0 "40 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
+expect "a trial of a long recipe" 0 "20 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
 expect "missing data beside other mistakes" 2 "there is no file x.bin" "not built yet: experts that drop tokens" -- \
   --recipe "$work/good.yaml" model.moe=8 model.moe.expert_capacity_factor=1.5
 cd - >/dev/null || exit 1
@@ -122,7 +122,7 @@ completes() {
   (
     source <("$mtrain" completion bash)
     COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-    _mtrain 2>/dev/null
+    _mtrain_words 2>/dev/null
     printf '%s\n' "${COMPREPLY[@]}"
   ) >"$work/out"
   grep -qxF -- "$want" "$work/out" || fail "completion of '$*' lacks $want"
@@ -133,5 +133,8 @@ completes optimizer.lr= mtrain --recipe x optimizer.l
 completes megatron_ddp mtrain distributed.strategy = meg
 completes zsh mtrain completion ""
 completes --micro mtrain schedule --mi
+completes llama3_8b mtrain --recipe llama3_8
+completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
+completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

@@ -8,96 +8,86 @@ mtrain=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-failures=0
-fail() {
-  echo "FAILED: $1"
-  sed 's/^/    /' "$work/out"
-  failures=$((failures + 1))
-}
-# stub <path> <text of a shell script>
-stub() {
-  mkdir -p "${1%/*}"
-  printf '#!/usr/bin/env bash\n%s\n' "$2" >"$1"
-  chmod +x "$1"
-}
-# suite <exit code> <argument>...: with the stand-ins first on PATH
-suite() {
-  local code=$1 got=0
-  shift
-  PATH=$work/bin:$PATH scripts/gpu_suite.sh --output "$work/result" "$@" >"$work/out" 2>&1 || got=$?
-  ((got == code)) || fail "$*: exit code $got instead of $code"
-}
-says() { grep -qF -- "$2" "$1" || fail "${1##*/} does not say: $2"; }
-lacks() { ! grep -qF -- "$2" "$1" || fail "${1##*/} says: $2"; }
-
-stub "$work/bin/nvidia-smi" 'case "$*" in
-  -L) echo "GPU 0: NVIDIA H200 (UUID: stand-in)" ;;
-  *memory.used*) echo 500; sleep 0.3; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
-  *) echo "NVIDIA H200, 580.0, 143771 MiB" ;;
-esac'
-stub "$work/bin/compute-sanitizer" '[[ "$*" != *racecheck* ]]'
-build=$work/build
-# tests <path> <text of a shell script that runs the case "$1">: a program of two test cases
-tests() {
-  stub "$1" 'if [[ $1 == --list-test-names-only ]]; then printf "norms, of rows\nsums [all]\n"; exit 2; fi
-  '"$2"
-}
-tests "$build/test/cuda/test_cuda" 'echo "All tests passed: $1"'
+source test/process/gpu_stand_ins.sh
+make_stand_ins racecheck
 tests "$build/test/cuda/test_cuda_training" '[[ $1 != norms* ]] || { echo the GPU lied; exit 3; }'
-stub "$build/scripts/bench/bench_cuda" 'printf "copy of 1 GiB  500.0 us  4295 GB/s\n--- 1.5B, bf16, 8192 tokens\nadd  10.0 us  3000 GB/s   70.0 %% of a copy\n"'
-stub "$build/apps/mtrain/mtrain" "exec $mtrain \"\${@/train.device=cuda/train.device=cpu}\""
 
-suite 0 --build "$build" --dry-run
-says "$work/out" "speed against PyTorch"
+# A dry run needs no GPU, leaves nothing, and names the order, the seconds of each part, and their sum.
+mv "$work/bin/nvidia-smi" "$work/bin/hidden"
+suite 0 --dry-run
+mv "$work/bin/hidden" "$work/bin/nvidia-smi"
 [[ ! -e $work/result ]] || fail "a dry run left files"
-
-# What one part may take leaves the later ones their least, with all of the time and with what two long parts leave.
-for seconds in 480 318; do
-  suite 0 --build "$build" --dry-run --minutes "$(awk "BEGIN { print $seconds / 60 }")"
-  awk -v most="$seconds" '/ s, at least /{ at[++n] = $1; least[n] = $5 }
-    END { for (i = 1; i <= n; ++i) { all = at[i]; for (j = i + 1; j <= n; ++j) all += least[j]; if (all > most) exit 1 }
-      exit n != 8 }' "$work/out" || fail "the parts' limits of $seconds s"
-done
+says "$work/out" "15 parts of 528 s in all; 558 s with 2 s at the end of each, of the 558 s there are"
+awk '$1 ~ /^[0-9]+$/ && $2 ~ /^[0-9]+$/ { if ($1 != at) exit 1; at += $2 + 2; if ($2 < $3) exit 1; ++n } END { exit n != 15 }' "$work/out" ||
+  fail "the parts of a dry run do not follow each other"
+[[ $(sed -n 's/.*[0-9]  \([a-zA-Z ]*[a-zA-Z]\)[^:]*: .*/\1/p' "$work/out" | head -n 3 | tr '\n' ,) == "smoke,speed of the kernels,kernels against the CPU," ]] ||
+  fail "the order of a dry run"
+# With less time each part still leaves those after it their least, and what does not fit is named.
+suite 0 --dry-run --minutes 7
+says "$work/out" "15 parts of 390 s in all; 420 s with"
+suite 0 --dry-run --minutes 4
+says "$work/out" "== a training under memcheck: not run: the time is spent: of 20 s that it needs"
+suite 0 --dry-run --part 2
 says "$work/out" "--each 45"
-suite 0 --build "$build" --device cpu --dry-run
+says "$work/out" "overlap of pp"
+suite 0 --device cpu --dry-run
 lacks "$work/out" "--each"
+says "$work/out" "1 parts of"
+suite 1 --part 3
+says "$work/out" "--part is 1 or 2, not 3"
+suite 1 somewhere
+says "$work/out" "what is somewhere? Settings are path=value"
 
 # A part that fails, and the sanitizer's finding, are told; the rest runs.
-suite 1 --build "$build" --only kernels,training,overlap
-says "$work/result/summary.md" "- kernels against the CPU: passed"
-says "$work/result/summary.md" "- training against the CPU: FAILED: ended with 1"
+suite 1 --only "kernels against,training against,speed of the kernels,racecheck"
+says "$work/result/summary.md" "| kernels against the CPU | passed |"
+says "$work/result/summary.md" "| training against the CPU | FAILED |"
+says "$work/result/summary.md" "| ended with 1: 2 test cases, 1 failed, 0 timed out, 0 not run |"
 says "$work/out" "FAILED (3)  norms, of rows"
 says "$work/out" "the GPU lied"
-says "$work/out" "2 test cases, 1 failed, 0 not run"
-says "$work/result/summary.md" "- kernels under memcheck: passed"
-says "$work/result/summary.md" "- kernels under racecheck: FAILED: ended with 1"
-says "$work/result/summary.md" "- overlap of tp: not run: 1 GPU for 2 ranks"
-says "$work/result/summary.md" "| 1.5B, bf16, 8192 tokens | add | 10.0 | 3000 GB/s | 70.0 %, short |"
+says "$work/result/summary.md" "| reductions under racecheck | FAILED |"
+says "$work/result/summary.md" "**4 parts: 2 passed, 2 failed, 0 timed out, 0 not run**"
+says "$work/result/summary.md" "| 1.5B, bf16, 8192 tokens | add | 10.0 | 3000 GB/s | 70.0 %, short |  |"
 says "$work/result/summary.md" "- GPU: NVIDIA H200, 580.0, 143771 MiB"
 lacks "$work/result/summary.md" "layouts"
 python3 -c '
 import json, sys
 found = json.load(open(sys.argv[1]))
-assert found["date"] and found["commit"] and [p["result"] for p in found["parts"]].count("passed") == 3, found' \
+assert found["date"] and found["commit"] and [p["result"] for p in found["parts"]].count("passed") == 2, found' \
   "$work/result/summary.json" || fail "summary.json"
 tar -tzf "$work/result/logs.tar.gz" | grep -q training_against_the_CPU.log || fail "no log of the training"
 
 # A test case is named as its program understands it.
 says "$work/out" "passed  sums [all]"
 tests "$build/test/cuda/test_cuda" '[[ $1 == "norms\\, of rows" || $1 == "sums \\[all]" ]]'
-suite 0 --build "$build" --only "kernels against"
+suite 0 --only "kernels against"
 tests "$build/test/cuda/test_cuda" 'echo "No test cases matched"'
-suite 1 --build "$build" --only "kernels against"
+suite 1 --only "kernels against"
 says "$work/out" "FAILED (no test)"
 
-# What hangs leaves to the others what they need, what it had done is told, and what does not fit is not begun.
+# What hangs leaves to the others what they need, counts apart from what fails, and tells what it had done; what does not fit
+# is not begun.
+tests "$build/test/cuda/test_cuda_training" 'true'
+stub "$build/scripts/bench/bench_cuda" 'echo "copy of 1 GiB  500.0 us  4295 GB/s"; sleep 600'
+suite 3 --minutes 0.55 --only "kernels against,training against,speed of the kernels"
+says "$work/result/summary.md" "| speed of the kernels | TIMED OUT | 10 | 10 | longer than 10 s, all that was left to it of 40 s |"
+says "$work/result/summary.md" "| copy of 1 GiB, read and written | from 4.2 to 4.4 TB/s | 4.29 | as predicted |"
+says "$work/result/summary.md" "| kernels against the CPU | not run |  |  | the time is spent: of 30 s that it needs"
+says "$work/result/summary.md" "| training against the CPU | passed |"
+says "$work/result/summary.md" "**3 parts: 1 passed, 0 failed, 1 timed out, 1 not run**"
+# What was done before the end is told.
 tests "$build/test/cuda/test_cuda" '[[ $1 == sums* ]] || sleep 600'
-suite 1 --minutes 0.45 --build "$build" --only "kernels against,training against,speed of the kernels"
-says "$work/result/summary.md" "- kernels against the CPU: FAILED: longer than 5 s, all that was left to it of 100 s"
-says "$work/result/summary.md" "- training against the CPU: not run: the time is spent: of 30 s that it needs"
-says "$work/result/summary.md" "- speed of the kernels: passed"
+timeout 3 scripts/bench/each_test.py "$build/test/cuda/test_cuda" >"$work/out" 2>&1 && fail "each_test.py was ended and passes"
 says "$work/out" "passed  sums [all]"
 says "$work/out" "not run  norms, of rows"
+# A single case that hangs is a time-out as well.
+got=0
+scripts/bench/each_test.py --each 1 "$build/test/cuda/test_cuda" >"$work/out" 2>&1 || got=$?
+((got == 3)) || fail "each_test.py ends with $got after a time-out"
+says "$work/out" "TIMED OUT (longer than 1 s)  norms, of rows"
+says "$work/out" "2 test cases, 0 failed, 1 timed out, 0 not run"
+
+stub "$build/scripts/bench/bench_cuda" "$speeds"
 
 # Whoever ends the suite has the results so far, and nothing else in the folder.
 tests "$build/test/cuda/test_cuda" 'true'
@@ -105,30 +95,60 @@ tests "$build/test/cuda/test_cuda_training" 'sleep 600'
 for signal in TERM INT; do # a job in the background ignores SIGINT unless told otherwise
   rm -rf "$work/result"
   PATH=$work/bin:$PATH env --default-signal=INT scripts/gpu_suite.sh --output "$work/result" --build "$build" \
-    --only "kernels against,training,speed" >"$work/out" 2>&1 &
+    --only "speed,kernels against,training against,racecheck" >"$work/out" 2>&1 &
   suite=$!
   for ((i = 0; i < 200; ++i)); do
-    ! grep -qs "kernels against the CPU: passed" "$work/result/summary.md" || break
+    ! grep -qs "training against the CPU | running" "$work/result/summary.md" || break
     sleep 0.1
   done
   ((i < 200)) || fail "no result while the suite runs"
   sleep 0.5
   kill -"$signal" "$suite"
   ! wait "$suite" || fail "a suite that was ended ends with 0"
-  says "$work/result/summary.md" "- training against the CPU: FAILED: the suite was ended by SIG$signal"
-  says "$work/result/summary.md" "- speed of the kernels: not run: the suite was ended by SIG$signal"
+  says "$work/result/summary.md" "| kernels against the CPU | passed |"
+  says "$work/result/summary.md" "| training against the CPU | FAILED |"
+  says "$work/result/summary.md" "| reductions under racecheck | not run |  |  | the suite was ended by SIG$signal |"
   [[ $(ls "$work/result" | tr '\n' ' ') == "logs.tar.gz summary.json summary.md " ]] || fail "files: $(ls "$work/result")"
 done
+# Nor does one that is killed lose more than the part that runs.
+rm -rf "$work/result"
+PATH=$work/bin:$PATH scripts/gpu_suite.sh --output "$work/result" --build "$build" --only "kernels against,training against" >"$work/out" 2>&1 &
+suite=$!
+for ((i = 0; i < 200; ++i)); do
+  ! grep -qs "training against the CPU | running" "$work/result/summary.md" || break
+  sleep 0.1
+done
+kill -KILL "$suite"
+wait "$suite" 2>/dev/null
+says "$work/result/summary.md" "**2 parts: 1 passed, 0 failed, 0 timed out, 0 not run, 1 running**"
+tar -tzf "$work/result/logs.tar.gz" | grep -q kernels_against_the_CPU.log || fail "no log of the part before"
 tests "$build/test/cuda/test_cuda_training" 'true'
+
+# After a training that fails the ladder finds the rung that passes, and the trainings after it are on that rung.
+mtrain_stub '[[ $* == *debug.own_attention=true* || $* == *--print-recipe* ]] || { echo "cuDNN failed" >&2; exit 1; }'
+suite 1 --only "1.5B in fp8,7B" "${tiny[@]}"
+says "$work/result/summary.md" "| train 7B | FAILED |"
+says "$work/result/summary.md" "**it passes with own attention: debug.own_attention=true**"
+says "$work/result/summary.md" "| as it is | failed |"
+says "$work/result/summary.md" "| no CUDA graphs | failed |"
+says "$work/out" "== the trainings after this have debug.own_attention=true"
+says "$work/result/summary.md" "| train 1.5B in fp8 | passed |"
+# The ladder for a training of the user's own.
+got=0
+scripts/bench/gpu_ladder.py --seconds 60 -- "$build/bin/mtrain" --recipe recipes/bench/gpu_1b.yaml "dataset.train=$work/none" \
+  "${tiny[@]}" >"$work/out" 2>&1 || got=$?
+((got == 1)) || fail "gpu_ladder.py: exit code $got"
+says "$work/out" "no rung passed"
+mtrain_stub ''
 
 # What was packed is unpacked, and never built.
 mkdir -p "$work/carry"
-tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test/cuda/test_cuda
+tar -czf "$work/carry/carry.tar.gz" -C "$build" bin scripts test/cuda/test_cuda
 echo abc1234 >"$work/carry/commit"
 suite 1 --build "$work/carry" --only "against the"
-says "$work/result/summary.md" "- kernels against the CPU: passed"
-says "$work/result/summary.md" "- training against the CPU: FAILED: there is no $work/carry/unpacked/test/cuda/test_cuda_training"
-tar -czf "$work/carry/carry.tar.gz" -C "$build" apps scripts test
+says "$work/result/summary.md" "| kernels against the CPU | passed |"
+says "$work/result/summary.md" "| there is no $work/carry/unpacked/test/cuda/test_cuda_training |"
+tar -czf "$work/carry/carry.tar.gz" -C "$build" bin scripts test
 suite 0 --build "$work/carry" --only "kernels against"
 says "$work/result/summary.md" "# GPU suite, abc1234"
 
@@ -139,8 +159,7 @@ scripts/bench/each_test.py --under "$work/nothing --tool x" "$build/test/cuda/te
 says "$work/out" "FAILED ($work/nothing cannot be started: No such file or directory)  sums [all]"
 
 # Against PyTorch, of which the last line is made up; mtrain really trains, and its operations are there.
-tiny=(model.num_layers=1 model.hidden_size=64 model.num_attention_heads=4 model.num_query_groups=2 model.ffn_hidden_size=128
-  model.vocab_size=512 dataset.seq_length=64 train.global_batch_size=4 train.micro_batch_size=4 train.threads=1)
+tiny=("${tiny[@]/train.global_batch_size=16/train.global_batch_size=4}")
 stub "$work/bin/torch" '[[ "$*" != *"\"micro_batch\": 4"* ]] || { echo "torch.OutOfMemoryError: CUDA out of memory" >&2; exit 1; }
 echo "{\"torch\": \"0\", \"attention\": \"FLASH\", \"attention_ms\": {}, \"parameters\": 1, \"step_ms\": [1000, 1000], \"losses\": [5.0],
   \"memory_allocated\": 1048576, \"operations\": [[\"gemm\", 2.0, \"matmul\"]], \"operations_ms\": 2.0}" | tr -d "\n"'
@@ -174,13 +193,13 @@ PYTHON
 says "$work/compare_gpu_7b_PyTorch.log" "no such thing as a GPU"
 
 # Ranks that are started as those that share a GPU.
-scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
   >"$work/out" 2>&1 || fail "layouts.py --share: exit code $?"
 says "$work/layouts.md" "| megatron_ddp, sharing | 2 | fp32 |"
 # One training may take too long, which fails; the time of all is spent, which does not.
-scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --each 0.01 >"$work/out" 2>&1 && fail "layouts.py --each"
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --only megatron_ddp --each 0.01 >"$work/out" 2>&1 && fail "layouts.py --each"
 says "$work/out" "the limit of 0.01 s"
-scripts/bench/layouts.py --build "$(dirname "$mtrain")/../.." --only megatron_ddp --seconds 0 >"$work/out" 2>&1 ||
+scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --only megatron_ddp --seconds 0 >"$work/out" 2>&1 ||
   fail "layouts.py --seconds: exit code $?"
 says "$work/out" "2 cases, 0 failed, 2 not run"
 

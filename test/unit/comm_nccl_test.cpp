@@ -2,6 +2,7 @@
 // which order, and how calls that never end become errors. Tests of NCCL itself need GPUs.
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -22,13 +23,18 @@ using State = NcclAnswer::State;
 
 namespace {
 
+// Whether calls block until they are done or aborted, as the library's do; otherwise they return at
+// once and are asked for. Each test runs both ways.
+bool blocking = false;
+
 class FakeNccl : public NcclApi {
  public:
   // Whether the stream reaches calls, and whether calls end.
   std::atomic<bool> reached{true}, ends{true};
   std::atomic<int> polls{0};  // how often state() still says "in progress"
   std::atomic<bool> fails{false};
-  std::atomic<bool> never_ready{false};
+  std::atomic<bool> never_ready{false}, aborted{false};
+  std::atomic<int> inside{0};  // threads in a call that blocks
 
   std::vector<std::string> log() {
     const std::lock_guard lock(mutex_);
@@ -42,8 +48,9 @@ class FakeNccl : public NcclApi {
   }
   NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) override {
     note(fmt::format("init {} {}/{}", id, rank, ranks));
+    const NcclAnswer answer = end();
     comm = reinterpret_cast<ncclComm*>(this);
-    return state(comm);
+    return answer;
   }
   NcclAnswer state(ncclComm*) override {
     if (fails) return {State::failed, "a cable is out"};
@@ -53,20 +60,23 @@ class FakeNccl : public NcclApi {
     }
     return {left > 0 ? State::under_way : State::done};
   }
-  NcclAnswer finalize(ncclComm* comm) override {
+  NcclAnswer finalize(ncclComm*) override {
     note("finalize");
-    return state(comm);
+    return end();
   }
   void destroy(ncclComm*) noexcept override { note("destroy"); }
-  void abort(ncclComm*) noexcept override { note("abort"); }
-  NcclAnswer group_start() override { return note("group_start"); }
-  NcclAnswer group_end(ncclComm* comm) override {
-    note("group_end");
-    return state(comm);
+  void abort(ncclComm*) noexcept override {
+    note("abort");
+    aborted = true;
   }
-  NcclAnswer all_reduce(Span data, Reduce, ncclComm* comm, CUstream_st*) override {
+  NcclAnswer group_start() override { return note("group_start"); }
+  NcclAnswer group_end(ncclComm*) override {
+    note("group_end");
+    return end();
+  }
+  NcclAnswer all_reduce(Span data, Reduce, ncclComm*, CUstream_st*) override {
     note(fmt::format("all_reduce {} {}", data.count, dtype_name(data.dtype)));
-    return state(comm);
+    return end();
   }
   NcclAnswer reduce_scatter(ConstSpan, Span out, Reduce, ncclComm*, CUstream_st*) override {
     return note(fmt::format("reduce_scatter {}", out.count));
@@ -99,6 +109,16 @@ class FakeNccl : public NcclApi {
   float memory[64];
 
  private:
+  // The end of a call that may take long.
+  NcclAnswer end() {
+    if (!blocking) return state(nullptr);
+    ++inside;
+    NcclAnswer answer;
+    while ((answer = state(nullptr)).state == State::under_way && !aborted)
+      std::this_thread::sleep_for(1ms);
+    --inside;
+    return answer.state == State::under_way ? NcclAnswer{State::failed, "aborted"} : answer;
+  }
   NcclAnswer note(std::string what) {
     const std::lock_guard lock(mutex_);
     log_.push_back(std::move(what));
@@ -162,6 +182,12 @@ struct FakeGroup {
   std::vector<Rank> ranks;
 };
 
+bool eventually(const std::function<bool()>& true_now) {
+  const auto deadline = Clock::now() + 10s;
+  while (!true_now() && Clock::now() < deadline) std::this_thread::sleep_for(5ms);
+  return true_now();
+}
+
 void all_reduce(Rank& r, int64_t count = 4) {
   r.group->all_reduce(r.data(0, count), Reduce::sum, r.context);
 }
@@ -169,6 +195,8 @@ void all_reduce(Rank& r, int64_t count = 4) {
 }  // namespace
 
 TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   StoreServer server(0);
   std::vector<Rank> ranks(2);
   for (auto& r : ranks) r.nccl->polls = 3;
@@ -181,6 +209,8 @@ TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
 }
 
 TEST_CASE("nccl: a rank that does not come is named, whichever it is") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   for (const int first : {0, 1}) {
     StoreServer server(0);
     std::vector<Rank> ranks(2);  // two of three ranks
@@ -193,6 +223,8 @@ TEST_CASE("nccl: a rank that does not come is named, whichever it is") {
 }
 
 TEST_CASE("nccl: a connection that fails or hangs is broken off") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   StoreServer server(0);
   std::vector<Rank> ranks(2);
   ranks[0].nccl->fails = true;
@@ -200,10 +232,15 @@ TEST_CASE("nccl: a connection that fails or hangs is broken off") {
   const auto messages = meet(ranks, 2, 300ms, server);
   CHECK_THAT(messages[0], Contains("a cable is out"));
   CHECK_THAT(messages[1], Contains("NCCL has not connected them after 0.3 s"));
-  for (auto& r : ranks) CHECK(r.nccl->log().back() == "abort");
+  // A connection that blocks is broken off when NCCL comes back.
+  CHECK((ranks[1].nccl->inside == 1) == blocking);
+  ranks[1].nccl->never_ready = false;
+  for (auto& r : ranks) CHECK(eventually([&] { return r.nccl->log().back() == "abort"; }));
 }
 
 TEST_CASE("nccl: what is called") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(3);
   Rank& r = g.ranks[1];
   const size_t before = r.nccl->log().size();
@@ -244,6 +281,8 @@ TEST_CASE("nccl: what is called") {
 }
 
 TEST_CASE("nccl: a call waits until NCCL has taken it") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(2);
   g.ranks[0].nccl->polls = 5;
   all_reduce(g.ranks[0]);
@@ -251,6 +290,8 @@ TEST_CASE("nccl: a call waits until NCCL has taken it") {
 }
 
 TEST_CASE("nccl: a call that fails at once is thrown, and the group is of no use any more") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(2);
   Rank& r = g.ranks[0];
   r.nccl->fails = true;
@@ -263,6 +304,8 @@ TEST_CASE("nccl: a call that fails at once is thrown, and the group is of no use
 }
 
 TEST_CASE("nccl: a call that never ends tells who did not arrive, to the stream") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(3, 500ms);
   for (auto& r : g.ranks) all_reduce(r);
   for (auto& r : g.ranks) r.nccl->ends = false;
@@ -285,6 +328,8 @@ TEST_CASE("nccl: a call that never ends tells who did not arrive, to the stream"
 }
 
 TEST_CASE("nccl: ranks that arrive one after the other are not taken for missing") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(3, 1s);
   for (auto& r : g.ranks) r.nccl->ends = false;
   all_reduce(g.ranks[0]);
@@ -295,6 +340,8 @@ TEST_CASE("nccl: ranks that arrive one after the other are not taken for missing
 }
 
 TEST_CASE("nccl: time spent before a call on its stream does not count") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(2, 200ms);
   g.ranks[0].nccl->reached = g.ranks[0].nccl->ends = false;
   all_reduce(g.ranks[0]);
@@ -305,6 +352,8 @@ TEST_CASE("nccl: time spent before a call on its stream does not count") {
 }
 
 TEST_CASE("nccl: ranks at different calls are told so") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(2, 300ms);
   for (auto& r : g.ranks) r.nccl->ends = false;
   all_reduce(g.ranks[0], 4);
@@ -314,6 +363,8 @@ TEST_CASE("nccl: ranks at different calls are told so") {
 }
 
 TEST_CASE("nccl: messages that never end name their peers") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(3, 300ms);
   Rank& r = g.ranks[0];
   r.nccl->ends = false;
@@ -322,6 +373,8 @@ TEST_CASE("nccl: messages that never end name their peers") {
 }
 
 TEST_CASE("nccl: an abort reaches calls under way of other ranks, with its reason") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(3);
   for (auto& r : g.ranks) r.nccl->ends = false;
   all_reduce(g.ranks[0]);
@@ -335,6 +388,8 @@ TEST_CASE("nccl: an abort reaches calls under way of other ranks, with its reaso
 }
 
 TEST_CASE("nccl: an abort ends a host that waits for NCCL to take a call") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(2);
   g.ranks[0].nccl->never_ready = true;
   std::thread other([&] {
@@ -345,7 +400,68 @@ TEST_CASE("nccl: an abort ends a host that waits for NCCL to take a call") {
   other.join();
 }
 
+TEST_CASE("nccl: a call that NCCL never takes is ended by the watchdog, and named") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(3, 400ms);
+  for (auto& r : g.ranks) all_reduce(r);
+  // The others wait inside of NCCL for a rank that does not call.
+  g.ranks[0].nccl->never_ready = g.ranks[2].nccl->never_ready = true;
+  std::string messages[3];
+  std::vector<std::thread> threads;
+  const auto start = Clock::now();
+  for (const int i : {0, 2})
+    threads.emplace_back([&, i] {
+      try {
+        all_reduce(g.ranks[size_t(i)], 7);
+      } catch (const CommError& e) {
+        messages[i] = e.message();
+      }
+    });
+  for (auto& t : threads) t.join();
+  CHECK(Clock::now() - start > 400ms);
+  CHECK(Clock::now() - start < 5s);
+  for (const int i : {0, 2}) {
+    CHECK_THAT(messages[i], Contains("rank 1 of the group did not arrive after 0.4 s"));
+    CHECK(g.ranks[size_t(i)].nccl->aborted);
+    CHECK_THAT(g.ranks[size_t(i)].late(), Contains("all_reduce (sum) of 7 fp32, of group dp"));
+  }
+}
+
+TEST_CASE("nccl: a group whose end blocks is aborted after the time for it") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2, 300ms);
+  g.ranks[0].nccl->never_ready = true;
+  const auto nccl = g.ranks[0].nccl;
+  g.ranks[0].group.reset();
+  CHECK((nccl->log().back() == "abort" && nccl->aborted));
+  CHECK(eventually([&] { return nccl->inside == 0; }));
+}
+
+TEST_CASE("nccl: an abort lets a call that is about to return do so") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2);
+  g.ranks[0].nccl->never_ready = true;
+  std::thread other([&] {
+    while (blocking && g.ranks[0].nccl->inside == 0) std::this_thread::sleep_for(1ms);
+    std::thread soon([&] {
+      std::this_thread::sleep_for(30ms);
+      g.ranks[0].nccl->never_ready = false;
+    });
+    g.ranks[0].group->abort("enough");
+    soon.join();
+  });
+  CHECK_THROWS_WITH(all_reduce(g.ranks[0]), Contains("enough"));
+  other.join();
+  CHECK(g.ranks[0].nccl->log().back() == "abort");
+  CHECK(g.ranks[0].nccl->inside == 0);
+}
+
 TEST_CASE("nccl: a failure of NCCL under way ends the group") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
   FakeGroup g(2);
   for (auto& r : g.ranks) r.nccl->ends = false;
   for (auto& r : g.ranks) all_reduce(r);

@@ -47,7 +47,8 @@ struct CudnnStandIn {
   struct Engine {
     bool deterministic = true;
     int64_t workspace = 0;
-    Status plan = Status::success;  // the status that finalizing its plan gives
+    Status plan = Status::success;       // the status that finalizing its plan gives
+    Status executing = Status::success;  // the status that executing its plan gives
   };
 
   // --- members that a test sets ---
@@ -57,7 +58,7 @@ struct CudnnStandIn {
   Status executing = Status::success;
   bool computes = true;  // false: an execution only counts
   // --- members that a test reads ---
-  int alive = 0, plans = 0, executions = 0, most_workspace_used = 0;
+  int alive = 0, plans = 0, tries = 0, executions = 0, most_workspace_used = 0;
   std::map<int64_t, std::vector<int64_t>> dims, strides;  // of tensors, by id
   std::map<int64_t, int64_t> narrowest_row;               // of those with the same offsets
   std::vector<std::pair<int64_t, float>> numbers;         // given at the last execution
@@ -352,8 +353,13 @@ inline S::Status execute(cudnnContext*, void* plan, void* pack) {
   S& s = S::it();
   const D& p = *static_cast<D*>(pack);
   if (!static_cast<D*>(plan)->finalized || !p.finalized) return S::Status(2004);
-  if (s.executing != S::Status::success) return s.executing;
-  if (s.computes) GraphRun(*static_cast<D*>(plan)->at(S::Attribute::plan_engine_config).graph, p);
+  const D& config = static_cast<D*>(plan)->at(S::Attribute::plan_engine_config);
+  const size_t n = size_t(config.engine), own = s.engines.size();
+  const S::Engine& engine = n < own ? s.engines[n] : s.fallback_engines.at(n - own);
+  ++s.tries;
+  for (const S::Status status : {s.executing, engine.executing})
+    if (status != S::Status::success) return status;
+  if (s.computes) GraphRun(*config.graph, p);
   ++s.executions;
   return S::Status::success;
 }

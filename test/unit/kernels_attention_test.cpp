@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "kernels/attention.h"
 #include "kernels/attention_merge.h"
+#include "kernels/cpu/matmul_backend.h"
 #include "kernels_testing.h"
 
 using namespace mtrain;
@@ -45,7 +46,7 @@ struct Run {
   Array q, k, v, dout, out, lse, dq, dk, dv;
   int64_t q_stride, k_stride;
 
-  Run(const Case& c, DType type)
+  Run(const Case& c, DType type, Bf16Arithmetic bf16 = Bf16Arithmetic::widened)
       : q(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 1)),
         k(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 2)),
         v(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 3)),
@@ -64,7 +65,8 @@ struct Run {
                               .k = {k, k_stride},
                               .v = {v, k_stride},
                               .out = {out, q_stride},
-                              .lse = lse});
+                              .lse = lse,
+                              .bf16 = bf16});
     cpu::run(AttentionBackward{.shape = shape,
                                .q = {q, q_stride},
                                .k = {k, k_stride},
@@ -74,7 +76,8 @@ struct Run {
                                .lse = lse,
                                .dq = {dq, q_stride},
                                .dk = {dk, k_stride},
-                               .dv = {dv, k_stride}});
+                               .dv = {dv, k_stride},
+                               .bf16 = bf16});
   }
   // Without the gaps; `written` checks that nothing was written into them.
   static Array dense(const Array& x, int64_t stride, bool written) {
@@ -89,10 +92,11 @@ struct Run {
   }
 };
 
-void check(const Case& c, DType type, Closeness& close) {
+void check(const Case& c, DType type, Closeness& close,
+           Bf16Arithmetic bf16 = Bf16Arithmetic::widened) {
   INFO(c.name << " " << dtype_name(type) << " B " << c.B << " Sq " << c.Sq << " Skv " << c.Skv
               << " A " << c.A << " G " << c.G << " D " << c.D);
-  Run r(c, type);
+  Run r(c, type, bf16);
   const Reference ref(
       c, Run::dense(r.q, r.q_stride, false).values(), Run::dense(r.k, r.k_stride, false).values(),
       Run::dense(r.v, r.k_stride, false).values(), Run::dense(r.dout, r.q_stride, false).values());
@@ -107,18 +111,30 @@ void check(const Case& c, DType type, Closeness& close) {
   // In bf16 the backward reads out as it was rounded: delta is off by eps(bf16) times a sum over D
   // of size 1 after the scale, in every row, and so is each term p ds k of dq (k below 4; the p of
   // a row add up to 1) and p ds q of dk (a key has as many rows as heads share it).
+  // Tiles also round p and ds to bf16, each off by at most eps(bf16) / 2 of itself. Of out, where
+  // the p of a row add up to 1 and v is below 4, that is eps(bf16) * 2. Of dv it is as much times
+  // the root of a key's sum of p^2 over rows, below 4 for each head: the first row has 1, row i
+  // about 1 / i^2, and a row that sees few keys of its own up to 1. Of dq and dk it is half of what
+  // delta's rounding may add, since a ds is p times a number below 4 after the scale.
+  const bool tiles = bf16 == Bf16Arithmetic::tiles;
   const auto gradient = [&](double terms, double heads) {
-    return type == DType::f32 ? rule(terms, 8)
-                              : Rule{.dtype = type, .K = heads, .scale = 4, .sums = type};
+    return type == DType::f32
+               ? rule(terms, 8)
+               : Rule{.dtype = type, .K = heads, .scale = tiles ? 6.0 : 4.0, .sums = type};
   };
-  REQUIRE(close(Run::dense(r.out, r.q_stride, true), ref.out, rule(D, 4)) == "");
+  const auto rounded = [&](double terms) {
+    return Rule{.dtype = type, .K = terms, .scale = 2, .sums = type};
+  };
+  REQUIRE(close(Run::dense(r.out, r.q_stride, true), ref.out, tiles ? rounded(1) : rule(D, 4)) ==
+          "");
   for (int64_t i = 0; i < r.lse.size(); ++i)
     if (std::isinf(ref.lse[size_t(i)]))
       REQUIRE(r.lse[i] == ref.lse[size_t(i)]);
     else
       REQUIRE(std::abs(r.lse[i] - ref.lse[size_t(i)]) <=
               eps(DType::f32) * (4 + std::abs(ref.lse[size_t(i)])) * 4);
-  REQUIRE(close(Run::dense(r.dv, r.k_stride, true), ref.dv, rule(D + rows, 8)) == "");
+  REQUIRE(close(Run::dense(r.dv, r.k_stride, true), ref.dv,
+                tiles ? rounded(4 * double(c.A / c.G)) : rule(D + rows, 8)) == "");
   REQUIRE(close(Run::dense(r.dq, r.q_stride, true), ref.dq, gradient(D, 1)) == "");
   REQUIRE(close(Run::dense(r.dk, r.k_stride, true), ref.dk,
                 gradient(D + rows, double(c.A / c.G))) == "");
@@ -163,6 +179,85 @@ TEST_CASE(
       for (const Case& c : kCases) check(c, type, close);
     }
   });
+}
+
+TEST_CASE(
+    "attention on tiles: agrees with float64, and any number of threads gives the same bits") {
+  if (!cpu::supports(Bf16Arithmetic::tiles)) return;
+  const auto tiles = Bf16Arithmetic::tiles;
+  Closeness close("attention on tiles");
+  for (const Case& c : kCases) {
+    INFO(c.name);
+    const Run alone(c, DType::bf16, tiles);
+    {
+      ThreadPool pool(2);
+      const ThreadPool::Scope scope(&pool);
+      check(c, DType::bf16, close, tiles);
+    }
+    for (int threads : {2, 5}) {
+      ThreadPool pool(threads);
+      const ThreadPool::Scope scope(&pool);
+      const Run many(c, DType::bf16, tiles);
+      REQUIRE((many.out == alone.out && many.lse == alone.lse));
+      REQUIRE((many.dq == alone.dq && many.dk == alone.dk && many.dv == alone.dv));
+    }
+  }
+}
+
+TEST_CASE("attention on tiles: fp32 results, adding to gradients, and NaN") {
+  if (!cpu::supports(Bf16Arithmetic::tiles)) return;
+  const Case c{"grouped", 1, 70, 70, 4, 2, 37};
+  const Run plain(c, DType::bf16, Bf16Arithmetic::tiles);
+  const Array no_documents = Array::ids({0});
+  const AttentionShape shape = shape_of(c, no_documents);
+  Array out(DType::f32, plain.out.size()), lse(DType::f32, plain.lse.size());
+  AttentionForward f{.shape = shape,
+                     .q = {plain.q, plain.q_stride},
+                     .k = {plain.k, plain.k_stride},
+                     .v = {plain.v, plain.k_stride},
+                     .out = {out, plain.q_stride},
+                     .lse = lse,
+                     .bf16 = Bf16Arithmetic::tiles};
+  cpu::run(f);
+  REQUIRE(lse == plain.lse);
+  REQUIRE(Array(DType::bf16, out.values()) == plain.out);
+
+  Array dq = Array::normal(DType::f32, plain.dq.size(), 5),
+        dk = Array::normal(DType::f32, plain.dk.size(), 6);
+  Array dv = Array::normal(DType::f32, plain.dv.size(), 7);
+  const Array dq0 = dq, dk0 = dk, dv0 = dv;
+  cpu::run(AttentionBackward{.shape = shape,
+                             .q = {plain.q, plain.q_stride},
+                             .k = {plain.k, plain.k_stride},
+                             .v = {plain.v, plain.k_stride},
+                             .out = {plain.out, plain.q_stride},
+                             .dout = {plain.dout, plain.q_stride},
+                             .lse = plain.lse,
+                             .dq = {dq, plain.q_stride},
+                             .dk = {dk, plain.k_stride},
+                             .dv = {dv, plain.k_stride},
+                             .add_dq = true,
+                             .add_dkv = true,
+                             .bf16 = Bf16Arithmetic::tiles});
+  const auto added = [&](const Array& now, const Array& before, const Array& alone, int64_t width) {
+    for (int64_t i = 0; i < now.size(); ++i)
+      if (i % (width + Run::kGap) < width)
+        // What was added, rounded to bf16, and the rounding of the sum.
+        REQUIRE(std::abs(now[i] - before[i] - alone[i]) <=
+                eps(DType::bf16) / 2 * std::abs(alone[i]) + 4 * eps(DType::f32) * 8);
+      else
+        REQUIRE(now[i] == before[i]);
+  };
+  added(dq, dq0, plain.dq, c.A * c.D);
+  added(dk, dk0, plain.dk, c.G * c.D);
+  added(dv, dv0, plain.dv, c.G * c.D);
+
+  Array q = plain.q;
+  q.set(20 * plain.q_stride + 3, NAN);
+  f.q = {q, plain.q_stride};
+  cpu::run(f);
+  REQUIRE((std::isnan(out[20 * plain.q_stride]) && std::isnan(lse[20])));
+  REQUIRE((!std::isnan(out[19 * plain.q_stride]) && !std::isnan(out[21 * plain.q_stride])));
 }
 
 TEST_CASE("attention: the backward is the slope of the forward") {

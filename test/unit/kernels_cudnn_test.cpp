@@ -126,15 +126,30 @@ void fill(const cuda::DocumentTable& t, CUstream_st*) {
 }
 void copy(const CopyBlocks& c, CUstream_st*) { cpu::run(c); }
 
+bool captures = false, gpu_has_failed = false;
+bool capturing(CUstream_st*) { return captures; }
+void require_healthy(CUstream_st*) {
+  if (gpu_has_failed) throw RunError("an illegal memory access");
+}
+
+struct Lines : log::Overlay {
+  Lines() { log::set_overlay(this); }
+  ~Lines() override { log::set_overlay(nullptr); }
+  void interrupt(const std::function<void()>& write_line) override { write_line(), ++count; }
+  int count = 0;
+};
+
 // A fresh library, and attention through it on an H200.
 struct Bench {
   CudnnStandIn& library = CudnnStandIn::it();
   std::optional<cuda::CudnnAttention> attention;
   Bench() {
     library = CudnnStandIn{};
-    attention.emplace(CudnnStandIn::api(), reinterpret_cast<cudnnContext*>(&library),
-                      cuda::CudnnTarget{.version = 91900, .architecture = 90},
-                      cuda::CudnnAttention::Device{take, give, clear, fill, copy});
+    captures = gpu_has_failed = false;
+    attention.emplace(
+        CudnnStandIn::api(), reinterpret_cast<cudnnContext*>(&library),
+        cuda::CudnnTarget{.version = 91900, .architecture = 90},
+        cuda::CudnnAttention::Device{take, give, clear, fill, copy, capturing, require_healthy});
   }
   ~Bench() {
     attention.reset();
@@ -380,12 +395,6 @@ TEST_CASE("a plan is made once, and executed on the caller's stream") {
 
 TEST_CASE(
     "attention that the rules leave to our kernels does not reach the library, with one note") {
-  struct Lines : log::Overlay {
-    Lines() { log::set_overlay(this); }
-    ~Lines() override { log::set_overlay(nullptr); }
-    void interrupt(const std::function<void()>& write_line) override { write_line(), ++count; }
-    int count = 0;
-  };
   Bench bench;
   Operands o(kCases[0]);
   AttentionForward f = o.forward();
@@ -468,4 +477,78 @@ TEST_CASE("a plan that fails to execute is an error that names the call and the 
                       Catch::Contains("cudnnBackendExecute failed") &&
                           Catch::Contains("CUDNN_STATUS_EXECUTION_FAILED (5000)") &&
                           Catch::Contains("the stand-in's why"));
+}
+
+TEST_CASE("where an engine refuses to execute, the next one computes the same, from then on") {
+  using Status = CudnnStandIn::Status;
+  for (const Status refusal : {Status::not_supported, Status(3010), Status(2006)})
+    for (const Case& c : {kCases[1], Case{"packed", 1, 256, 256, 2, 1, 16, true, 0, {0, 9, 256}}}) {
+      CAPTURE(int(refusal), c.name);
+      Bench bench;
+      Operands got(c), want(c);
+      bench.library.engines = {{.executing = refusal}};
+      bench.library.fallback_engines = {{.executing = refusal}, {.workspace = 1000}};
+      {
+        const Lines lines;
+        for (int i = 0; i < 2; ++i) REQUIRE(bench.attention->run(got.forward(), nullptr));
+        CHECK(lines.count == 2);  // one for each engine
+      }
+      CHECK((bench.library.tries == 4 && bench.library.executions == 2));
+      CHECK(bench.attention->engine_of(got.forward()) == "cuDNN, engine 2");
+      CHECK(bench.attention->engine_of(got.backward()) == "");  // has not run
+      cpu::run(want.forward());
+      static Closeness close("cuDNN's next engine");
+      REQUIRE(close(got.out, want.out.values(), {.dtype = DType::bf16, .K = 1, .scale = 1}) == "");
+      REQUIRE(bench.attention->run(got.backward(), nullptr));
+    }
+}
+
+TEST_CASE(
+    "where every engine refuses to execute, our kernels do, told once, with nothing written") {
+  Bench bench;
+  Operands o(kCases[1]), before(kCases[1]);
+  bench.library.engines = {{.executing = CudnnStandIn::Status::not_supported}};
+  const Lines lines;
+  for (int i = 0; i < 3; ++i) REQUIRE(!bench.attention->run(o.forward(), nullptr));
+  CHECK((bench.library.tries == 1 && lines.count == 2));  // the engine, and that there is none
+  CHECK((o.out == before.out && o.lse == before.lse));
+}
+
+TEST_CASE("a failure of the GPU is no refusal, whatever cuDNN calls it") {
+  Bench bench;
+  Operands o(kCases[0]);
+  bench.library.engines = {{.executing = CudnnStandIn::Status::not_supported}, {}};
+  gpu_has_failed = true;
+  REQUIRE_THROWS_WITH(bench.attention->run(o.forward(), nullptr),
+                      Catch::Contains("illegal memory access"));
+  gpu_has_failed = false;  // nothing was decided
+  bench.library.engines = {{}, {}};
+  REQUIRE(bench.attention->run(o.forward(), nullptr));
+  for (const auto status : {CudnnStandIn::Status::internal_error, CudnnStandIn::Status(5003)}) {
+    bench.library.executing = status;
+    REQUIRE_THROWS_WITH(bench.attention->run(o.forward(), nullptr),
+                        Catch::Contains("cudnnBackendExecute failed"));
+  }
+}
+
+TEST_CASE(
+    "the engine is chosen before a graph is captured, and a capture that refuses it is told") {
+  Bench bench;
+  Operands o(kCases[0]);
+  captures = true;
+  REQUIRE_THROWS_WITH(bench.attention->run(o.forward(), nullptr),
+                      Catch::Contains("attention forward of 2 x 16 rows") &&
+                          Catch::Contains("was not computed before the capture"));
+  CHECK(bench.library.tries == 0);
+  captures = false;
+  REQUIRE(bench.attention->run(o.forward(), nullptr));
+  captures = true;
+  REQUIRE(bench.attention->run(o.forward(), nullptr));
+  bench.library.executing = CudnnStandIn::Status::not_supported;
+  REQUIRE_THROWS_WITH(
+      bench.attention->run(o.forward(), nullptr),
+      Catch::Contains("in the capture of a graph") && Catch::Contains("the stand-in's why"));
+  bench.library.executing = CudnnStandIn::Status::success, captures = false;
+  REQUIRE(bench.attention->run(o.forward(), nullptr));  // the choice stands
+  CHECK(bench.library.plans == 1);
 }

@@ -114,6 +114,9 @@ TEST_CASE("a progress line leaves out the least important fields to fit") {
         "step  120/2000  [#...................]  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s"
         "  MFU 45.1 %  ETA 3 min 10 s");
   CHECK(format_progress(p, 40) == "step  120/2000  loss 2.3457");
+  p.mfu = 1.03;
+  CHECK_THAT(format_progress(p, 0), Contains("tok/s  MFU: peak mismeasured  ETA"));
+  p.mfu = 0.4512;
   CHECK(format_progress(p, 46) == "step  120/2000  loss 2.3457  ETA 3 min 10 s");
   CHECK(format_progress(p, 10) == "step  120/");
   size_t longest = 0;

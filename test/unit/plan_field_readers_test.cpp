@@ -148,8 +148,8 @@ class Print {
     all(a, b, c, d, e, f);
   }
   void add(const DevicePlan& o) {
-    const auto& [a, b, c, d, e, f, g] = o;
-    all(a, b, c, d, e, f, g);
+    const auto& [a, b, c, d, e, f, g, h] = o;
+    all(a, b, c, d, e, f, g, h);
   }
   void add(const CommOptions& o) {
     const auto& [a, b, c, d] = o;

@@ -141,6 +141,11 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
       "comm.link", "train.device is cuda");
   expect_error({.what = "slow GPUs", .set = {"train.device=cuda", "debug.compute_slowdown=2"}},
                "debug.compute_slowdown", "train.device is cuda");
+  expect_error(
+      {.what = "own attention on CPUs", .set = {"train.device=cpu", "debug.own_attention=true"}},
+      "debug.own_attention", "train.device is cpu");
+  expect_accepts(
+      {.what = "own attention on GPUs", .set = {"train.device=cuda", "debug.own_attention=true"}});
   expect_error({.what = "heads by tp",
                 .world = 16,
                 .set = {"distributed.tp_size=16", "model.num_query_groups=8"}},

@@ -306,10 +306,12 @@ TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's whe
   };
   // 32 query heads of 128, 8 of keys and values; (T, heads) in fp32, and (T, heads, 128).
   const double T = 4096, heads = T * 32, q = heads * 128, kv = T * 2 * 8 * 128;
+  const MemoryEstimate own_attention = plan("cuda", {"debug.own_attention=true"});
   CHECK(workspace({}) == 4 * heads + 4 * q);  // out x dout, and sums of dq
   CHECK(workspace({"train.micro_batch_size=2"}) == 2 * (4 * heads + 4 * q));
   CHECK(workspace({"distributed.tp_size=4"}) == double(kMatmulWorkspace));  // a fourth is less
   CHECK(workspace({"debug.deterministic=true"}) == double(kMatmulWorkspace));
+  CHECK(own_attention.workspace == double(kMatmulWorkspace));  // not cuDNN's sums of dq
   CHECK(workspace({"mixed_precision=fp32"}) == double(kMatmulWorkspace));
   CHECK(workspace({"mixed_precision=fp32", "train.micro_batch_size=16",
                    "dataset.seq_length=32768"}) == 8 * 16 * 4 * heads);

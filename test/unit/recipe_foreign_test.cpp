@@ -319,7 +319,7 @@ TEST_CASE("a ready recipe is found by its name, and by that of Megatron-Bridge's
   CHECK(found("qwen3_600m_pretrain_config") == "qwen3_0_6b.yaml");
   CHECK_THAT(found("llama3_9b"), Contains("did you mean llama3_8b?"));
   CHECK_THAT(found("llama3_8b_sft_config"), Contains("no ready recipe"));
-  CHECK(recipe::recipe_folders(folder + "/../build/release/apps/mtrain/mtrain").size() == 1);
+  CHECK(recipe::recipe_folders(folder + "/../build/release/bin/mtrain").size() == 1);
   // A file of that name in the working folder wins.
   const TemporaryFolder temporary;
   const auto before = std::filesystem::current_path();

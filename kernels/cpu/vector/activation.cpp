@@ -96,8 +96,11 @@ void run(const SwigluForward& a) {
         const T* gate = data_of<T>(a.gate_up_T2F) + t * 2 * a.F;
         const T* up = gate + a.F;
         T* y = data_of<T>(a.y_TF) + t * a.F;
-        for_lanes(a.F, [=](int64_t i, auto m) {
+        for_lanes(a.F, [=, row = 2 * a.F](int64_t i, auto m) {
           const Vf g = load(gate + i, m);
+          prefetch(gate + row + i);
+          prefetch(up + row + i);
+          prefetch_to_write(y + row / 2 + i);
           store(y + i, g * sigmoid(g) * load(up + i, m), m);
         });
         raise_amax(a.amax, y, a.F);
@@ -116,7 +119,12 @@ void run(const SwigluBackward& a) {
         T* dgate = data_of<T>(a.dgate_up_T2F) + t * 2 * a.F;
         T* dup = dgate + a.F;
         T* y = a.y_TF.data ? data_of<T>(a.y_TF) + t * a.F : nullptr;
-        for_lanes(a.F, [=](int64_t i, auto m) {
+        for_lanes(a.F, [=, row = 2 * a.F](int64_t i, auto m) {
+          prefetch(gate + row + i);
+          prefetch(up + row + i);
+          prefetch(dy + row / 2 + i);
+          prefetch_to_write(dgate + row + i);
+          prefetch_to_write(dup + row + i);
           const Vf g = load(gate + i, m), u = load(up + i, m), d = load(dy + i, m);
           const Gate s = sigmoid_gate(g);
           const Vf silu = g * s.open;

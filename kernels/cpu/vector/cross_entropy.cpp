@@ -48,6 +48,7 @@ RowSum read_row(X* x, int64_t V, float* shifts) {
     Vf acc[kUnroll] = {};
     for_lanes_unrolled<kUnroll>(n, [&](int64_t i, auto m, int k) {
       const Vf e = only(vexp(load(x + c + i, m) - shift), m);
+      prefetch(x + c + kChunk + i);
       acc[k] += e;
       if constexpr (!std::is_const_v<X>)
         if (shifts) store(x + c + i, e, m);

@@ -7,6 +7,7 @@ namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per chunk, fixed: the sum's order depends on it
 constexpr int kUnroll = 4;
+constexpr int64_t kAhead = 4096;  // elements from what is read to what is prefetched
 
 // Sum of f(x) in fp64: lanes within a chunk, then the chunks in order.
 template <class T, class F>
@@ -18,6 +19,7 @@ double sum_of(const T* x, int64_t count, const F& f) {
     Vd low[kUnroll] = {}, high[kUnroll] = {};
     for_lanes_unrolled<kUnroll>(end - begin, [&](int64_t i, auto m, int k) {
       const Vf v = load(x + begin + i, m);
+      prefetch(x + begin + i + kAhead);
       low[k] += f(low_f64(v));
       high[k] += f(high_f64(v));
     });

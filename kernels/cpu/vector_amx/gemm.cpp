@@ -14,13 +14,11 @@
 #include "kernels/cpu/vector/bf16_pairs.h"
 #include "kernels/cpu/vector/gemm_pack.h"
 #include "kernels/cpu/vector_amx/tiles.h"
+#include "kernels/cpu/vector_amx/transpose.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int kTile = 16;                       // rows of a tile, each of 64 bytes
-constexpr int64_t kStep = 32;                   // k of one tile of A
-constexpr int64_t kSide = 2 * kTile;            // C is computed in squares of 2 x 2 tiles
 constexpr int64_t kStepFloats = kSide * kTile;  // of a packed panel of A or B
 static_assert(kSide == kTileColumns);
 
@@ -29,9 +27,6 @@ struct TileWords : Bf16Pairs {
   // A panel of A takes 32 KiB of the first-level cache's 48.
   static constexpr int64_t kMaxWords = 256;
 };
-
-// GCC does not know that the tile intrinsics read and write memory.
-MT_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
 // --- packing A ---
 
@@ -43,49 +38,6 @@ void copy_panel(const bf16* a, int64_t ld, int64_t rows, int64_t k, float* out) 
     for (; j + kStep <= k; j += kStep, to += kStepFloats)
       store(to, Bf16Pairs::Packed<bf16>::along(a + j));
     if (j < k) store(to, Bf16Pairs::Packed<bf16>::along(a + j, k - j));
-  }
-}
-
-// Loads a vector of four pieces of 16 bytes, `step` bytes apart, so that only shuffles within these
-// quarters remain: few ports of a CPU can shuffle.
-MT_INLINE __m512i quarters(const char* p, int64_t step) {
-  const auto quarter = [&](int64_t i) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * step));
-  };
-  __m512i x = _mm512_zextsi128_si512(quarter(0));
-  x = _mm512_mask_broadcast_i32x4(x, 0x00f0, quarter(1));  // unlike an insertion, no shuffle
-  x = _mm512_mask_broadcast_i32x4(x, 0x0f00, quarter(2));
-  return _mm512_mask_broadcast_i32x4(x, 0xf000, quarter(3));
-}
-
-// Transposes 32 x 32 elements: rows of `to` are columns of storage.
-void transpose_step(const bf16* from, int64_t ld, float* to) {
-  for (int64_t column = 0; column < kSide; column += 8) {
-    __m512i x[8], y[8];
-    const char* row = reinterpret_cast<const char*>(from + column);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i, row += 2 * ld) {  // rows i, 8 + i, 16 + i and 24 + i
-      asm("" : "+r"(row));  // else GCC keeps 32 addresses, for which there are no registers
-      x[i] = quarters(row, 8 * 2 * ld);
-    }
-    // The 8 x 8 elements of every quarter.
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-      y[i] = _mm512_unpacklo_epi16(x[i], x[i + 1]);      // columns 0 .. 3 of two rows
-      y[i + 1] = _mm512_unpackhi_epi16(x[i], x[i + 1]);  // columns 4 .. 7
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m512i &a = y[i / 2 * 4 + i % 2], &b = y[i / 2 * 4 + i % 2 + 2];
-      x[2 * i] = _mm512_maskz_unpacklo_epi32(0xffff, a, b);      // two columns of four rows
-      x[2 * i + 1] = _mm512_maskz_unpackhi_epi32(0xffff, a, b);  // the next two
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      float* out = to + (column + 2 * i) * kTile;
-      store(out, (Vf)_mm512_maskz_unpacklo_epi64(0xff, x[i], x[i + 4]));
-      store(out + kTile, (Vf)_mm512_maskz_unpackhi_epi64(0xff, x[i], x[i + 4]));
-    }
   }
 }
 

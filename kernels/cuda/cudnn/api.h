@@ -11,7 +11,21 @@ struct cudnnContext;
 
 namespace mtrain::kernels::cuda {
 
-enum class CudnnStatus : int { success = 0, not_supported = 3000, execution_failed = 5000 };
+enum class CudnnStatus : int {
+  success = 0,
+  bad_param = 2000,
+  not_supported = 3000,
+  internal_error = 4000,
+  execution_failed = 5000
+};
+
+// Returns whether the library says that it cannot do what it is asked, before it has begun: the
+// categories "bad parameter" (too little workspace is one) and "not supported". The library's
+// numbers have a category in the thousands and a cause below.
+constexpr bool is_refusal(CudnnStatus status) {
+  const int category = int(status) / 1000 * 1000;
+  return category == int(CudnnStatus::bad_param) || category == int(CudnnStatus::not_supported);
+}
 
 enum class CudnnType : int {
   handle = 0,

@@ -11,20 +11,23 @@ namespace {
 // which keep none.
 constexpr int64_t kMaxWorkspace = int64_t(1) << 30;
 
+std::string describe(const CudnnAttentionKey& key) {
+  return fmt::format("attention {} of {} {} {} rows, {} keys, {} and {} heads of {}",
+                     key.backward ? "backward" : "forward", key.B,
+                     key.documents ? "documents in" : "x", key.Sq, key.Skv, key.A, key.G, key.D);
+}
+
 }  // namespace
 
-CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key) const {
+CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key, int first_engine) const {
   try {
-    return {std::make_shared<const CudnnPlan>(
-        api_, CudnnPlace{.handle = handle_},
-        key.backward ? backward_graph(key) : forward_graph(key),
-        CudnnPlanOptions{.deterministic = key.deterministic, .max_workspace = kMaxWorkspace})};
+    return Entry(new Chosen{{api_, CudnnPlace{.handle = handle_},
+                             key.backward ? backward_graph(key) : forward_graph(key),
+                             CudnnPlanOptions{.deterministic = key.deterministic,
+                                              .max_workspace = kMaxWorkspace,
+                                              .first_engine = first_engine}}});
   } catch (const RunError& e) {
-    log::info(fmt::format(
-        "attention {} of {} {} {} rows, {} keys, {} and {} heads of {}: mtrain's own kernels, "
-        "since {}",
-        key.backward ? "backward" : "forward", key.B, key.documents ? "documents in" : "x", key.Sq,
-        key.Skv, key.A, key.G, key.D, e.message()));
+    log::info(fmt::format("{}: mtrain's own kernels, since {}", describe(key), e.message()));
     return {};
   }
 }
@@ -38,8 +41,8 @@ bool CudnnAttention::is_asked(const char* direction, const std::string& why_not)
   return false;
 }
 
-std::shared_ptr<const CudnnPlan> CudnnAttention::plan_for(const CudnnAttentionKey& key) {
-  return plans_.get(key, [&] { return make(key); }).plan;
+CudnnAttention::Entry CudnnAttention::plan_for(const CudnnAttentionKey& key) {
+  return plans_.get(key, [&] { return make(key, 0); });
 }
 
 // Memory until the end of a scope.
@@ -63,14 +66,54 @@ class CudnnAttention::Scratch {
   void* address_;
 };
 
-void CudnnAttention::execute(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream) {
+std::string CudnnAttention::engine_of(const CudnnAttentionKey& key) const {
+  std::string engine;
+  plans_.each([&](const CudnnAttentionKey& k, const Entry& entry) {
+    if (k == key && entry && entry->executed)
+      engine = fmt::format("cuDNN, engine {}", entry->plan.engine());
+  });
+  return engine;
+}
+std::string CudnnAttention::engine_of(const AttentionForward& f) const {
+  return why_not_cudnn(f, target_).empty() ? engine_of(key_of(f)) : "";
+}
+std::string CudnnAttention::engine_of(const AttentionBackward& b) const {
+  return why_not_cudnn(b, target_).empty() ? engine_of(key_of(b)) : "";
+}
+
+bool CudnnAttention::execute(const CudnnAttentionKey& key, const Addresses& memory,
+                             CUstream_st* stream) {
+  for (Entry entry = plan_for(key); entry;) {
+    if (!entry->executed && device_.capturing(stream))
+      throw RunError(describe(key) + " was not computed before the capture of a graph");
+    const std::string refusal = execute_one(entry->plan, memory, stream);
+    if (refusal.empty()) {
+      entry->executed = true;
+      return true;
+    }
+    if (device_.capturing(stream))
+      throw RunError(fmt::format("{}: in the capture of a graph {}", describe(key), refusal));
+    device_.require_healthy(stream);
+    // Another thread may have replaced the plan already.
+    entry = plans_.change(key, [&](const Entry& now) {
+      if (now != entry) return now;
+      log::info(fmt::format("{}: not engine {} of cuDNN, since {}", describe(key),
+                            entry->plan.engine(), refusal));
+      return make(key, entry->plan.engine() + 1);
+    });
+  }
+  return false;
+}
+
+std::string CudnnAttention::execute_one(const CudnnPlan& plan, const Addresses& memory,
+                                        CUstream_st* stream) {
   const Scratch workspace(device_, plan.workspace(), stream);
   for (const CudnnPlan::Range& r : plan.sums())
     device_.clear(workspace.at(r.begin), r.bytes, stream);
   std::lock_guard lock(executing_);
   if (const auto status = api_.set_stream(handle_, stream); status != CudnnStatus::success)
     throw RunError(fmt::format("cudnnSetStream failed: {}", api_.error_string(status)));
-  plan.execute(handle_, memory, workspace.get());
+  return plan.execute(handle_, memory, workspace.get());
 }
 
 // What cuDNN is told of packed documents, and its form of the lse, which has a token's heads side
@@ -152,21 +195,17 @@ class CudnnAttention::Documents {
 bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
   if (!is_asked("forward", why_not_cudnn(f, target_))) return false;
   const CudnnAttentionKey key = key_of(f);
-  const auto plan = plan_for(key);
-  if (!plan) return false;
+  if (!plan_for(key)) return false;
   const Addresses memory{{kQuery, f.q.data.data},
                          {kKey, f.k.data.data},
                          {kValue, f.v.data.data},
                          {kOut, f.out.data.data},
                          {kLse, f.lse.data}};
-  if (!key.documents) {
-    execute(*plan, memory, stream);
-    return true;
-  }
+  if (!key.documents) return execute(key, memory, stream);
   const Documents documents(device_, f.shape, key, stream);
   Addresses all = documents.addresses();  // its lse wins
   all.insert(memory.begin(), memory.end());
-  execute(*plan, all, stream);
+  if (!execute(key, all, stream)) return false;
   documents.write_lse(f.lse);
   return true;
 }
@@ -174,8 +213,7 @@ bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
 bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
   if (!is_asked("backward", why_not_cudnn(b, target_))) return false;
   const CudnnAttentionKey key = key_of(b);
-  const auto plan = plan_for(key);
-  if (!plan) return false;
+  if (!plan_for(key)) return false;
   Addresses memory{{kQuery, b.q.data.data},
                    {kKey, b.k.data.data},
                    {kValue, b.v.data.data},
@@ -185,10 +223,7 @@ bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
                    {kQueryGradient, b.dq.data.data},
                    {kKeyGradient, b.dk.data.data},
                    {kValueGradient, b.dv.data.data}};
-  if (!key.documents) {
-    execute(*plan, memory, stream);
-    return true;
-  }
+  if (!key.documents) return execute(key, memory, stream);
   const Documents documents(device_, b.shape, key, stream);
   documents.read_lse(b.lse);
   const auto room = [&](int64_t columns) { return key.Sq * columns * dtype_size(b.q.data.dtype); };
@@ -197,7 +232,7 @@ bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
   Addresses all = documents.addresses();
   all[kQueryGradient] = dq.get(), all[kKeyGradient] = dk.get(), all[kValueGradient] = dv.get();
   all.insert(memory.begin(), memory.end());
-  execute(*plan, all, stream);
+  if (!execute(key, all, stream)) return false;
   documents.spread(dq, b.dq, key.dq);
   documents.spread(dk, b.dk, key.dk);
   documents.spread(dv, b.dv, key.dv);

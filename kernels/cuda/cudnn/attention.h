@@ -1,6 +1,7 @@
 // Attention through one handle of cuDNN: makes plans, keeps them and executes them, and logs which
 // attention cuDNN does not compute. This header includes nothing of CUDA.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -23,33 +24,47 @@ class CudnnAttention {
     void (*clear)(void* memory, int64_t bytes, CUstream_st* stream);  // sets all bytes to 0
     void (*fill)(const DocumentTable& table, CUstream_st* stream);
     void (*copy)(const CopyBlocks& copy, CUstream_st* stream);
+    bool (*capturing)(CUstream_st* stream);
+    // Called when cuDNN has refused to execute a plan. Throws RunError where the GPU has failed,
+    // so that such a failure is not taken for a refusal.
+    void (*require_healthy)(CUstream_st* stream);
   };
   // The handle belongs to the current GPU; the caller owns it.
   CudnnAttention(const CudnnApi& api, cudnnContext* handle, const CudnnTarget& target,
                  const Device& device)
       : api_(api), handle_(handle), target_(target), device_(device) {}
 
-  // Return false, with nothing enqueued, where cuDNN is not asked or has refused; each such reason
-  // is logged once, and refusals are remembered. Throw RunError where cuDNN fails to execute its
-  // plan. Thread safe.
+  // Return false, with nothing written, where cuDNN is not asked or has refused; each such reason
+  // is logged once, and refusals are remembered. Where the engine of a plan refuses to execute it,
+  // the next engine is asked. Throw RunError where cuDNN fails to execute its plan, and in the
+  // capture of a graph also where the plan was not executed before it. Thread safe.
   bool run(const AttentionForward& f, CUstream_st* stream);
   bool run(const AttentionBackward& b, CUstream_st* stream);
+
+  // Return what has computed such a call last: "cuDNN, engine 0"; "" where cuDNN has not.
+  std::string engine_of(const AttentionForward& f) const;
+  std::string engine_of(const AttentionBackward& b) const;
 
   size_t plans() const { return plans_.size(); }  // refusals included
 
  private:
-  struct Entry {
-    std::shared_ptr<const CudnnPlan> plan;  // null where cuDNN has refused
+  struct Chosen {
+    CudnnPlan plan;
+    std::atomic<bool> executed{false};
   };
+  using Entry = std::shared_ptr<Chosen>;  // null where cuDNN has refused
   class Scratch;
   class Documents;
   using Addresses = std::map<int64_t, const void*>;  // by tensor
 
   bool is_asked(const char* direction, const std::string& why_not);
-  // Returns null where cuDNN has refused.
-  std::shared_ptr<const CudnnPlan> plan_for(const CudnnAttentionKey& key);
-  void execute(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
-  Entry make(const CudnnAttentionKey& key) const;
+  Entry plan_for(const CudnnAttentionKey& key);
+  // Return false where the last engine has refused, and why one engine has refused.
+  bool execute(const CudnnAttentionKey& key, const Addresses& memory, CUstream_st* stream);
+  std::string execute_one(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
+  // Makes a plan from the heuristics' engines from the given one on.
+  Entry make(const CudnnAttentionKey& key, int first_engine) const;
+  std::string engine_of(const CudnnAttentionKey& key) const;
 
   const CudnnApi& api_;
   cudnnContext* handle_;

@@ -11,12 +11,16 @@ namespace {
 
 constexpr int64_t kBorder = 256;  // of what lies in the workspace
 
-void check(const CudnnApi& api, CudnnStatus status, const std::string& call) {
-  if (status == CudnnStatus::success) return;
+std::string told(const CudnnApi& api, CudnnStatus status) {
   std::array<char, 512> said{};
   api.last_error_string(said.data(), said.size());
-  throw RunError(fmt::format("{} failed: {} ({}){}{}", call, api.error_string(status), int(status),
-                             said[0] ? ": " : "", said.data()));
+  return fmt::format("{} ({}){}{}", api.error_string(status), int(status), said[0] ? ": " : "",
+                     said.data());
+}
+
+void check(const CudnnApi& api, CudnnStatus status, const std::string& call) {
+  if (status == CudnnStatus::success) return;
+  throw RunError(fmt::format("{} failed: {}", call, told(api, status)));
 }
 
 CudnnDataType data_type(Element e) {
@@ -189,6 +193,8 @@ class CudnnPlan::Builder {
   // Returns whether an engine that this mode names became the plan.
   bool choose(void* graph, CudnnHeuristicMode mode) {
     for (void* const config : named_by(graph, mode)) try {
+        const int number = named_++;
+        if (number < options_.first_engine) continue;
         if (options_.deterministic && is_nondeterministic(config)) {
           refusal_ = "cuDNN's engines for it are not deterministic";
           continue;
@@ -207,6 +213,7 @@ class CudnnPlan::Builder {
           continue;
         }
         plan_.plan_ = plan;
+        plan_.engine_ = number;
         plan_.library_workspace_ = bytes;
         return true;
       } catch (const RunError& e) {
@@ -265,6 +272,7 @@ class CudnnPlan::Builder {
   CudnnPlace place_;
   CudnnPlanOptions options_;
   std::map<int64_t, void*> tensors_;
+  int named_ = 0;  // the engines that the heuristics have named so far
   std::string refusal_;
 };
 
@@ -289,8 +297,8 @@ CudnnPlan::~CudnnPlan() {
   for (auto d = descriptors_.rbegin(); d != descriptors_.rend(); ++d) api_.destroy_descriptor(*d);
 }
 
-void CudnnPlan::execute(cudnnContext* handle, const std::map<int64_t, const void*>& memory,
-                        void* workspace) const {
+std::string CudnnPlan::execute(cudnnContext* handle, const std::map<int64_t, const void*>& memory,
+                               void* workspace) const {
   std::vector<int64_t> ids;
   std::vector<void*> addresses;
   auto* free = static_cast<char*>(workspace) + round_up(library_workspace_, kBorder);
@@ -326,7 +334,10 @@ void CudnnPlan::execute(cudnnContext* handle, const std::map<int64_t, const void
       addresses.data());
   set(CudnnAttribute::variant_pack_workspace, CudnnType::void_ptr, 1, &workspace);
   check(api_, api_.finalize(pack), "cudnnBackendFinalize of a variant pack");
-  check(api_, api_.execute(handle, plan_, pack), "cudnnBackendExecute");
+  const CudnnStatus status = api_.execute(handle, plan_, pack);
+  if (is_refusal(status)) return "cudnnBackendExecute refuses: " + told(api_, status);
+  check(api_, status, "cudnnBackendExecute");
+  return "";
 }
 
 }  // namespace mtrain::kernels::cuda

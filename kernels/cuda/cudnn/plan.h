@@ -1,6 +1,7 @@
 // A cuDNN plan, which executes an operation graph.
 #pragma once
 #include <map>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/cudnn/api.h"
@@ -18,6 +19,7 @@ struct CudnnPlace {
 struct CudnnPlanOptions {
   bool deterministic = true;          // skips engines that note that they are not
   int64_t max_workspace = INT64_MAX;  // bytes; engines that need more are skipped
+  int first_engine = 0;               // engines before this one of the heuristics' are skipped
 };
 
 class CudnnPlan {
@@ -37,10 +39,13 @@ class CudnnPlan {
   };
   const std::vector<Range>& sums() const { return sums_; }
   const OperationGraph& graph() const { return graph_; }
+  int engine() const { return engine_; }  // its number among the heuristics' engines
   // `memory` has an address for each of the graph's tensors in memory. A handle executes one plan
-  // at a time. Throws RunError where cuDNN fails.
-  void execute(cudnnContext* handle, const std::map<int64_t, const void*>& memory,
-               void* workspace) const;
+  // at a time. Returns "", or why cuDNN refuses the call, of which it has then enqueued nothing.
+  // Throws RunError where cuDNN fails.
+  [[nodiscard]] std::string execute(cudnnContext* handle,
+                                    const std::map<int64_t, const void*>& memory,
+                                    void* workspace) const;
 
  private:
   class Builder;
@@ -48,6 +53,7 @@ class CudnnPlan {
   OperationGraph graph_;
   std::vector<void*> descriptors_;  // in the order in which they were made
   void* plan_ = nullptr;
+  int engine_ = 0;
   int64_t library_workspace_ = 0, workspace_ = 0;
   std::vector<Range> sums_;
 };

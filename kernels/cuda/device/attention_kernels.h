@@ -1,6 +1,8 @@
 // The kernels behind run(AttentionForward) and run(AttentionBackward): cuDNN's where it takes the
 // shape, else our own.
 #pragma once
+#include <string>
+
 #include "kernels/attention.h"
 
 namespace mtrain::kernels::cuda {
@@ -11,6 +13,13 @@ constexpr int64_t kMaxHeadDim = 256;
 // not take the shape.
 bool attention_by_cudnn(const AttentionForward& f, CUstream_st* stream);
 bool attention_by_cudnn(const AttentionBackward& b, CUstream_st* stream);
+
+// Return what has computed such a call last, after it has run: "cuDNN, engine 0", "own kernel,
+// tensor cores" or "own kernel, fp32".
+std::string attention_engine(const AttentionForward& f);
+std::string attention_engine(const AttentionBackward& b);
+std::string cudnn_engine(const AttentionForward& f);  // "" where it is not cuDNN
+std::string cudnn_engine(const AttentionBackward& b);
 
 // Take any type and alignment, and head dims up to kMaxHeadDim; they compute by fp32 multiply-adds.
 void attention_plain(const AttentionForward& f, CUstream_st* stream);

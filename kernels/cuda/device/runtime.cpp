@@ -49,4 +49,16 @@ void clear_memory(void* memory, int64_t bytes, CUstream_st* stream) {
   MT_CUDA(cudaMemsetAsync(memory, 0, size_t(bytes), stream));
 }
 
+bool is_capturing(CUstream_st* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  MT_CUDA(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void require_healthy(CUstream_st* stream) {
+  (void)cudaGetLastError();  // an error of the GPU itself stays, and the next call returns it
+  if (const cudaError_t status = cudaStreamQuery(stream); status != cudaErrorNotReady)
+    MT_CUDA(status);
+}
+
 }  // namespace mtrain::kernels::cuda

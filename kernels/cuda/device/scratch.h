@@ -1,5 +1,5 @@
-// Memory for a few launches of one operation, taken and given back in the stream's order; and
-// copies.
+// Memory for a few launches of one operation, taken and given back in the stream's order; copies;
+// and questions to a stream.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +17,11 @@ void give_scratch(void* memory, CUstream_st* stream) noexcept;
 // Copy or zero whole ranges. The two ranges of a copy are the same or do not overlap.
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st* stream);
 void clear_memory(void* memory, int64_t bytes, CUstream_st* stream);
+
+bool is_capturing(CUstream_st* stream);  // whether its work is recorded as a graph
+// Called outside of captures, after a library has refused a call. Throws RunError where earlier
+// work has failed on the GPU; otherwise forgets an error that the refused call has left behind.
+void require_healthy(CUstream_st* stream);
 
 template <class T>
 class Scratch {

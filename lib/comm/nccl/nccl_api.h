@@ -11,15 +11,15 @@ struct ncclComm;  // declared as in nccl.h
 
 namespace mtrain::comm {
 
-// The result of a call. Communicators are non-blocking: a call may return while it still goes on,
-// and state() says when it is done.
+// The result of a call. A call may block until its peers come, and abort() from another thread
+// ends it; or it may return while it still goes on (under_way), and state() says when it is done.
 struct NcclAnswer {
   enum class State { done, under_way, failed } state = State::done;
   std::string text{};  // NCCL's own message about a failure
 };
 
-// One thread at a time uses a communicator. Calls between group_start and group_end run together;
-// their data is on the GPU, and their work goes to `stream`.
+// One thread at a time uses a communicator, but for abort(). Calls between group_start and
+// group_end run together; their data is on the GPU, and their work goes to `stream`.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;
@@ -31,7 +31,8 @@ class NcclApi {
   virtual NcclAnswer state(ncclComm* comm) = 0;  // of the last call; also reports peers' failures
   virtual NcclAnswer finalize(ncclComm* comm) = 0;
   virtual void destroy(ncclComm* comm) noexcept = 0;  // may be called when finalize() is done
-  virtual void abort(ncclComm* comm) noexcept = 0;    // ends its work on the GPU and frees it
+  // Ends its work on the GPU and frees it. A call of another thread that blocks returns.
+  virtual void abort(ncclComm* comm) noexcept = 0;
 
   virtual NcclAnswer group_start() = 0;
   virtual NcclAnswer group_end(ncclComm* comm) = 0;

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "comm/nccl/nccl_helper.h"
 
 namespace mtrain::comm {
 
@@ -28,6 +29,8 @@ constexpr auto kWatch = milliseconds(10);  // the watchdog looks at the calls un
 constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
 // How long a rank waits at the end for peers that still read its data.
 constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
+// A call that NCCL takes at once returns within this time.
+constexpr auto kReturn = milliseconds(200);
 
 const char* name(Reduce op) {
   return op == Reduce::sum ? "sum" : op == Reduce::max ? "maximum" : "average";
@@ -63,7 +66,7 @@ class NcclCommunicator : public Communicator {
     check_reduction(data.dtype, op);
     collective(
         fmt::format("all_reduce ({}) of {} {}", name(op), data.count, dtype_name(data.dtype)),
-        context, [&] { return api_->all_reduce(data, op, comm_, context.cuda); });
+        context, [&](ncclComm* comm) { return api_->all_reduce(data, op, comm, context.cuda); });
   }
 
   void reduce_scatter(ConstSpan in, Span out, Reduce op,
@@ -71,12 +74,13 @@ class NcclCommunicator : public Communicator {
     check_reduction(in.dtype, op);
     collective(
         fmt::format("reduce_scatter ({}) of {} {}", name(op), in.count, dtype_name(in.dtype)),
-        context, [&] { return api_->reduce_scatter(in, out, op, comm_, context.cuda); });
+        context,
+        [&](ncclComm* comm) { return api_->reduce_scatter(in, out, op, comm, context.cuda); });
   }
 
   void all_gather(ConstSpan in, Span out, const device::LaunchContext& context) override {
     collective(fmt::format("all_gather of {} {}", in.count, dtype_name(in.dtype)), context,
-               [&] { return api_->all_gather(in, out, comm_, context.cuda); });
+               [&](ncclComm* comm) { return api_->all_gather(in, out, comm, context.cuda); });
   }
 
   // NCCL does this by messages in one group call, including a message to the rank itself.
@@ -95,12 +99,13 @@ class NcclCommunicator : public Communicator {
     add_parts(in.data, sends, Transfer::Kind::send);
     add_parts(out.data, receives, Transfer::Kind::receive);
     collective(fmt::format("all_to_all of {}", dtype_name(in.dtype)), context,
-               [&] { return together(transfers, context); });
+               [&](ncclComm* comm) { return together(transfers, comm, context); });
   }
 
   void broadcast(Span data, int root, const device::LaunchContext& context) override {
     collective(fmt::format("broadcast of {} {} from {}", data.count, dtype_name(data.dtype), root),
-               context, [&] { return api_->broadcast(data, root, comm_, context.cuda); });
+               context,
+               [&](ncclComm* comm) { return api_->broadcast(data, root, comm, context.cuda); });
   }
 
   void exchange(const std::vector<Transfer>& transfers, Clock::time_point,
@@ -108,12 +113,12 @@ class NcclCommunicator : public Communicator {
     std::set<int> peers;
     for (const Transfer& t : transfers) peers.insert(t.peer);
     call({collectives_, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true},
-         context, [&] { return together(transfers, context); });
+         context, [&](ncclComm* comm) { return together(transfers, comm, context); });
   }
 
   void barrier(const device::LaunchContext& context) override {
-    collective("barrier", context, [&] {
-      return api_->all_reduce({word_.get(), 1, DType::i32}, Reduce::max, comm_, context.cuda);
+    collective("barrier", context, [&](ncclComm* comm) {
+      return api_->all_reduce({word_.get(), 1, DType::i32}, Reduce::max, comm, context.cuda);
     });
   }
 
@@ -135,15 +140,20 @@ class NcclCommunicator : public Communicator {
     std::optional<Clock::time_point> started;  // when the watchdog saw that the stream reached it
   };
 
-  NcclAnswer together(const std::vector<Transfer>& transfers,
+  struct Found {
+    GroupCall about;
+    CollectiveFailure failure;
+  };
+
+  NcclAnswer together(const std::vector<Transfer>& transfers, ncclComm* comm,
                       const device::LaunchContext& context) {
     NcclAnswer answer = api_->group_start();
     for (const Transfer& t : transfers) {
       if (answer.state == State::failed) break;
-      answer = t.kind == Transfer::Kind::send ? api_->send(t.data, t.peer, comm_, context.cuda)
-                                              : api_->receive(t.data, t.peer, comm_, context.cuda);
+      answer = t.kind == Transfer::Kind::send ? api_->send(t.data, t.peer, comm, context.cuda)
+                                              : api_->receive(t.data, t.peer, comm, context.cuda);
     }
-    const NcclAnswer end = api_->group_end(comm_);  // a group that was started must be ended
+    const NcclAnswer end = api_->group_end(comm);  // a group that was started must be ended
     return answer.state == State::failed ? answer : end;
   }
 
@@ -159,82 +169,116 @@ class NcclCommunicator : public Communicator {
     last_start_ = Clock::now();
     late_ = context.late;
     calls_.push_back({std::move(about), ++number_, api_->record(context.cuda), nullptr, {}});
-    NcclAnswer answer = run();
-    while (answer.state == State::under_way) {
-      // NCCL connects peers at their first call. The host waits for that here; the watchdog checks
-      // that it does not take too long.
-      if (!calls_.back().started) calls_.back().started = Clock::now();
-      lock.unlock();
-      std::this_thread::sleep_for(microseconds(10));
-      lock.lock();
-      if (dead_) throw CommError(*dead_);
-      answer = api_->state(comm_);
-    }
+    const NcclAnswer answer = in_nccl(lock, run);
+    if (dead_) throw CommError(*dead_);
     if (answer.state == State::failed) {
+      const Found found{calls_.back().call, {-1, false, false, answer.text}};
       lock.unlock();
-      throw fail({-1, false, false, answer.text});
+      throw fail(found);
     }
-    calls_.back().started.reset();
     calls_.back().end = api_->record(context.cuda);
   }
 
+  // NCCL connects peers at their first call, and the host waits for that here; the watchdog checks
+  // that it does not take too long. The lock, which is held before and after, is not held
+  // meanwhile: where NCCL blocks, only an abort by the watchdog ends it.
+  template <class F>
+  NcclAnswer in_nccl(std::unique_lock<std::mutex>& lock, const F& run) {
+    ncclComm* const comm = comm_;
+    inside_since_ = Clock::now();
+    lock.unlock();
+    NcclAnswer answer;
+    try {
+      answer = run(comm);
+    } catch (...) {
+      lock.lock();
+      leave();
+      throw;
+    }
+    lock.lock();
+    while (answer.state == State::under_way && !dead_) {
+      lock.unlock();
+      std::this_thread::sleep_for(microseconds(10));
+      lock.lock();
+      if (!dead_) answer = api_->state(comm);
+    }
+    leave();
+    return answer;
+  }
+  void leave() {
+    inside_since_.reset();
+    left_.notify_all();
+  }
+
   void watch(const std::stop_token& stop) {
-    std::optional<CollectiveFailure> failure;
+    std::optional<Found> found;
+    const auto found_first = [&](std::string text) {
+      return Found{calls_.empty() ? GroupCall{} : calls_.front().call,
+                   {-1, false, false, std::move(text)}};
+    };
     try {
       api_->use_device();
       std::unique_lock lock(mutex_);
-      while (!dead_ && !(failure = look()) && !stop.stop_requested()) {
+      while (!dead_ && !(found = look()) && !stop.stop_requested()) {
         if (asks_now()) {
           lock.unlock();
-          if (reporter_->heard_of_failure()) failure = {-1, false, false, ""};
+          const bool heard = reporter_->heard_of_failure();
           lock.lock();
-          if (failure) break;
+          if (heard) found = found_first("");
+          if (heard) break;
         }
         wake_.wait_for(lock, stop, kWatch, [] { return false; });
       }
     } catch (const Error& e) {
-      failure = {-1, false, false, e.message()};
+      const std::lock_guard lock(mutex_);
+      found = found_first(e.message());
     }
-    if (failure) fail(*failure);
+    if (found) fail(*found);
   }
 
-  // Returns the failure of the first call under way, if it has failed. The caller holds the lock.
-  std::optional<CollectiveFailure> look() {
+  // Returns the failure of a call under way, if one has failed. The caller holds the lock.
+  std::optional<Found> look() {
     while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
     if (calls_.empty()) return {};
-    const NcclAnswer answer = api_->state(comm_);
-    if (answer.state == State::failed) return CollectiveFailure{-1, false, false, answer.text};
+    const auto now = Clock::now();
+    const auto too_late = [&](const Call& call) {
+      return Found{call.call,
+                   {-1, false, true,
+                    fmt::format("{} did not end after {:.3g} s", call.call.what,
+                                std::chrono::duration<double>(group_.timeout).count())}};
+    };
     Call& first = calls_.front();
-    if (!first.started && first.begin->ready()) first.started = asked_ = Clock::now();
-    if (!first.started || Clock::now() - *first.started < group_.timeout) return {};
-    return CollectiveFailure{-1, false, true,
-                             fmt::format("{} did not end after {:.3g} s", first.call.what,
-                                         std::chrono::duration<double>(group_.timeout).count())};
+    if (inside_since_) {  // no other thread may ask NCCL
+      if (now - *inside_since_ >= group_.timeout) return too_late(calls_.back());
+    } else if (const NcclAnswer answer = api_->state(comm_); answer.state == State::failed) {
+      return Found{first.call, {-1, false, false, answer.text}};
+    }
+    if (!first.started && first.begin->ready()) first.started = asked_ = now;
+    if (!first.started || now - *first.started < group_.timeout) return {};
+    return too_late(first);
   }
 
   // Returns whether it is time to ask the store: NCCL does not tell a rank that another one has
   // given up. The caller holds the lock.
   bool asks_now() {
-    if (calls_.empty() || !calls_.front().started) return false;
+    if (calls_.empty()) return false;
+    const auto since = calls_.front().started ? calls_.front().started : inside_since_;
     const auto now = Clock::now();
-    if (now - std::max(asked_, *calls_.front().started) < std::min(kAsk, group_.timeout / 4))
-      return false;
+    if (!since || now - std::max(asked_, *since) < std::min(kAsk, group_.timeout / 4)) return false;
     asked_ = now;
     return true;
   }
 
   // Ends the group and returns the error to throw. The host thread and the watchdog may both find
   // that it has failed.
-  CommError fail(const CollectiveFailure& failure) {
+  CommError fail(const Found& found) {
     const std::lock_guard one(failing_);
-    GroupCall about;
     {
       const std::lock_guard lock(mutex_);
       if (dead_) return CommError(*dead_);
-      if (!calls_.empty()) about = calls_.front().call;
     }
-    reporter_->report(about, failure);
-    const CommError error = reporter_->explain(about, failure);
+    reporter_->report(found.about, found.failure);
+    const CommError error = reporter_->explain(found.about, found.failure);
     die(error);
     reporter_->abort(error.message());
     return error;
@@ -245,14 +289,19 @@ class NcclCommunicator : public Communicator {
     return dead_.has_value();
   }
 
-  // The stream gets the error before NCCL lets it go on.
+  // The stream gets the error before NCCL lets it go on. A host thread inside of NCCL gets a moment
+  // to return by itself, so that NCCL is aborted under it only where it blocks.
   void die(const CommError& error) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     dead_ = error.message();
     if (late_ && !calls_.empty())
       late_->set(std::make_exception_ptr(
           CommError(fmt::format("{}: {}", place(calls_.front()), error.message()), error.hint())));
-    api_->abort(std::exchange(comm_, nullptr));
+    ncclComm* const comm = std::exchange(comm_, nullptr);
+    if (inside_since_)
+      left_.wait_until(lock, *inside_since_ + kReturn, [&] { return !inside_since_; });
+    lock.unlock();
+    api_->abort(comm);
   }
 
   std::string place(const Call& call) const {
@@ -264,7 +313,12 @@ class NcclCommunicator : public Communicator {
 
   bool closes_well() {
     const auto deadline = Clock::now() + std::min(kFarewell, group_.timeout);
-    NcclAnswer answer = api_->finalize(comm_);
+    const auto finalized = answer_within(deadline, [api = api_, comm = comm_] {
+      api->use_device();
+      return api->finalize(comm);
+    });
+    if (!finalized) return false;  // it blocks, until the abort
+    NcclAnswer answer = *finalized;
     while (answer.state == State::under_way && Clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(1));
       answer = api_->state(comm_);
@@ -282,6 +336,8 @@ class NcclCommunicator : public Communicator {
   std::mutex failing_;  // held by the thread that finds out why the group fails; before mutex_
   std::mutex mutex_;    // guards the members below
   ncclComm* comm_;      // null: aborted
+  std::optional<Clock::time_point> inside_since_;  // when the host thread entered NCCL; in it now
+  std::condition_variable left_;                   // it has come back
   uint64_t number_ = 0;
   std::deque<Call> calls_;  // the calls that have not been seen to end
   Clock::time_point asked_{};

@@ -143,7 +143,7 @@ class LoadedNccl : public NcclApi {
     MT_CHECK(id.size() == sizeof unique.internal, "an id of {} bytes", id.size());
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    config.blocking = 1;  // otherwise every call starts a thread of NCCL's, and is waited for
     return MT_NCCL(comm, f_.comm_init_rank_config(&comm, ranks, unique, rank, &config));
   }
 

@@ -1,11 +1,13 @@
 #include "comm/nccl/nccl_transport.h"
 
+#include <mutex>
 #include <thread>
 
 #include <fmt/ranges.h>
 
 #include "base/error.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_helper.h"
 #include "comm/store.h"
 
 namespace mtrain::comm {
@@ -83,6 +85,37 @@ class Meeting {
   const int rank_, ranks_;
 };
 
+// A communicator while NCCL connects it. Where nobody waits for it any more, it is aborted.
+class Connecting {
+ public:
+  explicit Connecting(std::shared_ptr<NcclApi> api) : api_(std::move(api)) {}
+
+  // NCCL may block here without end. It has no communicator to abort before it returns.
+  NcclAnswer begin(const std::string& id, int rank, int ranks) {
+    api_->use_device();
+    ncclComm* comm = nullptr;
+    const NcclAnswer answer = api_->init(comm, id, rank, ranks);
+    const std::lock_guard lock(mutex_);
+    if (taken_ && comm)
+      api_->abort(comm);
+    else
+      comm_ = comm;
+    return answer;
+  }
+  // Called once: returns the communicator, or null where NCCL has returned none yet.
+  ncclComm* take() {
+    const std::lock_guard lock(mutex_);
+    taken_ = true;
+    return comm_;
+  }
+
+ private:
+  const std::shared_ptr<NcclApi> api_;
+  std::mutex mutex_;
+  bool taken_ = false;
+  ncclComm* comm_ = nullptr;
+};
+
 class NcclTransport : public Transport {
  public:
   NcclTransport(std::shared_ptr<NcclApi> api, const NcclOptions& options)
@@ -111,9 +144,12 @@ class NcclTransport : public Transport {
   ncclComm* init(const std::string& id, int rank, int ranks) {
     using State = NcclAnswer::State;
     const auto deadline = Clock::now() + options_.timeout;
-    ncclComm* comm = nullptr;
-    NcclAnswer answer = api_->init(comm, id, rank, ranks);
-    while (answer.state == State::under_way && Clock::now() < deadline) {
+    const auto connecting = std::make_shared<Connecting>(api_);
+    const auto begun = answer_within(
+        deadline, [connecting, id, rank, ranks] { return connecting->begin(id, rank, ranks); });
+    ncclComm* const comm = connecting->take();
+    NcclAnswer answer = begun.value_or(NcclAnswer{State::under_way});
+    while (comm && answer.state == State::under_way && Clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(1));
       answer = api_->state(comm);
     }

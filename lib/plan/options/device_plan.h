@@ -17,6 +17,7 @@ struct DevicePlan {
   bool stream_sanitizer = false;
   double compute_slowdown = 1;  // computations on a CPU take this many times as long
   bool deterministic = false;   // bitwise equal runs, at the price of time
+  bool own_attention = false;   // a GPU's attention leaves cuDNN out
   // Environment variables that the device's library reads when it starts; communication may start
   // it before the device is opened. Variables that the user has set stay.
   std::map<std::string, std::string> environment;

@@ -273,7 +273,8 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .threads = r.train.threads,
           .stream_sanitizer = r.debug.stream_sanitizer,
           .compute_slowdown = r.debug.compute_slowdown,
-          .deterministic = r.debug.deterministic};
+          .deterministic = r.debug.deterministic,
+          .own_attention = r.debug.own_attention};
 }
 
 CommOptions comm_options(const Recipe& r) {

@@ -93,6 +93,10 @@ void check_backend(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(!gpu || r.debug.compute_slowdown == 1,
                       {"debug.compute_slowdown", "train.device"},
                       "slows computations on the CPU, and train.device is cuda", "leave it out");
+  diagnostics.require(gpu || !r.debug.own_attention, {"debug.own_attention", "train.device"},
+                      "leaves out cuDNN, which only GPUs have, and train.device is cpu: attention "
+                      "on a CPU is mtrain's own in any case",
+                      "set train.device: cuda, or leave it out");
 }
 
 }  // namespace

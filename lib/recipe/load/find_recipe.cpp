@@ -56,7 +56,7 @@ std::vector<std::string> recipe_folders(const std::string& program) {
     if (fs::is_regular_file(folder / "quickstart.yaml", ignored))
       folders.push_back(folder.string());
   };
-  fs::path folder = fs::path(program).parent_path();
+  fs::path folder = fs::path(program).lexically_normal().parent_path();
   add(folder.parent_path() / "share" / "mtrain" / "recipes");
   for (int up = 0; up < 6 && folder.has_relative_path(); ++up, folder = folder.parent_path())
     add(folder / "recipes");

@@ -96,17 +96,17 @@ struct HardwareConfig {
   Gpu gpu = Gpu::h100;
   Auto<double> memory_gb;
 
-  static constexpr auto fields =
-      std::tuple{Field{"gpus_per_node",
-                       &HardwareConfig::gpus_per_node,
-                       "GPUs that share fast links; used by checks and estimates",
-                       {.min = 1}},
-                 Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"},
-                 Field{"memory_gb",
-                       &HardwareConfig::memory_gb,
-                       "memory of a rank's device, by which recompute.cheap goes; auto: that of "
-                       "hardware.gpu if ranks compute on GPUs, and unknown on CPUs",
-                       {.unit = "GB", .min = 0, .above_min = true}}};
+  static constexpr auto fields = std::tuple{
+      Field{"gpus_per_node",
+            &HardwareConfig::gpus_per_node,
+            "GPUs that share fast links; used by checks and estimates",
+            {.min = 1}},
+      Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"},
+      Field{"memory_gb",
+            &HardwareConfig::memory_gb,
+            "memory of a rank's device, by which recompute.cheap goes; auto: what the GPU's "
+            "name tells, else the usual memory of hardware.gpu; unknown on CPUs",
+            {.unit = "GB", .min = 0, .above_min = true}}};
 };
 
 }  // namespace mtrain::recipe

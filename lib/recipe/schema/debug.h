@@ -32,7 +32,7 @@ struct DebugConfig {
   bool stream_sanitizer = false;
   std::optional<std::string> trace;
   bool deterministic = false, strict = false, check_nan = true;
-  bool emulate_fp8 = false;
+  bool emulate_fp8 = false, own_attention = false;
   double compute_slowdown = 1;
   FaultConfig fault;
 
@@ -55,6 +55,8 @@ struct DebugConfig {
             "let a CPU compute what mixed_precision.fp8 asks for: rounded as on a GPU, and slower "
             "than bf16",
             {.aliases = "fp8.emulate"}},
+      Field{"own_attention", &DebugConfig::own_attention,
+            "on a GPU, attention by mtrain's own kernels and not cuDNN's; slower"},
       Field{"compute_slowdown",
             &DebugConfig::compute_slowdown,
             "computations on the CPU take this many times as long and sleep for the rest, which "

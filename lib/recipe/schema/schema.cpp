@@ -23,24 +23,39 @@ struct Schema {
   std::set<std::string, std::less<>> prefixes;
   std::vector<std::string> also_written;  // names whose values are converted
 
-  template <class Section, class Get>
-  void add_fields(const std::string& prefix, Get get) {
-    std::apply([&](const auto&... field) { (add_field(prefix, get, field), ...); },
+  // Fields are known by their offset in a recipe, so that little code depends on their types: it
+  // would be compiled for each of some hundred fields.
+  template <class Section>
+  void add_fields(const std::string& prefix, const Recipe& recipe, const Section& section) {
+    std::apply([&](const auto&... field) { (add_field(prefix, recipe, section, field), ...); },
                Section::fields);
   }
 
-  template <class Section, class T, class Get>
-  void add_field(const std::string& prefix, Get get, const Field<Section, T>& field) {
-    const std::string path =
-        prefix.empty() ? std::string(field.name) : prefix + "." + std::string(field.name);
-    const auto at = [get, member = field.member](Recipe& r) -> T& { return get(r).*member; };
-    if constexpr (SectionType<T>) {
-      sections.push_back({path, field.help, field.options});
-      add_fields<T>(path, at);
-    } else {
-      rows.push_back({path, field.help, field.options, type_ops<T>(),
-                      [at](Recipe& r) -> void* { return &at(r); }});
-    }
+  template <class Section, class T>
+  void add_field(const std::string& prefix, const Recipe& recipe, const Section& section,
+                 const Field<Section, T>& field) {
+    const T& value = section.*field.member;
+    if constexpr (SectionType<T>)
+      add_fields<T>(add_section(prefix, field.name, field.help, field.options), recipe, value);
+    else
+      add_row(prefix, field.name, field.help, field.options, type_ops<T>(),
+              reinterpret_cast<const char*>(&value) - reinterpret_cast<const char*>(&recipe));
+  }
+
+  static std::string join(const std::string& prefix, std::string_view name) {
+    return prefix.empty() ? std::string(name) : prefix + "." + std::string(name);
+  }
+
+  std::string add_section(const std::string& prefix, std::string_view name, std::string_view help,
+                          const FieldOptions& options) {
+    sections.push_back({join(prefix, name), help, options});
+    return sections.back().path;
+  }
+
+  void add_row(const std::string& prefix, std::string_view name, std::string_view help,
+               const FieldOptions& options, const TypeOps* ops, std::ptrdiff_t offset) {
+    rows.push_back({join(prefix, name), help, options, ops,
+                    [offset](Recipe& r) -> void* { return reinterpret_cast<char*>(&r) + offset; }});
   }
 
   void add_spelling(const std::string& path, size_t row) {
@@ -55,7 +70,8 @@ struct Schema {
   }
 
   Schema() {
-    add_fields<Recipe>("", [](Recipe& r) -> Recipe& { return r; });
+    const Recipe recipe;
+    add_fields("", recipe, recipe);
     for (size_t i = 0; i < rows.size(); ++i) {
       add_spelling(rows[i].path, i);
       for (const auto& alias : rows[i].aliases()) add_spelling(alias, i);

@@ -18,7 +18,9 @@ using namespace mtrain::kernels::cuda;
 namespace {
 
 #define MT_SAME(ours, theirs) static_assert(int(ours) == int(theirs))
+MT_SAME(CudnnStatus::bad_param, CUDNN_STATUS_BAD_PARAM);
 MT_SAME(CudnnStatus::not_supported, CUDNN_STATUS_NOT_SUPPORTED);
+MT_SAME(CudnnStatus::internal_error, CUDNN_STATUS_INTERNAL_ERROR);
 MT_SAME(CudnnStatus::execution_failed, CUDNN_STATUS_EXECUTION_FAILED);
 MT_SAME(CudnnType::handle, CUDNN_TYPE_HANDLE);
 MT_SAME(CudnnType::data_type, CUDNN_TYPE_DATA_TYPE);

@@ -4,6 +4,7 @@
 #include "../../unit/graph_testing.h"
 #include "device/backend.h"
 #include "device_under_test.h"
+#include "kernels/gemm_choices.h"
 #include "kernels/matmul.h"
 
 using namespace mtrain;
@@ -30,9 +31,11 @@ class GridBackend : public device::DeviceBackend {
 
 }  // namespace
 
-std::unique_ptr<Device> device_under_test() {
-  return Device::on(std::make_unique<GridBackend>(), {.stream_sanitizer = true});
+std::unique_ptr<Device> device_under_test(bool own_attention) {
+  return Device::on(std::make_unique<GridBackend>(),
+                    {.stream_sanitizer = true, .own_attention = own_attention});
 }
+std::optional<uint64_t> cudnn_calls() { return cpu_grid::cudnn_calls(); }
 uint64_t kernels_run() { return cpu_grid::grids_run(); }
 bool workspace_was_of(const Device&) {  // here: every kernel ran in a launch that gives workspace
   const cpu_grid::WorkspaceCounts taken = cpu_grid::workspace_counts();
@@ -42,4 +45,8 @@ bool workspace_was_of(const Device&) {  // here: every kernel ran in a launch th
 // cuda_emulator cannot run the kernels of cuBLASLt, so the CPU's matmul takes their place.
 namespace mtrain::kernels::cuda {
 void run(const Matmul& m, CUstream_st*) { cpu::run(m); }
+std::string unchosen_gemms() { return ""; }
+std::string time_gemms(const std::string&, CUstream_st*) { return ""; }
+void use_gemm_choices(const std::string&) {}
+std::string gemm_choices() { return ""; }
 }  // namespace mtrain::kernels::cuda

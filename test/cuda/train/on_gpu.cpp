@@ -2,7 +2,10 @@
 
 using namespace mtrain;
 
-std::unique_ptr<Device> device_under_test() { return Device::cuda(0, {.stream_sanitizer = true}); }
+std::unique_ptr<Device> device_under_test(bool own_attention) {
+  return Device::cuda(0, {.stream_sanitizer = true, .own_attention = own_attention});
+}
+std::optional<uint64_t> cudnn_calls() { return std::nullopt; }
 bool workspace_was_of(const Device& device) {
   const device::MemoryUsage workspace = device.allocator().usage(device::MemoryCategory::workspace);
   return workspace.peak > 0 && workspace.current == 0;

@@ -20,9 +20,9 @@ std::vector<double> losses(std::unique_ptr<Device> device, const Recipe& recipe,
 std::vector<double> on_cpu(const Recipe& recipe, int64_t steps) {
   return losses(Device::cpu(1, {.stream_sanitizer = true}), recipe, steps);
 }
-std::vector<double> on_cuda(const Recipe& recipe, int64_t steps) {
+std::vector<double> on_cuda(const Recipe& recipe, int64_t steps, bool own_attention = false) {
   const uint64_t before = kernels_run();
-  auto out = losses(device_under_test(), recipe, steps);
+  auto out = losses(device_under_test(own_attention), recipe, steps);
   REQUIRE(kernels_run() - before > uint64_t(50 * steps));  // and not others
   return out;
 }
@@ -42,6 +42,19 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
     CAPTURE(changes);
     const Recipe recipe = tiny(changes);
     check_close(on_cpu(recipe, 20), on_cuda(recipe, 20), 1e-5);
+  }
+}
+
+TEST_CASE("own attention trains on CUDA kernels without asking cuDNN") {
+  for (const char* precision : {"fp32", "bf16_mixed"}) {
+    CAPTURE(precision);
+    const Recipe recipe = tiny({fmt::format("mixed_precision.name={}", precision)});
+    const auto before = cudnn_calls();
+    const std::vector<double> own = on_cuda(recipe, 3, true);
+    CHECK(cudnn_calls() == before);
+    const std::vector<double> asked = on_cuda(recipe, 3);
+    if (before) CHECK(*cudnn_calls() >= *before + 3 * 2);  // the check can fail
+    check_close(asked, own, std::string(precision) == "fp32" ? 1e-5 : 2e-2);
   }
 }
 

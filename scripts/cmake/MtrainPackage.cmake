@@ -1,0 +1,13 @@
+# `cpack -G DEB` in a build folder packs what `cmake --install` installs; dpkg-shlibdeps finds the packages that it needs.
+set(CPACK_PACKAGE_NAME mtrain)
+set(CPACK_PACKAGE_VENDOR mtrain)
+set(CPACK_PACKAGE_CONTACT "the authors of mtrain")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "trains GPT-style language models from a YAML recipe")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_GENERATOR DEB)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS bible-kjv)
+include(CPack)

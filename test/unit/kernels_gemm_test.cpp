@@ -1,0 +1,300 @@
+// Tests matmul through a library of GEMMs with a stand-in for cuBLASLt: what happens where it
+// refuses, and which algorithm is taken.
+#include <catch2/catch.hpp>
+
+#include "base/log.h"
+#include "gemm_stand_in.h"
+#include "kernels_testing.h"
+
+using namespace mtrain;
+using namespace mtrain::kernels;
+using namespace mtrain::test;
+using Catch::Contains;
+using cuda::Epilogue;
+using Status = cuda::GemmAnswer::Status;
+
+namespace {
+
+constexpr int64_t M = 12, N = 16, K = 24;
+
+struct Lines : log::Overlay {
+  Lines() { log::set_overlay(this); }
+  ~Lines() override { log::set_overlay(nullptr); }
+  void interrupt(const std::function<void()>& write_line) override { write_line(), ++count; }
+  int count = 0;
+};
+
+// A matmul in bf16 with any of the epilogues, and its operands.
+struct Operands {
+  Epilogue epilogue;
+  Array a, b, bias, c, beside, sums;
+  explicit Operands(Epilogue e, DType c_type = DType::bf16)
+      : epilogue(e),
+        a(Array::normal(DType::bf16, M * K, 1)),
+        b(Array::normal(DType::bf16, K * N, 2)),
+        bias(Array::normal(DType::bf16, N, 3)),
+        c(e == Epilogue::sums ? DType::f32 : c_type, M * N),
+        beside(Array::normal(DType::bf16, M * N, 4)),
+        sums(Array::normal(DType::f32, M, 5)) {}
+  Matmul matmul() {
+    Matmul m{.a = a, .b = b, .c_MN = c, .M = M, .N = N, .K = K};
+    if (epilogue == Epilogue::bias || epilogue == Epilogue::gelu_bias) m.bias_N = bias;
+    if (epilogue == Epilogue::gelu || epilogue == Epilogue::gelu_bias) m.gelu_input_MN = beside;
+    if (epilogue == Epilogue::dgelu) m.dgelu_of_MN = beside;
+    if (epilogue == Epilogue::sums) m.trans_a = true, m.a_sums_M = sums;
+    return m;
+  }
+};
+
+// A fresh library, and matmul through it.
+struct Bench {
+  GemmStandIn library;
+  cuda::LibraryMatmul matmul{library, library};
+  ~Bench() { CHECK(library.taken == 0); }
+  void run(Operands& o) { matmul.run(o.matmul(), nullptr); }
+  std::pair<Epilogue, uint64_t> last() const { return library.ran.back(); }
+  // What the ranks of a run do after their first step.
+  std::string choose() {
+    return cuda::print_gemm_choices({library.version(), matmul.time(matmul.unchosen(), nullptr)});
+  }
+  void use(const std::string& text) { matmul.use(cuda::parse_gemm_choices(text).choices); }
+};
+
+// The result, its input of gelu and the sums against the CPU kernels; two roundings more are
+// allowed.
+void require_result(Operands& got) {
+  static Closeness close("GEMMs with refusals");
+  Operands want(got.epilogue, got.c.dtype());
+  cpu::run(want.matmul());
+  const Rule rule{.dtype = DType::bf16, .K = double(K), .scale = 4};
+  REQUIRE(close(got.c, want.c.values(), rule) == "");
+  REQUIRE(close(got.beside, want.beside.values(), rule) == "");
+  REQUIRE(close(got.sums, want.sums.values(), rule) == "");
+}
+
+const Epilogue kEpilogues[] = {Epilogue::none,      Epilogue::bias,  Epilogue::gelu,
+                               Epilogue::gelu_bias, Epilogue::dgelu, Epilogue::sums};
+
+}  // namespace
+
+TEST_CASE("a matmul through the library is what the CPU computes, with each epilogue") {
+  for (const Epilogue e : kEpilogues) {
+    CAPTURE(int(e));
+    Bench bench;
+    Operands o(e);
+    bench.run(o);
+    require_result(o);
+    CHECK(bench.last() == std::pair(e == Epilogue::sums ? Epilogue::none : e, uint64_t(1)));
+  }
+}
+
+TEST_CASE("where an algorithm refuses a call, the next one takes it from then on, told once") {
+  for (const Epilogue e : {Epilogue::none, Epilogue::bias, Epilogue::gelu_bias}) {
+    CAPTURE(int(e));
+    Bench bench;
+    bench.library.answers = {{1, Status::refused}, {2, Status::refused}};
+    const Lines lines;
+    for (int i = 0; i < 3; ++i) {
+      Operands o(e);
+      bench.run(o);
+      require_result(o);
+    }
+    CHECK(lines.count == 2);
+    CHECK(bench.library.ran.size() == 5);  // 1, 2, 3; 3; 3
+    CHECK(bench.last() == std::pair(e, uint64_t(3)));
+  }
+}
+
+TEST_CASE("where the library refuses an epilogue or a bias, our kernels compute it, told once") {
+  const bool offered = GENERATE(true, false);
+  for (const Epilogue e : {Epilogue::bias, Epilogue::gelu, Epilogue::gelu_bias, Epilogue::dgelu}) {
+    CAPTURE(offered, int(e));
+    Bench bench;
+    for (const Epilogue refused : {e, Epilogue::bias}) {
+      if (offered) bench.library.epilogue_answers[refused] = Status::refused;
+      if (!offered) bench.library.offers[refused] = {};
+    }
+    const Lines lines;
+    int first = 0;
+    for (int i = 0; i < 3; ++i) {
+      Operands o(e, e == Epilogue::bias && i == 2 ? DType::f32 : DType::bf16);
+      bench.run(o);
+      require_result(o);
+      if (i == 0) first = lines.count;
+      if (i == 1) CHECK(lines.count == first);
+    }
+    CHECK(bench.last().first == Epilogue::none);
+  }
+}
+
+TEST_CASE("a plain GEMM that the library refuses is an error with its reason, each time") {
+  Bench bench;
+  Operands o(Epilogue::none);
+  bench.library.epilogue_answers[Epilogue::none] = Status::refused;
+  for (int i = 0; i < 2; ++i)
+    CHECK_THROWS_WITH(bench.run(o), Contains("the GEMM of M 12 N 16 K 24 of bf16 and bf16") &&
+                                        Contains("the stand-in refuses"));
+  Bench none;
+  none.library.offers[Epilogue::none] = {};
+  CHECK_THROWS_WITH(none.run(o), Contains("no algorithm") && Contains("the stand-in's why"));
+}
+
+TEST_CASE("a failure of the GPU or of the library is no refusal of a GEMM") {
+  Bench bench;
+  Operands o(Epilogue::bias);
+  bench.library.answers[1] = Status::refused;
+  bench.library.has_failed = true;
+  CHECK_THROWS_WITH(bench.run(o), Contains("illegal memory access"));
+  bench.library.has_failed = false;
+  bench.library.answers[1] = Status::failed;
+  CHECK_THROWS_WITH(bench.run(o), Contains("the stand-in refuses"));
+  CHECK(bench.library.healthy_asked == 1);  // the second one was an error at once
+  bench.library.answers.clear();
+  bench.run(o);
+  CHECK(bench.last().second == 1);  // nothing was decided
+}
+
+TEST_CASE("a graph's capture takes algorithms that ran before it, and tells where one refuses") {
+  Bench bench;
+  Operands o(Epilogue::gelu);
+  bench.library.captures = true;
+  CHECK_THROWS_WITH(bench.run(o), Contains("with gelu was not computed before the capture"));
+  bench.library.captures = false;
+  bench.library.answers[1] = Status::refused;
+  bench.run(o);
+  bench.library.captures = true;
+  bench.run(o);
+  CHECK(bench.last().second == 2);
+  bench.library.answers[2] = Status::refused;
+  CHECK_THROWS_WITH(bench.run(o), Contains("in the capture of a graph the stand-in refuses"));
+  // Other algorithms, from a choice, must run before a capture too.
+  bench.library.answers.clear(), bench.library.captures = false;
+  bench.library.times[{Epilogue::gelu, 3}] = 0.1;
+  bench.use(bench.choose());
+  bench.library.captures = true;
+  CHECK_THROWS_WITH(bench.run(o), Contains("was not computed before the capture"));
+}
+
+TEST_CASE("the fastest algorithm is chosen, the same on a rank that did not measure") {
+  Bench first, other;
+  for (const Epilogue e : {Epilogue::none, Epilogue::bias}) {
+    Operands o(e);
+    first.library.times = {{{e, 1}, 1.0}, {{e, 2}, 0.99}, {{e, 3}, 0.8}};
+    first.run(o), other.run(o);
+    CHECK(other.last().second == 1);
+    const std::string told = first.choose();
+    other.use(told), first.use(told);
+    for (Bench* b : {&first, &other}) {
+      b->run(o);
+      CHECK(b->last() == std::pair(e, uint64_t(3)));
+      require_result(o);
+      CHECK(b->matmul.unchosen().empty());
+    }
+  }
+}
+
+TEST_CASE("an algorithm that is hardly faster, refuses or has too little memory is not chosen") {
+  Operands o(Epilogue::none);
+  const auto chosen = [&](auto prepare) {
+    Bench bench;
+    bench.run(o);
+    prepare(bench.library);
+    bench.use(bench.choose());
+    bench.run(o);
+    return bench.last().second;
+  };
+  CHECK(chosen([](GemmStandIn& l) { l.times[{Epilogue::none, 2}] = 0.99; }) == 1);
+  CHECK(chosen([](GemmStandIn& l) { l.times[{Epilogue::none, 2}] = 0.9; }) == 2);
+  CHECK(chosen([](GemmStandIn& l) {
+          l.times[{Epilogue::none, 2}] = 0.9, l.answers[2] = Status::refused;
+        }) == 1);
+  Bench bench;
+  bench.run(o);
+  bench.library.free_bytes = 100;
+  const Lines lines;
+  CHECK(bench.matmul.time(bench.matmul.unchosen(), nullptr).empty());
+  CHECK(lines.count == 1);
+}
+
+TEST_CASE("the library's sums are used only where they measure faster than a kernel for them") {
+  for (const double fused : {1.4, 1.5, 1.6}) {
+    CAPTURE(fused);
+    Bench bench;
+    Operands o(Epilogue::sums);
+    bench.run(o);
+    CHECK(bench.library.column_sums == 1);  // nothing is measured yet
+    // A plain GEMM takes 1 second, and the kernel half of one.
+    for (const uint64_t n : {1, 2, 3}) bench.library.times[{Epilogue::sums, n}] = fused;
+    bench.use(bench.choose());
+    const int before = bench.library.column_sums;
+    o.sums = Operands(Epilogue::sums).sums;
+    bench.run(o);
+    require_result(o);
+    CHECK((bench.library.column_sums == before) == (fused < 1.5));
+  }
+}
+
+TEST_CASE("other epilogues leave the library where our kernels measure faster") {
+  for (const double fused : {0.9, 1.1}) {
+    Bench bench;
+    Operands o(Epilogue::gelu);
+    bench.run(o);
+    for (const uint64_t n : {1, 2, 3}) bench.library.times[{Epilogue::gelu, n}] = fused;
+    bench.use(bench.choose());
+    bench.run(o);
+    require_result(o);
+    CHECK(bench.last().first == (fused < 1 ? Epilogue::gelu : Epilogue::none));
+  }
+}
+
+TEST_CASE("a kept choice is read back, and chosen anew where the library lacks its algorithm") {
+  std::string kept;
+  {
+    Bench bench;
+    Operands o(Epilogue::none);
+    bench.run(o);
+    bench.library.times[{Epilogue::none, 3}] = 0.5;
+    bench.use(bench.choose());
+    kept = cuda::print_gemm_choices({bench.library.version(), bench.matmul.choices()});
+  }
+  const cuda::GemmChoices parsed = cuda::parse_gemm_choices(kept);
+  REQUIRE((parsed.version == "the stand-in 1" && parsed.choices.size() == 1));
+  REQUIRE(cuda::print_gemm_choices(parsed) == kept);
+  Operands o(Epilogue::none);
+  {
+    Bench bench;
+    bench.use(kept);
+    bench.run(o);
+    CHECK(bench.last().second == 3);
+    CHECK(bench.matmul.unchosen().empty());
+  }
+  Bench bench;
+  bench.library.offers[Epilogue::none] = {1, 2};
+  bench.use(kept);
+  const Lines lines;
+  bench.run(o);
+  CHECK((bench.last().second == 1 && lines.count == 1));
+  REQUIRE(bench.matmul.unchosen().size() == 1);
+  bench.library.times[{Epilogue::none, 2}] = 0.5;
+  bench.use(bench.choose());
+  bench.run(o);
+  CHECK(bench.last().second == 2);
+}
+
+TEST_CASE("keys and choices are the same after a way through text, and other text is refused") {
+  Bench bench;
+  for (const Epilogue e : kEpilogues) {
+    Operands o(e);
+    bench.run(o);
+  }
+  const auto keys = bench.matmul.unchosen();
+  REQUIRE(keys.size() >= 6);
+  CHECK(cuda::parse_gemm_keys(cuda::print_gemm_keys(keys)) == keys);
+  CHECK(cuda::parse_gemm_keys("").empty());
+  CHECK(cuda::parse_gemm_choices("").choices.empty());
+  CHECK_THROWS_AS(cuda::parse_gemm_keys("1 2 three"), RunError);
+  CHECK_THROWS_AS(cuda::parse_gemm_choices("the stand-in 1\n1 2 3"), RunError);
+  std::string text = bench.choose();
+  text.replace(text.find("fused"), 5, "other");
+  CHECK_THROWS_AS(cuda::parse_gemm_choices(text), RunError);
+}
