@@ -10,7 +10,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// Which elements share a scale.
+// Float8Blocks says which elements of a matrix share a scale.
 enum class Float8Blocks : uint8_t {
   none,        // all of the matrix (kernels/fp8.h)
   rows_128,    // 128 neighbours of a row

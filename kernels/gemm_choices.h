@@ -1,6 +1,6 @@
-// Which algorithm of cuBLASLt computes which GEMM on the current GPU, chosen by measuring. GEMMs
-// and choices are text: ranks tell them each other, and checkpoints keep them. Without a choice a
-// GEMM takes the algorithm that the library names first.
+// These functions choose, by measuring, which algorithm of cuBLASLt computes which GEMM on the
+// current GPU. GEMMs and choices are text: ranks tell them each other, and checkpoints keep them.
+// Without a choice a GEMM takes the algorithm that the library names first.
 #pragma once
 #include <string>
 

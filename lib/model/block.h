@@ -16,7 +16,8 @@ class Block {
         const Recompute& recompute, const ModelImpls& impls);
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }
-  // Where the kernel that writes the gradient of the layer's output leaves its largest size.
+  // Returns where the kernel that writes the gradient of the layer's output leaves its largest
+  // size.
   Tensor gradient_amax() const { return segments_.back()->gradient_amax(); }
   // The unit of the layer's parameters, but for those of its experts.
   ParamUnit* unit() const { return segments_[0]->unit(); }

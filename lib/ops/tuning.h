@@ -25,8 +25,8 @@ bool built_for_narrower_cpu(const Device& device);
 // nothing is measured: it is the vendor's rating, or 0 where that is unknown.
 double measured_peak_flops(Device& device, DType dtype);
 
-// Which algorithm computes which GEMM, chosen by measuring. GEMMs and choices are text, which other
-// ranks and later runs understand (kernels/gemm_choices.h).
+// A GemmTuner chooses the algorithms of GEMMs by measuring them. GEMMs and choices are text, which
+// other ranks and later runs understand (kernels/gemm_choices.h).
 class GemmTuner {
  public:
   virtual ~GemmTuner() = default;

@@ -23,7 +23,7 @@ TensorGroups tensor_groups(comm::World& world, Device& device, const RunPlan& pl
   return g;
 }
 
-// Which elements share a scale, in inputs and gradients and in weights.
+// These two say which elements share a scale: `rows` in inputs and gradients, `weights` in weights.
 struct Float8BlockKinds {
   kernels::Float8Blocks rows, weights;
 };

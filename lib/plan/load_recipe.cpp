@@ -55,7 +55,7 @@ void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
       r.given("hardware.gpu"))
     return;
   const std::string name = to_lower(machine.gpu_name);
-  // Of a part of a GPU (MIG) the name is the whole one's, and neither tells the part's memory.
+  // A part of a GPU (MIG) has the whole one's name, which does not tell the part's memory.
   const bool whole = !name.ends_with(kPartOfGpu);
   const double gb = whole ? memory_in_name(name) : 0;
   if (gb > 0 && !r.given("hardware.memory_gb")) {

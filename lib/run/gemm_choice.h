@@ -1,6 +1,6 @@
-// Which algorithm of cuBLASLt computes which GEMM of a run on GPUs. Rank 0 measures after the first
-// step of a run, all ranks take its choices, and checkpoints keep them. With debug.deterministic,
-// and on CPUs, nothing is measured.
+// Ranks on GPUs agree here on the algorithms of cuBLASLt that compute their GEMMs. Rank 0 measures
+// after the first step of a run, all ranks take its choices, and checkpoints keep them. With
+// debug.deterministic, and on CPUs, nothing is measured.
 #pragma once
 #include <memory>
 

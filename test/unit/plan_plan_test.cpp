@@ -274,6 +274,24 @@ TEST_CASE("outputs of norms and activations are kept where the memory of the GPU
                                  64, {.gpus = 1, .gpu_name = name});
     CHECK(r.hardware.memory_gb.value_or(0) == gb);
   }
+  // The usual memory counts for a GPU that is recognized, not for one that is only taken for
+  // another, nor for a part of one. What a name tells is no part of the recipe that hosts compare.
+  const auto on = [&](const std::string& name) {
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe(MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml",
+                                 {gpu, "train.micro_batch_size=1", "dataset.seq_length=512"},
+                                 diagnostics, 64, {.gpus = 1, .gpu_name = name});
+    return make_plan(r, 64, r.model.vocab_size);
+  };
+  for (const char* name : {"NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA A100-SXM4-80GB"}) {
+    CAPTURE(name);
+    CHECK_FALSE(on(name).recompute.cheap);
+  }
+  for (const char* name : {"NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3 MIG", ""}) {
+    CAPTURE(name);
+    CHECK(on(name).recompute.cheap);
+  }
+  CHECK(on("NVIDIA A100-SXM4-80GB").text.recipe == on("NVIDIA A100-PCIE").text.recipe);
   // The GPU's usual memory, unless it is given; that of a CPU is not known.
   CHECK(planned({gpu, "hardware.gpu=b300"}).recompute.cheap == (needed > 288));
   CHECK(planned({"train.device=cpu"}).recompute.cheap);

@@ -157,8 +157,8 @@ MT_INLINE void store_lanes(float* p, const Lanes32& x) {
   store(p + kTile, x.of[1]);
 }
 
-// Which keys of a block the rows of a panel see. Row i sees the keys [begin[i], end[i]) of the
-// block; rows beyond the last see none.
+// PanelSeen says which keys of a block the rows of a panel see: row i those in [begin[i], end[i]);
+// rows beyond the last see none.
 struct PanelSeen {
   Vi begin[2], end[2];
   int64_t c0, c1;      // squares of the keys [c0, c1) are computed, from a multiple of kSide on

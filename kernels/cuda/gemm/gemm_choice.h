@@ -1,5 +1,5 @@
-// Which algorithm of the library computes a kind of GEMM, and its form as text: ranks tell each
-// other choices, and checkpoints keep them.
+// A GemmChoice says which algorithm of the library computes a kind of GEMM. It has a form as text:
+// ranks tell each other choices, and checkpoints keep them.
 #pragma once
 #include <string>
 #include <vector>

@@ -59,9 +59,10 @@ void avoid_pacing(int fd) {
 
 std::chrono::milliseconds left(GlooMesh::Clock::time_point deadline) {
   using std::chrono::milliseconds;
-  // Gloo gives zero and negative times other meanings.
+  // Gloo gives zero and negative times other meanings. A wait that ended before the deadline, even
+  // by a part of a millisecond, would pass for a connection that broke.
   return std::max(milliseconds(1),
-                  std::chrono::duration_cast<milliseconds>(deadline - GlooMesh::Clock::now()));
+                  std::chrono::ceil<milliseconds>(deadline - GlooMesh::Clock::now()));
 }
 
 }  // namespace
