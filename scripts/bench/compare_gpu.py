@@ -101,6 +101,8 @@ def shape_of(settings):
         layers=model("num_layers"), hidden=model("hidden_size"), heads=model("num_attention_heads"),
         kv_heads=model("num_query_groups"), head_dim=model("kv_channels"), ffn=model("ffn_hidden_size"), vocab=model("vocab_size"),
         init_std=model("init_method_std"), rotary_base=model("rotary_base"),
+        experts=model("moe.num_experts"), per_token=model("moe.router_topk"),
+        expert_ffn=number("model.moe.ffn_hidden_size") if settings["model.moe.num_experts"] != "0" else 0,
         qkv_bias=yes("model.add_qkv_bias"), tied=yes("model.share_embeddings_and_output_weights"),
         seq=number("dataset.seq_length"), global_batch=number("train.global_batch_size"),
         micro_batch=number("train.micro_batch_size"), precision=settings["mixed_precision.name"])
@@ -109,7 +111,8 @@ def shape_of(settings):
 def flops_per_token(s):
     """Training, causal attention."""
     qkv, attention = (s["heads"] + 2 * s["kv_heads"]) * s["head_dim"], s["heads"] * s["head_dim"]
-    weights = s["layers"] * (s["hidden"] * (qkv + attention) + 3 * s["hidden"] * s["ffn"]) + s["vocab"] * s["hidden"]
+    mlp = 3 * s["hidden"] * (s["per_token"] * s["expert_ffn"] if s["experts"] else s["ffn"]) + s["experts"] * s["hidden"]
+    weights = s["layers"] * (s["hidden"] * (qkv + attention) + mlp) + s["vocab"] * s["hidden"]
     return 6 * weights + 6 * s["layers"] * attention * s["seq"]
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares training speed and memory of mtrain with PyTorch's on this CPU: same model, same threads, same machine.
 
-  scripts/bench/compare_torch.py --python path/to/venv/bin/python [--models a b c] [--dtypes fp32 bf16] [--isa host|avx2]
+  scripts/bench/compare_torch.py --python path/to/venv/bin/python [--models a b c m] [--dtypes fp32 bf16] [--isa host|avx2]
     [--modes single ddp fsdp] [--ranks 2] [--rounds 3]
 
 PyTorch is torch_train.py beside this file, in an interpreter that has it (python -m venv; pip install torch numpy). Both
@@ -12,7 +12,8 @@ Mode single is one process with all threads; ddp and fsdp (ours: fsdp2) spread t
 each with the model's batch, and beside them stands our own single process on as many tokens a step.
 
 For every model and precision the fastest of PyTorch's variants is found by short runs: eager or torch.compile, and for
-bf16 autocast (fp32 weights, as ours) or weights and moments of bf16. Then both programs take turns; a round's ratio is
+bf16 autocast (fp32 weights, as ours) or weights and moments of bf16; for model m, whose layers have experts, also the forms
+of torch_train.py's --experts. Then both programs take turns; a round's ratio is
 that of the median steps of its two neighbouring runs, and the result is the median of the rounds. Memory is the largest
 resident set of a process; its ratio is to the least of PyTorch's variants that keep fp32 weights. Both, and how busy
 others kept the cores meanwhile, are measured from outside, in the same way for both. Writes OUTPUT.json and OUTPUT.md.
@@ -31,9 +32,9 @@ import time
 from compare_gpu import settings_of, shape_of, write_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m"}
-STEPS = {"a": 30, "b": 12, "c": 8}  # measured steps of a run
-TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45}, "bf16": {"a": 1.6, "b": 1.45, "c": 1.45}}
+RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m", "m": "mixtral_42m"}
+STEPS = {"a": 30, "b": 12, "c": 8, "m": 12}  # measured steps of a run
+TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45, "m": 1.5}, "bf16": {"a": 1.6, "b": 1.45, "c": 1.45, "m": 1.5}}
 TARGET_MEMORY = 0.7
 STRATEGY = {"ddp": "ddp", "fsdp": "fsdp2"}
 FAIR_OTHERS = 0.1                   # cores that others may keep busy in a run that counts
@@ -129,12 +130,15 @@ class Comparison:
 
     def variants(self):
         """The settings among which PyTorch's fastest is looked for."""
-        for compiled, weights in itertools.product([0, 1], ["fp32"] if self.dtype == "fp32" else ["fp32", "bf16"]):
+        weights = ["fp32"] if self.dtype == "fp32" else ["fp32", "bf16"]
+        experts = ["loop", "sorted", "grouped"] if self.shape["experts"] else [""]
+        for compiled, kind, form in itertools.product([0, 1], weights, experts):
             how = "compile" if compiled else "eager"
             if how not in self.args.variants:
                 continue
-            kept = "" if self.dtype == "fp32" else " autocast" if weights == "fp32" else " bf16 weights"
-            yield how + kept, ["--compile", compiled, "--weights", weights]
+            kept = "" if self.dtype == "fp32" else " autocast" if kind == "fp32" else " bf16 weights"
+            name = how + kept + (f" {form}" if form else "")
+            yield name, ["--compile", compiled, "--weights", kind] + (["--experts", form] if form else [])
 
     def compare(self):
         print(f"model {self.model.upper()} {self.dtype} {self.mode}: PyTorch's variants", flush=True)
@@ -207,7 +211,7 @@ def markdown(results, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--models", nargs="+", choices=list(STEPS), default=["a", "b", "c"])
     parser.add_argument("--dtypes", nargs="+", choices=list(PRECISION), default=list(PRECISION))
     parser.add_argument("--modes", nargs="+", choices=["single", *STRATEGY], default=["single"])
     parser.add_argument("--isa", choices=list(ISA), default="host")

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""The PyTorch side of compare_gpu.py and compare_torch.py: trains a Llama- or Qwen2-style model as fast as PyTorch can, and prints its speed.
+"""The PyTorch side of compare_gpu.py and compare_torch.py: trains a Llama-, Qwen2- or Mixtral-style model as fast as PyTorch can, and prints its speed.
 
   torch_train.py --shape JSON --data PREFIX --steps 8 --warmup 4 --profile 2 [--device cuda|cpu] [--compile 0|1]
-    [--threads N] [--weights fp32|bf16] [--strategy none|ddp|fsdp]
+    [--threads N] [--weights fp32|bf16] [--strategy none|ddp|fsdp] [--experts loop|sorted|grouped]
 
 Tuned as users tune it: torch.compile of each block and of the loss, fused AdamW, SDPA by the fastest of its backends on
 this shape, gradients that are accumulated over micro-batches and zeroed by dropping them. Precision is mtrain's rule:
 products in bf16 (autocast), with fp32 weights, gradients and moments: 16 bytes a parameter, and the bf16 copies of the
 weights that autocast makes. With --weights bf16 the weights themselves, gradients and moments are bf16: 8 bytes a parameter,
 and a rounding of every update that mtrain does not make. --strategy spreads the global batch over the processes that
-torchrun starts. The last line of rank 0's output is one JSON object.
+torchrun starts. --experts chooses how a layer with experts computes: a loop over experts that gathers each one's tokens and adds
+what it returns (transformers' form), or tokens sorted by expert, then a loop over their slices or PyTorch's grouped product
+(torchtitan's forms). The last line of rank 0's output is one JSON object.
 """
 import argparse
 import contextlib
@@ -88,15 +90,60 @@ def rotate(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
+class Experts(nn.Module):
+    """Gated MLPs of which each token takes the best few, under the softmax of their logits."""
+
+    def __init__(self, s, how):
+        super().__init__()
+        self.count, self.k, self.how = s["experts"], s["per_token"], how
+        width, h = s["expert_ffn"], s["hidden"]
+        self.router = nn.Linear(h, self.count, bias=False)
+        self.up = nn.Parameter(torch.empty(self.count, 2 * width, h).normal_(0, 0.02))
+        self.down = nn.Parameter(torch.empty(self.count, h, width).normal_(0, 0.02 / math.sqrt(2 * s["layers"])))
+
+    def weights(self, dtype):
+        return self.up.to(dtype), self.down.to(dtype)
+
+    def one(self, x, up, down):
+        gate, up = F.linear(x, up).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, down)
+
+    def forward(self, x):
+        tokens = x.reshape(-1, x.shape[-1])
+        top, chosen = torch.topk(self.router(tokens).float(), self.k, -1)
+        weight = F.softmax(top, -1).to(tokens.dtype)
+        up, down = self.weights(tokens.dtype)
+        out = torch.zeros_like(tokens)
+        if self.how == "loop":
+            taken = F.one_hot(chosen, self.count).permute(2, 1, 0)
+            for e in range(self.count):
+                k, token = torch.where(taken[e])
+                out.index_add_(0, token, self.one(tokens[token], up[e], down[e]) * weight[token, k, None])
+            return out.view_as(x)
+        order = torch.argsort(chosen.view(-1), stable=True)
+        token, counts = order // self.k, torch.bincount(chosen.view(-1), minlength=self.count)
+        rows = tokens[token]
+        if self.how == "sorted":
+            parts = torch.split(rows, counts.tolist())
+            rows = torch.cat([self.one(part, up[e], down[e]) for e, part in enumerate(parts)])
+        else:
+            ends = counts.cumsum(0).to(torch.int32)
+            gate, wide = F.grouped_mm(rows, up.transpose(-2, -1), offs=ends).chunk(2, -1)
+            rows = F.grouped_mm(F.silu(gate) * wide, down.transpose(-2, -1), offs=ends)
+        return out.index_add(0, token, rows * weight.view(-1)[order, None]).view_as(x)
+
+
 class Block(nn.Module):
-    def __init__(self, s, grouped):
+    def __init__(self, s, grouped, experts):
         super().__init__()
         h, self.d, self.a, self.g, self.grouped = s["hidden"], s["head_dim"], s["heads"], s["kv_heads"], grouped
         self.norm1, self.norm2 = Norm(h), Norm(h)
         self.qkv = nn.Linear(h, (self.a + 2 * self.g) * self.d, bias=s["qkv_bias"])
         self.out = nn.Linear(self.a * self.d, h, bias=False)
-        self.up = nn.Linear(h, 2 * s["ffn"], bias=False)
-        self.down = nn.Linear(s["ffn"], h, bias=False)
+        self.experts = Experts(s, experts) if s["experts"] else None
+        if not s["experts"]:
+            self.up = nn.Linear(h, 2 * s["ffn"], bias=False)
+            self.down = nn.Linear(s["ffn"], h, bias=False)
 
     def forward(self, x, cos, sin):
         batch, seq, _ = x.shape
@@ -104,15 +151,17 @@ class Block(nn.Module):
         q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
         y = attention(q, k, v, self.grouped).transpose(1, 2).reshape(batch, seq, -1)
         x = x + self.out(y)
+        if self.experts:
+            return x + self.experts(self.norm2(x))
         gate, up = self.up(self.norm2(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
 
 class Model(nn.Module):
-    def __init__(self, s, grouped, compiled):
+    def __init__(self, s, grouped, compiled, experts):
         super().__init__()
         self.table = nn.Embedding(s["vocab"], s["hidden"])
-        self.blocks = nn.ModuleList(Block(s, grouped) for _ in range(s["layers"]))
+        self.blocks = nn.ModuleList(Block(s, grouped, experts) for _ in range(s["layers"]))
         self.norm, self.head = Norm(s["hidden"]), nn.Linear(s["hidden"], s["vocab"], bias=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
@@ -148,7 +197,7 @@ class Training:
         choice, self.attention_ms = fastest_attention(s, args.device, dtype)
         self.attention = choice[0] + (" grouped" if choice[1] else "")
         with torch.device(args.device):
-            self.model = Model(s, choice[1], args.compile)
+            self.model = Model(s, choice[1], args.compile, args.experts)
             angles = torch.outer(torch.arange(s["seq"]).float(),
                                  s["rotary_base"] ** (-torch.arange(0, s["head_dim"], 2).float() / s["head_dim"]))
         if args.weights == "bf16":
@@ -234,6 +283,7 @@ def main():
     parser.add_argument("--compile", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="0: as many as PyTorch likes")
     parser.add_argument("--weights", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--experts", choices=["loop", "sorted", "grouped"], default="sorted")
     parser.add_argument("--strategy", choices=["none", "ddp", "fsdp"], default="none")
     args = parser.parse_args()
     if args.threads:
