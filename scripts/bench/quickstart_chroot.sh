@@ -37,9 +37,10 @@ make_root() {
   mkdir -p "$root"
   touch "$root/mtrain-bare"
   local mirror
-  mirror=$(grep -hoE 'https?://[^ ]+' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | head -n 1 || true)
-  debootstrap --variant=minbase --cache-dir="$packages" bookworm "$root" "${mirror:-http://deb.debian.org/debian}" \
-    >"$root.log" 2>&1 || { tail -n 5 "$root.log" && return 1; }
+  mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
+    sed -nE 's/^(URIs:|deb( +\[[^]]*\])?) +([^ ]+).*/\3/p' | head -n 1 || true)
+  debootstrap --variant=minbase --cache-dir="$packages" bookworm "$root" ${mirror:+"$mirror"} >"$root.log" 2>&1 ||
+    { tail -n 5 "$root.log" && return 1; }
   rm -f "$root.log"
   # The network as this machine sees it: names, proxies, certificates.
   cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
