@@ -152,7 +152,7 @@ std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& param
                                                         const DataGroups& groups,
                                                         const RunPlan& plan) {
   const plan::DataParallelOptions& options = plan.data_parallel;
-  params.materialize(
+  params.materialize_by_unit(
       compute, plan.compute_dtype, true,
       [&](const model::ParamUnit& unit) {
         return groups.alone() ? model::Sharding{} : sharding_of(groups, unit, options);

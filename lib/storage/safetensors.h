@@ -81,6 +81,7 @@ class SafetensorsWriter {
 
  private:
   void expect(std::string_view name, DType dtype, int64_t count);
+  void copy(const Tensor& part, Stream& stream, const std::function<void()>& after_piece);
   // Begins the next tensor, which must have this name and type.
   void begin(std::string_view name, DType dtype);
 

@@ -72,8 +72,7 @@ void SafetensorsWriter::write(std::string_view name, ConstSpan host) {
 void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Stream& stream,
                               const std::function<void()>& after_piece) {
   expect(name, tensor.dtype(), tensor.count());
-  missing_ = tensor.count();
-  write_part(name, tensor, stream, after_piece);
+  copy(tensor, stream, after_piece);
 }
 
 void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, Stream& stream,
@@ -85,6 +84,12 @@ void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, St
   const TensorInfo& t = tensors_[next_ - 1];
   MT_CHECK(t.name == name && t.dtype == part.dtype() && part.count() <= missing_,
            "{} elements of `{}` follow, where `{}` lacks {}", part.count(), name, t.name, missing_);
+  copy(part, stream, after_piece);
+  missing_ -= part.count();
+}
+
+void SafetensorsWriter::copy(const Tensor& part, Stream& stream,
+                             const std::function<void()>& after_piece) {
   const int64_t size = dtype_size(part.dtype());
   const int64_t piece = std::min(kPieceBytes / size, part.count());
   std::vector<std::byte> host(size_t(piece * size));
@@ -94,7 +99,6 @@ void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, St
     file_.write(host.data(), size_t(n * size));
     if (after_piece) after_piece();
   }
-  missing_ -= part.count();
 }
 
 void SafetensorsWriter::commit() {

@@ -187,13 +187,13 @@ Parameter* ParamStore::add(UnitId id, ParamSpec spec) {
 
 void ParamStore::materialize(Stream& stream, DType compute, bool training, const Sharding& sharding,
                              bool masters) {
-  materialize(
+  materialize_by_unit(
       stream, compute, training, [&](const ParamUnit&) { return sharding; }, masters);
 }
 
-void ParamStore::materialize(Stream& stream, DType compute, bool training,
-                             const std::function<Sharding(const ParamUnit&)>& sharding,
-                             bool masters) {
+void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool training,
+                                     const std::function<Sharding(const ParamUnit&)>& sharding,
+                                     bool masters) {
   for (ParamUnit& unit : units_) {
     unit.sharding = sharding(unit);
     lay_out(unit);

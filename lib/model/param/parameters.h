@@ -100,9 +100,9 @@ struct Parameter : ParamSpec {
 struct Sharding {
   int ranks = 1, rank = 0;
   bool values = false, grads = false;  // whether it also keeps only its part of values, gradients
-  bool counted = true;  // in the gradient norm; else another rank has the same and counts it
   // Elements that a piece has at least. Units are split between parameters, never within one.
   int64_t piece = std::numeric_limits<int64_t>::max();
+  bool counted = true;  // in the gradient norm; else another rank has the same and counts it
 };
 
 // Neighbouring parameters of a unit. Those that decay come first, so that the optimizer sees at
@@ -160,8 +160,8 @@ class ParamStore {
   void materialize(Stream& stream, DType compute, bool training, const Sharding& sharding = {},
                    bool masters = true);
   // The same with a sharding for each unit.
-  void materialize(Stream& stream, DType compute, bool training,
-                   const std::function<Sharding(const ParamUnit&)>& sharding, bool masters = true);
+  void materialize_by_unit(Stream& stream, DType compute, bool training,
+                           const std::function<Sharding(const ParamUnit&)>& sharding, bool masters);
   // Writes the initial weights that this rank owns. Every element is a function of (seed, name, its
   // index in the layout-free tensor).
   void initialize(Stream& stream, uint64_t seed);
