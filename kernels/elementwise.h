@@ -22,6 +22,11 @@ struct Cast {
   ConstSpan x;
   Span y;
 };
+// y *= factor.
+struct Scale {
+  Span y;
+  float factor;
+};
 struct Fill {
   Span y;  // of any dtype where value is 0
   float value = 0;
@@ -51,6 +56,7 @@ namespace cpu {
 void run(const Add&);
 void run(const AddRow&);
 void run(const Cast&);
+void run(const Scale&);
 void run(const Fill&);
 void run(const FillNormal&);
 void run(const Dropout&);
@@ -59,6 +65,7 @@ namespace cuda {
 void run(const Add&, CUstream_st*);
 void run(const AddRow&, CUstream_st*);
 void run(const Cast&, CUstream_st*);
+void run(const Scale&, CUstream_st*);
 void run(const Fill&, CUstream_st*);
 void run(const FillNormal&, CUstream_st*);
 void run(const Dropout&, CUstream_st*);

@@ -26,6 +26,7 @@ void check_dropout(const Dropout& a) {
 
 MT_DISPATCH(Add, check_add)
 MT_DISPATCH(Cast, check_cast)
+MT_DISPATCH(Scale, no_check)
 MT_DISPATCH(Fill, no_check)
 MT_DISPATCH(Dropout, check_dropout)
 

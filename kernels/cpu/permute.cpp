@@ -44,14 +44,15 @@ void run(const ExpertRows& a) {
   check("expert rows", "row", a.row_TK, choices, DType::i32);
   check("expert rows", "choice", a.choice_R, choices, DType::i32);
   if (a.first_E1) check("expert rows", "first", a.first_E1, a.E + 1, DType::i32);
-  const auto* expert = a.expert_TK.as<int32_t>();
+  const auto* numbers = a.expert_TK.as<int32_t>();
   auto* const count = a.count_E.as<int32_t>();
   auto* const row = a.row_TK.as<int32_t>();
   auto* const choice = a.choice_R.as<int32_t>();
-  const auto kept = [&](int64_t i) { return expert[i] >= 0 && expert[i] < a.E; };
+  const auto expert = [&](int64_t i) { return numbers[i] - a.begin; };
+  const auto kept = [&](int64_t i) { return expert(i) >= 0 && expert(i) < a.E; };
   for (int64_t e = 0; e < a.E; ++e) count[e] = 0;
   for (int64_t i = 0; i < choices; ++i)
-    if (kept(i)) ++count[expert[i]];
+    if (kept(i)) ++count[expert(i)];
   std::vector<int32_t> next(size_t(a.E));
   auto* const first = a.first_E1 ? a.first_E1.as<int32_t>() : nullptr;
   int32_t rows = 0;
@@ -62,7 +63,7 @@ void run(const ExpertRows& a) {
   }
   if (first) first[a.E] = rows;
   for (int64_t i = 0; i < choices; ++i) {
-    row[i] = kept(i) ? next[size_t(expert[i])]++ : -1;
+    row[i] = kept(i) ? next[size_t(expert(i))]++ : -1;
     if (row[i] >= 0) choice[row[i]] = int32_t(i);
   }
   for (int64_t r = rows; r < choices; ++r) choice[r] = -1;

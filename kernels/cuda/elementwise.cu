@@ -44,6 +44,18 @@ __global__ void cast(const X* x, Y* y, int64_t count) {
 }
 
 template <int N, class Y>
+__global__ void scale(Y* y, float factor, int64_t count) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+    load<L>(y + i, v);
+#pragma unroll
+    for (int j = 0; j < L; ++j) v[j] *= factor;
+    store<L>(y + i, v);
+  });
+}
+
+template <int N, class Y>
 __global__ void fill(Y* y, float value, int64_t count) {
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
@@ -118,6 +130,16 @@ void run(const Cast& a, CUstream_st* stream) {
   with_float(a.y.dtype, [&]<class Y>() {
     with_float(a.x.dtype, [&]<class X>() {
       if constexpr (!std::is_same_v<X, Y>) cast_to.template operator()<Y, X>();
+    });
+  });
+}
+
+void run(const Scale& a, CUstream_st* stream) {
+  if (a.y.count <= 0) return;
+  with_float(a.y.dtype, [&]<class Y>() {
+    with_width<Y>(aligned({a.y.data}), [&]<int N>() {
+      MT_LAUNCH((scale<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),
+                a.factor, a.y.count);
     });
   });
 }

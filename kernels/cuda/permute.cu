@@ -13,11 +13,11 @@ constexpr int kThreads = 128;
 constexpr int kChoices = 1024, kWarps = kChoices / kWarp;  // at once
 
 __global__ void __launch_bounds__(kChoices)
-    count_choices(const int32_t* expert_TK, int32_t* count_E, int64_t choices) {
+    count_choices(const int32_t* expert_TK, int32_t* count_E, int64_t choices, int begin) {
   __shared__ int slots[kWarps];
   int count = 0;
   for (int64_t i = threadIdx.x; i < choices; i += kChoices)
-    count += expert_TK[i] == int(blockIdx.x);
+    count += expert_TK[i] == begin + int(blockIdx.x);
   count = row_sum(count, kWarps, slots);
   if (threadIdx.x == 0) count_E[blockIdx.x] = count;
 }
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kChoices)
 // The last block has no expert: it handles the dropped choices and the rows without a choice.
 __global__ void __launch_bounds__(kChoices)
     place_choices(const int32_t* expert_TK, const int32_t* count_E, int32_t* row_TK,
-                  int32_t* choice_R, int32_t* first_E1, int64_t choices, int experts) {
+                  int32_t* choice_R, int32_t* first_E1, int64_t choices, int experts, int begin) {
   __shared__ int slots[kWarps];
   const int mine = int(blockIdx.x), thread = int(threadIdx.x);
   const int warp = thread / kWarp, lane = thread % kWarp;
@@ -35,14 +35,14 @@ __global__ void __launch_bounds__(kChoices)
   if (first_E1 && thread == 0) first_E1[mine] = next;
   if (mine == experts) {
     for (int64_t i = thread; i < choices; i += kChoices) {
-      if (expert_TK[i] < 0 || expert_TK[i] >= experts) row_TK[i] = -1;
+      if (expert_TK[i] < begin || expert_TK[i] >= begin + experts) row_TK[i] = -1;
       if (i >= next) choice_R[i] = -1;
     }
     return;
   }
   for (int64_t base = 0; base < choices; base += kChoices) {
     const int64_t i = base + thread;
-    const bool match = i < choices && expert_TK[i] == mine;
+    const bool match = i < choices && expert_TK[i] == begin + mine;
     const unsigned matches = __ballot_sync(kAllLanes, match);
     if (lane == 0) slots[warp] = __popc(matches);
     __syncthreads();
@@ -154,10 +154,10 @@ void run(const ExpertRows& a, CUstream_st* stream) {
   const auto experts = unsigned(a.E);
   if (experts > 0)
     MT_LAUNCH(count_choices, experts, kChoices, 0, stream, data<int32_t>(a.expert_TK),
-              data<int32_t>(a.count_E), choices);
+              data<int32_t>(a.count_E), choices, int(a.begin));
   MT_LAUNCH(place_choices, experts + 1, kChoices, 0, stream, data<int32_t>(a.expert_TK),
             data<int32_t>(a.count_E), data<int32_t>(a.row_TK), data<int32_t>(a.choice_R),
-            data<int32_t>(a.first_E1), choices, int(experts));
+            data<int32_t>(a.first_E1), choices, int(experts), int(a.begin));
 }
 
 void run(const Permute& a, CUstream_st* stream) {

@@ -52,11 +52,6 @@ Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& units) 
   return whole.view(p.whole_shape());
 }
 
-// Files hold fp32, even if the weights are trained in bf16 alone.
-Tensor as_fp32(Stream& stream, const Tensor& x) {
-  return ops::in_dtype(stream, x, DType::f32, device::MemoryCategory::buffers);
-}
-
 // Returns, for each parameter of the whole model, the first rank that has it; that rank saves it.
 // All ranks call it.
 std::vector<int> find_savers(const CheckpointParts& t) {
@@ -105,62 +100,119 @@ void on_rank_0_in_background(const comm::HostCollectives& control,
 struct StateTensor {
   const char* suffix;  // follows the parameter's name in the file
   DType dtype;
-  std::function<Tensor(model::ParamUnit&)> whole;  // gathers the tensor of a whole unit
+  // Returns a unit's tensor, of this rank's part or of the whole unit.
+  std::function<Tensor(model::ParamUnit&)> own;
 };
-// Writes one file. The ranks of a stage gather the tensors of one unit after the other. The first
-// of these ranks sends each parameter to rank 0, which alone has a `path`, and writes it. All ranks
-// wait until it is written, so that gathered tensors do not pile up in memory.
-void write_state(const CheckpointParts& t, const std::vector<int>& savers,
-                 const std::optional<fs::path>& path, const std::vector<StateTensor>& tensors) {
-  const auto params = t.whole_model->params();
-  std::optional<storage::SafetensorsWriter> writer;
-  if (path) {
-    std::vector<storage::TensorInfo> infos;
-    for (const model::Parameter* p : params)
-      for (const StateTensor& tensor : tensors)
-        infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
-    writer.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}});
-  }
-  const int rank = t.control.rank();
-  const model::ParamUnit* gathered = nullptr;  // the unit that `ranks` holds
-  std::vector<Tensor> ranks;                   // the tensors of all tp ranks, by state tensor
-  for (size_t i = 0; i < params.size(); ++i) {
-    const int saver = savers[i];
-    const model::Parameter* own = t.params.find(params[i]->name);
-    if (own && !own->copy && own->unit != gathered) {
-      gathered = own->unit;
-      ranks.clear();
-      for (const StateTensor& tensor : tensors)
-        ranks.push_back(t.tensor_parallel.all_ranks(tensor.whole(*own->unit)));
-    }
-    for (size_t k = 0; k < tensors.size(); ++k) {
-      Tensor whole;
-      if (rank == saver) whole = assemble(t.compute, *own, ranks[k]);
-      if (saver != 0 && (rank == saver || rank == 0))
-        whole = t.pipeline.transfer(whole, params[i]->whole_shape(), tensors[k].dtype, saver, 0);
-      on_rank_0(t.control, [&](const auto& heartbeat) {
-        writer->write(params[i]->name + tensors[k].suffix, whole, t.compute, heartbeat);
-      });
-    }
-  }
-  on_rank_0_in_background(t.control, [&] { writer->commit(); });
-}
 
-std::vector<float> read_floats(const storage::SafetensorsReader& file, const std::string& name,
-                               const Shape& expected, bool or_bf16 = false) {
+class StateWriter {
+ public:
+  // Only rank 0 has a `path`.
+  StateWriter(const CheckpointParts& parts, const std::optional<fs::path>& path,
+              const std::vector<StateTensor>& tensors)
+      : t_(parts), tensors_(tensors), savers_(find_savers(parts)) {
+    if (!path) return;
+    std::vector<storage::TensorInfo> infos;
+    for (const model::Parameter* p : t_.whole_model->params())
+      for (const StateTensor& tensor : tensors_)
+        infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
+    file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}});
+  }
+
+  // Writes the file. All ranks call it.
+  void write() {
+    const auto params = t_.whole_model->params();
+    for (size_t i = 0; i < params.size(); ++i) {
+      const bool experts = params[i]->unit->id.kind == model::UnitKind::experts;
+      experts ? write_experts(*params[i], savers_[i]) : write_whole(*params[i], savers_[i]);
+    }
+    on_rank_0_in_background(t_.control, [&] { file_->commit(); });
+  }
+
+ private:
+  // The ranks of a stage gather the tensors of one unit after the other.
+  void write_whole(const model::Parameter& p, int saver) {
+    const model::Parameter* own = t_.params.find(p.name);
+    if (own && !own->copy && own->unit != gathered_) {
+      gathered_ = own->unit;
+      ranks_.clear();
+      for (const StateTensor& tensor : tensors_) {
+        const Tensor part = tensor.own(*own->unit);
+        ranks_.push_back(t_.tensor_parallel.all_ranks(
+            part.count() == own->unit->count ? part : t_.data_parallel.whole(*own->unit, part)));
+      }
+    }
+    for (size_t k = 0; k < tensors_.size(); ++k) {
+      const Tensor whole =
+          t_.control.rank() == saver ? assemble(t_.compute, *own, ranks_[k]) : Tensor();
+      write(p.name, tensors_[k], whole, p.whole_shape(), saver);
+    }
+  }
+
+  // The ranks of a stage bring one expert after the other to the first of them: all experts of a
+  // layer may be larger than what a rank can hold.
+  void write_experts(const model::Parameter& p, int saver) {
+    gathered_ = nullptr;
+    ranks_.clear();
+    const model::Parameter* own = t_.params.find(p.name);
+    const int64_t experts = p.whole_shape()[0], each = p.whole_shape().count() / experts;
+    for (const StateTensor& tensor : tensors_)
+      for (int64_t e = 0; e < experts; ++e) {
+        Tensor expert;
+        if (own) {
+          const int64_t here = own->shape[0];
+          expert =
+              t_.data_parallel.bring_to_first(*own->unit, tensor.own(*own->unit), int(e / here),
+                                              own->begin + e % here * each, each);
+        }
+        if (t_.control.rank() != saver) expert = {};
+        write(p.name, tensor, expert, {each}, saver);
+      }
+  }
+
+  // Sends a tensor, or the next part of one, from its saver to rank 0, which writes it. All ranks
+  // wait until it is written, so that gathered tensors do not pile up in memory.
+  void write(const std::string& name, const StateTensor& tensor, Tensor part, const Shape& shape,
+             int saver) {
+    const int rank = t_.control.rank();
+    if (part) part = ops::in_dtype(t_.compute, part, tensor.dtype, device::MemoryCategory::buffers);
+    if (saver != 0 && (rank == saver || rank == 0))
+      part = t_.pipeline.transfer(part, shape, tensor.dtype, saver, 0);
+    on_rank_0(t_.control, [&](const auto& heartbeat) {
+      file_->write_part(name + tensor.suffix, part, t_.compute, heartbeat);
+    });
+  }
+
+  const CheckpointParts& t_;
+  const std::vector<StateTensor>& tensors_;
+  const std::vector<int> savers_;
+  std::optional<storage::SafetensorsWriter> file_;
+  const model::ParamUnit* gathered_ = nullptr;  // the unit that ranks_ holds
+  std::vector<Tensor> ranks_;                   // the tensors of all tp ranks, by state tensor
+};
+
+// Returns the elements of a file's tensor that this rank has of `p`, in fp32.
+std::vector<float> read_own(const storage::SafetensorsReader& file, const model::Parameter& p,
+                            const char* suffix, bool or_bf16 = false) {
+  const std::string name = p.name + suffix;
   const storage::TensorInfo& info = file.info(name);
   const bool bf16s = or_bf16 && info.dtype == DType::bf16;
-  if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == expected))
+  if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == p.whole_shape()))
     throw UserError(
         fmt::format("{}: tensor {} is {} {}, but the recipe's model has {} {}",
                     file.path().string(), name, dtype_name(info.dtype), info.shape.str(),
-                    or_bf16 ? "fp32 or bf16" : "fp32", expected.str()),
+                    or_bf16 ? "fp32 or bf16" : "fp32", p.whole_shape().str()),
         kOwnRecipe);
   const auto read = [&]<class T>(std::vector<T> values) {
-    std::memcpy(values.data(), file.span(name).data, values.size() * sizeof(T));
+    const char* from = static_cast<const char*>(file.span(name).data);
+    size_t at = 0;
+    for (const model::ElementRun& run : p.runs()) {
+      std::memcpy(values.data() + at, from + size_t(run.whole) * sizeof(T),
+                  size_t(run.count) * sizeof(T));
+      at += size_t(run.count);
+    }
     return values;
   };
-  const auto count = static_cast<size_t>(expected.count());
+  const auto count = static_cast<size_t>(p.real_count());
   if (!bf16s) return read(std::vector<float>(count));
   const auto values = read(std::vector<bf16>(count));
   return {values.begin(), values.end()};
@@ -198,8 +250,7 @@ void load_weights(Stream& stream, model::ParamStore& params, const fs::path& fol
   std::set<std::string> used;
   for (model::Parameter* p : whole.params()) used.insert(p->name);
   refuse_surplus(model, used);
-  for (model::Parameter* p : params.params())
-    params.set_master(stream, *p, read_floats(model, p->name, p->whole_shape()));
+  for (model::Parameter* p : params.params()) params.set_own(stream, *p, read_own(model, *p, ""));
 }
 
 void load_moments(const CheckpointParts& t, const fs::path& folder) {
@@ -211,9 +262,7 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   }
   refuse_surplus(moments, used);
   for (model::Parameter* p : t.params.params()) {
-    const auto read = [&](const char* suffix) {
-      return read_floats(moments, p->name + suffix, p->whole_shape(), true);
-    };
+    const auto read = [&](const char* suffix) { return read_own(moments, *p, suffix, true); };
     t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::m, read(".m"));
     t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::v, read(".v"));
   }
@@ -244,20 +293,17 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   const auto file = [&](const char* name) {
     return writer ? std::optional(writer->folder() / name) : std::nullopt;
   };
-  const auto weights = [&](model::ParamUnit& unit) {
-    return as_fp32(t.compute, whole_master(t.data_parallel, unit));
-  };
+  const auto weights = [&](model::ParamUnit& unit) { return own_master(t.data_parallel, unit); };
   const auto moment = [&](Tensor optim::AdamW::Moments::*which) {
-    return [&t, which](model::ParamUnit& unit) {
-      return t.data_parallel.whole(unit, t.optimizer.moments(unit).*which);
-    };
+    return [&t, which](model::ParamUnit& unit) { return t.optimizer.moments(unit).*which; };
   };
-  const std::vector<int> savers = find_savers(t);
-  write_state(t, savers, file(kModel), {{"", DType::f32, weights}});
+  // Files hold fp32 weights, even if they are trained in bf16 alone.
+  const std::vector<StateTensor> model{{"", DType::f32, weights}};
+  StateWriter(t, file(kModel), model).write();
   const DType moments = t.optimizer.moments_type();
-  write_state(t, savers, file(kOptimizer),
-              {{".m", moments, moment(&optim::AdamW::Moments::m)},
-               {".v", moments, moment(&optim::AdamW::Moments::v)}});
+  const std::vector<StateTensor> optimizer{{".m", moments, moment(&optim::AdamW::Moments::m)},
+                                           {".v", moments, moment(&optim::AdamW::Moments::v)}};
+  StateWriter(t, file(kOptimizer), optimizer).write();
   const std::string float8 = float8_state(t);
   fs::path committed;
   on_rank_0_in_background(t.control, [&] {

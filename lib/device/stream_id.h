@@ -17,6 +17,7 @@ enum class StreamKind : uint8_t {
   cp,        // context parallelism
   dp_grad,   // data parallelism: reductions of gradients
   dp_param,  // data parallelism: gathers of parameters
+  ep,        // expert parallelism
   pp,        // collectives of a pipeline's ranks
   pp_recv,   // messages from one other rank of the pipeline
   pp_send,   // messages to one other rank of the pipeline

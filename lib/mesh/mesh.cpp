@@ -23,6 +23,7 @@ std::string_view axis_name(Axis axis) {
 Axes dp_axes() { return {Axis::dp_replicate, Axis::dp_shard}; }
 Axes dp_shard_cp_axes() { return {Axis::dp_shard, Axis::cp}; }
 Axes dp_cp_axes() { return {Axis::dp_replicate, Axis::dp_shard, Axis::cp}; }
+Axes expert_copy_axes() { return {Axis::dp_replicate, Axis::ep_shard}; }
 
 Mesh::Mesh(std::vector<AxisSize> axes) : axes_(std::move(axes)), strides_(axes_.size()) {
   for (size_t i = axes_.size(); i-- > 0;) {
@@ -113,7 +114,8 @@ Mesh device_mesh(const MeshSizes& s) {
 
 Mesh moe_mesh(const MeshSizes& s) {
   return Mesh({{Axis::pp, s.pp},
-               {Axis::ep_shard, exact_div(s.dp_replicate * s.dp_shard * s.cp, s.ep)},
+               {Axis::dp_replicate, s.dp_replicate},
+               {Axis::ep_shard, exact_div(s.dp_shard * s.cp, s.ep)},
                {Axis::ep, s.ep},
                {Axis::tp, s.tp}});
 }

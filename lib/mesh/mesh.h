@@ -2,8 +2,8 @@
 // for any rank of any world without a process.
 //
 // Two grids lie over the same ranks: device_mesh (pp, dp_replicate, dp_shard, cp, tp) and, for the
-// experts, moe_mesh (pp, ep_shard, ep, tp), which divides the ranks of dp x cp another way. Along
-// the last axis neighbours have neighbouring ranks.
+// experts, moe_mesh (pp, dp_replicate, ep_shard, ep, tp), which divides the ranks of dp_shard x cp
+// another way. Along the last axis neighbours have neighbouring ranks.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -20,6 +20,7 @@ using Axes = std::vector<Axis>;
 Axes dp_axes();           // dp: replicas of the model that see different samples
 Axes dp_shard_cp_axes();  // parameters and optimizer are sharded over them
 Axes dp_cp_axes();        // gradients are reduced over them
+Axes expert_copy_axes();  // of moe_mesh: gradients of experts are reduced over them
 
 class Mesh {
  public:
@@ -55,7 +56,7 @@ class Mesh {
 
 struct MeshSizes {
   int64_t pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
-  int64_t ep = 1;  // divides dp_replicate x dp_shard x cp
+  int64_t ep = 1;  // divides dp_shard x cp
 };
 Mesh device_mesh(const MeshSizes& sizes);
 // Returns the mesh of the experts. Its ep groups never span tp or pp, and each expert is itself

@@ -2,13 +2,18 @@
 
 namespace mtrain::model {
 
-Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
-  if (unit.own_master) return data_parallel.whole(unit, unit.own_master);
+Tensor own_master(DataParallel& data_parallel, ParamUnit& unit) {
+  if (unit.own_master) return unit.own_master;
   // Without master weights the optimizer updates the bf16 values themselves.
-  if (unit.own_value) return data_parallel.whole(unit, unit.own_value);
+  if (unit.own_value) return unit.own_value;
   data_parallel.before_forward(unit);  // compute waits for the gather of the values
   data_parallel.after_forward(unit);
   return unit.value;
+}
+
+Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
+  const Tensor own = own_master(data_parallel, unit);
+  return own.count() == unit.count ? own : data_parallel.whole(unit, own);
 }
 
 }  // namespace mtrain::model

@@ -1,9 +1,10 @@
 // A Flow is what the segments of a pass hand on: the residual stream in forward, its gradient in
 // backward, and what the segments of one layer hand each other beside it.
 #pragma once
-#include <any>
+#include <memory>
 #include <utility>
 
+#include "model/experts/token_dispatcher.h"
 #include "model/norm.h"
 
 namespace mtrain::model {
@@ -13,18 +14,14 @@ struct HiddenGradient {
   Tensor amax;  // the segment's gradient_amax(), if the kernel that wrote d_TH was given it
 };
 
-// What the segments of a layer with experts hand each other. T tokens, R rows of experts, K experts
-// of a token, E experts
+// What the segments of a layer with experts hand each other.
 struct ExpertFlow {
   Tensor x_TH = {};  // the norm's output
   Tensor dx_TH = {};
-  Tensor expert_TK = {}, weight_TK = {};  // the router's; in backward the weights' gradients
-  // The rows of the experts, in forward before and after they compute, in backward their gradients;
-  // and the weight of each row, or its gradient.
-  Tensor rows_RH = {}, weight_R = {};
-  Tensor first_E1 = {};  // expert e has the rows [first[e], first[e + 1])
-  Tensor out_TH = {};    // the experts' outputs, added for each token; in backward its gradient
-  std::any route = {};   // the dispatcher's
+  // The rows of tokens between router, experts and sum: in forward the experts' inputs, then their
+  // outputs; in backward the gradients of both.
+  ExpertRows rows = {};
+  std::shared_ptr<TokenRoute> route = {};  // where the rows go
 };
 
 struct Flow {

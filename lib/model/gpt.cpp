@@ -13,6 +13,12 @@ ParamUnit* own_unit(Block& block, size_t segment) {
   ParamUnit* unit = block.segment(segment).unit();
   return unit == block.unit() ? nullptr : unit;
 }
+
+// What is kept of a group of layers that is computed again.
+struct GroupInput {
+  Tensor x_TH;
+  std::shared_ptr<std::deque<std::any>> found;  // Step::found
+};
 }  // namespace
 
 Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
@@ -135,7 +141,8 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   if (segment == 0) {
     if (step.training && g.recompute && layer == g.begin) {
       p.flow_.h = {materialize(step, p.flow_.h), {}};
-      step.stash.push(p.flow_.h.x_TH);
+      p.found_ = std::make_shared<std::deque<std::any>>();
+      step.stash.push(GroupInput{p.flow_.h.x_TH, p.found_});
     }
     hooks.before_forward(*block.unit());
   }
@@ -144,6 +151,7 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   // If the layer is recomputed or there is no backward, its activations go to a stash that is
   // emptied at the layer's end.
   Step inner = step.with(p.not_kept_);
+  if (step.training && g.recompute) inner.found = p.found_.get();
   p.flow_ = block.segment(segment).forward(keep ? step : inner, std::move(p.flow_));
   if (own) hooks.after_forward(*own);
   if (segment + 1 < block.size()) return;
@@ -185,7 +193,11 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
 void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   ParamHooks& hooks = p.step_.param_hooks();
   Block& block = blocks_[layer];
-  if (layer == g.begin) p.again_ = Flow::forward({p.step_.stash.pop<Tensor>(), {}});
+  if (layer == g.begin) {
+    auto input = p.step_.stash.pop<GroupInput>();
+    p.again_ = Flow::forward({std::move(input.x_TH), {}});
+    p.found_ = std::move(input.found);
+  }
   const bool last = layer + 1 == g.end;
   const auto before = [&](ParamUnit& unit, ParamUnit* next) {
     last ? hooks.before_backward(unit) : hooks.before_recompute(unit, next);
@@ -198,6 +210,7 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   before(*block.unit(), units.size() > 1 ? units[1] : next);
   Step inner = p.step_.with(p.not_kept_);
   inner.recomputing = true;
+  inner.found = p.found_.get();
   for (size_t s = 0; s < block.size(); ++s) {
     ParamUnit* own = own_unit(block, s);
     if (own) before(*own, next);

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "model/attention_core.h"
+#include "model/experts/token_dispatcher.h"
 #include "model/fp8.h"
 #include "model/tensor_parallel.h"
 
@@ -17,6 +18,9 @@ struct ModelImpls {
   std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
   // Makes the attention core of a layer; empty: local_attention().
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
+  ExpertShard experts;  // which experts this rank has
+  // Makes what brings a layer's tokens to their experts; empty: local_dispatcher().
+  std::function<std::unique_ptr<TokenDispatcher>()> token_dispatcher;
   // Not null: the linears of the layers [fp8_begin, fp8_end) of the model have 8-bit GEMMs.
   std::shared_ptr<Float8Scaling> fp8;
   int64_t fp8_begin = 0, fp8_end = std::numeric_limits<int64_t>::max();

@@ -1,7 +1,10 @@
 // A StagePass is a stage's forward or backward of one micro-batch, as a list of parts. They run one
 // after the other, or in turns with the parts of another micro-batch's pass.
 #pragma once
+#include <any>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -46,7 +49,9 @@ class StagePass {
   bool backward_ = false;  // the stash must then be empty at the end
   Flow flow_;              // goes from part to part
   Flow again_;             // goes from layer to layer of a recomputation
-  Tensor result_;          // of a forward
+  // Step::found of the group of layers that is computed, or computed again.
+  std::shared_ptr<std::deque<std::any>> found_;
+  Tensor result_;   // of a forward
   Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
 };
 

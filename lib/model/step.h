@@ -3,6 +3,7 @@
 // global.
 #pragma once
 #include <any>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,9 @@ struct Step {
   // Null if nobody asks for what routers find, and their losses have no gradient.
   const ExpertsOfStep* experts = nullptr;
   bool recomputing = false;  // an earlier forward has computed the same already
+  // Null where activations are kept; else where the earlier forward leaves for the recomputation
+  // what the host had to wait for. Both go through the layers in the same order.
+  std::deque<std::any>* found = nullptr;
 
   ParamHooks& param_hooks() const {
     static ParamHooks always_there;
@@ -112,7 +116,8 @@ struct Step {
             .hooks = hooks,
             .graph_inputs = graph_inputs,
             .experts = experts,
-            .recomputing = recomputing};
+            .recomputing = recomputing,
+            .found = found};
   }
 };
 

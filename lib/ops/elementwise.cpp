@@ -5,6 +5,7 @@
 
 MT_KERNEL(Add)
 MT_KERNEL(Cast)
+MT_KERNEL(Scale)
 MT_KERNEL(Fill)
 MT_KERNEL(FillNormal)
 MT_KERNEL(Dropout)
@@ -43,6 +44,12 @@ Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype, device::MemoryCate
   const Tensor y = Tensor::empty(stream, x.shape(), dtype, category);
   cast(stream, x, y);
   return y;
+}
+
+void scale(Stream& stream, const Tensor& x, float factor) {
+  MT_FLOAT("scale", x);
+  enqueue(stream, {.name = "scale", .reads = {x}, .writes = {x}},
+          kernels::Scale{.y = x, .factor = factor});
 }
 
 void fill(Stream& stream, const Tensor& x, float value) {

@@ -282,6 +282,7 @@ void cast(Stream& stream, const Tensor& from, const Tensor& to);
 // Returns x itself where it has this dtype already, else a cast copy.
 Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype,
                 device::MemoryCategory category = device::MemoryCategory::activations);
+void scale(Stream& stream, const Tensor& x, float factor);  // x *= factor
 // Sets all elements of x; where `value` is 0, x may have any dtype.
 void fill(Stream& stream, const Tensor& x, float value);
 // Writes `std` times normal numbers into x (fp32): element i is number first_index + i of the

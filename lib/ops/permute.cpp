@@ -12,7 +12,7 @@ MT_KERNEL(UnpermuteWeightGrad)
 
 namespace mtrain::ops {
 
-ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E) {
+ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64_t begin) {
   MT_DTYPE("expert_rows", expert_TK, DType::i32);
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1);
   MT_CHECK(T * K <= std::numeric_limits<int32_t>::max(), "expert_rows: {} choices", T * K);
@@ -30,7 +30,8 @@ ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E) {
                               .T = T,
                               .K = K,
                               .E = E,
-                              .first_E1 = made.first_E1});
+                              .first_E1 = made.first_E1,
+                              .begin = begin});
   return made;
 }
 

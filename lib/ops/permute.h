@@ -7,13 +7,14 @@
 namespace mtrain::ops {
 
 struct ExpertRows {  // int32
-  Tensor count_E;    // number of rows of each expert
+  Tensor count_E;    // number of rows of each of the E experts
   Tensor row_TK;     // (T, K): the choice's row; -1: dropped
   Tensor choice_R;   // (T K): the row's choice, t K + k; -1 behind the last row
   Tensor first_E1;   // expert e has the rows [first[e], first[e + 1])
 };
-// expert_TK is int32; a choice outside of [0, E) is dropped.
-ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E);
+// expert_TK is int32. The rows are those of the experts [begin, begin + E); choices of others are
+// dropped.
+ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64_t begin = 0);
 
 // Returns (R, H): the x of each row's token, times the weight of its choice (fp32, optional).
 // choice_R is that of expert_rows(), or its first R elements. unpermute() with the same weights

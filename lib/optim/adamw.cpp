@@ -126,11 +126,12 @@ void AdamW::set_moment(Stream& stream, const model::Parameter& p, Tensor Moments
       stream.upload(own.flat(first, {part.count}), keep, keep->data() + part.in_param);
     }
   };
-  const std::vector<float> real = p.take_real(values);
+  MT_CHECK(int64_t(values.size()) == p.real_count(), "{} values for {} of {}", values.size(),
+           p.name, p.shape.str());
   if (own.dtype() == DType::bf16)
-    upload(std::make_shared<std::vector<bf16>>(real.begin(), real.end()));
+    upload(std::make_shared<std::vector<bf16>>(values.begin(), values.end()));
   else
-    upload(std::make_shared<std::vector<float>>(real));
+    upload(std::make_shared<std::vector<float>>(values));
 }
 
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,

@@ -32,7 +32,7 @@ class AdamW {
   const Moments& moments(const model::ParamUnit& unit) const;
   DType moments_type() const { return options_.moments; }
   // Sets this rank's part of one of a parameter's moments, rounded to nearest if moments are bf16.
-  // `values` are those of the layout-free tensor.
+  // `values` are those of the elements that this rank has, in the order of its tensor.
   void set_moment(Stream& stream, const model::Parameter& p, Tensor Moments::*which,
                   const std::vector<float>& values);
 

@@ -2,6 +2,7 @@
 
 #include "base/math.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/expert/expert_comm.h"
 #include "parallel/tensor/tensor_parallel.h"
 
 namespace mtrain::parallel {
@@ -64,6 +65,18 @@ Group cp_level(comm::World& world, const RunPlan& plan, const char* name, size_t
   return world.group(name, ranks);
 }
 
+void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
+                    model::ModelImpls& impls) {
+  const auto comm =
+      std::make_shared<ExpertComm>(world.group("ep", plan.moe_mesh(), {mesh::Axis::ep}),
+                                   device.stream(device::StreamKind::ep), plan.model.experts.count);
+  impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
+  impls.token_dispatcher = [comm, dispatcher = plan.experts.dispatcher] {
+    return dispatcher == plan::ExpertOptions::Dispatcher::all_gather ? all_gather_dispatcher(comm)
+                                                                     : all_to_all_dispatcher(comm);
+  };
+}
+
 }  // namespace
 
 model::ModelImpls apply_parallelism(comm::World& world, Device& device, const RunPlan& plan) {
@@ -75,6 +88,7 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
     impls.tensor = tensor_parallel(
         tensor_groups(world, device, plan),
         {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
+  if (l.ep > 1) spread_experts(world, device, plan, impls);
   impls.logits_rows = plan.logits_rows;
   impls.logits_dtype = plan.logits_dtype;
   if (l.cp == 1) return impls;
@@ -114,14 +128,23 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   g.size = int(l.dp);
   g.compute = &device.stream(device::StreamKind::compute);
   if (l.gradient_ranks() == 1) return g;
+  const bool sharded = plan.data_parallel.shards != plan::ShardLevel::nothing;
   g.grad_stream = &device.stream(device::StreamKind::dp_grad);
-  g.all = world.group("dp_cp", mesh, mesh::dp_cp_axes());
-  g.shards =
-      l.dp_replicate == 1 ? g.all : world.group("dp_shard_cp", mesh, mesh::dp_shard_cp_axes());
-  g.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
-  if (plan.data_parallel.shards == plan::ShardLevel::nothing) return g;
-  g.param_stream = &device.stream(device::StreamKind::dp_param);
-  g.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
+  if (sharded) g.param_stream = &device.stream(device::StreamKind::dp_param);
+  g.dense.all = world.group("dp_cp", mesh, mesh::dp_cp_axes());
+  g.dense.shards = l.dp_replicate == 1 ? g.dense.all
+                                       : world.group("dp_shard_cp", mesh, mesh::dp_shard_cp_axes());
+  g.dense.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
+  if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
+  if (l.ep == 1) return g;
+  const mesh::Mesh moe = plan.moe_mesh();
+  if (!sharded) g.ep = world.group("ep_norm", moe, {mesh::Axis::ep});
+  g.experts.ranks_in_grad = l.ep;
+  g.experts.all = world.group("expert_copies", moe, mesh::expert_copy_axes());
+  g.experts.shards =
+      l.dp_replicate == 1 ? g.experts.all : world.group("ep_shard", moe, {mesh::Axis::ep_shard});
+  g.experts.replicas = g.dense.replicas;
+  if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard});
   return g;
 }
 
@@ -129,11 +152,13 @@ std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& param
                                                         const DataGroups& groups,
                                                         const RunPlan& plan) {
   const plan::DataParallelOptions& options = plan.data_parallel;
-  const bool alone = groups.all.size() == 0;
-  params.materialize(compute, plan.compute_dtype, true,
-                     alone ? model::Sharding{} : sharding_of(groups, options),
-                     plan.optimizer.master_weights);
-  if (alone) return std::make_unique<model::SingleRank>();
+  params.materialize_by_unit(
+      compute, plan.compute_dtype, true,
+      [&](const model::ParamUnit& unit) {
+        return groups.alone() ? model::Sharding{} : sharding_of(groups, unit, options);
+      },
+      plan.optimizer.master_weights);
+  if (groups.alone()) return std::make_unique<model::SingleRank>();
   return data_parallel(params, groups, options);
 }
 

@@ -11,7 +11,8 @@
 
 namespace mtrain::parallel {
 
-// Makes the groups of tensor and context parallelism, and the implementations that use them.
+// Makes the groups of tensor, context and expert parallelism, and the implementations that use
+// them.
 model::ModelImpls apply_parallelism(comm::World& world, Device& device, const RunPlan& plan);
 
 // This rank among the context-parallel ranks, which share every sequence. The number of tokens of

@@ -47,7 +47,7 @@ class Estimator {
     MemoryEstimate out;
     const Spread dense{dense_parameters(), data_ranks(l_.dp_shard * l_.cp)},
         experts{Count(moe_layers_) * size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_,
-                data_ranks(l_.ep_shard / std::max<int64_t>(1, l_.dp_replicate))};
+                data_ranks(expert_shards())};
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
       const Count moments = plan_.optimizer.moments == DType::bf16 ? 4 : 8,
@@ -78,6 +78,8 @@ class Estimator {
     Count ranks;       // the ranks over which they are sharded
   };
 
+  // The ranks that own different parts of the same experts.
+  int64_t expert_shards() const { return l_.ep_shard / std::max<int64_t>(1, l_.dp_replicate); }
   bool first_stage() const { return stages_.front() == 0; }
   bool has_head() const { return stages_.back() == l_.stages - 1; }
   int64_t layers() const { return dense_layers_ + moe_layers_; }
@@ -266,22 +268,28 @@ class Estimator {
            e_;
   }
 
-  // Elements of whole units that exist beside the sharded ones: `layers_at_once` layers, and the
-  // embedding and the head, which have memory of their own.
-  Count whole_units(int64_t layers_at_once) const {
-    const Count experts = size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_;
-    const Count layer = moe_layers_ ? size_.moe.on_rank(tp_, Count(m_.kv_heads())) + experts
+  // Elements of a layer's experts on a rank.
+  Count experts_here() const { return size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_; }
+
+  // Elements of whole units that exist beside the sharded ones: `layers_at_once` layers, of as many
+  // the experts (or of `experts_at_once`), and the embedding and the head, which have memory of
+  // their own. Experts that one rank has alone are not sharded.
+  Count whole_units(int64_t layers_at_once, int64_t experts_at_once) const {
+    const Count layer = moe_layers_ ? size_.moe.on_rank(tp_, Count(m_.kv_heads()))
                                     : size_.dense.on_rank(tp_, Count(m_.kv_heads()));
+    const Count experts =
+        expert_shards() > 1 ? Count(std::min(moe_layers_, experts_at_once)) * experts_here() : 0;
     Count around = 0;
     if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
     if (has_head()) around += size_.final_norm + size_.output / tp_;
-    return Count(std::min(layers(), layers_at_once)) * layer + around;
+    return Count(std::min(layers(), layers_at_once)) * layer + experts + around;
   }
   // Bytes of whole gradients on their way to their owners.
   Count passing_gradients() const {
     if (dp_.shards < ShardLevel::gradients || l_.gradient_ranks() == 1 || defers_reduction())
       return 0;
-    return 4 * whole_units(dp_.overlap_grad_reduce ? 2 : 1);
+    const int64_t at_once = dp_.overlap_grad_reduce ? 2 : 1;
+    return 4 * whole_units(at_once, at_once);
   }
   // The most parameters of a layer that are reduced at once: neighbours from its end, until a
   // bucket is full.
@@ -297,13 +305,23 @@ class Estimator {
     }
     return largest;
   }
-  // Bytes of the largest piece while it is reduced: its bf16 copy, or in fp32 the part that is
-  // added to the sum of earlier micro-batches.
+  // The same of a layer's experts.
+  Count largest_expert_piece() const {
+    const Count down = experts_here() / (inputs() + 1), gate_up = down * inputs();
+    return down >= Count(dp_.bucket_size) ? gate_up : gate_up + down;
+  }
   Count reduction_buffers() const {
     if (l_.gradient_ranks() == 1) return 0;
-    const Count largest = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
+    const Count dense = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
+    const Count experts = moe_layers_ && l_.ep_shard > 1 ? largest_expert_piece() : 0;
+    return std::max(reduction_buffers(dense, l_.dp_shard * l_.cp),
+                    reduction_buffers(experts, expert_shards()));
+  }
+  // Bytes of the largest piece while it is reduced: its bf16 copy, or in fp32 the part that is
+  // added to the sum of earlier micro-batches.
+  Count reduction_buffers(Count largest, int64_t shards) const {
     const Count part =
-        dp_.shards >= ShardLevel::optimizer ? largest / data_ranks(l_.dp_shard * l_.cp) : 0;
+        dp_.shards >= ShardLevel::optimizer && shards > 1 ? largest / data_ranks(shards) : 0;
     if (dp_.reduce.dtype != DType::f32) return 2 * (largest + part);
     return dp_.shards >= ShardLevel::gradients && !defers_reduction() && l_.step_micro_batches() > 1
                ? 4 * part
@@ -319,8 +337,13 @@ class Estimator {
     const int64_t kept = plan_.pipeline.most_gathered;
     const int64_t at_once =
         kept == 0 ? layers() : ceil_div(layers() * std::min(kept, stages), stages);
-    return e_ *
-           whole_units(dp_.gather.reshard_after_forward ? std::max(1 + ahead, again) : at_once);
+    const auto there = [&](bool reshard, int64_t in_turns) {
+      return reshard ? std::max(in_turns, again) : at_once;
+    };
+    // A layer's unit and that of its experts are used in turns.
+    const int64_t experts_in_turns = moe_layers_ ? ceil_div(1 + ahead, int64_t{2}) : 0;
+    return e_ * whole_units(there(dp_.gather.reshard_after_forward, 1 + ahead),
+                            there(dp_.gather.reshard_experts, experts_in_turns));
   }
   // Bytes of the 8-bit copies of the linears' weights. Scales of 128 x 128 elements take next to
   // nothing.

@@ -47,6 +47,7 @@ class Resolver {
     resolve_p2p();
     resolve_data_parallel();
     resolve_cp();
+    resolve_ep();
     resolve_wgrad();
     resolve_launch();
     return std::move(o_);
@@ -200,6 +201,16 @@ class Resolver {
               "each exchange of heads is waited for, since a rank has one kv head to compute",
               Off::idle}},
             context_text()));
+  }
+
+  void resolve_ep() {
+    if (l_.ep == 1) return;
+    const auto name = std::string(enum_name(r_.model.moe.token_dispatcher));
+    const bool shared = r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0;
+    o_.table.push_back({"model.moe.token_dispatcher", name, name,
+                        shared ? "rows travel over ep; their way back hides behind the shared "
+                                 "expert's forward, and all else is waited for"
+                               : "rows travel over ep, and are waited for"});
   }
 
   template <class F>

@@ -72,6 +72,7 @@ PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
           .recompute = recompute_text(r.recompute),
           .strategy = std::string(enum_name(r.distributed.strategy)),
           .context = context_text(r.distributed.cp_comm_type),
+          .experts = std::string(enum_name(r.model.moe.token_dispatcher)),
           .schedule = pipeline.pp_schedule_csv ? *pipeline.pp_schedule_csv
                                                : std::string(enum_name(pipeline.pp_schedule)),
           .recipe = print_recipe(everywhere, false),

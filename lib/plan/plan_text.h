@@ -17,6 +17,7 @@ struct PlanText {
   std::string recompute;  // "full, groups of 2"
   std::string strategy;   // "fsdp2"
   std::string context;    // "p2p and a2a"
+  std::string experts;    // "alltoall": how tokens come to the ranks of their experts
   std::string schedule;   // "1f1b", or the file that lists the actions
   // The whole recipe as YAML: with its values alone, which the ranks of a job compare, and with the
   // origin of each value, which a run saves.

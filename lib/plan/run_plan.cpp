@@ -15,9 +15,13 @@ namespace mtrain::plan {
 
 namespace {
 
-mesh::Mesh mesh_of(const Layout& l) {
-  return mesh::device_mesh(
-      {.pp = l.pp, .dp_replicate = l.dp_replicate, .dp_shard = l.dp_shard, .cp = l.cp, .tp = l.tp});
+mesh::MeshSizes mesh_sizes(const Layout& l) {
+  return {.pp = l.pp,
+          .dp_replicate = l.dp_replicate,
+          .dp_shard = l.dp_shard,
+          .cp = l.cp,
+          .tp = l.tp,
+          .ep = l.ep};
 }
 
 DType compute_dtype(const recipe::MixedPrecisionConfig& precision) {
@@ -76,7 +80,11 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
   o.bucket_size = overlap.bucket_size;
   if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
-    o.gather = {.reshard_after_forward = d.reshard_after_forward.value_or(d.pp_size == 1),
+    const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);
+    o.gather = {.reshard_after_forward = reshard,
+                .reshard_experts = l.ep > 1 && r.given("distributed.moe.reshard_after_forward")
+                                       ? d.moe.reshard_after_forward
+                                       : reshard,
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,
                 .backward_prefetch = d.fsdp2_backward_prefetch_depth};
     return o;
@@ -146,6 +154,8 @@ DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
 void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
   plan.context = context_options(r);
+  if (r.model.moe.token_dispatcher == recipe::MoeDispatcher::all_gather)
+    plan.experts.dispatcher = ExpertOptions::Dispatcher::all_gather;
   plan.model = model_shape(r.model, vocab, plan.sample_length);
   plan.parameters = count_parameters(r.model, vocab);
   plan.token_cost = token_cost(r.model, vocab);
@@ -165,6 +175,8 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
 
 }  // namespace
 
+mesh::Mesh RunPlan::moe_mesh() const { return mesh::moe_mesh(mesh_sizes(layout)); }
+
 const MemoryEstimate& RunPlan::fullest() const {
   MT_CHECK(!memory.empty(), "a plan without a vocabulary has no memory");
   return *std::ranges::max_element(memory, {}, &MemoryEstimate::total);
@@ -172,7 +184,7 @@ const MemoryEstimate& RunPlan::fullest() const {
 
 RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   const Layout layout = layout_of(r, world);
-  RunPlan plan{.layout = layout, .mesh = mesh_of(layout)};
+  RunPlan plan{.layout = layout, .mesh = mesh::device_mesh(mesh_sizes(layout))};
   plan.overlap = resolve_overlap(r, layout);
   plan.graphs = resolve_cuda_graphs(r, layout, plan.overlap);
   plan.fp8_weights = resolve_fp8_weight_cache(r, layout, plan.overlap);

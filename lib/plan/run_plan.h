@@ -33,7 +33,8 @@ namespace mtrain::plan {
 
 struct RunPlan {
   Layout layout;
-  mesh::Mesh mesh;  // pp, dp_replicate, dp_shard, cp, tp
+  mesh::Mesh mesh;              // pp, dp_replicate, dp_shard, cp, tp
+  mesh::Mesh moe_mesh() const;  // pp, dp_replicate, ep_shard, ep, tp
   Overlap overlap;
   CudaGraphs graphs;
   Fp8WeightCache fp8_weights;
@@ -43,6 +44,7 @@ struct RunPlan {
   DataParallelOptions data_parallel;
   TensorOptions tensor;
   ContextOptions context;
+  ExpertOptions experts;
 
   ModelShape model;
   ModelParameters parameters;  // counts for the whole model

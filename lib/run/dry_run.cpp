@@ -3,20 +3,12 @@
 #include <algorithm>
 
 #include "base/strings.h"
+#include "plan/expert_traffic.h"
 #include "run/start_banner.h"
 
 namespace mtrain::run {
 
 namespace {
-
-mesh::MeshSizes mesh_sizes(const plan::Layout& l) {
-  return {.pp = l.pp,
-          .dp_replicate = l.dp_replicate,
-          .dp_shard = l.dp_shard,
-          .cp = l.cp,
-          .tp = l.tp,
-          .ep = l.ep};
-}
 
 // Returns a text such as "0 1 2 3" or "0 8 16 24 ... 120".
 std::string ranks_text(const std::vector<int64_t>& ranks) {
@@ -34,8 +26,7 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
 
 class MeshTable {
  public:
-  explicit MeshTable(const RunPlan& plan)
-      : device_(plan.mesh), moe_(moe_mesh(mesh_sizes(plan.layout))) {
+  explicit MeshTable(const RunPlan& plan) : device_(plan.mesh), moe_(plan.moe_mesh()) {
     const plan::Layout& l = plan.layout;
     out_ = fmt::format("{:<14}{:>7}{:>9}  {:<30}  {}\n", "group", "ranks", "groups", "rank 0's",
                        "for");
@@ -137,7 +128,7 @@ std::string layout_text(const RunPlan& plan) {
       fmt::format("{}: pp {} x dp {} x cp {} x tp {}", plan.text.strategy, l.pp, l.dp, l.cp, l.tp);
   if (l.dp_replicate > 1)
     text += fmt::format(", dp = {} copies of {} shards", l.dp_replicate, l.dp_shard);
-  if (l.ep > 1) text += fmt::format(", experts over ep {}", l.ep);
+  if (l.ep > 1) text += fmt::format(", experts over ep {} by {}", l.ep, plan.text.experts);
   if (plan.tensor.sequence_parallel && l.tp > 1) text += ", sequence parallel";
   return text;
 }
@@ -149,6 +140,11 @@ std::string dry_run_report(const RunPlan& plan, int width) {
   std::vector<observe::BannerRow> rows = plan_rows(plan);
   rows.push_back({"layout", layout_text(plan)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
+  if (l.ep > 1)
+    rows.push_back(
+        {"experts", fmt::format("{} of a layer's {} on a rank, which sends {} a step over ep",
+                                plan.model.experts.count / l.ep, plan.model.experts.count,
+                                human_bytes(plan::expert_bytes_per_step(plan)))});
   std::string out =
       banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
   if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;

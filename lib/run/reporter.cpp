@@ -122,6 +122,10 @@ void Reporter::step(const train::StepStats& s) {
     metrics.push_back({"moe.load_max", s.experts->load_max});
     metrics.push_back({"moe.load_cv", s.experts->load_variation});
     metrics.push_back({"moe.dead", s.experts->dead});
+    if (trainer_.plan().layout.ep > 1) {
+      metrics.push_back({"moe.rank_load_max", s.experts->rank_load_max});
+      metrics.push_back({"moe.host_wait_ms", s.experts->host_wait_ms});
+    }
   }
   // Only the kernels of a GPU use workspace.
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)

@@ -47,8 +47,10 @@ std::string memory_text(const RunPlan& plan) {
 std::string ranks_text(const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   const std::string context = l.cp == 1 ? "" : fmt::format(", cp by {}", plan.text.context);
-  std::string text = fmt::format("{}: tp {}, pp {}, cp {}, ep {}, dp {}; strategy {}{}", l.world,
-                                 l.tp, l.pp, l.cp, l.ep, l.dp, plan.text.strategy, context);
+  const std::string experts = l.ep == 1 ? "" : fmt::format(", ep by {}", plan.text.experts);
+  std::string text =
+      fmt::format("{}: tp {}, pp {}, cp {}, ep {}, dp {}; strategy {}{}{}", l.world, l.tp, l.pp,
+                  l.cp, l.ep, l.dp, plan.text.strategy, context, experts);
   if (l.pp == 1) return text;
   return text + fmt::format(", {} pipeline ranks of {} stage{} ({})", l.pp, l.stages_per_rank,
                             l.stages_per_rank > 1 ? "s" : "", plan.text.schedule);

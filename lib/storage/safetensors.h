@@ -73,14 +73,22 @@ class SafetensorsWriter {
   void write(std::string_view name, const Tensor& tensor, Stream& stream,
              const std::function<void()>& after_piece = {});
 
+  // Writes the next elements of a tensor, whose parts follow each other until it is whole.
+  void write_part(std::string_view name, const Tensor& part, Stream& stream,
+                  const std::function<void()>& after_piece = {});
+
   void commit();  // throws RunError (the disk is full, ...)
 
  private:
   void expect(std::string_view name, DType dtype, int64_t count);
+  void copy(const Tensor& part, Stream& stream, const std::function<void()>& after_piece);
+  // Begins the next tensor, which must have this name and type.
+  void begin(std::string_view name, DType dtype);
 
   AtomicFile file_;
   std::vector<TensorInfo> tensors_;
   size_t next_ = 0;
+  int64_t missing_ = 0;  // elements of the last tensor begun that write_part() has not been given
 };
 
 }  // namespace mtrain::storage

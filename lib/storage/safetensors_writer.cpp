@@ -47,13 +47,21 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   file_.write(header);
 }
 
-void SafetensorsWriter::expect(std::string_view name, DType dtype, int64_t count) {
+void SafetensorsWriter::begin(std::string_view name, DType dtype) {
+  MT_CHECK(missing_ == 0, "`{}` was written before the {} last elements of `{}`", name, missing_,
+           tensors_[next_ - 1].name);
   MT_CHECK(next_ < tensors_.size(), "`{}` follows the last declared tensor", name);
   const TensorInfo& t = tensors_[next_++];
   MT_CHECK(t.name == name, "`{}` was written where `{}` was declared", name, t.name);
-  MT_CHECK(t.dtype == dtype && t.shape.count() == count,
-           "`{}`: {} elements of {} written, {} of {} declared", name, count, dtype_name(dtype),
-           t.shape.str(), dtype_name(t.dtype));
+  MT_CHECK(t.dtype == dtype, "`{}`: {} written, {} declared", name, dtype_name(dtype),
+           dtype_name(t.dtype));
+}
+
+void SafetensorsWriter::expect(std::string_view name, DType dtype, int64_t count) {
+  begin(name, dtype);
+  const TensorInfo& t = tensors_[next_ - 1];
+  MT_CHECK(t.shape.count() == count, "`{}`: {} elements of {} written, {} of {} declared", name,
+           count, dtype_name(dtype), t.shape.str(), dtype_name(t.dtype));
 }
 
 void SafetensorsWriter::write(std::string_view name, ConstSpan host) {
@@ -64,12 +72,30 @@ void SafetensorsWriter::write(std::string_view name, ConstSpan host) {
 void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Stream& stream,
                               const std::function<void()>& after_piece) {
   expect(name, tensor.dtype(), tensor.count());
-  const int64_t size = dtype_size(tensor.dtype());
-  const int64_t piece = std::min(kPieceBytes / size, tensor.count());
+  copy(tensor, stream, after_piece);
+}
+
+void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, Stream& stream,
+                                   const std::function<void()>& after_piece) {
+  if (missing_ == 0) {
+    begin(name, part.dtype());
+    missing_ = tensors_[next_ - 1].shape.count();
+  }
+  const TensorInfo& t = tensors_[next_ - 1];
+  MT_CHECK(t.name == name && t.dtype == part.dtype() && part.count() <= missing_,
+           "{} elements of `{}` follow, where `{}` lacks {}", part.count(), name, t.name, missing_);
+  copy(part, stream, after_piece);
+  missing_ -= part.count();
+}
+
+void SafetensorsWriter::copy(const Tensor& part, Stream& stream,
+                             const std::function<void()>& after_piece) {
+  const int64_t size = dtype_size(part.dtype());
+  const int64_t piece = std::min(kPieceBytes / size, part.count());
   std::vector<std::byte> host(size_t(piece * size));
-  for (int64_t first = 0; first < tensor.count(); first += piece) {
-    const int64_t n = std::min(piece, tensor.count() - first);
-    stream.download(host.data(), tensor.flat(first, Shape{n}));
+  for (int64_t first = 0; first < part.count(); first += piece) {
+    const int64_t n = std::min(piece, part.count() - first);
+    stream.download(host.data(), part.flat(first, Shape{n}));
     file_.write(host.data(), size_t(n * size));
     if (after_piece) after_piece();
   }
@@ -77,6 +103,8 @@ void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Strea
 
 void SafetensorsWriter::commit() {
   MT_CHECK(next_ == tensors_.size(), "`{}` was declared but not written", tensors_[next_].name);
+  MT_CHECK(missing_ == 0, "{} elements of `{}` were not written", missing_,
+           tensors_[next_ - 1].name);
   file_.commit();
 }
 

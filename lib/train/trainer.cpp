@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "ops/experts.h"
 #include "ops/ops.h"
@@ -59,17 +60,17 @@ StepStats Trainer::step() {
   const auto batches = global_batch(number);
   const int64_t counted = data_parallel_->sum_on_host({unmasked(batches)})[0];
   params_->zero_grads(compute_);
-  const Tensor loss = run_micro_batches(batches, number, grad_scale(counted));
+  const Tensor losses = run_micro_batches(batches, number, grad_scale(counted)),
+               loss = losses.flat(0, {1});
   data_parallel_->finish_grads();
   impls_.tensor->finish_grads(*params_);
   pipeline_->finish_grads(*params_);
-  data_parallel_->sum(loss);
-  pipeline_->sum(loss);  // only the last stage has added to it
-  if (plan_.model.experts.count > 0)
-    for (const Tensor& found : {experts_.loss_2, experts_.sums_LS}) {
-      data_parallel_->sum(found);
-      pipeline_->sum(found);  // a stage has added those of its layers
-    }
+  const bool experts = plan_.model.experts.count > 0;
+  for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
+    if (!found) continue;
+    data_parallel_->sum(found);
+    pipeline_->sum(found);  // a stage has added what its layers and its head have found
+  }
   const auto sum_parts = [this](const Tensor& squares) {
     data_parallel_->sum_parts(squares);
     impls_.tensor->sum(squares);
@@ -150,16 +151,17 @@ int64_t Trainer::global_micro_batches() const {
 
 // The routers' losses are means over the micro-batches of the global batch, whatever rank runs
 // them.
-model::ExpertsOfStep Trainer::experts_of_step() {
+model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   const double parts = plan_.train.grads_per_micro_batch ? double(plan_.layout.micro_batches) : 1,
                factor = scaler_.scale() * double(data_parallel_->grad_factor());
   const plan::ModelShape& m = plan_.model;
   model::ExpertsOfStep e{
       .loss_grad = float(factor / parts / double(global_micro_batches())),
-      .loss_2 = Tensor::empty(compute_, {2}, DType::f64, device::MemoryCategory::buffers),
+      .loss_2 = loss_2,
       .sums_LS = Tensor::empty(compute_, {m.layers, ops::router_sum_columns(m.experts.count)},
                                DType::f32, device::MemoryCategory::buffers)};
-  ops::fill(compute_, e.loss_2, 0);
+  host_wait_ = {};
+  e.host_wait = &host_wait_;
   ops::fill(compute_, e.sums_LS, 0);
   return e;
 }
@@ -170,6 +172,7 @@ ExpertStats Trainer::expert_stats() {
   const auto sums = experts_.sums_LS.to_host<float>(compute_);
   const double micro_batches = double(global_micro_batches());
   ExpertStats stats{.balance_loss = losses[0] / micro_batches, .z_loss = losses[1] / micro_batches};
+  const int64_t ranks = plan_.layout.ep, here = E / ranks;
   int64_t layers = 0;
   for (int64_t l = 0; l < plan_.model.layers; ++l) {
     const float* count = sums.data() + l * S;
@@ -183,9 +186,14 @@ ExpertStats Trainer::expert_stats() {
     stats.load_max = std::max(stats.load_max, most / mean);
     stats.load_variation += std::sqrt(std::max(0.0, squares / double(E) - mean * mean)) / mean;
     stats.dead += std::count(count, count + E, 0.0f);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const double rows = std::accumulate(count + rank * here, count + (rank + 1) * here, 0.0);
+      stats.rank_load_max = std::max(stats.rank_load_max, rows / (all / double(ranks)));
+    }
     ++layers;
   }
   if (layers > 0) stats.load_variation /= double(layers);
+  stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait_).count();
   return stats;
 }
 
@@ -216,11 +224,12 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
                                   float grad_scale, bool finishes_step) {
   const auto uploaded = upload(batches);
   const bool experts = plan_.model.experts.count > 0;
-  if (experts) experts_ = experts_of_step();
+  const Tensor losses = zero_losses();
+  if (experts) experts_ = experts_of_step(losses.flat(1, {2}));
   pipeline::MicroBatches work{.batches = uploaded,
                               .seed = uint64_t(plan_.train.seed),
                               .step = step,
-                              .loss = zero_loss(),
+                              .loss = losses.flat(0, {1}),
                               .grad_scale = grad_scale * data_parallel_->grad_factor(),
                               .on_ready =
                                   [this](model::Parameter& p) {
@@ -234,21 +243,23 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
   if (!graphs_) {
     pipeline_->run(work);
-    return work.loss;
+    return losses;
   }
   // The first micro-batch that runs without a graph makes the kept 8-bit copies of weights. If the
   // step's first micro-batch runs as a graph, they must be made before it.
   const plan::CudaGraphs& plan = graphs_->plan();
   if (impls_.fp8 && plan.on && plan.first == 0) impls_.fp8->prepare(compute_);
   graphs_->run(work, !impls_.fp8 || impls_.fp8->steady());
-  return work.loss;
+  return losses;
 }
 
 // Graphs hold the address of the loss, so it must be the same memory in every step.
-Tensor Trainer::zero_loss() {
-  if (!graphs_) return Tensor::from_host<double>(compute_, {1}, {0.0});
+Tensor Trainer::zero_losses() {
+  const int64_t count = plan_.model.experts.count > 0 ? 3 : 1;
+  if (!graphs_)
+    return Tensor::from_host<double>(compute_, {count}, std::vector<double>(size_t(count)));
   if (!graphs_loss_)
-    graphs_loss_ = Tensor::empty(compute_, {1}, DType::f64, device::MemoryCategory::buffers);
+    graphs_loss_ = Tensor::empty(compute_, {count}, DType::f64, device::MemoryCategory::buffers);
   ops::fill(compute_, graphs_loss_, 0);
   return graphs_loss_;
 }

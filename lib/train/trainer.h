@@ -1,6 +1,7 @@
 // One rank's training: model, optimizer and data, and the step that moves them on. Logging,
 // evaluation schedules and checkpoints live around it, in lib/run.
 #pragma once
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,6 +32,9 @@ struct ExpertStats {
   // layers of the coefficient of variation.
   double load_max = 0, load_variation = 0;
   int64_t dead = 0;  // experts that no token chose
+  // With experts spread over ep: the largest part of a layer's rows that one rank of ep computes,
+  // over the mean; and how long this rank's host has waited to know how many rows there are.
+  double rank_load_max = 1, host_wait_ms = 0;
 };
 
 struct StepStats {
@@ -114,14 +118,15 @@ class Trainer {
   // Returns the positions of a micro-batch that this context-parallel rank has.
   data::Batch share_of(data::Batch whole) const;
   // Adds gradients to the parameters' main gradients. Returns the summed loss of this rank's
-  // micro-batches; zero without the last stage. If not `finishes_step`, whole gradients are not
+  // micro-batches, zero without the last stage, and behind it ExpertsOfStep::loss_2 of a model with
+  // experts. If not `finishes_step`, whole gradients are not
   // reduced; sharded gradients are, unless their reduction is deferred.
   Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step, float grad_scale,
                            bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
-  Tensor zero_loss();
+  Tensor zero_losses();
   int64_t global_micro_batches() const;  // of all ranks, in a step
-  model::ExpertsOfStep experts_of_step();
+  model::ExpertsOfStep experts_of_step(const Tensor& loss_2);
   ExpertStats expert_stats();  // blocks until the step has ended
   float grad_scale(int64_t counted) const;
   // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
@@ -145,8 +150,9 @@ class Trainer {
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;
-  model::ExpertsOfStep experts_;  // of the last step; unused by a dense model
-  int64_t prepared_step_ = 0;     // the step of prepared_; 0: none
+  model::ExpertsOfStep experts_;           // of the last step; unused by a dense model
+  std::chrono::nanoseconds host_wait_{0};  // ExpertsOfStep::host_wait of the last step
+  int64_t prepared_step_ = 0;              // the step of prepared_; 0: none
   std::vector<data::Batch> prepared_;
   std::function<void(model::Parameter&)> on_gradients_;
   int64_t step_ = 0;

@@ -38,6 +38,9 @@ TEST_CASE("add, cast and fill have the CPU's bits") {
             cpu::run(Cast{l.host(), copy.host()});
             cuda::run(Cast{l.device(), copy.device()}, device_stream());
             REQUIRE(copy.same());
+            cpu::run(Scale{copy.host(), 0.3f});
+            cuda::run(Scale{copy.device(), 0.3f}, device_stream());
+            REQUIRE(copy.same());
             for (float value : {1.7f, 0.0f}) {
               cpu::run(Fill{filled.host(), value});
               cuda::run(Fill{filled.device(), value}, device_stream());

@@ -24,23 +24,28 @@ const Changes kModel{"model.num_layers=4",       "model.hidden_size=32",
                      "model.num_query_groups=4", "train.global_batch_size=8",
                      "train.micro_batch_size=1", "optimizer.lr=3e-3"};
 
+const Changes kExperts{"model.moe.num_experts=4", "model.moe.ffn_hidden_size=24",
+                       "model.moe.load_balancing_type=aux_loss", "model.moe.aux_loss_coeff=0.05"};
+
 const Changes kSequenceParallel{"distributed.tp_size=2", "distributed.sequence_parallel=true",
                                 "comm_overlap.tp_comm_overlap=true"};
 
+const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
+    kFsdp2{"distributed.strategy=fsdp2"};
+
+Changes pipeline(const std::string& schedule, int stages) {
+  return {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", stages),
+          "distributed.pipeline.pp_schedule=" + schedule};
+}
+
 std::vector<Parallelism> layouts() {
-  const auto pipeline = [](const std::string& schedule, int stages) {
-    return Changes{"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", stages),
-                   "distributed.pipeline.pp_schedule=" + schedule};
-  };
-  const Changes megatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
-      fsdp2{"distributed.strategy=fsdp2"};
   return {
       {"ddp", 2, {"distributed.strategy=ddp", "ddp.bucket_size=3000"}},
-      {"a sharded optimizer", 2, with(megatron, {"ddp.overlap_param_gather=true"})},
-      {"sharded parameters", 2, fsdp2},
-      {"sharded parameters in two replicas", 4, with(fsdp2, {"distributed.dp_replicate_size=2"})},
-      {"sharded parameters over shared memory", 2, fsdp2, "shared_memory"},
-      {"a sharded optimizer over gloo", 2, megatron, "gloo"},
+      {"a sharded optimizer", 2, with(kMegatron, {"ddp.overlap_param_gather=true"})},
+      {"sharded parameters", 2, kFsdp2},
+      {"sharded parameters in two replicas", 4, with(kFsdp2, {"distributed.dp_replicate_size=2"})},
+      {"sharded parameters over shared memory", 2, kFsdp2, "shared_memory"},
+      {"a sharded optimizer over gloo", 2, kMegatron, "gloo"},
       {"tensor parallelism in rings", 2,
        with(kSequenceParallel,
             {"comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {method: ring_exchange}, fc1_fprop: "
@@ -70,7 +75,21 @@ std::vector<Parallelism> layouts() {
        with(pipeline("interleaved_1f1b", 2),
             {"comm_overlap.overlap_p2p_comm=false", "comm_overlap.batch_p2p_comm=false"})},
       {"forwards beside backwards", 2, pipeline("dualpipev", 2)},
-      {"a zero-bubble pipeline of sharded parameters", 4, with(pipeline("zero_bubble", 2), fsdp2)}};
+      {"a zero-bubble pipeline of sharded parameters", 4,
+       with(pipeline("zero_bubble", 2), kFsdp2)}};
+}
+
+std::vector<Parallelism> layouts_of_experts() {
+  const Changes pairs = with(pipeline("interleaved_1f1b", 2),
+                             {"comm_overlap.overlap_p2p_backward_on_comm_stream=true",
+                              "comm_overlap.delay_wgrad_compute=true"});
+  return {{"experts and a sharded optimizer", 2, kMegatron},
+          {"experts and sharded parameters", 4, kFsdp2},
+          {"experts over shared memory", 2, kFsdp2, "shared_memory"},
+          {"experts over gloo", 2, kMegatron, "gloo"},
+          {"tokens that are gathered for experts", 2,
+           with(kMegatron, {"model.moe.token_dispatcher=all_gather"})},
+          {"experts in the fine-grained 1F1B", 4, with(kMegatron, pairs)}};
 }
 
 std::vector<double> losses_of(const Recipe& r, Device& device, comm::World world) {
@@ -81,14 +100,15 @@ std::vector<double> losses_of(const Recipe& r, Device& device, comm::World world
   return losses;
 }
 
-std::vector<double> losses_alone() {
+std::vector<double> losses_alone(const Changes& model) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  return losses_of(tiny(kModel), *device, comm::World::alone());
+  return losses_of(tiny(model), *device, comm::World::alone());
 }
 
-void expect_same_losses(const Parallelism& layout, const std::vector<double>& reference) {
+void expect_same_losses(const Changes& model, const Parallelism& layout,
+                        const std::vector<double>& reference) {
   CAPTURE(layout.name);
-  const Recipe recipe = tiny(with(kModel, layout.changes), layout.ranks);
+  const Recipe recipe = tiny(with(model, layout.changes), layout.ranks);
   std::vector<std::vector<double>> losses(size_t(layout.ranks));
   run_ranks(layout.ranks, layout.backend, [&](TestRank& rank) {
     losses[size_t(rank.rank())] = losses_of(recipe, rank.device, rank.world);
@@ -99,6 +119,13 @@ void expect_same_losses(const Parallelism& layout, const std::vector<double>& re
 }  // namespace
 
 TEST_CASE("layouts with all their overlap train as a single rank does, step by step") {
-  const std::vector<double> alone = losses_alone();
-  for (const Parallelism& layout : layouts()) expect_same_losses(layout, alone);
+  const std::vector<double> alone = losses_alone(kModel);
+  for (const Parallelism& layout : layouts()) expect_same_losses(kModel, layout, alone);
+}
+
+TEST_CASE("experts over ranks train as a single rank does, step by step") {
+  const Changes model = with(kModel, kExperts);
+  const std::vector<double> alone = losses_alone(model);
+  for (const Parallelism& layout : layouts_of_experts())
+    expect_same_losses(with(model, {"distributed.ep_size=2"}), layout, alone);
 }

@@ -1,8 +1,10 @@
 // Compares the plan with the run: parameters, and memory by category.
 #include <map>
+#include <mutex>
 
 #include <catch2/catch.hpp>
 
+#include "base/rng.h"
 #include "comm/thread/thread_transport.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
@@ -160,7 +162,12 @@ TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step
         {"distributed.strategy=fsdp2"},
         {"distributed.strategy=fsdp2", "recompute=full", "recompute.num_layers=4"},
         {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false",
-         "distributed.reshard_after_forward=false"}})
+         "distributed.reshard_after_forward=false"},
+        {"distributed.strategy=megatron_ddp", "model.moe.num_experts=4",
+         "model.moe.ffn_hidden_size=256"},
+        {"distributed.strategy=fsdp2", "model.moe.num_experts=4", "model.moe.ffn_hidden_size=256"},
+        {"distributed.strategy=fsdp2", "model.moe.num_experts=4", "model.moe.ffn_hidden_size=256",
+         "distributed.defer_fsdp_grad_sync=false"}})
     for (const char* precision : {"fp32", "bf16_mixed"})
       for (const int ranks : {2, 4, 8}) {
         Overrides all = base;
@@ -335,6 +342,75 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
         }
 }
 
+namespace {
+class RandomTokens : public RepeatedToken {
+ public:
+  using RepeatedToken::RepeatedToken;
+  void sample(int64_t index, data::Sample& out) const override {
+    RepeatedToken::sample(index, out);
+    for (size_t s = 0; s < out.input.size(); ++s)
+      out.input[s] =
+          int32_t(uniform_below(5, uint64_t(index) * out.input.size() + s, uint64_t(kVocab)));
+  }
+};
+}  // namespace
+
+// The plan is of balanced experts: its bound is for the mean over ranks, which share all rows.
+TEST_CASE("planned memory of experts over ranks is within 10 % of what a rank's step takes") {
+  const Overrides base{"model.hidden_size=192",         "train.global_batch_size=8",
+                       "train.micro_batch_size=1",      "dataset.seq_length=256",
+                       "model.moe.num_experts=8",       "model.moe.ffn_hidden_size=256",
+                       "model.moe.first_dense_layers=1"};
+  struct Case {
+    int ranks, ep;
+    Overrides more;
+  };
+  for (const Case& c : std::vector<Case>{
+           {2, 2, {"distributed.strategy=megatron_ddp"}},
+           {4, 4, {"distributed.strategy=megatron_ddp"}},
+           {4, 2, {"distributed.strategy=megatron_ddp"}},
+           {4, 2, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
+           {4, 2, {"distributed.strategy=fsdp2"}},
+           {4, 4, {"distributed.strategy=fsdp2"}},
+           {4, 2, {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"}},
+           {8, 2, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
+           {4, 2, {"distributed.strategy=fsdp2", "recompute=full"}},
+           {4, 2, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}}})
+    for (const char* precision : {"fp32", "bf16_mixed"}) {
+      Overrides all = base;
+      all.insert(all.end(), c.more.begin(), c.more.end());
+      all.push_back(fmt::format("distributed.ep_size={}", c.ep));
+      all.push_back(fmt::format("mixed_precision={}", precision));
+      const Recipe r = recipe_with(all, c.ranks);
+      const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
+      std::mutex mutex;
+      std::vector<double> peaks(device::kMemoryCategories);
+      double total = 0;
+      comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
+        const auto device = Device::cpu(1, {});
+        train::Trainer trainer =
+            train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                                 std::make_shared<RandomTokens>(r.dataset.seq_length), world);
+        trainer.step();
+        trainer.step();
+        const std::lock_guard lock(mutex);
+        for (int i = 0; i < device::kMemoryCategories; ++i)
+          peaks[size_t(i)] +=
+              double(device->allocator().usage(device::MemoryCategory(i)).peak) / c.ranks;
+        total += double(device->allocator().total().peak) / c.ranks;
+      });
+      const auto peak = [&](device::MemoryCategory category) { return peaks[size_t(category)]; };
+      CAPTURE(c.more, c.ranks, c.ep, precision, planned.buffers,
+              peak(device::MemoryCategory::buffers));
+      CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.1));
+      CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.1));
+      CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.1));
+      CHECK(planned.activations + planned.logits ==
+            Approx(peak(device::MemoryCategory::activations)).epsilon(0.1));
+      CHECK(planned.total() == Approx(total).epsilon(0.1));
+    }
+}
+
 TEST_CASE("planned memory has the 8-bit weights that are kept") {
   const Overrides base{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
                        "debug.emulate_fp8=true",
@@ -477,5 +553,7 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
     CHECK(has("idle") == (r.distributed.pp_size > 1));
     CHECK(has("rank 0's") == (world > 1));
     CHECK(has("ep_shard") == (r.distributed.ep_size > 1));
+    CHECK(has("a step over ep") == (r.distributed.ep_size > 1));
+    CHECK(has("model.moe.token_dispatcher: alltoall") == (r.distributed.ep_size > 1));
   }
 }

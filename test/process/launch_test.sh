@@ -108,6 +108,24 @@ says "the banner" "qkv_fprop: ring_exchange -> ring_exchange"
 grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "nothing tells the exposed time of tp"
 none_left tensor
 
+# --- experts over ranks, as one rank that has all; a killed rank of them is named ---
+experts=(model.moe.num_experts=4 model.moe.ffn_hidden_size=64 model.moe.load_balancing_type=aux_loss
+  model.moe.aux_loss_coeff=0.01 distributed.strategy=fsdp2)
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/experts1" "${experts[@]}" >"$work/out" 2>&1 || fail "one rank of experts"
+for backend in auto gloo; do
+  start "experts_$backend" 4 "${experts[@]}" distributed.ep_size=2 "comm.backend=$backend"
+  ends "4 ranks of ep 2 over $backend" 0 60
+  same_losses "4 ranks of ep 2 over $backend" "experts_$backend" experts1 1e-5
+  says "the banner" "ep by alltoall"
+  grep -q '"moe.host_wait_ms"' "$work/experts_$backend/metrics.jsonl" || fail "nothing tells how long hosts wait for rows"
+  start "killed_$backend" 2 "${experts[@]}" distributed.ep_size=2 train.steps=100000 "comm.backend=$backend"
+  await_steps "killed_$backend" 3
+  kill -KILL "$(rank_pid "killed_$backend" 1)"
+  ends "a killed rank of ep over $backend" 1 10
+  grep -qE "rank 1 \(pid [0-9]+\) was killed by signal 9" "$work/out" || fail "a killed rank of ep over $backend is not named"
+  none_left "killed_$backend"
+done
+
 # --- a mistake is told once, before ranks start ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"

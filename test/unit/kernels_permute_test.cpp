@@ -53,6 +53,20 @@ TEST_CASE("rows are those of the experts in turn, each in the order of the token
   CHECK(numbers(count) == std::vector<int32_t>{3, 0, 3});
   CHECK(numbers(row) == std::vector<int32_t>{3, 0, 1, 4, -1, 2, -1, 5});
   CHECK(numbers(choice) == std::vector<int32_t>{1, 2, 5, 0, 3, 7, -1, -1});
+  // Of the experts 2 and 3 alone.
+  Array first(DType::i32, 3);
+  cpu::run(ExpertRows{.expert_TK = expert,
+                      .count_E = count,
+                      .row_TK = row,
+                      .choice_R = choice,
+                      .T = 4,
+                      .K = 2,
+                      .E = 2,
+                      .first_E1 = first,
+                      .begin = 2});
+  CHECK(numbers(row) == std::vector<int32_t>{0, -1, -1, 1, 3, -1, -1, 2});
+  CHECK(numbers(choice) == std::vector<int32_t>{0, 3, 7, 4, -1, -1, -1, -1});
+  CHECK(numbers(first) == std::vector<int32_t>{0, 3, 4});
 }
 
 TEST_CASE("permute and unpermute move and weigh rows, under every instruction set") {

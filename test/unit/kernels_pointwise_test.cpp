@@ -265,6 +265,9 @@ TEST_CASE("add, cast, fill and scale round once") {
           Array y(to, n), want(to, x.values());
           cpu::run(Cast{.x = x, .y = y});
           REQUIRE(y == want);
+          cpu::run(Scale{.y = y, .factor = 0.3f});
+          for (int64_t i = 0; i < n; ++i) want.set(i, double(float(want[i]) * 0.3f));
+          REQUIRE(y == want);
           cpu::run(Fill{.y = y, .value = -2.5f});
           REQUIRE(y == Array(to, std::vector<double>(n, -2.5)));
           cpu::run(Fill{.y = y});

@@ -25,7 +25,7 @@ struct Layouts {
                 .dp_shard = pick({1, 2, 4, 5}),
                 .cp = pick({1, 2, 4}),
                 .tp = pick({1, 2, 3, 8})};
-    const int64_t ranks = s.dp_replicate * s.dp_shard * s.cp;
+    const int64_t ranks = s.dp_shard * s.cp;
     do s.ep = pick({1, 2, 3, 4, 5, 8, ranks});
     while (ranks % s.ep != 0);
     return s;
@@ -105,11 +105,16 @@ TEST_CASE("experts spread over the dp x cp ranks of one stage and one tp index")
     const Mesh device = device_mesh(s), moe = moe_mesh(s);
     for (int64_t rank = 0; rank < device.world(); ++rank) {
       const Ranks own = device.group(rank, dp_cp_axes());
-      for (const Axis axis : {Axis::ep, Axis::ep_shard})
-        for (const int64_t other : moe.group(rank, {axis}))
-          REQUIRE(std::binary_search(own.begin(), own.end(), other));
-      // Together the two axes reach all of them.
-      REQUIRE(moe.group(rank, {Axis::ep_shard, Axis::ep}) == own);
+      // ep and ep_shard divide the ranks of one replica.
+      const Ranks replica = device.group(rank, dp_shard_cp_axes());
+      REQUIRE(moe.group(rank, {Axis::ep_shard, Axis::ep}) == replica);
+      REQUIRE(moe.group(rank, {Axis::dp_replicate}) == device.group(rank, {Axis::dp_replicate}));
+      // The copies of its experts and the ranks of its ep group reach all ranks of the stage.
+      Ranks reached;
+      for (const int64_t copy : moe.group(rank, expert_copy_axes()))
+        for (const int64_t other : moe.group(copy, {Axis::ep})) reached.push_back(other);
+      std::sort(reached.begin(), reached.end());
+      REQUIRE(reached == own);
     }
   }
 }

@@ -24,7 +24,7 @@ class Print {
   explicit Print(const RunPlan& p) {
     all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap, p.graphs.on,
         p.graphs.first, p.graphs.end, p.schedule_shape, p.pipeline, p.data_parallel,
-        p.tensor.sequence_parallel, p.context, p.model, p.recompute, p.compute_dtype,
+        p.tensor.sequence_parallel, p.context, p.experts, p.model, p.recompute, p.compute_dtype,
         p.logits_dtype, p.fp8, p.sample_length, p.optimizer, p.lr_schedule, p.loss_scale, p.train,
         p.validation, p.checkpoint, p.folders, p.dataset, p.device, p.comm, p.debug);
   }
@@ -83,12 +83,16 @@ class Print {
     all(a, b, c);
   }
   void add(const ShardedParamsOptions& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
+    const auto& [a, b, c, d] = o;
+    all(a, b, c, d);
   }
   void add(const DataParallelOptions& o) {
     const auto& [a, b, c, d, e, f, g] = o;
     all(a, b, c, d, e, f, g);
+  }
+  void add(const ExpertOptions& o) {
+    const auto& [a] = o;
+    all(a);
   }
   void add(const ContextOptions& o) {
     const auto& [a, b] = o;
@@ -206,6 +210,9 @@ const std::vector<Base>& bases() {
        {"model.moe.num_experts=8", "model.moe.router_topk=3", "model.moe.num_groups=4",
         "model.moe.group_topk=2", "model.moe.load_balancing_type=aux_loss",
         "model.moe.aux_loss_coeff=0.01", "model.moe.shared_expert_ffn_hidden_size=64"}},
+      {8,
+       {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=64", "distributed.ep_size=4",
+        "distributed.pp_size=1"}},
       {1,
        {"train.device=cuda", "mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=delayed",
         "mixed_precision.fp8_amax_history_len=8"}},
@@ -244,16 +251,17 @@ const Elsewhere kElsewhere[] = {
     {"distributed.use_decentralized_pg", "rules: it excludes hierarchical sizes"},
 };
 
-// Settings of models with experts that no run reads yet. check_supported() refuses them, or they
-// act only on experts that are spread over ranks, which it refuses.
+// Settings of models with experts that no run reads yet: check_supported() refuses them, or they
+// belong to tensor parallelism, which it refuses for these models.
 bool belongs_to_planned_experts(std::string_view path) {
-  if (path.starts_with("distributed.moe.")) return true;
+  for (const std::string_view name :
+       {"ignore_router_for_ac", "wrap_outer_model", "lm_head_precision"})
+    if (path.starts_with("distributed.moe.") && path.ends_with(name)) return true;
   for (const std::string_view name :
        {"router_bias_update_rate", "expert_capacity_factor", "token_drop_policy",
-        "pad_expert_input_to_capacity", "token_dispatcher", "shared_expert_overlap"})
+        "pad_expert_input_to_capacity", "shared_expert_overlap"})
     if (path.starts_with("model.moe.") && path.ends_with(name)) return true;
-  return path == "distributed.ep_size" || path == "distributed.expert_tp_size" ||
-         path == "comm_overlap.moe_dispatch_chunks" ||
+  return path == "distributed.expert_tp_size" || path == "comm_overlap.moe_dispatch_chunks" ||
          path == "comm_overlap.overlap_moe_expert_parallel_comm";
 }
 
@@ -287,7 +295,31 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
   };
   using Catch::Matchers::Contains;
   CHECK(refused([](Recipe&) {}).empty());
-  CHECK_THAT(refused([](Recipe& r) { r.distributed.ep_size = 2; }), Contains("ep_size > 1"));
+  CHECK(refused([](Recipe& r) { r.distributed.ep_size = 2; }).empty());
+  const auto refused_over_ranks = [&](const std::function<void(Recipe&)>& change) {
+    return refused([&](Recipe& r) {
+      r.distributed.ep_size = 2;
+      change(r);
+    });
+  };
+  CHECK_THAT(refused_over_ranks(
+                 [](Recipe& r) { r.model.moe.token_dispatcher = recipe::MoeDispatcher::flex; }),
+             Contains("flex"));
+  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.model.moe.shared_expert_overlap = true; }),
+             Contains("shared expert"));
+  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.comm_overlap.moe_dispatch_chunks = 2; }),
+             Contains("one part of the tokens"));
+  CHECK_THAT(
+      refused_over_ranks([](Recipe& r) { r.comm_overlap.overlap_moe_expert_parallel_comm = true; }),
+      Contains("another's tokens"));
+  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.distributed.moe.ignore_router_for_ac = true; }),
+             Contains("recomputation keeps"));
+  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.distributed.moe.wrap_outer_model = false; }),
+             Contains("not sharded"));
+  CHECK_THAT(refused_over_ranks([](Recipe& r) {
+               r.distributed.moe.lm_head_precision = recipe::ElementType::fp32;
+             }),
+             Contains("output layer"));
   CHECK_THAT(refused([](Recipe& r) { r.distributed.tp_size = 2; }), Contains("tensor parallelism"));
   CHECK_THAT(refused([](Recipe& r) { r.distributed.cp_size = 2; }),
              Contains("context parallelism"));

@@ -130,6 +130,34 @@ TEST_CASE("a tensor larger than one piece streams through the host") {
   CHECK(values_of<float>(SafetensorsReader(path), "x") == values);
 }
 
+TEST_CASE("a tensor that is written in parts is one tensor, and must be whole") {
+  const TemporaryFolder folder;
+  const auto path = folder / "parts.safetensors";
+  const auto device = Device::cpu(1);
+  Stream& compute = device->stream(device::StreamKind::compute);
+  const std::vector<float> values{1, 2, 3, 4, 5, 6};
+  const Tensor tensor = Tensor::from_host(compute, {6}, values);
+  const auto part = [&](int64_t first, int64_t count) { return tensor.flat(first, {count}); };
+  {
+    SafetensorsWriter writer(path, {{"x", DType::f32, {3, 2}}, {"y", DType::f32, {2}}});
+    writer.write_part("x", part(0, 1), compute);
+    CHECK_THROWS_WITH(writer.write("y", part(0, 2), compute),
+                      Contains("before the 5 last elements of `x`"));
+    CHECK_THROWS_AS(writer.write_part("x", part(0, 6), compute), BugError);
+  }
+  {
+    SafetensorsWriter writer(path, {{"x", DType::f32, {3, 2}}});
+    writer.write_part("x", part(0, 4), compute);
+    CHECK_THROWS_WITH(writer.commit(), Contains("2 elements of `x` were not written"));
+  }
+  SafetensorsWriter writer(path, {{"x", DType::f32, {3, 2}}, {"y", DType::f32, {2}}});
+  for (const int64_t first : {0, 2, 4}) writer.write_part("x", part(first, 2), compute);
+  writer.write("y", part(4, 2), compute);
+  writer.commit();
+  CHECK(values_of<float>(SafetensorsReader(path), "x") == values);
+  CHECK(values_of<float>(SafetensorsReader(path), "y") == std::vector<float>{5, 6});
+}
+
 TEST_CASE("a writer that is used wrongly says so, and leaves no file") {
   const TemporaryFolder folder;
   const auto path = folder / "model.safetensors";

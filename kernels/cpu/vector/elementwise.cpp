@@ -50,6 +50,14 @@ void run(const Cast& a) {
   });
 }
 
+void run(const Scale& a) {
+  with_float(a.y.dtype, [&]<class Y>() {
+    Y* const y = data_of<Y>(a.y);
+    map(y, a.y.count,
+        [y, factor = splat(a.factor)](int64_t i, auto m) { return load(y + i, m) * factor; });
+  });
+}
+
 void run(const Fill& a) {
   if (a.value == 0) {  // 0 is all bits 0 in every type
     char* y = data_of<char>(a.y);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/math.h"
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
 #include "model/experts/shared_expert.h"
@@ -22,7 +23,8 @@ struct ExpertLayer {
         keeps_norm(!recompute.cheap && !recompute.norms),
         keeps_activation(!recompute.cheap),
         tensor(impls.tensor),
-        dispatcher(local_dispatcher(c.experts.count)),
+        dispatcher(impls.token_dispatcher ? impls.token_dispatcher()
+                                          : local_dispatcher(c.experts.count)),
         norm(params, unit_id(), name() + ".norm", c, *tensor) {
     const ExpertConfig& e = c.experts;
     router = params.add(unit_id(), {.name = name() + ".router.weight",
@@ -33,12 +35,15 @@ struct ExpertLayer {
       shared = std::make_unique<SharedExpert>(params, unit_id(), name() + ".shared_expert", c,
                                               recompute, impls);
     const UnitId experts{UnitKind::experts, layer};
+    const int64_t here = exact_div(e.count, int64_t(impls.experts.ranks));
     gate_up = params.add(experts, {.name = name() + ".experts.gate_up.weight",
-                                   .shape = {e.count, 2 * e.ffn, c.hidden},
-                                   .std = c.init_std});
+                                   .shape = {here, 2 * e.ffn, c.hidden},
+                                   .std = c.init_std,
+                                   .experts = impls.experts});
     down = params.add(experts, {.name = name() + ".experts.down.weight",
-                                .shape = {e.count, c.hidden, e.ffn},
-                                .std = c.init_std / std::sqrt(2.0f * float(c.layers))});
+                                .shape = {here, c.hidden, e.ffn},
+                                .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                .experts = impls.experts});
   }
 
   UnitId unit_id() const { return {UnitKind::layer, layer}; }
@@ -70,10 +75,23 @@ class ExpertSegment : public Segment {
   const std::string name_;
 };
 
-// A dispatcher's route, as the stash keeps it.
-struct KeptRoute {
-  std::any route;
-};
+// Orders the tokens by expert, and lets them go.
+void leave(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
+           const ops::Routing& routing) {
+  f.route = l.dispatcher->route(step, routing.expert_TK);
+  f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, routing.weight_TK);
+  if (l.shared) f.x_TH = x_TH;
+}
+// Adds the gradients that have come back to that of the layer's input. Returns the weights'.
+Tensor come_back(Step& step, const ExpertLayer& l, ExpertFlow& f) {
+  const TokenSums d =
+      l.dispatcher->to_tokens(step, *std::exchange(f.route, {}), std::exchange(f.rows, {}));
+  if (f.dx_TH)
+    ops::add_into(step.compute, d.sum_TH, f.dx_TH);
+  else
+    f.dx_TH = d.sum_TH;
+  return d.weight_TK;
+}
 
 struct RouteActivations {
   ops::NormResult norm;  // its output is absent if it is computed again
@@ -99,8 +117,7 @@ class Route : public ExpertSegment {
     a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form);
     if (step.training && step.experts) a.loss_grad_BG = losses(step, a);
     flow.h = {a.norm.sum_TH, {}};
-    flow.experts = {
-        .x_TH = a.norm.y_TH, .expert_TK = a.routing.expert_TK, .weight_TK = a.routing.weight_TK};
+    leave(step, *l_, flow.experts, a.norm.y_TH, a.routing);
     if (!l_->keeps_norm) a.norm.y_TH = {};
     step.stash.push(std::move(a));
     return flow;
@@ -111,12 +128,13 @@ class Route : public ExpertSegment {
     Stream& stream = step.compute;
     auto a = step.stash.pop<RouteActivations>();
     ExpertFlow& f = flow.experts;
+    const Tensor dweight_TK = come_back(step, *l_, f);
     const Tensor y = a.norm.y_TH ? a.norm.y_TH
                      : f.x_TH    ? f.x_TH
                                  : l_->norm.forward(step, {a.norm.sum_TH, {}}).y_TH;
     const Tensor dlogits =
         ops::in_dtype(stream,
-                      ops::route_tokens_grad(stream, a.logits_TE, a.routing, f.weight_TK,
+                      ops::route_tokens_grad(stream, a.logits_TE, a.routing, dweight_TK,
                                              l_->c.experts.form, a.loss_grad_BG),
                       y.dtype());
     Parameter* const router = l_->router;
@@ -163,26 +181,14 @@ class Dispatch : public ExpertSegment {
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    DispatchedTokens d = l_->dispatcher->dispatch(step, f.x_TH, f.expert_TK, f.weight_TK);
-    if (!l_->shared) f.x_TH = {};
-    f.expert_TK = {}, f.weight_TK = {};
-    f.rows_RH = d.x_RH, f.weight_R = d.weight_R, f.first_E1 = d.first_E1;
-    step.stash.push(KeptRoute{d.route});
-    f.route = std::move(d.route);
+    f.rows = l_->dispatcher->send(step, *f.route, std::exchange(f.rows, {}));
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const Tensor&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    const auto route = step.stash.pop<KeptRoute>().route;
-    const DispatchedGradients d = l_->dispatcher->dispatch_backward(
-        step, route, std::exchange(f.rows_RH, {}), std::exchange(f.weight_R, {}));
-    if (f.dx_TH)
-      ops::add_into(step.compute, d.dx_TH, f.dx_TH);
-    else
-      f.dx_TH = d.dx_TH;
-    f.weight_TK = d.dweight_TK;
+    f.rows = l_->dispatcher->send_back(step, *f.route, std::exchange(f.rows, {}));
     return flow;
   }
 };
@@ -202,16 +208,18 @@ class Experts : public ExpertSegment {
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    ExpertActivations a{.x_RH = std::move(f.rows_RH),
-                        .weight_R = std::move(f.weight_R),
-                        .first_E1 = std::move(f.first_E1)};
+    TokenDispatcher& dispatcher = *l_->dispatcher;
+    ExpertRows rows = dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {}));
+    ExpertActivations a{.x_RH = std::move(rows.x_RH),
+                        .weight_R = std::move(rows.weight_R),
+                        .first_E1 = dispatcher.first_E1(*f.route)};
     a.up_R2F = ops::grouped_matmul(step.compute, "experts_up_fwd", a.x_RH, l_->gate_up->value,
                                    a.first_E1, true);
     const Tensor act_RF = ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R);
-    f.rows_RH = ops::grouped_matmul(step.compute, "experts_down_fwd", act_RF, l_->down->value,
-                                    a.first_E1, true);
+    rows = {.x_RH = ops::grouped_matmul(step.compute, "experts_down_fwd", act_RF, l_->down->value,
+                                        a.first_E1, true)};
+    f.rows = dispatcher.from_experts(step, *f.route, std::move(rows));
     if (l_->keeps_activation) a.act_RF = act_RF;
-    f.weight_R = {}, f.first_E1 = {};
     step.stash.push(std::move(a));
     return flow;
   }
@@ -221,7 +229,8 @@ class Experts : public ExpertSegment {
     Stream& stream = step.compute;
     auto a = step.stash.pop<ExpertActivations>();
     ExpertFlow& f = flow.experts;
-    Tensor dy_RH = std::move(f.rows_RH);
+    TokenDispatcher& dispatcher = *l_->dispatcher;
+    Tensor dy_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {})).x_RH;
     Tensor dact_RF = ops::grouped_matmul(stream, "experts_down_dgrad", dy_RH, l_->down->value,
                                          a.first_E1, false);
     // Unless the activation's output is kept, the kernel overwrites its gradient with it.
@@ -231,9 +240,11 @@ class Experts : public ExpertSegment {
     push_wgrad(step, l_->down, "experts_down_wgrad", std::move(dy_RH),
                a.act_RF ? std::move(a.act_RF) : std::move(dact_RF), a.first_E1);
     a.up_R2F = {};
-    f.rows_RH = ops::grouped_matmul(stream, "experts_up_dgrad", d.dgate_up_R2F, l_->gate_up->value,
-                                    a.first_E1, false);
-    f.weight_R = d.dweight_R;
+    f.rows = dispatcher.from_experts(
+        step, *f.route,
+        {.x_RH = ops::grouped_matmul(stream, "experts_up_dgrad", d.dgate_up_R2F, l_->gate_up->value,
+                                     a.first_E1, false),
+         .weight_R = d.dweight_R});
     push_wgrad(step, l_->gate_up, "experts_up_wgrad", d.dgate_up_R2F, std::move(a.x_RH),
                a.first_E1);
     return flow;
@@ -259,23 +270,22 @@ class Combine : public ExpertSegment {
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    f.out_TH = l_->dispatcher->combine(step, f.route, std::exchange(f.rows_RH, {}));
-    step.stash.push(KeptRoute{std::exchange(f.route, {})});
+    f.rows = l_->dispatcher->send_back(step, *f.route, std::exchange(f.rows, {}));
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const Tensor&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    const auto route = step.stash.pop<KeptRoute>().route;
-    f.rows_RH = l_->dispatcher->combine_backward(step, route, std::exchange(f.out_TH, {}));
+    f.rows = l_->dispatcher->send(step, *f.route, std::exchange(f.rows, {}));
     return flow;
   }
 };
 
 struct MergeActivations {
-  Tensor x_TH;  // the shared expert's input; absent if it is computed again from the stream
-  Tensor sum_TH;
+  std::shared_ptr<TokenRoute> route;
+  // With a shared expert: its input, absent if it is computed again from the stream, which follows.
+  Tensor x_TH, sum_TH;
 };
 
 class Merge : public ExpertSegment {
@@ -286,24 +296,33 @@ class Merge : public ExpertSegment {
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     ExpertFlow f = std::exchange(flow.experts, {});
+    MergeActivations a{.route = f.route};
+    Tensor shared_TH;
     if (l_->shared) {
-      ops::add_into(step.compute, l_->shared->forward(step, f.x_TH), f.out_TH);
-      step.stash.push(MergeActivations{l_->keeps_norm ? f.x_TH : Tensor(), flow.h.x_TH});
+      shared_TH = l_->shared->forward(step, f.x_TH);
+      a.x_TH = l_->keeps_norm ? f.x_TH : Tensor();
+      a.sum_TH = flow.h.x_TH;
     }
-    drop(step, f.out_TH, dropout_id(), l_->c.hidden_dropout, first_row(step));
-    flow.h.delta_TH = std::move(f.out_TH);
+    // Waits for the experts' rows, which may travel while the shared expert computes.
+    Tensor out_TH = l_->dispatcher->to_tokens(step, *f.route, std::move(f.rows)).sum_TH;
+    if (shared_TH) ops::add_into(step.compute, shared_TH, out_TH);
+    step.stash.push(std::move(a));
+    drop(step, out_TH, dropout_id(), l_->c.hidden_dropout, first_row(step));
+    flow.h.delta_TH = std::move(out_TH);
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const Tensor&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    f.out_TH =
-        drop_backward(step, flow.d.d_TH, dropout_id(), l_->c.hidden_dropout, first_row(step));
-    if (!l_->shared) return flow;
     const auto a = step.stash.pop<MergeActivations>();
+    const Tensor dout_TH =
+        drop_backward(step, flow.d.d_TH, dropout_id(), l_->c.hidden_dropout, first_row(step));
+    f.route = a.route;
+    f.rows = l_->dispatcher->to_rows(step, *f.route, dout_TH, {});
+    if (!l_->shared) return flow;
     f.x_TH = a.x_TH ? a.x_TH : l_->norm.forward(step, {a.sum_TH, {}}).y_TH;
-    f.dx_TH = l_->shared->backward(step, f.x_TH, f.out_TH);
+    f.dx_TH = l_->shared->backward(step, f.x_TH, dout_TH);
     return flow;
   }
 

@@ -1,6 +1,8 @@
 // What layers with experts need of a step beside what other layers need: the weight of their own
 // losses, and the memory in which they leave losses and loads.
 #pragma once
+#include <chrono>
+
 #include "tensor/tensor.h"
 
 namespace mtrain::model {
@@ -13,6 +15,8 @@ struct ExpertsOfStep {
   Tensor loss_2;
   // fp32, one row for each layer of the model: kernels::RouterSums of all micro-batches are added.
   Tensor sums_LS;
+  // Null, or the time is added here for which the host waits to know how many rows experts have.
+  std::chrono::nanoseconds* host_wait = nullptr;
 };
 
 }  // namespace mtrain::model

@@ -1,37 +1,58 @@
 // The interface that brings tokens to the ranks and rows of their experts, and back. Its default is
 // that of a rank which has all experts.
+//
+// Forward and backward are one path, which tokens go in forward and gradients in backward:
+//
+//   to_rows | send | by_expert, the experts, from_experts | send_back | to_tokens
+//
+// send() and send_back() only enqueue communication, on a stream of their own, and the others
+// compute. A step that reads what has travelled waits for it, so that other work can run meanwhile.
+// All ranks that share experts make the same calls in the same order, also for rows of which a rank
+// has none.
 #pragma once
-#include <any>
 #include <memory>
 
 #include "model/step.h"
 
 namespace mtrain::model {
 
-// The rows of this rank's experts: expert e has the rows [first[e], first[e + 1]).
-struct DispatchedTokens {
+// T tokens, K experts of a token, R rows, H hidden
+struct ExpertRows {
   Tensor x_RH;
-  Tensor weight_R;  // fp32: the router's weight of each row
-  Tensor first_E1;  // int32
-  std::any route;   // what the dispatcher needs for the calls after dispatch()
+  Tensor weight_R = {};  // fp32, optional: the router's weight of each row, or its gradient
+  Event there = {};      // of rows that travel: when they have arrived
 };
-struct DispatchedGradients {
-  Tensor dx_TH, dweight_TK;
+struct TokenSums {
+  Tensor sum_TH;     // the sum of each token's rows
+  Tensor weight_TK;  // the weights that travelled with the rows; absent without
+};
+
+// What a dispatcher keeps of the choices of a micro-batch, from the router's forward to its
+// backward.
+class TokenRoute {
+ public:
+  virtual ~TokenRoute() = default;
 };
 
 class TokenDispatcher {
  public:
   virtual ~TokenDispatcher() = default;
-  // Each token goes to its K experts, with its weights for them (fp32).
-  virtual DispatchedTokens dispatch(Step& step, const Tensor& x_TH, const Tensor& expert_TK,
-                                    const Tensor& weight_TK) = 0;
-  // Returns for each token the sum of its experts' outputs, in the order of k.
-  virtual Tensor combine(Step& step, const std::any& route, const Tensor& y_RH) = 0;
-  // Returns the gradient of combine()'s y_RH.
-  virtual Tensor combine_backward(Step& step, const std::any& route, const Tensor& dy_TH) = 0;
-  // Returns the gradients of dispatch()'s tokens and weights.
-  virtual DispatchedGradients dispatch_backward(Step& step, const std::any& route,
-                                                const Tensor& dx_RH, const Tensor& dweight_R) = 0;
+  // Each token goes to its K experts (int32).
+  virtual std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK) = 0;
+  // Returns what leaves this rank. weight_TK is optional.
+  virtual ExpertRows to_rows(Step& step, TokenRoute& route, const Tensor& x_TH,
+                             const Tensor& weight_TK) = 0;
+  // Brings to_rows() to the ranks of the experts.
+  virtual ExpertRows send(Step&, TokenRoute&, ExpertRows rows) { return rows; }
+  // Returns the rows of this rank's experts: expert e has the rows [first[e], first[e + 1]).
+  virtual ExpertRows by_expert(Step&, TokenRoute&, ExpertRows arrived) { return arrived; }
+  virtual Tensor first_E1(const TokenRoute& route) const = 0;  // int32; known after send()
+  // Returns what goes back to the tokens' ranks, from rows in the order of by_expert().
+  virtual ExpertRows from_experts(Step&, TokenRoute&, ExpertRows rows) { return rows; }
+  // Brings from_experts() back to the ranks of the tokens.
+  virtual ExpertRows send_back(Step&, TokenRoute&, ExpertRows rows) { return rows; }
+  // Returns the sums of each token's rows, in the order of k unless the dispatcher says otherwise.
+  virtual TokenSums to_tokens(Step& step, TokenRoute& route, ExpertRows arrived) = 0;
 };
 
 // `experts` is the number of all experts, which this rank has.

@@ -120,23 +120,32 @@ Tensor ParamUnit::local_shard(const Tensor& t, const Piece& p) const {
   return t.flat(p.begin / sharding.ranks, {p.count / sharding.ranks});
 }
 
-Shape ParamSpec::whole_shape() const {
-  Shape whole = shape;
+Shape ParamSpec::part_shape() const {
+  Shape part = shape;
   if (shard.dim == ShardSpec::Dim::rows) {
-    whole[0] = 0;
-    for (const ShardSpec::Section& s : shard.sections) whole[0] += s.units * s.width;
+    part[0] = 0;
+    for (const ShardSpec::Section& s : shard.sections) part[0] += s.units * s.width;
   }
-  if (shard.dim == ShardSpec::Dim::columns) whole[1] *= shard.ranks;
-  if (rows >= 0) whole[0] = rows;
+  if (shard.dim == ShardSpec::Dim::columns) part[1] *= shard.ranks;
+  if (rows >= 0) part[0] = rows;
+  return part;
+}
+
+Shape ParamSpec::whole_shape() const {
+  Shape whole = part_shape();
+  whole[0] *= experts.ranks;
   return whole;
 }
 
 std::vector<RowShard> ParamSpec::rows_here() const {
-  return rows_of(shard, whole_shape()[0], shard.rank);
+  return rows_of(shard, part_shape()[0], shard.rank);
 }
 
 std::vector<ElementRun> ParamSpec::runs(int rank) const {
-  return runs_of(shard, whole_shape()[0], columns(), rank);
+  const Shape part = part_shape();
+  std::vector<ElementRun> all = runs_of(shard, part[0], columns(), rank);
+  for (ElementRun& r : all) r.whole += experts.rank * part.count();
+  return all;
 }
 
 int64_t ParamSpec::whole_index(int64_t here) const {
@@ -178,15 +187,22 @@ Parameter* ParamStore::add(UnitId id, ParamSpec spec) {
 
 void ParamStore::materialize(Stream& stream, DType compute, bool training, const Sharding& sharding,
                              bool masters) {
+  materialize_by_unit(
+      stream, compute, training, [&](const ParamUnit&) { return sharding; }, masters);
+}
+
+void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool training,
+                                     const std::function<Sharding(const ParamUnit&)>& sharding,
+                                     bool masters) {
   for (ParamUnit& unit : units_) {
-    unit.sharding = sharding;
+    unit.sharding = sharding(unit);
     lay_out(unit);
     allocate(stream, unit, compute, training, masters);
     find_owned(unit, compute);
     // Parameters have views of their master weights if these are whole.
-    const Tensor whole = compute == DType::f32 ? unit.value
-                         : sharding.ranks == 1 ? unit.own_master
-                                               : Tensor();
+    const Tensor whole = compute == DType::f32      ? unit.value
+                         : unit.sharding.ranks == 1 ? unit.own_master
+                                                    : Tensor();
     set_views(unit, whole, &Parameter::master);
   }
 }
@@ -226,7 +242,7 @@ NormGrads norm_grads(ParamStore& params) {
     for (const Piece& piece : unit->pieces)
       for (const Parameter* p : piece.params)
         for (const RowShard& r : p->rows_here())
-          if (p->copy || r.replica > 0)
+          if (p->copy || r.replica > 0 || !unit->sharding.counted)
             others.emplace_back(p->begin + r.here * p->columns(),
                                 p->begin + (r.here + r.count) * p->columns());
     for (const OwnedRange& range : unit->owned) {
@@ -283,7 +299,13 @@ void ParamStore::initialize(Stream& stream, uint64_t seed) {
 void ParamStore::set_master(Stream& stream, Parameter& p, const std::vector<float>& values) {
   MT_CHECK(int64_t(values.size()) == p.whole_shape().count(), "{} values for {} of {}",
            values.size(), p.name, p.whole_shape().str());
-  const auto keep = std::make_shared<std::vector<float>>(p.take_real(values));
+  set_own(stream, p, p.take_real(values));
+}
+
+void ParamStore::set_own(Stream& stream, Parameter& p, std::vector<float> values) {
+  MT_CHECK(int64_t(values.size()) == p.real_count(), "{} values for {} of {}", values.size(),
+           p.name, p.shape.str());
+  const auto keep = std::make_shared<std::vector<float>>(std::move(values));
   for (const OwnedPart& part : owned_parts(p))
     write_part(stream, part,
                [&](const Tensor& to) { stream.upload(to, keep, keep->data() + part.in_param); });

@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -51,13 +52,17 @@ struct ParamSpec {
   // (Parameter::fresh).
   bool matmul_grad = true;
   ShardSpec shard = {};
+  ExpertShard experts = {};  // `shard` spreads the part of one of its ranks
   // Another rank of the pipeline has the same parameter; that rank saves it, and counts it in the
   // gradient norm.
   bool copy = false;
 
   int64_t columns() const { return shape.count() / shape[0]; }
-  Shape whole_shape() const;                     // the shape of the layout-free tensor
-  std::vector<RowShard> rows_here() const;       // this rank's real rows
+  Shape whole_shape() const;  // the shape of the layout-free tensor
+  // Returns the shape of the part that the ranks of `shard` have together: this rank's experts of
+  // the layout-free tensor, or all of it.
+  Shape part_shape() const;
+  std::vector<RowShard> rows_here() const;       // this rank's real rows of the part
   std::vector<ElementRun> runs(int rank) const;  // the real elements of any rank of `shard`
   std::vector<ElementRun> runs() const { return runs(shard.rank); }  // those of this rank
   // Returns the index in the layout-free tensor of element `here` of this rank's tensor.
@@ -97,6 +102,7 @@ struct Sharding {
   bool values = false, grads = false;  // whether it also keeps only its part of values, gradients
   // Elements that a piece has at least. Units are split between parameters, never within one.
   int64_t piece = std::numeric_limits<int64_t>::max();
+  bool counted = true;  // in the gradient norm; else another rank has the same and counts it
 };
 
 // Neighbouring parameters of a unit. Those that decay come first, so that the optimizer sees at
@@ -153,11 +159,16 @@ class ParamStore {
   // master weights exist only if `training`, master weights of 16-bit values only if `masters`.
   void materialize(Stream& stream, DType compute, bool training, const Sharding& sharding = {},
                    bool masters = true);
+  // The same with a sharding for each unit.
+  void materialize_by_unit(Stream& stream, DType compute, bool training,
+                           const std::function<Sharding(const ParamUnit&)>& sharding, bool masters);
   // Writes the initial weights that this rank owns. Every element is a function of (seed, name, its
   // index in the layout-free tensor).
   void initialize(Stream& stream, uint64_t seed);
   // Writes the weights that this rank owns of `p`. `values` are those of the layout-free tensor.
   void set_master(Stream& stream, Parameter& p, const std::vector<float>& values);
+  // The same with `values` of the elements that this rank has, in the order of its tensor.
+  void set_own(Stream& stream, Parameter& p, std::vector<float> values);
   // Clear the gradients of all units, one unit or one parameter, which must not be sharded away. A
   // GEMM's gradient is not written but marked as fresh.
   void zero_grads(Stream& stream);

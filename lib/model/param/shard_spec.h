@@ -1,10 +1,16 @@
-// How tensor parallelism spreads a parameter over ranks. Checkpoints and initial values know only
+// How expert and tensor parallelism spread a parameter over ranks: whole experts first, then parts
+// of what a rank of expert parallelism has. Checkpoints and initial values know only
 // the layout-free tensor, which has all columns and all rows without padding.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 namespace mtrain::model {
+
+// The first dimension counts experts, of which each of `ranks` has as many.
+struct ExpertShard {
+  int ranks = 1, rank = 0;
+};
 
 struct ShardSpec {
   enum class Dim { none, rows, columns };

@@ -13,17 +13,23 @@ class BucketedGrads : public GradSync {
                 const plan::ReduceOptions& reduce, int64_t bucket_size, bool overlap)
       : groups_(groups), reduce_(groups, reduce), overlap_(overlap) {
     const auto units = params.units();
-    for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
+    std::unordered_map<const UnitGroups*, size_t> open;  // the bucket that is being filled
+    for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+      const UnitGroups* const of_unit = &groups_.of(**unit);
       for (auto piece = (*unit)->pieces.rbegin(); piece != (*unit)->pieces.rend(); ++piece) {
-        if (buckets_.empty() || buckets_.back().elements >= bucket_size ||
-            buckets_.back().stage != (*unit)->stage)
-          buckets_.push_back({.stage = (*unit)->stage});
-        Bucket& b = buckets_.back();
+        const auto at = open.find(of_unit);
+        if (at == open.end() || buckets_[at->second].elements >= bucket_size ||
+            buckets_[at->second].stage != (*unit)->stage) {
+          open[of_unit] = buckets_.size();
+          buckets_.push_back({.groups = of_unit, .stage = (*unit)->stage});
+        }
+        Bucket& b = buckets_[open[of_unit]];
         b.pieces.push_back({*unit, &*piece});
         b.elements += piece->count;
         b.parameters += int64_t(piece->params.size());
-        for (const model::Parameter* p : piece->params) bucket_of_[p] = buckets_.size() - 1;
+        for (const model::Parameter* p : piece->params) bucket_of_[p] = open[of_unit];
       }
+    }
   }
 
   void begin_step(int64_t micro_batches) override {
@@ -45,6 +51,7 @@ class BucketedGrads : public GradSync {
 
  private:
   struct Bucket {
+    const UnitGroups* groups;
     int64_t stage;  // the pipeline's stage, whose backward fills the bucket
     std::vector<std::pair<model::ParamUnit*, const model::Piece*>> pieces{};
     int64_t elements = 0;
@@ -58,9 +65,9 @@ class BucketedGrads : public GradSync {
     for (const auto& [unit, piece] : b.pieces) {
       const Tensor whole = unit->full(unit->grad, *piece);
       if (unit->sharding.ranks == 1)
-        reduce_.all_reduce(whole);
+        reduce_.all_reduce(*b.groups, whole);
       else
-        reduce_.reduce_scatter(whole, unit->shard_in_full(unit->grad, *piece), false);
+        reduce_.reduce_scatter(*b.groups, whole, unit->shard_in_full(unit->grad, *piece), false);
     }
   }
 

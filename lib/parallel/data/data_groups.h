@@ -2,18 +2,35 @@
 #pragma once
 #include "comm/group.h"
 #include "device/stream.h"
+#include "model/param/parameters.h"
 
 namespace mtrain::parallel {
+
+// The ranks that share the gradients and the parameters of a unit.
+struct UnitGroups {
+  Group all;       // the ranks whose gradients are summed; uses `grad_stream`
+  Group shards;    // ranks that own different parts; uses `grad_stream`
+  Group replicas;  // ranks that own the same part; uses `grad_stream`
+  Group gather;    // the ranks of `shards` again; uses `param_stream`
+  // The number of ranks whose samples one rank's gradient holds before it is summed.
+  int64_t ranks_in_grad = 1;
+};
 
 // Gradients and parameters travel on streams of their own, so that neither waits for the other.
 struct DataGroups {
   int rank = 0, size = 1;  // rank and number of the replicas that read different samples
-  Group all;               // dp_cp: the ranks whose gradients are summed; uses `grad_stream`
-  Group shards;            // dp_shard_cp: ranks that own different parts; uses `grad_stream`
-  Group replicas;          // dp_replicate: ranks that own the same part; uses `grad_stream`
-  Group gather;            // the ranks of `shards` again; uses `param_stream`
+  UnitGroups dense;        // dp_cp, dp_shard_cp, dp_replicate
+  UnitGroups experts;      // for units of experts that are spread over ep: ep_shard, dp_replicate
+  // If experts are spread and nothing is sharded: the ranks that have different experts; uses
+  // `grad_stream`.
+  Group ep;
   // param_stream is null if nothing is sharded, and both are null for a single rank.
   Stream *compute = nullptr, *grad_stream = nullptr, *param_stream = nullptr;
+
+  bool alone() const { return !dense.all; }
+  const UnitGroups& of(const model::ParamUnit& unit) const {
+    return experts.all && unit.id.kind == model::UnitKind::experts ? experts : dense;
+  }
 };
 
 }  // namespace mtrain::parallel

@@ -1,5 +1,9 @@
 #include "parallel/data/data_parallel.h"
 
+#include <algorithm>
+
+#include "ops/ops.h"
+
 namespace mtrain::parallel {
 
 namespace {
@@ -43,7 +47,7 @@ class MultiRankDataParallel : public model::DataParallel {
 
   void begin_step(int64_t micro_batches) override { grads_->begin_step(micro_batches); }
   void grad_ready(model::Parameter& p) override { grads_->ready(p); }
-  float grad_factor() const override { return average_ ? float(groups_.all.size()) : 1; }
+  float grad_factor() const override { return average_ ? float(groups_.dense.all.size()) : 1; }
 
   void finish_grads() override {
     grads_->finish();
@@ -54,15 +58,23 @@ class MultiRankDataParallel : public model::DataParallel {
   void before_update() override { values_->before_update(); }
   void updated(model::ParamUnit& u) override { values_->updated(u); }
 
-  void sum(const Tensor& values) override { reduce_over(groups_.all, values, comm::Reduce::sum); }
-  void max(const Tensor& values) override { reduce_over(groups_.all, values, comm::Reduce::max); }
+  void sum(const Tensor& values) override {
+    reduce_over(groups_.dense.all, values, comm::Reduce::sum);
+  }
+  void max(const Tensor& values) override {
+    reduce_over(groups_.dense.all, values, comm::Reduce::max);
+  }
+  // The ranks of dp_shard_cp have all experts, too.
   void sum_parts(const Tensor& values) override {
-    if (owns_part_) reduce_over(groups_.shards, values, comm::Reduce::sum);
+    if (owns_part_)
+      reduce_over(groups_.dense.shards, values, comm::Reduce::sum);
+    else if (groups_.ep)
+      reduce_over(groups_.ep, values, comm::Reduce::sum);
   }
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override {
     const auto n = int64_t(values.size());
     const Tensor t = Tensor::from_host(grad_stream(), {n}, std::move(values));
-    groups_.all.all_reduce(t, comm::Reduce::sum, grad_stream());
+    groups_.dense.all.all_reduce(t, comm::Reduce::sum, grad_stream());
     // The host waits below and enqueues nothing, so compute stands still. This edge lets that time
     // count as exposed communication.
     compute().wait(grad_stream().record());
@@ -76,12 +88,60 @@ class MultiRankDataParallel : public model::DataParallel {
         Tensor::empty(stream, {unit.count}, own.dtype(), device::MemoryCategory::buffers);
     stream.wait(compute().record());  // edge: the parts' last change -> their gather
     for (const model::Piece& piece : unit.pieces)
-      groups_.gather.all_gather(unit.local_shard(own, piece), unit.full(all, piece), stream);
+      groups_.of(unit).gather.all_gather(unit.local_shard(own, piece), unit.full(all, piece),
+                                         stream);
     compute().wait(stream.record());
     return all;
   }
 
+  Tensor bring_to_first(const model::ParamUnit& unit, const Tensor& own, int holder, int64_t begin,
+                        int64_t count) override {
+    const Group& ranks = groups_.dense.shards;
+    Stream& stream = grad_stream();
+    Tensor here;
+    if (ranks.rank() == 0)
+      here = Tensor::empty(compute(), {count}, own.dtype(), device::MemoryCategory::buffers);
+    stream.wait(compute().record());  // edge: the parts' last change -> their way
+    std::vector<Group::Message> messages;
+    for (const Found& f : find(unit, own.count() == unit.count, holder, begin, count)) {
+      const auto sent = [&] { return own.flat(f.in_own, {f.count}); };
+      const auto received = [&] { return here.flat(f.in_range, {f.count}); };
+      if (ranks.rank() == 0 && f.rank == 0)
+        ops::cast(stream, sent(), received());
+      else if (ranks.rank() == 0)
+        messages.push_back({comm::Transfer::Kind::receive, received(), f.rank});
+      else if (ranks.rank() == f.rank)
+        messages.push_back({comm::Transfer::Kind::send, sent(), 0});
+    }
+    ranks.exchange(std::move(messages), stream);
+    compute().wait(stream.record());
+    return here;
+  }
+
  private:
+  // A range of a unit's elements on one rank.
+  struct Found {
+    int rank;  // of dp_shard_cp
+    int64_t in_own, in_range, count;
+  };
+  // Returns which ranks have the elements [begin, begin + count) of a unit. `whole`: each has all.
+  std::vector<Found> find(const model::ParamUnit& unit, bool whole, int holder, int64_t begin,
+                          int64_t count) const {
+    const auto ep = int(groups_.of(unit).ranks_in_grad);
+    if (whole) return {{holder, begin, 0, count}};
+    std::vector<Found> all;
+    const int ranks = unit.sharding.ranks;
+    for (const model::Piece& piece : unit.pieces)
+      for (int r = 0; r < ranks; ++r) {
+        const int64_t n = piece.count / ranks, first = piece.begin + r * n,
+                      from = std::max(begin, first), to = std::min(begin + count, first + n);
+        if (from < to)
+          all.push_back(
+              {r * ep + holder, piece.begin / ranks + from - first, from - begin, to - from});
+      }
+    return all;
+  }
+
   Stream& compute() const { return *groups_.compute; }
   Stream& grad_stream() const { return *groups_.grad_stream; }
 
@@ -99,12 +159,19 @@ class MultiRankDataParallel : public model::DataParallel {
 
 }  // namespace
 
-model::Sharding sharding_of(const DataGroups& groups, const plan::DataParallelOptions& o) {
+model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& unit,
+                            const plan::DataParallelOptions& o) {
+  const UnitGroups& of_unit = groups.of(unit);
   model::Sharding s;
   s.piece = o.bucket_size;
-  if (o.shards == plan::ShardLevel::nothing) return s;
-  s.ranks = groups.shards.size();
-  s.rank = groups.shards.rank();
+  if (o.shards == plan::ShardLevel::nothing) {
+    // sum_parts() sums over ep, whose ranks all have the same of what is not spread over ep.
+    s.counted = !groups.ep || groups.ep.rank() == 0 || &of_unit == &groups.experts;
+    return s;
+  }
+  if (of_unit.shards.size() == 1) return s;  // experts that one rank of a replica has
+  s.ranks = of_unit.shards.size();
+  s.rank = of_unit.shards.rank();
   s.grads = o.shards == plan::ShardLevel::gradients || o.shards == plan::ShardLevel::parameters;
   s.values = o.shards == plan::ShardLevel::parameters;
   return s;

@@ -9,8 +9,9 @@
 
 namespace mtrain::parallel {
 
-// Returns the sharding with which parameters must be materialized for data_parallel().
-model::Sharding sharding_of(const DataGroups& groups, const plan::DataParallelOptions& options);
+// Returns the sharding with which a unit must be materialized for data_parallel().
+model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& unit,
+                            const plan::DataParallelOptions& options);
 
 // The parameters must be materialized. Call updated() for every unit once it has values, before the
 // first use.

@@ -78,8 +78,8 @@ class GatheredParams : public ParamSync {
     stream.wait(state.updated);  // edge: the unit's update -> its gather
     const model::ParamUnit& unit = *state.unit;
     for (const model::Piece& piece : unit.pieces)
-      groups_.gather.all_gather(unit.shard_in_full(unit.value, piece), unit.full(unit.value, piece),
-                                stream);
+      groups_.of(unit).gather.all_gather(unit.shard_in_full(unit.value, piece),
+                                         unit.full(unit.value, piece), stream);
     state.gathered = stream.record();
   }
 

@@ -10,20 +10,30 @@ Tensor buffer(Stream& stream, int64_t count, DType dtype) {
 }
 }  // namespace
 
-void GradReduce::all_reduce(const Tensor& grad) const {
+// An average over the ranks of a group leaves out those whose samples each gradient holds already.
+void GradReduce::divide(const UnitGroups& of_unit, const Tensor& sum) const {
+  if (options_.average && of_unit.ranks_in_grad > 1)
+    ops::scale(*groups_.grad_stream, sum, 1 / float(of_unit.ranks_in_grad));
+}
+
+void GradReduce::all_reduce(const UnitGroups& of_unit, const Tensor& grad) const {
   Stream& stream = *groups_.grad_stream;
+  divide(of_unit, grad);
+  if (of_unit.all.size() == 1) return;  // nothing travels, so that nothing is rounded
   const Tensor wire = ops::in_dtype(stream, grad, options_.dtype, device::MemoryCategory::buffers);
-  groups_.all.all_reduce(wire, op(), stream);
+  of_unit.all.all_reduce(wire, op(), stream);
   if (wire.dtype() != grad.dtype()) ops::cast(stream, wire, grad);
 }
 
-void GradReduce::reduce_scatter(const Tensor& whole, const Tensor& own, bool add) const {
+void GradReduce::reduce_scatter(const UnitGroups& of_unit, const Tensor& whole, const Tensor& own,
+                                bool add) const {
   Stream& stream = *groups_.grad_stream;
   const Tensor wire = ops::in_dtype(stream, whole, options_.dtype, device::MemoryCategory::buffers);
   const bool direct = wire.dtype() == own.dtype() && !add;
   const Tensor part = direct ? own : buffer(stream, own.count(), wire.dtype());
-  groups_.shards.reduce_scatter(wire, part, op(), stream);
-  groups_.replicas.all_reduce(part, op(), stream);
+  of_unit.shards.reduce_scatter(wire, part, op(), stream);
+  of_unit.replicas.all_reduce(part, op(), stream);
+  divide(of_unit, part);
   if (direct) return;
   if (add)
     ops::add_into(stream, part, own);

@@ -6,21 +6,24 @@
 
 namespace mtrain::parallel {
 
-// Both functions enqueue on DataGroups::grad_stream, and leave fp32 sums over all ranks of
-// DataGroups::all.
+// Both functions enqueue on DataGroups::grad_stream, and leave fp32 sums over all ranks of the
+// unit's UnitGroups::all. If the sums are averages, they are averages over all ranks that read
+// samples.
 class GradReduce {
  public:
   GradReduce(const DataGroups& groups, const plan::ReduceOptions& options)
       : groups_(groups), options_(options) {}
 
-  void all_reduce(const Tensor& grad) const;  // in place
+  void all_reduce(const UnitGroups& of_unit, const Tensor& grad) const;  // in place
   // `whole` holds the parts of a piece, one rank's after the other's. Writes the sum of this rank's
   // part to `own`, which may be that part of `whole`, or adds it there if `add`. Replicas
   // all-reduce their parts.
-  void reduce_scatter(const Tensor& whole, const Tensor& own, bool add) const;
+  void reduce_scatter(const UnitGroups& of_unit, const Tensor& whole, const Tensor& own,
+                      bool add) const;
 
  private:
   comm::Reduce op() const { return options_.average ? comm::Reduce::average : comm::Reduce::sum; }
+  void divide(const UnitGroups& of_unit, const Tensor& sum) const;
   const DataGroups& groups_;
   const plan::ReduceOptions options_;
 };

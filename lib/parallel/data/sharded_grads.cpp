@@ -40,6 +40,7 @@ class ShardedGrads : public GradSync {
   }
 
   void before_grads(model::ParamUnit& unit) override {
+    if (!unit.sharding.grads) return;  // its whole gradients are always there
     State& state = states_.at(&unit);
     if (state.slot) return add_again(unit, state);
     const size_t enough = overlap_ ? 2 : 1;
@@ -57,7 +58,7 @@ class ShardedGrads : public GradSync {
       const model::Piece& piece = unit.pieces[i];
       if (p.begin < piece.begin || p.begin >= piece.begin + piece.count) continue;
       PieceState& counted = state.pieces[i];
-      const int64_t whole = expected(state) * int64_t(piece.params.size());
+      const int64_t whole = expected(unit, state) * int64_t(piece.params.size());
       MT_CHECK(counted.ready < whole, "the gradient of {} is ready too often", p.name);
       if (++counted.ready == whole) reduce(unit, state, i);
     }
@@ -86,7 +87,10 @@ class ShardedGrads : public GradSync {
   };
 
   // The number of micro-batches that must have added to each parameter before a piece is reduced.
-  int64_t expected(const State& state) const { return defer_ ? micro_batches_ : state.begun; }
+  // Gradients that are not sharded are reduced in place, once a step.
+  int64_t expected(const model::ParamUnit& unit, const State& state) const {
+    return defer_ || !unit.sharding.grads ? micro_batches_ : state.begun;
+  }
 
   void reduce(model::ParamUnit& unit, State& state, size_t at) {
     Stream& stream = *groups_.grad_stream;
@@ -94,13 +98,18 @@ class ShardedGrads : public GradSync {
     PieceState& counted = state.pieces[at];
     // edge: last weight gradient of the piece -> its reduction
     stream.wait(groups_.compute->record());
-    reduce_.reduce_scatter(unit.full(unit.grad, piece), unit.local_shard(unit.own_grad, piece),
-                           counted.reduced > 0);
+    if (unit.sharding.grads)
+      reduce_.reduce_scatter(groups_.of(unit), unit.full(unit.grad, piece),
+                             unit.local_shard(unit.own_grad, piece), counted.reduced > 0);
+    else
+      reduce_.all_reduce(groups_.of(unit), unit.full(unit.grad, piece));
     counted.reduced = counted.ready;
+    if (!unit.sharding.grads) return;
     counted.read = stream.record();
     if (!overlap_) groups_.compute->wait(counted.read);
     for (size_t i = 0; i < unit.pieces.size(); ++i)
-      if (state.pieces[i].reduced < expected(state) * int64_t(unit.pieces[i].params.size())) return;
+      if (state.pieces[i].reduced < expected(unit, state) * int64_t(unit.pieces[i].params.size()))
+        return;
     for (PieceState& p : state.pieces) p.read = {};
     slots_.release(*state.slot, stream.record());
     state.slot = nullptr;

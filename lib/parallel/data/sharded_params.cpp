@@ -10,8 +10,9 @@ namespace {
 
 // A rank of a pipeline has no units if its stages have no layers.
 DType value_type(model::ParamStore& params) {
-  const auto units = params.units();
-  return units.empty() ? DType::f32 : units[0]->own_value.dtype();
+  for (const model::ParamUnit* unit : params.units())
+    if (unit->own_value) return unit->own_value.dtype();
+  return DType::f32;
 }
 
 class ShardedParams : public ParamSync {
@@ -22,42 +23,57 @@ class ShardedParams : public ParamSync {
         options_(options),
         slots_(*groups.param_stream, params.units(), value_type(params),
                device::MemoryCategory::buffers) {
-    for (model::ParamUnit* unit : params.units()) states_.push_back({unit});
+    for (model::ParamUnit* unit : params.units()) {
+      if (!unit->sharding.values) continue;  // its values are always there
+      states_.push_back({unit});
+    }
+    order_backward();
   }
 
-  void before_forward(model::ParamUnit& unit) override { use(unit, 1, options_.forward_prefetch); }
+  void before_forward(model::ParamUnit& unit) override {
+    use(unit, options_.forward_prefetch, &State::next_in_forward);
+  }
   void after_forward(model::ParamUnit& unit) override {
+    if (!unit.sharding.values) return;
     State& state = state_of(unit);
-    if (--state.uses == 0 && options_.reshard_after_forward) release(state);
+    const bool reshard = unit.id.kind == model::UnitKind::experts ? options_.reshard_experts
+                                                                  : options_.reshard_after_forward;
+    if (--state.uses == 0 && reshard) release(state);
   }
   void before_recompute(model::ParamUnit& unit, model::ParamUnit* next) override {
+    if (!unit.sharding.values) return;
     State& state = state_of(unit);
     ++state.uses;
     gather(state);
-    if (next && options_.backward_prefetch > 0 && !state.pins) gather(state_of(*next));
+    if (next && next->sharding.values && options_.backward_prefetch > 0 && !state.pins)
+      gather(state_of(*next));
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
   }
   void before_backward(model::ParamUnit& unit) override {
-    use(unit, -1, options_.backward_prefetch);
+    use(unit, options_.backward_prefetch, &State::next_in_backward);
   }
   void after_backward(model::ParamUnit& unit) override {
+    if (!unit.sharding.values) return;
     State& state = state_of(unit);
     if (--state.uses == 0) release(state);
   }
 
   void pin(model::ParamUnit& unit) override {
+    if (!unit.sharding.values) return;
     State& state = state_of(unit);
     ++state.pins;
     ++state.uses;
     gather(state);
   }
   void unpin(model::ParamUnit& unit) override {
+    if (!unit.sharding.values) return;
     State& state = state_of(unit);
     --state.pins;
     if (--state.uses == 0) release(state);
   }
 
   void updated(model::ParamUnit& unit) override {
+    if (!unit.sharding.values) return;
     State& state = state_of(unit);
     state.updated = groups_.compute->record();
     if (state.slot) {
@@ -80,19 +96,32 @@ class ShardedParams : public ParamSync {
     int uses = 0;          // uses that have begun and not ended, pins included
     int pins = 0;
     Event updated{}, gathered{};
+    State *next_in_forward = nullptr, *next_in_backward = nullptr;
   };
 
-  // Makes the unit's values readable. Gathers this unit, then the next `ahead` in the `direction`
-  // (1: forward, -1: backward).
-  void use(model::ParamUnit& unit, int direction, int64_t ahead) {
+  // A pass uses a layer's unit, then that of its experts, in both directions.
+  void order_backward() {
+    for (size_t i = 0; i + 1 < states_.size(); ++i) states_[i].next_in_forward = &states_[i + 1];
+    std::vector<State*> order;
+    for (size_t i = states_.size(); i-- > 0;) {
+      const bool experts_of_last = i > 0 && states_[i].unit->id.kind == model::UnitKind::experts &&
+                                   states_[i - 1].unit->id.kind == model::UnitKind::layer;
+      if (experts_of_last) order.push_back(&states_[i - 1]);
+      order.push_back(&states_[i]);
+      i -= experts_of_last;
+    }
+    for (size_t i = 0; i + 1 < order.size(); ++i) order[i]->next_in_backward = order[i + 1];
+  }
+
+  // Makes the unit's values readable. Gathers this unit, then the `ahead` that `next` names.
+  void use(model::ParamUnit& unit, int64_t ahead, State* State::*next) {
+    if (!unit.sharding.values) return;
     State& state = state_of(unit);
     ++state.uses;
     // Whoever pins units also gathers the next ones.
     if (state.pins) ahead = 0;
-    for (int64_t i = 0; i <= ahead; ++i) {
-      const int64_t at = (&state - states_.data()) + direction * i;
-      if (at >= 0 && at < int64_t(states_.size())) gather(states_[size_t(at)]);
-    }
+    State* at = &state;
+    for (int64_t i = 0; at && i <= ahead; ++i, at = at->*next) gather(*at);
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
   }
 
@@ -103,15 +132,17 @@ class ShardedParams : public ParamSync {
     }
     Stream& stream = *groups_.param_stream;
     model::ParamUnit& unit = *state.unit;
-    const size_t enough =
-        1 + size_t(std::max(options_.forward_prefetch, options_.backward_prefetch));
+    // A layer's unit and that of its experts are used in turns.
+    const auto at_once =
+        size_t(1 + std::max(options_.forward_prefetch, options_.backward_prefetch));
+    const size_t enough = unit.id.kind == model::UnitKind::experts ? (at_once + 1) / 2 : at_once;
     // edge (in take): the last use of the slot's old values -> the gather that overwrites them
     state.slot = &slots_.take(unit, enough, stream,
                               [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });
     stream.wait(state.updated);  // edge: the owners' update -> the gather
     for (const model::Piece& piece : unit.pieces)
-      groups_.gather.all_gather(unit.local_shard(unit.own_value, piece),
-                                unit.full(state.slot->buffer, piece), stream);
+      groups_.of(unit).gather.all_gather(unit.local_shard(unit.own_value, piece),
+                                         unit.full(state.slot->buffer, piece), stream);
     state.gathered = stream.record();
     model::ParamStore::set_value(unit, state.slot->buffer);
   }

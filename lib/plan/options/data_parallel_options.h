@@ -25,7 +25,8 @@ struct GatheredParamsOptions {
 
 // A rank keeps only its own part of the parameters (ZeRO-3, FSDP).
 struct ShardedParamsOptions {
-  bool reshard_after_forward = true;  // whole values are freed between forward and backward
+  // Whole values are freed between forward and backward, and those of units of experts.
+  bool reshard_after_forward = true, reshard_experts = true;
   int64_t forward_prefetch = 1, backward_prefetch = 2;  // units gathered ahead of their use
 };
 

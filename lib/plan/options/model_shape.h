@@ -19,6 +19,10 @@ struct ExpertShape {
   int64_t groups = 1, best_groups = 1;
   DType logits = DType::f32;
   double batch_coeff = 0, sample_coeff = 0, z_coeff = 0;  // of the balance losses and the z-loss
+
+  bool in_layer(int64_t layer) const {
+    return count > 0 && layer >= first_layer && layer % every == 0;
+  }
 };
 
 struct ModelShape {

@@ -1,5 +1,5 @@
-// Options of context and tensor parallelism: how the ranks that share a sequence or a layer divide
-// it.
+// Options of context, tensor and expert parallelism: how the ranks that share a sequence, a layer
+// or its experts divide it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -23,6 +23,11 @@ struct ContextOptions {
 
 struct TensorOptions {
   bool sequence_parallel = false;  // the rows of norms, residuals and dropout are divided, too
+};
+
+struct ExpertOptions {
+  // How tokens come to the ranks of their experts (parallel/expert/expert_comm.h).
+  enum class Dispatcher { all_to_all, all_gather } dispatcher = Dispatcher::all_to_all;
 };
 
 }  // namespace mtrain::plan

@@ -10,12 +10,35 @@ namespace mtrain::plan {
 
 namespace {
 
+// What belongs to experts that are spread over ranks.
+template <class Missing>
+void check_expert_ranks(const Recipe& r, const Missing& missing) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  missing(moe.token_dispatcher == recipe::MoeDispatcher::flex, "model.moe.token_dispatcher",
+          "the flex dispatcher", "use alltoall");
+  missing(moe.shared_expert_overlap, "model.moe.shared_expert_overlap",
+          "a shared expert that computes while tokens travel", "leave it out");
+  missing(r.comm_overlap.moe_dispatch_chunks > 1, "comm_overlap.moe_dispatch_chunks",
+          "experts that compute one part of the tokens while another travels", "leave it out");
+  missing(r.comm_overlap.overlap_moe_expert_parallel_comm,
+          "comm_overlap.overlap_moe_expert_parallel_comm",
+          "micro-batches that compute while another's tokens travel", "leave it out");
+  const recipe::MoeParallelConfig& own = r.distributed.moe;
+  missing(own.ignore_router_for_ac, "distributed.moe.ignore_router_for_ac",
+          "choices that recomputation keeps", "leave it out: it chooses the same experts again");
+  missing(!own.wrap_outer_model, "distributed.moe.wrap_outer_model",
+          "embeddings and output layer that are not sharded", "leave it out");
+  missing(own.lm_head_precision.has_value(), "distributed.moe.lm_head_precision",
+          "an output layer with a type of its own", "leave it out");
+}
+
 template <class Missing>
 void check_experts(const Recipe& r, const Missing& missing) {
   const recipe::MoeConfig& moe = r.model.moe;
   if (moe.num_experts == 0) return;
   const auto& d = r.distributed;
   const char* one = "set it to 1";
+  if (d.ep_size > 1) check_expert_ranks(r, missing);
   missing(d.tp_size > 1, "distributed.tp_size", "tensor parallelism of models with experts", one);
   missing(d.cp_size > 1, "distributed.cp_size", "context parallelism of models with experts", one);
   missing(r.mixed_precision.fp8 != recipe::Fp8Format::none, "mixed_precision.fp8",
@@ -56,8 +79,6 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
     if (asked) diagnostics.add(field, fmt::format("not built yet: {}", what), hint);
   };
   const auto& d = r.distributed;
-  const char* one = "set it to 1";
-  missing(d.ep_size > 1, "distributed.ep_size", "expert parallelism (ep_size > 1)", one);
   bool gpu_only = false;
   for (const auto& [product, gemm] : r.comm_overlap.tp_comm_overlap_cfg.gemms)
     gpu_only = gpu_only || gemm.atomic_gemm || gemm.fp8_buf;

@@ -1,0 +1,134 @@
+#include <tuple>
+
+#include "base/math.h"
+#include "ops/ops.h"
+#include "ops/permute.h"
+#include "parallel/expert/expert_comm.h"
+
+namespace mtrain::parallel {
+
+namespace {
+
+using model::ExpertRows;
+using model::Step;
+using model::TokenRoute;
+
+struct AllGatherRoute : TokenRoute {
+  Tensor expert_AK;     // the choices of all ranks' A tokens, until they have been read
+  Event gathered = {};  // when they have arrived
+  // Known from the first send() on: the rows of this rank's experts among all choices.
+  bool known = false;
+  ops::ExpertRows order;
+  Tensor choice_R;  // its first rows, which have a choice
+};
+
+class AllGatherDispatcher : public model::TokenDispatcher {
+ public:
+  explicit AllGatherDispatcher(std::shared_ptr<ExpertComm> comm) : comm_(std::move(comm)) {}
+
+  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK) override {
+    auto route = std::make_shared<AllGatherRoute>();
+    std::tie(route->expert_AK, route->gathered) = gather(step.compute, expert_TK);
+    return route;
+  }
+
+  // All rows of a token are made from one copy of it, where they compute.
+  ExpertRows to_rows(Step&, TokenRoute&, const Tensor& x_TH, const Tensor& weight_TK) override {
+    return {.x_RH = x_TH, .weight_R = weight_TK};
+  }
+
+  ExpertRows send(Step& step, TokenRoute& route, ExpertRows tokens) override {
+    AllGatherRoute& r = of(route);
+    ExpertRows out;
+    std::tie(out.x_RH, out.there) = gather(step.compute, tokens.x_RH);
+    if (tokens.weight_R) std::tie(out.weight_R, out.there) = gather(step.compute, tokens.weight_R);
+    if (!r.known) read(step, r);
+    return out;
+  }
+
+  ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
+    const AllGatherRoute& r = of(route);
+    Stream& compute = step.compute;
+    compute.wait(arrived.there);  // edge: the tokens' way -> the experts
+    const int64_t K = r.order.row_TK.dim(1), choices = r.order.row_TK.count(),
+                  R = r.choice_R.count();
+    ExpertRows rows{.x_RH = ops::permute(compute, arrived.x_RH, r.choice_R, K)};
+    // A choice's weight is a row of one column, and each choice a token of its own.
+    if (arrived.weight_R)
+      rows.weight_R =
+          ops::permute(compute, arrived.weight_R.view({choices, 1}), r.choice_R, 1).view({R});
+    return rows;
+  }
+
+  Tensor first_E1(const TokenRoute& route) const override {
+    return dynamic_cast<const AllGatherRoute&>(route).order.first_E1;
+  }
+
+  // The sums of this rank's rows for all ranks' tokens. Other ranks' choices have no rows here.
+  ExpertRows from_experts(Step& step, TokenRoute& route, ExpertRows rows) override {
+    const Tensor& row_AK = of(route).order.row_TK;
+    const int64_t choices = row_AK.count(), R = rows.x_RH.dim(0);
+    ExpertRows out{.x_RH = ops::unpermute(step.compute, rows.x_RH, row_AK)};
+    if (rows.weight_R)
+      out.weight_R =
+          ops::unpermute(step.compute, rows.weight_R.view({R, 1}), row_AK.view({choices, 1}));
+    return out;
+  }
+
+  ExpertRows send_back(Step& step, TokenRoute& route, ExpertRows sums) override {
+    const Tensor& row_AK = of(route).order.row_TK;
+    ExpertRows out;
+    std::tie(out.x_RH, out.there) = scatter(step.compute, sums.x_RH);
+    if (sums.weight_R)
+      std::tie(out.weight_R, out.there) = scatter(step.compute, sums.weight_R.view(row_AK.shape()));
+    return out;
+  }
+
+  model::TokenSums to_tokens(Step& step, TokenRoute&, ExpertRows arrived) override {
+    step.compute.wait(arrived.there);  // edge: the sums' way back -> their use
+    return {.sum_TH = arrived.x_RH, .weight_TK = arrived.weight_R};
+  }
+
+ private:
+  static AllGatherRoute& of(TokenRoute& route) { return dynamic_cast<AllGatherRoute&>(route); }
+
+  // Waits for the choices of all ranks, and for the number of rows that they give to this one.
+  void read(Step& step, AllGatherRoute& r) const {
+    step.compute.wait(r.gathered);  // edge: the choices' way -> what reads them
+    r.order = ops::expert_rows(step.compute, std::exchange(r.expert_AK, {}), comm_->experts_here(),
+                               comm_->first_expert());
+    const std::vector<int32_t> counts = read_counts(step, r.order.count_E, step.compute);
+    int64_t rows = 0;
+    for (const int32_t n : counts) rows += n;
+    r.choice_R = r.order.choice_R.rows(0, rows);
+    r.known = true;
+  }
+
+  // (T, N) -> (ranks T, N)
+  std::pair<Tensor, Event> gather(Stream& compute, const Tensor& x_TN) const {
+    const Tensor all =
+        Tensor::empty(compute, {comm_->ranks() * x_TN.dim(0), x_TN.dim(1)}, x_TN.dtype());
+    Event there = comm_->enqueue(
+        compute, [&](const Group& group, Stream& stream) { group.all_gather(x_TN, all, stream); });
+    return {all, there};
+  }
+  // (ranks T, N) -> (T, N)
+  std::pair<Tensor, Event> scatter(Stream& compute, const Tensor& x_AN) const {
+    const Tensor own = Tensor::empty(
+        compute, {exact_div(x_AN.dim(0), int64_t(comm_->ranks())), x_AN.dim(1)}, x_AN.dtype());
+    Event there = comm_->enqueue(compute, [&](const Group& group, Stream& stream) {
+      group.reduce_scatter(x_AN, own, comm::Reduce::sum, stream);
+    });
+    return {own, there};
+  }
+
+  const std::shared_ptr<ExpertComm> comm_;
+};
+
+}  // namespace
+
+std::unique_ptr<model::TokenDispatcher> all_gather_dispatcher(std::shared_ptr<ExpertComm> comm) {
+  return std::make_unique<AllGatherDispatcher>(std::move(comm));
+}
+
+}  // namespace mtrain::parallel

@@ -1,0 +1,474 @@
+// Compares models whose experts are spread over ranks with a single rank: losses, gradients, the
+// router's choices, checkpoints. Runs under the stream sanitizer.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include <catch2/catch.hpp>
+
+#include "../unit/temporary_folder.h"
+#include "run/run_checkpoint.h"
+#include "storage/checkpoint_dir.h"
+#include "train_pieces.h"
+#include "train_ranks.h"
+
+using namespace mtrain;
+using namespace train_testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kExperts = 8, kSteps = 20, kMicroBatches = 8;
+
+// A dense layer, then layers of 8 experts; eight micro-batches of one sample.
+const Changes kPlain{"model.num_layers=4",
+                     "model.moe.num_experts=8",
+                     "model.moe.router_topk=2",
+                     "model.moe.ffn_hidden_size=40",
+                     "model.moe.first_dense_layers=1",
+                     "model.moe.load_balancing_type=aux_loss",
+                     "model.moe.aux_loss_coeff=0.05",
+                     "model.moe.z_loss_coeff=0.001",
+                     "optimizer.lr=3e-3",
+                     "train.global_batch_size=8",
+                     "train.micro_batch_size=1"};
+// Weights that do not sum to 1, and a shared expert under a gate.
+const Changes kShared{"model.num_layers=4",
+                      "model.moe.num_experts=8",
+                      "model.moe.router_topk=3",
+                      "model.moe.ffn_hidden_size=40",
+                      "model.moe.router_pre_softmax=true",
+                      "model.moe.norm_topk_prob=false",
+                      "model.moe.shared_expert_ffn_hidden_size=56",
+                      "model.moe.shared_expert_gate=true",
+                      "model.moe.load_balancing_type=seq_aux_loss",
+                      "model.moe.aux_loss_coeff=0.05",
+                      "optimizer.lr=3e-3",
+                      "train.global_batch_size=8",
+                      "train.micro_batch_size=1"};
+
+const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
+    kFsdp2{"distributed.strategy=fsdp2"},
+    kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
+    kAllGather{"model.moe.token_dispatcher=all_gather"};
+
+Changes ep(int size) { return {fmt::format("distributed.ep_size={}", size)}; }
+
+Changes pipelined(const char* schedule, int stages) {
+  return {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", stages),
+          fmt::format("distributed.pipeline.pp_schedule={}", schedule)};
+}
+
+// What a router has chosen in a forward.
+struct Choice {
+  std::vector<float> logits_TE;
+  std::vector<int32_t> expert_TK;
+};
+// By layer; the forwards of a layer follow in the order of the rank's micro-batches.
+using Choices = std::map<std::string, std::vector<Choice>>;
+
+// Records every forward of a router while it lives.
+class WatchRouters {
+ public:
+  WatchRouters(Device& device, Choices& choices) : device_(device) {
+    device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+      if (info.name != std::string("route_tokens")) return;
+      const std::string scope = device.scope();
+      choices[scope.substr(scope.rfind("layers."))].push_back(
+          {Tensor::of(info.reads[0]).to_host<float>(stream),
+           Tensor::of(info.writes[0]).to_host<int32_t>(stream)});
+    });
+  }
+  ~WatchRouters() { device_.set_launch_check({}); }
+
+ private:
+  Device& device_;
+};
+
+struct Trained {
+  int dp_rank = 0, dp = 1;
+  std::vector<double> losses, norms;
+  double evaluation = 0;
+  Pieces gradients;              // of step 1, clipped, times 1 - beta
+  std::vector<Choices> choices;  // by step
+};
+
+Trained train_all(const Recipe& r, Device& device, comm::World world, int64_t steps, bool watch,
+                  const std::shared_ptr<const data::Dataset>& data) {
+  train::Trainer t = make_trainer(device, r, data, std::move(world));
+  Trained result{.dp_rank = t.data_parallel().rank(), .dp = t.data_parallel().size()};
+  const data::ValidationLoader validation(
+      data, 5, {.micro_batch = 1, .dp_rank = result.dp_rank, .dp_size = result.dp});
+  for (int64_t i = 0; i < steps; ++i) {
+    std::unique_ptr<WatchRouters> watching;
+    result.choices.emplace_back();
+    if (watch) watching = std::make_unique<WatchRouters>(device, result.choices.back());
+    const train::StepStats s = t.step();
+    watching.reset();
+    result.losses.push_back(s.loss);
+    result.norms.push_back(s.grad_norm);
+    if (i == 0)
+      result.gradients = pieces(t, [&](model::ParamUnit& unit) {
+        return t.data_parallel().whole(unit, t.optimizer().moments(unit).m);
+      });
+    if (i == steps / 2) t.evaluate(validation);  // must not change the training
+  }
+  result.evaluation = t.evaluate(validation);
+  return result;
+}
+
+Trained one_rank(
+    const Changes& model, int64_t steps, bool watch = true,
+    const std::shared_ptr<const data::Dataset>& data = std::make_shared<CountingData>()) {
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  return train_all(tiny(model), *device, comm::World::alone(), steps, watch, data);
+}
+
+std::vector<Trained> all_ranks(
+    int ranks, const Changes& changes, int64_t steps, bool watch = true,
+    const std::shared_ptr<const data::Dataset>& data = std::make_shared<CountingData>()) {
+  const Recipe r = tiny(changes, ranks);
+  std::vector<Trained> results(static_cast<size_t>(ranks));
+  run_ranks(ranks, "thread", [&](TestRank& rank) {
+    results[size_t(rank.rank())] = train_all(r, rank.device, rank.world, steps, watch, data);
+  });
+  return results;
+}
+
+// Another choice than the single rank's must be explained by scores that are nearly equal: the
+// largest difference between the logits of experts that only one of them has chosen.
+void expect_same_choice(const Choice& one, const Choice& other) {
+  REQUIRE(one.expert_TK.size() == other.expert_TK.size());
+  const size_t T = one.logits_TE.size() / kExperts, K = one.expert_TK.size() / T;
+  for (size_t t = 0; t < T; ++t) {
+    const auto chosen = [&](const Choice& c) {
+      const auto begin = c.expert_TK.begin() + ptrdiff_t(t * K);
+      std::vector<int32_t> sorted(begin, begin + ptrdiff_t(K));
+      std::sort(sorted.begin(), sorted.end());
+      return sorted;
+    };
+    const auto a = chosen(one), b = chosen(other);
+    std::vector<int32_t> differ;
+    std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(),
+                                  std::back_inserter(differ));
+    if (differ.empty()) continue;
+    const auto logit = [&](int32_t e) { return one.logits_TE[t * kExperts + size_t(e)]; };
+    const auto [low, high] = std::ranges::minmax(differ, {}, logit);
+    INFO("token " << t << " flips at a margin of " << logit(high) - logit(low));
+    CHECK(logit(high) - logit(low) < 1e-5);
+  }
+}
+
+// `forwards`: of each layer in a micro-batch, with recomputation.
+void expect_same_choices(const Trained& one, const std::vector<Trained>& ranks) {
+  for (const Trained& r : ranks)
+    for (size_t step = 0; step < r.choices.size(); ++step)
+      for (const auto& [layer, own] : r.choices[step]) {
+        const auto& all = one.choices[step].at(layer);
+        REQUIRE(all.size() == kMicroBatches);
+        REQUIRE(own.size() == kMicroBatches / size_t(r.dp));
+        for (size_t k = 0; k < own.size(); ++k) {
+          CAPTURE(step, layer, k);
+          expect_same_choice(all[k * size_t(r.dp) + size_t(r.dp_rank)], own[k]);
+        }
+      }
+}
+
+// The parts of all ranks that have a parameter make the single rank's.
+void expect_same_gradients(const Trained& one, const std::vector<Trained>& ranks) {
+  for (const auto& [name, piece] : one.gradients) {
+    std::vector<Trained> with_it;
+    for (const Trained& r : ranks)
+      if (r.gradients.count(name)) {
+        with_it.emplace_back();
+        with_it.back().gradients[name] = r.gradients.at(name);
+      }
+    INFO(name);
+    REQUIRE_FALSE(with_it.empty());
+    Trained want;
+    want.gradients[name] = piece;
+    check_tensors(want, with_it, &Trained::gradients, 1e-5);
+  }
+}
+
+// The numerics contract: losses to 1e-5 relative in fp32, the first step's gradients, too.
+void expect_as_alone(const Trained& one, const std::vector<Trained>& ranks, bool watched = true) {
+  for (const Trained& r : ranks) {
+    check_close(one.losses, r.losses, 1e-5);
+    check_close({one.norms[0]}, {r.norms[0]}, 1e-5);
+    CHECK(r.evaluation == Approx(one.evaluation).epsilon(1e-5));
+    CHECK((r.losses == ranks[0].losses));
+    CHECK((r.norms == ranks[0].norms));
+  }
+  if (watched) expect_same_choices(one, ranks);
+  expect_same_gradients(one, ranks);
+}
+
+struct Layout {
+  int ranks;
+  Changes changes;
+};
+
+Changes join(std::initializer_list<Changes> parts) {
+  Changes all;
+  for (const Changes& p : parts) all = with(all, p);
+  return all;
+}
+
+void expect_layouts(const std::vector<Layout>& layouts, bool watch = true) {
+  for (const Changes& model : {kPlain, kShared}) {
+    const Trained one = one_rank(model, kSteps);
+    CHECK(one.losses.back() < 0.97 * one.losses.front());
+    for (const Layout& l : layouts) {
+      CAPTURE(model, l.ranks, l.changes);
+      expect_as_alone(one, all_ranks(l.ranks, with(model, l.changes), kSteps, watch), watch);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("experts over ranks train as one rank does under megatron_ddp") {
+  expect_layouts({{2, join({ep(2), kMegatron})},
+                  {4, join({ep(4), kMegatron})},
+                  {4, join({ep(2), kMegatron})},
+                  {4, join({ep(2), kMegatron, {"ddp.average_in_collective=true"}})},
+                  {2, join({ep(2),
+                            kMegatron,
+                            {"ddp.overlap_grad_reduce=false", "ddp.overlap_param_gather=false"}})},
+                  {4, join({ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})},
+                  {4, join({ep(2), kMegatron, kAllGather})},
+                  {4, join({ep(4), kMegatron, kAllGather})}});
+}
+
+TEST_CASE("experts over ranks train as one rank does under fsdp2") {
+  expect_layouts({{2, join({ep(2), kFsdp2})},
+                  {4, join({ep(2), kFsdp2})},
+                  {4, join({ep(4), kAtOnce})},
+                  {4, join({ep(2), kAtOnce, {"distributed.reshard_after_forward=false"}})},
+                  {4, join({ep(2), kFsdp2, {"distributed.moe.reshard_after_forward=false"}})},
+                  {4, join({ep(2), kAtOnce, kAllGather})},
+                  {4, join({ep(2), kFsdp2, {"distributed.dp_replicate_size=2"}})},
+                  {4, join({ep(2), kAtOnce, {"distributed.dp_replicate_size=2"}})},
+                  {8, join({ep(2), kAtOnce, {"distributed.dp_replicate_size=2"}})},
+                  {4, join({ep(2),
+                            kFsdp2,
+                            {"distributed.fsdp2_forward_prefetch_depth=0",
+                             "distributed.fsdp2_backward_prefetch_depth=0"}})}});
+}
+
+TEST_CASE("experts over ranks that are computed again choose and train alike") {
+  const Changes full{"recompute.granularity=full"};
+  expect_layouts({{2, join({ep(2), kMegatron, full})},
+                  {4, join({ep(2), kFsdp2, full, {"recompute.num_layers=2"}})},
+                  {4, join({ep(2), kAtOnce, full, kAllGather})},
+                  {2, join({ep(2), kMegatron, {"recompute.granularity=selective"}})}},
+                 false);
+}
+
+TEST_CASE("experts over ranks train as one rank does under every kind of schedule") {
+  const Changes pairs{"comm_overlap.fine_grained_1f1b=true"};
+  expect_layouts({{4, join({ep(2), pipelined("1f1b", 1), kMegatron})},
+                  {8, join({ep(2), pipelined("1f1b", 1), kFsdp2})},
+                  {4, join({ep(2), pipelined("gpipe", 1), kAtOnce, kAllGather})},
+                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kMegatron})},
+                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kMegatron, pairs})},
+                  {4, join({ep(2),
+                            pipelined("interleaved_1f1b", 2),
+                            kMegatron,
+                            pairs,
+                            {"comm_overlap.delay_wgrad_compute=true"}})},
+                  {4, join({ep(2), pipelined("zero_bubble", 1), kFsdp2})},
+                  {4, join({ep(2), pipelined("zero_bubble", 2), kMegatron})},
+                  {4, join({ep(2), pipelined("v_schedule", 2), kMegatron})},
+                  {4, join({ep(2), pipelined("dualpipev", 2), kMegatron})},
+                  {4, join({ep(2), pipelined("looped_bfs", 2), kFsdp2})}});
+}
+
+TEST_CASE("in fp32 the forward has the same bits for any number of ranks that share experts") {
+  const auto logits = [](const Trained& t) -> const Choices& { return t.choices[0]; };
+  const auto of_ranks = [](int size) {
+    return all_ranks(8, join({kPlain, kMegatron, ep(size)}), 1);
+  };
+  const auto one = of_ranks(1);
+  for (const int size : {2, 4, 8}) {
+    CAPTURE(size);
+    const auto spread = of_ranks(size);
+    CHECK(spread[0].losses == one[0].losses);
+    CHECK(spread[0].evaluation == Approx(one[0].evaluation).epsilon(1e-6));
+    for (size_t rank = 0; rank < one.size(); ++rank)
+      for (const auto& [layer, want] : logits(one[rank])) {
+        const auto& got = logits(spread[rank]).at(layer);
+        REQUIRE(got.size() == want.size());
+        for (size_t k = 0; k < want.size(); ++k) {
+          CHECK((got[k].logits_TE == want[k].logits_TE));
+          CHECK((got[k].expert_TK == want[k].expert_TK));
+        }
+      }
+  }
+}
+
+namespace {
+// All tokens of a sample are the same, so that few experts have rows.
+class RepeatedToken : public CountingData {
+ public:
+  void sample(int64_t index, data::Sample& out) const override {
+    CountingData::sample(index, out);
+    std::fill(out.input.begin(), out.input.end(), int32_t(index % kVocab));
+  }
+};
+}  // namespace
+
+TEST_CASE("ranks whose experts have no rows in a micro-batch train on") {
+  const Changes model = with(kPlain, {"model.moe.router_topk=2", "model.moe.first_dense_layers=0"});
+  const auto data = std::make_shared<RepeatedToken>();
+  const Trained one = one_rank(model, 5, false, data);
+  for (const Changes& more :
+       {join({kMegatron, ep(4)}), join({kAtOnce, ep(4)}), join({kMegatron, ep(4), kAllGather})}) {
+    CAPTURE(more);
+    expect_as_alone(one, all_ranks(4, with(model, more), 5, false, data), false);
+  }
+}
+
+TEST_CASE("bf16 experts over ranks stay near one rank's losses") {
+  for (const Changes& reduce :
+       {Changes{"mixed_precision.name=bf16_mixed"},
+        Changes{"mixed_precision.name=bf16_mixed", "mixed_precision.grad_reduce_in_fp32=false"}}) {
+    const Changes model = with(kPlain, reduce);
+    const Trained one = one_rank(model, 10, false);
+    for (const Changes& more : {join({kMegatron, ep(2)}), join({kFsdp2, ep(2)}),
+                                join({kFsdp2, ep(4)}), join({kMegatron, ep(4), kAllGather})}) {
+      CAPTURE(model, more);
+      check_close(one.losses, all_ranks(4, with(model, more), 10, false)[0].losses, 2e-2);
+    }
+  }
+}
+
+namespace {
+std::string bytes_of(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  REQUIRE(in);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Trains `steps` from a checkpoint or from the start, and saves. Returns the losses.
+std::vector<double> run_and_save(const Changes& base, const Layout& l, int steps,
+                                 const std::optional<fs::path>& from, const fs::path& to) {
+  const Recipe r = tiny(with(base, l.changes), l.ranks);
+  std::vector<double> losses;
+  run_ranks(l.ranks, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    if (from) run::resume_run(t, *from);
+    std::vector<double> own;
+    for (int i = 0; i < steps; ++i) own.push_back(t.step().loss);
+    run::save_run(t, to);
+    if (rank.rank() == 0) losses = own;
+  });
+  return losses;
+}
+
+fs::path saved_in(const fs::path& folder) {
+  const auto found = storage::find_latest(folder);
+  REQUIRE(found);
+  return found->path;
+}
+
+const std::vector<Layout> kSaved{
+    {1, {}},
+    {2, join({ep(2), kMegatron})},
+    {4, join({ep(2), kFsdp2})},
+    {4, join({ep(4), kFsdp2})},
+    {8, join({ep(8), kMegatron})},
+    {4, join({ep(2), kFsdp2, {"distributed.dp_replicate_size=2"}})},
+    {4, join({ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})},
+    {4, join({ep(2), pipelined("1f1b", 1), kMegatron})},
+    {8, join({ep(4), pipelined("interleaved_1f1b", 2), kFsdp2})}};
+}  // namespace
+
+TEST_CASE("a checkpoint of experts is loaded and saved again bit for bit over any ranks") {
+  for (const char* precision : {"fp32", "bf16_mixed"}) {
+    const Changes base = with(kShared, {fmt::format("mixed_precision.name={}", precision)});
+    const TemporaryFolder root;
+    for (size_t i = 0; i < kSaved.size(); ++i) {
+      const Layout &own = kSaved[i], &other = kSaved[(i + 1) % kSaved.size()];
+      CAPTURE(precision, own.changes, other.changes);
+      const fs::path first = root.path / fmt::format("{}", i),
+                     again = root.path / fmt::format("{}again", i);
+      run_and_save(base, own, 2, {}, first);
+      run_and_save(base, other, 0, saved_in(first), again);
+      for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+        CHECK((bytes_of(saved_in(first) / file) == bytes_of(saved_in(again) / file)));
+    }
+  }
+}
+
+TEST_CASE("a run of experts goes on from a checkpoint, bit by bit under its own layout") {
+  const TemporaryFolder root;
+  for (const size_t i : {size_t(2), size_t(4), size_t(8)}) {
+    const Layout &own = kSaved[i], &other = kSaved[i - 1];
+    CAPTURE(own.changes, other.changes);
+    const fs::path folder = root.path / std::to_string(i);
+    run_and_save(kPlain, own, 3, {}, folder);
+    const auto straight = run_and_save(kPlain, own, 6, {}, root.path / "unused");
+    const std::vector<double> tail(straight.begin() + 3, straight.end());
+    CHECK((run_and_save(kPlain, own, 3, saved_in(folder), root.path / "unused") == tail));
+    check_close(tail, run_and_save(kPlain, other, 3, saved_in(folder), root.path / "unused"), 1e-5);
+  }
+}
+
+TEST_CASE("saving holds one expert beside a rank's own part") {
+  // 16 experts of 12 * 512 * 48 elements: 1.2 MB each in fp32.
+  const Changes model{"model.num_layers=2", "model.moe.num_experts=16",
+                      "model.moe.ffn_hidden_size=2048", "train.global_batch_size=4",
+                      "train.micro_batch_size=1"};
+  const int64_t expert = 2 * 2048 * 48 * 4;  // bytes of the larger matrix
+  for (const Changes& more : {join({ep(2), kFsdp2}), join({ep(4), kMegatron})}) {
+    CAPTURE(more);
+    const Recipe r = tiny(with(model, more), 4);
+    const TemporaryFolder root;
+    run_ranks(4, "thread", [&](TestRank& rank) {
+      train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+      // The memory of a step is larger than what saving takes: no step is made.
+      const auto& memory = rank.device.allocator();
+      const int64_t before = memory.total().current;
+      run::save_run(t, root.path);
+      const int64_t taken = memory.total().peak - before;
+      CHECK(taken < 3 * expert);
+    });
+  }
+}
+
+TEST_CASE("losses and loads of experts over ranks are alike on all ranks and under all layouts") {
+  const auto stats = [](int ranks, const Changes& changes) {
+    const Recipe r = tiny(changes, ranks);
+    std::vector<train::ExpertStats> all(static_cast<size_t>(ranks));
+    run_ranks(ranks, "thread", [&](TestRank& rank) {
+      train::Trainer trainer =
+          make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+      all[size_t(rank.rank())] = trainer.step().experts.value();
+    });
+    return all;
+  };
+  const train::ExpertStats one = stats(1, kPlain)[0];
+  CHECK(one.rank_load_max == 1);
+  CHECK(one.host_wait_ms == 0);
+  double of_ep_4 = 0;
+  for (const Layout& l : std::vector<Layout>{{4, join({ep(4), kFsdp2})},
+                                             {8, join({ep(4), pipelined("1f1b", 1), kMegatron})},
+                                             {4, join({ep(4), kMegatron, kAllGather})}})
+    for (const train::ExpertStats& other : stats(l.ranks, with(kPlain, l.changes))) {
+      CAPTURE(l.changes);
+      CHECK(other.balance_loss == Approx(one.balance_loss).epsilon(1e-6));
+      CHECK(other.z_loss == Approx(one.z_loss).epsilon(1e-6));
+      CHECK(other.load_max == Approx(one.load_max));
+      CHECK(other.load_variation == Approx(one.load_variation));
+      CHECK(other.dead == one.dead);
+      CHECK(other.rank_load_max > 1);
+      CHECK(other.rank_load_max < one.load_max);
+      CHECK(other.host_wait_ms > 0);
+      if (of_ep_4 == 0) of_ep_4 = other.rank_load_max;
+      CHECK(other.rank_load_max == Approx(of_ep_4));
+    }
+}
