@@ -101,25 +101,39 @@ void on_rank_0_in_background(const comm::HostCollectives& control,
   });
 }
 
+std::vector<ReplicatedTensor> replicated_of(const CheckpointParts& t, bool of_model) {
+  std::vector<ReplicatedTensor> found;
+  for (const ReplicatedTensor& r : t.replicated)
+    if (r.of_model == of_model) found.push_back(r);
+  return found;
+}
+
 // A tensor that is saved for each parameter. A new kind of optimizer state is a row of these.
 struct StateTensor {
   const char* suffix;  // follows the parameter's name in the file
   DType dtype;
   std::function<Tensor(model::ParamUnit&)> whole;  // gathers the tensor of a whole unit
 };
-// Writes one file. The ranks of a stage gather the tensors of one unit after the other. The first
-// of these ranks sends each parameter to rank 0, which alone has a `path`, and writes it. All ranks
-// wait until it is written, so that gathered tensors do not pile up in memory.
+// Writes one file: the tensors of all parameters, then the replicated ones that are `of_model` or
+// not. The ranks of a stage gather the tensors of one unit after the other. The first of these
+// ranks sends each parameter to rank 0, which alone has a `path`, and writes it. All ranks wait
+// until it is written, so that gathered tensors do not pile up in memory.
 void write_state(const CheckpointParts& t, const std::vector<int>& savers,
-                 const std::optional<fs::path>& path, const std::vector<StateTensor>& tensors) {
+                 const std::optional<fs::path>& path, const std::vector<StateTensor>& tensors,
+                 bool of_model) {
   const auto params = t.whole_model->params();
+  // Wider types must come first in the file, and the replicated tensors are fp32.
+  const std::vector<ReplicatedTensor> replicated = replicated_of(t, of_model);
   std::optional<storage::SafetensorsWriter> writer;
   if (path) {
     std::vector<storage::TensorInfo> infos;
+    for (const ReplicatedTensor& r : replicated)
+      infos.push_back({r.name, DType::f32, r.value.shape()});
     for (const model::Parameter* p : params)
       for (const StateTensor& tensor : tensors)
         infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
     writer.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}});
+    for (const ReplicatedTensor& r : replicated) writer->write(r.name, r.value, t.compute);
   }
   const int rank = t.control.rank();
   const model::ParamUnit* gathered = nullptr;  // the unit that `ranks` holds
@@ -191,15 +205,28 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder) {
                   "were saved, or start a new run with checkpoint.load unset");
 }
 
-// Reads the weights of `params` from a checkpoint whose model is `whole`.
+// Reads tensors that every rank has.
+void load_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
+                     const storage::SafetensorsReader& file) {
+  for (const ReplicatedTensor& r : replicated) {
+    const auto values =
+        std::make_shared<std::vector<float>>(read_floats(file, r.name, r.value.shape()));
+    stream.upload(r.value, values, values->data());
+  }
+}
+
+// Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint whose
+// model is `whole`.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
-                  model::ParamStore& whole) {
+                  model::ParamStore& whole, const std::vector<ReplicatedTensor>& replicated) {
   const storage::SafetensorsReader model(folder / kModel);
   std::set<std::string> used;
   for (model::Parameter* p : whole.params()) used.insert(p->name);
+  for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_surplus(model, used);
   for (model::Parameter* p : params.params())
     params.set_master(stream, *p, read_floats(model, p->name, p->whole_shape()));
+  load_replicated(stream, replicated, model);
 }
 
 void load_moments(const CheckpointParts& t, const fs::path& folder) {
@@ -209,7 +236,10 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
     used.insert(p->name + ".m");
     used.insert(p->name + ".v");
   }
+  const std::vector<ReplicatedTensor> replicated = replicated_of(t, false);
+  for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_surplus(moments, used);
+  load_replicated(t.compute, replicated, moments);
   for (model::Parameter* p : t.params.params()) {
     const auto read = [&](const char* suffix) {
       return read_floats(moments, p->name + suffix, p->whole_shape(), true);
@@ -253,11 +283,12 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
     };
   };
   const std::vector<int> savers = find_savers(t);
-  write_state(t, savers, file(kModel), {{"", DType::f32, weights}});
+  write_state(t, savers, file(kModel), {{"", DType::f32, weights}}, true);
   const DType moments = t.optimizer.moments_type();
   write_state(t, savers, file(kOptimizer),
               {{".m", moments, moment(&optim::AdamW::Moments::m)},
-               {".v", moments, moment(&optim::AdamW::Moments::v)}});
+               {".v", moments, moment(&optim::AdamW::Moments::v)}},
+              false);
   const std::string float8 = float8_state(t);
   fs::path committed;
   on_rank_0_in_background(t.control, [&] {
@@ -275,16 +306,18 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   return committed;
 }
 
-void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder) {
-  load_weights(stream, params, folder, params);
+void load_weights(Stream& stream, model::ParamStore& params,
+                  const std::vector<ReplicatedTensor>& replicated, const fs::path& folder) {
+  load_weights(stream, params, folder, params, replicated);
 }
 
 LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
                                  const fs::path& folder) {
   refuse_other_run(recipe, folder);
   const storage::TrainState state = storage::TrainState::load(folder / kState);
-  optim::write_weights(t.params, t.data_parallel, t.fp8,
-                       [&] { load_weights(t.compute, t.params, folder, *t.whole_model); });
+  optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
+    load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true));
+  });
   load_moments(t, folder);
   if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
   // Without an entry every step made an update.

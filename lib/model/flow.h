@@ -24,6 +24,7 @@ struct ExpertFlow {
   Tensor rows_RH = {}, weight_R = {};
   Tensor first_E1 = {};  // expert e has the rows [first[e], first[e + 1])
   Tensor out_TH = {};    // the experts' outputs, added for each token; in backward its gradient
+  Tensor again_RH = {};  // in backward: the rows of the experts' input, where they were not kept
   std::any route = {};   // the dispatcher's
 };
 

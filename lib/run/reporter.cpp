@@ -122,6 +122,8 @@ void Reporter::step(const train::StepStats& s) {
     metrics.push_back({"moe.load_max", s.experts->load_max});
     metrics.push_back({"moe.load_cv", s.experts->load_variation});
     metrics.push_back({"moe.dead", s.experts->dead});
+    if (trainer_.plan().model.experts.capacity_factor > 0)
+      metrics.push_back({"moe.dropped", s.experts->dropped});
   }
   // Only the kernels of a GPU use workspace.
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)

@@ -21,6 +21,7 @@
 #include "pipeline/pipeline.h"
 #include "plan/run_plan.h"
 #include "train/micro_batch_graphs.h"
+#include "train/router_state.h"
 
 namespace mtrain::train {
 
@@ -30,7 +31,8 @@ struct ExpertStats {
   // Of an expert's share of the choices, over its layer's mean: the largest, and the mean over the
   // layers of the coefficient of variation.
   double load_max = 0, load_variation = 0;
-  int64_t dead = 0;  // experts that no token chose
+  int64_t dead = 0;    // experts that no token chose
+  double dropped = 0;  // the part of all choices that found no place in their expert's capacity
 };
 
 struct StepStats {
@@ -60,6 +62,7 @@ struct TrainerParts {
   std::unique_ptr<model::DataParallel> data_parallel;
   std::unique_ptr<MicroBatchGraphs> graphs;  // null if the plan has no graphs
   optim::AdamW adamw;
+  RouterState routers;
   std::shared_ptr<const data::Dataset> data;
 };
 
@@ -122,7 +125,8 @@ class Trainer {
   Tensor zero_loss();
   int64_t global_micro_batches() const;  // of all ranks, in a step
   model::ExpertsOfStep experts_of_step();
-  ExpertStats expert_stats();  // blocks until the step has ended
+  // `sums` are those of experts_, on the host.
+  ExpertStats expert_stats(const std::vector<float>& sums);
   float grad_scale(int64_t counted) const;
   // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
@@ -145,6 +149,7 @@ class Trainer {
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;
+  RouterState routers_;
   model::ExpertsOfStep experts_;  // of the last step; unused by a dense model
   int64_t prepared_step_ = 0;     // the step of prepared_; 0: none
   std::vector<data::Batch> prepared_;
