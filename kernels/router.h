@@ -91,6 +91,7 @@ struct UpdateRouterBias {
 struct DropChoices {
   Span expert_TK;
   ConstSpan weight_TK;  // by which choices stay; without it the first ones stay
+  Span dropped_E;       // fp32: how many choices each expert has lost is added
   int64_t T, K, E, capacity;
 };
 

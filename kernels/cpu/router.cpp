@@ -136,14 +136,17 @@ void run(const DropChoices& a) {
   const int64_t choices = a.T * a.K;
   check("drop choices", "expert", a.expert_TK, choices, DType::i32);
   if (a.weight_TK) check("drop choices", "weight", a.weight_TK, choices, DType::f32);
+  check("drop choices", "dropped", a.dropped_E, a.E, DType::f32);
   auto* const expert = a.expert_TK.as<int32_t>();
   const auto* weight = a.weight_TK.as<float>();
   std::vector<std::vector<int32_t>> of(static_cast<size_t>(a.E));
   for (int64_t i = 0; i < choices; ++i)
     if (expert[i] >= 0 && expert[i] < a.E) of[size_t(expert[i])].push_back(int32_t(i));
-  for (std::vector<int32_t>& mine : of) {
+  for (int64_t e = 0; e < a.E; ++e) {
+    std::vector<int32_t>& mine = of[size_t(e)];
     if (int64_t(mine.size()) <= a.capacity) continue;
     const auto kept = mine.begin() + std::max<int64_t>(a.capacity, 0);
+    a.dropped_E.as<float>()[e] += float(mine.end() - kept);
     if (weight)
       std::ranges::nth_element(mine, kept, [weight](int32_t i, int32_t j) {
         return weight[i] != weight[j] ? weight[i] > weight[j] : i < j;

@@ -364,7 +364,8 @@ __device__ __forceinline__ unsigned order_of(const float* weight_TK, int64_t cho
 // A block has one expert, and changes its own choices alone. It finds the smallest weight that
 // stays, bit by bit; of equal ones the first stay.
 __global__ void __launch_bounds__(kCounters)
-    drop_choices(int32_t* expert_TK, const float* weight_TK, int64_t choices, int capacity) {
+    drop_choices(int32_t* expert_TK, const float* weight_TK, float* dropped_E, int64_t choices,
+                 int capacity) {
   __shared__ int slots[kWarp];
   const int mine = int(blockIdx.x), thread = int(threadIdx.x);
   const int warp = thread / kWarp, lane = thread % kWarp;
@@ -374,7 +375,9 @@ __global__ void __launch_bounds__(kCounters)
       count += expert_TK[i] == mine && order_of(weight_TK, i) >= least;
     return row_sum(count, kCounterWarps, slots);
   };
-  if (count_from(0) <= capacity) return;
+  const int count = count_from(0);
+  if (count <= capacity) return;
+  if (thread == 0) dropped_E[mine] += float(count - max(capacity, 0));
   unsigned least = 0;
   if (weight_TK && capacity > 0)
     for (int bit = 30; bit >= 0; --bit)
@@ -453,7 +456,7 @@ void run(const UpdateRouterBias& a, CUstream_st* stream) {
 void run(const DropChoices& a, CUstream_st* stream) {
   if (a.T <= 0) return;
   MT_LAUNCH(drop_choices, unsigned(a.E), kCounters, 0, stream, data<int32_t>(a.expert_TK),
-            data<float>(a.weight_TK), a.T * a.K, int(a.capacity));
+            data<float>(a.weight_TK), data<float>(a.dropped_E), a.T * a.K, int(a.capacity));
 }
 
 }  // namespace mtrain::kernels::cuda

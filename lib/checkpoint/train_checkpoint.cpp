@@ -96,6 +96,13 @@ void on_rank_0_in_background(const comm::HostCollectives& control,
   });
 }
 
+std::vector<ReplicatedTensor> replicated_of(const CheckpointParts& t, bool of_model) {
+  std::vector<ReplicatedTensor> found;
+  for (const ReplicatedTensor& r : t.replicated)
+    if (r.of_model == of_model) found.push_back(r);
+  return found;
+}
+
 // A tensor that is saved for each parameter. A new kind of optimizer state is a row of these.
 struct StateTensor {
   const char* suffix;  // follows the parameter's name in the file
@@ -104,18 +111,24 @@ struct StateTensor {
   std::function<Tensor(model::ParamUnit&)> own;
 };
 
+// Writes one file: the replicated tensors, and those of all parameters.
 class StateWriter {
  public:
   // Only rank 0 has a `path`.
   StateWriter(const CheckpointParts& parts, const std::optional<fs::path>& path,
-              const std::vector<StateTensor>& tensors)
+              const std::vector<StateTensor>& tensors,
+              const std::vector<ReplicatedTensor>& replicated)
       : t_(parts), tensors_(tensors), savers_(find_savers(parts)) {
     if (!path) return;
+    // Wider types must come first in the file, and the replicated tensors are fp32.
     std::vector<storage::TensorInfo> infos;
+    for (const ReplicatedTensor& r : replicated)
+      infos.push_back({r.name, DType::f32, r.value.shape()});
     for (const model::Parameter* p : t_.whole_model->params())
       for (const StateTensor& tensor : tensors_)
         infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
     file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}});
+    for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
   }
 
   // Writes the file. All ranks call it.
@@ -190,32 +203,38 @@ class StateWriter {
   std::vector<Tensor> ranks_;                   // the tensors of all tp ranks, by state tensor
 };
 
-// Returns the elements of a file's tensor that this rank has of `p`, in fp32.
-std::vector<float> read_own(const storage::SafetensorsReader& file, const model::Parameter& p,
-                            const char* suffix, bool or_bf16 = false) {
-  const std::string name = p.name + suffix;
+// Returns runs of elements of a file's tensor, one after the other, in fp32.
+std::vector<float> read_floats(const storage::SafetensorsReader& file, const std::string& name,
+                               const Shape& expected, const std::vector<model::ElementRun>& runs,
+                               bool or_bf16 = false) {
   const storage::TensorInfo& info = file.info(name);
   const bool bf16s = or_bf16 && info.dtype == DType::bf16;
-  if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == p.whole_shape()))
+  if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == expected))
     throw UserError(
         fmt::format("{}: tensor {} is {} {}, but the recipe's model has {} {}",
                     file.path().string(), name, dtype_name(info.dtype), info.shape.str(),
-                    or_bf16 ? "fp32 or bf16" : "fp32", p.whole_shape().str()),
+                    or_bf16 ? "fp32 or bf16" : "fp32", expected.str()),
         kOwnRecipe);
   const auto read = [&]<class T>(std::vector<T> values) {
     const char* from = static_cast<const char*>(file.span(name).data);
     size_t at = 0;
-    for (const model::ElementRun& run : p.runs()) {
+    for (const model::ElementRun& run : runs) {
       std::memcpy(values.data() + at, from + size_t(run.whole) * sizeof(T),
                   size_t(run.count) * sizeof(T));
       at += size_t(run.count);
     }
     return values;
   };
-  const auto count = static_cast<size_t>(p.real_count());
+  size_t count = 0;
+  for (const model::ElementRun& run : runs) count += size_t(run.count);
   if (!bf16s) return read(std::vector<float>(count));
   const auto values = read(std::vector<bf16>(count));
   return {values.begin(), values.end()};
+}
+// Returns the elements that this rank has of `p`, or of an optimizer's tensor of its shape.
+std::vector<float> read_own(const storage::SafetensorsReader& file, const model::Parameter& p,
+                            const char* suffix, bool or_bf16 = false) {
+  return read_floats(file, p.name + suffix, p.whole_shape(), p.runs(), or_bf16);
 }
 
 // A tensor that the model does not use shows that the file belongs to another model, whose other
@@ -243,14 +262,28 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder) {
                   "were saved, or start a new run with checkpoint.load unset");
 }
 
-// Reads the weights of `params` from a checkpoint whose model is `whole`.
+// Reads tensors that every rank has.
+void load_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
+                     const storage::SafetensorsReader& file) {
+  for (const ReplicatedTensor& r : replicated) {
+    const model::ElementRun all{0, 0, r.value.count(), 0};
+    const auto values =
+        std::make_shared<std::vector<float>>(read_floats(file, r.name, r.value.shape(), {all}));
+    stream.upload(r.value, values, values->data());
+  }
+}
+
+// Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint whose
+// model is `whole`.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
-                  model::ParamStore& whole) {
+                  model::ParamStore& whole, const std::vector<ReplicatedTensor>& replicated) {
   const storage::SafetensorsReader model(folder / kModel);
   std::set<std::string> used;
   for (model::Parameter* p : whole.params()) used.insert(p->name);
+  for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_surplus(model, used);
   for (model::Parameter* p : params.params()) params.set_own(stream, *p, read_own(model, *p, ""));
+  load_replicated(stream, replicated, model);
 }
 
 void load_moments(const CheckpointParts& t, const fs::path& folder) {
@@ -260,7 +293,10 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
     used.insert(p->name + ".m");
     used.insert(p->name + ".v");
   }
+  const std::vector<ReplicatedTensor> replicated = replicated_of(t, false);
+  for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_surplus(moments, used);
+  load_replicated(t.compute, replicated, moments);
   for (model::Parameter* p : t.params.params()) {
     const auto read = [&](const char* suffix) { return read_own(moments, *p, suffix, true); };
     t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::m, read(".m"));
@@ -299,11 +335,11 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   };
   // Files hold fp32 weights, even if they are trained in bf16 alone.
   const std::vector<StateTensor> model{{"", DType::f32, weights}};
-  StateWriter(t, file(kModel), model).write();
+  StateWriter(t, file(kModel), model, replicated_of(t, true)).write();
   const DType moments = t.optimizer.moments_type();
   const std::vector<StateTensor> optimizer{{".m", moments, moment(&optim::AdamW::Moments::m)},
                                            {".v", moments, moment(&optim::AdamW::Moments::v)}};
-  StateWriter(t, file(kOptimizer), optimizer).write();
+  StateWriter(t, file(kOptimizer), optimizer, replicated_of(t, false)).write();
   const std::string float8 = float8_state(t);
   fs::path committed;
   on_rank_0_in_background(t.control, [&] {
@@ -321,16 +357,18 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   return committed;
 }
 
-void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder) {
-  load_weights(stream, params, folder, params);
+void load_weights(Stream& stream, model::ParamStore& params,
+                  const std::vector<ReplicatedTensor>& replicated, const fs::path& folder) {
+  load_weights(stream, params, folder, params, replicated);
 }
 
 LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
                                  const fs::path& folder) {
   refuse_other_run(recipe, folder);
   const storage::TrainState state = storage::TrainState::load(folder / kState);
-  optim::write_weights(t.params, t.data_parallel, t.fp8,
-                       [&] { load_weights(t.compute, t.params, folder, *t.whole_model); });
+  optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
+    load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true));
+  });
   load_moments(t, folder);
   if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
   // Without an entry every step made an update.

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/replicated_state.h"
 #include "comm/host_collectives.h"
 #include "model/data_parallel.h"
 #include "model/fp8.h"
@@ -29,6 +30,8 @@ struct CheckpointParts {
   const comm::HostCollectives& control;
   // The parameters of the whole model, declared without memory: their names and layout-free shapes.
   std::unique_ptr<model::ParamStore> whole_model;
+  // Of the whole model, on every rank.
+  std::vector<ReplicatedTensor> replicated;
 };
 
 struct TrainProgress {
@@ -66,9 +69,11 @@ struct LoadedCheckpoint {
 LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string& recipe,
                                  const std::filesystem::path& folder);
 
-// Reads only the weights, into parameters that may have no gradients. Throws UserError if the
-// checkpoint lacks a tensor, or has one that no parameter uses.
-void load_weights(Stream& stream, model::ParamStore& params, const std::filesystem::path& folder);
+// Reads only the weights, into parameters that may have no gradients, and what else the model
+// depends on. Throws UserError if the checkpoint lacks a tensor, or has one that nothing uses.
+void load_weights(Stream& stream, model::ParamStore& params,
+                  const std::vector<ReplicatedTensor>& replicated,
+                  const std::filesystem::path& folder);
 
 // Returns the path of the recipe in the folder of a checkpoint or of a run.
 std::filesystem::path recipe_file(const std::filesystem::path& folder);

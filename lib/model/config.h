@@ -1,7 +1,9 @@
 // The shape of a GPT, with every "auto" resolved. lib/train/model_setup.cpp makes it from the plan.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/norm.h"
 #include "ops/experts.h"
@@ -18,13 +20,22 @@ struct ExpertConfig {
   int64_t count = 0, per_token = 0;  // experts of a layer, and those that compute a token
   int64_t ffn = 0, shared_ffn = 0;   // width of an expert, and of the shared one (0: none)
   bool shared_gate = false;
-  int64_t first_layer = 0, every = 1;  // which layers have experts, by their number
+  std::vector<bool> layers;  // whether each layer has experts; empty: all have
   ops::RouterForm form;
   DType logits = DType::f32;
   ops::RouterLossCoeffs loss_coeffs;
+  // In training an expert takes at most this many times an even share of a micro-batch's choices;
+  // 0: all. Those of the lowest weight are dropped, or the last ones.
+  double capacity_factor = 0;
+  bool drops_lightest = true;
 
+  bool drops(bool training) const { return training && capacity_factor > 0; }
+  // How many of the choices of T tokens an expert takes.
+  int64_t capacity(int64_t T) const {
+    return int64_t(std::ceil(capacity_factor * double(T * per_token) / double(count)));
+  }
   bool in_layer(int64_t layer) const {
-    return count > 0 && layer >= first_layer && layer % every == 0;
+    return count > 0 && (layers.empty() || layers.at(size_t(layer)));
   }
 };
 

@@ -22,6 +22,7 @@ struct ExpertFlow {
   // outputs; in backward the gradients of both.
   ExpertRows rows = {};
   std::shared_ptr<TokenRoute> route = {};  // where the rows go
+  ExpertRows again = {};  // in backward: the experts' inputs, where they were not kept
 };
 
 struct Flow {

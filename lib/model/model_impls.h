@@ -27,6 +27,9 @@ struct ModelImpls {
   std::shared_ptr<Float8Scaling> fp8_of(int64_t layer) const {
     return layer >= fp8_begin && layer < fp8_end ? fp8 : nullptr;
   }
+  // (layers of the model, experts) in fp32: added to the routers' scores for the choice alone.
+  // Absent: nothing is added.
+  Tensor router_bias_LE;
   int64_t logits_rows = 0;  // tokens whose logits exist at once; 0: all of a micro-batch
   // The loss sees logits, and gives their gradient, rounded to this type; empty: as the output
   // layer computes them.

@@ -48,6 +48,7 @@ struct SequenceInfo {
   std::vector<int64_t> documents;
   Tensor cu_seqlens;
   std::vector<Run> runs;  // this rank's positions; empty: all positions of the sequence
+  Tensor valid_T;         // int32: 0 marks a token of padding; absent: there is none
   int64_t T() const { return B * S; }
 };
 

@@ -4,11 +4,14 @@
 #include "kernels/grouped_matmul.h"
 #include "kernels/weighted_swiglu.h"
 #include "ops/enqueue.h"
+#include "ops/ops.h"
 
 MT_KERNEL(RouteTokens)
 MT_KERNEL(RouterSums)
 MT_KERNEL(RouterLosses)
 MT_KERNEL(RouteTokensGrad)
+MT_KERNEL(UpdateRouterBias)
+MT_KERNEL(DropChoices)
 MT_KERNEL(GroupedMatmul)
 MT_KERNEL(GroupedWeightGrad)
 MT_KERNEL(WeightedSwigluForward)
@@ -23,7 +26,7 @@ Bf16Arithmetic bf16_of(const Stream& stream) {
 }  // namespace
 
 Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
-                     const Tensor& bias_E) {
+                     const Tensor& bias_E, const Tensor& valid_T) {
   MT_FLOAT("route_tokens", logits_TE);
   const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1);
   MT_CHECK(K >= 1 && K <= E, "route_tokens: {} of {} experts", K, E);
@@ -31,15 +34,19 @@ Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const R
     MT_SHAPE("route_tokens", bias_E, {E});
     MT_DTYPE("route_tokens", bias_E, DType::f32);
   }
+  if (valid_T) {
+    MT_SHAPE("route_tokens", valid_T, {T});
+    MT_DTYPE("route_tokens", valid_T, DType::i32);
+  }
   Routing r{Tensor::empty(stream, {T, K}, DType::i32), Tensor::empty(stream, {T, K}, DType::f32),
             Tensor::empty(stream, {T}, DType::f32), Tensor::empty(stream, {T}, DType::f32)};
   enqueue(stream,
           {.name = "route_tokens",
-           .reads = {logits_TE, bias_E},
+           .reads = {logits_TE, bias_E, valid_T},
            .writes = {r.expert_TK, r.weight_TK, r.log_sum_T, r.score_sum_T}},
           kernels::RouteTokens{.logits_TE = logits_TE,
                                .bias_E = bias_E,
-                               .valid_T = {},
+                               .valid_T = valid_T,
                                .expert_TK = r.expert_TK,
                                .weight_TK = r.weight_TK,
                                .log_sum_T = r.log_sum_T,
@@ -74,24 +81,34 @@ Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& r, in
 }
 
 Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K,
-                     const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2) {
+                     const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2,
+                     const Tensor& fraction_E) {
   const int64_t B = sums_BS.dim(0);
   MT_SHAPE("router_losses", sums_BS, {B, kernels::router_sums(E)});
   MT_SHAPE("router_losses", loss_2, {2});
   MT_DTYPE("router_losses", loss_2, DType::f64);
+  if (fraction_E) {
+    MT_SHAPE("router_losses", fraction_E, {E});
+    MT_DTYPE("router_losses", fraction_E, DType::f32);
+  }
+  // Before there is another batch, the loads of this one stand for it.
+  const bool another = bool(fraction_E);
   Tensor grad = Tensor::empty(stream, {B, E + 1}, DType::f32);
-  enqueue(stream, {.name = "router_losses", .reads = {sums_BS, loss_2}, .writes = {loss_2, grad}},
-          kernels::RouterLosses{.sums_BS = sums_BS,
-                                .fraction_E = {},
-                                .batch_coeff = coeffs.batch,
-                                .sample_coeff = coeffs.sample,
-                                .z_coeff = coeffs.z,
-                                .grad_scale = grad_scale,
-                                .loss_2 = loss_2,
-                                .grad_BG = grad,
-                                .B = B,
-                                .E = E,
-                                .K = K});
+  enqueue(
+      stream,
+      {.name = "router_losses", .reads = {sums_BS, loss_2, fraction_E}, .writes = {loss_2, grad}},
+      kernels::RouterLosses{.sums_BS = sums_BS,
+                            .fraction_E = fraction_E,
+                            .batch_coeff = coeffs.batch + (another ? 0 : coeffs.global),
+                            .sample_coeff = coeffs.sample,
+                            .global_coeff = another ? coeffs.global : 0,
+                            .z_coeff = coeffs.z,
+                            .grad_scale = grad_scale,
+                            .loss_2 = loss_2,
+                            .grad_BG = grad,
+                            .B = B,
+                            .E = E,
+                            .K = K});
   return grad;
 }
 
@@ -122,8 +139,38 @@ Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing&
   return d;
 }
 
+void update_router_bias(Stream& stream, const Tensor& count_E, const Tensor& bias_E, float rate) {
+  const int64_t E = bias_E.dim(0);
+  MT_SHAPE("update_router_bias", count_E, {E});
+  MT_DTYPE("update_router_bias", count_E, DType::f32);
+  MT_DTYPE("update_router_bias", bias_E, DType::f32);
+  enqueue(stream, {.name = "update_router_bias", .reads = {count_E, bias_E}, .writes = {bias_E}},
+          kernels::UpdateRouterBias{.count_E = count_E, .bias_E = bias_E, .E = E, .rate = rate});
+}
+
+Tensor drop_choices(Stream& stream, const Routing& r, int64_t capacity, bool lightest,
+                    const Tensor& dropped_E) {
+  const int64_t T = r.expert_TK.dim(0), K = r.expert_TK.dim(1);
+  MT_DTYPE("drop_choices", dropped_E, DType::f32);
+  const Tensor kept_TK = Tensor::empty(stream, {T, K}, DType::i32);
+  copy_blocks(stream, r.expert_TK, kept_TK, {{0, 0, 0, 0, T, K}});
+  const Tensor weight_TK = lightest ? r.weight_TK : Tensor();
+  enqueue(stream,
+          {.name = "drop_choices",
+           .reads = {kept_TK, weight_TK, dropped_E},
+           .writes = {kept_TK, dropped_E}},
+          kernels::DropChoices{.expert_TK = kept_TK,
+                               .weight_TK = weight_TK,
+                               .dropped_E = dropped_E,
+                               .T = T,
+                               .K = K,
+                               .E = dropped_E.dim(0),
+                               .capacity = capacity});
+  return kept_TK;
+}
+
 Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
-                      const Tensor& first_E1, bool trans_b) {
+                      const Tensor& first_E1, bool trans_b, bool unused_rows) {
   const int64_t R = a_RK.dim(0), K = a_RK.dim(1), E = b_EKN.dim(0), N = b_EKN.dim(trans_b ? 1 : 2);
   MT_CHECK(b_EKN.dim(trans_b ? 2 : 1) == K, "grouped_matmul: a {} and b {}{} do not share K",
            a_RK.shape().str(), b_EKN.shape().str(), trans_b ? "^T" : "");
@@ -131,6 +178,7 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, cons
   MT_DTYPE("grouped_matmul", b_EKN, a_RK.dtype());
   MT_SHAPE("grouped_matmul", first_E1, {E + 1});
   Tensor c = Tensor::empty(stream, {R, N}, a_RK.dtype());
+  if (unused_rows) fill(stream, c, 0);
   enqueue(stream, {.name = name, .reads = {a_RK, b_EKN, first_E1}, .writes = {c}},
           kernels::GroupedMatmul{.a_RK = a_RK,
                                  .b_EKN = b_EKN,

@@ -16,9 +16,15 @@ struct Routing {
   Tensor log_sum_T, score_sum_T;  // fp32, for the functions below
 };
 // Chooses the K experts of each token. bias_E (fp32, optional) is added to the scores for the
-// choice alone.
+// choice alone. valid_T (int32, optional) is 0 for tokens of padding, which get no expert.
 Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
-                     const Tensor& bias_E = {});
+                     const Tensor& bias_E = {}, const Tensor& valid_T = {});
+// bias[e] += rate sign(mean count - count[e]); fp32.
+void update_router_bias(Stream& stream, const Tensor& count_E, const Tensor& bias_E, float rate);
+// Returns the choices with those dropped (-1) that an expert has beyond `capacity`: the ones of the
+// lowest weight, or the last ones. Adds how many to dropped_E (fp32).
+Tensor drop_choices(Stream& stream, const Routing& routing, int64_t capacity, bool lightest,
+                    const Tensor& dropped_E);
 
 constexpr int64_t router_sum_columns(int64_t E) { return kernels::router_sums(E); }
 // Returns (B, router_sum_columns(E)): what the losses need, over the tokens of each of B samples.
@@ -27,12 +33,15 @@ Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& routi
                    RouterScore score);
 
 struct RouterLossCoeffs {
-  float batch = 0, sample = 0, z = 0;
+  float batch = 0, sample = 0, global = 0, z = 0;
+  bool any() const { return batch != 0 || sample != 0 || global != 0 || z != 0; }
 };
 // Adds the balance losses and the z-loss to loss_2 (fp64). Returns their gradients times grad_scale
-// for route_tokens_grad(), (B, E + 1).
+// for route_tokens_grad(), (B, E + 1). The global loss takes each expert's part of the choices from
+// fraction_E (fp32), and without it from the sums.
 Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K,
-                     const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2);
+                     const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2,
+                     const Tensor& fraction_E = {});
 
 // Returns dL/dlogits, of the logits' type. grad_BG (optional) is that of router_losses().
 Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing& routing,
@@ -40,9 +49,10 @@ Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing&
                          const Tensor& grad_BG = {});
 
 // The rows [first[e], first[e + 1]) of a times op(b[e]), with b (E, K, N), or (E, N, K) where
-// trans_b. Rows behind first[E] are not written.
+// trans_b. If there may be unused_rows, behind first[E], they are 0; otherwise they are not
+// written.
 Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
-                      const Tensor& first_E1, bool trans_b);
+                      const Tensor& first_E1, bool trans_b, bool unused_rows = false);
 // c[e] = a^T b over the rows of expert e, or c[e] += where accumulate; fp32.
 void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
                                   const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,

@@ -45,7 +45,7 @@ double expert_bytes_per_step(const RunPlan& plan) {
       const int64_t layers = l.layers_of_stage[size_t(s)];
       if (std::ranges::find(stages, s) != stages.end())
         for (int64_t i = 0; i < layers; ++i)
-          if (e.in_layer(first + i))
+          if (e.layers.at(size_t(first + i)))
             layer_bytes += bytes_per_layer(plan, i < plan.recompute.layers);
       first += layers;
     }

@@ -36,7 +36,7 @@ class Estimator {
       const int64_t layers = l_.layers_of_stage.empty() ? 0 : l_.layers_of_stage[size_t(s)];
       if (std::find(stages_.begin(), stages_.end(), s) != stages_.end())
         for (int64_t i = first; i < first + layers; ++i) {
-          ++(is_moe_layer(m_, i) ? moe_layers_ : dense_layers_);
+          ++(m_.has_experts(i) ? moe_layers_ : dense_layers_);
           float8_layers_ += plan.fp8.has(i);
         }
       first += layers;
@@ -152,7 +152,8 @@ class Estimator {
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
       mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
-      if (!plan_.recompute.cheap) mlp += K * expert_ffn() / tp_;
+      if (!plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::moe_act))
+        mlp += K * expert_ffn() / tp_;
     } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
@@ -173,7 +174,11 @@ class Estimator {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     // The gradients of the experts' rows; before they travel, those of their copies, too.
     const Count dispatched = moe ? (l_.ep > 1 ? 2 : 1) * Count(m_.moe.router_topk) * hidden() : 0;
-    const Count again = recomputes_mlp(moe) ? inputs() * width / tp_ + residual() : 0;
+    const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
+    const Count again = recomputes_mlp(moe) || rows_again
+                            ? inputs() * width / tp_ + residual() +
+                                  (rows_again ? Count(m_.moe.router_topk) * hidden() : 0)
+                            : 0;
     const Count mlp =
         std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                  2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +

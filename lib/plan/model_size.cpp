@@ -16,11 +16,6 @@ Count ModelParameters::active() const {
          output + position_table + final_norm;
 }
 
-bool is_moe_layer(const recipe::ModelConfig& m, int64_t layer) {
-  return m.moe.num_experts > 0 && layer >= m.moe.first_dense_layers &&
-         layer % m.moe.layer_freq == 0;
-}
-
 namespace {
 
 LayerParameters layer_parameters(const recipe::ModelConfig& m, bool moe) {
@@ -58,7 +53,7 @@ ModelParameters count_parameters(const recipe::ModelConfig& m, int64_t vocab) {
   ModelParameters p;
   p.dense = layer_parameters(m, false);
   p.moe = layer_parameters(m, true);
-  for (int64_t i = 0; i < m.num_layers; ++i) ++(is_moe_layer(m, i) ? p.moe_layers : p.dense_layers);
+  for (int64_t i = 0; i < m.num_layers; ++i) ++(m.has_experts(i) ? p.moe_layers : p.dense_layers);
   const bool norm_bias = m.normalization == recipe::Normalization::layernorm && m.add_bias_linear;
   p.token_table = Count(vocab) * Count(m.hidden_size);
   p.output = m.share_embeddings_and_output_weights ? 0 : p.token_table;

@@ -46,7 +46,6 @@ struct ModelParameters {
 
 // `vocab` is the vocabulary to count: the true one, or the padded one for memory.
 ModelParameters count_parameters(const recipe::ModelConfig& model, int64_t vocab);
-bool is_moe_layer(const recipe::ModelConfig& model, int64_t layer);
 
 // Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
 // counted in full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not

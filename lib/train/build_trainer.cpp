@@ -17,11 +17,13 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
 
   // Groups of ranks, and the implementations that use them.
   const comm::HostCollectives control(world, device);
-  const model::ModelImpls impls = parallel::apply_parallelism(world, device, plan);
+  model::ModelImpls impls = parallel::apply_parallelism(world, device, plan);
   pipeline::PipelineLinks links = pipeline_links(world, device, plan, config.tied_embeddings);
   const parallel::DataGroups groups = parallel::data_groups(world, device, plan);
 
   // Parameters: this rank's stages declare them, then they get memory.
+  RouterState routers(compute, plan.model);
+  impls.router_bias_LE = routers.bias_LE();
   auto params = std::make_unique<model::ParamStore>();
   pipeline::PipelineStages stages =
       pipeline_stages(compute, *params, config, plan, world.rank(), impls);
@@ -50,6 +52,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
                   .data_parallel = std::move(data_parallel),
                   .graphs = std::move(graphs),
                   .adamw = std::move(adamw),
+                  .routers = std::move(routers),
                   .data = std::move(data)});
 }
 

@@ -22,8 +22,7 @@ model::ExpertConfig expert_config(const plan::ExpertShape& e) {
   c.ffn = e.ffn;
   c.shared_ffn = e.shared_ffn;
   c.shared_gate = e.shared_gate;
-  c.first_layer = e.first_layer;
-  c.every = e.every;
+  c.layers = e.layers;
   c.form = {.score = e.sigmoid ? ops::RouterScore::sigmoid : ops::RouterScore::softmax,
             .over_chosen = e.over_chosen,
             .normalize = e.normalize,
@@ -31,8 +30,12 @@ model::ExpertConfig expert_config(const plan::ExpertShape& e) {
             .groups = e.groups,
             .best_groups = e.best_groups};
   c.logits = e.logits;
-  c.loss_coeffs = {
-      .batch = float(e.batch_coeff), .sample = float(e.sample_coeff), .z = float(e.z_coeff)};
+  c.loss_coeffs = {.batch = float(e.batch_coeff),
+                   .sample = float(e.sample_coeff),
+                   .global = float(e.global_coeff),
+                   .z = float(e.z_coeff)};
+  c.capacity_factor = e.capacity_factor;
+  c.drops_lightest = e.drops_lightest;
   return c;
 }
 }  // namespace
@@ -74,6 +77,9 @@ model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
   return {.attention_core = r.attention_core,
           .norms = r.norms,
           .mlp = r.mlp,
+          .experts = r.experts,
+          .experts_act = r.experts_act,
+          .shared_expert = r.shared_expert,
           .cheap = r.cheap,
           .group = r.group,
           .layers = r.layers};

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "ops/experts.h"
 #include "ops/ops.h"
 #include "optim/write_weights.h"
 #include "train/diagnose.h"
@@ -47,7 +46,8 @@ Trainer::Trainer(TrainerParts parts)
       loader_(std::move(parts.data), {.global_batch = plan_.train.global_batch_size,
                                       .micro_batch = plan_.layout.micro_batch,
                                       .dp_rank = data_parallel_->rank(),
-                                      .dp_size = data_parallel_->size()}) {}
+                                      .dp_size = data_parallel_->size()}),
+      routers_(std::move(parts.routers)) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
   optim::write_weights(*params_, *data_parallel_, fp8(), write);
@@ -92,6 +92,13 @@ StepStats Trainer::step() {
   const bool overflowed = check_finite(total, norm, batches, number);
   step_ = number;
   if (!overflowed) ++updates_;
+  std::optional<ExpertStats> experts;
+  if (plan_.model.experts.count > 0) {
+    const auto sums = experts_.sums_LS.to_host<float>(compute_);
+    experts = expert_stats(sums);
+    if (std::isfinite(total) && std::isfinite(norm))
+      routers_.step_done(compute_, experts_.sums_LS, sums);
+  }
   return {.step = number,
           .loss = total / double(std::max<int64_t>(counted, 1)),
           .grad_norm = norm,
@@ -100,7 +107,7 @@ StepStats Trainer::step() {
           .overflowed = overflowed,
           .tokens = plan_.train.global_batch_size * plan_.sample_length,
           .mean_document_length = mean_document_length(batches, plan_.sample_length),
-          .experts = plan_.model.experts.count > 0 ? std::optional(expert_stats()) : std::nullopt};
+          .experts = experts};
 }
 
 // Every rank has the same loss and norm, so that all decide alike without another exchange.
@@ -120,6 +127,7 @@ void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
   step_ = progress.steps_done;
   updates_ = progress.updates;
   if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);
+  routers_.loaded(compute_);
 }
 
 checkpoint::TrainProgress Trainer::progress() const {
@@ -158,30 +166,33 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   model::ExpertsOfStep e{
       .loss_grad = float(factor / parts / double(global_micro_batches())),
       .loss_2 = loss_2,
-      .sums_LS = Tensor::empty(compute_, {m.layers, ops::router_sum_columns(m.experts.count)},
-                               DType::f32, device::MemoryCategory::buffers)};
+      .sums_LS = Tensor::empty(compute_, {m.layers, model::ExpertsOfStep::columns(m.experts.count)},
+                               DType::f32, device::MemoryCategory::buffers),
+      .fraction_LE = routers_.fraction_LE()};
   host_wait_ = {};
   e.host_wait = &host_wait_;
   ops::fill(compute_, e.sums_LS, 0);
   return e;
 }
 
-ExpertStats Trainer::expert_stats() {
+ExpertStats Trainer::expert_stats(const std::vector<float>& sums) {
   const int64_t E = plan_.model.experts.count, S = experts_.sums_LS.dim(1);
   const auto losses = experts_.loss_2.to_host<double>(compute_);
-  const auto sums = experts_.sums_LS.to_host<float>(compute_);
   const double micro_batches = double(global_micro_batches());
   ExpertStats stats{.balance_loss = losses[0] / micro_batches, .z_loss = losses[1] / micro_batches};
   const int64_t ranks = plan_.layout.ep, here = E / ranks;
   int64_t layers = 0;
+  double choices = 0;
   for (int64_t l = 0; l < plan_.model.layers; ++l) {
-    const float* count = sums.data() + l * S;
+    const float *count = sums.data() + l * S, *dropped = count + S - E;
     double all = 0, squares = 0, most = 0;
     for (int64_t e = 0; e < E; ++e) {
       all += count[e], squares += double(count[e]) * count[e];
       most = std::max(most, double(count[e]));
     }
     if (all == 0) continue;  // a layer without experts
+    choices += all;
+    stats.dropped += std::accumulate(dropped, dropped + E, 0.0);
     const double mean = all / double(E);
     stats.load_max = std::max(stats.load_max, most / mean);
     stats.load_variation += std::sqrt(std::max(0.0, squares / double(E) - mean * mean)) / mean;
@@ -192,7 +203,7 @@ ExpertStats Trainer::expert_stats() {
     }
     ++layers;
   }
-  if (layers > 0) stats.load_variation /= double(layers);
+  if (layers > 0) stats.load_variation /= double(layers), stats.dropped /= choices;
   stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait_).count();
   return stats;
 }
@@ -283,6 +294,8 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
     m.seq.cu_seqlens = Tensor::from_host(compute_, {int64_t(ends.size())}, ends);
   }
   for (const data::PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
+  if (!b.valid.empty() && plan_.model.experts.count > 0)
+    m.seq.valid_T = Tensor::from_host(compute_, T, b.valid);
   return m;
 }
 
@@ -327,7 +340,8 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .pipeline = *pipeline_,
           .fp8 = fp8(),
           .control = control_,
-          .whole_model = std::move(whole)};
+          .whole_model = std::move(whole),
+          .replicated = routers_.tensors()};
 }
 
 }  // namespace mtrain::train

@@ -22,6 +22,7 @@
 #include "pipeline/pipeline.h"
 #include "plan/run_plan.h"
 #include "train/micro_batch_graphs.h"
+#include "train/router_state.h"
 
 namespace mtrain::train {
 
@@ -31,7 +32,8 @@ struct ExpertStats {
   // Of an expert's share of the choices, over its layer's mean: the largest, and the mean over the
   // layers of the coefficient of variation.
   double load_max = 0, load_variation = 0;
-  int64_t dead = 0;  // experts that no token chose
+  int64_t dead = 0;    // experts that no token chose
+  double dropped = 0;  // the part of all choices that found no place in their expert's capacity
   // With experts spread over ep: the largest part of a layer's rows that one rank of ep computes,
   // over the mean; and how long this rank's host has waited to know how many rows there are.
   double rank_load_max = 1, host_wait_ms = 0;
@@ -64,6 +66,7 @@ struct TrainerParts {
   std::unique_ptr<model::DataParallel> data_parallel;
   std::unique_ptr<MicroBatchGraphs> graphs;  // null if the plan has no graphs
   optim::AdamW adamw;
+  RouterState routers;
   std::shared_ptr<const data::Dataset> data;
 };
 
@@ -127,7 +130,8 @@ class Trainer {
   Tensor zero_losses();
   int64_t global_micro_batches() const;  // of all ranks, in a step
   model::ExpertsOfStep experts_of_step(const Tensor& loss_2);
-  ExpertStats expert_stats();  // blocks until the step has ended
+  // `sums` are those of experts_, on the host.
+  ExpertStats expert_stats(const std::vector<float>& sums);
   float grad_scale(int64_t counted) const;
   // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
@@ -150,6 +154,7 @@ class Trainer {
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;
+  RouterState routers_;
   model::ExpertsOfStep experts_;           // of the last step; unused by a dense model
   std::chrono::nanoseconds host_wait_{0};  // ExpertsOfStep::host_wait of the last step
   int64_t prepared_step_ = 0;              // the step of prepared_; 0: none

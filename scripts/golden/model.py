@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Golden files of whole models: test/golden/model/<family>.safetensors.
 
-  scripts/golden/model.py            writes the files (needs PyTorch: apt-get install python3-torch)
+  scripts/golden/model.py [FAMILY..] writes the files (needs PyTorch: apt-get install python3-torch)
   scripts/golden/model.py --check    recomputes them from their parameters and holds their gradients
                                      against finite differences
 
 Each file holds a 2-layer model of one family: its parameters, two sequences of tokens with labels
 (-1: masked), and what an implementation must find: the logits, the loss (mean over the unmasked
 labels, in nats) and the gradient of every parameter. In models with experts the gradients are those
-of the loss plus the routers' own losses, which the file has, too. Everything is computed in float64 from
+of the loss plus the routers' own losses, which the file has, too, beside their biases and the loads
+of the batch before. What a capacity drops is dropped in the logits, too. Everything is computed in float64 from
 parameters that are exact in float32, by plain tensor operations and autograd, so that the stored
 float32 results are right to their last bit.
 
@@ -38,8 +39,11 @@ GPT2 = dict(LLAMA, architecture="gpt2", num_query_groups=4, ffn_hidden_size=64,
             max_position_embeddings=32, normalization="layernorm", position_embedding="learned",
             activation="gelu_tanh", add_bias_linear=True, add_qkv_bias=True,
             share_embeddings_and_output_weights=True)
-EXPERTS = dict(num_experts=8, router_topk=2, ffn_hidden_size=24, router_pre_softmax=False,
-               norm_topk_prob=True, first_dense_layers=0, aux_loss_coeff=0.0, z_loss_coeff=0.0,
+EXPERTS = dict(num_experts=8, router_topk=2, ffn_hidden_size=24, router_score="softmax",
+               router_pre_softmax=False, norm_topk_prob=True, router_topk_scaling_factor=1.0,
+               num_groups=1, group_topk=1, router_bias=False, first_dense_layers=0,
+               load_balancing_type=["aux_loss"], aux_loss_coeff=[0.0], z_loss_coeff=0.0,
+               expert_capacity_factor=0.0, token_drop_policy="probs",
                shared_expert_ffn_hidden_size=0, shared_expert_gate=False)
 FAMILIES = {
     "llama": LLAMA,
@@ -58,22 +62,56 @@ FAMILIES = {
     "gpt2_erf": dict(GPT2, activation="gelu"),
     "llama_bias": dict(LLAMA, attention_bias=True),
     # Softmax over the chosen logits, and a balance loss.
-    "mixtral": dict(LLAMA, rotary_base=1e6, moe=dict(EXPERTS, aux_loss_coeff=0.1)),
+    "mixtral": dict(LLAMA, architecture="mixtral", rotary_base=1e6,
+                    moe=dict(EXPERTS, aux_loss_coeff=[0.1])),
     # Softmax over all experts, of which the chosen ones' sum to 1.
-    "qwen3_moe": dict(LLAMA, architecture="qwen3", kv_channels=16, norm_epsilon=1e-6,
-                      qk_layernorm=True,
+    "qwen3_moe": dict(LLAMA, architecture="qwen3_moe", kv_channels=16, norm_epsilon=1e-6,
+                      rotary_base=1e6, qk_layernorm=True,
                       moe=dict(EXPERTS, router_topk=3, router_pre_softmax=True, z_loss_coeff=0.01)),
     # Weights that do not sum to 1, and a shared expert under a gate.
-    "qwen2_moe": dict(LLAMA, architecture="qwen2", norm_epsilon=1e-6, add_qkv_bias=True,
+    "qwen2_moe": dict(LLAMA, architecture="qwen2_moe", norm_epsilon=1e-6, rotary_base=1e6,
+                      add_qkv_bias=True,
                       moe=dict(EXPERTS, router_topk=4, router_pre_softmax=True,
-                               norm_topk_prob=False, aux_loss_coeff=0.1, z_loss_coeff=0.01,
+                               norm_topk_prob=False, aux_loss_coeff=[0.1], z_loss_coeff=0.01,
                                shared_expert_ffn_hidden_size=40, shared_expert_gate=True)),
     # A dense layer first, and a shared expert without a gate.
-    "deepseek_moe": dict(LLAMA, moe=dict(EXPERTS, router_topk=3, router_pre_softmax=True,
-                                         norm_topk_prob=False, first_dense_layers=1,
-                                         shared_expert_ffn_hidden_size=48)),
+    "deepseek_moe": dict(LLAMA, architecture="deepseek_moe", norm_epsilon=1e-6,
+                         moe=dict(EXPERTS, router_topk=3, router_pre_softmax=True,
+                                  norm_topk_prob=False, first_dense_layers=1,
+                                  shared_expert_ffn_hidden_size=48)),
+    # DeepSeek-V3's router: the experts come from the best groups by score + bias, and their weights
+    # are the sigmoids, scaled to a sum of 2.5.
+    "deepseek_v3_router": dict(LLAMA, norm_epsilon=1e-6,
+                               moe=dict(EXPERTS, num_experts=16, router_topk=4, router_score="sigmoid",
+                                        router_topk_scaling_factor=2.5, num_groups=4, group_topk=2,
+                                        router_bias=True, first_dense_layers=1,
+                                        load_balancing_type=["seq_aux_loss"], aux_loss_coeff=[0.1],
+                                        shared_expert_ffn_hidden_size=48)),
+    # The balance losses of a sample, and of the loads of the batch before; both with another.
+    "seq_aux_loss": dict(LLAMA, moe=dict(EXPERTS, load_balancing_type=["seq_aux_loss"],
+                                         aux_loss_coeff=[0.1])),
+    "global_aux_loss": dict(LLAMA, moe=dict(EXPERTS, load_balancing_type=["global_aux_loss"],
+                                            aux_loss_coeff=[0.1])),
+    "all_losses": dict(LLAMA, moe=dict(
+        EXPERTS, load_balancing_type=["aux_loss", "seq_aux_loss", "global_aux_loss"],
+        aux_loss_coeff=[0.03, 0.04, 0.05], z_loss_coeff=0.01)),
+    # Experts that drop what is beyond 1.0 and 0.8 of an even share. The weights of a token's other
+    # experts stay as they are.
+    "capacity_probs": dict(LLAMA, moe=dict(EXPERTS, router_topk=3, router_pre_softmax=True,
+                                           norm_topk_prob=False, expert_capacity_factor=1.0,
+                                           aux_loss_coeff=[0.1])),
+    "capacity_position": dict(LLAMA, moe=dict(EXPERTS, router_score="sigmoid", router_topk=3,
+                                              expert_capacity_factor=0.8,
+                                              token_drop_policy="position")),
 }
 B, S = 2, 24
+# fp32 must choose the experts that float64 chooses, and its scores err by some 1e-6. Finite
+# differences move a score by some 1e-5.
+LEAST_MARGIN = 1e-4
+
+
+class NarrowChoice(Exception):
+    pass
 
 
 def save(path, tensors, metadata):
@@ -163,6 +201,20 @@ def parameter_shapes(c):
     return shapes
 
 
+def draw_state(c, generator):
+    """What routers have beside parameters: biases, and each expert's part of a batch's choices."""
+    state = {}
+    for i in range(c["num_layers"]):
+        moe = experts_of(c, i)
+        if moe and moe["router_bias"]:
+            state[f"layers.{i}.mlp.router.bias"] = 0.2 * torch.randn(
+                moe["num_experts"], generator=generator, dtype=torch.float32)
+        if moe and "global_aux_loss" in moe["load_balancing_type"]:
+            counts = torch.rand(moe["num_experts"], generator=generator, dtype=torch.float32) + 0.1
+            state[f"layers.{i}.mlp.router.load_fraction"] = counts / counts.sum()
+    return state
+
+
 def draw_parameters(c, generator):
     """Large enough that every gradient is far from zero; norm weights lie around one."""
     params = {}
@@ -221,6 +273,7 @@ class Gpt:
     def __init__(self, config, params):
         self.c, self.p = config, params
         self.router_losses = 0.0  # of all layers, after logits()
+        self.margin = math.inf    # by which every choice of logits() was made
 
     def norm(self, name, x):
         weight, bias = self.p[f"{name}.weight"], self.p.get(f"{name}.bias")
@@ -228,8 +281,8 @@ class Gpt:
             return layer_norm(x, weight, bias, self.c["norm_epsilon"])
         return rms_norm(x, weight, self.c["norm_epsilon"])
 
-    def linear(self, name, x):
-        y, bias = x @ self.p[f"{name}.weight"].t(), self.p.get(f"{name}.bias")
+    def linear(self, name, x, bias=True):
+        y, bias = x @ self.p[f"{name}.weight"].t(), self.p.get(f"{name}.bias") if bias else None
         return y if bias is None else y + bias
 
     def attention(self, name, x):
@@ -273,22 +326,93 @@ class Gpt:
         gate, up = (x @ gate_up.t()).chunk(2, -1)
         return (gate * torch.sigmoid(gate) * up) @ down.t()
 
-    def experts(self, moe, name, x):
-        p, E, K = self.p, moe["num_experts"], moe["router_topk"]
-        h = self.norm(f"{name}.norm", x).flatten(0, 1)
-        logits = self.linear(f"{name}.router", h)
-        scores = torch.softmax(logits, -1)
-        chosen = torch.topk(logits, K, -1).indices
-        if moe["router_pre_softmax"]:
+    def best(self, values, n):
+        """-> indices of the n largest of each row. Notes by how much they are larger."""
+        ranked = torch.sort(values, -1, descending=True)
+        if n < values.shape[-1]:
+            gap = (ranked.values[:, n - 1] - ranked.values[:, n]).min()
+            self.margin = min(self.margin, float(gap))
+        return ranked.indices[:, :n]
+
+    def choose(self, moe, logits, scores, bias):
+        E, K, groups, best_groups = (moe["num_experts"], moe["router_topk"], moe["num_groups"],
+                                     moe["group_topk"])
+        over_chosen = moe["router_score"] == "softmax" and not moe["router_pre_softmax"]
+        values = (logits if over_chosen else scores).detach()
+        if bias is not None:
+            values = values + bias
+        if groups > 1:
+            of_group = values.reshape(-1, groups, E // groups)
+            group_score = of_group.topk(K // best_groups, -1).values.sum(-1)
+            open_ = torch.zeros_like(group_score).scatter_(1, self.best(group_score, best_groups), 1)
+            values = of_group.masked_fill(open_[..., None] == 0, -1e9).flatten(1)
+        return self.best(values, K)
+
+    @staticmethod
+    def weigh(moe, logits, scores, chosen):
+        if moe["router_score"] == "softmax" and not moe["router_pre_softmax"]:
+            weights = torch.softmax(logits.gather(1, chosen), -1)
+        else:
             weights = scores.gather(1, chosen)
             if moe["norm_topk_prob"]:
                 weights = weights / weights.sum(-1, keepdim=True)
-        else:
-            weights = torch.softmax(logits.gather(1, chosen), -1)
-        fraction = torch.bincount(chosen.flatten(), minlength=E).double() / chosen.numel()
-        squares = torch.logsumexp(logits, -1) ** 2
-        self.router_losses = (self.router_losses + moe["z_loss_coeff"] * squares.mean()
-                              + moe["aux_loss_coeff"] * E * (fraction * scores.mean(0)).sum())
+        return moe["router_topk_scaling_factor"] * weights
+
+    def losses(self, moe, name, samples, logits, scores, chosen):
+        """The rows of logits, scores and chosen are the samples' tokens, one sample after the other."""
+        E = moe["num_experts"]
+        part = scores / scores.sum(-1, keepdim=True)
+
+        def balance(fraction, parts):
+            return E * (fraction * parts.mean(0)).sum()
+
+        def fraction(choices):
+            return torch.bincount(choices.flatten(), minlength=E).double() / choices.numel()
+
+        total = moe["z_loss_coeff"] * (torch.logsumexp(logits, -1) ** 2).mean()
+        for kind, coeff in zip(moe["load_balancing_type"], moe["aux_loss_coeff"]):
+            if kind == "aux_loss":
+                total = total + coeff * balance(fraction(chosen), part)
+            elif kind == "seq_aux_loss":
+                each = [balance(fraction(c), p) for c, p in zip(chosen.chunk(samples),
+                                                                part.chunk(samples))]
+                total = total + coeff * sum(each) / samples
+            elif kind == "global_aux_loss":
+                total = total + coeff * balance(self.p[f"{name}.router.load_fraction"], part)
+        return total
+
+    def kept(self, moe, samples, chosen, weights):
+        """-> 1 for choices within their expert's capacity, 0 for the others."""
+        T, K = chosen.shape
+        keep = torch.ones(T, K, dtype=torch.float64)
+        if not moe["expert_capacity_factor"]:
+            return keep
+        capacity = math.ceil(moe["expert_capacity_factor"] * T * K / moe["num_experts"])
+        # The first token of every sample comes first, then the second ones.
+        order = torch.arange(T).reshape(samples, -1).t().flatten().tolist()
+        for e in range(moe["num_experts"]):
+            mine = [(t, k) for t in order for k in range(K) if chosen[t, k] == e]
+            if moe["token_drop_policy"] == "probs":
+                mine.sort(key=lambda choice: -float(weights[choice]))
+                if len(mine) > capacity > 0:
+                    gap = float(weights[mine[capacity - 1]] - weights[mine[capacity]])
+                    self.margin = min(self.margin, gap)
+            for choice in mine[capacity:]:
+                keep[choice] = 0
+        return keep
+
+    def experts(self, moe, name, x):
+        p = self.p
+        h = self.norm(f"{name}.norm", x).flatten(0, 1)
+        logits = self.linear(f"{name}.router", h, bias=False)
+        scores = (torch.sigmoid(logits) if moe["router_score"] == "sigmoid"
+                  else torch.softmax(logits, -1))
+        chosen = self.choose(moe, logits, scores, p.get(f"{name}.router.bias"))
+        weights = self.weigh(moe, logits, scores, chosen)
+        samples = x.shape[0]
+        self.router_losses = self.router_losses + self.losses(moe, name, samples, logits, scores,
+                                                              chosen)
+        weights = weights * self.kept(moe, samples, chosen, weights.detach())
         gate_up, down = p[f"{name}.experts.gate_up.weight"], p[f"{name}.experts.down.weight"]
         rows = []
         for t in range(h.shape[0]):
@@ -321,27 +445,40 @@ def masked_loss(logits, labels):
     return -chosen.mean()
 
 
-def compute(config, params, ids, labels):
+def compute(config, params, state, ids, labels):
     """-> logits, loss, the routers' losses, and gradients of their sum, in float64."""
     leaves = {name: p.double().requires_grad_() for name, p in params.items()}
-    gpt = Gpt(config, leaves)
+    gpt = Gpt(config, leaves | {name: s.double() for name, s in state.items()})
     logits = gpt.logits(ids.long())
     loss = masked_loss(logits, labels.long())
     (loss + gpt.router_losses).backward()
-    return (logits.detach(), loss.detach(), float(gpt.router_losses),
+    if gpt.margin < LEAST_MARGIN:
+        raise NarrowChoice(f"a choice was made by {gpt.margin:.1e}")
+    return (logits.detach(), loss.detach(), float(torch.as_tensor(gpt.router_losses).detach()),
             {name: p.grad for name, p in leaves.items()})
 
 
 def write(family, seed):
+    for attempt in range(1000):
+        try:
+            return draw_and_write(family, seed + 1000 * attempt)
+        except NarrowChoice:
+            continue
+    raise SystemExit(f"{family}: no seed keeps all choices apart")
+
+
+def draw_and_write(family, seed):
     config = FAMILIES[family]
     generator = torch.Generator().manual_seed(seed)
     params = draw_parameters(config, generator)
     ids = torch.randint(config["vocab_size"], (B, S + 1), generator=generator, dtype=torch.int32)
     labels = ids[:, 1:].clone()
     labels[torch.rand(B, S, generator=generator) < 0.2] = -1
-    logits, loss, router_losses, grads = compute(config, params, ids[:, :-1], labels)
+    state = draw_state(config, generator)
+    logits, loss, router_losses, grads = compute(config, params, state, ids[:, :-1], labels)
     tensors = {"input_ids": ids[:, :-1].contiguous(), "labels": labels}
     tensors.update(params)
+    tensors.update(state)
     tensors["logits"] = logits.float()
     tensors["loss"] = loss.float().reshape(1)
     tensors.update({f"grad.{name}": grad.float() for name, grad in grads.items()})
@@ -361,8 +498,10 @@ def worst_difference(family):
     tensors, metadata = load(FOLDER / f"{family}.safetensors")
     config = json.loads(metadata["config"])
     params = {name: tensors[name] for name in parameter_shapes(config)}
+    state = {name: t for name, t in tensors.items()
+             if name.endswith((".router.bias", ".router.load_fraction"))}
     ids, labels = tensors["input_ids"], tensors["labels"]
-    logits, loss, _, grads = compute(config, params, ids, labels)
+    logits, loss, _, grads = compute(config, params, state, ids, labels)
     found = {"logits": logits, "loss": loss.reshape(1)}
     found.update({f"grad.{name}": grad for name, grad in grads.items()})
     stored = max(float((tensors[n].double() - x).norm() / x.norm()) for n, x in found.items())
@@ -371,7 +510,7 @@ def worst_difference(family):
         direction = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
         losses = []
         for sign in (1, -1):
-            moved = {n: p.double() for n, p in params.items()}
+            moved = {n: p.double() for n, p in (params | state).items()}
             moved[name] = moved[name] + sign * h * direction
             gpt = Gpt(config, moved)
             loss = masked_loss(gpt.logits(ids.long()), labels.long())
@@ -385,19 +524,22 @@ def worst_difference(family):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="recompute the files, write nothing")
-    if not parser.parse_args().check:
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all")
+    args = parser.parse_args()
+    if not args.check:
         FOLDER.mkdir(parents=True, exist_ok=True)
         for seed, family in enumerate(FAMILIES):
-            write(family, seed + 1)
+            if not args.families or family in args.families:
+                write(family, seed + 1)
         return 0
     failed = False
-    for family in FAMILIES:
+    for family in args.families or FAMILIES:
         stored, slope = worst_difference(family)
         # float32 rounds to 6e-8; a central difference at h = 1e-5 errs by h^2 times the third
         # derivative along a direction of ~100 lengths, and by float64 rounding / h.
         bad = not (stored < 1e-6 and slope < 1e-6)
         failed |= bad
-        print(f"{family:12} stored {stored:.1e}  finite differences {slope:.1e}"
+        print(f"{family:18} stored {stored:.1e}  finite differences {slope:.1e}"
               f"  {'WRONG' if bad else 'ok'}")
     return int(failed)
 

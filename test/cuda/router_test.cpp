@@ -101,14 +101,21 @@ TEST_CASE("biases and what capacity drops are the CPU's, number by number") {
           ids.push_back(int32_t(uniform_below(7, i, E + 1)) - 1);
           weights.push_back(double(uniform_below(8, i, 20)) / 16);  // many are equal
         }
-        Mirror expert(Array::ids(ids)), weight(Array(DType::f32, weights));
-        DropChoices drop{.expert_TK = expert.host(), .T = T, .K = K, .E = E, .capacity = capacity};
+        Mirror expert(Array::ids(ids)), weight(Array(DType::f32, weights)),
+            dropped(Array(DType::f32, std::vector<double>(size_t(E), 2)));
+        DropChoices drop{.expert_TK = expert.host(),
+                         .dropped_E = dropped.host(),
+                         .T = T,
+                         .K = K,
+                         .E = E,
+                         .capacity = capacity};
         if (by_weight) drop.weight_TK = weight.host();
         cpu::run(drop);
-        drop.expert_TK = expert.device();
+        drop.expert_TK = expert.device(), drop.dropped_E = dropped.device();
         if (by_weight) drop.weight_TK = weight.device();
         cuda::run(drop, device_stream());
         REQUIRE(expert.same());
+        REQUIRE(dropped.same());
         Mirror count(Array::normal(DType::f32, E, 3)), bias(Array::normal(DType::f32, E, 4));
         UpdateRouterBias update{
             .count_E = count.host(), .bias_E = bias.host(), .E = E, .rate = 0.125f};

@@ -1,5 +1,6 @@
 // Compares whole models with an independent reference: logits, loss and every gradient of a 2-layer
 // model of each family, which scripts/golden/model.py has computed in float64.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -9,23 +10,40 @@
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
+#include "plan/load_recipe.h"
+#include "plan/run_plan.h"
 #include "storage/safetensors.h"
 
 using namespace mtrain;
 
 namespace {
 
-model::ExpertConfig experts_of(const nlohmann::json& j) {
+model::ExpertConfig experts_of(const nlohmann::json& j, int64_t layers) {
   model::ExpertConfig e;
   e.count = j.at("num_experts");
   e.per_token = j.at("router_topk");
   e.ffn = j.at("ffn_hidden_size");
   e.shared_ffn = j.at("shared_expert_ffn_hidden_size");
   e.shared_gate = j.at("shared_expert_gate");
-  e.first_layer = j.at("first_dense_layers");
-  e.form.over_chosen = !j.at("router_pre_softmax").get<bool>();
-  e.form.normalize = j.at("norm_topk_prob");
-  e.loss_coeffs = {.batch = j.at("aux_loss_coeff"), .z = j.at("z_loss_coeff")};
+  for (int64_t layer = 0; layer < layers; ++layer)
+    e.layers.push_back(layer >= j.at("first_dense_layers").get<int64_t>());
+  const bool sigmoid = j.at("router_score") == "sigmoid";
+  e.form = {.score = sigmoid ? ops::RouterScore::sigmoid : ops::RouterScore::softmax,
+            .over_chosen = !sigmoid && !j.at("router_pre_softmax").get<bool>(),
+            .normalize = j.at("norm_topk_prob"),
+            .scale = j.at("router_topk_scaling_factor"),
+            .groups = j.at("num_groups"),
+            .best_groups = j.at("group_topk")};
+  e.loss_coeffs.z = j.at("z_loss_coeff");
+  for (size_t i = 0; i < j.at("load_balancing_type").size(); ++i) {
+    const std::string kind = j["load_balancing_type"][i];
+    float& coeff = kind == "aux_loss"       ? e.loss_coeffs.batch
+                   : kind == "seq_aux_loss" ? e.loss_coeffs.sample
+                                            : e.loss_coeffs.global;
+    coeff = j.at("aux_loss_coeff")[i];
+  }
+  e.capacity_factor = j.at("expert_capacity_factor");
+  e.drops_lightest = j.at("token_drop_policy") == "probs";
   return e;
 }
 
@@ -57,7 +75,7 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.proj_bias = c.linear_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
-  if (j.contains("moe")) c.experts = experts_of(j["moe"]);
+  if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
   return c;
 }
@@ -110,7 +128,10 @@ struct Family {
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < B * S; ++t) positions.push_back(int32_t(t / B));
     for (int32_t l : labels) counted += l >= 0;
-    model = std::make_unique<model::Gpt>(stream, params, config, S, recompute);
+    model::ModelImpls impls;
+    impls.router_bias_LE = router_state("bias");
+    experts.fraction_LE = router_state("load_fraction");
+    model = std::make_unique<model::Gpt>(stream, params, config, S, recompute, impls);
     params.materialize(stream, dtype, true);
     for (model::Parameter* p : params.params())
       params.set_master(stream, *p, floats(file, p->name));
@@ -125,7 +146,7 @@ struct Family {
     model::Stash stash;
     model::Step step{stream, wgrad, stash, batch.seq};
     experts.loss_2 = Tensor::from_host<double>(stream, {2}, {0.0, 0.0});
-    const int64_t columns = ops::router_sum_columns(config.experts.count);
+    const int64_t columns = model::ExpertsOfStep::columns(config.experts.count);
     experts.sums_LS = Tensor::empty(stream, {config.layers, columns}, DType::f32);
     ops::fill(stream, experts.sums_LS, 0);
     step.experts = &experts;
@@ -135,11 +156,26 @@ struct Family {
     return total.to_host<double>(stream)[0] / double(counted);
   }
 
+  // The reference's capacity drops choices, as training does.
   std::vector<float> logits() {
     model::WgradQueue wgrad;
     model::Stash stash;
-    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
+    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, config.experts.capacity_factor > 0};
     return model->logits(step, batch).to_host<float>(stream);
+  }
+
+  // Returns (layers, experts) of what all routers have beside parameters; absent if none has it.
+  Tensor router_state(const std::string& what) {
+    const int64_t E = config.experts.count;
+    std::vector<float> all(size_t(config.layers * E));
+    bool any = false;
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      const std::string name = "layers." + std::to_string(layer) + ".mlp.router." + what;
+      if (!file.contains(name)) continue;
+      any = true;
+      std::ranges::copy(floats(file, name), all.begin() + layer * E);
+    }
+    return any ? Tensor::from_host(stream, {config.layers, E}, all) : Tensor();
   }
 
   storage::SafetensorsReader file;
@@ -156,7 +192,9 @@ struct Family {
 const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
                                          "qwen3", "mistral",     "gpt2",       "gpt2_erf"};
 
-const std::vector<std::string> kExpertFamilies{"mixtral", "qwen3_moe", "qwen2_moe", "deepseek_moe"};
+const std::vector<std::string> kExpertFamilies{
+    "mixtral",      "qwen3_moe",       "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",
+    "seq_aux_loss", "global_aux_loss", "all_losses", "capacity_probs", "capacity_position"};
 
 template <class A, class B>
 std::vector<std::pair<A, B>> combined(const std::vector<A>& as, const std::vector<B>& bs) {
@@ -205,6 +243,33 @@ TEST_CASE("logits, loss and every gradient of each family match the float64 refe
   }
 }
 
+TEST_CASE("families of experts have the defaults of their golden models") {
+  for (const std::string family : {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_moe"}) {
+    INFO(family);
+    const storage::SafetensorsReader file(std::string(MTRAIN_SOURCE_DIR) + "/test/golden/model/" +
+                                          family + ".safetensors");
+    const auto golden = nlohmann::json::parse(file.metadata().at("config"));
+    const auto& experts = golden.at("moe");
+    REQUIRE(golden.at("architecture") == family);
+    recipe::Diagnostics diagnostics;
+    const recipe::Recipe r = plan::load_recipe_text(
+        "dataset: {train: x}\n", "family",
+        {"model.moe=8", "model.moe.router_topk=2", "model.architecture=" + family}, diagnostics, 1);
+    INFO(diagnostics.text(recipe::Severity::error));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    CHECK(r.model.norm_epsilon == golden.at("norm_epsilon"));
+    CHECK(r.model.rotary_base == golden.at("rotary_base"));
+    CHECK(r.model.add_qkv_bias == golden.at("add_qkv_bias"));
+    CHECK(r.model.qk_layernorm == golden.at("qk_layernorm"));
+    CHECK(r.model.moe.first_dense_layers == experts.at("first_dense_layers"));
+    CHECK(r.model.moe.shared_expert_gate == experts.at("shared_expert_gate"));
+    // A softmax over all experts whose chosen weights sum to 1 is one over the chosen experts.
+    const plan::ExpertShape e = plan::make_plan(r, 1, 512).model.experts;
+    CHECK((e.normalize || e.over_chosen) ==
+          (experts.at("norm_topk_prob").get<bool>() || !experts.at("router_pre_softmax")));
+  }
+}
+
 TEST_CASE("bf16 gradients stay near the float64 reference") {
   for (const auto& name : kFamilies) {
     DYNAMIC_SECTION(name) {
@@ -234,8 +299,16 @@ TEST_CASE("recomputation gives the same bits") {
         policies.push_back({.attention_core = (modules & 1) != 0,
                             .norms = (modules & 2) != 0,
                             .mlp = (modules & 4) != 0});
+      if (kept.config.experts.count > 0)
+        for (const int modules : {1, 2, 4, 5, 6, 13, 16 + 5})
+          policies.push_back({.norms = (modules & 8) != 0,
+                              .experts = (modules & 1) != 0,
+                              .experts_act = (modules & 2) != 0,
+                              .shared_expert = (modules & 4) != 0,
+                              .cheap = (modules & 16) == 0});
       for (const model::Recompute& policy : policies) {
-        CAPTURE(policy.attention_core, policy.norms, policy.mlp, policy.group, policy.layers);
+        CAPTURE(policy.attention_core, policy.norms, policy.mlp, policy.group, policy.layers,
+                policy.experts, policy.experts_act, policy.shared_expert, policy.cheap);
         Family again(name, dtype, policy);
         CHECK(again.forward_backward() == loss);
         CHECK(again.experts.loss_2.to_host<double>(again.stream) ==

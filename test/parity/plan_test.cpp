@@ -66,6 +66,7 @@ TEST_CASE("counted parameters are those the model declares") {
                       "model.moe.shared_expert_ffn_hidden_size=64",
                       "model.moe.shared_expert_gate=true", "model.moe.first_dense_layers=1"});
   families.push_back({"model.moe.num_experts=4", "model.moe.layer_freq=2"});
+  families.push_back({"model.moe.num_experts=4", "model.moe.sparse_step=2"});
   for (const auto& family : families) {
     const Recipe r = recipe_with(family);
     CAPTURE(family[0]);
@@ -116,6 +117,12 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
             "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
             "recompute.cheap=false"},
            {"model.moe.num_experts=8", "mixed_precision=bf16_mixed", "recompute=full"},
+           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute=selective",
+            "recompute.modules=[moe]"},
+           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96", "model.moe.router_topk=3",
+            "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
+            "recompute.cheap=false", "recompute=selective",
+            "recompute.modules=[moe_act,shared_experts]"},
            {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512"},
            {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512",
             "distributed.mp_policy.output_dtype=bf16"},

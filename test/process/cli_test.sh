@@ -73,14 +73,14 @@ expect "Megatron's flags" 0 "tp 2" "tp_comm_overlap: true -> true" -- --recipe "
 expect "an idle flag" 0 "is turned off" "tp_comm_overlap: true -> false" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap
 expect "an idle flag, strict" 2 "without --strict" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap --strict
 expect "a trial of a long recipe" 0 "20 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
-expect "missing data beside other mistakes" 2 "there is no file x.bin" "not built yet: experts that drop tokens" -- \
-  --recipe "$work/good.yaml" model.moe=8 model.moe.expert_capacity_factor=1.5
+expect "missing data beside other mistakes" 2 "there is no file x.bin" "not built yet: writing while training goes on" -- \
+  --recipe "$work/good.yaml" checkpoint.async=true
 cd - >/dev/null || exit 1
 expect "unknown option" 2 "--recipes" -- --recipes x
 expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
 expect "world size of a run" 2 "does not start one" -- --recipe "$work/good.yaml" --world-size 2
-expect "what is not built is not run" 2 "not built yet: experts that drop tokens" -- \
-  --recipe "$work/good.yaml" model.moe=8 model.moe.expert_capacity_factor=1.5
+expect "what is not built is not run" 2 "not built yet: writing while training goes on" -- \
+  --recipe "$work/good.yaml" checkpoint.async=true
 expect "dry run" 0 "dry run on 8 ranks" "activations" "effective" "this build cannot run it yet" -- \
   --recipe "$work/good.yaml" --dry-run --world-size 8 model.moe=8 distributed.ep_size=8
 expect "print recipe" 0 "# override" "num_layers: 9" -- --recipe "$work/good.yaml" --print-recipe model.num_layers=9

@@ -303,13 +303,16 @@ TEST_CASE("capacity drops the lightest choices, or the last ones") {
   const std::vector<int32_t> expert{0, 1, 0, 1, 0, -1, 0, 1};
   const Array weight(DType::f32, Vector{0.2, 0.9, 0.7, 0.1, 0.2, 0.9, 0.6, 0.3});
   const auto drop = [&](int64_t capacity, bool by_weight) {
-    Array kept = Array::ids(expert);
+    Array kept = Array::ids(expert), dropped(DType::f32, Vector{5, 5});
     cpu::run(DropChoices{.expert_TK = kept,
                          .weight_TK = by_weight ? ConstSpan(weight) : ConstSpan{},
+                         .dropped_E = dropped,
                          .T = 4,
                          .K = 2,
                          .E = 2,
                          .capacity = capacity});
+    CHECK(dropped.values() == Vector{5 + double(std::max<int64_t>(0, 4 - capacity)),
+                                     5 + double(std::max<int64_t>(0, 3 - capacity))});
     return numbers(kept);
   };
   CHECK(drop(3, true) == std::vector<int32_t>{0, 1, 0, 1, -1, -1, 0, 1});

@@ -382,8 +382,29 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})");
   CHECK(read().first.model.rotary_base == 1e6);
   CHECK(read().first.model.kv_channels == 128);
+  config(R"({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+    "intermediate_size": 96, "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.0})");
+  const auto [mixtral, mixtral_errors] = read();
+  INFO(mixtral_errors);
+  REQUIRE(mixtral_errors.empty());
+  CHECK(mixtral.model.architecture == Architecture::mixtral);
+  CHECK(mixtral.model.moe.num_experts == 4);
+  CHECK(mixtral.model.moe.ffn_hidden_size == 96);
+  CHECK(mixtral.model.rotary_base == 1e6);
+
+  config(R"({"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4,
+    "norm_topk_prob": false, "decoder_sparse_step": 2, "mlp_only_layers": [1]})");
+  const auto [qwen, qwen_errors] = read();
+  INFO(qwen_errors);
+  REQUIRE(qwen_errors.empty());
+  CHECK(qwen.model.moe.router_pre_softmax);
+  CHECK_FALSE(qwen.model.moe.norm_topk_prob);
+  CHECK_FALSE(qwen.model.has_experts(0));
+  CHECK_FALSE(qwen.model.has_experts(1));
+  CHECK(qwen.model.has_experts(3));
   for (const auto& [text, gist] :
        {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
+        {R"({"model_type": "mixtral", "router_jitter_noise": 0.1})", "router_jitter_noise is 0.1"},
         {R"({"model_type": "llama", "logit_scale": 3})", "logit_scale"},
         {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
         {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},

@@ -9,6 +9,10 @@
 namespace mtrain::data {
 namespace {
 
+void leave_out_if_all_valid(Batch& batch) {
+  if (std::ranges::count(batch.valid, 0) == 0) batch.valid.clear();
+}
+
 // Returns samples first to first + B - 1; those from `limit` on are masked.
 Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
   const int64_t S = dataset.seq_length();
@@ -16,9 +20,10 @@ Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
   batch.input.assign(size_t(S * B), 0);
   batch.label.assign(size_t(S * B), -1);
   batch.position.assign(size_t(S * B), 0);
+  batch.valid.assign(size_t(S * B), 0);
   Sample sample;
   for (int64_t b = 0; b < B && first + b < limit; ++b) {
-    sample.documents.clear();
+    sample.documents.clear(), sample.padding = 0;
     dataset.sample(first + b, sample);
     MT_CHECK(sample.documents.empty() || B == 1, "packed samples in a micro-batch of {}", B);
     batch.documents = sample.documents;
@@ -26,9 +31,11 @@ Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
       batch.input[s * B + b] = sample.input[s];
       batch.label[s * B + b] = sample.label[s];
       batch.position[s * B + b] = sample.position[s];
+      batch.valid[s * B + b] = s < S - sample.padding;
     }
     batch.unmasked += S - std::count(sample.label.begin(), sample.label.end(), -1);
   }
+  leave_out_if_all_valid(batch);
   return batch;
 }
 
@@ -53,6 +60,10 @@ class Share {
     part(whole_.input, share_.input);
     part(whole_.label, share_.label);
     part(whole_.position, share_.position);
+    if (whole_.valid.empty())
+      share_.valid.resize(share_.input.size(), 1);
+    else
+      part(whole_.valid, share_.valid);
   }
   void pad(int64_t count) {
     add_run(whole_.S + padding_, count);
@@ -61,6 +72,7 @@ class Share {
     share_.input.resize(all, 0);
     share_.label.resize(all, -1);
     share_.position.resize(all, 0);
+    share_.valid.resize(all, 0);
   }
 
  private:
@@ -101,6 +113,7 @@ Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t mu
       whole.documents.empty() ? 0 : round_up(share.S, std::lcm(2, multiple)) - share.S;
   to.pad(rest);
   if (rest > 0) share.documents.push_back(rest / 2 * chunks);
+  leave_out_if_all_valid(share);
   share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
   return share;
 }

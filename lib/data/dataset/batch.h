@@ -19,6 +19,7 @@ struct PositionRun {
 struct Batch {
   int64_t B = 0, S = 0;
   std::vector<int32_t> input, label, position;  // (S * B); a label of -1 has no loss
+  std::vector<int32_t> valid;                   // (S * B); 0 marks padding; empty: there is none
   int64_t unmasked = 0;                         // labels other than -1
   std::vector<int64_t> documents;  // lengths, as in Sample, over all ranks; only if B = 1
   std::vector<PositionRun> runs;   // the positions of a share; empty: all

@@ -10,6 +10,7 @@ namespace mtrain::data {
 struct Sample {
   std::vector<int32_t> input, label, position;  // (S)
   std::vector<int64_t> documents;  // lengths of packed documents, S in all; empty: not packed
+  int64_t padding = 0;             // tokens at the end that only fill the sample
 };
 
 class Dataset {

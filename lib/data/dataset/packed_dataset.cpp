@@ -50,11 +50,13 @@ void PackedDataset::sample(int64_t index, Sample& out) const {
   const int64_t epoch = index / size(), i = index % size();
   const uint64_t key = rng_key(options_.seed + uint64_t(epoch) * 0x9E3779B97F4A7C15ull, "epoch");
   out.input.clear(), out.label.clear(), out.position.clear(), out.documents.clear();
+  out.padding = 0;
   for (const int64_t piece : packs_[size_t(options_.shuffle ? Permutation(key, size())(i) : i)])
     add_piece(pieces_[size_t(piece)], out);
   const int64_t rest = options_.size - int64_t(out.input.size());
   if (rest == 0) return;
   out.documents.push_back(rest);
+  out.padding = rest;
   out.input.resize(size_t(options_.size), 0);
   out.label.resize(size_t(options_.size), -1);
   out.position.resize(size_t(options_.size));

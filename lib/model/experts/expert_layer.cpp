@@ -21,7 +21,8 @@ struct ExpertLayer {
       : c(config),
         layer(number),
         keeps_norm(!recompute.cheap && !recompute.norms),
-        keeps_activation(!recompute.cheap),
+        keeps_activation(!recompute.cheap && !recompute.experts && !recompute.experts_act),
+        keeps_rows(!recompute.experts),
         tensor(impls.tensor),
         dispatcher(impls.token_dispatcher ? impls.token_dispatcher()
                                           : local_dispatcher(c.experts.count)),
@@ -31,6 +32,7 @@ struct ExpertLayer {
                                     .shape = {e.count, c.hidden},
                                     .std = c.init_std,
                                     .shard = tensor->replicated()});
+    if (impls.router_bias_LE) bias_E = impls.router_bias_LE.flat(layer * e.count, {e.count});
     if (e.shared_ffn)
       shared = std::make_unique<SharedExpert>(params, unit_id(), name() + ".shared_expert", c,
                                               recompute, impls);
@@ -51,12 +53,20 @@ struct ExpertLayer {
 
   const GptConfig c;
   const int64_t layer;
-  const bool keeps_norm, keeps_activation;
+  const bool keeps_norm, keeps_activation, keeps_rows;
   const std::shared_ptr<TensorParallel> tensor;
   const std::unique_ptr<TokenDispatcher> dispatcher;
   const Norm norm;
   std::unique_ptr<SharedExpert> shared;  // null without one
+  // Whether the segments behind the dispatch need the norm's output, too, in some pass.
+  bool keeps_input() const { return shared || !keeps_rows; }
+  // Whether some rows of experts may belong to no choice.
+  bool unused_rows(const Step& step) const {
+    return step.seq.valid_T || c.experts.drops(step.training);
+  }
+
   Parameter *router, *gate_up, *down;
+  Tensor bias_E;  // of the router's choice; absent without one
 };
 
 class ExpertSegment : public Segment {
@@ -77,10 +87,10 @@ class ExpertSegment : public Segment {
 
 // Orders the tokens by expert, and lets them go.
 void leave(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
-           const ops::Routing& routing) {
-  f.route = l.dispatcher->route(step, routing.expert_TK);
-  f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, routing.weight_TK);
-  if (l.shared) f.x_TH = x_TH;
+           const Tensor& expert_TK, const Tensor& weight_TK) {
+  f.route = l.dispatcher->route(step, expert_TK);
+  f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, weight_TK);
+  if (l.keeps_input()) f.x_TH = x_TH;
 }
 // Adds the gradients that have come back to that of the layer's input. Returns the weights'.
 Tensor come_back(Step& step, const ExpertLayer& l, ExpertFlow& f) {
@@ -114,10 +124,11 @@ class Route : public ExpertSegment {
                                 ops::matmul(step.compute, "matmul_router_fwd", a.norm.y_TH,
                                             l_->router->value, {.b = true}, DType::f32),
                                 e.logits);
-    a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form);
+    a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E,
+                                  step.seq.valid_T);
     if (step.training && step.experts) a.loss_grad_BG = losses(step, a);
     flow.h = {a.norm.sum_TH, {}};
-    leave(step, *l_, flow.experts, a.norm.y_TH, a.routing);
+    leave(step, *l_, flow.experts, a.norm.y_TH, kept_choices(step, a), a.routing.weight_TK);
     if (!l_->keeps_norm) a.norm.y_TH = {};
     step.stash.push(std::move(a));
     return flow;
@@ -150,6 +161,23 @@ class Route : public ExpertSegment {
   }
 
  private:
+  // Returns the choices that fit into the experts' capacity. The losses see all choices, and so
+  // does the router's gradient: a dropped choice has a weight without a gradient.
+  Tensor kept_choices(Step& step, const RouteActivations& a) const {
+    const ExpertConfig& e = l_->c.experts;
+    if (!e.drops(step.training)) return a.routing.expert_TK;
+    const bool counts = step.experts && !step.recomputing;
+    Tensor dropped_E;
+    if (counts) {
+      dropped_E = step.experts->dropped(l_->layer, e.count);
+    } else {
+      dropped_E = Tensor::empty(step.compute, {e.count}, DType::f32);
+      ops::fill(step.compute, dropped_E, 0);
+    }
+    return ops::drop_choices(step.compute, a.routing, e.capacity(a.logits_TE.dim(0)),
+                             e.drops_lightest, dropped_E);
+  }
+
   // Adds the micro-batch's losses and sums to those of the step, unless an earlier forward has done
   // so. Returns the losses' gradient; absent without losses.
   Tensor losses(Step& step, const RouteActivations& a) const {
@@ -157,19 +185,19 @@ class Route : public ExpertSegment {
     const Tensor sums_BS =
         ops::router_sums(step.compute, a.logits_TE, a.routing,
                          e.loss_coeffs.sample > 0 ? step.seq.B : 1, e.form.score);
-    if (!step.recomputing) {
-      const int64_t S = sums_BS.dim(1);
-      ops::column_sum(step.compute, sums_BS, step.experts->sums_LS.flat(l_->layer * S, {S}));
-    }
+    if (!step.recomputing)
+      ops::column_sum(step.compute, sums_BS, step.experts->sums(l_->layer, e.count));
     const ops::RouterLossCoeffs& coeffs = e.loss_coeffs;
-    if (coeffs.batch == 0 && coeffs.sample == 0 && coeffs.z == 0) return {};
+    if (!coeffs.any()) return {};
+    const Tensor& fraction_LE = step.experts->fraction_LE;
     Tensor loss_2 = step.experts->loss_2;
     if (step.recomputing) {
       loss_2 = Tensor::empty(step.compute, {2}, DType::f64);
       ops::fill(step.compute, loss_2, 0);
     }
-    return ops::router_losses(step.compute, sums_BS, e.count, e.per_token, coeffs,
-                              step.experts->loss_grad, loss_2);
+    return ops::router_losses(
+        step.compute, sums_BS, e.count, e.per_token, coeffs, step.experts->loss_grad, loss_2,
+        fraction_LE ? fraction_LE.flat(l_->layer * e.count, {e.count}) : Tensor());
   }
 };
 
@@ -194,8 +222,9 @@ class Dispatch : public ExpertSegment {
 };
 
 struct ExpertActivations {
-  Tensor x_RH, weight_R, first_E1;
-  Tensor up_R2F;  // gate | up
+  Tensor x_RH;  // absent if the tokens travel again
+  Tensor weight_R, first_E1;
+  Tensor up_R2F;  // gate | up; absent if it is computed again
   Tensor act_RF;  // absent if it is computed again
 };
 
@@ -213,13 +242,13 @@ class Experts : public ExpertSegment {
     ExpertActivations a{.x_RH = std::move(rows.x_RH),
                         .weight_R = std::move(rows.weight_R),
                         .first_E1 = dispatcher.first_E1(*f.route)};
-    a.up_R2F = ops::grouped_matmul(step.compute, "experts_up_fwd", a.x_RH, l_->gate_up->value,
-                                   a.first_E1, true);
+    a.up_R2F = up(step, a);
     const Tensor act_RF = ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R);
     rows = {.x_RH = ops::grouped_matmul(step.compute, "experts_down_fwd", act_RF, l_->down->value,
-                                        a.first_E1, true)};
+                                        a.first_E1, true, l_->unused_rows(step))};
     f.rows = dispatcher.from_experts(step, *f.route, std::move(rows));
     if (l_->keeps_activation) a.act_RF = act_RF;
+    if (!l_->keeps_rows) a.x_RH = {}, a.up_R2F = {};
     step.stash.push(std::move(a));
     return flow;
   }
@@ -230,9 +259,14 @@ class Experts : public ExpertSegment {
     auto a = step.stash.pop<ExpertActivations>();
     ExpertFlow& f = flow.experts;
     TokenDispatcher& dispatcher = *l_->dispatcher;
+    const bool unused = l_->unused_rows(step);
+    if (!l_->keeps_rows) {
+      a.x_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.again, {})).x_RH;
+      a.up_R2F = up(step, a);
+    }
     Tensor dy_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {})).x_RH;
     Tensor dact_RF = ops::grouped_matmul(stream, "experts_down_dgrad", dy_RH, l_->down->value,
-                                         a.first_E1, false);
+                                         a.first_E1, false, unused);
     // Unless the activation's output is kept, the kernel overwrites its gradient with it.
     const Tensor again_RF = a.act_RF ? Tensor() : dact_RF;
     const ops::WeightedSwigluGradients d =
@@ -243,7 +277,7 @@ class Experts : public ExpertSegment {
     f.rows = dispatcher.from_experts(
         step, *f.route,
         {.x_RH = ops::grouped_matmul(stream, "experts_up_dgrad", d.dgate_up_R2F, l_->gate_up->value,
-                                     a.first_E1, false),
+                                     a.first_E1, false, unused),
          .weight_R = d.dweight_R});
     push_wgrad(step, l_->gate_up, "experts_up_wgrad", d.dgate_up_R2F, std::move(a.x_RH),
                a.first_E1);
@@ -251,6 +285,11 @@ class Experts : public ExpertSegment {
   }
 
  private:
+  Tensor up(Step& step, const ExpertActivations& a) const {
+    return ops::grouped_matmul(step.compute, "experts_up_fwd", a.x_RH, l_->gate_up->value,
+                               a.first_E1, true, l_->unused_rows(step));
+  }
+
   static void push_wgrad(Step& step, Parameter* weight, const char* name, Tensor dy_RO, Tensor x_RI,
                          const Tensor& first_E1) {
     step.wgrad.push({[=, &stream = step.compute, dy = std::move(dy_RO), x = std::move(x_RI)] {
@@ -278,13 +317,15 @@ class Combine : public ExpertSegment {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     f.rows = l_->dispatcher->send(step, *f.route, std::exchange(f.rows, {}));
+    if (!l_->keeps_rows) f.again = l_->dispatcher->send(step, *f.route, std::exchange(f.again, {}));
     return flow;
   }
 };
 
 struct MergeActivations {
   std::shared_ptr<TokenRoute> route;
-  // With a shared expert: its input, absent if it is computed again from the stream, which follows.
+  // Where a pass needs the norm's output: absent if it is computed again from the stream, which
+  // follows.
   Tensor x_TH, sum_TH;
 };
 
@@ -298,8 +339,8 @@ class Merge : public ExpertSegment {
     ExpertFlow f = std::exchange(flow.experts, {});
     MergeActivations a{.route = f.route};
     Tensor shared_TH;
-    if (l_->shared) {
-      shared_TH = l_->shared->forward(step, f.x_TH);
+    if (l_->shared) shared_TH = l_->shared->forward(step, f.x_TH);
+    if (l_->keeps_input()) {
       a.x_TH = l_->keeps_norm ? f.x_TH : Tensor();
       a.sum_TH = flow.h.x_TH;
     }
@@ -320,9 +361,11 @@ class Merge : public ExpertSegment {
         drop_backward(step, flow.d.d_TH, dropout_id(), l_->c.hidden_dropout, first_row(step));
     f.route = a.route;
     f.rows = l_->dispatcher->to_rows(step, *f.route, dout_TH, {});
-    if (!l_->shared) return flow;
+    if (!l_->keeps_input()) return flow;
     f.x_TH = a.x_TH ? a.x_TH : l_->norm.forward(step, {a.sum_TH, {}}).y_TH;
-    f.dx_TH = l_->shared->backward(step, f.x_TH, dout_TH);
+    // Tokens travel to the rows of their experts' input as gradients do to those of its output.
+    if (!l_->keeps_rows) f.again = l_->dispatcher->to_rows(step, *f.route, f.x_TH, {});
+    if (l_->shared) f.dx_TH = l_->shared->backward(step, f.x_TH, dout_TH);
     return flow;
   }
 

@@ -1,20 +1,35 @@
-// What layers with experts need of a step beside what other layers need: the weight of their own
-// losses, and the memory in which they leave losses and loads.
+// What layers with experts need of a training step beside what other layers need: the weight of
+// their own losses, the loads of the step before, and the memory in which they leave losses and
+// loads.
 #pragma once
 #include <chrono>
 
+#include "ops/experts.h"
 #include "tensor/tensor.h"
 
 namespace mtrain::model {
 
 struct ExpertsOfStep {
+  // Numbers of a layer's row in sums_LS: kernels::RouterSums, and how many choices each of E
+  // experts has dropped.
+  static constexpr int64_t columns(int64_t E) { return ops::router_sum_columns(E) + E; }
+  Tensor sums(int64_t layer, int64_t E) const {
+    return sums_LS.flat(layer * columns(E), {ops::router_sum_columns(E)});
+  }
+  Tensor dropped(int64_t layer, int64_t E) const {
+    return sums_LS.flat(layer * columns(E) + ops::router_sum_columns(E), {E});
+  }
+
   // The gradient of the reported loss with respect to the losses of one micro-batch's router: 1 /
   // (micro-batches of the global batch).
   float loss_grad = 1;
   // fp64: the balance losses and the z-losses of all layers and micro-batches are added to these.
   Tensor loss_2;
-  // fp32, one row for each layer of the model: kernels::RouterSums of all micro-batches are added.
+  // fp32, one row of columns(E) for each layer of the model: those of all micro-batches are added.
   Tensor sums_LS;
+  // fp32: each expert's part of the choices of the whole batch before, for the global loss. Absent
+  // in the first step.
+  Tensor fraction_LE;
   // Null, or the time is added here for which the host waits to know how many rows experts have.
   std::chrono::nanoseconds* host_wait = nullptr;
 };

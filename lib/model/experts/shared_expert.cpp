@@ -13,16 +13,17 @@ constexpr ops::RouterForm kGate{.score = ops::RouterScore::sigmoid};
 }  // namespace
 
 struct SharedExpert::Activations {
-  Tensor up_TF;   // gate | up
+  Tensor up_TF;   // gate | up; absent if it is computed again
   Tensor act_TF;  // absent if it is computed again
-  Tensor y_TH;    // the down projection's output; absent without a gate
+  Tensor y_TH;    // the down projection's output; absent without a gate, or if computed again
   InputScale up_scale, down_scale;
   Gate gate;
 };
 
 SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
                            const GptConfig& c, const Recompute& recompute, const ModelImpls& impls)
-    : keep_activation_(!recompute.cheap) {
+    : keep_outputs_(!recompute.shared_expert),
+      keep_activation_(!recompute.cheap && !recompute.shared_expert) {
   const int64_t F = c.experts.shared_ffn;
   gate_up_ = impls.tensor->column_linear(params, {.unit = unit,
                                                   .name = name + ".gate_up",
@@ -64,9 +65,10 @@ Tensor SharedExpert::forward(Step& step, const Tensor& x_TH) {
   Tensor y_TH = down_->forward(step, act_TF, a.down_scale);
   if (gate_) {
     a.gate = gate_of(step, x_TH);
-    a.y_TH = y_TH;
+    if (keep_outputs_) a.y_TH = y_TH;
     y_TH = ops::unpermute(step.compute, y_TH, a.gate.row_T1, a.gate.routing.weight_TK);
   }
+  if (!keep_outputs_) a.up_TF = {};
   step.stash.push(std::move(a));
   return y_TH;
 }
@@ -92,6 +94,10 @@ Tensor SharedExpert::backward(Step& step, const Tensor& x_TH, const Tensor& dy_T
   Stream& stream = step.compute;
   auto a = step.stash.pop<Activations>();
   Tensor dx_gate, dy = dy_TH;
+  if (!keep_outputs_) {
+    a.up_TF = gate_up_->forward(step, x_TH, a.up_scale);
+    if (gate_) a.y_TH = down_->forward(step, ops::swiglu(stream, a.up_TF), a.down_scale);
+  }
   if (gate_) {
     dx_gate = gate_backward(step, a.gate, x_TH, a.y_TH, dy_TH);
     dy = ops::permute(stream, dy_TH, a.gate.choice_T, 1, a.gate.routing.weight_TK);

@@ -32,7 +32,7 @@ class SharedExpert {
                        const Tensor& dy_TH);
   struct Activations;
 
-  const bool keep_activation_;
+  const bool keep_outputs_, keep_activation_;
   std::unique_ptr<Linear> gate_up_, down_;
   Parameter* gate_ = nullptr;  // (1, H); null without a gate
 };

@@ -2,6 +2,7 @@
 // recompute sections with every default filled in.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "base/dtype.h"
 
@@ -12,17 +13,19 @@ struct ExpertShape {
   int64_t count = 0, per_token = 0;  // experts of a layer; 0: the model is dense
   int64_t ffn = 0, shared_ffn = 0;   // width of an expert, and of the shared one (0: none)
   bool shared_gate = false;
-  int64_t first_layer = 0, every = 1;
+  std::vector<bool> layers;  // whether each layer of the model has experts
   // How scores follow from logits, and weights from scores; kernels/router.h says what each means.
   bool sigmoid = false, over_chosen = false, normalize = false;
   double scale = 1;
   int64_t groups = 1, best_groups = 1;
   DType logits = DType::f32;
-  double batch_coeff = 0, sample_coeff = 0, z_coeff = 0;  // of the balance losses and the z-loss
-
-  bool in_layer(int64_t layer) const {
-    return count > 0 && layer >= first_layer && layer % every == 0;
-  }
+  // Of the balance losses, and of the z-loss.
+  double batch_coeff = 0, sample_coeff = 0, global_coeff = 0, z_coeff = 0;
+  double bias_rate = 0;  // by which biases balance experts after each step; 0: there are none
+  // An expert takes at most this many times an even share of a micro-batch's choices; 0: all. Those
+  // of the lowest weight are dropped, or the last ones.
+  double capacity_factor = 0;
+  bool drops_lightest = true;
 };
 
 struct ModelShape {
@@ -50,6 +53,9 @@ struct ModelShape {
 struct RecomputeOptions {
   // In every layer: the attention core, the norms, the MLP.
   bool attention_core = false, norms = false, mlp = false;
+  // In every layer with experts: their rows and all that they compute, their activation, the shared
+  // expert.
+  bool experts = false, experts_act = false, shared_expert = false;
   // The first `layers` layers keep only the input of each group of `group` layers. If `layers` is
   // 0, all layers keep everything.
   int64_t group = 0, layers = 0;

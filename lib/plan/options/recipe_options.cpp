@@ -103,23 +103,29 @@ ExpertShape expert_shape(const recipe::ModelConfig& m) {
   const recipe::MoeConfig& moe = m.moe;
   if (moe.num_experts == 0) return {};
   const bool sigmoid = moe.router_score == recipe::RouterScore::sigmoid;
+  std::vector<bool> layers;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) layers.push_back(m.has_experts(layer));
   return {.count = moe.num_experts,
           .per_token = moe.router_topk,
           .ffn = moe.ffn_hidden_size.value_or(m.ffn_size()),
           .shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0),
           .shared_gate = moe.shared_expert_gate,
-          .first_layer = moe.first_dense_layers,
-          .every = moe.layer_freq,
+          .layers = std::move(layers),
           .sigmoid = sigmoid,
           .over_chosen = !sigmoid && !moe.router_pre_softmax,
-          .normalize = moe.norm_topk_prob,
+          // The only sigmoid's score would become 1, and the router would not learn.
+          .normalize = moe.norm_topk_prob && moe.router_topk > 1,
           .scale = moe.router_topk_scaling_factor,
           .groups = moe.num_groups.value_or(1),
           .best_groups = moe.group_topk.value_or(1),
           .logits = element_dtype(moe.router_dtype),
           .batch_coeff = balance_coeff(moe, recipe::LoadBalancing::aux_loss),
           .sample_coeff = balance_coeff(moe, recipe::LoadBalancing::seq_aux_loss),
-          .z_coeff = moe.z_loss_coeff};
+          .global_coeff = balance_coeff(moe, recipe::LoadBalancing::global_aux_loss),
+          .z_coeff = moe.z_loss_coeff,
+          .bias_rate = moe.router_bias_update_rate,
+          .capacity_factor = moe.expert_capacity_factor.value_or(0),
+          .drops_lightest = moe.token_drop_policy == recipe::TokenDropPolicy::probs};
 }
 
 }  // namespace
@@ -161,7 +167,10 @@ RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t lay
   if (r.granularity == recipe::RecomputeGranularity::selective)
     return {.attention_core = r.selects(Module::core_attn),
             .norms = r.selects(Module::layernorm),
-            .mlp = r.selects(Module::mlp)};
+            .mlp = r.selects(Module::mlp),
+            .experts = r.selects(Module::moe),
+            .experts_act = r.selects(Module::moe_act),
+            .shared_expert = r.selects(Module::shared_experts)};
   if (r.granularity != recipe::RecomputeGranularity::full) return {};
   const int64_t n = r.num_layers.value_or(1);
   const bool block = r.method == recipe::RecomputeMethod::block;

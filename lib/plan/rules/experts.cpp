@@ -1,4 +1,5 @@
-// Rules of models with experts: the router, the experts' sizes, and the ranks that share them.
+// Rules of models with experts: which layers have them, the router, the experts' sizes, and the
+// ranks that share them.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -7,6 +8,82 @@
 
 namespace mtrain::plan {
 namespace {
+
+// Which layers have experts.
+void check_layers(const Recipe& r, Diagnostics& diagnostics) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  const int64_t layers = r.model.num_layers;
+  const std::vector<int64_t>& freq = moe.layer_freq;
+  const char* field = "model.moe.layer_freq";
+  const bool list = freq.size() != 1;
+  diagnostics.require(!list || int64_t(freq.size()) == layers, {field, "model.num_layers"},
+                      fmt::format("a list of {} for {} layers", freq.size(), layers),
+                      "give a 0 or a 1 for each layer, or a number");
+  const bool zeros_and_ones = std::ranges::all_of(freq, [](int64_t n) { return n <= 1; });
+  diagnostics.require(!list || zeros_and_ones, {field},
+                      "a list has a 0 for a layer without experts and a 1 for one with them",
+                      "give a 0 or a 1 for each layer, or a number");
+  diagnostics.require(list || freq[0] > 0, {field}, "every how many layers has experts is 0",
+                      "set it to 1: every layer has experts");
+  const auto one_of_two = [&](const char* other, bool both) {
+    diagnostics.require(!both, {field, other}, "both say which layers have experts",
+                        "remove one of the two");
+  };
+  one_of_two("model.moe.sparse_step", moe.sparse_step && (list || freq[0] != 1));
+  one_of_two("model.moe.first_dense_layers", list && moe.first_dense_layers > 0);
+  one_of_two("model.moe.dense_layers", list && !moe.dense_layers.empty());
+  for (const int64_t layer : moe.dense_layers)
+    diagnostics.require(layer < layers, {"model.moe.dense_layers", "model.num_layers"},
+                        fmt::format("there is no layer {}: the model has {}", layer, layers),
+                        fmt::format("layers have the numbers 0 to {}", layers - 1));
+  bool any = false;
+  for (int64_t layer = 0; layer < layers; ++layer) any = any || r.model.has_experts(layer);
+  diagnostics.require(any, {"model.moe.num_experts", "model.moe.first_dense_layers", field},
+                      fmt::format("none of the {} layers has experts", layers),
+                      "change the layers that have experts, or set model.moe.num_experts: 0");
+}
+
+// How weights follow from logits.
+void check_weights(const Recipe& r, Diagnostics& diagnostics) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  const char *pre = "model.moe.router_pre_softmax", *norm = "model.moe.norm_topk_prob";
+  const bool softmax = moe.router_score == recipe::RouterScore::softmax;
+  diagnostics.require(!softmax || moe.router_pre_softmax || moe.norm_topk_prob, {norm, pre},
+                      "weights that come from a softmax over the chosen experts sum to 1",
+                      "set router_pre_softmax: true, or norm_topk_prob: true");
+  if (!softmax && r.given(pre) && moe.router_pre_softmax)
+    warn_or_refuse(r, pre, "is ignored, for model.moe.router_score is sigmoid", diagnostics);
+  if (moe.router_topk != 1) return;
+  diagnostics.require(!softmax || !moe.norm_topk_prob, {"model.moe.router_topk", norm},
+                      "the weight of a token's only expert is 1 whatever the router says, so that "
+                      "the router would not learn",
+                      "set model.moe.router_pre_softmax: true and norm_topk_prob: false");
+  if (!softmax && r.given(norm) && moe.norm_topk_prob)
+    warn_or_refuse(r, norm, "is turned off: a token has one expert (router_topk 1)", diagnostics);
+}
+
+void check_losses(const Recipe& r, Diagnostics& diagnostics) {
+  using recipe::LoadBalancing;
+  const recipe::MoeConfig& moe = r.model.moe;
+  const auto& kinds = moe.load_balancing_type;
+  const std::vector<double>& coeffs = moe.aux_loss_coeff;
+  diagnostics.require(
+      coeffs.size() == 1 || coeffs.size() == kinds.size(),
+      {"model.moe.aux_loss_coeff", "model.moe.load_balancing_type"},
+      fmt::format("{} coefficients for {} load-balancing losses", coeffs.size(), kinds.size()),
+      "give one for all, or one for each");
+  if (coeffs.empty()) return;
+  const bool none = std::ranges::count(kinds, LoadBalancing::none) == int64_t(kinds.size());
+  if (none && std::ranges::any_of(coeffs, [](double c) { return c > 0; }))
+    warn_or_refuse(r, "model.moe.aux_loss_coeff",
+                   "is ignored, for model.moe.load_balancing_type is none", diagnostics);
+  for (size_t i = 0; i < kinds.size(); ++i)
+    if (kinds[i] != LoadBalancing::none && coeffs[std::min(i, coeffs.size() - 1)] == 0)
+      warn_or_refuse(
+          r, "model.moe.load_balancing_type",
+          fmt::format("{} changes nothing: its model.moe.aux_loss_coeff is 0", enum_name(kinds[i])),
+          diagnostics);
+}
 
 void check_router(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::MoeConfig& moe = r.model.moe;
@@ -36,17 +113,8 @@ void check_router(const Recipe& r, Diagnostics& diagnostics) {
                                     *moe.group_topk, here),
                         "choose fewer experts, or more groups");
   }
-  const size_t losses = moe.load_balancing_type.size(), weights = moe.aux_loss_coeff.size();
-  diagnostics.require(weights == 1 || weights == losses,
-                      {"model.moe.aux_loss_coeff", "model.moe.load_balancing_type"},
-                      fmt::format("{} coefficients for {} load-balancing losses", weights, losses),
-                      "give one for all, or one for each");
-  const bool none = std::ranges::all_of(moe.load_balancing_type, [](recipe::LoadBalancing kind) {
-    return kind == recipe::LoadBalancing::none;
-  });
-  if (none && std::ranges::any_of(moe.aux_loss_coeff, [](double c) { return c > 0; }))
-    warn_or_refuse(r, "model.moe.aux_loss_coeff",
-                   "is ignored, for model.moe.load_balancing_type is none", diagnostics);
+  check_weights(r, diagnostics);
+  check_losses(r, diagnostics);
 }
 
 void check_widths(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -76,8 +144,18 @@ void check_expert_tp(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
 }
 
 void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  if (r.model.moe.expert_capacity_factor &&
-      (l.cp > 1 || (l.tp > 1 && r.distributed.sequence_parallel)))
+  const recipe::MoeConfig& moe = r.model.moe;
+  diagnostics.require(
+      moe.expert_capacity_factor || !moe.pad_expert_input_to_capacity,
+      {"model.moe.pad_expert_input_to_capacity", "model.moe.expert_capacity_factor"},
+      "experts have no capacity to pad their input to", "set expert_capacity_factor");
+  if (moe.pad_expert_input_to_capacity && l.ep == 1)
+    warn_or_refuse(r, "model.moe.pad_expert_input_to_capacity",
+                   "is turned off: rows of experts do not travel (ep_size 1)", diagnostics);
+  if (r.given("model.moe.token_drop_policy") && !moe.expert_capacity_factor)
+    warn_or_refuse(r, "model.moe.token_drop_policy",
+                   "is ignored: without expert_capacity_factor no token is dropped", diagnostics);
+  if (moe.expert_capacity_factor && (l.cp > 1 || (l.tp > 1 && r.distributed.sequence_parallel)))
     diagnostics.warn("model.moe.expert_capacity_factor",
                      "the capacity is of a rank's share of the tokens, so that which tokens are "
                      "dropped depends on cp_size and sequence_parallel",
@@ -117,10 +195,16 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
       r.distributed.strategy == recipe::Strategy::fsdp2)
     warn_or_refuse(r, "distributed.moe", "is ignored, for ep_size is 1", diagnostics);
   if (moe.num_experts > 0) {
+    check_layers(r, diagnostics);
     check_router(r, diagnostics);
     check_widths(r, l, diagnostics);
     check_expert_tp(r, l, diagnostics);
     check_capacity(r, l, diagnostics);
+    if (moe.shared_expert_gate && r.given("model.moe.shared_expert_gate") &&
+        !moe.shared_expert_ffn_hidden_size)
+      warn_or_refuse(r, "model.moe.shared_expert_gate",
+                     "is ignored: there is no shared expert (shared_expert_ffn_hidden_size)",
+                     diagnostics);
     diagnostics.require(
         !moe.shared_expert_overlap || moe.shared_expert_ffn_hidden_size,
         {"model.moe.shared_expert_overlap", "model.moe.shared_expert_ffn_hidden_size"},
@@ -130,6 +214,14 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
       warn_or_refuse(r, "model.moe.shared_expert_overlap",
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
   }
+  using enum recipe::Architecture;
+  for (const auto family : {mixtral, qwen2_moe, qwen3_moe, deepseek_moe})
+    diagnostics.require(
+        moe.num_experts > 0 || r.model.architecture != family,
+        {"model.moe.num_experts", "model.architecture"},
+        fmt::format("models of the architecture {} have experts, but their number is not given",
+                    enum_name(family)),
+        "set model.moe.num_experts");
   if (moe.num_experts == 0 && moe.shared_expert_overlap)
     warn_or_refuse(r, "model.moe.shared_expert_overlap", "is turned off: the model has no experts",
                    diagnostics);

@@ -6,6 +6,12 @@
 namespace mtrain::plan {
 namespace {
 
+bool has_dense_layer(const recipe::ModelConfig& m) {
+  for (int64_t layer = 0; layer < m.num_layers; ++layer)
+    if (!m.has_experts(layer)) return true;
+  return false;
+}
+
 // Tells which of the listed modules change nothing.
 void note_modules(const Recipe& r, Diagnostics& diagnostics) {
   using Module = recipe::RecomputeModule;
@@ -18,13 +24,25 @@ void note_modules(const Recipe& r, Diagnostics& diagnostics) {
           "set granularity: selective, or remove it");
     return;
   }
+  const bool experts = r.model.moe.num_experts > 0;
   for (const Module module : {Module::moe, Module::moe_act, Module::shared_experts})
-    if (c.selects(module) && r.model.moe.num_experts == 0)
+    if (c.selects(module) && !experts)
       diagnostics.warn(
           field,
           fmt::format("{} has nothing to recompute: the model is dense, without experts",
                       enum_name(module)),
           "use core_attn, mlp and layernorm");
+  if (c.selects(Module::shared_experts) && experts && !r.model.moe.shared_expert_ffn_hidden_size)
+    warn_or_refuse(r, field, "shared_experts has nothing to recompute: there is no shared expert",
+                   diagnostics);
+  if (c.selects(Module::moe_act) && c.selects(Module::moe) && experts)
+    warn_or_refuse(r, field, "moe_act adds nothing to moe, which recomputes all of the experts",
+                   diagnostics);
+  if (c.selects(Module::mlp) && experts && !has_dense_layer(r.model))
+    warn_or_refuse(r, field,
+                   "mlp has nothing to recompute: every layer has experts, which moe and moe_act "
+                   "recompute",
+                   diagnostics);
   if (c.selects(Module::layernorm) && r.model.qk_layernorm && !c.selects(Module::core_attn))
     diagnostics.warn(field,
                      "layernorm: the norms of queries and keys are computed again only together "

@@ -1,7 +1,5 @@
 // Lists the features that recipes may ask for and this build cannot run yet, one call of missing()
 // for each. The call is removed when its feature is built.
-#include <algorithm>
-
 #include <fmt/core.h>
 
 #include "plan/rules/unsupported.h"
@@ -47,16 +45,6 @@ void check_experts(const Recipe& r, const Missing& missing) {
   missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu");
   missing(r.model.add_bias_linear, "model.add_bias_linear", "experts with biases",
           "set it to false");
-  const bool global =
-      std::ranges::find(moe.load_balancing_type, recipe::LoadBalancing::global_aux_loss) !=
-      moe.load_balancing_type.end();
-  missing(global, "model.moe.load_balancing_type", "global_aux_loss",
-          "use aux_loss or seq_aux_loss");
-  missing(moe.router_bias_update_rate > 0, "model.moe.router_bias_update_rate",
-          "biases that balance experts", "use aux_loss");
-  missing(moe.expert_capacity_factor.has_value() || moe.pad_expert_input_to_capacity,
-          "model.moe.expert_capacity_factor", "experts that drop tokens",
-          "leave it out: no token is dropped");
 }
 
 template <class Missing>
@@ -96,12 +84,6 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "reading weights of a Hugging Face folder",
           "set model.init: random to train a model of these sizes from random weights");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
-  using Module = recipe::RecomputeModule;
-  const bool of_experts = r.recompute.selects(Module::moe) ||
-                          r.recompute.selects(Module::moe_act) ||
-                          r.recompute.selects(Module::shared_experts);
-  missing(of_experts && r.model.moe.num_experts > 0, "recompute.modules",
-          "recomputation of experts", "use core_attn, mlp and layernorm");
 }
 
 }  // namespace mtrain::plan

@@ -86,6 +86,9 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
       {"model.swiglu", "model.activation",
        [](const std::string& t) { return choose(t, "swiglu", ""); }},
       {"model.disable_bias_linear", "model.add_bias_linear", not_of},
+      // Megatron's rate is 1e-3 unless it is given.
+      {"model.moe_router_enable_expert_bias", "model.moe.router_bias_update_rate",
+       [](const std::string& t) { return choose(t, "0.001", "0"); }},
       {"model.untie_embeddings_and_output_weights", "model.share_embeddings_and_output_weights",
        not_of},
       {"model.recompute_activations", "recompute.granularity",

@@ -38,7 +38,8 @@ struct KeyRow {
 };
 
 // The families whose keys are Llama's, and what each of them takes if a key is left out.
-constexpr std::string_view kLikeLlama[] = {"llama", "mistral", "qwen2", "qwen3"};
+constexpr std::string_view kLikeLlama[] = {"llama",   "mistral",   "qwen2",    "qwen3",
+                                           "mixtral", "qwen2_moe", "qwen3_moe"};
 constexpr std::string_view kNoKey = "-";  // the family has no such key
 struct SharedRow {
   std::string_view key, field;
@@ -46,26 +47,65 @@ struct SharedRow {
   bool recipe_wins = false;
 };
 constexpr SharedRow kShared[] = {
-    {"hidden_size", "model.hidden_size", {"4096", "4096", "4096", "4096"}},
-    {"intermediate_size", "model.ffn_hidden_size", {"11008", "14336", "22016", "22016"}},
-    {"num_hidden_layers", "model.num_layers", {"32", "32", "32", "32"}},
-    {"num_attention_heads", "model.num_attention_heads", {"32", "32", "32", "32"}},
-    {"num_key_value_heads", "model.num_query_groups", {"", "8", "32", "32"}},
-    {"head_dim", "model.kv_channels", {"", "", "", "128"}},
-    {"vocab_size", "model.vocab_size", {"32000", "32000", "151936", "151936"}},
+    {"hidden_size", "model.hidden_size", {"4096", "4096", "4096", "4096", "4096", "2048", "2048"}},
+    {"intermediate_size",
+     "model.ffn_hidden_size",
+     {"11008", "14336", "22016", "22016", "14336", "5632", "6144"}},
+    {"num_hidden_layers", "model.num_layers", {"32", "32", "32", "32", "32", "24", "24"}},
+    {"num_attention_heads",
+     "model.num_attention_heads",
+     {"32", "32", "32", "32", "32", "16", "32"}},
+    {"num_key_value_heads", "model.num_query_groups", {"", "8", "32", "32", "8", "16", "4"}},
+    {"head_dim", "model.kv_channels", {"", "", "", "128", "", "", ""}},
+    {"vocab_size",
+     "model.vocab_size",
+     {"32000", "32000", "151936", "151936", "32000", "151936", "151936"}},
     {"max_position_embeddings",
      "model.max_position_embeddings",
-     {"2048", "131072", "32768", "32768"}},
-    {"rms_norm_eps", "model.norm_epsilon", {"1.0e-6", "1.0e-6", "1.0e-6", "1.0e-6"}},
-    {"rope_theta", "model.rotary_base", {"10000", "10000", "10000", "10000"}},
-    {"hidden_act", "model.activation", {"silu", "silu", "silu", "silu"}},
-    {"attention_bias", "model.attention_bias", {"false", kNoKey, kNoKey, "false"}},
-    {"sliding_window", "model.window_size", {kNoKey, "4096", kNoKey, kNoKey}},
+     {"2048", "131072", "32768", "32768", "131072", "32768", "32768"}},
+    {"rms_norm_eps",
+     "model.norm_epsilon",
+     {"1.0e-6", "1.0e-6", "1.0e-6", "1.0e-6", "1.0e-5", "1.0e-6", "1.0e-6"}},
+    {"rope_theta",
+     "model.rotary_base",
+     {"10000", "10000", "10000", "10000", "1000000", "10000", "10000"}},
+    {"hidden_act", "model.activation", {"silu", "silu", "silu", "silu", "silu", "silu", "silu"}},
+    {"attention_bias",
+     "model.attention_bias",
+     {"false", kNoKey, kNoKey, "false", kNoKey, kNoKey, "false"}},
+    {"qkv_bias", "model.add_qkv_bias", {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "true", kNoKey}},
+    {"sliding_window", "model.window_size", {kNoKey, "4096", kNoKey, kNoKey, "", kNoKey, kNoKey}},
     {"tie_word_embeddings",
      "model.share_embeddings_and_output_weights",
-     {"false", "false", "false", "false"}},
-    {"initializer_range", "model.init_method_std", {"0.02", "0.02", "0.02", "0.02"}, true},
-    {"attention_dropout", "model.attention_dropout", {"0.0", "0.0", "0.0", "0.0"}, true}};
+     {"false", "false", "false", "false", "false", "false", "false"}},
+    {"num_local_experts",
+     "model.moe.num_experts",
+     {kNoKey, kNoKey, kNoKey, kNoKey, "8", kNoKey, kNoKey}},
+    {"num_experts", "model.moe.num_experts", {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "60", "128"}},
+    {"num_experts_per_tok",
+     "model.moe.router_topk",
+     {kNoKey, kNoKey, kNoKey, kNoKey, "2", "4", "8"}},
+    {"moe_intermediate_size",
+     "model.moe.ffn_hidden_size",
+     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "1408", "768"}},
+    {"shared_expert_intermediate_size",
+     "model.moe.shared_expert_ffn_hidden_size",
+     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "5632", kNoKey}},
+    {"norm_topk_prob",
+     "model.moe.norm_topk_prob",
+     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "false", "false"}},
+    {"decoder_sparse_step",
+     "model.moe.sparse_step",
+     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "1", "1"}},
+    {"mlp_only_layers", "model.moe.dense_layers", {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "", ""}},
+    {"initializer_range",
+     "model.init_method_std",
+     {"0.02", "0.02", "0.02", "0.02", "0.02", "0.02", "0.02"},
+     true},
+    {"attention_dropout",
+     "model.attention_dropout",
+     {"0.0", "0.0", "0.0", "0.0", "0.0", "0.0", "0.0"},
+     true}};
 
 constexpr KeyRow kGpt2[] = {
     {"n_embd", "model.hidden_size", "768"},
@@ -107,10 +147,12 @@ constexpr std::string_view kNoMatter[] = {"_name_or_path",
                                           "model_type",
                                           "n_ctx",
                                           "output_past",
+                                          "output_router_logits",
                                           "pad_token_id",
                                           "reorder_and_upcast_attn",
                                           "rope_parameters",
                                           "rope_scaling",
+                                          "router_aux_loss_coef",
                                           "summary_activation",
                                           "summary_first_dropout",
                                           "summary_proj_to_labels",
@@ -131,6 +173,7 @@ constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
                                {"scale_attn_by_inverse_layer_idx", "false"},
                                {"scale_attn_weights", "true"},
                                {"add_cross_attention", "false"},
+                               {"router_jitter_noise", "0.0"},
                                {"use_mrope", "false"},
                                {"use_sliding_window", "false"}};
 
@@ -146,7 +189,7 @@ class ConfigReader {
     const std::vector<KeyRow> rows = rows_of(name);
     if (rows.empty())
       return refuse(fmt::format("{}: model_type `{}` is not one that mtrain builds", path_, name),
-                    "llama, mistral, qwen2, qwen3 and gpt2 are");
+                    "llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe and gpt2 are");
     set("model.architecture", *type, "model_type", false);
     for (const KeyRow& row : rows) read_row(row);
     read_rope();

@@ -17,7 +17,6 @@ int64_t ModelConfig::ffn_size() const {
 
 ModelConfig model_defaults(Architecture architecture) {
   ModelConfig m;
-  m.architecture = architecture;
   switch (architecture) {
     case Architecture::llama: break;
     case Architecture::gpt2:
@@ -37,9 +36,34 @@ ModelConfig model_defaults(Architecture architecture) {
       m.rotary_base = 1e6;
       m.qk_layernorm = true;
       break;
-    case Architecture::mistral: m.rotary_base = 1e6; break;
+    case Architecture::mistral:
+    case Architecture::mixtral: m.rotary_base = 1e6; break;
+    case Architecture::qwen2_moe:
+      m = model_defaults(Architecture::qwen2);
+      m.moe.router_pre_softmax = true;
+      m.moe.norm_topk_prob = false;
+      m.moe.shared_expert_gate = true;
+      break;
+    case Architecture::qwen3_moe: m = model_defaults(Architecture::qwen3); break;
+    case Architecture::deepseek_moe:
+      m.norm_epsilon = 1e-6;
+      m.moe.router_pre_softmax = true;
+      m.moe.norm_topk_prob = false;
+      m.moe.first_dense_layers = 1;
+      break;
   }
+  m.architecture = architecture;
   return m;
+}
+
+bool ModelConfig::has_experts(int64_t layer) const {
+  if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
+  if (std::ranges::count(moe.dense_layers, layer) > 0) return false;
+  if (moe.sparse_step && (layer + 1) % *moe.sparse_step != 0) return false;
+  const std::vector<int64_t>& freq = moe.layer_freq;
+  // The rules refuse lists of other lengths than 1 and the number of layers, and a frequency of 0.
+  if (freq.size() == 1) return layer % std::max<int64_t>(1, freq[0]) == 0;
+  return layer < int64_t(freq.size()) && freq[size_t(layer)] != 0;
 }
 
 int64_t sample_length(const Recipe& r) {
@@ -103,6 +127,25 @@ void derive_strategy(Recipe& r, Diagnostics& diagnostics) {
   diagnostics.resolved("distributed.strategy", "megatron_ddp, because " + reason);
 }
 
+// Megatron's router_pre_softmax takes weights from the softmax over all experts as they are, and
+// Hugging Face's norm_topk_prob: false can be said of that softmax alone. So each of the two, given
+// by itself, decides the other.
+void derive_router(Recipe& r) {
+  MoeConfig& moe = r.model.moe;
+  if (moe.num_experts == 0 || moe.router_score != RouterScore::softmax) return;
+  const char *pre = "model.moe.router_pre_softmax", *norm = "model.moe.norm_topk_prob";
+  // A folder of model.from may say it, too.
+  const auto said = [&](const char* path) { return r.spellings.contains(path); };
+  if (said(pre) == said(norm)) return;
+  if (said(pre)) {
+    if (moe.norm_topk_prob == moe.router_pre_softmax) r.origins[norm] = Origin::derived;
+    moe.norm_topk_prob = !moe.router_pre_softmax;
+  } else if (!moe.norm_topk_prob && !moe.router_pre_softmax) {
+    moe.router_pre_softmax = true;
+    r.origins[pre] = Origin::derived;
+  }
+}
+
 // A run that is shorter than its recipe's warm-up, as a trial of it is, warms up for all of its
 // steps but one. Nothing is clipped where the recipe gives decay_steps.
 void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
@@ -146,6 +189,7 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   derive_reduction(r);
   if (r.model.moe.num_experts > 0)
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
+  derive_router(r);
   if (r.recompute.granularity == RecomputeGranularity::full) {
     derive(r, "recompute.method", r.recompute.method, RecomputeMethod::uniform);
     // For `block` the user chooses how many layers are recomputed; a rule asks for the number.

@@ -12,11 +12,28 @@
 
 namespace mtrain::recipe {
 
-enum class Architecture { llama, gpt2, qwen2, qwen3, mistral };
+// The last four are families of models with experts.
+enum class Architecture {
+  llama,
+  gpt2,
+  qwen2,
+  qwen3,
+  mistral,
+  mixtral,
+  qwen2_moe,
+  qwen3_moe,
+  deepseek_moe
+};
 constexpr auto enum_names(Architecture) {
-  return std::array{EnumName{Architecture::llama, "llama"}, EnumName{Architecture::gpt2, "gpt2"},
-                    EnumName{Architecture::qwen2, "qwen2"}, EnumName{Architecture::qwen3, "qwen3"},
-                    EnumName{Architecture::mistral, "mistral"}};
+  return std::array{EnumName{Architecture::llama, "llama"},
+                    EnumName{Architecture::gpt2, "gpt2"},
+                    EnumName{Architecture::qwen2, "qwen2"},
+                    EnumName{Architecture::qwen3, "qwen3"},
+                    EnumName{Architecture::mistral, "mistral"},
+                    EnumName{Architecture::mixtral, "mixtral"},
+                    EnumName{Architecture::qwen2_moe, "qwen2_moe"},
+                    EnumName{Architecture::qwen3_moe, "qwen3_moe"},
+                    EnumName{Architecture::deepseek_moe, "deepseek_moe"}};
 }
 
 enum class Normalization { rmsnorm, layernorm };
@@ -112,7 +129,10 @@ struct MoeConfig {
   int64_t num_experts = 0, router_topk = 2;
   std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size;
   bool shared_expert_gate = false;
-  int64_t layer_freq = 1, first_dense_layers = 0;
+  // Which layers have experts; ModelConfig::has_experts() combines them.
+  std::vector<int64_t> layer_freq{1}, dense_layers;
+  std::optional<int64_t> sparse_step;
+  int64_t first_dense_layers = 0;
   RouterScore router_score = RouterScore::softmax;
   bool router_pre_softmax = false, norm_topk_prob = true;
   double router_topk_scaling_factor = 1.0;
@@ -159,8 +179,16 @@ struct MoeConfig {
             {.aliases = "model.moe_shared_expert_gate"}},
       Field{"layer_freq",
             &MoeConfig::layer_freq,
-            "every n-th layer has experts",
-            {.aliases = "model.moe_layer_freq model.decoder_sparse_step", .min = 1}},
+            "n: the layers 0, n, 2 n, ... have experts; or a 0 or 1 for each layer",
+            {.aliases = "model.moe_layer_freq", .min = 0}},
+      Field{"sparse_step",
+            &MoeConfig::sparse_step,
+            "n: the layers n - 1, 2 n - 1, ... have experts, counted from 0 as in Qwen",
+            {.aliases = "model.decoder_sparse_step", .min = 1}},
+      Field{"dense_layers",
+            &MoeConfig::dense_layers,
+            "layers without experts by their numbers, from 0",
+            {.aliases = "model.mlp_only_layers", .min = 0}},
       Field{"first_dense_layers",
             &MoeConfig::first_dense_layers,
             "layers at the beginning without experts",
@@ -169,13 +197,16 @@ struct MoeConfig {
             &MoeConfig::router_score,
             "how logits become scores",
             {.aliases = "model.moe_router_score_function model.scoring_func"}},
-      Field{"router_pre_softmax",
-            &MoeConfig::router_pre_softmax,
-            "softmax over all experts before the choice, instead of over the chosen ones",
-            {.aliases = "model.moe_router_pre_softmax"}},
+      Field{
+          "router_pre_softmax",
+          &MoeConfig::router_pre_softmax,
+          "softmax over all experts before the choice, instead of over the chosen ones; by itself "
+          "it means norm_topk_prob: false",
+          {.aliases = "model.moe_router_pre_softmax"}},
       Field{"norm_topk_prob",
             &MoeConfig::norm_topk_prob,
-            "the weights of a token's experts sum to 1",
+            "the weights of a token's experts sum to 1; false by itself means router_pre_softmax: "
+            "true under softmax",
             {.aliases = "model.norm_topk_prob"}},
       Field{"router_topk_scaling_factor",
             &MoeConfig::router_topk_scaling_factor,
@@ -198,8 +229,8 @@ struct MoeConfig {
             {.aliases = "model.moe_router_group_topk model.topk_group", .min = 1}},
       Field{"load_balancing_type",
             &MoeConfig::load_balancing_type,
-            "losses that spread tokens over the experts: of a micro-batch, a sample, or a global "
-            "batch; one, or a list",
+            "losses that spread tokens over the experts: of a micro-batch, a sample, or the loads "
+            "of the global batch before; one, or a list",
             {.aliases = "model.moe_router_load_balancing_type"}},
       Field{"aux_loss_coeff",
             &MoeConfig::aux_loss_coeff,
@@ -215,7 +246,8 @@ struct MoeConfig {
             {.aliases = "model.moe_router_bias_update_rate", .min = 0, .max = 1}},
       Field{"expert_capacity_factor",
             &MoeConfig::expert_capacity_factor,
-            "an expert takes at most this many times an even share of the tokens; none: all",
+            "an expert takes at most this many times an even share of a micro-batch's choices in "
+            "training; none: all",
             {.aliases = "model.moe_expert_capacity_factor", .min = 0, .above_min = true}},
       Field{"token_drop_policy",
             &MoeConfig::token_drop_policy,
@@ -272,6 +304,7 @@ struct ModelConfig {
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
   bool proj_bias() const { return add_bias_linear || attention_bias; }
+  bool has_experts(int64_t layer) const;  // whether a layer, from 0, has experts
 
   static constexpr auto fields = std::tuple{
       Field{"architecture",

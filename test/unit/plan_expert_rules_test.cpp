@@ -1,0 +1,193 @@
+// Tests what settings of experts mean: which layers have them, how a router's settings decide each
+// other, and which settings are refused or change nothing.
+#include "plan/run_plan.h"
+#include "recipe_cases.h"
+
+using namespace mtrain;
+using namespace mtrain::plan;
+using namespace recipe_cases;
+
+namespace {
+
+Overrides moe(const Overrides& more) {
+  Overrides o{"model.moe=8"};
+  o.insert(o.end(), more.begin(), more.end());
+  return o;
+}
+
+// The plan of the small recipe with 8 experts, which must load without an error.
+ExpertShape shape(const Overrides& more) {
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase, "base.yaml", moe(more), diagnostics, 1);
+  INFO(listed(diagnostics));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return make_plan(r, 1, 512).model.experts;
+}
+
+// One digit for each layer: whether it has experts.
+std::string layers(const Overrides& more) {
+  std::string text;
+  for (const bool has : shape(more).layers) text += has ? '1' : '0';
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("Megatron's and Hugging Face's settings say which layers have experts") {
+  CHECK(layers({}) == "11111111");
+  CHECK(layers({"model.moe_layer_freq=2"}) == "10101010");
+  CHECK(layers({"model.moe_layer_freq=3"}) == "10010010");
+  CHECK(layers({"model.moe_layer_freq=[0,1,1,0,1,1,1,1]"}) == "01101111");
+  CHECK(layers({"model.first_k_dense_replace=1"}) == "01111111");
+  CHECK(layers({"model.first_k_dense_replace=1", "model.moe_layer_freq=2"}) == "00101010");
+  CHECK(layers({"model.decoder_sparse_step=1"}) == "11111111");
+  CHECK(layers({"model.decoder_sparse_step=2"}) == "01010101");
+  CHECK(layers({"model.decoder_sparse_step=2", "model.mlp_only_layers=[3]"}) == "01000101");
+  CHECK(layers({"model.mlp_only_layers=[0,7]"}) == "01111110");
+  CHECK(layers({"model.mlp_only_layers=[]"}) == "11111111");
+}
+
+TEST_CASE("layers with experts that cannot be are refused") {
+  expect_error({.what = "length", .set = moe({"model.moe.layer_freq=[0,1]"})},
+               "model.moe.layer_freq", "a list of 2 for 8 layers");
+  expect_error({.what = "twos", .set = moe({"model.moe.layer_freq=[0,1,2,1,1,1,1,1]"})},
+               "model.moe.layer_freq", "a list has a 0");
+  expect_error({.what = "never", .set = moe({"model.moe.layer_freq=0"})}, "model.moe.layer_freq",
+               "is 0");
+  expect_error({.what = "no layer", .set = moe({"model.moe.first_dense_layers=8"})},
+               "model.moe.num_experts", "none of the 8 layers");
+  expect_error(
+      {.what = "no layer in a list", .set = moe({"model.moe.layer_freq=[0,0,0,0,0,0,0,0]"})},
+      "model.moe.num_experts", "none of the 8 layers");
+  expect_error({.what = "no such layer", .set = moe({"model.moe.dense_layers=[8]"})},
+               "model.moe.dense_layers", "no layer 8");
+  expect_error(
+      {.what = "two steps", .set = moe({"model.moe.layer_freq=2", "model.moe.sparse_step=3"})},
+      "model.moe.layer_freq", "both say");
+  for (const char* architecture : {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_moe"})
+    expect_error({.what = architecture, .set = {std::string("model.architecture=") + architecture}},
+                 "model.moe.num_experts", "their number is not given");
+}
+
+TEST_CASE("router_pre_softmax and norm_topk_prob each decide the other, as in their systems") {
+  struct Case {
+    const char* what;
+    Overrides set;
+    bool over_chosen, normalize;
+  };
+  const char *pre = "model.moe_router_pre_softmax=", *norm = "model.norm_topk_prob=";
+  const auto yes = [](const char* name) { return std::string(name) + "true"; };
+  const auto no = [](const char* name) { return std::string(name) + "false"; };
+  for (const Case& c : std::vector<Case>{
+           {"Mixtral", {}, true, true},
+           {"Megatron's", {yes(pre)}, false, false},
+           {"Megatron's default", {no(pre)}, true, true},
+           {"Hugging Face's Qwen2-MoE", {no(norm)}, false, false},
+           {"Hugging Face's Qwen3-MoE", {yes(norm)}, true, true},
+           {"both", {yes(pre), yes(norm)}, false, true},
+           {"weights as they are", {yes(pre), no(norm)}, false, false},
+           {"the family's", {"model.architecture=qwen2_moe"}, false, false},
+           {"the family's, normalized", {"model.architecture=qwen2_moe", yes(norm)}, false, true},
+           {"the family's, after the choice",
+            {"model.architecture=qwen2_moe", no(pre)},
+            true,
+            true},
+           {"a sigmoid", {"model.moe.router_score=sigmoid"}, false, true},
+           {"a sigmoid as it is", {"model.moe.router_score=sigmoid", no(norm)}, false, false},
+           {"a sigmoid of one expert",
+            {"model.moe.router_score=sigmoid", "model.moe.router_topk=1"},
+            false,
+            false},
+           {"the softmax's weight of one expert",
+            {yes(pre), "model.moe.router_topk=1"},
+            false,
+            false}}) {
+    INFO(c.what);
+    const ExpertShape e = shape(c.set);
+    CHECK(e.over_chosen == c.over_chosen);
+    // Over the chosen logits a softmax sums to 1 by itself.
+    CHECK((e.normalize || e.over_chosen) == c.normalize);
+  }
+  expect_error({.what = "neither", .set = moe({no(pre), no(norm)})}, "model.moe.norm_topk_prob",
+               "sum to 1");
+}
+
+TEST_CASE("a printed recipe of a router loads to the same router") {
+  for (const Overrides& set : std::vector<Overrides>{{"model.moe.router_pre_softmax=true"},
+                                                     {"model.moe.norm_topk_prob=false"},
+                                                     {"model.moe.sparse_step=2"}}) {
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, 1);
+    const Recipe again =
+        load_recipe_text(recipe::print_recipe(r), "again.yaml", {}, diagnostics, 1);
+    INFO(listed(diagnostics));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    CHECK(recipe::print_recipe(again, false) == recipe::print_recipe(r, false));
+    CHECK(make_plan(again, 1, 512).model.experts.over_chosen ==
+          make_plan(r, 1, 512).model.experts.over_chosen);
+  }
+}
+
+TEST_CASE("a router that could not learn is refused") {
+  for (const Overrides& set :
+       std::vector<Overrides>{{"model.moe.router_topk=1"},
+                              {"model.moe.router_topk=1", "model.moe.router_pre_softmax=true",
+                               "model.moe.norm_topk_prob=true"}})
+    expect_error({.what = "top-1", .set = moe(set)}, "model.moe.router_topk", "would not learn");
+}
+
+TEST_CASE("settings of experts that change nothing are told, and refused under strict") {
+  struct Case {
+    Overrides set;
+    const char *field, *gist;
+  };
+  for (const Case& c : std::vector<Case>{
+           {{"model.moe.shared_expert_gate=true"}, "model.moe.shared_expert_gate", "no shared"},
+           {{"model.moe.load_balancing_type=aux_loss"},
+            "model.moe.load_balancing_type",
+            "aux_loss changes nothing"},
+           {{"model.moe.load_balancing_type=[aux_loss,seq_aux_loss]",
+             "model.moe.aux_loss_coeff=[0.1,0]"},
+            "model.moe.load_balancing_type",
+            "seq_aux_loss changes nothing"},
+           {{"model.moe.aux_loss_coeff=0.1"}, "model.moe.aux_loss_coeff", "is ignored"},
+           {{"model.moe.token_drop_policy=position"},
+            "model.moe.token_drop_policy",
+            "no token is dropped"},
+           {{"model.moe.router_score=sigmoid", "model.moe.router_pre_softmax=true"},
+            "model.moe.router_pre_softmax",
+            "sigmoid"},
+           {{"model.moe.router_score=sigmoid", "model.moe.router_topk=1",
+             "model.moe.norm_topk_prob=true"},
+            "model.moe.norm_topk_prob",
+            "one expert"},
+           {{"model.moe.expert_capacity_factor=1.5", "model.moe.pad_expert_input_to_capacity=true"},
+            "model.moe.pad_expert_input_to_capacity",
+            "ep_size 1"},
+           {{"recompute=selective", "recompute.modules=[mlp]"},
+            "recompute.modules",
+            "mlp has nothing to recompute"},
+           {{"recompute=selective", "recompute.modules=[shared_experts]"},
+            "recompute.modules",
+            "no shared expert"},
+           {{"recompute=selective", "recompute.modules=[moe,moe_act]"},
+            "recompute.modules",
+            "moe_act adds nothing"}}) {
+    expect_warning({.what = c.gist, .set = moe(c.set)}, c.field, c.gist);
+    Overrides strict = moe(c.set);
+    strict.push_back("debug.strict=true");
+    expect_error({.what = c.gist, .set = strict}, c.field, c.gist);
+  }
+  expect_error({.what = "pad", .set = moe({"model.moe.pad_expert_input_to_capacity=true"})},
+               "model.moe.pad_expert_input_to_capacity", "no capacity");
+  expect_no_warning({.what = "dense layers to recompute",
+                     .set = moe({"model.moe.first_dense_layers=1", "recompute=selective",
+                                 "recompute.modules=[mlp,moe]"})});
+  expect_no_warning({.what = "family's gate", .set = moe({"model.architecture=qwen2_moe"})});
+}
+
+TEST_CASE("Megatron's switch for the router's bias takes its rate") {
+  CHECK(shape({}).bias_rate == 0);
+  CHECK(shape({"model.moe_router_enable_expert_bias=true"}).bias_rate == 1e-3);
+  CHECK(shape({"model.moe_router_bias_update_rate=0.01"}).bias_rate == 0.01);
+}
