@@ -21,6 +21,9 @@ struct ModelImpls {
   ExpertShard experts;  // which experts this rank has
   // Makes what brings a layer's tokens to their experts; empty: local_dispatcher().
   std::function<std::unique_ptr<TokenDispatcher>()> token_dispatcher;
+  // Sums in place what the ranks that share the tokens of a sample have each found of theirs. What
+  // reads the sums waits for the event. Empty: this rank has all tokens of its samples.
+  std::function<Event(Stream& compute, const Tensor& found)> sum_over_tokens;
   // Not null: the linears of the layers [fp8_begin, fp8_end) of the model have 8-bit GEMMs.
   std::shared_ptr<Float8Scaling> fp8;
   int64_t fp8_begin = 0, fp8_end = std::numeric_limits<int64_t>::max();

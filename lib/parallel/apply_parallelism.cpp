@@ -96,6 +96,12 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   const auto comm =
       std::make_shared<ContextComm>(device.stream(device::StreamKind::cp), plan.overlap.cp_overlap);
   const Group cp = world.group("cp", plan.mesh, {mesh::Axis::cp});
+  impls.sum_over_tokens = [cp, &stream = device.stream(device::StreamKind::cp)](
+                              Stream& compute, const Tensor& found) {
+    stream.wait(compute.record());  // edge: what this rank has found -> the sums
+    cp.all_reduce(found, comm::Reduce::sum, stream);
+    return stream.record();
+  };
   Group level, ring;
   if (context.uses(plan::ContextOptions::Method::a2a_p2p)) {
     level = cp_level(world, plan, "cp_a2a", 0);

@@ -178,8 +178,9 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
 ExpertStats Trainer::expert_stats(const std::vector<float>& sums) {
   const int64_t E = plan_.model.experts.count, S = experts_.sums_LS.dim(1);
   const auto losses = experts_.loss_2.to_host<double>(compute_);
-  const double micro_batches = double(global_micro_batches());
-  ExpertStats stats{.balance_loss = losses[0] / micro_batches, .z_loss = losses[1] / micro_batches};
+  // Ranks that share samples have each added the losses of all their tokens.
+  const double added = double(global_micro_batches() * share_.ranks);
+  ExpertStats stats{.balance_loss = losses[0] / added, .z_loss = losses[1] / added};
   const int64_t ranks = plan_.layout.ep, here = E / ranks;
   int64_t layers = 0;
   double choices = 0;

@@ -89,7 +89,7 @@ class WatchRouters {
 
 struct Trained {
   int dp_rank = 0, dp = 1;
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, balance;
   double evaluation = 0;
   Pieces gradients;              // of step 1, clipped, times 1 - beta
   std::vector<Choices> choices;  // by step
@@ -109,6 +109,7 @@ Trained train_all(const Recipe& r, Device& device, comm::World world, int64_t st
     watching.reset();
     result.losses.push_back(s.loss);
     result.norms.push_back(s.grad_norm);
+    result.balance.push_back(s.experts.value().balance_loss);
     if (i == 0)
       result.gradients = pieces(t, [&](model::ParamUnit& unit) {
         return t.data_parallel().whole(unit, t.optimizer().moments(unit).m);
@@ -198,6 +199,7 @@ void expect_as_alone(const Trained& one, const std::vector<Trained>& ranks, bool
   for (const Trained& r : ranks) {
     check_close(one.losses, r.losses, 1e-5);
     check_close({one.norms[0]}, {r.norms[0]}, 1e-5);
+    check_close(one.balance, r.balance, 1e-5);
     CHECK(r.evaluation == Approx(one.evaluation).epsilon(1e-5));
     CHECK((r.losses == ranks[0].losses));
     CHECK((r.norms == ranks[0].norms));
@@ -285,6 +287,21 @@ TEST_CASE("experts over ranks train as one rank does under every kind of schedul
                   {4, join({ep(2), pipelined("v_schedule", 2), kMegatron})},
                   {4, join({ep(2), pipelined("dualpipev", 2), kMegatron})},
                   {4, join({ep(2), pipelined("looped_bfs", 2), kFsdp2})}});
+}
+
+// Ranks that share a sample have other tokens than the single rank: their choices are not compared.
+TEST_CASE("experts train as one rank does under context parallelism") {
+  const auto cp = [](const char* how) {
+    return Changes{"distributed.cp_size=2", fmt::format("model.cp_comm_type={}", how)};
+  };
+  expect_layouts({{2, join({cp("p2p"), kFsdp2})},
+                  {2, join({cp("all_gather"), kMegatron})},
+                  {2, join({cp("p2p"), ep(2), kMegatron})},
+                  {4, join({cp("a2a"), ep(2), kFsdp2})},
+                  {4, join({cp("p2p"), ep(4), kMegatron, kAllGather})},
+                  {4, join({cp("p2p"), ep(2), kMegatron, {"recompute.granularity=full"}})},
+                  {8, join({cp("all_gather"), ep(2), pipelined("1f1b", 1), kAtOnce})}},
+                 false);
 }
 
 TEST_CASE("in fp32 the forward has the same bits for any number of ranks that share experts") {

@@ -24,6 +24,7 @@ struct ExpertLayer {
         keeps_activation(!recompute.cheap && !recompute.experts && !recompute.experts_act),
         keeps_rows(!recompute.experts),
         tensor(impls.tensor),
+        sum_over_tokens(impls.sum_over_tokens),
         dispatcher(impls.token_dispatcher ? impls.token_dispatcher()
                                           : local_dispatcher(c.experts.count)),
         norm(params, unit_id(), name() + ".norm", c, *tensor) {
@@ -55,6 +56,7 @@ struct ExpertLayer {
   const int64_t layer;
   const bool keeps_norm, keeps_activation, keeps_rows;
   const std::shared_ptr<TensorParallel> tensor;
+  const std::function<Event(Stream&, const Tensor&)> sum_over_tokens;
   const std::unique_ptr<TokenDispatcher> dispatcher;
   const Norm norm;
   std::unique_ptr<SharedExpert> shared;  // null without one
@@ -107,7 +109,8 @@ struct RouteActivations {
   ops::NormResult norm;  // its output is absent if it is computed again
   Tensor logits_TE;
   ops::Routing routing;
-  Tensor loss_grad_BG;  // of the balance losses; absent without them
+  Tensor sums_BS;  // what the router's losses are made of; absent without losses
+  Event summed;    // when they are those of all ranks that share the samples
 };
 
 class Route : public ExpertSegment {
@@ -126,7 +129,7 @@ class Route : public ExpertSegment {
                                 e.logits);
     a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E,
                                   step.seq.valid_T);
-    if (step.training && step.experts) a.loss_grad_BG = losses(step, a);
+    if (step.training && step.experts) find_sums(step, a);
     flow.h = {a.norm.sum_TH, {}};
     leave(step, *l_, flow.experts, a.norm.y_TH, kept_choices(step, a), a.routing.weight_TK);
     if (!l_->keeps_norm) a.norm.y_TH = {};
@@ -146,7 +149,7 @@ class Route : public ExpertSegment {
     const Tensor dlogits =
         ops::in_dtype(stream,
                       ops::route_tokens_grad(stream, a.logits_TE, a.routing, dweight_TK,
-                                             l_->c.experts.form, a.loss_grad_BG),
+                                             l_->c.experts.form, loss_grad(step, a)),
                       y.dtype());
     Parameter* const router = l_->router;
     step.wgrad.push({[router, &stream, y, dlogits] {
@@ -178,25 +181,30 @@ class Route : public ExpertSegment {
                              e.drops_lightest, dropped_E);
   }
 
-  // Adds the micro-batch's losses and sums to those of the step, unless an earlier forward has done
-  // so. Returns the losses' gradient; absent without losses.
-  Tensor losses(Step& step, const RouteActivations& a) const {
+  // Adds the sums of this rank's tokens to those of the step, unless an earlier forward has done so.
+  // They are summed over ranks while the micro-batch goes on, and read in its backward.
+  void find_sums(Step& step, RouteActivations& a) const {
     const ExpertConfig& e = l_->c.experts;
     const Tensor sums_BS =
         ops::router_sums(step.compute, a.logits_TE, a.routing,
                          e.loss_coeffs.sample > 0 ? step.seq.B : 1, e.form.score);
     if (!step.recomputing)
       ops::column_sum(step.compute, sums_BS, step.experts->sums(l_->layer, e.count));
-    const ops::RouterLossCoeffs& coeffs = e.loss_coeffs;
-    if (!coeffs.any()) return {};
+    if (!e.loss_coeffs.any()) return;
+    a.sums_BS = sums_BS;
+    if (l_->sum_over_tokens) a.summed = l_->sum_over_tokens(step.compute, sums_BS);
+  }
+
+  // Adds the micro-batch's losses to those of the step. Returns their gradient; absent without
+  // losses.
+  Tensor loss_grad(Step& step, const RouteActivations& a) const {
+    if (!a.sums_BS) return {};
+    const ExpertConfig& e = l_->c.experts;
     const Tensor& fraction_LE = step.experts->fraction_LE;
-    Tensor loss_2 = step.experts->loss_2;
-    if (step.recomputing) {
-      loss_2 = Tensor::empty(step.compute, {2}, DType::f64);
-      ops::fill(step.compute, loss_2, 0);
-    }
+    step.compute.wait(a.summed);  // edge: the sums over ranks -> the losses
     return ops::router_losses(
-        step.compute, sums_BS, e.count, e.per_token, coeffs, step.experts->loss_grad, loss_2,
+        step.compute, a.sums_BS, e.count, e.per_token, e.loss_coeffs, step.experts->loss_grad,
+        step.experts->loss_2,
         fraction_LE ? fraction_LE.flat(l_->layer * e.count, {e.count}) : Tensor());
   }
 };
