@@ -92,10 +92,10 @@ StepStats Trainer::step() {
   const bool overflowed = check_finite(total, norm, batches, number);
   step_ = number;
   if (!overflowed) ++updates_;
-  std::optional<ExpertStats> experts;
-  if (plan_.model.experts.count > 0) {
+  std::optional<ExpertStats> of_experts;
+  if (experts) {
     const auto sums = experts_.sums_LS.to_host<float>(compute_);
-    experts = expert_stats(sums);
+    of_experts = expert_stats(sums);
     if (std::isfinite(total) && std::isfinite(norm))
       routers_.step_done(compute_, experts_.sums_LS, sums);
   }
@@ -107,7 +107,7 @@ StepStats Trainer::step() {
           .overflowed = overflowed,
           .tokens = plan_.train.global_batch_size * plan_.sample_length,
           .mean_document_length = mean_document_length(batches, plan_.sample_length),
-          .experts = experts};
+          .experts = of_experts};
 }
 
 // Every rank has the same loss and norm, so that all decide alike without another exchange.
