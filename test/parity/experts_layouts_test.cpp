@@ -49,6 +49,22 @@ const Changes kShared{"model.num_layers=4",
                       "train.global_batch_size=8",
                       "train.micro_batch_size=1"};
 
+// Groups of experts, biases, the loads of the step before, and experts that drop tokens.
+const Changes kBalanced{"model.num_layers=4",
+                        "model.moe.num_experts=8",
+                        "model.moe.router_topk=2",
+                        "model.moe.ffn_hidden_size=40",
+                        "model.moe.router_score=sigmoid",
+                        "model.moe.num_groups=4",
+                        "model.moe.group_topk=2",
+                        "model.moe.router_bias_update_rate=0.003",
+                        "model.moe.load_balancing_type=global_aux_loss",
+                        "model.moe.aux_loss_coeff=0.02",
+                        "model.moe.expert_capacity_factor=1.25",
+                        "optimizer.lr=3e-3",
+                        "train.global_batch_size=8",
+                        "train.micro_batch_size=1"};
+
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"},
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
@@ -219,8 +235,9 @@ Changes join(std::initializer_list<Changes> parts) {
   return all;
 }
 
-void expect_layouts(const std::vector<Layout>& layouts, bool watch = true) {
-  for (const Changes& model : {kPlain, kShared}) {
+void expect_layouts(const std::vector<Layout>& layouts, bool watch = true,
+                    const std::vector<Changes>& models = {kPlain, kShared}) {
+  for (const Changes& model : models) {
     const Trained one = one_rank(model, kSteps);
     CHECK(one.losses.back() < 0.97 * one.losses.front());
     for (const Layout& l : layouts) {
@@ -262,12 +279,27 @@ TEST_CASE("experts over ranks train as one rank does under fsdp2") {
 }
 
 TEST_CASE("experts over ranks that are computed again choose and train alike") {
-  const Changes full{"recompute.granularity=full"};
+  const Changes full{"recompute.granularity=full"},
+      modules{"recompute.granularity=selective",
+              "recompute.modules=[moe,shared_experts,layernorm]"};
   expect_layouts({{2, join({ep(2), kMegatron, full})},
                   {4, join({ep(2), kFsdp2, full, {"recompute.num_layers=2"}})},
                   {4, join({ep(2), kAtOnce, full, kAllGather})},
-                  {2, join({ep(2), kMegatron, {"recompute.granularity=selective"}})}},
+                  {2, join({ep(2), kMegatron, {"recompute.granularity=selective"}})},
+                  {4, join({ep(2), kFsdp2, modules})},
+                  {2, join({ep(2), kMegatron, modules, kAllGather})}},
                  false);
+}
+
+TEST_CASE("experts over ranks balance their loads and drop tokens as one rank does") {
+  expect_layouts({{2, join({ep(2), kMegatron})},
+                  {4, join({ep(4), kMegatron, kAllGather})},
+                  {4, join({ep(2), kFsdp2})},
+                  {4, join({ep(2), pipelined("1f1b", 1), kMegatron})},
+                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kAtOnce})}},
+                 true, {kBalanced});
+  expect_layouts({{2, join({ep(2), kMegatron, {"recompute.granularity=full"}})}}, false,
+                 {kBalanced});
 }
 
 TEST_CASE("experts over ranks train as one rank does under every kind of schedule") {
