@@ -21,7 +21,7 @@ std::vector<int64_t> sizes() { return {1, 3, 8, 31, 1003, size_of_test(3000, 300
 
 }  // namespace
 
-TEST_CASE("add, cast and fill have the CPU's bits") {
+TEST_CASE("add, cast, scale and fill have the CPU's bits") {
   for (int64_t n : sizes())
     for (DType a : kFloats)
       for (DType b : kFloats)

@@ -178,7 +178,6 @@ void expect_same_choice(const Choice& one, const Choice& other) {
   }
 }
 
-// `forwards`: of each layer in a micro-batch, with recomputation.
 void expect_same_choices(const Trained& one, const std::vector<Trained>& ranks) {
   for (const Trained& r : ranks)
     for (size_t step = 0; step < r.choices.size(); ++step)
@@ -381,6 +380,17 @@ TEST_CASE("ranks whose experts have no rows in a micro-batch train on") {
   }
 }
 
+TEST_CASE("experts over ranks train as one rank does on packed documents") {
+  const Changes model = with(kPlain, {"packed_sequence.packed_sequence_size=24"});
+  const auto data = std::make_shared<PackedCountingData>();
+  const Trained one = one_rank(model, 10, true, data);
+  for (const Changes& more :
+       {join({kMegatron, ep(4)}), join({kFsdp2, ep(2)}), join({kAtOnce, ep(2), kAllGather})}) {
+    CAPTURE(more);
+    expect_as_alone(one, all_ranks(4, with(model, more), 10, true, data));
+  }
+}
+
 TEST_CASE("bf16 experts over ranks stay near one rank's losses") {
   for (const Changes& reduce :
        {Changes{"mixed_precision.name=bf16_mixed"},
@@ -468,7 +478,6 @@ TEST_CASE("a run of experts goes on from a checkpoint, bit by bit under its own 
 }
 
 TEST_CASE("saving holds one expert beside a rank's own part") {
-  // 16 experts of 12 * 512 * 48 elements: 1.2 MB each in fp32.
   const Changes model{"model.num_layers=2", "model.moe.num_experts=16",
                       "model.moe.ffn_hidden_size=2048", "train.global_batch_size=4",
                       "train.micro_batch_size=1"};

@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "comm/thread/thread_transport.h"
+#include "plan/expert_traffic.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
 #include "run/dry_run.h"
@@ -363,7 +364,7 @@ class RandomTokens : public RepeatedToken {
 }  // namespace
 
 // The plan is of balanced experts: its bound is for the mean over ranks, which share all rows.
-TEST_CASE("planned memory of experts over ranks is within 10 % of what a rank's step takes") {
+TEST_CASE("planned memory and bytes of experts over ranks are those of a step, within 10 %") {
   const Overrides base{"model.hidden_size=192",         "train.global_batch_size=8",
                        "train.micro_batch_size=1",      "dataset.seq_length=256",
                        "model.moe.num_experts=8",       "model.moe.ffn_hidden_size=256",
@@ -392,23 +393,31 @@ TEST_CASE("planned memory of experts over ranks is within 10 % of what a rank's 
       const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
       std::mutex mutex;
       std::vector<double> peaks(device::kMemoryCategories);
-      double total = 0;
+      double total = 0, sent = 0;
       comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
         const auto device = Device::cpu(1, {});
         train::Trainer trainer =
             train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
                                  std::make_shared<RandomTokens>(r.dataset.seq_length), world);
         trainer.step();
+        double bytes = 0;
+        device->set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+          if (stream.id().kind == device::StreamKind::ep) bytes += double(info.wire_bytes);
+        });
         trainer.step();
+        device->set_launch_check({});
         const std::lock_guard lock(mutex);
         for (int i = 0; i < device::kMemoryCategories; ++i)
           peaks[size_t(i)] +=
               double(device->allocator().usage(device::MemoryCategory(i)).peak) / c.ranks;
         total += double(device->allocator().total().peak) / c.ranks;
+        sent += bytes / c.ranks;
       });
       const auto peak = [&](device::MemoryCategory category) { return peaks[size_t(category)]; };
       CAPTURE(c.more, c.ranks, c.ep, precision, planned.buffers,
               peak(device::MemoryCategory::buffers));
+      CHECK(plan::expert_bytes_per_step(plan::make_plan(r, c.ranks, kVocab)) ==
+            Approx(sent).epsilon(0.1));
       CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.1));
       CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.1));
       CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.1));

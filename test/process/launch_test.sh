@@ -118,12 +118,12 @@ for backend in auto gloo; do
   same_losses "4 ranks of ep 2 over $backend" "experts_$backend" experts1 1e-5
   says "the banner" "ep by alltoall"
   grep -q '"moe.host_wait_ms"' "$work/experts_$backend/metrics.jsonl" || fail "nothing tells how long hosts wait for rows"
-  start "killed_$backend" 2 "${experts[@]}" distributed.ep_size=2 train.steps=100000 "comm.backend=$backend"
-  await_steps "killed_$backend" 3
-  kill -KILL "$(rank_pid "killed_$backend" 1)"
+  start "experts_killed_$backend" 2 "${experts[@]}" distributed.ep_size=2 train.steps=100000 "comm.backend=$backend"
+  await_steps "experts_killed_$backend" 3
+  kill -KILL "$(rank_pid "experts_killed_$backend" 1)"
   ends "a killed rank of ep over $backend" 1 10
   grep -qE "rank 1 \(pid [0-9]+\) was killed by signal 9" "$work/out" || fail "a killed rank of ep over $backend is not named"
-  none_left "killed_$backend"
+  none_left "experts_killed_$backend"
 done
 
 # --- a mistake is told once, before ranks start ---
