@@ -202,8 +202,9 @@ def compare(family):
     (their_loss + (router_losses(c, logits_of_routers) if has_losses else 0)).backward()
     for hook in hooks:
         hook.remove()
+    out = out.detach()
     errors = {"logits": float((out - tensors["logits"].double()).norm() / out.norm()),
-              "loss": abs(float(their_loss) - loss) / loss}
+              "loss": abs(float(their_loss.detach()) - loss) / loss}
     for name in names:
         grad = torch.zeros_like(grads[name])
         for their, index in where.pieces(name):

@@ -69,6 +69,9 @@ const std::vector<std::pair<Changes, int>> kTrainings{
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"};
 
+const Changes kExpertsAgain{"recompute.granularity=selective",
+                            "recompute.modules=[moe,shared_experts]"};
+
 Changes pipelined(const char* schedule, int stages) {
   return {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", stages),
           fmt::format("distributed.pipeline.pp_schedule={}", schedule)};
@@ -96,7 +99,8 @@ TEST_CASE("models with experts train as a single rank does under every strategy"
       kFsdp2,
       {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false",
        "distributed.reshard_after_forward=false"},
-      with(kFsdp2, {"recompute.granularity=full", "recompute.num_layers=2"})};
+      with(kFsdp2, {"recompute.granularity=full", "recompute.num_layers=2"}),
+      with(kFsdp2, kExpertsAgain)};
   for (const auto& [model, steps] : kTrainings) {
     const Result one = train_alone(model, steps);
     CHECK(one.losses.back() < 0.97 * one.losses.front());
@@ -123,6 +127,7 @@ TEST_CASE("models with experts train as a single rank does under every kind of s
       {"interleaved_1f1b", 2, 1, kMegatron},
       {"interleaved_1f1b", 2, 2, with(kMegatron, {"comm_overlap.fine_grained_1f1b=true"})},
       {"zero_bubble", 1, 1, kFsdp2},
+      {"zero_bubble", 1, 1, with(kMegatron, kExpertsAgain)},
       {"zero_bubble", 2, 1, kMegatron},
       {"v_schedule", 2, 1, kMegatron},
       {"dualpipev", 2, 1, kMegatron}};

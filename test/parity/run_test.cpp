@@ -423,6 +423,12 @@ TEST_CASE("the prompt is written when the model is there to go on") {
   CHECK(said.empty());
   run::generate_from_run((lab / "a").string(), "Hello", options, hear);
   CHECK_THAT(said, Catch::StartsWith("Hello"));
+  // The model of a checkpoint with biases of routers has them, too.
+  lab.train("b", {"train.steps=2", "model.moe=4", "model.moe.router_bias_update_rate=0.1",
+                  "model.moe.load_balancing_type=global_aux_loss", "model.moe.aux_loss_coeff=0.1"});
+  said.clear();
+  run::generate_from_run((lab / "b").string(), "Hello", options, hear);
+  CHECK_THAT(said, Catch::StartsWith("Hello"));
 }
 
 TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {
