@@ -82,7 +82,7 @@ MT_NONE(UpdateRouterBias)
 MT_NONE(DropChoices)
 
 std::string unchosen_gemms() { refuse(); }
-std::string time_gemms(const std::string&, CUstream_st*) { refuse(); }
+std::string time_gemms(const std::string&, double, CUstream_st*) { refuse(); }
 void use_gemm_choices(const std::string&) { refuse(); }
 std::string gemm_choices() { refuse(); }
 
