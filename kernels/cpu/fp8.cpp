@@ -111,6 +111,21 @@ void run(const Quantize& a) {
   if (a.amax) *a.amax.as<float>() = std::max(*a.amax.as<float>(), largest.get());
 }
 
+void run(const TransposeFloat8& a) {
+  check_holds("transpose", "x", a.x_TN, a.T * a.N);
+  check("transpose", "y", a.y_NT, a.N * a.stride, a.x_TN.dtype);
+  MT_CHECK(is_float8(a.x_TN.dtype), "transpose: x is {}", dtype_name(a.x_TN.dtype));
+  MT_CHECK(a.stride >= a.T && a.stride % 16 == 0, "transpose: rows of {} for {}", a.stride, a.T);
+  const auto* x = static_cast<const uint8_t*>(a.x_TN.data);
+  auto* y = static_cast<uint8_t*>(a.y_NT.data);
+  parallel_for(a.N, std::max<int64_t>(1, kGrain / std::max<int64_t>(a.stride, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t n = begin; n < end; ++n)
+                   for (int64_t t = 0; t < a.stride; ++t)
+                     y[n * a.stride + t] = t < a.T ? x[t * a.N + n] : 0;
+               });
+}
+
 void run(const UpdateScales& a) {
   check("scales", "amax", a.amax_C, a.C, DType::f32);
   check("scales", "history", a.history_CL, a.C * a.L, DType::f32);

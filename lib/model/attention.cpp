@@ -78,8 +78,9 @@ class AttentionSegment : public Segment {
   Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     AttentionActivations a;
-    a.qkv_scale.amax = qkv_->input_amax();
-    a.norm = norm_.forward(step, in.h, a.qkv_scale.amax);
+    const ops::Float8Write write = qkv_->input_write(step.training);
+    a.qkv_scale = InputScale(write);
+    a.norm = norm_.forward(step, in.h, write);
     a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
     if (!keep_norm_) a.norm.y_TH = {};
     if (c_.qk_norm) {
@@ -97,11 +98,11 @@ class AttentionSegment : public Segment {
     return Flow::forward(std::move(out));
   }
 
-  Tensor gradient_amax() const override {
-    return c_.hidden_dropout > 0 ? Tensor() : proj_->gradient_amax();
+  ops::Float8Write gradient_write() const override {
+    return c_.hidden_dropout > 0 ? ops::Float8Write{} : proj_->gradient_write();
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor& amax) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const HiddenGradient& d = flow.d;
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
@@ -110,9 +111,9 @@ class AttentionSegment : public Segment {
       if (c_.rotary) rotate(step, a.qkv_TN, false);
     }
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
-    InputGradient dout = proj_->dgrad(
-        step, drop_backward(step, d.d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
-        d.amax);
+    InputGradient dout = proj_->dgrad(step, {drop_backward(step, d.d_TH, id_, c_.hidden_dropout,
+                                                           tensor_->first_row(step.seq.T())),
+                                             d.write, d.quantized_TH});
     // The gradient for wgrad is moved, so that its memory is free for what follows: under sequence
     // parallelism it has the rows of all ranks.
     proj_->wgrad(step, a.core.out_TN, a.proj_scale, std::move(dout.for_wgrad));
@@ -120,9 +121,10 @@ class AttentionSegment : public Segment {
     a.core = {}, a.qkv_TN = {}, dout = {};
     if (c_.rotary) rotate(step, dqkv, true);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
-    const Tensor y = keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = qkv_->backward(step, y, a.qkv_scale, std::move(dqkv), {});
-    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, amax), amax);
+    const Tensor y =
+        keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}, a.qkv_scale.again).y_TH;
+    const Tensor dy = qkv_->backward(step, y, a.qkv_scale, {std::move(dqkv)});
+    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, write), write);
   }
 
  private:
