@@ -17,6 +17,10 @@ inline void check_result(const char* op, const char* name, const ConstSpan& s, i
            dtype_name(s.dtype));
 }
 
+// Raises amax[0] to the largest finite |x| of `rows` rows of `width` elements, `stride` apart, if
+// amax is present.
+void raise_amax(const Span& amax, const ConstSpan& x, int64_t rows, int64_t width, int64_t stride);
+
 // A float form of `result` in memory of its own, or `result` itself where there is no scale.
 class FloatResult {
  public:

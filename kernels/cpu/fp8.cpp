@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/check.h"
+#include "kernels/cpu/float8_result.h"
 #include "kernels/cpu/fp8_rounding.h"
 
 namespace mtrain::kernels::cpu {
@@ -64,6 +65,22 @@ void run(const Amax& a) {
   const Scales s = scales_of(*amax, a.type, a.margin, 1);
   *a.scale.as<float>() = s.scale;
   *a.inverse.as<float>() = s.inverse;
+}
+
+void raise_amax(const Span& amax, const ConstSpan& x, int64_t rows, int64_t width, int64_t stride) {
+  if (!amax) return;
+  Largest largest;
+  with_float(x.dtype, [&]<class T>() {
+    parallel_for(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                 [&](int64_t begin, int64_t end) {
+                   float most = 0;
+                   for (int64_t r = begin; r < end; ++r)
+                     for (int64_t i = 0; i < width; ++i)
+                       most = std::max(most, finite_size(x.as<T>()[r * stride + i]));
+                   largest.meet(most);
+                 });
+  });
+  *amax.as<float>() = std::max(*amax.as<float>(), largest.get());
 }
 
 void run(const ScaleFromAmax& a) {

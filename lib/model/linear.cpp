@@ -150,17 +150,21 @@ LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step,
   Stream& stream = step.compute;
   const bool dy_waits = bias_ && step.wgrad.holding();
   MT_CHECK(dy.dy_TO || !bias_, "the gradient of a bias needs dy itself");
-  if (dy.write.in_8_bits()) {
+  if (dy.quantized_TO) {
     const ops::Float8Tensor rows{dy.quantized_TO, dy.write.scale.inverse};
     const auto transposed = dy_waits ? ops::Float8Tensor{} : ops::transpose_float8(stream, rows);
     return {rows, {bias_ ? std::move(dy.dy_TO) : Tensor(), dy.write.scale, transposed}};
   }
-  const ops::Float8Scale scale = scale_of(stream, Role::gradient, dy.dy_TO, dy.write.amax);
+  const bool recorded = dy.write.in_8_bits();
+  const ops::Float8Scale scale =
+      recorded ? dy.write.scale : scale_of(stream, Role::gradient, dy.dy_TO, dy.write.amax);
   if (dy_waits) {
-    const auto rows = fp8_->quantize(stream, number_, Role::gradient, dy.dy_TO, scale, false, true);
+    const auto rows =
+        fp8_->quantize(stream, number_, Role::gradient, dy.dy_TO, scale, false, !recorded);
     return {rows, {std::move(dy.dy_TO), scale, {}}};
   }
-  const auto both = fp8_->quantize_both(stream, number_, Role::gradient, dy.dy_TO, scale, true);
+  const auto both =
+      fp8_->quantize_both(stream, number_, Role::gradient, dy.dy_TO, scale, !recorded);
   return {both.rows, {bias_ ? std::move(dy.dy_TO) : Tensor(), scale, both.transposed}};
 }
 

@@ -55,7 +55,9 @@ struct InputScale {
 struct WrittenGradient {
   Tensor dy_TO;                 // absent if it was written in 8 bits alone
   ops::Float8Write write = {};  // gradient_write(), if the kernel was given it
-  Tensor quantized_TO = {};     // in 8 bits, if write.in_8_bits()
+  // In 8 bits, if write.in_8_bits(). It may be absent all the same: then the kernel has only
+  // entered the maximum into the history.
+  Tensor quantized_TO = {};
 };
 
 struct InputGradient {

@@ -115,8 +115,8 @@ Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, cons
 }
 
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
-                        const Tensor& rstd, const Tensor& d_TN, HeadRange range,
-                        const Tensor& dw_D) {
+                        const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
+                        const Tensor& amax) {
   MT_SHAPE("head_norm_backward", dw_D, {range.D});
   MT_SHAPE("head_norm_backward", d_TN, {in_TN.dim(0), in_TN.dim(1)});
   MT_SHAPE("head_norm_backward", rstd, {in_TN.dim(0) * range.heads});
@@ -131,15 +131,17 @@ void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_T
                              .rstd_T = rstd,
                              .dx_TH = head_part(d_TN, range),
                              .dw_H = dw_D,
+                             .amax = amax,
                              .T = in_TN.dim(0),
                              .H = range.D,
                              .heads = range.heads,
                              .token_stride = in_TN.dim(1),
                              .sm_margin = stream.device().norm_sm_margin()};
-  enqueue(
-      stream,
-      {.name = "head_norm_bwd", .reads = {in_TN, w.w_H, rstd, d_TN, dw_D}, .writes = {d_TN, dw_D}},
-      args);
+  enqueue(stream,
+          {.name = "head_norm_bwd",
+           .reads = {in_TN, w.w_H, rstd, d_TN, dw_D, amax},
+           .writes = {d_TN, dw_D, amax}},
+          args);
 }
 
 }  // namespace mtrain::ops

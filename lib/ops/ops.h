@@ -153,16 +153,17 @@ struct HeadRange {
 Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
                  HeadRange range);
 // Replaces the gradient of head_norm's output by that of its input, in the range's heads of d_TN.
-// Adds to dw_D (fp32).
+// Adds to dw_D (fp32). `amax` (optional) is a Float8Write's, of these heads.
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
-                        const Tensor& rstd, const Tensor& d_TN, HeadRange range,
-                        const Tensor& dw_D);
+                        const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
+                        const Tensor& amax = {});
 
 // --- rotary embedding ---
 // Rotates the first `heads` heads of each token in place; `backward` rotates by the negative angle.
-// The tables are fp32, the positions int32.
+// The tables are fp32, the positions int32. `amax` (optional) is a Float8Write's, of these heads.
 void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
-          const Tensor& position_T, int64_t heads, int64_t D, bool backward);
+          const Tensor& position_T, int64_t heads, int64_t D, bool backward,
+          const Tensor& amax = {});
 
 // --- attention ---
 struct AttentionDims {
@@ -172,16 +173,25 @@ struct AttentionDims {
   float scale;
 };
 struct AttentionResult {
-  Tensor out_TN;  // (T, A * D)
-  Tensor lse;     // fp32 (B, A, S)
+  Tensor out_TN;                 // (T, A * D)
+  Tensor lse;                    // fp32 (B, A, S)
+  Tensor quantized_out_TN = {};  // out_TN in 8 bits, if the operation was given a scale
 };
 // qkv_TN is (T, (A + 2 G) D): all query heads, then the key heads, then the value heads. cu_seqlens
 // (int32, optional) holds the borders of packed documents, from 0 to S; it needs B = 1.
 AttentionResult attention(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
-                          const Tensor& cu_seqlens);
+                          const Tensor& cu_seqlens, const Float8Write& write = {});
+// Where the largest sizes of the gradients go; each is optional, and a Float8Write's.
+struct QkvAmax {
+  Tensor dqk = {}, dv = {};
+};
+// Returns dL/dqkv.
 Tensor attention_backward(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const AttentionResult& forward,
-                          const Tensor& dout_TN);  // returns dL/dqkv
+                          const Tensor& dout_TN, const QkvAmax& amax = {});
+// Returns whether the two operations above can be given a Float8Write and a QkvAmax: not where
+// cuDNN may compute them.
+bool attention_writes_float8(const device::Device& device);
 
 // --- attention to a block of keys, for context parallelism; kernels/attention.h has the math ---
 struct Rows {

@@ -1,11 +1,14 @@
 // Kernels that write their result in 8 bits give the bits of two passes: the float result, and
 // Quantize of that. The CPU and the device are each compared with themselves.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/activation.h"
+#include "kernels/attention.h"
 #include "kernels/fp8.h"
 #include "kernels/norm.h"
+#include "kernels/rope.h"
 #include "mirror.h"
 
 using namespace mtrain;
@@ -230,4 +233,144 @@ TEST_CASE("the transpose of 8 bits is the one that quantizing writes") {
           REQUIRE(same_bytes(on.result(wanted), on.result(got)));
         });
       });
+}
+
+namespace {
+
+double largest(const Array& x) {
+  double most = 0;
+  for (const double v : x.values())
+    if (std::isfinite(v)) most = std::max(most, std::abs(v));
+  return most;
+}
+
+struct AttentionCase {
+  const char* name;
+  int64_t B, S, A, G, D, q_start = 0;
+};
+const AttentionCase kAttentions[] = {
+    {"grouped", 2, 37, 4, 2, 64},     {"wide", 1, 70, 2, 1, 128},
+    {"few columns", 1, 40, 3, 3, 8},  {"odd head", 2, 33, 3, 1, 37},
+    {"large head", 1, 20, 1, 1, 200}, {"no row sees a key", 1, 20, 2, 1, 32, -20}};
+
+}  // namespace
+
+TEST_CASE("attention's output is written as floats, and has the bits of quantizing it") {
+  for (DType type : kFloats)
+    for (DType float8 : kFloat8s)
+      for (const AttentionCase& c : kAttentions) {
+        CAPTURE(c.name, type, float8);
+        const int64_t T = c.B * c.S, q_width = c.A * c.D, kv_width = c.G * c.D;
+        Mirror q(Array::normal(type, T * q_width, 1)), k(Array::normal(type, T * kv_width, 2)),
+            v(Array::normal(type, T * kv_width, 3)), again(Array(type, T * q_width)),
+            lse(Array(DType::f32, T * c.A));
+        Result out(type, float8, T, q_width, 0, kScale);
+        on_both([&](auto on) {
+          AttentionForward f{.shape = {.B = c.B,
+                                       .Sq = c.S,
+                                       .Skv = c.S,
+                                       .A = c.A,
+                                       .G = c.G,
+                                       .D = c.D,
+                                       .q_start = c.q_start,
+                                       .scale = 1 / std::sqrt(float(c.D)),
+                                       .own_kernels = true},
+                             .q = {on.of(q), q_width},
+                             .k = {on.of(k), kv_width},
+                             .v = {on.of(v), kv_width},
+                             .out = {on.of(out.floats), q_width},
+                             .lse = on.of(lse)};
+          on.run(f);
+          out.quantize(on);
+          f.out = {on.of(again), q_width};
+          f.amax = on.of(out.amax);
+          f.quantized = on.of(out.written), f.scale = on.of(out.scale);
+          on.run(f);
+          out.require_same(on);
+          REQUIRE(same_bytes(on.result(again), on.result(out.floats)));
+        });
+      }
+}
+
+TEST_CASE("attention's backward and the rotation after it leave the largest sizes") {
+  for (DType type : kFloats)
+    for (const AttentionCase& c : kAttentions) {
+      CAPTURE(c.name, type);
+      const int64_t T = c.B * c.S, q_width = c.A * c.D, kv_width = c.G * c.D;
+      Mirror q(Array::normal(type, T * q_width, 1)), k(Array::normal(type, T * kv_width, 2)),
+          v(Array::normal(type, T * kv_width, 3)), out(Array(type, T * q_width)),
+          dout(Array::normal(type, T * q_width, 4)), lse(Array(DType::f32, T * c.A)),
+          dq(Array(type, T * q_width)), dk(Array(type, T * kv_width)),
+          dv(Array(type, T * kv_width));
+      on_both([&](auto on) {
+        const AttentionShape shape{.B = c.B,
+                                   .Sq = c.S,
+                                   .Skv = c.S,
+                                   .A = c.A,
+                                   .G = c.G,
+                                   .D = c.D,
+                                   .q_start = c.q_start,
+                                   .scale = 1 / std::sqrt(float(c.D)),
+                                   .own_kernels = true};
+        on.run(AttentionForward{.shape = shape,
+                                .q = {on.of(q), q_width},
+                                .k = {on.of(k), kv_width},
+                                .v = {on.of(v), kv_width},
+                                .out = {on.of(out), q_width},
+                                .lse = on.of(lse)});
+        AttentionBackward b{.shape = shape,
+                            .q = {on.of(q), q_width},
+                            .k = {on.of(k), kv_width},
+                            .v = {on.of(v), kv_width},
+                            .out = {on.of(out), q_width},
+                            .dout = {on.of(dout), q_width},
+                            .lse = on.of(lse),
+                            .dq = {on.of(dq), q_width},
+                            .dk = {on.of(dk), kv_width},
+                            .dv = {on.of(dv), kv_width}};
+        on.run(b);
+        const Array wanted_dq = on.result(dq), wanted_dk = on.result(dk), wanted_dv = on.result(dv);
+        const double of_qk = std::max(largest(wanted_dq), largest(wanted_dk)),
+                     of_v = largest(wanted_dv);
+        for (const bool shared : {false, true}) {
+          Mirror dqk_amax(Array::one(DType::f32, 0)), dv_amax(Array::one(DType::f32, 1e20));
+          b.dqk_amax = on.of(dqk_amax), b.dv_amax = on.of(shared ? dqk_amax : dv_amax);
+          on.run(b);
+          REQUIRE(on.result(dqk_amax)[0] == (shared ? std::max(of_qk, of_v) : of_qk));
+          REQUIRE(on.result(dv_amax)[0] == float(1e20));
+          REQUIRE(same_bytes(on.result(dq), wanted_dq));
+          REQUIRE(same_bytes(on.result(dk), wanted_dk));
+          REQUIRE(same_bytes(on.result(dv), wanted_dv));
+        }
+        b.dqk_amax = {};
+        Mirror dv_amax(Array::one(DType::f32, 0));
+        b.dv_amax = on.of(dv_amax);
+        on.run(b);
+        REQUIRE(on.result(dv_amax)[0] == of_v);
+      });
+    }
+  for (DType type : kFloats)
+    for (const int64_t D : {4, 64, 20}) {
+      CAPTURE(type, D);
+      const int64_t T = 19, heads = 3, stride = 5 * D, positions = 32;
+      Mirror x(numbers(type, T * stride, 1)), again(numbers(type, T * stride, 1)),
+          cosines(Array::normal(DType::f32, positions * D / 2, 2)),
+          sines(Array::normal(DType::f32, positions * D / 2, 3)), amax(Array::one(DType::f32, 0));
+      std::vector<int32_t> at;
+      for (int t = 0; t < T; ++t) at.push_back(t);
+      Mirror position(Array::ids(at));
+      on_both([&](auto on) {
+        Rope r{on.of(x), on.of(cosines), on.of(sines), on.of(position), T, heads, D, stride, true};
+        on.run(r);
+        r.x = on.of(again), r.amax = on.of(amax);
+        on.run(r);
+        const Array rotated = on.result(x);
+        REQUIRE(same_bytes(rotated, on.result(again)));
+        double most = 0;
+        for (int64_t t = 0; t < T; ++t)
+          for (const double v : rotated.values(t * stride, heads * D))
+            if (std::isfinite(v)) most = std::max(most, std::abs(v));
+        REQUIRE(on.result(amax)[0] == most);
+      });
+    }
 }

@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t float8_word(const float* v, float scale, boo
   return low | high << 16;
 }
 
-// Stores N results that begin at element i, which is a multiple of N. Vectors of 4 and of 8 need
+// Stores N results that begin at element i, which is a multiple of N. Vectors of more than one need
 // `out.data` on a border of as many bytes.
 template <class T, int N>
 __device__ __forceinline__ void store_float8(const Float8Out& out, int64_t i, const float (&v)[N],
@@ -39,6 +39,10 @@ __device__ __forceinline__ void store_float8(const Float8Out& out, int64_t i, co
                                          float8_word<T>(v + 4, scale, out.e5m2)));
   } else if constexpr (N == 4) {
     *reinterpret_cast<uint32_t*>(out.data + i) = float8_word<T>(v, scale, out.e5m2);
+  } else if constexpr (N == 2) {
+    const float x = scaled(rounded<T>(v[0]), scale), y = scaled(rounded<T>(v[1]), scale);
+    *reinterpret_cast<uint16_t*>(out.data + i) =
+        out.e5m2 ? pack_float8<f8e5m2>(x, y) : pack_float8<f8e4m3>(x, y);
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
