@@ -1,6 +1,7 @@
 // Gated and plain activations of the MLP. The operands of a call are all of one float type. `amax`
 // is optional, fp32, one element: it becomes max(amax, largest finite |x|), where x is the
-// forward's y or the backward's gradient.
+// forward's y or the backward's gradient. Where a scale (fp32, one element) is given, the result
+// that it belongs to is f8e4m3 or f8e5m2: what Quantize (kernels/fp8.h) makes of the float result.
 #pragma once
 #include "base/span.h"
 
@@ -14,6 +15,7 @@ struct SwigluForward {
   Span y_TF;
   int64_t T, F;
   Span amax = {};
+  ConstSpan scale = {};  // optional: of y
 };
 struct SwigluBackward {
   ConstSpan gate_up_T2F, dy_TF;
@@ -22,6 +24,8 @@ struct SwigluBackward {
   Span y_TF;
   int64_t T, F;
   Span amax = {};
+  // Optional: of dgate_up, and of y. What is in 8 bits may be no other operand.
+  ConstSpan scale = {}, y_scale = {};
 };
 // y = gelu(x): the tanh approximation, or with tanh = false the exact form by erf.
 struct GeluForward {

@@ -62,6 +62,13 @@ struct AttentionForward {
   // gets -inf, and out 0.
   Span lse;
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies where q is bf16
+  // The next three are for the 8-bit GEMM that reads out, which then has q's type. All are
+  // optional. Only mtrain's own kernels know them: on a GPU they need shape.own_kernels.
+  Span amax = {};  // fp32, one element: becomes max(amax, largest finite |out|)
+  // Gets what Quantize (kernels/fp8.h) makes of out under the scale (fp32, one element), in f8e4m3
+  // or f8e5m2. The tokens of out lie without gaps.
+  Span quantized = {};
+  ConstSpan scale = {};
 };
 
 struct AttentionBackward {
@@ -75,6 +82,10 @@ struct AttentionBackward {
   // ignore this.
   bool fixed_order = true;
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies where q is bf16
+  // Optional, fp32, one element each, and perhaps the same one: become the larger of themselves and
+  // of the largest finite size in dq and dk, or in dv. They are for gradients that have q's type
+  // and are not added to; on a GPU they need shape.own_kernels.
+  Span dqk_amax = {}, dv_amax = {};
 };
 
 namespace cpu {

@@ -38,6 +38,13 @@ struct Quantize {
   int64_t T, N, stride = 0;
 };
 
+// Writes the transpose of an 8-bit tensor, as Quantize writes it of the float tensor.
+struct TransposeFloat8 {
+  ConstSpan x_TN;  // f8e4m3 or f8e5m2
+  Span y_NT;       // of the same type, as Quantize has it
+  int64_t T, N, stride;
+};
+
 // Delayed scaling of C tensors (Micikevicius et al. 2022): the tensors' maxima of this step go into
 // their histories, from which the scales of the next step are computed. A scale stays as it is
 // where the amax that decides it is 0.
@@ -55,12 +62,14 @@ namespace cpu {
 void run(const Amax&);
 void run(const ScaleFromAmax&);
 void run(const Quantize&);
+void run(const TransposeFloat8&);
 void run(const UpdateScales&);
 }  // namespace cpu
 namespace cuda {
 void run(const Amax&, CUstream_st*);
 void run(const ScaleFromAmax&, CUstream_st*);
 void run(const Quantize&, CUstream_st*);
+void run(const TransposeFloat8&, CUstream_st*);
 void run(const UpdateScales&, CUstream_st*);
 }  // namespace cuda
 

@@ -11,8 +11,9 @@ namespace mtrain::kernels::cuda {
 // Returns the GEMMs that have run without a choice, a line for each; only those that cost most.
 std::string unchosen_gemms();
 // Measures GEMMs (lines of the function above, of any rank) on memory of its own, and returns
-// choices. A GEMM that cannot be measured is left out, and told. The host waits for the stream.
-std::string time_gemms(const std::string& gemms, CUstream_st* stream);
+// choices. A GEMM that cannot be measured is left out, and told; so are those that are not begun
+// when `seconds` have passed. The host waits for the stream.
+std::string time_gemms(const std::string& gemms, double seconds, CUstream_st* stream);
 // Uses the choices from the next call on. Those of another version of the library, or of another
 // kind of GPU, are ignored, and told.
 void use_gemm_choices(const std::string& choices);

@@ -19,9 +19,12 @@ struct NormForward {
   ConstSpan residual_TH;  // optional, plain case only: the norm's input is x + residual
   Span sum_TH;            // gets x + residual where residual_TH is given
   ConstSpan w_H, b_H;     // b_H: layer norm only, optional
-  Span y_TH;              // may be x_TH
-  Span rstd_T, mean_T;    // for backward; optional, fp32, one a row; mean_T: layer norm only
-  Span amax;              // optional, fp32, one element: becomes max(amax, largest finite |y|)
+  // May be x_TH. Where `scale` is given, y_TH is f8e4m3 or f8e5m2: what Quantize (kernels/fp8.h)
+  // makes of the float result under this scale. Plain case only.
+  Span y_TH;
+  ConstSpan scale;      // optional, fp32, one element
+  Span rstd_T, mean_T;  // for backward; optional, fp32, one a row; mean_T: layer norm only
+  Span amax;  // optional, fp32, one element: becomes max(amax, largest finite |y|), of y as a float
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;  // a stride of 0 means heads * H
   float eps = 1e-5f;
@@ -36,6 +39,10 @@ struct NormBackward {
   Span dx_TH;              // may be dy_TH or dresidual_TH
   Span dw_H, db_H;         // fp32, added to; db_H is optional
   Span amax;               // optional, fp32, one element: becomes max(amax, largest finite |dx|)
+  // Optional, plain case only: gets what Quantize (kernels/fp8.h) makes of dx under the scale
+  // (fp32, one element), in f8e4m3 or f8e5m2.
+  Span quantized_TH;
+  ConstSpan scale;
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;
   int64_t sm_margin = 0;  // as in NormForward; changes the order of sums over tokens on a GPU

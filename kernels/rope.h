@@ -14,6 +14,7 @@ struct Rope {
   ConstSpan position_T;      // int32, in [0, positions)
   int64_t T, heads, D, token_stride;
   bool backward = false;  // rotates by the negative angle
+  Span amax = {};         // optional, fp32, one element: becomes max(amax, largest finite |x|)
 };
 
 namespace cpu {

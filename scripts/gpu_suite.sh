@@ -11,7 +11,7 @@
 #     --device cpu   runs the layouts alone, on the CPU, to test their list
 #     --dry-run      lists the parts in their order with their seconds and the sum, and runs none; needs no GPU
 #     path=value     a setting of all trainings, such as debug.own_attention=true
-# Programs in the build folder are used as they are; missing ones are built. Every part has a time limit of its own: its
+# Programs in the build folder are used as they are; missing ones are built before the minutes begin. Every part has a time limit of its own: its
 # planned seconds, and more where the parts after it keep theirs. Before each part the time is looked at: parts for which
 # it does not suffice, or which need more GPUs or other tools than there are, are listed as not run. After the first training
 # that fails, gpu_ladder.py looks for the suspect, and the trainings after it leave out what it has found.
@@ -313,7 +313,8 @@ leave_out() {
 # beside_torch <part> <model>
 beside_torch() {
   allow "$1"
-  part "$1" scripts/bench/compare_gpu.py --models "$2" --build "$build" --output "$logs/compare_$2" --alone "$logs" \
+  # PyTorch's speed is not to be that of launches that a ladder has made wait for each other.
+  part "$1" env -u CUDA_LAUNCH_BLOCKING scripts/bench/compare_gpu.py --models "$2" --build "$build" --output "$logs/compare_$2" --alone "$logs" \
     --seconds $((limit - 3 * ending)) "${settings[@]}"
 }
 each_test=(scripts/bench/each_test.py)
@@ -327,6 +328,7 @@ if [[ $device == cuda ]]; then
   make_program test/cuda/test_cuda test_cuda
   make_program test/cuda/test_cuda_training test_cuda_training
   make_program scripts/bench/bench_cuda bench_cuda
+  end=$((SECONDS + all_seconds)) # building takes nothing of it
   allow "smoke"
   part "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain" --seconds $((limit - ending))
   simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16

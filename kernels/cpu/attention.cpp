@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
+#include "kernels/cpu/float8_result.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_scratch.h"
@@ -75,6 +76,13 @@ void check_forward(const AttentionForward& f) {
   check_view(op, "v", f.v.data, f.v.token_stride, s.B * s.Skv, s.G * s.D, dtype);
   check_wide(op, "out", f.out, s.B * s.Sq, s.A * s.D, dtype);
   check(op, "lse", f.lse, lse_count(s), DType::f32);
+  if (f.amax) check(op, "amax", f.amax, 1, DType::f32);
+  MT_CHECK((!f.amax && !f.quantized) || f.out.data.dtype == dtype, "{}: out is {}", op,
+           dtype_name(f.out.data.dtype));
+  if (!f.quantized) return;
+  check_result(op, "the 8-bit out", f.quantized, s.B * s.Sq * s.A * s.D, dtype, f.scale);
+  MT_CHECK(f.scale && f.out.token_stride == s.A * s.D, "{}: 8 bits need a scale and whole rows",
+           op);
 }
 
 void check_backward(const AttentionBackward& b) {
@@ -93,12 +101,49 @@ void check_backward(const AttentionBackward& b) {
   MT_CHECK(b.dk.data.dtype == b.dv.data.dtype, "{}: dk is {}, dv {}", op,
            dtype_name(b.dk.data.dtype), dtype_name(b.dv.data.dtype));
   check(op, "lse", b.lse, lse_count(s), DType::f32);
+  for (const Span& amax : {b.dqk_amax, b.dv_amax})
+    if (amax) check(op, "amax", amax, 1, DType::f32);
+  MT_CHECK((!b.dqk_amax && !b.dv_amax) ||
+               (b.dq.data.dtype == dtype && b.dk.data.dtype == dtype && !b.add_dq && !b.add_dkv),
+           "{}: a maximum of gradients that are added to, or are {}", op,
+           dtype_name(b.dq.data.dtype));
+}
+
+// Computes what is left besides the float results in passes of its own.
+bool with_extras(const AttentionForward& f) {
+  if (!f.amax && !f.quantized) return false;
+  const AttentionShape& s = f.shape;
+  AttentionForward args = f;
+  args.amax = {}, args.quantized = {}, args.scale = {};
+  run(args);
+  if (f.quantized)
+    run(Quantize{.x_TN = f.out.data,
+                 .scale = f.scale,
+                 .y_TN = f.quantized,
+                 .amax = f.amax,
+                 .T = s.B * s.Sq,
+                 .N = s.A * s.D});
+  else
+    raise_amax(f.amax, f.out.data, s.B * s.Sq, s.A * s.D, f.out.token_stride);
+  return true;
+}
+bool with_extras(const AttentionBackward& b) {
+  if (!b.dqk_amax && !b.dv_amax) return false;
+  const AttentionShape& s = b.shape;
+  AttentionBackward args = b;
+  args.dqk_amax = {}, args.dv_amax = {};
+  run(args);
+  raise_amax(b.dqk_amax, b.dq.data, s.B * s.Sq, s.A * s.D, b.dq.token_stride);
+  raise_amax(b.dqk_amax, b.dk.data, s.B * s.Skv, s.G * s.D, b.dk.token_stride);
+  raise_amax(b.dv_amax, b.dv.data, s.B * s.Skv, s.G * s.D, b.dv.token_stride);
+  return true;
 }
 
 // bf16 follows the run's choice for GEMMs where that is tiles. Dot products are not used: on the
 // CPUs that have no tiles they are worth little in products as short as a head.
 template <class Args>
-bool computed_on_tiles(const Args& args) {
+bool computed_in_another_way(const Args& args) {
+  if (with_extras(args)) return true;
   if (args.q.data.dtype != DType::bf16 || args.bf16 != Bf16Arithmetic::tiles) return false;
   MT_CHECK(supports(args.bf16), "this CPU cannot multiply bf16 by tiles");
 #ifdef MTRAIN_HAS_AVX512AMX
@@ -125,7 +170,7 @@ float* thread_scratch(int64_t floats) {
   return memory;
 }
 
-MT_DISPATCH_UNLESS(AttentionForward, check_forward, computed_on_tiles)
-MT_DISPATCH_UNLESS(AttentionBackward, check_backward, computed_on_tiles)
+MT_DISPATCH_UNLESS(AttentionForward, check_forward, computed_in_another_way)
+MT_DISPATCH_UNLESS(AttentionBackward, check_backward, computed_in_another_way)
 
 }  // namespace mtrain::kernels::cpu

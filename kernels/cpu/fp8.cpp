@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/check.h"
+#include "kernels/cpu/float8_result.h"
 #include "kernels/cpu/fp8_rounding.h"
 
 namespace mtrain::kernels::cpu {
@@ -66,6 +67,22 @@ void run(const Amax& a) {
   *a.inverse.as<float>() = s.inverse;
 }
 
+void raise_amax(const Span& amax, const ConstSpan& x, int64_t rows, int64_t width, int64_t stride) {
+  if (!amax) return;
+  Largest largest;
+  with_float(x.dtype, [&]<class T>() {
+    parallel_for(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                 [&](int64_t begin, int64_t end) {
+                   float most = 0;
+                   for (int64_t r = begin; r < end; ++r)
+                     for (int64_t i = 0; i < width; ++i)
+                       most = std::max(most, finite_size(x.as<T>()[r * stride + i]));
+                   largest.meet(most);
+                 });
+  });
+  *amax.as<float>() = std::max(*amax.as<float>(), largest.get());
+}
+
 void run(const ScaleFromAmax& a) {
   for (const Span& s : {a.amax, a.scale, a.inverse}) check_one("scale", "amax or a scale", s);
   float* amax = a.amax.as<float>();
@@ -109,6 +126,21 @@ void run(const Quantize& a) {
     });
   });
   if (a.amax) *a.amax.as<float>() = std::max(*a.amax.as<float>(), largest.get());
+}
+
+void run(const TransposeFloat8& a) {
+  check_holds("transpose", "x", a.x_TN, a.T * a.N);
+  check("transpose", "y", a.y_NT, a.N * a.stride, a.x_TN.dtype);
+  MT_CHECK(is_float8(a.x_TN.dtype), "transpose: x is {}", dtype_name(a.x_TN.dtype));
+  MT_CHECK(a.stride >= a.T && a.stride % 16 == 0, "transpose: rows of {} for {}", a.stride, a.T);
+  const auto* x = static_cast<const uint8_t*>(a.x_TN.data);
+  auto* y = static_cast<uint8_t*>(a.y_NT.data);
+  parallel_for(a.N, std::max<int64_t>(1, kGrain / std::max<int64_t>(a.stride, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t n = begin; n < end; ++n)
+                   for (int64_t t = 0; t < a.stride; ++t)
+                     y[n * a.stride + t] = t < a.T ? x[t * a.N + n] : 0;
+               });
 }
 
 void run(const UpdateScales& a) {

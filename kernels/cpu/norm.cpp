@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
+#include "kernels/cpu/float8_result.h"
 
 namespace mtrain::kernels::cpu {
 namespace {
@@ -16,11 +17,17 @@ int64_t extent(const Args& a) {
   return a.T > 0 ? (a.T - 1) * stride + width : 0;
 }
 
+template <class Args>
+bool plain(const Args& a) {
+  return a.heads == 1 && (!a.token_stride || a.token_stride == a.H);
+}
+
 void check_forward(const NormForward& a) {
   const int64_t need = extent(a), rows = a.T * a.heads;
   const DType dtype = a.x_TH.dtype;
   check_holds("norm", "x", a.x_TH, need);
-  check("norm", "y", a.y_TH, need, dtype);
+  check_result("norm", "y", a.y_TH, need, dtype, a.scale);
+  MT_CHECK(!a.scale || plain(a), "norm: heads are not written in 8 bits");
   check("norm", "w", a.w_H, a.H, dtype);
   if (a.b_H) check("norm", "b", a.b_H, a.H, dtype);
   if (a.rstd_T) check("norm", "rstd", a.rstd_T, rows, DType::f32);
@@ -29,8 +36,7 @@ void check_forward(const NormForward& a) {
   MT_CHECK(a.kind == NormKind::layer || (!a.b_H && !a.mean_T),
            "norm: RMSNorm has no bias and no mean");
   if (!a.residual_TH) return;
-  MT_CHECK(a.heads == 1 && (!a.token_stride || a.token_stride == a.H),
-           "norm: a residual needs contiguous rows");
+  MT_CHECK(plain(a), "norm: a residual needs contiguous rows");
   check("norm", "residual", a.residual_TH, need, dtype);
   check("norm", "sum", a.sum_TH, need, dtype);
 }
@@ -48,11 +54,38 @@ void check_backward(const NormBackward& a) {
   if (a.db_H) check("norm backward", "db", a.db_H, a.H, DType::f32);
   if (a.amax) check("norm backward", "amax", a.amax, 1, DType::f32);
   if (a.dresidual_TH) check("norm backward", "dresidual", a.dresidual_TH, need, dtype);
+  if (!a.quantized_TH) return;
+  MT_CHECK(a.scale && plain(a), "norm backward: 8 bits need a scale and contiguous rows");
+  check_result("norm backward", "the 8-bit dx", a.quantized_TH, need, dtype, a.scale);
+}
+
+bool written_in_8_bits(const NormForward& a) {
+  if (!a.scale) return false;
+  const FloatResult y(a.y_TH, a.T * a.H, a.x_TH.dtype, a.scale);
+  NormForward args = a;
+  args.y_TH = y.get(), args.scale = {}, args.amax = {};
+  run(args);
+  y.quantize(a.T, a.H, a.amax);
+  return true;
+}
+
+bool written_in_8_bits(const NormBackward& a) {
+  if (!a.quantized_TH) return false;
+  NormBackward args = a;
+  args.quantized_TH = {}, args.scale = {}, args.amax = {};
+  run(args);
+  run(Quantize{.x_TN = a.dx_TH,
+               .scale = a.scale,
+               .y_TN = a.quantized_TH,
+               .amax = a.amax,
+               .T = a.T,
+               .N = a.H});
+  return true;
 }
 
 }  // namespace
 
-MT_DISPATCH(NormForward, check_forward)
-MT_DISPATCH(NormBackward, check_backward)
+MT_DISPATCH_UNLESS(NormForward, check_forward, written_in_8_bits)
+MT_DISPATCH_UNLESS(NormBackward, check_backward, written_in_8_bits)
 
 }  // namespace mtrain::kernels::cpu

@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
+#include "kernels/cpu/float8_result.h"
 
 namespace mtrain::kernels::cpu {
 namespace {
@@ -16,8 +17,18 @@ void check_rope(const Rope& a) {
   check_indices("rope", "position", a.position_T, a.T, a.cos_PR.count / (a.D / 2));
 }
 
+bool with_amax(const Rope& a) {
+  if (!a.amax) return false;
+  check("rope", "amax", a.amax, 1, DType::f32);
+  Rope args = a;
+  args.amax = {};
+  run(args);
+  raise_amax(a.amax, a.x, a.T, a.heads * a.D, a.token_stride);
+  return true;
+}
+
 }  // namespace
 
-MT_DISPATCH(Rope, check_rope)
+MT_DISPATCH_UNLESS(Rope, check_rope, with_amax)
 
 }  // namespace mtrain::kernels::cpu

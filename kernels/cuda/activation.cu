@@ -1,6 +1,7 @@
 #include "kernels/activation.h"
 
 #include "kernels/cuda/device/amax.h"
+#include "kernels/cuda/device/float8_store.h"
 #include "kernels/cuda/device/grid.h"
 
 namespace mtrain::kernels::cuda {
@@ -100,8 +101,14 @@ RowsGrid rows_grid(int64_t T, int64_t vectors) {
           dim3(unsigned(div_up(each, kWarp) * kWarp))};
 }
 
-template <bool AMAX, int N, class T>
-__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, float* amax) {
+// What a kernel leaves besides its float results. Each takes registers that the others need not
+// have. `eight`: results in 8 bits, and a maximum where there is room for one.
+enum class Extra { none, amax, eight };
+
+template <Extra EXTRA, int N, class T>
+__global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, float* amax,
+                               Float8Out eight) {
+  const float scale = EXTRA == Extra::eight ? *eight.scale : 0.0f;
   float most = 0;
   for_rows<N>(rows, F, [&](int64_t row, int64_t i) {
     const T* gate = gate_up + row * 2 * F + i;
@@ -110,22 +117,40 @@ __global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, 
     load<N>(gate + F, u);
 #pragma unroll
     for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid_gate<T>(g[j]).open * u[j];  // as backward
-    store<N>(y + row * F + i, g);
-    if constexpr (AMAX) most = larger_stored<T>(most, g);
+    if constexpr (EXTRA == Extra::eight)
+      store_float8<T>(eight, row * F + i, g, scale);
+    else
+      store<N>(y + row * F + i, g);
+    if constexpr (EXTRA != Extra::none) most = larger_stored<T>(most, g);
   });
-  if constexpr (AMAX) raise_amax(amax, most);
+  if (EXTRA != Extra::none && amax) raise_amax(amax, most);
 }
 
-template <bool AMAX, int N, class T>
-__global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y, int64_t rows,
-                                int64_t F, float* amax) {
+template <class T>
+struct SwigluGradient {
+  const T *gate_up, *dy;
+  T *dgate_up, *y;
+  int64_t rows, F;
+  float* amax;
+  Float8Out eight_dgate_up, eight_y;
+};
+
+template <Extra EXTRA, int N, class T>
+__global__ void swiglu_backward(SwigluGradient<T> a) {
+  // Stores a result as it is asked for.
+  const auto put = [](const Float8Out& eight, T* to, int64_t i, const float(&v)[N]) {
+    if (EXTRA == Extra::eight && eight.scale)
+      store_float8<T>(eight, i, v, *eight.scale);
+    else
+      store<N>(to + i, v);
+  };
   float most = 0;
-  for_rows<N>(rows, F, [&](int64_t row, int64_t i) {
-    const int64_t at = row * 2 * F + i;
+  for_rows<N>(a.rows, a.F, [&](int64_t row, int64_t i) {
+    const int64_t at = row * 2 * a.F + i;
     float g[N], u[N], d[N], again[N];
-    load<N>(gate_up + at, g);
-    load<N>(gate_up + at + F, u);
-    load<N>(dy + row * F + i, d);
+    load<N>(a.gate_up + at, g);
+    load<N>(a.gate_up + at + a.F, u);
+    load<N>(a.dy + row * a.F + i, d);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const Gate s = sigmoid_gate<T>(g[j]);
@@ -134,25 +159,37 @@ __global__ void swiglu_backward(const T* gate_up, const T* dy, T* dgate_up, T* y
       g[j] = d[j] * u[j] * (s.open + silu * s.shut);
       u[j] = d[j] * silu;
     }
-    store<N>(dgate_up + at, g);
-    store<N>(dgate_up + at + F, u);
-    if (y) store<N>(y + row * F + i, again);
-    if constexpr (AMAX) most = larger_stored<T>(larger_stored<T>(most, g), u);
+    put(a.eight_dgate_up, a.dgate_up, at, g);
+    put(a.eight_dgate_up, a.dgate_up, at + a.F, u);
+    if (a.y) put(a.eight_y, a.y, row * a.F + i, again);
+    if constexpr (EXTRA != Extra::none) most = larger_stored<T>(larger_stored<T>(most, g), u);
   });
-  if constexpr (AMAX) raise_amax(amax, most);
+  if (EXTRA != Extra::none && a.amax) raise_amax(a.amax, most);
+}
+
+// with_extra(amax, eight, [&]<Extra EXTRA>() { ... }) calls f with what the kernel leaves.
+template <class F>
+void with_extra(bool amax, bool eight, const F& f) {
+  if (eight)
+    f.template operator()<Extra::eight>();
+  else if (amax)
+    f.template operator()<Extra::amax>();
+  else
+    f.template operator()<Extra::none>();
 }
 
 }  // namespace
 
 void run(const SwigluForward& a, CUstream_st* stream) {
   if (a.T <= 0 || a.F <= 0) return;
-  with_float(a.y_TF.dtype, [&]<class T>() {
+  with_float(a.gate_up_T2F.dtype, [&]<class T>() {
     const bool vectors = aligned({a.gate_up_T2F.data, a.y_TF.data}) && a.F % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
-      with_amax(a.amax, [&]<bool AMAX>() {
-        MT_LAUNCH((swiglu_forward<AMAX, N, T>), grid.blocks, grid.threads, 0, stream,
-                  data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, data<float>(a.amax));
+      with_extra(bool(a.amax), bool(a.scale), [&]<Extra EXTRA>() {
+        MT_LAUNCH((swiglu_forward<EXTRA, N, T>), grid.blocks, grid.threads, 0, stream,
+                  data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, data<float>(a.amax),
+                  float8_out(a.y_TF, a.scale));
       });
     });
   });
@@ -160,16 +197,23 @@ void run(const SwigluForward& a, CUstream_st* stream) {
 
 void run(const SwigluBackward& a, CUstream_st* stream) {
   if (a.T <= 0 || a.F <= 0) return;
-  with_float(a.dgate_up_T2F.dtype, [&]<class T>() {
+  with_float(a.gate_up_T2F.dtype, [&]<class T>() {
     const bool vectors =
         aligned({a.gate_up_T2F.data, a.dy_TF.data, a.dgate_up_T2F.data, a.y_TF.data}) &&
         a.F % kVector<T> == 0;
+    const SwigluGradient<T> args{data<T>(a.gate_up_T2F),
+                                 data<T>(a.dy_TF),
+                                 data<T>(a.dgate_up_T2F),
+                                 data<T>(a.y_TF),
+                                 a.T,
+                                 a.F,
+                                 data<float>(a.amax),
+                                 float8_out(a.dgate_up_T2F, a.scale),
+                                 float8_out(a.y_TF, a.y_scale)};
     with_width<T>(vectors, [&]<int N>() {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
-      with_amax(a.amax, [&]<bool AMAX>() {
-        MT_LAUNCH((swiglu_backward<AMAX, N, T>), grid.blocks, grid.threads, 0, stream,
-                  data<T>(a.gate_up_T2F), data<T>(a.dy_TF), data<T>(a.dgate_up_T2F),
-                  data<T>(a.y_TF), a.T, a.F, data<float>(a.amax));
+      with_extra(bool(a.amax), a.scale || a.y_scale, [&]<Extra EXTRA>() {
+        MT_LAUNCH((swiglu_backward<EXTRA, N, T>), grid.blocks, grid.threads, 0, stream, args);
       });
     });
   });

@@ -29,6 +29,7 @@ std::string attention_engine(const AttentionBackward& b) { return engine(b); }
 void run(const AttentionForward& f, CUstream_st* stream) {
   check(f.shape);
   if (f.shape.B * f.shape.Sq == 0) return;
+  MT_CHECK(f.shape.own_kernels || (!f.amax && !f.quantized), "attention: cuDNN finds no maximum");
   if (!f.shape.own_kernels && attention_by_cudnn(f, stream)) return;
   tensor_cores_can(f) ? attention_on_tensor_cores(f, stream) : attention_plain(f, stream);
 }
@@ -37,6 +38,7 @@ void run(const AttentionBackward& b, CUstream_st* stream) {
   check(b.shape);
   const AttentionShape& s = b.shape;
   if (s.B == 0) return;
+  MT_CHECK(s.own_kernels || (!b.dqk_amax && !b.dv_amax), "attention: cuDNN finds no maximum");
   if (!s.own_kernels && attention_by_cudnn(b, stream)) return;
   const Scratch<float> delta(s.B * s.A * s.Sq, stream);
   if (s.Sq > 0) attention_delta(b, delta.get(), stream);

@@ -1,7 +1,9 @@
 // Flash attention's forward without tensor cores, for fp32 and for shapes and alignments that the
 // other kernels do not take. A block has 32 queries of a head and goes through their keys.
+#include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_tile.h"
+#include "kernels/cuda/device/float8_store.h"
 #include "kernels/cuda/device/grid.h"
 
 namespace mtrain::kernels::cuda {
@@ -10,7 +12,8 @@ namespace {
 template <int DIM>
 __global__ void __launch_bounds__(kTileThreads, 1)
     forward(AnyHeads q_heads, AnyHeads k_heads, AnyHeads v_heads, AnyHeads out_heads, float* lse,
-            int64_t lse_stride, VisibleKeys sight, int A, int group, float scale) {
+            int64_t lse_stride, VisibleKeys sight, int A, int group, float scale, float* amax,
+            Float8Out eight) {
   const int tiles = (sight.Sq + kTile - 1) / kTile;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B, D = q_heads.D;
   // Under a causal mask the last queries see the most keys: they go first.
@@ -68,8 +71,18 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     __syncwarp();  // the warp that has written a row of p reads it
     out.add(v, [&](int row, int key) { return p[row * kScoreStride + key]; });
   }
-  out.put(out_heads.of(b, head), q0, sight.Sq, D, false,
-          [&](int i) { return sum[i] == 0 ? 0.0f : 1.0f / sum[i]; });
+  const float of_8_bits = eight.scale ? *eight.scale : 0.0f;
+  float most = 0;
+  out.put(
+      out_heads.of(b, head), q0, sight.Sq, D, false,
+      [&](int i) { return sum[i] == 0 ? 0.0f : 1.0f / sum[i]; },
+      [&](int row, int d, float x) {
+        const float one[1] = {x};
+        if (eight.scale)
+          store_float8<float>(eight, out_heads.element(b, head, row) + d, one, of_8_bits);
+        most = fmaxf(most, finite_size(x));
+      });
+  if (amax) raise_amax(amax, most);
 #pragma unroll
   for (int i = 0; i < kMyRows; ++i) {
     const int row = q0 + my_row(i);
@@ -86,7 +99,8 @@ void start(const AttentionForward& f, CUstream_st* stream) {
   const size_t shared = (3 * Tile<DIM>::kFloats + kTile * kScoreStride) * sizeof(float);
   MT_LAUNCH((forward<DIM>), blocks, kTileThreads, shared, stream, any_heads(f.q, s),
             any_heads(f.k, s), any_heads(f.v, s), any_heads(f.out, s), data<float>(f.lse),
-            s.lse_stride ? s.lse_stride : s.Sq, VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale);
+            s.lse_stride ? s.lse_stride : s.Sq, VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale,
+            data<float>(f.amax), float8_out(f.quantized, f.scale));
 }
 
 }  // namespace

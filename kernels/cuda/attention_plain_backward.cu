@@ -1,6 +1,7 @@
 // Flash attention's backward without tensor cores. In one kernel a block has some keys and goes
 // through the queries that see them; in the other it has some queries and goes through their keys.
 // Both compute the probabilities again, and no sum depends on the order of blocks.
+#include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_tile.h"
 #include "kernels/cuda/device/grid.h"
@@ -62,7 +63,8 @@ __device__ __forceinline__ void scores(const Shared<DIM>& tiles, const Operands&
 
 template <int DIM>
 __global__ void __launch_bounds__(kTileThreads, 1)
-    backward_of_keys(Operands a, AnyHeads dk_heads, AnyHeads dv_heads, bool add) {
+    backward_of_keys(Operands a, AnyHeads dk_heads, AnyHeads dv_heads, bool add, float* dk_amax,
+                     float* dv_amax) {
   const int G = a.A / a.group, D = a.q.D;
   const int g = int(blockIdx.x) % G, b = int(blockIdx.x) / G % a.q.B;
   const int key0 = int(blockIdx.x) / G / a.q.B * kTile;
@@ -82,13 +84,20 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       dv.add(tiles.dout, [&](int key, int q) { return tiles.p[q * kScoreStride + key]; });
       dk.add(tiles.q, [&](int key, int q) { return tiles.ds[q * kScoreStride + key]; });
     }
-  dk.put(dk_heads.of(b, g), key0, a.sight.Skv, D, add, [&](int) { return a.scale; });
-  dv.put(dv_heads.of(b, g), key0, a.sight.Skv, D, add, [](int) { return 1.0f; });
+  float dk_most = 0, dv_most = 0;
+  dk.put(
+      dk_heads.of(b, g), key0, a.sight.Skv, D, add, [&](int) { return a.scale; },
+      [&](int, int, float x) { dk_most = fmaxf(dk_most, finite_size(x)); });
+  dv.put(
+      dv_heads.of(b, g), key0, a.sight.Skv, D, add, [](int) { return 1.0f; },
+      [&](int, int, float x) { dv_most = fmaxf(dv_most, finite_size(x)); });
+  if (dk_amax) raise_amax(dk_amax, dk_most);
+  if (dv_amax) raise_amax(dv_amax, dv_most);
 }
 
 template <int DIM>
 __global__ void __launch_bounds__(kTileThreads, 1)
-    backward_of_queries(Operands a, AnyHeads dq_heads, bool add) {
+    backward_of_queries(Operands a, AnyHeads dq_heads, bool add, float* amax) {
   const int tiles_of_q = (a.sight.Sq + kTile - 1) / kTile, D = a.q.D;
   const int head = int(blockIdx.x) % a.A, b = int(blockIdx.x) / a.A % a.q.B;
   const int q0 = (tiles_of_q - 1 - int(blockIdx.x) / a.A / a.q.B) * kTile;
@@ -106,7 +115,11 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     __syncwarp();  // the warp that has written a row of ds reads it
     dq.add(tiles.k, [&](int q, int key) { return tiles.ds[q * kScoreStride + key]; });
   }
-  dq.put(dq_heads.of(b, head), q0, a.sight.Sq, D, add, [&](int) { return a.scale; });
+  float most = 0;
+  dq.put(
+      dq_heads.of(b, head), q0, a.sight.Sq, D, add, [&](int) { return a.scale; },
+      [&](int, int, float x) { most = fmaxf(most, finite_size(x)); });
+  if (amax) raise_amax(amax, most);
 }
 
 constexpr int kDeltaWarps = 8;
@@ -147,10 +160,11 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
   constexpr size_t kBytes = Shared<DIM>::kBytes;
   if (s.Skv > 0)
     MT_LAUNCH((backward_of_keys<DIM>), unsigned(div_up(s.Skv, kTile) * s.G * s.B), kTileThreads,
-              kBytes, stream, a, any_heads(g.dk, s), any_heads(g.dv, s), g.add_dkv);
+              kBytes, stream, a, any_heads(g.dk, s), any_heads(g.dv, s), g.add_dkv,
+              data<float>(g.dqk_amax), data<float>(g.dv_amax));
   if (s.Sq > 0)
     MT_LAUNCH((backward_of_queries<DIM>), unsigned(div_up(s.Sq, kTile) * s.A * s.B), kTileThreads,
-              kBytes, stream, a, any_heads(g.dq, s), g.add_dq);
+              kBytes, stream, a, any_heads(g.dq, s), g.add_dq, data<float>(g.dqk_amax));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // memory, one tile ahead.
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_mma.h"
+#include "kernels/cuda/device/float8_store.h"
 #include "kernels/cuda/device/grid.h"
 
 namespace mtrain::kernels::cuda {
@@ -71,6 +72,8 @@ struct Output {
   PairHeads<T> out;
   float* lse;
   int64_t lse_stride;
+  float* amax;
+  Float8Out eight;  // as out, if it has a scale
 };
 
 template <int DIM, class T>
@@ -148,6 +151,14 @@ __global__ void __launch_bounds__(kThreads, 1)
           sum == 0 ? -INFINITY : state.top[half] * kAttentionLn2 + logf(sum);
   }
   put_sums<DIM>(to.out.of(b, head), out, row0, sight.Sq, D, factor[0], factor[1], false);
+  raise_amax_of_sums<DIM, T>(to.amax, out, row0, sight.Sq, D, factor[0], factor[1]);
+  if (!to.eight.scale) return;
+  const float of_8_bits = *to.eight.scale;
+  for_sums<DIM>(out, row0, sight.Sq, D, factor[0], factor[1],
+                [&](int query, int d, float x, float y) {
+                  const float pair[2] = {x, y};
+                  store_float8<T>(to.eight, to.out.element(b, head, query) + d, pair, of_8_bits);
+                });
 }
 
 template <int DIM, class T>
@@ -156,7 +167,8 @@ void start(const AttentionForward& f, CUstream_st* stream) {
   MT_LAUNCH(
       (forward<DIM, T>), unsigned(div_up(s.Sq, kQueries) * s.A * s.B), kThreads,
       Shared<DIM>::kBytes, stream, heads_of<T>(f.q, s), heads_of<T>(f.k, s), heads_of<T>(f.v, s),
-      (Output<T>{pairs_of<T>(f.out, s), data<float>(f.lse), s.lse_stride ? s.lse_stride : s.Sq}),
+      (Output<T>{pairs_of<T>(f.out, s), data<float>(f.lse), s.lse_stride ? s.lse_stride : s.Sq,
+                 data<float>(f.amax), float8_out(f.quantized, f.scale)}),
       VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E);
 }
 

@@ -84,7 +84,8 @@ __device__ __forceinline__ void soften(float& s, float& ds, const Query& q, int 
 
 template <int DIM, class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    backward_of_keys(Operands<T> a, PairHeads<T> dk_heads, PairHeads<T> dv_heads, bool add) {
+    backward_of_keys(Operands<T> a, PairHeads<T> dk_heads, PairHeads<T> dv_heads, bool add,
+                     float* dk_amax, float* dv_amax) {
   constexpr int R = kMoving<DIM>;
   const int G = a.A / a.group, D = a.q.D, warp = int(threadIdx.x) / kWarp;
   const int g = int(blockIdx.x) % G, b = int(blockIdx.x) / G % a.q.B;
@@ -136,11 +137,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int row0 = key0 + warp * 16;
   put_sums<DIM>(dk_heads.of(b, g), dk, row0, a.sight.Skv, D, a.scale, a.scale, add);
   put_sums<DIM>(dv_heads.of(b, g), dv, row0, a.sight.Skv, D, 1.0f, 1.0f, add);
+  raise_amax_of_sums<DIM, T>(dk_amax, dk, row0, a.sight.Skv, D, a.scale, a.scale);
+  raise_amax_of_sums<DIM, T>(dv_amax, dv, row0, a.sight.Skv, D, 1.0f, 1.0f);
 }
 
 template <int DIM, class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    backward_of_queries(Operands<T> a, PairHeads<T> dq_heads, bool add) {
+    backward_of_queries(Operands<T> a, PairHeads<T> dq_heads, bool add, float* amax) {
   constexpr int R = kMoving<DIM>;
   const int blocks = (a.sight.Sq + kKept - 1) / kKept, D = a.q.D, last = a.sight.Sq - 1;
   const int head = int(blockIdx.x) % a.A, b = int(blockIdx.x) / a.A % a.q.B;
@@ -187,6 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   copy_async_wait<0>();
   put_sums<DIM>(dq_heads.of(b, head), dq, row0, a.sight.Sq, D, a.scale, a.scale, add);
+  raise_amax_of_sums<DIM, T>(amax, dq, row0, a.sight.Sq, D, a.scale, a.scale);
 }
 
 template <int DIM, class T>
@@ -204,9 +208,11 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
                       int(s.A / s.G),
                       s.scale};
   MT_LAUNCH((backward_of_keys<DIM, T>), unsigned(div_up(s.Skv, kKept) * s.G * s.B), kThreads,
-            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dk, s), pairs_of<T>(g.dv, s), g.add_dkv);
+            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dk, s), pairs_of<T>(g.dv, s), g.add_dkv,
+            data<float>(g.dqk_amax), data<float>(g.dv_amax));
   MT_LAUNCH((backward_of_queries<DIM, T>), unsigned(div_up(s.Sq, kKept) * s.A * s.B), kThreads,
-            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dq, s), g.add_dq);
+            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dq, s), g.add_dq,
+            data<float>(g.dqk_amax));
 }
 
 bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }

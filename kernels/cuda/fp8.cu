@@ -117,28 +117,40 @@ template <class Y, class T>
 __device__ __forceinline__ void quantize_patch(const T* x, uint8_t* y, int64_t row, int64_t column,
                                                int64_t rows, int64_t columns, float scale,
                                                float& most, uint32_t (&q)[kPatchRows][4]) {
-  constexpr int kWide = kVector<T>, kLoads = kPatchColumns / kWide;
-  uint4 words[kPatchRows][kLoads];
+  if constexpr (std::is_same_v<T, uint8_t>) {  // in 8 bits already
 #pragma unroll
-  for (int i = 0; i < kPatchRows; ++i)
-#pragma unroll
-    for (int k = 0; k < kLoads; ++k)
-      words[i][k] = row + i < rows && column < columns
-                        ? load_words(x + (row + i) * columns + column + k * kWide)
-                        : make_uint4(0, 0, 0, 0);
-#pragma unroll
-  for (int i = 0; i < kPatchRows; ++i) {
-#pragma unroll
-    for (int k = 0; k < kLoads; ++k) {
-      float v[kWide];
-      uint32_t part[kWide / 4];
-      unpack<T>(words[i][k], v);
-      pack<Y>(v, scale, part, most);
-#pragma unroll
-      for (int j = 0; j < kWide / 4; ++j) q[i][k * kWide / 4 + j] = part[j];
+    for (int i = 0; i < kPatchRows; ++i) {
+      const uint4 w = row + i < rows && column < columns
+                          ? load_words(x + (row + i) * columns + column)
+                          : make_uint4(0, 0, 0, 0);
+      q[i][0] = w.x, q[i][1] = w.y, q[i][2] = w.z, q[i][3] = w.w;
     }
-    if (y && row + i < rows && column < columns)
-      store_words(y + (row + i) * columns + column, make_uint4(q[i][0], q[i][1], q[i][2], q[i][3]));
+    return;
+  } else {
+    constexpr int kWide = kVector<T>, kLoads = kPatchColumns / kWide;
+    uint4 words[kPatchRows][kLoads];
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i)
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k)
+        words[i][k] = row + i < rows && column < columns
+                          ? load_words(x + (row + i) * columns + column + k * kWide)
+                          : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i) {
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k) {
+        float v[kWide];
+        uint32_t part[kWide / 4];
+        unpack<T>(words[i][k], v);
+        pack<Y>(v, scale, part, most);
+#pragma unroll
+        for (int j = 0; j < kWide / 4; ++j) q[i][k * kWide / 4 + j] = part[j];
+      }
+      if (y && row + i < rows && column < columns)
+        store_words(y + (row + i) * columns + column,
+                    make_uint4(q[i][0], q[i][1], q[i][2], q[i][3]));
+    }
   }
 }
 
@@ -151,12 +163,14 @@ __device__ __forceinline__ void transpose_bytes(uint32_t& a, uint32_t& b, uint32
   c = __byte_perm(ab23, cd23, 0x5410), d = __byte_perm(ab23, cd23, 0x7632);
 }
 
+// A T of 8 bits is only transposed: it has no scale, and its maximum is not found.
+//
 // Blocks take tiles in turn. VECTORS: as quantize_patch() has it; stride is a multiple of 16 and
 // y_NT on 16-byte borders in any case. The tile lies in shared memory as [column][16 rows], and a
 // column's eight 16 bytes are exchanged by which eighth of the tile the column is in: a warp writes
 // words of 8 such eighths, and a quarter of it reads a whole column; either meets every bank once.
 template <class Y, bool VECTORS, class T>
-__global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) == 2 ? kBlocks : 2)
+__global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks : 2)
     quantize_both(const T* x, const float* scale_at, uint8_t* y, uint8_t* transposed, int64_t rows,
                   int64_t columns, int64_t stride, float* partials) {
   constexpr int kAcross = kTile / kPatchColumns, kChunks = kTile / 16;
@@ -166,7 +180,8 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) == 2 ? kBlocks 
     return column * kChunks + (chunk ^ column / kPatchColumns);
   };
   const int thread = int(threadIdx.x);
-  const float scale = *scale_at;
+  constexpr bool kFloats = !std::is_same_v<T, uint8_t>;
+  const float scale = kFloats ? *scale_at : 1.0f;
   float most = 0;
   const unsigned across = unsigned((columns + kTile - 1) / kTile),
                  tiles = across * unsigned((stride + kTile - 1) / kTile);
@@ -189,7 +204,10 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) == 2 ? kBlocks 
         const int64_t at = (row0 + r) * columns + column0 + c;
         uint8_t q = 0;
         if (row0 + r < rows && column0 + c < columns) {
-          q = pack_one<Y>(load_one(x + at), scale, most);
+          if constexpr (kFloats)
+            q = pack_one<Y>(load_one(x + at), scale, most);
+          else
+            q = x[at];
           if (y) y[at] = q;
         }
         reinterpret_cast<uint8_t*>(tile + place(c, r / 16))[r % 16] = q;
@@ -271,6 +289,23 @@ void run(const Quantize& a, CUstream_st* stream) {
   float* const none = nullptr;
   MT_LAUNCH(last_amax, 1, kThreads, 0, stream, partials.get(), int(blocks), data<float>(a.amax),
             true, none, none, ScaleRule{});
+}
+
+void run(const TransposeFloat8& a, CUstream_st* stream) {
+  if (a.N == 0 || a.stride == 0) return;
+  const unsigned blocks = blocks_for(div_up(a.N, kTile) * div_up(a.stride, kTile), 1, kMaxBlocks);
+  const float* const no_scale = nullptr;
+  uint8_t* const no_rows = nullptr;
+  float* const no_maximum = nullptr;
+  const auto launch_with = [&]<bool VECTORS>() {
+    MT_LAUNCH((quantize_both<f8e4m3, VECTORS, uint8_t>), blocks, kThreads, 0, stream,
+              data<uint8_t>(a.x_TN), no_scale, no_rows, data<uint8_t>(a.y_NT), a.T, a.N, a.stride,
+              no_maximum);
+  };
+  if (aligned({a.x_TN.data}) && a.N % kPatchColumns == 0)
+    launch_with.template operator()<true>();
+  else
+    launch_with.template operator()<false>();
 }
 
 void run(const UpdateScales& a, CUstream_st* stream) {

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/column_sum.h"
+#include "kernels/cuda/device/float8_store.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/norm_grid.h"
 #include "kernels/cuda/device/reduce.h"
@@ -37,6 +38,7 @@ struct Forward {
   float *rstd, *mean, *amax;
   float eps;
   bool layer;
+  Float8Out eight;  // y, if it has a scale
 };
 
 // Threads x of row y; rows of more than one warp have a block of their own.
@@ -45,6 +47,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
+  const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
   float most = 0;
   for (int64_t r = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; r < rows.count; r += step) {
     const int64_t start = rows.start(r), first = int64_t(threadIdx.x) * N;
@@ -107,7 +110,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
 #pragma unroll
           for (int j = 0; j < N; ++j) x[k][j] += w[j];
         }
-        store<N>(a.y + start + i, x[k]);
+        if (a.eight.scale)
+          store_float8<T>(a.eight, start + i, x[k], scale);
+        else
+          store<N>(a.y + start + i, x[k]);
         if (a.amax) most = larger_stored<T>(most, x[k]);
       }
     if (threadIdx.x == 0) {
@@ -124,6 +130,7 @@ template <class T>
 __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
+  const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
   float most = 0;
   for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
     const int64_t start = rows.start(r);
@@ -152,7 +159,11 @@ __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows ro
     for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
       float v = (load_one(x + i) - mean) * rstd * load_one(a.w + i);
       if (a.b) v += load_one(a.b + i);
-      store_one(a.y + start + i, v);
+      const float one[1] = {v};
+      if (a.eight.scale)
+        store_float8<T>(a.eight, start + i, one, scale);
+      else
+        store_one(a.y + start + i, v);
       if (a.amax) most = larger_stored<T>(most, v);
     }
     if (threadIdx.x == 0) {
@@ -171,6 +182,7 @@ struct Backward {
   float* partials;  // a row for each row of threads: dw, then db where wanted
   float* amax;
   bool layer, db;
+  Float8Out eight;  // dx once more, if there is a scale
 };
 
 // What backward reads of a row, as it lies in memory. In longer rows dresidual, which is needed
@@ -253,6 +265,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
           for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
         }
         store<N>(a.dx + start + i, dy[k]);
+        if (a.eight.scale) store_float8<T>(a.eight, start + i, dy[k], *a.eight.scale);
         if (a.amax) most = larger_stored<T>(most, dy[k]);
       }
   }
@@ -295,6 +308,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows 
       v = rstd * (v - mean_g - xhat * mean_gx);
       if (a.dresidual) v += load_one(a.dresidual + start + i);
       store_one(a.dx + start + i, v);
+      const float one[1] = {v};
+      if (a.eight.scale) store_float8<T>(a.eight, start + i, one, *a.eight.scale);
       if (a.amax) most = larger_stored<T>(most, v);
     }
   }
@@ -342,12 +357,18 @@ void run(const NormForward& a, CUstream_st* stream) {
   const Rows rows = rows_of(a);
   if (rows.count <= 0) return;
   with_float(a.x_TH.dtype, [&]<class T>() {
-    const Forward<T> f{data<T>(a.x_TH),          data<T>(a.residual_TH),
-                       data<T>(a.w_H),           data<T>(a.b_H),
-                       data<T>(a.sum_TH),        data<T>(a.y_TH),
-                       data<float>(a.rstd_T),    data<float>(a.mean_T),
-                       data<float>(a.amax),      a.eps,
-                       a.kind == NormKind::layer};
+    const Forward<T> f{data<T>(a.x_TH),
+                       data<T>(a.residual_TH),
+                       data<T>(a.w_H),
+                       data<T>(a.b_H),
+                       data<T>(a.sum_TH),
+                       data<T>(a.y_TH),
+                       data<float>(a.rstd_T),
+                       data<float>(a.mean_T),
+                       data<float>(a.amax),
+                       a.eps,
+                       a.kind == NormKind::layer,
+                       float8_out(a.y_TH, a.scale)};
     constexpr int N = kVector<T>;
     if (rows.H <= kMaxThreads * kHeld * N && whole_vectors<T>(rows) &&
         aligned({f.x, f.residual, f.w, f.b, f.sum, f.y})) {
@@ -371,18 +392,19 @@ void run(const NormBackward& a, CUstream_st* stream) {
   with_float(a.x_TH.dtype, [&]<class T>() {
     constexpr int N = kVector<T>;
     const int64_t width = a.db_H ? 2 * rows.H : rows.H;
-    const bool vectors =
-        whole_vectors<T>(rows) && rows.H <= kMaxThreads * kHeldInBackward &&
-        aligned({a.dy_TH.data, a.x_TH.data, a.w_H.data, a.dresidual_TH.data, a.dx_TH.data});
+    const bool vectors = whole_vectors<T>(rows) && rows.H <= kMaxThreads * kHeldInBackward &&
+                         aligned({a.dy_TH.data, a.x_TH.data, a.w_H.data, a.dresidual_TH.data,
+                                  a.dx_TH.data, a.quantized_TH.data});
     const unsigned threads = threads_of(rows.H, vectors ? N : 4);
     const unsigned per_block = vectors ? block_of(threads).y : 1;
     const unsigned blocks = unsigned(div_up(slots_of(rows, threads, a.sm_margin), per_block));
     const int64_t slots = int64_t(blocks) * per_block;
     const Scratch<float> partials(slots * width, stream);
-    const Backward<T> b{data<T>(a.dy_TH),          data<T>(a.x_TH),       data<T>(a.w_H),
-                        data<T>(a.dresidual_TH),   data<float>(a.rstd_T), data<float>(a.mean_T),
-                        data<T>(a.dx_TH),          partials.get(),        data<float>(a.amax),
-                        a.kind == NormKind::layer, bool(a.db_H)};
+    const Backward<T> b{
+        data<T>(a.dy_TH),          data<T>(a.x_TH),       data<T>(a.w_H),
+        data<T>(a.dresidual_TH),   data<float>(a.rstd_T), data<float>(a.mean_T),
+        data<T>(a.dx_TH),          partials.get(),        data<float>(a.amax),
+        a.kind == NormKind::layer, bool(a.db_H),          float8_out(a.quantized_TH, a.scale)};
     if (!vectors)
       MT_LAUNCH((backward_any<T>), blocks, threads, 0, stream, b, rows);
     else if (rows.H <= kMaxThreads * N)

@@ -1,15 +1,17 @@
 #include "kernels/rope.h"
 
+#include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/grid.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
 
 // The threads of x take a head's vectors, those of y a token's heads, those of z the tokens.
-template <int N, class T>
+template <bool AMAX, int N, class T>
 __global__ void __launch_bounds__(kFlatThreads, 4)
     rope(T* x, const float* cos_PR, const float* sin_PR, const int32_t* position_T, int64_t tokens,
-         int heads, int R, int64_t token_stride, float sign) {
+         int heads, int R, int64_t token_stride, float sign, float* amax) {
+  float most = 0;
   const int64_t step = int64_t(gridDim.x) * blockDim.z;
   for (int64_t t = int64_t(blockIdx.x) * blockDim.z + threadIdx.z; t < tokens; t += step)
     for (int head = int(threadIdx.y); head < heads; head += int(blockDim.y))
@@ -30,7 +32,9 @@ __global__ void __launch_bounds__(kFlatThreads, 4)
         }
         store<N>(first, u);
         store<N>(first + R, v);
+        if constexpr (AMAX) most = larger_stored<T>(larger_stored<T>(most, u), v);
       }
+  if constexpr (AMAX) raise_amax_alone(amax, most);
 }
 
 }  // namespace
@@ -44,9 +48,11 @@ void run(const Rope& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       const unsigned most = unsigned(kFlatThreads), x = std::min(most, unsigned(R / N));
       const unsigned y = std::min(most / x, unsigned(heads)), z = std::min(most / (x * y), 64u);
-      MT_LAUNCH((rope<N, T>), blocks_for(a.T, z), dim3(x, y, z), 0, stream, data<T>(a.x),
-                data<float>(a.cos_PR), data<float>(a.sin_PR), data<int32_t>(a.position_T), a.T,
-                heads, R, a.token_stride, a.backward ? -1.0f : 1.0f);
+      with_amax(a.amax, [&]<bool AMAX>() {
+        MT_LAUNCH((rope<AMAX, N, T>), blocks_for(a.T, z), dim3(x, y, z), 0, stream, data<T>(a.x),
+                  data<float>(a.cos_PR), data<float>(a.sin_PR), data<int32_t>(a.position_T), a.T,
+                  heads, R, a.token_stride, a.backward ? -1.0f : 1.0f, data<float>(a.amax));
+      });
     });
   });
 }

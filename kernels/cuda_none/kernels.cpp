@@ -56,6 +56,7 @@ MT_NONE(EmbeddingBackward)
 MT_NONE(Amax)
 MT_NONE(ScaleFromAmax)
 MT_NONE(Quantize)
+MT_NONE(TransposeFloat8)
 MT_NONE(QuantizeBlocks)
 MT_NONE(UpdateScales)
 MT_NONE(WeightedSwigluForward)
@@ -83,7 +84,7 @@ MT_NONE(UpdateRouterBias)
 MT_NONE(DropChoices)
 
 std::string unchosen_gemms() { refuse(); }
-std::string time_gemms(const std::string&, CUstream_st*) { refuse(); }
+std::string time_gemms(const std::string&, double, CUstream_st*) { refuse(); }
 void use_gemm_choices(const std::string&) { refuse(); }
 std::string gemm_choices() { refuse(); }
 

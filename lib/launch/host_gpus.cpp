@@ -43,17 +43,21 @@ std::vector<std::string> visible_gpus() {
   std::vector<std::string> names = driver_models();
   names.resize(devices);
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (!visible) return names;
-  // CUDA takes the devices of the list up to the first that is not there. A device may be named by
-  // its UUID, which the driver's files do not tell.
+  return visible ? gpus_chosen_by(visible, names) : names;
+}
+
+// CUDA takes the devices of the list up to the first that is not there. A device may be named by
+// its UUID, which the driver's files do not tell.
+std::vector<std::string> gpus_chosen_by(const std::string& visible_devices,
+                                        const std::vector<std::string>& names) {
   std::vector<std::string> chosen;
-  for (const std::string& word : split(visible, ',')) {
+  for (const std::string& word : split(visible_devices, ',')) {
     const std::string_view device = trim(word);
     size_t index = 0;
     const auto [stop, error] = std::from_chars(device.data(), device.data() + device.size(), index);
     const bool number = error == std::errc() && stop == device.data() + device.size();
     const bool uuid = device.starts_with("GPU-") || device.starts_with("MIG-");
-    if (chosen.size() == devices || (number ? index >= devices : !uuid)) break;
+    if (chosen.size() == names.size() || (number ? index >= names.size() : !uuid)) break;
     chosen.push_back(number ? names[index] : names[0]);
     if (device.starts_with("MIG-")) chosen.back() += " MIG";  // a part of the GPU
   }

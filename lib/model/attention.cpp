@@ -78,8 +78,9 @@ class AttentionSegment : public Segment {
   Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     AttentionActivations a;
-    a.qkv_scale.amax = qkv_->input_amax();
-    a.norm = norm_.forward(step, in.h, a.qkv_scale.amax);
+    const ops::Float8Write write = qkv_->input_write(step.training);
+    a.qkv_scale = InputScale(write);
+    a.norm = norm_.forward(step, in.h, write);
     a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
     if (!keep_norm_) a.norm.y_TH = {};
     if (c_.qk_norm) {
@@ -87,8 +88,12 @@ class AttentionSegment : public Segment {
       normalize_heads(step, a);
     }
     if (c_.rotary) rotate(step, a.qkv_TN, false);
-    CoreResult core = core_->forward(step, a.qkv_TN);
-    Hidden out{a.norm.sum_TH, proj_->forward(step, core.out_TN, a.proj_scale)};
+    const ops::Float8Write out_write = core_write(step, proj_->input_write(step.training));
+    a.proj_scale = InputScale(out_write);
+    CoreResult core = core_->forward(step, a.qkv_TN, out_write);
+    const Tensor quantized = std::exchange(core.quantized_out_TN, {});
+    Hidden out{a.norm.sum_TH,
+               proj_->forward(step, quantized ? quantized : core.out_TN, a.proj_scale)};
     drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
     if (!recompute_core_) a.core = std::move(core);
     if (!recompute_core_ || recompute_head_norms_) a.qkv_TN = {};
@@ -97,11 +102,11 @@ class AttentionSegment : public Segment {
     return Flow::forward(std::move(out));
   }
 
-  Tensor gradient_amax() const override {
-    return c_.hidden_dropout > 0 ? Tensor() : proj_->gradient_amax();
+  ops::Float8Write gradient_write() const override {
+    return c_.hidden_dropout > 0 ? ops::Float8Write{} : proj_->gradient_write();
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor& amax) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const HiddenGradient& d = flow.d;
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<AttentionActivations>();
@@ -109,28 +114,39 @@ class AttentionSegment : public Segment {
       normalize_heads(step, a);
       if (c_.rotary) rotate(step, a.qkv_TN, false);
     }
-    if (recompute_core_) a.core = core_->forward(step, a.qkv_TN);
-    InputGradient dout = proj_->dgrad(
-        step, drop_backward(step, d.d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
-        d.amax);
+    if (recompute_core_) a.core = core_->forward(step, a.qkv_TN, {});
+    InputGradient dout = proj_->dgrad(step, {drop_backward(step, d.d_TH, id_, c_.hidden_dropout,
+                                                           tensor_->first_row(step.seq.T())),
+                                             d.write, d.quantized_TH});
     // The gradient for wgrad is moved, so that its memory is free for what follows: under sequence
     // parallelism it has the rows of all ranks.
     proj_->wgrad(step, a.core.out_TN, a.proj_scale, std::move(dout.for_wgrad));
-    Tensor dqkv = core_->backward(step, a.core, dout.dx_TI);
+    // The last kernel that writes the gradients of q and k finds their maximum.
+    const ops::Float8Write dqkv_write = core_write(step, qkv_->gradient_write());
+    const Tensor dqkv_amax = dqkv_write.amax, none;
+    Tensor dqkv =
+        core_->backward(step, a.core, dout.dx_TI,
+                        {.dqk = c_.rotary || c_.qk_norm ? none : dqkv_amax, .dv = dqkv_amax});
     a.core = {}, a.qkv_TN = {}, dout = {};
-    if (c_.rotary) rotate(step, dqkv, true);
-    if (c_.qk_norm) normalize_heads_backward(step, a, dqkv);
-    const Tensor y = keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = qkv_->backward(step, y, a.qkv_scale, std::move(dqkv), {});
-    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, amax), amax);
+    if (c_.rotary) rotate(step, dqkv, true, c_.qk_norm ? none : dqkv_amax);
+    if (c_.qk_norm) normalize_heads_backward(step, a, dqkv, dqkv_amax);
+    const Tensor y =
+        keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}, a.qkv_scale.again).y_TH;
+    const Tensor dy = qkv_->backward(step, y, a.qkv_scale, {std::move(dqkv), dqkv_write});
+    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, write), write);
   }
 
  private:
   static UnitId unit_id(int64_t layer) { return {UnitKind::layer, layer}; }
 
-  void rotate(Step& step, const Tensor& qk_TN, bool backward) {
+  // Returns what the core's kernels do of a linear's wish.
+  ops::Float8Write core_write(const Step& step, const ops::Float8Write& wish) const {
+    return core_->writes_float8(step) ? wish : ops::Float8Write{};
+  }
+
+  void rotate(Step& step, const Tensor& qk_TN, bool backward, const Tensor& amax = {}) {
     ops::rope(step.compute, qk_TN, rotary_.cos_PR, rotary_.sin_PR, step.seq.position_T,
-              heads_.A + heads_.G, heads_.D, backward);
+              heads_.A + heads_.G, heads_.D, backward, amax);
   }
 
   ops::HeadRange q_heads() const { return {0, heads_.A, heads_.D}; }
@@ -147,11 +163,12 @@ class AttentionSegment : public Segment {
     a.rstd_k = ops::head_norm(step.compute, head_weights(k_norm_), a.raw_TN, a.qkv_TN, k_heads());
   }
 
-  void normalize_heads_backward(Step& step, const AttentionActivations& a, const Tensor& dqkv_TN) {
+  void normalize_heads_backward(Step& step, const AttentionActivations& a, const Tensor& dqkv_TN,
+                                const Tensor& amax) {
     ops::head_norm_backward(step.compute, head_weights(q_norm_), a.raw_TN, a.rstd_q, dqkv_TN,
-                            q_heads(), q_norm_->grad);
+                            q_heads(), q_norm_->grad, amax);
     ops::head_norm_backward(step.compute, head_weights(k_norm_), a.raw_TN, a.rstd_k, dqkv_TN,
-                            k_heads(), k_norm_->grad);
+                            k_heads(), k_norm_->grad, amax);
     step.wgrad.ready(*q_norm_);
     step.wgrad.ready(*k_norm_);
   }

@@ -16,9 +16,8 @@ class Block {
         const Recompute& recompute, const ModelImpls& impls);
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }
-  // Returns where the kernel that writes the gradient of the layer's output leaves its largest
-  // size.
-  Tensor gradient_amax() const { return segments_.back()->gradient_amax(); }
+  // Returns what the kernel that writes the gradient of the layer's output does for the layer.
+  ops::Float8Write gradient_write() const { return segments_.back()->gradient_write(); }
   // The unit of the layer's parameters, but for those of its experts.
   ParamUnit* unit() const { return segments_[0]->unit(); }
   // All units of the layer, in the order of forward.

@@ -11,7 +11,10 @@ namespace mtrain::model {
 
 struct HiddenGradient {
   Tensor d_TH;
-  Tensor amax;  // the segment's gradient_amax(), if the kernel that wrote d_TH was given it
+  // The segment's gradient_write(), if the kernel that wrote d_TH was given it; and d_TH in 8 bits,
+  // if that asked for it.
+  ops::Float8Write write = {};
+  Tensor quantized_TH = {};
 };
 
 // What the segments of a layer with experts hand each other.
@@ -31,8 +34,8 @@ struct Flow {
   ExpertFlow experts = {};
 
   static Flow forward(Hidden h) { return {.h = std::move(h)}; }
-  static Flow backward(Tensor d_TH, Tensor amax) {
-    return {.d = {std::move(d_TH), std::move(amax)}};
+  static Flow backward(ops::NormGradient d, const ops::Float8Write& write) {
+    return {.d = {std::move(d.dx_TH), write, std::move(d.quantized_TH)}};
   }
 };
 

@@ -99,9 +99,11 @@ ops::Float8Scale Float8Scaling::scale(Stream& stream, int64_t linear, Role role,
   return ops::current_scale(stream, x, type(role), options_.margin);
 }
 
-Tensor Float8Scaling::written_amax(int64_t linear, Role role) const {
+ops::Float8Write Float8Scaling::write(int64_t linear, Role role, bool record) const {
   const int64_t i = index(linear, role);
-  return written_amax_C_ ? written_amax_C_.rows(i, i + 1) : Tensor();
+  if (written_amax_C_) return {.amax = written_amax_C_.rows(i, i + 1)};
+  if (!has_history_) return {};
+  return {.amax = amax(i, record), .scale = delayed_scale(i), .type = type(role)};
 }
 
 ops::Float8Scale Float8Scaling::scale_of_written(Stream& stream, Role role,

@@ -48,11 +48,12 @@ class Float8Scaling {
   // a chunk of that tensor: a delayed scale belongs to the whole tensor, a current scale to the
   // chunk.
   ops::Float8Scale scale(Stream& stream, int64_t linear, Role role, const Tensor& x);
-  // Returns where the kernel that writes a linear's next input or gradient leaves its largest |x|,
-  // for scale_of_written(); absent if the scale does not come from that tensor alone. There is one
-  // such place for each linear and role, so that the scale must be taken before the next tensor is
-  // written.
-  Tensor written_amax(int64_t linear, Role role) const;
+  // Returns what the kernel that writes a linear's next input or gradient does for it. Under
+  // current scaling it leaves the largest |x| for scale_of_written(): there is one place for each
+  // linear and role, so that the scale must be taken before the next tensor is written. Under
+  // delayed scaling, from the second step on, it quantizes the tensor, and with `record` enters its
+  // maximum into the history. With scales of blocks it does nothing.
+  ops::Float8Write write(int64_t linear, Role role, bool record) const;
   ops::Float8Scale scale_of_written(Stream& stream, Role role, const Tensor& amax) const;
   // Return `x` (M, N) quantized under `scale`: (M, N), or (N, M) if `transposed`. quantize_both()
   // makes both forms in one read of `x`. `record`: the maximum of `x` enters its history.

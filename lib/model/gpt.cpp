@@ -165,8 +165,8 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Te
   pass.flow_.d.d_TH = dy_TH;
   if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
-      const Tensor amax = blocks_.empty() ? Tensor() : blocks_.back().gradient_amax();
-      p.flow_ = Flow::backward(head_->backward(p.step_, amax), amax);
+      const auto write = blocks_.empty() ? ops::Float8Write{} : blocks_.back().gradient_write();
+      p.flow_ = Flow::backward(head_->backward(p.step_, write), write);
       p.step_.param_hooks().after_backward(*head_unit_);
     });
   for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
@@ -229,11 +229,11 @@ void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t se
   if (first && !there) hooks.before_backward(*block.unit());
   if (own && !there) hooks.before_backward(*own);
   Step inner = p.step_.with(p.not_kept_);
-  const Tensor amax = segment > 0 ? block.segment(segment - 1).gradient_amax()
-                      : layer > 0 ? blocks_[layer - 1].gradient_amax()
-                                  : Tensor();
+  const auto write = segment > 0 ? block.segment(segment - 1).gradient_write()
+                     : layer > 0 ? blocks_[layer - 1].gradient_write()
+                                 : ops::Float8Write{};
   p.flow_ =
-      block.segment(segment).backward(g.recompute ? inner : p.step_, std::move(p.flow_), amax);
+      block.segment(segment).backward(g.recompute ? inner : p.step_, std::move(p.flow_), write);
   if (own) hooks.after_backward(*own);
   if (segment == 0) hooks.after_backward(*block.unit());
 }

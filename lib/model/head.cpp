@@ -91,10 +91,10 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   step.stash.push(std::move(a));
 }
 
-Tensor Head::backward(Step& step, const Tensor& amax) {
+ops::NormGradient Head::backward(Step& step, const ops::Float8Write& write) {
   const Device::Scope scope(step.compute.device(), kScope);
   const auto a = step.stash.pop<HeadActivations>();
-  return norm_.backward(step, a.norm, a.dy_TH, {}, amax);
+  return norm_.backward(step, a.norm, a.dy_TH, {}, write);
 }
 
 Tensor Head::logits(Step& step, const Hidden& h) {

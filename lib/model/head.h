@@ -24,7 +24,7 @@ class Head {
   // Adds the loss to request.total. Pushes the gradient to step.stash if step.training.
   void loss(Step& step, const Hidden& h, const LossRequest& request);
   // Returns dL/dh (T, H).
-  Tensor backward(Step& step, const Tensor& amax);
+  ops::NormGradient backward(Step& step, const ops::Float8Write& write);
   // Returns (T, padded vocabulary) in fp32, and stashes nothing. Not for several tp ranks.
   Tensor logits(Step& step, const Hidden& h);
 

@@ -31,13 +31,15 @@ Shape part_of(Shape whole, const ShardSpec& shard) {
 class PlainLinear : public Linear {
  public:
   PlainLinear(ParamStore& params, const LinearSpec& spec) : gemms_(params, spec) {}
-  Tensor input_amax() const override { return gemms_.input_amax(); }
-  Tensor gradient_amax() const override { return gemms_.gradient_amax(); }
+  ops::Float8Write input_write(bool training) const override {
+    return gemms_.input_write(training);
+  }
+  ops::Float8Write gradient_write() const override { return gemms_.gradient_write(); }
   Tensor forward(Step& step, const Tensor& x_TI, InputScale& scale) override {
     return gemms_.forward(step, x_TI, scale, true);
   }
-  InputGradient dgrad(Step& step, Tensor dy_TO, const Tensor& amax) override {
-    return gemms_.dgrad(step, std::move(dy_TO), amax);
+  InputGradient dgrad(Step& step, WrittenGradient dy) override {
+    return gemms_.dgrad(step, std::move(dy));
   }
   void wgrad(Step& step, const Tensor& x_TI, const InputScale& scale, OutputGradient dy) override {
     gemms_.wgrad(step, x_TI, scale, std::move(dy));
@@ -48,11 +50,11 @@ class PlainLinear : public Linear {
     MT_CHECK(!gelu_amax, "a GEMM with gelu finds no maximum");
     return gemms_.forward_gelu(step, x_TI);
   }
-  GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& amax, const Tensor& u_TI,
+  GeluInputGradient dgrad_gelu(Step& step, WrittenGradient dy, const Tensor& u_TI,
                                const Tensor& du_amax) override {
-    if (gemms_.in_8_bits()) return Linear::dgrad_gelu(step, std::move(dy_TO), amax, u_TI, du_amax);
+    if (gemms_.in_8_bits()) return Linear::dgrad_gelu(step, std::move(dy), u_TI, du_amax);
     MT_CHECK(!du_amax, "a GEMM with gelu finds no maximum");
-    return gemms_.dgrad_gelu(step, std::move(dy_TO), u_TI);
+    return gemms_.dgrad_gelu(step, std::move(dy.dy_TO), u_TI);
   }
 
  private:
@@ -81,7 +83,8 @@ LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpe
 const char* LinearGemms::name(Pass pass) const { return kNames.at(gemm_, pass); }
 
 Tensor LinearGemms::forward(Step& step, const Tensor& x_TI, InputScale& scale, bool bias) const {
-  Tensor y = Tensor::empty(step.compute, {x_TI.dim(0), O()}, x_TI.dtype());
+  const bool written = is_float8(x_TI.dtype());
+  Tensor y = Tensor::empty(step.compute, {x_TI.dim(0), O()}, written ? float_type() : x_TI.dtype());
   if (!fp8_) {
     forward_into(step, x_TI, y, bias);
     return y;
@@ -104,8 +107,10 @@ void LinearGemms::forward_into(Step& step, const Tensor& x_TI, const Tensor& y_T
 void LinearGemms::forward_float8(Step& step, const Tensor& x_TI, const ops::Float8Scale& scale,
                                  const Tensor& y_TO, bool bias) const {
   Stream& stream = step.compute;
-  const auto x = fp8_->quantize(stream, number_, Role::input, x_TI, scale, false, step.training),
-             w = fp8_->weight(stream, number_, false, step.training);
+  const auto x = is_float8(x_TI.dtype()) ? ops::Float8Tensor{x_TI, scale.inverse}
+                                         : fp8_->quantize(stream, number_, Role::input, x_TI, scale,
+                                                          false, step.training);
+  const auto w = fp8_->weight(stream, number_, false, step.training);
   ops::matmul_float8_into(stream, name(Pass::fprop), x, w, y_TO, false, /*fast=*/true,
                           bias && bias_ ? bias_->value : Tensor());
 }
@@ -122,31 +127,45 @@ GeluInputGradient LinearGemms::dgrad_gelu(Step& step, Tensor dy_TO, const Tensor
   return {r.dx_MN, r.y_MN, {std::move(dy_TO)}};
 }
 
-InputGradient LinearGemms::dgrad(Step& step, Tensor dy_TO, const Tensor& amax) const {
-  const Tensor dx = Tensor::empty(step.compute, {dy_TO.dim(0), I()}, dy_TO.dtype());
+InputGradient LinearGemms::dgrad(Step& step, WrittenGradient dy) const {
+  const Tensor dx = dy.dy_TO
+                        ? Tensor::empty(step.compute, {dy.dy_TO.dim(0), I()}, dy.dy_TO.dtype())
+                        : Tensor::empty(step.compute, {dy.quantized_TO.dim(0), I()}, float_type());
   if (!fp8_) {
-    dgrad_into(step, dy_TO, dx);
-    return {dx, {std::move(dy_TO)}};
+    dgrad_into(step, dy.dy_TO, dx);
+    return {dx, {std::move(dy.dy_TO)}};
   }
-  QuantizedGradient dy = quantize_gradient(step, std::move(dy_TO), amax);
-  dgrad_float8(step.compute, dy.rows_TO, dx);
-  return {dx, std::move(dy.for_wgrad)};
+  QuantizedGradient quantized = quantize_gradient(step, std::move(dy));
+  dgrad_float8(step.compute, quantized.rows_TO, dx);
+  return {dx, std::move(quantized.for_wgrad)};
 }
 
-// One read of dy makes both quantized layouts: the rows for dgrad and the transpose for wgrad. dy
-// itself is then freed, and only the transpose, which has half its bytes, waits for wgrad. A bias
-// needs dy itself, however. If such a wgrad is held, a transpose would have to wait beside dy;
-// wgrad makes the transpose when it runs instead.
-LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step, Tensor dy_TO,
-                                                              const Tensor& amax) const {
+// One read of dy makes both quantized layouts: the rows for dgrad and the transpose for wgrad. If
+// dy's kernel has written the rows, they are transposed. dy itself is then freed, and only the
+// transpose, which has half its bytes, waits for wgrad. A bias needs dy itself, however. If such a
+// wgrad is held, a transpose would have to wait beside dy; wgrad makes the transpose when it runs
+// instead.
+LinearGemms::QuantizedGradient LinearGemms::quantize_gradient(Step& step,
+                                                              WrittenGradient dy) const {
   Stream& stream = step.compute;
-  const ops::Float8Scale scale = scale_of(stream, Role::gradient, dy_TO, amax);
-  if (bias_ && step.wgrad.holding()) {
-    const auto rows = fp8_->quantize(stream, number_, Role::gradient, dy_TO, scale, false, true);
-    return {rows, {std::move(dy_TO), scale, {}}};
+  const bool dy_waits = bias_ && step.wgrad.holding();
+  MT_CHECK(dy.dy_TO || !bias_, "the gradient of a bias needs dy itself");
+  if (dy.quantized_TO) {
+    const ops::Float8Tensor rows{dy.quantized_TO, dy.write.scale.inverse};
+    const auto transposed = dy_waits ? ops::Float8Tensor{} : ops::transpose_float8(stream, rows);
+    return {rows, {bias_ ? std::move(dy.dy_TO) : Tensor(), dy.write.scale, transposed}};
   }
-  const auto both = fp8_->quantize_both(stream, number_, Role::gradient, dy_TO, scale, true);
-  return {both.rows, {bias_ ? std::move(dy_TO) : Tensor(), scale, both.transposed}};
+  const bool recorded = dy.write.in_8_bits();
+  const ops::Float8Scale scale =
+      recorded ? dy.write.scale : scale_of(stream, Role::gradient, dy.dy_TO, dy.write.amax);
+  if (dy_waits) {
+    const auto rows =
+        fp8_->quantize(stream, number_, Role::gradient, dy.dy_TO, scale, false, !recorded);
+    return {rows, {std::move(dy.dy_TO), scale, {}}};
+  }
+  const auto both =
+      fp8_->quantize_both(stream, number_, Role::gradient, dy.dy_TO, scale, !recorded);
+  return {both.rows, {bias_ ? std::move(dy.dy_TO) : Tensor(), scale, both.transposed}};
 }
 
 void LinearGemms::dgrad_into(Step& step, const Tensor& dy_TO, const Tensor& dx_TI) const {
@@ -177,7 +196,9 @@ void LinearGemms::wgrad_now(Stream& stream, const Tensor& x_TI, const InputScale
                     : fp8_->quantize(stream, number_, Role::gradient, dy.dy_TO, scale, true, false);
   const auto x_scale =
       input.scale.scale ? input.scale : fp8_->scale(stream, number_, Role::input, x_TI);
-  const auto x = fp8_->quantize(stream, number_, Role::input, x_TI, x_scale, true, false);
+  const auto x = is_float8(x_TI.dtype())
+                     ? ops::transpose_float8(stream, {x_TI, x_scale.inverse})
+                     : fp8_->quantize(stream, number_, Role::input, x_TI, x_scale, true, false);
   ops::matmul_float8_into(stream, name(Pass::wgrad), dy_OT, x, weight_->grad, add, /*fast=*/false);
   if (db_O) ops::column_sum(stream, dy.dy_TO, db_O);
 }

@@ -10,7 +10,9 @@
 //   row-parallel       (T, I / P)   (T, O)       (O, I / P)   y and dy are (T / P, O)
 //
 // Activations and their gradients are fp32, bf16 or fp16; gradients of W and b are fp32. The same
-// holds for linears with 8-bit GEMMs: each call quantizes its operands itself.
+// holds for linears with 8-bit GEMMs, whose calls quantize their operands. Where the scale is known
+// before a kernel writes x or dy (input_write() and gradient_write() say so), the kernel quantizes
+// it, and these calls take what it has written.
 #pragma once
 #include <memory>
 #include <string>
@@ -38,8 +40,24 @@ struct OutputGradient {
 
 // How a linear's input is quantized under one scale of the tensor; otherwise nothing of it is used.
 struct InputScale {
-  Tensor amax;                  // given to forward(): input_amax(), as the input's kernel left it
-  ops::Float8Scale scale = {};  // set by the first forward(), and taken by the calls after it
+  InputScale() = default;
+  // `write` is input_write(), as the input's kernel was given it.
+  explicit InputScale(const ops::Float8Write& write)
+      : amax(write.in_8_bits() ? Tensor() : write.amax),
+        scale(write.scale),
+        again{.scale = write.scale, .type = write.type} {}
+  Tensor amax = {};             // what the input's kernel left for the first forward()
+  ops::Float8Scale scale = {};  // else set by the first forward(); the calls after it take it
+  ops::Float8Write again = {};  // what a kernel does that computes the input again
+};
+
+// dL/dy as its kernel has written it.
+struct WrittenGradient {
+  Tensor dy_TO;                 // absent if it was written in 8 bits alone
+  ops::Float8Write write = {};  // gradient_write(), if the kernel was given it
+  // In 8 bits, if write.in_8_bits(). It may be absent all the same: then the kernel has only
+  // entered the maximum into the history.
+  Tensor quantized_TO = {};
 };
 
 struct InputGradient {
@@ -61,26 +79,27 @@ class Linear {
  public:
   virtual ~Linear() = default;
 
-  // Return where the kernel that writes x or dy is to leave its largest size, so that quantizing
-  // need not read the tensor for it; absent if the linear has no use for that. If the kernel is
-  // given one, the next forward() or dgrad() must be given it, too.
-  virtual Tensor input_amax() const = 0;
-  virtual Tensor gradient_amax() const = 0;
+  // Return what the kernel that writes x or dy is to do for the linear, so that quantizing need not
+  // read the tensor for that; nothing if the linear has no use for it. If the kernel is given it,
+  // the next forward() or dgrad() must be given it, too. `training`: a forward of training.
+  virtual ops::Float8Write input_write(bool training) const = 0;
+  virtual ops::Float8Write gradient_write() const = 0;
 
-  // Returns y. A recomputation is given the `scale` of the first forward.
+  // Returns y. A recomputation is given the `scale` of the first forward. x may be in 8 bits, as
+  // input_write() has asked for it.
   virtual Tensor forward(Step& step, const Tensor& x_TI, InputScale& scale) = 0;
   // Returns dL/dx, and dL/dy for wgrad(). If the caller moves dL/dy in, its memory is freed as soon
-  // as nothing needs it. `amax` is gradient_amax() if the kernel that wrote dy was given it.
-  virtual InputGradient dgrad(Step& step, Tensor dy_TO, const Tensor& amax) = 0;
+  // as nothing needs it.
+  virtual InputGradient dgrad(Step& step, WrittenGradient dy) = 0;
   // Pushes the gradients of W and b to step.wgrad, which runs them now or later and holds x and dy
   // until then. `scale` is forward()'s.
   virtual void wgrad(Step& step, const Tensor& x_TI, const InputScale& scale,
                      OutputGradient dy) = 0;
   // Calls dgrad() and wgrad(), and returns dL/dx. Prefer it if x exists before dy does: the
   // communication of each of the two can then hide behind the other.
-  virtual Tensor backward(Step& step, const Tensor& x_TI, const InputScale& scale, Tensor dy_TO,
-                          const Tensor& amax) {
-    InputGradient g = dgrad(step, std::move(dy_TO), amax);
+  virtual Tensor backward(Step& step, const Tensor& x_TI, const InputScale& scale,
+                          WrittenGradient dy) {
+    InputGradient g = dgrad(step, std::move(dy));
     wgrad(step, x_TI, scale, std::move(g.for_wgrad));
     return g.dx_TI;
   }
@@ -93,9 +112,9 @@ class Linear {
   }
   // For a linear whose input is x = gelu(u), the tanh form. Returns dL/du and gelu(u), so that x
   // need not be kept for wgrad(). `du_amax` (optional) gets the largest |dL/du|.
-  virtual GeluInputGradient dgrad_gelu(Step& step, Tensor dy_TO, const Tensor& amax,
-                                       const Tensor& u_TI, const Tensor& du_amax) {
-    InputGradient g = dgrad(step, std::move(dy_TO), amax);
+  virtual GeluInputGradient dgrad_gelu(Step& step, WrittenGradient dy, const Tensor& u_TI,
+                                       const Tensor& du_amax) {
+    InputGradient g = dgrad(step, std::move(dy));
     // The kernel overwrites g.dx_TI with gelu(u).
     const Tensor du = ops::gelu_backward(step.compute, u_TI, g.dx_TI, g.dx_TI, true, du_amax);
     return {du, g.dx_TI, std::move(g.for_wgrad)};
@@ -125,11 +144,13 @@ class LinearGemms {
   int64_t O() const { return weight_->shape[0]; }
   bool in_8_bits() const { return bool(fp8_); }
 
-  Tensor input_amax() const { return written_amax(Float8Scaling::Role::input); }
-  Tensor gradient_amax() const { return written_amax(Float8Scaling::Role::gradient); }
+  ops::Float8Write input_write(bool training) const {
+    return write(Float8Scaling::Role::input, training);
+  }
+  ops::Float8Write gradient_write() const { return write(Float8Scaling::Role::gradient, true); }
   // `bias`: add the bias, if there is one.
   Tensor forward(Step& step, const Tensor& x_TI, InputScale& scale, bool bias) const;
-  InputGradient dgrad(Step& step, Tensor dy_TO, const Tensor& amax) const;
+  InputGradient dgrad(Step& step, WrittenGradient dy) const;
   void wgrad(Step& step, const Tensor& x_TI, const InputScale& scale, OutputGradient dy) const;
 
   // Compute a chunk of the rows. A dgrad in chunks leaves all of dy to wgrad() as it is.
@@ -145,10 +166,12 @@ class LinearGemms {
     ops::Float8Tensor rows_TO;  // for dgrad
     OutputGradient for_wgrad;
   };
-  QuantizedGradient quantize_gradient(Step& step, Tensor dy_TO, const Tensor& amax) const;
-  Tensor written_amax(Float8Scaling::Role role) const {
-    return fp8_ ? fp8_->written_amax(number_, role) : Tensor();
+  QuantizedGradient quantize_gradient(Step& step, WrittenGradient dy) const;
+  ops::Float8Write write(Float8Scaling::Role role, bool record) const {
+    return fp8_ ? fp8_->write(number_, role, record) : ops::Float8Write{};
   }
+  // Returns the type of activations and their gradients.
+  DType float_type() const { return weight_->value.dtype(); }
   // Returns the scale of x, whose largest size may have been left in `amax`.
   ops::Float8Scale scale_of(Stream& stream, Float8Scaling::Role role, const Tensor& x,
                             const Tensor& amax) const {

@@ -56,16 +56,18 @@ class MlpSegment : public Segment {
   Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     MlpActivations a;
-    a.up_scale.amax = up_->input_amax(), a.down_scale.amax = down_->input_amax();
-    a.norm = norm_.forward(step, in.h, a.up_scale.amax);
+    const ops::Float8Write up_write = up_->input_write(step.training),
+                           down_write = activation_write(down_->input_write(step.training));
+    a.up_scale = InputScale(up_write), a.down_scale = InputScale(down_write);
+    a.norm = norm_.forward(step, in.h, up_write);
     Tensor act_TF;
     if (gelu_in_gemms()) {
-      const GeluOutput up = up_->forward_gelu(step, a.norm.y_TH, a.up_scale, a.down_scale.amax);
+      const GeluOutput up = up_->forward_gelu(step, a.norm.y_TH, a.up_scale, down_write.amax);
       a.up_TF = up.y_TO, act_TF = up.gelu_TO;
     } else {
       a.up_TF = up_->forward(step, a.norm.y_TH, a.up_scale);
-      act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF, a.down_scale.amax)
-                            : ops::gelu(step.compute, a.up_TF, false, a.down_scale.amax);
+      act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF, down_write)
+                            : ops::gelu(step.compute, a.up_TF, false, down_write.amax);
     }
     if (!keep_norm_) a.norm.y_TH = {};
     if (recompute_) a.up_TF = {};
@@ -76,60 +78,77 @@ class MlpSegment : public Segment {
     return Flow::forward(std::move(out));
   }
 
-  Tensor gradient_amax() const override {
-    return c_.hidden_dropout > 0 ? Tensor() : down_->gradient_amax();
+  ops::Float8Write gradient_write() const override {
+    return c_.hidden_dropout > 0 ? ops::Float8Write{} : down_->gradient_write();
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor& amax) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const HiddenGradient& d = flow.d;
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash.pop<MlpActivations>();
     Tensor y = a.norm.y_TH;
     if (recompute_) {
-      if (!y) y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
+      if (!y) y = norm_again(step, a);
       // The same call as in forward, since a GEMM with gelu may round otherwise than one without.
       a.up_TF = gelu_in_gemms() ? up_->forward_gelu(step, y, a.up_scale, {}).y_TO
                                 : up_->forward(step, y, a.up_scale);
     }
-    const Tensor dup_amax = up_->gradient_amax();
     ActivationGradient g = activation_backward(
         step,
         {drop_backward(step, d.d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
-         d.amax},
-        a, dup_amax);
+         d.write, d.quantized_TH},
+        a);
     // Tensors that are not needed any more give their memory back: under sequence parallelism the
     // gradient for wgrad has the rows of all ranks.
     down_->wgrad(step, g.act_TF, a.down_scale, std::move(g.for_wgrad));
     a.up_TF = {}, a.act_TF = {}, g.act_TF = {};
-    if (!y) y = norm_.forward(step, {a.norm.sum_TH, {}}).y_TH;
-    const Tensor dy = up_->backward(step, y, a.up_scale, std::move(g.dup_TF), dup_amax);
-    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, amax), amax);
+    if (!y) y = norm_again(step, a);
+    const Tensor dy = up_->backward(step, y, a.up_scale, std::move(g.dup));
+    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, write), write);
   }
 
  private:
   struct ActivationGradient {
-    Tensor dup_TF;             // gradient of the up projection's output
+    WrittenGradient dup;       // gradient of the up projection's output
     Tensor act_TF;             // the activation's output, kept or computed again
     OutputGradient for_wgrad;  // for the down projection's wgrad()
   };
 
   bool gelu_in_gemms() const { return !c_.gated_mlp && c_.gelu_tanh; }
 
-  // Takes the gradient back through the down projection and the activation. `amax` gets the largest
-  // size of the activation's gradient.
-  ActivationGradient activation_backward(Step& step, HiddenGradient d, const MlpActivations& a,
-                                         const Tensor& amax) {
+  // Returns what of a linear's wish the activation's kernels can do: those of gelu only leave
+  // maxima.
+  ops::Float8Write activation_write(const ops::Float8Write& wish) const {
+    return c_.gated_mlp || !wish.in_8_bits() ? wish : ops::Float8Write{};
+  }
+  Tensor norm_again(Step& step, const MlpActivations& a) const {
+    return norm_.forward(step, {a.norm.sum_TH, {}}, a.up_scale.again).y_TH;
+  }
+
+  // Takes the gradient back through the down projection and the activation.
+  ActivationGradient activation_backward(Step& step, WrittenGradient d, const MlpActivations& a) {
+    ops::Float8Write write = activation_write(up_->gradient_write());
+    if (write.in_8_bits() && c_.linear_bias) write = {};  // the bias's gradient needs all bits
     if (gelu_in_gemms()) {
-      GeluInputGradient g = down_->dgrad_gelu(step, std::move(d.d_TH), d.amax, a.up_TF, amax);
-      return {g.du_TI, g.gelu_TI, std::move(g.for_wgrad)};
+      GeluInputGradient g = down_->dgrad_gelu(step, std::move(d), a.up_TF, write.amax);
+      return {{g.du_TI, write}, g.gelu_TI, std::move(g.for_wgrad)};
     }
-    InputGradient g = down_->dgrad(step, std::move(d.d_TH), d.amax);
-    // Unless the activation's output is kept, the kernels overwrite its gradient with it.
-    const Tensor dact_TF = g.dx_TI, again_TF = a.act_TF ? Tensor() : dact_TF;
+    InputGradient g = down_->dgrad(step, std::move(d));
+    // Unless the activation's output is kept, the kernels compute it again. In 8 bits it has memory
+    // of its own, else it overwrites its gradient.
+    const Tensor dact_TF = g.dx_TI;
+    const ops::Float8Write& again = a.down_scale.again;
+    const Tensor again_TF = a.act_TF ? Tensor()
+                            : again.in_8_bits()
+                                ? Tensor::empty(step.compute, dact_TF.shape(), again.type)
+                                : dact_TF;
     const Tensor dup_TF =
-        c_.gated_mlp ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, again_TF, amax)
-                     : ops::gelu_backward(step.compute, a.up_TF, dact_TF, again_TF, false, amax);
-    return {dup_TF, a.act_TF ? a.act_TF : dact_TF, std::move(g.for_wgrad)};
+        c_.gated_mlp
+            ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, again_TF, write, again.scale)
+            : ops::gelu_backward(step.compute, a.up_TF, dact_TF, again_TF, false, write.amax);
+    WrittenGradient dup =
+        write.in_8_bits() ? WrittenGradient{{}, write, dup_TF} : WrittenGradient{dup_TF, write};
+    return {std::move(dup), a.act_TF ? a.act_TF : again_TF, std::move(g.for_wgrad)};
   }
 
   GptConfig c_;

@@ -24,11 +24,11 @@ class Norm {
   // Declares the norm's parameters in `unit`.
   Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
        const TensorParallel& tensor);
-  // `amax` (optional) gets the largest size of the result, as ops::norm() says.
-  ops::NormResult forward(Step& step, const Hidden& h, const Tensor& amax = {}) const;
+  // `write` is what ops::norm() does for the linear that reads the result.
+  ops::NormResult forward(Step& step, const Hidden& h, const ops::Float8Write& write = {}) const;
   // Returns dL/d(norm's input) + dresidual_TH (optional), which one pass computes.
-  Tensor backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
-                  const Tensor& dresidual_TH, const Tensor& amax) const;
+  ops::NormGradient backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
+                             const Tensor& dresidual_TH, const ops::Float8Write& write) const;
   ParamUnit* unit() const { return weight_->unit; }
 
  private:

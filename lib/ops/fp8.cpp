@@ -8,6 +8,7 @@
 MT_KERNEL(Amax)
 MT_KERNEL(ScaleFromAmax)
 MT_KERNEL(Quantize)
+MT_KERNEL(TransposeFloat8)
 MT_KERNEL(QuantizeBlocks)
 MT_KERNEL(UpdateScales)
 MT_KERNEL(Matmul)
@@ -107,6 +108,17 @@ Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
   const Tensor y = transpose_of(stream, x_TN, type);
   quantize_into(stream, x_TN, scale, {}, y, amax);
   return {y, scale.inverse};
+}
+
+Float8Tensor transpose_float8(Stream& stream, const Float8Tensor& x_TN) {
+  const Tensor& x = x_TN.data;
+  MT_CHECK(is_float8(x.dtype()) && x_TN.blocks == kernels::Float8Blocks::none,
+           "transpose_float8: x is {}, expected 8 bits under one scale", dtype_name(x.dtype()));
+  const Tensor y = transpose_of(stream, x, x.dtype());
+  enqueue(stream, {.name = "transpose_float8", .reads = {x}, .writes = {y}},
+          kernels::TransposeFloat8{
+              .x_TN = x, .y_NT = y, .T = x.dim(0), .N = x.dim(1), .stride = y.dim(1)});
+  return {y, x_TN.inverse};
 }
 
 Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,

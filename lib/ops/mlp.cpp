@@ -11,36 +11,49 @@ MT_KERNEL(GeluBackward)
 
 namespace mtrain::ops {
 
-Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Tensor& amax) {
+Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write) {
   MT_FLOAT("swiglu", gate_up_T2F);
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
-  Tensor y = Tensor::empty(stream, {T, F}, gate_up_T2F.dtype());
-  enqueue(
-      stream, {.name = "swiglu_fwd", .reads = {gate_up_T2F, amax}, .writes = {y, amax}},
-      kernels::SwigluForward{.gate_up_T2F = gate_up_T2F, .y_TF = y, .T = T, .F = F, .amax = amax});
+  Tensor y = Tensor::empty(stream, {T, F}, write.in_8_bits() ? write.type : gate_up_T2F.dtype());
+  enqueue(stream,
+          {.name = "swiglu_fwd",
+           .reads = {gate_up_T2F, write.scale.scale, write.amax},
+           .writes = {y, write.amax}},
+          kernels::SwigluForward{.gate_up_T2F = gate_up_T2F,
+                                 .y_TF = y,
+                                 .T = T,
+                                 .F = F,
+                                 .amax = write.amax,
+                                 .scale = write.scale.scale});
   return y;
 }
 
 Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
-                       const Tensor& y_TF, const Tensor& amax) {
+                       const Tensor& y_TF, const Float8Write& write, const Float8Scale& y_scale) {
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   MT_SHAPE("swiglu_backward", dy_TF, {T, F});
   MT_FLOAT("swiglu_backward", gate_up_T2F);
   MT_DTYPE("swiglu_backward", dy_TF, gate_up_T2F.dtype());
-  if (y_TF) {
-    MT_SHAPE("swiglu_backward", y_TF, {T, F});
-    MT_DTYPE("swiglu_backward", y_TF, gate_up_T2F.dtype());
-  }
-  Tensor d = Tensor::empty(stream, gate_up_T2F.shape(), gate_up_T2F.dtype());
+  const bool y_in_8_bits = y_TF && is_float8(y_TF.dtype());
+  if (y_TF) MT_SHAPE("swiglu_backward", y_TF, {T, F});
+  if (y_TF && !y_in_8_bits) MT_DTYPE("swiglu_backward", y_TF, gate_up_T2F.dtype());
+  const Tensor y_scale_1 = y_in_8_bits ? y_scale.scale : Tensor();
+  MT_CHECK(!y_in_8_bits || y_scale_1, "swiglu_backward: y_TF in 8 bits has no scale");
+  Tensor d = Tensor::empty(stream, gate_up_T2F.shape(),
+                           write.in_8_bits() ? write.type : gate_up_T2F.dtype());
   enqueue(stream,
-          {.name = "swiglu_bwd", .reads = {gate_up_T2F, dy_TF, amax}, .writes = {d, y_TF, amax}},
+          {.name = "swiglu_bwd",
+           .reads = {gate_up_T2F, dy_TF, write.scale.scale, y_scale_1, write.amax},
+           .writes = {d, y_TF, write.amax}},
           kernels::SwigluBackward{.gate_up_T2F = gate_up_T2F,
                                   .dy_TF = dy_TF,
                                   .dgate_up_T2F = d,
                                   .y_TF = y_TF,
                                   .T = T,
                                   .F = F,
-                                  .amax = amax});
+                                  .amax = write.amax,
+                                  .scale = write.scale.scale,
+                                  .y_scale = y_scale_1});
   return d;
 }
 

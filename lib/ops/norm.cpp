@@ -7,7 +7,7 @@ MT_KERNEL(NormBackward)
 namespace mtrain::ops {
 
 NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH, const Tensor& residual_TH,
-                const Tensor& amax) {
+                const Float8Write& write) {
   const int64_t T = x_TH.dim(0), H = x_TH.dim(1);
   MT_FLOAT("norm", x_TH);
   MT_SHAPE("norm", w.w_H, {H});
@@ -22,28 +22,28 @@ NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH, const 
   }
   NormResult r;
   r.sum_TH = residual_TH ? Tensor::empty(stream, {T, H}, x_TH.dtype()) : x_TH;
-  r.y_TH = Tensor::empty(stream, {T, H}, x_TH.dtype());
+  r.y_TH = Tensor::empty(stream, {T, H}, write.in_8_bits() ? write.type : x_TH.dtype());
   r.rstd_T = Tensor::empty(stream, {T}, DType::f32);
   if (w.kind == NormKind::layer) r.mean_T = Tensor::empty(stream, {T}, DType::f32);
   kernels::NormForward args{.kind = w.kind, .x_TH = x_TH, .residual_TH = residual_TH};
   if (residual_TH) args.sum_TH = r.sum_TH;
   args.w_H = w.w_H, args.b_H = w.b_H;
   args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
-  args.amax = amax;
+  args.scale = write.scale.scale, args.amax = write.amax;
   args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
-  std::vector<device::Access> writes{r.y_TH, r.rstd_T, r.mean_T, amax};
+  std::vector<device::Access> writes{r.y_TH, r.rstd_T, r.mean_T, write.amax};
   if (residual_TH) writes.push_back(r.sum_TH);
   enqueue(stream,
           {.name = "norm_fwd",
-           .reads = {x_TH, residual_TH, w.w_H, w.b_H, amax},
+           .reads = {x_TH, residual_TH, w.w_H, w.b_H, write.scale.scale, write.amax},
            .writes = std::move(writes)},
           args);
   return r;
 }
 
-Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& f, const Tensor& dy_TH,
-                     const Tensor& dresidual_TH, const Tensor& dw_H, const Tensor& db_H,
-                     const Tensor& amax) {
+NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResult& f,
+                           const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
+                           const Tensor& db_H, const Float8Write& write) {
   const int64_t T = dy_TH.dim(0), H = dy_TH.dim(1);
   MT_SHAPE("norm_backward", f.sum_TH, {T, H});
   MT_SHAPE("norm_backward", dw_H, {H});
@@ -59,7 +59,8 @@ Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& f, 
     MT_SHAPE("norm_backward", dresidual_TH, {T, H});
     MT_DTYPE("norm_backward", dresidual_TH, dy_TH.dtype());
   }
-  Tensor dx = Tensor::empty(stream, {T, H}, dy_TH.dtype());
+  NormGradient r{Tensor::empty(stream, {T, H}, dy_TH.dtype()), {}};
+  if (write.in_8_bits()) r.quantized_TH = Tensor::empty(stream, {T, H}, write.type);
   kernels::NormBackward args{.kind = w.kind,
                              .dy_TH = dy_TH,
                              .x_TH = f.sum_TH,
@@ -67,19 +68,22 @@ Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& f, 
                              .rstd_T = f.rstd_T,
                              .mean_T = f.mean_T,
                              .dresidual_TH = dresidual_TH,
-                             .dx_TH = dx,
+                             .dx_TH = r.dx_TH,
                              .dw_H = dw_H,
                              .db_H = db_H,
-                             .amax = amax,
+                             .amax = write.amax,
+                             .quantized_TH = r.quantized_TH,
+                             .scale = write.scale.scale,
                              .T = T,
                              .H = H,
                              .sm_margin = stream.device().norm_sm_margin()};
   enqueue(stream,
           {.name = "norm_bwd",
-           .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H, amax},
-           .writes = {dx, dw_H, db_H, amax}},
+           .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H,
+                     write.scale.scale, write.amax},
+           .writes = {r.dx_TH, r.quantized_TH, dw_H, db_H, write.amax}},
           args);
-  return dx;
+  return r;
 }
 
 namespace {
@@ -111,8 +115,8 @@ Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, cons
 }
 
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
-                        const Tensor& rstd, const Tensor& d_TN, HeadRange range,
-                        const Tensor& dw_D) {
+                        const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
+                        const Tensor& amax) {
   MT_SHAPE("head_norm_backward", dw_D, {range.D});
   MT_SHAPE("head_norm_backward", d_TN, {in_TN.dim(0), in_TN.dim(1)});
   MT_SHAPE("head_norm_backward", rstd, {in_TN.dim(0) * range.heads});
@@ -127,15 +131,17 @@ void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_T
                              .rstd_T = rstd,
                              .dx_TH = head_part(d_TN, range),
                              .dw_H = dw_D,
+                             .amax = amax,
                              .T = in_TN.dim(0),
                              .H = range.D,
                              .heads = range.heads,
                              .token_stride = in_TN.dim(1),
                              .sm_margin = stream.device().norm_sm_margin()};
-  enqueue(
-      stream,
-      {.name = "head_norm_bwd", .reads = {in_TN, w.w_H, rstd, d_TN, dw_D}, .writes = {d_TN, dw_D}},
-      args);
+  enqueue(stream,
+          {.name = "head_norm_bwd",
+           .reads = {in_TN, w.w_H, rstd, d_TN, dw_D, amax},
+           .writes = {d_TN, dw_D, amax}},
+          args);
 }
 
 }  // namespace mtrain::ops

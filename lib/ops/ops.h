@@ -67,10 +67,16 @@ Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margi
 void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
                         const Float8Scale& scale);
 // Returns the same scale where the operation that wrote x has left the largest |x| in `amax` (fp32,
-// one element), which becomes 0. Norms, swiglu, gelu and their backwards do so if they are given an
-// amax: it becomes the largest size of their result (of the gradient, for a backward) where that is
-// larger than what it holds.
+// one element), which becomes 0. The operations below that take a Float8Write or an amax do so.
 Float8Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin);
+// What an operation does for the 8-bit GEMM that reads its result (its gradient, for a backward),
+// so that no pass over the result has to. Both are optional.
+struct Float8Write {
+  Tensor amax = {};  // fp32, one element: becomes the result's largest |x| where that is larger
+  Float8Scale scale = {};  // the result is written as quantize() writes it under this scale
+  DType type = DType::f8e4m3;
+  bool in_8_bits() const { return bool(scale.scale); }
+};
 // Returns x in 8 bits. `amax` (fp32, one element, optional) becomes the largest |x| where that is
 // larger than what it holds.
 Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
@@ -79,6 +85,8 @@ Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Floa
 // kernels::kFloat8Multiple.
 Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax = {});
+// Returns the transpose of a tensor that is in 8 bits already: the bits of quantize_transposed().
+Float8Tensor transpose_float8(Stream& stream, const Float8Tensor& x_TN);
 // Returns both forms and reads x once.
 struct Float8Pair {
   Float8Tensor rows, transposed;
@@ -123,17 +131,20 @@ struct NormWeights {
   float eps;
 };
 struct NormResult {
-  Tensor sum_TH;  // the norm's input: x, or x + residual where one was given
-  Tensor y_TH;
+  Tensor sum_TH;          // the norm's input: x, or x + residual where one was given
+  Tensor y_TH;            // in 8 bits alone, if the operation was given a scale
   Tensor rstd_T, mean_T;  // fp32; mean_T only for layer norm
 };
 NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
-                const Tensor& residual_TH = {}, const Tensor& amax = {});
-// Returns dL/dx + dresidual_TH, where the latter is optional. Adds to dw_H and db_H, which are
-// fp32; db_H is optional.
-Tensor norm_backward(Stream& stream, const NormWeights& w, const NormResult& forward,
-                     const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
-                     const Tensor& db_H, const Tensor& amax = {});
+                const Tensor& residual_TH = {}, const Float8Write& write = {});
+struct NormGradient {
+  Tensor dx_TH;         // dL/dx + dresidual_TH
+  Tensor quantized_TH;  // the same in 8 bits, if the operation was given a scale
+};
+// dresidual_TH is optional. Adds to dw_H and db_H, which are fp32; db_H is optional.
+NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResult& forward,
+                           const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
+                           const Tensor& db_H, const Float8Write& write = {});
 struct HeadRange {
   int64_t first_head, heads, D;  // heads of D elements each, in every token's row
 };
@@ -142,16 +153,17 @@ struct HeadRange {
 Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
                  HeadRange range);
 // Replaces the gradient of head_norm's output by that of its input, in the range's heads of d_TN.
-// Adds to dw_D (fp32).
+// Adds to dw_D (fp32). `amax` (optional) is a Float8Write's, of these heads.
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
-                        const Tensor& rstd, const Tensor& d_TN, HeadRange range,
-                        const Tensor& dw_D);
+                        const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
+                        const Tensor& amax = {});
 
 // --- rotary embedding ---
 // Rotates the first `heads` heads of each token in place; `backward` rotates by the negative angle.
-// The tables are fp32, the positions int32.
+// The tables are fp32, the positions int32. `amax` (optional) is a Float8Write's, of these heads.
 void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
-          const Tensor& position_T, int64_t heads, int64_t D, bool backward);
+          const Tensor& position_T, int64_t heads, int64_t D, bool backward,
+          const Tensor& amax = {});
 
 // --- attention ---
 struct AttentionDims {
@@ -161,16 +173,25 @@ struct AttentionDims {
   float scale;
 };
 struct AttentionResult {
-  Tensor out_TN;  // (T, A * D)
-  Tensor lse;     // fp32 (B, A, S)
+  Tensor out_TN;                 // (T, A * D)
+  Tensor lse;                    // fp32 (B, A, S)
+  Tensor quantized_out_TN = {};  // out_TN in 8 bits, if the operation was given a scale
 };
 // qkv_TN is (T, (A + 2 G) D): all query heads, then the key heads, then the value heads. cu_seqlens
 // (int32, optional) holds the borders of packed documents, from 0 to S; it needs B = 1.
 AttentionResult attention(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
-                          const Tensor& cu_seqlens);
+                          const Tensor& cu_seqlens, const Float8Write& write = {});
+// Where the largest sizes of the gradients go; each is optional, and a Float8Write's.
+struct QkvAmax {
+  Tensor dqk = {}, dv = {};
+};
+// Returns dL/dqkv.
 Tensor attention_backward(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const AttentionResult& forward,
-                          const Tensor& dout_TN);  // returns dL/dqkv
+                          const Tensor& dout_TN, const QkvAmax& amax = {});
+// Returns whether the two operations above can be given a Float8Write and a QkvAmax: not where
+// cuDNN may compute them.
+bool attention_writes_float8(const device::Device& device);
 
 // --- attention to a block of keys, for context parallelism; kernels/attention.h has the math ---
 struct Rows {
@@ -219,11 +240,14 @@ void attention_block_backward(Stream& stream, const AttentionBlock& block, const
                               const Tensor& dout_TN, const AttentionGrads& grads);
 
 // --- MLP activations ---
-Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Tensor& amax = {});
-// Returns dL/dgate_up. Writes the forward's output into y_TF (optional) for the weight gradient
-// that follows; y_TF may be dy_TF.
+// The result is in 8 bits alone, if swiglu() is given a scale.
+Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write = {});
+// Returns dL/dgate_up, in 8 bits alone if `write` has a scale. Writes the forward's output into
+// y_TF (optional) for the weight gradient that follows: y_TF may be dy_TF, or a tensor in 8 bits,
+// whose scale is y_scale.
 Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
-                       const Tensor& y_TF, const Tensor& amax = {});
+                       const Tensor& y_TF, const Float8Write& write = {},
+                       const Float8Scale& y_scale = {});
 Tensor gelu(Stream& stream, const Tensor& x, bool tanh, const Tensor& amax = {});
 // Returns dL/dx. Writes the forward's output into `y` (optional), which may be dy.
 Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh,

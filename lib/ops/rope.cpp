@@ -8,7 +8,7 @@ MT_KERNEL(Rope)
 namespace mtrain::ops {
 
 void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
-          const Tensor& position_T, int64_t heads, int64_t D, bool backward) {
+          const Tensor& position_T, int64_t heads, int64_t D, bool backward, const Tensor& amax) {
   const int64_t T = x_TN.dim(0), P = cos_PR.dim(0);
   MT_SHAPE("rope", position_T, {T});
   MT_SHAPE("rope", cos_PR, {P, D / 2});
@@ -26,11 +26,12 @@ void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor
                            .heads = heads,
                            .D = D,
                            .token_stride = x_TN.dim(1),
-                           .backward = backward};
+                           .backward = backward,
+                           .amax = amax};
   enqueue(stream,
           {.name = backward ? "rope_bwd" : "rope_fwd",
-           .reads = {x_TN, cos_PR, sin_PR, position_T},
-           .writes = {x_TN}},
+           .reads = {x_TN, cos_PR, sin_PR, position_T, amax},
+           .writes = {x_TN, amax}},
           args);
 }
 

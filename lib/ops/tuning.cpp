@@ -57,9 +57,10 @@ class CublasTuner final : public GemmTuner {
   std::string unchosen() override {
     return in_launch("unchosen_gemms", [](auto*) { return kernels::cuda::unchosen_gemms(); });
   }
-  std::string time(const std::string& gemms) override {
-    return in_launch("time_gemms",
-                     [&](auto* stream) { return kernels::cuda::time_gemms(gemms, stream); });
+  std::string time(const std::string& gemms, double seconds) override {
+    return in_launch("time_gemms", [&](auto* stream) {
+      return kernels::cuda::time_gemms(gemms, seconds, stream);
+    });
   }
   void use(const std::string& choices) override {
     in_launch("use_gemm_choices", [&](auto*) {

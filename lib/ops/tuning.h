@@ -31,8 +31,9 @@ class GemmTuner {
  public:
   virtual ~GemmTuner() = default;
   virtual std::string unchosen() = 0;  // GEMMs that have run without a choice
-  // Measures GEMMs of any rank, and returns the choices. The host waits.
-  virtual std::string time(const std::string& gemms) = 0;
+  // Measures GEMMs of any rank, and returns the choices. The host waits. No GEMM is begun after
+  // `seconds`.
+  virtual std::string time(const std::string& gemms, double seconds) = 0;
   virtual void use(const std::string& choices) = 0;  // throws RunError for text of another form
   virtual std::string choices() = 0;
 };

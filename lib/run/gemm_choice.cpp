@@ -12,17 +12,26 @@ namespace {
 
 constexpr const char* kSaved = "gemm_choices";  // a key in state.json
 
-// Returns the lines of all texts, each once.
-std::string merged(const std::vector<std::string>& texts) {
-  std::set<std::string> lines;
-  for (const std::string& text : texts) {
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);) lines.insert(line);
-  }
+// Returns the lines of all texts, each once: the first ones of all texts, then the second ones, and
+// so on; at most `most` of them.
+std::string merged(const std::vector<std::string>& texts, size_t most) {
+  std::vector<std::istringstream> in;
+  for (const std::string& text : texts) in.emplace_back(text);
+  std::set<std::string> seen;
   std::string all;
-  for (const std::string& line : lines) all += line + "\n";
+  for (bool more = true; more && seen.size() < most;) {
+    more = false;
+    for (std::istringstream& lines : in) {
+      std::string line;
+      if (seen.size() == most || !std::getline(lines, line)) continue;
+      more = true;
+      if (seen.insert(line).second) all += line + "\n";
+    }
+  }
   return all;
 }
+
+constexpr double kPartOfTimeout = 0.25;  // for the measuring: a last GEMM may go beyond it
 
 }  // namespace
 
@@ -30,10 +39,10 @@ std::unique_ptr<ops::GemmTuner> gemm_tuner(Device& device, const RunPlan& plan) 
   return plan.device.deterministic ? nullptr : ops::gemm_tuner(device);
 }
 
-void choose_gemms(ops::GemmTuner& tuner, const comm::HostCollectives& control) {
-  const std::string gemms = merged(control.texts(tuner.unchosen()));
+void choose_gemms(ops::GemmTuner& tuner, const comm::HostCollectives& control, double timeout_s) {
+  const std::string gemms = merged(control.texts(tuner.unchosen()), kMostMeasured);
   if (gemms.empty()) return;  // on all ranks
-  const std::string own = control.rank() == 0 ? tuner.time(gemms) : "";
+  const std::string own = control.rank() == 0 ? tuner.time(gemms, kPartOfTimeout * timeout_s) : "";
   tuner.use(control.texts(own)[0]);
 }
 

@@ -15,8 +15,11 @@ namespace mtrain::run {
 std::unique_ptr<ops::GemmTuner> gemm_tuner(Device& device, const RunPlan& plan);
 
 // Measures on rank 0 what any rank has run without a choice, and gives all ranks its choices. All
-// ranks call it.
-void choose_gemms(ops::GemmTuner& tuner, const comm::HostCollectives& control);
+// ranks call it. The others wait in a collective meanwhile, which gives up after `timeout_s`: the
+// measuring takes a quarter of that at most, and kMostMeasured GEMMs, those first that cost most on
+// a rank. What is left unmeasured keeps the algorithm that the library names first.
+constexpr size_t kMostMeasured = 128;
+void choose_gemms(ops::GemmTuner& tuner, const comm::HostCollectives& control, double timeout_s);
 
 // Uses the choices of a checkpoint's state, if it has any.
 void restore_gemms(ops::GemmTuner& tuner, const storage::TrainState& state);

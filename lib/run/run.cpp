@@ -103,7 +103,7 @@ class Training {
 
   void choose(const std::unique_ptr<ops::GemmTuner>& tuner) {
     const auto began = std::chrono::steady_clock::now();
-    choose_gemms(*tuner, trainer_.control());
+    choose_gemms(*tuner, trainer_.control(), plan_.comm.timeout_s);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     note(fmt::format("algorithms of GEMMs chosen in {:.1f} s", took.count()));
     if (trainer_.graphs()) trainer_.graphs()->hold(false);

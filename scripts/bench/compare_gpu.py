@@ -354,6 +354,18 @@ def write(args, rows):
     args.output.with_suffix(".md").write_text(RULES + table(rows) + operations_table(rows))
 
 
+def parse_with_settings(parser):
+    """-> the arguments, those of the form path=value as `settings`. Makes the folder of --output, whose path is absolute,
+    since programs run elsewhere. A signal to end then ends what execute() runs."""
+    args, args.settings = parser.parse_known_args()
+    if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
+        parser.error(f"what is {wrong[0]}?")
+    args.output = args.output.absolute()
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return args
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["gpu_124m", "gpu_1b", "gpu_7b"], metavar="MODEL[:fp8]")
@@ -366,18 +378,13 @@ def main():
     parser.add_argument("--alone", type=pathlib.Path, help="the folder with gpu_train.py's results")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: that the comparison itself works")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
-    args, args.settings = parser.parse_known_args()
+    args = parse_with_settings(parser)
     # argparse takes settings that follow the models for models.
     args.settings += [word for word in args.models if "=" in word]
     args.models = [word for word in args.models if "=" not in word]
-    if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
-        parser.error(f"what is {wrong[0]}?")
     if wrong := [name for name in args.models if ":" in name and name.partition(":")[2] not in VARIANTS]:
         parser.error(f"{wrong[0]}: the variants of a model are {', '.join(VARIANTS)}")
-    args.output = args.output.absolute()  # programs run elsewhere
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     args.gpu = gpu_name()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended by execute()
     rows = []
     with tempfile.TemporaryDirectory() as work:
         comparison = Comparison(args, pathlib.Path(work))

@@ -15,11 +15,10 @@ import json
 import pathlib
 import re
 import shutil
-import signal
 import sys
 import tempfile
 
-from compare_gpu import ROOT, Comparison, Failed, OutOfMemory, OutOfTime, execute, write_data
+from compare_gpu import ROOT, Comparison, Failed, OutOfMemory, OutOfTime, execute, parse_with_settings, write_data
 
 TIMED_OUT = 3  # exit code
 # A single step: after the first of several, a run measures the algorithms of its products, whose kernels are not a step's.
@@ -128,13 +127,8 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/gpu/kernels")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    args, args.settings = parser.parse_known_args()
-    if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
-        parser.error(f"what is {wrong[0]}?")
-    args.output = args.output.absolute()
-    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args = parse_with_settings(parser)
     args.gpu = ""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended by execute()
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         try:

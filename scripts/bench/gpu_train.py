@@ -14,13 +14,12 @@ import argparse
 import json
 import math
 import pathlib
-import signal
 import statistics
 import sys
 import tempfile
 
 import gpu_ladder
-from compare_gpu import ROOT, Comparison, Failed, OutOfMemory, OutOfTime, execute, gpu_name, measured, write_data
+from compare_gpu import ROOT, Comparison, Failed, OutOfMemory, OutOfTime, execute, gpu_name, measured, parse_with_settings, write_data
 
 FIRST_LOSS_WITHIN = 0.5
 TIMED_OUT = 3  # exit code
@@ -150,15 +149,10 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=4)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    args, args.settings = parser.parse_known_args()
-    if wrong := [x for x in args.settings if "=" not in x or x.startswith("-")]:
-        parser.error(f"what is {wrong[0]}?")
-    args.output = args.output.absolute()
-    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args = parse_with_settings(parser)
     args.gpu = gpu_name()
     row = dict(name=args.name or args.model, model=args.model, what=args.what, settings=args.settings, notes=[],
                result="failed", why="ended from outside")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended by execute()
     with tempfile.TemporaryDirectory() as work:
         try:
             code = perform(args, pathlib.Path(work), row)

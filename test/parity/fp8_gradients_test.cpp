@@ -1,8 +1,9 @@
 // Tests how often the linears' operands are read to be quantized. An output gradient is quantized
-// in one read for both of its GEMMs, if they take the whole of it. The scale of an operand comes
-// from the kernel that wrote it, if that is a norm's or an activation's, and a weight gradient
-// takes the scale that the forward has found. The bits are those of operands that are measured and
-// quantized for each GEMM.
+// in one read for both of its GEMMs, if they take the whole of it. The current scale of an operand
+// comes from the kernel that wrote it, if that is a norm's or an activation's. Under a delayed
+// scale the kernels of norms and of swiglu quantize the operand themselves, and only its 8 bits are
+// read to be transposed. A weight gradient takes the scale that the forward has found. The bits are
+// those of operands that are measured and quantized for each GEMM.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -17,13 +18,15 @@ using namespace train_testing;
 namespace {
 
 // Counts launches that read output gradients, the only tensors of this type: to find their scale,
-// to quantize them into one layout, and into both.
+// to quantize them into one layout, and into both. `written`: launches of the kernels that compute
+// a gradient, and leave it in 8 bits. `transposed`: launches that transpose these.
 struct Reads {
-  int measured = 0, apart = 0, both = 0;
+  int measured = 0, apart = 0, both = 0, written = 0, transposed = 0;
   bool operator==(const Reads&) const = default;
 };
 std::ostream& operator<<(std::ostream& o, const Reads& r) {
-  return o << r.measured << " measured, " << r.apart << " apart, " << r.both << " both";
+  return o << r.measured << " measured, " << r.apart << " apart, " << r.both << " both, "
+           << r.written << " written, " << r.transposed << " transposed";
 }
 
 // Counts reads by launch names. An amax belongs to the next quantization of the same memory.
@@ -37,10 +40,13 @@ class CountReads {
 
  private:
   void see(const device::LaunchInfo& info) {
-    if (info.name == std::string("amax")) measured_.insert(info.reads.at(0).data);
-    if (info.name != std::string("quantize")) return;
+    const std::string name = info.name;
+    if (name == "amax") measured_.insert(info.reads.at(0).data);
     const auto layouts = std::ranges::count_if(
         info.writes, [](const device::Access& w) { return w.dtype == DType::f8e5m2; });
+    if (name == "transpose_float8") reads_.transposed += int(layouts);
+    if (name == "norm_bwd" || name == "swiglu_bwd") reads_.written += int(layouts);
+    if (name != "quantize") return;
     const bool measured = measured_.erase(info.reads.at(0).data) > 0;
     if (layouts == 0) return;
     reads_.measured += measured;
@@ -70,7 +76,7 @@ const Changes kThree{"train.micro_batch_size=2"};
 
 }  // namespace
 
-TEST_CASE("an output gradient is read once for both its layouts, and that of qkv once more") {
+TEST_CASE("an output gradient is read once for both its layouts, and never for its maximum") {
   for (const bool delayed : {false, true})
     for (const Changes& more :
          {kThree,
@@ -82,9 +88,14 @@ TEST_CASE("an output gradient is read once for both its layouts, and that of qkv
       CountReads count(*run.device);
       const int all = 3 * kLinears, qkv = 3 * kLayers;
       run.losses(1);  // the first step has current scales in any case
-      CHECK(count.take() == Reads{.measured = delayed ? all : qkv, .both = all});
+      CHECK(count.take() == Reads{.measured = delayed ? all : 0, .both = all});
       run.losses(1);
-      CHECK(count.take() == Reads{.measured = delayed ? 0 : qkv, .both = all});
+      // Kernels of norms and of swiglu quantize, those of attention and of gelu do not.
+      const int others =
+          run.recipe.model.architecture == recipe::Architecture::gpt2 ? 2 * qkv : qkv;
+      CHECK(count.take() ==
+            (delayed ? Reads{.both = others, .written = all - others, .transposed = all - others}
+                     : Reads{.both = all}));
     }
 }
 
@@ -98,17 +109,21 @@ TEST_CASE("GEMMs that take parts of an output gradient share only its scale") {
     const auto reads = [&](const Changes& layout) {
       return reads_of(with(delayed ? kDelayed : kTensorwise, layout), 2);
     };
-    const auto expect = [&](int measured, int apart, int both) {
-      return std::vector<Reads>(2, {delayed ? 0 : measured, apart, both});
+    // `written`: how many of those that are quantized for both GEMMs are quantized by the kernels
+    // that write them, where scales are delayed.
+    const auto expect = [&](int measured, int apart, int both, int written) {
+      return delayed ? Reads{0, apart, both - written, written, written}
+                     : Reads{measured, apart, both};
     };
+    const auto on_both = [](const Reads& r) { return std::vector<Reads>(2, r); };
     // Gathered gradients have rows that their kernels did not write here; fc1's is not gathered.
-    CHECK(reads(sequence) == expect(6, 0, 8));
+    CHECK(reads(sequence) == on_both(expect(4, 0, 8, 2)));
     // proj's and fc2's multiply in two chunks, with scales of their own: the weight gradient's
     // whole has a third.
     CHECK(reads(with(sequence, {"comm_overlap.tp_comm_overlap=true"})) ==
-          expect(4 * 3 + 2, 4 * 3, 4));
+          on_both(expect(4 * 3, 4 * 3, 4, 2)));
     // The first stage receives the gradient of its last layer.
-    const std::vector<Reads> stages{{delayed ? 0 : 3 * 2, 0, 3 * 4}, {delayed ? 0 : 3, 0, 3 * 4}};
+    const std::vector<Reads> stages{expect(3, 0, 3 * 4, 3 * 2), expect(0, 0, 3 * 4, 3 * 3)};
     CHECK(reads(with(pipeline, {"distributed.pipeline={}"})) == stages);
     const Changes waiting = with(pipeline, {"distributed.pipeline.pp_schedule=zero_bubble"});
     CHECK(reads(waiting) == stages);
@@ -119,7 +134,8 @@ TEST_CASE("GEMMs that take parts of an output gradient share only its scale") {
     CHECK(biases[0].apart > 0);
     for (size_t rank = 0; rank < 2; ++rank) {
       CHECK(biases[rank].measured == stages[rank].measured);
-      CHECK(biases[rank].apart + 2 * biases[rank].both == 2 * 3 * 4);
+      const Reads& r = biases[rank];
+      CHECK(r.apart + 2 * r.both + r.written + r.transposed == 2 * 3 * 4);
     }
   }
 }
@@ -142,15 +158,15 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
       if (!graphs) continue;
       CHECK(t.graphs()->replays() > 0);
       // Every linear quantizes three times: its gradient, and its input for forward and for
-      // backward.
-      const int linears = 4 * recorder.captured("matmul_fc1_wgrad");
-      CHECK(linears > 0);
-      CHECK(recorder.captured("quantize") == 3 * linears);
-      // The kernels of attention's output and of qkv's gradient find no maximum; those of three
-      // inputs and three gradients of a layer do.
-      const int layers = linears / 4;
-      CHECK(recorder.captured("amax") == (delayed ? 0 : 2 * layers));
-      CHECK(recorder.captured("scale_from_amax") == (delayed ? 0 : 6 * layers));
+      // backward. Under delayed scales the kernels of four inputs and three gradients of a layer
+      // do so. The 8 bits of these are transposed for the weight gradient, but for attention's
+      // output, which is kept as floats.
+      const int layers = recorder.captured("matmul_fc1_wgrad"), linears = 4 * layers;
+      CHECK(layers > 0);
+      CHECK(recorder.captured("quantize") == (delayed ? 2 * layers : 3 * linears));
+      CHECK(recorder.captured("transpose_float8") == (delayed ? 6 * layers : 0));
+      CHECK(recorder.captured("amax") == 0);
+      CHECK(recorder.captured("scale_from_amax") == (delayed ? 0 : 2 * linears));
     }
     CHECK(losses[0] == losses[1]);
     CHECK((weights[0] == weights[1]));
@@ -168,7 +184,7 @@ struct Gradients {
 // Returns the gradients of a linear over two micro-batches, with current scales or with those of
 // the next step. If its weight gradients wait, they come after both input gradients; with a bias,
 // each is then quantized separately. `written`: the kernels that write inputs and output gradients
-// find their maxima.
+// find their maxima; with the scales of the next step they leave 8 bits, too.
 Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool wait,
                        bool written = false) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
@@ -205,14 +221,23 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
     model::SequenceInfo seq;
     model::Step s{stream, wgrad, stash, seq};
     for (const char* micro_batch : {"first", "second"}) {
-      model::InputScale scale;
-      Tensor dy_amax;
-      if (written) scale.amax = linear->input_amax(), dy_amax = linear->gradient_amax();
-      const Tensor x = ops::gelu(stream, random(micro_batch, T, I, 1), true, scale.amax),
-                   dy = ops::gelu(stream, random(micro_batch, T, O, step ? 0.02f : 0.01f), true,
-                                  dy_amax);
+      const ops::Float8Write none{}, x_write = written ? linear->input_write(true) : none,
+                                     dy_write = written ? linear->gradient_write() : none;
+      CHECK(x_write.in_8_bits() == (written && delayed && step > 0));
+      const auto tensor = [&](int64_t columns, float std, const ops::Float8Write& w) {
+        return ops::gelu(stream, random(micro_batch, T, columns, std), true,
+                         w.in_8_bits() ? Tensor() : w.amax);
+      };
+      const auto eight = [&](const Tensor& y, const ops::Float8Write& w) {
+        return w.in_8_bits() ? ops::quantize(stream, y, w.type, w.scale, w.amax).data : Tensor();
+      };
+      Tensor x = tensor(I, 1, x_write), dy = tensor(O, step ? 0.02f : 0.01f, dy_write);
+      const Tensor dy_8 = eight(dy, dy_write);
+      if (x_write.in_8_bits()) x = eight(x, x_write);
+      if (dy_8 && !bias) dy = {};
+      model::InputScale scale(x_write);
       linear->forward(s, x, scale);
-      const auto dx = linear->backward(s, x, scale, dy, dy_amax).to_host_float(stream);
+      const auto dx = linear->backward(s, x, scale, {dy, dy_write, dy_8}).to_host_float(stream);
       out.dx.insert(out.dx.end(), dx.begin(), dx.end());
     }
     CHECK(wgrad.held() == (wait ? 2 : 0));
@@ -247,5 +272,9 @@ TEST_CASE("an output gradient's two layouts have the bits that each has apart") 
           CHECK((without == apart));
         }
         CHECK((gradients_of(delayed, true, T, gradient, false, true) == apart));
+        CHECK((gradients_of(delayed, true, T, gradient, true, true) == apart));
+        Gradients without = gradients_of(delayed, false, T, gradient, false, true);
+        without.db = apart.db;
+        CHECK((without == apart));
       }
 }

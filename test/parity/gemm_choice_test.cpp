@@ -20,10 +20,10 @@ namespace {
 class StandInTuner final : public ops::GemmTuner {
  public:
   std::string unchosen() override { return kernels::cuda::print_gemm_keys(matmul_.unchosen()); }
-  std::string time(const std::string& gemms) override {
+  std::string time(const std::string& gemms, double seconds) override {
     ++timed;
     return kernels::cuda::print_gemm_choices(
-        {library.version(), matmul_.time(kernels::cuda::parse_gemm_keys(gemms), nullptr)});
+        {library.version(), matmul_.time(kernels::cuda::parse_gemm_keys(gemms), seconds, nullptr)});
   }
   void use(const std::string& choices) override {
     matmul_.use(kernels::cuda::parse_gemm_choices(choices).choices);
@@ -52,6 +52,22 @@ class StandInTuner final : public ops::GemmTuner {
   kernels::cuda::LibraryMatmul matmul_{library, library};
 };
 
+// A rank's GPU whose GEMMs are any lines.
+class LinesTuner final : public ops::GemmTuner {
+ public:
+  std::string unchosen() override { return gemms; }
+  std::string time(const std::string& text, double seconds) override {
+    asked = text, asked_seconds = seconds;
+    return "";
+  }
+  void use(const std::string&) override {}
+  std::string choices() override { return ""; }
+  std::string gemms, asked;
+  double asked_seconds = 0;
+};
+
+constexpr double kTimeout = 600;  // seconds
+
 }  // namespace
 
 TEST_CASE("rank 0 measures the GEMMs of all ranks, and all take its choices") {
@@ -65,14 +81,36 @@ TEST_CASE("rank 0 measures the GEMMs of all ranks, and all take its choices") {
     const comm::HostCollectives control(rank.world, rank.device);
     // A GEMM that all ranks have, and one that only this rank's stage has.
     MT_CHECK(own.run(16) == 1 && own.run(32 + 16 * rank.rank()) == 1, "a choice before any");
-    run::choose_gemms(own, control);
+    run::choose_gemms(own, control, kTimeout);
     MT_CHECK(own.timed == (rank.rank() == 0 ? 1 : 0), "rank {} measured", rank.rank());
     for (const int64_t N : {16, 32, 48, 64})
       MT_CHECK(own.run(N) == 3, "rank {} takes algorithm {} for N {}", rank.rank(), own.run(N), N);
-    run::choose_gemms(own, control);  // nothing is left to choose
+    run::choose_gemms(own, control, kTimeout);  // nothing is left to choose
     MT_CHECK(own.timed == (rank.rank() == 0 ? 1 : 0), "rank {} measured again", rank.rank());
   });
   CHECK(tuners[0].choices() == tuners[2].choices());
+}
+
+TEST_CASE("measuring ends long before the other ranks give up") {
+  std::array<LinesTuner, 3> tuners;
+  const int lines = int(run::kMostMeasured);
+  for (int r = 0; r < 3; ++r)
+    for (int i = 0; i < lines; ++i)  // every other GEMM is one of all ranks
+      tuners[size_t(r)].gemms +=
+          i % 2 ? fmt::format("rank {} {}\n", r, i) : fmt::format("all {}\n", i);
+  run_ranks(3, "thread", [&](TestRank& rank) {
+    const comm::HostCollectives control(rank.world, rank.device);
+    run::choose_gemms(tuners[size_t(rank.rank())], control, kTimeout);
+  });
+  CHECK(tuners[0].asked_seconds == kTimeout / 4);
+  // The ranks take turns, so that each has its costly ones measured: 1 + 3 lines for every two.
+  std::string expected;
+  for (int i = 0; i < lines / 2; i += 2) {
+    expected += fmt::format("all {}\n", i);
+    for (int r = 0; r < 3; ++r) expected += fmt::format("rank {} {}\n", r, i + 1);
+  }
+  CHECK(tuners[0].asked == expected);
+  CHECK(tuners[1].asked.empty());
 }
 
 TEST_CASE("a checkpoint keeps the choices of GEMM algorithms") {
@@ -81,7 +119,7 @@ TEST_CASE("a checkpoint keeps the choices of GEMM algorithms") {
     StandInTuner tuner;
     tuner.library.times[{Epilogue::none, 2}] = 0.5;
     tuner.run(16);
-    tuner.use(tuner.time(tuner.unchosen()));
+    tuner.use(tuner.time(tuner.unchosen(), kTimeout));
     run::save_gemms(tuner, state);
   }
   StandInTuner resumed, without;

@@ -141,6 +141,21 @@ scripts/bench/gpu_ladder.py --seconds 60 -- "$build/bin/mtrain" --recipe recipes
 says "$work/out" "no rung passed"
 mtrain_stub ''
 
+# PyTorch does not get the variable that a ladder may have found.
+torch_stub "[[ -z \${CUDA_LAUNCH_BLOCKING:-} ]] || exit 1; $torch_result"
+export CUDA_LAUNCH_BLOCKING=1
+suite 0 --only "PyTorch 124M" "${tiny[@]}"
+unset CUDA_LAUNCH_BLOCKING
+says "$work/result/summary.md" "| PyTorch 124M | passed |"
+torch_stub "$torch_result"
+
+# Building a program that is missing takes nothing of the minutes: the part could not begin with less than 10 s.
+mv "$build/scripts/bench/bench_cuda" "$work/bench_cuda"
+stub "$work/bin/cmake" "sleep 5; mv '$work/bench_cuda' '$build/scripts/bench/bench_cuda'"
+suite 0 --minutes 0.25 --only "speed of the kernels"
+says "$work/result/summary.md" "| speed of the kernels | passed |"
+rm "$work/bin/cmake"
+
 # What was packed is unpacked, and never built.
 mkdir -p "$work/carry"
 tar -czf "$work/carry/carry.tar.gz" -C "$build" bin scripts test/cuda/test_cuda

@@ -46,6 +46,8 @@ struct Operands {
   }
 };
 
+constexpr double kNoHurry = 1e9;  // seconds
+
 // A fresh library, and matmul through it.
 struct Bench {
   GemmStandIn library;
@@ -55,7 +57,8 @@ struct Bench {
   std::pair<Epilogue, uint64_t> last() const { return library.ran.back(); }
   // What the ranks of a run do after their first step.
   std::string choose() {
-    return cuda::print_gemm_choices({library.version(), matmul.time(matmul.unchosen(), nullptr)});
+    return cuda::print_gemm_choices(
+        {library.version(), matmul.time(matmul.unchosen(), kNoHurry, nullptr)});
   }
   void use(const std::string& text) { matmul.use(cuda::parse_gemm_choices(text).choices); }
 };
@@ -212,8 +215,27 @@ TEST_CASE("an algorithm that is hardly faster, refuses or has too little memory 
   bench.run(o);
   bench.library.free_bytes = 100;
   const Lines lines;
-  CHECK(bench.matmul.time(bench.matmul.unchosen(), nullptr).empty());
+  CHECK(bench.matmul.time(bench.matmul.unchosen(), kNoHurry, nullptr).empty());
   CHECK(lines.count == 1);
+}
+
+TEST_CASE("no GEMM is begun when the time for measuring has passed") {
+  Bench bench;
+  Operands plain(Epilogue::none), bias(Epilogue::bias), wide(Epilogue::none, DType::f32);
+  for (int i = 0; i < 3; ++i) bench.run(plain);
+  for (int i = 0; i < 2; ++i) bench.run(bias);
+  bench.run(wide);
+  const auto keys = bench.matmul.unchosen();  // by their runs, since all have one size
+  REQUIRE(keys.size() == 3);
+  CHECK(bench.matmul.time(keys, 0, nullptr).empty());
+  // Each of three algorithms is run twice a key, and takes a second.
+  const Lines lines;
+  const auto found = bench.matmul.time(keys, 7, nullptr);
+  CHECK(lines.count == 1);
+  REQUIRE(found.size() == 2);
+  CHECK(found[0].key.epilogue == Epilogue::none);
+  CHECK(found[0].key.c == DType::bf16);
+  CHECK(found[1].key.epilogue == Epilogue::bias);
 }
 
 TEST_CASE("the library's sums are used only where they measure faster than a kernel for them") {

@@ -98,8 +98,8 @@ Values reference(const AttentionProblem& problem) {
   model::Step step{stream, wgrad, stash, seq};
   const auto core = local_attention(problem.heads());
   const Tensor qkv = wide(problem.qkv(stream));
-  const model::CoreResult forward = core->forward(step, qkv);
-  const Tensor dqkv = core->backward(step, forward, wide(problem.dout(stream)));
+  const model::CoreResult forward = core->forward(step, qkv, {});
+  const Tensor dqkv = core->backward(step, forward, wide(problem.dout(stream)), {});
   return {forward.out_TN.to_host_float(stream), dqkv.to_host_float(stream)};
 }
 
@@ -167,10 +167,10 @@ std::vector<Values> run(const AttentionProblem& problem, const std::vector<Type>
     std::vector<Tensor> gradients(types.size());
     for (const Type type : types) {
       cores.push_back(make_core(type, rank.world, comm, problem.heads(), levels));
-      forwards.push_back(cores.back()->forward(step, qkv));
+      forwards.push_back(cores.back()->forward(step, qkv, {}));
     }
     for (size_t i = types.size(); i-- > 0;)
-      gradients[i] = cores[i]->backward(step, forwards[i], dout);
+      gradients[i] = cores[i]->backward(step, forwards[i], dout, {});
     for (size_t i = 0; i < types.size(); ++i)
       of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(stream),
                                          gradients[i].to_host_float(stream)};

@@ -1,7 +1,6 @@
-// Backward of kernels/attention.h. A task owns the keys and the queries of all heads that share a
-// kv head: nothing is shared with another task, and every sum runs in the order of the sequence.
-// Where there are fewer such tasks than threads, a task owns a block of queries or a block of keys
-// instead; the probabilities are then computed twice, with the same bits.
+// Backward of kernels/attention.h, in the tasks of attention_tasks.h. Every sum runs in the order
+// of the sequence.
+#include "kernels/cpu/vector/attention_tasks.h"
 #include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -9,12 +8,6 @@ namespace {
 
 constexpr int64_t kKeys = 128, kRows = 128;  // keys or query rows in a block
 constexpr int64_t kLd = kKeys + 16;
-
-// What a task writes: dq of some rows, dk and dv of some keys. The ranges consist of whole blocks.
-struct Share {
-  int64_t row0, row1, key0, key1;
-  bool dq, dkv;
-};
 
 struct Task {
   const AttentionShape& shape;
@@ -215,40 +208,14 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
     });
 }
 
-void backward(const AttentionBackward& args, int64_t head, const Share& share) {
-  const int64_t b = head / args.shape.G, g = head % args.shape.G;
-  with_float(args.q.data.dtype, [&]<class T>() { backward<T>(args, b, g, share); });
-}
-
-// Splitting heads costs seven GEMMs instead of five, which pays where whole heads would leave
-// threads without work.
-MT_INLINE bool worth_splitting(int64_t heads, int64_t threads) {
-  return 5 * div_up(heads, threads) * threads > 7 * heads;
-}
-
 }  // namespace
 
 void run(const AttentionBackward& args);
 void run(const AttentionBackward& args) {
-  const AttentionShape& s = args.shape;
-  const int64_t heads = s.B * s.G;
-  if (!worth_splitting(heads, current_threads())) {
-    parallel(heads, 1, [&](int64_t head, int64_t) {
-      backward(args, head, {0, s.Sq, 0, s.Skv, true, true});
+  with_float(args.q.data.dtype, [&]<class T>() {
+    for_backward_tasks(args.shape, kRows, kKeys, [&](int64_t head, const Share& share) {
+      backward<T>(args, head / args.shape.G, head % args.shape.G, share);
     });
-    return;
-  }
-  const int64_t row_blocks = div_up(s.Sq, kRows), blocks = row_blocks + div_up(s.Skv, kKeys);
-  parallel(heads * blocks, 1, [&](int64_t task, int64_t) {
-    const int64_t head = task % heads, i = task / heads;
-    // Under a causal mask the last rows and the first keys have the most work: they go first.
-    if (i < row_blocks) {
-      const int64_t row = (row_blocks - 1 - i) * kRows;
-      backward(args, head, {row, min_of(s.Sq, row + kRows), 0, s.Skv, true, false});
-    } else {
-      const int64_t key = (i - row_blocks) * kKeys;
-      backward(args, head, {0, s.Sq, key, min_of(s.Skv, key + kKeys), false, true});
-    }
   });
 }
 

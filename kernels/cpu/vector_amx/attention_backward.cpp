@@ -1,19 +1,13 @@
-// Backward of kernels/attention.h for bf16 on AMX tiles. A task owns the keys and the queries of
-// all heads that share a kv head, or a block of either (kernels/cpu/vector/attention_backward.cpp);
-// every sum runs in the order of the sequence. Probabilities and the gradients of scores are
-// computed in fp32 and rounded to bf16 before they are multiplied.
+// Backward of kernels/attention.h for bf16 on AMX tiles, in the tasks of attention_tasks.h. Every
+// sum runs in the order of the sequence. Probabilities and the gradients of scores are computed in
+// fp32 and rounded to bf16 before they are multiplied.
+#include "kernels/cpu/vector/attention_tasks.h"
 #include "kernels/cpu/vector_amx/attention_tiles.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 constexpr int64_t kKeys = 256, kRows = 128;  // keys or query rows in a block
-
-// What a task writes: dq of some rows, dk and dv of some keys. The ranges consist of whole blocks.
-struct Share {
-  int64_t row0, row1, key0, key1;
-  bool dq, dkv;
-};
 
 struct Task {
   const AttentionShape& shape;
@@ -265,37 +259,14 @@ void backward(const AttentionBackward& args, int64_t head, const Share& share) {
   }
 }
 
-void on_tiles(const AttentionBackward& args, int64_t head, const Share& share) {
-  configure_tiles();
-  backward(args, head, share);
-  _tile_release();
-}
-
 }  // namespace
 
 void run(const AttentionBackward& args);
 void run(const AttentionBackward& args) {
-  const AttentionShape& s = args.shape;
-  const int64_t heads = s.B * s.G, threads = current_threads();
-  // Splitting heads costs seven GEMMs instead of five, which pays where whole heads would leave
-  // threads without work.
-  if (5 * div_up(heads, threads) * threads <= 7 * heads) {
-    parallel(heads, 1, [&](int64_t head, int64_t) {
-      on_tiles(args, head, {0, s.Sq, 0, s.Skv, true, true});
-    });
-    return;
-  }
-  const int64_t row_blocks = div_up(s.Sq, kRows), blocks = row_blocks + div_up(s.Skv, kKeys);
-  parallel(heads * blocks, 1, [&](int64_t task, int64_t) {
-    const int64_t head = task % heads, i = task / heads;
-    // Under a causal mask the last rows and the first keys have the most work: they go first.
-    if (i < row_blocks) {
-      const int64_t row = (row_blocks - 1 - i) * kRows;
-      on_tiles(args, head, {row, min_of(s.Sq, row + kRows), 0, s.Skv, true, false});
-    } else {
-      const int64_t key = (i - row_blocks) * kKeys;
-      on_tiles(args, head, {0, s.Sq, key, min_of(s.Skv, key + kKeys), false, true});
-    }
+  for_backward_tasks(args.shape, kRows, kKeys, [&](int64_t head, const Share& share) {
+    configure_tiles();
+    backward(args, head, share);
+    _tile_release();
   });
 }
 

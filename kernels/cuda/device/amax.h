@@ -28,6 +28,13 @@ __device__ __forceinline__ void raise_amax(float* amax, float most) {
     atomicMax(reinterpret_cast<int*>(amax), size);
 }
 
+// The same for one thread of any block.
+__device__ __forceinline__ void raise_amax_alone(float* amax, float most) {
+  const int size = int(__float_as_uint(most));
+  if (size > *reinterpret_cast<const volatile int*>(amax))
+    atomicMax(reinterpret_cast<int*>(amax), size);
+}
+
 // with_amax(amax, [&]<bool AMAX>() { ... }) calls f with whether amax is present: what finds a
 // maximum takes registers that the others need not have.
 template <class F>

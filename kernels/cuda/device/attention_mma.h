@@ -1,5 +1,6 @@
 // Tiles of 16-bit elements in shared memory, and the operands that tensor cores load from them.
 #pragma once
+#include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/attention_mask.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/device/vector.h"
@@ -119,25 +120,49 @@ struct PairHeads {
     const int64_t first = b * token_stride + int64_t(head) * D;
     return {data + first * (half ? 2 : 4), B * token_stride, half};
   }
+  // Returns the number of a head's first element in a row.
+  __device__ __forceinline__ int64_t element(int b, int head, int row) const {
+    return (int64_t(row) * B + b) * token_stride + int64_t(head) * D;
+  }
 };
 template <Half T>
 PairHeads<T> pairs_of(const HeadSpan& v, const AttentionShape& s) {
   return {v.data.as<char>(), v.token_stride, int(s.B), int(s.D), v.data.dtype == dtype_of<T>};
 }
 
-// Stores the rows row0 + g and row0 + g + 8 of the warp's (16, DIM) sums, each times a factor.
-template <int DIM, Half T>
-__device__ __forceinline__ void put_sums(const PairRows<T>& to, const float (&c)[DIM / 8][4],
-                                         int row0, int rows, int D, float factor, float factor_of_8,
-                                         bool add) {
+// Calls f(row, d, x, y) for each two neighbours in the rows row0 + g and row0 + g + 8 of the warp's
+// (16, DIM) sums, each times a factor.
+template <int DIM, class F>
+__device__ __forceinline__ void for_sums(const float (&c)[DIM / 8][4], int row0, int rows, int D,
+                                         float factor, float factor_of_8, const F& f) {
   const int lane = int(threadIdx.x) % kWarp, row = row0 + lane / 4;
 #pragma unroll
   for (int n = 0; n < DIM / 8; ++n) {
     const int d = n * 8 + lane % 4 * 2;
     if (d >= D) continue;
-    if (row < rows) to.put(row, d, c[n][0] * factor, c[n][1] * factor, add);
-    if (row + 8 < rows) to.put(row + 8, d, c[n][2] * factor_of_8, c[n][3] * factor_of_8, add);
+    if (row < rows) f(row, d, c[n][0] * factor, c[n][1] * factor);
+    if (row + 8 < rows) f(row + 8, d, c[n][2] * factor_of_8, c[n][3] * factor_of_8);
   }
+}
+// Stores them.
+template <int DIM, Half T>
+__device__ __forceinline__ void put_sums(const PairRows<T>& to, const float (&c)[DIM / 8][4],
+                                         int row0, int rows, int D, float factor, float factor_of_8,
+                                         bool add) {
+  for_sums<DIM>(c, row0, rows, D, factor, factor_of_8,
+                [&](int row, int d, float x, float y) { to.put(row, d, x, y, add); });
+}
+// Raises amax to their largest size as T, if it is present. All of the warp's lanes call this.
+template <int DIM, Half T>
+__device__ __forceinline__ void raise_amax_of_sums(float* amax, const float (&c)[DIM / 8][4],
+                                                   int row0, int rows, int D, float factor,
+                                                   float factor_of_8) {
+  if (!amax) return;
+  float most = 0;
+  for_sums<DIM>(c, row0, rows, D, factor, factor_of_8, [&](int, int, float x, float y) {
+    most = larger_stored<T>(larger_stored<T>(most, x), y);
+  });
+  raise_amax(amax, most);
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -41,6 +41,10 @@ struct AnyHeads {
     const int64_t first = b * token_stride + int64_t(head) * D;
     return {data + first * (dtype == DType::f32 ? 4 : 2), B * token_stride, dtype};
   }
+  // Returns the number of a head's first element in a row.
+  __device__ __forceinline__ int64_t element(int b, int head, int row) const {
+    return (int64_t(row) * B + b) * token_stride + int64_t(head) * D;
+  }
 };
 template <class View>
 AnyHeads any_heads(const View& v, const AttentionShape& s) {
@@ -122,10 +126,11 @@ struct Sums {
       }
     }
   }
-  // Rows first .. of x = (x, where ADD, +) factor(i) * sums.
-  template <class Factor>
+  // Rows first .. of x = (x, where ADD, +) factor(i) * sums. Calls stored(row, d, x) with each
+  // element as x then has it.
+  template <class Factor, class Stored>
   __device__ __forceinline__ void put(const AnyRows& x, int first, int rows, int D, bool add,
-                                      const Factor& factor) const {
+                                      const Factor& factor, const Stored& stored) const {
 #pragma unroll
     for (int i = 0; i < kMyRows; ++i) {
       const int r = first + my_row(i);
@@ -138,6 +143,7 @@ struct Sums {
           if (d >= D) continue;
           const float value = at[i][p][c] * factor(i);
           x.set(r, d, add ? x.get(r, d) + value : value);
+          stored(r, d, x.get(r, d));
         }
     }
   }

@@ -76,6 +76,7 @@ class GemmDevice {
   virtual void fill_for_timing(const Span& memory, CUstream_st* stream) const = 0;
   // Returns the time of one call of `launch`, of several in a row. The host waits.
   virtual double seconds(const std::function<void()>& launch, CUstream_st* stream) const = 0;
+  virtual double now() const = 0;  // seconds of a clock that never goes back
 };
 
 }  // namespace mtrain::kernels::cuda

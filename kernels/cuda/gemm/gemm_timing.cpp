@@ -120,16 +120,26 @@ void LibraryMatmul::time_one(const MatmulKey& key, std::vector<GemmChoice>& foun
   found.push_back(best);
 }
 
-std::vector<GemmChoice> LibraryMatmul::time(const std::vector<MatmulKey>& keys,
+std::vector<GemmChoice> LibraryMatmul::time(const std::vector<MatmulKey>& keys, double seconds,
                                             CUstream_st* stream) {
   std::vector<GemmChoice> found;
-  for (const MatmulKey& key : keys) try {
+  const double end = device_.now() + seconds;
+  size_t begun = 0;
+  for (; begun < keys.size() && device_.now() < end; ++begun) {
+    const MatmulKey& key = keys[begun];
+    try {
       time_one(key, found, stream);
     } catch (const RunError& e) {
       device_.require_healthy(stream);
       log::info(fmt::format("a GEMM of M {} N {} K {} is not measured: {}", key.M, key.N, key.K,
                             e.message()));
     }
+  }
+  if (begun < keys.size())
+    log::info(
+        fmt::format("{} of {} GEMMs are not measured within {:g} s: they take the algorithms "
+                    "that the library names first",
+                    keys.size() - begun, keys.size(), seconds));
   return found;
 }
 

@@ -34,8 +34,10 @@ class LibraryMatmul {
   // kMostTimed of them.
   std::vector<MatmulKey> unchosen() const;
   // Measures keys, which need not have run here, and returns the choices for them and for the plain
-  // GEMMs of their epilogues. A key for which there is no memory is left out, and told.
-  std::vector<GemmChoice> time(const std::vector<MatmulKey>& keys, CUstream_st* stream);
+  // GEMMs of their epilogues. A key for which there is no memory is left out, and told; and those
+  // that have not begun when `seconds` have passed, so that the keys that cost most come first.
+  std::vector<GemmChoice> time(const std::vector<MatmulKey>& keys, double seconds,
+                               CUstream_st* stream);
   // From the next call on. A choice that the library does not offer (any more) is forgotten when
   // the key runs, and told.
   void use(const std::vector<GemmChoice>& choices);

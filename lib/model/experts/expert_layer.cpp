@@ -77,7 +77,7 @@ class ExpertSegment : public Segment {
       : l_(std::move(layer)), id_{kind, l_->layer}, name_(segment_name(id_)) {}
   SegmentKind kind() const override { return id_.kind; }
   ParamUnit* unit() const override { return l_->norm.unit(); }
-  Tensor gradient_amax() const override { return {}; }
+  ops::Float8Write gradient_write() const override { return {}; }
 
  protected:
   Device::Scope scope(Step& step) const { return {step.compute.device(), name_}; }
@@ -137,7 +137,7 @@ class Route : public ExpertSegment {
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor& amax) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const Device::Scope in = scope(step);
     Stream& stream = step.compute;
     auto a = step.stash.pop<RouteActivations>();
@@ -160,7 +160,7 @@ class Route : public ExpertSegment {
     ops::add_into(stream,
                   ops::matmul(stream, "matmul_router_dgrad", dlogits, router->value, {}, y.dtype()),
                   f.dx_TH);
-    return Flow::backward(l_->norm.backward(step, a.norm, f.dx_TH, flow.d.d_TH, amax), amax);
+    return Flow::backward(l_->norm.backward(step, a.norm, f.dx_TH, flow.d.d_TH, write), write);
   }
 
  private:
@@ -221,7 +221,7 @@ class Dispatch : public ExpertSegment {
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor&) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     f.rows = l_->dispatcher->send_back(step, *f.route, std::exchange(f.rows, {}));
@@ -261,7 +261,7 @@ class Experts : public ExpertSegment {
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor&) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
     Stream& stream = step.compute;
     auto a = step.stash.pop<ExpertActivations>();
@@ -321,7 +321,7 @@ class Combine : public ExpertSegment {
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor&) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     f.rows = l_->dispatcher->send(step, *f.route, std::exchange(f.rows, {}));
@@ -361,7 +361,7 @@ class Merge : public ExpertSegment {
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const Tensor&) override {
+  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     const auto a = step.stash.pop<MergeActivations>();

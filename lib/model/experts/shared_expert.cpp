@@ -103,14 +103,14 @@ Tensor SharedExpert::backward(Step& step, const Tensor& x_TH, const Tensor& dy_T
     dy = ops::permute(stream, dy_TH, a.gate.choice_T, 1, a.gate.routing.weight_TK);
     a.y_TH = {}, a.gate = {};
   }
-  InputGradient g = down_->dgrad(step, dy, {});
+  InputGradient g = down_->dgrad(step, {dy});
   dy = {};
   // Unless the activation's output is kept, the kernel overwrites its gradient with it.
   const Tensor again_TF = a.act_TF ? Tensor() : g.dx_TI;
   Tensor dup_TF = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, again_TF);
   down_->wgrad(step, a.act_TF ? a.act_TF : g.dx_TI, a.down_scale, std::move(g.for_wgrad));
   a.up_TF = {}, a.act_TF = {}, g = {};
-  const Tensor dx = gate_up_->backward(step, x_TH, a.up_scale, std::move(dup_TF), {});
+  const Tensor dx = gate_up_->backward(step, x_TH, a.up_scale, {std::move(dup_TF)});
   if (dx_gate) ops::add_into(stream, dx_gate, dx);
   return dx;
 }

@@ -11,7 +11,8 @@ class A2aAttention : public model::AttentionCore {
                int64_t head_chunks)
       : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
-  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN) override {
+  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
+                            const ops::Float8Write&) override {
     const HeadExchange e = exchange(step);
     SequenceToHeads in(e, step.compute, qkv_TN, qkv_sections());
     HeadsToSequence out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
@@ -25,8 +26,8 @@ class A2aAttention : public model::AttentionCore {
     return {out.finish(), std::move(kept)};
   }
 
-  Tensor backward(model::Step& step, const model::CoreResult& forward,
-                  const Tensor& dout_TN) override {
+  Tensor backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
+                  const ops::QkvAmax&) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const std::vector<Piece>&>(forward.kept);
     SequenceToHeads in(e, step.compute, dout_TN, {heads_.A * heads_.D});

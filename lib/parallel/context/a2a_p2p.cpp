@@ -19,7 +19,8 @@ class A2aP2pAttention : public model::AttentionCore {
               {exact_div(heads.A, int64_t(level_.size())),
                exact_div(heads.G, int64_t(level_.size())), heads.D, heads.window}) {}
 
-  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN) override {
+  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
+                            const ops::Float8Write&) override {
     const HeadExchange e = exchange(step);
     const Tensor qkv = SequenceToHeads(e, step.compute, qkv_TN, qkv_sections()).piece(0);
     auto result = ring_.forward(step.compute, ring_sequence(step), qkv);
@@ -28,8 +29,8 @@ class A2aP2pAttention : public model::AttentionCore {
     return {out.finish(), Kept{qkv, std::move(result)}};
   }
 
-  Tensor backward(model::Step& step, const model::CoreResult& forward,
-                  const Tensor& dout_TN) override {
+  Tensor backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
+                  const ops::QkvAmax&) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
     const Tensor dout = SequenceToHeads(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);

@@ -11,7 +11,8 @@ class AllGatherAttention : public model::AttentionCore {
                      int64_t head_chunks)
       : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
-  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN) override {
+  model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
+                            const ops::Float8Write&) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
@@ -25,8 +26,8 @@ class AllGatherAttention : public model::AttentionCore {
     return {out, Kept{qkv_TN, lse}};
   }
 
-  Tensor backward(model::Step& step, const model::CoreResult& forward,
-                  const Tensor& dout_TN) override {
+  Tensor backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
+                  const ops::QkvAmax&) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const auto& [qkv_TN, lse] = std::any_cast<const Kept&>(forward.kept);

@@ -41,9 +41,11 @@ class ColumnParallel : public model::Linear {
 
   // Under sequence parallelism the maximum is of the rows of all ranks, which only the gathered
   // tensor has; and each chunk of a GEMM has a scale of its own.
-  Tensor input_amax() const override { return sequence_ ? Tensor() : gemms_.input_amax(); }
-  Tensor gradient_amax() const override {
-    return dgrad_.chunked() ? Tensor() : gemms_.gradient_amax();
+  ops::Float8Write input_write(bool training) const override {
+    return sequence_ ? ops::Float8Write{} : gemms_.input_write(training);
+  }
+  ops::Float8Write gradient_write() const override {
+    return dgrad_.chunked() ? ops::Float8Write{} : gemms_.gradient_write();
   }
 
   Tensor forward(model::Step& step, const Tensor& x_TI, model::InputScale& scale) override {
@@ -55,9 +57,9 @@ class ColumnParallel : public model::Linear {
     return gemms_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, scale, true);
   }
 
-  model::InputGradient dgrad(model::Step& step, Tensor dy_TO, const Tensor& amax) override {
-    if (dgrad_.chunked()) return chunked_dgrad(step, std::move(dy_TO));
-    model::InputGradient g = gemms_.dgrad(step, std::move(dy_TO), amax);
+  model::InputGradient dgrad(model::Step& step, model::WrittenGradient dy) override {
+    if (dgrad_.chunked()) return chunked_dgrad(step, std::move(dy.dy_TO));
+    model::InputGradient g = gemms_.dgrad(step, std::move(dy));
     g.dx_TI = comm_.await(sequence_ ? comm_.reduce_scatter(g.dx_TI) : comm_.all_reduce(g.dx_TI));
     return g;
   }
@@ -70,17 +72,17 @@ class ColumnParallel : public model::Linear {
   // In bulk overlap, the gather of wgrad's input hides behind dgrad, and the reduce-scatter of
   // dgrad's result behind wgrad.
   Tensor backward(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
-                  Tensor dy_TO, const Tensor& amax) override {
-    if (!sequence_) return model::Linear::backward(step, x_TI, scale, std::move(dy_TO), amax);
+                  model::WrittenGradient dy) override {
+    if (!sequence_) return model::Linear::backward(step, x_TI, scale, std::move(dy));
     const TensorComm::Pending x = comm_.gather(x_TI);
     if (!dgrad_.active()) comm_.await(x);
     model::InputGradient g;
     TensorComm::Pending dx;
     if (dgrad_.chunked()) {
-      g = chunked_dgrad(step, std::move(dy_TO));
+      g = chunked_dgrad(step, std::move(dy.dy_TO));
       dx = {std::move(g.dx_TI), {}};
     } else {
-      g = gemms_.dgrad(step, std::move(dy_TO), amax);
+      g = gemms_.dgrad(step, std::move(dy));
       dx = comm_.reduce_scatter(std::exchange(g.dx_TI, {}));
       if (!wgrad_.active()) comm_.await(dx);
     }
@@ -119,8 +121,12 @@ class RowParallel : public model::Linear {
         gemms_(params, spec, shard_of(comm, model::ShardSpec::Dim::columns),
                shard_of(comm, model::ShardSpec::Dim::none)) {}
 
-  Tensor input_amax() const override { return fprop_.chunked() ? Tensor() : gemms_.input_amax(); }
-  Tensor gradient_amax() const override { return sequence_ ? Tensor() : gemms_.gradient_amax(); }
+  ops::Float8Write input_write(bool training) const override {
+    return fprop_.chunked() ? ops::Float8Write{} : gemms_.input_write(training);
+  }
+  ops::Float8Write gradient_write() const override {
+    return sequence_ ? ops::Float8Write{} : gemms_.gradient_write();
+  }
 
   // Only rank 0 adds the bias to its part of the sum.
   Tensor forward(model::Step& step, const Tensor& x_TI, model::InputScale& scale) override {
@@ -133,16 +139,16 @@ class RowParallel : public model::Linear {
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
-  model::InputGradient dgrad(model::Step& step, Tensor dy_TO, const Tensor& amax) override {
+  model::InputGradient dgrad(model::Step& step, model::WrittenGradient dy) override {
     if (dgrad_.method == Method::ring_exchange) {
       const GatheredGemm all = all_gather_gemm_ring(
-          comm_, dy_TO, gemms_.I(), dgrad_.aggregate,
-          [&](const Tensor& dy, const Tensor& dx) { gemms_.dgrad_into(step, dy, dx); },
+          comm_, dy.dy_TO, gemms_.I(), dgrad_.aggregate,
+          [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); },
           /*keep_gathered=*/true);
       return {all.y_TO, {all.x_TI}};
     }
-    if (sequence_) dy_TO = comm_.await(comm_.gather(dy_TO));
-    return gemms_.dgrad(step, std::move(dy_TO), amax);
+    if (sequence_) dy.dy_TO = comm_.await(comm_.gather(dy.dy_TO));
+    return gemms_.dgrad(step, std::move(dy));
   }
 
   void wgrad(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,

@@ -46,7 +46,7 @@ bool workspace_was_of(const Device&) {  // here: every kernel ran in a launch th
 namespace mtrain::kernels::cuda {
 void run(const Matmul& m, CUstream_st*) { cpu::run(m); }
 std::string unchosen_gemms() { return ""; }
-std::string time_gemms(const std::string&, CUstream_st*) { return ""; }
+std::string time_gemms(const std::string&, double, CUstream_st*) { return ""; }
 void use_gemm_choices(const std::string&) {}
 std::string gemm_choices() { return ""; }
 }  // namespace mtrain::kernels::cuda

@@ -1,0 +1,51 @@
+// How the backward of attention is split into tasks, whatever the kernel that computes them. A task
+// owns the keys and the queries of all heads that share a kv head: nothing is shared with another
+// task. Where there are fewer such tasks than threads, a task owns a block of queries or a block of
+// keys instead; the probabilities are then computed twice, with the same bits.
+#pragma once
+#include "kernels/attention.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/thread_scratch.h"
+
+namespace mtrain::kernels::cpu::MTRAIN_ISA {
+
+// What a task writes: dq of some rows, dk and dv of some keys. The ranges consist of whole blocks.
+struct Share {
+  int64_t row0, row1, key0, key1;
+  bool dq, dkv;
+};
+
+// Splitting heads costs seven GEMMs instead of five, which pays where whole heads would leave
+// threads without work.
+MT_INLINE bool worth_splitting(int64_t heads, int64_t threads) {
+  return 5 * div_up(heads, threads) * threads > 7 * heads;
+}
+
+// Calls fn(head, share) for each task, in parallel. Head number b * G + g is kv head g of sequence
+// b. Blocks have `block_rows` queries or `block_keys` keys.
+template <class F>
+MT_INLINE void for_backward_tasks(const AttentionShape& s, int64_t block_rows, int64_t block_keys,
+                                  const F& fn) {
+  const int64_t heads = s.B * s.G;
+  if (!worth_splitting(heads, current_threads())) {
+    parallel(heads, 1, [&](int64_t head, int64_t) {
+      fn(head, Share{0, s.Sq, 0, s.Skv, true, true});
+    });
+    return;
+  }
+  const int64_t row_blocks = div_up(s.Sq, block_rows),
+                blocks = row_blocks + div_up(s.Skv, block_keys);
+  parallel(heads * blocks, 1, [&](int64_t task, int64_t) {
+    const int64_t head = task % heads, i = task / heads;
+    // Under a causal mask the last rows and the first keys have the most work: they go first.
+    if (i < row_blocks) {
+      const int64_t row = (row_blocks - 1 - i) * block_rows;
+      fn(head, Share{row, min_of(s.Sq, row + block_rows), 0, s.Skv, true, false});
+    } else {
+      const int64_t key = (i - row_blocks) * block_keys;
+      fn(head, Share{0, s.Sq, key, min_of(s.Skv, key + block_keys), false, true});
+    }
+  });
+}
+
+}  // namespace mtrain::kernels::cpu::MTRAIN_ISA
