@@ -1,7 +1,7 @@
 // The blocks that the guides of NeMo AutoModel and Megatron-Bridge print, unchanged: each loads and
 // can be planned at the world that it is meant for. Then, with its sizes halved until it fits eight
 // ranks and one layer per stage, it trains three steps with the losses of a single rank. Blocks
-// with experts load and are planned; training such models is refused by name.
+// with experts train, too, unless they ask for what is refused by name.
 #include <algorithm>
 
 #include <fmt/core.h>
