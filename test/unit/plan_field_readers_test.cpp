@@ -258,8 +258,7 @@ bool belongs_to_planned_experts(std::string_view path) {
   for (const std::string_view name :
        {"ignore_router_for_ac", "wrap_outer_model", "lm_head_precision"})
     if (path.starts_with("distributed.moe.") && path.ends_with(name)) return true;
-  for (const std::string_view name :
-       {"pad_expert_input_to_capacity", "shared_expert_overlap"})
+  for (const std::string_view name : {"pad_expert_input_to_capacity", "shared_expert_overlap"})
     if (path.starts_with("model.moe.") && path.ends_with(name)) return true;
   return path == "distributed.expert_tp_size" || path == "comm_overlap.moe_dispatch_chunks" ||
          path == "comm_overlap.overlap_moe_expert_parallel_comm";

@@ -181,8 +181,8 @@ class Route : public ExpertSegment {
                              e.drops_lightest, dropped_E);
   }
 
-  // Adds the sums of this rank's tokens to those of the step, unless an earlier forward has done so.
-  // They are summed over ranks while the micro-batch goes on, and read in its backward.
+  // Adds the sums of this rank's tokens to those of the step, unless an earlier forward has done
+  // so. They are summed over ranks while the micro-batch goes on, and read in its backward.
   void find_sums(Step& step, RouteActivations& a) const {
     const ExpertConfig& e = l_->c.experts;
     const Tensor sums_BS =
