@@ -1,5 +1,6 @@
 // The shape of a GPT, with every "auto" resolved. lib/train/model_setup.cpp makes it from the plan.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -32,7 +33,8 @@ struct ExpertConfig {
   bool drops(bool training) const { return training && capacity_factor > 0; }
   // How many of the choices of T tokens an expert takes.
   int64_t capacity(int64_t T) const {
-    return int64_t(std::ceil(capacity_factor * double(T * per_token) / double(count)));
+    const double share = std::ceil(capacity_factor * double(T * per_token) / double(count));
+    return int64_t(std::min(share, double(T)));  // a token chooses an expert once
   }
   bool in_layer(int64_t layer) const {
     return count > 0 && (layers.empty() || layers.at(size_t(layer)));

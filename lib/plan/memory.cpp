@@ -173,7 +173,10 @@ class Estimator {
   Count passing_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
     // The gradients of the experts' rows; before they travel, those of their copies, too.
-    const Count dispatched = moe ? (l_.ep > 1 ? 2 : 1) * Count(m_.moe.router_topk) * hidden() : 0;
+    const Count K = Count(m_.moe.router_topk);
+    const bool gathers = m_.moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
+    const Count rows = l_.ep == 1 ? K : gathers ? Count(l_.ep) + K : 2 * K;
+    const Count dispatched = moe ? rows * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
     const Count again = recomputes_mlp(moe) || rows_again
                             ? inputs() * width / tp_ + residual() +

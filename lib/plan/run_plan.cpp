@@ -82,7 +82,8 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
     o.defer_reduce = d.defer_fsdp_grad_sync;
     const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);
     o.gather = {.reshard_after_forward = reshard,
-                .reshard_experts = l.ep > 1 && r.given("distributed.moe.reshard_after_forward")
+                .reshard_experts = l.ep > 1 && r.given("distributed.moe.reshard_after_forward") &&
+                                           (d.pp_size == 1 || d.reshard_after_forward)
                                        ? d.moe.reshard_after_forward
                                        : reshard,
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,

@@ -37,9 +37,12 @@ bool must_agree(const std::string& path) {
                                             "dataset.seed",
                                             "packed_sequence.packed_sequence_size",
                                             "packed_sequence.drop_long_samples"};
-  // The checkpoint's tensors decide the vocabulary, and the weights are initialised already.
-  for (const char* start_only : {"model.vocab_size", "model.init_method_std", "model.init"})
-    if (path == start_only) return false;
+  // The checkpoint's tensors decide the vocabulary, and the weights are initialised already. How
+  // tokens travel to their experts belongs to the layout.
+  for (const char* free :
+       {"model.vocab_size", "model.init_method_std", "model.init", "model.moe.token_dispatcher",
+        "model.moe.shared_expert_overlap", "model.moe.pad_expert_input_to_capacity"})
+    if (path == free) return false;
   return path.starts_with("model.") || single.count(path);
 }
 

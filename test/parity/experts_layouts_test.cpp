@@ -61,6 +61,7 @@ const Changes kBalanced{"model.num_layers=4",
                         "model.moe.load_balancing_type=global_aux_loss",
                         "model.moe.aux_loss_coeff=0.02",
                         "model.moe.expert_capacity_factor=1.25",
+                        "model.moe.token_drop_policy=position",
                         "optimizer.lr=3e-3",
                         "train.global_batch_size=8",
                         "train.micro_batch_size=1"};
@@ -235,13 +236,14 @@ Changes join(std::initializer_list<Changes> parts) {
 }
 
 void expect_layouts(const std::vector<Layout>& layouts, bool watch = true,
-                    const std::vector<Changes>& models = {kPlain, kShared}) {
+                    const std::vector<Changes>& models = {kPlain, kShared},
+                    int64_t steps = kSteps) {
   for (const Changes& model : models) {
-    const Trained one = one_rank(model, kSteps);
-    CHECK(one.losses.back() < 0.97 * one.losses.front());
+    const Trained one = one_rank(model, steps);
+    CHECK(one.losses.back() < (steps == kSteps ? 0.97 : 1) * one.losses.front());
     for (const Layout& l : layouts) {
       CAPTURE(model, l.ranks, l.changes);
-      expect_as_alone(one, all_ranks(l.ranks, with(model, l.changes), kSteps, watch), watch);
+      expect_as_alone(one, all_ranks(l.ranks, with(model, l.changes), steps, watch), watch);
     }
   }
 }
@@ -299,6 +301,10 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
                  true, {kBalanced});
   expect_layouts({{2, join({ep(2), kMegatron, {"recompute.granularity=full"}})}}, false,
                  {kBalanced});
+  // Choices of nearly the same weight may change places in the order in which they are dropped, so
+  // that this is compared for fewer steps.
+  expect_layouts({{2, join({ep(2), kMegatron})}, {4, join({ep(2), kFsdp2, kAllGather})}}, true,
+                 {join({kBalanced, {"model.moe.token_drop_policy=probs"}})}, 7);
 }
 
 TEST_CASE("experts over ranks train as one rank does under every kind of schedule") {

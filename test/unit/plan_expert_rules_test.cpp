@@ -47,6 +47,39 @@ TEST_CASE("Megatron's and Hugging Face's settings say which layers have experts"
   CHECK(layers({"model.mlp_only_layers=[]"}) == "11111111");
 }
 
+TEST_CASE("settings of experts win over what a family or another system says beside them") {
+  // DeepSeekMoE takes a softmax's weights as they are, and sigmoids are scaled to a sum of 1.
+  CHECK_FALSE(shape({"model.architecture=deepseek_moe"}).normalize);
+  CHECK(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid"}).normalize);
+  CHECK_FALSE(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid",
+                     "model.moe.norm_topk_prob=false"})
+                  .normalize);
+  // The family's first dense layer gives way to a list.
+  CHECK(layers({"model.architecture=deepseek_moe"}) == "01111111");
+  CHECK(layers({"model.architecture=deepseek_moe", "model.moe.layer_freq=[1,1,0,0,1,1,1,1]"}) ==
+        "11001111");
+  // Megatron's type is aux_loss unless it is given; the native coefficient decides no type.
+  CHECK(shape({"model.moe_aux_loss_coeff=0.01"}).batch_coeff == 0.01);
+  CHECK(shape({"model.moe.aux_loss_coeff=0.01"}).batch_coeff == 0);
+  CHECK(shape({"model.moe_aux_loss_coeff=0.01", "model.moe_router_load_balancing_type=none"})
+            .batch_coeff == 0);
+}
+
+TEST_CASE("layouts of experts that no rank could run are refused") {
+  const Overrides packed{"packed_sequence.packed_sequence_size=64", "distributed.cp_size=2",
+                         "distributed.strategy=megatron_ddp"};
+  const auto over = [&](const char* ep, const char* dispatcher) {
+    Overrides o = packed;
+    o.push_back(std::string("distributed.ep_size=") + ep);
+    o.push_back(std::string("model.moe.token_dispatcher=") + dispatcher);
+    return moe(o);
+  };
+  expect_error({.what = "unequal tokens", .world = 8, .set = over("4", "all_gather")},
+               "model.moe.token_dispatcher", "have different numbers");
+  expect_accepts({.what = "one sample's ranks", .world = 8, .set = over("2", "all_gather")});
+  expect_accepts({.what = "counts travel", .world = 8, .set = over("4", "alltoall")});
+}
+
 TEST_CASE("layers with experts that cannot be are refused") {
   expect_error({.what = "length", .set = moe({"model.moe.layer_freq=[0,1]"})},
                "model.moe.layer_freq", "a list of 2 for 8 layers");

@@ -320,8 +320,6 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
              }),
              Contains("output layer"));
   CHECK_THAT(refused([](Recipe& r) { r.distributed.tp_size = 2; }), Contains("tensor parallelism"));
-  CHECK_THAT(refused([](Recipe& r) { r.distributed.cp_size = 2; }),
-             Contains("context parallelism"));
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));
   CHECK_THAT(refused([](Recipe& r) {

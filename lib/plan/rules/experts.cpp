@@ -141,6 +141,9 @@ void check_expert_tp(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
                       {"distributed.expert_tp_size", "distributed.sequence_parallel"},
                       "whole experts on every rank of tp need tokens that are divided over tp",
                       "set distributed.sequence_parallel: true, or leave it out");
+  diagnostics.require(*size != 1 || l.tp == 1 || l.ep == 1, {"distributed.expert_tp_size"},
+                      "not built yet: whole experts that are spread over the ranks of tp, too",
+                      "leave it out: each expert is divided over tp");
 }
 
 void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -152,7 +155,8 @@ void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   if (moe.pad_expert_input_to_capacity && l.ep == 1)
     warn_or_refuse(r, "model.moe.pad_expert_input_to_capacity",
                    "is turned off: rows of experts do not travel (ep_size 1)", diagnostics);
-  if (r.given("model.moe.token_drop_policy") && !moe.expert_capacity_factor)
+  if (r.given("model.moe.token_drop_policy") &&
+      moe.token_drop_policy != recipe::TokenDropPolicy::probs && !moe.expert_capacity_factor)
     warn_or_refuse(r, "model.moe.token_drop_policy",
                    "is ignored: without expert_capacity_factor no token is dropped", diagnostics);
   if (moe.expert_capacity_factor && (l.cp > 1 || (l.tp > 1 && r.distributed.sequence_parallel)))
@@ -179,6 +183,21 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                   replicas ? "dp_shard" : "dp", dp, l.cp,
                   whole ? fmt::format(" * tp({})", l.tp) : "", expert_ranks(r, l)),
       "experts are spread over the dp x cp ranks of a pipeline stage: choose a divisor");
+  // Context-parallel ranks pad each document, so that only those of one sample have as many tokens.
+  diagnostics.require(
+      r.model.moe.token_dispatcher != recipe::MoeDispatcher::all_gather ||
+          r.packed_sequence.packed_sequence_size == 0 || l.cp == 1 || l.cp % l.ep == 0,
+      {"model.moe.token_dispatcher", "packed_sequence.packed_sequence_size", "distributed.cp_size"},
+      fmt::format("all_gather needs as many tokens on each of ep_size {} ranks, and packed samples "
+                  "over cp_size {} have different numbers",
+                  l.ep, l.cp),
+      "set model.moe.token_dispatcher: alltoall");
+  const char* reshard = "distributed.moe.reshard_after_forward";
+  if (r.given(reshard) && l.pp > 1 && !r.distributed.reshard_after_forward)
+    warn_or_refuse(r, reshard,
+                   "is ignored: with pp_size above 1 a stage's parameters stay gathered unless "
+                   "distributed.reshard_after_forward is given",
+                   diagnostics);
   const int64_t chunks = r.comm_overlap.moe_dispatch_chunks;
   diagnostics.require(
       chunks <= experts / l.ep || experts % l.ep != 0,

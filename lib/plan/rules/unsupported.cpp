@@ -42,7 +42,8 @@ void check_experts(const Recipe& r, const Missing& missing) {
           "set it to 1");
   missing(r.mixed_precision.fp8 != recipe::Fp8Format::none, "mixed_precision.fp8",
           "8-bit products in models with experts", "leave it out");
-  missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer");
+  missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer",
+          "use at most 2048");
   missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu");
   missing(r.model.add_bias_linear, "model.add_bias_linear", "experts with biases",
           "set it to false");

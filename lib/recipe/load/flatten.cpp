@@ -292,9 +292,10 @@ class Collector {
     struct Family {
       const char *word, *architecture;
     };
-    for (const Family& family :
-         {Family{"Qwen3", "qwen3"}, Family{"Qwen2", "qwen2"}, Family{"Mistral", "mistral"},
-          Family{"Llama", "llama"}, Family{"GPTModelProvider", "llama"}})
+    for (const Family& family : {Family{"Qwen3MoE", "qwen3_moe"}, Family{"Qwen2MoE", "qwen2_moe"},
+                                 Family{"Mixtral", "mixtral"}, Family{"Qwen3", "qwen3"},
+                                 Family{"Qwen2", "qwen2"}, Family{"Mistral", "mistral"},
+                                 Family{"Llama", "llama"}, Family{"GPTModelProvider", "llama"}})
       if (node.text.find(family.word) != std::string::npos)
         return add({find_row("model.architecture"), "model._target_", location,
                     plain_scalar(family.architecture, location), origin_});

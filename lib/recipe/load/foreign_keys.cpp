@@ -247,6 +247,8 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.perform_initialization", kNone, "model.init says where weights come from"},
     ForeignKey{"model.moe_grouped_gemm", kNone, "experts are computed in groups"},
     ForeignKey{"model.moe_permute_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.moe_router_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.moe_per_layer_logging", kNone, "metrics.jsonl has figures over all layers"},
     ForeignKey{"model.group_query_attention", kNone, "model.num_query_groups decides"},
     ForeignKey{"model.make_vocab_size_divisible_by", kNone,
                "the vocabulary is padded to a multiple of 128 x tp_size"},

@@ -132,10 +132,18 @@ void derive_strategy(Recipe& r, Diagnostics& diagnostics) {
 // by itself, decides the other.
 void derive_router(Recipe& r) {
   MoeConfig& moe = r.model.moe;
-  if (moe.num_experts == 0 || moe.router_score != RouterScore::softmax) return;
+  if (moe.num_experts == 0) return;
   const char *pre = "model.moe.router_pre_softmax", *norm = "model.moe.norm_topk_prob";
   // A folder of model.from may say it, too.
   const auto said = [&](const char* path) { return r.spellings.contains(path); };
+  if (moe.router_score == RouterScore::sigmoid) {
+    // Whatever a family's softmax does, Megatron and DeepSeek-V3 normalize sigmoids.
+    if (!said(norm) && !moe.norm_topk_prob) {
+      moe.norm_topk_prob = true;
+      r.origins[norm] = Origin::derived;
+    }
+    return;
+  }
   if (said(pre) == said(norm)) return;
   if (said(pre)) {
     if (moe.norm_topk_prob == moe.router_pre_softmax) r.origins[norm] = Origin::derived;
@@ -143,6 +151,26 @@ void derive_router(Recipe& r) {
   } else if (!moe.norm_topk_prob && !moe.router_pre_softmax) {
     moe.router_pre_softmax = true;
     r.origins[pre] = Origin::derived;
+  }
+}
+
+// Megatron's coefficient stands beside a type that is aux_loss unless it is given. A list of the
+// layers that have experts replaces what the family says of the first ones.
+void derive_experts(Recipe& r, Diagnostics& diagnostics) {
+  MoeConfig& moe = r.model.moe;
+  if (moe.num_experts == 0) return;
+  const char *coeff = "model.moe.aux_loss_coeff", *type = "model.moe.load_balancing_type";
+  const auto spelled = r.spellings.find(coeff);
+  if (spelled != r.spellings.end() && spelled->second == "model.moe_aux_loss_coeff" &&
+      !r.given(type) && moe.aux_loss_coeff.size() == 1 && moe.aux_loss_coeff[0] > 0) {
+    moe.load_balancing_type = {LoadBalancing::aux_loss};
+    r.origins[type] = Origin::derived;
+    diagnostics.resolved(type, "aux_loss, because model.moe_aux_loss_coeff is given");
+  }
+  const char* dense = "model.moe.first_dense_layers";
+  if (moe.layer_freq.size() > 1 && moe.first_dense_layers > 0 && !r.spellings.contains(dense)) {
+    moe.first_dense_layers = 0;
+    r.origins[dense] = Origin::derived;
   }
 }
 
@@ -190,6 +218,7 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   if (r.model.moe.num_experts > 0)
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
   derive_router(r);
+  derive_experts(r, diagnostics);
   if (r.recompute.granularity == RecomputeGranularity::full) {
     derive(r, "recompute.method", r.recompute.method, RecomputeMethod::uniform);
     // For `block` the user chooses how many layers are recomputed; a rule asks for the number.
