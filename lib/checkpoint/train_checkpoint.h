@@ -30,7 +30,7 @@ struct CheckpointParts {
   const comm::HostCollectives& control;
   // The parameters of the whole model, declared without memory: their names and layout-free shapes.
   std::unique_ptr<model::ParamStore> whole_model;
-  // Of the whole model, on every rank.
+  // Every rank has all of these, for the layers of the whole model.
   std::vector<ReplicatedTensor> replicated;
 };
 

@@ -181,7 +181,8 @@ struct AttentionResult {
 // (int32, optional) holds the borders of packed documents, from 0 to S; it needs B = 1.
 AttentionResult attention(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const Float8Write& write = {});
-// Where the largest sizes of the gradients go; each is optional, and a Float8Write's.
+// The largest sizes of the gradients are left here; each is optional, and belongs to a
+// Float8Write.
 struct QkvAmax {
   Tensor dqk = {}, dv = {};
 };

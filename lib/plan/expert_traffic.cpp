@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-
 #include "plan/run_plan.h"
 
 namespace mtrain::plan {
@@ -11,21 +10,22 @@ namespace mtrain::plan {
 namespace {
 
 // Returns the bytes of one layer and micro-batch: rows go to the experts with their weights, and
-// come back; so do gradients.
+// come back; so do gradients. Experts that are recomputed by themselves get their inputs again.
 double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const Layout& l = plan.layout;
   const ExpertShape& e = plan.model.experts;
   const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp),
                K = double(e.per_token),
                row = double(plan.model.hidden * dtype_size(plan.compute_dtype)),
-               others = double(l.ep - 1), passes = recomputed ? 3 : 2;
+               others = double(l.ep - 1), passes = recomputed ? 3 : 2,
+               again = plan.recompute.experts ? row : 0;
   switch (plan.experts.dispatcher) {
     case ExpertOptions::Dispatcher::all_to_all:
-      return T * K * others / double(l.ep) * passes * (2 * row + sizeof(float));
+      return T * K * others / double(l.ep) * (passes * (2 * row + sizeof(float)) + again);
     // The whole tokens of a rank go to every other rank, with all choices and weights.
     case ExpertOptions::Dispatcher::all_gather:
       return T * others *
-             (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t));
+             (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
   }
   throw BugError("a dispatcher");
 }

@@ -19,7 +19,7 @@ namespace {
 
 const std::vector<DType> kFloat8s{DType::f8e4m3, DType::f8e5m2};
 
-// Where arrays lie and kernels run.
+// Says where arrays lie and kernels run.
 struct OnCpu {
   static Span of(Mirror& m) { return m.host().span(); }
   static Array result(Mirror& m) { return m.host(); }

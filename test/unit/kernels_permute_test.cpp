@@ -53,7 +53,7 @@ TEST_CASE("rows are those of the experts in turn, each in the order of the token
   CHECK(numbers(count) == std::vector<int32_t>{3, 0, 3});
   CHECK(numbers(row) == std::vector<int32_t>{3, 0, 1, 4, -1, 2, -1, 5});
   CHECK(numbers(choice) == std::vector<int32_t>{1, 2, 5, 0, 3, 7, -1, -1});
-  // Of the experts 2 and 3 alone.
+  // These are the rows of the experts 2 and 3 alone.
   Array first(DType::i32, 3);
   cpu::run(ExpertRows{.expert_TK = expert,
                       .count_E = count,

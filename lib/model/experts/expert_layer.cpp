@@ -332,8 +332,8 @@ class Combine : public ExpertSegment {
 
 struct MergeActivations {
   std::shared_ptr<TokenRoute> route;
-  // Where a pass needs the norm's output: absent if it is computed again from the stream, which
-  // follows.
+  // If a pass needs the norm's output, it is kept in x_TH, or computed again from sum_TH, the
+  // residual stream.
   Tensor x_TH, sum_TH;
 };
 

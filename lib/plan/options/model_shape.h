@@ -19,7 +19,7 @@ struct ExpertShape {
   double scale = 1;
   int64_t groups = 1, best_groups = 1;
   DType logits = DType::f32;
-  // Of the balance losses, and of the z-loss.
+  // These weigh the balance losses and the z-loss.
   double batch_coeff = 0, sample_coeff = 0, global_coeff = 0, z_coeff = 0;
   double bias_rate = 0;  // by which biases balance experts after each step; 0: there are none
   // An expert takes at most this many times an even share of a micro-batch's choices; 0: all. Those

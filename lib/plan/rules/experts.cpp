@@ -9,7 +9,7 @@
 namespace mtrain::plan {
 namespace {
 
-// Which layers have experts.
+// Checks the settings that say which layers have experts.
 void check_layers(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::MoeConfig& moe = r.model.moe;
   const int64_t layers = r.model.num_layers;
@@ -43,7 +43,7 @@ void check_layers(const Recipe& r, Diagnostics& diagnostics) {
                       "change the layers that have experts, or set model.moe.num_experts: 0");
 }
 
-// How weights follow from logits.
+// Checks the settings that say how weights follow from logits.
 void check_weights(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::MoeConfig& moe = r.model.moe;
   const char *pre = "model.moe.router_pre_softmax", *norm = "model.moe.norm_topk_prob";

@@ -129,7 +129,7 @@ struct MoeConfig {
   int64_t num_experts = 0, router_topk = 2;
   std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size;
   bool shared_expert_gate = false;
-  // Which layers have experts; ModelConfig::has_experts() combines them.
+  // ModelConfig::has_experts() combines these fields, which say which layers have experts.
   std::vector<int64_t> layer_freq{1}, dense_layers;
   std::optional<int64_t> sparse_step;
   int64_t first_dense_layers = 0;
