@@ -2,7 +2,9 @@
 // beside a dense MLP of as many active FLOPs, both forward and backward.
 //   bench_experts [threads] [fp32|bf16] [rounds]
 // Everything of a line takes turns within a round, and medians are printed: compare within one run.
-// "zipf" gives expert e a share of the rows in proportion to 1 / (e + 1).
+// "zipf" gives expert e a share of the rows in proportion to 1 / (e + 1). The roofline is the least
+// time that a product's FLOPs take at the peak of the registers, or its bytes at the rate at which
+// memory is read.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include "ops/experts.h"
 #include "ops/ops.h"
 #include "ops/permute.h"
+#include "ops/tuning.h"
 
 using namespace mtrain;
 
@@ -30,6 +33,7 @@ struct Bench {
   Stream& stream;
   DType dtype;
   int rounds;
+  double peak = 0, bandwidth = 0;  // FLOP/s, bytes/s
   uint64_t key = 1;
 
   Tensor normal(Shape shape) {
@@ -63,6 +67,13 @@ struct Bench {
   }
 };
 
+// Returns the bytes per second at which all threads read an array that no cache holds.
+double read_bandwidth(const Bench& b) {
+  const Tensor x = b.gradient({int64_t(1) << 27}), sum = Tensor::empty(b.stream, {1}, DType::f64);
+  const double bytes = double(x.count()) * sizeof(float);
+  return bytes / b.seconds({[&] { ops::sum_squares(b.stream, x, sum); }})[0];
+}
+
 // Returns how many of R rows each expert has.
 std::vector<int64_t> shares(int64_t R, bool zipf) {
   double whole = 0, sum = 0;
@@ -83,11 +94,17 @@ Tensor first_rows(const Bench& b, const std::vector<int64_t>& rows) {
   return Tensor::from_host(b.stream, {E + 1}, std::move(first));
 }
 
-void report(const Bench& b, const char* name, int64_t rows, double flops,
+struct Work {
+  double flops, bytes;
+};
+
+void report(const Bench& b, const char* name, int64_t rows, const Work& work,
             const std::vector<std::function<void()>>& balanced_zipf_dense) {
   const std::vector<double> s = b.seconds(balanced_zipf_dense);
-  std::printf("%-20s %8ld %9.0f %9.0f %9.0f %10.2f %14.2f\n", name, long(rows), flops / s[0] * 1e-9,
-              flops / s[1] * 1e-9, flops / s[2] * 1e-9, s[2] / s[0], s[0] / s[1]);
+  const double least = std::max(work.flops / b.peak, work.bytes / b.bandwidth);
+  const double gflops = work.flops * 1e-9;
+  std::printf("%-20s %8ld %9.0f %9.0f %9.0f %10.2f %14.2f %9.2f\n", name, long(rows), gflops / s[0],
+              gflops / s[1], gflops / s[2], s[2] / s[0], s[0] / s[1], least / s[0]);
   std::fflush(stdout);
 }
 
@@ -98,7 +115,11 @@ void products(Bench& b, const char* weight, int64_t out, int64_t in, int64_t row
   const Tensor w = b.normal({E, out, in}), one = b.normal({out, in});
   const Tensor x = b.normal({R, in}), dy = b.normal({R, out});
   const Tensor dw = b.gradient({E, out, in}), d_one = b.gradient({out, in});
-  const double flops = 2.0 * double(R) * double(out) * double(in);
+  const double flops = 2.0 * double(R) * double(out) * double(in),
+               rows_bytes = double(R * (out + in) * dtype_size(b.dtype)),
+               matrices = double(E * out * in);
+  const Work product{flops, rows_bytes + matrices * double(dtype_size(b.dtype))},
+      weight_gradient{flops, rows_bytes + matrices * 2 * sizeof(float)};  // read and written
   const auto forward = [&](const Tensor& first) {
     return [&, first] { ops::grouped_matmul(b.stream, "fprop", x, w, first, true); };
   };
@@ -111,13 +132,13 @@ void products(Bench& b, const char* weight, int64_t out, int64_t in, int64_t row
     };
   };
   const std::string name = weight;
-  report(b, (name + " fprop").c_str(), rows, flops,
+  report(b, (name + " fprop").c_str(), rows, product,
          {forward(balanced), forward(zipf),
           [&] { ops::matmul(b.stream, "fprop", x, one, {.b = true}, b.dtype); }});
-  report(b, (name + " dgrad").c_str(), rows, flops,
+  report(b, (name + " dgrad").c_str(), rows, product,
          {input(balanced), input(zipf),
           [&] { ops::matmul(b.stream, "dgrad", dy, one, {}, b.dtype); }});
-  report(b, (name + " wgrad").c_str(), rows, flops,
+  report(b, (name + " wgrad").c_str(), rows, weight_gradient,
          {gradient(balanced), gradient(zipf),
           [&] { ops::weight_gradient_into(b.stream, "wgrad", dy, x, d_one, true, {}); }});
 }
@@ -194,13 +215,17 @@ int main(int argc, char** argv) {
   const DType dtype = argc > 2 && std::string(argv[2]) == "bf16" ? DType::bf16 : DType::f32;
   const auto device = Device::cpu(threads);
   Bench b{device->stream(device::StreamKind::compute), dtype, argc > 3 ? std::atoi(argv[3]) : 9};
+  b.peak = ops::measured_peak_flops(*device, dtype);
+  b.bandwidth = read_bandwidth(b);
   std::printf("%d threads, %s, %s; %ld experts, %ld of a token, hidden %ld, width %ld\n", threads,
               std::string(dtype_name(dtype)).c_str(), kernels::cpu::isa_name(kernels::cpu::isa()),
               long(E), long(K), long(H), long(F));
-  std::printf("%-20s %8s %9s %9s %9s %10s %14s\n", "GFLOP/s", "rows of", "balanced", "zipf",
-              "one dense", "balanced /", "zipf /");
-  std::printf("%-20s %8s %9s %9s %9s %10s %14s\n", "", "an expert", "", "", "", "dense",
-              "balanced");
+  std::printf("peak of the registers %.0f GFLOP/s, memory is read at %.1f GB/s\n", b.peak * 1e-9,
+              b.bandwidth * 1e-9);
+  std::printf("%-20s %8s %9s %9s %9s %10s %14s %9s\n", "GFLOP/s", "rows of", "balanced", "zipf",
+              "one dense", "balanced /", "zipf /", "of the");
+  std::printf("%-20s %8s %9s %9s %9s %10s %14s %9s\n", "", "an expert", "", "", "", "dense",
+              "balanced", "roofline");
   for (const int64_t rows : {64, 256, 1024}) {
     products(b, "gate_up", 2 * F, H, rows);
     products(b, "down", H, F, rows);
