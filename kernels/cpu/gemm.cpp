@@ -306,7 +306,7 @@ void Gemm::compute(const Phase& p, int64_t unit, const Own& own) const {
     s.row = row;
     s.a_k_major = p_.trans_a;
     s.next_a = next_of_a(p, unit, k1);
-    s.next_a_ld = p_.lda;
+    s.next_a_ld = p_.lda, s.next_a_size = dtype_size(p_.a.dtype);
     s.words = words(k1 - k0);
     const int64_t b_panel0 = part_begin(p.b_panels, p.groups, group);
     s.b_panels = part_begin(p.b_panels, p.groups, group + 1) - b_panel0;

@@ -103,7 +103,7 @@ struct GemmKernels {
     // The element (row, k0) of A, as it is stored, that this thread will probably read next; or
     // null.
     const void* next_a;
-    int64_t next_a_ld;
+    int64_t next_a_ld, next_a_size;  // in elements; an element's bytes
   };
   void (*block)(const Block&);
 

@@ -13,10 +13,14 @@ constexpr int kUnroll = 4;
 // would displace the one in use.
 constexpr int kIntoSecondLevel = 2;
 
-// Memory that will be needed soon: a tile prefetches a part of it in every iteration.
+// Memory that will be needed soon: a tile prefetches a part of it in every iteration. A tile of few
+// columns prefetches at two places that are `apart` bytes from each other, and begins iteration i
+// there i % 4 steps and i / 4 turns behind `next`: short steps between rows of storage take turns
+// with longer ones along them.
 struct Ahead {
   const char* next;
   int64_t step;  // bytes
+  int64_t turn = 0, apart = 0;
 };
 
 // Where a tile's sums go: GemmKernels::Block for one tile.
@@ -114,7 +118,7 @@ void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
 // and one by one, since many at once would delay the loads of A and B. Where rows of C do not begin
 // at a cache line, a tile's row lies in one line more. Its first line came with the tile to the
 // left, so that the last byte of each 64 is prefetched.
-template <class Words, int ROWS, int VECTORS, bool K_MAJOR>
+template <class Words, int ROWS, int VECTORS, bool K_MAJOR, bool FEW>
 void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, const Target& t) {
   constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride<Words>, kStep = K_MAJOR ? kTileRows : 1;
   const int64_t size = t.out_type == DType::f32 ? 4 : 2;
@@ -137,8 +141,14 @@ void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, con
     words -= n;
   }
   const char* next = ahead.next;
-  for (; words >= kUnroll; words -= kUnroll, next += ahead.step) {
+  for (int64_t n = 1; words >= kUnroll; words -= kUnroll, ++n) {
     __builtin_prefetch(next, 0, kIntoSecondLevel);
+    if constexpr (FEW) {
+      __builtin_prefetch(next + ahead.apart, 0, kIntoSecondLevel);
+      next = ahead.next + n % 4 * ahead.step + n / 4 * ahead.turn;
+    } else {
+      next += ahead.step;
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < kUnroll; ++i) one_word();
   }
@@ -162,14 +172,17 @@ void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, con
 using Tile = void (*)(const float*, const float*, int64_t, const Ahead&, const Target&);
 
 // Picks a tile of exactly this height, so that an edge costs only as much as it holds.
-template <class Words, int VECTORS, bool K_MAJOR, int ROWS = 1>
+template <class Words, int VECTORS, bool K_MAJOR, bool FEW = false, int ROWS = 1>
 MT_INLINE Tile pick(int64_t rows) {
   if constexpr (ROWS < kTileRows)
-    if (rows != ROWS) return pick<Words, VECTORS, K_MAJOR, ROWS + 1>(rows);
-  return tile<Words, ROWS, VECTORS, K_MAJOR>;
+    if (rows != ROWS) return pick<Words, VECTORS, K_MAJOR, FEW, ROWS + 1>(rows);
+  return tile<Words, ROWS, VECTORS, K_MAJOR, FEW>;
 }
-template <class Words>
+template <class Words, bool FEW>
 MT_INLINE Tile pick_tile(int64_t rows, bool narrow, bool k_major) {
+  if constexpr (FEW)
+    return narrow ? pick<Words, 1, false, true>(rows)
+                  : pick<Words, kTileVectors, false, true>(rows);
   if (narrow) return k_major ? pick<Words, 1, true>(rows) : pick<Words, 1, false>(rows);
   return k_major ? pick<Words, kTileVectors, true>(rows) : pick<Words, kTileVectors, false>(rows);
 }
@@ -178,9 +191,25 @@ MT_INLINE int64_t offset(const GemmKernels::Block& s, int64_t row, int64_t colum
   return s.transposed ? column * ld + row : row * ld + column;
 }
 
-// A panel of B stays in the first-level cache while the panels of A come from the second.
+// With at most this many panels of B, tiles prefetch what is packed next of a row-major A: B lies
+// in the second-level cache already, and packing would wait for memory.
+constexpr int64_t kFewPanels = 4;
+
+// Returns what the tile of panel p of A and panel q of B prefetches of the next A. With two panels
+// of B, all tiles together prefetch the whole of it. Its panels are taken to be as high as those of
+// this block.
 template <class Words>
-void block(const GemmKernels::Block& s) {
+MT_INLINE Ahead ahead_of_a(const GemmKernels::Block& s, int64_t p, int64_t q) {
+  const int64_t ld = s.next_a_ld * s.next_a_size;
+  const int64_t row = s.row[p] - s.row[0] + q * div_up(kTileRows, s.b_panels);
+  // In the time of 16 words, 16 of each row of this tile's share are prefetched.
+  const int64_t turn = 4 * kUnroll * Words::kDepth * s.next_a_size;
+  return {static_cast<const char*>(s.next_a) + row * ld, ld, turn, 4 * ld};
+}
+
+// A panel of B stays in the first-level cache while the panels of A come from the second.
+template <class Words, bool FEW>
+MT_INLINE void block_of(const GemmKernels::Block& s) {
   const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;
   for (int64_t q = 0; q < s.b_panels; ++q) {
     const int64_t j = q * kTileColumns;
@@ -192,9 +221,10 @@ void block(const GemmKernels::Block& s) {
                 div_up(kTileColumns * 4 * kUnroll, s.panels)};
     for (int64_t p = 0; p < s.panels; ++p) {
       const int64_t rows = s.row[p + 1] - s.row[p], below = s.row[p] - s.row[0];
-      if (rows != height) run = pick_tile<Words>(height = rows, columns <= kLanes, s.a_k_major);
+      if (rows != height)
+        run = pick_tile<Words, FEW>(height = rows, columns <= kLanes, s.a_k_major);
       run(static_cast<const float*>(s.a) + p * kPanel<Words>, s.b + q * kTileColumns * s.words,
-          s.words, ahead,
+          s.words, FEW ? ahead_of_a<Words>(s, p, q) : ahead,
           {.in = s.in ? s.in + offset(s, below, j, s.in_ld) : nullptr,
            .in_ld = s.in_ld,
            .out = static_cast<char*>(s.out) + offset(s, below, j, s.out_ld) * out_size,
@@ -206,6 +236,13 @@ void block(const GemmKernels::Block& s) {
       ahead.next += ahead.step * (s.words / kUnroll);
     }
   }
+}
+template <class Words>
+void block(const GemmKernels::Block& s) {
+  if (s.next_a && !s.a_k_major && s.b_panels <= kFewPanels)
+    block_of<Words, true>(s);
+  else
+    block_of<Words, false>(s);
 }
 
 // Measured with N 8192, K 768: AVX2 gains from a transposed C at 128 rows and loses at 256, AVX-512
