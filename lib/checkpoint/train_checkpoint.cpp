@@ -31,25 +31,28 @@ constexpr const char *kFloat8Scales = "fp8_scales", *kUpdates = "updates",
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
 
-// Returns the layout-free tensor of a parameter. `units` holds its whole unit from all ranks of
-// tensor parallelism, one after the other.
-Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& units) {
-  const int64_t unit = units.count() / p.shard.ranks;
-  if (p.shard.dim == model::ShardSpec::Dim::none) return units.flat(p.begin, p.whole_shape());
-  const Tensor whole = Tensor::empty(stream, {1, p.whole_shape().count()}, units.dtype());
+// Makes `count` elements of a layout-free tensor from the parts of all ranks of tensor parallelism,
+// which stand in `parts` one after the other. `runs` returns the elements of a rank, and `begin` is
+// where they begin in its part.
+Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& parts, int64_t begin,
+                int64_t count,
+                const std::function<std::vector<model::ElementRun>(int rank)>& runs) {
+  const int64_t part = parts.count() / p.shard.ranks;
+  if (p.shard.dim == model::ShardSpec::Dim::none) return parts.flat(begin, {count});
+  const Tensor whole = Tensor::empty(stream, {1, count}, parts.dtype());
   std::vector<ops::CopyBlock> blocks;
   for (int rank = 0; rank < p.shard.ranks; ++rank)
-    for (const model::ElementRun& r : p.runs(rank)) {
+    for (const model::ElementRun& r : runs(rank)) {
       if (r.replica > 0) continue;
       blocks.push_back({.from_row = 0,
-                        .from_column = rank * unit + p.begin + r.here,
+                        .from_column = rank * part + begin + r.here,
                         .to_row = 0,
                         .to_column = r.whole,
                         .rows = 1,
                         .columns = r.count});
     }
-  ops::copy_blocks(stream, units.view({1, units.count()}), whole, std::move(blocks));
-  return whole.view(p.whole_shape());
+  ops::copy_blocks(stream, parts.view({1, parts.count()}), whole, std::move(blocks));
+  return whole.view({count});
 }
 
 // Returns, for each parameter of the whole model, the first rank that has it; that rank saves it.
@@ -156,13 +159,18 @@ class StateWriter {
     }
     for (size_t k = 0; k < tensors_.size(); ++k) {
       const Tensor whole =
-          t_.control.rank() == saver ? assemble(t_.compute, *own, ranks_[k]) : Tensor();
+          t_.control.rank() == saver
+              ? assemble(t_.compute, *own, ranks_[k], own->begin, p.whole_shape().count(),
+                         [&](int rank) { return own->runs(rank); })
+                    .view(p.whole_shape())
+              : Tensor();
       write(p.name, tensors_[k], whole, p.whole_shape(), saver);
     }
   }
 
-  // The ranks of a stage bring one expert after the other to the first of them: all experts of a
-  // layer may be larger than what a rank can hold.
+  // The ranks of a stage bring one expert after the other to the first of them, or its parts to the
+  // first ones of tensor parallelism, which gather them: all experts of a layer may be larger than
+  // what a rank can hold.
   void write_experts(const model::Parameter& p, int saver) {
     gathered_ = nullptr;
     ranks_.clear();
@@ -172,12 +180,16 @@ class StateWriter {
       for (int64_t e = 0; e < experts; ++e) {
         Tensor expert;
         if (own) {
-          const int64_t here = own->shape[0];
+          const int64_t here = own->shape[0], part = own->shape.count() / here;
           expert =
               t_.data_parallel.bring_to_first(*own->unit, tensor.own(*own->unit), int(e / here),
-                                              own->begin + e % here * each, each);
+                                              own->begin + e % here * part, part);
+          if (expert && part < each) expert = t_.tensor_parallel.all_ranks(expert);
         }
-        if (t_.control.rank() != saver) expert = {};
+        expert = t_.control.rank() == saver
+                     ? assemble(t_.compute, *own, expert, 0, each,
+                                [&](int rank) { return own->matrix_runs(rank); })
+                     : Tensor();
         write(p.name, tensor, expert, {each}, saver);
       }
   }

@@ -113,11 +113,12 @@ Mesh device_mesh(const MeshSizes& s) {
 }
 
 Mesh moe_mesh(const MeshSizes& s) {
+  const int64_t tp = s.whole_experts ? 1 : s.tp;
   return Mesh({{Axis::pp, s.pp},
                {Axis::dp_replicate, s.dp_replicate},
-               {Axis::ep_shard, exact_div(s.dp_shard * s.cp, s.ep)},
+               {Axis::ep_shard, exact_div(s.dp_shard * s.cp * (s.tp / tp), s.ep)},
                {Axis::ep, s.ep},
-               {Axis::tp, s.tp}});
+               {Axis::tp, tp}});
 }
 
 std::vector<int64_t> hierarchical_cp_group(const Mesh& mesh, int64_t rank,

@@ -3,7 +3,8 @@
 //
 // Two grids lie over the same ranks: device_mesh (pp, dp_replicate, dp_shard, cp, tp) and, for the
 // experts, moe_mesh (pp, dp_replicate, ep_shard, ep, tp), which divides the ranks of dp_shard x cp
-// another way. Along the last axis neighbours have neighbouring ranks.
+// another way, or those of dp_shard x cp x tp. Along the last axis neighbours have neighbouring
+// ranks.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -56,11 +57,14 @@ class Mesh {
 
 struct MeshSizes {
   int64_t pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
-  int64_t ep = 1;  // divides dp_shard x cp
+  int64_t ep = 1;  // divides dp_shard x cp, or dp_shard x cp x tp if experts are whole
+  // Whether the ranks of tp have whole experts, as other ranks do, instead of parts of the same.
+  bool whole_experts = false;
 };
 Mesh device_mesh(const MeshSizes& sizes);
-// Returns the mesh of the experts. Its ep groups never span tp or pp, and each expert is itself
-// sharded over tp.
+// Returns the mesh of the experts. Its ep groups never span pp. Each expert is itself sharded over
+// tp, which ep groups do not span; or experts are whole, ep_shard and ep divide the ranks of tp,
+// too, and this mesh's tp is 1.
 Mesh moe_mesh(const MeshSizes& sizes);
 
 // Returns the ranks that exchange with `rank` at one level of hierarchical context parallelism. A

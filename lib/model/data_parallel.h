@@ -42,9 +42,10 @@ class DataParallel : public ParamHooks {
   // ParamUnit::own_value is. All ranks call it. Returns `own` itself if one rank owns all.
   virtual Tensor whole(const ParamUnit& unit, const Tensor& own) = 0;
   // Brings `count` elements of a unit, from element `begin` on, to the first of the ranks that own
-  // different parts of the parameters, for `compute`; returns an absent tensor on the others. Of
-  // experts that are spread over ranks, those of rank `holder` are meant. `own` is a tensor of this
-  // rank's part of the unit, or of its whole. All ranks call it.
+  // different parts of the unit, or of a layer's experts that are spread over ranks, for `compute`;
+  // returns an absent tensor on the others. Of experts, those of rank `holder` are meant. `own` is
+  // a tensor of this rank's part of the unit, or of its whole. All ranks call it; ranks of tensor
+  // parallelism that divide a unit bring their parts of it to the first of their own.
   virtual Tensor bring_to_first(const ParamUnit& unit, const Tensor& own, int holder, int64_t begin,
                                 int64_t count) = 0;
 };

@@ -19,6 +19,9 @@ struct ModelImpls {
   // Makes the attention core of a layer; empty: local_attention().
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
   ExpertShard experts;  // which experts this rank has
+  // Whether each expert is divided over the ranks of `tensor`: its outputs are then partial sums,
+  // which `token_dispatcher` adds up. Otherwise this rank has whole experts.
+  bool divided_experts = false;
   // Makes what brings a layer's tokens to their experts; empty: local_dispatcher().
   std::function<std::unique_ptr<TokenDispatcher>()> token_dispatcher;
   // Sums in place what the ranks that share the tokens of a sample have each found of theirs. What

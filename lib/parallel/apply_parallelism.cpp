@@ -65,15 +65,57 @@ Group cp_level(comm::World& world, const RunPlan& plan, const char* name, size_t
   return world.group(name, ranks);
 }
 
+// Brings tokens to experts that other ranks have, or parts of them.
 void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
                     model::ModelImpls& impls) {
-  const auto comm =
-      std::make_shared<ExpertComm>(world.group("ep", plan.moe_mesh(), {mesh::Axis::ep}),
-                                   device.stream(device::StreamKind::ep), plan.model.experts.count);
-  impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
-  impls.token_dispatcher = [comm, dispatcher = plan.experts.dispatcher] {
-    return dispatcher == plan::ExpertOptions::Dispatcher::all_gather ? all_gather_dispatcher(comm)
-                                                                     : all_to_all_dispatcher(comm);
+  const plan::Layout& l = plan.layout;
+  const mesh::Mesh moe = plan.moe_mesh();
+  impls.divided_experts = l.tp > 1 && !l.whole_experts();
+  const bool other_tokens = impls.divided_experts && plan.tensor.sequence_parallel;
+  if (l.ep == 1 && !impls.divided_experts) return;
+  std::shared_ptr<ExpertComm> comm;
+  if (l.ep > 1 || other_tokens) {
+    ExpertParts parts;
+    if (other_tokens)
+      parts = {.tp = world.group("expert_tp", moe, {mesh::Axis::tp}),
+               .all = world.group("ep_tp", moe, {mesh::Axis::ep, mesh::Axis::tp})};
+    comm = std::make_shared<ExpertComm>(world.group("ep", moe, {mesh::Axis::ep}),
+                                        device.stream(device::StreamKind::ep),
+                                        plan.model.experts.count, parts);
+    impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
+  }
+  // Without ep all rows are of experts of this rank, and none of their numbers need travel.
+  const bool gathers =
+      l.ep == 1 || plan.experts.dispatcher == plan::ExpertOptions::Dispatcher::all_gather;
+  const auto own = [comm, gathers, experts = plan.model.experts.count] {
+    return !comm     ? model::local_dispatcher(experts)
+           : gathers ? all_gather_dispatcher(comm)
+                     : all_to_all_dispatcher(comm);
+  };
+  impls.token_dispatcher = own;
+  if (impls.divided_experts && !other_tokens)
+    impls.token_dispatcher = [own, tensor = impls.tensor] {
+      return reduced_dispatcher(own(), tensor);
+    };
+}
+
+// Sums what the ranks that have different tokens of a sample have found, on a stream that `compute`
+// does not wait for.
+std::function<Event(Stream&, const Tensor&)> sum_over_tokens(comm::World& world, Device& device,
+                                                             const RunPlan& plan) {
+  const plan::Layout& l = plan.layout;
+  const bool over_tp = l.tp > 1 && plan.tensor.sequence_parallel;
+  if (l.cp == 1 && !over_tp) return {};
+  // The groups of attention and of the linears, on their streams, or one of both.
+  const Group ranks = !over_tp ? world.group("cp", plan.mesh, {mesh::Axis::cp})
+                      : l.cp == 1
+                          ? world.group("tp", plan.mesh, {mesh::Axis::tp})
+                          : world.group("cp_tp", plan.mesh, {mesh::Axis::cp, mesh::Axis::tp});
+  Stream& stream = device.stream(l.cp > 1 ? device::StreamKind::cp : device::StreamKind::tp);
+  return [ranks, &stream](Stream& compute, const Tensor& found) {
+    stream.wait(compute.record());  // edge: what this rank has found -> the sums
+    ranks.all_reduce(found, comm::Reduce::sum, stream);
+    return stream.record();
   };
 }
 
@@ -88,7 +130,10 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
     impls.tensor = tensor_parallel(
         tensor_groups(world, device, plan),
         {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
-  if (l.ep > 1) spread_experts(world, device, plan, impls);
+  if (plan.model.experts.count > 0) {
+    spread_experts(world, device, plan, impls);
+    impls.sum_over_tokens = sum_over_tokens(world, device, plan);
+  }
   impls.logits_rows = plan.logits_rows;
   impls.logits_dtype = plan.logits_dtype;
   if (l.cp == 1) return impls;
@@ -96,12 +141,6 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   const auto comm =
       std::make_shared<ContextComm>(device.stream(device::StreamKind::cp), plan.overlap.cp_overlap);
   const Group cp = world.group("cp", plan.mesh, {mesh::Axis::cp});
-  impls.sum_over_tokens = [cp, &stream = device.stream(device::StreamKind::cp)](
-                              Stream& compute, const Tensor& found) {
-    stream.wait(compute.record());  // edge: what this rank has found -> the sums
-    cp.all_reduce(found, comm::Reduce::sum, stream);
-    return stream.record();
-  };
   Group level, ring;
   if (context.uses(plan::ContextOptions::Method::a2a_p2p)) {
     level = cp_level(world, plan, "cp_a2a", 0);
@@ -133,7 +172,7 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   g.rank = int(mesh.index_in_group(world.rank(), mesh::dp_axes()));
   g.size = int(l.dp);
   g.compute = &device.stream(device::StreamKind::compute);
-  if (l.gradient_ranks() == 1) return g;
+  if (l.gradient_ranks() == 1 && !l.whole_experts()) return g;
   const bool sharded = plan.data_parallel.shards != plan::ShardLevel::nothing;
   g.grad_stream = &device.stream(device::StreamKind::dp_grad);
   if (sharded) g.param_stream = &device.stream(device::StreamKind::dp_param);
@@ -141,15 +180,18 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   g.dense.shards = l.dp_replicate == 1 ? g.dense.all
                                        : world.group("dp_shard_cp", mesh, mesh::dp_shard_cp_axes());
   g.dense.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
+  g.dense.holders = g.dense.shards;
   if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
-  if (l.ep == 1) return g;
+  if (l.ep == 1 && !l.whole_experts()) return g;
   const mesh::Mesh moe = plan.moe_mesh();
-  if (!sharded) g.ep = world.group("ep_norm", moe, {mesh::Axis::ep});
-  g.experts.ranks_in_grad = l.ep;
+  g.experts.spread = int(l.ep);
   g.experts.all = world.group("expert_copies", moe, mesh::expert_copy_axes());
   g.experts.shards =
       l.dp_replicate == 1 ? g.experts.all : world.group("ep_shard", moe, {mesh::Axis::ep_shard});
   g.experts.replicas = g.dense.replicas;
+  g.experts.holders =
+      l.whole_experts() ? world.group("expert_holders", moe, {mesh::Axis::ep_shard, mesh::Axis::ep})
+                        : g.dense.shards;
   if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard});
   return g;
 }

@@ -14,17 +14,21 @@ namespace {
 double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const Layout& l = plan.layout;
   const ExpertShape& e = plan.model.experts;
-  const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp),
-               K = double(e.per_token),
+  const bool sequence = plan.tensor.sequence_parallel;
+  // Ranks of tp that have other tokens and parts of the same experts: rows are gathered over them.
+  const double parts = sequence ? double(l.expert_tp) : 1;
+  const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp) /
+                   (sequence ? double(l.tp) : 1),
+               K = double(e.per_token), ep = double(l.ep),
                row = double(plan.model.hidden * dtype_size(plan.compute_dtype)),
-               others = double(l.ep - 1), passes = recomputed ? 3 : 2,
-               again = plan.recompute.experts ? row : 0;
-  switch (plan.experts.dispatcher) {
-    case ExpertOptions::Dispatcher::all_to_all:
-      return T * K * others / double(l.ep) * (passes * (2 * row + sizeof(float)) + again);
+               passes = recomputed ? 3 : 2, again = plan.recompute.experts ? row : 0;
+  using enum ExpertOptions::Dispatcher;
+  switch (l.ep == 1 ? all_gather : plan.experts.dispatcher) {
+    case all_to_all:
+      return T * K * ((ep - 1) / ep + parts - 1) * (passes * (2 * row + sizeof(float)) + again);
     // The whole tokens of a rank go to every other rank, with all choices and weights.
-    case ExpertOptions::Dispatcher::all_gather:
-      return T * others *
+    case all_gather:
+      return T * (ep * parts - 1) *
              (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
   }
   throw BugError("a dispatcher");
@@ -35,7 +39,7 @@ double bytes_per_layer(const RunPlan& plan, bool recomputed) {
 double expert_bytes_per_step(const RunPlan& plan) {
   const Layout& l = plan.layout;
   const ExpertShape& e = plan.model.experts;
-  if (l.ep == 1 || e.count == 0) return 0;
+  if (e.count == 0) return 0;
   double most = 0;
   for (int64_t rank = 0; rank < l.pp; ++rank) {
     double layer_bytes = 0;

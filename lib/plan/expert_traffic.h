@@ -1,4 +1,5 @@
-// How many bytes a rank sends to the other ranks of ep in a step.
+// How many bytes of experts' rows a rank sends in a step: over ep, and over tp where its ranks
+// divide experts and have other tokens each.
 #pragma once
 
 namespace mtrain::plan {

@@ -32,12 +32,14 @@ int64_t stages_per_rank(const Recipe& r) {
 }
 
 // Returns the smallest dp that fits the recipe. With dp_replicate_size, each group that shards has
-// at least two ranks; with ep_size, the experts divide the dp x cp ranks of a stage.
+// at least two ranks; with ep_size, the experts divide the dp x cp ranks of a stage, and those of
+// tp if they are whole.
 int64_t least_dp(const Recipe& r) {
   const auto& d = r.distributed;
   if (d.dp_size) return *d.dp_size;
   const int64_t replicate = d.dp_replicate_size.value_or(1);
-  const int64_t experts = d.ep_size / std::gcd(d.ep_size, d.cp_size);
+  const int64_t shared = d.cp_size * (expert_tp(r) == 1 ? d.tp_size : 1);
+  const int64_t experts = d.ep_size / std::gcd(d.ep_size, shared);
   const int64_t unit = std::lcm(replicate, experts);
   const int64_t least = replicate > 1 && unit == replicate ? 2 * replicate : unit;
   const int64_t samples = r.train.global_batch_size / r.train.micro_batch_size;
@@ -62,7 +64,8 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
 }  // namespace
 
 int64_t expert_tp(const Recipe& r) {
-  return r.distributed.expert_tp_size.value_or(r.distributed.tp_size);
+  const auto& d = r.distributed;
+  return r.model.moe.num_experts > 0 ? d.expert_tp_size.value_or(d.tp_size) : d.tp_size;
 }
 
 int64_t expert_ranks(const Recipe& r, const Layout& l) {
@@ -127,6 +130,7 @@ Layout layout_of(const Recipe& r, int64_t world) {
   l.dp = std::max<int64_t>(1, l.world / model_ranks);
   l.dp_replicate = std::min(l.dp, d.dp_replicate_size.value_or(1));
   l.dp_shard = std::max<int64_t>(1, l.dp / l.dp_replicate);
+  l.expert_tp = expert_tp(r);
   l.ep_shard = std::max<int64_t>(1, l.dp_replicate * expert_ranks(r, l) / l.ep);
   l.stages_per_rank = stages_per_rank(r);
   l.stages = l.pp * l.stages_per_rank;

@@ -17,15 +17,22 @@ namespace mtrain::plan {
 struct Layout {
   int64_t world = 1, tp = 1, pp = 1, cp = 1, ep = 1;
   int64_t dp = 1, dp_replicate = 1, dp_shard = 1;  // dp = dp_replicate x dp_shard
-  int64_t ep_shard = 1;                            // ranks that hold the same experts: dp x cp / ep
-  int64_t stages_per_rank = 1, stages = 1;         // stages = pp x stages_per_rank
-  int64_t micro_batch = 1;                         // samples
-  int64_t micro_batches = 1;                       // per rank and flush of the pipeline
-  int64_t flushes = 1;                             // of the pipeline, per step
-  std::vector<int64_t> layers_of_stage;            // transformer layers, one entry per stage
+  int64_t expert_tp = 1;  // ranks that each expert is divided over: tp or 1
+  int64_t ep_shard =
+      1;  // ranks that hold the same: dp x cp / ep, or dp x cp x tp / ep of whole ones
+  int64_t stages_per_rank = 1, stages = 1;  // stages = pp x stages_per_rank
+  int64_t micro_batch = 1;                  // samples
+  int64_t micro_batches = 1;                // per rank and flush of the pipeline
+  int64_t flushes = 1;                      // of the pipeline, per step
+  std::vector<int64_t> layers_of_stage;     // transformer layers, one entry per stage
 
   int64_t step_micro_batches() const { return micro_batches * flushes; }  // per rank
   int64_t gradient_ranks() const { return dp * cp; }  // gradients are reduced over these
+  // Whether gradients of any unit are reduced; whole experts may be copied over tp alone.
+  bool shares_gradients() const { return gradient_ranks() > 1 || ep_shard > 1; }
+  // Whether the ranks of tp have whole experts. Their gradients are then summed over other ranks
+  // than those of the layer.
+  bool whole_experts() const { return expert_tp == 1 && tp > 1; }
 };
 
 // Sizes below 1 and divisions with a rest are rounded so that every number is usable; the rules
@@ -49,7 +56,8 @@ int64_t padded_vocab(int64_t vocab, int64_t tp);
 // Under fsdp2 with a pipeline and reshard_after_forward auto, this many of a rank's stages have
 // whole parameters at once: those that are used soonest.
 constexpr int64_t kStagesGathered = 3;
-// Returns the ranks that share each expert's matrices: tp_size, unless the recipe says 1.
+// Returns the ranks that share each expert's matrices: tp_size, unless the recipe says 1. Without
+// experts it is tp_size.
 int64_t expert_tp(const recipe::Recipe& recipe);
 // Returns the ranks of a pipeline stage over which experts, or their tp parts, are spread. With
 // dp_replicate_size these are the ranks of one copy.

@@ -46,8 +46,7 @@ class Estimator {
   MemoryEstimate estimate() const {
     MemoryEstimate out;
     const Spread dense{dense_parameters(), data_ranks(l_.dp_shard * l_.cp)},
-        experts{Count(moe_layers_) * size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_,
-                data_ranks(expert_shards())};
+        experts{Count(moe_layers_) * experts_here(), data_ranks(expert_shards())};
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
       const Count moments = plan_.optimizer.moments == DType::bf16 ? 4 : 8,
@@ -90,6 +89,9 @@ class Estimator {
   Count sharded_residual() const {
     return r_.distributed.sequence_parallel && l_.tp > 1 ? residual() : 0;
   }
+  // Which part of the tokens' choices has rows on this rank, if loads are balanced: under tp with
+  // whole experts, those of its own tokens; with parts of each, all.
+  Count rows_here() const { return l_.whole_experts() ? 1 / tp_ : 1; }
   Count attention_width() const { return Count(m_.num_attention_heads * m_.head_dim()) / tp_; }
   Count kv_width() const {
     return 2 * Count(m_.head_dim()) * std::max<Count>(1, Count(m_.kv_heads()) / tp_);
@@ -151,7 +153,7 @@ class Estimator {
     if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
       const Count K = Count(m_.moe.router_topk);
-      mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
+      mlp += K * (hidden() * rows_here() + inputs() * expert_ffn() / tp_);
       if (!plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::moe_act))
         mlp += K * expert_ffn() / tp_;
     } else if (!moe && !recomputes_mlp(moe)) {
@@ -161,9 +163,11 @@ class Estimator {
         !recomputes(recipe::RecomputeModule::shared_experts))
       mlp += (inputs() + (plan_.recompute.cheap ? 0 : 1)) *
                  Count(*m_.moe.shared_expert_ffn_hidden_size) / tp_ +
-             (m_.moe.shared_expert_gate ? hidden() : 0);
+             (m_.moe.shared_expert_gate ? residual() : 0);
     // The logits; and for each choice its expert, weight, row and the row's choice and weight.
-    const Count router = moe ? 4 * (Count(m_.moe.num_experts) + 5 * Count(m_.moe.router_topk)) : 0;
+    const Count router = moe ? 4 * (Count(m_.moe.num_experts) + 5 * Count(m_.moe.router_topk)) *
+                                   residual() / hidden()
+                             : 0;
     return (attention + mlp) * e_ + statistics * 4 + router;
   }
 
@@ -175,13 +179,13 @@ class Estimator {
     // The gradients of the experts' rows; before they travel, those of their copies, too.
     const Count K = Count(m_.moe.router_topk);
     const bool gathers = m_.moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
-    const Count rows = l_.ep == 1 ? K : gathers ? Count(l_.ep) + K : 2 * K;
-    const Count dispatched = moe ? rows * hidden() : 0;
+    const Count rows = !spreads_rows() ? K : l_.ep == 1 || gathers ? Count(l_.ep) + K : 2 * K;
+    const Count dispatched = moe ? rows * rows_here() * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
-    const Count again = recomputes_mlp(moe) || rows_again
-                            ? inputs() * width / tp_ + residual() +
-                                  (rows_again ? Count(m_.moe.router_topk) * hidden() : 0)
-                            : 0;
+    const Count again =
+        recomputes_mlp(moe) || rows_again
+            ? inputs() * width / tp_ + residual() + (rows_again ? K * rows_here() * hidden() : 0)
+            : 0;
     const Count mlp =
         std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                  2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +
@@ -227,7 +231,7 @@ class Estimator {
   // tokens.
   Count behind_per_token(bool moe) const {
     const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
-    const Count experts = moe ? Count(m_.moe.router_topk) : 1;
+    const Count experts = moe ? Count(m_.moe.router_topk) * rows_here() : 1;
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
     return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
@@ -277,7 +281,13 @@ class Estimator {
   }
 
   // Elements of a layer's experts on a rank.
-  Count experts_here() const { return size_.moe.experts / Count(l_.ep) * size_.moe.expert / tp_; }
+  Count experts_here() const {
+    return size_.moe.experts / Count(l_.ep) * size_.moe.expert / Count(l_.expert_tp);
+  }
+  // Whether other ranks' rows come to this rank's experts.
+  bool spreads_rows() const {
+    return l_.ep > 1 || (l_.expert_tp > 1 && r_.distributed.sequence_parallel);
+  }
 
   // Elements of whole units that exist beside the sharded ones: `layers_at_once` layers, of as many
   // the experts (or of `experts_at_once`), and the embedding and the head, which have memory of
@@ -287,6 +297,7 @@ class Estimator {
                                     : size_.dense.on_rank(tp_, Count(m_.kv_heads()));
     const Count experts =
         expert_shards() > 1 ? Count(std::min(moe_layers_, experts_at_once)) * experts_here() : 0;
+    if (l_.gradient_ranks() == 1) return experts;
     Count around = 0;
     if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
     if (has_head()) around += size_.final_norm + size_.output / tp_;
@@ -294,7 +305,7 @@ class Estimator {
   }
   // Bytes of whole gradients on their way to their owners.
   Count passing_gradients() const {
-    if (dp_.shards < ShardLevel::gradients || l_.gradient_ranks() == 1 || defers_reduction())
+    if (dp_.shards < ShardLevel::gradients || !l_.shares_gradients() || defers_reduction())
       return 0;
     const int64_t at_once = dp_.overlap_grad_reduce ? 2 : 1;
     return 4 * whole_units(at_once, at_once);
@@ -319,7 +330,7 @@ class Estimator {
     return down >= Count(dp_.bucket_size) ? gate_up : gate_up + down;
   }
   Count reduction_buffers() const {
-    if (l_.gradient_ranks() == 1) return 0;
+    if (!l_.shares_gradients()) return 0;
     const Count dense = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
     const Count experts = moe_layers_ && l_.ep_shard > 1 ? largest_expert_piece() : 0;
     return std::max(reduction_buffers(dense, l_.dp_shard * l_.cp),
@@ -337,7 +348,7 @@ class Estimator {
   }
   // Bytes of the whole parameters of the layer in use and of those that are gathered ahead.
   Count data_buffers() const {
-    if (dp_.shards < ShardLevel::parameters || l_.gradient_ranks() == 1) return 0;
+    if (dp_.shards < ShardLevel::parameters || !l_.shares_gradients()) return 0;
     const int64_t ahead = std::max(dp_.gather.forward_prefetch, dp_.gather.backward_prefetch);
     // Layers that are computed again have been gathered ahead from their group's end, too.
     const int64_t again = recomputes_layers() ? std::min(recompute_group(), ahead + 2) : 0;
@@ -396,7 +407,9 @@ class Estimator {
     return l_.pp > 1 ? 4 * T_ * residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
   }
   Count expert_buffers() const {
-    return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
+    return spreads_rows() && moe_layers_
+               ? 2 * T_ * Count(m_.moe.router_topk) * rows_here() * hidden() * e_
+               : 0;
   }
 
   // The larger of a GEMM's workspace and attention's, since only one of them runs at a time.

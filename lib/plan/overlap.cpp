@@ -84,7 +84,10 @@ class Resolver {
                all({{l_.tp >= 2, "there is no tensor parallelism (tp_size 1)", Off::idle},
                     {r_.distributed.sequence_parallel,
                      "it needs distributed.sequence_parallel: true", Off::idle}},
-                   "gathers and scatters hide behind GEMMs"),
+                   r_.model.moe.num_experts > 0
+                       ? "gathers and scatters hide behind GEMMs; but not those of routed experts, "
+                         "whose rows have no chunks"
+                       : "gathers and scatters hide behind GEMMs"),
                false);
     if (o_.tp_comm_overlap) resolve_tp_gemm_overlap(r_, l_, o_);
   }
@@ -112,7 +115,7 @@ class Resolver {
   void resolve_data_parallel() {
     const auto& d = r_.ddp;
     const bool fsdp2 = r_.distributed.strategy == recipe::Strategy::fsdp2;
-    const Need group{l_.gradient_ranks() > 1, "gradients are not shared (dp x cp is 1)", Off::idle};
+    const Need group{l_.shares_gradients(), "gradients are not shared (dp x cp is 1)", Off::idle};
     o_.overlap_grad_reduce = decide(
         "ddp.overlap_grad_reduce", d.overlap_grad_reduce,
         all({group}, fsdp2 ? "fsdp2 reduces in backward" : "gradients are reduced over dp x cp"));
@@ -142,7 +145,7 @@ class Resolver {
 
   void resolve_prefetch() {
     const auto& d = r_.distributed;
-    const bool shared = l_.gradient_ranks() > 1;
+    const bool shared = l_.shares_gradients();
     const auto depth = [&](const char* field, int64_t asked, const char* why) {
       o_.table.push_back({field, fmt::format("{}", asked), fmt::format("{}", shared ? asked : 0),
                           !shared      ? "parameters are not sharded (dp x cp is 1)"
@@ -204,13 +207,18 @@ class Resolver {
   }
 
   void resolve_ep() {
-    if (l_.ep == 1) return;
+    const bool gathered =
+        l_.expert_tp > 1 && r_.distributed.sequence_parallel && r_.model.moe.num_experts > 0;
+    if (l_.ep == 1 && !gathered) return;
     const auto name = std::string(enum_name(r_.model.moe.token_dispatcher));
     const bool shared = r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0;
-    o_.table.push_back({"model.moe.token_dispatcher", name, name,
-                        shared ? "rows travel over ep; their way back hides behind the shared "
-                                 "expert's forward, and all else is waited for"
-                               : "rows travel over ep, and are waited for"});
+    const std::string over = l_.ep == 1 ? "tp" : gathered ? "ep and tp" : "ep";
+    o_.table.push_back(
+        {"model.moe.token_dispatcher", name, l_.ep == 1 ? "all_gather" : name,
+         fmt::format("{} over {}{}", l_.ep == 1 ? "tokens are gathered" : "rows travel", over,
+                     shared ? "; their way back hides behind the shared expert's forward, and all "
+                              "else is waited for"
+                            : ", and are waited for")});
   }
 
   template <class F>
@@ -369,7 +377,7 @@ class Resolver {
                      !o_.overlap_moe_expert_parallel_comm && !fsdp;
     o_.cuda_device_max_connections = r_.launch.cuda_device_max_connections.value_or(one ? 1 : 32);
     const bool prefetches =
-        r_.distributed.strategy == recipe::Strategy::fsdp2 && l_.gradient_ranks() > 1;
+        r_.distributed.strategy == recipe::Strategy::fsdp2 && l_.shares_gradients();
     const bool overlaps =
         o_.tp_comm_overlap || o_.overlap_grad_reduce || o_.overlap_param_gather || prefetches;
     o_.layernorm_sm_margin = r_.launch.layernorm_sm_margin.value_or(overlaps ? 16 : 0);

@@ -21,7 +21,8 @@ mesh::MeshSizes mesh_sizes(const Layout& l) {
           .dp_shard = l.dp_shard,
           .cp = l.cp,
           .tp = l.tp,
-          .ep = l.ep};
+          .ep = l.ep,
+          .whole_experts = l.whole_experts()};
 }
 
 DType compute_dtype(const recipe::MixedPrecisionConfig& precision) {
@@ -110,7 +111,7 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
                           .compute_dtype = compute_dtype(r.mixed_precision),
                           .split_wgrad = overlap.delay_wgrad_compute};
   const auto& d = r.distributed;
-  if (d.strategy == recipe::Strategy::fsdp2 && l.pp > 1 && l.gradient_ranks() > 1 &&
+  if (d.strategy == recipe::Strategy::fsdp2 && l.pp > 1 && l.shares_gradients() &&
       !d.reshard_after_forward)
     options.most_gathered = kStagesGathered;
   if (overlap.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);

@@ -140,6 +140,15 @@ bool splits_backward(const Recipe& r, const Layout& l) {
                           schedule::WgradTiming::with_input_gradients);
 }
 
+// Whether some layer has the linears fc1 and fc2, in an MLP or in a shared expert. Routed experts
+// have products of their own, without chunks of rows.
+bool has_mlp(const Recipe& r) {
+  if (r.model.moe.num_experts == 0 || r.model.moe.shared_expert_ffn_hidden_size) return true;
+  for (int64_t layer = 0; layer < r.model.num_layers; ++layer)
+    if (!r.model.has_experts(layer)) return true;
+  return false;
+}
+
 // Names the layers in which no weight gradient is left to hide the scatter, since those wait
 // longer.
 std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
@@ -175,6 +184,8 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
     Choice c = asked_for(cfg.tp_comm_overlap_cfg, i);
     sm_knobs = sm_knobs || (c.asked && c.gemm.sm_knobs);
     const std::string asked = !c.asked ? "auto" : c.on ? shown(c.gemm) : "none";
+    if (c.on && !c.in_attention() && !has_mlp(r))
+      c.off("routed experts have no chunks of rows, and no layer has another MLP", Off::idle);
     apply_switches(cfg, c);
     choose_chunks(l, rows, c);
     if (c.is_wgrad() && c.on && splits_backward(r, l))

@@ -46,10 +46,9 @@ class MeshTable {
       row("dp_cp", device_, mesh::dp_cp_axes(), "sums of gradients");
     }
     row("pp", device_, {mesh::Axis::pp}, "layers");
-    if (l.ep > 1) {
-      row("ep", moe_, {mesh::Axis::ep}, "experts");
+    if (l.ep > 1) row("ep", moe_, {mesh::Axis::ep}, "experts");
+    if (l.ep > 1 || l.whole_experts())
       row("ep_shard", moe_, {mesh::Axis::ep_shard}, "copies of the experts");
-    }
   }
   std::string text() const { return rows_ ? out_ : ""; }
 
@@ -140,11 +139,17 @@ std::string dry_run_report(const RunPlan& plan, int width) {
   std::vector<observe::BannerRow> rows = plan_rows(plan);
   rows.push_back({"layout", layout_text(plan)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
-  if (l.ep > 1)
+  const double sent = plan::expert_bytes_per_step(plan);
+  const bool over_tp = l.expert_tp > 1 && plan.tensor.sequence_parallel;
+  if (sent > 0)
     rows.push_back(
-        {"experts", fmt::format("{} of a layer's {} on a rank, which sends {} a step over ep",
+        {"experts", fmt::format("{} of a layer's {} on a rank{}, which sends {} a step over {}",
                                 plan.model.experts.count / l.ep, plan.model.experts.count,
-                                human_bytes(plan::expert_bytes_per_step(plan)))});
+                                l.expert_tp > 1 ? fmt::format(", 1/{} of each", l.expert_tp) : "",
+                                human_bytes(sent),
+                                l.ep == 1 ? "tp"
+                                : over_tp ? "ep and tp"
+                                          : "ep")});
   std::string out =
       banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
   if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;

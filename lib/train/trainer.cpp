@@ -66,6 +66,8 @@ StepStats Trainer::step() {
   impls_.tensor->finish_grads(*params_);
   pipeline_->finish_grads(*params_);
   const bool experts = plan_.model.experts.count > 0;
+  // Each rank of sequence parallelism has routed its own tokens.
+  if (experts && impls_.tensor->sequence()) impls_.tensor->sum(experts_.sums_LS);
   for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
     if (!found) continue;
     data_parallel_->sum(found);

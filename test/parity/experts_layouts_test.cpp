@@ -72,6 +72,13 @@ const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=30
     kAllGather{"model.moe.token_dispatcher=all_gather"};
 
 Changes ep(int size) { return {fmt::format("distributed.ep_size={}", size)}; }
+Changes tp(int size) { return {fmt::format("distributed.tp_size={}", size)}; }
+const Changes kSequence{"distributed.sequence_parallel=true"},
+    kWhole{"distributed.sequence_parallel=true", "distributed.expert_tp_size=1"};
+
+Changes cp2(const char* how) {
+  return {"distributed.cp_size=2", fmt::format("model.cp_comm_type={}", how)};
+}
 
 Changes pipelined(const char* schedule, int stages) {
   return {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", stages),
@@ -106,6 +113,7 @@ class WatchRouters {
 
 struct Trained {
   int dp_rank = 0, dp = 1;
+  int part = 0, parts = 1;  // of a micro-batch's tokens, which this rank routes
   std::vector<double> losses, norms, balance;
   double evaluation = 0;
   Pieces gradients;              // of step 1, clipped, times 1 - beta
@@ -151,8 +159,21 @@ std::vector<Trained> all_ranks(
   std::vector<Trained> results(static_cast<size_t>(ranks));
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     results[size_t(rank.rank())] = train_all(r, rank.device, rank.world, steps, watch, data);
+    if (!r.distributed.sequence_parallel) return;
+    const auto tp = int(r.distributed.tp_size);
+    results[size_t(rank.rank())].part = rank.rank() % tp;
+    results[size_t(rank.rank())].parts = tp;
   });
   return results;
+}
+
+// Returns part number `part` of `parts` of a choice's tokens.
+Choice part_of(const Choice& all, int part, int parts) {
+  const auto cut = [&](const auto& from) {
+    const auto n = ptrdiff_t(from.size()) / parts;
+    return std::decay_t<decltype(from)>(from.begin() + part * n, from.begin() + (part + 1) * n);
+  };
+  return {cut(all.logits_TE), cut(all.expert_TK)};
 }
 
 // Another choice than the single rank's must be explained by scores that are nearly equal: the
@@ -188,7 +209,8 @@ void expect_same_choices(const Trained& one, const std::vector<Trained>& ranks) 
         REQUIRE(own.size() == kMicroBatches / size_t(r.dp));
         for (size_t k = 0; k < own.size(); ++k) {
           CAPTURE(step, layer, k);
-          expect_same_choice(all[k * size_t(r.dp) + size_t(r.dp_rank)], own[k]);
+          expect_same_choice(part_of(all[k * size_t(r.dp) + size_t(r.dp_rank)], r.part, r.parts),
+                             own[k]);
         }
       }
 }
@@ -328,9 +350,7 @@ TEST_CASE("experts over ranks train as one rank does under every kind of schedul
 
 // Ranks that share a sample have other tokens than the single rank: their choices are not compared.
 TEST_CASE("experts train as one rank does under context parallelism") {
-  const auto cp = [](const char* how) {
-    return Changes{"distributed.cp_size=2", fmt::format("model.cp_comm_type={}", how)};
-  };
+  const auto cp = cp2;
   expect_layouts({{2, join({cp("p2p"), kFsdp2})},
                   {2, join({cp("all_gather"), kMegatron})},
                   {2, join({cp("p2p"), ep(2), kMegatron})},
@@ -339,6 +359,116 @@ TEST_CASE("experts train as one rank does under context parallelism") {
                   {4, join({cp("p2p"), ep(2), kMegatron, {"recompute.granularity=full"}})},
                   {8, join({cp("all_gather"), ep(2), pipelined("1f1b", 1), kAtOnce})}},
                  false);
+}
+
+TEST_CASE("experts that tensor parallelism divides train as one rank's do") {
+  const Changes full{"recompute.granularity=full"},
+      modules{"recompute.granularity=selective", "recompute.modules=[moe,shared_experts]"};
+  expect_layouts({{2, join({tp(2)})},
+                  {4, join({tp(4), kMegatron})},
+                  {4, join({tp(2), kMegatron})},
+                  {4, join({tp(2), kFsdp2})},
+                  {4, join({tp(2), ep(2), kMegatron})},
+                  {4, join({tp(2), ep(2), kFsdp2, kAllGather})},
+                  {4, join({tp(2), ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})}});
+  expect_layouts({{4, join({tp(2), ep(2), kAtOnce, full})},
+                  {2, join({tp(2), modules})},
+                  {4, join({tp(2), ep(2), kMegatron, modules})}},
+                 false);
+}
+
+TEST_CASE("experts train as one rank's do under sequence parallelism") {
+  const Changes full{"recompute.granularity=full"},
+      modules{"recompute.granularity=selective", "recompute.modules=[moe,shared_experts]"};
+  expect_layouts(
+      {{2, join({tp(2), kSequence})},
+       {4, join({tp(4), kSequence})},
+       {4, join({tp(2), kSequence, kFsdp2})},
+       {4, join({tp(2), kSequence, ep(2), kMegatron})},
+       {4, join({tp(2), kSequence, ep(2), kFsdp2, kAllGather})},
+       {8, join({tp(2), kSequence, ep(2), kFsdp2})},
+       {8, join({tp(2), kSequence, ep(4), kMegatron})},
+       {4, join({tp(2), kSequence, ep(2), kMegatron, {"ddp.average_in_collective=true"}})},
+       {4, join({tp(2), kSequence, {"comm_overlap.tp_comm_overlap=true"}})}});
+  expect_layouts({{4, join({tp(2), kSequence, ep(2), kAtOnce, full})},
+                  {2, join({tp(2), kSequence, full})},
+                  {2, join({tp(2), kSequence, modules})},
+                  {4, join({tp(2), kSequence, ep(2), kMegatron, modules})},
+                  {4, join({tp(2), kSequence, ep(2), kMegatron, modules, kAllGather})}},
+                 false);
+}
+
+TEST_CASE("whole experts on ranks of tensor parallelism train as one rank's do") {
+  const Changes full{"recompute.granularity=full"};
+  expect_layouts(
+      {{2, join({tp(2), kWhole})},
+       {2, join({tp(2), kWhole, ep(2)})},
+       {4, join({tp(4), kWhole, ep(2)})},
+       {4, join({tp(2), kWhole, kMegatron})},
+       {4, join({tp(2), kWhole, ep(2), kMegatron})},
+       {4, join({tp(2), kWhole, ep(4), kFsdp2})},
+       {4, join({tp(2), kWhole, ep(2), kFsdp2, kAllGather})},
+       {8, join({tp(2), kWhole, ep(4), kAtOnce})},
+       {8, join({tp(4), kWhole, ep(2), kMegatron})},
+       {8, join({tp(2), kWhole, ep(2), kFsdp2, {"distributed.dp_replicate_size=2"}})},
+       {4, join({tp(2), kWhole, ep(2), kMegatron, {"ddp.average_in_collective=true"}})},
+       {4, join({tp(2), kWhole, ep(4), kMegatron, {"ddp.average_in_collective=true"}})},
+       {4, join({tp(2), kWhole, kMegatron, {"ddp.average_in_collective=true"}})},
+       {4, join({tp(2), kWhole, ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})},
+       {4, join({tp(4), kWhole, ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})}});
+  expect_layouts({{4, join({tp(2), kWhole, ep(2), kAtOnce, full})}}, false);
+}
+
+TEST_CASE("divided and whole experts balance their loads as one rank does") {
+  // The capacity is of a rank's tokens: no choice is dropped here.
+  const Changes model = join({kBalanced, {"model.moe.expert_capacity_factor=8"}});
+  expect_layouts({{2, join({tp(2)})},
+                  {4, join({tp(2), ep(2), kMegatron})},
+                  {2, join({tp(2), kSequence})},
+                  {4, join({tp(2), kSequence, ep(2), kFsdp2})},
+                  {4, join({tp(2), kWhole, ep(4), kMegatron})}},
+                 true, {model});
+  // Without sequence parallelism ranks of tp drop the same choices as one rank does.
+  expect_layouts({{2, join({tp(2)})}, {4, join({tp(2), ep(2), kMegatron})}}, true, {kBalanced});
+}
+
+TEST_CASE("the balance of each sample is the same whoever has its tokens") {
+  for (const char* losses : {"seq_aux_loss", "aux_loss"}) {
+    const Changes model = join(
+        {kShared,
+         {"train.micro_batch_size=4", fmt::format("model.moe.load_balancing_type={}", losses)}});
+    const Trained one = one_rank(model, 10, false);
+    for (const Layout& l : std::vector<Layout>{{2, join({tp(2)})},
+                                               {2, join({tp(2), kSequence})},
+                                               {4, join({tp(4), kSequence, kWhole, ep(2)})},
+                                               {4, join({tp(2), kSequence, ep(2), kMegatron})},
+                                               {4, join({tp(2), kSequence, cp2("p2p"), ep(2)})}}) {
+      CAPTURE(model, l.changes);
+      expect_as_alone(one, all_ranks(l.ranks, with(model, l.changes), 10, false), false);
+    }
+  }
+}
+
+TEST_CASE("divided and whole experts train as one rank's do with context and pipeline") {
+  expect_layouts(
+      {{4, join({tp(2), cp2("p2p"), kMegatron})},
+       {4, join({tp(2), cp2("all_gather"), ep(2), kFsdp2})},
+       {4, join({tp(2), kSequence, cp2("p2p"), ep(2), kMegatron})},
+       {4, join({tp(2), kSequence, cp2("a2a"), ep(2), kFsdp2, kAllGather})},
+       {4, join({tp(2), kWhole, cp2("p2p"), ep(4), kMegatron})},
+       {4, join({tp(2), ep(1), pipelined("1f1b", 1), kMegatron})},
+       {8, join({tp(2), ep(2), pipelined("1f1b", 1), kFsdp2})},
+       {8, join({tp(2), kSequence, ep(2), pipelined("interleaved_1f1b", 2), kMegatron})},
+       {8, join({tp(2), kSequence, ep(2), pipelined("zero_bubble", 2), kMegatron, kAllGather})},
+       {8, join({tp(2), kWhole, ep(4), pipelined("interleaved_1f1b", 2), kFsdp2})},
+       {8,
+        join({tp(2),
+              kSequence,
+              ep(2),
+              pipelined("interleaved_1f1b", 2),
+              kMegatron,
+              {"comm_overlap.fine_grained_1f1b=true", "comm_overlap.delay_wgrad_compute=true"}})}},
+      false);
 }
 
 TEST_CASE("in fp32 the forward has the same bits for any number of ranks that share experts") {
@@ -391,9 +521,19 @@ TEST_CASE("experts over ranks train as one rank does on packed documents") {
   const auto data = std::make_shared<PackedCountingData>();
   const Trained one = one_rank(model, 10, true, data);
   for (const Changes& more :
-       {join({kMegatron, ep(4)}), join({kFsdp2, ep(2)}), join({kAtOnce, ep(2), kAllGather})}) {
+       {join({kMegatron, ep(4)}), join({kFsdp2, ep(2)}), join({kAtOnce, ep(2), kAllGather}),
+        join({tp(2), kMegatron, ep(2)}), join({tp(2), kSequence, kFsdp2, ep(2)}),
+        join({tp(4), kSequence}), join({tp(2), kWhole, kMegatron, ep(4)})}) {
     CAPTURE(more);
     expect_as_alone(one, all_ranks(4, with(model, more), 10, true, data));
+  }
+  // Ranks of cp pad documents.
+  for (const Changes& more :
+       {join({cp2("p2p"), tp(2), kSequence, kMegatron, ep(2)}),
+        join({cp2("p2p"), tp(2), kSequence, kMegatron}),
+        join({cp2("all_gather"), tp(2), kWhole, kFsdp2, ep(4), kAllGather})}) {
+    CAPTURE(more);
+    expect_as_alone(one, all_ranks(4, with(model, more), 10, false, data), false);
   }
 }
 
@@ -449,7 +589,14 @@ const std::vector<Layout> kSaved{
     {4, join({ep(2), kFsdp2, {"distributed.dp_replicate_size=2"}})},
     {4, join({ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})},
     {4, join({ep(2), pipelined("1f1b", 1), kMegatron})},
-    {8, join({ep(4), pipelined("interleaved_1f1b", 2), kFsdp2})}};
+    {8, join({ep(4), pipelined("interleaved_1f1b", 2), kFsdp2})},
+    {2, join({tp(2)})},
+    {4, join({tp(2), ep(2), kFsdp2})},
+    {8, join({tp(2), kSequence, ep(2), kMegatron})},
+    {4, join({tp(4), kWhole, ep(2)})},
+    {8, join({tp(2), kWhole, ep(4), kFsdp2})},
+    {4, join({tp(2), kWhole, ep(4), kMegatron, {"ddp.use_distributed_optimizer=false"}})},
+    {8, join({tp(2), ep(2), pipelined("1f1b", 1), kMegatron})}};
 }  // namespace
 
 TEST_CASE("a checkpoint of experts is loaded and saved again bit for bit over any ranks") {
@@ -471,7 +618,7 @@ TEST_CASE("a checkpoint of experts is loaded and saved again bit for bit over an
 
 TEST_CASE("a run of experts goes on from a checkpoint, bit by bit under its own layout") {
   const TemporaryFolder root;
-  for (const size_t i : {size_t(2), size_t(4), size_t(8)}) {
+  for (const size_t i : {size_t(2), size_t(4), size_t(8), size_t(11), size_t(13)}) {
     const Layout &own = kSaved[i], &other = kSaved[i - 1];
     CAPTURE(own.changes, other.changes);
     const fs::path folder = root.path / std::to_string(i);
@@ -488,7 +635,8 @@ TEST_CASE("saving holds one expert beside a rank's own part") {
                       "model.moe.ffn_hidden_size=2048", "train.global_batch_size=4",
                       "train.micro_batch_size=1"};
   const int64_t expert = 2 * 2048 * 48 * 4;  // bytes of the larger matrix
-  for (const Changes& more : {join({ep(2), kFsdp2}), join({ep(4), kMegatron})}) {
+  for (const Changes& more :
+       {join({ep(2), kFsdp2}), join({ep(4), kMegatron}), join({tp(2), ep(2), kFsdp2})}) {
     CAPTURE(more);
     const Recipe r = tiny(with(model, more), 4);
     const TemporaryFolder root;
@@ -521,7 +669,10 @@ TEST_CASE("losses and loads of experts over ranks are alike on all ranks and und
   double of_ep_4 = 0;
   for (const Layout& l : std::vector<Layout>{{4, join({ep(4), kFsdp2})},
                                              {8, join({ep(4), pipelined("1f1b", 1), kMegatron})},
-                                             {4, join({ep(4), kMegatron, kAllGather})}})
+                                             {4, join({ep(4), kMegatron, kAllGather})},
+                                             {8, join({tp(2), ep(4), kMegatron})},
+                                             {8, join({tp(2), kSequence, ep(4), kMegatron})},
+                                             {4, join({tp(2), kWhole, ep(4), kFsdp2})}})
     for (const train::ExpertStats& other : stats(l.ranks, with(kPlain, l.changes))) {
       CAPTURE(l.changes);
       CHECK(other.balance_loss == Approx(one.balance_loss).epsilon(1e-6));

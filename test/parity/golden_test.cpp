@@ -207,7 +207,7 @@ std::vector<std::pair<A, B>> combined(const std::vector<A>& as, const std::vecto
 void compare_gradients(Family& f, double bound) {
   for (model::Parameter* p : f.params.params()) {
     Shape real = p->shape;
-    real[0] = p->real_rows();
+    real[0] = p->real_count() / (p->shape.count() / p->shape[0]);
     const auto got = p->grad.flat(0, real).to_host<float>(f.stream);
     const double distance = relative_l2(got, floats(f.file, "grad." + p->name));
     INFO(p->name << " relative L2 " << distance);

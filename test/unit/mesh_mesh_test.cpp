@@ -119,6 +119,26 @@ TEST_CASE("experts spread over the dp x cp ranks of one stage and one tp index")
   }
 }
 
+TEST_CASE("whole experts spread over the dp x cp x tp ranks of one stage") {
+  Layouts layouts;
+  for (int i = 0; i < 60; ++i) {
+    MeshSizes s = layouts.next();
+    s.ep *= s.tp, s.whole_experts = true;
+    const Mesh device = device_mesh(s), moe = moe_mesh(s);
+    REQUIRE(moe.world() == device.world());
+    REQUIRE(moe.size(Axis::tp) == 1);
+    for (int64_t rank = 0; rank < device.world(); ++rank) {
+      // ep and ep_shard divide the ranks of one replica, with tp's.
+      REQUIRE(moe.group(rank, {Axis::ep_shard, Axis::ep}) ==
+              device.group(rank, {Axis::dp_shard, Axis::cp, Axis::tp}));
+      REQUIRE(moe.group(rank, {Axis::dp_replicate}) == device.group(rank, {Axis::dp_replicate}));
+    }
+  }
+  const Mesh moe = moe_mesh({.dp_shard = 2, .tp = 4, .ep = 2, .whole_experts = true});
+  CHECK(moe.group(5, {Axis::ep}) == Ranks{4, 5});
+  CHECK(moe.group(5, {Axis::ep_shard}) == Ranks{1, 3, 5, 7});
+}
+
 TEST_CASE("the documented order: tp is fastest, then cp, dp, pp") {
   const MeshSizes s{.pp = 2, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4};
   const Mesh mesh = device_mesh(s);

@@ -119,7 +119,7 @@ TEST_CASE("the parts that ranks own are all of a unit, each element once, with t
 
 namespace {
 // The slices that one of `ranks` tensor-parallel ranks has of the parameters of a layer with
-// grouped-query attention and of a vocabulary.
+// grouped-query attention, of experts and of a vocabulary.
 struct Slices {
   Slices(Stream& stream, int ranks, int rank, const Sharding& sharding) {
     const auto add = [&](const char* name, Shape shape, ShardSpec shard, int64_t rows = -1) {
@@ -134,6 +134,8 @@ struct Slices {
     add("bias", {rows}, {.dim = ShardSpec::Dim::rows, .sections = heads, .partial_grad = true});
     add("proj", {7, 24 / ranks}, {.dim = ShardSpec::Dim::columns});
     add("norm", {7}, {});
+    add("gate_up", {3, 16 / ranks, 5}, {.dim = ShardSpec::Dim::rows, .sections = {{8, 1}, {8, 1}}});
+    add("down", {3, 5, 8 / ranks}, {.dim = ShardSpec::Dim::columns});
     add("table", {16 / ranks, 7}, {.dim = ShardSpec::Dim::rows, .sections = {{16, 1}}}, 11);
     params.materialize(stream, DType::f32, true, sharding);
     params.initialize(stream, 3);
@@ -185,7 +187,8 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
         want_counted += double(count);
         std::set<int> copies(held[p->name].begin(), held[p->name].begin() + count);
         if (p->name == "norm") CHECK(copies == std::set{ranks});
-        if (p->name == "proj" || p->name == "table") CHECK(copies == std::set{1});
+        for (const char* split : {"proj", "gate_up", "down", "table"})
+          if (p->name == split) CHECK(copies == std::set{1});
         // Two key heads of eight query heads: one rank each of a pair, four or eight.
         if (p->name == "qkv" || p->name == "bias")
           CHECK(copies == (ranks == 2 ? std::set{1} : std::set{1, ranks / 2}));

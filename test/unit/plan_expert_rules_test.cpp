@@ -80,6 +80,40 @@ TEST_CASE("layouts of experts that no rank could run are refused") {
   expect_accepts({.what = "counts travel", .world = 8, .set = over("4", "alltoall")});
 }
 
+TEST_CASE("experts are divided over tp, or whole on its ranks under sequence parallelism") {
+  const auto over_tp = [](const Overrides& more) {
+    Overrides o{"distributed.tp_size=4", "model.moe.ffn_hidden_size=64"};
+    o.insert(o.end(), more.begin(), more.end());
+    return moe(o);
+  };
+  const char *sequence = "distributed.sequence_parallel=true",
+             *whole = "distributed.expert_tp_size=1";
+  expect_accepts({.what = "divided", .world = 4, .set = over_tp({})});
+  expect_accepts({.what = "own tokens", .world = 4, .set = over_tp({sequence})});
+  expect_accepts({.what = "whole", .world = 4, .set = over_tp({sequence, whole})});
+  expect_accepts(
+      {.what = "over tp", .world = 4, .set = over_tp({sequence, whole, "distributed.ep_size=4"})});
+  expect_error({.what = "the same tokens", .world = 4, .set = over_tp({whole})},
+               "distributed.expert_tp_size", "tokens that are divided over tp");
+  expect_error({.what = "half", .world = 4, .set = over_tp({"distributed.expert_tp_size=2"})},
+               "distributed.expert_tp_size", "or not at all, not over 2");
+  expect_error({.what = "ep over tp", .world = 4, .set = over_tp({"distributed.ep_size=4"})},
+               "distributed.ep_size", "does not divide dp(1) * cp(1) = 1");
+  expect_error({.what = "more than there are",
+                .world = 4,
+                .set = over_tp({sequence, whole, "distributed.ep_size=8"})},
+               "distributed.ep_size", "dp(1) * cp(1) * tp(4) = 4");
+  expect_error({.what = "width", .world = 4, .set = over_tp({"model.moe.ffn_hidden_size=30"})},
+               "distributed.tp_size", "does not divide the experts' width of 30");
+  expect_accepts({.what = "any width",
+                  .world = 4,
+                  .set = over_tp({"model.moe.ffn_hidden_size=30", sequence, whole})});
+  expect_error({.what = "the shared expert's width",
+                .world = 4,
+                .set = over_tp({sequence, whole, "model.moe.shared_expert_ffn_hidden_size=30"})},
+               "distributed.tp_size", "does not divide the experts' width of 30");
+}
+
 TEST_CASE("layers with experts that cannot be are refused") {
   expect_error({.what = "length", .set = moe({"model.moe.layer_freq=[0,1]"})},
                "model.moe.layer_freq", "a list of 2 for 8 layers");

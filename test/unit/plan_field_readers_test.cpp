@@ -63,8 +63,8 @@ class Print {
     all(a, b, c);
   }
   void add(const Layout& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, layers] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, layers);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, layers] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, layers);
   }
   void add(const ScheduleShape& o) {
     const auto& [a, b, c, d, e, f, table] = o;
@@ -213,6 +213,9 @@ const std::vector<Base>& bases() {
       {8,
        {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=64", "distributed.ep_size=4",
         "distributed.pp_size=1"}},
+      {8,
+       {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=64", "distributed.tp_size=4",
+        "distributed.sequence_parallel=true"}},
       {1, {"model.moe.num_experts=8", "model.moe.expert_capacity_factor=1.5"}},
       {1,
        {"train.device=cuda", "mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=delayed",
@@ -252,15 +255,14 @@ const Elsewhere kElsewhere[] = {
     {"distributed.use_decentralized_pg", "rules: it excludes hierarchical sizes"},
 };
 
-// Settings of models with experts that no run reads yet: check_supported() refuses them, or they
-// belong to tensor parallelism, which it refuses for these models.
+// Settings of models with experts that no run reads yet: check_supported() refuses them.
 bool belongs_to_planned_experts(std::string_view path) {
   for (const std::string_view name :
        {"ignore_router_for_ac", "wrap_outer_model", "lm_head_precision"})
     if (path.starts_with("distributed.moe.") && path.ends_with(name)) return true;
   for (const std::string_view name : {"pad_expert_input_to_capacity", "shared_expert_overlap"})
     if (path.starts_with("model.moe.") && path.ends_with(name)) return true;
-  return path == "distributed.expert_tp_size" || path == "comm_overlap.moe_dispatch_chunks" ||
+  return path == "comm_overlap.moe_dispatch_chunks" ||
          path == "comm_overlap.overlap_moe_expert_parallel_comm";
 }
 
@@ -319,7 +321,7 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
                r.distributed.moe.lm_head_precision = recipe::ElementType::fp32;
              }),
              Contains("output layer"));
-  CHECK_THAT(refused([](Recipe& r) { r.distributed.tp_size = 2; }), Contains("tensor parallelism"));
+  CHECK(refused([](Recipe& r) { r.distributed.tp_size = 2; }).empty());
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));
   CHECK_THAT(refused([](Recipe& r) {

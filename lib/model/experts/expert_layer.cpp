@@ -39,13 +39,24 @@ struct ExpertLayer {
                                               recompute, impls);
     const UnitId experts{UnitKind::experts, layer};
     const int64_t here = exact_div(e.count, int64_t(impls.experts.ranks));
+    // The ranks of tp divide each expert as they do a dense MLP.
+    ShardSpec rows, columns;
+    if (impls.divided_experts) {
+      rows = {.ranks = tensor->size(), .rank = tensor->rank()};
+      columns = rows;
+      rows.dim = ShardSpec::Dim::rows, rows.sections = {{e.ffn, 1}, {e.ffn, 1}};
+      columns.dim = ShardSpec::Dim::columns;
+    }
+    const int64_t F = exact_div(e.ffn, int64_t(rows.ranks));
     gate_up = params.add(experts, {.name = name() + ".experts.gate_up.weight",
-                                   .shape = {here, 2 * e.ffn, c.hidden},
+                                   .shape = {here, 2 * F, c.hidden},
                                    .std = c.init_std,
+                                   .shard = rows,
                                    .experts = impls.experts});
     down = params.add(experts, {.name = name() + ".experts.down.weight",
-                                .shape = {here, c.hidden, e.ffn},
+                                .shape = {here, c.hidden, F},
                                 .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                .shard = columns,
                                 .experts = impls.experts});
   }
 
@@ -127,8 +138,8 @@ class Route : public ExpertSegment {
                                 ops::matmul(step.compute, "matmul_router_fwd", a.norm.y_TH,
                                             l_->router->value, {.b = true}, DType::f32),
                                 e.logits);
-    a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E,
-                                  step.seq.valid_T);
+    a.routing =
+        ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E, valid(step));
     if (step.training && step.experts) find_sums(step, a);
     flow.h = {a.norm.sum_TH, {}};
     leave(step, *l_, flow.experts, a.norm.y_TH, kept_choices(step, a), a.routing.weight_TK);
@@ -164,6 +175,12 @@ class Route : public ExpertSegment {
   }
 
  private:
+  // Which of this rank's tokens are no padding: under sequence parallelism a rank routes its own
+  // rows.
+  Tensor valid(const Step& step) const {
+    return step.seq.valid_T ? l_->tensor->own_rows(step.seq.valid_T) : Tensor();
+  }
+
   // Returns the choices that fit into the experts' capacity. The losses see all choices, and so
   // does the router's gradient: a dropped choice has a weight without a gradient.
   Tensor kept_choices(Step& step, const RouteActivations& a) const {
@@ -182,7 +199,8 @@ class Route : public ExpertSegment {
   }
 
   // Adds the sums of this rank's tokens to those of the step, unless an earlier forward has done
-  // so. They are summed over ranks while the micro-batch goes on, and read in its backward.
+  // so. They are summed over ranks while the micro-batch goes on, and read in its backward. A rank
+  // of sequence parallelism has some positions of every sample: row t is of sample t % B here, too.
   void find_sums(Step& step, RouteActivations& a) const {
     const ExpertConfig& e = l_->c.experts;
     const Tensor sums_BS =

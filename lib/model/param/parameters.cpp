@@ -123,11 +123,11 @@ Tensor ParamUnit::local_shard(const Tensor& t, const Piece& p) const {
 Shape ParamSpec::part_shape() const {
   Shape part = shape;
   if (shard.dim == ShardSpec::Dim::rows) {
-    part[0] = 0;
-    for (const ShardSpec::Section& s : shard.sections) part[0] += s.units * s.width;
+    part[row_dim()] = 0;
+    for (const ShardSpec::Section& s : shard.sections) part[row_dim()] += s.units * s.width;
   }
-  if (shard.dim == ShardSpec::Dim::columns) part[1] *= shard.ranks;
-  if (rows >= 0) part[0] = rows;
+  if (shard.dim == ShardSpec::Dim::columns) part[row_dim() + 1] *= shard.ranks;
+  if (rows >= 0) part[row_dim()] = rows;
   return part;
 }
 
@@ -138,13 +138,37 @@ Shape ParamSpec::whole_shape() const {
 }
 
 std::vector<RowShard> ParamSpec::rows_here() const {
-  return rows_of(shard, part_shape()[0], shard.rank);
+  const int64_t of_matrix = part_shape()[row_dim()];
+  // Whole rows of neighbouring matrices are neighbours, too.
+  if (shard.dim != ShardSpec::Dim::rows) return rows_of(shard, matrices() * of_matrix, shard.rank);
+  std::vector<RowShard> all;
+  for (int64_t m = 0; m < matrices(); ++m)
+    for (RowShard r : rows_of(shard, of_matrix, shard.rank)) {
+      r.here += m * shape[row_dim()], r.whole += m * of_matrix;
+      all.push_back(r);
+    }
+  return all;
+}
+
+std::vector<ElementRun> ParamSpec::matrix_runs(int rank) const {
+  return runs_of(shard, part_shape()[row_dim()], columns(), rank);
 }
 
 std::vector<ElementRun> ParamSpec::runs(int rank) const {
-  const Shape part = part_shape();
-  std::vector<ElementRun> all = runs_of(shard, part[0], columns(), rank);
-  for (ElementRun& r : all) r.whole += experts.rank * part.count();
+  const int64_t part = part_shape().count(), whole = part / matrices(),
+                here = shape.count() / matrices();
+  std::vector<ElementRun> all;
+  for (int64_t m = 0; m < matrices(); ++m)
+    for (ElementRun r : matrix_runs(rank)) {
+      r.here += m * here, r.whole += m * whole + experts.rank * part;
+      const bool goes_on = !all.empty() && all.back().replica == r.replica &&
+                           all.back().here + all.back().count == r.here &&
+                           all.back().whole + all.back().count == r.whole;
+      if (goes_on)
+        all.back().count += r.count;
+      else
+        all.push_back(r);
+    }
   return all;
 }
 

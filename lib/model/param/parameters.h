@@ -57,7 +57,11 @@ struct ParamSpec {
   // gradient norm.
   bool copy = false;
 
-  int64_t columns() const { return shape.count() / shape[0]; }
+  // A tensor of three dimensions is a matrix for each index of the first one. Rows are those of all
+  // its matrices, one after the other; `shard` divides each matrix alike.
+  int64_t matrices() const { return shape.rank() == 3 ? shape[0] : 1; }
+  int row_dim() const { return shape.rank() == 3 ? 1 : 0; }
+  int64_t columns() const { return shape.rank() == 1 ? 1 : shape[shape.rank() - 1]; }
   Shape whole_shape() const;  // the shape of the layout-free tensor
   // Returns the shape of the part that the ranks of `shard` have together: this rank's experts of
   // the layout-free tensor, or all of it.
@@ -65,6 +69,8 @@ struct ParamSpec {
   std::vector<RowShard> rows_here() const;       // this rank's real rows of the part
   std::vector<ElementRun> runs(int rank) const;  // the real elements of any rank of `shard`
   std::vector<ElementRun> runs() const { return runs(shard.rank); }  // those of this rank
+  // Returns the real elements that any rank of `shard` has of the first matrix.
+  std::vector<ElementRun> matrix_runs(int rank) const;
   // Returns the index in the layout-free tensor of element `here` of this rank's tensor.
   int64_t whole_index(int64_t here) const;
   // Returns this rank's real elements, in the order of its tensor, from the layout-free tensor.

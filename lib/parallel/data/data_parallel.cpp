@@ -64,12 +64,11 @@ class MultiRankDataParallel : public model::DataParallel {
   void max(const Tensor& values) override {
     reduce_over(groups_.dense.all, values, comm::Reduce::max);
   }
-  // The ranks of dp_shard_cp have all experts, too.
+  // The ranks of dp_shard_cp have all experts, too; if the ranks of tp have whole ones, they do so
+  // together with those.
   void sum_parts(const Tensor& values) override {
-    if (owns_part_)
+    if (owns_part_ || groups_.experts.all)
       reduce_over(groups_.dense.shards, values, comm::Reduce::sum);
-    else if (groups_.ep)
-      reduce_over(groups_.ep, values, comm::Reduce::sum);
   }
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override {
     const auto n = int64_t(values.size());
@@ -96,7 +95,7 @@ class MultiRankDataParallel : public model::DataParallel {
 
   Tensor bring_to_first(const model::ParamUnit& unit, const Tensor& own, int holder, int64_t begin,
                         int64_t count) override {
-    const Group& ranks = groups_.dense.shards;
+    const Group& ranks = groups_.of(unit).holders;
     Stream& stream = grad_stream();
     Tensor here;
     if (ranks.rank() == 0)
@@ -121,13 +120,13 @@ class MultiRankDataParallel : public model::DataParallel {
  private:
   // A range of a unit's elements on one rank.
   struct Found {
-    int rank;  // of dp_shard_cp
+    int rank;  // of the unit's holders
     int64_t in_own, in_range, count;
   };
   // Returns which ranks have the elements [begin, begin + count) of a unit. `whole`: each has all.
   std::vector<Found> find(const model::ParamUnit& unit, bool whole, int holder, int64_t begin,
                           int64_t count) const {
-    const auto ep = int(groups_.of(unit).ranks_in_grad);
+    const int spread = groups_.of(unit).spread;
     if (whole) return {{holder, begin, 0, count}};
     std::vector<Found> all;
     const int ranks = unit.sharding.ranks;
@@ -137,7 +136,7 @@ class MultiRankDataParallel : public model::DataParallel {
                       from = std::max(begin, first), to = std::min(begin + count, first + n);
         if (from < to)
           all.push_back(
-              {r * ep + holder, piece.begin / ranks + from - first, from - begin, to - from});
+              {r * spread + holder, piece.begin / ranks + from - first, from - begin, to - from});
       }
     return all;
   }
@@ -165,8 +164,9 @@ model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& un
   model::Sharding s;
   s.piece = o.bucket_size;
   if (o.shards == plan::ShardLevel::nothing) {
-    // sum_parts() sums over ep, whose ranks all have the same of what is not spread over ep.
-    s.counted = !groups.ep || groups.ep.rank() == 0 || &of_unit == &groups.experts;
+    // If experts are spread, sum_parts() sums over dp_shard_cp, and the first rank that has a unit
+    // counts it.
+    s.counted = !groups.experts.all || of_unit.shards.rank() == 0;
     return s;
   }
   if (of_unit.shards.size() == 1) return s;  // experts that one rank of a replica has

@@ -10,10 +10,13 @@ Tensor buffer(Stream& stream, int64_t count, DType dtype) {
 }
 }  // namespace
 
-// An average over the ranks of a group leaves out those whose samples each gradient holds already.
+// An average is over all ranks that read samples. Gradients of experts hold the samples of several
+// ranks already, or whole experts' ones of a part of a rank's samples, so that their group has
+// fewer or more ranks.
 void GradReduce::divide(const UnitGroups& of_unit, const Tensor& sum) const {
-  if (options_.average && of_unit.ranks_in_grad > 1)
-    ops::scale(*groups_.grad_stream, sum, 1 / float(of_unit.ranks_in_grad));
+  const int ranks = of_unit.all.size(), samples = groups_.dense.all.size();
+  if (options_.average && ranks != samples)
+    ops::scale(*groups_.grad_stream, sum, float(ranks) / float(samples));
 }
 
 void GradReduce::all_reduce(const UnitGroups& of_unit, const Tensor& grad) const {

@@ -19,7 +19,7 @@ struct AllGatherRoute : TokenRoute {
   // Known from the first send() on: the rows of this rank's experts among all choices.
   bool known = false;
   ops::ExpertRows order;
-  Tensor choice_R;  // its first rows, which have a choice
+  Tensor choice_R;  // its first rows, which have a choice; all, if this rank has all experts
 };
 
 class AllGatherDispatcher : public model::TokenDispatcher {
@@ -92,32 +92,36 @@ class AllGatherDispatcher : public model::TokenDispatcher {
  private:
   static AllGatherRoute& of(TokenRoute& route) { return dynamic_cast<AllGatherRoute&>(route); }
 
-  // Waits for the choices of all ranks, and for the number of rows that they give to this one.
+  // Waits for the choices of all ranks, and for the number of rows that they give to this one. A
+  // rank with all experts has a row for each choice, of which none may be used.
   void read(Step& step, AllGatherRoute& r) const {
     step.compute.wait(r.gathered);  // edge: the choices' way -> what reads them
     r.order = ops::expert_rows(step.compute, std::exchange(r.expert_AK, {}), comm_->experts_here(),
                                comm_->first_expert());
+    r.known = true;
+    r.choice_R = r.order.choice_R;
+    if (comm_->ranks() == 1) return;
     const std::vector<int32_t> counts = read_counts(step, r.order.count_E, step.compute);
     int64_t rows = 0;
     for (const int32_t n : counts) rows += n;
-    r.choice_R = r.order.choice_R.rows(0, rows);
-    r.known = true;
+    r.choice_R = r.choice_R.rows(0, rows);
   }
 
   // (T, N) -> (ranks T, N)
   std::pair<Tensor, Event> gather(Stream& compute, const Tensor& x_TN) const {
-    const Tensor all =
-        Tensor::empty(compute, {comm_->ranks() * x_TN.dim(0), x_TN.dim(1)}, x_TN.dtype());
+    const int64_t ranks = comm_->all().size();
+    const Tensor all = Tensor::empty(compute, {ranks * x_TN.dim(0), x_TN.dim(1)}, x_TN.dtype());
     Event there = comm_->enqueue(
-        compute, [&](const Group& group, Stream& stream) { group.all_gather(x_TN, all, stream); });
+        compute, [&](const Group&, Stream& stream) { comm_->all().all_gather(x_TN, all, stream); });
     return {all, there};
   }
   // (ranks T, N) -> (T, N)
   std::pair<Tensor, Event> scatter(Stream& compute, const Tensor& x_AN) const {
-    const Tensor own = Tensor::empty(
-        compute, {exact_div(x_AN.dim(0), int64_t(comm_->ranks())), x_AN.dim(1)}, x_AN.dtype());
-    Event there = comm_->enqueue(compute, [&](const Group& group, Stream& stream) {
-      group.reduce_scatter(x_AN, own, comm::Reduce::sum, stream);
+    const int64_t ranks = comm_->all().size();
+    const Tensor own =
+        Tensor::empty(compute, {exact_div(x_AN.dim(0), ranks), x_AN.dim(1)}, x_AN.dtype());
+    Event there = comm_->enqueue(compute, [&](const Group&, Stream& stream) {
+      comm_->all().reduce_scatter(x_AN, own, comm::Reduce::sum, stream);
     });
     return {own, there};
   }

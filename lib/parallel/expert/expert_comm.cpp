@@ -7,8 +7,8 @@
 
 namespace mtrain::parallel {
 
-ExpertComm::ExpertComm(Group group, Stream& stream, int64_t experts)
-    : group_(std::move(group)), stream_(stream), experts_(experts) {
+ExpertComm::ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts)
+    : group_(std::move(group)), parts_(std::move(parts)), stream_(stream), experts_(experts) {
   MT_CHECK(experts_ % ranks() == 0, "{} experts for {} ranks", experts_, ranks());
 }
 

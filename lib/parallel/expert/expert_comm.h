@@ -1,4 +1,4 @@
-// What the token dispatchers of a rank share: the group of the ranks that have a layer's experts,
+// What the token dispatchers of a rank share: the groups of the ranks that have a layer's experts,
 // and the stream of their communication.
 #pragma once
 #include <memory>
@@ -6,16 +6,31 @@
 #include "comm/group.h"
 #include "device/stream.h"
 #include "model/experts/token_dispatcher.h"
+#include "model/tensor_parallel.h"
 
 namespace mtrain::parallel {
 
+// The ranks of tp that divide each expert between them and have other tokens each. A rank's rows
+// are gathered over `tp` for all parts of the expert, whose outputs are reduce-scattered.
+struct ExpertParts {
+  Group tp;
+  Group all;  // the ranks of ep and tp, with tp's as neighbours
+};
+
 class ExpertComm {
  public:
-  // `experts` counts those of all ranks; each rank has as many.
-  ExpertComm(Group group, Stream& stream, int64_t experts);
+  // `experts` counts those of all ranks; each rank has as many. `parts` is empty where a rank's
+  // tokens meet whole experts, or the ranks that divide an expert have the same tokens.
+  ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts = {});
 
   int ranks() const { return group_.size(); }
   int rank() const { return group_.rank(); }
+  // The ranks whose tokens meet in one expert, and this rank's number among them: rank() * tp() +
+  // tp_rank().
+  const Group& all() const { return parts_.all ? parts_.all : group_; }
+  int tp() const { return parts_.tp ? parts_.tp.size() : 1; }
+  int tp_rank() const { return parts_.tp ? parts_.tp.rank() : 0; }
+  const Group& parts() const { return parts_.tp; }
   int64_t experts() const { return experts_; }
   int64_t experts_here() const { return experts_ / ranks(); }
   int64_t first_expert() const { return rank() * experts_here(); }
@@ -34,6 +49,7 @@ class ExpertComm {
 
  private:
   const Group group_;
+  const ExpertParts parts_;
   Stream& stream_;
   const int64_t experts_;
 };
@@ -46,11 +62,20 @@ std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream
 
 // Counts travel first, and then the rows of a choice with its weight (Lepikhin et al. 2020,
 // "GShard"; without its capacity). In between the host waits for the counts, once in each forward.
-// An expert's rows keep the order of the ranks, and of each rank's tokens.
+// An expert's rows keep the order of the ranks, and of each rank's tokens. Where the ranks of tp
+// divide experts, rows travel over ep, are filled up to the largest number of rows of these ranks,
+// and are then gathered over tp.
 std::unique_ptr<model::TokenDispatcher> all_to_all_dispatcher(std::shared_ptr<ExpertComm> comm);
 
 // Every rank gets the tokens of all, and computes the rows of its own experts. A token's rows are
-// added on each rank in the order of k, and these sums while they are reduce-scattered.
+// added on each rank in the order of k, and these sums while they are reduce-scattered. The host
+// waits for the number of rows, unless the rank has (its part of) all experts.
 std::unique_ptr<model::TokenDispatcher> all_gather_dispatcher(std::shared_ptr<ExpertComm> comm);
+
+// Lets `own` bring the tokens to their experts, where the ranks of `tensor` divide each expert and
+// have the same tokens. Sums over these ranks what comes back: the tokens' sums, and the weights'
+// gradients.
+std::unique_ptr<model::TokenDispatcher> reduced_dispatcher(
+    std::unique_ptr<model::TokenDispatcher> own, std::shared_ptr<model::TensorParallel> tensor);
 
 }  // namespace mtrain::parallel

@@ -141,9 +141,6 @@ void check_expert_tp(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
                       {"distributed.expert_tp_size", "distributed.sequence_parallel"},
                       "whole experts on every rank of tp need tokens that are divided over tp",
                       "set distributed.sequence_parallel: true, or leave it out");
-  diagnostics.require(*size != 1 || l.tp == 1 || l.ep == 1, {"distributed.expert_tp_size"},
-                      "not built yet: whole experts that are spread over the ranks of tp, too",
-                      "leave it out: each expert is divided over tp");
 }
 
 void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -182,11 +179,14 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
       fmt::format("ep_size {} does not divide {}({}) * cp({}){} = {}", l.ep,
                   replicas ? "dp_shard" : "dp", dp, l.cp,
                   whole ? fmt::format(" * tp({})", l.tp) : "", expert_ranks(r, l)),
-      "experts are spread over the dp x cp ranks of a pipeline stage: choose a divisor");
+      fmt::format(
+          "experts are spread over the dp x cp{} ranks of a pipeline stage: choose a divisor",
+          whole ? " x tp" : ""));
   // Context-parallel ranks pad each document, so that only those of one sample have as many tokens.
   diagnostics.require(
       r.model.moe.token_dispatcher != recipe::MoeDispatcher::all_gather ||
-          r.packed_sequence.packed_sequence_size == 0 || l.cp == 1 || l.cp % l.ep == 0,
+          r.packed_sequence.packed_sequence_size == 0 || l.cp == 1 ||
+          (whole ? l.cp * l.tp : l.cp) % l.ep == 0,
       {"model.moe.token_dispatcher", "packed_sequence.packed_sequence_size", "distributed.cp_size"},
       fmt::format("all_gather needs as many tokens on each of ep_size {} ranks, and packed samples "
                   "over cp_size {} have different numbers",

@@ -38,8 +38,6 @@ void check_experts(const Recipe& r, const Missing& missing) {
   if (moe.num_experts == 0) return;
   const auto& d = r.distributed;
   if (d.ep_size > 1) check_expert_ranks(r, missing);
-  missing(d.tp_size > 1, "distributed.tp_size", "tensor parallelism of models with experts",
-          "set it to 1");
   missing(r.mixed_precision.fp8 != recipe::Fp8Format::none, "mixed_precision.fp8",
           "8-bit products in models with experts", "leave it out");
   missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer",
