@@ -17,7 +17,8 @@ namespace {
 // of the compute type.
 class Estimator {
  public:
-  Estimator(const Recipe& r, const RunPlan& plan, int64_t vocab, int64_t pp_rank)
+  // The experts of the rank have `load` times as many rows as the mean over the ranks of ep.
+  Estimator(const Recipe& r, const RunPlan& plan, int64_t vocab, int64_t pp_rank, double load)
       : r_(r),
         m_(r.model),
         plan_(plan),
@@ -30,7 +31,8 @@ class Estimator {
         stages_(stages_of_rank(shape_, pp_rank)),
         e_(Count(dtype_size(plan.compute_dtype))),
         tp_(Count(l_.tp)),
-        T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)) {
+        T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)),
+        rows_(Count(r.model.moe.router_topk) * load) {
     int64_t first = 0;
     for (int64_t s = 0; s < l_.stages; ++s) {
       const int64_t layers = l_.layers_of_stage.empty() ? 0 : l_.layers_of_stage[size_t(s)];
@@ -150,10 +152,9 @@ class Estimator {
     Count mlp = residual() * (keeps_norms() ? 2 : 1);
     if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
-      const Count K = Count(m_.moe.router_topk);
-      mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
+      mlp += rows_ * (hidden() + inputs() * expert_ffn() / tp_);
       if (!plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::moe_act))
-        mlp += K * expert_ffn() / tp_;
+        mlp += rows_ * expert_ffn() / tp_;
     } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
@@ -171,16 +172,16 @@ class Estimator {
   // activations. The gradients inside the MLP are gone when its first GEMM runs backward. Under
   // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
-    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
+    const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
     // The gradients of the experts' rows; before they travel, those of their copies, too.
     const Count K = Count(m_.moe.router_topk);
     const bool gathers = m_.moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
-    const Count rows = l_.ep == 1 ? K : gathers ? Count(l_.ep) + K : 2 * K;
+    const Count rows = l_.ep == 1 ? K : gathers ? Count(l_.ep) + rows_ : K + rows_;
     const Count dispatched = moe ? rows * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
     const Count again = recomputes_mlp(moe) || rows_again
                             ? inputs() * width / tp_ + residual() +
-                                  (rows_again ? Count(m_.moe.router_topk) * hidden() : 0)
+                                  (rows_again ? rows_ * hidden() : 0)
                             : 0;
     const Count mlp =
         std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
@@ -226,8 +227,8 @@ class Estimator {
   // of its GEMMs and the gradients of their outputs, under sequence parallelism for all ranks'
   // tokens.
   Count behind_per_token(bool moe) const {
-    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
-    const Count experts = moe ? Count(m_.moe.router_topk) : 1;
+    const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
+    const Count experts = moe ? rows_ : 1;
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
     return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
@@ -396,7 +397,7 @@ class Estimator {
     return l_.pp > 1 ? 4 * T_ * residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
   }
   Count expert_buffers() const {
-    return l_.ep > 1 && moe_layers_ ? 2 * T_ * Count(m_.moe.router_topk) * hidden() * e_ : 0;
+    return l_.ep > 1 && moe_layers_ ? T_ * (Count(m_.moe.router_topk) + rows_) * hidden() * e_ : 0;
   }
 
   // The larger of a GEMM's workspace and attention's, since only one of them runs at a time.
@@ -436,6 +437,7 @@ class Estimator {
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
   const Count e_, tp_, T_;
+  const Count rows_;  // of this rank's experts, per token of this rank
   int64_t dense_layers_ = 0, moe_layers_ = 0, float8_layers_ = 0;
 };
 
@@ -443,7 +445,12 @@ class Estimator {
 
 MemoryEstimate estimate_memory(const Recipe& r, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank) {
-  return Estimator(r, plan, vocab, pp_rank).estimate();
+  const auto with_load = [&](double load) {
+    return Estimator(r, plan, vocab, pp_rank, load).estimate();
+  };
+  MemoryEstimate m = with_load(1);
+  if (plan.layout.ep > 1) m.per_tenth_of_rows = with_load(1.1).total() - m.total();
+  return m;
 }
 
 }  // namespace mtrain::plan

@@ -158,6 +158,7 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   if (r.model.moe.token_dispatcher == recipe::MoeDispatcher::all_gather)
     plan.experts.dispatcher = ExpertOptions::Dispatcher::all_gather;
   plan.model = model_shape(r.model, vocab, plan.sample_length);
+  plan.model.experts.pattern = route_pattern(r.debug);
   plan.parameters = count_parameters(r.model, vocab);
   plan.token_cost = token_cost(r.model, vocab);
   plan.recompute = recompute_options(r.recompute, r.model.num_layers);

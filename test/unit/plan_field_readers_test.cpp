@@ -99,8 +99,8 @@ class Print {
     all(a, b);
   }
   void add(const ExpertShape& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v);
   }
   void add(const ModelShape& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb,

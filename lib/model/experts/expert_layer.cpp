@@ -1,11 +1,13 @@
 #include "model/experts/expert_layer.h"
 
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "base/math.h"
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
+#include "model/experts/route_pattern.h"
 #include "model/experts/shared_expert.h"
 #include "model/experts/token_dispatcher.h"
 #include "ops/experts.h"
@@ -128,7 +130,7 @@ class Route : public ExpertSegment {
                                             l_->router->value, {.b = true}, DType::f32),
                                 e.logits);
     a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E,
-                                  step.seq.valid_T);
+                                  step.seq.valid_T, given_choices(step, a.logits_TE.dim(0)));
     if (step.training && step.experts) find_sums(step, a);
     flow.h = {a.norm.sum_TH, {}};
     leave(step, *l_, flow.experts, a.norm.y_TH, kept_choices(step, a), a.routing.weight_TK);
@@ -164,6 +166,18 @@ class Route : public ExpertSegment {
   }
 
  private:
+  // Returns the choices of a benchmark's pattern; absent if the router chooses.
+  Tensor given_choices(Step& step, int64_t T) {
+    const ExpertConfig& e = l_->c.experts;
+    if (e.pattern == RoutePattern::none) return {};
+    Tensor& choice_TK = pattern_[T];
+    if (!choice_TK)
+      choice_TK =
+          Tensor::from_host(step.compute, {T, e.per_token},
+                            pattern_choices(e.pattern, l_->layer, T, e.count, e.per_token));
+    return choice_TK;
+  }
+
   // Returns the choices that fit into the experts' capacity. The losses see all choices, and so
   // does the router's gradient: a dropped choice has a weight without a gradient.
   Tensor kept_choices(Step& step, const RouteActivations& a) const {
@@ -207,6 +221,8 @@ class Route : public ExpertSegment {
         step.experts->loss_2,
         fraction_LE ? fraction_LE.flat(l_->layer * e.count, {e.count}) : Tensor());
   }
+
+  std::map<int64_t, Tensor> pattern_;  // the pattern's choices by the number of tokens
 };
 
 class Dispatch : public ExpertSegment {

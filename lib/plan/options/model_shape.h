@@ -26,6 +26,8 @@ struct ExpertShape {
   // of the lowest weight are dropped, or the last ones.
   double capacity_factor = 0;
   bool drops_lightest = true;
+  // A benchmark's choices, which depend on no weights (model/experts/route_pattern.h).
+  enum class Pattern { none, balanced, zipf } pattern = Pattern::none;
 };
 
 struct ModelShape {

@@ -210,6 +210,13 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
 
 void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const recipe::MoeConfig& moe = r.model.moe;
+  if (r.debug.route && moe.num_experts == 0)
+    warn_or_refuse(r, "debug.route", "is ignored: the model has no experts", diagnostics);
+  if (r.debug.route && moe.num_experts > 0)
+    diagnostics.warn("debug.route",
+                     "tokens go to experts by a pattern and not by what routers learn, so that the "
+                     "run shows how fast it is and trains nothing useful",
+                     "leave it out to train");
   if (r.given_section("distributed.moe") && l.ep == 1 &&
       r.distributed.strategy == recipe::Strategy::fsdp2)
     warn_or_refuse(r, "distributed.moe", "is ignored, for ep_size is 1", diagnostics);
