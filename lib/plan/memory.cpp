@@ -168,6 +168,13 @@ class Estimator {
     return (attention + mlp) * e_ + statistics * 4 + router;
   }
 
+  // Bytes per token of a router's logits, sums, choices and weights, and of choices that are left.
+  Count router_per_token() const {
+    const Count choices = m_.moe.expert_capacity_factor ? 3 : 2;
+    return Count(dtype_size(plan_.model.experts.logits)) * Count(m_.moe.num_experts) +
+           4 * (choices * Count(m_.moe.router_topk) + 2);
+  }
+
   // Bytes per token that live only while one layer runs backward: gradients of its widest
   // activations. The gradients inside the MLP are gone when its first GEMM runs backward. Under
   // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
@@ -179,10 +186,9 @@ class Estimator {
     const Count rows = l_.ep == 1 ? K : gathers ? Count(l_.ep) + rows_ : K + rows_;
     const Count dispatched = moe ? rows * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
-    const Count again = recomputes_mlp(moe) || rows_again
-                            ? inputs() * width / tp_ + residual() +
-                                  (rows_again ? rows_ * hidden() : 0)
-                            : 0;
+    const Count again = recomputes_mlp(moe) || rows_again ? inputs() * width / tp_ + residual() +
+                                                                (rows_again ? rows_ * hidden() : 0)
+                                                          : 0;
     const Count mlp =
         std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                  2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +
@@ -216,6 +222,8 @@ class Estimator {
               : layers();
       all = all * Count(layers() - recomputed) / Count(layers()) +
             Count(ceil_div(recomputed, recompute_group())) * residual() * e_;
+      if (plan_.recompute.keeps_router)
+        all += Count(recomputed) / Count(layers()) * Count(moe_layers_) * router_per_token();
     }
     if (l_.pp == 1 || all == 0) return all;
     const Count behind = Count(dense_layers_) * behind_per_token(false) +

@@ -93,7 +93,8 @@ model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
           .shared_expert = r.shared_expert,
           .cheap = r.cheap,
           .group = r.group,
-          .layers = r.layers};
+          .layers = r.layers,
+          .keeps_router = r.keeps_router};
 }
 
 }  // namespace mtrain::train

@@ -69,7 +69,8 @@ const Changes kBalanced{"model.num_layers=4",
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"},
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
-    kAllGather{"model.moe.token_dispatcher=all_gather"};
+    kAllGather{"model.moe.token_dispatcher=all_gather"},
+    kKeepRouters{"distributed.moe.ignore_router_for_ac=true"};
 
 Changes ep(int size) { return {fmt::format("distributed.ep_size={}", size)}; }
 
@@ -288,8 +289,30 @@ TEST_CASE("experts over ranks that are computed again choose and train alike") {
                   {4, join({ep(2), kAtOnce, full, kAllGather})},
                   {2, join({ep(2), kMegatron, {"recompute.granularity=selective"}})},
                   {4, join({ep(2), kFsdp2, modules})},
-                  {2, join({ep(2), kMegatron, modules, kAllGather})}},
+                  {2, join({ep(2), kMegatron, modules, kAllGather})},
+                  {4, join({ep(2), kFsdp2, full, kKeepRouters})},
+                  {4, join({ep(2), kAtOnce, full, kAllGather, kKeepRouters})},
+                  {4, join({ep(2), kFsdp2, full, kKeepRouters, {"distributed.cp_size=2"}})}},
                  false);
+}
+
+TEST_CASE("routers that recomputation leaves out change no bit") {
+  const Changes full{"recompute.granularity=full", "recompute.num_layers=2"};
+  for (const Changes& model : {kPlain, kShared, kBalanced}) {
+    const Changes base = join({model, ep(2), kFsdp2, full});
+    const auto again = all_ranks(2, base, 4), kept = all_ranks(2, with(base, kKeepRouters), 4);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      CHECK((kept[rank].losses == again[rank].losses));
+      CHECK((kept[rank].norms == again[rank].norms));
+      CHECK((kept[rank].balance == again[rank].balance));
+      for (const auto& [layer, forwards] : kept[rank].choices[3]) {
+        CAPTURE(model, layer);
+        if (!layer.ends_with(".route")) continue;  // the gate of a shared expert
+        CHECK(forwards.size() == kMicroBatches / 2);
+        CHECK(again[rank].choices[3].at(layer).size() == kMicroBatches);
+      }
+    }
+  }
 }
 
 TEST_CASE("experts over ranks balance their loads and drop tokens as one rank does") {

@@ -192,11 +192,25 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                   "over cp_size {} have different numbers",
                   l.ep, l.cp),
       "set model.moe.token_dispatcher: alltoall");
-  const char* reshard = "distributed.moe.reshard_after_forward";
-  if (r.given(reshard) && l.pp > 1 && !r.distributed.reshard_after_forward)
-    warn_or_refuse(r, reshard,
+  const recipe::MoeParallelConfig& own = r.distributed.moe;
+  if (own.reshard_after_forward && l.pp > 1 && !r.distributed.reshard_after_forward)
+    warn_or_refuse(r, "distributed.moe.reshard_after_forward",
                    "is ignored: with pp_size above 1 a stage's parameters stay gathered unless "
                    "distributed.reshard_after_forward is given",
+                   diagnostics);
+  if (own.ignore_router_for_ac && r.recompute.granularity != recipe::RecomputeGranularity::full)
+    warn_or_refuse(r, "distributed.moe.ignore_router_for_ac",
+                   "is ignored: only recompute.granularity full would compute routers again",
+                   diagnostics);
+  if (!own.wrap_outer_model)
+    diagnostics.resolved("distributed.moe.wrap_outer_model",
+                         "has no meaning here: embedding and output layer are sharded as units of "
+                         "their own");
+  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
+  if (own.lm_head_precision && (*own.lm_head_precision != recipe::ElementType::fp32 || fp32))
+    warn_or_refuse(r, "distributed.moe.lm_head_precision",
+                   fmt::format("changes nothing: the output layer is in {} as all weights are",
+                               enum_name(r.mixed_precision.name)),
                    diagnostics);
   const int64_t chunks = r.comm_overlap.moe_dispatch_chunks;
   diagnostics.require(
