@@ -118,6 +118,17 @@ void check_router(const Recipe& r, Diagnostics& diagnostics) {
 }
 
 void check_widths(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  const char* shared = "model.moe.shared_expert_ffn_hidden_size";
+  if (moe.num_shared_experts && moe.ffn_hidden_size) {
+    const int64_t width = *moe.num_shared_experts * *moe.ffn_hidden_size;
+    diagnostics.require(moe.shared_expert_ffn_hidden_size.value_or(0) == width,
+                        {"model.moe.num_shared_experts", shared},
+                        fmt::format("{} shared experts of {} are {} wide, but {} is {}",
+                                    *moe.num_shared_experts, *moe.ffn_hidden_size, width, shared,
+                                    moe.shared_expert_ffn_hidden_size.value_or(0)),
+                        "give one of the two");
+  }
   const auto divides = [&](const char* field, const std::optional<int64_t>& width) {
     diagnostics.require(
         !width || *width % l.tp == 0, {"distributed.tp_size", field},
