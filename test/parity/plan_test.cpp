@@ -608,8 +608,8 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
   for (const auto& [name, world] : {std::pair{"quickstart", 1},
                                     {"llama3_70b", 256},
                                     {"llama3_1_405b", 16384},
-                                    {"planned/moe_16b_shared_expert", 32},
-                                    {"planned/mixtral_8x7b", 64}}) {
+                                    {"moe_16b_shared_expert", 32},
+                                    {"mixtral_8x7b", 64}}) {
     CAPTURE(name);
     Diagnostics diagnostics;
     const Recipe r = plan::load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml",
@@ -627,6 +627,7 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
     CHECK(has("rank 0's") == (world > 1));
     CHECK(has("ep_shard") == (r.distributed.ep_size > 1));
     CHECK(has("a step over ep") == (r.distributed.ep_size > 1));
+    CHECK(has("more for each 10 %") == (r.distributed.ep_size > 1));
     CHECK(has("model.moe.token_dispatcher: alltoall") == (r.distributed.ep_size > 1));
   }
 }
