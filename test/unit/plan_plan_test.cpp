@@ -184,6 +184,30 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
                  Catch::Contains("model.ffn_hidden_size: saved with"));
 }
 
+TEST_CASE("a resumed run of experts may balance them otherwise by what its checkpoint has") {
+  const TemporaryFolder folder;
+  const auto path = folder / "recipe.yaml";
+  const auto text = [](const std::vector<std::string>& changes) {
+    return make_plan(ready("quickstart_experts", 1, changes), 1, 257).text;
+  };
+  const auto differences = [&](const std::vector<std::string>& saved,
+                               const std::vector<std::string>& now) {
+    write_file_atomic(path, text(saved).recipe_with_origins);
+    return resume_differences(path, text(now).recipe);
+  };
+  const std::string rate = "model.moe.router_bias_update_rate=",
+                    coeff = "model.moe.aux_loss_coeff=",
+                    global = "model.moe.load_balancing_type=global_aux_loss";
+  CHECK(differences({}, {coeff + "1e-3", "model.moe.z_loss_coeff=0"}).empty());
+  CHECK(differences({}, {coeff + "0"}).empty());
+  CHECK(differences({rate + "1e-3"}, {rate + "1e-4"}).empty());
+  CHECK(differences({global}, {global, coeff + "0.5"}).empty());
+  CHECK_THAT(differences({rate + "1e-3"}, {}), Catch::Contains("router_bias_update_rate"));
+  CHECK_THAT(differences({}, {rate + "1e-3"}), Catch::Contains("router_bias_update_rate"));
+  CHECK_THAT(differences({global}, {global, coeff + "0"}), Catch::Contains("aux_loss_coeff"));
+  CHECK_THAT(differences({}, {"model.moe.router_topk=3"}), Catch::Contains("router_topk"));
+}
+
 TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 at most") {
   const auto total = [](const std::string& device, const std::string& tokens) {
     // Layers whose backward needs little: what it needs, the head may use before.
