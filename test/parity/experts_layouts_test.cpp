@@ -528,24 +528,14 @@ TEST_CASE("saving holds one expert beside a rank's own part") {
 }
 
 TEST_CASE("losses and loads of experts over ranks are alike on all ranks and under all layouts") {
-  const auto stats = [](int ranks, const Changes& changes) {
-    const Recipe r = tiny(changes, ranks);
-    std::vector<train::ExpertStats> all(static_cast<size_t>(ranks));
-    run_ranks(ranks, "thread", [&](TestRank& rank) {
-      train::Trainer trainer =
-          make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-      all[size_t(rank.rank())] = trainer.step().experts.value();
-    });
-    return all;
-  };
-  const train::ExpertStats one = stats(1, kPlain)[0];
+  const train::ExpertStats one = first_expert_stats(1, kPlain)[0];
   CHECK(one.rank_load_max == 1);
   CHECK(one.host_wait_ms == 0);
   double of_ep_4 = 0;
   for (const Layout& l : std::vector<Layout>{{4, join({ep(4), kFsdp2})},
                                              {8, join({ep(4), pipelined("1f1b", 1), kMegatron})},
                                              {4, join({ep(4), kMegatron, kAllGather})}})
-    for (const train::ExpertStats& other : stats(l.ranks, with(kPlain, l.changes))) {
+    for (const train::ExpertStats& other : first_expert_stats(l.ranks, with(kPlain, l.changes))) {
       CAPTURE(l.changes);
       CHECK(other.balance_loss == Approx(one.balance_loss).epsilon(1e-6));
       CHECK(other.z_loss == Approx(one.z_loss).epsilon(1e-6));
@@ -558,4 +548,22 @@ TEST_CASE("losses and loads of experts over ranks are alike on all ranks and und
       if (of_ep_4 == 0) of_ep_4 = other.rank_load_max;
       CHECK(other.rank_load_max == Approx(of_ep_4));
     }
+}
+
+TEST_CASE("the load of a rank is of the rows that its experts keep") {
+  const auto load = [](const char* factor) {
+    return first_expert_stats(4,
+                              join({kPlain,
+                                    ep(4),
+                                    kMegatron,
+                                    {fmt::format("model.moe.expert_capacity_factor={}", factor)}}))
+        .at(0);
+  };
+  // A sample has 48 choices: with a quarter of an even share each of 8 experts keeps 2 of them.
+  const train::ExpertStats tight = load("0.25"), wide = load("8");
+  CHECK(tight.dropped > 0.5);
+  CHECK(tight.rank_load_max < 1.1);
+  CHECK(wide.dropped == 0);
+  CHECK(wide.rank_load_max > tight.rank_load_max);
+  CHECK(tight.load_max == wide.load_max);
 }

@@ -604,6 +604,17 @@ TEST_CASE("a dry run for a GPU names the kernels' workspace, one for CPUs does n
   }
 }
 
+TEST_CASE("a dry run names a benchmark's routing") {
+  const auto report = [](const char* set) {
+    return run::dry_run_report(
+        plan::make_plan(recipe_with({"model.moe.num_experts=4", set}), 1, kVocab), 200);
+  };
+  using Catch::Matchers::Contains;
+  CHECK_THAT(report("debug.route=balanced"), Contains("in equal numbers to all experts"));
+  CHECK_THAT(report("debug.route=zipf"), Contains("loads of 1, 1/2, 1/3"));
+  CHECK_THAT(report("train.seed=2"), !Contains("trains nothing useful"));
+}
+
 TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any world") {
   for (const auto& [name, world] : {std::pair{"quickstart", 1},
                                     {"llama3_70b", 256},
