@@ -39,6 +39,7 @@ void check_route(const RouteTokens& a) {
   check_scores(op, a);
   if (a.bias_E) check(op, "bias", a.bias_E, a.E, DType::f32);
   if (a.valid_T) check(op, "valid", a.valid_T, a.T, DType::i32);
+  if (a.choice_TK) check_indices(op, "choice", a.choice_TK, a.T * a.K, a.E, kNone);
   check(op, "expert", a.expert_TK, a.T * a.K, DType::i32);
   check(op, "weight", a.weight_TK, a.T * a.K, DType::f32);
 }

@@ -138,12 +138,16 @@ struct SwigluGradient {
 template <Extra EXTRA, int N, class T>
 __global__ void swiglu_backward(SwigluGradient<T> a) {
   // Stores a result as it is asked for.
-  const auto put = [](const Float8Out& eight, T* to, int64_t i, const float(&v)[N]) {
+  const auto put = [](const Float8Out& eight, float scale, T* to, int64_t i, const float(&v)[N]) {
     if (EXTRA == Extra::eight && eight.scale)
-      store_float8<T>(eight, i, v, *eight.scale);
+      store_float8<T>(eight, i, v, scale);
     else
       store<N>(to + i, v);
   };
+  const auto scale_of = [](const Float8Out& eight) {
+    return EXTRA == Extra::eight && eight.scale ? *eight.scale : 0.0f;
+  };
+  const float gradient_scale = scale_of(a.eight_dgate_up), y_scale = scale_of(a.eight_y);
   float most = 0;
   for_rows<N>(a.rows, a.F, [&](int64_t row, int64_t i) {
     const int64_t at = row * 2 * a.F + i;
@@ -159,9 +163,9 @@ __global__ void swiglu_backward(SwigluGradient<T> a) {
       g[j] = d[j] * u[j] * (s.open + silu * s.shut);
       u[j] = d[j] * silu;
     }
-    put(a.eight_dgate_up, a.dgate_up, at, g);
-    put(a.eight_dgate_up, a.dgate_up, at + a.F, u);
-    if (a.y) put(a.eight_y, a.y, row * a.F + i, again);
+    put(a.eight_dgate_up, gradient_scale, a.dgate_up, at, g);
+    put(a.eight_dgate_up, gradient_scale, a.dgate_up, at + a.F, u);
+    if (a.y) put(a.eight_y, y_scale, a.y, row * a.F + i, again);
     if constexpr (EXTRA != Extra::none) most = larger_stored<T>(larger_stored<T>(most, g), u);
   });
   if (EXTRA != Extra::none && a.amax) raise_amax(a.amax, most);

@@ -219,6 +219,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t slot = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t step = int64_t(gridDim.x) * blockDim.y, first = int64_t(threadIdx.x) * N;
+  const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
   float dw[HELD][N] = {}, db[DB ? HELD : 1][N] = {}, most = 0;
   constexpr bool kAhead = HELD == 1;
   RowRead<HELD> next;
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
           for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
         }
         store<N>(a.dx + start + i, dy[k]);
-        if (a.eight.scale) store_float8<T>(a.eight, start + i, dy[k], *a.eight.scale);
+        if (a.eight.scale) store_float8<T>(a.eight, start + i, dy[k], scale);
         if (a.amax) most = larger_stored<T>(most, dy[k]);
       }
   }
@@ -286,6 +287,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows 
   const int warps = int(blockDim.x) / kWarp;
   float* const dw = a.partials + blockIdx.x * rows.H * (a.db ? 2 : 1);
   float* const db = dw + rows.H;
+  const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
   float most = 0;
   for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
     const bool begin = r == int64_t(blockIdx.x);
@@ -309,7 +311,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows 
       if (a.dresidual) v += load_one(a.dresidual + start + i);
       store_one(a.dx + start + i, v);
       const float one[1] = {v};
-      if (a.eight.scale) store_float8<T>(a.eight, start + i, one, *a.eight.scale);
+      if (a.eight.scale) store_float8<T>(a.eight, start + i, one, scale);
       if (a.amax) most = larger_stored<T>(most, v);
     }
   }

@@ -109,7 +109,7 @@ __device__ __forceinline__ void weigh(const RouterForm& form, const T* x, const 
 
 struct Routed {  // pointers of RouteTokens
   const float* bias_E;
-  const int32_t* valid_T;
+  const int32_t *valid_T, *choice_TK;
   int32_t* expert_TK;
   float *weight_TK, *log_sum_T, *score_sum_T;
 };
@@ -146,9 +146,10 @@ __global__ void __launch_bounds__(kThreads)
     sum = warp_sum(sum);
     __syncwarp();
     uint64_t taken = 0;
-    if (form.groups > form.best_groups) taken = outside_best_groups(form, value, group, E, K, lane);
+    if (!a.choice_TK && form.groups > form.best_groups)
+      taken = outside_best_groups(form, value, group, E, K, lane);
     for (int k = 0; k < K; ++k) {
-      const int e = best_of(value, taken, E, lane).expert;
+      const int e = a.choice_TK ? a.choice_TK[t * K + k] : best_of(value, taken, E, lane).expert;
       take(taken, e, lane);
       if (lane == 0) expert[k] = e;
     }
@@ -407,8 +408,9 @@ __global__ void __launch_bounds__(kCounters)
 
 void run(const RouteTokens& a, CUstream_st* stream) {
   if (a.T <= 0) return;
-  const Routed to{data<float>(a.bias_E),    data<int32_t>(a.valid_T), data<int32_t>(a.expert_TK),
-                  data<float>(a.weight_TK), data<float>(a.log_sum_T), data<float>(a.score_sum_T)};
+  const Routed to{data<float>(a.bias_E),      data<int32_t>(a.valid_T), data<int32_t>(a.choice_TK),
+                  data<int32_t>(a.expert_TK), data<float>(a.weight_TK), data<float>(a.log_sum_T),
+                  data<float>(a.score_sum_T)};
   const int64_t shared = kWarps * (2 * a.E + a.form.groups) * int64_t(sizeof(float));
   with_float(a.logits_TE.dtype, [&]<class T>() {
     MT_LAUNCH(route<T>, blocks_for(a.T, kWarps), kThreads, shared, stream, data<T>(a.logits_TE), to,

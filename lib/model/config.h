@@ -17,12 +17,16 @@ struct RopeScaling {
   int64_t original_positions = 8192;
 };
 
+// What chooses experts instead of the router; model/experts/route_pattern.h.
+enum class RoutePattern { none, balanced, zipf };
+
 struct ExpertConfig {
   int64_t count = 0, per_token = 0;  // experts of a layer, and those that compute a token
   int64_t ffn = 0, shared_ffn = 0;   // width of an expert, and of the shared one (0: none)
   bool shared_gate = false;
   std::vector<bool> layers;  // whether each layer has experts; empty: all have
   ops::RouterForm form;
+  RoutePattern pattern = RoutePattern::none;
   DType logits = DType::f32;
   ops::RouterLossCoeffs loss_coeffs;
   // In training an expert takes at most this many times an even share of a micro-batch's choices;

@@ -16,6 +16,8 @@ struct Recompute {
   // Full recomputation: the stage's first `layers` layers form groups of `group` layers, and only
   // the input of a group is kept. The other layers keep everything. group = 0: no layer takes part.
   int64_t group = 0, layers = 0;
+  // Such a group keeps what its routers find, too, so that recomputation leaves them out.
+  bool keeps_router = false;
 };
 
 }  // namespace mtrain::model

@@ -26,7 +26,7 @@ Bf16Arithmetic bf16_of(const Stream& stream) {
 }  // namespace
 
 Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
-                     const Tensor& bias_E, const Tensor& valid_T) {
+                     const Tensor& bias_E, const Tensor& valid_T, const Tensor& choice_TK) {
   MT_FLOAT("route_tokens", logits_TE);
   const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1);
   MT_CHECK(K >= 1 && K <= E, "route_tokens: {} of {} experts", K, E);
@@ -38,15 +38,20 @@ Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const R
     MT_SHAPE("route_tokens", valid_T, {T});
     MT_DTYPE("route_tokens", valid_T, DType::i32);
   }
+  if (choice_TK) {
+    MT_SHAPE("route_tokens", choice_TK, {T, K});
+    MT_DTYPE("route_tokens", choice_TK, DType::i32);
+  }
   Routing r{Tensor::empty(stream, {T, K}, DType::i32), Tensor::empty(stream, {T, K}, DType::f32),
             Tensor::empty(stream, {T}, DType::f32), Tensor::empty(stream, {T}, DType::f32)};
   enqueue(stream,
           {.name = "route_tokens",
-           .reads = {logits_TE, bias_E, valid_T},
+           .reads = {logits_TE, bias_E, valid_T, choice_TK},
            .writes = {r.expert_TK, r.weight_TK, r.log_sum_T, r.score_sum_T}},
           kernels::RouteTokens{.logits_TE = logits_TE,
                                .bias_E = bias_E,
                                .valid_T = valid_T,
+                               .choice_TK = choice_TK,
                                .expert_TK = r.expert_TK,
                                .weight_TK = r.weight_TK,
                                .log_sum_T = r.log_sum_T,

@@ -16,9 +16,11 @@ struct Routing {
   Tensor log_sum_T, score_sum_T;  // fp32, for the functions below
 };
 // Chooses the K experts of each token. bias_E (fp32, optional) is added to the scores for the
-// choice alone. valid_T (int32, optional) is 0 for tokens of padding, which get no expert.
+// choice alone. valid_T (int32, optional) is 0 for tokens of padding, which get no expert. If
+// choice_TK (int32) is present, the experts are those, and only their weights are computed.
 Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
-                     const Tensor& bias_E = {}, const Tensor& valid_T = {});
+                     const Tensor& bias_E = {}, const Tensor& valid_T = {},
+                     const Tensor& choice_TK = {});
 // bias[e] += rate sign(mean count - count[e]); fp32.
 void update_router_bias(Stream& stream, const Tensor& count_E, const Tensor& bias_E, float rate);
 // Returns the choices with those dropped (-1) that an expert has beyond `capacity`: the ones of the

@@ -17,7 +17,8 @@ namespace {
 // of the compute type.
 class Estimator {
  public:
-  Estimator(const Recipe& r, const RunPlan& plan, int64_t vocab, int64_t pp_rank)
+  // The experts of the rank have `load` times as many rows as the mean over the ranks of ep.
+  Estimator(const Recipe& r, const RunPlan& plan, int64_t vocab, int64_t pp_rank, double load)
       : r_(r),
         m_(r.model),
         plan_(plan),
@@ -30,7 +31,8 @@ class Estimator {
         stages_(stages_of_rank(shape_, pp_rank)),
         e_(Count(dtype_size(plan.compute_dtype))),
         tp_(Count(l_.tp)),
-        T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)) {
+        T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)),
+        rows_(Count(r.model.moe.router_topk) * load) {
     int64_t first = 0;
     for (int64_t s = 0; s < l_.stages; ++s) {
       const int64_t layers = l_.layers_of_stage.empty() ? 0 : l_.layers_of_stage[size_t(s)];
@@ -152,10 +154,9 @@ class Estimator {
     Count mlp = residual() * (keeps_norms() ? 2 : 1);
     if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
-      const Count K = Count(m_.moe.router_topk);
-      mlp += K * (hidden() * rows_here() + inputs() * expert_ffn() / tp_);
+      mlp += rows_ * (hidden() * rows_here() + inputs() * expert_ffn() / tp_);
       if (!plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::moe_act))
-        mlp += K * expert_ffn() / tp_;
+        mlp += rows_ * expert_ffn() / tp_;
     } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
@@ -171,21 +172,31 @@ class Estimator {
     return (attention + mlp) * e_ + statistics * 4 + router;
   }
 
+  // Bytes per token of a router's logits, sums, choices and weights, and of choices that are left.
+  Count router_per_token() const {
+    const Count choices = m_.moe.expert_capacity_factor ? 3 : 2;
+    return (Count(dtype_size(plan_.model.experts.logits)) * Count(m_.moe.num_experts) +
+            4 * (choices * Count(m_.moe.router_topk) + 2)) *
+           residual() / hidden();
+  }
+
   // Bytes per token that live only while one layer runs backward: gradients of its widest
   // activations. The gradients inside the MLP are gone when its first GEMM runs backward. Under
   // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
-    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
+    const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
     // The gradients of the experts' rows; before they travel, those of their copies, too.
     const Count K = Count(m_.moe.router_topk);
     const bool gathers = m_.moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
-    const Count rows = !spreads_rows() ? K : l_.ep == 1 || gathers ? Count(l_.ep) + K : 2 * K;
+    const Count rows = !spreads_rows()         ? K
+                       : l_.ep == 1 || gathers ? Count(l_.ep) + rows_
+                                               : K + rows_;
     const Count dispatched = moe ? rows * rows_here() * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
-    const Count again =
-        recomputes_mlp(moe) || rows_again
-            ? inputs() * width / tp_ + residual() + (rows_again ? K * rows_here() * hidden() : 0)
-            : 0;
+    const Count again = recomputes_mlp(moe) || rows_again
+                            ? inputs() * width / tp_ + residual() +
+                                  (rows_again ? rows_ * rows_here() * hidden() : 0)
+                            : 0;
     const Count mlp =
         std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                  2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +
@@ -219,6 +230,8 @@ class Estimator {
               : layers();
       all = all * Count(layers() - recomputed) / Count(layers()) +
             Count(ceil_div(recomputed, recompute_group())) * residual() * e_;
+      if (plan_.recompute.keeps_router)
+        all += Count(recomputed) / Count(layers()) * Count(moe_layers_) * router_per_token();
     }
     if (l_.pp == 1 || all == 0) return all;
     const Count behind = Count(dense_layers_) * behind_per_token(false) +
@@ -230,8 +243,8 @@ class Estimator {
   // of its GEMMs and the gradients of their outputs, under sequence parallelism for all ranks'
   // tokens.
   Count behind_per_token(bool moe) const {
-    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
-    const Count experts = moe ? Count(m_.moe.router_topk) * rows_here() : 1;
+    const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
+    const Count experts = moe ? rows_ * rows_here() : 1;
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
     return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
@@ -407,9 +420,8 @@ class Estimator {
     return l_.pp > 1 ? 4 * T_ * residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
   }
   Count expert_buffers() const {
-    return spreads_rows() && moe_layers_
-               ? 2 * T_ * Count(m_.moe.router_topk) * rows_here() * hidden() * e_
-               : 0;
+    const Count rows = (Count(m_.moe.router_topk) + rows_) * rows_here();
+    return spreads_rows() && moe_layers_ ? T_ * rows * hidden() * e_ : 0;
   }
 
   // The larger of a GEMM's workspace and attention's, since only one of them runs at a time.
@@ -449,6 +461,7 @@ class Estimator {
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
   const Count e_, tp_, T_;
+  const Count rows_;  // of this rank's experts, per token of this rank
   int64_t dense_layers_ = 0, moe_layers_ = 0, float8_layers_ = 0;
 };
 
@@ -456,7 +469,12 @@ class Estimator {
 
 MemoryEstimate estimate_memory(const Recipe& r, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank) {
-  return Estimator(r, plan, vocab, pp_rank).estimate();
+  const auto with_load = [&](double load) {
+    return Estimator(r, plan, vocab, pp_rank, load).estimate();
+  };
+  MemoryEstimate m = with_load(1);
+  if (plan.layout.ep > 1) m.per_tenth_of_rows = with_load(1.1).total() - m.total();
+  return m;
 }
 
 }  // namespace mtrain::plan

@@ -18,6 +18,9 @@ struct MemoryEstimate {
   // The most that kernels allocate during a launch on a GPU, without cuDNN's own workspace
   // (plan/attention_workspace.h); 0 on the CPU.
   Count workspace = 0;
+  // By how much the total grows for each 10 % of rows that the experts of this rank have above the
+  // mean over the ranks of ep (moe.rank_load_max is 1.1, 1.2, ...); 0 unless rows travel.
+  Count per_tenth_of_rows = 0;
   Count total() const {
     return params + grads + optimizer + activations + logits + buffers + workspace;
   }

@@ -83,9 +83,8 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
     o.defer_reduce = d.defer_fsdp_grad_sync;
     const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);
     o.gather = {.reshard_after_forward = reshard,
-                .reshard_experts = l.ep > 1 && r.given("distributed.moe.reshard_after_forward") &&
-                                           (d.pp_size == 1 || d.reshard_after_forward)
-                                       ? d.moe.reshard_after_forward
+                .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
+                                       ? d.moe.reshard_after_forward.value_or(reshard)
                                        : reshard,
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,
                 .backward_prefetch = d.fsdp2_backward_prefetch_depth};
@@ -159,9 +158,13 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   if (r.model.moe.token_dispatcher == recipe::MoeDispatcher::all_gather)
     plan.experts.dispatcher = ExpertOptions::Dispatcher::all_gather;
   plan.model = model_shape(r.model, vocab, plan.sample_length);
+  plan.model.experts.pattern = route_pattern(r.debug);
   plan.parameters = count_parameters(r.model, vocab);
   plan.token_cost = token_cost(r.model, vocab);
   plan.recompute = recompute_options(r.recompute, r.model.num_layers);
+  plan.recompute.keeps_router = plan.layout.ep > 1 &&
+                                r.distributed.strategy == recipe::Strategy::fsdp2 &&
+                                r.distributed.moe.ignore_router_for_ac;
   plan.fp8 = fp8_options(r.mixed_precision, r.model.num_layers);
   plan.optimizer = optimizer_options(r.optimizer);
   plan.loss_scale = loss_scale_options(r.mixed_precision);

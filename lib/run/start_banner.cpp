@@ -32,6 +32,17 @@ std::string batch_text(const RunPlan& plan) {
                      l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
 }
 
+// Returns what chooses the experts instead of the router; empty if the router does.
+std::string route_text(const RunPlan& plan) {
+  using enum plan::ExpertShape::Pattern;
+  switch (plan.model.experts.pattern) {
+    case none: return "";
+    case balanced: return "in equal numbers to all experts (debug.route)";
+    case zipf: return "to experts with loads of 1, 1/2, 1/3, ... (debug.route)";
+  }
+  throw BugError("a pattern of routes");
+}
+
 std::string memory_text(const RunPlan& plan) {
   const plan::MemoryEstimate& m = plan.fullest();
   std::string text = fmt::format(
@@ -41,6 +52,9 @@ std::string memory_text(const RunPlan& plan) {
   if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
   if (m.workspace > 0)
     text += fmt::format(", workspace {} without cuDNN's own", human_bytes(m.workspace));
+  if (m.per_tenth_of_rows > 0)
+    text += fmt::format("; {} more for each 10 % of rows above the mean of ep's ranks",
+                        human_bytes(m.per_tenth_of_rows));
   return text;
 }
 
@@ -112,6 +126,8 @@ std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
       {"model", plan.text.model},         {"parameters", parameters_text(plan)},
       {"precision", plan.text.precision}, {"batch", batch_text(plan)},
       {"recompute", plan.text.recompute}, {"memory", memory_text(plan)}};
+  if (const std::string route = route_text(plan); !route.empty())
+    rows.push_back({"tokens go", route + ": trains nothing useful"});
   if (plan.graphs.known) rows.push_back({"CUDA graphs", print_cuda_graphs(plan.graphs)});
   return rows;
 }

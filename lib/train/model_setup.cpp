@@ -1,5 +1,6 @@
 #include "train/model_setup.h"
 
+#include "base/error.h"
 #include "plan/layout.h"
 
 namespace mtrain::train {
@@ -13,6 +14,15 @@ model::RopeScaling rope_scaling(const plan::ModelShape& m) {
                                                      : Kind::none;
   return {kind, m.rope_factor, m.rope_low_freq_factor, m.rope_high_freq_factor,
           m.rope_original_positions};
+}
+
+model::RoutePattern route_pattern(plan::ExpertShape::Pattern pattern) {
+  switch (pattern) {
+    case plan::ExpertShape::Pattern::none: return model::RoutePattern::none;
+    case plan::ExpertShape::Pattern::balanced: return model::RoutePattern::balanced;
+    case plan::ExpertShape::Pattern::zipf: return model::RoutePattern::zipf;
+  }
+  throw BugError("a pattern of routes");
 }
 
 model::ExpertConfig expert_config(const plan::ExpertShape& e) {
@@ -29,6 +39,7 @@ model::ExpertConfig expert_config(const plan::ExpertShape& e) {
             .scale = float(e.scale),
             .groups = e.groups,
             .best_groups = e.best_groups};
+  c.pattern = route_pattern(e.pattern);
   c.logits = e.logits;
   c.loss_coeffs = {.batch = float(e.batch_coeff),
                    .sample = float(e.sample_coeff),
@@ -82,7 +93,8 @@ model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
           .shared_expert = r.shared_expert,
           .cheap = r.cheap,
           .group = r.group,
-          .layers = r.layers};
+          .layers = r.layers,
+          .keeps_router = r.keeps_router};
 }
 
 }  // namespace mtrain::train

@@ -200,9 +200,11 @@ ExpertStats Trainer::expert_stats(const std::vector<float>& sums) {
     stats.load_max = std::max(stats.load_max, most / mean);
     stats.load_variation += std::sqrt(std::max(0.0, squares / double(E) - mean * mean)) / mean;
     stats.dead += std::count(count, count + E, 0.0f);
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      const double rows = std::accumulate(count + rank * here, count + (rank + 1) * here, 0.0);
-      stats.rank_load_max = std::max(stats.rank_load_max, rows / (all / double(ranks)));
+    const double rows = all - std::accumulate(dropped, dropped + E, 0.0);
+    for (int64_t first = 0; rows > 0 && first < E; first += here) {
+      double own = 0;  // rows of a rank: what its experts drop does not travel
+      for (int64_t e = first; e < first + here; ++e) own += count[e] - dropped[e];
+      stats.rank_load_max = std::max(stats.rank_load_max, own / (rows / double(ranks)));
     }
     ++layers;
   }

@@ -253,6 +253,38 @@ const AttentionCase kAttentions[] = {
     {"few columns", 1, 40, 3, 3, 8},  {"odd head", 2, 33, 3, 1, 37},
     {"large head", 1, 20, 1, 1, 200}, {"no row sees a key", 1, 20, 2, 1, 32, -20}};
 
+// What a case's attention reads.
+struct AttentionInputs {
+  AttentionInputs(const AttentionCase& the_case, DType type)
+      : c(the_case),
+        T(c.B * c.S),
+        q_width(c.A * c.D),
+        kv_width(c.G * c.D),
+        q(Array::normal(type, T * q_width, 1)),
+        k(Array::normal(type, T * kv_width, 2)),
+        v(Array::normal(type, T * kv_width, 3)) {}
+  template <class On>
+  AttentionForward forward(On on, Mirror& out, Mirror& lse) {
+    return {.shape = {.B = c.B,
+                      .Sq = c.S,
+                      .Skv = c.S,
+                      .A = c.A,
+                      .G = c.G,
+                      .D = c.D,
+                      .q_start = c.q_start,
+                      .scale = 1 / std::sqrt(float(c.D)),
+                      .own_kernels = true},
+            .q = {on.of(q), q_width},
+            .k = {on.of(k), kv_width},
+            .v = {on.of(v), kv_width},
+            .out = {on.of(out), q_width},
+            .lse = on.of(lse)};
+  }
+  const AttentionCase& c;
+  const int64_t T, q_width, kv_width;
+  Mirror q, k, v;
+};
+
 }  // namespace
 
 TEST_CASE("attention's output is written as floats, and has the bits of quantizing it") {
@@ -260,29 +292,14 @@ TEST_CASE("attention's output is written as floats, and has the bits of quantizi
     for (DType float8 : kFloat8s)
       for (const AttentionCase& c : kAttentions) {
         CAPTURE(c.name, type, float8);
-        const int64_t T = c.B * c.S, q_width = c.A * c.D, kv_width = c.G * c.D;
-        Mirror q(Array::normal(type, T * q_width, 1)), k(Array::normal(type, T * kv_width, 2)),
-            v(Array::normal(type, T * kv_width, 3)), again(Array(type, T * q_width)),
-            lse(Array(DType::f32, T * c.A));
-        Result out(type, float8, T, q_width, 0, kScale);
+        AttentionInputs in(c, type);
+        Mirror again(Array(type, in.T * in.q_width)), lse(Array(DType::f32, in.T * c.A));
+        Result out(type, float8, in.T, in.q_width, 0, kScale);
         on_both([&](auto on) {
-          AttentionForward f{.shape = {.B = c.B,
-                                       .Sq = c.S,
-                                       .Skv = c.S,
-                                       .A = c.A,
-                                       .G = c.G,
-                                       .D = c.D,
-                                       .q_start = c.q_start,
-                                       .scale = 1 / std::sqrt(float(c.D)),
-                                       .own_kernels = true},
-                             .q = {on.of(q), q_width},
-                             .k = {on.of(k), kv_width},
-                             .v = {on.of(v), kv_width},
-                             .out = {on.of(out.floats), q_width},
-                             .lse = on.of(lse)};
+          AttentionForward f = in.forward(on, out.floats, lse);
           on.run(f);
           out.quantize(on);
-          f.out = {on.of(again), q_width};
+          f.out = {on.of(again), in.q_width};
           f.amax = on.of(out.amax);
           f.quantized = on.of(out.written), f.scale = on.of(out.scale);
           on.run(f);
@@ -296,38 +313,24 @@ TEST_CASE("attention's backward and the rotation after it leave the largest size
   for (DType type : kFloats)
     for (const AttentionCase& c : kAttentions) {
       CAPTURE(c.name, type);
-      const int64_t T = c.B * c.S, q_width = c.A * c.D, kv_width = c.G * c.D;
-      Mirror q(Array::normal(type, T * q_width, 1)), k(Array::normal(type, T * kv_width, 2)),
-          v(Array::normal(type, T * kv_width, 3)), out(Array(type, T * q_width)),
-          dout(Array::normal(type, T * q_width, 4)), lse(Array(DType::f32, T * c.A)),
-          dq(Array(type, T * q_width)), dk(Array(type, T * kv_width)),
-          dv(Array(type, T * kv_width));
+      AttentionInputs in(c, type);
+      const int64_t q_count = in.T * in.q_width, kv_count = in.T * in.kv_width;
+      Mirror out(Array(type, q_count)), dout(Array::normal(type, q_count, 4)),
+          lse(Array(DType::f32, in.T * c.A)), dq(Array(type, q_count)), dk(Array(type, kv_count)),
+          dv(Array(type, kv_count));
       on_both([&](auto on) {
-        const AttentionShape shape{.B = c.B,
-                                   .Sq = c.S,
-                                   .Skv = c.S,
-                                   .A = c.A,
-                                   .G = c.G,
-                                   .D = c.D,
-                                   .q_start = c.q_start,
-                                   .scale = 1 / std::sqrt(float(c.D)),
-                                   .own_kernels = true};
-        on.run(AttentionForward{.shape = shape,
-                                .q = {on.of(q), q_width},
-                                .k = {on.of(k), kv_width},
-                                .v = {on.of(v), kv_width},
-                                .out = {on.of(out), q_width},
-                                .lse = on.of(lse)});
-        AttentionBackward b{.shape = shape,
-                            .q = {on.of(q), q_width},
-                            .k = {on.of(k), kv_width},
-                            .v = {on.of(v), kv_width},
-                            .out = {on.of(out), q_width},
-                            .dout = {on.of(dout), q_width},
+        const AttentionForward f = in.forward(on, out, lse);
+        on.run(f);
+        AttentionBackward b{.shape = f.shape,
+                            .q = f.q,
+                            .k = f.k,
+                            .v = f.v,
+                            .out = {on.of(out), in.q_width},
+                            .dout = {on.of(dout), in.q_width},
                             .lse = on.of(lse),
-                            .dq = {on.of(dq), q_width},
-                            .dk = {on.of(dk), kv_width},
-                            .dv = {on.of(dv), kv_width}};
+                            .dq = {on.of(dq), in.q_width},
+                            .dk = {on.of(dk), in.kv_width},
+                            .dv = {on.of(dv), in.kv_width}};
         on.run(b);
         const Array wanted_dq = on.result(dq), wanted_dk = on.result(dk), wanted_dv = on.result(dv);
         const double of_qk = std::max(largest(wanted_dq), largest(wanted_dk)),

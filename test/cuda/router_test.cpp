@@ -15,16 +15,17 @@ TEST_CASE("the router's choices, sums, losses and gradients equal the CPU's") {
         CAPTURE(c.name, type);
         const RouterInputs in(c, type);
         const int64_t S = router_sums(c.E);
-        Mirror logits(in.logits_TE), bias(in.bias_E), valid(in.valid_T), dweight(in.dweight_TK),
-            expert(Array(DType::i32, c.T * c.K)), weight(Array(DType::f32, c.T * c.K)),
-            log_sum(Array(DType::f32, c.T)), score_sum(Array(DType::f32, c.T)),
-            sums(Array(DType::f32, c.B * S)), fraction(Array(DType::f32, c.E)),
-            loss(Array(DType::f64, std::vector<double>{1, 2})),
+        Mirror logits(in.logits_TE), bias(in.bias_E), valid(in.valid_T), choice(in.choice_TK),
+            dweight(in.dweight_TK), expert(Array(DType::i32, c.T * c.K)),
+            weight(Array(DType::f32, c.T * c.K)), log_sum(Array(DType::f32, c.T)),
+            score_sum(Array(DType::f32, c.T)), sums(Array(DType::f32, c.B * S)),
+            fraction(Array(DType::f32, c.E)), loss(Array(DType::f64, std::vector<double>{1, 2})),
             grad(Array(DType::f32, c.B * (c.E + 1))), dlogits(Array(type, c.T * c.E));
         const auto run = [&](auto of, const auto& enqueue) {
           enqueue(RouteTokens{.logits_TE = of(logits),
                               .bias_E = c.biased ? ConstSpan(of(bias)) : ConstSpan{},
                               .valid_T = c.padded ? ConstSpan(of(valid)) : ConstSpan{},
+                              .choice_TK = c.given ? ConstSpan(of(choice)) : ConstSpan{},
                               .expert_TK = of(expert),
                               .weight_TK = of(weight),
                               .log_sum_T = of(log_sum),

@@ -69,7 +69,8 @@ const Changes kBalanced{"model.num_layers=4",
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"},
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
-    kAllGather{"model.moe.token_dispatcher=all_gather"};
+    kAllGather{"model.moe.token_dispatcher=all_gather"},
+    kKeepRouters{"distributed.moe.ignore_router_for_ac=true"};
 
 Changes ep(int size) { return {fmt::format("distributed.ep_size={}", size)}; }
 Changes tp(int size) { return {fmt::format("distributed.tp_size={}", size)}; }
@@ -310,8 +311,30 @@ TEST_CASE("experts over ranks that are computed again choose and train alike") {
                   {4, join({ep(2), kAtOnce, full, kAllGather})},
                   {2, join({ep(2), kMegatron, {"recompute.granularity=selective"}})},
                   {4, join({ep(2), kFsdp2, modules})},
-                  {2, join({ep(2), kMegatron, modules, kAllGather})}},
+                  {2, join({ep(2), kMegatron, modules, kAllGather})},
+                  {4, join({ep(2), kFsdp2, full, kKeepRouters})},
+                  {4, join({ep(2), kAtOnce, full, kAllGather, kKeepRouters})},
+                  {4, join({ep(2), kFsdp2, full, kKeepRouters, {"distributed.cp_size=2"}})}},
                  false);
+}
+
+TEST_CASE("routers that recomputation leaves out change no bit") {
+  const Changes full{"recompute.granularity=full", "recompute.num_layers=2"};
+  for (const Changes& model : {kPlain, kShared, kBalanced}) {
+    const Changes base = join({model, ep(2), kFsdp2, full});
+    const auto again = all_ranks(2, base, 4), kept = all_ranks(2, with(base, kKeepRouters), 4);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      CHECK((kept[rank].losses == again[rank].losses));
+      CHECK((kept[rank].norms == again[rank].norms));
+      CHECK((kept[rank].balance == again[rank].balance));
+      for (const auto& [layer, forwards] : kept[rank].choices[3]) {
+        CAPTURE(model, layer);
+        if (!layer.ends_with(".route")) continue;  // the gate of a shared expert
+        CHECK(forwards.size() == kMicroBatches / 2);
+        CHECK(again[rank].choices[3].at(layer).size() == kMicroBatches);
+      }
+    }
+  }
 }
 
 TEST_CASE("experts over ranks balance their loads and drop tokens as one rank does") {
@@ -653,17 +676,7 @@ TEST_CASE("saving holds one expert beside a rank's own part") {
 }
 
 TEST_CASE("losses and loads of experts over ranks are alike on all ranks and under all layouts") {
-  const auto stats = [](int ranks, const Changes& changes) {
-    const Recipe r = tiny(changes, ranks);
-    std::vector<train::ExpertStats> all(static_cast<size_t>(ranks));
-    run_ranks(ranks, "thread", [&](TestRank& rank) {
-      train::Trainer trainer =
-          make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-      all[size_t(rank.rank())] = trainer.step().experts.value();
-    });
-    return all;
-  };
-  const train::ExpertStats one = stats(1, kPlain)[0];
+  const train::ExpertStats one = first_expert_stats(1, kPlain)[0];
   CHECK(one.rank_load_max == 1);
   CHECK(one.host_wait_ms == 0);
   double of_ep_4 = 0;
@@ -673,7 +686,7 @@ TEST_CASE("losses and loads of experts over ranks are alike on all ranks and und
                                              {8, join({tp(2), ep(4), kMegatron})},
                                              {8, join({tp(2), kSequence, ep(4), kMegatron})},
                                              {4, join({tp(2), kWhole, ep(4), kFsdp2})}})
-    for (const train::ExpertStats& other : stats(l.ranks, with(kPlain, l.changes))) {
+    for (const train::ExpertStats& other : first_expert_stats(l.ranks, with(kPlain, l.changes))) {
       CAPTURE(l.changes);
       CHECK(other.balance_loss == Approx(one.balance_loss).epsilon(1e-6));
       CHECK(other.z_loss == Approx(one.z_loss).epsilon(1e-6));
@@ -686,4 +699,22 @@ TEST_CASE("losses and loads of experts over ranks are alike on all ranks and und
       if (of_ep_4 == 0) of_ep_4 = other.rank_load_max;
       CHECK(other.rank_load_max == Approx(of_ep_4));
     }
+}
+
+TEST_CASE("the load of a rank is of the rows that its experts keep") {
+  const auto load = [](const char* factor) {
+    return first_expert_stats(4,
+                              join({kPlain,
+                                    ep(4),
+                                    kMegatron,
+                                    {fmt::format("model.moe.expert_capacity_factor={}", factor)}}))
+        .at(0);
+  };
+  // A sample has 48 choices: with a quarter of an even share each of 8 experts keeps 2 of them.
+  const train::ExpertStats tight = load("0.25"), wide = load("8");
+  CHECK(tight.dropped > 0.5);
+  CHECK(tight.rank_load_max < 1.1);
+  CHECK(wide.dropped == 0);
+  CHECK(wide.rank_load_max > tight.rank_load_max);
+  CHECK(tight.load_max == wide.load_max);
 }

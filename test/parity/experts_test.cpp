@@ -499,24 +499,14 @@ TEST_CASE("tokens of padding are not routed, and count in no loss or load") {
 }
 
 TEST_CASE("the log has the routers' losses and loads, alike on all ranks and under all layouts") {
-  const auto stats = [](int ranks, const Changes& changes) {
-    const Recipe r = tiny(changes, ranks);
-    std::vector<train::ExpertStats> all(static_cast<size_t>(ranks));
-    run_ranks(ranks, "thread", [&](TestRank& rank) {
-      train::Trainer trainer =
-          make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-      all[size_t(rank.rank())] = trainer.step().experts.value();
-    });
-    return all;
-  };
-  const train::ExpertStats one = stats(1, kExperts)[0];
+  const train::ExpertStats one = first_expert_stats(1, kExperts)[0];
   CHECK(one.balance_loss > 3 * 0.05);  // three layers; 1 would be an even load
   CHECK(one.z_loss > 0);
   CHECK(one.load_max > 1);
   CHECK(one.load_variation > 0);
   for (const Changes& layout : {kFsdp2, with(pipelined("1f1b", 1), kMegatron),
                                 with(kFsdp2, {"recompute.granularity=full"})})
-    for (const train::ExpertStats& other : stats(2, with(kExperts, layout))) {
+    for (const train::ExpertStats& other : first_expert_stats(2, with(kExperts, layout))) {
       CAPTURE(layout);
       CHECK(other.balance_loss == Approx(one.balance_loss).epsilon(1e-6));
       CHECK(other.z_loss == Approx(one.z_loss).epsilon(1e-6));

@@ -432,6 +432,58 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
     }
 }
 
+// Under `balanced` every rank has the rows that the plan is of; under `zipf` the first rank of ep
+// has moe.rank_load_max times as many in every layer.
+TEST_CASE("planned memory is within 10 % of balanced experts, 15 % of experts with Zipf's loads") {
+  const Overrides base{"model.hidden_size=192",    "train.global_batch_size=8",
+                       "train.micro_batch_size=1", "dataset.seq_length=256",
+                       "model.moe.num_experts=8",  "model.moe.ffn_hidden_size=256"};
+  struct Case {
+    int ranks, ep;
+    Overrides more;
+  };
+  for (const Case& c : std::vector<Case>{
+           {2, 2, {"distributed.strategy=megatron_ddp"}},
+           {4, 4, {"distributed.strategy=megatron_ddp"}},
+           {4, 4, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}},
+           {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
+           {4,
+            4,
+            {"distributed.strategy=megatron_ddp", "recompute.granularity=selective",
+             "recompute.modules=[moe]"}},
+           {4, 4, {"distributed.strategy=fsdp2", "recompute=full"}},
+           {4, 2, {"distributed.strategy=fsdp2", "mixed_precision=bf16_mixed"}}})
+    for (const char* route : {"balanced", "zipf"}) {
+      Overrides all = base;
+      all.insert(all.end(), c.more.begin(), c.more.end());
+      all.push_back(fmt::format("distributed.ep_size={}", c.ep));
+      all.push_back(fmt::format("debug.route={}", route));
+      const Recipe r = recipe_with(all, c.ranks);
+      const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
+      CHECK(planned.per_tenth_of_rows > 0);
+      std::vector<double> totals(static_cast<size_t>(c.ranks)), loads = totals;
+      comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
+        const auto device = Device::cpu(1, {});
+        train::Trainer trainer =
+            train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                                 std::make_shared<RandomTokens>(r.dataset.seq_length), world);
+        trainer.step();
+        const auto rank = size_t(world.rank());
+        loads[rank] = trainer.step().experts.value().rank_load_max;
+        totals[rank] = double(device->allocator().total().peak);
+      });
+      const bool balanced = route == std::string("balanced");
+      CAPTURE(c.more, c.ranks, c.ep, route, loads[0], planned.total(), planned.per_tenth_of_rows,
+              totals);
+      if (!balanced) CHECK(loads[0] > 1.5);
+      if (balanced) CHECK(loads[0] == 1);
+      const double more = 10 * (loads[0] - 1) * planned.per_tenth_of_rows;
+      CHECK(planned.total() + more == Approx(totals[0]).epsilon(balanced ? 0.1 : 0.15));
+      if (balanced)
+        for (const double total : totals) CHECK(planned.total() == Approx(total).epsilon(0.1));
+    }
+}
+
 TEST_CASE("planned memory has the 8-bit weights that are kept") {
   const Overrides base{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
                        "debug.emulate_fp8=true",
@@ -552,12 +604,23 @@ TEST_CASE("a dry run for a GPU names the kernels' workspace, one for CPUs does n
   }
 }
 
+TEST_CASE("a dry run names a benchmark's routing") {
+  const auto report = [](const char* set) {
+    return run::dry_run_report(
+        plan::make_plan(recipe_with({"model.moe.num_experts=4", set}), 1, kVocab), 200);
+  };
+  using Catch::Matchers::Contains;
+  CHECK_THAT(report("debug.route=balanced"), Contains("in equal numbers to all experts"));
+  CHECK_THAT(report("debug.route=zipf"), Contains("loads of 1, 1/2, 1/3"));
+  CHECK_THAT(report("train.seed=2"), !Contains("trains nothing useful"));
+}
+
 TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any world") {
   for (const auto& [name, world] : {std::pair{"quickstart", 1},
                                     {"llama3_70b", 256},
                                     {"llama3_1_405b", 16384},
-                                    {"planned/moe_16b_shared_expert", 32},
-                                    {"planned/mixtral_8x7b", 64}}) {
+                                    {"moe_16b_shared_expert", 32},
+                                    {"mixtral_8x7b", 64}}) {
     CAPTURE(name);
     Diagnostics diagnostics;
     const Recipe r = plan::load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml",
@@ -575,6 +638,7 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
     CHECK(has("rank 0's") == (world > 1));
     CHECK(has("ep_shard") == (r.distributed.ep_size > 1));
     CHECK(has("a step over ep") == (r.distributed.ep_size > 1));
+    CHECK(has("more for each 10 %") == (r.distributed.ep_size > 1));
     CHECK(has("model.moe.token_dispatcher: alltoall") == (r.distributed.ep_size > 1));
   }
 }

@@ -85,6 +85,18 @@ inline std::vector<Result> train_ranks(
   return results;
 }
 
+// Returns what every rank says of its routers in the first step.
+inline std::vector<train::ExpertStats> first_expert_stats(int ranks, const Changes& changes) {
+  const Recipe r = tiny(changes, ranks);
+  std::vector<train::ExpertStats> all(static_cast<size_t>(ranks));
+  run_ranks(ranks, "thread", [&](TestRank& rank) {
+    train::Trainer trainer =
+        make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    all[size_t(rank.rank())] = trainer.step().experts.value();
+  });
+  return all;
+}
+
 // The bound is relative to the L2 norm of each parameter's gradient.
 inline void check_gradients(const Result& one, const Result& other, double bound) {
   REQUIRE(one.gradients.size() == other.gradients.size());

@@ -79,7 +79,9 @@ Reference reference(const RouterCase& c, const Vector& logits, const RouterInput
     for (double v : x) score.push_back(softmax ? std::exp(v - log_sum) : 1 / (1 + std::exp(-v)));
     for (double s : score) all += s;
     double chosen = 0, weights = 0;
-    const auto experts = choose(c, x, score, in.bias_E.values());
+    auto experts = c.given ? std::vector<int64_t>() : choose(c, x, score, in.bias_E.values());
+    for (int64_t k = 0; c.given && k < c.K; ++k)
+      experts.push_back(in.choice_TK.span().as<int32_t>()[t * c.K + k]);
     for (int64_t e : experts) chosen += std::exp(x[e] - max), weights += score[e];
     for (int64_t e : experts) {
       r.expert.push_back(int32_t(e));
@@ -122,6 +124,7 @@ void route(const RouterCase& c, const RouterInputs& in, Routed& to) {
   cpu::run(RouteTokens{.logits_TE = in.logits_TE,
                        .bias_E = c.biased ? ConstSpan(in.bias_E) : ConstSpan{},
                        .valid_T = c.padded ? ConstSpan(in.valid_T) : ConstSpan{},
+                       .choice_TK = c.given ? ConstSpan(in.choice_TK) : ConstSpan{},
                        .expert_TK = to.expert,
                        .weight_TK = to.weight,
                        .log_sum_T = to.log_sum,

@@ -258,3 +258,73 @@ TEST_CASE("Megatron's switch for the router's bias takes its rate") {
   CHECK(shape({"model.moe_router_enable_expert_bias=true"}).bias_rate == 1e-3);
   CHECK(shape({"model.moe_router_bias_update_rate=0.01"}).bias_rate == 0.01);
 }
+
+TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
+  for (const auto& [name, pattern] : {std::pair{"balanced", ExpertShape::Pattern::balanced},
+                                      {"zipf", ExpertShape::Pattern::zipf}}) {
+    const std::string set = std::string("debug.route=") + name;
+    expect_warning({.what = name, .set = moe({set})}, "debug.route", "trains nothing useful");
+    CHECK(shape({set}).pattern == pattern);
+  }
+  CHECK(shape({}).pattern == ExpertShape::Pattern::none);
+  expect_error({.what = "no pattern", .set = moe({"debug.route=random"})}, "debug.route",
+               "expected one of the words");
+}
+
+TEST_CASE("settings of experts over ranks that change nothing are told") {
+  const auto over_ranks = [](const Overrides& more) {
+    Overrides set{"distributed.ep_size=2"};
+    set.insert(set.end(), more.begin(), more.end());
+    return Setting{.what = more.back(), .world = 2, .set = moe(set)};
+  };
+  const std::string own = "distributed.moe.";
+  expect_warning(over_ranks({own + "ignore_router_for_ac=true"}), own + "ignore_router_for_ac",
+                 "only recompute.granularity full");
+  expect_no_warning(over_ranks({"recompute=full", own + "ignore_router_for_ac=true"}));
+  expect_resolved(over_ranks({own + "wrap_outer_model=false"}), own + "wrap_outer_model",
+                  "units of their own");
+  expect_warning(over_ranks({"mixed_precision=fp32", own + "lm_head_precision=fp32"}),
+                 own + "lm_head_precision", "changes nothing");
+  expect_warning(over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=bf16"}),
+                 own + "lm_head_precision", "changes nothing");
+}
+
+TEST_CASE("routers are kept under fsdp2 over ranks alone, and experts' own resharding is theirs") {
+  const auto plan_of = [](const Overrides& more) {
+    Overrides set{"distributed.ep_size=2"};
+    set.insert(set.end(), more.begin(), more.end());
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, 4);
+    INFO(listed(diagnostics));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    return make_plan(r, 4, 512);
+  };
+  const std::string keep = "distributed.moe.ignore_router_for_ac=true";
+  CHECK(plan_of({"recompute=full", keep}).recompute.keeps_router);
+  CHECK_FALSE(plan_of({"recompute=full"}).recompute.keeps_router);
+  CHECK(plan_of({"recompute=full", keep}).memory[0].activations >
+        plan_of({"recompute=full"}).memory[0].activations);
+  const auto reshard = [&](const char* value) {
+    return plan_of({std::string("distributed.moe.reshard_after_forward=") + value})
+        .data_parallel.gather.reshard_experts;
+  };
+  CHECK_FALSE(reshard("false"));
+  CHECK(reshard("true"));
+  CHECK(reshard("auto"));
+  CHECK(plan_of({}).data_parallel.gather.reshard_experts);
+}
+
+TEST_CASE("the plan says what experts above the mean load take") {
+  const auto more = [](const Overrides& set, int64_t world) {
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, world);
+    REQUIRE_FALSE(diagnostics.has_errors());
+    return make_plan(r, world, 512).fullest().per_tenth_of_rows;
+  };
+  CHECK(more({}, 1) == 0);
+  const Count two = more({"distributed.ep_size=2"}, 2);
+  CHECK(two > 0);
+  // Twice the tokens of a micro-batch are twice the rows.
+  CHECK(more({"distributed.ep_size=2", "train.micro_batch_size=2"}, 2) ==
+        Approx(2 * two).epsilon(0.01));
+}

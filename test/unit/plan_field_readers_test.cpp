@@ -99,8 +99,8 @@ class Print {
     all(a, b);
   }
   void add(const ExpertShape& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v);
   }
   void add(const ModelShape& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb,
@@ -108,8 +108,8 @@ class Print {
     all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb, cc, dd);
   }
   void add(const RecomputeOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i] = o;
-    all(a, b, c, d, e, f, g, h, i);
+    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
+    all(a, b, c, d, e, f, g, h, i, j);
   }
   void add(const OptimizerOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i] = o;
@@ -257,9 +257,7 @@ const Elsewhere kElsewhere[] = {
 
 // Settings of models with experts that no run reads yet: check_supported() refuses them.
 bool belongs_to_planned_experts(std::string_view path) {
-  for (const std::string_view name :
-       {"ignore_router_for_ac", "wrap_outer_model", "lm_head_precision"})
-    if (path.starts_with("distributed.moe.") && path.ends_with(name)) return true;
+  if (path == "distributed.moe.lm_head_precision") return true;
   for (const std::string_view name : {"pad_expert_input_to_capacity", "shared_expert_overlap"})
     if (path.starts_with("model.moe.") && path.ends_with(name)) return true;
   return path == "comm_overlap.moe_dispatch_chunks" ||
@@ -313,14 +311,15 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
   CHECK_THAT(
       refused_over_ranks([](Recipe& r) { r.comm_overlap.overlap_moe_expert_parallel_comm = true; }),
       Contains("another's tokens"));
-  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.distributed.moe.ignore_router_for_ac = true; }),
-             Contains("recomputation keeps"));
-  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.distributed.moe.wrap_outer_model = false; }),
-             Contains("not sharded"));
-  CHECK_THAT(refused_over_ranks([](Recipe& r) {
-               r.distributed.moe.lm_head_precision = recipe::ElementType::fp32;
-             }),
+  const auto fp32_head = [](recipe::Precision precision) {
+    return [precision](Recipe& r) {
+      r.mixed_precision.name = precision;
+      r.distributed.moe.lm_head_precision = recipe::ElementType::fp32;
+    };
+  };
+  CHECK_THAT(refused_over_ranks(fp32_head(recipe::Precision::bf16_mixed)),
              Contains("output layer"));
+  CHECK(refused_over_ranks(fp32_head(recipe::Precision::fp32)).empty());
   CHECK(refused([](Recipe& r) { r.distributed.tp_size = 2; }).empty());
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));

@@ -115,6 +115,9 @@ TEST_CASE("sections that a size leaves idle are warned of, and refused with debu
   for (const Case& c :
        {Case{"distributed.pipeline", {"distributed.pipeline={pp_schedule: 1f1b}"}},
         Case{"distributed.moe", {"distributed.moe={reshard_after_forward: true}"}},
+        Case{"debug.route", {"debug.route=zipf"}},
+        Case{"model.moe.token_dispatcher",
+             {"model.moe.num_experts=8", "model.moe.token_dispatcher=alltoall"}},
         Case{"distributed.vpp_size", {"distributed.vpp_size=2"}},
         Case{"distributed.sequence_parallel", {"distributed.sequence_parallel=true"}},
         Case{"comm_overlap.tp_comm_overlap_cfg",

@@ -40,8 +40,8 @@ TEST_CASE("published models have their published number of parameters") {
                         {"llama3_70b", 256, 70553706496},
                         {"llama3_1_405b", 16384, 405853388800},
                         {"qwen3_8b", 32, 8190735360},
-                        {"planned/qwen3_30b_a3b", 64, 30532122624},
-                        {"planned/mixtral_8x7b", 64, 46702792704}}) {
+                        {"qwen3_30b_a3b", 64, 30532122624},
+                        {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);
     const Recipe r = ready(p.recipe, p.world);
     CHECK(count_parameters(r.model, r.model.vocab_size).total() == p.total);
@@ -49,7 +49,7 @@ TEST_CASE("published models have their published number of parameters") {
 }
 
 TEST_CASE("a mixture of experts costs what a token meets") {
-  const Recipe r = ready("planned/qwen3_30b_a3b", 64);
+  const Recipe r = ready("qwen3_30b_a3b", 64);
   const ModelParameters p = count_parameters(r.model, r.model.vocab_size);
   CHECK(p.active() / 1e9 == Approx(3.35).epsilon(0.01));  // "3.3B activated"
   CHECK(p.moe_layers == 48);
@@ -182,6 +182,30 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
   CHECK_THAT(differences({"train.seed=77", "model.ffn_hidden_size=96"}),
              Catch::Contains("train.seed: saved with 1234, now 77") &&
                  Catch::Contains("model.ffn_hidden_size: saved with"));
+}
+
+TEST_CASE("a resumed run of experts may balance them otherwise by what its checkpoint has") {
+  const TemporaryFolder folder;
+  const auto path = folder / "recipe.yaml";
+  const auto text = [](const std::vector<std::string>& changes) {
+    return make_plan(ready("quickstart_experts", 1, changes), 1, 257).text;
+  };
+  const auto differences = [&](const std::vector<std::string>& saved,
+                               const std::vector<std::string>& now) {
+    write_file_atomic(path, text(saved).recipe_with_origins);
+    return resume_differences(path, text(now).recipe);
+  };
+  const std::string rate = "model.moe.router_bias_update_rate=",
+                    coeff = "model.moe.aux_loss_coeff=",
+                    global = "model.moe.load_balancing_type=global_aux_loss";
+  CHECK(differences({}, {coeff + "1e-3", "model.moe.z_loss_coeff=0"}).empty());
+  CHECK(differences({}, {coeff + "0"}).empty());
+  CHECK(differences({rate + "1e-3"}, {rate + "1e-4"}).empty());
+  CHECK(differences({global}, {global, coeff + "0.5"}).empty());
+  CHECK_THAT(differences({rate + "1e-3"}, {}), Catch::Contains("router_bias_update_rate"));
+  CHECK_THAT(differences({}, {rate + "1e-3"}), Catch::Contains("router_bias_update_rate"));
+  CHECK_THAT(differences({global}, {global, coeff + "0"}), Catch::Contains("aux_loss_coeff"));
+  CHECK_THAT(differences({}, {"model.moe.router_topk=3"}), Catch::Contains("router_topk"));
 }
 
 TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 at most") {

@@ -237,6 +237,95 @@ TEST_CASE(
               "checkpoint.save_consolidated", "choose from");
 }
 
+TEST_CASE("Megatron's switch of experts' biases is the gate of the rate beside it") {
+  const auto rate = [](const std::string& yaml, const Overrides& set = {}) {
+    Overrides all{"model.num_moe_experts=8"};
+    all.insert(all.end(), set.begin(), set.end());
+    return loaded(yaml, all).model.moe.router_bias_update_rate;
+  };
+  const std::string on = "model.moe_router_enable_expert_bias: true\n",
+                    off = "model.moe_router_enable_expert_bias: false\n",
+                    own = "model.moe_router_bias_update_rate: 0.01\n";
+  CHECK(rate(on) == 1e-3);  // Megatron's own
+  CHECK(rate(off) == 0);
+  CHECK(rate(own) == 0.01);
+  CHECK(rate(on + own) == 0.01);
+  CHECK(rate(own + on) == 0.01);
+  CHECK(rate(off + own) == 0);
+  CHECK(rate(own + off) == 0);
+  CHECK(rate(own, {"model.moe_router_enable_expert_bias=true"}) == 0.01);
+  CHECK(rate(own, {"moe-router-enable-expert-bias=false"}) == 0);
+  CHECK(rate(on, {"moe-router-bias-update-rate=0.02"}) == 0.02);
+  expect_told(off + own, Severity::resolved, "model.moe_router_bias_update_rate", "has no effect");
+}
+
+TEST_CASE("settings of experts in the names of other systems act, or are told") {
+  const auto moe = [](const Overrides& set) {
+    Overrides all{"model.num_moe_experts=8", "model.moe_ffn_hidden_size=64"};
+    all.insert(all.end(), set.begin(), set.end());
+    return loaded("", all).model.moe;
+  };
+  using Freq = std::vector<int64_t>;
+  CHECK(moe({"model.moe_layer_freq='([0]*1+[1]*7)'"}).layer_freq == Freq{0, 1, 1, 1, 1, 1, 1, 1});
+  CHECK(moe({"model.moe_layer_freq='[0]*2 + [1, 0]*3'"}).layer_freq ==
+        Freq{0, 0, 1, 0, 1, 0, 1, 0});
+  CHECK(moe({"moe-layer-freq=([0,1])*4"}).layer_freq == Freq{0, 1, 0, 1, 0, 1, 0, 1});
+  CHECK(moe({"model.moe_layer_freq=2"}).layer_freq == Freq{2});
+  for (const char* bad : {"([0]*1+[1]*26", "[0]*x", "[0]-[1]", "[1]*99999999"})
+    expect_error(
+        {.what = bad,
+         .set = {"model.num_moe_experts=8", fmt::format("model.moe_layer_freq='{}'", bad)}},
+        "model.moe.layer_freq", "");
+  CHECK_FALSE(moe({"model.moe_expert_capacity_factor=-1"}).expert_capacity_factor);
+  CHECK(moe({"model.moe_expert_capacity_factor=1.5"}).expert_capacity_factor == 1.5);
+  CHECK(moe({"model.n_shared_experts=2"}).shared_expert_ffn_hidden_size == 128);
+  CHECK_FALSE(moe({"model.n_shared_experts=0"}).shared_expert_ffn_hidden_size);
+  expect_error(
+      {.what = "two widths",
+       .set = {"model.num_moe_experts=8", "model.moe_ffn_hidden_size=64",
+               "model.n_shared_experts=2", "model.moe_shared_expert_intermediate_size=64"}},
+      "model.moe.num_shared_experts", "2 shared experts of 64 are 128 wide");
+  CHECK(loaded("", {"model.qkv_bias=true"}).model.add_qkv_bias);
+  for (const char* key : {"moe_flex_dispatcher_backend: deepep", "moe_router_padding_for_fp8: true",
+                          "high_priority_a2a_comm_stream: true"}) {
+    const std::string text = std::string("model.") + key + "\n";
+    expect_told(text, Severity::resolved, text.substr(0, text.find(':')), "has no meaning here");
+  }
+  for (const char* key : {"moe_input_jitter_eps: 0.01", "moe_apply_probs_on_input: true",
+                          "moe_router_force_load_balancing: true", "moe_layer_recompute: true"}) {
+    const std::string text = std::string("model.") + key + "\n";
+    expect_told(text, Severity::error, text.substr(0, text.find(':')), "");
+  }
+  CHECK_FALSE(told("model.moe_input_jitter_eps: null\n").has_errors());
+  CHECK_FALSE(told("model.moe_router_force_load_balancing: false\n").has_errors());
+}
+
+TEST_CASE("classes of other systems name families with experts") {
+  const auto family = [](const std::string& target) {
+    return loaded("model._target_: megatron.bridge.models." + target + "\n",
+                  {"model.num_moe_experts=8"})
+        .model.architecture;
+  };
+  CHECK(family("mistral.MixtralModelProvider") == Architecture::mixtral);
+  CHECK(family("qwen.Qwen2MoEModelProvider") == Architecture::qwen2_moe);
+  CHECK(family("qwen.Qwen3MoEModelProvider") == Architecture::qwen3_moe);
+  const auto of_config = [](const std::string& name) {
+    Diagnostics diagnostics;
+    const Recipe r = plan::load_recipe_text(
+        "dataset: {train: x, seq_length: 64}\n"
+        "model: {config: {_target_: transformers." +
+            name + "Config, num_hidden_layers: 8}}\n",
+        "r.yaml", {}, diagnostics);
+    INFO(listed(diagnostics));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    return r.model;
+  };
+  CHECK(of_config("Mixtral").architecture == Architecture::mixtral);
+  CHECK(of_config("Mixtral").moe.num_experts == 8);  // what transformers takes
+  CHECK(of_config("Qwen2Moe").moe.shared_expert_ffn_hidden_size == 5632);
+  CHECK(of_config("Qwen3Moe").moe.num_experts == 128);
+}
+
 TEST_CASE("AutoModel's list of modules per stage is a layout") {
   const Recipe r = loaded(
       "distributed: {pp_size: 2, pipeline: {pp_schedule: 1f1b, module_fqns_per_model_part: "

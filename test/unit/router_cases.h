@@ -12,6 +12,7 @@ struct RouterCase {
   int64_t T, E, K, B = 1;
   kernels::RouterForm form = {};
   bool biased = false, padded = false;
+  bool given = false;  // the experts are given: E choices in turn, from one token to the next
 };
 
 inline std::vector<RouterCase> router_cases() {
@@ -44,20 +45,34 @@ inline std::vector<RouterCase> router_cases() {
        1,
        {.score = sigmoid, .groups = 4, .best_groups = 3},
        true},
+      {"given experts, softmax over them", 20, 12, 5, 2, {.over_chosen = true}, true, true, true},
+      {"given experts outside of the best groups",
+       18,
+       64,
+       6,
+       1,
+       {.scale = 16, .groups = 8, .best_groups = 1},
+       false,
+       false,
+       true},
   };
 }
 
 // What a case reads. Biases and logits lie so far apart that rounding changes no choice.
 struct RouterInputs {
-  Array logits_TE, bias_E, valid_T, dweight_TK;
+  Array logits_TE, bias_E, valid_T, choice_TK, dweight_TK;
   RouterInputs(const RouterCase& c, DType type)
       : logits_TE(Array::normal(type, c.T * c.E, 11, 2)),
         bias_E(Array::normal(DType::f32, c.E, 12, 0.2f)),
         valid_T(DType::i32, c.T),
+        choice_TK(DType::i32, c.T * c.K),
         dweight_TK(Array::normal(DType::f32, c.T * c.K, 13)) {
     std::vector<int32_t> valid;
     for (int64_t t = 0; t < c.T; ++t) valid.push_back(c.padded && t % 5 == 3 ? 0 : 1);
     valid_T = Array::ids(valid);
+    std::vector<int32_t> choice;
+    for (int64_t i = 0; i < c.T * c.K; ++i) choice.push_back(int32_t(i % c.E));
+    choice_TK = Array::ids(choice);
   }
 };
 

@@ -104,20 +104,24 @@ void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
       store(score.get() + e, s, m);
     });
     score_sum = sum_lanes(sum);
-    // Scores rise with the logits, which differ where scores have become equal by rounding.
-    const bool by_logits = form.over_chosen || (!bias && form.groups == 1);
-    for (int64_t e = 0; e < E; ++e) {
-      value[e] = (by_logits ? to_float(x[e]) : score[e]) + (bias ? bias[e] : 0.0f);
-      taken[e] = false;
+    if (a.choice_TK.data) {
+      for (int64_t k = 0; k < K; ++k) expert[k] = data_of<int32_t>(a.choice_TK)[t * K + k];
+    } else {
+      // Scores rise with the logits, which differ where scores have become equal by rounding.
+      const bool by_logits = form.over_chosen || (!bias && form.groups == 1);
+      for (int64_t e = 0; e < E; ++e) {
+        value[e] = (by_logits ? to_float(x[e]) : score[e]) + (bias ? bias[e] : 0.0f);
+        taken[e] = false;
+      }
+      if (form.groups > form.best_groups)
+        leave_best_groups(form, E, K, value.get(), taken.get(), group.get(), group_taken.get());
+      for (int64_t k = 0; k < K; ++k) {
+        const int64_t e = best_of(value.get(), taken.get(), E);
+        taken[e] = true;
+        expert[k] = int32_t(e);
+      }
     }
-    if (form.groups > form.best_groups)
-      leave_best_groups(form, E, K, value.get(), taken.get(), group.get(), group_taken.get());
-    for (int64_t k = 0; k < K; ++k) {
-      const int64_t e = best_of(value.get(), taken.get(), E);
-      taken[e] = true;
-      expert[k] = int32_t(e);
-      weight[k] = score[e];
-    }
+    for (int64_t k = 0; k < K; ++k) weight[k] = score[expert[k]];
     float chosen = 0;
     for (int64_t k = 0; k < K; ++k) chosen += weight[k];
     if (weights_over_chosen(form))

@@ -1,11 +1,14 @@
 #include "model/experts/expert_layer.h"
 
+#include <any>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "base/math.h"
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
+#include "model/experts/route_pattern.h"
 #include "model/experts/shared_expert.h"
 #include "model/experts/token_dispatcher.h"
 #include "ops/experts.h"
@@ -23,6 +26,7 @@ struct ExpertLayer {
         keeps_norm(!recompute.cheap && !recompute.norms),
         keeps_activation(!recompute.cheap && !recompute.experts && !recompute.experts_act),
         keeps_rows(!recompute.experts),
+        keeps_router(recompute.keeps_router),
         tensor(impls.tensor),
         sum_over_tokens(impls.sum_over_tokens),
         dispatcher(impls.token_dispatcher ? impls.token_dispatcher()
@@ -65,7 +69,7 @@ struct ExpertLayer {
 
   const GptConfig c;
   const int64_t layer;
-  const bool keeps_norm, keeps_activation, keeps_rows;
+  const bool keeps_norm, keeps_activation, keeps_rows, keeps_router;
   const std::shared_ptr<TensorParallel> tensor;
   const std::function<Event(Stream&, const Tensor&)> sum_over_tokens;
   const std::unique_ptr<TokenDispatcher> dispatcher;
@@ -120,6 +124,7 @@ struct RouteActivations {
   ops::NormResult norm;  // its output is absent if it is computed again
   Tensor logits_TE;
   ops::Routing routing;
+  Tensor kept_TK;  // the choices that fit into the experts' capacity
   Tensor sums_BS;  // what the router's losses are made of; absent without losses
   Event summed;    // when they are those of all ranks that share the samples
 };
@@ -132,17 +137,21 @@ class Route : public ExpertSegment {
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     const ExpertConfig& e = l_->c.experts;
-    RouteActivations a;
+    RouteActivations a = found_earlier(step);
     a.norm = l_->norm.forward(step, flow.h);
-    a.logits_TE = ops::in_dtype(step.compute,
-                                ops::matmul(step.compute, "matmul_router_fwd", a.norm.y_TH,
-                                            l_->router->value, {.b = true}, DType::f32),
-                                e.logits);
-    a.routing =
-        ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E, valid(step));
-    if (step.training && step.experts) find_sums(step, a);
+    if (!a.logits_TE) {
+      a.logits_TE = ops::in_dtype(step.compute,
+                                  ops::matmul(step.compute, "matmul_router_fwd", a.norm.y_TH,
+                                              l_->router->value, {.b = true}, DType::f32),
+                                  e.logits);
+      a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E,
+                                    valid(step), given_choices(step, a.logits_TE.dim(0)));
+      if (step.training && step.experts) find_sums(step, a);
+      a.kept_TK = kept_choices(step, a);
+      keep_for_recomputation(step, a);
+    }
     flow.h = {a.norm.sum_TH, {}};
-    leave(step, *l_, flow.experts, a.norm.y_TH, kept_choices(step, a), a.routing.weight_TK);
+    leave(step, *l_, flow.experts, a.norm.y_TH, std::exchange(a.kept_TK, {}), a.routing.weight_TK);
     if (!l_->keeps_norm) a.norm.y_TH = {};
     step.stash.push(std::move(a));
     return flow;
@@ -179,6 +188,33 @@ class Route : public ExpertSegment {
   // rows.
   Tensor valid(const Step& step) const {
     return step.seq.valid_T ? l_->tensor->own_rows(step.seq.valid_T) : Tensor();
+  }
+
+  // What the router has found in the earlier forward, if this is a recomputation that is to take
+  // it; else everything is absent.
+  RouteActivations found_earlier(Step& step) const {
+    if (!l_->keeps_router || !step.found || !step.recomputing) return {};
+    MT_CHECK(!step.found->empty(), "a recomputation of more routers than were computed");
+    auto a = std::any_cast<RouteActivations>(std::move(step.found->front()));
+    step.found->pop_front();
+    return a;
+  }
+  void keep_for_recomputation(Step& step, const RouteActivations& a) const {
+    if (!l_->keeps_router || !step.found || step.recomputing) return;
+    RouteActivations kept = a;
+    kept.norm = {};
+    step.found->push_back(std::move(kept));
+  }
+
+  // Returns the choices of a benchmark's pattern; absent if the router chooses.
+  Tensor given_choices(Step& step, int64_t T) {
+    const ExpertConfig& e = l_->c.experts;
+    if (e.pattern == RoutePattern::none) return {};
+    Tensor& choice_TK = pattern_[T];
+    if (!choice_TK)
+      choice_TK = Tensor::from_host(step.compute, {T, e.per_token},
+                                    pattern_choices(e.pattern, l_->layer, T, e.count, e.per_token));
+    return choice_TK;
   }
 
   // Returns the choices that fit into the experts' capacity. The losses see all choices, and so
@@ -225,6 +261,8 @@ class Route : public ExpertSegment {
         step.experts->loss_2,
         fraction_LE ? fraction_LE.flat(l_->layer * e.count, {e.count}) : Tensor());
   }
+
+  std::map<int64_t, Tensor> pattern_;  // the pattern's choices by the number of tokens
 };
 
 class Dispatch : public ExpertSegment {

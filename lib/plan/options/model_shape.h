@@ -26,6 +26,8 @@ struct ExpertShape {
   // of the lowest weight are dropped, or the last ones.
   double capacity_factor = 0;
   bool drops_lightest = true;
+  // A benchmark's choices, which depend on no weights (model/experts/route_pattern.h).
+  enum class Pattern { none, balanced, zipf } pattern = Pattern::none;
 };
 
 struct ModelShape {
@@ -59,6 +61,7 @@ struct RecomputeOptions {
   // The first `layers` layers keep only the input of each group of `group` layers. If `layers` is
   // 0, all layers keep everything.
   int64_t group = 0, layers = 0;
+  bool keeps_router = false;  // in these groups: logits, choices and weights of routers are kept
   // The outputs of norms and activations; plan/cheap_recompute.h decides it.
   bool cheap = true;
 };

@@ -162,6 +162,15 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
           .experts = expert_shape(m)};
 }
 
+ExpertShape::Pattern route_pattern(const recipe::DebugConfig& debug) {
+  if (!debug.route) return ExpertShape::Pattern::none;
+  switch (*debug.route) {
+    case recipe::RoutePattern::balanced: return ExpertShape::Pattern::balanced;
+    case recipe::RoutePattern::zipf: return ExpertShape::Pattern::zipf;
+  }
+  throw BugError("debug.route");
+}
+
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t layers) {
   using Module = recipe::RecomputeModule;
   if (r.granularity == recipe::RecomputeGranularity::selective)

@@ -10,6 +10,7 @@
 #include "plan/options/train_options.h"
 
 namespace mtrain::recipe {
+struct DebugConfig;
 struct LrSchedulerConfig;
 struct MixedPrecisionConfig;
 struct ModelConfig;
@@ -22,6 +23,8 @@ namespace mtrain::plan {
 
 // `vocab` is the true vocabulary; `sample_length` is the longest sequence unless the model has one.
 ModelShape model_shape(const recipe::ModelConfig& model, int64_t vocab, int64_t sample_length);
+// debug.route belongs to a run: of a saved model the routers choose.
+ExpertShape::Pattern route_pattern(const recipe::DebugConfig& debug);
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& recompute, int64_t layers);
 ContextOptions context_options(const recipe::Recipe& recipe);
 OptimizerOptions optimizer_options(const recipe::OptimizerConfig& optimizer);

@@ -118,6 +118,17 @@ void check_router(const Recipe& r, Diagnostics& diagnostics) {
 }
 
 void check_widths(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  const recipe::MoeConfig& moe = r.model.moe;
+  const char* shared = "model.moe.shared_expert_ffn_hidden_size";
+  if (moe.num_shared_experts && moe.ffn_hidden_size) {
+    const int64_t width = *moe.num_shared_experts * *moe.ffn_hidden_size;
+    diagnostics.require(moe.shared_expert_ffn_hidden_size.value_or(0) == width,
+                        {"model.moe.num_shared_experts", shared},
+                        fmt::format("{} shared experts of {} are {} wide, but {} is {}",
+                                    *moe.num_shared_experts, *moe.ffn_hidden_size, width, shared,
+                                    moe.shared_expert_ffn_hidden_size.value_or(0)),
+                        "give one of the two");
+  }
   const auto divides = [&](const char* field, const std::optional<int64_t>& width) {
     diagnostics.require(
         !width || *width % l.tp == 0, {"distributed.tp_size", field},
@@ -192,11 +203,25 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                   "over cp_size {} have different numbers",
                   l.ep, l.cp),
       "set model.moe.token_dispatcher: alltoall");
-  const char* reshard = "distributed.moe.reshard_after_forward";
-  if (r.given(reshard) && l.pp > 1 && !r.distributed.reshard_after_forward)
-    warn_or_refuse(r, reshard,
+  const recipe::MoeParallelConfig& own = r.distributed.moe;
+  if (own.reshard_after_forward && l.pp > 1 && !r.distributed.reshard_after_forward)
+    warn_or_refuse(r, "distributed.moe.reshard_after_forward",
                    "is ignored: with pp_size above 1 a stage's parameters stay gathered unless "
                    "distributed.reshard_after_forward is given",
+                   diagnostics);
+  if (own.ignore_router_for_ac && r.recompute.granularity != recipe::RecomputeGranularity::full)
+    warn_or_refuse(r, "distributed.moe.ignore_router_for_ac",
+                   "is ignored: only recompute.granularity full would compute routers again",
+                   diagnostics);
+  if (!own.wrap_outer_model)
+    diagnostics.resolved("distributed.moe.wrap_outer_model",
+                         "has no meaning here: embedding and output layer are sharded as units of "
+                         "their own");
+  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
+  if (own.lm_head_precision && (*own.lm_head_precision != recipe::ElementType::fp32 || fp32))
+    warn_or_refuse(r, "distributed.moe.lm_head_precision",
+                   fmt::format("changes nothing: the output layer is in {} as all weights are",
+                               enum_name(r.mixed_precision.name)),
                    diagnostics);
   const int64_t chunks = r.comm_overlap.moe_dispatch_chunks;
   diagnostics.require(
@@ -210,6 +235,13 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
 
 void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const recipe::MoeConfig& moe = r.model.moe;
+  if (r.debug.route && moe.num_experts == 0)
+    warn_or_refuse(r, "debug.route", "is ignored: the model has no experts", diagnostics);
+  if (r.debug.route && moe.num_experts > 0)
+    diagnostics.warn("debug.route",
+                     "tokens go to experts by a pattern and not by what routers learn, so that the "
+                     "run shows how fast it is and trains nothing useful",
+                     "leave it out to train");
   if (r.given_section("distributed.moe") && l.ep == 1 &&
       r.distributed.strategy == recipe::Strategy::fsdp2)
     warn_or_refuse(r, "distributed.moe", "is ignored, for ep_size is 1", diagnostics);
@@ -229,6 +261,9 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
         {"model.moe.shared_expert_overlap", "model.moe.shared_expert_ffn_hidden_size"},
         "there is no shared expert to compute while tokens travel",
         "set shared_expert_ffn_hidden_size, or shared_expert_overlap: false");
+    if (r.given("model.moe.token_dispatcher") && l.ep == 1)
+      warn_or_refuse(r, "model.moe.token_dispatcher",
+                     "is ignored: tokens do not travel to experts (ep_size 1)", diagnostics);
     if (moe.shared_expert_overlap && l.ep == 1)
       warn_or_refuse(r, "model.moe.shared_expert_overlap",
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);

@@ -23,13 +23,10 @@ void check_expert_ranks(const Recipe& r, const Missing& missing) {
   missing(r.comm_overlap.overlap_moe_expert_parallel_comm,
           "comm_overlap.overlap_moe_expert_parallel_comm",
           "micro-batches that compute while another's tokens travel", "leave it out");
-  const recipe::MoeParallelConfig& own = r.distributed.moe;
-  missing(own.ignore_router_for_ac, "distributed.moe.ignore_router_for_ac",
-          "choices that recomputation keeps", "leave it out: it chooses the same experts again");
-  missing(!own.wrap_outer_model, "distributed.moe.wrap_outer_model",
-          "embeddings and output layer that are not sharded", "leave it out");
-  missing(own.lm_head_precision.has_value(), "distributed.moe.lm_head_precision",
-          "an output layer with a type of its own", "leave it out");
+  missing(r.distributed.moe.lm_head_precision == recipe::ElementType::fp32 &&
+              r.mixed_precision.name != recipe::Precision::fp32,
+          "distributed.moe.lm_head_precision", "an output layer with a type of its own",
+          "leave it out");
 }
 
 template <class Missing>

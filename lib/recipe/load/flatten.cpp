@@ -6,6 +6,7 @@
 #include "base/strings.h"
 #include "recipe/load/foreign_keys.h"
 #include "recipe/load/hf_config.h"
+#include "recipe/load/list_expression.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/load/targets.h"
 
@@ -34,6 +35,9 @@ bool is_hydra_option(std::string_view key) {
   return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_" ||
          key == "_call_";
 }
+
+constexpr std::string_view kExpertBias = "model.moe_router_enable_expert_bias",
+                           kExpertBiasRate = "model.moe_router_bias_update_rate";
 
 // Whether the setting is a switch that says no more than whether the MLP has a gate.
 bool only_says_gated(const RawSetting& g) {
@@ -105,7 +109,7 @@ class Collector {
   }
 
   void set(const std::string& path, const SourceLocation& location, const Node& whole) {
-    const Node node = named_function(whole);
+    Node node = named_function(whole);
     const std::string_view word = last_word(path);
     if (word == "_args_" && !node.items.empty())
       return diagnostics_.add_at(Severity::error, location, path,
@@ -126,6 +130,8 @@ class Collector {
       return set_beta(path, location, node);
     if (path == "distributed.pipeline.module_fqns_per_model_part" && !node.unset())
       return set_layout(path, location, node);
+    if (path == kExpertBias || path == kExpertBiasRate) return set_bias_rate(path, location, node);
+    if (path == "model.moe_layer_freq") expand_list_expression(node);
     if (const SchemaRow* row = find_row(path)) return add({row, path, location, node, origin_});
     if (convert(path, location, node)) return;
     if (const SchemaRow* row = negated_row(path)) return negate(row, path, location, node);
@@ -330,6 +336,31 @@ class Collector {
     if (before != given.fields.end() && before->second.spelling.starts_with("optimizer.adam_beta"))
       given.fields.erase(before);
     add({row, path, location, std::move(betas), origin_});
+  }
+
+  // Megatron's switch is the gate of the rate beside it. A rate by itself acts, and a switch by
+  // itself stands for Megatron's own rate.
+  void set_bias_rate(const std::string& path, const SourceLocation& location, const Node& node) {
+    const SchemaRow* row = find_row(kExpertBiasRate);
+    const bool is_switch = path == kExpertBias;
+    if (is_switch && refused_reference(path, row->path, location, node)) return;
+    const RawSetting* other = nullptr;
+    for (const RawSettings* settings : {&earlier_, static_cast<const RawSettings*>(&given)})
+      if (const auto at = settings->fields.find(row->path);
+          at != settings->fields.end() &&
+          at->second.spelling == (is_switch ? kExpertBiasRate : kExpertBias))
+        other = &at->second;
+    const std::string word = to_lower(is_switch ? node.text : other ? other->node.text : "");
+    const bool on = is_switch && (word == "true" || word == "yes" || word == "on");
+    if (is_switch && other && on) return;  // the rate acts
+    if (!is_switch && other && word == "0") {
+      diagnostics_.add_at(Severity::resolved, location, path,
+                          fmt::format("has no effect, for {} is false", kExpertBias));
+      return;
+    }
+    if (given.fields.contains(row->path) && other) given.fields.erase(row->path);
+    if (!is_switch) return add({row, path, location, node, origin_});
+    convert(path, location, node);
   }
 
   // AutoModel lists the modules of each stage; Megatron's layout string says the same.

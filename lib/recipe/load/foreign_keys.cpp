@@ -31,6 +31,9 @@ constexpr const char* kOwnModel = "mtrain's own model needs no patches";
 constexpr const char* kTorchDdp = "it chooses internals of torch's DDP";
 constexpr const char* kMegatronFsdp = "it chooses internals of megatron-fsdp's buffers";
 constexpr const char* kOwnKernels = "mtrain chooses its kernels by device, type and shape";
+constexpr const char* kPaddedRows = "rows of experts are padded as their GEMMs need it";
+constexpr const char* kOwnTransport = "mtrain's own transports carry the tokens";
+constexpr const char* kStreams = "mtrain orders its streams itself";
 constexpr const char* kReports = "metrics are written to metrics.jsonl in train.run_dir";
 constexpr const char* kOwnLoader = "samples are read in the order that dataset.seed decides";
 constexpr const char* kOtherTask = "mtrain trains all weights of a language model on text";
@@ -248,6 +251,27 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.moe_grouped_gemm", kNone, "experts are computed in groups"},
     ForeignKey{"model.moe_permute_fusion", kNone, kOwnKernels},
     ForeignKey{"model.moe_router_fusion", kNone, kOwnKernels},
+    ForeignKey{"model.moe_use_legacy_grouped_gemm", kNone, kOwnKernels},
+    ForeignKey{"model.moe_router_padding_for_fp8", kNone, kPaddedRows},
+    ForeignKey{"model.moe_router_padding_for_quantization", kNone, kPaddedRows},
+    ForeignKey{"model.moe_flex_dispatcher_backend", kNone, kOwnTransport},
+    ForeignKey{"model.moe_deepep_num_sms", kNone, kOwnTransport},
+    ForeignKey{"model.moe_hybridep_num_sms", kNone, kOwnTransport},
+    ForeignKey{"model.high_priority_a2a_comm_stream", kNone, kStreams},
+    ForeignKey{"comm_overlap.high_priority_a2a_comm_stream", kNone, kStreams},
+    ForeignKey{"model.moe_input_jitter_eps", kRefused, "noise on the router's input is not built",
+               "leave it out", off},
+    ForeignKey{"model.moe_apply_probs_on_input", kRefused,
+               "weights of the router multiply the experts' activation", "leave it out", off},
+    ForeignKey{"model.moe_extended_tp", kRefused,
+               "experts are not divided over the ranks of ep and tp together",
+               "leave it out, and set ep_size", off},
+    ForeignKey{"model.moe_latent_size", kRefused, "experts of a latent space are not built",
+               "leave it out", off},
+    ForeignKey{"model.moe_layer_recompute", kRefused, "is not read",
+               "write recompute: {granularity: selective, modules: [moe]}", off},
+    ForeignKey{"model.moe_router_force_load_balancing", kRefused,
+               "a benchmark's routing is a setting of debug", "set debug.route: balanced", off},
     ForeignKey{"model.moe_per_layer_logging", kNone, "metrics.jsonl has figures over all layers"},
     ForeignKey{"model.group_query_attention", kNone, "model.num_query_groups decides"},
     ForeignKey{"model.make_vocab_size_divisible_by", kNone,

@@ -217,6 +217,9 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   derive_reduction(r);
   if (r.model.moe.num_experts > 0)
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
+  if (r.model.moe.num_experts > 0 && r.model.moe.num_shared_experts.value_or(0) > 0)
+    derive(r, "model.moe.shared_expert_ffn_hidden_size", r.model.moe.shared_expert_ffn_hidden_size,
+           *r.model.moe.num_shared_experts * *r.model.moe.ffn_hidden_size);
   derive_router(r);
   derive_experts(r, diagnostics);
   if (r.recompute.granularity == RecomputeGranularity::full) {

@@ -1,5 +1,6 @@
 // debug: checks that cost time, traces, and ways to make a run slow or fail on purpose.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -28,12 +29,19 @@ struct FaultConfig {
             "true kills the rank's process; false stops it, so that it hangs"}};
 };
 
+enum class RoutePattern { balanced, zipf };
+constexpr auto enum_names(RoutePattern) {
+  return std::array{EnumName{RoutePattern::balanced, "balanced"},
+                    EnumName{RoutePattern::zipf, "zipf"}};
+}
+
 struct DebugConfig {
   bool stream_sanitizer = false;
   std::optional<std::string> trace;
   bool deterministic = false, strict = false, check_nan = true;
   bool emulate_fp8 = false, own_attention = false;
   double compute_slowdown = 1;
+  std::optional<RoutePattern> route;
   FaultConfig fault;
 
   static constexpr auto fields = std::tuple{
@@ -62,6 +70,10 @@ struct DebugConfig {
             "computations on the CPU take this many times as long and sleep for the rest, which "
             "shows on few cores how ranks with a core each overlap; meant for train.threads=1",
             {.min = 1}},
+      Field{"route", &DebugConfig::route,
+            "for benchmarks of models with experts: tokens go to experts by a pattern and not by "
+            "their routers, in equal numbers or with loads of 1, 1/2, 1/3, ...; trains nothing "
+            "useful"},
       Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
 };
 

@@ -139,16 +139,23 @@ struct MpPolicyConfig {
 
 // Settings of fsdp2 for models whose experts are spread over ranks.
 struct MoeParallelConfig {
-  bool reshard_after_forward = false, ignore_router_for_ac = false, wrap_outer_model = true;
+  Auto<bool> reshard_after_forward;
+  bool ignore_router_for_ac = false, wrap_outer_model = true;
   std::optional<ElementType> lm_head_precision;
 
   static constexpr auto fields =
       std::tuple{Field{"reshard_after_forward", &MoeParallelConfig::reshard_after_forward,
-                       "free the experts' weights between forward and backward"},
+                       "free the experts' weights between forward and backward; auto: as "
+                       "distributed.reshard_after_forward"},
                  Field{"ignore_router_for_ac", &MoeParallelConfig::ignore_router_for_ac,
-                       "keep the router's outputs instead of computing them again"},
-                 Field{"wrap_outer_model", &MoeParallelConfig::wrap_outer_model,
-                       "shard what is outside of the layers, too"},
+                       "under recompute.granularity full, keep the router's outputs instead of "
+                       "computing them again"},
+                 Field{"wrap_outer_model",
+                       &MoeParallelConfig::wrap_outer_model,
+                       "accepted, no effect: embedding and output layer are sharded as units of "
+                       "their own",
+                       {.no_effect = "embedding and output layer are sharded as units of their "
+                                     "own, and nothing else lies outside of the layers"}},
                  Field{"lm_head_precision", &MoeParallelConfig::lm_head_precision,
                        "element type of the output layer"}};
 };

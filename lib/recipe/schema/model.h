@@ -127,7 +127,7 @@ constexpr auto enum_names(TokenDropPolicy) {
 // Mixture of experts; num_experts 0 is a dense model.
 struct MoeConfig {
   int64_t num_experts = 0, router_topk = 2;
-  std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size;
+  std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size, num_shared_experts;
   bool shared_expert_gate = false;
   // ModelConfig::has_experts() combines these fields, which say which layers have experts.
   std::vector<int64_t> layer_freq{1}, dense_layers;
@@ -173,6 +173,10 @@ struct MoeConfig {
                         "model.shared_expert_intermediate_size",
              .min = 1,
              .max = 1 << 24}},
+      Field{"num_shared_experts",
+            &MoeConfig::num_shared_experts,
+            "another way to give shared_expert_ffn_hidden_size: this many times ffn_hidden_size",
+            {.aliases = "model.n_shared_experts", .min = 0, .max = 1 << 20}},
       Field{"shared_expert_gate",
             &MoeConfig::shared_expert_gate,
             "scale the shared expert's output by a sigmoid of the token",
@@ -248,7 +252,7 @@ struct MoeConfig {
             &MoeConfig::expert_capacity_factor,
             "an expert takes at most this many times an even share of a micro-batch's choices in "
             "training; none: all",
-            {.aliases = "model.moe_expert_capacity_factor", .min = 0, .above_min = true}},
+            {.min = 0, .above_min = true}},
       Field{"token_drop_policy",
             &MoeConfig::token_drop_policy,
             "which tokens an expert above its capacity drops: of the lowest weight, or the last",
@@ -369,8 +373,10 @@ struct ModelConfig {
             "swiglu is gated (two input projections); gelu (by erf) and gelu_tanh are plain",
             {.aliases = "model.hidden_act model.activation_function"}},
       Field{"add_bias_linear", &ModelConfig::add_bias_linear, "biases on every linear layer"},
-      Field{"add_qkv_bias", &ModelConfig::add_qkv_bias,
-            "biases on the query, key and value projection"},
+      Field{"add_qkv_bias",
+            &ModelConfig::add_qkv_bias,
+            "biases on the query, key and value projection",
+            {.aliases = "model.qkv_bias"}},
       Field{"attention_bias", &ModelConfig::attention_bias,
             "biases on all four projections of attention: add_qkv_bias, and the output projection"},
       Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
