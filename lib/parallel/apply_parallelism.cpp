@@ -71,9 +71,14 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
       std::make_shared<ExpertComm>(world.group("ep", plan.moe_mesh(), {mesh::Axis::ep}),
                                    device.stream(device::StreamKind::ep), plan.model.experts.count);
   impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
-  impls.token_dispatcher = [comm, dispatcher = plan.experts.dispatcher] {
-    return dispatcher == plan::ExpertOptions::Dispatcher::all_gather ? all_gather_dispatcher(comm)
-                                                                     : all_to_all_dispatcher(comm);
+  impls.token_dispatcher = [comm, options = plan.experts] {
+    using enum plan::ExpertOptions::Dispatcher;
+    switch (options.dispatcher) {
+      case all_to_all: return all_to_all_dispatcher(comm, options.pad_to_capacity);
+      case all_gather: return all_gather_dispatcher(comm, options.pad_to_capacity);
+      case flex: return flex_dispatcher(comm);
+    }
+    throw BugError("a dispatcher");
   };
 }
 

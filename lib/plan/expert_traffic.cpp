@@ -1,6 +1,7 @@
 #include "plan/expert_traffic.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "plan/run_plan.h"
@@ -9,28 +10,54 @@ namespace mtrain::plan {
 
 namespace {
 
+double tokens(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  return double(l.micro_batch) * double(plan.sample_length) / double(l.cp);
+}
+
 // Returns the bytes of one layer and micro-batch: rows go to the experts with their weights, and
 // come back; so do gradients. Experts that are recomputed by themselves get their inputs again.
 double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const Layout& l = plan.layout;
-  const ExpertShape& e = plan.model.experts;
-  const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp),
-               K = double(e.per_token),
+  const double T = tokens(plan), K = double(plan.model.experts.per_token),
                row = double(plan.model.hidden * dtype_size(plan.compute_dtype)),
                others = double(l.ep - 1), passes = recomputed ? 3 : 2,
                again = plan.recompute.experts ? row : 0;
   switch (plan.experts.dispatcher) {
     case ExpertOptions::Dispatcher::all_to_all:
-      return T * K * others / double(l.ep) * (passes * (2 * row + sizeof(float)) + again);
+      return T * expert_rows_per_token(plan) * others / double(l.ep) *
+             (passes * (2 * row + sizeof(float)) + again);
     // The whole tokens of a rank go to every other rank, with all choices and weights.
     case ExpertOptions::Dispatcher::all_gather:
       return T * others *
+             (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
+    // A token goes once to each of its ranks, with all choices and weights.
+    case ExpertOptions::Dispatcher::flex:
+      return T * expert_ranks_per_token(plan) * others / double(l.ep) *
              (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
   }
   throw BugError("a dispatcher");
 }
 
 }  // namespace
+
+double expert_rows_per_token(const RunPlan& plan) {
+  const ExpertShape& e = plan.model.experts;
+  if (!plan.experts.pad_to_capacity) return double(e.per_token);
+  // As model::ExpertConfig::capacity() counts them.
+  const double T = tokens(plan), E = double(e.count),
+               share = std::ceil(e.capacity_factor * T * double(e.per_token) / E);
+  return std::min(share, T) * E / T;
+}
+
+double expert_ranks_per_token(const RunPlan& plan) {
+  const ExpertShape& e = plan.model.experts;
+  const auto E = double(e.count), ep = double(plan.layout.ep);
+  double elsewhere = 1;  // the probability that a rank has none of a token's experts
+  for (int64_t k = 0; k < e.per_token; ++k)
+    elsewhere *= std::max(0.0, E - E / ep - double(k)) / (E - double(k));
+  return ep * (1 - elsewhere);
+}
 
 double expert_bytes_per_step(const RunPlan& plan) {
   const Layout& l = plan.layout;

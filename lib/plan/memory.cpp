@@ -6,6 +6,7 @@
 #include "base/math.h"
 #include "base/matmul_workspace.h"
 #include "plan/attention_workspace.h"
+#include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 
@@ -150,10 +151,9 @@ class Estimator {
     Count mlp = residual() * (keeps_norms() ? 2 : 1);
     if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
-      const Count K = Count(m_.moe.router_topk);
-      mlp += K * (hidden() + inputs() * expert_ffn() / tp_);
+      mlp += expert_rows() * (hidden() + inputs() * expert_ffn() / tp_);
       if (!plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::moe_act))
-        mlp += K * expert_ffn() / tp_;
+        mlp += expert_rows() * expert_ffn() / tp_;
     } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
@@ -171,17 +171,14 @@ class Estimator {
   // activations. The gradients inside the MLP are gone when its first GEMM runs backward. Under
   // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
-    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
-    // The gradients of the experts' rows; before they travel, those of their copies, too.
-    const Count K = Count(m_.moe.router_topk);
-    const bool gathers = m_.moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
-    const Count rows = l_.ep == 1 ? K : gathers ? Count(l_.ep) + K : 2 * K;
-    const Count dispatched = moe ? rows * hidden() : 0;
+    const Count width = moe ? expert_rows() * expert_ffn() : Count(m_.ffn_size());
+    // The gradients of the experts' rows, and of the rows of which they are made.
+    const Count dispatched = moe ? (expert_rows() + travelling_rows()) * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
-    const Count again = recomputes_mlp(moe) || rows_again
-                            ? inputs() * width / tp_ + residual() +
-                                  (rows_again ? Count(m_.moe.router_topk) * hidden() : 0)
-                            : 0;
+    const Count again =
+        recomputes_mlp(moe) || rows_again
+            ? inputs() * width / tp_ + residual() + (rows_again ? expert_rows() * hidden() : 0)
+            : 0;
     const Count mlp =
         std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
                  2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +
@@ -192,6 +189,17 @@ class Estimator {
   }
 
   Count inputs() const { return m_.gated() ? 2 : 1; }
+  // For each token of this rank: the rows of experts, and those that leave or arrive.
+  Count expert_rows() const { return expert_rows_per_token(plan_); }
+  Count travelling_rows() const {
+    if (l_.ep == 1) return 0;
+    switch (plan_.experts.dispatcher) {
+      case ExpertOptions::Dispatcher::all_to_all: return expert_rows();
+      case ExpertOptions::Dispatcher::all_gather: return Count(l_.ep);
+      case ExpertOptions::Dispatcher::flex: return expert_ranks_per_token(plan_);
+    }
+    throw BugError("token_dispatcher");
+  }
   Count expert_ffn() const { return Count(m_.moe.ffn_hidden_size.value_or(m_.ffn_size())); }
 
   bool recomputes_layers() const {
@@ -226,8 +234,8 @@ class Estimator {
   // of its GEMMs and the gradients of their outputs, under sequence parallelism for all ranks'
   // tokens.
   Count behind_per_token(bool moe) const {
-    const Count width = moe ? Count(m_.moe.router_topk) * expert_ffn() : Count(m_.ffn_size());
-    const Count experts = moe ? Count(m_.moe.router_topk) : 1;
+    const Count width = moe ? expert_rows() * expert_ffn() : Count(m_.ffn_size());
+    const Count experts = moe ? expert_rows() : 1;
     const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
     const bool bias = m_.add_bias_linear;
     return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +

@@ -211,6 +211,9 @@ class Resolver {
                         shared ? "rows travel over ep; their way back hides behind the shared "
                                  "expert's forward, and all else is waited for"
                                : "rows travel over ep, and are waited for"});
+    if (r_.model.moe.pad_expert_input_to_capacity)
+      o_.table.push_back({"model.moe.pad_expert_input_to_capacity", "true", "true",
+                          "in training the host waits for no numbers of rows"});
   }
 
   template <class F>

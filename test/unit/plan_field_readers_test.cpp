@@ -91,8 +91,8 @@ class Print {
     all(a, b, c, d, e, f, g);
   }
   void add(const ExpertOptions& o) {
-    const auto& [a] = o;
-    all(a);
+    const auto& [a, b] = o;
+    all(a, b);
   }
   void add(const ContextOptions& o) {
     const auto& [a, b] = o;
@@ -212,8 +212,7 @@ const std::vector<Base>& bases() {
         "model.moe.aux_loss_coeff=0.01", "model.moe.shared_expert_ffn_hidden_size=64"}},
       {8,
        {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=64", "distributed.ep_size=4",
-        "distributed.pp_size=1"}},
-      {1, {"model.moe.num_experts=8", "model.moe.expert_capacity_factor=1.5"}},
+        "distributed.pp_size=1", "model.moe.expert_capacity_factor=1.5"}},
       {1,
        {"train.device=cuda", "mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=delayed",
         "mixed_precision.fp8_amax_history_len=8"}},
@@ -258,9 +257,8 @@ bool belongs_to_planned_experts(std::string_view path) {
   for (const std::string_view name :
        {"ignore_router_for_ac", "wrap_outer_model", "lm_head_precision"})
     if (path.starts_with("distributed.moe.") && path.ends_with(name)) return true;
-  for (const std::string_view name : {"pad_expert_input_to_capacity", "shared_expert_overlap"})
-    if (path.starts_with("model.moe.") && path.ends_with(name)) return true;
-  return path == "distributed.expert_tp_size" || path == "comm_overlap.moe_dispatch_chunks" ||
+  return path == "model.moe.shared_expert_overlap" || path == "distributed.expert_tp_size" ||
+         path == "comm_overlap.moe_dispatch_chunks" ||
          path == "comm_overlap.overlap_moe_expert_parallel_comm";
 }
 
@@ -301,9 +299,16 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
       change(r);
     });
   };
-  CHECK_THAT(refused_over_ranks(
-                 [](Recipe& r) { r.model.moe.token_dispatcher = recipe::MoeDispatcher::flex; }),
+  CHECK_THAT(refused_over_ranks([](Recipe& r) {
+               r.distributed.tp_size = 2;
+               r.model.moe.token_dispatcher = recipe::MoeDispatcher::flex;
+             }),
              Contains("flex"));
+  CHECK_THAT(refused_over_ranks([](Recipe& r) {
+               r.distributed.tp_size = 2;
+               r.model.moe.pad_expert_input_to_capacity = true;
+             }),
+             Contains("filled up to the capacity"));
   CHECK_THAT(refused_over_ranks([](Recipe& r) { r.model.moe.shared_expert_overlap = true; }),
              Contains("shared expert"));
   CHECK_THAT(refused_over_ranks([](Recipe& r) { r.comm_overlap.moe_dispatch_chunks = 2; }),

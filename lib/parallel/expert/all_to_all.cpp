@@ -16,28 +16,27 @@ using model::TokenRoute;
 struct AllToAllRoute : TokenRoute {
   ops::ExpertRows order;
   Tensor counts;  // (ranks, E): how many rows each rank has for each expert
-  // Known from the first send() on: the rows for each rank and from each rank, and the blocks that
-  // bring rows from the order of arrival (rank, expert, token) into that of the experts.
+  // Known from the first send() on: how many rows travel, and the blocks that bring them from the
+  // order of arrival (rank, expert, token) into that of the experts.
   bool known = false;
-  std::vector<int64_t> sends, receives;
+  RowCounts travelling;
   std::vector<ops::CopyBlock> to_experts;  // in rows; empty if the orders are the same
-  int64_t rows = 0;                        // this rank's
   Tensor first_E1;
 };
 
-std::vector<int64_t> times(std::vector<int64_t> counts, int64_t factor) {
-  for (int64_t& n : counts) n *= factor;
-  return counts;
-}
-
 class AllToAllDispatcher : public model::TokenDispatcher {
  public:
-  explicit AllToAllDispatcher(std::shared_ptr<ExpertComm> comm) : comm_(std::move(comm)) {}
+  AllToAllDispatcher(std::shared_ptr<ExpertComm> comm, bool pad)
+      : comm_(std::move(comm)), pad_(pad) {}
 
-  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK) override {
+  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK,
+                                    int64_t capacity) override {
     auto route = std::make_shared<AllToAllRoute>();
-    route->order = ops::expert_rows(step.compute, expert_TK, comm_->experts());
-    if (knows_counts(step)) return route;
+    const int64_t padded = pad_ ? capacity : 0;
+    route->order = ops::expert_rows(step.compute, expert_TK, comm_->experts(), 0, padded);
+    if (padded > 0)
+      find_way(step.compute, *route, [&](int64_t, int64_t, int64_t) { return padded; });
+    if (padded > 0 || knows_counts(step)) return route;
     route->counts = Tensor::empty(step.compute, {comm_->ranks(), comm_->experts()}, DType::i32);
     comm_->enqueue(step.compute, [&](const Group& group, Stream& stream) {
       group.all_gather(route->order.count_E, route->counts, stream);
@@ -53,7 +52,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
   ExpertRows send(Step& step, TokenRoute& route, ExpertRows rows) override {
     AllToAllRoute& r = of(route);
     if (!r.known) read(step, r);
-    return exchange(step.compute, rows, r.sends, r.receives, r.rows);
+    return comm_->exchange(step.compute, rows, r.travelling);
   }
 
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
@@ -69,8 +68,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
   }
 
   ExpertRows send_back(Step& step, TokenRoute& route, ExpertRows rows) override {
-    const AllToAllRoute& r = of(route);
-    return exchange(step.compute, rows, r.receives, r.sends, r.order.choice_R.count());
+    return comm_->exchange(step.compute, rows, of(route).travelling.back());
   }
 
   model::TokenSums to_tokens(Step& step, TokenRoute& route, ExpertRows arrived) override {
@@ -81,25 +79,31 @@ class AllToAllDispatcher : public model::TokenDispatcher {
  private:
   static AllToAllRoute& of(TokenRoute& route) { return dynamic_cast<AllToAllRoute&>(route); }
 
-  // Waits for the counts, and finds what travels where.
+  // Waits for the counts of the rows that travel.
   void read(Step& step, AllToAllRoute& r) const {
     const std::vector<int32_t> counts = read_counts(step, r.counts, comm_->stream());
     r.counts = {};
-    const int64_t ranks = comm_->ranks(), E = comm_->experts(), here = comm_->experts_here();
-    const auto rows = [&](int64_t from, int64_t to, int64_t expert) {  // an expert of rank `to`
-      return int64_t(counts[size_t(from * E + to * here + expert)]);
-    };
-    r.sends.assign(size_t(ranks), 0), r.receives.assign(size_t(ranks), 0);
+    find_way(step.compute, r, [&](int64_t from, int64_t to, int64_t expert) {
+      const int64_t of_all = to * comm_->experts_here() + expert;
+      return int64_t(counts[size_t(from * comm_->experts() + of_all)]);
+    });
+  }
+
+  // Finds what travels where. rows(from, to, e) is the number of one rank's rows for an expert of
+  // another rank.
+  template <class Rows>
+  void find_way(Stream& compute, AllToAllRoute& r, const Rows& rows) const {
+    const int64_t ranks = comm_->ranks(), here = comm_->experts_here();
+    r.travelling.sends.assign(size_t(ranks), 0), r.travelling.receives.assign(size_t(ranks), 0);
     std::vector<int64_t> of_expert(static_cast<size_t>(here));
     for (int64_t rank = 0; rank < ranks; ++rank)
       for (int64_t e = 0; e < here; ++e) {
-        r.sends[size_t(rank)] += rows(comm_->rank(), rank, e);
-        r.receives[size_t(rank)] += rows(rank, comm_->rank(), e);
+        r.travelling.sends[size_t(rank)] += rows(comm_->rank(), rank, e);
+        r.travelling.receives[size_t(rank)] += rows(rank, comm_->rank(), e);
         of_expert[size_t(e)] += rows(rank, comm_->rank(), e);
       }
     std::vector<int32_t> first(size_t(here) + 1);
     std::partial_sum(of_expert.begin(), of_expert.end(), first.begin() + 1);
-    r.rows = first.back();
     std::vector<int64_t> next(first.begin(), first.end() - 1);  // of each expert
     int64_t arrived = 0;
     for (int64_t rank = 0; here > 1 && rank < ranks; ++rank)
@@ -114,21 +118,9 @@ class AllToAllDispatcher : public model::TokenDispatcher {
                                   .columns = 0});
         arrived += n, next[size_t(e)] += n;
       }
-    r.first_E1 = Tensor::from_host(step.compute, {here + 1}, std::move(first),
+    r.first_E1 = Tensor::from_host(compute, {here + 1}, std::move(first),
                                    device::MemoryCategory::activations);
     r.known = true;
-  }
-
-  ExpertRows exchange(Stream& compute, const ExpertRows& rows, const std::vector<int64_t>& sends,
-                      const std::vector<int64_t>& receives, int64_t received) const {
-    const int64_t H = rows.x_RH.dim(1);
-    ExpertRows out{.x_RH = Tensor::empty(compute, {received, H}, rows.x_RH.dtype())};
-    if (rows.weight_R) out.weight_R = Tensor::empty(compute, {received}, DType::f32);
-    out.there = comm_->enqueue(compute, [&](const Group& group, Stream& stream) {
-      group.all_to_all(rows.x_RH, times(sends, H), out.x_RH, times(receives, H), stream);
-      if (rows.weight_R) group.all_to_all(rows.weight_R, sends, out.weight_R, receives, stream);
-    });
-    return out;
   }
 
   // Waits for rows that travel, and brings them into another order.
@@ -150,12 +142,14 @@ class AllToAllDispatcher : public model::TokenDispatcher {
   }
 
   const std::shared_ptr<ExpertComm> comm_;
+  const bool pad_;
 };
 
 }  // namespace
 
-std::unique_ptr<model::TokenDispatcher> all_to_all_dispatcher(std::shared_ptr<ExpertComm> comm) {
-  return std::make_unique<AllToAllDispatcher>(std::move(comm));
+std::unique_ptr<model::TokenDispatcher> all_to_all_dispatcher(std::shared_ptr<ExpertComm> comm,
+                                                              bool pad) {
+  return std::make_unique<AllToAllDispatcher>(std::move(comm), pad);
 }
 
 }  // namespace mtrain::parallel

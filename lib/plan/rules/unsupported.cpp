@@ -12,10 +12,11 @@ namespace {
 template <class Missing>
 void check_expert_ranks(const Recipe& r, const Missing& missing) {
   const recipe::MoeConfig& moe = r.model.moe;
-  missing(moe.token_dispatcher == recipe::MoeDispatcher::flex, "model.moe.token_dispatcher",
-          "the flex dispatcher", "use alltoall");
-  missing(moe.pad_expert_input_to_capacity, "model.moe.pad_expert_input_to_capacity",
-          "experts whose rows are filled up to the capacity", "leave it out");
+  const bool divided = r.distributed.tp_size > 1;
+  missing(divided && moe.token_dispatcher == recipe::MoeDispatcher::flex,
+          "model.moe.token_dispatcher", "the flex dispatcher with tp_size above 1", "use alltoall");
+  missing(divided && moe.pad_expert_input_to_capacity, "model.moe.pad_expert_input_to_capacity",
+          "experts whose rows are filled up to the capacity, with tp_size above 1", "leave it out");
   missing(moe.shared_expert_overlap, "model.moe.shared_expert_overlap",
           "a shared expert that computes while tokens travel", "leave it out");
   missing(r.comm_overlap.moe_dispatch_chunks > 1, "comm_overlap.moe_dispatch_chunks",
