@@ -18,10 +18,13 @@ struct ExpertRows {
   ConstSpan expert_TK;  // a number outside of [begin, begin + E) drops the choice
   Span count_E;         // number of rows of each expert
   Span row_TK;          // row of each choice; -1: dropped
-  Span choice_R;        // choice of each of T K rows; -1 behind the last one
-  int64_t T, K, E;      // T K must be below 2^31
+  Span choice_R;        // choice of each of T K rows, or of E capacity; -1: the row has none
+  int64_t T, K, E;      // the number of rows must be below 2^31
   Span first_E1 = {};   // optional: expert begin + e has the rows [first[e], first[e + 1])
   int64_t begin = 0;    // the first of the E experts that are meant
+  // Above 0: every expert has this many rows, of which the last ones may be without a choice.
+  // Choices beyond are dropped.
+  int64_t capacity = 0;
 };
 // out[row] = weight[choice] x[choice / K]: the forward of permute, and unpermute's gradient of x.
 // Rows without a choice become 0.

@@ -13,30 +13,35 @@ constexpr int kThreads = 128;
 constexpr int kChoices = 1024, kWarps = kChoices / kWarp;  // at once
 
 __global__ void __launch_bounds__(kChoices)
-    count_choices(const int32_t* expert_TK, int32_t* count_E, int64_t choices, int begin) {
+    count_choices(const int32_t* expert_TK, int32_t* count_E, int64_t choices, int begin,
+                  int capacity) {
   __shared__ int slots[kWarps];
   int count = 0;
   for (int64_t i = threadIdx.x; i < choices; i += kChoices)
     count += expert_TK[i] == begin + int(blockIdx.x);
   count = row_sum(count, kWarps, slots);
-  if (threadIdx.x == 0) count_E[blockIdx.x] = count;
+  if (threadIdx.x == 0) count_E[blockIdx.x] = capacity > 0 ? min(count, capacity) : count;
 }
 
-// The last block has no expert: it handles the dropped choices and the rows without a choice.
+// The last block has no expert: it handles the choices of no expert, and without a capacity the
+// rows without a choice.
 __global__ void __launch_bounds__(kChoices)
     place_choices(const int32_t* expert_TK, const int32_t* count_E, int32_t* row_TK,
-                  int32_t* choice_R, int32_t* first_E1, int64_t choices, int experts, int begin) {
+                  int32_t* choice_R, int32_t* first_E1, int64_t choices, int experts, int begin,
+                  int capacity) {
   __shared__ int slots[kWarps];
   const int mine = int(blockIdx.x), thread = int(threadIdx.x);
   const int warp = thread / kWarp, lane = thread % kWarp;
   int before = 0;  // rows of the experts before
   for (int e = thread; e < mine; e += kChoices) before += count_E[e];
   int next = row_sum(before, kWarps, slots);
+  if (capacity > 0) next = mine * capacity;
+  const int end = next + capacity;  // if there is a capacity
   if (first_E1 && thread == 0) first_E1[mine] = next;
   if (mine == experts) {
     for (int64_t i = thread; i < choices; i += kChoices) {
       if (expert_TK[i] < begin || expert_TK[i] >= begin + experts) row_TK[i] = -1;
-      if (i >= next) choice_R[i] = -1;
+      if (capacity == 0 && i >= next) choice_R[i] = -1;
     }
     return;
   }
@@ -53,12 +58,15 @@ __global__ void __launch_bounds__(kChoices)
     }
     if (match) {
       const int row = next + ahead + __popc(matches & ((1u << lane) - 1));
-      row_TK[i] = row;
-      choice_R[row] = int32_t(i);
+      const bool kept = capacity == 0 || row < end;
+      row_TK[i] = kept ? row : -1;
+      if (kept) choice_R[row] = int32_t(i);
     }
     next += all;
     __syncthreads();  // slots may be written again
   }
+  if (capacity > 0)
+    for (int row = next + thread; row < end; row += kChoices) choice_R[row] = -1;
 }
 
 // --- rows by choice and back: a block has a part of one row ---
@@ -154,10 +162,10 @@ void run(const ExpertRows& a, CUstream_st* stream) {
   const auto experts = unsigned(a.E);
   if (experts > 0)
     MT_LAUNCH(count_choices, experts, kChoices, 0, stream, data<int32_t>(a.expert_TK),
-              data<int32_t>(a.count_E), choices, int(a.begin));
+              data<int32_t>(a.count_E), choices, int(a.begin), int(a.capacity));
   MT_LAUNCH(place_choices, experts + 1, kChoices, 0, stream, data<int32_t>(a.expert_TK),
             data<int32_t>(a.count_E), data<int32_t>(a.row_TK), data<int32_t>(a.choice_R),
-            data<int32_t>(a.first_E1), choices, int(experts), int(a.begin));
+            data<int32_t>(a.first_E1), choices, int(experts), int(a.begin), int(a.capacity));
 }
 
 void run(const Permute& a, CUstream_st* stream) {

@@ -15,6 +15,7 @@
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/permute.h"
+#include "kernels/rank_choices.h"
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
 #include "kernels/router.h"
@@ -70,6 +71,8 @@ MT_NONE(ExpertRows)
 MT_NONE(Permute)
 MT_NONE(Unpermute)
 MT_NONE(UnpermuteWeightGrad)
+MT_NONE(RankChoices)
+MT_NONE(ExpertsOfRows)
 MT_NONE(SumSquares)
 MT_NONE(ClipScale)
 MT_NONE(ColumnSum)

@@ -1,23 +1,30 @@
 #include "ops/permute.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "kernels/permute.h"
+#include "kernels/rank_choices.h"
 #include "ops/enqueue.h"
 
 MT_KERNEL(ExpertRows)
 MT_KERNEL(Permute)
 MT_KERNEL(Unpermute)
 MT_KERNEL(UnpermuteWeightGrad)
+MT_KERNEL(RankChoices)
+MT_KERNEL(ExpertsOfRows)
 
 namespace mtrain::ops {
 
-ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64_t begin) {
+ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64_t begin,
+                       int64_t capacity) {
   MT_DTYPE("expert_rows", expert_TK, DType::i32);
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1);
-  MT_CHECK(T * K <= std::numeric_limits<int32_t>::max(), "expert_rows: {} choices", T * K);
+  const int64_t rows = capacity > 0 ? E * capacity : T * K;
+  MT_CHECK(std::max(T * K, rows) <= std::numeric_limits<int32_t>::max(),
+           "expert_rows: {} choices, {} rows", T * K, rows);
   ExpertRows made{Tensor::empty(stream, {E}, DType::i32), Tensor::empty(stream, {T, K}, DType::i32),
-                  Tensor::empty(stream, {T * K}, DType::i32),
+                  Tensor::empty(stream, {rows}, DType::i32),
                   Tensor::empty(stream, {E + 1}, DType::i32)};
   enqueue(stream,
           {.name = "expert_rows",
@@ -31,8 +38,51 @@ ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64
                               .K = K,
                               .E = E,
                               .first_E1 = made.first_E1,
-                              .begin = begin});
+                              .begin = begin,
+                              .capacity = capacity});
   return made;
+}
+
+RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N, int64_t each) {
+  MT_DTYPE("rank_choices", expert_TK, DType::i32);
+  const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1), M = std::min(K, N);
+  RankChoices made{Tensor::empty(stream, {T, M}, DType::i32),
+                   Tensor::empty(stream, {2, N}, DType::i32)};
+  enqueue(stream,
+          {.name = "rank_choices", .reads = {expert_TK}, .writes = {made.rank_TM, made.count_2N}},
+          kernels::RankChoices{.expert_TK = expert_TK,
+                               .rank_TM = made.rank_TM,
+                               .count_2N = made.count_2N,
+                               .T = T,
+                               .K = K,
+                               .M = M,
+                               .N = N,
+                               .each = each});
+  return made;
+}
+
+Tensor experts_of_rows(Stream& stream, const Tensor& expert_TK, const Tensor& rank_TM,
+                       const Tensor& choice_R, int64_t each) {
+  MT_DTYPE("experts_of_rows", expert_TK, DType::i32);
+  MT_DTYPE("experts_of_rows", choice_R, DType::i32);
+  const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1), M = rank_TM.dim(1),
+                R = choice_R.count();
+  MT_SHAPE("experts_of_rows", rank_TM, {T, M});
+  MT_DTYPE("experts_of_rows", rank_TM, DType::i32);
+  Tensor expert_RK = Tensor::empty(stream, {R, K}, DType::i32);
+  enqueue(
+      stream,
+      {.name = "experts_of_rows", .reads = {expert_TK, rank_TM, choice_R}, .writes = {expert_RK}},
+      kernels::ExpertsOfRows{.expert_TK = expert_TK,
+                             .rank_TM = rank_TM,
+                             .choice_R = choice_R,
+                             .expert_RK = expert_RK,
+                             .T = T,
+                             .K = K,
+                             .M = M,
+                             .R = R,
+                             .each = each});
+  return expert_RK;
 }
 
 Tensor permute(Stream& stream, const Tensor& x_TH, const Tensor& choice_R, int64_t K,

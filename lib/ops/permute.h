@@ -1,6 +1,7 @@
 // Operations that bring tokens into the order of their experts, and back; kernels/permute.h has the
 // rules. Each of T tokens chooses K of E experts, and the experts compute on the first R rows. A
-// choice whose row lies behind them counts as dropped.
+// choice whose row lies behind them counts as dropped. For ranks in the place of experts
+// kernels/rank_choices.h has the rules.
 #pragma once
 #include "tensor/tensor.h"
 
@@ -9,12 +10,24 @@ namespace mtrain::ops {
 struct ExpertRows {  // int32
   Tensor count_E;    // number of rows of each of the E experts
   Tensor row_TK;     // (T, K): the choice's row; -1: dropped
-  Tensor choice_R;   // (T K): the row's choice, t K + k; -1 behind the last row
+  Tensor choice_R;   // (T K) or (E capacity): the row's choice, t K + k; -1: the row has none
   Tensor first_E1;   // expert e has the rows [first[e], first[e + 1])
 };
 // expert_TK is int32. The rows are those of the experts [begin, begin + E); choices of others are
-// dropped.
-ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64_t begin = 0);
+// dropped. With a capacity above 0 every expert has so many rows, and choices beyond are dropped.
+ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64_t begin = 0,
+                       int64_t capacity = 0);
+
+struct RankChoices {  // int32
+  Tensor rank_TM;     // the ranks of a token's experts in rising order, and -1 behind the last one
+  Tensor count_2N;    // (2, N): how many tokens go to each rank; how many choices its experts get
+};
+// Each of N ranks in turn has `each` of the experts, and M = min(K, N).
+RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N, int64_t each);
+// Returns (R, K), int32: the experts of a row's token that the row's rank has, and -1 in the place
+// of others. choice_R is that of the rows that expert_rows() makes from rank_TM.
+Tensor experts_of_rows(Stream& stream, const Tensor& expert_TK, const Tensor& rank_TM,
+                       const Tensor& choice_R, int64_t each);
 
 // Returns (R, H): the x of each row's token, times the weight of its choice (fp32, optional).
 // choice_R is that of expert_rows(), or its first R elements. unpermute() with the same weights

@@ -85,12 +85,18 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
   }
   // Without ep all rows are of experts of this rank, and none of their numbers need travel.
-  const bool gathers =
-      l.ep == 1 || plan.experts.dispatcher == plan::ExpertOptions::Dispatcher::all_gather;
-  const auto own = [comm, gathers, experts = plan.model.experts.count] {
-    return !comm     ? model::local_dispatcher(experts)
-           : gathers ? all_gather_dispatcher(comm)
-                     : all_to_all_dispatcher(comm);
+  const plan::ExpertOptions options =
+      l.ep > 1 ? plan.experts
+               : plan::ExpertOptions{.dispatcher = plan::ExpertOptions::Dispatcher::all_gather};
+  const auto own = [comm, options, experts = plan.model.experts.count] {
+    if (!comm) return model::local_dispatcher(experts);
+    using enum plan::ExpertOptions::Dispatcher;
+    switch (options.dispatcher) {
+      case all_to_all: return all_to_all_dispatcher(comm, options.pad_to_capacity);
+      case all_gather: return all_gather_dispatcher(comm, options.pad_to_capacity);
+      case flex: return flex_dispatcher(comm);
+    }
+    throw BugError("a dispatcher");
   };
   impls.token_dispatcher = own;
   if (impls.divided_experts && !other_tokens)

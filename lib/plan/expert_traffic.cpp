@@ -1,6 +1,7 @@
 #include "plan/expert_traffic.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "plan/run_plan.h"
@@ -9,32 +10,59 @@ namespace mtrain::plan {
 
 namespace {
 
+// Tokens of a micro-batch that a rank routes.
+double tokens(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  const double tp = plan.tensor.sequence_parallel ? double(l.tp) : 1;
+  return double(l.micro_batch) * double(plan.sample_length) / double(l.cp) / tp;
+}
+
 // Returns the bytes of one layer and micro-batch: rows go to the experts with their weights, and
 // come back; so do gradients. Experts that are recomputed by themselves get their inputs again.
 double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const Layout& l = plan.layout;
-  const ExpertShape& e = plan.model.experts;
-  const bool sequence = plan.tensor.sequence_parallel;
   // Ranks of tp that have other tokens and parts of the same experts: rows are gathered over them.
-  const double parts = sequence ? double(l.expert_tp) : 1;
-  const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp) /
-                   (sequence ? double(l.tp) : 1),
-               K = double(e.per_token), ep = double(l.ep),
-               row = double(plan.model.hidden * dtype_size(plan.compute_dtype)),
-               passes = recomputed ? 3 : 2, again = plan.recompute.experts ? row : 0;
+  const double parts = plan.tensor.sequence_parallel ? double(l.expert_tp) : 1;
+  const double T = tokens(plan), K = double(plan.model.experts.per_token), ep = double(l.ep),
+               others = (ep - 1) / ep,  // of the ranks of ep
+      row = double(plan.model.hidden * dtype_size(plan.compute_dtype)), passes = recomputed ? 3 : 2,
+               again = plan.recompute.experts ? row : 0;
   using enum ExpertOptions::Dispatcher;
   switch (l.ep == 1 ? all_gather : plan.experts.dispatcher) {
     case all_to_all:
-      return T * K * ((ep - 1) / ep + parts - 1) * (passes * (2 * row + sizeof(float)) + again);
+      return T * expert_rows_per_token(plan) * (others + parts - 1) *
+             (passes * (2 * row + sizeof(float)) + again);
     // The whole tokens of a rank go to every other rank, with all choices and weights.
     case all_gather:
       return T * (ep * parts - 1) *
+             (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
+    // A token goes once to each of its ranks, with all choices and weights.
+    case flex:
+      return T * expert_ranks_per_token(plan) * others *
              (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
   }
   throw BugError("a dispatcher");
 }
 
 }  // namespace
+
+double expert_rows_per_token(const RunPlan& plan) {
+  const ExpertShape& e = plan.model.experts;
+  if (!plan.experts.pad_to_capacity) return double(e.per_token);
+  // As model::ExpertConfig::capacity() counts them.
+  const double T = tokens(plan), E = double(e.count),
+               share = std::ceil(e.capacity_factor * T * double(e.per_token) / E);
+  return std::min(share, T) * E / T;
+}
+
+double expert_ranks_per_token(const RunPlan& plan) {
+  const ExpertShape& e = plan.model.experts;
+  const auto E = double(e.count), ep = double(plan.layout.ep);
+  double elsewhere = 1;  // the probability that a rank has none of a token's experts
+  for (int64_t k = 0; k < e.per_token; ++k)
+    elsewhere *= std::max(0.0, E - E / ep - double(k)) / (E - double(k));
+  return ep * (1 - elsewhere);
+}
 
 double expert_bytes_per_step(const RunPlan& plan) {
   const Layout& l = plan.layout;

@@ -1,11 +1,15 @@
-// How many bytes of experts' rows a rank sends in a step: over ep, and over tp where its ranks
-// divide experts and have other tokens each.
+// How many rows tokens have for their experts, and how many bytes of them a rank sends in a step:
+// over ep, and over tp where its ranks divide experts and have other tokens each.
 #pragma once
 
 namespace mtrain::plan {
 
 struct RunPlan;
 
+// Rows of experts for each token: its experts, or more where these are filled up to a capacity.
+double expert_rows_per_token(const RunPlan& plan);
+// The ranks of ep among which a token's experts are, on average over random choices.
+double expert_ranks_per_token(const RunPlan& plan);
 // The largest of all pipeline ranks, if experts' loads are balanced.
 double expert_bytes_per_step(const RunPlan& plan);
 

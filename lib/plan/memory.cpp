@@ -6,6 +6,7 @@
 #include "base/math.h"
 #include "base/matmul_workspace.h"
 #include "plan/attention_workspace.h"
+#include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 
@@ -32,7 +33,7 @@ class Estimator {
         e_(Count(dtype_size(plan.compute_dtype))),
         tp_(Count(l_.tp)),
         T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)),
-        rows_(Count(r.model.moe.router_topk) * load) {
+        rows_(expert_rows_per_token(plan) * load) {
     int64_t first = 0;
     for (int64_t s = 0; s < l_.stages; ++s) {
       const int64_t layers = l_.layers_of_stage.empty() ? 0 : l_.layers_of_stage[size_t(s)];
@@ -185,13 +186,8 @@ class Estimator {
   // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
   Count passing_per_token(bool moe) const {
     const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
-    // The gradients of the experts' rows; before they travel, those of their copies, too.
-    const Count K = Count(m_.moe.router_topk);
-    const bool gathers = m_.moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
-    const Count rows = !spreads_rows()         ? K
-                       : l_.ep == 1 || gathers ? Count(l_.ep) + rows_
-                                               : K + rows_;
-    const Count dispatched = moe ? rows * rows_here() * hidden() : 0;
+    // The gradients of the experts' rows, and of the rows of which they are made.
+    const Count dispatched = moe ? (rows_ + travelling_rows()) * rows_here() * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
     const Count again = recomputes_mlp(moe) || rows_again
                             ? inputs() * width / tp_ + residual() +
@@ -207,6 +203,17 @@ class Estimator {
   }
 
   Count inputs() const { return m_.gated() ? 2 : 1; }
+  // For each token: the rows that leave this rank or arrive.
+  Count travelling_rows() const {
+    if (!spreads_rows()) return 0;
+    using enum ExpertOptions::Dispatcher;
+    switch (l_.ep == 1 ? all_gather : plan_.experts.dispatcher) {
+      case all_to_all: return expert_rows_per_token(plan_);
+      case all_gather: return Count(l_.ep);
+      case flex: return expert_ranks_per_token(plan_);
+    }
+    throw BugError("token_dispatcher");
+  }
   Count expert_ffn() const { return Count(m_.moe.ffn_hidden_size.value_or(m_.ffn_size())); }
 
   bool recomputes_layers() const {
@@ -420,7 +427,7 @@ class Estimator {
     return l_.pp > 1 ? 4 * T_ * residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
   }
   Count expert_buffers() const {
-    const Count rows = (Count(m_.moe.router_topk) + rows_) * rows_here();
+    const Count rows = (expert_rows_per_token(plan_) + rows_) * rows_here();
     return spreads_rows() && moe_layers_ ? T_ * rows * hidden() * e_ : 0;
   }
 
@@ -473,7 +480,8 @@ MemoryEstimate estimate_memory(const Recipe& r, const RunPlan& plan, int64_t voc
     return Estimator(r, plan, vocab, pp_rank, load).estimate();
   };
   MemoryEstimate m = with_load(1);
-  if (plan.layout.ep > 1) m.per_tenth_of_rows = with_load(1.1).total() - m.total();
+  if (plan.layout.ep > 1 && !plan.experts.pad_to_capacity)
+    m.per_tenth_of_rows = with_load(1.1).total() - m.total();
   return m;
 }
 

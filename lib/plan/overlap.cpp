@@ -219,6 +219,9 @@ class Resolver {
                      shared ? "; their way back hides behind the shared expert's forward, and all "
                               "else is waited for"
                             : ", and are waited for")});
+    if (r_.model.moe.pad_expert_input_to_capacity && l_.ep > 1)
+      o_.table.push_back({"model.moe.pad_expert_input_to_capacity", "true", "true",
+                          "in training the host waits for no numbers of rows"});
   }
 
   template <class F>

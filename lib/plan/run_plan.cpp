@@ -155,8 +155,7 @@ DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
 void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
   plan.context = context_options(r);
-  if (r.model.moe.token_dispatcher == recipe::MoeDispatcher::all_gather)
-    plan.experts.dispatcher = ExpertOptions::Dispatcher::all_gather;
+  plan.experts = expert_options(r);
   plan.model = model_shape(r.model, vocab, plan.sample_length);
   plan.model.experts.pattern = route_pattern(r.debug);
   plan.parameters = count_parameters(r.model, vocab);

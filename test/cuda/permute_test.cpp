@@ -24,11 +24,13 @@ TEST_CASE("the rows of experts are the CPU's, number by number") {
                          {37, 2, 4},
                          {1500, 3, 5},
                          {size_of_test(260, 8192), 8, size_of_test(20, 1100)}})
-    for (const int64_t begin : {int64_t(0), E / 2})
-      for_each_order([&] {
-        CAPTURE(T, K, E, begin);
+    for (const auto& [begin, capacity] :
+         {std::pair{int64_t(0), int64_t(0)}, {E / 2, 0}, {0, T * K / E + 1}, {E / 2, 2 * T + 1}})
+      for_each_order([&, begin = begin, capacity = capacity] {
+        CAPTURE(T, K, E, begin, capacity);
+        const int64_t rows = capacity > 0 ? (E - begin) * capacity : T * K;
         Mirror expert(random_experts(T * K, E)), count(Array(DType::i32, E)),
-            row(Array(DType::i32, T * K)), choice(Array(DType::i32, T * K)),
+            row(Array(DType::i32, T * K)), choice(Array(DType::i32, rows)),
             first(Array(DType::i32, E + 1));
         ExpertRows a{.expert_TK = expert.host(),
                      .count_E = count.host(),
@@ -38,7 +40,8 @@ TEST_CASE("the rows of experts are the CPU's, number by number") {
                      .K = K,
                      .E = E - begin,
                      .first_E1 = first.host(),
-                     .begin = begin};
+                     .begin = begin,
+                     .capacity = capacity};
         cpu::run(a);
         a.expert_TK = expert.device(), a.count_E = count.device(), a.row_TK = row.device();
         a.choice_R = choice.device(), a.first_E1 = first.device();

@@ -69,7 +69,8 @@ const Changes kBalanced{"model.num_layers=4",
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"},
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
-    kAllGather{"model.moe.token_dispatcher=all_gather"},
+    kAllGather{"model.moe.token_dispatcher=all_gather"}, kFlex{"model.moe.token_dispatcher=flex"},
+    kPadded{"model.moe.pad_expert_input_to_capacity=true"},
     kKeepRouters{"distributed.moe.ignore_router_for_ac=true"};
 
 Changes ep(int size) { return {fmt::format("distributed.ep_size={}", size)}; }
@@ -283,7 +284,10 @@ TEST_CASE("experts over ranks train as one rank does under megatron_ddp") {
                             {"ddp.overlap_grad_reduce=false", "ddp.overlap_param_gather=false"}})},
                   {4, join({ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})},
                   {4, join({ep(2), kMegatron, kAllGather})},
-                  {4, join({ep(4), kMegatron, kAllGather})}});
+                  {4, join({ep(4), kMegatron, kAllGather})},
+                  {2, join({ep(2), kMegatron, kFlex})},
+                  {4, join({ep(4), kMegatron, kFlex})},
+                  {4, join({ep(2), kMegatron, kFlex, {"ddp.average_in_collective=true"}})}});
 }
 
 TEST_CASE("experts over ranks train as one rank does under fsdp2") {
@@ -293,6 +297,8 @@ TEST_CASE("experts over ranks train as one rank does under fsdp2") {
                   {4, join({ep(2), kAtOnce, {"distributed.reshard_after_forward=false"}})},
                   {4, join({ep(2), kFsdp2, {"distributed.moe.reshard_after_forward=false"}})},
                   {4, join({ep(2), kAtOnce, kAllGather})},
+                  {4, join({ep(2), kAtOnce, kFlex})},
+                  {4, join({ep(4), kFsdp2, kFlex})},
                   {4, join({ep(2), kFsdp2, {"distributed.dp_replicate_size=2"}})},
                   {4, join({ep(2), kAtOnce, {"distributed.dp_replicate_size=2"}})},
                   {8, join({ep(2), kAtOnce, {"distributed.dp_replicate_size=2"}})},
@@ -314,7 +320,10 @@ TEST_CASE("experts over ranks that are computed again choose and train alike") {
                   {2, join({ep(2), kMegatron, modules, kAllGather})},
                   {4, join({ep(2), kFsdp2, full, kKeepRouters})},
                   {4, join({ep(2), kAtOnce, full, kAllGather, kKeepRouters})},
-                  {4, join({ep(2), kFsdp2, full, kKeepRouters, {"distributed.cp_size=2"}})}},
+                  {4, join({ep(2), kFsdp2, full, kKeepRouters, {"distributed.cp_size=2"}})},
+                  {4, join({ep(4), kMegatron, full, kFlex})},
+                  {4, join({ep(2), kFsdp2, full, {"recompute.num_layers=2"}, kFlex})},
+                  {4, join({ep(4), kFsdp2, modules, kFlex})}},
                  false);
 }
 
@@ -342,14 +351,60 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
                   {4, join({ep(4), kMegatron, kAllGather})},
                   {4, join({ep(2), kFsdp2})},
                   {4, join({ep(2), pipelined("1f1b", 1), kMegatron})},
-                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kAtOnce})}},
+                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kAtOnce})},
+                  {4, join({ep(4), kMegatron, kFlex})},
+                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kFsdp2, kFlex})}},
                  true, {kBalanced});
-  expect_layouts({{2, join({ep(2), kMegatron, {"recompute.granularity=full"}})}}, false,
-                 {kBalanced});
+  const Changes full{"recompute.granularity=full"};
+  expect_layouts({{2, join({ep(2), kMegatron, full})}, {2, join({ep(2), kMegatron, full, kFlex})}},
+                 false, {kBalanced});
   // Choices of nearly the same weight may change places in the order in which they are dropped, so
   // that this is compared for fewer steps.
-  expect_layouts({{2, join({ep(2), kMegatron})}, {4, join({ep(2), kFsdp2, kAllGather})}}, true,
-                 {join({kBalanced, {"model.moe.token_drop_policy=probs"}})}, 7);
+  expect_layouts({{2, join({ep(2), kMegatron})},
+                  {4, join({ep(2), kFsdp2, kAllGather})},
+                  {4, join({ep(2), kFsdp2, kFlex})},
+                  {4, join({ep(4), kMegatron, kPadded})}},
+                 true, {join({kBalanced, {"model.moe.token_drop_policy=probs"}})}, 7);
+}
+
+TEST_CASE("experts whose rows are filled up to their capacity train as one rank does") {
+  const Changes full{"recompute.granularity=full"},
+      modules{"recompute.granularity=selective", "recompute.modules=[moe]"};
+  expect_layouts({{2, join({ep(2), kMegatron, kPadded})},
+                  {4, join({ep(4), kFsdp2, kPadded})},
+                  {4, join({ep(2), kMegatron, kPadded, kAllGather})},
+                  {4, join({ep(4), kAtOnce, kPadded, kAllGather})},
+                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kMegatron, kPadded})}},
+                 true, {kBalanced});
+  expect_layouts({{2, join({ep(2), kMegatron, full, kPadded})},
+                  {4, join({ep(4), kFsdp2, modules, kPadded})},
+                  {4, join({ep(2), kAtOnce, full, kPadded, kAllGather})},
+                  {2, join({ep(2), kMegatron, modules, kPadded, kAllGather})}},
+                 false, {kBalanced});
+  // An expert that takes a third of an even share drops most choices, and one that takes three
+  // times as many has more rows than there are choices.
+  for (const char* factor : {"0.3", "3"})
+    expect_layouts(
+        {{4, join({ep(4), kMegatron, kPadded})}, {4, join({ep(2), kFsdp2, kPadded, kAllGather})}},
+        true, {join({kBalanced, {fmt::format("model.moe.expert_capacity_factor={}", factor)}})}, 7);
+}
+
+TEST_CASE("the host waits for no numbers of rows if experts are padded to their capacity") {
+  const auto host_wait = [](const Changes& changes) {
+    const Recipe r = tiny(with(kBalanced, changes), 4);
+    std::vector<double> ms(4);
+    run_ranks(4, "thread", [&](TestRank& rank) {
+      train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+      ms[size_t(rank.rank())] = t.step().experts.value().host_wait_ms;
+    });
+    return ms;
+  };
+  for (const Changes& dispatcher : {Changes{}, kAllGather})
+    for (const Changes& more : {kMegatron, join({kFsdp2, {"recompute.granularity=full"}})}) {
+      CAPTURE(dispatcher, more);
+      for (const double ms : host_wait(join({ep(4), more, dispatcher}))) CHECK(ms > 0);
+      for (const double ms : host_wait(join({ep(4), more, dispatcher, kPadded}))) CHECK(ms == 0);
+    }
 }
 
 TEST_CASE("experts over ranks train as one rank does under every kind of schedule") {
@@ -364,7 +419,10 @@ TEST_CASE("experts over ranks train as one rank does under every kind of schedul
                             kMegatron,
                             pairs,
                             {"comm_overlap.delay_wgrad_compute=true"}})},
+                  {4, join({ep(2), pipelined("interleaved_1f1b", 2), kMegatron, pairs, kFlex})},
                   {4, join({ep(2), pipelined("zero_bubble", 1), kFsdp2})},
+                  {4, join({ep(2), pipelined("zero_bubble", 1), kMegatron, kFlex})},
+                  {8, join({ep(4), pipelined("1f1b", 1), kAtOnce, kFlex})},
                   {4, join({ep(2), pipelined("zero_bubble", 2), kMegatron})},
                   {4, join({ep(2), pipelined("v_schedule", 2), kMegatron})},
                   {4, join({ep(2), pipelined("dualpipev", 2), kMegatron})},
@@ -379,6 +437,8 @@ TEST_CASE("experts train as one rank does under context parallelism") {
                   {2, join({cp("p2p"), ep(2), kMegatron})},
                   {4, join({cp("a2a"), ep(2), kFsdp2})},
                   {4, join({cp("p2p"), ep(4), kMegatron, kAllGather})},
+                  {4, join({cp("p2p"), ep(4), kMegatron, kFlex})},
+                  {4, join({cp("a2a"), ep(2), kFsdp2, kFlex})},
                   {4, join({cp("p2p"), ep(2), kMegatron, {"recompute.granularity=full"}})},
                   {8, join({cp("all_gather"), ep(2), pipelined("1f1b", 1), kAtOnce})}},
                  false);
@@ -393,6 +453,7 @@ TEST_CASE("experts that tensor parallelism divides train as one rank's do") {
                   {4, join({tp(2), kFsdp2})},
                   {4, join({tp(2), ep(2), kMegatron})},
                   {4, join({tp(2), ep(2), kFsdp2, kAllGather})},
+                  {4, join({tp(2), ep(2), kMegatron, kFlex})},
                   {4, join({tp(2), ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})}});
   expect_layouts({{4, join({tp(2), ep(2), kAtOnce, full})},
                   {2, join({tp(2), modules})},
@@ -431,6 +492,7 @@ TEST_CASE("whole experts on ranks of tensor parallelism train as one rank's do")
        {4, join({tp(2), kWhole, ep(2), kMegatron})},
        {4, join({tp(2), kWhole, ep(4), kFsdp2})},
        {4, join({tp(2), kWhole, ep(2), kFsdp2, kAllGather})},
+       {4, join({tp(2), kWhole, ep(4), kMegatron, kFlex})},
        {8, join({tp(2), kWhole, ep(4), kAtOnce})},
        {8, join({tp(4), kWhole, ep(2), kMegatron})},
        {8, join({tp(2), kWhole, ep(2), kFsdp2, {"distributed.dp_replicate_size=2"}})},
@@ -533,7 +595,8 @@ TEST_CASE("ranks whose experts have no rows in a micro-batch train on") {
   const auto data = std::make_shared<RepeatedToken>();
   const Trained one = one_rank(model, 5, false, data);
   for (const Changes& more :
-       {join({kMegatron, ep(4)}), join({kAtOnce, ep(4)}), join({kMegatron, ep(4), kAllGather})}) {
+       {join({kMegatron, ep(4)}), join({kAtOnce, ep(4)}), join({kMegatron, ep(4), kAllGather}),
+        join({kMegatron, ep(4), kFlex}), join({kAtOnce, ep(4), kFlex})}) {
     CAPTURE(more);
     expect_as_alone(one, all_ranks(4, with(model, more), 5, false, data), false);
   }
@@ -546,7 +609,8 @@ TEST_CASE("experts over ranks train as one rank does on packed documents") {
   for (const Changes& more :
        {join({kMegatron, ep(4)}), join({kFsdp2, ep(2)}), join({kAtOnce, ep(2), kAllGather}),
         join({tp(2), kMegatron, ep(2)}), join({tp(2), kSequence, kFsdp2, ep(2)}),
-        join({tp(4), kSequence}), join({tp(2), kWhole, kMegatron, ep(4)})}) {
+        join({tp(4), kSequence}), join({tp(2), kWhole, kMegatron, ep(4)}),
+        join({kMegatron, ep(4), kFlex}), join({kFsdp2, ep(2), kFlex})}) {
     CAPTURE(more);
     expect_as_alone(one, all_ranks(4, with(model, more), 10, true, data));
   }
@@ -566,8 +630,9 @@ TEST_CASE("bf16 experts over ranks stay near one rank's losses") {
         Changes{"mixed_precision.name=bf16_mixed", "mixed_precision.grad_reduce_in_fp32=false"}}) {
     const Changes model = with(kPlain, reduce);
     const Trained one = one_rank(model, 10, false);
-    for (const Changes& more : {join({kMegatron, ep(2)}), join({kFsdp2, ep(2)}),
-                                join({kFsdp2, ep(4)}), join({kMegatron, ep(4), kAllGather})}) {
+    for (const Changes& more :
+         {join({kMegatron, ep(2)}), join({kFsdp2, ep(2)}), join({kFsdp2, ep(4)}),
+          join({kMegatron, ep(4), kAllGather}), join({kMegatron, ep(4), kFlex})}) {
       CAPTURE(model, more);
       check_close(one.losses, all_ranks(4, with(model, more), 10, false)[0].losses, 2e-2);
     }
@@ -683,6 +748,7 @@ TEST_CASE("losses and loads of experts over ranks are alike on all ranks and und
   for (const Layout& l : std::vector<Layout>{{4, join({ep(4), kFsdp2})},
                                              {8, join({ep(4), pipelined("1f1b", 1), kMegatron})},
                                              {4, join({ep(4), kMegatron, kAllGather})},
+                                             {4, join({ep(4), kMegatron, kFlex})},
                                              {8, join({tp(2), ep(4), kMegatron})},
                                              {8, join({tp(2), kSequence, ep(4), kMegatron})},
                                              {4, join({tp(2), kWhole, ep(4), kFsdp2})}})

@@ -89,6 +89,8 @@ std::vector<Parallelism> layouts_of_experts() {
           {"experts over gloo", 2, kMegatron, "gloo"},
           {"tokens that are gathered for experts", 2,
            with(kMegatron, {"model.moe.token_dispatcher=all_gather"})},
+          {"tokens that travel once to each rank", 2,
+           with(kMegatron, {"model.moe.token_dispatcher=flex"})},
           {"experts in the fine-grained 1F1B", 4, with(kMegatron, pairs)}};
 }
 

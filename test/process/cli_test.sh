@@ -82,7 +82,8 @@ expect "world size of a run" 2 "does not start one" -- --recipe "$work/good.yaml
 expect "what is not built is not run" 2 "not built yet: writing while training goes on" -- \
   --recipe "$work/good.yaml" checkpoint.async=true
 expect "dry run" 0 "dry run on 8 ranks" "activations" "effective" "this build cannot run it yet" -- \
-  --recipe "$work/good.yaml" --dry-run --world-size 8 model.moe=8 distributed.ep_size=8 model.moe.token_dispatcher=flex
+  --recipe "$work/good.yaml" --dry-run --world-size 8 model.moe=8 distributed.ep_size=8 model.moe.token_dispatcher=flex \
+  checkpoint.async=true
 expect "print recipe" 0 "# override" "num_layers: 9" -- --recipe "$work/good.yaml" --print-recipe model.num_layers=9
 expect "explain" 0 "default" "1f1b" -- explain distributed.pipeline.pp_schedule
 expect "explain an alias" 0 "distributed.tp_size" -- explain model.tensor_model_parallel_size

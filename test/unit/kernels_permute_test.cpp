@@ -69,6 +69,42 @@ TEST_CASE("rows are those of the experts in turn, each in the order of the token
   CHECK(numbers(first) == std::vector<int32_t>{0, 3, 4});
 }
 
+TEST_CASE("with a capacity every expert has as many rows, and choices beyond are dropped") {
+  // Tokens 0 to 3, with two choices each; 3 and -1 are no experts.
+  const Array expert = Array::ids({2, 0, 0, 2, 3, 0, -1, 2});
+  for (const int64_t capacity : {2, 4}) {
+    Array count(DType::i32, 3), row(DType::i32, 8), choice(DType::i32, 3 * capacity),
+        first(DType::i32, 4);
+    cpu::run(ExpertRows{.expert_TK = expert,
+                        .count_E = count,
+                        .row_TK = row,
+                        .choice_R = choice,
+                        .T = 4,
+                        .K = 2,
+                        .E = 3,
+                        .first_E1 = first,
+                        .capacity = capacity});
+    const bool all = capacity == 4;
+    CHECK(numbers(count) == (all ? std::vector<int32_t>{3, 0, 3} : std::vector<int32_t>{2, 0, 2}));
+    CHECK(numbers(row) == (all ? std::vector<int32_t>{8, 0, 1, 9, -1, 2, -1, 10}
+                               : std::vector<int32_t>{4, 0, 1, 5, -1, -1, -1, -1}));
+    CHECK(numbers(choice) == (all ? std::vector<int32_t>{1, 2, 5, -1, -1, -1, -1, -1, 0, 3, 7, -1}
+                                  : std::vector<int32_t>{1, 2, -1, -1, 0, 3}));
+    CHECK(numbers(first) ==
+          (all ? std::vector<int32_t>{0, 4, 8, 12} : std::vector<int32_t>{0, 2, 4, 6}));
+    CHECK((choice.margin_untouched() && row.margin_untouched()));
+    // There may be more rows than choices.
+    const Array x(DType::f32, {1, 2, 3, 4});
+    Array rows(DType::f32, 3 * capacity), sums(DType::f32, 4);
+    cpu::run(Permute{
+        .x_TH = x, .choice_R = choice, .out_RH = rows, .T = 4, .K = 2, .R = 3 * capacity, .H = 1});
+    cpu::run(Unpermute{
+        .x_RH = rows, .row_TK = row, .out_TH = sums, .T = 4, .K = 2, .R = 3 * capacity, .H = 1});
+    CHECK(sums.values() ==
+          (all ? std::vector<double>{2, 4, 3, 4} : std::vector<double>{2, 4, 0, 0}));
+  }
+}
+
 TEST_CASE("permute and unpermute move and weigh rows, under every instruction set") {
   Closeness close("permute and unpermute");
   for (auto [T, K, E, H] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 1, 1},

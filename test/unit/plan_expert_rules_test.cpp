@@ -1,5 +1,8 @@
 // Tests what settings of experts mean: which layers have them, how a router's settings decide each
 // other, and which settings are refused or change nothing.
+#include <fmt/core.h>
+
+#include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
@@ -78,6 +81,44 @@ TEST_CASE("layouts of experts that no rank could run are refused") {
                "model.moe.token_dispatcher", "have different numbers");
   expect_accepts({.what = "one sample's ranks", .world = 8, .set = over("2", "all_gather")});
   expect_accepts({.what = "counts travel", .world = 8, .set = over("4", "alltoall")});
+  expect_accepts({.what = "counts travel", .world = 8, .set = over("4", "flex")});
+
+  const char* padding = "model.moe.pad_expert_input_to_capacity";
+  const auto padded = [&](const char* ep, const char* dispatcher) {
+    Overrides o = over(ep, dispatcher);
+    o.push_back("model.moe.expert_capacity_factor=1.5");
+    o.push_back(std::string(padding) + "=true");
+    return o;
+  };
+  expect_error({.what = "unequal tokens", .world = 8, .set = padded("4", "alltoall")}, padding,
+               "have different numbers");
+  for (const char* dispatcher : {"alltoall", "all_gather"})
+    expect_accepts({.what = dispatcher, .world = 8, .set = padded("2", dispatcher)});
+  expect_error({.what = "tokens of a rank", .world = 8, .set = padded("2", "flex")}, padding,
+               "does not follow from the capacity");
+}
+
+TEST_CASE("the plan knows how many ranks a token goes to, and how many rows experts have") {
+  const auto plan = [](int ranks, const Overrides& more) {
+    Diagnostics diagnostics;
+    Overrides o{"distributed.strategy=megatron_ddp", fmt::format("distributed.ep_size={}", ranks)};
+    o.insert(o.end(), more.begin(), more.end());
+    const Recipe r = load_recipe_text(kBase, "base.yaml", o, diagnostics, ranks);
+    INFO(listed(diagnostics));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    return make_plan(r, ranks, 512);
+  };
+  const Overrides flex{"model.moe=256", "model.moe.router_topk=8",
+                       "model.moe.token_dispatcher=flex"};
+  CHECK(expert_ranks_per_token(plan(8, flex)) == Approx(5.3).margin(0.01));
+  CHECK(expert_ranks_per_token(plan(2, {"model.moe=8", "model.moe.router_topk=1",
+                                        "model.moe.router_pre_softmax=true"})) == Approx(1));
+  // Both of two ranks have an expert of every token that has five of eight.
+  CHECK(expert_ranks_per_token(plan(2, {"model.moe=8", "model.moe.router_topk=5"})) == Approx(2));
+  CHECK(expert_rows_per_token(plan(8, flex)) == 8);
+  CHECK(expert_rows_per_token(plan(2, {"model.moe=8", "model.moe.expert_capacity_factor=1.5",
+                                       "model.moe.pad_expert_input_to_capacity=true"})) ==
+        Approx(3));
 }
 
 TEST_CASE("experts are divided over tp, or whole on its ranks under sequence parallelism") {

@@ -91,8 +91,8 @@ class Print {
     all(a, b, c, d, e, f, g);
   }
   void add(const ExpertOptions& o) {
-    const auto& [a] = o;
-    all(a);
+    const auto& [a, b] = o;
+    all(a, b);
   }
   void add(const ContextOptions& o) {
     const auto& [a, b] = o;
@@ -257,9 +257,8 @@ const Elsewhere kElsewhere[] = {
 
 // Settings of models with experts that no run reads yet: check_supported() refuses them.
 bool belongs_to_planned_experts(std::string_view path) {
-  if (path == "distributed.moe.lm_head_precision") return true;
-  for (const std::string_view name : {"pad_expert_input_to_capacity", "shared_expert_overlap"})
-    if (path.starts_with("model.moe.") && path.ends_with(name)) return true;
+  if (path == "distributed.moe.lm_head_precision" || path == "model.moe.shared_expert_overlap")
+    return true;
   return path == "comm_overlap.moe_dispatch_chunks" ||
          path == "comm_overlap.overlap_moe_expert_parallel_comm";
 }
@@ -301,9 +300,17 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
       change(r);
     });
   };
-  CHECK_THAT(refused_over_ranks(
-                 [](Recipe& r) { r.model.moe.token_dispatcher = recipe::MoeDispatcher::flex; }),
-             Contains("flex"));
+  const auto flex_over_tp = [&](bool sequence, std::optional<int64_t> expert_tp) {
+    return refused_over_ranks([=](Recipe& r) {
+      r.distributed.tp_size = 2;
+      r.distributed.sequence_parallel = sequence;
+      if (expert_tp) r.distributed.expert_tp_size = *expert_tp;
+      r.model.moe.token_dispatcher = recipe::MoeDispatcher::flex;
+    });
+  };
+  CHECK(flex_over_tp(false, {}).empty());
+  CHECK(flex_over_tp(true, 1).empty());
+  CHECK_THAT(flex_over_tp(true, {}), Contains("flex"));
   CHECK_THAT(refused_over_ranks([](Recipe& r) { r.model.moe.shared_expert_overlap = true; }),
              Contains("shared expert"));
   CHECK_THAT(refused_over_ranks([](Recipe& r) { r.comm_overlap.moe_dispatch_chunks = 2; }),

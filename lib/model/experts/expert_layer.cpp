@@ -77,6 +77,10 @@ struct ExpertLayer {
   std::unique_ptr<SharedExpert> shared;  // null without one
   // Whether the segments behind the dispatch need the norm's output, too, in some pass.
   bool keeps_input() const { return shared || !keeps_rows; }
+  // How many of the choices of T tokens an expert takes; 0: all.
+  int64_t capacity(const Step& step, int64_t T) const {
+    return c.experts.drops(step.training) ? c.experts.capacity(T) : 0;
+  }
   // Whether some rows of experts may belong to no choice.
   bool unused_rows(const Step& step) const {
     return step.seq.valid_T || c.experts.drops(step.training);
@@ -105,7 +109,7 @@ class ExpertSegment : public Segment {
 // Orders the tokens by expert, and lets them go.
 void leave(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
            const Tensor& expert_TK, const Tensor& weight_TK) {
-  f.route = l.dispatcher->route(step, expert_TK);
+  f.route = l.dispatcher->route(step, expert_TK, l.capacity(step, expert_TK.dim(0)));
   f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, weight_TK);
   if (l.keeps_input()) f.x_TH = x_TH;
 }
@@ -221,7 +225,8 @@ class Route : public ExpertSegment {
   // does the router's gradient: a dropped choice has a weight without a gradient.
   Tensor kept_choices(Step& step, const RouteActivations& a) const {
     const ExpertConfig& e = l_->c.experts;
-    if (!e.drops(step.training)) return a.routing.expert_TK;
+    const int64_t capacity = l_->capacity(step, a.logits_TE.dim(0));
+    if (capacity == 0) return a.routing.expert_TK;
     const bool counts = step.experts && !step.recomputing;
     Tensor dropped_E;
     if (counts) {
@@ -230,8 +235,7 @@ class Route : public ExpertSegment {
       dropped_E = Tensor::empty(step.compute, {e.count}, DType::f32);
       ops::fill(step.compute, dropped_E, 0);
     }
-    return ops::drop_choices(step.compute, a.routing, e.capacity(a.logits_TE.dim(0)),
-                             e.drops_lightest, dropped_E);
+    return ops::drop_choices(step.compute, a.routing, capacity, e.drops_lightest, dropped_E);
   }
 
   // Adds the sums of this rank's tokens to those of the step, unless an earlier forward has done

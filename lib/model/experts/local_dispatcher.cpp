@@ -13,7 +13,8 @@ class LocalDispatcher : public TokenDispatcher {
  public:
   explicit LocalDispatcher(int64_t experts) : experts_(experts) {}
 
-  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK) override {
+  // Rows that do not travel need no room for others.
+  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK, int64_t) override {
     auto route = std::make_shared<LocalRoute>();
     route->order = ops::expert_rows(step.compute, expert_TK, experts_);
     return route;

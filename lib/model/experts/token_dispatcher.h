@@ -19,8 +19,10 @@ namespace mtrain::model {
 // T tokens, K experts of a token, R rows, H hidden
 struct ExpertRows {
   Tensor x_RH;
-  Tensor weight_R = {};  // fp32, optional: the router's weight of each row, or its gradient
-  Event there = {};      // of rows that travel: when they have arrived
+  // fp32, optional: the router's weight of each row, or its gradient. Where rows that travel stand
+  // for several choices, (R, K).
+  Tensor weight_R = {};
+  Event there = {};  // of rows that travel: when they have arrived
 };
 struct TokenSums {
   Tensor sum_TH;     // the sum of each token's rows
@@ -37,8 +39,10 @@ class TokenRoute {
 class TokenDispatcher {
  public:
   virtual ~TokenDispatcher() = default;
-  // Each token goes to its K experts (int32).
-  virtual std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK) = 0;
+  // Each token goes to its K experts (int32). `capacity` is how many tokens an expert takes at
+  // most, on each rank that calls this; 0: any number.
+  virtual std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK,
+                                            int64_t capacity) = 0;
   // Returns what leaves this rank. weight_TK is optional.
   virtual ExpertRows to_rows(Step& step, TokenRoute& route, const Tensor& x_TH,
                              const Tensor& weight_TK) = 0;
@@ -46,7 +50,7 @@ class TokenDispatcher {
   virtual ExpertRows send(Step&, TokenRoute&, ExpertRows rows) { return rows; }
   // Returns the rows of this rank's experts: expert e has the rows [first[e], first[e + 1]).
   virtual ExpertRows by_expert(Step&, TokenRoute&, ExpertRows arrived) { return arrived; }
-  virtual Tensor first_E1(const TokenRoute& route) const = 0;  // int32; known after send()
+  virtual Tensor first_E1(const TokenRoute& route) const = 0;  // int32; known after by_expert()
   // Returns what goes back to the tokens' ranks, from rows in the order of by_expert().
   virtual ExpertRows from_experts(Step&, TokenRoute&, ExpertRows rows) { return rows; }
   // Brings from_experts() back to the ranks of the tokens.

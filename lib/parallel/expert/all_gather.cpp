@@ -16,6 +16,7 @@ using model::TokenRoute;
 struct AllGatherRoute : TokenRoute {
   Tensor expert_AK;     // the choices of all ranks' A tokens, until they have been read
   Event gathered = {};  // when they have arrived
+  int64_t padded = 0;   // rows of each expert; 0: as many as choices
   // Known from the first send() on: the rows of this rank's experts among all choices.
   bool known = false;
   ops::ExpertRows order;
@@ -24,10 +25,13 @@ struct AllGatherRoute : TokenRoute {
 
 class AllGatherDispatcher : public model::TokenDispatcher {
  public:
-  explicit AllGatherDispatcher(std::shared_ptr<ExpertComm> comm) : comm_(std::move(comm)) {}
+  AllGatherDispatcher(std::shared_ptr<ExpertComm> comm, bool pad)
+      : comm_(std::move(comm)), pad_(pad) {}
 
-  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK) override {
+  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK,
+                                    int64_t capacity) override {
     auto route = std::make_shared<AllGatherRoute>();
+    if (pad_) route->padded = comm_->all().size() * capacity;
     std::tie(route->expert_AK, route->gathered) = gather(step.compute, expert_TK);
     return route;
   }
@@ -97,14 +101,14 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   void read(Step& step, AllGatherRoute& r) const {
     step.compute.wait(r.gathered);  // edge: the choices' way -> what reads them
     r.order = ops::expert_rows(step.compute, std::exchange(r.expert_AK, {}), comm_->experts_here(),
-                               comm_->first_expert());
-    r.known = true;
+                               comm_->first_expert(), r.padded);
     r.choice_R = r.order.choice_R;
-    if (comm_->ranks() == 1) return;
+    r.known = true;
+    if (r.padded > 0 || comm_->ranks() == 1) return;
     const std::vector<int32_t> counts = read_counts(step, r.order.count_E, step.compute);
     int64_t rows = 0;
     for (const int32_t n : counts) rows += n;
-    r.choice_R = r.choice_R.rows(0, rows);
+    r.choice_R = r.order.choice_R.rows(0, rows);
   }
 
   // (T, N) -> (ranks T, N)
@@ -127,12 +131,14 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   }
 
   const std::shared_ptr<ExpertComm> comm_;
+  const bool pad_;
 };
 
 }  // namespace
 
-std::unique_ptr<model::TokenDispatcher> all_gather_dispatcher(std::shared_ptr<ExpertComm> comm) {
-  return std::make_unique<AllGatherDispatcher>(std::move(comm));
+std::unique_ptr<model::TokenDispatcher> all_gather_dispatcher(std::shared_ptr<ExpertComm> comm,
+                                                              bool pad) {
+  return std::make_unique<AllGatherDispatcher>(std::move(comm), pad);
 }
 
 }  // namespace mtrain::parallel

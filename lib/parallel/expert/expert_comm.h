@@ -2,6 +2,8 @@
 // and the stream of their communication.
 #pragma once
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "comm/group.h"
 #include "device/stream.h"
@@ -15,6 +17,15 @@ namespace mtrain::parallel {
 struct ExpertParts {
   Group tp;
   Group all;  // the ranks of ep and tp, with tp's as neighbours
+};
+
+// How many rows a rank sends to each rank of ep, and how many it gets from each.
+struct RowCounts {
+  std::vector<int64_t> sends, receives;
+  // Where experts are divided: how many rows arrive from each rank of tp, as many as the most of
+  // them have for these experts. What lies behind a rank's own rows is never read, except by sums
+  // that are not read either.
+  int64_t each = 0;
 };
 
 class ExpertComm {
@@ -47,7 +58,28 @@ class ExpertComm {
     return stream_.record();
   }
 
+  // Brings the rows of x_RN, which lie in the order of the ranks to which they go, to these ranks.
+  // Returns the rows that come, in the order of the ranks from which they come, and the event of
+  // their arrival. x may have more rows than go, and a tensor of one dim has rows of one element.
+  // Where experts are divided, the rows that have come over ep are then gathered over tp.
+  std::pair<Tensor, Event> exchange(Stream& compute, const Tensor& x_RN,
+                                    const RowCounts& counts) const;
+  // Brings rows back; `counts` are those of exchange(). Where experts are divided, the parts are
+  // first summed over tp, in the memory of x_RN.
+  std::pair<Tensor, Event> exchange_back(Stream& compute, const Tensor& x_RN,
+                                         const RowCounts& counts) const;
+  // The same for rows with their weights, if they have some.
+  model::ExpertRows exchange(Stream& compute, const model::ExpertRows& rows,
+                             const RowCounts& counts) const;
+  model::ExpertRows exchange_back(Stream& compute, const model::ExpertRows& rows,
+                                  const RowCounts& counts) const;
+  int64_t arriving(const RowCounts& counts) const;  // how many rows exchange() returns
+
  private:
+  // Of the rows that arrive: this rank's part among those of tp, and what comes to it over ep.
+  Tensor part_of_tp(const Tensor& rows, const RowCounts& counts) const;
+  Tensor over_ep(const Tensor& rows, const RowCounts& counts) const;
+
   const Group group_;
   const ExpertParts parts_;
   Stream& stream_;
@@ -60,17 +92,30 @@ bool knows_counts(const model::Step& step);
 // recomputation finds those of the earlier forward, and needs no `counts`.
 std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream);
 
+// With `pad` an expert gets as many rows from every rank as its capacity is, the last ones without
+// a choice, so that all numbers are known and the host waits for none. All ranks must have the same
+// number of tokens then. It has no effect while there is no capacity, as in evaluation.
+
 // Counts travel first, and then the rows of a choice with its weight (Lepikhin et al. 2020,
-// "GShard"; without its capacity). In between the host waits for the counts, once in each forward.
+// "GShard"). In between the host waits for the counts, once in each forward.
 // An expert's rows keep the order of the ranks, and of each rank's tokens. Where the ranks of tp
 // divide experts, rows travel over ep, are filled up to the largest number of rows of these ranks,
 // and are then gathered over tp.
-std::unique_ptr<model::TokenDispatcher> all_to_all_dispatcher(std::shared_ptr<ExpertComm> comm);
+std::unique_ptr<model::TokenDispatcher> all_to_all_dispatcher(std::shared_ptr<ExpertComm> comm,
+                                                              bool pad);
 
 // Every rank gets the tokens of all, and computes the rows of its own experts. A token's rows are
 // added on each rank in the order of k, and these sums while they are reduce-scattered. The host
 // waits for the number of rows, unless the rank has (its part of) all experts.
-std::unique_ptr<model::TokenDispatcher> all_gather_dispatcher(std::shared_ptr<ExpertComm> comm);
+std::unique_ptr<model::TokenDispatcher> all_gather_dispatcher(std::shared_ptr<ExpertComm> comm,
+                                                              bool pad);
+
+// A token travels once to each rank that has some of its experts, with these and their weights, and
+// comes back as one row (DeepSeek's DeepEP). That rank adds the rows of the token's experts in
+// fp32, in the order of k, and rounds the sum to the rows' type; the token's rank adds these sums
+// in fp32, in the order of the ranks, and rounds once more. Gradients travel likewise. The host
+// waits for counts as with all_to_all.
+std::unique_ptr<model::TokenDispatcher> flex_dispatcher(std::shared_ptr<ExpertComm> comm);
 
 // Lets `own` bring the tokens to their experts, where the ranks of `tensor` divide each expert and
 // have the same tokens. Sums over these ranks what comes back: the tokens' sums, and the weights'

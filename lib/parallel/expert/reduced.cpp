@@ -14,8 +14,9 @@ class ReducedDispatcher : public model::TokenDispatcher {
                     std::shared_ptr<model::TensorParallel> tensor)
       : own_(std::move(own)), tensor_(std::move(tensor)) {}
 
-  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK) override {
-    return own_->route(step, expert_TK);
+  std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK,
+                                    int64_t capacity) override {
+    return own_->route(step, expert_TK, capacity);
   }
   ExpertRows to_rows(Step& step, TokenRoute& route, const Tensor& x_TH,
                      const Tensor& weight_TK) override {

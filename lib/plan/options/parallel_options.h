@@ -27,7 +27,9 @@ struct TensorOptions {
 
 struct ExpertOptions {
   // How tokens come to the ranks of their experts (parallel/expert/expert_comm.h).
-  enum class Dispatcher { all_to_all, all_gather } dispatcher = Dispatcher::all_to_all;
+  enum class Dispatcher { all_to_all, all_gather, flex } dispatcher = Dispatcher::all_to_all;
+  // An expert gets as many rows from every rank as it takes at most, the last ones empty.
+  bool pad_to_capacity = false;
 };
 
 }  // namespace mtrain::plan

@@ -40,6 +40,15 @@ ContextOptions::Method context_method(recipe::CpCommType type) {
   throw BugError("cp_comm_type");
 }
 
+ExpertOptions::Dispatcher expert_dispatcher(recipe::MoeDispatcher dispatcher) {
+  switch (dispatcher) {
+    case recipe::MoeDispatcher::all_gather: return ExpertOptions::Dispatcher::all_gather;
+    case recipe::MoeDispatcher::alltoall: return ExpertOptions::Dispatcher::all_to_all;
+    case recipe::MoeDispatcher::flex: return ExpertOptions::Dispatcher::flex;
+  }
+  throw BugError("token_dispatcher");
+}
+
 LrScheduleOptions::Decay wsd_decay(recipe::WsdDecayStyle style) {
   switch (style) {
     case recipe::WsdDecayStyle::linear: return LrScheduleOptions::Decay::linear;
@@ -191,6 +200,11 @@ ContextOptions context_options(const Recipe& r) {
   for (const recipe::CpCommType type : r.distributed.cp_comm_type)
     options.methods.push_back(context_method(type));
   return options;
+}
+
+ExpertOptions expert_options(const Recipe& r) {
+  return {.dispatcher = expert_dispatcher(r.model.moe.token_dispatcher),
+          .pad_to_capacity = r.model.moe.pad_expert_input_to_capacity && r.distributed.ep_size > 1};
 }
 
 OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {

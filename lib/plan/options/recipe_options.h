@@ -27,6 +27,7 @@ ModelShape model_shape(const recipe::ModelConfig& model, int64_t vocab, int64_t 
 ExpertShape::Pattern route_pattern(const recipe::DebugConfig& debug);
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& recompute, int64_t layers);
 ContextOptions context_options(const recipe::Recipe& recipe);
+ExpertOptions expert_options(const recipe::Recipe& recipe);
 OptimizerOptions optimizer_options(const recipe::OptimizerConfig& optimizer);
 LossScaleOptions loss_scale_options(const recipe::MixedPrecisionConfig& precision);
 LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,

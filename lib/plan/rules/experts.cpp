@@ -194,15 +194,27 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
           "experts are spread over the dp x cp{} ranks of a pipeline stage: choose a divisor",
           whole ? " x tp" : ""));
   // Context-parallel ranks pad each document, so that only those of one sample have as many tokens.
-  diagnostics.require(
-      r.model.moe.token_dispatcher != recipe::MoeDispatcher::all_gather ||
-          r.packed_sequence.packed_sequence_size == 0 || l.cp == 1 ||
-          (whole ? l.cp * l.tp : l.cp) % l.ep == 0,
-      {"model.moe.token_dispatcher", "packed_sequence.packed_sequence_size", "distributed.cp_size"},
-      fmt::format("all_gather needs as many tokens on each of ep_size {} ranks, and packed samples "
-                  "over cp_size {} have different numbers",
-                  l.ep, l.cp),
-      "set model.moe.token_dispatcher: alltoall");
+  const bool equal = r.packed_sequence.packed_sequence_size == 0 || l.cp == 1 ||
+                     (whole ? l.cp * l.tp : l.cp) % l.ep == 0;
+  const auto needs_equal = [&](bool asked, const char* field, const char* what, const char* hint) {
+    diagnostics.require(
+        !asked || equal, {field, "packed_sequence.packed_sequence_size", "distributed.cp_size"},
+        fmt::format("{} needs as many tokens on each of ep_size {} ranks, and packed samples over "
+                    "cp_size {} have different numbers",
+                    what, l.ep, l.cp),
+        hint);
+  };
+  const recipe::MoeDispatcher dispatcher = r.model.moe.token_dispatcher;
+  const bool pad = r.model.moe.pad_expert_input_to_capacity;
+  needs_equal(dispatcher == recipe::MoeDispatcher::all_gather, "model.moe.token_dispatcher",
+              "all_gather", "set model.moe.token_dispatcher: alltoall");
+  needs_equal(pad, "model.moe.pad_expert_input_to_capacity", "pad_expert_input_to_capacity",
+              "leave it out");
+  diagnostics.require(!pad || dispatcher != recipe::MoeDispatcher::flex,
+                      {"model.moe.pad_expert_input_to_capacity", "model.moe.token_dispatcher"},
+                      "flex sends a token once to each rank, and how many go to a rank does not "
+                      "follow from the capacity of its experts",
+                      "set model.moe.token_dispatcher: alltoall, or leave the padding out");
   const recipe::MoeParallelConfig& own = r.distributed.moe;
   if (own.reshard_after_forward && l.pp > 1 && !r.distributed.reshard_after_forward)
     warn_or_refuse(r, "distributed.moe.reshard_after_forward",

@@ -2,6 +2,7 @@
 // for each. The call is removed when its feature is built.
 #include <fmt/core.h>
 
+#include "plan/layout.h"
 #include "plan/rules/unsupported.h"
 
 namespace mtrain::plan {
@@ -12,10 +13,11 @@ namespace {
 template <class Missing>
 void check_expert_ranks(const Recipe& r, const Missing& missing) {
   const recipe::MoeConfig& moe = r.model.moe;
-  missing(moe.token_dispatcher == recipe::MoeDispatcher::flex, "model.moe.token_dispatcher",
-          "the flex dispatcher", "use alltoall");
-  missing(moe.pad_expert_input_to_capacity, "model.moe.pad_expert_input_to_capacity",
-          "experts whose rows are filled up to the capacity", "leave it out");
+  const recipe::DistributedConfig& d = r.distributed;
+  const bool gathered = d.tp_size > 1 && d.sequence_parallel && expert_tp(r) > 1;
+  missing(gathered && moe.token_dispatcher == recipe::MoeDispatcher::flex,
+          "model.moe.token_dispatcher", "the flex dispatcher for experts that are divided over tp",
+          "use alltoall, or set distributed.expert_tp_size: 1");
   missing(moe.shared_expert_overlap, "model.moe.shared_expert_overlap",
           "a shared expert that computes while tokens travel", "leave it out");
   missing(r.comm_overlap.moe_dispatch_chunks > 1, "comm_overlap.moe_dispatch_chunks",
