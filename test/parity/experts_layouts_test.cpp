@@ -457,7 +457,7 @@ TEST_CASE("divided and whole experts train as one rank's do with context and pip
       {{4, join({tp(2), cp2("p2p"), kMegatron})},
        {4, join({tp(2), cp2("all_gather"), ep(2), kFsdp2})},
        {4, join({tp(2), kSequence, cp2("p2p"), ep(2), kMegatron})},
-       {4, join({tp(2), kSequence, cp2("a2a"), ep(2), kFsdp2, kAllGather})},
+       {4, join({tp(2), kSequence, cp2("all_gather"), ep(2), kFsdp2, kAllGather})},
        {4, join({tp(2), kWhole, cp2("p2p"), ep(4), kMegatron})},
        {4, join({tp(2), ep(1), pipelined("1f1b", 1), kMegatron})},
        {8, join({tp(2), ep(2), pipelined("1f1b", 1), kFsdp2})},
@@ -513,7 +513,8 @@ TEST_CASE("ranks whose experts have no rows in a micro-batch train on") {
   const auto data = std::make_shared<RepeatedToken>();
   const Trained one = one_rank(model, 5, false, data);
   for (const Changes& more :
-       {join({kMegatron, ep(4)}), join({kAtOnce, ep(4)}), join({kMegatron, ep(4), kAllGather})}) {
+       {join({kMegatron, ep(4)}), join({kAtOnce, ep(4)}), join({kMegatron, ep(4), kAllGather}),
+        join({tp(2), kSequence, kMegatron, ep(2)}), join({tp(2), kWhole, kAtOnce, ep(4)})}) {
     CAPTURE(more);
     expect_as_alone(one, all_ranks(4, with(model, more), 5, false, data), false);
   }
