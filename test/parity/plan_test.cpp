@@ -369,6 +369,7 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
                        "train.micro_batch_size=1",      "dataset.seq_length=256",
                        "model.moe.num_experts=8",       "model.moe.ffn_hidden_size=256",
                        "model.moe.first_dense_layers=1"};
+  const char* sequence = "distributed.sequence_parallel=true";
   struct Case {
     int ranks, ep;
     Overrides more;
@@ -411,7 +412,25 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
            {4, 2, {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"}},
            {8, 2, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
            {4, 2, {"distributed.strategy=fsdp2", "recompute=full"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}}})
+           {4, 2, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}},
+           {2, 1, {"distributed.tp_size=2"}},
+           {2, 1, {"distributed.tp_size=2", sequence}},
+           {4, 2, {"distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
+           {4, 2, {"distributed.tp_size=2", sequence, "distributed.strategy=megatron_ddp"}},
+           {4, 2, {"distributed.tp_size=2", sequence, "distributed.strategy=fsdp2"}},
+           {4,
+            2,
+            {"distributed.tp_size=2", sequence, "distributed.strategy=megatron_ddp",
+             "model.moe.token_dispatcher=all_gather"}},
+           {2, 1, {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1"}},
+           {4,
+            4,
+            {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1",
+             "distributed.strategy=megatron_ddp"}},
+           {4,
+            2,
+            {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1",
+             "distributed.strategy=fsdp2"}}})
     for (const char* precision : {"fp32", "bf16_mixed"}) {
       Overrides all = base;
       all.insert(all.end(), c.more.begin(), c.more.end());
