@@ -70,7 +70,7 @@ const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=30
     kFsdp2{"distributed.strategy=fsdp2"},
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
     kAllGather{"model.moe.token_dispatcher=all_gather"}, kFlex{"model.moe.token_dispatcher=flex"},
-    kPadded{"model.moe.pad_expert_input_to_capacity=true"};
+    kPadded{"model.moe.pad_expert_input_to_capacity=true"}, kFull{"recompute.granularity=full"};
 
 Changes ep(int size) { return {fmt::format("distributed.ep_size={}", size)}; }
 
@@ -286,17 +286,16 @@ TEST_CASE("experts over ranks train as one rank does under fsdp2") {
 }
 
 TEST_CASE("experts over ranks that are computed again choose and train alike") {
-  const Changes full{"recompute.granularity=full"},
-      modules{"recompute.granularity=selective",
-              "recompute.modules=[moe,shared_experts,layernorm]"};
-  expect_layouts({{2, join({ep(2), kMegatron, full})},
-                  {4, join({ep(2), kFsdp2, full, {"recompute.num_layers=2"}})},
-                  {4, join({ep(2), kAtOnce, full, kAllGather})},
+  const Changes modules{"recompute.granularity=selective",
+                        "recompute.modules=[moe,shared_experts,layernorm]"};
+  expect_layouts({{2, join({ep(2), kMegatron, kFull})},
+                  {4, join({ep(2), kFsdp2, kFull, {"recompute.num_layers=2"}})},
+                  {4, join({ep(2), kAtOnce, kFull, kAllGather})},
                   {2, join({ep(2), kMegatron, {"recompute.granularity=selective"}})},
                   {4, join({ep(2), kFsdp2, modules})},
                   {2, join({ep(2), kMegatron, modules, kAllGather})},
-                  {4, join({ep(4), kMegatron, full, kFlex})},
-                  {4, join({ep(2), kFsdp2, full, {"recompute.num_layers=2"}, kFlex})},
+                  {4, join({ep(4), kMegatron, kFull, kFlex})},
+                  {4, join({ep(2), kFsdp2, kFull, {"recompute.num_layers=2"}, kFlex})},
                   {4, join({ep(4), kFsdp2, modules, kFlex})}},
                  false);
 }
@@ -310,9 +309,9 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
                   {4, join({ep(4), kMegatron, kFlex})},
                   {4, join({ep(2), pipelined("interleaved_1f1b", 2), kFsdp2, kFlex})}},
                  true, {kBalanced});
-  const Changes full{"recompute.granularity=full"};
-  expect_layouts({{2, join({ep(2), kMegatron, full})}, {2, join({ep(2), kMegatron, full, kFlex})}},
-                 false, {kBalanced});
+  expect_layouts(
+      {{2, join({ep(2), kMegatron, kFull})}, {2, join({ep(2), kMegatron, kFull, kFlex})}}, false,
+      {kBalanced});
   // Choices of nearly the same weight may change places in the order in which they are dropped, so
   // that this is compared for fewer steps.
   expect_layouts({{2, join({ep(2), kMegatron})},
@@ -323,21 +322,19 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
 }
 
 TEST_CASE("experts whose rows are filled up to their capacity train as one rank does") {
-  const Changes full{"recompute.granularity=full"},
-      modules{"recompute.granularity=selective", "recompute.modules=[moe]"};
+  const Changes modules{"recompute.granularity=selective", "recompute.modules=[moe]"};
   expect_layouts({{2, join({ep(2), kMegatron, kPadded})},
                   {4, join({ep(4), kFsdp2, kPadded})},
                   {4, join({ep(2), kMegatron, kPadded, kAllGather})},
                   {4, join({ep(4), kAtOnce, kPadded, kAllGather})},
                   {4, join({ep(2), pipelined("interleaved_1f1b", 2), kMegatron, kPadded})}},
                  true, {kBalanced});
-  expect_layouts({{2, join({ep(2), kMegatron, full, kPadded})},
+  expect_layouts({{2, join({ep(2), kMegatron, kFull, kPadded})},
                   {4, join({ep(4), kFsdp2, modules, kPadded})},
-                  {4, join({ep(2), kAtOnce, full, kPadded, kAllGather})},
+                  {4, join({ep(2), kAtOnce, kFull, kPadded, kAllGather})},
                   {2, join({ep(2), kMegatron, modules, kPadded, kAllGather})}},
                  false, {kBalanced});
-  // An expert that takes a third of an even share drops most choices, and one that takes three
-  // times as many has more rows than there are choices.
+  // With 0.3 most choices are dropped, and with 3 there are more rows than choices.
   for (const char* factor : {"0.3", "3"})
     expect_layouts(
         {{4, join({ep(4), kMegatron, kPadded})}, {4, join({ep(2), kFsdp2, kPadded, kAllGather})}},
@@ -355,7 +352,7 @@ TEST_CASE("the host waits for no numbers of rows if experts are padded to their 
     return ms;
   };
   for (const Changes& dispatcher : {Changes{}, kAllGather})
-    for (const Changes& more : {kMegatron, join({kFsdp2, {"recompute.granularity=full"}})}) {
+    for (const Changes& more : {kMegatron, join({kFsdp2, kFull})}) {
       CAPTURE(dispatcher, more);
       for (const double ms : host_wait(join({ep(4), more, dispatcher}))) CHECK(ms > 0);
       for (const double ms : host_wait(join({ep(4), more, dispatcher, kPadded}))) CHECK(ms == 0);
