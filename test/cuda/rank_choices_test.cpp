@@ -1,5 +1,7 @@
 #include "kernels/rank_choices.h"
 
+#include <algorithm>
+
 #include "kernels/permute.h"
 #include "mirror.h"
 

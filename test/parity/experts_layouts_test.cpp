@@ -71,7 +71,7 @@ const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=30
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
     kAllGather{"model.moe.token_dispatcher=all_gather"}, kFlex{"model.moe.token_dispatcher=flex"},
     kPadded{"model.moe.pad_expert_input_to_capacity=true"},
-    kKeepRouters{"distributed.moe.ignore_router_for_ac=true"};
+    kKeepRouters{"distributed.moe.ignore_router_for_ac=true"}, kFull{"recompute.granularity=full"};
 
 Changes ep(int size) { return {fmt::format("distributed.ep_size={}", size)}; }
 Changes tp(int size) { return {fmt::format("distributed.tp_size={}", size)}; }
@@ -312,28 +312,26 @@ TEST_CASE("experts over ranks train as one rank does under fsdp2") {
 }
 
 TEST_CASE("experts over ranks that are computed again choose and train alike") {
-  const Changes full{"recompute.granularity=full"},
-      modules{"recompute.granularity=selective",
-              "recompute.modules=[moe,shared_experts,layernorm]"};
-  expect_layouts({{2, join({ep(2), kMegatron, full})},
-                  {4, join({ep(2), kFsdp2, full, {"recompute.num_layers=2"}})},
-                  {4, join({ep(2), kAtOnce, full, kAllGather})},
+  const Changes modules{"recompute.granularity=selective",
+                        "recompute.modules=[moe,shared_experts,layernorm]"};
+  expect_layouts({{2, join({ep(2), kMegatron, kFull})},
+                  {4, join({ep(2), kFsdp2, kFull, {"recompute.num_layers=2"}})},
+                  {4, join({ep(2), kAtOnce, kFull, kAllGather})},
                   {2, join({ep(2), kMegatron, {"recompute.granularity=selective"}})},
                   {4, join({ep(2), kFsdp2, modules})},
                   {2, join({ep(2), kMegatron, modules, kAllGather})},
-                  {4, join({ep(2), kFsdp2, full, kKeepRouters})},
-                  {4, join({ep(2), kAtOnce, full, kAllGather, kKeepRouters})},
-                  {4, join({ep(2), kFsdp2, full, kKeepRouters, {"distributed.cp_size=2"}})},
-                  {4, join({ep(4), kMegatron, full, kFlex})},
-                  {4, join({ep(2), kFsdp2, full, {"recompute.num_layers=2"}, kFlex})},
+                  {4, join({ep(2), kFsdp2, kFull, kKeepRouters})},
+                  {4, join({ep(2), kAtOnce, kFull, kAllGather, kKeepRouters})},
+                  {4, join({ep(2), kFsdp2, kFull, kKeepRouters, {"distributed.cp_size=2"}})},
+                  {4, join({ep(4), kMegatron, kFull, kFlex})},
+                  {4, join({ep(2), kFsdp2, kFull, {"recompute.num_layers=2"}, kFlex})},
                   {4, join({ep(4), kFsdp2, modules, kFlex})}},
                  false);
 }
 
 TEST_CASE("routers that recomputation leaves out change no bit") {
-  const Changes full{"recompute.granularity=full", "recompute.num_layers=2"};
   for (const Changes& model : {kPlain, kShared, kBalanced}) {
-    const Changes base = join({model, ep(2), kFsdp2, full});
+    const Changes base = join({model, ep(2), kFsdp2, kFull, {"recompute.num_layers=2"}});
     const auto again = all_ranks(2, base, 4), kept = all_ranks(2, with(base, kKeepRouters), 4);
     for (size_t rank = 0; rank < 2; ++rank) {
       CHECK((kept[rank].losses == again[rank].losses));
@@ -358,9 +356,9 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
                   {4, join({ep(4), kMegatron, kFlex})},
                   {4, join({ep(2), pipelined("interleaved_1f1b", 2), kFsdp2, kFlex})}},
                  true, {kBalanced});
-  const Changes full{"recompute.granularity=full"};
-  expect_layouts({{2, join({ep(2), kMegatron, full})}, {2, join({ep(2), kMegatron, full, kFlex})}},
-                 false, {kBalanced});
+  expect_layouts(
+      {{2, join({ep(2), kMegatron, kFull})}, {2, join({ep(2), kMegatron, kFull, kFlex})}}, false,
+      {kBalanced});
   // Choices of nearly the same weight may change places in the order in which they are dropped, so
   // that this is compared for fewer steps.
   expect_layouts({{2, join({ep(2), kMegatron})},
@@ -371,21 +369,19 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
 }
 
 TEST_CASE("experts whose rows are filled up to their capacity train as one rank does") {
-  const Changes full{"recompute.granularity=full"},
-      modules{"recompute.granularity=selective", "recompute.modules=[moe]"};
+  const Changes modules{"recompute.granularity=selective", "recompute.modules=[moe]"};
   expect_layouts({{2, join({ep(2), kMegatron, kPadded})},
                   {4, join({ep(4), kFsdp2, kPadded})},
                   {4, join({ep(2), kMegatron, kPadded, kAllGather})},
                   {4, join({ep(4), kAtOnce, kPadded, kAllGather})},
                   {4, join({ep(2), pipelined("interleaved_1f1b", 2), kMegatron, kPadded})}},
                  true, {kBalanced});
-  expect_layouts({{2, join({ep(2), kMegatron, full, kPadded})},
+  expect_layouts({{2, join({ep(2), kMegatron, kFull, kPadded})},
                   {4, join({ep(4), kFsdp2, modules, kPadded})},
-                  {4, join({ep(2), kAtOnce, full, kPadded, kAllGather})},
+                  {4, join({ep(2), kAtOnce, kFull, kPadded, kAllGather})},
                   {2, join({ep(2), kMegatron, modules, kPadded, kAllGather})}},
                  false, {kBalanced});
-  // An expert that takes a third of an even share drops most choices, and one that takes three
-  // times as many has more rows than there are choices.
+  // With 0.3 most choices are dropped, and with 3 there are more rows than choices.
   for (const char* factor : {"0.3", "3"})
     expect_layouts(
         {{4, join({ep(4), kMegatron, kPadded})}, {4, join({ep(2), kFsdp2, kPadded, kAllGather})}},
@@ -403,7 +399,7 @@ TEST_CASE("the host waits for no numbers of rows if experts are padded to their 
     return ms;
   };
   for (const Changes& dispatcher : {Changes{}, kAllGather})
-    for (const Changes& more : {kMegatron, join({kFsdp2, {"recompute.granularity=full"}})}) {
+    for (const Changes& more : {kMegatron, join({kFsdp2, kFull})}) {
       CAPTURE(dispatcher, more);
       for (const double ms : host_wait(join({ep(4), more, dispatcher}))) CHECK(ms > 0);
       for (const double ms : host_wait(join({ep(4), more, dispatcher, kPadded}))) CHECK(ms == 0);
@@ -442,14 +438,14 @@ TEST_CASE("experts train as one rank does under context parallelism") {
                   {4, join({cp("p2p"), ep(4), kMegatron, kAllGather})},
                   {4, join({cp("p2p"), ep(4), kMegatron, kFlex})},
                   {4, join({cp("a2a"), ep(2), kFsdp2, kFlex})},
-                  {4, join({cp("p2p"), ep(2), kMegatron, {"recompute.granularity=full"}})},
+                  {4, join({cp("p2p"), ep(2), kMegatron, kFull})},
                   {8, join({cp("all_gather"), ep(2), pipelined("1f1b", 1), kAtOnce})}},
                  false);
 }
 
 TEST_CASE("experts that tensor parallelism divides train as one rank's do") {
-  const Changes full{"recompute.granularity=full"},
-      modules{"recompute.granularity=selective", "recompute.modules=[moe,shared_experts]"};
+  const Changes modules{"recompute.granularity=selective",
+                        "recompute.modules=[moe,shared_experts]"};
   expect_layouts({{2, join({tp(2)})},
                   {4, join({tp(4), kMegatron})},
                   {4, join({tp(2), kMegatron})},
@@ -458,15 +454,15 @@ TEST_CASE("experts that tensor parallelism divides train as one rank's do") {
                   {4, join({tp(2), ep(2), kFsdp2, kAllGather})},
                   {4, join({tp(2), ep(2), kMegatron, kFlex})},
                   {4, join({tp(2), ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})}});
-  expect_layouts({{4, join({tp(2), ep(2), kAtOnce, full})},
+  expect_layouts({{4, join({tp(2), ep(2), kAtOnce, kFull})},
                   {2, join({tp(2), modules})},
                   {4, join({tp(2), ep(2), kMegatron, modules})}},
                  false);
 }
 
 TEST_CASE("experts train as one rank's do under sequence parallelism") {
-  const Changes full{"recompute.granularity=full"},
-      modules{"recompute.granularity=selective", "recompute.modules=[moe,shared_experts]"};
+  const Changes modules{"recompute.granularity=selective",
+                        "recompute.modules=[moe,shared_experts]"};
   expect_layouts(
       {{2, join({tp(2), kSequence})},
        {4, join({tp(4), kSequence})},
@@ -477,8 +473,8 @@ TEST_CASE("experts train as one rank's do under sequence parallelism") {
        {8, join({tp(2), kSequence, ep(4), kMegatron})},
        {4, join({tp(2), kSequence, ep(2), kMegatron, {"ddp.average_in_collective=true"}})},
        {4, join({tp(2), kSequence, {"comm_overlap.tp_comm_overlap=true"}})}});
-  expect_layouts({{4, join({tp(2), kSequence, ep(2), kAtOnce, full})},
-                  {2, join({tp(2), kSequence, full})},
+  expect_layouts({{4, join({tp(2), kSequence, ep(2), kAtOnce, kFull})},
+                  {2, join({tp(2), kSequence, kFull})},
                   {2, join({tp(2), kSequence, modules})},
                   {4, join({tp(2), kSequence, ep(2), kMegatron, modules})},
                   {4, join({tp(2), kSequence, ep(2), kMegatron, modules, kAllGather})}},
@@ -486,7 +482,6 @@ TEST_CASE("experts train as one rank's do under sequence parallelism") {
 }
 
 TEST_CASE("whole experts on ranks of tensor parallelism train as one rank's do") {
-  const Changes full{"recompute.granularity=full"};
   expect_layouts(
       {{2, join({tp(2), kWhole})},
        {2, join({tp(2), kWhole, ep(2)})},
@@ -504,7 +499,7 @@ TEST_CASE("whole experts on ranks of tensor parallelism train as one rank's do")
        {4, join({tp(2), kWhole, kMegatron, {"ddp.average_in_collective=true"}})},
        {4, join({tp(2), kWhole, ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})},
        {4, join({tp(4), kWhole, ep(2), kMegatron, {"ddp.use_distributed_optimizer=false"}})}});
-  expect_layouts({{4, join({tp(2), kWhole, ep(2), kAtOnce, full})}}, false);
+  expect_layouts({{4, join({tp(2), kWhole, ep(2), kAtOnce, kFull})}}, false);
 }
 
 TEST_CASE("divided and whole experts balance their loads as one rank does") {
