@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <numeric>
 
 #include <catch2/catch.hpp>
 
 #include "../unit/comm_testing.h"
+#include "covering.h"
 #include "train_pieces.h"
 #include "train_testing.h"
 
@@ -29,8 +29,7 @@ enum Factor {
   kOverlap,
   kFactors
 };
-// The index of the chosen value for each factor.
-using Choice = std::array<int, kFactors>;
+using Choice = Combination<kFactors>;
 
 constexpr std::array<int, 3> kSizes{1, 2, 4}, kGroups{8, 4, 2};
 enum Type { p2p, all_gather, a2a, a2a_p2p, by_layer };
@@ -76,58 +75,14 @@ bool worth_training(const Choice& l) {
          (cp(l) > 1 || l[kType] == p2p) && (l[kSequence] || cp(l) > 1 || !l[kOverlap]);
 }
 
-template <class F>
-void for_each_choice(const F& f) {
-  for (Choice l{};;) {
-    f(l);
-    size_t i = 0;
-    while (i < l.size() && ++l[i] == kValues[i]) l[i++] = 0;
-    if (i == l.size()) return;
-  }
-}
-
-// Returns a number for each triple of values of different factors.
-constexpr int kAllValues = std::accumulate(kValues.begin(), kValues.end(), 0);
-std::vector<int> triples_of(const Choice& l) {
-  std::array<int, kFactors> value{};
-  for (int i = 0, first = 0; i < kFactors; first += kValues[size_t(i++)])
-    value[size_t(i)] = first + l[size_t(i)];
-  std::vector<int> triples;
-  for (size_t i = 0; i < kFactors; ++i)
-    for (size_t j = i + 1; j < kFactors; ++j)
-      for (size_t k = j + 1; k < kFactors; ++k)
-        triples.push_back((value[i] * kAllValues + value[j]) * kAllValues + value[k]);
-  return triples;
-}
-
-// Returns layouts in which all triples of values meet that can. Layouts with all parallelisms at
-// once come first; then, as long as a triple is missing, the layout that has most of the missing
-// ones, and of such layouts the one with the fewest ranks.
-std::vector<Choice> covering_choices() {
-  std::vector<Choice> chosen{{1, 0, 1, p2p, 0, 0, 0, 0, 0, 1},         // tp 2 x cp 2
-                             {1, 1, 2, all_gather, 0, 2, 1, 0, 0, 1},  // tp 2 sp x cp 4
-                             {2, 1, 1, p2p, 1, 0, 1, 0, 0, 1},         // tp 4 sp x cp 2 x dp 2
-                             {2, 1, 1, a2a, 0, 0, 0, 1, 0, 1}};        // packed, tp 4 sp x cp 2
-  std::vector<Choice> all;
-  std::vector<char> missing(kAllValues * kAllValues * kAllValues);
-  for_each_choice([&](const Choice& l) {
-    if (!worth_training(l)) return;
-    all.push_back(l);
-    for (const int t : triples_of(l)) missing[size_t(t)] = true;
-  });
-  for (size_t i = 0;; ++i) {
-    if (i == chosen.size()) {
-      const auto gain = [&](const Choice& l) {
-        int count = 0;
-        for (const int t : triples_of(l)) count += missing[size_t(t)];
-        return 100 * count - ranks(l);
-      };
-      chosen.push_back(*std::ranges::max_element(all, {}, gain));
-    }
-    REQUIRE(worth_training(chosen[i]));
-    for (const int t : triples_of(chosen[i])) missing[size_t(t)] = false;
-    if (std::ranges::count(missing, true) == 0) return chosen;
-  }
+// Layouts with all parallelisms at once come first.
+std::vector<Choice> covering_layouts() {
+  return covering_choices(kValues, 3,
+                          {{1, 0, 1, p2p, 0, 0, 0, 0, 0, 1},         // tp 2 x cp 2
+                           {1, 1, 2, all_gather, 0, 2, 1, 0, 0, 1},  // tp 2 sp x cp 4
+                           {2, 1, 1, p2p, 1, 0, 1, 0, 0, 1},         // tp 4 sp x cp 2 x dp 2
+                           {2, 1, 1, a2a, 0, 0, 0, 1, 0, 1}},        // packed, tp 4 sp x cp 2
+                          worth_training, ranks);
 }
 
 Changes model_of(const Choice& l) {
@@ -210,7 +165,7 @@ TEST_CASE("every three choices of a layout meet in one that trains as a single r
   // Many ranks on few cores: the numerics contract's 20 steps for the smaller layouts alone.
   const auto steps = [](const Choice& l) { return ranks(l) <= 4 ? 20 : ranks(l) <= 8 ? 10 : 5; };
   std::map<Changes, Result> alone;
-  for (const Choice& l : covering_choices()) {
+  for (const Choice& l : covering_layouts()) {
     INFO(describe(l));
     const Changes model = model_of(l);
     if (!alone.count(model)) {
@@ -240,7 +195,7 @@ TEST_CASE("every three choices of a layout meet in one that trains as a single r
 }
 
 TEST_CASE("recipes are refused exactly where a layout cannot be") {
-  for_each_choice([](const Choice& l) {
+  for_each_choice(kValues, [](const Choice& l) {
     // The rules do not depend on these factors.
     if (l[kDp] || l[kBf16] || l[kOverlap] || l[kPacked]) return;
     if (cp(l) == 1 && l[kType] != p2p) return;
