@@ -1,10 +1,16 @@
 // Products of experts: the rows of expert e are multiplied by the e-th of E matrices (Gale et al.
 // 2023, "MegaBlocks"). The experts' rows follow one another: expert e has the rows [first[e],
-// first[e + 1]), and may have none. Operands are fp32, bf16 or fp16, both of one type; sums are
-// fp32.
+// first[e + 1]), and may have none. Sums are fp32.
+//
+// Operands are fp32, bf16 or fp16, both of one type; or both are 8-bit floats of either kind, each
+// with one factor for all its elements. The rows of 8-bit operands are multiples of kFloat8Multiple
+// long, and their addresses multiples of 16 bytes; an expert may have any number of rows all the
+// same. A GPU widens them to fp16, which holds every 8-bit number, on their way to its tensor
+// cores.
 #pragma once
 #include "base/bf16_arithmetic.h"
 #include "base/span.h"
+#include "kernels/matmul.h"
 
 struct CUstream_st;
 
@@ -16,10 +22,11 @@ struct GroupedMatmul {
   ConstSpan a_RK;
   ConstSpan b_EKN;     // (E, K, N), or (E, N, K) where trans_b
   ConstSpan first_E1;  // int32, rising from 0 to at most R
-  Span c_RN;           // fp32, or of the operands' type
+  Span c_RN;           // fp32, or of the operands' type; beside 8-bit operands fp32, bf16 or fp16
   int64_t R, N, K, E;
   bool trans_b = false;
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // as in Matmul
+  ConstSpan a_inverse = {}, b_inverse = {};       // fp32, one element each, for 8-bit operands
 };
 
 // c[e] = a^T b over the rows of each expert e, or c[e] += where accumulate: with a the gradient of
@@ -31,7 +38,25 @@ struct GroupedWeightGrad {
   int64_t R, M, N, E;
   bool accumulate = false;
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;
+  ConstSpan a_inverse = {}, b_inverse = {};
 };
+
+// Return whether the operands have 8 bits, and whether such operands obey the rules above except
+// the one about addresses.
+inline bool is_float8(const GroupedMatmul& m) {
+  return is_float8(m.a_RK.dtype) || is_float8(m.b_EKN.dtype);
+}
+inline bool is_float8(const GroupedWeightGrad& m) {
+  return is_float8(m.a_RM.dtype) || is_float8(m.b_RN.dtype);
+}
+inline bool float8_fits(const GroupedMatmul& m) {
+  return is_float8(m.a_RK.dtype) && is_float8(m.b_EKN.dtype) && m.K % kFloat8Multiple == 0 &&
+         m.N % kFloat8Multiple == 0 && m.a_inverse && m.b_inverse;
+}
+inline bool float8_fits(const GroupedWeightGrad& m) {
+  return is_float8(m.a_RM.dtype) && is_float8(m.b_RN.dtype) && m.M % kFloat8Multiple == 0 &&
+         m.N % kFloat8Multiple == 0 && m.a_inverse && m.b_inverse;
+}
 
 namespace cpu {
 void run(const GroupedMatmul&);

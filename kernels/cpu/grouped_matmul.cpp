@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/matmul_backend.h"
+#include "kernels/cpu/widened.h"
 #include "kernels/elementwise.h"
 
 namespace mtrain::kernels::cpu {
@@ -28,11 +29,31 @@ Span part(const Span& s, int64_t begin, int64_t count) {
   return {s.as<char>() + begin * dtype_size(s.dtype), count, s.dtype};
 }
 
+// Replaces the operands, which have 8 bits, by fp32 ones. One of them is multiplied by both
+// factors.
+struct Widened {
+  Scratch a, b;
+  void operands(ConstSpan& of_a, ConstSpan& of_b, const ConstSpan& a_inverse,
+                const ConstSpan& b_inverse) {
+    check("grouped matmul", "a's inverse", a_inverse, 1, DType::f32);
+    check("grouped matmul", "b's inverse", b_inverse, 1, DType::f32);
+    of_a = widened(of_a, of_a.count, *a_inverse.as<float>() * *b_inverse.as<float>(), a);
+    of_b = widened(of_b, of_b.count, 1, b);
+  }
+};
+
 }  // namespace
 
 void run(const GroupedMatmul& a) {
   const char* op = "grouped matmul";
   check_holds(op, "a", a.a_RK, a.R * a.K);
+  if (is_float8(a)) {
+    MT_CHECK(float8_fits(a), "{}: 8-bit operands, N {} K {}", op, a.N, a.K);
+    thread_local Widened wide;
+    GroupedMatmul m = a;
+    wide.operands(m.a_RK, m.b_EKN, a.a_inverse, a.b_inverse);
+    return run(m);
+  }
   check(op, "b", a.b_EKN, a.E * a.K * a.N, a.a_RK.dtype);
   check_holds(op, "c", a.c_RN, a.R * a.N);
   const auto* first = checked_rows(op, a.first_E1, a.E, a.R);
@@ -56,6 +77,13 @@ void run(const GroupedMatmul& a) {
 void run(const GroupedWeightGrad& a) {
   const char* op = "grouped weight gradient";
   check_holds(op, "a", a.a_RM, a.R * a.M);
+  if (is_float8(a)) {
+    MT_CHECK(float8_fits(a), "{}: 8-bit operands, M {} N {}", op, a.M, a.N);
+    thread_local Widened wide;
+    GroupedWeightGrad m = a;
+    wide.operands(m.a_RM, m.b_RN, a.a_inverse, a.b_inverse);
+    return run(m);
+  }
   check(op, "b", a.b_RN, a.R * a.N, a.a_RM.dtype);
   check(op, "c", a.c_EMN, a.E * a.M * a.N, DType::f32);
   const auto* first = checked_rows(op, a.first_E1, a.E, a.R);

@@ -7,6 +7,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/scratch.h"
+#include "kernels/cpu/widened.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul_unfused.h"
 
@@ -36,17 +37,6 @@ ConstSpan as_float(ConstSpan s, int64_t count, Scratch& scratch) {
 }
 
 char* at(Span s, int64_t element) { return s.as<char>() + element * dtype_size(s.dtype); }
-
-// Converts an 8-bit operand to fp32, times `factor`.
-ConstSpan widened(ConstSpan s, int64_t count, float factor, Scratch& scratch) {
-  const Span wide{scratch.floats(size_t(count)), count, DType::f32};
-  with_float8(s.dtype, [&]<class T>() {
-    parallel_for(count, 1 << 14, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) wide.as<float>()[i] = float(s.as<T>()[i]) * factor;
-    });
-  });
-  return wide;
-}
 
 // Converts an 8-bit operand (rows, K) to fp32, times the inverses of its blocks.
 ConstSpan widened_blocks(ConstSpan s, int64_t rows, int64_t K, Float8Blocks blocks,

@@ -1,6 +1,7 @@
 // One kernel for all experts: a block finds the expert of its tile from the first rows, which lie
 // on the device, so that the host need not know them. Tensor cores take 16-bit operands whose rows
-// are whole 16-byte chunks; a plain kernel takes all others.
+// are whole 16-byte chunks, and 8-bit operands, widened to 16 bits; a plain kernel takes all
+// others.
 #include "kernels/grouped_matmul.h"
 
 #include "kernels/cuda/device/attention_mma.h"
@@ -111,6 +112,24 @@ __device__ __forceinline__ void multiply_stage(Sums& sum, const OperandTile<A_AC
   }
 }
 
+// Stores the warp's sums times `factor`; `rows` and `columns` of the block's tile exist.
+template <Half T>
+__device__ __forceinline__ void put_tile(const PairRows<T>& c, const Sums& sum, int row0,
+                                         int column0, int rows, int columns, bool add,
+                                         float factor) {
+  const int lane = int(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int i = 0; i < kWarpRows / 16; ++i)
+#pragma unroll
+    for (int j = 0; j < kWarpColumns / 8; ++j) {
+      const int row = row0 + 16 * i + lane / 4, column = column0 + 8 * j + lane % 4 * 2;
+      const float(&x)[4] = sum[i][j];
+      if (column >= columns) continue;
+      if (row < rows) c.put(row, column, x[0] * factor, x[1] * factor, add);
+      if (row + 8 < rows) c.put(row + 8, column, x[2] * factor, x[3] * factor, add);
+    }
+}
+
 // The product of one tile: `rows` and `columns` of it exist, and K numbers are summed.
 template <Half T>
 struct TileProduct {
@@ -136,7 +155,7 @@ __device__ __forceinline__ void compute_tile(const TileProduct<T>& p) {
     copy_operand<B_ACROSS>(b_tile(stage), p.b, p.b_ld, p.columns, k, p.K);
     copy_async_commit();
   };
-  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+  const int warp = int(threadIdx.x) / kWarp;
   const int row0 = warp / 4 * kWarpRows, column0 = warp % 4 * kWarpColumns;
   Sums sum = {};
   if (p.K > 0) fetch(0, 0);
@@ -152,15 +171,7 @@ __device__ __forceinline__ void compute_tile(const TileProduct<T>& p) {
     multiply_stage<T, A_ACROSS, B_ACROSS>(sum, a_tile(stage), b_tile(stage), row0, column0);
     __syncthreads();  // the stage may be written again
   }
-#pragma unroll
-  for (int i = 0; i < kWarpRows / 16; ++i)
-#pragma unroll
-    for (int j = 0; j < kWarpColumns / 8; ++j) {
-      const int row = row0 + 16 * i + lane / 4, column = column0 + 8 * j + lane % 4 * 2;
-      if (column >= p.columns) continue;
-      if (row < p.rows) p.c.put(row, column, sum[i][j][0], sum[i][j][1], p.add);
-      if (row + 8 < p.rows) p.c.put(row + 8, column, sum[i][j][2], sum[i][j][3], p.add);
-    }
+  put_tile(p.c, sum, row0, column0, p.rows, p.columns, p.add, 1.0f);
 }
 
 template <Half T, bool TRANS_B>
@@ -201,6 +212,145 @@ __global__ void __launch_bounds__(kThreads)
                                .K = K,
                                .c = {reinterpret_cast<char*>(c), N, false},
                                .add = accumulate});
+}
+
+// --- 8-bit operands in tensor cores: the same tiles, widened to fp16 ---
+
+// What a thread copies of a tile (ROWS, DIM). It stores later than it loads, so that it multiplies
+// another tile in between.
+template <int ROWS, int DIM>
+struct Float8Part {
+  static constexpr int kChunks = DIM / 16, kCount = ROWS * kChunks / kThreads;
+  uint4 words[kCount];
+
+  // Loads rows of x; elements beyond `rows` and `columns` become 0.
+  __device__ __forceinline__ void load(const uint8_t* x, int64_t ld, int64_t rows,
+                                       int64_t columns) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = n * kThreads + int(threadIdx.x), r = i / kChunks, c = i % kChunks;
+      words[n] =
+          r < rows && c * 16 < columns ? load_words(x + r * ld + c * 16) : make_uint4(0, 0, 0, 0);
+    }
+  }
+  __device__ __forceinline__ void store(const HalfTile<DIM>& tile, bool e5m2) const {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = n * kThreads + int(threadIdx.x), r = i / kChunks, c = i % kChunks;
+      const uint2 x = halves(words[n].x, e5m2), y = halves(words[n].y, e5m2),
+                  z = halves(words[n].z, e5m2), w = halves(words[n].w, e5m2);
+      *reinterpret_cast<uint4*>(tile.chunk(r, 2 * c)) = make_uint4(x.x, x.y, y.x, y.y);
+      *reinterpret_cast<uint4*>(tile.chunk(r, 2 * c + 1)) = make_uint4(z.x, z.y, w.x, w.y);
+    }
+  }
+
+ private:
+  // Returns four numbers as fp16. e5m2 is the upper half of fp16.
+  static __device__ __forceinline__ uint2 halves(uint32_t four, bool e5m2) {
+    if (e5m2) return make_uint2(__byte_perm(four, 0, 0x1404), __byte_perm(four, 0, 0x3424));
+    return make_uint2(f16_of_e4m3(four & 0xffff), f16_of_e4m3(four >> 16));
+  }
+};
+
+template <bool ACROSS>
+using Float8OperandPart = Float8Part<ACROSS ? kDepth : kSide, ACROSS ? kSide : kDepth>;
+
+// An operand of a tile's product, from its first element on.
+struct Float8Operand {
+  const uint8_t* x;
+  int64_t ld;
+  bool e5m2;
+  // Loads the part of the sum from k on.
+  template <bool ACROSS>
+  __device__ __forceinline__ void load(Float8OperandPart<ACROSS>& part, int64_t side, int64_t k,
+                                       int64_t K) const {
+    if constexpr (ACROSS)
+      part.load(x + k * ld, ld, K - k, side);
+    else
+      part.load(x + k, ld, side, K - k);
+  }
+};
+
+template <Half T>
+struct Float8TileProduct {
+  Float8Operand a, b;
+  int rows, columns;
+  int64_t K;
+  PairRows<T> c;
+  bool add;
+  float factor;
+};
+
+template <Half T, bool A_ACROSS, bool B_ACROSS>
+__device__ __forceinline__ void compute_float8_tile(const Float8TileProduct<T>& p) {
+  unsigned char* const memory = dynamic_shared<unsigned char>();
+  const int warp = int(threadIdx.x) / kWarp;
+  const int row0 = warp / 4 * kWarpRows, column0 = warp % 4 * kWarpColumns;
+  Float8OperandPart<A_ACROSS> a;
+  Float8OperandPart<B_ACROSS> b;
+  const auto load = [&](int64_t k) {
+    p.a.template load<A_ACROSS>(a, p.rows, k, p.K);
+    p.b.template load<B_ACROSS>(b, p.columns, k, p.K);
+  };
+  Sums sum = {};
+  if (p.K > 0) load(0);
+  int stage = 0;
+  for (int64_t k = 0; k < p.K; k += kDepth, stage ^= 1) {
+    const OperandTile<A_ACROSS> a_tile{memory + stage * kStageBytes};
+    const OperandTile<B_ACROSS> b_tile{memory + stage * kStageBytes + kStageBytes / 2};
+    // Every thread has passed the last barrier, and so has multiplied what this stage held.
+    a.store(a_tile, p.a.e5m2);
+    b.store(b_tile, p.b.e5m2);
+    __syncthreads();
+    if (k + kDepth < p.K) load(k + kDepth);
+    multiply_stage<f16, A_ACROSS, B_ACROSS>(sum, a_tile, b_tile, row0, column0);
+  }
+  put_tile(p.c, sum, row0, column0, p.rows, p.columns, p.add, p.factor);
+}
+
+// An 8-bit matrix of a launch, and its factor.
+struct Float8Matrix {
+  const uint8_t* x;
+  const float* inverse;
+  bool e5m2;
+};
+
+template <Half T, bool TRANS_B>
+__global__ void __launch_bounds__(kThreads)
+    float8_rows(Float8Matrix a, Float8Matrix b, const int32_t* first_E1, char* c_RN, bool half,
+                int N, int K, int E) {
+  const RowTile tile = find_tile<kSide>(first_E1, E, int(blockIdx.y));
+  if (tile.expert < 0) return;
+  const int column = int(blockIdx.x) * kSide;
+  const uint8_t* const of_expert = b.x + int64_t(tile.expert) * K * N;
+  compute_float8_tile<T, false, !TRANS_B>(
+      {.a = {a.x + int64_t(tile.row) * K, K, a.e5m2},
+       .b = {TRANS_B ? of_expert + int64_t(column) * K : of_expert + column, TRANS_B ? K : N,
+             b.e5m2},
+       .rows = min(kSide, tile.end - tile.row),
+       .columns = min(kSide, N - column),
+       .K = K,
+       .c = {c_RN + (int64_t(tile.row) * N + column) * (half ? 2 : 4), N, half},
+       .add = false,
+       .factor = *a.inverse * *b.inverse});
+}
+
+__global__ void __launch_bounds__(kThreads)
+    float8_weights(Float8Matrix a, Float8Matrix b, const int32_t* first_E1, float* c_EMN, int M,
+                   int N, bool accumulate) {
+  const int expert = int(blockIdx.z), row = int(blockIdx.y) * kSide;
+  const int column = int(blockIdx.x) * kSide;
+  const int64_t first = first_E1[expert], K = first_E1[expert + 1] - first;
+  if (K == 0 && accumulate) return;
+  float* const c = c_EMN + (int64_t(expert) * M + row) * N + column;
+  compute_float8_tile<f16, true, true>({.a = {a.x + first * M + row, M, a.e5m2},
+                                        .b = {b.x + first * N + column, N, b.e5m2},
+                                        .rows = min(kSide, M - row),
+                                        .columns = min(kSide, N - column),
+                                        .K = K,
+                                        .c = {reinterpret_cast<char*>(c), N, false},
+                                        .add = accumulate,
+                                        .factor = *a.inverse * *b.inverse});
 }
 
 // --- the plain kernel: tiles of 32 x 32, a thread has 2 x 2 ---
@@ -332,15 +482,43 @@ void run_weights(const GroupedWeightGrad& a, CUstream_st* stream) {
             a.accumulate);
 }
 
+Float8Matrix float8_matrix(const ConstSpan& x, const ConstSpan& inverse) {
+  return {data<uint8_t>(x), data<float>(inverse), x.dtype == DType::f8e5m2};
+}
+
+void run_float8(const GroupedMatmul& a, CUstream_st* stream) {
+  const auto launch_with = [&]<Half T>() {
+    const auto kernel = a.trans_b ? float8_rows<T, true> : float8_rows<T, false>;
+    MT_LAUNCH(kernel, dim3(unsigned(div_up(a.N, kSide)), most_tiles(a.R, a.E, kSide)), kThreads,
+              kStages * kStageBytes, stream, float8_matrix(a.a_RK, a.a_inverse),
+              float8_matrix(a.b_EKN, a.b_inverse), data<int32_t>(a.first_E1), data<char>(a.c_RN),
+              a.c_RN.dtype != DType::f32, int(a.N), int(a.K), int(a.E));
+  };
+  if (a.c_RN.dtype == DType::f16)
+    launch_with.template operator()<f16>();
+  else
+    launch_with.template operator()<bf16>();
+}
+
+void run_float8(const GroupedWeightGrad& a, CUstream_st* stream) {
+  MT_LAUNCH(float8_weights,
+            dim3(unsigned(div_up(a.N, kSide)), unsigned(div_up(a.M, kSide)), unsigned(a.E)),
+            kThreads, kStages * kStageBytes, stream, float8_matrix(a.a_RM, a.a_inverse),
+            float8_matrix(a.b_RN, a.b_inverse), data<int32_t>(a.first_E1), data<float>(a.c_EMN),
+            int(a.M), int(a.N), a.accumulate);
+}
+
 }  // namespace
 
 void run(const GroupedMatmul& a, CUstream_st* stream) {
   if (a.R <= 0 || a.N <= 0) return;
+  if (is_float8(a)) return run_float8(a, stream);
   with_float(a.a_RK.dtype, [&]<class T>() { run_rows<T>(a, stream); });
 }
 
 void run(const GroupedWeightGrad& a, CUstream_st* stream) {
   if (a.E <= 0 || a.M <= 0 || a.N <= 0) return;
+  if (is_float8(a)) return run_float8(a, stream);
   with_float(a.a_RM.dtype, [&]<class T>() { run_weights<T>(a, stream); });
 }
 

@@ -316,12 +316,15 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   }
 }
 
-// Returns the delayed scales of all layers, each line once. Ranks that share a layer have the same
-// scales, so only some of them report. All ranks call it.
+// Returns the delayed scales of all layers, each line once. Ranks that share a layer, or experts of
+// it, have the same scales, so only some of them report. All ranks call it.
 std::string float8_state(const CheckpointParts& t) {
-  const bool reports = t.fp8 && t.data_parallel.rank() == 0 && t.tensor_parallel.rank() == 0;
+  using model::UnitKind;
+  const bool layers = t.data_parallel.first_copy(UnitKind::layer) && t.tensor_parallel.rank() == 0;
+  const bool experts = t.data_parallel.first_copy(UnitKind::experts);
   std::set<std::string> lines;
-  for (const std::string& rank : t.control.texts(reports ? t.fp8->state(t.compute) : "")) {
+  const std::string own = t.fp8 ? t.fp8->state(t.compute, layers, experts) : "";
+  for (const std::string& rank : t.control.texts(own)) {
     std::istringstream text(rank);
     for (std::string line; std::getline(text, line);) lines.insert(line + "\n");
   }

@@ -34,8 +34,11 @@ class DataParallel : public ParamHooks {
   // Reduce a few numbers over all ranks, in place. sum_on_host() blocks the host until the sums are
   // there.
   virtual void sum(const Tensor& values) = 0;
-  virtual void max(const Tensor& values) = 0;
+  // Of experts, over the ranks that have the same ones.
+  virtual void max(const Tensor& values, UnitKind of) = 0;
   virtual std::vector<int64_t> sum_on_host(std::vector<int64_t> values) = 0;
+  // Whether this rank is the first of those over which max() reduces.
+  virtual bool first_copy(UnitKind of) const = 0;
   // Sums over the ranks that own different parts of the parameters, in place.
   virtual void sum_parts(const Tensor& values) = 0;
   // Gathers a tensor of the whole unit on `compute`. `own` is this rank's part of it, laid out as
@@ -66,7 +69,8 @@ class SingleRank : public DataParallel {
   void grad_ready(Parameter&) override {}
   void finish_grads() override {}
   void sum(const Tensor&) override {}
-  void max(const Tensor&) override {}
+  void max(const Tensor&, UnitKind) override {}
+  bool first_copy(UnitKind) const override { return true; }
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override { return values; }
   void sum_parts(const Tensor&) override {}
   Tensor whole(const ParamUnit&, const Tensor& own) override { return own; }

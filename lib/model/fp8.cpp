@@ -1,8 +1,10 @@
 #include "model/fp8.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "base/error.h"
@@ -25,18 +27,22 @@ int64_t Float8Scaling::add(const std::string& name, const Parameter& weight) {
   MT_CHECK(!materialized_, "{} is declared after materialize()", name);
   linears_.push_back(name);
   weights_.push_back({.parameter = &weight});
+  Weight& w = weights_.back();
+  MT_CHECK(!w.of_experts() || !in_blocks(), "{}: experts have one scale for a tensor", name);
+  w.place = (w.of_experts() ? of_experts_ : of_layers_)++;
   return int64_t(linears_.size()) - 1;
 }
 
 int64_t Float8Scaling::index(int64_t linear, Role role) const {
-  if (role == Role::gradient) return 2 * int64_t(linears_.size()) + linear;
-  return 2 * linear + (role == Role::weight ? 1 : 0);
+  const Weight& w = weights_[size_t(linear)];
+  const int64_t D = of_layers_, X = of_experts_, operand = 2 * w.place + (role == Role::weight);
+  if (w.of_experts()) return 3 * D + (role == Role::gradient ? w.place : X + operand);
+  return role == Role::gradient ? 2 * D + w.place : operand;
 }
 
-std::string Float8Scaling::name(int64_t index) const {
-  const auto both = 2 * int64_t(linears_.size());
-  if (index >= both) return linears_[size_t(index - both)] + ".gradient";
-  return linears_[size_t(index / 2)] + (index % 2 ? ".weight" : ".input");
+std::string Float8Scaling::name(int64_t linear, Role role) const {
+  constexpr std::array kRoleNames{".input", ".weight", ".gradient"};
+  return linears_[size_t(linear)] + kRoleNames[size_t(role)];
 }
 
 void Float8Scaling::materialize(Stream& stream) {
@@ -47,10 +53,11 @@ void Float8Scaling::materialize(Stream& stream) {
   };
   const DType type = this->type(Role::weight);
   for (Weight& w : weights_) {
-    const int64_t O = w.parameter->shape[0], I = w.parameter->shape[1];
+    const int64_t O = w.rows(), I = w.columns();
     w.scale = {make({1}, DType::f32), make({1}, DType::f32)};
-    if (options_.keep_weights) w.copy.data = make({O, I}, type);
-    if (options_.keep_transposed)
+    if (options_.keep_weights || (options_.keep_transposed && w.of_experts()))
+      w.copy.data = make({O, I}, type);
+    if (options_.keep_transposed && !w.of_experts())
       w.transposed.data = make({I, round_up(O, kernels::kFloat8Multiple)}, type);
   }
   if (linears_.empty()) return;
@@ -73,7 +80,7 @@ void Float8Scaling::materialize_blocks(Stream& stream) {
   };
   const int64_t length = kernels::block_length(options_.weight_blocks);
   for (Weight& w : weights_) {
-    const int64_t O = w.parameter->shape[0], I = w.parameter->shape[1];
+    const int64_t O = w.rows(), I = w.columns();
     if (options_.keep_weights) w.copy = make(O, I);
     if (options_.keep_transposed) w.transposed = make(I, round_up(O, length));
   }
@@ -162,7 +169,9 @@ ops::Float8Tensor Float8Scaling::weight(Stream& stream, int64_t linear, bool tra
                                         bool record) {
   Weight& w = weights_.at(size_t(linear));
   if (in_blocks()) return weight_in_blocks(stream, w, transposed, record);
-  const Tensor &value = w.parameter->value, &kept = transposed ? w.transposed.data : w.copy.data;
+  MT_CHECK(!transposed || !w.of_experts(), "{} has no transpose", linears_[size_t(linear)]);
+  const Tensor value = w.parameter->value.view({w.rows(), w.columns()}),
+               &kept = transposed ? w.transposed.data : w.copy.data;
   const ops::Float8Scale scale = weight_scale(stream, linear);
   const Tensor amax = this->amax(index(linear, Role::weight), record);
   if (!kept)
@@ -194,63 +203,137 @@ void Float8Scaling::weights_changed() {
   for (Weight& w : weights_) w.has_copy = w.has_transposed = w.has_scale = w.recorded = false;
 }
 
-void Float8Scaling::end_step(Stream& stream, const std::function<void(const Tensor&)>& over_ranks) {
+void Float8Scaling::end_step(
+    Stream& stream, const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks) {
   weights_changed();  // the update has changed the weights; new delayed scales are made below
   if (!all_.amax_C) return;
-  over_ranks(all_.amax_C);
-  const auto both = 2 * int64_t(linears_.size());
-  const auto update = [&](const ops::DelayedScales& scales, Role role) {
-    ops::update_scales(stream, scales, history_index_, options_.most_recent, type(role),
-                       options_.margin);
+  const int64_t D = of_layers_, X = of_experts_;
+  if (D > 0) over_ranks(range(0, 3 * D).amax_C, UnitKind::layer);
+  if (X > 0) over_ranks(range(3 * D, tensors()).amax_C, UnitKind::experts);
+  const auto update = [&](int64_t begin, int64_t end, Role role) {
+    if (begin < end)
+      ops::update_scales(stream, range(begin, end), history_index_, options_.most_recent,
+                         type(role), options_.margin);
   };
-  update(range(0, both), Role::input);
-  update(range(both, tensors()), Role::gradient);
+  update(0, 2 * D, Role::input);
+  update(2 * D, 3 * D + X, Role::gradient);
+  update(3 * D + X, tensors(), Role::input);
   history_index_ = (history_index_ + 1) % options_.history;
   has_history_ = true;
 }
 
-// A line holds the name, the scale and the history, oldest first, as hexadecimal floats, which are
-// exact.
-std::string Float8Scaling::state(Stream& stream) const {
-  if (!has_history_) return "";
+namespace {
+
+// The numbers of a layer's experts that a rank has: [first, end).
+struct ExpertNumbers {
+  int64_t first = 0, end = 0;
+  bool meet(const ExpertNumbers& o) const { return first < o.end && o.first < end; }
+};
+ExpertNumbers experts_of(const Parameter& p) {
+  const int64_t here = p.shape[0], first = p.experts.rank * here;
+  return {first, first + here};
+}
+
+// What a checkpoint holds of a tensor, or of that of some experts.
+struct SavedScale {
+  ExpertNumbers experts;  // none of a tensor that is not of experts
+  float scale = 0;
+  std::vector<float> history;
+};
+using SavedScales = std::multimap<std::string, SavedScale>;
+
+SavedScales read_scales(const std::string& text) {
+  SavedScales saved;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string key, word;
+    words >> key;
+    SavedScale s;
+    std::vector<float> values;
+    while (words >> word) {
+      if (const auto colon = word.find(':'); colon != std::string::npos)
+        s.experts = {std::atoll(word.c_str()), std::atoll(word.c_str() + colon + 1)};
+      else
+        values.push_back(std::strtof(word.c_str(), nullptr));
+    }
+    if (values.size() < 2) continue;
+    s.scale = values[0];
+    s.history.assign(values.begin() + 1, values.end());
+    saved.emplace(key, std::move(s));
+  }
+  return saved;
+}
+
+// Adds what other experts of a tensor have found. A scale of experts that have never had a row says
+// nothing.
+void merge(SavedScale& into, const SavedScale& other) {
+  const auto seen = [](const SavedScale& s) {
+    return std::ranges::any_of(s.history, [](float amax) { return amax > 0; });
+  };
+  if (!seen(other)) return;
+  into.scale = seen(into) ? std::min(into.scale, other.scale) : other.scale;
+  for (size_t i = 0; i < std::min(into.history.size(), other.history.size()); ++i)
+    into.history[i] = std::max(into.history[i], other.history[i]);
+}
+
+}  // namespace
+
+// A line holds the name, the experts of which a rank of experts has found it ("0:4"), the scale and
+// the history, oldest first, as hexadecimal floats, which are exact.
+std::string Float8Scaling::state(Stream& stream, bool layers, bool experts) const {
+  if (!has_history_ || !(layers || experts)) return "";
   const auto scales = all_.scale_C.to_host<float>(stream),
              history = all_.history_CL.to_host<float>(stream);
   std::string text;
   const int64_t L = options_.history;
-  for (int64_t i = 0; i < tensors(); ++i) {
-    text += fmt::format("{} {:a}", name(i), scales[size_t(i)]);
-    for (int64_t l = 0; l < L; ++l)
-      text += fmt::format(" {:a}", history[size_t(i * L + (history_index_ + l) % L)]);
-    text += "\n";
+  for (size_t linear = 0; linear < linears_.size(); ++linear) {
+    const Weight& w = weights_[linear];
+    if (!(w.of_experts() ? experts : layers)) continue;
+    for (const Role role : {Role::input, Role::weight, Role::gradient}) {
+      const int64_t i = index(int64_t(linear), role);
+      text += name(int64_t(linear), role);
+      if (w.of_experts()) {
+        const ExpertNumbers own = experts_of(*w.parameter);
+        text += fmt::format(" {}:{}", own.first, own.end);
+      }
+      text += fmt::format(" {:a}", scales[size_t(i)]);
+      for (int64_t l = 0; l < L; ++l)
+        text += fmt::format(" {:a}", history[size_t(i * L + (history_index_ + l) % L)]);
+      text += "\n";
+    }
   }
   return text;
 }
 
 void Float8Scaling::restore(Stream& stream, const std::string& state) {
   if (!all_.amax_C || state.empty()) return;
-  std::map<std::string, std::vector<float>> saved;
-  std::istringstream lines(state);
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string key, word;
-    words >> key;
-    while (words >> word) saved[key].push_back(std::strtof(word.c_str(), nullptr));
-  }
+  const SavedScales saved = read_scales(state);
   const int64_t C = tensors(), L = options_.history;
-  std::vector<float> scales, inverses, history(size_t(C * L));
+  const auto count = static_cast<size_t>(C);
+  std::vector<float> scales(count), inverses(count), history(count * size_t(L));
   int64_t known = 0;  // steps of the saved history that fit into the ring; the last ones are taken
-  for (int64_t i = 0; i < C; ++i) {
-    const auto own = saved.find(name(i));
-    if (own == saved.end() || own->second.size() < 2 || !(own->second[0] > 0))
-      throw UserError(fmt::format("the checkpoint has 8-bit scales, but none for {}", name(i)),
-                      "load a checkpoint of the same model, or set mixed_precision.fp8_recipe: "
-                      "tensorwise");
-    const std::vector<float>& values = own->second;
-    scales.push_back(values[0]);
-    inverses.push_back(1.0f / values[0]);
-    known = std::min(L, int64_t(values.size()) - 1);
-    std::copy(values.end() - known, values.end(), history.begin() + i * L);
-  }
+  const auto take = [&](int64_t linear, Role role) {
+    const Weight& w = weights_[size_t(linear)];
+    std::optional<SavedScale> own;
+    const auto [begin, end] = saved.equal_range(name(linear, role));
+    for (auto line = begin; line != end; ++line) {
+      if (w.of_experts() && !line->second.experts.meet(experts_of(*w.parameter))) continue;
+      own ? merge(*own, line->second) : void(own = line->second);
+    }
+    if (!own || !(own->scale > 0))
+      throw UserError(
+          fmt::format("the checkpoint has 8-bit scales, but none for {}", name(linear, role)),
+          "load a checkpoint of the same model, or set mixed_precision.fp8_recipe: "
+          "tensorwise");
+    const int64_t i = index(linear, role);
+    scales[size_t(i)] = own->scale;
+    inverses[size_t(i)] = 1.0f / own->scale;
+    known = std::min(L, int64_t(own->history.size()));
+    std::copy(own->history.end() - known, own->history.end(), history.begin() + i * L);
+  };
+  for (int64_t linear = 0; linear < int64_t(linears_.size()); ++linear)
+    for (const Role role : {Role::input, Role::weight, Role::gradient}) take(linear, role);
   // Graphs hold the addresses, so the memory must stay the same.
   const auto put = [&](std::vector<float>& values, const Tensor& to) {
     const auto keep = std::make_shared<std::vector<float>>(std::move(values));

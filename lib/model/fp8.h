@@ -27,7 +27,8 @@ struct Float8Options {
   int64_t history = 1;      // steps whose maxima are kept
   bool most_recent = true;  // scales come from the last step's maximum; false: from the history's
   // Keep 8-bit copies of each weight for forward, and of its transpose for backward: a byte an
-  // element each. A weight without a copy is quantized for every use.
+  // element each. Experts' weights have one copy for both. A weight without a copy is quantized for
+  // every use.
   bool keep_weights = false, keep_transposed = false;
 };
 
@@ -37,8 +38,8 @@ class Float8Scaling {
 
   explicit Float8Scaling(const Float8Options& options) : options_(options) {}
 
-  // Declares a linear and returns its number, which the calls below take as `linear`. `weight` must
-  // outlive this object.
+  // Declares a linear and returns its number, which the calls below take as `linear`. `weight`, (O,
+  // I) or that of a layer's experts, (E, O, I), must outlive this object.
   int64_t add(const std::string& name, const Parameter& weight);
   // Allocates what is kept from step to step. Call it after all linears are declared.
   void materialize(Stream& stream);
@@ -61,8 +62,8 @@ class Float8Scaling {
                              const ops::Float8Scale& scale, bool transposed, bool record);
   ops::Float8Pair quantize_both(Stream& stream, int64_t linear, Role role, const Tensor& x,
                                 const ops::Float8Scale& scale, bool record);
-  // Returns the linear's quantized weight (O, I), or its transpose. All calls are given the same
-  // stream.
+  // Returns the linear's quantized weight, or its transpose, of which experts have none. All calls
+  // are given the same stream.
   ops::Float8Tensor weight(Stream& stream, int64_t linear, bool transposed, bool record);
   // Says that the kept copies and scales of the weights are out of date.
   void weights_changed();
@@ -74,31 +75,41 @@ class Float8Scaling {
 
   // Finds the next step's scales. Call it after the step's update. `over_ranks` replaces a tensor
   // by its maximum over the ranks that compute with other tokens or other parts of the same
-  // weights.
-  void end_step(Stream& stream, const std::function<void(const Tensor&)>& over_ranks);
+  // weights: those of a layer, or of its experts.
+  void end_step(Stream& stream,
+                const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks);
 
-  // Returns the state for a checkpoint, one line per tensor. It is empty without delayed scaling,
-  // and before the first step ends.
-  std::string state(Stream& stream) const;
-  // Restores what state() returned, which may hold linears of other ranks. Throws UserError if a
-  // linear of this rank is missing. An empty text (a run without 8-bit linears) changes nothing:
-  // the first step then uses current scales.
+  // Returns the state for a checkpoint, one line per tensor: of the experts' linears, of the
+  // others, or of all. It is empty without delayed scaling, and before the first step ends.
+  std::string state(Stream& stream, bool layers = true, bool experts = true) const;
+  // Restores what state() returned, which may hold linears of other ranks. Experts that were on
+  // several ranks get the largest of their maxima. Throws UserError if a linear of this rank is
+  // missing. An empty text (a run without 8-bit linears) changes nothing: the first step then uses
+  // current scales.
   void restore(Stream& stream, const std::string& state);
 
  private:
   struct Weight {
     const Parameter* parameter;
+    int64_t place = 0;  // among the linears of its kind, in the order of add()
     // (O, I) and (I, O); absent if they are not kept. Their inverses are kept for blocks alone.
     ops::Float8Tensor copy, transposed;
     ops::Float8Scale scale;  // the current scale; absent for blocks
     // What has been made since the weight changed. `recorded`: its maximum is among this step's.
     bool has_copy = false, has_transposed = false, has_scale = false, recorded = false;
+
+    bool of_experts() const { return parameter->unit->id.kind == UnitKind::experts; }
+    // Extents as a matrix: experts' matrices lie one below the other.
+    int64_t rows() const { return parameter->shape.count() / columns(); }
+    int64_t columns() const { return parameter->shape[parameter->shape.rank() - 1]; }
   };
 
-  // The number of a tensor, below tensors(). Inputs and weights alternate, then come the gradients,
-  // so that tensors of one element type are neighbours.
+  // The number of a tensor, below tensors(): the inputs and weights of the D layers' linears
+  // alternate, then come their gradients, those of the X experts' linears, and their inputs and
+  // weights. So the tensors that are reduced over the same ranks are neighbours, and nearly all of
+  // one element type.
   int64_t index(int64_t linear, Role role) const;
-  std::string name(int64_t index) const;
+  std::string name(int64_t linear, Role role) const;
   bool in_blocks() const { return options_.blocks != kernels::Float8Blocks::none; }
   int64_t tensors() const { return 3 * int64_t(linears_.size()); }
   // Returns the scales of the tensors [begin, end).
@@ -112,8 +123,9 @@ class Float8Scaling {
 
   const Float8Options options_;
   std::vector<std::string> linears_;
-  std::vector<Weight> weights_;  // one for each linear
-  ops::DelayedScales all_;       // absent without delayed scaling
+  std::vector<Weight> weights_;             // one for each linear
+  int64_t of_layers_ = 0, of_experts_ = 0;  // how many linears there are: D and X
+  ops::DelayedScales all_;                  // absent without delayed scaling
   // The largest sizes of inputs and gradients as they are written; 0 between a scale's taking and
   // the next tensor. Absent unless scales are current ones of whole tensors.
   Tensor written_amax_C_;

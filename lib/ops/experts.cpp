@@ -174,53 +174,99 @@ Tensor drop_choices(Stream& stream, const Routing& r, int64_t capacity, bool lig
   return kept_TK;
 }
 
+namespace {
+
+// The inverses are absent unless the operands have 8 bits.
+Tensor grouped_rows(Stream& stream, const char* name, const Float8Tensor& a_RK,
+                    const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b, DType out,
+                    bool unused_rows) {
+  const Tensor &a = a_RK.data, &b = b_EKN.data;
+  const int64_t R = a.dim(0), K = a.dim(1), E = b.dim(0), N = b.dim(trans_b ? 1 : 2);
+  MT_CHECK(b.dim(trans_b ? 2 : 1) == K, "grouped_matmul: a {} and b {}{} do not share K",
+           a.shape().str(), b.shape().str(), trans_b ? "^T" : "");
+  MT_SHAPE("grouped_matmul", first_E1, {E + 1});
+  Tensor c = Tensor::empty(stream, {R, N}, out);
+  if (unused_rows) fill(stream, c, 0);
+  const kernels::GroupedMatmul args{.a_RK = a,
+                                    .b_EKN = b,
+                                    .first_E1 = first_E1,
+                                    .c_RN = c,
+                                    .R = R,
+                                    .N = N,
+                                    .K = K,
+                                    .E = E,
+                                    .trans_b = trans_b,
+                                    .bf16 = bf16_of(stream),
+                                    .a_inverse = a_RK.inverse,
+                                    .b_inverse = b_EKN.inverse};
+  MT_CHECK(!is_float8(args) || float8_fits(args), "grouped_matmul: 8-bit operands, N {} K {}", N,
+           K);
+  enqueue(stream,
+          {.name = name, .reads = {a, b, first_E1, a_RK.inverse, b_EKN.inverse}, .writes = {c}},
+          args);
+  return c;
+}
+
+void grouped_weights(Stream& stream, const char* name, const Float8Tensor& a_RM,
+                     const Float8Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
+                     bool accumulate) {
+  const Tensor &a = a_RM.data, &b = b_RN.data;
+  const int64_t R = a.dim(0), M = a.dim(1), N = b.dim(1), E = c_EMN.dim(0);
+  MT_SHAPE("grouped_weight_gradient", b, {R, N});
+  MT_SHAPE("grouped_weight_gradient", c_EMN, {E, M, N});
+  MT_SHAPE("grouped_weight_gradient", first_E1, {E + 1});
+  MT_DTYPE("grouped_weight_gradient", c_EMN, DType::f32);
+  std::vector<device::Access> reads{a, b, first_E1, a_RM.inverse, b_RN.inverse};
+  if (accumulate) reads.push_back(c_EMN);
+  const kernels::GroupedWeightGrad args{.a_RM = a,
+                                        .b_RN = b,
+                                        .first_E1 = first_E1,
+                                        .c_EMN = c_EMN,
+                                        .R = R,
+                                        .M = M,
+                                        .N = N,
+                                        .E = E,
+                                        .accumulate = accumulate,
+                                        .bf16 = bf16_of(stream),
+                                        .a_inverse = a_RM.inverse,
+                                        .b_inverse = b_RN.inverse};
+  MT_CHECK(!is_float8(args) || float8_fits(args),
+           "grouped_weight_gradient: 8-bit operands, M {} N {}", M, N);
+  enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_EMN}}, args);
+}
+
+}  // namespace
+
 Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
                       const Tensor& first_E1, bool trans_b, bool unused_rows) {
-  const int64_t R = a_RK.dim(0), K = a_RK.dim(1), E = b_EKN.dim(0), N = b_EKN.dim(trans_b ? 1 : 2);
-  MT_CHECK(b_EKN.dim(trans_b ? 2 : 1) == K, "grouped_matmul: a {} and b {}{} do not share K",
-           a_RK.shape().str(), b_EKN.shape().str(), trans_b ? "^T" : "");
   MT_FLOAT("grouped_matmul", a_RK);
   MT_DTYPE("grouped_matmul", b_EKN, a_RK.dtype());
-  MT_SHAPE("grouped_matmul", first_E1, {E + 1});
-  Tensor c = Tensor::empty(stream, {R, N}, a_RK.dtype());
-  if (unused_rows) fill(stream, c, 0);
-  enqueue(stream, {.name = name, .reads = {a_RK, b_EKN, first_E1}, .writes = {c}},
-          kernels::GroupedMatmul{.a_RK = a_RK,
-                                 .b_EKN = b_EKN,
-                                 .first_E1 = first_E1,
-                                 .c_RN = c,
-                                 .R = R,
-                                 .N = N,
-                                 .K = K,
-                                 .E = E,
-                                 .trans_b = trans_b,
-                                 .bf16 = bf16_of(stream)});
-  return c;
+  return grouped_rows(stream, name, {a_RK, {}}, {b_EKN, {}}, first_E1, trans_b, a_RK.dtype(),
+                      unused_rows);
+}
+
+Tensor grouped_matmul_float8(Stream& stream, const char* name, const Float8Tensor& a_RK,
+                             const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b,
+                             DType out, bool unused_rows) {
+  MT_CHECK(is_float8(a_RK.data.dtype()), "grouped_matmul_float8: a is {}",
+           dtype_name(a_RK.data.dtype()));
+  return grouped_rows(stream, name, a_RK, b_EKN, first_E1, trans_b, out, unused_rows);
 }
 
 void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
                                   const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
                                   bool accumulate) {
-  const int64_t R = a_RM.dim(0), M = a_RM.dim(1), N = b_RN.dim(1), E = c_EMN.dim(0);
-  MT_SHAPE("grouped_weight_gradient", b_RN, {R, N});
-  MT_SHAPE("grouped_weight_gradient", c_EMN, {E, M, N});
-  MT_SHAPE("grouped_weight_gradient", first_E1, {E + 1});
   MT_FLOAT("grouped_weight_gradient", a_RM);
   MT_DTYPE("grouped_weight_gradient", b_RN, a_RM.dtype());
-  MT_DTYPE("grouped_weight_gradient", c_EMN, DType::f32);
-  std::vector<device::Access> reads{a_RM, b_RN, first_E1};
-  if (accumulate) reads.push_back(c_EMN);
-  enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_EMN}},
-          kernels::GroupedWeightGrad{.a_RM = a_RM,
-                                     .b_RN = b_RN,
-                                     .first_E1 = first_E1,
-                                     .c_EMN = c_EMN,
-                                     .R = R,
-                                     .M = M,
-                                     .N = N,
-                                     .E = E,
-                                     .accumulate = accumulate,
-                                     .bf16 = bf16_of(stream)});
+  grouped_weights(stream, name, {a_RM, {}}, {b_RN, {}}, first_E1, c_EMN, accumulate);
+}
+
+void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const Float8Tensor& a_RM,
+                                         const Float8Tensor& b_RN, const Tensor& first_E1,
+                                         const Tensor& c_EMN, bool accumulate) {
+  MT_CHECK(is_float8(a_RM.data.dtype()), "grouped_weight_gradient_float8: a is {}",
+           dtype_name(a_RM.data.dtype()));
+  grouped_weights(stream, name, a_RM, b_RN, first_E1, c_EMN, accumulate);
 }
 
 Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R) {

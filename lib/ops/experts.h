@@ -3,7 +3,7 @@
 // operations that bring tokens to their experts.
 #pragma once
 #include "kernels/router.h"
-#include "tensor/tensor.h"
+#include "ops/ops.h"
 
 namespace mtrain::ops {
 
@@ -59,6 +59,14 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, cons
 void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
                                   const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
                                   bool accumulate);
+// The same products of 8-bit operands, each under one scale; kernels/grouped_matmul.h says which
+// sizes fit. The result of the first is of type `out`.
+Tensor grouped_matmul_float8(Stream& stream, const char* name, const Float8Tensor& a_RK,
+                             const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b,
+                             DType out, bool unused_rows = false);
+void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const Float8Tensor& a_RM,
+                                         const Float8Tensor& b_RN, const Tensor& first_E1,
+                                         const Tensor& c_EMN, bool accumulate);
 
 // Returns weight silu(gate) up, (R, F).
 Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R);

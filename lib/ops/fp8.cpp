@@ -83,6 +83,7 @@ void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale,
              dtype_name(y.dtype()));
     writes.push_back(y);
   }
+  if (x_TN.count() == 0) return;  // experts without a row
   if (amax) writes.push_back(amax);
   enqueue(stream,
           {.name = "quantize", .reads = {x_TN, scale.scale, amax}, .writes = std::move(writes)},

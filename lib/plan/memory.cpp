@@ -41,6 +41,7 @@ class Estimator {
         for (int64_t i = first; i < first + layers; ++i) {
           ++(m_.has_experts(i) ? moe_layers_ : dense_layers_);
           float8_layers_ += plan.fp8.has(i);
+          float8_moe_layers_ += plan.fp8.has(i) && m_.has_experts(i);
         }
       first += layers;
     }
@@ -152,12 +153,13 @@ class Estimator {
     const Count attention = residual() * (keeps_norms() ? 2 : 1) +
                             qkv_width() * (normalized ? 2 : 1) + (core ? 0 : attention_width()) +
                             context_kept();
-    Count mlp = residual() * (keeps_norms() ? 2 : 1);
+    Count mlp = residual() * (keeps_norms() ? 2 : 1), expert_rows = 0;
     if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
-      mlp += rows_ * (hidden() * rows_here() + inputs() * expert_ffn() / tp_);
+      expert_rows += rows_ * rows_here() * hidden();
+      mlp += rows_ * inputs() * expert_ffn() / tp_;
       if (!plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::moe_act))
-        mlp += rows_ * expert_ffn() / tp_;
+        expert_rows += rows_ * expert_ffn() / tp_;
     } else if (!moe && !recomputes_mlp(moe)) {
       mlp += inputs() * Count(m_.ffn_size()) / tp_;
     }
@@ -170,7 +172,7 @@ class Estimator {
     const Count router = moe ? 4 * (Count(m_.moe.num_experts) + 5 * Count(m_.moe.router_topk)) *
                                    residual() / hidden()
                              : 0;
-    return (attention + mlp) * e_ + statistics * 4 + router;
+    return (attention + mlp) * e_ + expert_rows * expert_row_bytes() + statistics * 4 + router;
   }
 
   // Bytes per token of a router's logits, sums, choices and weights, and of choices that are left.
@@ -193,8 +195,10 @@ class Estimator {
                             ? inputs() * width / tp_ + residual() +
                                   (rows_again ? rows_ * rows_here() * hidden() : 0)
                             : 0;
+    // The activation's output is quantized while it and the other gradients exist.
+    const Count quantized = moe ? float8_moe_share() * width / tp_ / e_ : 0;
     const Count mlp =
-        std::max((inputs() + 1) * width / tp_ + hidden() + sharded_residual() + again,
+        std::max((inputs() + 1) * width / tp_ + quantized + hidden() + sharded_residual() + again,
                  2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +
         dispatched;
     const Count attention =
@@ -252,9 +256,10 @@ class Estimator {
   Count behind_per_token(bool moe) const {
     const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
     const Count experts = moe ? rows_ * rows_here() : 1;
-    const Count multiplied = (1 + experts) * hidden() + attention_width() + width / tp_;
+    const Count mlp = experts * hidden() + width / tp_;
     const bool bias = m_.add_bias_linear;
-    return multiplied * e_ + qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
+    return (hidden() + attention_width()) * e_ + mlp * (moe ? expert_row_bytes() : e_) +
+           qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
            hidden() * output_gradient(LayerGemm::proj, m_.proj_bias()) +
            inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
            experts * hidden() * output_gradient(LayerGemm::fc2, bias);
@@ -269,6 +274,13 @@ class Estimator {
 
   // Which part of the rank's layers has 8-bit GEMMs.
   Count float8_share() const { return layers() > 0 ? Count(float8_layers_) / Count(layers()) : 0; }
+
+  // Which part of its layers with experts has 8-bit GEMMs.
+  Count float8_moe_share() const {
+    return moe_layers_ ? Count(float8_moe_layers_) / Count(moe_layers_) : 0;
+  }
+  // Bytes of an element of the rows that the experts' products read.
+  Count expert_row_bytes() const { return e_ - float8_moe_share() * (e_ - 1); }
 
   // Bytes of the scales of blocks, for each element along a GEMM's sum.
   Count float8_scales() const {
@@ -385,14 +397,16 @@ class Estimator {
                             there(dp_.gather.reshard_experts, experts_in_turns));
   }
   // Bytes of the 8-bit copies of the linears' weights. Scales of 128 x 128 elements take next to
-  // nothing.
+  // nothing. Experts have one copy for forward and backward.
   Count float8_weights() const {
     const auto sharded = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
     };
     const bool rows = plan_.fp8.scales == Fp8Options::Scales::blocks_of_32;
     return plan_.fp8_weights.bytes() * float8_share() * (rows ? 1 + float8_scales() : 1) *
-           (Count(dense_layers_) * sharded(size_.dense) + Count(moe_layers_) * sharded(size_.moe));
+               (Count(dense_layers_) * sharded(size_.dense) +
+                Count(moe_layers_) * sharded(size_.moe)) +
+           (plan_.fp8_weights.bytes() > 0 ? Count(float8_moe_layers_) * experts_here() : 0);
   }
   bool uses(recipe::CpCommType type) const {
     const auto& types = r_.distributed.cp_comm_type;
@@ -469,7 +483,7 @@ class Estimator {
   const std::vector<int64_t> stages_;
   const Count e_, tp_, T_;
   const Count rows_;  // of this rank's experts, per token of this rank
-  int64_t dense_layers_ = 0, moe_layers_ = 0, float8_layers_ = 0;
+  int64_t dense_layers_ = 0, moe_layers_ = 0, float8_layers_ = 0, float8_moe_layers_ = 0;
 };
 
 }  // namespace

@@ -84,8 +84,8 @@ StepStats Trainer::step() {
   adamw_.step(compute_, updates_ + 1, lr, clip.scale,
               [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
   if (impls_.fp8)
-    impls_.fp8->end_step(compute_, [this](const Tensor& amax) {
-      data_parallel_->max(amax);
+    impls_.fp8->end_step(compute_, [this](const Tensor& amax, model::UnitKind of) {
+      data_parallel_->max(amax, of);
       impls_.tensor->max(amax);
     });
   prepare_batch(number + 1);  // all work of this step is enqueued, and the host has time

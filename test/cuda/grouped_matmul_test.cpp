@@ -85,3 +85,122 @@ TEST_CASE("gradients of experts' weights equal the CPU's") {
             REQUIRE(c.compare(close, rule(DType::f32, R)) == "");
           });
 }
+
+namespace {
+
+const std::vector<std::pair<DType, DType>> kFloat8s = {
+    {DType::f8e4m3, DType::f8e4m3}, {DType::f8e5m2, DType::f8e4m3}, {DType::f8e4m3, DType::f8e5m2}};
+// Rows of whole chunks of 16 elements, which are parts of a tile, one tile and several.
+const std::vector<Sizes> kFloat8Sizes = {{16, 16}, {80, 32}, {144, 144}};
+
+// Every code of the type among normal numbers, NaN excepted.
+Array float8_numbers(DType type, int64_t n, uint64_t key) {
+  Array x = Array::normal(type, n, key);
+  for (int64_t i = 0; i < n; i += 3)
+    x.set(i, with_float8(type, [&]<class T>() {
+            T code;
+            code.bits = uint8_t((i / 3) % 256);
+            const float value = float(code);
+            return std::isfinite(value) && std::abs(value) < 8 ? double(value) : 0.5;
+          }));
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("products of experts' 8-bit rows equal the CPU's") {
+  Closeness close("8-bit grouped matmul");
+  for (const auto& first : kFirst)
+    for (const Sizes& s : kFloat8Sizes)
+      for (const auto& types : kFloat8s)
+        for (DType out : kFloats)
+          for (bool trans : {false, true}) {
+            if (out != DType::bf16 && types != kFloat8s[0]) continue;
+            for_each_order([&] {
+              const int64_t E = int64_t(first.size()) - 1, R = first.back() + 2;
+              CAPTURE(first, s.K, s.N, types.first, types.second, out, trans);
+              Mirror a(float8_numbers(types.first, R * s.K, 1)),
+                  b(float8_numbers(types.second, E * s.K * s.N, 2)), rows(Array::ids(first)),
+                  c(Array::normal(out, R * s.N, 3)), a_inverse(Array::one(DType::f32, 0.25)),
+                  b_inverse(Array::one(DType::f32, 3));
+              const auto args = [&](auto&& of) {
+                return GroupedMatmul{.a_RK = of(a),
+                                     .b_EKN = of(b),
+                                     .first_E1 = of(rows),
+                                     .c_RN = of(c),
+                                     .R = R,
+                                     .N = s.N,
+                                     .K = s.K,
+                                     .E = E,
+                                     .trans_b = trans,
+                                     .a_inverse = of(a_inverse),
+                                     .b_inverse = of(b_inverse)};
+              };
+              cpu::run(args([](Mirror& m) { return m.host().span(); }));
+              cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
+              Rule r = rule(out, s.K);
+              r.scale *= 8;  // the codes' numbers reach 8
+              REQUIRE(c.compare(close, r) == "");
+            });
+          }
+}
+
+TEST_CASE("gradients of experts' weights from 8 bits equal the CPU's") {
+  Closeness close("8-bit grouped weight gradient");
+  for (const auto& first : kFirst)
+    for (const Sizes& s : kFloat8Sizes)
+      for (const auto& types : kFloat8s)
+        for (bool accumulate : {false, true})
+          for_each_order([&] {
+            const int64_t E = int64_t(first.size()) - 1, R = first.back();
+            CAPTURE(first, s.K, s.N, types.first, types.second, accumulate);
+            Mirror a(float8_numbers(types.first, R * s.K, 1)),
+                b(float8_numbers(types.second, R * s.N, 2)), rows(Array::ids(first)),
+                c(Array::normal(DType::f32, E * s.K * s.N, 3)),
+                a_inverse(Array::one(DType::f32, 0.25)), b_inverse(Array::one(DType::f32, 3));
+            const auto args = [&](auto&& of) {
+              return GroupedWeightGrad{.a_RM = of(a),
+                                       .b_RN = of(b),
+                                       .first_E1 = of(rows),
+                                       .c_EMN = of(c),
+                                       .R = R,
+                                       .M = s.K,
+                                       .N = s.N,
+                                       .E = E,
+                                       .accumulate = accumulate,
+                                       .a_inverse = of(a_inverse),
+                                       .b_inverse = of(b_inverse)};
+            };
+            cpu::run(args([](Mirror& m) { return m.host().span(); }));
+            cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
+            Rule r = rule(DType::f32, R);
+            r.scale *= 8;
+            REQUIRE(c.compare(close, r) == "");
+          });
+}
+
+TEST_CASE("a number that is not finite in 8 bits stays one in its expert's products") {
+  for (DType type : {DType::f8e4m3, DType::f8e5m2}) {
+    const int64_t K = 32, N = 16, R = 3;
+    Array bad = Array::normal(type, R * K, 1);
+    bad.set(K + 5, NAN);
+    Mirror a(bad), b(Array::normal(DType::f8e4m3, K * N, 2)), rows(Array::ids({0, 3})),
+        c(Array(DType::bf16, R * N)), one(Array::one(DType::f32, 1));
+    cuda::run(GroupedMatmul{.a_RK = a.device(),
+                            .b_EKN = b.device(),
+                            .first_E1 = rows.device(),
+                            .c_RN = c.device(),
+                            .R = R,
+                            .N = N,
+                            .K = K,
+                            .E = 1,
+                            .a_inverse = one.device(),
+                            .b_inverse = one.device()},
+              device_stream());
+    const Array got = c.result();
+    for (int64_t i = 0; i < R * N; ++i) {
+      CAPTURE(type, i);
+      REQUIRE(std::isnan(got[i]) == (i / N == 1));
+    }
+  }
+}

@@ -247,7 +247,7 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
       auto& to = p->shape.rank() == 2 ? out.dw : out.db;
       to.insert(to.end(), g.begin(), g.end());
     }
-    fp8->end_step(stream, [](const Tensor&) {});
+    fp8->end_step(stream, [](const Tensor&, model::UnitKind) {});
   }
   out.scales = fp8->state(stream);
   return out;

@@ -94,3 +94,13 @@ TEST_CASE("which layers are in bf16 does not depend on the layout") {
   for (const Result& r : train_ranks(2, with(base, {"distributed.strategy=fsdp2"}), 5))
     check_close(one.losses, r.losses, 1e-2);
 }
+
+TEST_CASE("the experts of a layer in bf16 are in bf16, too") {
+  const Changes experts{"model.moe.num_experts=4", "model.moe.ffn_hidden_size=32",
+                        "model.moe.shared_expert_ffn_hidden_size=48", "train.micro_batch_size=3"};
+  const Changes base = with(with(kTensorwise, kFour), with(kEnds, experts));
+  const std::set<std::string> inner{"layers.1", "layers.1.experts", "layers.2", "layers.2.experts"};
+  CHECK(quantized_layers(base, 1) == inner);
+  const Changes spread{"distributed.strategy=megatron_ddp", "distributed.ep_size=2"};
+  CHECK(quantized_layers(with(base, spread), 2) == inner);
+}

@@ -119,6 +119,10 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
             "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
             "recompute.cheap=false"},
            {"model.moe.num_experts=8", "mixed_precision=bf16_mixed", "recompute=full"},
+           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192",
+            "mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true"},
+           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute.cheap=false",
+            "mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true"},
            {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute=selective",
             "recompute.modules=[moe]"},
            {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96", "model.moe.router_topk=3",
@@ -429,10 +433,13 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
             2,
             {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1",
              "distributed.strategy=fsdp2"}}})
-    for (const char* precision : {"fp32", "bf16_mixed"}) {
+    for (const char* precision : {"fp32", "bf16_mixed", "{name: bf16_mixed, fp8: hybrid}"}) {
+      const bool float8 = *precision == '{';
+      if (float8 && (c.ranks != 4 || c.ep != 2)) continue;
       Overrides all = base;
       all.insert(all.end(), c.more.begin(), c.more.end());
       all.push_back(fmt::format("distributed.ep_size={}", c.ep));
+      if (float8) all.push_back("debug.emulate_fp8=true");
       all.push_back(fmt::format("mixed_precision={}", precision));
       const Recipe r = recipe_with(all, c.ranks);
       const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
@@ -570,7 +577,12 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
              "distributed.sequence_parallel=true", "comm_overlap.tp_comm_overlap=true",
              "distributed.pipeline.pp_schedule=zero_bubble"},
             2},
-           {2, {"train.micro_batch_size=1", "distributed.strategy=fsdp2"}, 0}}) {
+           {2, {"train.micro_batch_size=1", "distributed.strategy=fsdp2"}, 0},
+           // Experts have one copy for forward and backward.
+           {1,
+            {"train.micro_batch_size=1", "model.moe.num_experts=4",
+             "model.moe.first_dense_layers=1", "model.moe.shared_expert_ffn_hidden_size=128"},
+            2}}) {
     Overrides all = base;
     all.insert(all.end(), c.more.begin(), c.more.end());
     const Recipe r = recipe_with(all, c.ranks);
@@ -581,7 +593,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     const Recipe plain = recipe_with(without, c.ranks);
     const plan::Layout l = plan::layout_of(r, c.ranks);
     const plan::MemoryEstimate planned = plan::make_plan(r, l.world, kVocab).memory[0];
-    double linears = 0, kept = 0, activations = 0, total = 0;
+    double linears = 0, experts = 0, kept = 0, activations = 0, total = 0;
     comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
       const auto device = Device::cpu(1, {});
       train::Trainer trainer =
@@ -591,17 +603,22 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
       trainer.step();
       if (world.rank() != 0) return;
       for (const model::Parameter* p : trainer.params().params())
-        if (p->shape.rank() == 2 && p->name.starts_with("layers")) linears += p->shape.count();
+        if (p->shape.rank() == 3)
+          experts += double(p->shape.count());
+        else if (p->shape.rank() == 2 && p->name.starts_with("layers") &&
+                 !p->name.ends_with("router.weight"))
+          linears += double(p->shape.count());
       kept = double(device->allocator().usage(device::MemoryCategory::buffers).current);
       activations = double(device->allocator().usage(device::MemoryCategory::activations).peak);
       total = double(device->allocator().total().peak);
     });
-    CAPTURE(c.ranks, c.more, planned.buffers, linears, kept, total);
+    const double bytes = c.bytes * linears + (c.bytes > 0 ? experts : 0);
+    CAPTURE(c.ranks, c.more, planned.buffers, linears, experts, kept, total);
     CHECK(planned.activations + planned.logits == Approx(activations).epsilon(0.1));
     CHECK(planned.buffers - plan::make_plan(plain, l.world, kVocab).memory[0].buffers ==
-          Approx(c.bytes * linears).epsilon(0.01));
+          Approx(bytes).epsilon(0.01));
     // Scales and what else is small.
-    if (c.bytes > 0) CHECK(kept == Approx(c.bytes * linears).epsilon(0.05));
+    if (c.bytes > 0) CHECK(kept == Approx(bytes).epsilon(0.05));
     CHECK(planned.total() == Approx(total).epsilon(0.1));
   }
 }

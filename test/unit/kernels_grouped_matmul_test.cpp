@@ -1,5 +1,8 @@
 // Products of experts equal those of each expert alone, bit by bit: a GEMM of the same operands is
-// their reference, and is itself held to float64 by kernels_matmul_test.cpp.
+// their reference, and is itself held to float64 by kernels_matmul_test.cpp. Those of 8-bit
+// operands are held to float64 here.
+#include <cmath>
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -128,6 +131,101 @@ TEST_CASE("gradients of experts' weights have the bits of each expert's own; wit
             REQUIRE(got == want);
           });
         }
+}
+
+namespace {
+
+// The operands' types; those of a forward, and of gradients in either format.
+const std::vector<std::pair<DType, DType>> kFloat8s = {
+    {DType::f8e4m3, DType::f8e4m3}, {DType::f8e5m2, DType::f8e4m3}, {DType::f8e4m3, DType::f8e5m2}};
+
+// The running sum of K products of normal numbers stays below four deviations, 4 sqrt(K).
+Rule rule(DType type, int64_t K) {
+  const double n = double(K + 1);
+  return {.dtype = type, .K = n, .scale = 4 * std::sqrt(n), .sums = DType::f32};
+}
+
+}  // namespace
+
+TEST_CASE("products of experts' 8-bit rows are those of the numbers that they stand for") {
+  const Array a_inverse = Array::one(DType::f32, 0.25), b_inverse = Array::one(DType::f32, 3);
+  Closeness close("8-bit products of experts");
+  for (const auto& [ta, tb] : kFloat8s)
+    for (const auto& rows : kRows)
+      for (bool trans : {false, true})
+        for (DType out : kFloats) {
+          CAPTURE(ta, tb, rows, trans, out);
+          const Experts x = experts(rows);
+          const int64_t K = 80, N = 48, R = x.first.back() + 3, E = x.E();  // 3 rows are unused
+          const Array a = Array::normal(ta, R * K, 1), b = Array::normal(tb, E * K * N, 2),
+                      first = Array::ids(x.first);
+          Array c = Array::normal(out, R * N, 3);
+          std::vector<double> want = c.values();
+          for (int64_t e = 0; e < E; ++e)
+            for (int64_t r = x.first[e]; r < x.first[e + 1]; ++r)
+              for (int64_t n = 0; n < N; ++n) {
+                double sum = 0;
+                for (int64_t k = 0; k < K; ++k)
+                  sum += a[r * K + k] * b[e * K * N + (trans ? n * K + k : k * N + n)];
+                want[size_t(r * N + n)] = sum * 0.25 * 3;
+              }
+          GroupedMatmul m{.a_RK = a,
+                          .b_EKN = b,
+                          .first_E1 = first,
+                          .c_RN = c,
+                          .R = R,
+                          .N = N,
+                          .K = K,
+                          .E = E,
+                          .trans_b = trans,
+                          .a_inverse = a_inverse,
+                          .b_inverse = b_inverse};
+          cpu::run(m);
+          REQUIRE(close(c, want, rule(out, K)) == "");
+          REQUIRE(c.margin_untouched());
+          m.b_inverse = {};
+          REQUIRE_THROWS_AS(cpu::run(m), BugError);
+        }
+}
+
+TEST_CASE("gradients of experts' weights from 8 bits are those of the numbers they stand for") {
+  const Array a_inverse = Array::one(DType::f32, 0.25), b_inverse = Array::one(DType::f32, 3);
+  Closeness close("8-bit gradients of experts");
+  for (const auto& [ta, tb] : kFloat8s)
+    for (const auto& rows : kRows)
+      for (bool accumulate : {false, true}) {
+        CAPTURE(ta, tb, rows, accumulate);
+        const Experts x = experts(rows);
+        const int64_t M = 48, N = 32, R = x.first.back(), E = x.E();
+        const Array a = Array::normal(ta, R * M, 1), b = Array::normal(tb, R * N, 2),
+                    first = Array::ids(x.first);
+        Array c = Array::normal(DType::f32, E * M * N, 3);
+        std::vector<double> want = c.values();
+        for (int64_t e = 0; e < E; ++e)
+          for (int64_t m = 0; m < M; ++m)
+            for (int64_t n = 0; n < N; ++n) {
+              double sum = 0;
+              for (int64_t r = x.first[e]; r < x.first[e + 1]; ++r)
+                sum += a[r * M + m] * b[r * N + n];
+              double& w = want[size_t((e * M + m) * N + n)];
+              w = (accumulate ? w : 0) + sum * 0.25 * 3;
+            }
+        GroupedWeightGrad m{.a_RM = a,
+                            .b_RN = b,
+                            .first_E1 = first,
+                            .c_EMN = c,
+                            .R = R,
+                            .M = M,
+                            .N = N,
+                            .E = E,
+                            .accumulate = accumulate,
+                            .a_inverse = a_inverse,
+                            .b_inverse = b_inverse};
+        cpu::run(m);
+        REQUIRE(close(c, want, rule(DType::f32, R)) == "");
+        m.M = 40;
+        REQUIRE_THROWS_AS(cpu::run(m), BugError);
+      }
 }
 
 TEST_CASE("a row's bits do not depend on how many rows its expert has") {

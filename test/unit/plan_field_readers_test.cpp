@@ -332,9 +332,10 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
              Contains("without a gate"));
   CHECK_THAT(refused([](Recipe& r) {
                r.mixed_precision.fp8 = recipe::Fp8Format::hybrid;
+               r.mixed_precision.fp8_recipe = recipe::Fp8Recipe::mxfp8;
                r.debug.emulate_fp8 = true;
              }),
-             Contains("8-bit products in models with experts"));
+             Contains("scales of blocks in models with experts"));
 }
 
 TEST_CASE("every setting of a recipe changes what some run is handed") {

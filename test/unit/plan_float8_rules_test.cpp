@@ -112,3 +112,31 @@ TEST_CASE("scales of blocks are refused where the device or the sizes do not fit
   expect_error({.what = "history", .set = also(mx, {"mixed_precision.fp8_amax_history_len=4"})},
                "mixed_precision.fp8_amax_history_len", "no history");
 }
+
+TEST_CASE("8-bit linears of experts need sizes of their own") {
+  const auto experts = [](const Overrides& more) {
+    Overrides all{"model.moe=8", "mixed_precision={fp8: hybrid}"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  expect_accepts({.what = "tensorwise", .set = experts({})});
+  expect_accepts({.what = "delayed", .set = experts({"mixed_precision.fp8_recipe=delayed"})});
+  expect_accepts({.what = "over ranks",
+                  .world = 4,
+                  .set = experts({"distributed.ep_size=2", "distributed.strategy=fsdp2"})});
+  expect_accepts(
+      {.what = "own widths",
+       .set = experts({"model.moe.ffn_hidden_size=48", "model.moe.shared_expert_ffn_hidden_size=80",
+                       "model.ffn_hidden_size=712"})});  // no layer is dense
+  expect_error({.what = "a dense layer beside them",
+                .set = experts({"model.moe.ffn_hidden_size=48", "model.ffn_hidden_size=712",
+                                "model.moe.first_dense_layers=1"})},
+               "model.ffn_hidden_size", "multiple of 16, not 712");
+  expect_error({.what = "width", .set = experts({"model.moe.ffn_hidden_size=40"})},
+               "model.moe.ffn_hidden_size", "multiple of 16, not 40");
+  expect_error({.what = "width of dense layers", .set = experts({"model.ffn_hidden_size=712"})},
+               "model.ffn_hidden_size", "multiple of 16, not 712");
+  expect_error(
+      {.what = "shared width", .set = experts({"model.moe.shared_expert_ffn_hidden_size=40"})},
+      "model.moe.shared_expert_ffn_hidden_size", "multiple of 16, not 40");
+}

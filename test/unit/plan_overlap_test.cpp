@@ -513,6 +513,14 @@ TEST_CASE("a feature without execution is refused by name") {
                Contains("atomic_gemm"));
   REQUIRE(built(1, {"model.moe=8"}).empty());
   REQUIRE_THAT(built(2, {"model.moe=8", "distributed.tp_size=2"}), Contains("experts"));
+  const auto experts_in_8_bits = [&](const char* scales) {
+    return built(1,
+                 {"model.moe=8", "model.ffn_hidden_size=768", "mixed_precision.fp8=hybrid",
+                  "debug.emulate_fp8=true", std::string("mixed_precision.fp8_recipe=") + scales});
+  };
+  for (const char* scales : {"tensorwise", "delayed"}) REQUIRE(experts_in_8_bits(scales).empty());
+  for (const char* scales : {"blockwise", "mxfp8"})
+    REQUIRE_THAT(experts_in_8_bits(scales), Contains("mixed_precision.fp8_recipe: not built yet"));
   REQUIRE(built(2, {"distributed.strategy=fsdp2", "mixed_precision=fp16_mixed",
                     "distributed.mp_policy.reduce_dtype=float16"})
               .empty());

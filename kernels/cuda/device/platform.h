@@ -67,6 +67,12 @@ __device__ __forceinline__ uint16_t pack_float8(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
 }
 
+// Returns what two packed e4m3 hold as fp16, which holds them exactly; the first is the low half.
+__device__ __forceinline__ uint32_t f16_of_e4m3(uint32_t pair) {
+  const __half2_raw x = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(pair), __NV_E4M3);
+  return x.x | uint32_t(x.y) << 16;
+}
+
 // Stores 16 or 8 bytes as one access; p is a multiple of as many. The compiler splits a plain
 // assignment into four (or two) accesses where other code lies between the computation of the words
 // and the store.

@@ -3,10 +3,12 @@
 #include <any>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/math.h"
 #include "device/device.h"
+#include "model/experts/expert_linear.h"
 #include "model/experts/experts_of_step.h"
 #include "model/experts/route_pattern.h"
 #include "model/experts/shared_expert.h"
@@ -62,6 +64,13 @@ struct ExpertLayer {
                                 .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                 .shard = columns,
                                 .experts = impls.experts});
+    up_linear.emplace(*gate_up, name() + ".experts.gate_up",
+                      ExpertLinear::Names{"experts_up_fwd", "experts_up_dgrad", "experts_up_wgrad"},
+                      impls.fp8_of(layer));
+    down_linear.emplace(
+        *down, name() + ".experts.down",
+        ExpertLinear::Names{"experts_down_fwd", "experts_down_dgrad", "experts_down_wgrad"},
+        impls.fp8_of(layer));
   }
 
   UnitId unit_id() const { return {UnitKind::layer, layer}; }
@@ -87,7 +96,8 @@ struct ExpertLayer {
   }
 
   Parameter *router, *gate_up, *down;
-  Tensor bias_E;  // of the router's choice; absent without one
+  std::optional<ExpertLinear> up_linear, down_linear;  // the products with gate_up and down
+  Tensor bias_E;                                       // of the router's choice; absent without one
 };
 
 class ExpertSegment : public Segment {
@@ -290,30 +300,35 @@ class Dispatch : public ExpertSegment {
 };
 
 struct ExpertActivations {
-  Tensor x_RH;  // absent if the tokens travel again
+  ExpertLinear::Rows x_RH;  // absent if the tokens travel again
   Tensor weight_R, first_E1;
-  Tensor up_R2F;  // gate | up; absent if it is computed again
-  Tensor act_RF;  // absent if it is computed again
+  Tensor up_R2F;              // gate | up; absent if it is computed again
+  ExpertLinear::Rows act_RF;  // absent if it is computed again
+  // What x_RH and act_RF are quantized under when they are computed again.
+  ops::Float8Scale x_scale, act_scale;
 };
 
 class Experts : public ExpertSegment {
  public:
   explicit Experts(std::shared_ptr<ExpertLayer> layer)
-      : ExpertSegment(std::move(layer), SegmentKind::mlp) {}
+      : ExpertSegment(std::move(layer), SegmentKind::mlp),
+        up_(*l_->up_linear),
+        down_(*l_->down_linear) {}
   ParamUnit* unit() const override { return l_->down->unit; }
 
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     TokenDispatcher& dispatcher = *l_->dispatcher;
+    const bool unused = l_->unused_rows(step);
     ExpertRows rows = dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {}));
-    ExpertActivations a{.x_RH = std::move(rows.x_RH),
-                        .weight_R = std::move(rows.weight_R),
+    ExpertActivations a{.weight_R = std::move(rows.weight_R),
                         .first_E1 = dispatcher.first_E1(*f.route)};
-    a.up_R2F = up(step, a);
-    const Tensor act_RF = ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R);
-    rows = {.x_RH = ops::grouped_matmul(step.compute, "experts_down_fwd", act_RF, l_->down->value,
-                                        a.first_E1, true, l_->unused_rows(step))};
+    a.x_RH = up_.input(step, std::exchange(rows.x_RH, {}), a.x_scale);
+    a.up_R2F = up_.forward(step, a.x_RH, a.first_E1, unused);
+    const ExpertLinear::Rows act_RF =
+        down_.input(step, ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R), a.act_scale);
+    rows = {.x_RH = down_.forward(step, act_RF, a.first_E1, unused)};
     f.rows = dispatcher.from_experts(step, *f.route, std::move(rows));
     if (l_->keeps_activation) a.act_RF = act_RF;
     if (!l_->keeps_rows) a.x_RH = {}, a.up_R2F = {};
@@ -323,50 +338,36 @@ class Experts : public ExpertSegment {
 
   Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
-    Stream& stream = step.compute;
     auto a = step.stash.pop<ExpertActivations>();
     ExpertFlow& f = flow.experts;
     TokenDispatcher& dispatcher = *l_->dispatcher;
     const bool unused = l_->unused_rows(step);
     if (!l_->keeps_rows) {
-      a.x_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.again, {})).x_RH;
-      a.up_R2F = up(step, a);
+      const Tensor x_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.again, {})).x_RH;
+      a.x_RH = up_.input(step, x_RH, a.x_scale);
+      a.up_R2F = up_.forward(step, a.x_RH, a.first_E1, unused);
     }
-    Tensor dy_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {})).x_RH;
-    Tensor dact_RF = ops::grouped_matmul(stream, "experts_down_dgrad", dy_RH, l_->down->value,
-                                         a.first_E1, false, unused);
+    ExpertLinear::Rows dy_RH =
+        down_.gradient(step, dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {})).x_RH);
+    Tensor dact_RF = down_.dgrad(step, dy_RH, a.first_E1, unused);
     // Unless the activation's output is kept, the kernel overwrites its gradient with it.
-    const Tensor again_RF = a.act_RF ? Tensor() : dact_RF;
-    const ops::WeightedSwigluGradients d =
-        ops::weighted_swiglu_backward(stream, a.up_R2F, a.weight_R, dact_RF, again_RF);
-    push_wgrad(step, l_->down, "experts_down_wgrad", std::move(dy_RH),
-               a.act_RF ? std::move(a.act_RF) : std::move(dact_RF), a.first_E1);
+    const bool again = !a.act_RF.data;
+    ops::WeightedSwigluGradients d = ops::weighted_swiglu_backward(
+        step.compute, a.up_R2F, a.weight_R, dact_RF, again ? dact_RF : Tensor());
+    if (again) a.act_RF = down_.input(step, dact_RF, a.act_scale);
+    dact_RF = {};
+    down_.wgrad(step, std::move(dy_RH), std::move(a.act_RF), a.first_E1);
     a.up_R2F = {};
+    ExpertLinear::Rows dup_R2F = up_.gradient(step, std::exchange(d.dgate_up_R2F, {}));
     f.rows = dispatcher.from_experts(
         step, *f.route,
-        {.x_RH = ops::grouped_matmul(stream, "experts_up_dgrad", d.dgate_up_R2F, l_->gate_up->value,
-                                     a.first_E1, false, unused),
-         .weight_R = d.dweight_R});
-    push_wgrad(step, l_->gate_up, "experts_up_wgrad", d.dgate_up_R2F, std::move(a.x_RH),
-               a.first_E1);
+        {.x_RH = up_.dgrad(step, dup_R2F, a.first_E1, unused), .weight_R = d.dweight_R});
+    up_.wgrad(step, std::move(dup_R2F), std::move(a.x_RH), a.first_E1);
     return flow;
   }
 
  private:
-  Tensor up(Step& step, const ExpertActivations& a) const {
-    return ops::grouped_matmul(step.compute, "experts_up_fwd", a.x_RH, l_->gate_up->value,
-                               a.first_E1, true, l_->unused_rows(step));
-  }
-
-  static void push_wgrad(Step& step, Parameter* weight, const char* name, Tensor dy_RO, Tensor x_RI,
-                         const Tensor& first_E1) {
-    step.wgrad.push({[=, &stream = step.compute, dy = std::move(dy_RO), x = std::move(x_RI)] {
-                       ops::grouped_weight_gradient_into(stream, name, dy, x, first_E1,
-                                                         weight->grad,
-                                                         !weight->consume_first_write());
-                     },
-                     {weight}});
-  }
+  const ExpertLinear &up_, &down_;
 };
 
 class Combine : public ExpertSegment {

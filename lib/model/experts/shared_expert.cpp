@@ -32,14 +32,16 @@ SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& n
                                                   .bias = false,
                                                   .std = c.init_std,
                                                   .gemm = LayerGemm::fc1,
-                                                  .sections = {{F, 1}, {F, 1}}});
+                                                  .sections = {{F, 1}, {F, 1}},
+                                                  .fp8 = impls.fp8_of(unit.layer)});
   down_ = impls.tensor->row_linear(params, {.unit = unit,
                                             .name = name + ".down",
                                             .I = F,
                                             .O = c.hidden,
                                             .bias = false,
                                             .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
-                                            .gemm = LayerGemm::fc2});
+                                            .gemm = LayerGemm::fc2,
+                                            .fp8 = impls.fp8_of(unit.layer)});
   if (c.experts.shared_gate)
     gate_ = params.add(unit, {.name = name + ".gate.weight",
                               .shape = {1, c.hidden},

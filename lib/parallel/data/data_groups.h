@@ -29,9 +29,10 @@ struct DataGroups {
   Stream *compute = nullptr, *grad_stream = nullptr, *param_stream = nullptr;
 
   bool alone() const { return !dense.all; }
-  const UnitGroups& of(const model::ParamUnit& unit) const {
-    return experts.all && unit.id.kind == model::UnitKind::experts ? experts : dense;
+  const UnitGroups& of(model::UnitKind kind) const {
+    return experts.all && kind == model::UnitKind::experts ? experts : dense;
   }
+  const UnitGroups& of(const model::ParamUnit& unit) const { return of(unit.id.kind); }
 };
 
 }  // namespace mtrain::parallel

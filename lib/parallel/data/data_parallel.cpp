@@ -61,9 +61,10 @@ class MultiRankDataParallel : public model::DataParallel {
   void sum(const Tensor& values) override {
     reduce_over(groups_.dense.all, values, comm::Reduce::sum);
   }
-  void max(const Tensor& values) override {
-    reduce_over(groups_.dense.all, values, comm::Reduce::max);
+  void max(const Tensor& values, model::UnitKind of) override {
+    reduce_over(groups_.of(of).all, values, comm::Reduce::max);
   }
+  bool first_copy(model::UnitKind of) const override { return groups_.of(of).all.rank() == 0; }
   // The ranks of dp_shard_cp have all experts, too; if the ranks of tp have whole ones, they do so
   // together with those.
   void sum_parts(const Tensor& values) override {

@@ -100,8 +100,20 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   const int64_t q = m.num_attention_heads / tp * D,
                 kv = std::max<int64_t>(1, m.kv_heads() / tp) * D;
   multiple("model.hidden_size", "hidden_size", m.hidden_size, use(m.hidden_size, of));
-  multiple("model.ffn_hidden_size", "ffn_hidden_size", m.ffn_size() / tp,
-           use(m.ffn_size(), of * tp));
+  const auto width = [&](const char* field, const char* what, int64_t n, int64_t ranks) {
+    multiple(field, what, n / ranks, use(n, of * ranks));
+  };
+  bool dense = false, experts = false;
+  for (int64_t i = 0; i < m.num_layers; ++i) (m.has_experts(i) ? experts : dense) = true;
+  if (dense) width("model.ffn_hidden_size", "ffn_hidden_size", m.ffn_size(), tp);
+  if (experts)
+    width(r.given("model.moe.ffn_hidden_size") ? "model.moe.ffn_hidden_size"
+                                               : "model.ffn_hidden_size",
+          "the experts' ffn_hidden_size", m.moe.ffn_hidden_size.value_or(m.ffn_size()),
+          std::max<int64_t>(1, expert_tp(r)));
+  if (experts && m.moe.shared_expert_ffn_hidden_size)
+    width("model.moe.shared_expert_ffn_hidden_size", "the shared expert's ffn_hidden_size",
+          *m.moe.shared_expert_ffn_hidden_size, tp);
   multiple("model.num_attention_heads", "heads times their size", q,
            "change the heads or model.kv_channels");
   if (q % of != 0) return;

@@ -143,6 +143,10 @@ template <class Y>
 uint16_t pack_float8(float low, float high) {
   return uint16_t(Y(low).bits | Y(high).bits << 8);
 }
+inline uint32_t f16_of_e4m3(uint32_t pair) {
+  return pack_f16(float(std::bit_cast<f8e4m3>(uint8_t(pair))),
+                  float(std::bit_cast<f8e4m3>(uint8_t(pair >> 8))));
+}
 inline void store_words(void* p, uint4 x) { *static_cast<uint4*>(p) = x; }
 inline void store_words(void* p, uint2 x) { *static_cast<uint2*>(p) = x; }
 inline float fast_reciprocal(float x) { return 1.0f / x; }

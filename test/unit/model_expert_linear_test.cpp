@@ -1,0 +1,226 @@
+// A layer's experts in 8 bits: their products, and their delayed scales.
+#include <map>
+#include <sstream>
+
+#include <catch2/catch.hpp>
+
+#include "base/rng.h"
+#include "device/device.h"
+#include "model/experts/expert_linear.h"
+#include "tolerance.h"
+
+using namespace mtrain;
+using namespace mtrain::model;
+
+namespace {
+
+constexpr int64_t kO = 32, kI = 48;
+
+// The experts [rank E, (rank + 1) E) of a layer, of `ranks` E, and what a step needs.
+struct Experts {
+  Experts(int64_t E, const Float8Options& options, ExpertShard shard = {})
+      : fp8(std::make_shared<Float8Scaling>(options)),
+        weight(
+            params.add({UnitKind::experts, 0},
+                       {.name = "up.weight", .shape = {E, kO, kI}, .std = 0.1f, .experts = shard})),
+        linear(*weight, "up", {"up_fwd", "up_dgrad", "up_wgrad"}, fp8) {
+    params.materialize(stream, DType::bf16, true);
+    params.initialize(stream, 3);
+    params.zero_grads(stream);
+    fp8->materialize(stream);
+  }
+  Tensor random(const char* name, int64_t rows, int64_t columns, float std) {
+    std::vector<float> values(size_t(rows * columns));
+    fill_normal(rng_key(5, name), 0, rows * columns, std, values.data());
+    const Tensor x = Tensor::empty(stream, {rows, columns}, DType::bf16);
+    ops::cast(stream, Tensor::from_host<float>(stream, {rows, columns}, values), x);
+    return x;
+  }
+  Tensor rows(const std::vector<int32_t>& first) {
+    return Tensor::from_host<int32_t>(stream, {int64_t(first.size())}, first);
+  }
+  // All products of some rows, for the maxima that they leave.
+  void run(const std::vector<int32_t>& first, float x_std, float dy_std) {
+    const int64_t R = first.back();
+    ops::Float8Scale scale;
+    const auto x = linear.input(step, random("x", R, kI, x_std), scale);
+    linear.forward(step, x, rows(first), false);
+    linear.gradient(step, random("dy", R, kO, dy_std));
+    fp8->end_step(stream, [](const Tensor&, UnitKind) {});
+  }
+
+  std::unique_ptr<Device> device = Device::cpu(1, {.stream_sanitizer = true});
+  Stream& stream = device->stream(device::StreamKind::compute);
+  ParamStore params;
+  std::shared_ptr<Float8Scaling> fp8;
+  Parameter* weight;
+  ExpertLinear linear;
+  WgradQueue wgrad;
+  Stash stash;
+  SequenceInfo seq;
+  Step step{stream, wgrad, stash, seq};
+};
+
+// The numbers for which `x` stands in 8 bits under one scale.
+template <class T>
+std::vector<double> in_8_bits(const std::vector<float>& x) {
+  float amax = 0;
+  for (float v : x) amax = std::max(amax, std::abs(v));
+  const float scale = largest_float8(dtype_of<T>) / amax;
+  std::vector<double> q;
+  for (float v : x) q.push_back(double(float(T(v * scale))) / double(scale));
+  return q;
+}
+
+struct Line {
+  std::string experts;
+  std::vector<double> numbers;  // the scale and the history
+  bool operator==(const Line&) const = default;
+};
+std::map<std::string, Line> lines_of(const std::string& state) {
+  std::map<std::string, Line> all;
+  std::istringstream text(state);
+  for (std::string line; std::getline(text, line);) {
+    std::istringstream words(line);
+    std::string name, word;
+    words >> name;
+    Line& own = all[name];
+    words >> own.experts;
+    while (words >> word) own.numbers.push_back(std::strtod(word.c_str(), nullptr));
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("experts in 8 bits multiply what their tensors stand for under one scale each") {
+  const std::vector<int32_t> first{0, 5, 5, 17};
+  const int64_t E = 3, R = 19;  // two rows are unused
+  Experts e(E, {.gradient = DType::f8e5m2});
+  std::vector<float> x = e.random("x", R, kI, 1).to_host_float(e.stream),
+                     dy = e.random("dy", R, kO, 1e-3f).to_host_float(e.stream);
+  // What belongs to no expert is 0.
+  std::fill(x.end() - 2 * kI, x.end(), 0.0f), std::fill(dy.end() - 2 * kO, dy.end(), 0.0f);
+  const auto rounded = [&](const std::vector<float>& values, int64_t columns) {
+    const Tensor t = Tensor::empty(e.stream, {R, columns}, DType::bf16);
+    ops::cast(e.stream, Tensor::from_host<float>(e.stream, {R, columns}, values), t);
+    return t;
+  };
+  ops::Float8Scale scale;
+  const auto x_8 = e.linear.input(e.step, rounded(x, kI), scale);
+  REQUIRE(x_8.data.dtype() == DType::f8e4m3);
+  const auto y = e.linear.forward(e.step, x_8, e.rows(first), true);
+  const auto dy_8 = e.linear.gradient(e.step, rounded(dy, kO));
+  REQUIRE(dy_8.data.dtype() == DType::f8e5m2);
+  const auto dx = e.linear.dgrad(e.step, dy_8, e.rows(first), true);
+  // An input that is computed again has the bits of the first.
+  const auto again = e.linear.input(e.step, rounded(x, kI), scale);
+  e.linear.wgrad(e.step, dy_8, x_8, e.rows(first));
+  e.linear.wgrad(e.step, dy_8, again, e.rows(first));
+
+  const auto qx = in_8_bits<f8e4m3>(x), qdy = in_8_bits<f8e5m2>(dy),
+             qw = in_8_bits<f8e4m3>(e.weight->value.to_host_float(e.stream));
+  std::vector<double> want_y(size_t(R * kO)), want_dx(size_t(R * kI)), want_dw(size_t(E * kO * kI));
+  for (size_t expert = 0; expert < size_t(E); ++expert)
+    for (auto r = size_t(first[expert]); r < size_t(first[expert + 1]); ++r)
+      for (size_t o = 0; o < kO; ++o)
+        for (size_t i = 0; i < kI; ++i) {
+          const size_t w = (expert * kO + o) * kI + i;
+          want_y[r * kO + o] += qx[r * kI + i] * qw[w];
+          want_dx[r * kI + i] += qdy[r * kO + o] * qw[w];
+          want_dw[w] += 2 * qdy[r * kO + o] * qx[r * kI + i];
+        }
+  test::Closeness close("experts in 8 bits");
+  const auto check = [&](const Tensor& got, const std::vector<double>& want, double K,
+                         double term) {
+    REQUIRE(close(got, want, {.dtype = got.dtype(), .K = K, .scale = term, .sums = DType::f32}) ==
+            "");
+  };
+  e.stream.synchronize();
+  check(y, want_y, kI, 1);
+  check(dx, want_dx, kO, 1e-3);
+  check(e.weight->grad, want_dw, 2 * 12, 0.02);
+}
+
+TEST_CASE("experts without rows, and their weights, keep finite scales") {
+  for (const bool delayed : {false, true}) {
+    Experts e(2, {.delayed = delayed, .history = 2});
+    for (int step = 0; step < 2; ++step) {
+      ops::Float8Scale scale;
+      const auto x = e.linear.input(e.step, e.random("x", 0, kI, 1), scale);
+      CHECK(e.linear.forward(e.step, x, e.rows({0, 0, 0}), false).count() == 0);
+      const auto dy = e.linear.gradient(e.step, e.random("dy", 0, kO, 1));
+      e.linear.wgrad(e.step, dy, x, e.rows({0, 0, 0}));
+      CHECK((e.weight->grad.to_host<float>(e.stream) ==
+             std::vector<float>(size_t(e.weight->grad.count()))));
+      e.params.zero_grads(e.stream);
+      e.fp8->end_step(e.stream, [](const Tensor&, UnitKind) {});
+    }
+  }
+}
+
+TEST_CASE("8-bit copies of experts' weights serve forward and backward, and cost no transpose") {
+  const auto quantized = [](bool forward, bool backward) {
+    Experts e(2, {.keep_weights = forward, .keep_transposed = backward});
+    int weights = 0;
+    e.device->set_launch_check([&](Stream&, const device::LaunchInfo& info) {
+      weights +=
+          info.name == std::string("quantize") && info.reads.at(0).data == e.weight->value.data();
+    });
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      ops::Float8Scale scale;
+      const auto x = e.linear.input(e.step, e.random("x", 4, kI, 1), scale);
+      e.linear.forward(e.step, x, e.rows({0, 1, 4}), false);
+      e.linear.dgrad(e.step, e.linear.gradient(e.step, e.random("dy", 4, kO, 1)), e.rows({0, 1, 4}),
+                     false);
+    }
+    e.device->set_launch_check({});
+    return weights;
+  };
+  CHECK(quantized(false, false) == 4);
+  CHECK(quantized(true, true) == 1);
+  CHECK(quantized(true, false) == 1);
+  CHECK(quantized(false, true) == 1);
+}
+
+TEST_CASE("delayed scales of experts are read back under other numbers of ranks") {
+  const Float8Options options{.delayed = true, .history = 3};
+  Experts low(2, options, {.ranks = 2, .rank = 0}), high(2, options, {.ranks = 2, .rank = 1}),
+      all(4, options);
+  low.run({0, 3, 7}, 1, 1e-3f), high.run({0, 2, 8}, 2, 1e-4f);
+  low.run({0, 4, 4}, 3, 1e-3f), high.run({0, 0, 1}, 1, 1e-2f);
+  const std::string state = low.fp8->state(low.stream) + high.fp8->state(high.stream);
+  CHECK(low.fp8->state(low.stream, true, false) == "");  // it has experts alone
+  const auto a = lines_of(low.fp8->state(low.stream)), b = lines_of(high.fp8->state(high.stream));
+  REQUIRE(a.size() == 3);
+  CHECK((a.at("up.weight").experts == "0:2" && b.at("up.weight").experts == "2:4"));
+
+  all.fp8->restore(all.stream, state);
+  const auto both = lines_of(all.fp8->state(all.stream));
+  REQUIRE(both.size() == 3);
+  for (const auto& [name, line] : both) {
+    INFO(name);
+    const auto &x = a.at(name).numbers, &y = b.at(name).numbers;
+    CHECK(line.experts == "0:4");
+    REQUIRE(line.numbers.size() == 1 + 3);
+    CHECK(line.numbers[0] == std::min(x[0], y[0]));
+    for (size_t i = 1; i < 4; ++i) CHECK(line.numbers[i] == std::max(x[i], y[i]));
+  }
+
+  // Other halves and the same ones: what is saved of experts that a rank lacks does not count.
+  const std::string whole = all.fp8->state(all.stream);
+  Experts half(2, options, {.ranks = 2, .rank = 1});
+  half.fp8->restore(half.stream, whole);
+  CHECK(lines_of(half.fp8->state(half.stream)).at("up.input").numbers ==
+        both.at("up.input").numbers);
+  half.fp8->restore(half.stream, state);
+  CHECK(half.fp8->state(half.stream) == high.fp8->state(high.stream));
+  CHECK_THROWS_AS(half.fp8->restore(half.stream, low.fp8->state(low.stream)), UserError);
+
+  // Experts that have had no row say nothing about the scale.
+  Experts idle(2, options, {.ranks = 2, .rank = 1});
+  idle.run({0, 0, 0}, 1, 1);
+  all.fp8->restore(all.stream, low.fp8->state(low.stream) + idle.fp8->state(idle.stream));
+  CHECK(lines_of(all.fp8->state(all.stream)).at("up.gradient").numbers[0] ==
+        a.at("up.gradient").numbers[0]);
+}
