@@ -160,7 +160,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
     r.known = true;
   }
 
-  // How many rows arrive, and which of them come over ep alone.
+  // Returns how many rows arrive, and those of them that come over ep alone.
   int64_t arrived(const AllToAllRoute& r) const { return comm_->tp() * r.arrive_each; }
   Tensor own_part(const AllToAllRoute& r, const Tensor& rows) const {
     return rows.rows(comm_->tp_rank() * r.arrive_each, (comm_->tp_rank() + 1) * r.arrive_each);
