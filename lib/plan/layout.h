@@ -18,8 +18,7 @@ struct Layout {
   int64_t world = 1, tp = 1, pp = 1, cp = 1, ep = 1;
   int64_t dp = 1, dp_replicate = 1, dp_shard = 1;  // dp = dp_replicate x dp_shard
   int64_t expert_tp = 1;  // ranks that each expert is divided over: tp or 1
-  int64_t ep_shard =
-      1;  // ranks that hold the same: dp x cp / ep, or dp x cp x tp / ep of whole ones
+  int64_t ep_shard = 1;   // ranks that hold the same: dp x cp / ep, or dp x cp x tp / ep if whole
   int64_t stages_per_rank = 1, stages = 1;  // stages = pp x stages_per_rank
   int64_t micro_batch = 1;                  // samples
   int64_t micro_batches = 1;                // per rank and flush of the pipeline

@@ -427,6 +427,18 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
   CHECK_THAT(row({}, "fc1_dgrad"), Contains("auto | bulk") && Contains("gather"));
   CHECK_THAT(row({}, "fc1_wgrad"), Contains("auto | bulk") && Contains("scatter"));
   CHECK(row({"comm_overlap.tp_comm_overlap=false"}, "fc1_wgrad") == "no row");
+  // Routed experts have no chunks of rows: only attention, dense MLPs and shared experts overlap.
+  const Overrides experts{"model.moe=8", "model.moe.ffn_hidden_size=64"};
+  const auto and_more = [&](const char* more) {
+    Overrides o = experts;
+    o.push_back(more);
+    return o;
+  };
+  CHECK(row(experts, "qkv_fprop") == "auto | ring_exchange | 4 chunks of 256 rows");
+  CHECK_THAT(row(experts, "fc1_fprop"), Contains("auto | none | routed experts have no chunks"));
+  CHECK(row(and_more("model.moe.first_dense_layers=1"), "fc1_fprop") == row({}, "fc1_fprop"));
+  CHECK(row(and_more("model.moe.shared_expert_ffn_hidden_size=64"), "fc1_fprop") ==
+        row({}, "fc1_fprop"));
   for (const auto& [field, name] : {std::pair{"tp_comm_bulk_wgrad", "qkv_wgrad"},
                                     {"tp_comm_bulk_dgrad", "fc1_dgrad"},
                                     {"tp_comm_overlap_ag", "fc2_dgrad"},
@@ -512,7 +524,7 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE_THAT(built(1, {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}),
                Contains("atomic_gemm"));
   REQUIRE(built(1, {"model.moe=8"}).empty());
-  REQUIRE_THAT(built(2, {"model.moe=8", "distributed.tp_size=2"}), Contains("experts"));
+  REQUIRE(built(2, {"model.moe=8", "distributed.tp_size=2"}).empty());
   const auto experts_in_8_bits = [&](const char* scales) {
     return built(1,
                  {"model.moe=8", "model.ffn_hidden_size=768", "mixed_precision.fp8=hybrid",

@@ -10,9 +10,9 @@ Tensor buffer(Stream& stream, int64_t count, DType dtype) {
 }
 }  // namespace
 
-// An average is over all ranks that read samples. Gradients of experts hold the samples of several
-// ranks already, or whole experts' ones of a part of a rank's samples, so that their group has
-// fewer or more ranks.
+// An average is over all ranks that read samples. A gradient of experts holds the samples of
+// several such ranks already, or, if the ranks of tp have whole experts, some tokens of one rank's
+// samples: its group then has fewer ranks, or more.
 void GradReduce::divide(const UnitGroups& of_unit, const Tensor& sum) const {
   const int ranks = of_unit.all.size(), samples = groups_.dense.all.size();
   if (options_.average && ranks != samples)

@@ -97,7 +97,8 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   static AllGatherRoute& of(TokenRoute& route) { return dynamic_cast<AllGatherRoute&>(route); }
 
   // Waits for the choices of all ranks, and for the number of rows that they give to this one. A
-  // rank with all experts has a row for each choice, of which none may be used.
+  // rank with all experts has a row for each choice, and waits for no number: rows behind the last
+  // one that a choice needs are zero.
   void read(Step& step, AllGatherRoute& r) const {
     step.compute.wait(r.gathered);  // edge: the choices' way -> what reads them
     r.order = ops::expert_rows(step.compute, std::exchange(r.expert_AK, {}), comm_->experts_here(),
