@@ -137,46 +137,8 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   Block* block = category == MemoryCategory::workspace ? find(rounded, home) : nullptr;
   if (!block) {
     collect();
-    block = find(rounded, home);
+    block = find_or_make(rounded, home, lock);
   }
-  // Sizes that vary from step to step, as rows of experts do, leave segments free of which none
-  // fits. In their place one segment of their size is taken, which is split as sizes ask for it.
-  const auto free_whole = [&](const auto& entry) {
-    const Block* only = entry.second.first;
-    return only->free && !only->next && only->home == &home && only->pool == open_ && !only->small;
-  };
-  const auto bytes_free = [&] {
-    int64_t sum = 0;
-    for (const auto& entry : segments_)
-      if (free_whole(entry)) sum += entry.second.bytes;
-    return sum;
-  };
-  // A launch that asks for workspace and a capture cannot wait for the streams.
-  if (!block && rounded > kMediumSegment / 4 && category != MemoryCategory::workspace &&
-      !home.device().capture() && bytes_free() >= rounded) {
-    lock.unlock();  // closures that end meanwhile drop buffers, which locks it
-    home.device().synchronize();
-    lock.lock();
-    collect();
-    if (!(block = find(rounded, home))) {
-      const int64_t merged = bytes_free();
-      std::erase_if(segments_, [&](const auto& entry) {
-        if (!free_whole(entry)) return false;
-        const auto& [memory, segment] = entry;
-        free_.erase(key_of(*segment.first));
-        delete segment.first;
-        backend_.release(memory, segment.bytes);
-        reserved_.current -= segment.bytes;
-        return true;
-      });
-      try {
-        add_segment(merged, home);
-      } catch (const RunError&) {
-        // The system has given the memory to others: the buffer is tried by itself below.
-      }
-    }
-  }
-  if (!block) block = find_or_make(rounded, home, lock);
   storage->data = block->data;
   storage->bytes = block->bytes;
   storage->serial = ++serial_;

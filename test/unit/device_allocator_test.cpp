@@ -367,37 +367,3 @@ TEST_CASE("buffers are dropped by hosts' and streams' threads at once") {
   CHECK_NOTHROW(device->synchronize());
   CHECK(device->allocator().total().current == 0);
 }
-
-// Rows of experts: each layer of each step has another number of them.
-TEST_CASE("buffers whose sizes vary from step to step take little more than is in use") {
-  const auto device = Device::cpu(1);
-  Stream& compute = device->stream(StreamKind::compute);
-  Allocator& allocator = device->allocator();
-  constexpr int64_t kRows = 16384, kLayers = 6;
-  for (const double spread : {0.0, 0.1, 0.5}) {
-    std::mt19937 random(7);
-    std::uniform_real_distribution<double> load(1 - spread, 1 + spread);
-    allocator.reset_peaks();
-    const auto rows = [&](int64_t width, int64_t count) {
-      return take(*device, compute, width * count, MemoryCategory::activations);
-    };
-    for (int step = 0; step < 300; ++step) {
-      std::vector<int64_t> counts;
-      std::vector<std::vector<Buffer>> kept;
-      for (int64_t layer = 0; layer < kLayers; ++layer) {
-        const int64_t R = counts.emplace_back(int64_t(load(random) * kRows));
-        const Buffer sent = rows(1536, kRows);
-        kept.push_back({rows(1536, R), rows(4096, R)});
-        const Buffer act = rows(2048, R), y = rows(1536, R), back = rows(1536, kRows);
-      }
-      for (int64_t layer = kLayers; layer-- > 0;) {
-        const int64_t R = counts[size_t(layer)];
-        const Buffer dy = rows(1536, R), dact = rows(2048, R), dup = rows(4096, R),
-                     dx = rows(1536, R), back = rows(1536, kRows);
-        kept.pop_back();
-      }
-    }
-    CAPTURE(spread, allocator.total().peak, allocator.reserved().peak);
-    CHECK(double(allocator.reserved().current) <= 1.25 * double(allocator.total().peak));
-  }
-}

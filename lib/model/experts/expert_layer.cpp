@@ -204,8 +204,8 @@ class Route : public ExpertSegment {
     return step.seq.valid_T ? l_->tensor->own_rows(step.seq.valid_T) : Tensor();
   }
 
-  // What the router has found in the earlier forward, if this is a recomputation that is to take
-  // it; else everything is absent.
+  // Returns what the router has found in the earlier forward if this is a recomputation that is to
+  // take it; else everything is absent.
   RouteActivations found_earlier(Step& step) const {
     if (!l_->keeps_router || !step.found || !step.recomputing) return {};
     MT_CHECK(!step.found->empty(), "a recomputation of more routers than were computed");
