@@ -114,7 +114,8 @@ struct Routed {  // pointers of RouteTokens
   float *weight_TK, *log_sum_T, *score_sum_T;
 };
 
-template <class T>
+// With GIVEN the choices are those of choice_TK.
+template <class T, bool GIVEN>
 __global__ void __launch_bounds__(kThreads)
     route(const T* logits_TE, Routed a, int64_t tokens, int E, int K, RouterForm form) {
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
@@ -146,10 +147,10 @@ __global__ void __launch_bounds__(kThreads)
     sum = warp_sum(sum);
     __syncwarp();
     uint64_t taken = 0;
-    if (!a.choice_TK && form.groups > form.best_groups)
+    if (!GIVEN && form.groups > form.best_groups)
       taken = outside_best_groups(form, value, group, E, K, lane);
     for (int k = 0; k < K; ++k) {
-      const int e = a.choice_TK ? a.choice_TK[t * K + k] : best_of(value, taken, E, lane).expert;
+      const int e = GIVEN ? a.choice_TK[t * K + k] : best_of(value, taken, E, lane).expert;
       take(taken, e, lane);
       if (lane == 0) expert[k] = e;
     }
@@ -413,8 +414,8 @@ void run(const RouteTokens& a, CUstream_st* stream) {
                   data<float>(a.score_sum_T)};
   const int64_t shared = kWarps * (2 * a.E + a.form.groups) * int64_t(sizeof(float));
   with_float(a.logits_TE.dtype, [&]<class T>() {
-    MT_LAUNCH(route<T>, blocks_for(a.T, kWarps), kThreads, shared, stream, data<T>(a.logits_TE), to,
-              a.T, int(a.E), int(a.K), a.form);
+    MT_LAUNCH((a.choice_TK ? route<T, true> : route<T, false>), blocks_for(a.T, kWarps), kThreads,
+              shared, stream, data<T>(a.logits_TE), to, a.T, int(a.E), int(a.K), a.form);
   });
 }
 
