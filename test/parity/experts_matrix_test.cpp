@@ -73,8 +73,10 @@ std::string describe(const Choice& l) {
 bool worth_training(const Choice& l) {
   if (ranks(l) == 1 || ranks(l) > 16) return false;
   if (ep_size(l) == 1 && l[kDispatcher] != 0) return false;
-  if (kDispatchers[size_t(l[kDispatcher])] == std::string("all_gather") && l[kPacked] &&
-      cp(l) % ep_size(l) != 0 && cp(l) > 1)
+  const std::string dispatcher = kDispatchers[size_t(l[kDispatcher])];
+  if (dispatcher == "flex" && l[kTensor] == sequence) return false;
+  const int with_a_sample = cp(l) * (l[kTensor] == whole_experts ? 2 : 1);
+  if (dispatcher == "all_gather" && l[kPacked] && cp(l) > 1 && with_a_sample % ep_size(l) != 0)
     return false;
   return !l[kAverage] || (l[kStrategy] == megatron_ddp && dp(l) * cp(l) > 1);
 }
