@@ -78,6 +78,8 @@ bool worth_training(const Choice& l) {
   const int with_a_sample = cp(l) * (l[kTensor] == whole_experts ? 2 : 1);
   if (dispatcher == "all_gather" && l[kPacked] && cp(l) > 1 && with_a_sample % ep_size(l) != 0)
     return false;
+  // dualpipev needs four of the eight micro-batches on each rank.
+  if (kSchedules[size_t(l[kPipeline])] == std::string("dualpipev") && dp(l) > 2) return false;
   return !l[kAverage] || (l[kStrategy] == megatron_ddp && dp(l) * cp(l) > 1);
 }
 
