@@ -17,9 +17,6 @@ namespace {
 using kernels::Matmul;
 namespace cpu = kernels::cpu;
 
-const char* at(ConstSpan s, int64_t element) {
-  return s.as<char>() + element * dtype_size(s.dtype);
-}
 int64_t a_offset(const Matmul& m, int64_t row) { return m.trans_a ? row : row * m.K; }
 int64_t b_offset(const Matmul& m, int64_t column) { return m.trans_b ? column * m.K : column; }
 
@@ -54,6 +51,10 @@ void run_openblas(const Matmul& m) {
 }
 
 #ifdef MTRAIN_BENCH_ONEDNN
+const char* at(ConstSpan s, int64_t element) {
+  return s.as<char>() + element * dtype_size(s.dtype);
+}
+
 void run_onednn(const Matmul& m) {
   split_c(m, [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
     onednn::run({.a = at(m.a, a_offset(m, row)),
