@@ -21,6 +21,7 @@ struct Library {
   std::string core;
 };
 
+#ifdef MTRAIN_BENCH_OPENBLAS
 // Sets an environment variable as long as the object lives.
 class ScopedVariable {
  public:
@@ -59,7 +60,6 @@ const char* core_for_this_cpu() {
   return nullptr;
 }
 
-#ifdef MTRAIN_BENCH_OPENBLAS
 // It reads these variables while it is loaded.
 SharedLibrary load_file() {
   const ScopedVariable coretype("OPENBLAS_CORETYPE", core_for_this_cpu()),
