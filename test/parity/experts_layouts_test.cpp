@@ -245,7 +245,11 @@ TEST_CASE("divided and whole experts balance their loads as one rank does") {
                   {4, join({tp(2), ep(2), kMegatron})},
                   {2, join({tp(2), kSequence})},
                   {4, join({tp(2), kSequence, ep(2), kFsdp2})},
-                  {4, join({tp(2), kWhole, ep(4), kMegatron})}},
+                  {4, join({tp(2), kWhole, ep(4), kMegatron})},
+                  {4, join({tp(2), ep(2), kMegatron, kPadded})},
+                  {4, join({tp(2), kSequence, ep(2), kFsdp2, kPadded})},
+                  {4, join({tp(2), kSequence, ep(2), kMegatron, kPadded, kAllGather})},
+                  {4, join({tp(2), kWhole, ep(4), kMegatron, kPadded})}},
                  true, {model});
   // Without sequence parallelism ranks of tp drop the same choices as one rank does.
   expect_layouts({{2, join({tp(2)})}, {4, join({tp(2), ep(2), kMegatron})}}, true, {kBalanced});

@@ -4,51 +4,17 @@
 
 #include <catch2/catch.hpp>
 
-#include "base/rng.h"
 #include "comm/thread/thread_transport.h"
-#include "plan/expert_traffic.h"
-#include "plan/load_recipe.h"
 #include "plan/run_plan.h"
+#include "plan_testing.h"
 #include "run/dry_run.h"
 #include "train/build_trainer.h"
 #include "train/model_setup.h"
 
 using namespace mtrain;
+using namespace plan_testing;
 
 namespace {
-
-constexpr int64_t kVocab = 4000;
-
-class RepeatedToken : public data::Dataset {
- public:
-  explicit RepeatedToken(int64_t seq_length) : seq_length_(seq_length) {}
-  int64_t seq_length() const override { return seq_length_; }
-  int64_t size() const override { return 1 << 20; }
-  void sample(int64_t index, data::Sample& out) const override {
-    out.input.assign(size_t(seq_length_), int32_t(index % kVocab));
-    out.label = out.input;
-    out.position.clear();
-    for (int64_t s = 0; s < seq_length_; ++s) out.position.push_back(int32_t(s));
-  }
-
- private:
-  int64_t seq_length_;
-};
-
-using Overrides = std::vector<std::string>;
-
-Recipe recipe_with(const Overrides& more, int64_t world = 1) {
-  Diagnostics diagnostics;
-  Overrides overrides{"model.num_layers=6",          "model.hidden_size=128",
-                      "model.num_attention_heads=4", "model.num_query_groups=2",
-                      "dataset.seq_length=256",      "dataset.train=unused",
-                      "train.global_batch_size=4",   "train.micro_batch_size=4",
-                      "mixed_precision=fp32",        "debug.deterministic=true"};
-  overrides.insert(overrides.end(), more.begin(), more.end());
-  Recipe r = plan::load_recipe_text("model: {}\n", "planned", overrides, diagnostics, world);
-  diagnostics.throw_if_errors();
-  return r;
-}
 
 const std::vector<Overrides> kFamilies{
     {"model.architecture=llama"},
@@ -352,183 +318,6 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's 
                 Approx(double(activations.peak)).epsilon(0.1));
           CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
         }
-}
-
-namespace {
-class RandomTokens : public RepeatedToken {
- public:
-  using RepeatedToken::RepeatedToken;
-  void sample(int64_t index, data::Sample& out) const override {
-    RepeatedToken::sample(index, out);
-    for (size_t s = 0; s < out.input.size(); ++s)
-      out.input[s] =
-          int32_t(uniform_below(5, uint64_t(index) * out.input.size() + s, uint64_t(kVocab)));
-  }
-};
-}  // namespace
-
-// The plan is of balanced experts: its bound is for the mean over ranks, which share all rows.
-TEST_CASE("planned memory and bytes of experts over ranks are those of a step, within 10 %") {
-  const Overrides base{"model.hidden_size=192",         "train.global_batch_size=8",
-                       "train.micro_batch_size=1",      "dataset.seq_length=256",
-                       "model.moe.num_experts=8",       "model.moe.ffn_hidden_size=256",
-                       "model.moe.first_dense_layers=1"};
-  const char* sequence = "distributed.sequence_parallel=true";
-  struct Case {
-    int ranks, ep;
-    Overrides more;
-  };
-  for (const Case& c : std::vector<Case>{
-           {2, 2, {"distributed.strategy=megatron_ddp"}},
-           {4, 4, {"distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
-           {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex"}},
-           {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex"}},
-           {4,
-            4,
-            {"distributed.strategy=fsdp2", "model.moe.token_dispatcher=flex",
-             "model.moe.router_topk=4"}},
-           {4,
-            2,
-            {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex",
-             "model.moe.router_topk=4", "recompute.granularity=selective",
-             "recompute.modules=[moe]"}},
-           {4,
-            4,
-            {"distributed.strategy=megatron_ddp", "model.moe.expert_capacity_factor=1.5",
-             "model.moe.pad_expert_input_to_capacity=true"}},
-           {4,
-            2,
-            {"distributed.strategy=fsdp2", "model.moe.expert_capacity_factor=1.5",
-             "model.moe.pad_expert_input_to_capacity=true",
-             "model.moe.token_dispatcher=all_gather"}},
-           {4,
-            2,
-            {"distributed.strategy=megatron_ddp", "recompute.granularity=selective",
-             "recompute.modules=[moe]"}},
-           {4, 2, {"distributed.strategy=fsdp2"}},
-           {4, 4, {"distributed.strategy=fsdp2"}},
-           {4, 2, {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"}},
-           {8, 2, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
-           {4, 2, {"distributed.strategy=fsdp2", "recompute=full"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}},
-           {2, 1, {"distributed.tp_size=2"}},
-           {2, 1, {"distributed.tp_size=2", sequence}},
-           {4, 2, {"distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.tp_size=2", sequence, "distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.tp_size=2", sequence, "distributed.strategy=fsdp2"}},
-           {4,
-            2,
-            {"distributed.tp_size=2", sequence, "distributed.strategy=megatron_ddp",
-             "model.moe.token_dispatcher=all_gather"}},
-           {2, 1, {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1"}},
-           {4,
-            4,
-            {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1",
-             "distributed.strategy=megatron_ddp"}},
-           {4,
-            2,
-            {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1",
-             "distributed.strategy=fsdp2"}}})
-    for (const char* precision : {"fp32", "bf16_mixed", "{name: bf16_mixed, fp8: hybrid}"}) {
-      const bool float8 = *precision == '{';
-      const bool over_tp = !c.more.empty() && c.more[0].starts_with("distributed.tp_size");
-      if (float8 && (c.ranks != 4 || c.ep != 2 || over_tp)) continue;
-      Overrides all = base;
-      all.insert(all.end(), c.more.begin(), c.more.end());
-      all.push_back(fmt::format("distributed.ep_size={}", c.ep));
-      if (float8) all.push_back("debug.emulate_fp8=true");
-      all.push_back(fmt::format("mixed_precision={}", precision));
-      const Recipe r = recipe_with(all, c.ranks);
-      const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
-      std::mutex mutex;
-      std::vector<double> peaks(device::kMemoryCategories);
-      double total = 0, sent = 0;
-      comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
-        const auto device = Device::cpu(1, {});
-        train::Trainer trainer =
-            train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
-                                 std::make_shared<RandomTokens>(r.dataset.seq_length), world);
-        trainer.step();
-        double bytes = 0;
-        device->set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
-          if (stream.id().kind == device::StreamKind::ep) bytes += double(info.wire_bytes);
-        });
-        trainer.step();
-        device->set_launch_check({});
-        const std::lock_guard lock(mutex);
-        for (int i = 0; i < device::kMemoryCategories; ++i)
-          peaks[size_t(i)] +=
-              double(device->allocator().usage(device::MemoryCategory(i)).peak) / c.ranks;
-        total += double(device->allocator().total().peak) / c.ranks;
-        sent += bytes / c.ranks;
-      });
-      const auto peak = [&](device::MemoryCategory category) { return peaks[size_t(category)]; };
-      CAPTURE(c.more, c.ranks, c.ep, precision, planned.buffers,
-              peak(device::MemoryCategory::buffers));
-      CHECK(plan::expert_bytes_per_step(plan::make_plan(r, c.ranks, kVocab)) ==
-            Approx(sent).epsilon(0.1));
-      CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.1));
-      CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.1));
-      CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.1));
-      CHECK(planned.activations + planned.logits ==
-            Approx(peak(device::MemoryCategory::activations)).epsilon(0.1));
-      CHECK(planned.total() == Approx(total).epsilon(0.1));
-    }
-}
-
-// Under `balanced` every rank has the rows that the plan is of; under `zipf` the first rank of ep
-// has moe.rank_load_max times as many in every layer.
-TEST_CASE("planned memory is within 10 % of balanced experts, 15 % of experts with Zipf's loads") {
-  const Overrides base{"model.hidden_size=192",    "train.global_batch_size=8",
-                       "train.micro_batch_size=1", "dataset.seq_length=256",
-                       "model.moe.num_experts=8",  "model.moe.ffn_hidden_size=256"};
-  struct Case {
-    int ranks, ep;
-    Overrides more;
-  };
-  for (const Case& c : std::vector<Case>{
-           {2, 2, {"distributed.strategy=megatron_ddp"}},
-           {4, 4, {"distributed.strategy=megatron_ddp"}},
-           {4, 4, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}},
-           {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
-           {4,
-            4,
-            {"distributed.strategy=megatron_ddp", "recompute.granularity=selective",
-             "recompute.modules=[moe]"}},
-           {4, 4, {"distributed.strategy=fsdp2", "recompute=full"}},
-           {4, 2, {"distributed.strategy=fsdp2", "mixed_precision=bf16_mixed"}}})
-    for (const char* route : {"balanced", "zipf"}) {
-      Overrides all = base;
-      all.insert(all.end(), c.more.begin(), c.more.end());
-      all.push_back(fmt::format("distributed.ep_size={}", c.ep));
-      all.push_back(fmt::format("debug.route={}", route));
-      const Recipe r = recipe_with(all, c.ranks);
-      const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
-      CHECK(planned.per_tenth_of_rows > 0);
-      std::vector<double> totals(static_cast<size_t>(c.ranks)), loads = totals;
-      comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
-        const auto device = Device::cpu(1, {});
-        train::Trainer trainer =
-            train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
-                                 std::make_shared<RandomTokens>(r.dataset.seq_length), world);
-        trainer.step();
-        const auto rank = size_t(world.rank());
-        loads[rank] = trainer.step().experts.value().rank_load_max;
-        totals[rank] = double(device->allocator().total().peak);
-      });
-      const bool balanced = route == std::string("balanced");
-      CAPTURE(c.more, c.ranks, c.ep, route, loads[0], planned.total(), planned.per_tenth_of_rows,
-              totals);
-      if (!balanced) CHECK(loads[0] > 1.5);
-      if (balanced) CHECK(loads[0] == 1);
-      const double more = 10 * (loads[0] - 1) * planned.per_tenth_of_rows;
-      CHECK(planned.total() + more == Approx(totals[0]).epsilon(balanced ? 0.1 : 0.15));
-      if (balanced)
-        for (const double total : totals) CHECK(planned.total() == Approx(total).epsilon(0.1));
-    }
 }
 
 TEST_CASE("planned memory has the 8-bit weights that are kept") {
