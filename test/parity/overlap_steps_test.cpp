@@ -83,15 +83,25 @@ std::vector<Parallelism> layouts_of_experts() {
   const Changes pairs = with(pipeline("interleaved_1f1b", 2),
                              {"comm_overlap.overlap_p2p_backward_on_comm_stream=true",
                               "comm_overlap.delay_wgrad_compute=true"});
-  return {{"experts and a sharded optimizer", 2, kMegatron},
-          {"experts and sharded parameters", 4, kFsdp2},
-          {"experts over shared memory", 2, kFsdp2, "shared_memory"},
-          {"experts over gloo", 2, kMegatron, "gloo"},
-          {"tokens that are gathered for experts", 2,
-           with(kMegatron, {"model.moe.token_dispatcher=all_gather"})},
-          {"tokens that travel once to each rank", 2,
-           with(kMegatron, {"model.moe.token_dispatcher=flex"})},
-          {"experts in the fine-grained 1F1B", 4, with(kMegatron, pairs)}};
+  return {
+      {"experts and a sharded optimizer", 2, kMegatron},
+      {"experts and sharded parameters", 4, kFsdp2},
+      {"experts over shared memory", 2, kFsdp2, "shared_memory"},
+      {"experts over gloo", 2, kMegatron, "gloo"},
+      {"tokens that are gathered for experts", 2,
+       with(kMegatron, {"model.moe.token_dispatcher=all_gather"})},
+      {"tokens that travel once to each rank", 2,
+       with(kMegatron, {"model.moe.token_dispatcher=flex"})},
+      {"rows up to a capacity", 2,
+       with(kMegatron,
+            {"model.moe.expert_capacity_factor=4", "model.moe.pad_expert_input_to_capacity=true"})},
+      {"experts that tensor parallelism divides", 4, with(kMegatron, {"distributed.tp_size=2"})},
+      {"experts under sequence parallelism", 4, with(kFsdp2, kSequenceParallel)},
+      {"experts under sequence parallelism over gloo", 4, with(kMegatron, kSequenceParallel),
+       "gloo"},
+      {"whole experts under sequence parallelism", 2,
+       with(kSequenceParallel, {"distributed.expert_tp_size=1"})},
+      {"experts in the fine-grained 1F1B", 4, with(kMegatron, pairs)}};
 }
 
 std::vector<double> losses_of(const Recipe& r, Device& device, comm::World world) {
