@@ -83,15 +83,19 @@ void Gpt::after_head(Step& step) {
 
 Tensor Gpt::forward(Step& step, const MicroBatch& batch, const LossRequest& request,
                     const Tensor& x_TH) {
-  return forward_pass(step, batch, request, x_TH).finish();
+  StagePass pass = forward_pass(step, batch, request);
+  pass.set_input(x_TH);
+  return pass.finish();
 }
 
 Tensor Gpt::backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH) {
-  return backward_pass(step, batch, dy_TH).finish();
+  StagePass pass = backward_pass(step, batch);
+  pass.set_input(dy_TH);
+  return pass.finish();
 }
 
 Tensor Gpt::logits(Step& step, const MicroBatch& batch) {
-  StagePass pass = blocks_pass(step, batch, {});
+  StagePass pass = blocks_pass(step, batch);
   pass.finish();
   before_head(step);
   const Tensor logits = head_->logits(step, pass.flow_.h);
@@ -99,9 +103,9 @@ Tensor Gpt::logits(Step& step, const MicroBatch& batch) {
   return logits;
 }
 
-StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request,
-                            const Tensor& x_TH) {
-  StagePass pass = blocks_pass(step, batch, x_TH);
+StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch,
+                            const LossRequest& request) {
+  StagePass pass = blocks_pass(step, batch);
   if (stage_.head)
     pass.add({SegmentKind::head}, [this, request](StagePass& p) {
       before_head(p.step_);
@@ -114,10 +118,9 @@ StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const Los
   return pass;
 }
 
-StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH) {
-  MT_CHECK(stage_.embedding || x_TH, "the stage from layer {} on is given no input", stage_.begin);
+StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch) {
   StagePass pass(step);
-  pass.flow_.h.x_TH = x_TH;
+  pass.needs_input_ = !stage_.embedding;
   if (stage_.embedding)
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
       ParamHooks& hooks = p.step_.param_hooks();
@@ -159,10 +162,10 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   hooks.after_forward(*block.unit());
 }
 
-StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH) {
+StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch) {
   StagePass pass(step);
   pass.backward_ = true;
-  pass.flow_.d.d_TH = dy_TH;
+  pass.needs_input_ = !stage_.head;
   if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
       const auto write = blocks_.empty() ? ops::Float8Write{} : blocks_.back().gradient_write();

@@ -45,11 +45,10 @@ class Gpt {
   // Runs the backward of the last forward() with the same stash, and adds to every parameter's
   // gradient. dy_TH is the gradient of what forward() returned. Returns the gradient of x_TH.
   Tensor backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
-  // Return forward() and backward() as lists of parts. A pass uses `batch` and what `step` refers
-  // to until it is done.
-  StagePass forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request,
-                         const Tensor& x_TH = {});
-  StagePass backward_pass(const Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
+  // Return forward() and backward() as lists of parts, which set_input() hands x_TH or dy_TH. A pass
+  // uses `batch` and what `step` refers to until it is done.
+  StagePass forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request);
+  StagePass backward_pass(const Step& step, const MicroBatch& batch);
   // Returns (T, padded vocabulary) in fp32, for the whole model. Not for several tp ranks.
   Tensor logits(Step& step, const MicroBatch& batch);
 
@@ -66,7 +65,7 @@ class Gpt {
     bool recompute;
   };
   // Returns a forward that ends before the head.
-  StagePass blocks_pass(const Step& step, const MicroBatch& batch, const Tensor& x_TH);
+  StagePass blocks_pass(const Step& step, const MicroBatch& batch);
   void before_head(Step& step);
   void after_head(Step& step);
   void forward_segment(StagePass& p, const Group& g, size_t layer, size_t segment);

@@ -2,8 +2,14 @@
 
 namespace mtrain::model {
 
+void StagePass::set_input(Tensor input) {
+  (backward_ ? flow_.d.d_TH : flow_.h.x_TH) = std::move(input);
+}
+
 void StagePass::run_next() {
   MT_CHECK(!done(), "all {} parts of the pass have run", todo_.size());
+  MT_CHECK(at_ > 0 || !needs_input_ || (backward_ ? flow_.d.d_TH : flow_.h.x_TH),
+           "a pass that begins with {} is given no input", segment_name({next().kind}));
   todo_[at_++].run(*this);
 }
 

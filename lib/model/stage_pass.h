@@ -22,8 +22,13 @@ class StagePass {
     int64_t layer = -1;  // layer of the stage, from 0; -1: before or behind its layers
   };
 
+  // Hands the pass what the stage before computed (forward), or the stage behind it (backward). A
+  // pass that needs it must have it before its first part runs.
+  void set_input(Tensor input);
+  size_t size() const { return todo_.size(); }
+  const Part& part(size_t i) const { return todo_.at(i).part; }
   bool done() const { return at_ == todo_.size(); }
-  const Part& next() const { return todo_.at(at_).part; }
+  const Part& next() const { return part(at_); }
   void run_next();
   // Returns the tensor for the next stage (forward) or for the stage before (backward); absent if
   // there is no such stage. The pass must be done.
@@ -46,7 +51,8 @@ class StagePass {
   Step step_;
   std::vector<Todo> todo_;
   size_t at_ = 0;
-  bool backward_ = false;  // the stash must then be empty at the end
+  bool backward_ = false;      // the stash must then be empty at the end
+  bool needs_input_ = false;   // another stage makes it
   Flow flow_;              // goes from part to part
   Flow again_;             // goes from layer to layer of a recomputation
   // Step::found of the group of layers that is computed, or computed again.

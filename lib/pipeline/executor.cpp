@@ -1,5 +1,7 @@
 #include "pipeline/executor.h"
 
+#include <algorithm>
+
 #include "device/device.h"
 #include "model/graph_inputs.h"
 #include "ops/ops.h"
@@ -88,27 +90,56 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
       send(list[next]);
     }
   };
-  while (!backward.done() || !forward.done())
-    for (Running* r : {&backward, &forward}) {
-      if (r->done()) continue;
-      advance(*r);
-      // A communication starts before the other pass computes, so that it travels meanwhile.
-      while (!r->done() && communicates(r->pass->next().kind)) advance(*r);
-      if (options_.overlap) send_ended();
+  const PassPair& order = pairs_.pair(
+      forward.action, forward.pass, backward.action, backward.pass,
+      [&](const model::StagePass::Part& part) { return keeps_wgrads(backward.action, part); });
+  // The weight gradients that its queue holds of each part of the backward, oldest first.
+  struct Held {
+    size_t entries;
+    bool own_step;
+  };
+  std::vector<Held> held;
+  model::WgradQueue& wgrad = backward.chunk->wgrad;
+  size_t part = 0;  // of the backward
+  for (const schedule::PairStep step : order.steps) {
+    switch (step) {
+      case schedule::PairStep::forward: advance(forward); break;
+      case schedule::PairStep::backward: {
+        const size_t before = wgrad.held();
+        const bool own_step = order.own_wgrads[part++];
+        advance(backward, own_step);
+        held.push_back({wgrad.held() - before, own_step});
+        break;
+      }
+      case schedule::PairStep::weight_gradients: {
+        const auto now = std::ranges::find(held, true, &Held::own_step);
+        size_t older = 0;
+        for (auto h = held.begin(); h != now; ++h) older += h->entries;
+        const DataflowScope scope(*this, backward.action, "weights of ");
+        wgrad.drain_behind(older, now->entries);
+        held.erase(now);
+        break;
+      }
     }
+    if (options_.overlap) send_ended();
+  }
   finish(forward);
   finish(backward);
   return next;
 }
 
-model::StagePass Executor::pass_of(const Running& r) {
-  const schedule::Action& a = r.action;
+model::StagePass Executor::pass_of(const schedule::Action& a) {
   model::Gpt& stage = *stages_.at(a.stage);
   const model::MicroBatch& batch = work_.batches[size_t(a.micro_batch)];
-  const model::Step step = step_of(a, *r.chunk);
-  if (a.kind != schedule::ActionKind::F)
-    return stage.backward_pass(step, batch, await(r.chunk->dy));
-  return stage.forward_pass(step, batch, loss_request(batch), await(r.chunk->x));
+  const model::Step step = step_of(a, chunk(a.stage, a.micro_batch));
+  return a.kind == schedule::ActionKind::F ? stage.forward_pass(step, batch, loss_request(batch))
+                                           : stage.backward_pass(step, batch);
+}
+
+void Executor::begin(Running& r) {
+  if (r.begun) return;
+  r.pass.set_input(await(r.action.kind == schedule::ActionKind::F ? r.chunk->x : r.chunk->dy));
+  r.begun = true;
 }
 
 model::LossRequest Executor::loss_request(const model::MicroBatch& batch) const {
@@ -116,26 +147,27 @@ model::LossRequest Executor::loss_request(const model::MicroBatch& batch) const 
           work_.graph_inputs ? work_.graph_inputs->grad_scale() : Tensor()};
 }
 
-void Executor::advance(Running& r) {
+void Executor::advance(Running& r, bool hold) {
   const DataflowScope scope(*this, r.action);
-  if (!r.pass) r.pass.emplace(pass_of(r));
+  begin(r);
   if (r.done()) return;  // a stage without layers
   model::WgradQueue& wgrad = r.chunk->wgrad;
   const bool at_end = waits_for_end(r);
-  const bool later = r.action.kind == schedule::ActionKind::I || waits_for_send(r) || at_end;
+  const bool later = hold || keeps_wgrads(r.action, r.pass.next()) || at_end;
   const size_t held = wgrad.held();
   wgrad.hold(later || options_.split_wgrad);
-  r.pass->run_next();
+  r.pass.run_next();
   if (!later) wgrad.drain_behind(held);
   if (at_end) wgrad.hand_over(outputs_);
 }
 
 void Executor::finish(Running& r) {
   if (!r.chunk) return;
+  begin(r);
   const schedule::Action& a = r.action;
   const bool forward = a.kind == schedule::ActionKind::F;
   if (a.kind == schedule::ActionKind::B && r.chunk->wgrad.held()) delayed_.push_back(a);
-  const Tensor result = r.pass->result();
+  const Tensor result = r.pass.result();
   const int64_t to = a.stage + (forward ? 1 : -1);
   if (to >= 0 && to < all_stages_) {
     if (stages_.contains(to)) {
@@ -151,13 +183,16 @@ void Executor::finish(Running& r) {
   r.chunk = nullptr;
 }
 
-bool Executor::waits_for_send(const Running& r) const {
-  const schedule::Action& a = r.action;
+bool Executor::waits_for_send(const schedule::Action& a,
+                              const model::StagePass::Part& part) const {
   if (a.kind != schedule::ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1))
     return false;
-  const model::StagePass::Part& part = r.pass->next();
   return part.layer >= 0 && part.layer < options_.delayed_layers &&
-         (options_.delay_whole_layers || part.kind == model::SegmentKind::attention);
+         (options_.delay_whole_layers || part.kind != model::SegmentKind::mlp);
+}
+
+bool Executor::keeps_wgrads(const schedule::Action& a, const model::StagePass::Part& part) const {
+  return a.kind == schedule::ActionKind::I || waits_for_send(a, part);
 }
 
 bool Executor::waits_for_end(const Running& r) const {
@@ -165,7 +200,7 @@ bool Executor::waits_for_end(const Running& r) const {
   const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
   return a.kind == schedule::ActionKind::F && a.stage + 1 == all_stages_ &&
          a.micro_batch >= first && work_.training &&
-         r.pass->next().kind == model::SegmentKind::head;
+         r.pass.next().kind == model::SegmentKind::head;
 }
 
 void Executor::weight_gradients(const schedule::Action& a) {

@@ -2,7 +2,6 @@
 // streams.
 #pragma once
 #include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,18 +15,21 @@ namespace mtrain::pipeline {
 // PairedGradient::in_order. Without overlap, the messages between two computations start together
 // once the first computation has ended, or one by one, and the second one waits for them.
 //
-// A forward and a backward that run together take turns, segment by segment of their layers, the
-// backward first. When one of them has ended, its tensor can be sent before the other ends.
+// A forward and a backward that run together are enqueued part by part: in turns, the backward
+// first, or in the order of schedule/pair_order.h, so that exchanges of experts' rows travel while
+// the other pass computes. When one of them has ended, its tensor can be sent before the other ends.
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
-           const plan::PipelineOptions& options, const MicroBatches& work, RunAhead& run_ahead)
+           const plan::PipelineOptions& options, const MicroBatches& work, RunAhead& run_ahead,
+           PassPairs& pairs)
       : links_(links),
         stages_(stages),
         all_stages_(all_stages),
         options_(options),
         work_(work),
         run_ahead_(run_ahead),
+        pairs_(pairs),
         outputs_(work.on_ready) {}
 
   void run(const schedule::ActionList& list);
@@ -52,27 +54,32 @@ class Executor {
   struct Running {
     schedule::Action action;
     Chunk* chunk;  // null once its result is stored
-    std::optional<model::StagePass> pass = {};
-    bool done() const { return pass && pass->done(); }
+    model::StagePass pass;
+    bool begun = false;
+    bool done() const { return begun && pass.done(); }
   };
-
   Chunk& chunk(int64_t stage, int64_t micro_batch);
   // Runs the computation at list[next]. Returns the index of the first action that is not done.
   size_t compute(const schedule::ActionList& list, size_t next);
   // Runs the forward at list[next] together with the backward after it and, with overlap, the sends
   // that follow them. Returns what compute() returns.
   size_t pair(const schedule::ActionList& list, size_t next);
-  Running start(const schedule::Action& a) { return {a, &chunk(a.stage, a.micro_batch)}; }
+  Running start(const schedule::Action& a) { return {a, &chunk(a.stage, a.micro_batch), pass_of(a)}; }
+  // Hands the pass its input, unless it has begun.
+  void begin(Running& r);
   model::LossRequest loss_request(const model::MicroBatch& batch) const;
-  model::StagePass pass_of(const Running& r);
-  // Runs the next part of the pass.
-  void advance(Running& r);
+  model::StagePass pass_of(const schedule::Action& a);
+  // Runs the next part of the pass. Its weight gradients run with it, unless `hold` or another
+  // setting delays them.
+  void advance(Running& r, bool hold = false);
   // Stores the result of a pass that is done, for the next stage or the stage before. A second call
   // does nothing.
   void finish(Running& r);
-  // Whether the next part's weight gradients wait until the gradient of the stage's input is sent,
-  // so that they run while it travels.
-  bool waits_for_send(const Running& r) const;
+  // Whether the weight gradients of a part of a backward wait until the gradient of the stage's
+  // input is sent, so that they run while it travels.
+  bool waits_for_send(const schedule::Action& a, const model::StagePass::Part& part) const;
+  // Whether the weight gradients of a part of a backward do not run before the pass has ended.
+  bool keeps_wgrads(const schedule::Action& a, const model::StagePass::Part& part) const;
   // Whether the next part's weight gradients, those of the output layer, wait for the list's end.
   bool waits_for_end(const Running& r) const;
   void weight_gradients(const schedule::Action& a);
@@ -96,6 +103,7 @@ class Executor {
   const plan::PipelineOptions& options_;
   const MicroBatches& work_;
   RunAhead& run_ahead_;
+  PassPairs& pairs_;
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
   // Backwards whose weight gradients run after the send of the gradient of the stage's input.
   std::vector<schedule::Action> delayed_;

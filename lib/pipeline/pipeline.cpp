@@ -9,7 +9,11 @@ namespace mtrain::pipeline {
 
 Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const schedule::Schedule& schedule,
                    const plan::PipelineOptions& options)
-    : links_(std::move(links)), stages_(std::move(stages)), schedule_(schedule), options_(options) {
+    : links_(std::move(links)),
+      stages_(std::move(stages)),
+      schedule_(schedule),
+      options_(options),
+      pairs_(options.pair_costs, options.pair_costs && options.split_wgrad) {
   list_ = lower(schedule_).ranks[size_t(links_.rank)];
 }
 
@@ -42,7 +46,7 @@ void Pipeline::run(const MicroBatches& work) {
                            .hooks = work.hooks,
                            .graph_inputs = work.graph_inputs,
                            .experts = work.experts};
-    Executor(links_, stages_, schedule_.stages, options_, one, ahead).run(list_);
+    Executor(links_, stages_, schedule_.stages, options_, one, ahead, pairs_).run(list_);
   }
 }
 
@@ -50,14 +54,14 @@ void Pipeline::run_one(const MicroBatches& work) {
   MT_CHECK(work.batches.size() == 1 && schedule_.stages == 1, "{} micro-batches, {} stages",
            work.batches.size(), schedule_.stages);
   RunAhead ahead{dataflow_index_};
-  Executor(links_, stages_, 1, options_, work, ahead)
+  Executor(links_, stages_, 1, options_, work, ahead, pairs_)
       .run({{schedule::ActionKind::F, 0, 0}, {schedule::ActionKind::B, 0, 0}});
 }
 
 void Pipeline::forward(const MicroBatches& work) {
   const schedule::Schedule lowered = lower(forward_only(schedule_, int64_t(work.batches.size())));
   RunAhead ahead{dataflow_index_};
-  Executor(links_, stages_, schedule_.stages, options_, work, ahead)
+  Executor(links_, stages_, schedule_.stages, options_, work, ahead, pairs_)
       .run(lowered.ranks[size_t(links_.rank)]);
 }
 

@@ -9,6 +9,7 @@
 
 #include "model/gpt.h"
 #include "pipeline/links.h"
+#include "pipeline/pass_pairs.h"
 #include "plan/options/pipeline_options.h"
 #include "schedule/action.h"
 
@@ -79,6 +80,7 @@ class Pipeline {
   const schedule::Schedule schedule_;  // the computations
   const plan::PipelineOptions options_;
   schedule::ActionList list_;
+  PassPairs pairs_;
   int64_t dataflow_index_ = 0;
 };
 

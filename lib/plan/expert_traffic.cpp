@@ -17,31 +17,37 @@ double tokens(const RunPlan& plan) {
   return double(l.micro_batch) * double(plan.sample_length) / double(l.cp) / tp;
 }
 
-// Returns the bytes of one layer and micro-batch: rows go to the experts with their weights, and
-// come back; so do gradients. Experts that are recomputed by themselves get their inputs again.
-double bytes_per_layer(const RunPlan& plan, bool recomputed) {
+// Rows that a rank sends for each of its tokens, one way.
+double rows_sent(const RunPlan& plan) {
   const Layout& l = plan.layout;
   // Ranks of tp that have other tokens and parts of the same experts: rows are gathered over them.
   const double parts = plan.tensor.sequence_parallel ? double(l.expert_tp) : 1;
-  const double T = tokens(plan), K = double(plan.model.experts.per_token), ep = double(l.ep),
-               others = (ep - 1) / ep,  // of the ranks of ep
-      row = double(plan.model.hidden * dtype_size(plan.compute_dtype)), passes = recomputed ? 3 : 2,
-               again = plan.recompute.experts ? row : 0;
+  const double ep = double(l.ep), others = (ep - 1) / ep;  // of the ranks of ep
   using enum ExpertOptions::Dispatcher;
   switch (l.ep == 1 ? all_gather : plan.experts.dispatcher) {
-    case all_to_all:
-      return T * expert_rows_per_token(plan) * (others + parts - 1) *
-             (passes * (2 * row + sizeof(float)) + again);
-    // The whole tokens of a rank go to every other rank, with all choices and weights.
-    case all_gather:
-      return T * (ep * parts - 1) *
-             (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
-    // A token goes once to each of its ranks, with all choices and weights.
-    case flex:
-      return T * expert_ranks_per_token(plan) * others *
-             (passes * (2 * row + K * sizeof(float)) + (passes - 1) * K * sizeof(int32_t) + again);
+    case all_to_all: return expert_rows_per_token(plan) * (others + parts - 1);
+    // The whole tokens of a rank go to every other rank.
+    case all_gather: return ep * parts - 1;
+    case flex: return expert_ranks_per_token(plan) * others;  // once to each of a token's ranks
   }
   throw BugError("a dispatcher");
+}
+
+double row_bytes(const RunPlan& plan) {
+  return double(plan.model.hidden * dtype_size(plan.compute_dtype));
+}
+
+// Returns the bytes of one layer and micro-batch: rows go to the experts with their weights, and
+// come back; so do gradients. Experts that are recomputed by themselves get their inputs again.
+double bytes_per_layer(const RunPlan& plan, bool recomputed) {
+  const double K = double(plan.model.experts.per_token), row = row_bytes(plan),
+               passes = recomputed ? 3 : 2, again = plan.recompute.experts ? row : 0;
+  const bool rows_alone =
+      plan.layout.ep > 1 && plan.experts.dispatcher == ExpertOptions::Dispatcher::all_to_all;
+  // A row has its own weight; a token travels with all choices and weights.
+  const double weights = rows_alone ? passes * sizeof(float)
+                                    : passes * K * sizeof(float) + (passes - 1) * K * sizeof(int32_t);
+  return tokens(plan) * rows_sent(plan) * (passes * 2 * row + weights + again);
 }
 
 }  // namespace
@@ -62,6 +68,10 @@ double expert_ranks_per_token(const RunPlan& plan) {
   for (int64_t k = 0; k < e.per_token; ++k)
     elsewhere *= std::max(0.0, E - E / ep - double(k)) / (E - double(k));
   return ep * (1 - elsewhere);
+}
+
+double expert_bytes_one_way(const RunPlan& plan) {
+  return tokens(plan) * rows_sent(plan) * row_bytes(plan);
 }
 
 double expert_bytes_per_step(const RunPlan& plan) {

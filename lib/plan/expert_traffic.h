@@ -10,6 +10,8 @@ struct RunPlan;
 double expert_rows_per_token(const RunPlan& plan);
 // The ranks of ep among which a token's experts are, on average over random choices.
 double expert_ranks_per_token(const RunPlan& plan);
+// Bytes that a rank sends when a micro-batch's rows of one layer travel to their experts or back.
+double expert_bytes_one_way(const RunPlan& plan);
 // The largest of all pipeline ranks, if experts' loads are balanced.
 double expert_bytes_per_step(const RunPlan& plan);
 

@@ -244,7 +244,7 @@ class Estimator {
       if (plan_.recompute.keeps_router)
         all += Count(recomputed) / Count(layers()) * Count(moe_layers_) * router_per_token();
     }
-    if (l_.pp == 1 || all == 0) return all;
+    if (all == 0) return all;
     const Count behind = Count(dense_layers_) * behind_per_token(false) +
                          Count(moe_layers_) * (moe_layers_ ? behind_per_token(true) : 0);
     return all * chunks_held(shape_, pp_rank_, behind / all) / Count(stages_.size());
@@ -381,19 +381,18 @@ class Estimator {
   // Bytes of the whole parameters of the layer in use and of those that are gathered ahead.
   Count data_buffers() const {
     if (dp_.shards < ShardLevel::parameters || !l_.shares_gradients()) return 0;
-    const int64_t ahead = std::max(dp_.gather.forward_prefetch, dp_.gather.backward_prefetch);
+    const int64_t in_turns = dp_.gather.units_at_once();
     // Layers that are computed again have been gathered ahead from their group's end, too.
-    const int64_t again = recomputes_layers() ? std::min(recompute_group(), ahead + 2) : 0;
+    const int64_t again = recomputes_layers() ? std::min(recompute_group(), in_turns + 1) : 0;
     const auto stages = int64_t(stages_.size());
     const int64_t kept = plan_.pipeline.most_gathered;
     const int64_t at_once =
         kept == 0 ? layers() : ceil_div(layers() * std::min(kept, stages), stages);
-    const auto there = [&](bool reshard, int64_t in_turns) {
-      return reshard ? std::max(in_turns, again) : at_once;
+    const auto there = [&](bool reshard, int64_t units) {
+      return reshard ? std::max(units, again) : at_once;
     };
-    // A layer's unit and that of its experts are used in turns.
-    const int64_t experts_in_turns = moe_layers_ ? ceil_div(1 + ahead, int64_t{2}) : 0;
-    return e_ * whole_units(there(dp_.gather.reshard_after_forward, 1 + ahead),
+    const int64_t experts_in_turns = moe_layers_ ? dp_.gather.experts_at_once() : 0;
+    return e_ * whole_units(there(dp_.gather.reshard_after_forward, in_turns),
                             there(dp_.gather.reshard_experts, experts_in_turns));
   }
   // Bytes of the 8-bit copies of the linears' weights. Scales of 128 x 128 elements take next to

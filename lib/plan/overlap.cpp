@@ -6,8 +6,10 @@
 
 #include "base/strings.h"
 #include "plan/recipe_schedule.h"
+#include "plan/schedule_bounds.h"
 #include "plan/tp_gemm_overlap.h"
 #include "recipe/recipe.h"
+#include "schedule/catalog.h"
 
 namespace mtrain::plan {
 namespace {
@@ -341,6 +343,21 @@ class Resolver {
            (fine && passes_pair().off == Off::idle);
   }
 
+  // Whether some rank runs a forward with another micro-batch's backward. True if the schedule
+  // cannot be made, which others report.
+  bool pairs_remain() const {
+    if (l_.pp == 1) return l_.micro_batches > 1;
+    const auto& p = r_.distributed.pipeline;
+    const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
+    if (!passes_pair_in_schedule() || l_.stages_per_rank < kind.fewest_stages ||
+        l_.micro_batches < kind.fewest_micro_batches * l_.pp)
+      return true;
+    Overlap with = o_;
+    with.overlap_moe_expert_parallel_comm = true;
+    const schedule::ActionList last = kind.list(schedule_size(schedule_shape(r_, l_, with)), l_.pp - 1);
+    return std::ranges::any_of(last, &schedule::Action::overlaps_next);
+  }
+
   bool passes_pair_in_schedule() const {
     const auto& p = r_.distributed.pipeline;
     return !p.pp_schedule_csv && schedule_kind(p.pp_schedule).pairs_passes;
@@ -370,7 +387,15 @@ class Resolver {
               schedule_text())},
          {granularity != recipe::RecomputeGranularity::full, "layers are recomputed as a whole"},
          {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
-         {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"}});
+         {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"},
+         {l_.pp == 1 || o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
+         {pairs_remain(),
+          fmt::format("{} micro-batch{} leave{} no forward that could run with another's backward; "
+                      "comm_overlap.moe_dispatch_chunks needs no other micro-batch",
+                      l_.micro_batches, l_.micro_batches == 1 ? "" : "es",
+                      l_.micro_batches == 1 ? "s" : ""),
+          Off::idle}},
+        "exchanges of a micro-batch travel while another one computes");
   }
 
   void resolve_launch() {

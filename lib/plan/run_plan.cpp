@@ -6,6 +6,7 @@
 #include "plan/cheap_recompute.h"
 #include "plan/logits_rows.h"
 #include "plan/options/recipe_options.h"
+#include "plan/pass_costs.h"
 #include "plan/recipe_schedule.h"
 #include "recipe/recipe.h"
 #include "schedule/catalog.h"
@@ -87,7 +88,9 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
                                        ? d.moe.reshard_after_forward.value_or(reshard)
                                        : reshard,
                 .forward_prefetch = d.fsdp2_forward_prefetch_depth,
-                .backward_prefetch = d.fsdp2_backward_prefetch_depth};
+                .backward_prefetch = d.fsdp2_backward_prefetch_depth,
+                .passes_pair =
+                    overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b};
     return o;
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
@@ -193,10 +196,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.graphs = resolve_cuda_graphs(r, layout, plan.overlap);
   plan.fp8_weights = resolve_fp8_weight_cache(r, layout, plan.overlap);
   plan.schedule_shape = schedule_shape(r, layout, plan.overlap);
-  plan.schedule = layout.pp == 1 ? schedule::make_schedule(
-                                       schedule::schedule_kind(schedule::ScheduleId::one_f_one_b),
-                                       {.micro_batches = layout.micro_batches})
-                                 : schedule_of(plan.schedule_shape);
+  plan.schedule = schedule_of(plan.schedule_shape);
   plan.pipeline = pipeline_options(r, layout, plan.overlap, plan.schedule);
   explain_pairs(plan);
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
@@ -206,6 +206,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.head_chunks = resolve_head_chunks(r, layout);
   plan.device = device_plan(r, plan.overlap);
   copy_options(r, vocab, plan);
+  if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = pass_costs(r, plan);
   plan.text = plan_text(r, plan, vocab);
   if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
   resolve_cheap_recompute(r, vocab, plan);

@@ -18,13 +18,14 @@ const schedule::ScheduleKind& kind_of(const ScheduleShape& s) { return schedule_
 ScheduleShape schedule_shape(const Recipe& r, const Layout& l, const Overlap& overlap) {
   const auto& p = r.distributed.pipeline;
   ScheduleShape s;
+  s.micro_batches = l.micro_batches;
+  s.moe_overlap = overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b;
+  if (l.pp == 1) return s;
   s.schedule = p.pp_schedule;
   s.pp = l.pp;
   s.stages_per_rank = l.stages_per_rank;
-  s.micro_batches = l.micro_batches;
   s.group = p.microbatch_group_size_per_vp_stage.value_or(0);
-  s.moe_overlap = overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b;
-  if (l.pp > 1 && p.pp_schedule_csv)
+  if (p.pp_schedule_csv)
     s.table = std::make_shared<const schedule::Schedule>(schedule_from_csv(*p.pp_schedule_csv));
   return s;
 }

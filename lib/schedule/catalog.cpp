@@ -89,7 +89,7 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .fewest_stages = 1,
        .most_stages = 1,
        .list = one_f_one_b,
-       .chunks = [](Size s, int64_t rank) { return s.pp - rank; },
+       .chunks = [](Size s, int64_t rank) { return s.pp - rank + (s.moe_overlap ? 1 : 0); },
        .idle = skewed_idle},
       {.id = ScheduleId::gpipe,
        .name = "gpipe",

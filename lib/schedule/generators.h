@@ -10,8 +10,8 @@ struct ScheduleSize {
   // Interleaved schedules do this many micro-batches of a stage in a row (Megatron's
   // microbatch_group_size_per_vp_stage). 0 stands for torch's choice: max(1, M div P) equal rounds.
   int64_t group = 0;
-  // Interleaved 1F1B: each forward after the warm-up runs together with a backward, and one more
-  // warm-up forward keeps the two independent (Megatron-Core's combined 1F1B).
+  // 1F1B, plain and interleaved: each forward after the warm-up runs together with a backward, and
+  // one more warm-up forward keeps the two independent (Megatron-Core's combined 1F1B).
   bool moe_overlap = false;
 };
 // Returns `group`, or torch's choice if it is 0.

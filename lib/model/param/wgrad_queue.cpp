@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "base/error.h"
+
 namespace mtrain::model {
 
 void WgradQueue::push(Entry entry) {
@@ -29,7 +31,13 @@ size_t WgradQueue::drain(size_t max_entries) {
 }
 
 void WgradQueue::drain_behind(size_t kept) {
-  while (held_.size() > kept) {
+  if (held_.size() > kept) drain_behind(kept, held_.size() - kept);
+}
+
+void WgradQueue::drain_behind(size_t kept, size_t count) {
+  for (size_t ran = 0; ran < count; ++ran) {
+    MT_CHECK(held_.size() > kept, "{} weight gradients are held, all of the {} oldest",
+             held_.size(), kept);
     Entry entry = std::move(held_[kept]);
     held_.erase(held_.begin() + std::ptrdiff_t(kept));
     finish(entry);

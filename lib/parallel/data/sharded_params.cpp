@@ -132,10 +132,9 @@ class ShardedParams : public ParamSync {
     }
     Stream& stream = *groups_.param_stream;
     model::ParamUnit& unit = *state.unit;
-    // A layer's unit and that of its experts are used in turns.
-    const auto at_once =
-        size_t(1 + std::max(options_.forward_prefetch, options_.backward_prefetch));
-    const size_t enough = unit.id.kind == model::UnitKind::experts ? (at_once + 1) / 2 : at_once;
+    const auto enough =
+        size_t(unit.id.kind == model::UnitKind::experts ? options_.experts_at_once()
+                                                        : options_.units_at_once());
     // edge (in take): the last use of the slot's old values -> the gather that overwrites them
     state.slot = &slots_.take(unit, enough, stream,
                               [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });

@@ -1,5 +1,6 @@
 // Options of data parallelism: how gradients are reduced and parameters are gathered.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -28,6 +29,19 @@ struct ShardedParamsOptions {
   // Whole values are freed between forward and backward, and those of units of experts.
   bool reshard_after_forward = true, reshard_experts = true;
   int64_t forward_prefetch = 1, backward_prefetch = 2;  // units gathered ahead of their use
+  bool passes_pair = false;  // a forward and a backward run together, and use different units
+
+  // How many units are whole at once: those in use, and those that are gathered ahead of them.
+  int64_t units_at_once() const {
+    return passes_pair ? 2 + forward_prefetch + backward_prefetch
+                       : 1 + std::max(forward_prefetch, backward_prefetch);
+  }
+  // How many of them may be units of experts, which take turns with those of their layers.
+  int64_t experts_at_once() const {
+    const auto half = [](int64_t units) { return (units + 1) / 2; };
+    return passes_pair ? half(1 + forward_prefetch) + half(1 + backward_prefetch)
+                       : half(units_at_once());
+  }
 };
 
 struct DataParallelOptions {

@@ -1,8 +1,10 @@
 // Options of a pipeline: how a rank carries out its schedule's list of actions.
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "base/dtype.h"
+#include "plan/options/pass_costs.h"
 #include "schedule/action.h"
 
 namespace mtrain::plan {
@@ -18,7 +20,11 @@ struct PipelineOptions {
   // input is on its way: those of attention, or with `delay_whole_layers` those of the MLP, too.
   int64_t delayed_layers = 0;
   bool delay_whole_layers = false;
-  // A segment's weight gradients run after the whole of its input gradient, not amid it.
+  // By these the parts of a forward and of a backward that run together are ordered
+  // (schedule/pair_order.h); without them the two take turns.
+  std::optional<PassCosts> pair_costs;
+  // A segment's weight gradients run after the whole of its input gradient, not amid it; where
+  // parts are ordered by costs, after the exchanges that can begin.
   bool split_wgrad = false;
   // If parameters are sharded over data-parallel ranks, the list keeps those of this many stages
   // gathered at once. 0: they are gathered for each use.

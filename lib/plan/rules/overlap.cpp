@@ -74,7 +74,12 @@ void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
                      "leave the preset out to take a method per GEMM");
 }
 
-void check_launch(const Recipe& r, Diagnostics& diagnostics) {
+void check_launch(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
+  if (o.overlap_moe_expert_parallel_comm && r.launch.cuda_device_max_connections == 1)
+    diagnostics.warn("launch.cuda_device_max_connections",
+                     "1 puts the exchanges of experts into one queue with the compute that they "
+                     "should hide behind",
+                     "set it to auto, or to 32");
   diagnostics.require(!r.launch.env.count("CUDA_DEVICE_MAX_CONNECTIONS"), {"launch.env"},
                       "CUDA_DEVICE_MAX_CONNECTIONS has a setting of its own",
                       "set launch.cuda_device_max_connections");
@@ -115,7 +120,7 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
   check_off(r, o, diagnostics);
   check_delayed_layers(l, o, diagnostics);
   if (o.tp_comm_overlap) check_preset(r, l, diagnostics);
-  check_launch(r, diagnostics);
+  check_launch(r, o, diagnostics);
   check_ignored(r, o, diagnostics);
 }
 

@@ -22,9 +22,6 @@ void check_expert_ranks(const Recipe& r, const Missing& missing) {
           "a shared expert that computes while tokens travel", "leave it out");
   missing(r.comm_overlap.moe_dispatch_chunks > 1, "comm_overlap.moe_dispatch_chunks",
           "experts that compute one part of the tokens while another travels", "leave it out");
-  missing(r.comm_overlap.overlap_moe_expert_parallel_comm,
-          "comm_overlap.overlap_moe_expert_parallel_comm",
-          "micro-batches that compute while another's tokens travel", "leave it out");
   missing(r.distributed.moe.lm_head_precision == recipe::ElementType::fp32 &&
               r.mixed_precision.name != recipe::Precision::fp32,
           "distributed.moe.lm_head_precision", "an output layer with a type of its own",

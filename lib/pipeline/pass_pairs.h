@@ -1,0 +1,44 @@
+// The order in which a forward and a backward that run together are enqueued.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "model/stage_pass.h"
+#include "plan/options/pass_costs.h"
+#include "schedule/action.h"
+#include "schedule/pair_order.h"
+
+namespace mtrain::pipeline {
+
+struct PassPair {
+  std::vector<schedule::PairStep> steps;
+  // By part of the backward: whether its weight gradients are a step of their own. The others run
+  // with their part or, as other settings say, after the pair.
+  std::vector<bool> own_wgrads;
+};
+
+// Finds the order of each pair of stages once, since all micro-batches have the same.
+class PassPairs {
+ public:
+  // Without `costs` the passes take turns, the backward first.
+  PassPairs(const std::optional<plan::PassCosts>& costs, bool delay_wgrad)
+      : costs_(costs), delay_wgrad_(delay_wgrad) {}
+
+  // `forward` and `backward` are the passes of the actions `f` and `b`. `keeps_wgrads` tells of which
+  // parts of the backward the weight gradients do not run within the pair.
+  using KeepsWgrads = std::function<bool(const model::StagePass::Part&)>;
+  const PassPair& pair(const schedule::Action& f, const model::StagePass& forward,
+                       const schedule::Action& b, const model::StagePass& backward,
+                       const KeepsWgrads& keeps_wgrads);
+
+ private:
+  const std::optional<plan::PassCosts> costs_;
+  const bool delay_wgrad_;
+  // By the stages of the two, and the kind of the backward.
+  std::map<std::tuple<int64_t, int64_t, schedule::ActionKind>, PassPair> known_;
+};
+
+}  // namespace mtrain::pipeline
