@@ -1,0 +1,115 @@
+#include "schedule/pair_clock.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "base/error.h"
+
+namespace mtrain::schedule {
+
+PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward)
+    : forward_{forward}, backward_{backward} {
+  for (Pass* const pass : {&forward_, &backward_})
+    for (const PairPart& part : pass->parts) {
+      MT_CHECK(part.cost >= 0 && part.weight_cost >= 0, "a part costs {}, its weight gradients {}",
+               part.cost, part.weight_cost);
+      MT_CHECK(part.weight_cost == 0 || (pass == &backward_ && part.kind == PairPartKind::compute),
+               "only parts of a backward that compute leave weight gradients");
+      pass->rest += part.cost;
+      (part.kind == PairPartKind::exchange ? exchange_rest_ : compute_rest_) += part.cost;
+      compute_rest_ += part.weight_cost;
+    }
+  skip_parts_without_weights();
+}
+
+void PairClock::skip_parts_without_weights() {
+  while (held_ < backward_.parts.size() && backward_.parts[held_].weight_cost == 0) ++held_;
+}
+
+const PairPart* PairClock::next(PairStep pass) const {
+  const Pass& p = of(pass);
+  return p.next < p.parts.size() ? &p.parts[p.next] : nullptr;
+}
+
+bool PairClock::has(PairStep step) const {
+  return step == PairStep::weight_gradients ? held_ < backward_.next : next(step) != nullptr;
+}
+
+bool PairClock::reads(PairStep pass) const {
+  const Pass& p = of(pass);
+  return p.next > 0 && p.next < p.parts.size() && p.parts[p.next].kind == PairPartKind::compute &&
+         p.parts[p.next - 1].kind == PairPartKind::exchange;
+}
+
+double PairClock::until_exchange(PairStep pass) const {
+  const Pass& p = of(pass);
+  double cost = 0;
+  for (size_t i = p.next; i < p.parts.size() && p.parts[i].kind == PairPartKind::compute; ++i)
+    cost += p.parts[i].cost;
+  return cost;
+}
+
+double PairClock::earliest_end() const {
+  return std::max({compute_free_ + compute_rest_, exchange_free_ + exchange_rest_,
+                   forward_.ready + forward_.rest, backward_.ready + backward_.rest});
+}
+
+bool PairClock::as_good_as(const PairClock& other) const {
+  const auto left = [](const PairClock& c) {
+    return std::tuple(c.forward_.next, c.backward_.next, c.held_);
+  };
+  return left(*this) == left(other) && compute_free_ <= other.compute_free_ &&
+         exchange_free_ <= other.exchange_free_ && host_ <= other.host_ &&
+         forward_.ready <= other.forward_.ready && backward_.ready <= other.backward_.ready;
+}
+
+double PairClock::begin_of(PairStep step) const {
+  if (step == PairStep::weight_gradients) return std::max(host_, compute_free_);
+  const PairPart* const part = next(step);
+  MT_CHECK(part, "the pass has no part left");
+  const double free = part->kind == PairPartKind::exchange ? exchange_free_ : compute_free_;
+  return std::max({host_, free, ready(step)});
+}
+
+PairStepTime PairClock::enqueue(PairStep step) {
+  if (step == PairStep::weight_gradients) {
+    MT_CHECK(has(step), "weight gradients are to be enqueued, and none are left");
+    const double begin = begin_of(step), cost = backward_.parts[held_].weight_cost;
+    compute_free_ = begin + cost;
+    compute_rest_ -= cost;
+    // The event for which an exchange waits is recorded when the exchange is enqueued, unless
+    // another part has been enqueued meanwhile.
+    if (held_ + 1 == backward_.next) backward_.ready = compute_free_;
+    ++held_;
+    skip_parts_without_weights();
+    return {begin, compute_free_, false};
+  }
+  Pass& pass = step == PairStep::forward ? forward_ : backward_;
+  const PairPart* const part = next(step);
+  MT_CHECK(part, "a part of a pass of {} is to be enqueued, and none is left", pass.parts.size());
+  if (part->host_waits) host_ = std::max(host_, pass.ready);
+  const bool exchange = part->kind == PairPartKind::exchange;
+  const double begin = begin_of(step), end = begin + part->cost;
+  (exchange ? exchange_free_ : compute_free_) = end;
+  (exchange ? exchange_rest_ : compute_rest_) -= part->cost;
+  pass.ready = end;
+  pass.rest -= part->cost;
+  ++pass.next;
+  return {begin, end, exchange};
+}
+
+PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,
+                           std::span<const PairPart> backward) {
+  PairClock clock(forward, backward);
+  PairTimeline t;
+  for (const PairStep step : order) {
+    const PairStepTime& time = t.steps.emplace_back(clock.enqueue(step));
+    (time.exchange ? t.exchanges : t.compute) += time.end - time.begin;
+    t.length = std::max(t.length, time.end);
+  }
+  for (const PairStep step : {PairStep::forward, PairStep::backward, PairStep::weight_gradients})
+    MT_CHECK(!clock.has(step), "the order ends before all parts are enqueued");
+  return t;
+}
+
+}  // namespace mtrain::schedule

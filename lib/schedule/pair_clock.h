@@ -1,0 +1,53 @@
+// The times of a pair of passes while its parts are enqueued one by one: what simulate_pair() plays
+// an order with, and pair_order() chooses by.
+#pragma once
+#include <cstddef>
+#include <span>
+
+#include "schedule/pair_order.h"
+
+namespace mtrain::schedule {
+
+class PairClock {
+ public:
+  PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward);
+
+  // Enqueues a step and returns when it runs. BugError if there is none of its kind.
+  PairStepTime enqueue(PairStep step);
+
+  // Whether there is a next part of the pass, or a part whose weight gradients are left.
+  bool has(PairStep step) const;
+  // Returns when the step would run on its stream if it was enqueued next.
+  double begin_of(PairStep step) const;
+  double next_weight_cost() const { return backward_.parts[held_].weight_cost; }
+  double compute_free() const { return compute_free_; }
+  // Returns a bound that the end of the last step cannot be below.
+  double earliest_end() const;
+  // Whether all that is left can be done as early as from `other`, of which as much is left.
+  bool as_good_as(const PairClock& other) const;
+
+  // For passes alone:
+  const PairPart* next(PairStep pass) const;                    // null behind the last part
+  double ready(PairStep pass) const { return of(pass).ready; }  // when the part before has ended
+  bool reads(PairStep pass) const;  // whether the next part computes, and waits for an exchange
+  // The cost of what the pass computes before its next exchange, or before its end.
+  double until_exchange(PairStep pass) const;
+  double rest(PairStep pass) const { return of(pass).rest; }  // the cost of all parts that are left
+
+ private:
+  struct Pass {
+    std::span<const PairPart> parts;
+    size_t next = 0;
+    double ready = 0;
+    double rest = 0;
+  };
+  void skip_parts_without_weights();
+  const Pass& of(PairStep pass) const { return pass == PairStep::forward ? forward_ : backward_; }
+
+  Pass forward_, backward_;
+  size_t held_ = 0;  // the first part of the backward whose weight gradients are left
+  double compute_free_ = 0, exchange_free_ = 0, host_ = 0;
+  double compute_rest_ = 0, exchange_rest_ = 0;  // the cost of what is left for each stream
+};
+
+}  // namespace mtrain::schedule

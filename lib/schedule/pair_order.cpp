@@ -1,0 +1,262 @@
+#include "schedule/pair_order.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+
+#include "schedule/pair_clock.h"
+
+namespace mtrain::schedule {
+
+namespace {
+
+using enum PairStep;
+
+// How to choose between parts that the compute stream could run at once.
+enum class Preference {
+  readers_last,
+  nearest_exchange,
+  longest_rest,
+  forward_first,
+  backward_first
+};
+// When weight gradients fill the compute stream: before a part that needs an exchange, even if that
+// has ended by the costs, or only when no part can run.
+enum class Fill { before_readers, last };
+
+struct Policy {
+  Preference preference;
+  Fill fill;
+};
+// The first of those that are equally quick is taken. In the first one a part that waits for an
+// exchange stands as late as possible, whatever the exchange takes.
+constexpr std::array<Policy, 8> kPolicies{{{Preference::readers_last, Fill::before_readers},
+                                           {Preference::readers_last, Fill::last},
+                                           {Preference::nearest_exchange, Fill::before_readers},
+                                           {Preference::nearest_exchange, Fill::last},
+                                           {Preference::longest_rest, Fill::before_readers},
+                                           {Preference::longest_rest, Fill::last},
+                                           {Preference::forward_first, Fill::last},
+                                           {Preference::backward_first, Fill::last}}};
+
+constexpr size_t kBeam = 32;
+
+bool is_exchange(const PairPart* part) { return part && part->kind == PairPartKind::exchange; }
+bool is_compute(const PairPart* part) { return part && part->kind == PairPartKind::compute; }
+PairStep other(PairStep pass) { return pass == forward ? backward : forward; }
+
+// An order that grows by choices. Exchanges are enqueued by themselves, but one for which the host
+// waits is a choice if the other pass could compute meanwhile.
+class Growing {
+ public:
+  Growing(std::span<const PairPart> f, std::span<const PairPart> b, const PairOptions& options)
+      : clock_(f, b), delay_wgrad_(options.delay_wgrad) {
+    enqueue_exchanges();
+  }
+
+  const PairClock& clock() const { return clock_; }
+  const std::vector<PairStep>& order() const { return order_; }
+
+  // Returns the steps that the compute stream can begin first; before the host waits, only what it
+  // computes meanwhile. None at the end.
+  std::vector<PairStep> first_choices() const {
+    if (const auto exchange = next_exchange()) return {other(*exchange)};
+    std::vector<PairStep> first;
+    for (const PairStep step : {forward, backward, weight_gradients})
+      if (clock_.has(step)) {
+        if (!first.empty() && clock_.begin_of(step) < clock_.begin_of(first[0])) first.clear();
+        if (first.empty() || clock_.begin_of(step) == clock_.begin_of(first[0]))
+          first.push_back(step);
+      }
+    return first;
+  }
+
+  // Returns also those that begin before any other could have ended, for which the compute stream
+  // stands still meanwhile (the choices that make active schedules, Giffler and Thompson 1960); and
+  // the exchange for which the host waits.
+  std::vector<PairStep> active_choices() const {
+    std::vector<PairStep> choices = first_choices();
+    if (choices.empty()) return choices;
+    if (const auto exchange = next_exchange()) {
+      choices.push_back(*exchange);
+      return choices;
+    }
+    const double begin = clock_.begin_of(choices[0]);
+    double end = std::numeric_limits<double>::infinity();
+    for (const PairStep step : {forward, backward, weight_gradients})
+      if (clock_.has(step)) end = std::min(end, clock_.begin_of(step) + cost(step));
+    for (const PairStep step : {forward, backward})
+      if (clock_.has(step) && clock_.begin_of(step) > begin && clock_.begin_of(step) <= end)
+        choices.push_back(step);
+    return choices;
+  }
+
+  void choose(PairStep step) {
+    enqueue(step);
+    enqueue_exchanges();
+  }
+
+ private:
+  void enqueue(PairStep step) {
+    clock_.enqueue(step);
+    order_.push_back(step);
+    if (!delay_wgrad_ && clock_.has(weight_gradients)) enqueue(weight_gradients);
+  }
+
+  void enqueue_exchanges() {
+    for (auto next = next_exchange(); next && !has_filler(*next); next = next_exchange())
+      enqueue(*next);
+  }
+
+  // The cost of what is enqueued with the step.
+  double cost(PairStep step) const {
+    if (step == weight_gradients) return clock_.next_weight_cost();
+    const PairPart& part = *clock_.next(step);
+    return part.cost + (delay_wgrad_ ? 0 : part.weight_cost);
+  }
+
+  // Returns the pass whose next part is an exchange: of two the one that can begin first.
+  std::optional<PairStep> next_exchange() const {
+    std::optional<PairStep> first;
+    for (const PairStep pass : {forward, backward})
+      if (is_exchange(clock_.next(pass)) && (!first || clock_.ready(pass) < clock_.ready(*first)))
+        first = pass;
+    return first;
+  }
+
+  // Whether the other pass can compute while the host waits for numbers, and the compute stream
+  // would otherwise have nothing to do when they are there.
+  bool has_filler(PairStep exchange) const {
+    const PairStep filler = other(exchange);
+    return clock_.next(exchange)->host_waits && clock_.compute_free() <= clock_.ready(exchange) &&
+           is_compute(clock_.next(filler)) && clock_.ready(filler) <= clock_.compute_free();
+  }
+
+  PairClock clock_;
+  bool delay_wgrad_;
+  std::vector<PairStep> order_;
+};
+
+// Whether the policy prefers `a` to `b`, which stands before it in the enumeration.
+bool goes_before(const Policy& policy, const PairClock& clock, PairStep a, PairStep b) {
+  if (a == weight_gradients) return policy.fill == Fill::before_readers && clock.reads(b);
+  // Here `a` is the backward and `b` the forward.
+  switch (policy.preference) {
+    case Preference::readers_last:
+      if (clock.reads(a) && clock.reads(b)) return clock.ready(a) < clock.ready(b);
+      if (clock.reads(a) != clock.reads(b)) return clock.reads(b);
+      [[fallthrough]];
+    case Preference::nearest_exchange: return clock.until_exchange(a) < clock.until_exchange(b);
+    case Preference::longest_rest: return clock.rest(a) > clock.rest(b);
+    case Preference::forward_first: return false;
+    case Preference::backward_first: return true;
+  }
+  return false;
+}
+
+Growing by_policy(Growing order, const Policy& policy) {
+  for (auto choices = order.first_choices(); !choices.empty(); choices = order.first_choices()) {
+    PairStep best = choices[0];
+    for (const PairStep step : choices)
+      if (step != best && goes_before(policy, order.clock(), step, best)) best = step;
+    order.choose(best);
+  }
+  return order;
+}
+
+// Tries all choices, and goes on with those beginnings of an order that may end first (a beam
+// search).
+Growing by_search(const Growing& start) {
+  std::vector<Growing> beam{start}, next;
+  for (;;) {
+    next.clear();
+    for (const Growing& order : beam)
+      for (const PairStep step : order.active_choices()) next.emplace_back(order).choose(step);
+    if (next.empty()) return beam[0];
+    std::stable_sort(next.begin(), next.end(), [](const Growing& a, const Growing& b) {
+      return a.clock().earliest_end() < b.clock().earliest_end();
+    });
+    beam.clear();
+    for (Growing& order : next) {
+      const auto covers = [&](const Growing& kept) {
+        return kept.clock().as_good_as(order.clock());
+      };
+      if (std::none_of(beam.begin(), beam.end(), covers)) beam.push_back(std::move(order));
+      if (beam.size() == kBeam) break;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<PairStep> pair_order(std::span<const PairPart> f, std::span<const PairPart> b,
+                                 const PairOptions& options) {
+  std::vector<PairStep> best;
+  double length = 0;
+  // Sums of the same costs in another order differ by roundings, which must not decide.
+  const auto consider = [&](const std::vector<PairStep>& order, double gain = 1e-9) {
+    const double candidate = simulate_pair(order, f, b).length;
+    if (!best.empty() && candidate >= length * (1 - gain)) return;
+    best = order;
+    length = candidate;
+  };
+  const Growing start(f, b, options);
+  for (const Policy& policy : kPolicies) consider(by_policy(start, policy).order());
+  consider(by_search(start).order());
+  consider(alternating_pair_order(f, b, options));
+  consider(plain_pair_order(f, b, options, FirstPass::forward));
+  consider(plain_pair_order(f, b, options, FirstPass::backward));
+  return best;
+}
+
+namespace {
+
+// Enqueues the next part of a pass that computes, and the exchanges behind it.
+class Turns {
+ public:
+  Turns(std::span<const PairPart> f, std::span<const PairPart> b, const PairOptions& options)
+      : clock_(f, b), options_(options) {}
+
+  bool has(PairStep pass) const { return clock_.has(pass); }
+  void turn(PairStep pass) {
+    enqueue(pass);
+    while (is_exchange(clock_.next(pass))) enqueue(pass);
+    while (clock_.has(weight_gradients)) enqueue(weight_gradients);
+  }
+  std::vector<PairStep> order() { return std::move(order_); }
+
+ private:
+  void enqueue(PairStep step) {
+    clock_.enqueue(step);
+    order_.push_back(step);
+    if (!options_.delay_wgrad && clock_.has(weight_gradients)) enqueue(weight_gradients);
+  }
+
+  PairClock clock_;
+  const PairOptions& options_;
+  std::vector<PairStep> order_;
+};
+
+}  // namespace
+
+std::vector<PairStep> plain_pair_order(std::span<const PairPart> f, std::span<const PairPart> b,
+                                       const PairOptions& options, FirstPass first) {
+  Turns turns(f, b, options);
+  const PairStep pass = first == FirstPass::forward ? forward : backward;
+  while (turns.has(pass)) turns.turn(pass);
+  while (turns.has(other(pass))) turns.turn(other(pass));
+  return turns.order();
+}
+
+std::vector<PairStep> alternating_pair_order(std::span<const PairPart> f,
+                                             std::span<const PairPart> b,
+                                             const PairOptions& options) {
+  Turns turns(f, b, options);
+  while (turns.has(forward) || turns.has(backward))
+    for (const PairStep pass : {backward, forward})
+      if (turns.has(pass)) turns.turn(pass);
+  return turns.order();
+}
+
+}  // namespace mtrain::schedule

@@ -1,0 +1,89 @@
+// Orders the parts of a forward and of another micro-batch's backward that run together, so that
+// the exchanges of experts' tokens in one pass travel while the other pass computes.
+//
+// There are two streams: the parts of both passes that compute go to one, the exchanges of both to
+// the other. A part waits for the part before it in its pass, wherever that has run. The order is
+// the one in which the host enqueues. It follows from the lists alone, so that all ranks that share
+// the exchanges derive the same one: both passes exchange in one group, one call after the other.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace mtrain::schedule {
+
+enum class PairPartKind { compute, exchange };
+
+// A part of a forward or of a backward.
+struct PairPart {
+  PairPartKind kind = PairPartKind::compute;
+  double cost = 0;  // on its stream: seconds, or any unit
+  // The cost of the weight gradients that this part of a backward leaves behind. Nothing waits for
+  // them. A part that leaves some must have a cost above 0 here: only then they have a step.
+  double weight_cost = 0;
+  // The host must read numbers that the part before has made before it can enqueue this part.
+  bool host_waits = false;
+};
+
+// What is enqueued next: the next part of a pass, or the weight gradients of a part of the
+// backward: of the first part with weight_cost > 0 that still has some.
+enum class PairStep : uint8_t { forward, backward, weight_gradients };
+
+struct PairOptions {
+  // Weight gradients are enqueued after all exchanges that can be, and fill gaps. Without it they
+  // stand right behind their part, and the exchange that follows the part waits for them, too.
+  bool delay_wgrad = false;
+};
+
+// Returns the order of all parts of both passes and of the weight gradients. An exchange is
+// enqueued as soon as the part before it is; a part that waits for an exchange is enqueued when
+// there is no other work for the compute stream. Before the host waits for numbers it enqueues what
+// the other pass can compute meanwhile. Each list may be empty: then the other pass runs alone.
+// In the simulation the order takes no longer than plain_pair_order() and alternating_pair_order().
+std::vector<PairStep> pair_order(std::span<const PairPart> forward,
+                                 std::span<const PairPart> backward, const PairOptions& options);
+
+// Returns the orders to compare with: one pass after the other, and both in turns, in which each
+// enqueues a part that computes and the exchanges behind it.
+enum class FirstPass { forward, backward };
+std::vector<PairStep> plain_pair_order(std::span<const PairPart> forward,
+                                       std::span<const PairPart> backward,
+                                       const PairOptions& options,
+                                       FirstPass first = FirstPass::forward);
+std::vector<PairStep> alternating_pair_order(std::span<const PairPart> forward,
+                                             std::span<const PairPart> backward,
+                                             const PairOptions& options);
+
+struct PairStepTime {
+  double begin = 0, end = 0;
+  bool exchange = false;  // which of the two streams it keeps busy
+};
+
+struct PairTimeline {
+  std::vector<PairStepTime> steps;    // of each step of the order
+  double length = 0;                  // from the first begin to the last end
+  double compute = 0, exchanges = 0;  // how long each stream is busy
+  // How long the compute stream stands still: it does so for exchanges alone.
+  double exposed() const { return length - compute; }
+};
+
+// Plays the order: each stream takes its steps in the order in which they were enqueued, and
+// enqueuing takes no time. An exchange begins when the part before it has ended, and with it the
+// weight gradients that were enqueued between the two. BugError for an order whose steps are not
+// those of the lists.
+PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,
+                           std::span<const PairPart> backward);
+
+// Returns what is wrong with an order, nothing if it can be run and is a good one:
+//  - All parts are enqueued once, and all weight gradients, behind their parts.
+//  - Without delay_wgrad they stand right behind their part.
+//  - No part that computes stands between an exchange and the part before it; the host may only
+//    enqueue parts of the other pass before it waits for numbers.
+//  - While the compute stream waits for an exchange, nothing that it could compute stands behind.
+std::vector<std::string> pair_faults(std::span<const PairStep> order,
+                                     std::span<const PairPart> forward,
+                                     std::span<const PairPart> backward,
+                                     const PairOptions& options);
+
+}  // namespace mtrain::schedule
