@@ -22,7 +22,7 @@ class Executor::DataflowScope {
     e.run_ahead_.dataflow_index =
         2 * all * (e.work_.first + a.micro_batch) +
         (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
-    if (e.links_.size > 1) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
+    if (e.links_.size > 1 || e.options_.pair_costs) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
   }
 
  private:

@@ -19,6 +19,7 @@ using namespace mtrain;
 struct Piece {
   std::vector<model::ElementRun> runs;
   std::vector<float> values;
+  bool operator==(const Piece&) const = default;
 };
 using Pieces = std::map<std::string, Piece>;
 

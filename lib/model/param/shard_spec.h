@@ -48,6 +48,7 @@ std::vector<RowShard> rows_of(const ShardSpec& shard, int64_t rows, int rank);
 struct ElementRun {
   int64_t here, whole, count;
   int replica;  // as in RowShard
+  bool operator==(const ElementRun&) const = default;
 };
 // Returns the real elements of a rank. `rows` is as in rows_of(); `columns` counts those of the
 // rank's tensor.
