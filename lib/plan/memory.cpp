@@ -247,7 +247,10 @@ class Estimator {
     if (all == 0) return all;
     const Count behind = Count(dense_layers_) * behind_per_token(false) +
                          Count(moe_layers_) * (moe_layers_ ? behind_per_token(true) : 0);
-    return all * chunks_held(shape_, pp_rank_, behind / all) / Count(stages_.size());
+    const auto chunks = Count(stages_.size());
+    // Of each pass one layer is under way.
+    const Count pair = std::min<Count>(1, 2 * chunks / Count(layers()));
+    return all * chunks_held(shape_, pp_rank_, behind / all, pair) / chunks;
   }
 
   // Bytes per token that a layer keeps from its input gradient to its weight gradient: the inputs
