@@ -79,6 +79,9 @@ std::vector<Parallelism> layouts() {
        with(pipeline("zero_bubble", 2), kFsdp2)}};
 }
 
+const Changes kPairs{"comm_overlap.overlap_moe_expert_parallel_comm=true",
+                     "comm_overlap.delay_wgrad_compute=true"};
+
 std::vector<Parallelism> layouts_of_experts() {
   const Changes pairs = with(pipeline("interleaved_1f1b", 2),
                              {"comm_overlap.overlap_p2p_backward_on_comm_stream=true",
@@ -101,7 +104,11 @@ std::vector<Parallelism> layouts_of_experts() {
        "gloo"},
       {"whole experts under sequence parallelism", 2,
        with(kSequenceParallel, {"distributed.expert_tp_size=1"})},
-      {"experts in the fine-grained 1F1B", 4, with(kMegatron, pairs)}};
+      {"experts in the fine-grained 1F1B", 4, with(kMegatron, pairs)},
+      {"rows that travel while another micro-batch computes", 2, with(kMegatron, kPairs)},
+      {"rows that travel beside sharded parameters over gloo", 2, with(kFsdp2, kPairs), "gloo"},
+      {"rows that travel in a pipeline while another micro-batch computes", 4,
+       with(with(kFsdp2, kPairs), pairs)}};
 }
 
 std::vector<double> losses_of(const Recipe& r, Device& device, comm::World world) {

@@ -262,8 +262,7 @@ const Elsewhere kElsewhere[] = {
 bool belongs_to_planned_experts(std::string_view path) {
   if (path == "distributed.moe.lm_head_precision" || path == "model.moe.shared_expert_overlap")
     return true;
-  return path == "comm_overlap.moe_dispatch_chunks" ||
-         path == "comm_overlap.overlap_moe_expert_parallel_comm";
+  return path == "comm_overlap.moe_dispatch_chunks";
 }
 
 std::vector<std::string> other_values(const recipe::SchemaRow& row) {
@@ -318,9 +317,6 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
              Contains("shared expert"));
   CHECK_THAT(refused_over_ranks([](Recipe& r) { r.comm_overlap.moe_dispatch_chunks = 2; }),
              Contains("one part of the tokens"));
-  CHECK_THAT(
-      refused_over_ranks([](Recipe& r) { r.comm_overlap.overlap_moe_expert_parallel_comm = true; }),
-      Contains("another's tokens"));
   const auto fp32_head = [](recipe::Precision precision) {
     return [precision](Recipe& r) {
       r.mixed_precision.name = precision;

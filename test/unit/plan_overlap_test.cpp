@@ -261,6 +261,15 @@ TEST_CASE("expert-parallel overlap asked for must be possible, and launch settin
   expect_accepts({.what = "moe delay",
                   .world = 4,
                   .set = experts({moe + "=true", "model.delay_wgrad_compute=true"})});
+  expect_warning({.what = "moe with one micro-batch",
+                  .world = 4,
+                  .set = experts({moe + "=true", "train.global_batch_size=4",
+                                  "train.micro_batch_size=1"})},
+                 moe.c_str(), "moe_dispatch_chunks");
+  expect_warning({.what = "moe with one connection",
+                  .world = 4,
+                  .set = experts({moe + "=true", "launch.cuda_device_max_connections=1"})},
+                 "launch.cuda_device_max_connections", "one queue");
   expect_warning({.what = "moe ep 1", .set = {"model.moe=8", moe + "=true"}}, moe.c_str(),
                  "ep_size 1");
   expect_error({.what = "moe dispatcher",

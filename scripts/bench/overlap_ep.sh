@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Measures how much of the exchanges of experts' rows is hidden: runs the same training without any overlap of experts,
+# with pairs of passes (overlap_moe_expert_parallel_comm), with delayed weight gradients beside them, with the shared
+# expert (shared_expert_overlap), with chunks (moe_dispatch_chunks), and with both of these, in turns, over an emulated
+# link on which the exchanges take a given share of the time of a step without a link.
+#   scripts/bench/overlap_ep.sh [ranks, default 2] [shares in per cent, default "30 60"] [rounds, default 3] [pp, default 1] [setting...]
+# Experts are spread over all ranks of a pipeline rank, routing is balanced, each of which has 16 micro-batches; with
+# pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without burning
+# CPU; debug.compute_slowdown lets ranks that share a core compute at the same time. Prints medians: the step, the
+# exchanges' time at work, how much of it was exposed, in all and in pairs, and the time for which ranks waited for each
+# other (idle, not exposed). Further settings hold for every run, such as debug.route=zipf.
+source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
+
+ranks=${1:-2} shares=${2:-30 60} rounds=${3:-3} pp=${4:-1}
+everywhere=("${@:5}")
+ep=$((ranks / pp))
+layout=()
+((pp == 1)) || layout=("distributed.pp_size=$pp" distributed.vpp_size=2 distributed.pipeline.pp_schedule=interleaved_1f1b)
+
+# train <name> <setting>...
+train() {
+  train_recipe "$1" recipes/bench/mixtral_42m.yaml "$ranks" train.steps=8 "train.global_batch_size=$((16 * ep))" \
+    train.micro_batch_size=1 model.num_layers=4 model.hidden_size=256 model.num_attention_heads=8 \
+    model.num_query_groups=8 model.vocab_size=512 dataset.seq_length=256 model.moe.num_experts=8 \
+    model.moe.router_topk=2 model.moe.ffn_hidden_size=256 model.moe.shared_expert_ffn_hidden_size=512 \
+    "distributed.ep_size=$ep" distributed.strategy=megatron_ddp debug.route=balanced \
+    "debug.compute_slowdown=$ranks" checkpoint.at_end=false "${layout[@]}" "${everywhere[@]}" "${@:2}"
+}
+
+pairs=comm_overlap.overlap_moe_expert_parallel_comm=true
+delay=comm_overlap.delay_wgrad_compute=true
+shared=model.moe.shared_expert_overlap=true
+chunks=comm_overlap.moe_dispatch_chunks=$((8 / ep))
+names=(off pairs "pairs, delayed weights" "shared expert" "$((8 / ep)) chunks" "shared expert and chunks")
+settings=("" "$pairs" "$pairs $delay" "$shared" "$chunks" "$shared $chunks")
+
+train free
+free=$(median free step_ms) bytes=$(median free comm.ep.bytes)
+for share in $shares; do
+  gbps=$(link_gbps "$bytes" "$free" "$share")
+  say "ep $ep, pp $pp: a step without a link takes $free ms and sends $bytes bytes over ep; on a link of $gbps Gbit/s that takes $share % of it"
+  : >"$work/times"
+  for ((round = 1; round <= rounds; ++round)); do
+    train free
+    say "free $(median free step_ms)" >>"$work/times"
+    for i in "${!names[@]}"; do
+      # shellcheck disable=SC2086
+      train run "comm.link.gbps=$gbps" ${settings[i]}
+      say "$i $(median run step_ms) $(median run comm.ep.busy_ms) $(median run comm.ep.exposed_ms) $(median run comm.ep.paired_busy_ms) $(median run comm.ep.paired_exposed_ms) $(median run comm.ep.idle_ms)" >>"$work/times"
+    done
+  done
+  base=$(awk '$1 == "free" { print $2 }' "$work/times" | sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+  for i in "${!names[@]}"; do
+    awk -v i="$i" '$1 == i { print $2, $3, $4, $5, $6, $7 }' "$work/times" | sort -g | awk -v name="${names[i]}" -v base="$base" '
+      { v[NR] = $1; busy += $2; exposed += $3; paired += $4; left += $5; idle += $6 }
+      END {
+        m = v[int((NR + 1) / 2)]
+        printf "  %-26s step %6.0f ms (%.2f x free, %.0f to %.0f)  exposed %5.0f of %5.0f ms (%3.0f %%)  in pairs %5.0f of %5.0f (%3.0f %%)  idle %4.0f ms\n",
+          name, m, m / base, v[1], v[NR], exposed / NR, busy / NR, busy > 0 ? 100 * exposed / busy : 0,
+          left / NR, paired / NR, paired > 0 ? 100 * left / paired : 0, idle / NR
+      }'
+  done
+done
