@@ -73,26 +73,22 @@ Exposure::ByKind Exposure::take() {
 }
 
 namespace {
-double percent(int64_t part, int64_t whole) {
-  return whole > 0 ? 100 * double(part) / double(whole) : 0;
-}
 double seconds(int64_t ns) { return double(ns) * 1e-9; }
 }  // namespace
 
 std::string exposure_text(const Exposure::ByKind& communication) {
   std::string text;
   for (const auto& [kind, c] : communication) {
-    const std::string paired =
-        c.paired()
-            ? fmt::format("; in pairs {:.0f} % of {:.3g} s",
-                          percent(c.paired_exposed_ns, c.paired_busy_ns), seconds(c.paired_busy_ns))
-            : "";
-    const std::string idle =
-        c.idle_ns ? fmt::format("{:.3g} s idle", seconds(*c.idle_ns)) : "idle unknown";
-    text += fmt::format("{}{}: {:.3g} s at work, {:.3g} s exposed ({:.0f} %{}), {}, {}",
-                        text.empty() ? "" : "; ", stream_kind_name(kind), seconds(c.busy_ns),
-                        seconds(c.exposed_ns), percent(c.exposed_ns, c.busy_ns), paired, idle,
-                        human_bytes(double(c.bytes)));
+    const auto in_pairs = [&](int64_t ns) {
+      return c.paired() ? fmt::format(", {:.3g} s of it in pairs", seconds(ns)) : "";
+    };
+    const double share = c.busy_ns > 0 ? 100 * double(c.exposed_ns) / double(c.busy_ns) : 0;
+    text += fmt::format(
+        "{}{}: {:.3g} s at work{}, {:.3g} s exposed ({:.0f} %){}, {}, {}", text.empty() ? "" : "; ",
+        stream_kind_name(kind), seconds(c.busy_ns), in_pairs(c.paired_busy_ns),
+        seconds(c.exposed_ns), share, in_pairs(c.paired_exposed_ns),
+        c.idle_ns ? fmt::format("{:.3g} s idle", seconds(*c.idle_ns)) : "idle unknown",
+        human_bytes(double(c.bytes)));
   }
   return text;
 }

@@ -18,7 +18,8 @@ struct Communication {
   // rank to begin its part. Absent: unknown; busy_ns and exposed_ns then include such waits.
   std::optional<int64_t> idle_ns = 0;
   int64_t bytes = 0;  // bytes that it put on the link
-  // Those of busy_ns and exposed_ns that were enqueued under a Device::PairScope.
+  // The parts of busy_ns and exposed_ns of which the communication, or the wait of the compute
+  // stream, was enqueued under a Device::PairScope.
   int64_t paired_busy_ns = 0, paired_exposed_ns = 0;
   bool paired() const { return paired_busy_ns > 0 || paired_exposed_ns > 0; }
   Communication& operator+=(const Communication& o);
@@ -63,8 +64,7 @@ constexpr bool samples_step(int64_t n, int64_t log_every) {
 }
 
 // Returns "dp_grad: 12.3 s at work, 1.1 s exposed (9 %), 0.2 s idle, 4.2 GiB; tp: ...". Where a
-// kind was at work in pairs, the percentage is followed by that within them: "; in pairs 2 % of
-// 10 s".
+// kind was at work in pairs, ", 10 s of it in pairs" follows the first two times.
 std::string exposure_text(const Exposure::ByKind& communication);
 
 }  // namespace mtrain::observe

@@ -396,8 +396,8 @@ TEST_CASE("communication of pairs is also summed by itself") {
   CHECK(c.paired_busy_ns == 900);
   CHECK(c.paired_exposed_ns == 90);
   CHECK(exposure_text(sums) ==
-        "ep: 1.9e-06 s at work, 8.9e-07 s exposed (47 %; in pairs 10 % of 9e-07 s), 5e-08 s idle, "
-        "128 B");
+        "ep: 1.9e-06 s at work, 9e-07 s of it in pairs, 8.9e-07 s exposed (47 %), 9e-08 s of it in "
+        "pairs, 5e-08 s idle, 128 B");
 }
 
 TEST_CASE("a trace is shown as text: who was at work when") {
