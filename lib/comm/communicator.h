@@ -55,8 +55,11 @@ class Communicator {
 
   // Returns when the last call could really start: when all ranks had arrived at it, or the senders
   // of its messages were ready. A backend that does not know this returns the time at which the
-  // call began.
+  // call began, or at which it heard of other ranks.
   virtual Clock::time_point last_start() const = 0;
+  // Whether last_start() is exact. Only ranks that share memory and a clock know when each of them
+  // has begun.
+  virtual bool knows_last_start() const { return false; }
 };
 
 }  // namespace mtrain::comm

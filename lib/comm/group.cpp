@@ -7,6 +7,14 @@
 
 namespace mtrain::comm {
 
+namespace {
+// The bytes that a rank sends over the link and receives from it, in the best algorithm.
+struct OverLink {
+  double sent, received;
+};
+OverLink both_ways(double bytes) { return {bytes, bytes}; }
+}  // namespace
+
 struct Group::State {
   std::string name;
   std::vector<int> ranks;
@@ -17,13 +25,13 @@ struct Group::State {
 
   int size() const { return int(ranks.size()); }
 
-  // Enqueues one call, run(communicator, context), on `stream`. `wire_bytes` are the bytes that a
-  // rank sends over the link in the best algorithm.
+  // Enqueues one call, run(communicator, context), on `stream`. `sent` are the bytes that a rank
+  // sends over the link in the best algorithm.
   template <class F>
-  void enqueue(Stream& stream, device::LaunchInfo info, double wire_bytes, F run);
+  void enqueue(Stream& stream, device::LaunchInfo info, double sent, F run);
   // The same for a collective, which ends when an emulated link has carried its data.
   template <class F>
-  void enqueue_collective(Stream& stream, device::LaunchInfo info, double wire_bytes, F run);
+  void enqueue_collective(Stream& stream, device::LaunchInfo info, OverLink bytes, F run);
 };
 
 namespace {
@@ -39,17 +47,31 @@ Communicator::Clock::duration seconds(double s) {
 }  // namespace
 
 void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
-  Communicator::Clock::time_point sent;
+  Communicator::Clock::time_point carried;
   {
     std::lock_guard lock(mutex_);
     const double busy = link_.gbps > 0 ? bytes * 8 / (link_.gbps * 1e9) : 0;
-    free_ = sent = std::max(start, free_) + seconds(busy);
+    free_ = carried = std::max(start, free_) + seconds(busy);
   }
-  std::this_thread::sleep_until(sent + seconds(link_.latency_us * 1e-6));
+  std::this_thread::sleep_until(carried + seconds(link_.latency_us * 1e-6));
 }
 
+namespace {
+// Tells the timing of a launch how long its call, which was ready at `begun`, waited for other
+// ranks.
+void tell_idle(const device::LaunchContext& context, const Communicator& c,
+               Communicator::Clock::time_point begun) {
+  if (!context.idle_ns) return;
+  if (c.knows_last_start())
+    *context.idle_ns =
+        std::max<int64_t>(0, std::chrono::nanoseconds(c.last_start() - begun).count());
+  else
+    context.idle_ns->reset();
+}
+}  // namespace
+
 template <class F>
-void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double wire_bytes, F run) {
+void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double sent, F run) {
   const uint64_t number = ++calls;
   const char* what = info.name;
   // Everything is captured by value, since the group may be gone when the work runs.
@@ -65,18 +87,22 @@ void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double wire_
           e.hint());
     }
   };
-  info.wire_bytes = int64_t(wire_bytes);
+  info.wire_bytes = int64_t(sent);
   stream.launch(std::move(info), std::move(work));
 }
 
 template <class F>
-void Group::State::enqueue_collective(Stream& stream, device::LaunchInfo info, double wire_bytes,
+void Group::State::enqueue_collective(Stream& stream, device::LaunchInfo info, OverLink bytes,
                                       F run) {
-  enqueue(stream, std::move(info), wire_bytes,
-          [link = link, wire_bytes, run = std::move(run)](Communicator& c,
-                                                          const device::LaunchContext& context) {
+  // A link carries data both ways at once, so that the larger number keeps it.
+  const double kept = std::max(bytes.sent, bytes.received);
+  enqueue(stream, std::move(info), bytes.sent,
+          [link = link, kept, run = std::move(run)](Communicator& c,
+                                                    const device::LaunchContext& context) {
+            const auto begun = Communicator::Clock::now();
             run(c, context);
-            if (link) link->carry(wire_bytes, c.last_start());
+            tell_idle(context, c, begun);
+            if (link) link->carry(kept, c.last_start());
           });
 }
 
@@ -116,7 +142,7 @@ void copy(const char* name, const Tensor& in, const Tensor& out, Stream& stream)
 
 void Group::all_reduce(const Tensor& data, Reduce op, Stream& stream) const {
   if (size() == 1) return;
-  const double wire = 2 * all_but_own(data.bytes(), size());
+  const OverLink wire = both_ways(2 * all_but_own(data.bytes(), size()));
   state_->enqueue_collective(
       stream, {.name = "all_reduce", .reads = {data}, .writes = {data}}, wire,
       [data = Span(data), op](Communicator& c, const device::LaunchContext& context) {
@@ -130,7 +156,7 @@ void Group::reduce_scatter(const Tensor& in, const Tensor& out, Reduce op, Strea
            out.count(), size());
   if (size() == 1) return copy("reduce_scatter", in, out, stream);
   state_->enqueue_collective(stream, {.name = "reduce_scatter", .reads = {in}, .writes = {out}},
-                             all_but_own(in.bytes(), size()),
+                             both_ways(all_but_own(in.bytes(), size())),
                              [in = ConstSpan(in), out = Span(out), op](
                                  Communicator& c, const device::LaunchContext& context) {
                                c.reduce_scatter(in, out, op, context);
@@ -144,7 +170,7 @@ void Group::all_gather(const Tensor& in, const Tensor& out, Stream& stream) cons
   if (size() == 1) return copy("all_gather", in, out, stream);
   state_->enqueue_collective(
       stream, {.name = "all_gather", .reads = {in}, .writes = {out}},
-      all_but_own(out.bytes(), size()),
+      both_ways(all_but_own(out.bytes(), size())),
       [in = ConstSpan(in), out = Span(out)](Communicator& c, const device::LaunchContext& context) {
         c.all_gather(in, out, context);
       });
@@ -168,7 +194,10 @@ void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, cons
            "all_to_all in {}: sends {} of {} elements to {} ranks, receives {} of {}", name(), sent,
            in.count(), sends.size(), received, out.count());
   if (size() == 1) return copy("all_to_all", in, out, stream);
-  const double wire = double(sent - sends[size_t(rank())]) * double(dtype_size(in.dtype()));
+  const auto own = size_t(rank());
+  const auto element = double(dtype_size(in.dtype()));
+  const OverLink wire{double(sent - sends[own]) * element,
+                      double(received - receives[own]) * element};
   state_->enqueue_collective(stream, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
                              [in = ConstSpan(in), out = Span(out), sends, receives](
                                  Communicator& c, const device::LaunchContext& context) {
@@ -182,7 +211,7 @@ void Group::broadcast(const Tensor& data, int root, Stream& stream) const {
   device::LaunchInfo info{.name = "broadcast"};
   (rank() == root ? info.reads : info.writes).push_back(data);
   state_->enqueue_collective(
-      stream, std::move(info), double(data.bytes()),
+      stream, std::move(info), both_ways(double(data.bytes())),
       [data = Span(data), root](Communicator& c, const device::LaunchContext& context) {
         c.broadcast(data, root, context);
       });
@@ -213,23 +242,20 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
   if (transfers.empty()) return;
   // An emulated link delays messages at their sender, so that a receive that is posted early gets
   // them no sooner.
-  const bool sends = !info.reads.empty();
-  const auto link = sends ? state_->link : nullptr;
-  state_->enqueue(
-      stream, std::move(info), sent,
-      [transfers, link, sent, sends](Communicator& c, const device::LaunchContext& context) {
-        const auto begun = Communicator::Clock::now();
-        if (link) link->carry(sent, begun);
-        c.exchange(transfers, begun, context);
-        if (!sends && context.idle_ns)
-          *context.idle_ns = std::chrono::nanoseconds(c.last_start() - begun).count();
-      });
+  const auto link = info.reads.empty() ? nullptr : state_->link;
+  state_->enqueue(stream, std::move(info), sent,
+                  [transfers, link, sent](Communicator& c, const device::LaunchContext& context) {
+                    const auto begun = Communicator::Clock::now();
+                    if (link) link->carry(sent, begun);
+                    c.exchange(transfers, begun, context);
+                    tell_idle(context, c, begun);
+                  });
 }
 
 void Group::barrier(Stream& stream) const {
   if (size() == 1) return;
   state_->enqueue_collective(
-      stream, {.name = "barrier"}, 0,
+      stream, {.name = "barrier"}, both_ways(0),
       [](Communicator& c, const device::LaunchContext& context) { c.barrier(context); });
 }
 

@@ -14,7 +14,7 @@ namespace mtrain::comm {
 // overlap can be measured anywhere. The delay sleeps, and takes no processor time.
 struct Link {
   double latency_us = 0;
-  double gbps = 0;  // Gbit/s that a rank can send; 0: unlimited
+  double gbps = 0;  // Gbit/s that a rank can send, and receive at the same time; 0: unlimited
   bool emulated() const { return latency_us > 0 || gbps > 0; }
 };
 
@@ -22,13 +22,14 @@ struct Link {
 class EmulatedLink {
  public:
   explicit EmulatedLink(Link link) : link_(link) {}
-  // Returns when `bytes` that were ready to be sent at `start` have arrived.
+  // Returns when `bytes`, the larger number of those sent and those received, have arrived, which
+  // could leave at `start`.
   void carry(double bytes, Communicator::Clock::time_point start);
 
  private:
   const Link link_;
   std::mutex mutex_;
-  Communicator::Clock::time_point free_{};  // when the link has sent all earlier data
+  Communicator::Clock::time_point free_{};  // when the link has carried all earlier data
 };
 
 // Every rank of the group makes the same calls in the same order with the same sizes. A call is

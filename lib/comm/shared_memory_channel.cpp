@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <ctime>
@@ -45,6 +46,8 @@ struct SharedMemoryChannel::Header {
 struct SharedMemoryChannel::RankState {
   alignas(kLine) std::atomic<uint32_t> written;  // steps for which this rank has filled its slot
   std::atomic<uint32_t> written_sleepers;
+  // When this rank arrived at the collective of each of its two slots' steps.
+  std::atomic<SharedMemoryChannel::Clock::rep> arrived[2];
   alignas(kLine) std::atomic<uint32_t> read;  // steps that this rank has read to the end
   std::atomic<uint32_t> read_sleepers;
   // A peer that moves a message from or to this rank increments it.
@@ -73,7 +76,8 @@ SharedMemoryChannel::SharedMemoryChannel(void* memory, int rank, int ranks,
       ranks_(ranks),
       timeout_(timeout),
       gone_(std::move(gone)),
-      all_arrived_(Clock::now()),
+      arrived_(Clock::now()),
+      all_arrived_(arrived_),
       spins_(int(std::thread::hardware_concurrency()) >= ranks ? 2000 : 50) {}
 
 SharedMemoryChannel::RankState& SharedMemoryChannel::state(int rank) const {
@@ -174,7 +178,17 @@ void SharedMemoryChannel::begin_step(const std::function<void(std::byte*)>& writ
   // The slot is free when all ranks have read what it held two steps ago.
   for (int peer = 0; peer < ranks_; ++peer) await_step(peer, step_ - 2, true, deadline);
   write(slot(rank_, step_));
+  state(rank_).arrived[step_ % 2].store(arrived_.time_since_epoch().count(),
+                                        std::memory_order_relaxed);
   change(state(rank_).written, step_ + 1, state(rank_).written_sleepers);
+}
+
+void SharedMemoryChannel::note_arrivals() {
+  all_arrived_ = arrived_;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const auto since_epoch = state(peer).arrived[step_ % 2].load(std::memory_order_relaxed);
+    all_arrived_ = std::max(all_arrived_, Clock::time_point(Clock::duration(since_epoch)));
+  }
 }
 
 void SharedMemoryChannel::end_step() {
@@ -189,9 +203,9 @@ void SharedMemoryChannel::step(const std::function<void(std::byte*)>& write,
   for (int i = 1; i < ranks_; ++i) {
     const int peer = (rank_ + i) % ranks_;
     await_step(peer, step_, false, deadline);
-    if (i == ranks_ - 1) all_arrived_ = Clock::now();
     read(peer, slot(peer, step_));
   }
+  note_arrivals();
   end_step();
 }
 
@@ -205,7 +219,7 @@ void SharedMemoryChannel::step_together(
     await_step(peer, step_, false, deadline);
     slots.push_back(slot(peer, step_));
   }
-  all_arrived_ = Clock::now();
+  note_arrivals();
   read(slots);
   end_step();
 }

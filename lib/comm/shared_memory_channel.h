@@ -40,6 +40,12 @@ class SharedMemoryChannel {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
+  // Says that this rank is ready for the collective whose steps follow.
+  void arrive() { arrived_ = Clock::now(); }
+  // Returns when the last rank was ready for the collective of the previous step. The ranks tell
+  // each other when they arrived, so that this is no later where a rank sees it late.
+  Clock::time_point all_arrived() const { return all_arrived_; }
+
   // Does one step. write(slot) fills this rank's slot; read(peer, slot) is called for every peer as
   // soon as that peer has written, beginning with the next rank. One thread at a time may call it.
   void step(const std::function<void(std::byte*)>& write,
@@ -48,9 +54,6 @@ class SharedMemoryChannel {
   // slot.
   void step_together(const std::function<void(std::byte*)>& write,
                      const std::function<void(const std::vector<const std::byte*>&)>& read);
-
-  // Returns when the last rank had arrived at the previous step.
-  Clock::time_point all_arrived() const { return all_arrived_; }
 
   // One end of a message in progress.
   struct Message {
@@ -89,6 +92,7 @@ class SharedMemoryChannel {
   std::byte* piece(int from, int to, uint32_t number) const;
   void begin_step(const std::function<void(std::byte*)>& write, const Deadline& deadline);
   void end_step();
+  void note_arrivals();  // once all ranks have written this step
 
   Header* header_;
   std::byte* base_;
@@ -96,7 +100,7 @@ class SharedMemoryChannel {
   std::chrono::nanoseconds timeout_;
   std::function<bool(int)> gone_;
   uint32_t step_ = 0;  // wraps around; only differences count
-  Clock::time_point all_arrived_;
+  Clock::time_point arrived_, all_arrived_;
   int spins_;
 };
 

@@ -154,6 +154,7 @@ class ShmCommunicator : public Communicator {
 
   void abort(std::string_view reason) noexcept override { channel_.abort(reason); }
   Clock::time_point last_start() const override { return last_start_; }
+  bool knows_last_start() const override { return true; }
 
  private:
   int rank() const { return channel_.rank(); }
@@ -165,25 +166,20 @@ class ShmCommunicator : public Communicator {
     if (bytes > 0) std::memcpy(to, from, size_t(bytes));
   }
 
-  void begin() { first_step_ = true; }
+  void begin() { channel_.arrive(); }
   template <class W, class R>
   void step(const W& write, const R& read) {
     channel_.step(write, read);
-    note_start();
+    last_start_ = channel_.all_arrived();
   }
   template <class W, class R>
   void step_together(const W& write, const R& read) {
     channel_.step_together(write, read);
-    note_start();
-  }
-  void note_start() {
-    if (first_step_) last_start_ = channel_.all_arrived();
-    first_step_ = false;
+    last_start_ = channel_.all_arrived();
   }
 
   std::shared_ptr<void> keep_;
   SharedMemoryChannel channel_;
-  bool first_step_ = true;
   Clock::time_point last_start_;
 };
 

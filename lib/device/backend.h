@@ -33,8 +33,9 @@ class AsyncError {
 // CUDA it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
   CUstream_st* cuda = nullptr;
-  // Unless null, work writes here how long it has waited for another rank to begin its part.
-  int64_t* idle_ns = nullptr;
+  // Unless null, the launch is timed, and communication writes here how long it has waited for
+  // another rank to begin its part; absent: it does not know.
+  std::optional<int64_t>* idle_ns = nullptr;
   // Takes failures after the work has returned; null on the CPU, where work ends before it returns.
   std::shared_ptr<AsyncError> late{};
 };
@@ -55,6 +56,7 @@ struct LaunchTag {
   TimingSink* sink = nullptr;           // told when the item has run; may be null
   std::optional<StreamId> waits_for{};  // the stream that a wait is for; absent for other items
   int64_t wire_bytes = 0;
+  bool paired = false;  // enqueued under a Device::PairScope
 };
 
 // Returns the failure with the item appended to its message: "in `attention_bwd`, item 17 of stream

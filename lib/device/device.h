@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/bf16_arithmetic.h"
 #include "base/device_kind.h"
@@ -95,6 +96,23 @@ class Device {
   std::string scope() const { return scope_ ? *scope_ : ""; }  // "layers.3 > attention"
   std::shared_ptr<const std::string> shared_scope() const { return scope_; }  // null without one
 
+  // While a PairScope lives, timings say that what is enqueued is part of a pair: a forward and a
+  // backward of different micro-batches, which run together so that the communication of each is
+  // hidden behind the compute of the other.
+  class PairScope {
+   public:
+    explicit PairScope(Device& device)
+        : device_(device), outer_(std::exchange(device.pairs_, true)) {}
+    ~PairScope() { device_.pairs_ = outer_; }
+    PairScope(const PairScope&) = delete;
+    PairScope& operator=(const PairScope&) = delete;
+
+   private:
+    Device& device_;
+    const bool outer_;
+  };
+  bool pairs() const { return pairs_; }  // whether a PairScope lives
+
   // Times every launch from now on and reports it to `sink`; null stops the timing. Waits for the
   // work that still reports to the previous sink, which is told nothing more once this returns.
   void set_timing_sink(TimingSink* sink);
@@ -117,6 +135,7 @@ class Device {
   std::unique_ptr<Sanitizer> sanitizer_;
   std::map<StreamId, std::unique_ptr<Stream>> streams_;
   TimingSink* sink_ = nullptr;
+  bool pairs_ = false;
   Capture* capture_ = nullptr;
   LaunchCheck launch_check_;
   // The names of all scopes, joined when a scope begins, since every launch keeps them.

@@ -40,7 +40,8 @@ LaunchTag Stream::register_launch(const LaunchInfo& info) {
           .number = enqueued_,
           .scope = device_.shared_scope(),
           .sink = device_.capture() ? nullptr : device_.timing_sink(),
-          .wire_bytes = info.wire_bytes};
+          .wire_bytes = info.wire_bytes,
+          .paired = device_.pairs()};
 }
 
 void Stream::launch(LaunchInfo info, Work work) {
@@ -83,7 +84,8 @@ void Stream::wait(const Event& event) {
                   .number = enqueued_,
                   .scope = device_.shared_scope(),
                   .sink = device_.capture() ? nullptr : device_.timing_sink(),
-                  .waits_for = event.stream_->id()},
+                  .waits_for = event.stream_->id(),
+                  .paired = device_.pairs()},
                  event.backend_);
   const auto from = size_t(event.stream_->index());
   const std::lock_guard reached(reached_mutex_);

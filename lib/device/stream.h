@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,9 @@ struct Timing {
   StreamId stream;
   int64_t begin_ns, end_ns;
   int64_t wire_bytes = 0;
-  int64_t idle_ns = 0;  // how long after begin_ns another rank had still not begun its part
+  // How long after begin_ns another rank had still not begun its part; absent: unknown.
+  std::optional<int64_t> idle_ns = 0;
+  bool paired = false;  // enqueued under a Device::PairScope
 };
 
 // An interval in which a stream stood still, waiting for another.
@@ -51,6 +54,7 @@ struct Waiting {
   StreamId stream;
   StreamId waits_for;
   int64_t begin_ns, end_ns;
+  bool paired = false;  // enqueued under a Device::PairScope
 };
 
 // A sink is told of every launch, and of every wait between streams, after it ran. The streams'

@@ -45,8 +45,8 @@ void ChromeTrace::add(Entry entry, std::string_view name, Track track) {
 }
 
 void ChromeTrace::record(const device::Timing& t) {
-  // The span of a receive begins when its sender was ready.
-  add({.begin_ns = t.begin_ns + t.idle_ns, .end_ns = t.end_ns}, t.name, t.stream);
+  // The span of a communication begins when the last rank was ready, if that is known.
+  add({.begin_ns = t.begin_ns + t.idle_ns.value_or(0), .end_ns = t.end_ns}, t.name, t.stream);
 }
 
 void ChromeTrace::record_step(std::string_view name, int64_t begin_ns, int64_t end_ns) {

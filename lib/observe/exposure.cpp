@@ -25,31 +25,46 @@ device::StreamKind counted_as(device::StreamId stream) {
 Communication& Communication::operator+=(const Communication& o) {
   busy_ns += o.busy_ns;
   exposed_ns += o.exposed_ns;
+  idle_ns = idle_ns && o.idle_ns ? std::optional(*idle_ns + *o.idle_ns) : std::nullopt;
   bytes += o.bytes;
+  paired_busy_ns += o.paired_busy_ns;
+  paired_exposed_ns += o.paired_exposed_ns;
   return *this;
 }
 
 void Exposure::record(const device::Timing& t) {
   if (!communicates(t.stream)) return;
+  const int64_t idle = t.idle_ns.value_or(0), busy = t.end_ns - t.begin_ns - idle;
   std::lock_guard lock(mutex_);
   since_[counted_as(t.stream)] +=
-      {.busy_ns = t.end_ns - t.begin_ns - t.idle_ns, .bytes = t.wire_bytes};
-  if (t.idle_ns > 0) idle_[t.stream].push_back({t.begin_ns, t.begin_ns + t.idle_ns});
+      {.busy_ns = busy, .bytes = t.wire_bytes, .paired_busy_ns = t.paired ? busy : 0};
+  if (!t.idle_ns) {
+    idle_[t.stream].known = false;
+    since_[counted_as(t.stream)].idle_ns.reset();
+  }
+  if (idle > 0) idle_[t.stream].times.push_back({t.begin_ns, t.begin_ns + idle});
+}
+
+std::optional<int64_t> Exposure::idle_in(const device::Waiting& w) {
+  const StreamIdle& of_stream = idle_[w.waits_for];
+  if (!of_stream.known) return {};
+  int64_t idle = 0;
+  for (const Idle& i : of_stream.times)
+    idle += std::max<int64_t>(0, std::min(w.end_ns, i.end_ns) - std::max(w.begin_ns, i.begin_ns));
+  return idle;
 }
 
 void Exposure::waited(const device::Waiting& w) {
   if (w.stream.kind != device::StreamKind::compute || !communicates(w.waits_for)) return;
   std::lock_guard lock(mutex_);
-  int64_t exposed = w.end_ns - w.begin_ns;
-  if (const auto at = idle_.find(w.waits_for); at != idle_.end()) {
-    // The waits of the compute stream come in the order of time, so that idle times that ended
-    // before this one are not needed any more.
-    std::erase_if(at->second, [&](const Idle& i) { return i.end_ns <= w.begin_ns; });
-    for (const Idle& i : at->second)
-      exposed -=
-          std::max<int64_t>(0, std::min(w.end_ns, i.end_ns) - std::max(w.begin_ns, i.begin_ns));
-  }
-  since_[counted_as(w.waits_for)] += {.exposed_ns = exposed};
+  // The waits of the compute stream come in the order of time, so that idle times that ended before
+  // this one are not needed any more.
+  for (auto& [stream, idle] : idle_)
+    while (!idle.times.empty() && idle.times.front().end_ns <= w.begin_ns) idle.times.pop_front();
+  const std::optional<int64_t> idle = idle_in(w);
+  const int64_t exposed = w.end_ns - w.begin_ns - idle.value_or(0);
+  since_[counted_as(w.waits_for)] +=
+      {.exposed_ns = exposed, .idle_ns = idle, .paired_exposed_ns = w.paired ? exposed : 0};
 }
 
 Exposure::ByKind Exposure::take() {
@@ -57,13 +72,23 @@ Exposure::ByKind Exposure::take() {
   return std::exchange(since_, {});
 }
 
+namespace {
+double seconds(int64_t ns) { return double(ns) * 1e-9; }
+}  // namespace
+
 std::string exposure_text(const Exposure::ByKind& communication) {
   std::string text;
   for (const auto& [kind, c] : communication) {
-    const double busy = double(c.busy_ns) * 1e-9, exposed = double(c.exposed_ns) * 1e-9;
-    text += fmt::format("{}{}: {:.3g} s at work, {:.3g} s exposed ({:.0f} %), {}",
-                        text.empty() ? "" : "; ", stream_kind_name(kind), busy, exposed,
-                        busy > 0 ? 100 * exposed / busy : 0.0, human_bytes(double(c.bytes)));
+    const auto in_pairs = [&](int64_t ns) {
+      return c.paired() ? fmt::format(", {:.3g} s of it in pairs", seconds(ns)) : "";
+    };
+    const double share = c.busy_ns > 0 ? 100 * double(c.exposed_ns) / double(c.busy_ns) : 0;
+    text += fmt::format(
+        "{}{}: {:.3g} s at work{}, {:.3g} s exposed ({:.0f} %){}, {}, {}", text.empty() ? "" : "; ",
+        stream_kind_name(kind), seconds(c.busy_ns), in_pairs(c.paired_busy_ns),
+        seconds(c.exposed_ns), share, in_pairs(c.paired_exposed_ns),
+        c.idle_ns ? fmt::format("{:.3g} s idle", seconds(*c.idle_ns)) : "idle unknown",
+        human_bytes(double(c.bytes)));
   }
   return text;
 }

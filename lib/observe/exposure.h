@@ -1,10 +1,11 @@
 // Measures how much communication was hidden behind compute, and how much was not.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "device/stream.h"
 
@@ -12,16 +13,23 @@ namespace mtrain::observe {
 
 struct Communication {
   int64_t busy_ns = 0;     // time in which its stream was at work
-  int64_t exposed_ns = 0;  // time in which the compute stream stood still and waited for it
-  int64_t bytes = 0;       // bytes that it put on the link
+  int64_t exposed_ns = 0;  // time in which the compute stream stood still and waited for that work
+  // Time in which the compute stream stood still while the communication itself waited for another
+  // rank to begin its part. Absent: unknown; busy_ns and exposed_ns then include such waits.
+  std::optional<int64_t> idle_ns = 0;
+  int64_t bytes = 0;  // bytes that it put on the link
+  // The parts of busy_ns and exposed_ns of which the communication, or the wait of the compute
+  // stream, was enqueued under a Device::PairScope.
+  int64_t paired_busy_ns = 0, paired_exposed_ns = 0;
+  bool paired() const { return paired_busy_ns > 0 || paired_exposed_ns > 0; }
   Communication& operator+=(const Communication& o);
 };
 
 // Sums communication by the kind of its stream. Every stream other than compute and copy
-// communicates, and all streams of a pipeline count as StreamKind::pp. The time that a receive
-// waits for a peer that has not begun to send is not counted, so that a pipeline's bubble is not
-// exposed time. Only ranks that share memory know of such waits; over other backends the figures
-// include them.
+// communicates, and all streams of a pipeline count as StreamKind::pp. What waits of compute have
+// of the time before the last rank of a collective, or the sender of a message, was there is idle
+// and not exposed: a rank that computes longer, or a pipeline's bubble, is no communication. Only
+// ranks that share memory know of such times.
 class Exposure : public device::TimingSink {
  public:
   using ByKind = std::map<device::StreamKind, Communication>;
@@ -30,13 +38,21 @@ class Exposure : public device::TimingSink {
   ByKind take();  // returns the sums since the last call
 
  private:
-  // A time in which a receive waited for its sender.
+  // A time in which a communication waited for another rank.
   struct Idle {
     int64_t begin_ns, end_ns;
   };
+  // What the waits for a stream need to know of it.
+  struct StreamIdle {
+    std::deque<Idle> times;  // in the order of time
+    bool known = true;       // false: the stream has waited for unknown times
+  };
+  // Returns how much of the wait is idle; absent: unknown. The caller holds the mutex.
+  std::optional<int64_t> idle_in(const device::Waiting& waiting);
+
   std::mutex mutex_;
-  ByKind since_;                                        // the sums since the last take()
-  std::map<device::StreamId, std::vector<Idle>> idle_;  // per stream, in the order of time
+  ByKind since_;  // the sums since the last take()
+  std::map<device::StreamId, StreamIdle> idle_;
 };
 
 // Returns whether step number `n` of a process (from 1) is timed for its communication. On a GPU
@@ -47,7 +63,8 @@ constexpr bool samples_step(int64_t n, int64_t log_every) {
   return n <= kFirst || n % log_every == 0;
 }
 
-// Returns "dp_grad: 12.3 s at work, 1.1 s exposed (9 %), 4.2 GiB; tp: ...".
+// Returns "dp_grad: 12.3 s at work, 1.1 s exposed (9 %), 0.2 s idle, 4.2 GiB; tp: ...". Where a
+// kind was at work in pairs, ", 10 s of it in pairs" follows the first two times.
 std::string exposure_text(const Exposure::ByKind& communication);
 
 }  // namespace mtrain::observe

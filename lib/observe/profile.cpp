@@ -21,7 +21,7 @@ void Profile::record(const device::Timing& timing) {
   auto sum = sums.find(std::string_view(timing.name));
   if (sum == sums.end()) sum = sums.emplace(timing.name, Sum{}).first;
   ++sum->second.count;
-  sum->second.total_ns += timing.end_ns - timing.begin_ns - timing.idle_ns;
+  sum->second.total_ns += timing.end_ns - timing.begin_ns - timing.idle_ns.value_or(0);
 }
 
 int64_t Profile::compute_busy_locked() const {

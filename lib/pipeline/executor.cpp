@@ -76,6 +76,7 @@ size_t Executor::compute(const schedule::ActionList& list, size_t next) {
 }
 
 size_t Executor::pair(const schedule::ActionList& list, size_t next) {
+  const Device::PairScope timed_as_pair(links_.compute->device());
   Running forward = start(list[next]), backward = start(list[next + 1]);
   const bool at_once = options_.paired_gradient == schedule::PairedGradient::at_once;
   paired_ = list[next + 1];

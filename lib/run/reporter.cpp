@@ -144,6 +144,11 @@ void Reporter::step(const train::StepStats& s) {
       };
       add("busy_ms", double(c.busy_ns) * 1e-6);
       add("exposed_ms", double(c.exposed_ns) * 1e-6);
+      add("idle_ms", c.idle_ns ? double(*c.idle_ns) * 1e-6 : observe::StepProgress::kUnknown);
+      if (c.paired()) {
+        add("paired_busy_ms", double(c.paired_busy_ns) * 1e-6);
+        add("paired_exposed_ms", double(c.paired_exposed_ns) * 1e-6);
+      }
       add("bytes", c.bytes);
       if (steps_ > kWarmUpSteps) communication_[kind] += c;
     }

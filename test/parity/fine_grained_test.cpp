@@ -1,5 +1,7 @@
 // Tests settings that move work of a pipeline in time: the flags of the fine-grained 1F1B, and
 // deferred weight gradients of the output layer. Runs under the stream sanitizer.
+#include <set>
+
 #include "plan/layout.h"
 #include "plan/run_plan.h"
 #include "train_pipeline_testing.h"
@@ -48,6 +50,26 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is c
         }
       }
     }
+}
+
+TEST_CASE("what a forward and a backward enqueue together is timed as part of a pair") {
+  const Changes base = with(pipelined("interleaved_1f1b", 2, 2), batch(8));
+  for (const bool pairs : {false, true}) {
+    const auto ranks = train_ranks(2, pairs ? with(base, kPairs) : base, 1);
+    for (const Result& r : ranks) {
+      std::set<std::string> paired;
+      for (size_t i = 0; i + 1 < r.actions.size(); ++i)
+        if (r.actions[i].overlaps_next)
+          paired.insert({to_string(r.actions[i]), to_string(r.actions[i + 1])});
+      CHECK(paired.empty() == !pairs);
+      CHECK(paired.size() < r.actions.size());
+      for (const Launched& l : r.launches) {
+        if (l.stream != device::StreamKind::compute) continue;
+        CAPTURE(pairs, l.action, l.name);
+        CHECK(l.paired == paired.contains(l.action));
+      }
+    }
+  }
 }
 
 TEST_CASE("the fine-grained 1F1B trains as a single rank does") {

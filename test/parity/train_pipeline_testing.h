@@ -22,6 +22,7 @@ struct Launched {
   device::StreamId stream;
   std::string name;
   int64_t wire_bytes;
+  bool paired;  // it was timed as part of a pair
 };
 
 struct Result {
@@ -62,7 +63,7 @@ class Watch {
       : device_(device) {
     device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
       const std::string action = device.scope().substr(0, device.scope().find(" > "));
-      launches.push_back({action, stream.id(), info.name, info.wire_bytes});
+      launches.push_back({action, stream.id(), info.name, info.wire_bytes, device.pairs()});
       const bool starts =
           !action.empty() && action[0] >= '0' && action[0] <= '9' && !action.ends_with("SHARD");
       // Launches of an action that has begun come again only in turns with another action and its

@@ -314,6 +314,45 @@ TEST_CASE("the timing sink gets every launch") {
   CHECK(sink.waits[0].end_ns >= sink.seen[0].end_ns);
 }
 
+TEST_CASE("timings and waits say whether they were enqueued as part of a pair") {
+  struct Sink : TimingSink {
+    void record(const Timing& t) override {
+      const std::lock_guard lock(mutex);
+      told.push_back({t.name, t.paired});
+    }
+    void waited(const Waiting& w) override {
+      const std::lock_guard lock(mutex);
+      told.push_back({"wait", w.paired});
+    }
+    std::mutex mutex;
+    std::vector<std::pair<std::string, bool>> told;
+  } sink;
+  const auto device = Device::cpu(1);
+  Stream &compute = device->stream(StreamKind::compute), &ep = device->stream(StreamKind::ep);
+  device->set_timing_sink(&sink);
+  compute.launch({.name = "before"}, no_work);
+  {
+    const Device::PairScope outer(*device);
+    {
+      const Device::PairScope inner(*device);
+      compute.launch({.name = "inner"}, no_work);
+    }
+    compute.wait(ep.record());
+    compute.launch({.name = "outer"}, no_work);
+    CHECK(device->pairs());
+  }
+  CHECK_FALSE(device->pairs());
+  compute.wait(ep.record());
+  compute.launch({.name = "after"}, no_work);
+  device->set_timing_sink(nullptr);
+  CHECK(sink.told == std::vector<std::pair<std::string, bool>>{{"before", false},
+                                                               {"inner", true},
+                                                               {"wait", true},
+                                                               {"outer", true},
+                                                               {"wait", false},
+                                                               {"after", false}});
+}
+
 TEST_CASE("a timing sink may go once another, or none, has taken its place") {
   struct Sink : TimingSink {
     explicit Sink(std::atomic<int>& count) : records(count) {}

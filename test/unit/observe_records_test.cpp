@@ -332,6 +332,74 @@ TEST_CASE("exposed is the time in which compute stood still for a communication"
   CHECK(exposure_text(first).find("(27 %)") != std::string::npos);
 }
 
+TEST_CASE("a wait for collectives is idle before their last rank came, and exposed afterwards") {
+  Exposure e;
+  // Its last rank came at 300, and that of the second one at 1250; compute waits for both.
+  e.record({"all_to_all", device::StreamKind::ep, 100, 1000, 64, 200});
+  e.record({"all_gather", device::StreamKind::ep, 1000, 1500, 8, 250});
+  e.waited({device::StreamKind::compute, device::StreamKind::ep, 200, 1500});
+  // One that was hidden: nothing waits for it, however late its last rank came.
+  e.record({"all_to_all", device::StreamKind::ep, 2000, 3000, 0, 600});
+  e.waited({device::StreamKind::compute, device::StreamKind::ep, 3000, 3000});
+  const Communication c = e.take().at(device::StreamKind::ep);
+  CHECK(c.busy_ns == 700 + 250 + 400);
+  CHECK(c.idle_ns == 100 + 250);
+  CHECK(c.exposed_ns == 1300 - 350);
+  CHECK(c.bytes == 72);
+  CHECK_FALSE(c.paired());
+
+  // A wait for a stream has nothing to do with the idle times of another.
+  e.record({"all_reduce", device::StreamKind::tp, 4000, 5000, 0, 1000});
+  e.record({"all_to_all", device::StreamKind::ep, 4000, 5000, 0, 0});
+  e.waited({device::StreamKind::compute, device::StreamKind::ep, 4000, 5000});
+  const auto both = e.take();
+  CHECK(both.at(device::StreamKind::ep).exposed_ns == 1000);
+  CHECK(both.at(device::StreamKind::ep).idle_ns == 0);
+  CHECK(both.at(device::StreamKind::tp).busy_ns == 0);
+  CHECK(both.at(device::StreamKind::tp).idle_ns == 0);
+}
+
+TEST_CASE("where ranks do not know when others came, idle time is unknown and not 0") {
+  Exposure e;
+  e.record({"all_to_all", device::StreamKind::ep, 0, 1000, 64, std::nullopt});
+  e.waited({device::StreamKind::compute, device::StreamKind::ep, 400, 1000});
+  e.record({"all_reduce", device::StreamKind::tp, 0, 1000, 64, 300});
+  auto first = e.take();
+  CHECK_FALSE(first.at(device::StreamKind::ep).idle_ns.has_value());
+  CHECK(first.at(device::StreamKind::ep).busy_ns == 1000);
+  CHECK(first.at(device::StreamKind::ep).exposed_ns == 600);
+  CHECK(first.at(device::StreamKind::tp).idle_ns.has_value());
+  CHECK_THAT(exposure_text(first),
+             Contains("ep: 1e-06 s at work, 6e-07 s exposed (60 %), idle unknown, 64 ") &&
+                 Contains("tp: 7e-07 s at work, 0 s exposed (0 %), 0 s idle, 64 "));
+  // The wait may fall into the step after that of the launch.
+  e.waited({device::StreamKind::compute, device::StreamKind::ep, 1000, 1100});
+  const Communication later = e.take().at(device::StreamKind::ep);
+  CHECK_FALSE(later.idle_ns.has_value());
+  Communication sum{.idle_ns = 5};
+  sum += later;
+  CHECK_FALSE(sum.idle_ns.has_value());
+}
+
+TEST_CASE("communication of pairs is also summed by itself") {
+  Exposure e;
+  e.record({"all_to_all", device::StreamKind::ep, 0, 1000, 64, 100, true});
+  e.waited({device::StreamKind::compute, device::StreamKind::ep, 50, 190, true});
+  e.record({"all_to_all", device::StreamKind::ep, 1000, 2000, 64, 0, false});
+  e.waited({device::StreamKind::compute, device::StreamKind::ep, 1200, 2000, false});
+  const auto sums = e.take();
+  const Communication& c = sums.at(device::StreamKind::ep);
+  CHECK(c.busy_ns == 1900);
+  CHECK(c.exposed_ns == 90 + 800);
+  CHECK(c.idle_ns == 50);
+  CHECK(c.paired());
+  CHECK(c.paired_busy_ns == 900);
+  CHECK(c.paired_exposed_ns == 90);
+  CHECK(exposure_text(sums) ==
+        "ep: 1.9e-06 s at work, 9e-07 s of it in pairs, 8.9e-07 s exposed (47 %), 9e-08 s of it in "
+        "pairs, 5e-08 s idle, 128 B");
+}
+
 TEST_CASE("a trace is shown as text: who was at work when") {
   const TemporaryFolder folder;
   const auto path = folder / "trace.json";

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -207,8 +208,8 @@ class CpuStream : public StreamBackend {
     try {
       TimingSink* const sink = item.tag.sink;
       const int64_t begin = sink ? now_ns() : 0;
-      int64_t idle = 0;
-      const LaunchContext context{.idle_ns = &idle};
+      std::optional<int64_t> idle = 0;
+      const LaunchContext context{.idle_ns = sink ? &idle : nullptr};
       item.own ? slowdown_.run(item.work, context) : item.work(context);
       if (sink) tell(*sink, item.tag, begin, now_ns(), idle);
     } catch (...) {
@@ -218,11 +219,11 @@ class CpuStream : public StreamBackend {
   }
 
   void tell(TimingSink& sink, const LaunchTag& tag, int64_t begin, int64_t end,
-            int64_t idle) const {
+            std::optional<int64_t> idle) const {
     if (tag.waits_for)
-      sink.waited({id_, *tag.waits_for, begin, end});
+      sink.waited({id_, *tag.waits_for, begin, end, tag.paired});
     else
-      sink.record({tag.name, id_, begin, end, tag.wire_bytes, idle});
+      sink.record({tag.name, id_, begin, end, tag.wire_bytes, idle, tag.paired});
   }
 
   const StreamId id_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -87,9 +88,10 @@ class CudaEvent : public EventBackend {
 // origin for each stream.
 class PendingTimings {
  public:
-  void add(const LaunchTag& tag, std::unique_ptr<CudaEvent> begin, std::unique_ptr<CudaEvent> end) {
-    pending_.push_back(
-        {tag.name, tag.waits_for, tag.wire_bytes, tag.sink, std::move(begin), std::move(end)});
+  void add(const LaunchTag& tag, std::optional<int64_t> idle_ns, std::unique_ptr<CudaEvent> begin,
+           std::unique_ptr<CudaEvent> end) {
+    pending_.push_back({tag.name, tag.waits_for, tag.wire_bytes, idle_ns, tag.paired, tag.sink,
+                        std::move(begin), std::move(end)});
   }
   void resolve(StreamId stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
     while (!pending_.empty() && (all || pending_.front().end->ready())) {
@@ -101,9 +103,9 @@ class PendingTimings {
       const int64_t begin = origin_ns + int64_t(begin_ms * 1e6),
                     end = origin_ns + int64_t(end_ms * 1e6);
       if (e.waits_for)
-        e.sink->waited({stream, *e.waits_for, begin, end});
+        e.sink->waited({stream, *e.waits_for, begin, end, e.paired});
       else
-        e.sink->record({e.name, stream, begin, end, e.wire_bytes});
+        e.sink->record({e.name, stream, begin, end, e.wire_bytes, e.idle_ns, e.paired});
       pending_.pop_front();
     }
   }
@@ -113,6 +115,8 @@ class PendingTimings {
     const char* name;
     std::optional<StreamId> waits_for;
     int64_t wire_bytes;
+    std::optional<int64_t> idle_ns;
+    bool paired;
     TimingSink* sink;
     std::unique_ptr<CudaEvent> begin, end;
   };
@@ -147,15 +151,16 @@ class CudaStream : public StreamBackend {
   void enqueue(LaunchTag tag, Work work) override {
     late_->rethrow();
     auto begin = tag.sink ? timing_event() : nullptr;
+    std::optional<int64_t> idle = 0;
     try {
-      work({.cuda = stream_, .late = late_});
+      work({.cuda = stream_, .idle_ns = tag.sink ? &idle : nullptr, .late = late_});
     } catch (...) {
       ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));
     }
     ++enqueued_;  // not before work(): where memory is short, that waits for all that is enqueued
     if (!tag.sink) return;
-    timings_.add(tag, std::move(begin), timing_event());
+    timings_.add(tag, idle, std::move(begin), timing_event());
     timings_.resolve(id_, origin_->handle(), origin_ns_, false);
   }
 
@@ -179,7 +184,7 @@ class CudaStream : public StreamBackend {
     // still.
     auto begin = tag.sink ? timing_event() : nullptr;
     MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
-    if (tag.sink) timings_.add(tag, std::move(begin), timing_event());
+    if (tag.sink) timings_.add(tag, 0, std::move(begin), timing_event());
   }
 
   // A copy from pageable memory would make the host wait until the stream's work is done, so that

@@ -1,0 +1,218 @@
+// Tests what the timing of a communication tells: the time before the last rank was there is idle,
+// an emulated link is kept by what goes either way, and compute's waits are told apart by this.
+#include <array>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "comm_testing.h"
+#include "observe/exposure.h"
+
+using namespace mtrain;
+using namespace mtrain::comm;
+using device::StreamKind;
+using device::Timing;
+
+namespace {
+
+constexpr auto kLate = std::chrono::milliseconds(100);
+constexpr int64_t kLate_ns = std::chrono::nanoseconds(kLate).count();
+// A thread may be held up between the moments that two clocks are read.
+constexpr int64_t kSlack_ns = 20'000'000;
+
+struct Sink : device::TimingSink {
+  void record(const Timing& t) override {
+    const std::lock_guard lock(mutex);
+    timings.push_back(t);
+  }
+  std::mutex mutex;
+  std::vector<Timing> timings;
+};
+
+// Runs `call` on every rank, on the last one later by `late`. Returns each rank's timings.
+std::vector<std::vector<Timing>> timed(int ranks, const std::string& backend,
+                                       const std::function<void(TestRank&, const Group&)>& call,
+                                       std::chrono::milliseconds late, Link link = {}) {
+  std::vector<Sink> sinks(static_cast<size_t>(ranks));
+  run_ranks(ranks, backend,
+            [&](TestRank& r) {
+              const Group g = r.world.world_group();
+              g.barrier(r.stream);
+              r.device.synchronize();
+              r.device.set_timing_sink(&sinks[size_t(r.rank())]);
+              if (r.rank() + 1 == ranks) std::this_thread::sleep_for(late);
+              call(r, g);
+              r.device.synchronize();
+              r.device.set_timing_sink(nullptr);
+            },
+            {.link = link});
+  std::vector<std::vector<Timing>> all;
+  for (Sink& sink : sinks) all.push_back(std::move(sink.timings));
+  return all;
+}
+
+Tensor room(TestRank& r, int64_t count) { return Tensor::empty(r.stream, {count}, DType::f32); }
+
+}  // namespace
+
+TEST_CASE("the time in which a collective waits for its last rank is idle") {
+  struct Collective {
+    const char* name;
+    std::function<void(TestRank&, const Group&)> call;
+  };
+  const std::vector<Collective> collectives{
+      {"all_reduce",
+       [](TestRank& r, const Group& g) { g.all_reduce(room(r, 1001), Reduce::max, r.stream); }},
+      {"all_reduce of nothing",
+       [](TestRank& r, const Group& g) { g.all_reduce(room(r, 0), Reduce::max, r.stream); }},
+      {"reduce_scatter",
+       [](TestRank& r, const Group& g) {
+         g.reduce_scatter(room(r, 3 * 1001), room(r, 1001), Reduce::max, r.stream);
+       }},
+      {"all_gather",
+       [](TestRank& r, const Group& g) {
+         g.all_gather(room(r, 300'001), room(r, 900'003), r.stream);
+       }},
+      {"all_to_all",
+       [](TestRank& r, const Group& g) { g.all_to_all(room(r, 999), room(r, 999), r.stream); }},
+      {"broadcast", [](TestRank& r, const Group& g) { g.broadcast(room(r, 1001), 2, r.stream); }},
+      {"exchange",
+       [](TestRank& r, const Group& g) {
+         g.exchange({{Transfer::Kind::send, room(r, 7), (r.rank() + 1) % 3},
+                     {Transfer::Kind::receive, room(r, 7), (r.rank() + 2) % 3}},
+                    r.stream);
+       }},
+      {"barrier", [](TestRank& r, const Group& g) { g.barrier(r.stream); }},
+  };
+  for (const auto& backend : comm_backends())
+    for (const Collective& c : collectives) {
+      CAPTURE(backend, c.name);
+      const auto ranks = timed(3, backend, c.call, kLate);
+      for (const auto& timings : ranks) REQUIRE(timings.size() == 1);
+      if (backend == "gloo") {
+        for (const auto& timings : ranks) CHECK_FALSE(timings[0].idle_ns.has_value());
+        continue;
+      }
+      const Timing& late = ranks[2][0];
+      REQUIRE(late.idle_ns.has_value());
+      CHECK(*late.idle_ns < kSlack_ns);
+      for (const int rank : {0, 1}) {
+        const Timing& t = ranks[size_t(rank)][0];
+        CAPTURE(rank);
+        REQUIRE(t.idle_ns.has_value());
+        // Rank 1 of the ring gets its message from rank 0.
+        if (std::string_view(c.name) == "exchange" && rank == 1) {
+          CHECK(*t.idle_ns < kSlack_ns);
+          continue;
+        }
+        CHECK(*t.idle_ns >= kLate_ns - kSlack_ns);
+        // The last rank was there when its own call ran, whenever the others saw it.
+        CHECK(t.begin_ns + *t.idle_ns >= late.begin_ns - kSlack_ns);
+        CHECK(t.begin_ns + *t.idle_ns <= late.end_ns);
+        CHECK(t.begin_ns + *t.idle_ns <= t.end_ns);
+      }
+    }
+}
+
+TEST_CASE("work that waits for no rank is not idle, over any backend") {
+  for (const auto& backend : comm_backends()) {
+    CAPTURE(backend);
+    const auto ranks = timed(
+        2, backend,
+        [](TestRank& r, const Group&) {
+          r.stream.launch({.name = "alone"}, [](const device::LaunchContext&) {});
+        },
+        std::chrono::milliseconds(0));
+    for (const auto& timings : ranks) CHECK((timings.at(0).idle_ns == 0));
+  }
+}
+
+TEST_CASE("an emulated link is kept by what an all_to_all receives as by what it sends") {
+  // 2 MB at 1 Gbit/s: 16 ms, and 2 ms of latency. Only rank 0 sends.
+  const Link link{.latency_us = 2000, .gbps = 1};
+  const auto one_way = [](TestRank& r, const Group& g, Stream& stream) {
+    const bool sends = r.rank() == 0;
+    const Tensor in = Tensor::empty(stream, {sends ? 500'000 : 0}, DType::f32),
+                 out = Tensor::empty(stream, {sends ? 0 : 500'000}, DType::f32);
+    g.all_to_all(in, {0, sends ? 500'000 : 0}, out, {sends ? 0 : 500'000, 0}, stream);
+  };
+  for (const auto& backend : comm_backends()) {
+    CAPTURE(backend);
+    const auto once = timed(
+        2, backend, [&](TestRank& r, const Group& g) { one_way(r, g, r.stream); },
+        std::chrono::milliseconds(0), link);
+    for (const auto& timings : once) {
+      const Timing& t = timings.at(0);
+      CHECK(t.end_ns - t.begin_ns - t.idle_ns.value_or(0) >= 18'000'000);
+    }
+    CHECK(once[0][0].wire_bytes == 2'000'000);
+    CHECK(once[1][0].wire_bytes == 0);  // bytes are counted where they are sent
+
+    // The link of a rank that only receives carries two groups' data one after the other.
+    const auto twice = timed(
+        2, backend,
+        [&](TestRank& r, const Group& g) {
+          const Group other = r.world.group("other", {0, 1});
+          one_way(r, g, r.stream);
+          one_way(r, other, r.device.stream(StreamKind::ep));
+        },
+        std::chrono::milliseconds(0), link);
+    for (const auto& timings : twice) {
+      REQUIRE(timings.size() == 2);
+      const auto [first, last] = std::minmax(timings[0].begin_ns, timings[1].begin_ns);
+      CHECK(std::max(timings[0].end_ns, timings[1].end_ns) - first >= 34'000'000);
+      CHECK(last >= first);
+    }
+  }
+}
+
+TEST_CASE("a late rank makes idle time of a wait for communication, and leaves exposed time") {
+  // 2 MB each way at 1 Gbit/s: 16 ms, and 2 ms of latency.
+  const Link link{.latency_us = 2000, .gbps = 1};
+  const auto on_rank_0 = [&](const std::string& backend, std::chrono::milliseconds late) {
+    observe::Exposure exposure;
+    run_ranks(2, backend,
+              [&](TestRank& r) {
+                const Group g = r.world.world_group();
+                Stream &compute = r.device.stream(StreamKind::compute),
+                       &ep = r.device.stream(StreamKind::ep);
+                const Tensor in = Tensor::empty(ep, {1'000'000}, DType::f32),
+                             out = Tensor::empty(ep, {1'000'000}, DType::f32);
+                g.barrier(ep);
+                r.device.synchronize();
+                if (r.rank() == 0) r.device.set_timing_sink(&exposure);
+                if (r.rank() == 1) std::this_thread::sleep_for(late);
+                g.all_to_all(in, out, ep);
+                compute.wait(ep.record());
+                compute.launch({.name = "reader"}, [](const device::LaunchContext&) {});
+                r.device.synchronize();
+                r.device.set_timing_sink(nullptr);
+              },
+              {.link = link});
+    return exposure.take().at(StreamKind::ep);
+  };
+  for (const auto& backend : comm_backends()) {
+    CAPTURE(backend);
+    const observe::Communication prompt = on_rank_0(backend, std::chrono::milliseconds(0)),
+                                 late = on_rank_0(backend, kLate);
+    CHECK(prompt.exposed_ns >= 16'000'000);
+    CHECK(late.bytes == 2'000'000);
+    if (backend == "gloo") {  // the ranks do not know how long they waited for each other
+      CHECK_FALSE(prompt.idle_ns.has_value());
+      CHECK_FALSE(late.idle_ns.has_value());
+      CHECK(late.exposed_ns >= kLate_ns - kSlack_ns);
+      continue;
+    }
+    REQUIRE(late.idle_ns.has_value());
+    CHECK(*late.idle_ns >= kLate_ns - kSlack_ns);
+    CHECK(late.exposed_ns >= 16'000'000);
+    CHECK(late.exposed_ns < kLate_ns);
+    CHECK(late.busy_ns >= 18'000'000);
+    CHECK(late.busy_ns < kLate_ns);
+    REQUIRE(prompt.idle_ns.has_value());
+    CHECK(*prompt.idle_ns < *late.idle_ns);
+  }
+}
