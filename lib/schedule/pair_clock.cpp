@@ -7,15 +7,16 @@
 
 namespace mtrain::schedule {
 
-PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward)
-    : forward_{forward}, backward_{backward} {
+PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward,
+                     const PairOptions& options)
+    : forward_{forward}, backward_{backward}, delay_wgrad_(options.delay_wgrad) {
   for (Pass* const pass : {&forward_, &backward_})
     for (const PairPart& part : pass->parts) {
       MT_CHECK(part.cost >= 0 && part.weight_cost >= 0, "a part costs {}, its weight gradients {}",
                part.cost, part.weight_cost);
       MT_CHECK(part.weight_cost == 0 || (pass == &backward_ && part.kind == PairPartKind::compute),
                "only parts of a backward that compute leave weight gradients");
-      pass->rest += part.cost;
+      pass->rest += cost(part);
       (part.kind == PairPartKind::exchange ? exchange_rest_ : compute_rest_) += part.cost;
       compute_rest_ += part.weight_cost;
     }
@@ -41,12 +42,17 @@ bool PairClock::reads(PairStep pass) const {
          p.parts[p.next - 1].kind == PairPartKind::exchange;
 }
 
+double PairClock::cost(PairStep step) const {
+  return step == PairStep::weight_gradients ? backward_.parts[held_].weight_cost
+                                            : cost(*next(step));
+}
+
 double PairClock::until_exchange(PairStep pass) const {
   const Pass& p = of(pass);
-  double cost = 0;
+  double sum = 0;
   for (size_t i = p.next; i < p.parts.size() && p.parts[i].kind == PairPartKind::compute; ++i)
-    cost += p.parts[i].cost;
-  return cost;
+    sum += cost(p.parts[i]);
+  return sum;
 }
 
 double PairClock::earliest_end() const {
@@ -93,14 +99,14 @@ PairStepTime PairClock::enqueue(PairStep step) {
   (exchange ? exchange_free_ : compute_free_) = end;
   (exchange ? exchange_rest_ : compute_rest_) -= part->cost;
   pass.ready = end;
-  pass.rest -= part->cost;
+  pass.rest -= cost(*part);
   ++pass.next;
   return {begin, end, exchange};
 }
 
 PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,
                            std::span<const PairPart> backward) {
-  PairClock clock(forward, backward);
+  PairClock clock(forward, backward, {});
   PairTimeline t;
   for (const PairStep step : order) {
     const PairStepTime& time = t.steps.emplace_back(clock.enqueue(step));

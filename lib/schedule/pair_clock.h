@@ -10,7 +10,8 @@ namespace mtrain::schedule {
 
 class PairClock {
  public:
-  PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward);
+  PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward,
+            const PairOptions& options);
 
   // Enqueues a step and returns when it runs. BugError if there is none of its kind.
   PairStepTime enqueue(PairStep step);
@@ -19,7 +20,8 @@ class PairClock {
   bool has(PairStep step) const;
   // Returns when the step would run on its stream if it was enqueued next.
   double begin_of(PairStep step) const;
-  double next_weight_cost() const { return backward_.parts[held_].weight_cost; }
+  // Returns how long the step keeps its stream busy, with the weight gradients that must follow.
+  double cost(PairStep step) const;
   double compute_free() const { return compute_free_; }
   // Returns a bound that the end of the last step cannot be below.
   double earliest_end() const;
@@ -35,6 +37,9 @@ class PairClock {
   double rest(PairStep pass) const { return of(pass).rest; }  // the cost of all parts that are left
 
  private:
+  double cost(const PairPart& part) const {
+    return part.cost + (delay_wgrad_ ? 0 : part.weight_cost);
+  }
   struct Pass {
     std::span<const PairPart> parts;
     size_t next = 0;
@@ -45,6 +50,7 @@ class PairClock {
   const Pass& of(PairStep pass) const { return pass == PairStep::forward ? forward_ : backward_; }
 
   Pass forward_, backward_;
+  bool delay_wgrad_;
   size_t held_ = 0;  // the first part of the backward whose weight gradients are left
   double compute_free_ = 0, exchange_free_ = 0, host_ = 0;
   double compute_rest_ = 0, exchange_rest_ = 0;  // the cost of what is left for each stream

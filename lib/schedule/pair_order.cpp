@@ -40,7 +40,9 @@ constexpr std::array<Policy, 8> kPolicies{{{Preference::readers_last, Fill::befo
                                            {Preference::forward_first, Fill::last},
                                            {Preference::backward_first, Fill::last}}};
 
-constexpr size_t kBeam = 32;
+// A searched order rests on the costs more than a policy's, and must be shorter by this share.
+constexpr double kWorthwhile = 0.01;
+constexpr size_t kBeam = 32;  // how many beginnings of an order the search keeps
 
 bool is_exchange(const PairPart* part) { return part && part->kind == PairPartKind::exchange; }
 bool is_compute(const PairPart* part) { return part && part->kind == PairPartKind::compute; }
@@ -51,7 +53,7 @@ PairStep other(PairStep pass) { return pass == forward ? backward : forward; }
 class Growing {
  public:
   Growing(std::span<const PairPart> f, std::span<const PairPart> b, const PairOptions& options)
-      : clock_(f, b), delay_wgrad_(options.delay_wgrad) {
+      : clock_(f, b, options), delay_wgrad_(options.delay_wgrad) {
     enqueue_exchanges();
   }
 
@@ -85,7 +87,7 @@ class Growing {
     const double begin = clock_.begin_of(choices[0]);
     double end = std::numeric_limits<double>::infinity();
     for (const PairStep step : {forward, backward, weight_gradients})
-      if (clock_.has(step)) end = std::min(end, clock_.begin_of(step) + cost(step));
+      if (clock_.has(step)) end = std::min(end, clock_.begin_of(step) + clock_.cost(step));
     for (const PairStep step : {forward, backward})
       if (clock_.has(step) && clock_.begin_of(step) > begin && clock_.begin_of(step) <= end)
         choices.push_back(step);
@@ -107,13 +109,6 @@ class Growing {
   void enqueue_exchanges() {
     for (auto next = next_exchange(); next && !has_filler(*next); next = next_exchange())
       enqueue(*next);
-  }
-
-  // The cost of what is enqueued with the step.
-  double cost(PairStep step) const {
-    if (step == weight_gradients) return clock_.next_weight_cost();
-    const PairPart& part = *clock_.next(step);
-    return part.cost + (delay_wgrad_ ? 0 : part.weight_cost);
   }
 
   // Returns the pass whose next part is an exchange: of two the one that can begin first.
@@ -167,18 +162,23 @@ Growing by_policy(Growing order, const Policy& policy) {
 
 // Tries all choices, and goes on with those beginnings of an order that may end first (a beam
 // search).
-Growing by_search(const Growing& start) {
+std::vector<PairStep> by_search(const Growing& start) {
   std::vector<Growing> beam{start}, next;
-  for (;;) {
+  std::optional<Growing> best;
+  const auto ends_before = [](const Growing& a, const Growing& b) {
+    return a.clock().earliest_end() < b.clock().earliest_end();
+  };
+  while (!beam.empty()) {
     next.clear();
-    for (const Growing& order : beam)
-      for (const PairStep step : order.active_choices()) next.emplace_back(order).choose(step);
-    if (next.empty()) return beam[0];
-    std::stable_sort(next.begin(), next.end(), [](const Growing& a, const Growing& b) {
-      return a.clock().earliest_end() < b.clock().earliest_end();
-    });
+    for (const Growing& order : beam) {
+      const std::vector<PairStep> choices = order.active_choices();
+      if (choices.empty() && (!best || ends_before(order, *best))) best = order;
+      for (const PairStep step : choices) next.emplace_back(order).choose(step);
+    }
+    std::stable_sort(next.begin(), next.end(), ends_before);
     beam.clear();
     for (Growing& order : next) {
+      if (best && !ends_before(order, *best)) continue;
       const auto covers = [&](const Growing& kept) {
         return kept.clock().as_good_as(order.clock());
       };
@@ -186,6 +186,7 @@ Growing by_search(const Growing& start) {
       if (beam.size() == kBeam) break;
     }
   }
+  return best->order();
 }
 
 }  // namespace
@@ -203,10 +204,14 @@ std::vector<PairStep> pair_order(std::span<const PairPart> f, std::span<const Pa
   };
   const Growing start(f, b, options);
   for (const Policy& policy : kPolicies) consider(by_policy(start, policy).order());
-  consider(by_search(start).order());
-  consider(alternating_pair_order(f, b, options));
-  consider(plain_pair_order(f, b, options, FirstPass::forward));
-  consider(plain_pair_order(f, b, options, FirstPass::backward));
+  const std::vector<PairStep> searched = by_search(start);
+  consider(searched, kWorthwhile);
+  const double preferred = length;
+  for (const auto& naive :
+       {alternating_pair_order(f, b, options), plain_pair_order(f, b, options, FirstPass::forward),
+        plain_pair_order(f, b, options, FirstPass::backward)})
+    consider(naive);
+  if (length < preferred) consider(searched, -1e-9);  // which is rarely longer
   return best;
 }
 
@@ -216,7 +221,7 @@ namespace {
 class Turns {
  public:
   Turns(std::span<const PairPart> f, std::span<const PairPart> b, const PairOptions& options)
-      : clock_(f, b), options_(options) {}
+      : clock_(f, b, options), options_(options) {}
 
   bool has(PairStep pass) const { return clock_.has(pass); }
   void turn(PairStep pass) {

@@ -80,7 +80,10 @@ PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const Pair
 //  - Without delay_wgrad they stand right behind their part.
 //  - No part that computes stands between an exchange and the part before it; the host may only
 //    enqueue parts of the other pass before it waits for numbers.
-//  - While the compute stream waits for an exchange, nothing that it could compute stands behind.
+//  - While the compute stream waits for an exchange, nothing stands behind that it could compute
+//    meanwhile. What takes longer than the wait may be better kept for another.
+// An order of pair_order() has none of these but in rare lists, in which a part that could be
+// computed meanwhile would send its exchange in front of one that matters more.
 std::vector<std::string> pair_faults(std::span<const PairStep> order,
                                      std::span<const PairPart> forward,
                                      std::span<const PairPart> backward,

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -115,13 +116,21 @@ class PairCheck {
     for (size_t i = 0; i < steps_.size(); ++i) {
       if (t.steps[i].exchange) continue;
       const double begin = t.steps[i].begin;
-      if (begin > free + rounding)
-        for (size_t k = i + 1; k < steps_.size(); ++k)
-          if (!t.steps[k].exchange &&
-              std::max(free, ready(steps_[k])) + length(steps_[k]) <= begin - rounding)
-            fault("{} waits from {:g} to {:g}, and {} could run", to_string(steps_[i]), free, begin,
-                  to_string(steps_[k]));
+      if (begin > free + rounding) check_wait(i, free, begin - rounding);
       free = t.steps[i].end;
+    }
+  }
+
+  // Finds the steps behind `at` that could run while it waits.
+  void check_wait(size_t at, double from, double until) {
+    bool weights_in_turn = true;
+    for (size_t i = at + 1; i < steps_.size(); ++i) {
+      const Enqueued& e = steps_[i];
+      if (is_exchange(e)) continue;
+      const bool in_turn = e.step != weight_gradients || std::exchange(weights_in_turn, false);
+      if (in_turn && std::max(from, ready(e)) + length(e) <= until)
+        fault("{} waits from {:g} to {:g}, and {} could run meanwhile", to_string(steps_[at]), from,
+              until, to_string(e));
     }
   }
 

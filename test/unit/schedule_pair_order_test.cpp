@@ -94,7 +94,7 @@ TEST_CASE("a pair of two layers with experts, in the order that hides its exchan
         "[dispatch_b0] mlp_f1 [combine_f1] route_b0 route_W0 attention_b0 attention_W0 merge_f1");
 }
 
-TEST_CASE("a random pair is in an order that is no slower than a plain one") {
+TEST_CASE("a random pair is in a valid order that is no slower than a plain one") {
   std::mt19937 random(7);
   const auto below = [&](int n) { return int(random() % unsigned(n)); };
   const auto cost = [&] { return below(5) == 0 ? 0.0 : below(1000) / 100.0; };
@@ -126,6 +126,7 @@ TEST_CASE("a random pair is in an order that is no slower than a plain one") {
       const PairOptions options{.delay_wgrad = delay_wgrad};
       const auto order = pair_order(f, b, options);
       const PairTimeline t = simulate_pair(order, f, b);
+      CHECK(pair_faults(order, f, b, options) == std::vector<std::string>{});
       CHECK(t.exposed() >= std::max(0.0, t.exchanges - t.compute) - 1e-9 * t.length);
       for (const auto& plain :
            {plain_pair_order(f, b, options), plain_pair_order(f, b, options, FirstPass::backward),
