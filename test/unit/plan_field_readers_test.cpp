@@ -70,9 +70,17 @@ class Print {
     const auto& [a, b, c, d, e, f, table] = o;
     all(a, b, c, d, e, f, table != nullptr);
   }
+  void add(const PartCost& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const PassCosts& o) {
+    const auto& [a, b, c, d, e, f, g, h] = o;
+    all(a, b, c, d, e, f, g, h);
+  }
   void add(const PipelineOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
-    all(a, b, c, d, e, f, g, h, i, j);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k);
   }
   void add(const ReduceOptions& o) {
     const auto& [a, b] = o;
@@ -83,8 +91,8 @@ class Print {
     all(a, b, c);
   }
   void add(const ShardedParamsOptions& o) {
-    const auto& [a, b, c, d] = o;
-    all(a, b, c, d);
+    const auto& [a, b, c, d, e] = o;
+    all(a, b, c, d, e);
   }
   void add(const DataParallelOptions& o) {
     const auto& [a, b, c, d, e, f, g] = o;

@@ -268,7 +268,8 @@ TEST_CASE("expert-parallel overlap asked for must be possible, and launch settin
                  moe.c_str(), "moe_dispatch_chunks");
   expect_warning({.what = "moe with one connection",
                   .world = 4,
-                  .set = experts({moe + "=true", "launch.cuda_device_max_connections=1"})},
+                  .set = experts({moe + "=true", "distributed.strategy=megatron_ddp",
+                                  "launch.cuda_device_max_connections=1"})},
                  "launch.cuda_device_max_connections", "one queue");
   expect_warning({.what = "moe ep 1", .set = {"model.moe=8", moe + "=true"}}, moe.c_str(),
                  "ep_size 1");
