@@ -128,6 +128,14 @@ for backend in auto gloo; do
   ends "a killed rank of ep over $backend" 1 10
   grep -qE "rank 1 \(pid [0-9]+\) was killed by signal 9" "$work/out" || fail "a killed rank of ep over $backend is not named"
   none_left "experts_killed_$backend"
+  start "experts_hang_$backend" 2 "${experts[@]}" distributed.ep_size=2 train.steps=100000 "comm.backend=$backend" \
+    comm.timeout_s=2 comm_overlap.overlap_moe_expert_parallel_comm=true train.micro_batch_size=1 \
+    "debug.fault={at: all_to_all, rank: 1, step: 3, kill: false}"
+  ends "a rank of ep that hangs over $backend" 1 15
+  grep -qE "rank 1 .*(did not arrive|does not answer)" "$work/out" || fail "a rank of ep that hangs over $backend is not named"
+  grep -qE "all_to_all.* in 0[FB][0-9]+ > layers\.[0-9]+\.(dispatch|combine)" "$work/out" ||
+    fail "the exchange in which a rank of ep hangs over $backend is not named"
+  none_left "experts_hang_$backend"
 done
 
 # --- a mistake is told once, before ranks start ---
