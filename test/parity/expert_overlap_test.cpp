@@ -1,6 +1,9 @@
 // Whether a shared expert or chunks of experts compute while tokens travel changes no bit: losses,
 // norms, gradients and evaluation are those of the same layout without. Runs under the stream
 // sanitizer.
+#include <map>
+#include <string>
+
 #include <catch2/catch.hpp>
 
 #include "train_experts_testing.h"
@@ -52,7 +55,53 @@ void expect_no_change(const Layout& layout, const std::vector<Changes>& ways) {
 
 const Changes kBoth = join({kSharedOverlap, chunks(2)});
 
+// Returns the exchanges of rows, and the products of experts and of the shared one, of a step of one
+// micro-batch and one layer, in the order in which a rank enqueues them.
+std::string launches(const Changes& more) {
+  const std::map<std::string, std::string> shown{
+      {"all_to_all", "x"},          {"matmul_fc1_fwd", "S1"},    {"matmul_fc2_fwd", "S2"},
+      {"experts_up_fwd", "up"},     {"experts_down_fwd", "down"}, {"matmul_fc2_dgrad", "dS2"},
+      {"matmul_fc2_wgrad", "wS2"},  {"matmul_fc1_dgrad", "dS1"}, {"matmul_fc1_wgrad", "wS1"},
+      {"experts_up_dgrad", "dup"},  {"experts_down_dgrad", "ddown"},
+      {"experts_up_wgrad", "wup"},  {"experts_down_wgrad", "wdown"}};
+  const Recipe r =
+      tiny(join({kShared, ep(2), kMegatron,
+                 {"model.num_layers=1", "train.global_batch_size=2", "train.micro_batch_size=1"},
+                 more}),
+           2);
+  std::string order;
+  run_ranks(2, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    if (rank.rank() == 0)
+      rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
+        const auto found = shown.find(info.name);
+        if (found != shown.end()) order += found->second + " ";
+      });
+    t.step();
+    rank.device.set_launch_check({});
+  });
+  return order;
+}
+
 }  // namespace
+
+// Tokens go with their weights, and gradients of rows come back with those of their weights: two
+// exchanges. Results come back, and their gradients go, in one.
+TEST_CASE("shared experts and chunks are enqueued behind exchanges that are under way") {
+  CHECK(launches({}) ==
+        "x x up down x S1 S2 "
+        "dS2 wS2 dS1 wS1 x ddown wdown dup wup x x ");
+  CHECK(launches(kSharedOverlap) ==
+        "x x S1 up down x S2 "
+        "x dS2 wS2 ddown wdown dup wup x x dS1 wS1 ");
+  CHECK(launches(chunks(4)) ==
+        "x x x x up down x x x up down x x x up down x up down x S1 S2 "
+        "dS2 wS2 dS1 wS1 x x ddown dup x x x ddown dup x x x ddown dup x x ddown dup x x "
+        "wdown wup ");
+  CHECK(launches(kBoth) ==
+        "x x x x S1 up down x up down x S2 "
+        "x x dS2 wS2 ddown dup x x ddown dup x x wdown wup dS1 wS1 ");
+}
 
 TEST_CASE("a shared expert that computes while tokens travel changes no bit") {
   for (const Layout& l : std::vector<Layout>{
