@@ -17,15 +17,22 @@ struct HiddenGradient {
   Tensor quantized_TH = {};
 };
 
+struct SharedExpertActivations;
+
 // What the segments of a layer with experts hand each other.
 struct ExpertFlow {
   Tensor x_TH = {};  // the norm's output
   Tensor dx_TH = {};
+  Tensor dout_TH = {};  // in backward: the gradient of the sum of the experts' outputs
   // The rows of tokens between router, experts and sum: in forward the experts' inputs, then their
   // outputs; in backward the gradients of both.
   ExpertRows rows = {};
   std::shared_ptr<TokenRoute> route = {};  // where the rows go
   ExpertRows again = {};  // in backward: the experts' inputs, where they were not kept
+  // In the place of rows and again from the dispatch on, where these travel in chunks.
+  std::shared_ptr<ChunkedRows> chunks = {}, chunks_again = {};
+  // Of a shared expert that computes in parts, while rows travel.
+  std::shared_ptr<SharedExpertActivations> shared = {};
 };
 
 struct Flow {

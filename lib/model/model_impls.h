@@ -24,6 +24,9 @@ struct ModelImpls {
   bool divided_experts = false;
   // Makes what brings a layer's tokens to their experts; empty: local_dispatcher().
   std::function<std::unique_ptr<TokenDispatcher>()> token_dispatcher;
+  // Whether a shared expert computes in two parts, one while tokens travel to their experts and one
+  // while they come back. Otherwise all of it computes while they come back.
+  bool shared_expert_overlap = false;
   // Sums in place what the ranks that share the tokens of a sample have each found of theirs. What
   // reads the sums waits for the event. Empty: this rank has all tokens of its samples.
   std::function<Event(Stream& compute, const Tensor& found)> sum_over_tokens;

@@ -98,6 +98,9 @@ struct Step {
   // Null where activations are kept; else where the earlier forward leaves for the recomputation
   // what the host had to wait for. Both go through the layers in the same order.
   std::deque<std::any>* found = nullptr;
+  // Whether tokens may travel to their experts in chunks. False in a pass that computes while
+  // another micro-batch's tokens travel.
+  bool chunks_experts = true;
 
   ParamHooks& param_hooks() const {
     static ParamHooks always_there;
@@ -118,7 +121,8 @@ struct Step {
             .graph_inputs = graph_inputs,
             .experts = experts,
             .recomputing = recomputing,
-            .found = found};
+            .found = found,
+            .chunks_experts = chunks_experts};
   }
 };
 

@@ -23,6 +23,14 @@ namespace {
 Bf16Arithmetic bf16_of(const Stream& stream) {
   return stream.device().bf16_arithmetic().value_or(Bf16Arithmetic::widened);
 }
+
+// Returns memory for a result: `into`, if it is present.
+Tensor result(Stream& stream, const char* op, const Tensor& into, const Shape& shape, DType dtype) {
+  if (!into) return Tensor::empty(stream, shape, dtype);
+  MT_CHECK(into.shape() == shape && into.dtype() == dtype, "{}: into is {} of {}, expected {} of {}",
+           op, into.shape().str(), dtype_name(into.dtype()), shape.str(), dtype_name(dtype));
+  return into;
+}
 }  // namespace
 
 Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
@@ -179,13 +187,13 @@ namespace {
 // The inverses are absent unless the operands have 8 bits.
 Tensor grouped_rows(Stream& stream, const char* name, const Float8Tensor& a_RK,
                     const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b, DType out,
-                    bool unused_rows) {
+                    bool unused_rows, const Tensor& into = {}) {
   const Tensor &a = a_RK.data, &b = b_EKN.data;
   const int64_t R = a.dim(0), K = a.dim(1), E = b.dim(0), N = b.dim(trans_b ? 1 : 2);
   MT_CHECK(b.dim(trans_b ? 2 : 1) == K, "grouped_matmul: a {} and b {}{} do not share K",
            a.shape().str(), b.shape().str(), trans_b ? "^T" : "");
   MT_SHAPE("grouped_matmul", first_E1, {E + 1});
-  Tensor c = Tensor::empty(stream, {R, N}, out);
+  const Tensor c = result(stream, "grouped_matmul", into, {R, N}, out);
   if (unused_rows) fill(stream, c, 0);
   const kernels::GroupedMatmul args{.a_RK = a,
                                     .b_EKN = b,
@@ -238,11 +246,11 @@ void grouped_weights(Stream& stream, const char* name, const Float8Tensor& a_RM,
 }  // namespace
 
 Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
-                      const Tensor& first_E1, bool trans_b, bool unused_rows) {
+                      const Tensor& first_E1, bool trans_b, bool unused_rows, const Tensor& into) {
   MT_FLOAT("grouped_matmul", a_RK);
   MT_DTYPE("grouped_matmul", b_EKN, a_RK.dtype());
   return grouped_rows(stream, name, {a_RK, {}}, {b_EKN, {}}, first_E1, trans_b, a_RK.dtype(),
-                      unused_rows);
+                      unused_rows, into);
 }
 
 Tensor grouped_matmul_float8(Stream& stream, const char* name, const Float8Tensor& a_RK,
@@ -269,12 +277,13 @@ void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const
   grouped_weights(stream, name, a_RM, b_RN, first_E1, c_EMN, accumulate);
 }
 
-Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R) {
+Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R,
+                       const Tensor& into) {
   MT_FLOAT("weighted_swiglu", gate_up_R2F);
   const int64_t R = gate_up_R2F.dim(0), F = exact_div(gate_up_R2F.dim(1), int64_t{2});
   MT_SHAPE("weighted_swiglu", weight_R, {R});
   MT_DTYPE("weighted_swiglu", weight_R, DType::f32);
-  Tensor y = Tensor::empty(stream, {R, F}, gate_up_R2F.dtype());
+  const Tensor y = result(stream, "weighted_swiglu", into, {R, F}, gate_up_R2F.dtype());
   enqueue(stream, {.name = "weighted_swiglu_fwd", .reads = {gate_up_R2F, weight_R}, .writes = {y}},
           kernels::WeightedSwigluForward{
               .gate_up_R2F = gate_up_R2F, .weight_R = weight_R, .y_RF = y, .R = R, .F = F});
@@ -283,14 +292,15 @@ Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& 
 
 WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& gate_up_R2F,
                                                  const Tensor& weight_R, const Tensor& dy_RF,
-                                                 const Tensor& y_RF) {
+                                                 const Tensor& y_RF, const Tensor& into) {
   MT_FLOAT("weighted_swiglu_backward", gate_up_R2F);
   const int64_t R = gate_up_R2F.dim(0), F = exact_div(gate_up_R2F.dim(1), int64_t{2});
   MT_SHAPE("weighted_swiglu_backward", weight_R, {R});
   MT_SHAPE("weighted_swiglu_backward", dy_RF, {R, F});
   MT_DTYPE("weighted_swiglu_backward", dy_RF, gate_up_R2F.dtype());
   if (y_RF) MT_SHAPE("weighted_swiglu_backward", y_RF, {R, F});
-  const WeightedSwigluGradients d{Tensor::empty(stream, gate_up_R2F.shape(), gate_up_R2F.dtype()),
+  const WeightedSwigluGradients d{result(stream, "weighted_swiglu_backward", into,
+                                         gate_up_R2F.shape(), gate_up_R2F.dtype()),
                                   Tensor::empty(stream, {R}, DType::f32)};
   enqueue(stream,
           {.name = "weighted_swiglu_bwd",

@@ -52,9 +52,10 @@ Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing&
 
 // The rows [first[e], first[e + 1]) of a times op(b[e]), with b (E, K, N), or (E, N, K) where
 // trans_b. If there may be unused_rows, behind first[E], they are 0; otherwise they are not
-// written.
+// written. `into` (optional) is the memory of the result.
 Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
-                      const Tensor& first_E1, bool trans_b, bool unused_rows = false);
+                      const Tensor& first_E1, bool trans_b, bool unused_rows = false,
+                      const Tensor& into = {});
 // c[e] = a^T b over the rows of expert e, or c[e] += where accumulate; fp32.
 void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
                                   const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
@@ -68,14 +69,16 @@ void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const
                                          const Float8Tensor& b_RN, const Tensor& first_E1,
                                          const Tensor& c_EMN, bool accumulate);
 
-// Returns weight silu(gate) up, (R, F).
-Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R);
+// Returns weight silu(gate) up, (R, F). `into` (optional) is the memory of the result.
+Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R,
+                       const Tensor& into = {});
 struct WeightedSwigluGradients {
   Tensor dgate_up_R2F, dweight_R;
 };
-// y_RF (optional) gets the forward's output again; it may be dy_RF.
+// y_RF (optional) gets the forward's output again; it may be dy_RF. `into` (optional) is the memory
+// of dgate_up, and may be gate_up.
 WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& gate_up_R2F,
                                                  const Tensor& weight_R, const Tensor& dy_RF,
-                                                 const Tensor& y_RF);
+                                                 const Tensor& y_RF, const Tensor& into = {});
 
 }  // namespace mtrain::ops

@@ -77,7 +77,9 @@ size_t Executor::compute(const schedule::ActionList& list, size_t next) {
 
 size_t Executor::pair(const schedule::ActionList& list, size_t next) {
   const Device::PairScope timed_as_pair(links_.compute->device());
-  Running forward = start(list[next]), backward = start(list[next + 1]);
+  // Where exchanges hide behind the other pass, chunks would only divide them.
+  const bool alone = !options_.pair_costs;
+  Running forward = start(list[next], alone), backward = start(list[next + 1], alone);
   const bool at_once = options_.paired_gradient == schedule::PairedGradient::at_once;
   paired_ = list[next + 1];
   next += 2;
@@ -129,10 +131,11 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
   return next;
 }
 
-model::StagePass Executor::pass_of(const schedule::Action& a) {
+model::StagePass Executor::pass_of(const schedule::Action& a, bool alone) {
   model::Gpt& stage = *stages_.at(a.stage);
   const model::MicroBatch& batch = work_.batches[size_t(a.micro_batch)];
-  const model::Step step = step_of(a, chunk(a.stage, a.micro_batch));
+  model::Step step = step_of(a, chunk(a.stage, a.micro_batch));
+  step.chunks_experts = alone;
   return a.kind == schedule::ActionKind::F ? stage.forward_pass(step, batch, loss_request(batch))
                                            : stage.backward_pass(step, batch);
 }

@@ -64,11 +64,14 @@ class Executor {
   // Runs the forward at list[next] together with the backward after it and, with overlap, the sends
   // that follow them. Returns what compute() returns.
   size_t pair(const schedule::ActionList& list, size_t next);
-  Running start(const schedule::Action& a) { return {a, &chunk(a.stage, a.micro_batch), pass_of(a)}; }
+  // A pass that runs alone may bring tokens to their experts in chunks.
+  Running start(const schedule::Action& a, bool alone = true) {
+    return {a, &chunk(a.stage, a.micro_batch), pass_of(a, alone)};
+  }
   // Hands the pass its input, unless it has begun.
   void begin(Running& r);
   model::LossRequest loss_request(const model::MicroBatch& batch) const;
-  model::StagePass pass_of(const schedule::Action& a);
+  model::StagePass pass_of(const schedule::Action& a, bool alone);
   // Runs the next part of the pass. Its weight gradients run with it, unless `hold` or another
   // setting delays them.
   void advance(Running& r, bool hold = false);

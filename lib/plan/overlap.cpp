@@ -208,19 +208,81 @@ class Resolver {
             context_text()));
   }
 
+  Need spread_experts() const {
+    return r_.model.moe.num_experts == 0
+               ? Need{false, "the model has no experts", Off::idle}
+               : Need{l_.ep > 1, "experts are not spread over ranks (ep_size 1)", Off::idle};
+  }
+
+  void resolve_ep_overlap() {
+    const recipe::MoeConfig& moe = r_.model.moe;
+    const bool gathers = moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
+    if (moe.shared_expert_overlap || l_.ep > 1)
+      o_.shared_expert_overlap = decide(
+          "model.moe.shared_expert_overlap", moe.shared_expert_overlap,
+          all({spread_experts(),
+               {shared_expert(), "there is no shared expert"},
+               {!gathers, "the token dispatcher must be alltoall or flex, not all_gather"}},
+              "its first GEMM runs while tokens go to their experts, its second while they come "
+              "back; so do those of its backward"));
+    const int64_t asked = r_.comm_overlap.moe_dispatch_chunks;
+    if (asked == 1 && l_.ep == 1) return;
+    const Condition possible = all(
+        {spread_experts(),
+         {!gathers, "all_gather brings all tokens to every rank, whichever experts they have"},
+         {moe.token_dispatcher != recipe::MoeDispatcher::flex,
+          "flex adds a token's rows of all experts of a rank before it brings them back"},
+         {r_.mixed_precision.fp8 == recipe::Fp8Format::none,
+          "8-bit rows have one scale for all experts of a rank, which is known when all rows have "
+          "arrived"}},
+        "a rank's experts compute chunk by chunk, while other chunks' rows travel");
+    const bool on = asked > 1 && possible.ok();
+    o_.moe_dispatch_chunks = on ? asked : 1;
+    o_.table.push_back({"comm_overlap.moe_dispatch_chunks", fmt::format("{}", asked),
+                        fmt::format("{}", o_.moe_dispatch_chunks),
+                        asked > 1 || !possible.ok() ? possible.why : "not asked for",
+                        asked > 1 ? possible.off : Off::no, on});
+  }
+
+  bool shared_expert() const {
+    return r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0;
+  }
+
+  // What hides the exchanges of tokens, and what of them is waited for.
+  std::string dispatch_text() const {
+    const bool chunks = o_.moe_dispatch_chunks > 1;
+    if (r_.comm_overlap.overlap_moe_expert_parallel_comm && moe_condition().ok())
+      return chunks ? "; both ways hide behind another micro-batch, and in a pass that runs alone "
+                      "behind other chunks"
+                    : "; both ways hide behind another micro-batch, and are waited for in a pass "
+                      "that runs alone";
+    if (o_.shared_expert_overlap && chunks)
+      return "; both ways hide behind the shared expert, and all but the first chunk's and the "
+             "last one's way back behind other chunks";
+    if (o_.shared_expert_overlap) return "; both ways hide behind the shared expert";
+    if (chunks && shared_expert())
+      return "; all but the first chunk hide behind other chunks, and the last one's way back "
+             "behind the shared expert's forward";
+    if (chunks)
+      return "; all but the first chunk, and the last one's way back in forward, hide behind other "
+             "chunks";
+    if (shared_expert())
+      return "; their way back hides behind the shared expert's forward, and all else is waited "
+             "for";
+    return ", and are waited for";
+  }
+
   void resolve_ep() {
+    resolve_ep_overlap();
     const bool gathered =
         l_.expert_tp > 1 && r_.distributed.sequence_parallel && r_.model.moe.num_experts > 0;
     if (l_.ep == 1 && !gathered) return;
     const auto name = std::string(enum_name(r_.model.moe.token_dispatcher));
-    const bool shared = r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0;
     const std::string over = l_.ep == 1 ? "tp" : gathered ? "ep and tp" : "ep";
     o_.table.push_back(
         {"model.moe.token_dispatcher", name, l_.ep == 1 ? "all_gather" : name,
          fmt::format("{} over {}{}", l_.ep == 1 ? "tokens are gathered" : "rows travel", over,
-                     shared ? "; their way back hides behind the shared expert's forward, and all "
-                              "else is waited for"
-                            : ", and are waited for")});
+                     dispatch_text())});
     if (r_.model.moe.pad_expert_input_to_capacity && l_.ep > 1)
       o_.table.push_back({"model.moe.pad_expert_input_to_capacity", "true", "true",
                           "in training the host waits for no numbers of rows"});

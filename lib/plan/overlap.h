@@ -38,6 +38,8 @@ struct Overlap {
   bool overlap_param_gather_with_optimizer_step = false, align_param_gather = false;
   int64_t bucket_size = 0;  // parameters
   bool cp_overlap = false;
+  bool shared_expert_overlap = false;
+  int64_t moe_dispatch_chunks = 1;
   bool defer_embedding_wgrad_compute = false;
   bool fine_grained_1f1b = false;
   bool overlap_p2p_backward_on_comm_stream = false;

@@ -148,6 +148,19 @@ TEST_CASE("passes that hide each other's exchanges have the bits of passes one a
   CHECK(pairs >= 20);
 }
 
+TEST_CASE("chunks of experts in the passes that run alone change no bit") {
+  for (const Changes& model : {kPlain, kShared})
+    for (const Changes& layout :
+         {join({ep(2), kMegatron}), join({ep(2), kFsdp2, pipelined("interleaved_1f1b", 2)})}) {
+      CAPTURE(model, layout);
+      const Changes off = with(model, layout);
+      const int ranks = layout.size() > 2 ? 4 : 2;
+      expect_same_bits(all_ranks(ranks, off, kFewSteps, false),
+                       all_ranks(ranks, join({off, kOn, {"comm_overlap.moe_dispatch_chunks=4"}}),
+                                 kFewSteps, false));
+    }
+}
+
 TEST_CASE("all settings of pairs in a pipeline give the same bits") {
   const Changes off = join({kShared, ep(2), pipelined("interleaved_1f1b", 2), kMegatron,
                             {"model.num_layers=8", "model.moe.first_dense_layers=1"}});

@@ -312,6 +312,78 @@ TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
                "expected one of the words");
 }
 
+TEST_CASE("a shared expert and chunks hide exchanges, or the recipe is told why they do not") {
+  const std::string overlap = "model.moe.shared_expert_overlap",
+                    chunks = "comm_overlap.moe_dispatch_chunks";
+  const std::string one = overlap + "=true", two = chunks + "=2";
+  const auto over = [](int ep, const Overrides& more) {
+    Overrides set{fmt::format("distributed.ep_size={}", ep), "mixed_precision=fp32"};
+    set.insert(set.end(), more.begin(), more.end());
+    return Setting{.what = more.back(), .world = 2, .set = moe(set)};
+  };
+  const char *shared = "model.moe.shared_expert_ffn_hidden_size=64",
+             *flex = "model.moe.token_dispatcher=flex",
+             *all_gather = "model.moe.token_dispatcher=all_gather";
+  expect_accepts(over(2, {shared, one, two}));
+  expect_accepts(over(2, {shared, flex, one}));
+  expect_accepts(over(2, {"model.moe.expert_capacity_factor=1.5",
+                          "model.moe.pad_expert_input_to_capacity=true", two}));
+  expect_accepts(over(2, {chunks + "=4"}));
+  expect_error(over(2, {chunks + "=5"}), chunks, "5 chunks, but a rank has 4 experts");
+  expect_error(over(2, {one}), overlap, "no shared expert");
+  expect_error(over(2, {shared, all_gather, one}), overlap, "not all_gather");
+  expect_error(over(2, {all_gather, two}), chunks, "brings all tokens to every rank");
+  expect_error(over(2, {flex, two}), chunks, "flex adds a token's rows");
+  for (const char* scales : {"tensorwise", "delayed"}) {
+    const Overrides float8{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
+                           fmt::format("mixed_precision.fp8_recipe={}", scales),
+                           "debug.emulate_fp8=true"};
+    const auto and_more = [&](Overrides more) {
+      more.insert(more.begin(), float8.begin(), float8.end());
+      return over(2, more);
+    };
+    expect_error(and_more({two}), chunks, "one scale for all experts");
+    expect_accepts(and_more({shared, one}));
+  }
+  expect_warning(over(1, {shared, one}), overlap, "ep_size 1");
+  expect_warning(over(1, {two}), chunks, "ep_size 1");
+  expect_warning({.what = "dense", .set = {one}}, overlap, "no experts");
+}
+
+TEST_CASE("the table says what hides the exchanges of tokens") {
+  const auto text = [](const Overrides& more) {
+    Overrides set{"distributed.ep_size=2"};
+    set.insert(set.end(), more.begin(), more.end());
+    Diagnostics diagnostics;
+    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, 2);
+    INFO(listed(diagnostics));
+    REQUIRE_FALSE(diagnostics.has_errors());
+    const RunPlan plan = make_plan(r, 2, 512);
+    std::string all;
+    for (const OverlapRow& row : plan.overlap.table)
+      for (const char* field : {"model.moe.token_dispatcher", "model.moe.shared_expert_overlap",
+                                "comm_overlap.moe_dispatch_chunks"})
+        if (row.field == field)
+          all += fmt::format("{}: {} {} | ", row.field.substr(row.field.rfind('.') + 1),
+                             row.effective, row.reason);
+    return all;
+  };
+  using Catch::Matchers::Contains;
+  const char *shared = "model.moe.shared_expert_ffn_hidden_size=64",
+             *one = "model.moe.shared_expert_overlap=true",
+             *two = "comm_overlap.moe_dispatch_chunks=2";
+  CHECK_THAT(text({}), Contains("over ep, and are waited for") &&
+                           Contains("shared_expert_overlap: false") &&
+                           Contains("moe_dispatch_chunks: 1 not asked for"));
+  CHECK_THAT(text({shared}), Contains("way back hides behind the shared expert's forward"));
+  CHECK_THAT(text({shared, one}), Contains("both ways hide behind the shared expert |") &&
+                                      Contains("shared_expert_overlap: true its first GEMM"));
+  CHECK_THAT(text({two}), Contains("hide behind other chunks |") &&
+                              Contains("moe_dispatch_chunks: 2 a rank's experts compute chunk"));
+  CHECK_THAT(text({shared, two}), Contains("last one's way back behind the shared"));
+  CHECK_THAT(text({shared, one, two}), Contains("both ways hide behind the shared expert, and"));
+}
+
 TEST_CASE("settings of experts over ranks that change nothing are told") {
   const auto over_ranks = [](const Overrides& more) {
     Overrides set{"distributed.ep_size=2"};

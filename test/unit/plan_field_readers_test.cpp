@@ -22,7 +22,8 @@ namespace {
 class Print {
  public:
   explicit Print(const RunPlan& p) {
-    all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap, p.graphs.on,
+    all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap,
+        p.overlap.shared_expert_overlap, p.overlap.moe_dispatch_chunks, p.graphs.on,
         p.graphs.first, p.graphs.end, p.schedule_shape, p.pipeline, p.data_parallel,
         p.tensor.sequence_parallel, p.context, p.experts, p.model, p.recompute, p.compute_dtype,
         p.logits_dtype, p.fp8, p.sample_length, p.optimizer, p.lr_schedule, p.loss_scale, p.train,
@@ -220,7 +221,7 @@ const std::vector<Base>& bases() {
         "model.moe.aux_loss_coeff=0.01", "model.moe.shared_expert_ffn_hidden_size=64"}},
       {8,
        {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=64", "distributed.ep_size=4",
-        "distributed.pp_size=1"}},
+        "distributed.pp_size=1", "model.moe.shared_expert_ffn_hidden_size=64"}},
       {8,
        {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=64", "distributed.tp_size=4",
         "distributed.sequence_parallel=true"}},
@@ -268,9 +269,7 @@ const Elsewhere kElsewhere[] = {
 
 // Settings of models with experts that no run reads yet: check_supported() refuses them.
 bool belongs_to_planned_experts(std::string_view path) {
-  if (path == "distributed.moe.lm_head_precision" || path == "model.moe.shared_expert_overlap")
-    return true;
-  return path == "comm_overlap.moe_dispatch_chunks";
+  return path == "distributed.moe.lm_head_precision";
 }
 
 std::vector<std::string> other_values(const recipe::SchemaRow& row) {
@@ -321,10 +320,6 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
   CHECK(flex_over_tp(false, {}).empty());
   CHECK(flex_over_tp(true, 1).empty());
   CHECK_THAT(flex_over_tp(true, {}), Contains("flex"));
-  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.model.moe.shared_expert_overlap = true; }),
-             Contains("shared expert"));
-  CHECK_THAT(refused_over_ranks([](Recipe& r) { r.comm_overlap.moe_dispatch_chunks = 2; }),
-             Contains("one part of the tokens"));
   const auto fp32_head = [](recipe::Precision precision) {
     return [precision](Recipe& r) {
       r.mixed_precision.name = precision;

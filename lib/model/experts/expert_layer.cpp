@@ -8,6 +8,7 @@
 
 #include "base/math.h"
 #include "device/device.h"
+#include "model/experts/chunked_experts.h"
 #include "model/experts/expert_linear.h"
 #include "model/experts/experts_of_step.h"
 #include "model/experts/route_pattern.h"
@@ -31,6 +32,7 @@ struct ExpertLayer {
         keeps_router(recompute.keeps_router),
         tensor(impls.tensor),
         sum_over_tokens(impls.sum_over_tokens),
+        shared_overlaps(impls.shared_expert_overlap),
         dispatcher(impls.token_dispatcher ? impls.token_dispatcher()
                                           : local_dispatcher(c.experts.count)),
         norm(params, unit_id(), name() + ".norm", c, *tensor) {
@@ -81,6 +83,7 @@ struct ExpertLayer {
   const bool keeps_norm, keeps_activation, keeps_rows, keeps_router;
   const std::shared_ptr<TensorParallel> tensor;
   const std::function<Event(Stream&, const Tensor&)> sum_over_tokens;
+  const bool shared_overlaps;  // a shared expert computes in two parts
   const std::unique_ptr<TokenDispatcher> dispatcher;
   const Norm norm;
   std::unique_ptr<SharedExpert> shared;  // null without one
@@ -89,6 +92,10 @@ struct ExpertLayer {
   // How many of the choices of T tokens an expert takes; 0: all.
   int64_t capacity(const Step& step, int64_t T) const {
     return c.experts.drops(step.training) ? c.experts.capacity(T) : 0;
+  }
+  // Whether rows travel in chunks in this pass.
+  bool in_chunks(const Step& step) const {
+    return step.chunks_experts && dispatcher->chunks() > 1;
   }
   // Whether some rows of experts may belong to no choice.
   bool unused_rows(const Step& step) const {
@@ -123,8 +130,28 @@ void leave(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
   f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, weight_TK);
   if (l.keeps_input()) f.x_TH = x_TH;
 }
+// Sends the rows to their experts; of chunks, those that may be on their way when the first is
+// waited for.
+void go(Step& step, const ExpertLayer& l, ExpertFlow& f) {
+  TokenDispatcher& dispatcher = *l.dispatcher;
+  const bool again = bool(f.again.x_RH);
+  if (l.in_chunks(step)) {
+    f.chunks = dispatcher.in_chunks(step, *f.route, std::exchange(f.rows, {}));
+    if (again) f.chunks_again = dispatcher.in_chunks(step, *f.route, std::exchange(f.again, {}));
+    send_first_chunks(step, *f.chunks, f.chunks_again.get());
+    return;
+  }
+  f.rows = dispatcher.send(step, *f.route, std::exchange(f.rows, {}));
+  if (again) f.again = dispatcher.send(step, *f.route, std::exchange(f.again, {}));
+}
+// Sends the experts' results back. Chunks are under way already.
+void go_back(Step& step, const ExpertLayer& l, ExpertFlow& f) {
+  if (!f.chunks) f.rows = l.dispatcher->send_back(step, *f.route, std::exchange(f.rows, {}));
+}
 // Adds the gradients that have come back to that of the layer's input. Returns the weights'.
 Tensor come_back(Step& step, const ExpertLayer& l, ExpertFlow& f) {
+  if (f.shared) f.dx_TH = l.shared->up_backward(step, f.x_TH, *std::exchange(f.shared, {}));
+  if (f.chunks) f.rows = std::exchange(f.chunks, {})->returned(step);
   const TokenSums d =
       l.dispatcher->to_tokens(step, *std::exchange(f.route, {}), std::exchange(f.rows, {}));
   if (f.dx_TH)
@@ -286,26 +313,15 @@ class Dispatch : public ExpertSegment {
 
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
-    ExpertFlow& f = flow.experts;
-    f.rows = l_->dispatcher->send(step, *f.route, std::exchange(f.rows, {}));
+    go(step, *l_, flow.experts);
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
-    ExpertFlow& f = flow.experts;
-    f.rows = l_->dispatcher->send_back(step, *f.route, std::exchange(f.rows, {}));
+    go_back(step, *l_, flow.experts);
     return flow;
   }
-};
-
-struct ExpertActivations {
-  ExpertLinear::Rows x_RH;  // absent if the tokens travel again
-  Tensor weight_R, first_E1;
-  Tensor up_R2F;              // gate | up; absent if it is computed again
-  ExpertLinear::Rows act_RF;  // absent if it is computed again
-  // What x_RH and act_RF are quantized under when they are computed again.
-  ops::Float8Scale x_scale, act_scale;
 };
 
 class Experts : public ExpertSegment {
@@ -313,13 +329,21 @@ class Experts : public ExpertSegment {
   explicit Experts(std::shared_ptr<ExpertLayer> layer)
       : ExpertSegment(std::move(layer), SegmentKind::mlp),
         up_(*l_->up_linear),
-        down_(*l_->down_linear) {}
+        down_(*l_->down_linear),
+        products_{up_, down_, l_->keeps_rows, l_->keeps_activation} {}
   ParamUnit* unit() const override { return l_->down->unit; }
 
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     TokenDispatcher& dispatcher = *l_->dispatcher;
+    if (l_->shared_overlaps && l_->shared)
+      f.shared = std::make_shared<SharedExpertActivations>(l_->shared->up(step, f.x_TH));
+    if (f.chunks) {
+      step.stash.push(
+          chunked_forward(step, *f.chunks, products_, dispatcher.first_E1(*f.route)));
+      return flow;
+    }
     const bool unused = l_->unused_rows(step);
     ExpertRows rows = dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {}));
     ExpertActivations a{.weight_R = std::move(rows.weight_R),
@@ -341,6 +365,13 @@ class Experts : public ExpertSegment {
     auto a = step.stash.pop<ExpertActivations>();
     ExpertFlow& f = flow.experts;
     TokenDispatcher& dispatcher = *l_->dispatcher;
+    if (f.shared)
+      l_->shared->down_backward(step, f.x_TH, std::exchange(f.dout_TH, {}), *f.shared);
+    if (f.chunks) {
+      const auto again = std::exchange(f.chunks_again, {});
+      chunked_backward(step, *f.chunks, again.get(), products_, std::move(a));
+      return flow;
+    }
     const bool unused = l_->unused_rows(step);
     if (!l_->keeps_rows) {
       const Tensor x_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.again, {})).x_RH;
@@ -368,6 +399,7 @@ class Experts : public ExpertSegment {
 
  private:
   const ExpertLinear &up_, &down_;
+  const ExpertProducts products_;
 };
 
 class Combine : public ExpertSegment {
@@ -377,16 +409,13 @@ class Combine : public ExpertSegment {
 
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
-    ExpertFlow& f = flow.experts;
-    f.rows = l_->dispatcher->send_back(step, *f.route, std::exchange(f.rows, {}));
+    go_back(step, *l_, flow.experts);
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
-    ExpertFlow& f = flow.experts;
-    f.rows = l_->dispatcher->send(step, *f.route, std::exchange(f.rows, {}));
-    if (!l_->keeps_rows) f.again = l_->dispatcher->send(step, *f.route, std::exchange(f.again, {}));
+    go(step, *l_, flow.experts);
     return flow;
   }
 };
@@ -408,12 +437,15 @@ class Merge : public ExpertSegment {
     ExpertFlow f = std::exchange(flow.experts, {});
     MergeActivations a{.route = f.route};
     Tensor shared_TH;
-    if (l_->shared) shared_TH = l_->shared->forward(step, f.x_TH);
+    if (l_->shared)
+      shared_TH = l_->shared->down(
+          step, f.x_TH, f.shared ? std::move(*f.shared) : l_->shared->up(step, f.x_TH));
     if (l_->keeps_input()) {
       a.x_TH = l_->keeps_norm ? f.x_TH : Tensor();
       a.sum_TH = flow.h.x_TH;
     }
     // Waits for the experts' rows, which may travel while the shared expert computes.
+    if (f.chunks) f.rows = f.chunks->returned(step);
     Tensor out_TH = l_->dispatcher->to_tokens(step, *f.route, std::move(f.rows)).sum_TH;
     if (shared_TH) ops::add_into(step.compute, shared_TH, out_TH);
     step.stash.push(std::move(a));
@@ -434,7 +466,15 @@ class Merge : public ExpertSegment {
     f.x_TH = a.x_TH ? a.x_TH : l_->norm.forward(step, {a.sum_TH, {}}).y_TH;
     // Tokens travel to the rows of their experts' input as gradients do to those of its output.
     if (!l_->keeps_rows) f.again = l_->dispatcher->to_rows(step, *f.route, f.x_TH, {});
-    if (l_->shared) f.dx_TH = l_->shared->backward(step, f.x_TH, dout_TH);
+    if (!l_->shared) return flow;
+    auto shared = step.stash.pop<SharedExpertActivations>();
+    if (l_->shared_overlaps) {
+      f.shared = std::make_shared<SharedExpertActivations>(std::move(shared));
+      f.dout_TH = dout_TH;
+      return flow;
+    }
+    l_->shared->down_backward(step, f.x_TH, dout_TH, shared);
+    f.dx_TH = l_->shared->up_backward(step, f.x_TH, shared);
     return flow;
   }
 

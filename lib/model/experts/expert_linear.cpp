@@ -41,6 +41,24 @@ Tensor ExpertLinear::dgrad(Step& step, const Rows& dy_RO, const Tensor& first_E1
   return multiply(step.compute, names_.dgrad, dy_RO, false, false, first_E1, unused_rows);
 }
 
+Tensor ExpertLinear::forward(Step& step, const Tensor& x_RI, const ExpertChunk& chunk,
+                             const Tensor& into) const {
+  return multiply(step.compute, names_.forward, x_RI, true, chunk, into);
+}
+
+Tensor ExpertLinear::dgrad(Step& step, const Tensor& dy_RO, const ExpertChunk& chunk,
+                           const Tensor& into) const {
+  return multiply(step.compute, names_.dgrad, dy_RO, false, chunk, into);
+}
+
+Tensor ExpertLinear::multiply(Stream& stream, const char* name, const Tensor& a, bool trans_b,
+                              const ExpertChunk& chunk, const Tensor& into) const {
+  MT_CHECK(!fp8_, "experts in chunks have no scale that is of all rows");
+  const int64_t first = chunk.first_expert;
+  return ops::grouped_matmul(stream, name, a, weight_->value.rows(first, first + chunk.experts),
+                             chunk.first_E1, trans_b, false, into);
+}
+
 // `record`: the weight's maximum enters the history.
 Tensor ExpertLinear::multiply(Stream& stream, const char* name, const Rows& a, bool trans_b,
                               bool record, const Tensor& first_E1, bool unused_rows) const {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "model/experts/token_dispatcher.h"
 #include "model/fp8.h"
 #include "model/param/parameters.h"
 #include "model/step.h"
@@ -38,12 +39,27 @@ class ExpertLinear {
   // one's, the results are 0 there.
   Tensor forward(Step& step, const Rows& x_RI, const Tensor& first_E1, bool unused_rows) const;
   Tensor dgrad(Step& step, const Rows& dy_RO, const Tensor& first_E1, bool unused_rows) const;
+  // The same for the rows of a chunk's experts alone, which have no unused rows between them. The
+  // products must not be in 8 bits. `into` (optional) is the memory of the result.
+  Tensor forward(Step& step, const Tensor& x_RI, const ExpertChunk& chunk,
+                 const Tensor& into = {}) const;
+  Tensor dgrad(Step& step, const Tensor& dy_RO, const ExpertChunk& chunk,
+               const Tensor& into = {}) const;
+  // Make memory for rows of x and of y, in the compute type.
+  Tensor input_rows(Stream& stream, int64_t R) const {
+    return Tensor::empty(stream, {R, weight_->value.dim(2)}, weight_->value.dtype());
+  }
+  Tensor output_rows(Stream& stream, int64_t R) const {
+    return Tensor::empty(stream, {R, weight_->value.dim(1)}, weight_->value.dtype());
+  }
   // Adds the weight's gradient, now or when the queue runs.
   void wgrad(Step& step, Rows dy_RO, Rows x_RI, const Tensor& first_E1) const;
 
  private:
   Tensor multiply(Stream& stream, const char* name, const Rows& a, bool trans_b, bool record,
                   const Tensor& first_E1, bool unused_rows) const;
+  Tensor multiply(Stream& stream, const char* name, const Tensor& a, bool trans_b,
+                  const ExpertChunk& chunk, const Tensor& into) const;
   void wgrad_now(Stream& stream, const Rows& dy_RO, const Rows& x_RI, const Tensor& first_E1) const;
 
   Parameter* const weight_;

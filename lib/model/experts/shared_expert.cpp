@@ -1,6 +1,7 @@
 #include "model/experts/shared_expert.h"
 
 #include <cmath>
+#include <utility>
 
 #include "ops/experts.h"
 #include "ops/permute.h"
@@ -11,14 +12,6 @@ namespace {
 // A gate is a router that gives each token the only expert there is, with a sigmoid as its weight.
 constexpr ops::RouterForm kGate{.score = ops::RouterScore::sigmoid};
 }  // namespace
-
-struct SharedExpert::Activations {
-  Tensor up_TF;   // gate | up; absent if it is computed again
-  Tensor act_TF;  // absent if it is computed again
-  Tensor y_TH;    // the down projection's output; absent without a gate, or if computed again
-  InputScale up_scale, down_scale;
-  Gate gate;
-};
 
 SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
                            const GptConfig& c, const Recompute& recompute, const ModelImpls& impls)
@@ -59,9 +52,13 @@ SharedExpert::Gate SharedExpert::gate_of(Step& step, const Tensor& x_TH) const {
   return g;
 }
 
-Tensor SharedExpert::forward(Step& step, const Tensor& x_TH) {
+SharedExpert::Activations SharedExpert::up(Step& step, const Tensor& x_TH) {
   Activations a;
   a.up_TF = gate_up_->forward(step, x_TH, a.up_scale);
+  return a;
+}
+
+Tensor SharedExpert::down(Step& step, const Tensor& x_TH, Activations a) {
   const Tensor act_TF = ops::swiglu(step.compute, a.up_TF);
   if (keep_activation_) a.act_TF = act_TF;
   Tensor y_TH = down_->forward(step, act_TF, a.down_scale);
@@ -92,16 +89,16 @@ Tensor SharedExpert::gate_backward(Step& step, const Gate& g, const Tensor& x_TH
   return ops::matmul(stream, "matmul_shared_gate_dgrad", dlogit, gate_->value, {}, x_TH.dtype());
 }
 
-Tensor SharedExpert::backward(Step& step, const Tensor& x_TH, const Tensor& dy_TH) {
+void SharedExpert::down_backward(Step& step, const Tensor& x_TH, const Tensor& dy_TH,
+                                 Activations& a) {
   Stream& stream = step.compute;
-  auto a = step.stash.pop<Activations>();
-  Tensor dx_gate, dy = dy_TH;
+  Tensor dy = dy_TH;
   if (!keep_outputs_) {
     a.up_TF = gate_up_->forward(step, x_TH, a.up_scale);
     if (gate_) a.y_TH = down_->forward(step, ops::swiglu(stream, a.up_TF), a.down_scale);
   }
   if (gate_) {
-    dx_gate = gate_backward(step, a.gate, x_TH, a.y_TH, dy_TH);
+    a.dx_gate_TH = gate_backward(step, a.gate, x_TH, a.y_TH, dy_TH);
     dy = ops::permute(stream, dy_TH, a.gate.choice_T, 1, a.gate.routing.weight_TK);
     a.y_TH = {}, a.gate = {};
   }
@@ -109,12 +106,16 @@ Tensor SharedExpert::backward(Step& step, const Tensor& x_TH, const Tensor& dy_T
   dy = {};
   // Unless the activation's output is kept, the kernel overwrites its gradient with it.
   const Tensor again_TF = a.act_TF ? Tensor() : g.dx_TI;
-  Tensor dup_TF = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, again_TF);
+  a.dup_TF = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, again_TF);
   down_->wgrad(step, a.act_TF ? a.act_TF : g.dx_TI, a.down_scale, std::move(g.for_wgrad));
-  a.up_TF = {}, a.act_TF = {}, g = {};
-  const Tensor dx = gate_up_->backward(step, x_TH, a.up_scale, {std::move(dup_TF)});
-  if (dx_gate) ops::add_into(stream, dx_gate, dx);
-  return dx;
+  a.up_TF = {}, a.act_TF = {};
+}
+
+Tensor SharedExpert::up_backward(Step& step, const Tensor& x_TH, Activations& a) {
+  const Tensor dx_TH =
+      gate_up_->backward(step, x_TH, a.up_scale, {std::exchange(a.dup_TF, Tensor())});
+  if (a.dx_gate_TH) ops::add_into(step.compute, std::exchange(a.dx_gate_TH, Tensor()), dx_TH);
+  return dx_TH;
 }
 
 }  // namespace mtrain::model

@@ -12,25 +12,45 @@
 
 namespace mtrain::model {
 
-class SharedExpert {
- public:
-  SharedExpert(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
-               const Recompute& recompute, const ModelImpls& impls);
-  // Both push and pop step.stash. x_TH is kept by the caller.
-  Tensor forward(Step& step, const Tensor& x_TH);
-  Tensor backward(Step& step, const Tensor& x_TH, const Tensor& dy_TH);
-
- private:
+struct SharedExpertActivations {
   struct Gate {
     Tensor logit_T1;  // fp32
     ops::Routing routing;
     Tensor row_T1, choice_T;  // token t has row t
   };
+
+  Tensor up_TF;   // gate | up; absent if it is computed again
+  Tensor act_TF;  // absent if it is computed again
+  Tensor y_TH;    // the down projection's output; absent without a gate, or if computed again
+  InputScale up_scale, down_scale;
+  Gate gate;
+  // In backward, between its two parts: the gradient of gate | up, and that of the gate's input.
+  Tensor dup_TF, dx_gate_TH;
+};
+
+// Forward and backward each have two parts, between which other work may be enqueued: up() and
+// down(), down_backward() and up_backward(). x_TH is kept by the caller.
+class SharedExpert {
+ public:
+  using Activations = SharedExpertActivations;
+
+  SharedExpert(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+               const Recompute& recompute, const ModelImpls& impls);
+  Activations up(Step& step, const Tensor& x_TH);
+  // Returns the output, and pushes what backward needs to step.stash, from which backward is to
+  // pop it.
+  Tensor down(Step& step, const Tensor& x_TH, Activations a);
+
+  void down_backward(Step& step, const Tensor& x_TH, const Tensor& dy_TH, Activations& a);
+  // Returns the gradient of x.
+  Tensor up_backward(Step& step, const Tensor& x_TH, Activations& a);
+
+ private:
+  using Gate = Activations::Gate;
   Gate gate_of(Step& step, const Tensor& x_TH) const;
   // Returns the gradient of the gate's input.
   Tensor gate_backward(Step& step, const Gate& gate, const Tensor& x_TH, const Tensor& y_TH,
                        const Tensor& dy_TH);
-  struct Activations;
 
   const bool keep_outputs_, keep_activation_;
   std::unique_ptr<Linear> gate_up_, down_;

@@ -9,6 +9,10 @@
 // compute. A step that reads what has travelled waits for it, so that other work can run meanwhile.
 // All ranks that share experts make the same calls in the same order, also for rows of which a rank
 // has none.
+//
+// A dispatcher may bring rows in chunks, so that some travel while others are computed:
+//
+//   to_rows | in_chunks: send | arrive, a chunk's experts, send_back, ... | returned, to_tokens
 #pragma once
 #include <memory>
 
@@ -36,6 +40,37 @@ class TokenRoute {
   virtual ~TokenRoute() = default;
 };
 
+// A range of this rank's experts, and their rows.
+struct ExpertChunk {
+  int64_t first_expert, experts;
+  int64_t first_row, rows;  // among the rows of all of this rank's experts
+  Tensor first_E1;          // int32: where each expert's rows begin among those of the chunk
+};
+
+// Rows on their way to the experts and back. A chunk has all rows of a range of experts of each
+// rank, so that an expert's rows stay together. Each chunk is sent, arrives and is sent back in
+// this order, and chunks in theirs; all ranks interleave these calls alike.
+class ChunkedRows {
+ public:
+  virtual ~ChunkedRows() = default;
+  virtual int64_t chunks() const = 0;
+  virtual const ExpertChunk& chunk(int64_t c) const = 0;
+  // send() and send_back() only enqueue communication. What send_back() is given lies in the order
+  // of experts, as arrive() leaves rows.
+  virtual void send(Step& step, int64_t c) = 0;
+  // Waits for a chunk, and writes it to `rows`, which are those of the chunk.
+  virtual void arrive(Step& step, int64_t c, const ExpertRows& rows) = 0;
+  virtual void send_back(Step& step, int64_t c, const ExpertRows& rows) = 0;
+  // Waits for the last chunk. Returns all rows that have come back in the order of to_rows().
+  virtual ExpertRows returned(Step& step) = 0;
+
+  // How many rows this rank's experts have.
+  int64_t rows() const {
+    const ExpertChunk& last = chunk(chunks() - 1);
+    return last.first_row + last.rows;
+  }
+};
+
 class TokenDispatcher {
  public:
   virtual ~TokenDispatcher() = default;
@@ -57,6 +92,13 @@ class TokenDispatcher {
   virtual ExpertRows send_back(Step&, TokenRoute&, ExpertRows rows) { return rows; }
   // Returns the sums of each token's rows, in the order of k unless the dispatcher says otherwise.
   virtual TokenSums to_tokens(Step& step, TokenRoute& route, ExpertRows arrived) = 0;
+
+  // In how many chunks rows can travel; 1: in_chunks() is not to be called.
+  virtual int64_t chunks() const { return 1; }
+  // Takes what leaves this rank. `route` must outlive the result.
+  virtual std::unique_ptr<ChunkedRows> in_chunks(Step&, TokenRoute&, ExpertRows) {
+    throw BugError("a dispatcher without chunks");
+  }
 };
 
 // `experts` is the number of all experts, which this rank has.

@@ -36,6 +36,7 @@ Tensor room(Stream& compute, const Tensor& x_RN, int64_t rows) {
 
 }  // namespace
 
+int64_t RowCounts::leaving() const { return sum(sends); }
 int64_t ExpertComm::arriving(const RowCounts& counts) const {
   return parts_.tp ? tp() * counts.each : sum(counts.receives);
 }
@@ -58,8 +59,9 @@ std::pair<Tensor, Event> ExpertComm::exchange(Stream& compute, const Tensor& x_R
 }
 
 std::pair<Tensor, Event> ExpertComm::exchange_back(Stream& compute, const Tensor& x_RN,
-                                                   const RowCounts& counts) const {
-  const Tensor out = room(compute, x_RN, sum(counts.sends));
+                                                   const RowCounts& counts,
+                                                   const Tensor& into) const {
+  const Tensor out = into ? into : room(compute, x_RN, sum(counts.sends));
   Event there = enqueue(compute, [&](const Group& ep, Stream& stream) {
     if (parts_.tp)
       parts_.tp.reduce_scatter(x_RN, part_of_tp(x_RN, counts), comm::Reduce::sum, stream);

@@ -26,6 +26,7 @@ struct RowCounts {
   // them have for these experts. What lies behind a rank's own rows is never read, except by sums
   // that are not read either.
   int64_t each = 0;
+  int64_t leaving() const;  // rows that this rank sends
 };
 
 class ExpertComm {
@@ -65,9 +66,9 @@ class ExpertComm {
   std::pair<Tensor, Event> exchange(Stream& compute, const Tensor& x_RN,
                                     const RowCounts& counts) const;
   // Brings rows back; `counts` are those of exchange(). Where experts are divided, the parts are
-  // first summed over tp, in the memory of x_RN.
+  // first summed over tp, in the memory of x_RN. `into` (optional) is the memory of the result.
   std::pair<Tensor, Event> exchange_back(Stream& compute, const Tensor& x_RN,
-                                         const RowCounts& counts) const;
+                                         const RowCounts& counts, const Tensor& into = {}) const;
   // The same for rows with their weights, if they have some.
   model::ExpertRows exchange(Stream& compute, const model::ExpertRows& rows,
                              const RowCounts& counts) const;
@@ -100,9 +101,9 @@ std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream
 // "GShard"). In between the host waits for the counts, once in each forward.
 // An expert's rows keep the order of the ranks, and of each rank's tokens. Where the ranks of tp
 // divide experts, rows travel over ep, are filled up to the largest number of rows of these ranks,
-// and are then gathered over tp.
+// and are then gathered over tp. They may travel in so many `chunks`, at most a rank's experts.
 std::unique_ptr<model::TokenDispatcher> all_to_all_dispatcher(std::shared_ptr<ExpertComm> comm,
-                                                              bool pad);
+                                                              bool pad, int64_t chunks);
 
 // Every rank gets the tokens of all, and computes the rows of its own experts. A token's rows are
 // added on each rank in the order of k, and these sums while they are reduce-scattered. The host

@@ -41,6 +41,11 @@ class ReducedDispatcher : public model::TokenDispatcher {
     sums.sum_TH = tensor_->reduce(step, sums.sum_TH);
     return sums;
   }
+  int64_t chunks() const override { return own_->chunks(); }
+  std::unique_ptr<model::ChunkedRows> in_chunks(Step& step, TokenRoute& route,
+                                                ExpertRows rows) override {
+    return own_->in_chunks(step, route, std::move(rows));
+  }
 
  private:
   const std::unique_ptr<TokenDispatcher> own_;

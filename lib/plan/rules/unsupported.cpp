@@ -18,10 +18,6 @@ void check_expert_ranks(const Recipe& r, const Missing& missing) {
   missing(gathered && moe.token_dispatcher == recipe::MoeDispatcher::flex,
           "model.moe.token_dispatcher", "the flex dispatcher for experts that are divided over tp",
           "use alltoall, or set distributed.expert_tp_size: 1");
-  missing(moe.shared_expert_overlap, "model.moe.shared_expert_overlap",
-          "a shared expert that computes while tokens travel", "leave it out");
-  missing(r.comm_overlap.moe_dispatch_chunks > 1, "comm_overlap.moe_dispatch_chunks",
-          "experts that compute one part of the tokens while another travels", "leave it out");
   missing(r.distributed.moe.lm_head_precision == recipe::ElementType::fp32 &&
               r.mixed_precision.name != recipe::Precision::fp32,
           "distributed.moe.lm_head_precision", "an output layer with a type of its own",

@@ -1,0 +1,93 @@
+#include "model/experts/chunked_experts.h"
+
+#include <utility>
+
+#include "ops/experts.h"
+
+namespace mtrain::model {
+
+namespace {
+
+// How many chunks are sent before the first is computed.
+constexpr int64_t kAhead = 2;
+
+void send(Step& step, ChunkedRows& rows, ChunkedRows* again, int64_t c) {
+  if (c >= rows.chunks()) return;
+  rows.send(step, c);
+  if (again) again->send(step, c);
+}
+
+// Returns a chunk's part of rows of all chunks; absent if these are.
+Tensor part(const Tensor& all, const ExpertChunk& chunk) {
+  return all ? all.rows(chunk.first_row, chunk.first_row + chunk.rows) : Tensor();
+}
+
+}  // namespace
+
+void send_first_chunks(Step& step, ChunkedRows& rows, ChunkedRows* again) {
+  for (int64_t c = 0; c < kAhead; ++c) send(step, rows, again, c);
+}
+
+ExpertActivations chunked_forward(Step& step, ChunkedRows& rows, const ExpertProducts& products,
+                                  const Tensor& first_E1) {
+  Stream& compute = step.compute;
+  const auto& [up, down, keeps_rows, keeps_activation] = products;
+  const int64_t R = rows.rows();
+  ExpertActivations a{.weight_R = Tensor::empty(compute, {R}, DType::f32), .first_E1 = first_E1};
+  if (keeps_rows) {
+    a.x_RH.data = up.input_rows(compute, R);
+    a.up_R2F = up.output_rows(compute, R);
+  }
+  if (keeps_activation) a.act_RF.data = down.input_rows(compute, R);
+  for (int64_t c = 0; c < rows.chunks(); ++c) {
+    const ExpertChunk& chunk = rows.chunk(c);
+    const ExpertRows arrived{
+        .x_RH = keeps_rows ? part(a.x_RH.data, chunk) : up.input_rows(compute, chunk.rows),
+        .weight_R = part(a.weight_R, chunk)};
+    rows.arrive(step, c, arrived);
+    const Tensor up_R2F = up.forward(step, arrived.x_RH, chunk, part(a.up_R2F, chunk));
+    const Tensor act_RF =
+        ops::weighted_swiglu(compute, up_R2F, arrived.weight_R, part(a.act_RF.data, chunk));
+    rows.send_back(step, c, {.x_RH = down.forward(step, act_RF, chunk)});
+    send(step, rows, nullptr, c + kAhead);
+  }
+  return a;
+}
+
+void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* again,
+                      const ExpertProducts& products, ExpertActivations a) {
+  Stream& compute = step.compute;
+  const auto& [up, down, keeps_rows, keeps_activation] = products;
+  const int64_t R = rows.rows();
+  if (again) {
+    a.x_RH.data = up.input_rows(compute, R);
+    a.up_R2F = up.output_rows(compute, R);
+  }
+  const Tensor dy_RH = down.output_rows(compute, R);
+  // Unless the activation's output is kept, the kernel overwrites its gradient with it.
+  const bool act_again = !a.act_RF.data;
+  if (act_again) a.act_RF.data = down.input_rows(compute, R);
+  for (int64_t c = 0; c < rows.chunks(); ++c) {
+    const ExpertChunk& chunk = rows.chunk(c);
+    const Tensor up_R2F = part(a.up_R2F, chunk), act_RF = part(a.act_RF.data, chunk),
+                 dy = part(dy_RH, chunk);
+    if (again) {
+      const Tensor x_RH = part(a.x_RH.data, chunk);
+      again->arrive(step, c, {.x_RH = x_RH});
+      up.forward(step, x_RH, chunk, up_R2F);
+    }
+    rows.arrive(step, c, {.x_RH = dy});
+    const Tensor dact_RF = down.dgrad(step, dy, chunk, act_again ? act_RF : Tensor());
+    // The gradient of gate | up takes the place of gate | up.
+    const ops::WeightedSwigluGradients d =
+        ops::weighted_swiglu_backward(compute, up_R2F, part(a.weight_R, chunk), dact_RF,
+                                      act_again ? act_RF : Tensor(), up_R2F);
+    rows.send_back(step, c, {.x_RH = up.dgrad(step, up_R2F, chunk), .weight_R = d.dweight_R});
+    send(step, rows, again, c + kAhead);
+  }
+  // They hide the last chunks' way back.
+  down.wgrad(step, {dy_RH, {}}, std::move(a.act_RF), a.first_E1);
+  up.wgrad(step, {std::move(a.up_R2F), {}}, std::move(a.x_RH), a.first_E1);
+}
+
+}  // namespace mtrain::model
