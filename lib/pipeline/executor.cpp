@@ -74,6 +74,7 @@ size_t Executor::compute(const schedule::ActionList& list, size_t next) {
 }
 
 size_t Executor::pair(const schedule::ActionList& list, size_t next) {
+  in_pair_ = true;
   Running forward = start(list[next]), backward = start(list[next + 1]);
   const bool at_once = options_.paired_gradient == schedule::PairedGradient::at_once;
   paired_ = list[next + 1];
@@ -98,6 +99,7 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
     }
   finish(forward);
   finish(backward);
+  in_pair_ = false;
   return next;
 }
 
@@ -240,17 +242,18 @@ Executor::Chunk& Executor::chunk(int64_t stage, int64_t micro_batch) {
 }
 
 model::Step Executor::step_of(const schedule::Action& a, Chunk& c) {
-  return {*links_.compute,
-          c.wgrad,
-          c.stash,
-          work_.batches[size_t(a.micro_batch)].seq,
-          work_.seed,
-          work_.step,
-          work_.numbers[size_t(a.micro_batch)],
-          work_.training,
-          work_.hooks,
-          work_.graph_inputs,
-          work_.experts};
+  return {.compute = *links_.compute,
+          .wgrad = c.wgrad,
+          .stash = c.stash,
+          .seq = work_.batches[size_t(a.micro_batch)].seq,
+          .seed = work_.seed,
+          .step = work_.step,
+          .micro_batch = work_.numbers[size_t(a.micro_batch)],
+          .training = work_.training,
+          .hooks = work_.hooks,
+          .graph_inputs = work_.graph_inputs,
+          .experts = work_.experts,
+          .chunks_experts = !in_pair_};
 }
 
 void Executor::limit_run_ahead() {

@@ -96,6 +96,7 @@ class Executor {
   const plan::PipelineOptions& options_;
   const MicroBatches& work_;
   RunAhead& run_ahead_;
+  bool in_pair_ = false;  // whether passes are made that run together
   std::map<std::pair<int64_t, int64_t>, Chunk> chunks_;  // by stage and micro-batch
   // Backwards whose weight gradients run after the send of the gradient of the stage's input.
   std::vector<schedule::Action> delayed_;
