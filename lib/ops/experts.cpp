@@ -27,8 +27,9 @@ Bf16Arithmetic bf16_of(const Stream& stream) {
 // Returns memory for a result: `into`, if it is present.
 Tensor result(Stream& stream, const char* op, const Tensor& into, const Shape& shape, DType dtype) {
   if (!into) return Tensor::empty(stream, shape, dtype);
-  MT_CHECK(into.shape() == shape && into.dtype() == dtype, "{}: into is {} of {}, expected {} of {}",
-           op, into.shape().str(), dtype_name(into.dtype()), shape.str(), dtype_name(dtype));
+  MT_CHECK(into.shape() == shape && into.dtype() == dtype,
+           "{}: into is {} of {}, expected {} of {}", op, into.shape().str(),
+           dtype_name(into.dtype()), shape.str(), dtype_name(dtype));
   return into;
 }
 }  // namespace
@@ -299,9 +300,9 @@ WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& g
   MT_SHAPE("weighted_swiglu_backward", dy_RF, {R, F});
   MT_DTYPE("weighted_swiglu_backward", dy_RF, gate_up_R2F.dtype());
   if (y_RF) MT_SHAPE("weighted_swiglu_backward", y_RF, {R, F});
-  const WeightedSwigluGradients d{result(stream, "weighted_swiglu_backward", into,
-                                         gate_up_R2F.shape(), gate_up_R2F.dtype()),
-                                  Tensor::empty(stream, {R}, DType::f32)};
+  const WeightedSwigluGradients d{
+      result(stream, "weighted_swiglu_backward", into, gate_up_R2F.shape(), gate_up_R2F.dtype()),
+      Tensor::empty(stream, {R}, DType::f32)};
   enqueue(stream,
           {.name = "weighted_swiglu_bwd",
            .reads = {gate_up_R2F, weight_R, dy_RF},

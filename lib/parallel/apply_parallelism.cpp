@@ -88,12 +88,12 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
   const plan::ExpertOptions options =
       l.ep > 1 ? plan.experts
                : plan::ExpertOptions{.dispatcher = plan::ExpertOptions::Dispatcher::all_gather};
-  const auto own = [comm, options, chunks = plan.overlap.moe_dispatch_chunks, experts = plan.model.experts.count] {
+  const auto own = [comm, options, chunks = plan.overlap.moe_dispatch_chunks,
+                    experts = plan.model.experts.count] {
     if (!comm) return model::local_dispatcher(experts);
     using enum plan::ExpertOptions::Dispatcher;
     switch (options.dispatcher) {
-      case all_to_all:
-        return all_to_all_dispatcher(comm, options.pad_to_capacity, chunks);
+      case all_to_all: return all_to_all_dispatcher(comm, options.pad_to_capacity, chunks);
       case all_gather: return all_gather_dispatcher(comm, options.pad_to_capacity);
       case flex: return flex_dispatcher(comm);
     }

@@ -77,9 +77,8 @@ size_t Executor::compute(const schedule::ActionList& list, size_t next) {
 
 size_t Executor::pair(const schedule::ActionList& list, size_t next) {
   const Device::PairScope timed_as_pair(links_.compute->device());
-  // Where exchanges hide behind the other pass, chunks would only divide them.
-  const bool alone = !options_.pair_costs;
-  Running forward = start(list[next], alone), backward = start(list[next + 1], alone);
+  // Exchanges hide behind the other pass: chunks would only divide them.
+  Running forward = start(list[next], false), backward = start(list[next + 1], false);
   const bool at_once = options_.paired_gradient == schedule::PairedGradient::at_once;
   paired_ = list[next + 1];
   next += 2;
@@ -279,17 +278,17 @@ Executor::Chunk& Executor::chunk(int64_t stage, int64_t micro_batch) {
 }
 
 model::Step Executor::step_of(const schedule::Action& a, Chunk& c) {
-  return {*links_.compute,
-          c.wgrad,
-          c.stash,
-          work_.batches[size_t(a.micro_batch)].seq,
-          work_.seed,
-          work_.step,
-          work_.numbers[size_t(a.micro_batch)],
-          work_.training,
-          work_.hooks,
-          work_.graph_inputs,
-          work_.experts};
+  return {.compute = *links_.compute,
+          .wgrad = c.wgrad,
+          .stash = c.stash,
+          .seq = work_.batches[size_t(a.micro_batch)].seq,
+          .seed = work_.seed,
+          .step = work_.step,
+          .micro_batch = work_.numbers[size_t(a.micro_batch)],
+          .training = work_.training,
+          .hooks = work_.hooks,
+          .graph_inputs = work_.graph_inputs,
+          .experts = work_.experts};
 }
 
 void Executor::limit_run_ahead() {

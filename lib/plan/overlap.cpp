@@ -244,9 +244,7 @@ class Resolver {
                         asked > 1 ? possible.off : Off::no, on});
   }
 
-  bool shared_expert() const {
-    return r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0;
-  }
+  bool shared_expert() const { return r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0; }
 
   // What hides the exchanges of tokens, and what of them is waited for.
   std::string dispatch_text() const {

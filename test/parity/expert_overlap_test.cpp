@@ -1,6 +1,7 @@
 // Whether a shared expert or chunks of experts compute while tokens travel changes no bit: losses,
 // norms, gradients and evaluation are those of the same layout without. Runs under the stream
 // sanitizer.
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -20,12 +21,9 @@ const Changes kSharedOverlap{"model.moe.shared_expert_overlap=true"},
     kBf16{"mixed_precision.name=bf16_mixed"},
     kModules{"recompute.granularity=selective", "recompute.modules=[moe,shared_experts,layernorm]"},
     kNoGate{"model.moe.shared_expert_gate=false"},
-    kFloat8{"mixed_precision.name=bf16_mixed",
-            "mixed_precision.fp8=hybrid",
-            "debug.emulate_fp8=true",
-            "model.hidden_size=64",
-            "model.moe.ffn_hidden_size=48",
-            "model.moe.shared_expert_ffn_hidden_size=32"},
+    kFloat8{"mixed_precision.name=bf16_mixed", "mixed_precision.fp8=hybrid",
+            "debug.emulate_fp8=true",          "model.hidden_size=64",
+            "model.moe.ffn_hidden_size=48",    "model.moe.shared_expert_ffn_hidden_size=32"},
     kDelayedScales{"mixed_precision.fp8_recipe=delayed", "mixed_precision.fp8_amax_history_len=4"};
 
 void expect_same_bits(const std::vector<Trained>& off, const std::vector<Trained>& on) {
@@ -55,31 +53,47 @@ void expect_no_change(const Layout& layout, const std::vector<Changes>& ways) {
 
 const Changes kBoth = join({kSharedOverlap, chunks(2)});
 
-// Returns the exchanges of rows, and the products of experts and of the shared one, of a step of one
-// micro-batch and one layer, in the order in which a rank enqueues them.
-std::string launches(const Changes& more) {
-  const std::map<std::string, std::string> shown{
-      {"all_to_all", "x"},          {"matmul_fc1_fwd", "S1"},    {"matmul_fc2_fwd", "S2"},
-      {"experts_up_fwd", "up"},     {"experts_down_fwd", "down"}, {"matmul_fc2_dgrad", "dS2"},
-      {"matmul_fc2_wgrad", "wS2"},  {"matmul_fc1_dgrad", "dS1"}, {"matmul_fc1_wgrad", "wS1"},
-      {"experts_up_dgrad", "dup"},  {"experts_down_dgrad", "ddown"},
-      {"experts_up_wgrad", "wup"},  {"experts_down_wgrad", "wdown"}};
-  const Recipe r =
-      tiny(join({kShared, ep(2), kMegatron,
-                 {"model.num_layers=1", "train.global_batch_size=2", "train.micro_batch_size=1"},
-                 more}),
-           2);
-  std::string order;
-  run_ranks(2, "thread", [&](TestRank& rank) {
+// Returns the names of what rank 0 enqueues in a step, in this order.
+std::vector<std::string> launches_of(int ranks, const Changes& changes) {
+  const Recipe r = tiny(changes, ranks);
+  std::vector<std::string> names;
+  run_ranks(ranks, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     if (rank.rank() == 0)
-      rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
-        const auto found = shown.find(info.name);
-        if (found != shown.end()) order += found->second + " ";
-      });
+      rank.device.set_launch_check(
+          [&](Stream&, const device::LaunchInfo& info) { names.emplace_back(info.name); });
     t.step();
     rank.device.set_launch_check({});
   });
+  return names;
+}
+
+// Returns the exchanges of rows, and the products of experts and of the shared one, of a step of
+// one micro-batch and one layer, in the order in which a rank enqueues them.
+std::string launches(const Changes& more) {
+  const std::map<std::string, std::string> shown{{"all_to_all", "x"},
+                                                 {"matmul_fc1_fwd", "S1"},
+                                                 {"matmul_fc2_fwd", "S2"},
+                                                 {"experts_up_fwd", "up"},
+                                                 {"experts_down_fwd", "down"},
+                                                 {"matmul_fc2_dgrad", "dS2"},
+                                                 {"matmul_fc2_wgrad", "wS2"},
+                                                 {"matmul_fc1_dgrad", "dS1"},
+                                                 {"matmul_fc1_wgrad", "wS1"},
+                                                 {"experts_up_dgrad", "dup"},
+                                                 {"experts_down_dgrad", "ddown"},
+                                                 {"experts_up_wgrad", "wup"},
+                                                 {"experts_down_wgrad", "wdown"}};
+  std::string order;
+  for (const std::string& name : launches_of(
+           2, join({kShared,
+                    ep(2),
+                    kMegatron,
+                    {"model.num_layers=1", "train.global_batch_size=2", "train.micro_batch_size=1"},
+                    more}))) {
+    const auto found = shown.find(name);
+    if (found != shown.end()) order += found->second + " ";
+  }
   return order;
 }
 
@@ -104,25 +118,24 @@ TEST_CASE("shared experts and chunks are enqueued behind exchanges that are unde
 }
 
 TEST_CASE("a shared expert that computes while tokens travel changes no bit") {
-  for (const Layout& l : std::vector<Layout>{
-           {2, join({kShared, ep(2), kMegatron})},
-           {4, join({kShared, kNoGate, ep(4), kFsdp2, kBf16})},
-           {2, join({kShared, ep(2), kAtOnce, kFlex})},
-           {2, join({kShared, ep(2), kMegatron, kModules})},
-           {4, join({kShared, ep(2), kFsdp2, kFull})},
-           {4, join({kShared, ep(2), pipelined("zero_bubble", 1), kMegatron})},
-           {4, join({kShared, ep(2), tp(2), kMegatron})},
-           {4, join({kShared, ep(2), tp(2), kSequence, kFsdp2, kBf16})},
-           {2, join({kShared, kFloat8, ep(2), kFsdp2})},
-           {2, join({kShared, kFloat8, kDelayedScales, ep(2), kMegatron})}})
+  for (const Layout& l :
+       std::vector<Layout>{{2, join({kShared, ep(2), kMegatron})},
+                           {4, join({kShared, kNoGate, ep(4), kFsdp2, kBf16})},
+                           {2, join({kShared, ep(2), kAtOnce, kFlex})},
+                           {2, join({kShared, ep(2), kMegatron, kModules})},
+                           {4, join({kShared, ep(2), kFsdp2, kFull})},
+                           {4, join({kShared, ep(2), pipelined("zero_bubble", 1), kMegatron})},
+                           {4, join({kShared, ep(2), tp(2), kMegatron})},
+                           {4, join({kShared, ep(2), tp(2), kSequence, kFsdp2, kBf16})},
+                           {2, join({kShared, kFloat8, ep(2), kFsdp2})},
+                           {2, join({kShared, kFloat8, kDelayedScales, ep(2), kMegatron})}})
     expect_no_change(l, {kSharedOverlap});
 }
 
 TEST_CASE("experts in chunks change no bit") {
-  for (const Layout& l :
-       std::vector<Layout>{{2, join({kPlain, ep(2), kMegatron})},
-                           {2, join({kPlain, ep(2), kFsdp2, kBf16})},
-                           {4, join({kPlain, ep(2), kAtOnce})}})
+  for (const Layout& l : std::vector<Layout>{{2, join({kPlain, ep(2), kMegatron})},
+                                             {2, join({kPlain, ep(2), kFsdp2, kBf16})},
+                                             {4, join({kPlain, ep(2), kAtOnce})}})
     expect_no_change(l, {chunks(2), chunks(3), chunks(4)});
   // Experts that drop tokens, and those whose rows are filled up.
   for (const Changes& padded : {Changes{}, kPadded})
@@ -150,6 +163,26 @@ TEST_CASE("experts in chunks change no bit in pipelines") {
        {pipelined("1f1b", 1), pipelined("zero_bubble", 1),
         join({pipelined("interleaved_1f1b", 2), pairs}), pipelined("dualpipev", 2)})
     expect_no_change({4, join({kShared, ep(2), schedule, kMegatron})}, {kBoth});
+}
+
+// A forward in chunks then has a backward without, or the other way round.
+TEST_CASE("passes that run as a pair have no chunks, and those before and behind them do") {
+  const auto products = [](const Changes& more) {
+    const auto names = launches_of(4, join({kPlain,
+                                            ep(2),
+                                            kMegatron,
+                                            pipelined("interleaved_1f1b", 2),
+                                            {"comm_overlap.fine_grained_1f1b=true"},
+                                            more}));
+    return std::pair{std::ranges::count(names, "experts_up_fwd"),
+                     std::ranges::count(names, "experts_up_dgrad")};
+  };
+  const auto [forward, backward] = products({});
+  const auto [forward_chunks, backward_chunks] = products(chunks(4));
+  CHECK(forward_chunks > forward);
+  CHECK(forward_chunks < 4 * forward);
+  CHECK(backward_chunks > backward);
+  CHECK(backward_chunks < 4 * backward);
 }
 
 TEST_CASE("experts in chunks change no bit beside tensor and context parallelism") {

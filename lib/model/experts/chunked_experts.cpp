@@ -79,9 +79,8 @@ void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* again,
     rows.arrive(step, c, {.x_RH = dy});
     const Tensor dact_RF = down.dgrad(step, dy, chunk, act_again ? act_RF : Tensor());
     // The gradient of gate | up takes the place of gate | up.
-    const ops::WeightedSwigluGradients d =
-        ops::weighted_swiglu_backward(compute, up_R2F, part(a.weight_R, chunk), dact_RF,
-                                      act_again ? act_RF : Tensor(), up_R2F);
+    const ops::WeightedSwigluGradients d = ops::weighted_swiglu_backward(
+        compute, up_R2F, part(a.weight_R, chunk), dact_RF, act_again ? act_RF : Tensor(), up_R2F);
     rows.send_back(step, c, {.x_RH = up.dgrad(step, up_R2F, chunk), .weight_R = d.dweight_R});
     send(step, rows, again, c + kAhead);
   }

@@ -94,9 +94,7 @@ struct ExpertLayer {
     return c.experts.drops(step.training) ? c.experts.capacity(T) : 0;
   }
   // Whether rows travel in chunks in this pass.
-  bool in_chunks(const Step& step) const {
-    return step.chunks_experts && dispatcher->chunks() > 1;
-  }
+  bool in_chunks(const Step& step) const { return step.chunks_experts && dispatcher->chunks() > 1; }
   // Whether some rows of experts may belong to no choice.
   bool unused_rows(const Step& step) const {
     return step.seq.valid_T || c.experts.drops(step.training);
@@ -340,8 +338,7 @@ class Experts : public ExpertSegment {
     if (l_->shared_overlaps && l_->shared)
       f.shared = std::make_shared<SharedExpertActivations>(l_->shared->up(step, f.x_TH));
     if (f.chunks) {
-      step.stash.push(
-          chunked_forward(step, *f.chunks, products_, dispatcher.first_E1(*f.route)));
+      step.stash.push(chunked_forward(step, *f.chunks, products_, dispatcher.first_E1(*f.route)));
       return flow;
     }
     const bool unused = l_->unused_rows(step);
@@ -365,8 +362,7 @@ class Experts : public ExpertSegment {
     auto a = step.stash.pop<ExpertActivations>();
     ExpertFlow& f = flow.experts;
     TokenDispatcher& dispatcher = *l_->dispatcher;
-    if (f.shared)
-      l_->shared->down_backward(step, f.x_TH, std::exchange(f.dout_TH, {}), *f.shared);
+    if (f.shared) l_->shared->down_backward(step, f.x_TH, std::exchange(f.dout_TH, {}), *f.shared);
     if (f.chunks) {
       const auto again = std::exchange(f.chunks_again, {});
       chunked_backward(step, *f.chunks, again.get(), products_, std::move(a));
@@ -438,8 +434,8 @@ class Merge : public ExpertSegment {
     MergeActivations a{.route = f.route};
     Tensor shared_TH;
     if (l_->shared)
-      shared_TH = l_->shared->down(
-          step, f.x_TH, f.shared ? std::move(*f.shared) : l_->shared->up(step, f.x_TH));
+      shared_TH = l_->shared->down(step, f.x_TH,
+                                   f.shared ? std::move(*f.shared) : l_->shared->up(step, f.x_TH));
     if (l_->keeps_input()) {
       a.x_TH = l_->keeps_norm ? f.x_TH : Tensor();
       a.sum_TH = flow.h.x_TH;

@@ -48,8 +48,8 @@ ChunkedPath chunked_path(Stream& compute, const ExpertComm& comm, int64_t chunks
     all.chunks.push_back(std::move(chunk));
   }
   const auto count = int64_t(first.size());
-  const Tensor firsts = Tensor::from_host(compute, {count}, std::move(first),
-                                          device::MemoryCategory::activations);
+  const Tensor firsts =
+      Tensor::from_host(compute, {count}, std::move(first), device::MemoryCategory::activations);
   int64_t at = 0;
   for (ChunkedPath::Chunk& chunk : all.chunks) {
     const int64_t n = chunk.experts.experts + 1;
@@ -85,18 +85,16 @@ class AllToAllChunks : public model::ChunkedRows {
     const ExpertRows arrived = std::exchange(arriving_[size_t(c)], {});
     step.compute.wait(arrived.there);  // edge: a chunk's way -> its experts
     const ops::CopyBlock all{0, 0, 0, 0, path.rows, 0};
-    copy_rows(step.compute, arrived,
-              path.in_order ? std::vector{all} : path.to_experts, to);
+    copy_rows(step.compute, arrived, path.in_order ? std::vector{all} : path.to_experts, to);
   }
 
   void send_back(Step& step, int64_t c, const ExpertRows& rows) override {
     const ChunkedPath::Chunk& chunk = path_.chunks[size_t(c)];
     if (!returned_.x_RH) {
-      returned_.x_RH = Tensor::empty(step.compute, {path_.leaving, rows.x_RH.dim(1)},
-                                     rows.x_RH.dtype());
+      returned_.x_RH =
+          Tensor::empty(step.compute, {path_.leaving, rows.x_RH.dim(1)}, rows.x_RH.dtype());
       if (rows.weight_R)
-        returned_.weight_R =
-            Tensor::empty(step.compute, {path_.leaving}, rows.weight_R.dtype());
+        returned_.weight_R = Tensor::empty(step.compute, {path_.leaving}, rows.weight_R.dtype());
     }
     const ExpertRows back = by_arrival(step.compute, comm_, chunk.path, rows),
                      into = leaving_part(returned_, chunk);
