@@ -44,19 +44,6 @@ Communicator::Clock::duration seconds(double s) {
       std::chrono::duration<double>(s));
 }
 
-}  // namespace
-
-void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
-  Communicator::Clock::time_point carried;
-  {
-    std::lock_guard lock(mutex_);
-    const double busy = link_.gbps > 0 ? bytes * 8 / (link_.gbps * 1e9) : 0;
-    free_ = carried = std::max(start, free_) + seconds(busy);
-  }
-  std::this_thread::sleep_until(carried + seconds(link_.latency_us * 1e-6));
-}
-
-namespace {
 // Tells the timing of a launch how long its call, which was ready at `begun`, waited for other
 // ranks.
 void tell_idle(const device::LaunchContext& context, const Communicator& c,
@@ -68,7 +55,18 @@ void tell_idle(const device::LaunchContext& context, const Communicator& c,
   else
     context.idle_ns->reset();
 }
+
 }  // namespace
+
+void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
+  Communicator::Clock::time_point carried;
+  {
+    std::lock_guard lock(mutex_);
+    const double busy = link_.gbps > 0 ? bytes * 8 / (link_.gbps * 1e9) : 0;
+    free_ = carried = std::max(start, free_) + seconds(busy);
+  }
+  std::this_thread::sleep_until(carried + seconds(link_.latency_us * 1e-6));
+}
 
 template <class F>
 void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double sent, F run) {
@@ -99,7 +97,8 @@ void Group::State::enqueue_collective(Stream& stream, device::LaunchInfo info, O
   enqueue(stream, std::move(info), bytes.sent,
           [link = link, kept, run = std::move(run)](Communicator& c,
                                                     const device::LaunchContext& context) {
-            const auto begun = Communicator::Clock::now();
+            Communicator::Clock::time_point begun;
+            if (context.idle_ns) begun = Communicator::Clock::now();
             run(c, context);
             tell_idle(context, c, begun);
             if (link) link->carry(kept, c.last_start());
