@@ -275,7 +275,7 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
         "set shared_expert_ffn_hidden_size, or shared_expert_overlap: false");
     if (r.given("model.moe.token_dispatcher") && l.ep == 1)
       warn_or_refuse(r, "model.moe.token_dispatcher",
-                     "is ignored: tokens do not travel to experts (ep_size 1)", diagnostics);
+                     "is ignored: experts are not spread over ranks (ep_size 1)", diagnostics);
     if (moe.shared_expert_overlap && l.ep == 1)
       warn_or_refuse(r, "model.moe.shared_expert_overlap",
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
