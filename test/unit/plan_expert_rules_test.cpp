@@ -330,6 +330,10 @@ TEST_CASE("settings of experts over ranks that change nothing are told") {
                  own + "lm_head_precision", "changes nothing");
   expect_warning(over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=bf16"}),
                  own + "lm_head_precision", "changes nothing");
+  // A type of its own is no wish without effect: runs refuse it by name.
+  for (const char* other : {"fp32", "fp16"})
+    expect_no_warning(
+        over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=" + other}));
 }
 
 TEST_CASE("routers are kept under fsdp2 over ranks alone, and experts' own resharding is theirs") {

@@ -229,11 +229,11 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
     diagnostics.resolved("distributed.moe.wrap_outer_model",
                          "has no meaning here: embedding and output layer are sharded as units of "
                          "their own");
-  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
-  if (own.lm_head_precision && (*own.lm_head_precision != recipe::ElementType::fp32 || fp32))
+  const recipe::ElementType weights = weights_type(r.mixed_precision.name);
+  if (own.lm_head_precision == weights)
     warn_or_refuse(r, "distributed.moe.lm_head_precision",
                    fmt::format("changes nothing: the output layer is in {} as all weights are",
-                               enum_name(r.mixed_precision.name)),
+                               enum_name(weights)),
                    diagnostics);
   const int64_t chunks = r.comm_overlap.moe_dispatch_chunks;
   diagnostics.require(

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "plan/layout.h"
+#include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
 
 namespace mtrain::plan {
@@ -25,8 +26,8 @@ void check_expert_ranks(const Recipe& r, const Missing& missing) {
   missing(r.comm_overlap.overlap_moe_expert_parallel_comm,
           "comm_overlap.overlap_moe_expert_parallel_comm",
           "micro-batches that compute while another's tokens travel", "leave it out");
-  missing(r.distributed.moe.lm_head_precision == recipe::ElementType::fp32 &&
-              r.mixed_precision.name != recipe::Precision::fp32,
+  const auto& head = r.distributed.moe.lm_head_precision;
+  missing(head && *head != weights_type(r.mixed_precision.name),
           "distributed.moe.lm_head_precision", "an output layer with a type of its own",
           "leave it out");
 }
