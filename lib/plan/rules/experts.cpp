@@ -288,6 +288,9 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
         fmt::format("models of the architecture {} have experts, but their number is not given",
                     enum_name(family)),
         "set model.moe.num_experts");
+  if (moe.num_experts == 0 && r.distributed.expert_tp_size)
+    warn_or_refuse(r, "distributed.expert_tp_size", "is ignored: the model has no experts",
+                   diagnostics);
   if (moe.num_experts == 0 && moe.shared_expert_overlap)
     warn_or_refuse(r, "model.moe.shared_expert_overlap", "is turned off: the model has no experts",
                    diagnostics);
